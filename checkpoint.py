@@ -1,0 +1,72 @@
+"""Checkpoints: written whole or not at all, and loaded without running any code from the file.
+
+    save("out/ckpt.pt", {"model": model.state_dict(), ...})
+    model, checkpoint = load_model("out/ckpt.pt", device="cpu")
+
+What train.py puts in one: model, model_args, optimizer, scaler, iter_num, best_val_loss, rng, config, data
+(name, sha256, tokenizer, vocab_size), dtype, versions.
+"""
+
+import os
+import pickle
+from pathlib import Path
+
+import torch
+
+import configurator
+from configurator import UserError
+from model import GPT, GPTConfig
+
+
+def save(path, checkpoint):
+    """torch.save to a temporary file in the same folder, fsync, rename: a kill leaves the old file or the new one."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot write the checkpoint ({error.strerror}); the one before it is untouched"
+        ) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the rename itself
+    finally:
+        os.close(folder)
+
+
+def load(path, device="cpu"):
+    """The checkpoint's dict. Raises UserError for what is missing, damaged, or no checkpoint of this project."""
+    path = Path(path)
+    if path.is_dir():
+        path = path / "ckpt.pt"
+    if not path.is_file():
+        raise UserError(f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir")
+    try:
+        checkpoint = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError:
+        raise UserError(f"{path}: refused, it is damaged or holds more than tensors and plain values") from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path}: damaged, or no checkpoint ({str(error).splitlines()[0]})") from None
+    missing = [name for name in ("model", "model_args") if not isinstance(checkpoint, dict) or name not in checkpoint]
+    if missing:
+        raise UserError(f"{path}: no checkpoint of this project (it has no {' and no '.join(map(repr, missing))})")
+    return checkpoint
+
+
+def load_model(path, device="cpu"):
+    """(model in evaluation mode, checkpoint)."""
+    checkpoint = load(path, device)
+    model = GPT(configurator.build(GPTConfig, checkpoint["model_args"], source=str(path))).to(device)
+    try:
+        model.load_state_dict(checkpoint["model"])
+    except RuntimeError as error:
+        differences = str(error).splitlines()
+        raise UserError(f"{path}: its weights are not those of its config: {differences[1].strip()}") from None
+    return model.eval(), checkpoint

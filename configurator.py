@@ -1,0 +1,452 @@
+"""
+Settings of a script: a dataclass of keys, set by config files and by --key=value, checked before anything else happens.
+
+    @dataclasses.dataclass
+    class Config:
+        n_layer: int = key(12, "number of blocks", at_least=1)
+        device: str = key("auto", "where to run", choices=("auto", "cpu", "cuda", "mps"))
+
+    config = load(Config, argv)    # python train.py config/small.py --n_layer=6 --config_override='{"device": "cpu"}'
+
+The dataclass is the whole table of checks: the annotation says the type (int, float, bool, str, list, dict, each also
+as `... | None`; `list[int]` types the items), key() the values. Config files apply first, in order, then the -- words,
+in order; the later one wins. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but is parsed, never executed:
+one that came with somebody's checkpoint cannot run code, and a misspelled name cannot pass unseen. Every mistake a user
+can fix is a UserError of one line; a script that ends in `configurator.run(main)` prints it and exits with status 2.
+"""
+
+import ast
+import copy
+import dataclasses
+import difflib
+import itertools
+import json
+import math
+import operator
+import os
+import sys
+import textwrap
+import typing
+
+
+class UserError(ValueError):
+    """A mistake a user can fix. Its text is one line: whatever would break the line, or the terminal, is escaped."""
+
+    def __init__(self, text):
+        super().__init__(_escape(text))
+
+
+def run(main):
+    """Call main(argv) as the whole of a script. Exit status 2 for a UserError, 130 for an interrupt."""
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The keys and their checks
+
+TYPES = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    str: "a string",
+    list: "a list, as in a,b or [1, 2]",
+    dict: 'a dict, as in {"name": 1}',
+}
+BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def key(default, help, *, choices=None, at_least=None, at_most=None, above=None, below=None):
+    """A dataclass field with its checks. `help` is one line. In a list, choices and limits hold for each item."""
+    limits = [
+        (f"{words} {limit}", holds, limit)
+        for words, holds, limit in (
+            ("at least", operator.ge, at_least),
+            ("at most", operator.le, at_most),
+            ("above", operator.gt, above),
+            ("below", operator.lt, below),
+        )
+        if limit is not None
+    ]
+    metadata = {"help": help, "choices": tuple(choices or ()), "limits": limits}
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def build(config_class, values, source=""):
+    """
+    An instance of config_class from a dict, every value checked. Text is read by the type of its key: "1e3" sets an int
+    to 1000. `source` (a file name) opens the messages. Raises UserError; so may the class's own __post_init__.
+    """
+    return config_class(**_check(config_class, values, source))
+
+
+def _check(config_class, values, source=""):
+    fields, hints = _fields(config_class), typing.get_type_hints(config_class)
+    prefix = f"{_shorten(source, 200)}: " if source else ""
+    checked = {}
+    for name, value in values.items():
+        if name not in fields:
+            raise UserError(f"{prefix}unknown key {_show(name)}{_did_you_mean(name, fields)}")
+        choices, limits = fields[name].metadata.get("choices", ()), fields[name].metadata.get("limits", ())
+        if isinstance(value, bool) or value in ("True", "False"):
+            if str(value).lower() in choices:  # nanoGPT's compile = False, for one of auto, true, false
+                value = str(value).lower()
+        value = _convert(prefix + name, value, hints[name], choices)
+        for item in value if isinstance(value, list) else [value]:
+            if choices and item is not None and item not in choices:
+                raise _wrong(prefix + name, item, _one_of(choices, item))
+            is_number = isinstance(item, int | float)  # an untyped list may hold words
+            if (
+                limits
+                and item is not None
+                and not (is_number and all(holds(item, limit) for _, holds, limit in limits))
+            ):
+                raise _wrong(prefix + name, item, _range(limits))
+        checked[name] = value
+    return checked
+
+
+def _fields(config_class):
+    return {field.name: field for field in dataclasses.fields(config_class) if field.init}
+
+
+def _kind(hint):
+    """`list[int] | None` -> (list, int, True): the type, the type of the items, whether None is allowed."""
+    optional = type(None) in typing.get_args(hint)
+    if optional:
+        (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
+    base = typing.get_origin(hint) or hint
+    if base not in TYPES:
+        raise TypeError(f"{hint}: a key is an int, float, bool, str, list or dict, or one of them | None")
+    return base, next(iter(typing.get_args(hint)), None) if base is list else None, optional
+
+
+def _convert(label, value, hint, choices):
+    base, item_hint, optional = _kind(hint)
+    says_none = value is None
+    if isinstance(value, str):  # gate="none" is a name, not a missing value: where text is meant, only None and null
+        says_none = value in ("None", "null") if base is str else value.strip().lower() in ("none", "null")
+    if says_none and optional:
+        return None
+    try:
+        value_read = _read(value, base, typed_items=item_hint is not None)
+    except (ValueError, TypeError, LookupError, OverflowError, SyntaxError, RecursionError, MemoryError):
+        allowed = _one_of(choices, value) or TYPES[base]
+        raise _wrong(label, value, allowed + "; None is not allowed" * says_none) from None
+    if base is int and abs(value_read) >= 2**63:  # torch would say so later, with a stack trace
+        raise _wrong(label, value, "a whole number of 64 bits")
+    if item_hint is not None:
+        return [_convert(f"{label}[{i}]", item, item_hint, choices) for i, item in enumerate(value_read)]
+    return value_read
+
+
+def _read(value, base, typed_items):
+    """The value as a `base`; or one of the exceptions that _convert catches."""
+    if base is bool:
+        return BOOLS[str(value).strip().lower()]
+    if base in (int, float):
+        number = _number(value) if isinstance(value, str) else value
+        # to Python True is 1: batch_size = True must not train with batches of one
+        if isinstance(number, bool) or not math.isfinite(number) or (base is int and number != int(number)):
+            raise ValueError
+        return base(number)
+    if base is list and isinstance(value, str) and not value.strip().startswith(("[", "(")):
+        words = [word.strip() for word in value.split(",")] if value.strip() else []
+        if "" in words:
+            raise ValueError
+        return words if typed_items else [_number_or_word(word) for word in words]
+    if base in (list, dict) and isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = _evaluate(ast.parse(value.strip(), mode="eval").body, {})
+    if not isinstance(value, (list, tuple) if base is list else base):
+        raise ValueError
+    return base(value)
+
+
+def _number(text):
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)  # 1e3
+
+
+def _number_or_word(text):
+    try:
+        return _number(text) if math.isfinite(_number(text)) else text  # a word may be "inf" or "nan"
+    except (ValueError, OverflowError):
+        return text
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The wording of messages
+
+
+def check_choice(label, value, choices):
+    """Raises the UserError of a wrong word, naming the nearest right one."""
+    if value not in choices:
+        raise _wrong(label, value, _one_of(choices, value))
+
+
+def _wrong(label, value, allowed):
+    return UserError(f"{label}={_show(value)}: must be {allowed}")
+
+
+def _one_of(choices, value=""):
+    return choices and "one of " + ", ".join(str(choice) for choice in choices) + _did_you_mean(value, choices)
+
+
+def _range(limits):
+    return " and ".join(words for words, _, _ in limits)
+
+
+def _did_you_mean(word, candidates):
+    word, candidates = _show(word).strip("'"), [str(candidate) for candidate in candidates]
+    for spelling in (word, word.lower()):
+        for near in difflib.get_close_matches(spelling, candidates, 1) if word else ():
+            return f" (did you mean {near!r}?)"
+    return ""
+
+
+def _show(value):
+    try:
+        return _shorten(repr(value))
+    except (ValueError, RecursionError):  # an int of more than 4,300 digits; lists nested a thousand deep
+        return f"<a very large {type(value).__name__}>"
+
+
+def _escape(text):
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _shorten(text, width=60):
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The command line
+
+
+def load(config_class, argv, *, positional="config", program="train.py", description=""):
+    """
+    An instance of config_class from the words of a command line.
+
+    positional="config": words without dashes are config files. positional=NAME: they are collected in that list key.
+    positional=None: there are none. --help prints every key and exits. Raises UserError.
+    """
+    fields = _fields(config_class)
+    if "--help" in argv or "-h" in argv:
+        print(_help(config_class, positional, program, description))
+        raise SystemExit(0)
+
+    # Spelling first, files second: in `--batch_size 4 config.py` the mistake is not that there is no file called 4.
+    words, settings = [], []
+    for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
+        name, equals, text = word.lstrip("-–—").partition("=")  # web pages turn -- into one long dash
+        known = name in fields or name == "config_override"
+        if known and word == f"--{name}={text}":
+            settings.append((name, text))
+        elif word.startswith("--") and name and not known:
+            raise UserError(f"unknown key {_show(name)}{_did_you_mean(name, [*fields, 'config_override'])}")
+        elif word.startswith("-") or positional is None or (positional == "config" and known and equals):
+            if not known:
+                name, text = "key", "value"
+            elif not equals:
+                text = _value_after(fields.get(name), following)
+            raise UserError(f"{_shorten(word) or _show(word)}: write --{name}={_shorten(text)}")
+        else:
+            words.append(word)
+
+    values = {}
+    if positional == "config":
+        for word in words:
+            values |= _check(config_class, read_config_file(word), word)
+    elif words:
+        values |= _check(config_class, {positional: words})
+    for name, text in settings:
+        if name == "config_override":
+            values |= _check(config_class, _parse_json(text, name), name)
+        else:
+            values |= _check(config_class, {name: text})
+    return config_class(**values)
+
+
+def _value_after(field, following):
+    """What a --key without its '=' most likely meant: the next word, or true for a switch."""
+    choices = field.metadata.get("choices", ()) if field else ()
+    if field and (isinstance(field.default, bool) or "true" in choices):
+        return following if following.lower() in (*BOOLS, *choices) else "true"
+    return following if following and not following.startswith("--") else "value"
+
+
+def _help(config_class, positional, program, description):
+    words = {"config": " [config.py ...]", None: ""}.get(positional, f" [{positional} ...]")
+    lines = [f"usage: python {program}{words} [--key=value ...]", ""]
+    for line in description.strip().splitlines():
+        lines += textwrap.wrap(line, 100, subsequent_indent=" " * (len(line) - len(line.lstrip()))) or [""]
+    lines += [""] * bool(description.strip()) + ["keys, with their defaults:", ""]
+
+    rows, hints = [], typing.get_type_hints(config_class)
+    for name, field in _fields(config_class).items():
+        default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+        base, _, optional = _kind(hints[name])
+        text = str(default).lower() if base is bool else json.dumps(default) if base in (list, dict) else str(default)
+        allowed = _one_of(field.metadata.get("choices")) or TYPES[base]
+        allowed += f", {_range(field.metadata['limits'])}" if field.metadata.get("limits") else ""
+        allowed += " or None" if optional else ""
+        rows.append((f"  --{name}={_shorten(_escape(text), 40)}", f"{field.metadata.get('help', '')} ({allowed})"))
+    rows.append(("  --config_override={}", "several keys at once (a JSON object)"))
+
+    column = min(36, 2 + max(len(left) for left, _ in rows))
+    for left, text in rows:
+        if len(left) > column - 2:  # a long one gets a line of its own
+            lines.append(left)
+            left = ""
+        indent = {"initial_indent": left.ljust(column), "subsequent_indent": " " * column}
+        lines += textwrap.wrap(text, 100, **indent, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Config files
+
+ARITHMETIC = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+ALLOWED = (
+    "allowed are lines `name = value`, where a value is a number, string, True, False, None, list, tuple, dict, "
+    "arithmetic between numbers, or a name assigned above"
+)
+
+
+def read_config_file(path, _open_files=()):
+    """
+    The keys of a config file as a dict, unchecked. `.py`: assignments of literals. `.json`: an object. The key
+    `include = "base.py"`, relative to the file, puts the keys of that file first. Raises UserError with file and line.
+    """
+    path = os.fspath(path)
+    text, name = _read_text(path), _shorten(path, 200)
+    real = os.path.realpath(path)
+    if real in _open_files:
+        cycle = [*_open_files[_open_files.index(real) :], real]
+        raise UserError(f"{name}: include cycle: {' -> '.join(os.path.basename(file) for file in cycle)}")
+    values = _parse_json(text, name) if path.endswith(".json") else _parse_python(text, name)
+    if "include" in values:
+        base = values.pop("include")
+        if not isinstance(base, str) or not base.strip():
+            raise UserError(f"{name}: include={_show(base)}: must be the name of a config file")
+        values = read_config_file(os.path.join(os.path.dirname(path), base), (*_open_files, real)) | values
+    return values
+
+
+def _read_text(path):
+    name = _shorten(path, 200)
+    if not path.strip():
+        raise UserError("the name of a config file is empty")
+    if os.path.isdir(path):
+        raise UserError(f"{name}: is a folder, not a config file")
+    if not os.path.exists(path):
+        folder, file = os.path.split(path)
+        try:
+            near = _did_you_mean(file, [each for each in os.listdir(folder or ".") if each.endswith((".py", ".json"))])
+        except (OSError, ValueError):
+            near = ""
+        raise UserError(f"{name}: no such config file{near}")
+    if not path.endswith((".py", ".json")):
+        raise UserError(f"{name}: a config file ends in .py or .json")
+    try:
+        with open(path, encoding="utf-8-sig") as file:  # -sig: some editors put a byte order mark
+            return file.read()
+    except UnicodeDecodeError:
+        raise UserError(f"{name}: is not UTF-8 text") from None
+    except OSError as error:
+        raise UserError(f"{name}: cannot be read ({error.strerror})") from None
+
+
+def _parse_json(text, name):
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name}: not valid JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise UserError(f'{name}: must be a JSON object, as in {{"n_layer": 6}}')
+    return values
+
+
+def _parse_python(text, name):
+    try:
+        statements = ast.parse(text, filename=name).body
+    except SyntaxError as error:
+        raise UserError(f"{name} line {error.lineno}: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:  # a zero byte; thousands of brackets
+        raise UserError(f"{name}: cannot be parsed ({error})") from None
+    values = {}
+    for statement in statements:
+        try:
+            match statement:
+                case ast.Assign(targets=[ast.Name(id="include")]) if "include" in values:
+                    raise ValueError("a second include; a file has one")
+                case ast.Assign(targets=[ast.Name(id=target)]):
+                    values[target] = _evaluate(statement.value, values)
+                case ast.Expr(value=ast.Constant(value=str())):
+                    pass  # a docstring
+                case _:
+                    raise ValueError(ALLOWED)
+        except OverflowError:
+            raise UserError(f"{name} line {statement.lineno}: the result is too large") from None
+        except (ValueError, ZeroDivisionError, RecursionError) as error:
+            line = _shorten(text.split("\n")[statement.lineno - 1].strip())
+            raise UserError(f"{name} line {statement.lineno}: {line}: {error}") from None
+    return values
+
+
+def _evaluate(node, names):
+    """The value of an expression made of literals, arithmetic and `names`. Raises ValueError or ArithmeticError."""
+    match node:
+        case ast.Constant(value=None | bool() | int() | float() | str()):
+            return node.value
+        case ast.List():
+            return [_evaluate(item, names) for item in node.elts]
+        case ast.Tuple():
+            return tuple(_evaluate(item, names) for item in node.elts)
+        case ast.Dict() if all(isinstance(each, ast.Constant) for each in node.keys):
+            pairs = zip(node.keys, node.values, strict=True)
+            return {_evaluate(name, names): _evaluate(value, names) for name, value in pairs}
+        case ast.Name(id=name) if name in names:
+            return names[name]
+        case ast.Name(id=name):
+            near = _did_you_mean(name, [*names, "True", "False", "None"])
+            raise ValueError(f"{_show(name)} is not assigned above{near}; a string is written in quotes")
+        case ast.UnaryOp(op=ast.USub()):
+            return _calculate(operator.mul, -1, _evaluate(node.operand, names))
+        case ast.BinOp() if type(node.op) in ARITHMETIC:
+            return _calculate(ARITHMETIC[type(node.op)], _evaluate(node.left, names), _evaluate(node.right, names))
+    raise ValueError(ALLOWED)
+
+
+def _calculate(function, left, right):
+    if not {type(left), type(right)} <= {int, float}:
+        raise ValueError("arithmetic is between numbers")
+    if function is operator.pow and type(left) is type(right) is int and left.bit_length() * right > 1024:
+        raise OverflowError  # before it is computed: 9**9**9 would take hours, and all memory
+    result = function(left, right)
+    if isinstance(result, complex):
+        raise ValueError("the root of a negative number")
+    if isinstance(result, int) and result.bit_length() > 1024:
+        raise OverflowError
+    return result

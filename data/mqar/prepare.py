@@ -1,0 +1,206 @@
+"""
+MQAR, multi-query associative recall (Arora et al. 2023, "Zoology"): name the value that went with a key.
+
+    python data/mqar/prepare.py                                   # length 64, 4 pairs, 100,000 + 3,000 rows
+    python data/mqar/prepare.py --slices=64/4,128/8,256/16        # several lengths / numbers of pairs in one set
+    python data/mqar/prepare.py --seq_len=64 --pairs=4 --queries=2 --vocab_size=16 --power=1 --train_size=10000
+
+A row shows `pairs` key-value pairs, then asks for keys again at some of the even positions that are left. The label
+sits at the query itself: the model sees the key and must name its value, which is not shown again. For length 16,
+3 pairs, vocabulary 16 (keys 1..7, values 8..15) and zero filler:
+
+    position   0  1  2  3  4  5 | 6  7  8  9 10 11 12 13 14 15
+    token      3  9  7 14  1  8 | 7  0  0  0  3  0  1  0  0  0
+    label      .  .  .  .  .  . |14  .  .  .  9  .  8  .  .  .
+              a key, its value ... slot 1      slot 3, slot 4
+
+Keys are drawn without replacement from 1..V/2-1, values from V/2..V-1; 0 is filler, and as a label, "nothing to
+predict". Of the (length - 2 * pairs) / 2 slots, slot i = 1, 2, ... is drawn with a probability ~ i^(power - 1), without
+replacement, and given to the queried keys in the order of their pairs. With power=0.01, the paper's, queries crowd
+where the context ends, and earlier keys tend to be asked earlier; with power=1 all slots are alike. With filler=random,
+every position without a pair or a query holds a token that is not among the keys and values of its row.
+
+A row of validation is never a row of training: one that is, is drawn again.
+"""
+
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import configurator  # noqa: E402
+from configurator import UserError, key  # noqa: E402
+from data.shards import MAX_VOCAB, write_examples  # noqa: E402
+
+VERSION = 1  # of the generator: raise it when the same seed no longer gives the same rows
+BLOCK = 1024  # rows made at a time: it bounds the memory, and it is part of what a seed means
+
+
+@dataclass
+class Config:
+    slices: list[str] | None = key(None, "length/pairs, as in 64/4,128/8; None: the one slice of seq_len and pairs")
+    seq_len: int = key(64, "length of a row, even", at_least=2)
+    pairs: int = key(4, "key-value pairs in a row", at_least=1)
+    queries: int | None = key(None, "how many of the pairs are asked for; None: all", at_least=1)
+    vocab_size: int = key(8192, "keys are 1..V/2-1, values V/2..V-1", at_least=4, at_most=MAX_VOCAB)
+    power: float = key(
+        0.01, "slot i is drawn with a probability ~ i^(power-1); 1: all slots alike", at_least=0, at_most=10
+    )
+    filler: str = key("zero", "what stands between the queries", choices=("zero", "random"))
+    train_size: int = key(100_000, "rows of training, for each slice", at_least=1)
+    val_size: int = key(3_000, "rows of validation, for each slice", at_least=1)
+    seed: int = key(0, "of everything that is random", at_least=0)
+    out_dir: str | None = key(None, "where to write; None: beside this script")
+
+
+def main(argv):
+    config = configurator.load(Config, argv, positional=None, program="data/mqar/prepare.py", description=__doc__)
+    slices = parse_slices(config)
+    splits = generate_splits(config, slices)
+    out_dir = config.out_dir or Path(__file__).resolve().parent
+    facts = [{"slice": f"{seq_len}/{pairs}", "pairs": pairs} for seq_len, pairs in slices]
+    parameters = asdict(config)
+    del parameters["out_dir"]  # the same data, wherever they lie
+    meta = write_examples(
+        out_dir,
+        {split: zip(examples, facts, strict=True) for split, examples in splits.items()},
+        name="mqar",
+        tokenizer="mqar",
+        vocab_size=config.vocab_size,
+        generator="data/mqar/prepare.py",
+        generator_version=VERSION,
+        parameters=parameters,
+        seed=config.seed,
+    )
+    for split, written in meta["splits"].items():
+        print(f"{split}: {written['rows']:,} rows, {written['labels']:,} labels")
+    n_values = config.vocab_size - config.vocab_size // 2
+    for seq_len, pairs in slices:
+        queries = config.queries or pairs
+        print(
+            f"{seq_len}/{pairs}: {queries} of {pairs} pairs asked for, {queries / seq_len:.2%} of positions labelled; "
+            f"chance {1 / pairs:.2%} among the values in context, {1 / n_values:.2%} among all {n_values}"
+        )
+    print(f"written to {out_dir}")
+
+
+def parse_slices(config):
+    """[(length, pairs), ...], every one of them checked."""
+    slices = []
+    for text in [f"{config.seq_len}/{config.pairs}"] if config.slices is None else config.slices:
+        length, slash, pairs = text.partition("/")
+        if len(text) > 20 or not (slash and length.strip().isdecimal() and pairs.strip().isdecimal()):
+            raise UserError(f"slices={text!r}: write length/pairs, as in 64/4,128/8")
+        slices.append((int(length), int(pairs)))
+    if not slices or len(set(slices)) < len(slices):
+        raise UserError("slices: name at least one, and each once")
+    for seq_len, pairs in slices:
+        check_settings(seq_len, pairs, vocab_size=config.vocab_size, queries=config.queries, filler=config.filler)
+    return slices
+
+
+def check_settings(seq_len, pairs, *, vocab_size, queries, filler):
+    """Raise UserError, with the reason, where no row can be made."""
+    where, queries = f"slice {seq_len}/{pairs}", pairs if queries is None else queries
+    n_keys, slots = vocab_size // 2 - 1, seq_len // 2 - pairs
+    if pairs < 1:
+        raise UserError(f"{where}: needs at least one pair")
+    if seq_len % 2:
+        raise UserError(f"{where}: the length must be even, for queries stand at even positions")
+    if pairs > n_keys:
+        raise UserError(f"{where}: {pairs} pairs need as many keys, and vocab_size={vocab_size} has {n_keys}")
+    if queries > pairs:
+        raise UserError(f"{where}: queries={queries} is more than its pairs; each is asked for at most once")
+    if slots < queries:
+        raise UserError(f"{where}: {queries} queries need as many slots, and {max(slots, 0)} are left after the pairs")
+    if filler == "random" and vocab_size - 1 <= 2 * pairs:
+        raise UserError(f"{where}: filler=random needs a token that is not in the pairs; raise vocab_size={vocab_size}")
+
+
+def generate(rng, rows, seq_len, pairs, *, vocab_size=8192, queries=None, power=0.01, filler="zero"):
+    """Rows of one slice, drawn independently: (rows, 2, seq_len) uint16, tokens and labels. Raises UserError."""
+    check_settings(seq_len, pairs, vocab_size=vocab_size, queries=queries, filler=filler)
+    queries = pairs if queries is None else queries
+    slots = seq_len // 2 - pairs
+    chance = np.arange(1, slots + 1) ** (power - 1.0)
+    examples = np.zeros((rows, 2, seq_len), np.uint16)
+    for start in range(0, rows, BLOCK):
+        tokens, labels = examples[start : start + BLOCK].swapaxes(0, 1)  # each (n, seq_len), views
+        n = len(tokens)
+        keys = draw(rng, n, pairs, 1, vocab_size // 2)
+        values = draw(rng, n, pairs, vocab_size // 2, vocab_size)
+        tokens[:, 0 : 2 * pairs : 2] = keys
+        tokens[:, 1 : 2 * pairs : 2] = values
+
+        asked = np.sort(draw(rng, n, queries, 0, pairs), axis=1)  # (n, queries): which pairs
+        # A race: clocks that ring at the rates `chance`. The order in which they ring is a draw without replacement.
+        race = rng.exponential(size=(n, slots)) / chance
+        first = np.argpartition(race, queries - 1, axis=1)[:, :queries]
+        order = np.argsort(np.take_along_axis(race, first, axis=1), axis=1)
+        positions = 2 * pairs + 2 * np.take_along_axis(first, order, axis=1)
+
+        if filler == "random":
+            tokens[:, 2 * pairs :] = draw_other(rng, tokens[:, : 2 * pairs], seq_len - 2 * pairs, vocab_size)
+        np.put_along_axis(tokens, positions, np.take_along_axis(keys, asked, axis=1), axis=1)
+        np.put_along_axis(labels, positions, np.take_along_axis(values, asked, axis=1), axis=1)
+    return examples
+
+
+def draw(rng, n, count, low, high):
+    """(n, count) distinct numbers of low..high-1 in each row, every order alike: the first steps of a card shuffle."""
+    deck, row = np.tile(np.arange(low, high, dtype=np.uint16), (n, 1)), np.arange(n)
+    for i in range(count):
+        pick = rng.integers(i, high - low, size=n)
+        deck[row, i], deck[row, pick] = deck[row, pick], deck[row, i]
+    return deck[:, :count]
+
+
+def draw_other(rng, context, count, vocab_size):
+    """(n, count) tokens of 1..vocab_size-1, any but the distinct ones in the same row of `context` (n, used)."""
+    n, used = context.shape
+    rank = rng.integers(1, vocab_size - used, size=(n, count))  # the rank among the tokens allowed
+    # the allowed token of rank r is r + the number of used tokens below it, u_0 < u_1 < ... with u_i - i <= r
+    shifted = np.sort(context, axis=1).astype(np.int64) - np.arange(used)
+    row = np.arange(n)[:, None]
+    below = np.searchsorted((shifted + row * vocab_size).ravel(), rank + row * vocab_size, side="right") - row * used
+    return rank + below
+
+
+def generate_splits(config, slices):
+    """{"train": one array for each slice, "val": ...}, no row in both. No slice depends on another."""
+    settings = dict(vocab_size=config.vocab_size, queries=config.queries, power=config.power, filler=config.filler)
+    splits = {"train": [], "val": []}
+    for slice_ in slices:
+        rng = np.random.default_rng([config.seed, 0, *slice_])
+        train = generate(rng, config.train_size, *slice_, **settings)
+        rng = np.random.default_rng([config.seed, 1, *slice_])
+        val = generate(rng, config.val_size, *slice_, **settings)
+        train_hashes = row_hashes(train)
+        for _ in range(100):
+            seen = np.flatnonzero(np.isin(row_hashes(val), train_hashes))
+            if not len(seen):
+                break
+            val[seen] = generate(rng, len(seen), *slice_, **settings)
+        else:
+            raise UserError(
+                f"slice {slice_[0]}/{slice_[1]}: so few rows are possible that {len(seen)} of {config.val_size} for "
+                f"validation are still among the {config.train_size} for training after 100 draws; raise vocab_size, "
+                "pairs or seq_len, or lower train_size"
+            )
+        splits["train"].append(train)
+        splits["val"].append(val)
+    return splits
+
+
+def row_hashes(examples):
+    """A 64-bit hash of each row's tokens, which settle its labels. Two rows that share one by chance cost a redraw."""
+    factors = np.random.default_rng(0).integers(1 << 63, size=examples.shape[2], dtype=np.uint64) * 2 + 1
+    blocks = [examples[i : i + BLOCK, 0].astype(np.uint64) @ factors for i in range(0, len(examples), BLOCK)]
+    return np.concatenate(blocks)
+
+
+if __name__ == "__main__":
+    configurator.run(main)

@@ -1,0 +1,80 @@
+"""
+The sources of Python's standard library, as bytes: about 12 MB of real text that every machine has.
+
+    python data/pystdlib/prepare.py
+
+It takes the .py files of the Python that runs it, without the tests and without installed packages, in the order of
+their paths, and splits them by file. Other versions of Python give other text: meta.json tells which one it was.
+"""
+
+import platform
+import sys
+import sysconfig
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import configurator  # noqa: E402
+from configurator import UserError, key  # noqa: E402
+from data.shards import split_documents, write_stream  # noqa: E402
+from data.tokenizer import get_tokenizer  # noqa: E402
+
+VERSION = 1
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+
+
+@dataclass
+class Config:
+    val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
+    shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
+    seed: int = key(0, "of the split into training and validation", at_least=0)
+    out_dir: str | None = key(None, "where to write; None: beside this script")
+
+
+def main(argv):
+    config = configurator.load(Config, argv, positional=None, program="data/pystdlib/prepare.py", description=__doc__)
+    files = find_sources(Path(sysconfig.get_path("stdlib")))
+    is_val = split_documents([file.stat().st_size for file in files], config.val_fraction, config.seed)
+    splits = {"train": [], "val": []}
+    for file, validates in zip(files, is_val, strict=True):
+        splits["val" if validates else "train"].append(file.read_bytes().decode())
+    parameters = asdict(config) | {"python": platform.python_version()}
+    del parameters["out_dir"]
+    out_dir = config.out_dir or Path(__file__).resolve().parent
+    meta = write_stream(
+        out_dir,
+        splits,
+        tokenizer=get_tokenizer("byte"),
+        shard_tokens=config.shard_tokens,
+        name="pystdlib",
+        generator="data/pystdlib/prepare.py",
+        generator_version=VERSION,
+        parameters=parameters,
+        seed=config.seed,
+    )
+    for split, written in meta["splits"].items():
+        print(f"{split}: {written['documents']:,} files, {written['words']:,} words, {written['tokens']:,} bytes")
+    print(f"written to {out_dir}")
+
+
+def find_sources(root):
+    """The .py files under `root` that are no test, no installed package, not empty and valid UTF-8, sorted by path."""
+    found = []
+    for file in root.rglob("*.py"):
+        path = file.relative_to(root)
+        # _sysconfigdata is made when Python is built, and holds the paths of that machine
+        if LEFT_OUT & set(path.parts) or path.name.startswith("_sysconfigdata") or not file.is_file():
+            continue
+        try:
+            if file.read_bytes().decode():
+                found.append((path.as_posix(), file))
+        except UnicodeDecodeError:
+            pass
+    if len(found) < 2:
+        raise UserError("this Python comes without the sources of its standard library; use data/text/prepare.py")
+    return [file for _, file in sorted(found)]
+
+
+if __name__ == "__main__":
+    configurator.run(main)

