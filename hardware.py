@@ -1,4 +1,4 @@
-"""What a run computes on: device, dtype, threads, and the processes that share it. Each is said at the start of a run."""
+"""What a run computes on: device, dtype, threads, the processes that share it. A run says them at its start."""
 
 import os
 import time

@@ -142,7 +142,7 @@ def train(config, processes):
         say(line)
     metrics = None
     if processes.is_main:
-        metrics = open_run(out_dir, config, first_step, describe_versions(), dtype)
+        metrics = open_run(out_dir, config, model, first_step, dtype)
 
     def log(**row):
         if metrics is not None:
@@ -304,10 +304,10 @@ def describe(config, model, dataset, processes, dtype, compiled, tokens_per_step
 
 
 def describe_versions():
-    return {"python": sys.version.split()[0], "torch": torch.__version__, "numpy": numpy.__version__}
+    return {"python": sys.version.split()[0], "torch": str(torch.__version__), "numpy": numpy.__version__}
 
 
-def open_run(out_dir, config, first_step, versions, dtype):
+def open_run(out_dir, config, model, first_step, dtype):
     """Makes out_dir and its config.json and model.py. Returns metrics.jsonl, open, without rows from first_step on."""
 
     def git(*words):
@@ -316,7 +316,9 @@ def open_run(out_dir, config, first_step, versions, dtype):
         except OSError:
             return ""
 
-    about = {"config": dataclasses.asdict(config), "command": sys.argv, "versions": versions, "dtype": dtype}
+    about = {"config": dataclasses.asdict(config), "command": sys.argv, "versions": describe_versions(), "dtype": dtype}
+    about |= {"n_params": model.n_params(), "state_bytes": model.state_bytes()}
+    about |= {"flops_per_token": model.flops_per_token()}
     about |= {"git_commit": git("rev-parse", "HEAD"), "git_dirty": bool(git("status", "--porcelain"))}
     file, kept = out_dir / "metrics.jsonl", []
     try:

@@ -117,10 +117,13 @@ def _save_shard(out_dir, split, number, values):
 
 
 def _save_npy(file, values):
-    saved = _write_whole(file, lambda out: np.save(out, values, allow_pickle=False))
-    with open(file, "rb") as written:
-        sha256 = hashlib.file_digest(written, "sha256").hexdigest()
-    return {"file": file.name, "sha256": sha256, "bytes": saved}
+    size = _write_whole(file, lambda out: np.save(out, values, allow_pickle=False))
+    return {"file": file.name, "sha256": _sha256(file), "bytes": size}
+
+
+def _sha256(file):
+    with open(file, "rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
 
 
 def _write_meta(out_dir, splits, *, kind, name, tokenizer, vocab_size, generator, generator_version, parameters, seed):
@@ -234,8 +237,7 @@ def verify(folder, entry, dtype, shape, limit):
         raise _Damaged(name, f"has {file.stat().st_size} bytes where meta.json says {size}")
     try:
         values = np.load(file, mmap_mode="r", allow_pickle=False)
-        with open(file, "rb") as data:
-            sha256 = hashlib.file_digest(data, "sha256").hexdigest()
+        sha256 = _sha256(file)
     except (OSError, ValueError, EOFError, MemoryError, OverflowError):
         raise _Damaged(name, "is not a .npy file of numbers, or cannot be read") from None
     if not isinstance(values, np.memmap) or values.dtype != dtype or values.shape != shape:  # np.load also opens .npz

@@ -98,11 +98,11 @@ def parse_slices(config):
     if not slices or len(set(slices)) < len(slices):
         raise UserError("slices: name at least one, and each once")
     for seq_len, pairs in slices:
-        check_settings(seq_len, pairs, vocab_size=config.vocab_size, queries=config.queries, filler=config.filler)
+        check_settings(seq_len, pairs, vocab_size=config.vocab_size, queries=config.queries)
     return slices
 
 
-def check_settings(seq_len, pairs, *, vocab_size, queries, filler):
+def check_settings(seq_len, pairs, *, vocab_size, queries):
     """Raise UserError, with the reason, where no row can be made."""
     where, queries = f"slice {seq_len}/{pairs}", pairs if queries is None else queries
     n_keys, slots = vocab_size // 2 - 1, seq_len // 2 - pairs
@@ -116,13 +116,11 @@ def check_settings(seq_len, pairs, *, vocab_size, queries, filler):
         raise UserError(f"{where}: queries={queries} is more than its pairs; each is asked for at most once")
     if slots < queries:
         raise UserError(f"{where}: {queries} queries need as many slots, and {max(slots, 0)} are left after the pairs")
-    if filler == "random" and vocab_size - 1 <= 2 * pairs:
-        raise UserError(f"{where}: filler=random needs a token that is not in the pairs; raise vocab_size={vocab_size}")
 
 
 def generate(rng, rows, seq_len, pairs, *, vocab_size=8192, queries=None, power=0.01, filler="zero"):
     """Rows of one slice, drawn independently: (rows, 2, seq_len) uint16, tokens and labels. Raises UserError."""
-    check_settings(seq_len, pairs, vocab_size=vocab_size, queries=queries, filler=filler)
+    check_settings(seq_len, pairs, vocab_size=vocab_size, queries=queries)
     queries = pairs if queries is None else queries
     slots = seq_len // 2 - pairs
     chance = np.arange(1, slots + 1) ** (power - 1.0)
@@ -161,7 +159,8 @@ def draw(rng, n, count, low, high):
 def draw_other(rng, context, count, vocab_size):
     """(n, count) tokens of 1..vocab_size-1, any but the distinct ones in the same row of `context` (n, used)."""
     n, used = context.shape
-    rank = rng.integers(1, vocab_size - used, size=(n, count))  # the rank among the tokens allowed
+    # the rank among the tokens allowed; as pairs <= V/2-1, there is at least one
+    rank = rng.integers(1, vocab_size - used, size=(n, count))
     # the allowed token of rank r is r + the number of used tokens below it, u_0 < u_1 < ... with u_i - i <= r
     shifted = np.sort(context, axis=1).astype(np.int64) - np.arange(used)
     row = np.arange(n)[:, None]

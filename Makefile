@@ -1,0 +1,48 @@
+PYTHON ?= python3
+PY := .venv/bin/python
+.DEFAULT_GOAL := help
+
+.PHONY: help demo test test-all check lint format clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /: /' | column -t -s: -l2
+
+demo: .venv/.installed out/pystdlib/.trained ## install, run the minimum experiment, train a small GPT and sample from it (10 minutes)
+	$(PY) experiment.py config/experiments/minimum.py --out_dir=out/minimum
+	$(PY) evaluate.py --checkpoint=out/pystdlib/best.pt
+	$(PY) sample.py --checkpoint=out/pystdlib/best.pt --start="def main(" --num_samples=1 --max_new_tokens=240
+
+test: .venv/.installed-dev lint ## the tests, and ruff (CI runs this)
+	$(PY) -m pytest -n 2 -m "not slow"
+
+test-all: .venv/.installed-dev lint ## every test, the slow ones that train models too
+	$(PY) -m pytest -n 2
+
+lint: .venv/.installed-dev
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+format: .venv/.installed-dev ## let ruff format the code
+	$(PY) -m ruff format .
+
+clean: ## remove what the demo and the tests made (not .venv)
+	rm -rf out .pytest_cache .ruff_cache .hypothesis data/*/*.npy data/*/meta.json
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: needs Python 3.11 or later, $(PYTHON) is older; make PYTHON=python3.12 takes another"; exit 2; }
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: requirements.txt | .venv/bin/python
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+.venv/.installed-dev: requirements-dev.txt .venv/.installed
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@ 
+
+data/pystdlib/meta.json: | .venv/.installed
+	$(PY) data/pystdlib/prepare.py
+
+out/pystdlib/.trained: | .venv/.installed data/pystdlib/meta.json
+	$(PY) train.py config/pystdlib.py
+	@touch $@

@@ -1,0 +1,22 @@
+"""
+A small byte-level GPT on the sources of Python's standard library: 4 layers x 128, gated softmax attention.
+
+Prepare the data with `python data/pystdlib/prepare.py`. About three minutes on two CPU cores.
+"""
+
+dataset = "data/pystdlib"
+out_dir = "out/pystdlib"
+
+n_layer = 4
+n_head = 4
+n_embd = 128
+block_size = 256
+attention = "softmax"
+gate = "elementwise"
+
+batch_size = 16
+max_iters = 600
+learning_rate = 2e-3
+warmup_iters = 50
+eval_interval = 300
+eval_batch_size = 64

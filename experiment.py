@@ -1,0 +1,234 @@
+"""Many runs of train.py, paired by seed, and a verdict:
+
+    python experiment.py config/experiments/minimum.py
+    python experiment.py config/experiments/minimum.py --out_dir=out/minimum --jobs=4
+
+An experiment is a config file: the keys of train.py that all runs share (base), the arms, the seeds and the data.
+Runs go on side by side, one process each. out_dir gets rows.jsonl (one object per finished run), accuracy.png and a
+folder per run; started again, it keeps the rows it has and continues the runs that were stopped.
+
+All arms of a seed see the same data in the same order, and start from the same weights where they share them.
+"""
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+import configurator
+import plot
+from configurator import UserError, key
+from hardware import usable_cores
+from train import TrainConfig
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass
+class ExperimentConfig:
+    name: str = key("experiment", "what it is called")
+    base: dict = key({}, "keys of train.py that every run has")
+    arms: dict = key({}, "{name of the arm: its keys of train.py}")
+    seeds: list[int] = key([0], "one run of every arm per seed; the seed of the data, too", at_least=0)
+    prepare: str = key("mqar", "which data/*/prepare.py makes the data")
+    data: dict = key({}, "keys of that script")
+    baseline: str = key("none", "the arm that the verdict compares with")
+    treatment: str = key("elementwise", "the arm that the verdict is about")
+    success_above: float = key(0.75, "success: the treatment's accuracy is above this in every seed")
+    success_below: float = key(0.55, "... and the baseline's below this")
+    failure_within: float = key(
+        0.03, "failure: the mean accuracies are no further apart than this, or a run is not finite"
+    )
+    out_dir: str | None = key(None, "where rows, figure and runs go (None: results/NAME)")
+    jobs: int = key(0, "runs at a time (0: as many as there are cores)", at_least=0)
+
+    def __post_init__(self):
+        for arm in (self.baseline, self.treatment):
+            configurator.check_choice("arms", arm, self.arms)
+        for name, keys in self.arms.items():  # a wrong key is found before the first run
+            configurator.build(TrainConfig, self.base | keys, source=f"arm {name!r}")
+
+
+def main(argv):
+    config = configurator.load(ExperimentConfig, argv, program="experiment.py", description=__doc__)
+    out_dir = Path(config.out_dir or HERE / "results" / config.name)
+    rows = run_all(config, out_dir)
+    print(table(config, rows))
+    figure = plot.accuracy_curves(rows, config.base["max_iters"], out_dir / "accuracy.png")
+    print(f"\nverdict: {verdict(config, rows)}")
+    print(f"cost of the gate: {cost(config, rows)}")
+    print(f"written: {out_dir / 'rows.jsonl'}, {figure}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Running
+
+
+def run_all(config, out_dir):
+    """The rows of all runs, in the order of the list: those that rows.jsonl has, and the others, run now."""
+    plan = []
+    for seed in config.seeds:
+        folder = out_dir / "data" / f"seed{seed}"
+        for arm, keys in config.arms.items():
+            run = config.base | keys | {"seed": seed, "dataset": str(folder)}
+            plan.append({"arm": arm, "seed": seed, "data": config.data, "config": run})
+    file = out_dir / "rows.jsonl"
+    out_dir.mkdir(parents=True, exist_ok=True)
+    rows = plot.read_jsonl(file)
+    waiting = [run for run in plan if find_row(rows, run) is None]
+    done = len(plan) - len(waiting)
+    print(f"{config.name}: {len(plan)} runs of {config.base['max_iters']:,} steps, {done} of them done already")
+    if waiting:
+        with open(file, "a") as rows_file:
+            for row in run_side_by_side(config, waiting, out_dir):
+                rows.append(row)
+                rows_file.write(json.dumps(row) + "\n")
+                rows_file.flush()
+    return [find_row(rows, run) for run in plan]
+
+
+def find_row(rows, run):
+    """The row of this very run: same arm, seed, data and keys."""
+    return next((row for row in rows if all(row[name] == value for name, value in run.items())), None)
+
+
+def run_side_by_side(config, waiting, out_dir):
+    """Yields a row whenever a run ends. One bar over all steps, with the losses and the speed of what is running."""
+    jobs = min(config.jobs or usable_cores(), len(waiting))
+    threads = max(1, usable_cores() // jobs)
+    waiting, running, ended_steps = list(waiting), [], 0
+    bar = tqdm(
+        total=len(waiting) * config.base["max_iters"], desc=config.name, unit="step", smoothing=0.05,
+        mininterval=0.5 if sys.stderr.isatty() else 30,
+    )  # fmt: skip
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                running.append(start(config, waiting.pop(0), out_dir, threads))
+            time.sleep(0.2)
+            for job in [job for job in running if job["process"].poll() is not None]:
+                running.remove(job)
+                ended_steps += config.base["max_iters"]
+                row = finish(job)
+                bar.write(f"{row['arm']}, seed {row['seed']}: accuracy {row['accuracy']:.1%}, {row['seconds']:.0f} s")
+                yield row
+            states = [(job["run"], last_row(job["folder"])) for job in running]
+            bar.n = ended_steps + sum(state["step"] for _, state in states)
+            shown = {f"{run['arm']}/{run['seed']}": f"{state['loss']:.3f}" for run, state in states if "loss" in state}
+            speed = sum(state.get("tokens_per_second", 0) for _, state in states)
+            bar.set_postfix(shown | {"tok_s": f"{speed:,.0f}"}, refresh=False)
+            bar.update(0)
+    finally:
+        bar.close()
+        for job in running:
+            job["process"].terminate()
+
+
+def start(config, run, out_dir, threads):
+    data = Path(run["config"]["dataset"])
+    if not (data / "meta.json").is_file():
+        keys = config.data | {"seed": run["seed"], "out_dir": str(data)}
+        command = [
+            sys.executable,
+            HERE / "data" / config.prepare / "prepare.py",
+            f"--config_override={json.dumps(keys)}",
+        ]
+        prepared = subprocess.run(command, capture_output=True, text=True)
+        if prepared.returncode:
+            raise UserError(f"data/{config.prepare}/prepare.py failed: {prepared.stderr.strip()}")
+    folder = out_dir / f"{run['arm']}-seed{run['seed']}"
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = run["config"] | {"out_dir": str(folder), "threads": threads}
+    if (folder / "ckpt.pt").is_file():
+        keys["init_from"] = "resume"
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    with open(folder / "log.txt", "w") as log:
+        process = subprocess.Popen(
+            [sys.executable, HERE / "train.py", f"--config_override={json.dumps(keys)}"],
+            stdout=log, stderr=subprocess.STDOUT, env=environment,
+        )  # fmt: skip
+    return {"run": run, "folder": folder, "process": process, "started": time.time()}
+
+
+def last_row(folder):
+    rows = plot.read_jsonl(folder / "metrics.jsonl")
+    return rows[-1] if rows else {"step": 0}
+
+
+def finish(job):
+    """The row of a run that has ended. A run that is not finite has its row, a run that failed is an error."""
+    run, folder, status = job["run"], job["folder"], job["process"].returncode
+    metrics = plot.read_jsonl(folder / "metrics.jsonl")
+    evaluations = [row for row in metrics if row["event"] == "eval"]
+    if status not in (0, 1) or not evaluations:
+        tail = (folder / "log.txt").read_text().strip().splitlines()[-1:]
+        raise UserError(f"{folder.name} ended with status {status}: {' '.join(tail)} (all of it: {folder / 'log.txt'})")
+    about = json.loads((folder / "config.json").read_text())
+    steps = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
+    return run | {
+        "finite": status == 0,
+        "accuracy": evaluations[-1]["accuracy"] if status == 0 else math.nan,
+        "val_loss": evaluations[-1]["val_loss"] if status == 0 else math.nan,
+        "curve": [[row["step"], row["accuracy"]] for row in evaluations],
+        "tokens_per_second": statistics.median(steps),
+        "seconds": time.time() - job["started"],
+        **{name: about[name] for name in ("n_params", "flops_per_token", "state_bytes", "git_commit", "versions")},
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Judging
+
+
+def table(config, rows):
+    """One line per arm, every seed shown."""
+    width = max(len(arm) for arm in config.arms) + 2
+    lines = [f"\nEnd accuracy, by seed\n{'arm':<{width}}" + "".join(f"{seed:>8}" for seed in config.seeds) + "    mean"]
+    for arm in config.arms:
+        scores = [row["accuracy"] for row in rows if row["arm"] == arm]
+        cells = "".join(f"{score:>8.1%}" for score in scores)
+        lines.append(f"{arm:<{width}}{cells}{statistics.fmean(scores):>8.1%}")
+    return "\n".join(lines)
+
+
+def verdict(config, rows):
+    """success, failure or in between, by the rules of the config, with the numbers it rests on."""
+    base = [row for row in rows if row["arm"] == config.baseline]
+    treated = [row for row in rows if row["arm"] == config.treatment]
+    if not all(row["finite"] for row in base + treated):
+        return "failure (a run was not finite)"
+    gain = statistics.fmean(row["accuracy"] for row in treated) - statistics.fmean(row["accuracy"] for row in base)
+    said = (
+        f"({config.treatment} - {config.baseline} = {100 * gain:+.1f} points over {len(base)} seeds; success is above "
+    )
+    said += f"{config.success_above:.0%} against below {config.success_below:.0%} in every seed, failure is within "
+    said += f"{100 * config.failure_within:.0f} points)"
+    gated_high = all(row["accuracy"] > config.success_above for row in treated)
+    if gated_high and all(row["accuracy"] < config.success_below for row in base):
+        return f"success {said}"
+    return f"failure {said}" if abs(gain) <= config.failure_within else f"in between {said}"
+
+
+def cost(config, rows):
+    def median(name, arm):
+        return statistics.median(row[name] for row in rows if row["arm"] == arm)
+
+    def more(name):
+        return median(name, config.treatment) / median(name, config.baseline) - 1
+
+    slower = 1 - median("tokens_per_second", config.treatment) / median("tokens_per_second", config.baseline)
+    return (
+        f"{more('n_params'):+.1%} parameters, {more('flops_per_token'):+.1%} FLOPs a token, "
+        f"{-slower:+.1%} tokens/s in training (median over the runs, side by side on one machine)"
+    )
+
+
+if __name__ == "__main__":
+    configurator.run(main)

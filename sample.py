@@ -1,0 +1,107 @@
+"""Text from a checkpoint, written as it is drawn:
+
+    python sample.py --checkpoint=out/best.pt --start="def main("
+    python sample.py --start=FILE:prompt.txt        a prompt from a file (nanoGPT's spelling)
+    cat prompt.txt | python sample.py --start=-     from standard input
+
+Every token costs the same: softmax layers keep their keys and values, the others their state. A checkpoint that was
+trained on MQAR shows sequences of its validation split instead, with the model's answers beside the right ones.
+"""
+
+import codecs
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import configurator
+from checkpoint import load_model
+from configurator import UserError, key
+from data.shards import open_dataset
+from data.tokenizer import get_tokenizer
+from hardware import pick_device
+from loss import IGNORE
+
+
+@dataclass
+class SampleConfig:
+    checkpoint: str = key("out/best.pt", "the checkpoint, or the out_dir that holds ckpt.pt")
+    start: str = key("\n", "the prompt; FILE:path reads it from a file, - from standard input")
+    num_samples: int = key(3, "how many samples", at_least=1)
+    max_new_tokens: int = key(500, "tokens of each", at_least=1)
+    temperature: float = key(0.8, "0: always the likeliest token; 1: the model's own distribution", at_least=0)
+    top_k: int | None = key(None, "draw from the k likeliest tokens only", at_least=1)
+    top_p: float | None = key(
+        None, "draw from the fewest tokens that together reach this probability", above=0, at_most=1
+    )
+    seed: int = key(1337, "of the draws", at_least=0)
+    dataset: str | None = key(None, "MQAR: folder of the data (None: what the checkpoint was trained on)")
+    device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
+
+
+def main(argv):
+    config = configurator.load(SampleConfig, argv, program="sample.py", description=__doc__)
+    model, checkpoint = load_model(config.checkpoint, pick_device(config.device))
+    trained_on = checkpoint.get("data", {})
+    torch.manual_seed(config.seed)
+    if trained_on.get("tokenizer") == "mqar":
+        show_answers(model, open_dataset(config.dataset or trained_on["path"]), config.num_samples)
+    else:
+        write_samples(model, get_tokenizer(trained_on.get("tokenizer", "")), config)
+
+
+def read_prompt(start):
+    """The prompt's text. Raises UserError for a file that isn't there or is no UTF-8."""
+    try:
+        if start == "-":
+            return sys.stdin.buffer.read().decode()
+        if start.startswith("FILE:"):
+            return Path(start[len("FILE:") :]).read_text(encoding="utf-8")
+        return start
+    except OSError as error:
+        raise UserError(f"start={start!r}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"start={start!r}: is not UTF-8 text") from None
+
+
+def write_samples(model, tokenizer, config):
+    prompt = read_prompt(config.start)
+    ids = tokenizer.encode(prompt)
+    if not ids:
+        raise UserError('start="": a sample needs at least one token to go on from')
+    idx = torch.tensor([ids], device=model.wte.weight.device)
+    options = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(f"note: {message}", file=sys.stderr)
+        for _ in range(config.num_samples):
+            sys.stdout.write(prompt)
+            # a character may take several tokens: hold its bytes back until it is whole
+            decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+            for new in model.stream(idx, config.max_new_tokens, n_tokens=tokenizer.vocab_size, **options):
+                sys.stdout.write(decoder.decode(tokenizer.decode_bytes(new[0].tolist())))
+                sys.stdout.flush()
+            print(decoder.decode(b"", final=True) + "\n" + "-" * 80)
+
+
+@torch.no_grad()
+def show_answers(model, dataset, num_samples):
+    """Rows of the validation split: the pairs in context, then every query with the model's answer."""
+    block_size, right, asked = model.config.block_size, 0, 0
+    for inputs, targets, name in dataset.eval_batches("val", num_samples, block_size):
+        answers = model(inputs.to(model.wte.weight.device)).argmax(-1).cpu()
+        for row, labels, given in zip(inputs, targets, answers, strict=True):
+            pairs = row[: 2 * int(name.partition("/")[2])].view(-1, 2).tolist()
+            print(f"{name}  " + "  ".join(f"{k}:{v}" for k, v in pairs))
+            for position in (labels != IGNORE).nonzero().flatten().tolist():
+                answer, label = int(given[position]), int(labels[position])
+                right, asked = right + (answer == label), asked + 1
+                verdict = "right" if answer == label else f"wrong, it is {label}"
+                print(f"    at {position:>4}: {int(row[position])} -> {answer}  {verdict}")
+        break
+    print(f"{right} of {asked} right (evaluate.py gives the accuracy over the whole split)")
+
+
+if __name__ == "__main__":
+    configurator.run(main)
