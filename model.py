@@ -4,7 +4,7 @@
     logits = model(idx)                         # (B, T) ids -> (B, T, vocab_size)
     loss = model(idx, targets)                  # mean over the labels that are not -100
 
-Read it in this order: the keys (GPTConfig), the gate, what all mixers share (Mixer), the mixers, the GPT.
+Read it in this order: the keys (GPTConfig), what all mixers share (Mixer), the mixers, the GPT. The gate is gate.py.
 A new mixer is one class that says what it makes of x, and one line in MIXERS.
 """
 
@@ -20,89 +20,13 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from configurator import UserError, check_choice, key
+from gate import GATE_ACTIVATIONS, READOUT_ACTIVATIONS, Gate, parse_gate
+from layers import ShortConv, l2_norm, make_conv, manual_attention, rotate
 from loss import IGNORE, cross_entropy_sum
 from recurrence import at_least_float32, chunked, quadratic, recurrent
 
 NORM_EPS = 1e-5
 DENOMINATOR_MIN = 1e-6
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The gate: y' = act(y, g), g a function of the layer's normed input. One module for every mixer and position
-
-GRANULARITIES = ("elementwise", "headwise", "shared", "scalar")
-POSITIONS = ("readout", "value", "key", "query", "output", "denominator")  # readout to output: G1 to G5 of Qiu et al.
-READOUT_ACTIVATIONS = {"none": None, "silu": F.silu, "square": torch.square}
-
-GATE_ACTIVATIONS = {  # (y, g, slope) -> y'
-    "sigmoid": lambda y, g, slope: y * g.sigmoid(),
-    "sigmoid2": lambda y, g, slope: y * (2 * g.sigmoid()),  # identity at g = 0
-    "non_sparse": lambda y, g, slope: y * (0.5 + 0.5 * g.sigmoid()),
-    "silu": lambda y, g, slope: y * F.silu(g),
-    "gelu": lambda y, g, slope: y * F.gelu(g),
-    "tanh": lambda y, g, slope: y * g.tanh(),
-    "identity": lambda y, g, slope: y * g,
-    "learned": lambda y, g, slope: y * (g * (slope * g).sigmoid()),
-    "add_silu": lambda y, g, slope: y + F.silu(g),
-}
-
-
-class LayerGate(NamedTuple):
-    """One layer's entry of the gate string: the published gate or not, and the gates by position."""
-
-    native: bool
-    granularity: dict  # position -> granularity
-
-
-def parse_gate(text):
-    """`none`, `native`, or GRANULARITY[@POSITION] joined by +, `native` among them or not -> LayerGate."""
-    terms = text.replace(" ", "").split("+")
-    if terms == ["none"]:
-        return LayerGate(False, {})
-    granularity = {}
-    for term in terms:
-        if term == "native" and terms.count("native") == 1:
-            continue
-        name, at, position = term.partition("@")
-        position = position if at else "readout"
-        check_choice(f"gate={text!r}: granularity", name, ("none", "native", *GRANULARITIES))
-        check_choice(f"gate={text!r}: position", position, POSITIONS)
-        if name not in GRANULARITIES:
-            raise UserError(f"gate={text!r}: {name!r} stands alone in a layer (only 'native+...' can be joined)")
-        if position in granularity:
-            raise UserError(f"gate={text!r}: two gates at position {position!r}")
-        granularity[position] = name
-    return LayerGate("native" in terms, granularity)
-
-
-class Gate(nn.Module):
-    """g = W x (+ bias), of one number per entry of y, per head, per channel (shared) or per token (scalar).
-
-    y (B, T, heads, width), x (B, T, C) -> y' of y's shape. W starts at zero: sigmoid halves y, sigmoid2 keeps it.
-    """
-
-    def __init__(self, config, granularity, heads, width, activation):
-        super().__init__()
-        shapes = dict(elementwise=(heads, width), headwise=(heads, 1), shared=(1, width), scalar=(1, 1))
-        self.shape, self.activation = shapes[granularity], activation
-        size, has_bias = math.prod(self.shape), config.gate_bias is not None
-        self.down = self.proj = self.static = None
-        if config.gate_input == "static":
-            self.static = nn.Parameter(torch.empty(size))  # flat: a 1-D parameter gets no weight decay
-        elif config.gate_rank:
-            self.down = nn.Linear(config.n_embd, config.gate_rank, bias=False)
-            self.proj = nn.Linear(config.gate_rank, size, bias=has_bias)
-        else:
-            self.proj = nn.Linear(config.n_embd, size, bias=has_bias)
-        self.slope = nn.Parameter(torch.empty(1)) if activation == "learned" else None
-
-    def forward(self, y, x):
-        if self.static is not None:
-            g = self.static
-        else:
-            g = self.proj(x if self.down is None else self.down(x))
-        g = g.unflatten(-1, self.shape)  # (B, T, heads or 1, width or 1)
-        return GATE_ACTIVATIONS[self.activation](y, g, self.slope)
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The keys
@@ -262,10 +186,12 @@ class Mixer(nn.Module):
         shapes["denominator"] = (self.n_head, 1)
         self.gates = nn.ModuleDict()
         if gate.native and self.native_gate:
-            published = GPTConfig(vocab_size=1, n_embd=config.n_embd, n_head=config.n_head)  # full rank, no bias
-            self.gates["native"] = Gate(published, "elementwise", *readout, self.native_gate[0])
+            self.gates["native"] = Gate(config.n_embd, "elementwise", *readout, self.native_gate[0])
+        options = dict(rank=config.gate_rank, has_bias=config.gate_bias is not None)
+        options["is_static"] = config.gate_input == "static"
         for position, granularity in gate.granularity.items():
-            self.gates[position] = Gate(config, granularity, *shapes[position], config.gate_activation)
+            shape = shapes[position]
+            self.gates[position] = Gate(config.n_embd, granularity, *shape, config.gate_activation, **options)
         self.norm = nn.RMSNorm(self.norm_width(), eps=NORM_EPS) if self.norm_kind == "rms" else None
         self.out_proj = nn.Linear(self.n_head * self.value_width, config.n_embd, bias=False)
 
@@ -359,31 +285,6 @@ class Mixer(nn.Module):
         return 5 * self.n_head * self.key_width * self.value_width
 
 
-class ShortConv(nn.Module):
-    """Causal convolution over time, one filter a channel: y_t = sum_i w_i x_{t-W+1+i}. (B, T, C) -> (B, T, C)."""
-
-    def __init__(self, channels, width, bias):
-        super().__init__()
-        self.channels, self.width = channels, width
-        self.weight = nn.Parameter(torch.empty(width, channels))
-        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
-
-    def forward(self, x, state):
-        T = x.shape[1]
-        past = x.new_zeros(x.shape[0], self.width - 1, x.shape[2]) if state is None else state["conv"].to(x.dtype)
-        x = torch.cat([past, x], dim=1)
-        if state is not None:
-            state["conv"] = x[:, T:]
-        # W shifted products, not conv1d: the same numbers whatever T is
-        y = sum(self.weight[i] * x[:, i : i + T] for i in range(self.width))
-        return y if self.bias is None else y + self.bias
-
-
-def make_conv(config, channels, published_width=0, bias=False):
-    width = published_width if config.short_conv is None else config.short_conv
-    return ShortConv(channels, width, bias) if width else None
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The mixers
 
@@ -460,30 +361,6 @@ class Softmax(Mixer):
         return 2 * 2 * self.n_head * self.value_width * (T + 1) / 2
 
 
-def manual_attention(q, k, v, mask, softcap, is_causal):
-    """What scaled_dot_product_attention computes, written out. (B, H, T, D) -> output (B, H, T, D), weights."""
-    scores = at_least_float32(q @ k.mT) * q.shape[-1] ** -0.5
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if is_causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    weights = scores.softmax(-1)
-    return weights.to(v.dtype) @ v, weights
-
-
-def rotate(x, start, base):
-    """RoPE (Su et al. 2021) in the half-split layout: pairs (i, i + D/2). x (B, T, H, D), in at least float32."""
-    x = at_least_float32(x)
-    T, D = x.shape[1], x.shape[3]
-    frequency = base ** (-torch.arange(0, D, 2, device=x.device, dtype=torch.float64) / D)
-    angle = torch.arange(start, start + T, device=x.device, dtype=torch.float64)[:, None] * frequency  # (T, D/2)
-    cos, sin = angle.cos().to(x.dtype)[:, None], angle.sin().to(x.dtype)[:, None]  # (T, 1, D/2)
-    left, right = x.chunk(2, dim=-1)
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
-
-
 class CosFormer(Mixer):
     """cosFormer (Qin et al. 2022): weight_ij = relu(q_i) . relu(k_j) * cos(pi/2 (i - j) / M), over their sum.
 
@@ -524,9 +401,102 @@ class CosFormer(Mixer):
         return super().explicit_weights(self.reweigh(p, start), start)
 
 
+class GLA(Mixer):
+    """Gated linear attention (Yang et al. 2023): a decay per key channel, exp(logsigmoid(W2 W1 x + b) / 16)."""
+
+    published_norm = "rms"
+    native_gate = ("silu", "after norm")
+
+    def __init__(self, config, gate):
+        C, H, D = config.n_embd, config.n_head, config.head_dim
+        super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
+        self.qkv = nn.Linear(C, 3 * H * D, bias=False)
+        self.conv = make_conv(config, 3 * H * D)
+        self.decay_in = nn.Linear(C, 16, bias=False)
+        self.decay_out = nn.Linear(16, H * D)
+
+    def project(self, x, state, start):
+        qkv = self.qkv(x)
+        if self.conv is not None:
+            qkv = self.conv(qkv, state)
+        q, k, v = qkv.unflatten(-1, (-1, self.value_width)).chunk(3, dim=2)  # (B, T, H, D)
+        logits = self.decay_out(self.decay_in(x)).unflatten(-1, (-1, self.key_width))  # (B, T, H, D)
+        return Projection(q * self.key_width**-0.5, k, v, F.logsigmoid(at_least_float32(logits)) / 16)
+
+
+class Mamba2(Mixer):
+    """Mamba-2 (Dao & Gu 2024): decay exp(-dt A) per head, v = dt x, q and k shared by a group of heads, D x added."""
+
+    published_norm = "rms"
+    native_gate = ("silu", "before norm")
+    erased_by = {"rms": {"readout": ("scalar",)}}  # the norm is over all heads, and D x shows a gate on q
+    A_range = (1.0, 16.0)
+
+    @classmethod
+    def check(cls, config, gate):
+        super().check(config, gate)
+        if config.expand * config.n_head % config.n_groups:
+            raise UserError(f"n_groups={config.n_groups}: must divide mamba2's {config.expand * config.n_head} heads")
+
+    def __init__(self, config, gate):
+        H, D = config.expand * config.n_head, config.head_dim
+        G, N = config.n_groups, config.state_size
+        super().__init__(config, gate, query=(G, N), key=(G, N), value=(H, D), n_head=H)
+        self.in_proj = nn.Linear(config.n_embd, H * D + 2 * G * N + H, bias=False)
+        self.conv = make_conv(config, H * D + 2 * G * N, published_width=4, bias=True)
+        self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(H)) for _ in range(3))
+        self.split = (H * D, G * N, G * N)
+
+    def norm_width(self):
+        """The whole readout, not one head."""
+        return self.n_head * self.value_width
+
+    def project(self, x, state, start):
+        vkq, dt = self.in_proj(x).split([sum(self.split), self.n_head], dim=-1)
+        if self.conv is not None:
+            vkq = self.conv(vkq, state)
+        v, k, q = F.silu(vkq).split(self.split, dim=-1)
+        k, q = (y.unflatten(-1, (-1, self.key_width)) for y in (k, q))  # (B, T, G, N)
+        v = v.unflatten(-1, (-1, self.value_width))  # (B, T, H, D)
+        dt = F.softplus(at_least_float32(dt) + self.dt_bias)  # (B, T, H)
+        return Projection(q, k, dt[..., None] * v, -self.A_log.exp() * dt, skip=self.D[:, None] * v)
+
+
+class GatedDeltaNet(Mixer):
+    """Gated DeltaNet (Yang et al. 2024): a decay per head and the delta rule, on L2-normed q and k."""
+
+    published_norm = "rms"
+    native_gate = ("silu", "after norm")
+    A_range = (0.01, 16.0)
+
+    def __init__(self, config, gate):
+        H, D = config.n_head, config.head_dim
+        super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
+        self.in_proj = nn.Linear(config.n_embd, 3 * H * D + 2 * H, bias=False)
+        self.conv = make_conv(config, 3 * H * D, published_width=4)
+        self.dt_bias, self.A_log = (nn.Parameter(torch.empty(H)) for _ in range(2))
+
+    def project(self, x, state, start):
+        H = self.n_head
+        qkv, beta, dt = self.in_proj(x).split([3 * H * self.value_width, H, H], dim=-1)
+        if self.conv is not None:
+            qkv = self.conv(qkv, state)
+        q, k, v = F.silu(qkv).unflatten(-1, (-1, self.value_width)).chunk(3, dim=2)  # (B, T, H, D)
+        dt = F.softplus(at_least_float32(dt) + self.dt_bias)  # (B, T, H)
+        beta = at_least_float32(beta).sigmoid()
+        return Projection(l2_norm(q) * self.key_width**-0.5, l2_norm(k), v, -self.A_log.exp() * dt, beta)
+
+    def flops_per_token(self, T):
+        """As for the others, and one more read of S: what it holds under k."""
+        return 7 * self.n_head * self.key_width * self.value_width
+
+
 MIXERS = {
     "softmax": Softmax,
     "cosformer": CosFormer,
+    "gla": GLA,
+    "mamba2": Mamba2,
+    "gated_deltanet": GatedDeltaNet,
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -593,6 +563,10 @@ class GPT(nn.Module):
         | gates: slope                             | 1                                                   |
         | norms                                    | 1                                                   |
         | conv                                     | U(-1/sqrt(width), 1/sqrt(width)), its bias too      |
+        | decay_out.bias                           | 0                                                   |
+        | A_log                                    | log of U(1, 16); gated_deltanet U(0.01, 16)         |
+        | dt_bias                                  | softplus^-1 of a log-uniform dt in [0.001, 0.1]     |
+        | D                                        | 1                                                   |
 
         Each is drawn from (torch's seed, its own name): two models of one seed share the weights they have in
         common, whatever else they have, so that an arm with a gate starts where the arm without it does.
@@ -609,6 +583,15 @@ class GPT(nn.Module):
             elif path[-2] == "conv":
                 bound = self.get_submodule(name.rpartition(".")[0]).width ** -0.5
                 start.uniform_(-bound, bound, generator=generator)
+            elif path[-1] == "A_log":
+                start.uniform_(*self.get_submodule(name.rpartition(".")[0]).A_range, generator=generator).log_()
+            elif path[-1] == "dt_bias":
+                dt = start.uniform_(math.log(0.001), math.log(0.1), generator=generator).exp()
+                start = dt + torch.log(-torch.expm1(-dt))  # softplus(start) = dt
+            elif path[-1] == "D":
+                start += 1.0
+            elif path[-1] == "bias":
+                pass
             else:
                 is_residual = path[-2] in ("out_proj", "down") and "gates" not in path
                 scale = (2 * self.config.n_layer) ** -0.5 if is_residual else 1.0

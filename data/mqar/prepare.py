@@ -1,24 +1,26 @@
 """
-MQAR, multi-query associative recall (Arora et al. 2023, "Zoology"): name the value that went with a key.
+MQAR, multi-query associative recall (Arora et al. 2023, "Zoology"): name the value that went with a
+key.
 
     python data/mqar/prepare.py                                   # length 64, 4 pairs, 100,000 + 3,000 rows
     python data/mqar/prepare.py --slices=64/4,128/8,256/16        # several lengths / numbers of pairs in one set
     python data/mqar/prepare.py --seq_len=64 --pairs=4 --queries=2 --vocab_size=16 --power=1 --train_size=10000
 
-A row shows `pairs` key-value pairs, then asks for keys again at some of the even positions that are left. The label
-sits at the query itself: the model sees the key and must name its value, which is not shown again. For length 16,
-3 pairs, vocabulary 16 (keys 1..7, values 8..15) and zero filler:
+A row shows `pairs` key-value pairs, then asks for keys again at some of the even positions that are
+left. The label sits at the query itself: the model sees the key and must name its value, which is
+not shown again. For length 16, 3 pairs, vocabulary 16 (keys 1..7, values 8..15) and zero filler:
 
     position   0  1  2  3  4  5 | 6  7  8  9 10 11 12 13 14 15
     token      3  9  7 14  1  8 | 7  0  0  0  3  0  1  0  0  0
     label      .  .  .  .  .  . |14  .  .  .  9  .  8  .  .  .
               a key, its value ... slot 1      slot 3, slot 4
 
-Keys are drawn without replacement from 1..V/2-1, values from V/2..V-1; 0 is filler, and as a label, "nothing to
-predict". Of the (length - 2 * pairs) / 2 slots, slot i = 1, 2, ... is drawn with a probability ~ i^(power - 1), without
-replacement, and given to the queried keys in the order of their pairs. With power=0.01, the paper's, queries crowd
-where the context ends, and earlier keys tend to be asked earlier; with power=1 all slots are alike. With filler=random,
-every position without a pair or a query holds a token that is not among the keys and values of its row.
+Keys are drawn without replacement from 1..V/2-1, values from V/2..V-1; 0 is filler, and as a label,
+"nothing to predict". Of the (length - 2 * pairs) / 2 slots, slot i = 1, 2, ... is drawn with a
+probability ~ i^(power - 1), without replacement, and given to the queried keys in the order of
+their pairs. With power=0.01, the paper's, queries crowd where the context ends, and earlier keys
+tend to be asked earlier; with power=1 all slots are alike. With filler=random, every position
+without a pair or a query holds a token that is not among the keys and values of its row.
 
 A row of validation is never a row of training: one that is, is drawn again.
 """

@@ -3,8 +3,9 @@ The sources of Python's standard library, as bytes: about 12 MB of real text tha
 
     python data/pystdlib/prepare.py
 
-It takes the .py files of the Python that runs it, without the tests and without installed packages, in the order of
-their paths, and splits them by file. Other versions of Python give other text: meta.json tells which one it was.
+It takes the .py files of the Python that runs it, without the tests and without installed packages,
+in the order of their paths, and splits them by file. Other versions of Python give other text:
+meta.json tells which one it was.
 """
 
 import platform

@@ -4,8 +4,8 @@ Anyone's text: files, and folders that are searched for files, made into a data 
     python data/text/prepare.py book.txt
     python data/text/prepare.py notes/ more/ --ext=.txt,.md,.rst --tokenizer=gpt2 --out_dir=data/notes
 
-Several files are split by file, a single one by position: its last lines are validation. Files are taken in the order
-of their paths, a file that is named twice once, an empty one not at all.
+Several files are split by file, a single one by position: its last lines are validation. Files are
+taken in the order of their paths, a file that is named twice once, an empty one not at all.
 """
 
 import os

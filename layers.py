@@ -1,0 +1,61 @@
+"""Parts that several mixers use: the short convolution, rotary positions, softmax attention written out."""
+
+import torch
+import torch.nn as nn
+
+from recurrence import at_least_float32
+
+
+class ShortConv(nn.Module):
+    """Causal convolution over time, one filter a channel: y_t = sum_i w_i x_{t-W+1+i}. (B, T, C) -> (B, T, C)."""
+
+    def __init__(self, channels, width, bias):
+        super().__init__()
+        self.channels, self.width = channels, width
+        self.weight = nn.Parameter(torch.empty(width, channels))
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+
+    def forward(self, x, state):
+        T = x.shape[1]
+        past = x.new_zeros(x.shape[0], self.width - 1, x.shape[2]) if state is None else state["conv"].to(x.dtype)
+        x = torch.cat([past, x], dim=1)
+        if state is not None:
+            state["conv"] = x[:, T:]
+        # W shifted products, not conv1d: the same numbers whatever T is
+        y = sum(self.weight[i] * x[:, i : i + T] for i in range(self.width))
+        return y if self.bias is None else y + self.bias
+
+
+def make_conv(config, channels, published_width=0, bias=False):
+    width = published_width if config.short_conv is None else config.short_conv
+    return ShortConv(channels, width, bias) if width else None
+
+
+def manual_attention(q, k, v, mask, softcap, is_causal):
+    """What scaled_dot_product_attention computes, written out. (B, H, T, D) -> output (B, H, T, D), weights."""
+    scores = at_least_float32(q @ k.mT) * q.shape[-1] ** -0.5
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    weights = scores.softmax(-1)
+    return weights.to(v.dtype) @ v, weights
+
+
+def rotate(x, start, base):
+    """RoPE (Su et al. 2021) in the half-split layout: pairs (i, i + D/2). x (B, T, H, D), in at least float32."""
+    x = at_least_float32(x)
+    T, D = x.shape[1], x.shape[3]
+    frequency = base ** (-torch.arange(0, D, 2, device=x.device, dtype=torch.float64) / D)
+    angle = torch.arange(start, start + T, device=x.device, dtype=torch.float64)[:, None] * frequency  # (T, D/2)
+    cos, sin = angle.cos().to(x.dtype)[:, None], angle.sin().to(x.dtype)[:, None]  # (T, 1, D/2)
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+
+
+def l2_norm(x):
+    """x / |x| over the last axis, in at least float32."""
+    x = at_least_float32(x)
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
