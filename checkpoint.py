@@ -9,6 +9,7 @@ What train.py puts in one: model, model_args, optimizer, scaler, iter_num, best_
 
 import os
 import pickle
+import zipfile
 from pathlib import Path
 
 import torch
@@ -28,10 +29,10 @@ def save(path, checkpoint):
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot write the checkpoint ({error.strerror}); the one before it is untouched"
-        ) from None
+    except (OSError, RuntimeError) as error:  # on a full disk torch.save raises a RuntimeError over the OSError
+        cause = error if isinstance(error, OSError) else error.__context__ or error
+        reason = getattr(cause, "strerror", None) or cause
+        raise UserError(f"{path}: cannot write the checkpoint ({reason}); the one before it is untouched") from None
     finally:
         temporary.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
@@ -48,13 +49,17 @@ def load(path, device="cpu"):
         path = path / "ckpt.pt"
     if not path.is_file():
         raise UserError(f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir")
+    if not zipfile.is_zipfile(path):  # its table of contents stands at the end
+        raise UserError(f"{path}: cut short, damaged, or no checkpoint")
     try:
         checkpoint = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(f"{path}: refused, it is damaged or holds more than tensors and plain values") from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: damaged, or no checkpoint ({str(error).splitlines()[0]})") from None
-    missing = [name for name in ("model", "model_args") if not isinstance(checkpoint, dict) or name not in checkpoint]
+    except Exception as error:  # a damaged pickle may raise anything: IndexError, struct.error, KeyError
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path}: damaged, or no checkpoint ({reason})") from None
+    found = checkpoint if isinstance(checkpoint, dict) else {}
+    missing = [name for name in ("model", "model_args") if not isinstance(found.get(name), dict)]
     if missing:
         raise UserError(f"{path}: no checkpoint of this project (it has no {' and no '.join(map(repr, missing))})")
     return checkpoint

@@ -53,7 +53,13 @@ class ExperimentConfig:
         for arm in (self.baseline, self.treatment):
             configurator.check_choice("arms", arm, self.arms)
         for name, keys in self.arms.items():  # a wrong key is found before the first run
+            if not isinstance(keys, dict):
+                raise UserError(f"arms: {name}={keys!r}: must be a dict of keys of train.py")
             configurator.build(TrainConfig, self.base | keys, source=f"arm {name!r}")
+
+    @property
+    def max_iters(self):
+        return configurator.build(TrainConfig, self.base).max_iters
 
 
 def main(argv):
@@ -61,7 +67,7 @@ def main(argv):
     out_dir = Path(config.out_dir or HERE / "results" / config.name)
     rows = run_all(config, out_dir)
     print(table(config, rows))
-    figure = plot.accuracy_curves(rows, config.base["max_iters"], out_dir / "accuracy.png")
+    figure = plot.accuracy_curves(rows, config.max_iters, out_dir / "accuracy.png")
     print(f"\nverdict: {verdict(config, rows)}")
     print(f"cost of the gate: {cost(config, rows)}")
     print(f"written: {out_dir / 'rows.jsonl'}, {figure}")
@@ -78,13 +84,14 @@ def run_all(config, out_dir):
         folder = out_dir / "data" / f"seed{seed}"
         for arm, keys in config.arms.items():
             run = config.base | keys | {"seed": seed, "dataset": str(folder)}
-            plan.append({"arm": arm, "seed": seed, "data": config.data, "config": run})
+            run = {"arm": arm, "seed": seed, "data": config.data, "config": run}
+            plan.append(json.loads(json.dumps(run)))  # as it will be read again: a tuple comes back as a list
     file = out_dir / "rows.jsonl"
     out_dir.mkdir(parents=True, exist_ok=True)
     rows = plot.read_jsonl(file)
     waiting = [run for run in plan if find_row(rows, run) is None]
     done = len(plan) - len(waiting)
-    print(f"{config.name}: {len(plan)} runs of {config.base['max_iters']:,} steps, {done} of them done already")
+    print(f"{config.name}: {len(plan)} runs of {config.max_iters:,} steps, {done} of them done already")
     if waiting:
         with open(file, "a") as rows_file:
             for row in run_side_by_side(config, waiting, out_dir):
@@ -105,7 +112,7 @@ def run_side_by_side(config, waiting, out_dir):
     threads = max(1, usable_cores() // jobs)
     waiting, running, ended_steps = list(waiting), [], 0
     bar = tqdm(
-        total=len(waiting) * config.base["max_iters"], desc=config.name, unit="step", smoothing=0.05,
+        total=len(waiting) * config.max_iters, desc=config.name, unit="step", smoothing=0.05,
         mininterval=0.5 if sys.stderr.isatty() else 30,
     )  # fmt: skip
     try:
@@ -115,7 +122,7 @@ def run_side_by_side(config, waiting, out_dir):
             time.sleep(0.2)
             for job in [job for job in running if job["process"].poll() is not None]:
                 running.remove(job)
-                ended_steps += config.base["max_iters"]
+                ended_steps += config.max_iters
                 row = finish(job)
                 bar.write(f"{row['arm']}, seed {row['seed']}: accuracy {row['accuracy']:.1%}, {row['seconds']:.0f} s")
                 yield row
@@ -133,8 +140,8 @@ def run_side_by_side(config, waiting, out_dir):
 
 def start(config, run, out_dir, threads):
     data = Path(run["config"]["dataset"])
-    if not (data / "meta.json").is_file():
-        keys = config.data | {"seed": run["seed"], "out_dir": str(data)}
+    keys = run["data"] | {"seed": run["seed"], "out_dir": str(data)}
+    if not was_made_for(keys, data / "prepared.json"):
         command = [
             sys.executable,
             HERE / "data" / config.prepare / "prepare.py",
@@ -143,11 +150,13 @@ def start(config, run, out_dir, threads):
         prepared = subprocess.run(command, capture_output=True, text=True)
         if prepared.returncode:
             raise UserError(f"data/{config.prepare}/prepare.py failed: {prepared.stderr.strip()}")
+        (data / "prepared.json").write_text(json.dumps(keys))
     folder = out_dir / f"{run['arm']}-seed{run['seed']}"
     folder.mkdir(parents=True, exist_ok=True)
     keys = run["config"] | {"out_dir": str(folder), "threads": threads}
-    if (folder / "ckpt.pt").is_file():
+    if was_made_for(run, folder / "run.json") and (folder / "ckpt.pt").is_file():
         keys["init_from"] = "resume"
+    (folder / "run.json").write_text(json.dumps(run))
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     with open(folder / "log.txt", "w") as log:
         process = subprocess.Popen(
@@ -157,17 +166,23 @@ def start(config, run, out_dir, threads):
     return {"run": run, "folder": folder, "process": process, "started": time.time()}
 
 
+def was_made_for(keys, file):
+    """Whether what lies beside the file is of these keys: what an earlier version of the experiment left is not."""
+    return file.is_file() and json.loads(file.read_text()) == keys
+
+
 def last_row(folder):
     rows = plot.read_jsonl(folder / "metrics.jsonl")
     return rows[-1] if rows else {"step": 0}
 
 
 def finish(job):
-    """The row of a run that has ended. A run that is not finite has its row, a run that failed is an error."""
+    """The row of a run that has ended. A run that was not finite has its row, a run that failed is an error."""
     run, folder, status = job["run"], job["folder"], job["process"].returncode
     metrics = plot.read_jsonl(folder / "metrics.jsonl")
     evaluations = [row for row in metrics if row["event"] == "eval"]
-    if status not in (0, 1) or not evaluations:
+    was_stopped = status == 1 and metrics[-1:] and metrics[-1]["event"] == "stopped"  # status 1 is any exception's, too
+    if status and not was_stopped or not evaluations:
         tail = (folder / "log.txt").read_text().strip().splitlines()[-1:]
         raise UserError(f"{folder.name} ended with status {status}: {' '.join(tail)} (all of it: {folder / 'log.txt'})")
     about = json.loads((folder / "config.json").read_text())
@@ -177,7 +192,7 @@ def finish(job):
         "accuracy": evaluations[-1]["accuracy"] if status == 0 else math.nan,
         "val_loss": evaluations[-1]["val_loss"] if status == 0 else math.nan,
         "curve": [[row["step"], row["accuracy"]] for row in evaluations],
-        "tokens_per_second": statistics.median(steps),
+        "tokens_per_second": statistics.median(steps) if steps else math.nan,
         "seconds": time.time() - job["started"],
         **{name: about[name] for name in ("n_params", "flops_per_token", "state_bytes", "git_commit", "versions")},
     }

@@ -64,7 +64,8 @@ def accuracy_curves(rows, max_iters, path):
         seeds = [other["seed"] for other in rows if other["arm"] == row["arm"]]
         steps, accuracy = zip(*row["curve"], strict=True)
         label = f"gate: {row['arm']} (seeds {', '.join(map(str, seeds))})" if first_of_arm else None
-        axes.plot(steps, [100 * a for a in accuracy], color=COLOURS[arms.index(row["arm"])], linewidth=1.6, label=label)
+        colour = COLOURS[arms.index(row["arm"]) % len(COLOURS)]
+        axes.plot(steps, [100 * a for a in accuracy], color=colour, linewidth=1.6, label=label)
     axes.set(xlabel="step", ylabel="accuracy at the queries (%)", xlim=(0, max_iters), ylim=(0, 100))
     return save(figure, axes, path)
 

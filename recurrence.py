@@ -56,6 +56,7 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
     The delta rule first replaces the chunk's v by u - w S, where u and w solve one triangular system
     (the WY form: Yang et al. 2024, "Gated Delta Networks", section 3.3).
     """
+    is_empty = initial_state is None
     q, k, v, log_decay, beta, S = _prepare(q, k, v, log_decay, beta, initial_state)
     T = q.shape[1]
     if chunk_size is None:
@@ -91,7 +92,9 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
                 corrected.append(u_n - w_n @ S)
                 S = k_n @ corrected[-1] + (S if chunk_decays is None else chunk_decays[n] * S)
             v = torch.stack(corrected, 2)
-        o = inside @ v + q_from_start @ torch.stack(states, 2)  # (B, H, N, C, Dv)
+        o = inside @ v  # (B, H, N, C, Dv)
+        if not (is_empty and len(states) == 1):
+            o = o + q_from_start @ torch.stack(states, 2)
     return o.flatten(2, 3)[:, :, :T].transpose(1, 2), S
 
 
@@ -138,7 +141,7 @@ def _to_chunks(x, C):
 def _weights(q, k, c):
     """sum_d q_id k_jd exp(c_id - c_jd) for j <= i, zero above: (..., C, D) -> (..., C, C)."""
     if c is None:
-        return (q @ k.mT).tril()
+        return (q @ k.mT) * torch.ones(q.shape[-2], q.shape[-2], dtype=q.dtype, device=q.device).tril()
     if c.shape[-1] == 1:
         exponent = c - c.mT
         above = torch.ones(exponent.shape[-2:], dtype=torch.bool, device=c.device).triu(1)

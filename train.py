@@ -102,15 +102,22 @@ def train(config, processes):
             f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be a multiple of the "
             f"{processes.world_size} processes that share the micro-steps"
         )
-    dataset = open_dataset(config.dataset)
+    dataset, out_dir, resumed = open_dataset(config.dataset), Path(config.out_dir), None
+    if config.init_from == "resume":
+        file = out_dir / "ckpt.pt"
+        resumed = checkpoints.load(file)
+        if resumed["data"]["sha256"] != dataset.sha256:
+            raise UserError(f"{config.dataset}: not the data that {file} was trained on")
+        if resumed["iter_num"] > config.max_iters:
+            raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
+        model_config = configurator.build(GPTConfig, resumed["model_args"], source=str(file))
+        config = dataclasses.replace(config, **dataclasses.asdict(model_config))
     dataset.examples_per_epoch("train", config.block_size)  # what is wrong with the data is said before any work
     dataset.examples_per_epoch("val", config.block_size if dataset.kind == "examples" else 1)
     config.vocab_size = config.vocab_size or dataset.vocab_size
     if config.vocab_size < dataset.vocab_size:
         raise UserError(f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
 
-    out_dir = Path(config.out_dir)
-    resumed = checkpoints.load(out_dir / "ckpt.pt", "cpu") if config.init_from == "resume" else None
     dtype = processes.from_main((resumed or {}).get("dtype") or pick_dtype(config.dtype, processes.device_type))
     model, notes = make_model(config, resumed)
     model.to(processes.device)
@@ -123,8 +130,6 @@ def train(config, processes):
     scaler = torch.amp.GradScaler(processes.device_type, enabled=dtype == "float16")
     first_step, best = 0, math.inf
     if resumed is not None:
-        if resumed["data"]["sha256"] != dataset.sha256:
-            raise UserError(f"{config.dataset}: not the data that {out_dir / 'ckpt.pt'} was trained on")
         optimizer.load_state_dict(resumed["optimizer"])
         scaler.load_state_dict(resumed["scaler"])
         first_step, best = resumed["iter_num"], resumed["best_val_loss"]
@@ -149,6 +154,14 @@ def train(config, processes):
             metrics.write(json.dumps(row) + "\n")
             metrics.flush()
 
+    def stop_if_not_finite(name, value, step, lr):
+        """Ends the run, with status 1: no later step could be trusted."""
+        if not math.isfinite(value):
+            log(event="stopped", step=step)
+            if processes.is_main:
+                say_what_is_not_finite(model, f"{name} is {value} at step {step}, learning rate {lr:.3g}", out_dir)
+            sys.exit(1)
+
     def evaluate_and_save(step):
         nonlocal best
         result = evaluate(
@@ -160,6 +173,8 @@ def train(config, processes):
             rank=processes.rank,
             world_size=processes.world_size,
         )
+        # before the save, which would overwrite the last good checkpoint
+        stop_if_not_finite("validation loss", result["loss"], step, learning_rate(config, step))
         is_best = result["loss"] < best
         best = min(best, result["loss"])
         log(event="eval", step=step, **{("val_loss" if name == "loss" else name): x for name, x in result.items()})
@@ -183,9 +198,9 @@ def train(config, processes):
                 "dtype": dtype,
                 "versions": describe_versions(),
             }
-            checkpoints.save(out_dir / "ckpt.pt", state)
-            if is_best:
+            if is_best:  # first: ckpt.pt says which loss was the best
                 checkpoints.save(out_dir / "best.pt", state)
+            checkpoints.save(out_dir / "ckpt.pt", state)
         return result
 
     steps = range(first_step, config.max_iters)
@@ -204,8 +219,8 @@ def train(config, processes):
         loss, grad_norm = train_step(config, processes, step_model, model, optimizer, scaler, dataset, step, dtype)
         if step % config.log_interval == 0 or step == config.max_iters - 1:
             loss, grad_norm = float(processes.total(loss)), float(grad_norm)
-            if not math.isfinite(loss):
-                stop_at_nan(model, step, loss, lr, out_dir)
+            stop_if_not_finite("loss", loss, step, lr)
+            grad_norm = grad_norm if math.isfinite(grad_norm) else None  # JSON has no inf, and float16 has it often
             now = time.perf_counter()
             speed = tokens_per_step * (step + 1 - logged_at[0]) / (now - logged_at[1])
             logged_at = (step + 1, now)
@@ -258,10 +273,6 @@ def train_step(config, processes, step_model, model, optimizer, scaler, dataset,
 def make_model(config, resumed):
     """The model a run starts from, and what to say about it."""
     model_args = {f.name: getattr(config, f.name) for f in dataclasses.fields(GPTConfig)}
-    if resumed is not None:
-        model_args = resumed["model_args"]
-        for name, value in model_args.items():
-            setattr(config, name, value)
     torch.manual_seed(config.seed)
     model = GPT(configurator.build(GPTConfig, model_args))
     if resumed is not None:
@@ -325,8 +336,11 @@ def open_run(out_dir, config, model, first_step, dtype):
         out_dir.mkdir(parents=True, exist_ok=True)
         if first_step and file.is_file():
             # a run that goes on from step n has lost what came after it; the evaluation at n itself was before the save
-            rows = [json.loads(line) for line in file.read_text().splitlines()]
-            kept = [r for r in rows if r["step"] < first_step or (r["event"] == "eval" and r["step"] == first_step)]
+            text = file.read_text()
+            rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # a kill cuts a line short
+            kept = [row for row in rows if row["step"] < first_step]
+            if first_step < config.max_iters:
+                kept += [row for row in rows if row["step"] == first_step and row["event"] == "eval"]
         (out_dir / "config.json").write_text(json.dumps(about, indent=2))
         shutil.copyfile(HERE / "model.py", out_dir / "model.py")
         metrics = open(file, "w")
@@ -337,16 +351,14 @@ def open_run(out_dir, config, model, first_step, dtype):
         raise UserError(f"out_dir={str(out_dir)!r}: cannot be written ({error.strerror})") from None
 
 
-def stop_at_nan(model, step, loss, lr, out_dir):
-    """Ends the run, with status 1: no later step could be trusted."""
+def say_what_is_not_finite(model, what, out_dir):
     bad = next((name for name, p in model.named_parameters() if not p.isfinite().all()), None)
     where = f"first bad tensor: {bad}" if bad else "all weights are still finite"
     print(
-        f"\nerror: loss is {loss} at step {step}, learning rate {lr:.3g}; {where}. "
+        f"\nerror: {what}; {where}. "
         f"{out_dir / 'ckpt.pt'} holds the last good step; try a lower learning_rate or a longer warmup",
         file=sys.stderr,
     )
-    sys.exit(1)
 
 
 if __name__ == "__main__":
