@@ -81,10 +81,8 @@ def run_all(config, out_dir):
     """The rows of all runs, in the order of the list: those that rows.jsonl has, and the others, run now."""
     plan = []
     for seed in config.seeds:
-        folder = out_dir / "data" / f"seed{seed}"
         for arm, keys in config.arms.items():
-            run = config.base | keys | {"seed": seed, "dataset": str(folder)}
-            run = {"arm": arm, "seed": seed, "data": config.data, "config": run}
+            run = {"arm": arm, "seed": seed, "data": config.data, "config": config.base | keys | {"seed": seed}}
             plan.append(json.loads(json.dumps(run)))  # as it will be read again: a tuple comes back as a list
     file = out_dir / "rows.jsonl"
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -136,16 +134,16 @@ def run_side_by_side(config, waiting, out_dir):
         bar.close()
         for job in running:
             job["process"].terminate()
+            job["process"].wait()
 
 
 def start(config, run, out_dir, threads):
-    data = Path(run["config"]["dataset"])
-    keys = run["data"] | {"seed": run["seed"], "out_dir": str(data)}
-    if not was_made_for(keys, data / "prepared.json"):
+    data, keys = out_dir / "data" / f"seed{run['seed']}", run["data"] | {"seed": run["seed"]}
+    if not (was_made_for(keys, data / "prepared.json") and (data / "meta.json").is_file()):
         command = [
             sys.executable,
             HERE / "data" / config.prepare / "prepare.py",
-            f"--config_override={json.dumps(keys)}",
+            f"--config_override={json.dumps(keys | {'out_dir': str(data)})}",
         ]
         prepared = subprocess.run(command, capture_output=True, text=True)
         if prepared.returncode:
@@ -153,8 +151,10 @@ def start(config, run, out_dir, threads):
         (data / "prepared.json").write_text(json.dumps(keys))
     folder = out_dir / f"{run['arm']}-seed{run['seed']}"
     folder.mkdir(parents=True, exist_ok=True)
-    keys = run["config"] | {"out_dir": str(folder), "threads": threads}
-    if was_made_for(run, folder / "run.json") and (folder / "ckpt.pt").is_file():
+    keys = run["config"] | {"dataset": str(data), "out_dir": str(folder), "threads": threads}
+    if not was_made_for(run, folder / "run.json"):
+        (folder / "ckpt.pt").unlink(missing_ok=True)
+    elif (folder / "ckpt.pt").is_file():
         keys["init_from"] = "resume"
     (folder / "run.json").write_text(json.dumps(run))
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
@@ -167,7 +167,7 @@ def start(config, run, out_dir, threads):
 
 
 def was_made_for(keys, file):
-    """Whether what lies beside the file is of these keys: what an earlier version of the experiment left is not."""
+    """Whether what lies beside the file is of these very keys, and not of what the experiment was before an edit."""
     return file.is_file() and json.loads(file.read_text()) == keys
 
 

@@ -451,6 +451,12 @@ class Mamba2(Mixer):
         """The whole readout, not one head."""
         return self.n_head * self.value_width
 
+    def normed(self, o):
+        """Over the whole readout; with several groups, over each group's part of it."""
+        groups = at_least_float32(o).flatten(2).unflatten(-1, (self.config.n_groups, -1))
+        o_normed = F.rms_norm(groups, groups.shape[-1:], eps=NORM_EPS).flatten(2)
+        return (o_normed * self.norm.weight).view_as(o)
+
     def project(self, x, state, start):
         vkq, dt = self.in_proj(x).split([sum(self.split), self.n_head], dim=-1)
         if self.conv is not None:

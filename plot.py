@@ -1,7 +1,9 @@
 """Figures from what runs and experiments have written, and from nothing else:
 
-python plot.py out                  a run: loss and validation loss against steps -> out/loss.png
-python plot.py results/minimum      an experiment: accuracy against steps, every seed -> results/minimum/accuracy.png
+    python plot.py out                a run: loss and validation loss against steps -> out/loss.png
+    python plot.py results/minimum    an experiment: accuracy against steps, every seed -> results/minimum/accuracy.png
+
+A figure lies beside the files it was made of.
 """
 
 import json

@@ -47,7 +47,10 @@ def main(argv):
     trained_on = checkpoint.get("data", {})
     torch.manual_seed(config.seed)
     if trained_on.get("tokenizer") == "mqar":
-        show_answers(model, open_dataset(config.dataset or trained_on["path"]), config.num_samples)
+        dataset = open_dataset(config.dataset or trained_on["path"])
+        if dataset.tokenizer != "mqar" or dataset.vocab_size > model.config.vocab_size:
+            raise UserError(f"{dataset.folder}: no MQAR of at most {model.config.vocab_size} token ids")
+        show_answers(model, dataset, config.num_samples)
     else:
         write_samples(model, get_tokenizer(trained_on.get("tokenizer", "")), config)
 

@@ -1,0 +1,200 @@
+"""Published layers, as others wrote them, against ours with the same weights: float32, largest difference below 1e-5.
+
+python -m pytest tests/test_oracles.py
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from transformers import Mamba2Config, MiniMaxConfig, Qwen3NextConfig
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
+from transformers.models.qwen3_next.modeling_qwen3_next import (
+    Qwen3NextAttention,
+    Qwen3NextGatedDeltaNet,
+    Qwen3NextRotaryEmbedding,
+)
+
+import model as nanogate
+from gate import parse_gate
+from model import MIXERS, NORM_EPS, GPTConfig
+from recurrence import recurrent
+
+B, T, C, H, D = 2, 100, 64, 4, 16
+TOLERANCE = 1e-5
+
+
+def make(name, gate, **keys):
+    torch.manual_seed(0)
+    config = GPTConfig(attention=name, gate=gate, n_layer=1, n_embd=C, n_head=H, block_size=T, vocab_size=1, **keys)
+    return randomized(MIXERS[name](config, parse_gate(gate)))
+
+
+@torch.no_grad()
+def randomized(module):
+    """Weights far from their start: gates that are open and shut, norms that are not 1."""
+    for name, p in module.named_parameters():
+        p.copy_(torch.randn_like(p) * (0.3 if p.dim() > 1 else 0.5) + (1.0 if "norm" in name else 0.0))
+    return module.eval()
+
+
+@torch.no_grad()
+def assert_same(ours, theirs):
+    x = torch.randn(B, T, C)
+    y, expected = ours(x)[0], theirs(x)
+    assert expected.abs().max() > 0.01
+    assert (y - expected).abs().max() < TOLERANCE * max(1, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("n_kv_head", [4, 2, 1])
+@torch.no_grad()
+def test_gated_softmax_with_gqa_qk_norm_and_rope_is_qwen3_next_attention(n_kv_head):
+    ours = make("softmax", "elementwise", qk_norm=True, n_kv_head=n_kv_head)
+    config = Qwen3NextConfig(
+        hidden_size=C, num_attention_heads=H, num_key_value_heads=n_kv_head, head_dim=D, rms_norm_eps=NORM_EPS,
+        attn_implementation="eager", max_position_embeddings=T,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+    )  # fmt: skip
+    oracle = Qwen3NextAttention(config, layer_idx=3).eval()
+    q, k, v = ours.qkv.weight.split([H * D, n_kv_head * D, n_kv_head * D])
+    gate = ours.gates["readout"].proj.weight
+    # theirs holds, head by head, D rows of q and D rows of the gate
+    oracle.q_proj.weight.copy_(torch.cat([q.view(H, D, C), gate.view(H, D, C)], dim=1).reshape(2 * H * D, C))
+    oracle.k_proj.weight.copy_(k)
+    oracle.v_proj.weight.copy_(v)
+    oracle.o_proj.weight.copy_(ours.out_proj.weight)
+    oracle.q_norm.weight.copy_(ours.q_norm.weight - 1)  # theirs is 1 + weight
+    oracle.k_norm.weight.copy_(ours.k_norm.weight - 1)
+    position = Qwen3NextRotaryEmbedding(config)
+    mask = torch.full((T, T), -torch.inf).triu(1)[None, None]
+    assert_same(ours, lambda x: oracle(x, position(x, torch.arange(T)[None]), mask)[0])
+
+
+@pytest.mark.parametrize("n_groups", [1, 2])
+@torch.no_grad()
+def test_native_mamba2_is_mamba2_mixer(n_groups):
+    N, inner = 24, 2 * C
+    ours = make("mamba2", "native", state_size=N, n_groups=n_groups)
+    config = Mamba2Config(
+        hidden_size=C, num_heads=2 * H, head_dim=D, state_size=N, n_groups=n_groups, expand=2, conv_kernel=4,
+        use_bias=False, use_conv_bias=True, layer_norm_epsilon=NORM_EPS, chunk_size=32, num_hidden_layers=1,
+    )  # fmt: skip
+    oracle = Mamba2Mixer(config, layer_idx=0).eval()
+    # theirs holds the rows [z, x, B, C, dt] in one projection: z is our native gate
+    oracle.in_proj.weight.copy_(torch.cat([ours.gates["native"].proj.weight, ours.in_proj.weight]))
+    oracle.conv1d.weight.copy_(ours.conv.weight.T[:, None])
+    oracle.conv1d.bias.copy_(ours.conv.bias)
+    for name in ("dt_bias", "A_log", "D"):
+        getattr(oracle, name).copy_(getattr(ours, name))
+    oracle.norm.weight.copy_(ours.norm.weight)
+    oracle.out_proj.weight.copy_(ours.out_proj.weight)
+    assert ours.in_proj.weight.shape[0] == inner + 2 * n_groups * N + 2 * H
+    assert_same(ours, oracle)
+
+
+@torch.no_grad()
+def test_native_gated_deltanet_is_qwen3_next_gated_deltanet():
+    ours = make("gated_deltanet", "native")
+    config = Qwen3NextConfig(
+        hidden_size=C, linear_num_value_heads=H, linear_num_key_heads=H, linear_key_head_dim=D,
+        linear_value_head_dim=D, linear_conv_kernel_dim=4, rms_norm_eps=NORM_EPS,
+    )  # fmt: skip
+    oracle = Qwen3NextGatedDeltaNet(config, layer_idx=0).eval()
+    q, k, v, beta, dt = ours.in_proj.weight.split([C, C, C, H, H])
+    z = ours.gates["native"].proj.weight
+    # theirs holds, head by head, D rows of each of q, k, v, z; then b, a
+    qkvz = torch.cat([w.view(H, D, C) for w in (q, k, v, z)], dim=1)
+    oracle.in_proj_qkvz.weight.copy_(qkvz.reshape(4 * C, C))
+    oracle.in_proj_ba.weight.copy_(torch.stack([beta, dt], dim=1).reshape(2 * H, C))
+    oracle.conv1d.weight.copy_(ours.conv.weight.T[:, None])
+    oracle.dt_bias.copy_(ours.dt_bias)
+    oracle.A_log.copy_(ours.A_log)
+    oracle.norm.weight.copy_(ours.norm.weight)
+    oracle.out_proj.weight.copy_(ours.out_proj.weight)
+    assert_same(ours, oracle)
+
+
+@torch.no_grad()
+def test_native_gla_is_the_recurrence_written_out():
+    """No public GLA layer runs on a CPU: the definition of Yang et al. 2023, token by token."""
+    ours = make("gla", "native")
+
+    def gla(x):
+        q, k, v = (y.view(B, T, H, D) for y in (x @ ours.qkv.weight.T).split(C, dim=-1))
+        logits = x @ ours.decay_in.weight.T @ ours.decay_out.weight.T + ours.decay_out.bias
+        alpha = (F.logsigmoid(logits) / 16).exp().view(B, T, H, D)
+        S, outputs = torch.zeros(B, H, D, D), []
+        for t in range(T):
+            S = alpha[:, t, :, :, None] * S + k[:, t, :, :, None] * v[:, t, :, None, :]
+            outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t] * D**-0.5, S))
+        o = torch.stack(outputs, dim=1)
+        o = o / (o.square().mean(-1, keepdim=True) + NORM_EPS).sqrt() * ours.norm.weight
+        gate = (x @ ours.gates["native"].proj.weight.T).view(B, T, H, D)
+        return (o * gate * gate.sigmoid()).flatten(2) @ ours.out_proj.weight.T
+
+    assert_same(ours, gla)
+
+
+def minimax_oracle(qkv, gate, norm, out_proj):
+    config = MiniMaxConfig(
+        hidden_size=C, num_attention_heads=H, head_dim=D, num_hidden_layers=2, block_size=32, hidden_act="silu",
+        layer_types=["linear_attention", "linear_attention"],
+    )  # fmt: skip
+    oracle = MiniMaxLightningAttention(config, layer_idx=0).eval()
+    # theirs holds, head by head, D rows of each of q, k, v
+    oracle.qkv_proj.weight.copy_(qkv.view(3, H, D, C).transpose(0, 1).reshape(3 * C, C))
+    oracle.output_gate.weight.copy_(gate)
+    oracle.norm.weight.copy_(norm)
+    oracle.norm.variance_epsilon = NORM_EPS
+    oracle.out_proj.weight.copy_(out_proj)
+    return oracle, -oracle.slope_rate.flatten()  # log-decay, one per head
+
+
+@torch.no_grad()
+def test_the_recurrence_with_a_fixed_decay_norm_and_sigmoid_gate_is_minimax_lightning_attention():
+    torch.manual_seed(0)
+    qkv, gate, out = torch.randn(3 * C, C) * 0.2, torch.randn(C, C) * 0.3, torch.randn(C, C) * 0.2
+    weight = torch.randn(C) + 1
+    oracle, log_decay = minimax_oracle(qkv, gate, weight, out)
+
+    def composed(x):
+        q, k, v = F.silu(x @ qkv.T).view(B, T, 3, H, D).unbind(2)
+        o, state = recurrent(q, k, v, log_decay=log_decay.expand(B, T, H))
+        o = F.rms_norm(o.flatten(2), (C,), weight, NORM_EPS)
+        return (o * (x @ gate.T).sigmoid()) @ out.T, state
+
+    assert_same(composed, lambda x: oracle(x, None, None)[0])
+
+
+@torch.no_grad()
+def test_the_new_mixer_of_the_readme_is_minimax_lightning_attention(monkeypatch):
+    """The README's example of a new mixer, run as it stands there."""
+    readme = (Path(nanogate.__file__).parent / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(class Lightning.*?)```", readme, re.DOTALL)
+    monkeypatch.setattr(nanogate, "MIXERS", MIXERS)
+    monkeypatch.delitem(MIXERS, "lightning", raising=False)
+    exec(code, vars(nanogate))
+    try:
+        ours = make("lightning", "native")
+        gate = ours.gates["native"].proj.weight
+        oracle, log_decay = minimax_oracle(ours.qkv.weight, gate, ours.norm.weight, ours.out_proj.weight)
+        ours.log_decay.copy_(log_decay)
+        assert_same(ours, lambda x: oracle(x, None, None)[0])
+        assert len(code.strip().splitlines()) <= 22
+    finally:
+        del MIXERS["lightning"], nanogate.Lightning
+
+
+def test_mixers_draw_decays_as_published():
+    """Median decay at the start: 0.94 for gated_deltanet with fla's dt_bias (ones, as in Qwen3-Next, gave 3e-5)."""
+    torch.manual_seed(0)
+    for name, low, high in (("gla", 0.95, 0.965), ("mamba2", 0.85, 0.98), ("gated_deltanet", 0.85, 0.98)):
+        config = GPTConfig(attention=name, n_layer=1, n_embd=1024, n_head=256, block_size=T, vocab_size=1)
+        block = nanogate.GPT(config).blocks[0]
+        log_decay = block.mixer.project(F.rms_norm(torch.randn(1, 8, 1024), (1024,)), None, 0).log_decay
+        assert low < log_decay.detach().exp().median().item() < high, name
+    assert isinstance(block.mixer.in_proj, nn.Linear)
