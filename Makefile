@@ -7,13 +7,17 @@ PY := .venv/bin/python
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /: /' | column -t -s: -l2
 
-demo: .venv/.installed out/pystdlib/.trained ## install, run the minimum experiment, train a small GPT and sample from it (10 minutes)
+demo: .venv/.installed ## install, run the minimum experiment, train a small GPT and sample from it (10 minutes)
 	$(PY) experiment.py config/experiments/minimum.py --out_dir=out/minimum
+	@$(MAKE) --no-print-directory out/pystdlib/.trained
 	$(PY) evaluate.py --checkpoint=out/pystdlib/best.pt
 	$(PY) sample.py --checkpoint=out/pystdlib/best.pt --start="def main(" --num_samples=1 --max_new_tokens=240
 
 test: .venv/.installed-dev lint ## the tests, and ruff (CI runs this)
 	$(PY) -m pytest -n 2 -m "not slow"
+
+check: .venv/.installed-dev ## make check MIXER=name: what a mixer promises, in seconds
+	MIXER=$(MIXER) $(PY) -m pytest tests/test_contract.py
 
 test-all: .venv/.installed-dev lint ## every test, the slow ones that train models too
 	$(PY) -m pytest -n 2

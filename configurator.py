@@ -88,6 +88,11 @@ def build(config_class, values, source=""):
     return config_class(**_check(config_class, values, source))
 
 
+def check(instance):
+    """The checks of `build` on a dataclass made by hand: for its __post_init__."""
+    vars(instance).update(_check(type(instance), vars(instance)))
+
+
 def _check(config_class, values, source=""):
     fields, hints = _fields(config_class), typing.get_type_hints(config_class)
     prefix = f"{_shorten(source, 200)}: " if source else ""

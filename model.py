@@ -19,6 +19,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+import configurator
 from configurator import UserError, check_choice, key
 from gate import GATE_ACTIVATIONS, READOUT_ACTIVATIONS, Gate, parse_gate
 from layers import ShortConv, l2_norm, make_conv, manual_attention, rotate
@@ -85,6 +86,7 @@ class GPTConfig:
     match_params: bool = key(False, "narrow the MLP until a gated model has its ungated twin's parameter count")
 
     def __post_init__(self):
+        configurator.check(self)
         if self.attention == "gated":  # BlaGPT's name for softmax with the gate of Qiu et al.
             self.attention = "softmax"
             self.gate = "elementwise" if self.gate == "none" else self.gate

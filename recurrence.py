@@ -21,7 +21,7 @@ There is no scale: a mixer scales its q.
 import torch
 import torch.nn.functional as F
 
-# exp(+-80) is finite in float32 (the limit is 88) with room for the factors it is multiplied with
+# exp(80) is finite in float32 (the limit is exp(88)), with room for the factors it is multiplied with
 SAFE_EXPONENT = 80.0
 
 
@@ -151,19 +151,20 @@ def _weights(q, k, c):
 
 
 def _channel_weights(q, k, c):
-    """One decay per channel: exp(c_i - c_j) = exp(c_i - p) exp(p - c_j), split so that no factor overflows.
+    """One decay per channel: exp(c_i - c_j) = exp(c_i - p) exp(p - c_j), with a pivot p that keeps both factors finite.
 
-    Where the decays of the whole block are mild, one pivot p in its middle serves. Where they are not, p is the
-    end of the left half: both factors of (right rows, left columns) are then at most 1, and each half is a smaller
-    block of the same kind, until one token is left. Exact for any decay.
+    Where the decays of the whole block are mild, p is its first token. Where they are not, p is the end of the left
+    half: both factors of (right rows, left columns) are then at most 1, and each half is a smaller block of the same
+    kind, until one token is left. Exact for any decay. (A pivot in the middle would reach further, but the rounding of
+    a row would then depend on tokens after it.)
     """
-    C = c.shape[-2]
-    pivot = c[..., (C - 1) // 2 : (C + 1) // 2, :]
-    if C == 1 or torch.maximum(c[..., :1, :] - pivot, pivot - c[..., -1:, :]).max() < SAFE_EXPONENT:
-        return ((q * (c - pivot).exp()) @ (k * (pivot - c).exp()).mT).tril()
-    (q_left, q_right), (k_left, k_right), (c_left, c_right) = (x.chunk(2, dim=-2) for x in (q, k, c))
-    below = (q_right * (c_right - pivot).exp()) @ (k_left * (pivot - c_left).exp()).mT
-    halves = _channel_weights(*(torch.stack(x.chunk(2, dim=-2), -3) for x in (q, k, c)))  # (..., 2, C/2, C/2)
+    C, first = c.shape[-2], c[..., :1, :]
+    if C == 1 or (first - c[..., -1:, :]).max() < SAFE_EXPONENT:
+        return ((q * (c - first).exp()) @ (k * (first - c).exp()).mT).tril()
+    q, k, c = (torch.stack(x.chunk(2, dim=-2), dim=-3) for x in (q, k, c))  # (..., 2, C/2, Dk)
+    pivot = c[..., 0, -1:, :]
+    rows, columns = q[..., 1, :, :] * (c[..., 1, :, :] - pivot).exp(), k[..., 0, :, :] * (pivot - c[..., 0, :, :]).exp()
+    below, halves = rows @ columns.mT, _channel_weights(q, k, c)
     top = torch.cat([halves[..., 0, :, :], torch.zeros_like(below)], -1)
     return torch.cat([top, torch.cat([below, halves[..., 1, :, :]], -1)], -2)
 

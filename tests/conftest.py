@@ -1,0 +1,109 @@
+"""What several test files share: small data sets, a model that trains in seconds, a way to read what a run wrote."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# before torch is first imported: tests run side by side, one thread each
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import train  # noqa: E402
+from configurator import UserError  # noqa: E402
+from data.mqar import prepare as mqar_prepare  # noqa: E402
+from data.shards import write_stream  # noqa: E402
+from data.tokenizer import get_tokenizer  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = dict(
+    n_layer=2, n_embd=16, n_head=2, mlp_ratio=2, block_size=32, batch_size=4, max_iters=8, warmup_iters=2,
+    learning_rate=3e-3, eval_interval=4, eval_batch_size=100, log_interval=1, device="cpu", dtype="float32", threads=1,
+)  # fmt: skip
+# a stream of bytes with characters of 1, 2, 3 and 4 of them
+LINES = ["The quick brown fox jumps over the lazy dog.\n", "Zwölf Boxkämpfer jagen Eva über den Deich.\n", "名は。🙂\n"]
+
+
+class Helpers:
+    tiny, lines = TINY, LINES
+
+    @staticmethod
+    def words(**keys):
+        """The words of a command line."""
+        return [f"--{name}={value}" for name, value in keys.items()]
+
+    @classmethod
+    def train(cls, dataset, out_dir, **keys):
+        """train.main in this process, with the tiny model unless keys say otherwise. Returns out_dir."""
+        train.main(cls.words(**TINY | dict(dataset=dataset, out_dir=out_dir) | keys))
+        return out_dir
+
+    @staticmethod
+    def metrics(out_dir, event=None):
+        """The rows of metrics.jsonl, all or those of one event. NaN and Infinity are no JSON, and fail here."""
+
+        def refuse(constant):
+            raise AssertionError(f"{constant} is no JSON")
+
+        lines = (out_dir / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line, parse_constant=refuse) for line in lines]
+        return [row for row in rows if event in (None, row["event"])]
+
+    @classmethod
+    def losses(cls, out_dir):
+        """{step: training loss}; every step stands there once."""
+        rows = cls.metrics(out_dir, "train")
+        losses = {row["step"]: row["loss"] for row in rows}
+        assert len(losses) == len(rows)
+        return losses
+
+    @staticmethod
+    def script(*words, stdin=None, **environment):
+        """A script of the repository in a process of its own. Returns it when it has ended, its output as bytes."""
+        return subprocess.run(
+            [sys.executable, *map(str, words)], cwd=ROOT, input=stdin, capture_output=True, env=os.environ | environment
+        )
+
+    @staticmethod
+    def error_of(function, *args, **keys):
+        """The text of the UserError that the call must raise, which must be one line."""
+        with pytest.raises(UserError) as caught:
+            function(*args, **keys)
+        text = str(caught.value)
+        assert text.isprintable() and len(text) < 400
+        return text
+
+
+@pytest.fixture(scope="session")
+def helpers():
+    return Helpers
+
+
+@pytest.fixture(scope="session")
+def mqar(tmp_path_factory):
+    """Rows of 32 tokens, 4 pairs, all asked for; 7 keys, 8 values."""
+    folder = tmp_path_factory.mktemp("mqar")
+    keys = dict(seq_len=32, pairs=4, vocab_size=16, power=1, train_size=10_000, val_size=300, out_dir=folder)
+    mqar_prepare.main(Helpers.words(**keys))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def mixed_mqar(tmp_path_factory):
+    """Rows of 2 to 7 labels and two lengths."""
+    folder = tmp_path_factory.mktemp("mixed_mqar")
+    keys = dict(slices="16/2,32/4,32/7", vocab_size=16, train_size=400, val_size=40, out_dir=folder)
+    mqar_prepare.main(Helpers.words(**keys))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """A stream of bytes: 40 documents for training, 7 for validation."""
+    folder = tmp_path_factory.mktemp("text")
+    splits = {"train": [LINES[i % 3] for i in range(40)], "val": [LINES[(i + 1) % 3] for i in range(7)]}
+    about = dict(generator="tests", generator_version=1, parameters={}, seed=0)
+    write_stream(folder, splits, tokenizer=get_tokenizer("byte"), name="text", **about)
+    return folder

@@ -1,0 +1,171 @@
+"""What every mixer promises, with every gate that it takes: the mixers come from the dict in model.py.
+
+python -m pytest tests/test_contract.py
+MIXER=gla python -m pytest tests/test_contract.py        one mixer: make check MIXER=gla
+"""
+
+import os
+
+import pytest
+import torch
+
+from configurator import UserError, check_choice
+from gate import GATE_ACTIVATIONS
+from model import GPT, MIXERS, GPTConfig
+
+T, VOCAB, CHUNK = 140, 50, 64
+GATES = [
+    "none",
+    "native",
+    "elementwise",
+    "headwise",
+    "shared",
+    "scalar",
+    "elementwise@value",
+    "headwise@key",
+    "elementwise@query",
+    "elementwise@output",
+    "headwise@denominator",
+    "elementwise@readout+headwise@value",
+    "native+elementwise",
+]
+OPTIONS = {  # keys beside the gate string: each is tried with every mixer
+    "a gate of rank 3": dict(gate="elementwise", gate_rank=3, gate_bias=0.5),
+    "a static gate": dict(gate="elementwise", gate_input="static"),
+    "norm after the gate": dict(gate="elementwise", norm_first=False),
+    "an rms norm": dict(gate="headwise", readout_norm="rms"),
+    "no norm": dict(gate="native+elementwise", readout_norm="none"),
+    "a readout without weights": dict(gate="none", readout_activation="silu"),
+    "short convolutions": dict(gate="elementwise", short_conv=3),
+    "no convolutions": dict(gate="native", short_conv=0),
+    "matched parameters": dict(gate="elementwise", match_params=True),
+    "learned positions": dict(gate="none", position="learned"),
+    "grouped heads": dict(gate="elementwise@key+elementwise@value", n_kv_head=2, n_groups=2, qk_norm=True),
+    "soft-caps": dict(gate="none", attention_softcap=3.0, logit_softcap=5.0),
+    **{f"activation {name}": dict(gate="elementwise", gate_activation=name) for name in GATE_ACTIVATIONS},
+}
+HYBRID = "gated_deltanet,gated_deltanet,gated_deltanet,softmax"
+HYBRID_GATE = "native,native,native,elementwise"  # the Qwen3-Next shape
+
+
+def make_config(**keys):
+    return GPTConfig(**(dict(n_layer=2, n_head=4, n_embd=32, block_size=150, vocab_size=VOCAB, state_size=8) | keys))
+
+
+def is_valid(**keys):
+    try:
+        return bool(make_config(**keys))
+    except UserError:  # this mixer refuses this gate: test_model.py holds the table of refusals
+        return False
+
+
+def list_cases():
+    mixer = os.environ.get("MIXER")
+    if mixer:
+        check_choice("MIXER", mixer, MIXERS)
+    names = [mixer] if mixer else list(MIXERS)
+    cases = {f"{name}, {gate}": dict(attention=name, gate=gate) for name in names for gate in GATES}
+    cases |= {f"{name}, {about}": dict(attention=name, **keys) for name in names for about, keys in OPTIONS.items()}
+    if not mixer:
+        cases["the Qwen3-Next shape"] = dict(attention=HYBRID, gate=HYBRID_GATE, n_layer=4)
+        cases["all mixers in one"] = dict(attention=",".join(names), gate="native,elementwise", n_layer=len(names))
+    return {about: keys for about, keys in cases.items() if is_valid(**keys)}
+
+
+CASES = list_cases()
+every_case = pytest.mark.parametrize("keys", CASES.values(), ids=CASES.keys())
+
+
+@torch.no_grad()
+def make_model(keys, dtype=torch.float64):
+    """A model whose every weight is off its start: gates that begin at zero would hide mistakes."""
+    torch.manual_seed(0)
+    model = GPT(make_config(**keys)).to(dtype).eval()
+    for p in model.parameters():
+        p.add_(torch.randn_like(p) * 0.1)
+    return model
+
+
+def make_ids():
+    return torch.randint(VOCAB, (2, T), generator=torch.Generator().manual_seed(1))
+
+
+@every_case
+@torch.no_grad()
+def test_later_tokens_leave_earlier_logits_bit_equal(keys):
+    model, idx = make_model(keys, torch.float32), make_ids()
+    logits = model(idx)
+    for t in (0, CHUNK - 1, CHUNK, T - 2):
+        changed = idx.clone()
+        changed[:, t + 1 :] = (changed[:, t + 1 :] + 1) % VOCAB
+        assert torch.equal(model(changed)[:, : t + 1], logits[:, : t + 1])
+        assert not torch.equal(model(changed)[:, t + 1 :], logits[:, t + 1 :])
+
+
+@every_case
+@torch.no_grad()
+def test_a_prefix_gives_a_prefix(keys):
+    model, idx = make_model(keys), make_ids()
+    logits = model(idx)
+    for t in (1, 2, CHUNK - 1, CHUNK, CHUNK + 1, T - 1):
+        assert (model(idx[:, :t]) - logits[:, :t]).abs().max() < 1e-10
+
+
+@every_case
+@torch.no_grad()
+def test_prefill_then_steps_equals_the_full_forward(keys):
+    model, idx = make_model(keys), make_ids()
+    expected = model(idx)
+    for split in (1, CHUNK - 1, CHUNK, CHUNK + 1, T - 1):
+        x, state = model.features(idx[:, :split], model.init_state(2, dtype=torch.float64))
+        parts = [x]
+        for t in range(split, min(split + 8, T)):  # eight steps cross every convolution and one chunk's border
+            x, state = model.features(idx[:, t : t + 1], state, start=t)
+            parts.append(x)
+        logits = model.logits(torch.cat(parts, dim=1))
+        assert (logits - expected[:, : logits.shape[1]]).abs().max() < 1e-10
+
+
+@every_case
+@torch.no_grad()
+def test_prefill_in_pieces_equals_the_full_forward(keys):
+    model, idx = make_model(keys), make_ids()
+    state, start, parts = model.init_state(2, dtype=torch.float64), 0, []
+    for length in (3, CHUNK, 2, T - CHUNK - 5):
+        x, state = model.features(idx[:, start : start + length], state, start)
+        parts, start = [*parts, x], start + length
+    assert start == T
+    assert (model.logits(torch.cat(parts, dim=1)) - model(idx)).abs().max() < 1e-10
+
+
+@every_case
+def test_gradients_reach_every_parameter_and_are_finite(keys):
+    model, idx = make_model(keys, torch.float32).train(), make_ids()
+    model(idx[:, :-1], idx[:, 1:]).backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None and p.grad.isfinite().all() and p.grad.abs().max() > 0, name
+
+
+@every_case
+@torch.no_grad()
+def test_state_bytes_are_those_of_the_cache(keys):
+    model = make_model(keys, torch.float32)
+    _, state = model.features(make_ids(), model.init_state(2))
+    assert model.state_bytes(2) == sum(tensor.nbytes for layer in state for tensor in layer.values())
+
+
+@every_case
+@torch.no_grad()
+def test_explicit_weights_reproduce_the_readout(keys):
+    model = make_model(keys)
+    for block in model.blocks:
+        mixer, x = block.mixer, torch.randn(2, T, 32, dtype=torch.float64)
+        p = mixer.gated_projection(x, None, 0)
+        if "denominator" in mixer.gates:
+            continue  # the weights are those before the gate on the denominator
+        v = p.v.repeat_interleave(mixer.n_head // p.v.shape[2], dim=2)
+        readout = torch.einsum("bhij,bjhd->bihd", mixer.weights(x), v)
+        expected = mixer.read(p, None, 0)
+        if mixer.norm_kind == "denominator":
+            expected = expected[..., :-1] / expected[..., -1:].clamp(min=1e-6)
+        assert (readout - expected).abs().max() < 1e-10

@@ -1,0 +1,436 @@
+"""
+Training: that it learns, that a run is a function of its seed alone, what it writes and what it refuses.
+
+    python -m pytest tests/test_train.py
+"""
+
+import functools
+import json
+import math
+import shutil
+import types
+
+import numpy as np
+import pytest
+import torch
+
+import checkpoint as checkpoints
+import configurator
+import train
+from data.shards import open_dataset, write_examples
+
+# 2 x 64 with a short convolution, which lets the first layer see the key in front of a value
+LEARNS = dict(
+    n_embd=64, short_conv=3, batch_size=32, max_iters=200, warmup_iters=20, eval_interval=1000, log_interval=50
+)
+
+
+@pytest.fixture
+def run(mqar, tmp_path, helpers):
+    """run(name, key=value, ...) trains the tiny model on MQAR in the folder of that name, and returns the folder."""
+    return lambda name, **keys: helpers.train(**dict(dataset=mqar, out_dir=tmp_path / name) | keys)
+
+
+@pytest.fixture(scope="module")
+def trained(mqar, tmp_path_factory, helpers):
+    """A run of 8 steps, to look at and to start from; nobody writes to it."""
+    return helpers.train(mqar, tmp_path_factory.mktemp("trained") / "out")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Learning
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_softmax_with_a_short_convolution_learns_mqar(run, helpers, seed):
+    out = run("out", seed=seed, **LEARNS)
+    assert helpers.metrics(out, "eval")[-1]["accuracy"] > 0.95
+
+
+def test_nothing_is_learned_from_labels_that_do_not_belong_to_their_rows(mqar, run, tmp_path, helpers):
+    rng, splits = np.random.default_rng(0), {}
+    for split in ("train", "val"):
+        rows = np.load(mqar / f"{split}_0000.npy")
+        labels = rows[:, 1]
+        labels[labels > 0] = rng.permutation(labels[labels > 0])
+        splits[split] = [(rows, {"slice": "32/4"})]
+    about = dict(generator="tests", generator_version=1, parameters={}, seed=0)
+    write_examples(tmp_path / "shuffled", splits, vocab_size=16, name="mqar", tokenizer="mqar", **about)
+    result = helpers.metrics(run("out", dataset=tmp_path / "shuffled", **LEARNS), "eval")[-1]
+    # chance is 1/8; 1,200 labels put the standard error at one point
+    assert abs(result["accuracy"] - 1 / 8) < 0.04
+    assert math.log(8) - 0.01 < result["val_loss"] < math.log(8) + 0.1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A run is a function of its seed: whatever the processes, the evaluations, the restarts
+
+TWICE = """
+import sys
+import train
+
+for dropout in (0.0, 0.1):
+    train.main([*sys.argv[1:], f"--dropout={dropout}", f"--out_dir={sys.argv[1].partition('=')[2]}-{dropout}"])
+"""
+
+
+@pytest.fixture(scope="module")
+def one_process(mixed_mqar, tmp_path_factory, helpers):
+    """dropout -> the run of one process that takes the four micro-steps of a step one after the other."""
+    folder = tmp_path_factory.mktemp("one_process")
+    keys = dict(gradient_accumulation_steps=4, max_iters=6)
+    return {p: helpers.train(mixed_mqar, folder / f"{p}", dropout=p, **keys) for p in (0.0, 0.1)}
+
+
+def test_the_micro_steps_of_these_tests_have_different_numbers_of_labels(mixed_mqar):
+    dataset, keys = open_dataset(mixed_mqar), dict(seed=1337, batch_size=4, block_size=32)
+    for step in range(3):
+        batches = (dataset.batch("train", step, micro_step=m, gradient_accumulation_steps=4, **keys) for m in range(4))
+        assert len({int((targets != -100).sum()) for _, targets in batches}) > 1
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_share_the_micro_steps_and_change_nothing(processes, one_process, mixed_mqar, tmp_path, helpers):
+    (tmp_path / "twice.py").write_text(TWICE)  # one start of the processes for both values of dropout
+    keys = helpers.tiny | dict(dataset=mixed_mqar, gradient_accumulation_steps=4, max_iters=6)
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", tmp_path / "twice.py"]
+    words = helpers.words(out_dir=tmp_path / "out", **keys)
+    ended = helpers.script(*launch, *words, PYTHONPATH=str(train.HERE))
+    assert ended.returncode == 0, ended.stderr.decode()
+    for dropout, alone in one_process.items():
+        together = tmp_path / f"out-{dropout}"
+        assert helpers.losses(together) == pytest.approx(helpers.losses(alone), rel=1e-5)
+        assert len(helpers.losses(together)) == 6
+        for event, name in (("train", "grad_norm"), ("eval", "val_loss"), ("eval", "accuracy"), ("eval", "labels")):
+            shared, own = ([row[name] for row in helpers.metrics(out, event)] for out in (together, alone))
+            assert shared == pytest.approx(own, rel=1e-4), name
+
+
+def test_four_micro_steps_are_one_batch_four_times_as_large(run, one_process, mixed_mqar, helpers):
+    large = run("large", dataset=mixed_mqar, batch_size=16, max_iters=6)
+    assert helpers.losses(large) == pytest.approx(helpers.losses(one_process[0.0]), rel=1e-5)
+
+
+def test_dropout_changes_the_losses(one_process, helpers):
+    plain, dropped = (helpers.losses(one_process[p]) for p in (0.0, 0.1))
+    assert all(abs(plain[step] - dropped[step]) > 1e-4 for step in plain)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_evaluation_does_not_touch_training(run, helpers, dropout):
+    often, never = (run(f"{n}", eval_interval=n, dropout=dropout) for n in (1, 1000))
+    assert helpers.losses(often) == helpers.losses(never)
+    assert [row["step"] for row in helpers.metrics(often, "eval")] == list(range(9))
+    assert [row["step"] for row in helpers.metrics(never, "eval")] == [0, 8]
+
+
+def test_the_seed_settles_the_run_and_another_seed_gives_another(run, trained, helpers):
+    again, other = run("again"), run("other", seed=1)
+    assert helpers.losses(again) == helpers.losses(trained) != helpers.losses(other)
+
+
+def equal(a, b):
+    """Whether two checkpoints' values are the same to the bit."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[name], b[name]) for name in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def without_times(rows):
+    return [{k: v for k, v in row.items() if k not in ("tokens_per_second", "seconds")} for row in rows]
+
+
+@pytest.mark.parametrize("keys", [dict(), dict(dropout=0.1, gradient_accumulation_steps=3)], ids=["plain", "dropout"])
+def test_stop_and_resume_equals_one_run_to_the_bit(run, helpers, keys):
+    keys = dict(keys, lr_decay_iters=8)
+    whole = run("whole", **keys)
+    run("parts", max_iters=4, **keys)
+    parts = run("parts", init_from="resume", **keys)
+    ours, theirs = (checkpoints.load(out / "ckpt.pt") for out in (whole, parts))
+    for name in ("model", "optimizer", "scaler", "rng", "iter_num", "best_val_loss", "model_args"):
+        assert equal(ours[name], theirs[name]), name
+    assert equal(*(checkpoints.load(out / "best.pt")["model"] for out in (whole, parts)))
+    assert without_times(helpers.metrics(whole)) == without_times(helpers.metrics(parts))
+
+
+def test_resume_after_a_kill_drops_the_rows_that_are_run_again(run, helpers):
+    keys = dict(lr_decay_iters=8)
+    whole = run("whole", **keys)
+    killed = run("killed", max_iters=4, **keys)
+    rows = [json.dumps(row) for row in helpers.metrics(whole)]
+    # killed after step 6, when it was writing the next line; ckpt.pt is of step 4
+    kept = [row for row in rows if json.loads(row)["step"] <= 6]
+    (killed / "metrics.jsonl").write_text("\n".join(kept) + '\n{"event": "tra')
+    run("killed", init_from="resume", **keys)
+    assert without_times(helpers.metrics(killed)) == without_times(helpers.metrics(whole))
+
+
+def test_resuming_a_finished_run_only_evaluates_it_again(run, helpers):
+    out = run("out")
+    before, weights = helpers.metrics(out), checkpoints.load(out)["model"]
+    run("out", init_from="resume")
+    assert without_times(helpers.metrics(out)) == without_times(before)
+    assert equal(checkpoints.load(out)["model"], weights)
+
+
+def test_resume_takes_the_model_from_the_checkpoint(run, text, tmp_path, helpers):
+    # block_size, too: the default is longer than all of this text
+    keys = {name: value for name, value in helpers.tiny.items() if name not in ("n_layer", "n_embd", "block_size")}
+    out = run("out", dataset=text, max_iters=4)
+    train.main(helpers.words(dataset=text, out_dir=out, init_from="resume", **keys))
+    checkpoint = checkpoints.load(out)
+    assert checkpoint["iter_num"] == 8
+    assert [checkpoint["model_args"][name] for name in ("n_layer", "n_embd", "block_size")] == [2, 16, 32]
+
+
+def test_resume_is_refused_without_a_checkpoint_with_other_data_and_past_the_end(run, trained, mixed_mqar, helpers):
+    message = helpers.error_of(run, "nothing", init_from="resume")
+    assert "ckpt.pt" in message and "no such checkpoint" in message
+    message = helpers.error_of(run, trained, init_from="resume", dataset=mixed_mqar)
+    assert f"{mixed_mqar}: not the data that" in message
+    assert "is at step 8 already" in helpers.error_of(run, trained, init_from="resume", max_iters=7)
+    assert checkpoints.load(trained)["iter_num"] == 8
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Starting from the weights of another run
+
+
+def test_a_gate_can_be_added_to_a_trained_model(run, trained, capsys):
+    out = run("gated", init_from=trained / "best.pt", gate="elementwise", gate_activation="sigmoid2", max_iters=1)
+    said = capsys.readouterr().out
+    assert "18 of 20 tensors taken" in said
+    gates = [f"blocks.{i}.mixer.gates.readout.proj.weight" for i in (0, 1)]
+    assert f"as at a fresh start: {', '.join(gates)}\n" in said
+    assert "left out" not in said
+    # sigmoid2 of a new gate keeps the readout: the gated model begins where the other one ended
+    first = json.loads((out / "metrics.jsonl").read_text().splitlines()[0])
+    last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-2])
+    assert first["event"] == last["event"] == "eval" and first["step"] == 0
+    assert first["val_loss"] == pytest.approx(last["val_loss"], rel=1e-6)
+
+
+def test_weights_of_another_shape_are_left_and_named(run, trained, capsys):
+    run("wider", init_from=trained, mlp_ratio=3, max_iters=1)
+    said = capsys.readouterr().out
+    assert "8 of 12 tensors taken" in said
+    assert "left out: blocks.0.mlp.up.weight, blocks.0.mlp.down.weight, blocks.1.mlp" in said
+
+
+def test_a_checkpoint_of_which_nothing_fits_is_refused(run, trained, helpers):
+    message = helpers.error_of(run, "other", init_from=trained, n_embd=20, n_head=2)
+    assert "none of its weights fit this model" in message
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# When the numbers are not finite
+
+
+def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(run, trained, mqar, tmp_path, helpers, capfd):
+    with pytest.raises(SystemExit) as stopped:
+        run("out", learning_rate=1e12, grad_clip=None, warmup_iters=0)
+    assert stopped.value.code == 1
+    error = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error")]
+    assert len(error) == 1
+    assert "loss is nan at step 1, learning rate 9.66e+11; first bad tensor: wte.weight" in error[0]
+    out = tmp_path / "out"
+    assert checkpoints.load(out)["iter_num"] == 0
+    assert all(tensor.isfinite().all() for tensor in checkpoints.load(out)["model"].values())
+    assert [row["event"] for row in helpers.metrics(out)] == ["eval", "train", "stopped"]
+
+
+@pytest.mark.parametrize("keys", [dict(eval_interval=2), dict(max_iters=2)], ids=["between", "at the end"])
+def test_nan_that_no_line_of_the_log_saw_is_not_saved(run, tmp_path, helpers, keys):
+    with pytest.raises(SystemExit):
+        run("out", **dict(learning_rate=1e12, grad_clip=None, warmup_iters=0, log_interval=1000) | keys)
+    assert checkpoints.load(tmp_path / "out")["iter_num"] == 0
+    assert all(tensor.isfinite().all() for tensor in checkpoints.load(tmp_path / "out")["model"].values())
+    assert "val_loss" in helpers.metrics(tmp_path / "out", "eval")[-1]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a run writes
+
+
+def test_a_run_writes_its_config_its_code_its_rows_and_two_checkpoints(trained, mqar, helpers):
+    written = {file.name for file in trained.iterdir()}
+    assert written == {"config.json", "model.py", "metrics.jsonl", "ckpt.pt", "best.pt"}
+    about = json.loads((trained / "config.json").read_text())
+    config = configurator.build(train.TrainConfig, about["config"])
+    assert (config.n_embd, config.vocab_size, config.dataset) == (16, 16, str(mqar))
+    assert {"git_commit", "git_dirty", "versions", "command", "dtype", "n_params"} <= about.keys()
+    assert (trained / "model.py").read_text() == (train.HERE / "model.py").read_text()
+
+
+def test_metrics_hold_every_step_and_evaluation_and_end(trained, helpers):
+    rows = helpers.metrics(trained)
+    assert [row["step"] for row in rows if row["event"] == "train"] == list(range(8))
+    assert [row["step"] for row in rows if row["event"] == "eval"] == [0, 4, 8]
+    assert rows[-1]["event"] == "end" and rows[-1]["step"] == 8
+    for row in rows:
+        names = {
+            "train": {"loss", "lr", "grad_norm", "tokens_per_second"},
+            "eval": {"val_loss", "perplexity", "accuracy", "labels", "slices"},
+            "end": {"seconds"},
+        }[row["event"]]
+        assert row.keys() == names | {"event", "step"}
+
+
+def test_best_is_the_checkpoint_of_the_lowest_validation_loss(run, helpers):
+    # a rate at which the loss rises again
+    out = run("out", eval_interval=1, learning_rate=0.3, warmup_iters=0, max_iters=6)
+    losses = {row["step"]: row["val_loss"] for row in helpers.metrics(out, "eval")}
+    best, last = checkpoints.load(out / "best.pt"), checkpoints.load(out / "ckpt.pt")
+    assert best["iter_num"] == min(losses, key=losses.get) != 6 == last["iter_num"]
+    assert best["best_val_loss"] == last["best_val_loss"] == min(losses.values())
+
+
+def test_a_checkpoint_says_what_it_was_trained_on(trained, mqar):
+    checkpoint, dataset = checkpoints.load(trained), open_dataset(mqar)
+    assert checkpoint["data"]["sha256"] == dataset.sha256
+    assert (checkpoint["data"]["tokenizer"], checkpoint["data"]["vocab_size"]) == ("mqar", 16)
+    assert checkpoint["versions"]["torch"] == str(torch.__version__)
+    assert checkpoint["config"]["learning_rate"] == 3e-3 and checkpoint["dtype"] == "float32"
+
+
+def test_a_new_run_in_an_old_folder_keeps_nothing_of_the_old_one(run, helpers):
+    run("out")
+    assert [row["step"] for row in helpers.metrics(run("out", max_iters=2), "train")] == [0, 1]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Learning rate, dtype, device
+
+
+def test_learning_rate_warms_up_to_its_peak_and_ends_at_min_lr():
+    config = train.TrainConfig(learning_rate=1.0, warmup_iters=9, max_iters=109, min_lr=0.2)
+    rates = [train.learning_rate(config, step) for step in range(120)]
+    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert max(rates) == rates[9] == 1.0
+    assert all(later < earlier for earlier, later in zip(rates[9:], rates[10:110], strict=False))
+    assert rates[59] == pytest.approx(0.6)  # half-way between the two
+    assert rates[109:] == pytest.approx([0.2] * 11)
+
+
+def test_learning_rate_ends_at_a_tenth_or_stays_constant_if_asked():
+    config = train.TrainConfig(learning_rate=1.0, warmup_iters=0, max_iters=50, lr_decay_iters=20)
+    assert train.learning_rate(config, 0) == 1.0
+    assert train.learning_rate(config, 20) == train.learning_rate(config, 49) == pytest.approx(0.1)
+    constant = train.TrainConfig(learning_rate=1.0, warmup_iters=1, decay_lr=False, max_iters=50)
+    assert [train.learning_rate(constant, step) for step in (0, 1, 49)] == [0.5, 1.0, 1.0]
+
+
+def test_the_optimizer_follows_the_schedule(trained, helpers):
+    config = train.TrainConfig(**helpers.tiny)
+    rates = [row["lr"] for row in helpers.metrics(trained, "train")]
+    assert rates == [train.learning_rate(config, step) for step in range(8)]
+    saved = checkpoints.load(trained)["optimizer"]["param_groups"]
+    assert [group["lr"] for group in saved] == [rates[-1]] * 2
+
+
+def test_gradients_are_clipped_to_grad_clip(run, helpers, monkeypatch):
+    norms = []
+
+    def watch(optimizer, *args, **keys):
+        grads = [p.grad.norm() for group in optimizer.param_groups for p in group["params"]]
+        norms.append(float(torch.stack(grads).norm()))
+        return step(optimizer, *args, **keys)
+
+    step = torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", watch)
+    before = [row["grad_norm"] for row in helpers.metrics(run("out", grad_clip=0.1), "train")]
+    assert min(before) > 0.1
+    assert norms == pytest.approx([0.1] * 8, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_on_the_cpu_stays_near_float32(run, trained, helpers, dtype):
+    out = run("half", dtype=dtype)
+    half, full = helpers.losses(out), helpers.losses(trained)
+    assert half == pytest.approx(full, rel=5e-3) and half != full
+    weights = checkpoints.load(out)["model"].values()
+    assert {tensor.dtype for tensor in weights} == {torch.float32}
+
+
+def test_a_step_whose_float16_gradient_overflows_is_skipped_and_its_row_is_json(run, helpers, monkeypatch):
+    start_too_high = functools.partial(torch.amp.GradScaler, init_scale=2.0**60)
+    monkeypatch.setattr(torch.amp, "GradScaler", start_too_high)
+    out = run("half", dtype="float16", max_iters=1)
+    (row,) = helpers.metrics(out, "train")  # which refuses Infinity
+    assert row["grad_norm"] is None and math.isfinite(row["loss"])
+    before, after = helpers.metrics(out, "eval")
+    assert before["val_loss"] == after["val_loss"]
+    assert checkpoints.load(out)["scaler"]["scale"] == 2.0**59
+
+
+def test_a_run_says_what_it_runs_on(run, capsys):
+    run("out", compile="false", dtype="bfloat16", max_iters=1)
+    said = capsys.readouterr().out
+    n_params = 16 * 16 + 2 * (4 * 16 * 16 + 2 * 2 * 16 * 16 + 2 * 16) + 16  # embedding, blocks, last norm
+    assert f"2 x 16, softmax, gate none, {n_params:,} parameters" in said
+    assert "device: cpu, bfloat16, 1 process(es) of 1 threads, compile off, torch" in said
+    assert "16 ids, 128 tokens a step" in said
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_one_clear_line(run, helpers):
+    assert helpers.error_of(run, "out", device="cuda").startswith("device='cuda': this machine has none")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Mistakes
+
+
+def without_val(source, folder):
+    """The data set without its validation split."""
+    shutil.copytree(source, folder)
+    meta = json.loads((folder / "meta.json").read_text())
+    del meta["splits"]["val"]
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+def test_what_is_wrong_with_the_data_is_said_before_anything_is_written(run, mqar, text, tmp_path, helpers):
+    no_val = without_val(mqar, tmp_path / "no_val")
+    for keys, expected in [
+        (dict(dataset=tmp_path / "nowhere"), "nowhere: no such data set; run python data/"),
+        (dict(dataset=no_val), "no_val: has no split 'val'; it has train"),
+        (dict(block_size=31), "train has rows of 32 tokens; block_size=31 is too small"),
+        (dict(vocab_size=15), "vocab_size=15: "),
+        (dict(dataset=text, block_size=2000), "fewer than block_size + 1 = 2001"),
+    ]:
+        assert expected in helpers.error_of(run, "out", **keys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_wrong_keys_name_the_nearest_right_one(run, helpers):
+    assert "unknown key 'n_layers' (did you mean 'n_layer'?)" in helpers.error_of(run, "out", n_layers=2)
+    assert "must be one of auto, cpu, cuda, mps" in helpers.error_of(run, "out", device="gpu")
+    assert "scrach: no such checkpoint" in helpers.error_of(run, "out", init_from="scrach")
+
+
+def test_an_out_dir_that_cannot_be_made_is_one_line(run, tmp_path, helpers):
+    (tmp_path / "file").write_text("")
+    assert "cannot be written (Not a directory)" in helpers.error_of(run, "file/out")
+
+
+@pytest.mark.parametrize("steps, processes", [(4, 3), (1, 2), (2, 4)])
+def test_micro_steps_that_the_processes_cannot_share_are_refused(mqar, helpers, steps, processes):
+    config = train.TrainConfig(dataset=str(mqar), gradient_accumulation_steps=steps)
+    group = types.SimpleNamespace(world_size=processes, is_main=True)
+    message = helpers.error_of(train.train, config, group)
+    assert f"gradient_accumulation_steps={steps}: must be a multiple of the {processes} processes" in message
+
+
+def test_a_mistake_on_the_command_line_is_one_line_and_status_2(mqar, tmp_path, helpers):
+    (tmp_path / "wrong.py").write_text('"""A config of a wrong key."""\nn_layer = 2\nlearning_rat = 1\n')
+    for words, expected in [
+        ([tmp_path / "wrong.py"], "unknown key 'learning_rat' (did you mean 'learning_rate'?)"),
+        (helpers.words(dataset=mqar, block_size=16, device="cpu"), "block_size=16 is too small"),
+    ]:
+        ended = helpers.script("train.py", *words)
+        assert ended.returncode == 2 and ended.stdout == b""
+        (line,) = ended.stderr.decode().splitlines()
+        assert line.startswith("error: ") and expected in line
