@@ -29,6 +29,7 @@ GATE_ACTIVATIONS = {  # (y, g, slope) -> y'
     "identity": lambda y, g, slope: y * g,
     "learned": lambda y, g, slope: y * (g * (slope * g).sigmoid()),
     "add_silu": lambda y, g, slope: y + F.silu(g),
+    "add_identity": lambda y, g, slope: y + g,
 }
 
 

@@ -43,7 +43,8 @@ class GPTConfig:
     """Every key of the model. Raises UserError for values that don't fit together."""
 
     n_layer: int = key(12, "number of blocks", at_least=1)
-    n_head: int = key(12, "heads; a head is n_embd / n_head wide", at_least=1)
+    n_head: int = key(12, "heads", at_least=1)
+    head_dim: int | None = key(None, "width of a head (None: n_embd / n_head)", at_least=1)
     n_kv_head: int | None = key(None, "key and value heads of softmax layers (None: n_head)", at_least=1)
     n_embd: int = key(768, "width of the residual stream", at_least=1)
     block_size: int = key(
@@ -90,12 +91,12 @@ class GPTConfig:
         if self.attention == "gated":  # BlaGPT's name for softmax with the gate of Qiu et al.
             self.attention = "softmax"
             self.gate = "elementwise" if self.gate == "none" else self.gate
-        if self.n_embd % self.n_head:
-            raise UserError(f"n_embd={self.n_embd}: must be a multiple of n_head={self.n_head}")
+        if self.head_dim is None and self.n_embd % self.n_head:
+            raise UserError(f"n_embd={self.n_embd}: must be a multiple of n_head={self.n_head}, or head_dim be given")
         if self.n_head % (self.n_kv_head or self.n_head):
             raise UserError(f"n_kv_head={self.n_kv_head}: must divide n_head={self.n_head}")
-        if self.position == "rope" and self.head_dim % 2:
-            raise UserError(f"position='rope': needs an even head width, not n_embd / n_head = {self.head_dim}")
+        if self.position == "rope" and self.head_width % 2:
+            raise UserError(f"position='rope': needs an even head width, not {self.head_width}")
         classes = set()
         for name, gate in self.layers():
             MIXERS[name].check(self, gate)
@@ -106,8 +107,8 @@ class GPTConfig:
             )
 
     @property
-    def head_dim(self):
-        return self.n_embd // self.n_head
+    def head_width(self):
+        return self.head_dim or self.n_embd // self.n_head
 
     def layers(self):
         """[(mixer name, LayerGate)] of each layer: the two patterns, repeated to n_layer."""
@@ -298,7 +299,7 @@ class Softmax(Mixer):
     erased_by = {"rms": {"readout": ("headwise", "scalar")}}  # a gate on q is a temperature: nothing erases it
 
     def __init__(self, config, gate):
-        H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
+        H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_width
         super().__init__(config, gate, query=(H, D), key=(Hk, D), value=(Hk, D))
         self.qkv = nn.Linear(config.n_embd, (H + 2 * Hk) * D, bias=False)
         self.conv = make_conv(config, (H + 2 * Hk) * D)
@@ -373,7 +374,7 @@ class CosFormer(Mixer):
     has_nonnegative_weights = True
 
     def __init__(self, config, gate):
-        H, D = config.n_head, config.head_dim
+        H, D = config.n_head, config.head_width
         super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
         self.key_width = 2 * D
         self.qkv = nn.Linear(config.n_embd, 3 * H * D, bias=False)
@@ -410,7 +411,7 @@ class GLA(Mixer):
     native_gate = ("silu", "after norm")
 
     def __init__(self, config, gate):
-        C, H, D = config.n_embd, config.n_head, config.head_dim
+        C, H, D = config.n_embd, config.n_head, config.head_width
         super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
         self.qkv = nn.Linear(C, 3 * H * D, bias=False)
         self.conv = make_conv(config, 3 * H * D)
@@ -441,7 +442,7 @@ class Mamba2(Mixer):
             raise UserError(f"n_groups={config.n_groups}: must divide mamba2's {config.expand * config.n_head} heads")
 
     def __init__(self, config, gate):
-        H, D = config.expand * config.n_head, config.head_dim
+        H, D = config.expand * config.n_head, config.head_width
         G, N = config.n_groups, config.state_size
         super().__init__(config, gate, query=(G, N), key=(G, N), value=(H, D), n_head=H)
         self.in_proj = nn.Linear(config.n_embd, H * D + 2 * G * N + H, bias=False)
@@ -478,7 +479,7 @@ class GatedDeltaNet(Mixer):
     A_range = (0.01, 16.0)
 
     def __init__(self, config, gate):
-        H, D = config.n_head, config.head_dim
+        H, D = config.n_head, config.head_width
         super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
         self.in_proj = nn.Linear(config.n_embd, 3 * H * D + 2 * H, bias=False)
         self.conv = make_conv(config, 3 * H * D, published_width=4)
