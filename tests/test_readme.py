@@ -1,6 +1,6 @@
 """The README is true: its keys build, its numbers are the code's.
 
-    python -m pytest tests/test_readme.py
+python -m pytest tests/test_readme.py
 """
 
 import re
