@@ -551,16 +551,17 @@ class GPT(nn.Module):
         if config.vocab_size is None:
             raise UserError("vocab_size=None: a model needs the number of token ids")
         self.config = config
+        seed = int(torch.randint(2**31, ()))  # before the modules below draw weights of their own
         rows = -(-config.vocab_size // config.pad_vocab_to) * config.pad_vocab_to
         self.wte = nn.Embedding(rows, config.n_embd)  # also the output weights: tied
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, name, gate) for name, gate in config.layers())
         self.norm = nn.RMSNorm(config.n_embd, eps=NORM_EPS)
-        self.init_weights()
+        self.init_weights(seed)
 
     @torch.no_grad()
-    def init_weights(self):
+    def init_weights(self, seed):
         """How every parameter starts. s = 0.02.
 
         | parameter                                | start                                               |
@@ -577,10 +578,9 @@ class GPT(nn.Module):
         | dt_bias                                  | softplus^-1 of a log-uniform dt in [0.001, 0.1]     |
         | D                                        | 1                                                   |
 
-        Each is drawn from (torch's seed, its own name): two models of one seed share the weights they have in
+        Each is drawn from (seed, its own name): two models of one seed share the weights they have in
         common, whatever else they have, so that an arm with a gate starts where the arm without it does.
         """
-        seed = int(torch.randint(2**31, ()))
         for name, p in self.named_parameters():
             path = name.split(".")
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))

@@ -83,9 +83,9 @@ def helpers():
 
 @pytest.fixture(scope="session")
 def mqar(tmp_path_factory):
-    """Rows of 32 tokens, 4 pairs, all asked for; 7 keys, 8 values."""
+    """Rows of 32 tokens, 4 pairs, all asked for; 15 keys, 16 values."""
     folder = tmp_path_factory.mktemp("mqar")
-    keys = dict(seq_len=32, pairs=4, vocab_size=16, power=1, train_size=10_000, val_size=300, out_dir=folder)
+    keys = dict(seq_len=32, pairs=4, vocab_size=32, power=1, train_size=10_000, val_size=300, out_dir=folder)
     mqar_prepare.main(Helpers.words(**keys))
     return folder
 

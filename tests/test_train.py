@@ -19,10 +19,12 @@ import configurator
 import train
 from data.shards import open_dataset, write_examples
 
-# 2 x 64 with a short convolution, which lets the first layer see the key in front of a value
+# A convolution of width 2 lets a value see its key: 20 seeds of 20 passed 97% by step 250. Without decay, a seed that
+# finds the trick late still has the rate to learn it
 LEARNS = dict(
-    n_embd=64, short_conv=3, batch_size=32, max_iters=200, warmup_iters=20, eval_interval=1000, log_interval=50
-)
+    n_embd=64, short_conv=2, batch_size=32, max_iters=350, warmup_iters=20, decay_lr=False, beta2=0.99,
+    eval_interval=1000, log_interval=50,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -41,9 +43,8 @@ def trained(mqar, tmp_path_factory, helpers):
 # Learning
 
 
-@pytest.mark.parametrize("seed", [0])
-def test_softmax_with_a_short_convolution_learns_mqar(run, helpers, seed):
-    out = run("out", seed=seed, **LEARNS)
+def test_softmax_with_a_short_convolution_learns_mqar(run, helpers):
+    out = run("out", seed=0, **LEARNS)
     assert helpers.metrics(out, "eval")[-1]["accuracy"] > 0.95
 
 
@@ -55,11 +56,12 @@ def test_nothing_is_learned_from_labels_that_do_not_belong_to_their_rows(mqar, r
         labels[labels > 0] = rng.permutation(labels[labels > 0])
         splits[split] = [(rows, {"slice": "32/4"})]
     about = dict(generator="tests", generator_version=1, parameters={}, seed=0)
-    write_examples(tmp_path / "shuffled", splits, vocab_size=16, name="mqar", tokenizer="mqar", **about)
-    result = helpers.metrics(run("out", dataset=tmp_path / "shuffled", **LEARNS), "eval")[-1]
-    # chance is 1/8; 1,200 labels put the standard error at one point
-    assert abs(result["accuracy"] - 1 / 8) < 0.04
-    assert math.log(8) - 0.01 < result["val_loss"] < math.log(8) + 0.1
+    write_examples(tmp_path / "shuffled", splits, vocab_size=32, name="mqar", tokenizer="mqar", **about)
+    out = run("out", dataset=tmp_path / "shuffled", **LEARNS | dict(max_iters=200))
+    result = helpers.metrics(out, "eval")[-1]
+    # chance is 1 of 16 values; with 1,200 labels the standard error is 0.7 points
+    assert abs(result["accuracy"] - 1 / 16) < 0.03
+    assert math.log(16) - 0.01 < result["val_loss"] < math.log(16) + 0.1
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ def test_a_run_writes_its_config_its_code_its_rows_and_two_checkpoints(trained, 
     assert written == {"config.json", "model.py", "metrics.jsonl", "ckpt.pt", "best.pt"}
     about = json.loads((trained / "config.json").read_text())
     config = configurator.build(train.TrainConfig, about["config"])
-    assert (config.n_embd, config.vocab_size, config.dataset) == (16, 16, str(mqar))
+    assert (config.n_embd, config.vocab_size, config.dataset) == (16, 32, str(mqar))
     assert {"git_commit", "git_dirty", "versions", "command", "dtype", "n_params"} <= about.keys()
     assert (trained / "model.py").read_text() == (train.HERE / "model.py").read_text()
 
@@ -290,7 +292,7 @@ def test_best_is_the_checkpoint_of_the_lowest_validation_loss(run, helpers):
 def test_a_checkpoint_says_what_it_was_trained_on(trained, mqar):
     checkpoint, dataset = checkpoints.load(trained), open_dataset(mqar)
     assert checkpoint["data"]["sha256"] == dataset.sha256
-    assert (checkpoint["data"]["tokenizer"], checkpoint["data"]["vocab_size"]) == ("mqar", 16)
+    assert (checkpoint["data"]["tokenizer"], checkpoint["data"]["vocab_size"]) == ("mqar", 32)
     assert checkpoint["versions"]["torch"] == str(torch.__version__)
     assert checkpoint["config"]["learning_rate"] == 3e-3 and checkpoint["dtype"] == "float32"
 
@@ -368,10 +370,10 @@ def test_a_step_whose_float16_gradient_overflows_is_skipped_and_its_row_is_json(
 def test_a_run_says_what_it_runs_on(run, capsys):
     run("out", compile="false", dtype="bfloat16", max_iters=1)
     said = capsys.readouterr().out
-    n_params = 16 * 16 + 2 * (4 * 16 * 16 + 2 * 2 * 16 * 16 + 2 * 16) + 16  # embedding, blocks, last norm
+    n_params = 32 * 16 + 2 * (4 * 16 * 16 + 2 * 2 * 16 * 16 + 2 * 16) + 16  # embedding, blocks, last norm
     assert f"2 x 16, softmax, gate none, {n_params:,} parameters" in said
     assert "device: cpu, bfloat16, 1 process(es) of 1 threads, compile off, torch" in said
-    assert "16 ids, 128 tokens a step" in said
+    assert "32 ids, 128 tokens a step" in said
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -398,7 +400,7 @@ def test_what_is_wrong_with_the_data_is_said_before_anything_is_written(run, mqa
         (dict(dataset=tmp_path / "nowhere"), "nowhere: no such data set; run python data/"),
         (dict(dataset=no_val), "no_val: has no split 'val'; it has train"),
         (dict(block_size=31), "train has rows of 32 tokens; block_size=31 is too small"),
-        (dict(vocab_size=15), "vocab_size=15: "),
+        (dict(vocab_size=31), "has ids up to 31"),
         (dict(dataset=text, block_size=2000), "fewer than block_size + 1 = 2001"),
     ]:
         assert expected in helpers.error_of(run, "out", **keys)

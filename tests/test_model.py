@@ -1,0 +1,389 @@
+"""The model against its definitions: gates, cosFormer, softmax, initialisation, refusals, sampling.
+
+    python -m pytest tests/test_model.py
+What every mixer promises is in test_contract.py; published layers are in test_oracles.py.
+"""
+
+import math
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from configurator import UserError
+from gate import parse_gate
+from model import DENOMINATOR_MIN, GPT, MIXERS, NORM_EPS, GPTConfig
+
+T, C, H, D = 40, 32, 4, 8
+every_mixer = pytest.mark.parametrize("name", MIXERS)
+
+
+def make_config(**keys):
+    return GPTConfig(**(dict(n_layer=2, n_embd=C, n_head=H, block_size=T, vocab_size=50, state_size=8) | keys))
+
+
+@torch.no_grad()
+def make_model(dtype=torch.float64, **keys):
+    torch.manual_seed(0)
+    model = GPT(make_config(**keys)).to(dtype).eval()
+    for p in model.parameters():
+        p.add_(torch.randn_like(p) * 0.1)
+    return model
+
+
+def make_mixer(name, gate="none", **keys):
+    return make_model(attention=name, gate=gate, **keys).blocks[0].mixer
+
+
+def random_x(length=T):
+    return torch.randn(2, length, C, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+# -- the gate ----------------------------------------------------------------------------------------------------------
+
+
+def set_gate(mixer, position, weight=0.0, bias=0.0):
+    with torch.no_grad():
+        mixer.gates[position].proj.weight.fill_(weight)
+        if mixer.gates[position].proj.bias is not None:
+            mixer.gates[position].proj.bias.fill_(bias)
+
+
+def copy_shared(mixer, source):
+    mixer.load_state_dict(source.state_dict(), strict=False)
+    return mixer
+
+
+@every_mixer
+@pytest.mark.parametrize("granularity", ["elementwise", "headwise", "shared", "scalar"])
+def test_a_gate_of_zero_weights_halves_the_readout(name, granularity):
+    ungated, x = make_mixer(name), random_x()
+    for activation, factor in (("sigmoid", 0.5), ("sigmoid2", 1.0), ("non_sparse", 0.75), ("silu", 0.0)):
+        gated = copy_shared(make_mixer(name, granularity, gate_activation=activation), ungated)
+        set_gate(gated, "readout")
+        torch.testing.assert_close(gated(x)[0], factor * ungated(x)[0], rtol=1e-12, atol=1e-14)
+
+
+@every_mixer
+@pytest.mark.parametrize(
+    "gate", ["elementwise", "headwise", "elementwise@value", "elementwise@key", "elementwise@query"]
+)
+def test_a_bias_of_40_opens_the_gate(name, gate):
+    ungated, x = make_mixer(name), random_x()
+    gated = copy_shared(make_mixer(name, gate, gate_bias=0.0), ungated)
+    (position,) = parse_gate(gate).granularity
+    set_gate(gated, position, bias=40.0)
+    torch.testing.assert_close(gated(x)[0], ungated(x)[0], rtol=1e-12, atol=1e-13)
+
+
+@every_mixer
+def test_an_elementwise_gate_with_tied_rows_is_a_headwise_gate(name):
+    headwise, x = make_mixer(name, "headwise"), random_x()
+    elementwise = copy_shared(make_mixer(name, "elementwise"), make_mixer(name))
+    headwise = copy_shared(headwise, make_mixer(name))
+    rows = headwise.gates["readout"].proj.weight
+    with torch.no_grad():
+        elementwise.gates["readout"].proj.weight.copy_(rows.repeat_interleave(elementwise.value_width, dim=0))
+    torch.testing.assert_close(elementwise(x)[0], headwise(x)[0], rtol=1e-12, atol=1e-14)
+
+
+@every_mixer
+@pytest.mark.parametrize("readout_norm", ["none", "published"])
+def test_with_one_token_a_value_gate_is_a_readout_gate(name, readout_norm):
+    """Where a norm follows the readout, the gate has to come before it, and norm_first=False is that order."""
+    norm = MIXERS[name].published_norm if readout_norm == "published" else readout_norm
+    keys = dict(readout_norm=readout_norm, norm_first=norm != "rms")
+    on_value, x = make_mixer(name, "elementwise@value", readout_norm=readout_norm), random_x(1)
+    on_readout = copy_shared(make_mixer(name, "elementwise", **keys), on_value)
+    on_readout.gates["readout"].load_state_dict(on_value.gates["value"].state_dict())
+    torch.testing.assert_close(on_readout(x)[0], on_value(x)[0], rtol=1e-10, atol=1e-12)
+
+
+def test_a_low_rank_gate_is_a_product_and_a_static_gate_ignores_its_input():
+    low_rank = make_mixer("gla", "elementwise", gate_rank=3).gates["readout"]
+    assert low_rank.down.weight.shape == (3, C) and low_rank.proj.weight.shape == (C, 3)
+    static, y = make_mixer("gla", "elementwise", gate_input="static").gates["readout"], torch.ones(2, T, H, D).double()
+    assert torch.equal(static(y, random_x()), static(y, 2 * random_x()))
+    torch.testing.assert_close(static(y, random_x())[0, 0].flatten(), static.static.sigmoid())
+
+
+def test_key_and_value_gates_of_grouped_heads_have_the_width_of_those_heads():
+    mixer = make_mixer("softmax", "elementwise@value+headwise@key+elementwise@query", n_kv_head=2)
+    rows = {position: gate.proj.weight.shape[0] for position, gate in mixer.gates.items()}
+    assert rows == {"value": 2 * D, "key": 2, "query": H * D}
+
+
+def test_the_learned_activation_starts_as_silu():
+    y, x = torch.randn(2, T, H, D).double(), random_x()
+    learned = make_mixer("gla", "elementwise", gate_activation="learned").gates["readout"]
+    silu = make_mixer("gla", "elementwise", gate_activation="silu").gates["readout"]
+    silu.proj.load_state_dict(learned.proj.state_dict())
+    with torch.no_grad():
+        learned.slope.fill_(1.0)
+    torch.testing.assert_close(learned(y, x), silu(y, x))
+
+
+# -- the definitions ---------------------------------------------------------------------------------------------------
+
+
+def test_cosformer_is_the_published_formula():
+    """Qin et al. 2022, equation 10, with M = T, as the matrix of weights; i and j count from 1."""
+    mixer, x = make_mixer("cosformer"), random_x()
+    q, k, v = ((x @ w.T).view(2, T, H, D) for w in mixer.qkv.weight.split(C))
+    i = torch.arange(1, T + 1).double()
+    cosine = torch.cos(math.pi / 2 * (i[:, None] - i[None, :]) / T).tril()
+    weights = torch.einsum("bihd,bjhd->bhij", q.relu(), k.relu()) * cosine
+    weights = weights / weights.sum(-1, keepdim=True).clamp(min=DENOMINATOR_MIN)
+    expected = torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2) @ mixer.out_proj.weight.T
+    torch.testing.assert_close(mixer(x)[0], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_cosformer_refuses_a_position_past_its_m():
+    with pytest.raises(UserError, match="past block_size=40"):
+        make_model(attention="cosformer")(torch.zeros(1, T + 1, dtype=torch.long))
+
+
+def rms_norm(x, weight):
+    return x / (x.square().mean(-1, keepdim=True) + NORM_EPS).sqrt() * weight
+
+
+def test_the_softmax_gpt_is_its_definition():
+    model = make_model(attention="softmax", gate="headwise", n_kv_head=2, qk_norm=True, logit_softcap=3.0)
+    idx = torch.randint(50, (2, T))
+    x = model.wte.weight[idx]
+    for block in model.blocks:
+        h, mixer = rms_norm(x, block.norm_1.weight), block.mixer
+        q, k, v = (h @ mixer.qkv.weight.T).split([C, C // 2, C // 2], dim=-1)
+        q, k, v = (y.view(2, T, -1, D) for y in (q, k, v))
+        q, k = rms_norm(q, mixer.q_norm.weight), rms_norm(k, mixer.k_norm.weight)
+        # RoPE as complex numbers: the pair (d, d + D/2) turns by t * 10000^(-2d/D)
+        turn = torch.polar(
+            torch.ones(T, D // 2).double(),
+            torch.arange(T).double()[:, None] * 1e4 ** (-torch.arange(0, D, 2) / D).double(),
+        )
+        q, k = (torch.complex(*y.chunk(2, -1)) * turn[:, None] for y in (q, k))
+        q, k = (torch.cat([y.real, y.imag], -1) for y in (q, k))
+        k, v = (y.repeat_interleave(2, dim=2) for y in (k, v))
+        scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(D)
+        scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf)
+        y = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
+        y = y * (h @ mixer.gates["readout"].proj.weight.T).sigmoid()[..., None]
+        x = x + y.flatten(2) @ mixer.out_proj.weight.T
+        x = x + F.gelu(rms_norm(x, block.norm_2.weight) @ block.mlp.up.weight.T) @ block.mlp.down.weight.T
+    logits = 3 * torch.tanh(rms_norm(x, model.norm.weight) @ model.wte.weight.T / 3)
+    torch.testing.assert_close(model(idx), logits, rtol=1e-10, atol=1e-10)
+
+
+def test_attention_softcap_is_its_formula():
+    mixer, x = make_mixer("softmax", attention_softcap=2.0, position="none"), random_x()
+    q, k, v = ((x @ w.T).view(2, T, H, D) for w in mixer.qkv.weight.split(C))
+    scores = 2 * torch.tanh(torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(D) / 2)
+    weights = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+    expected = torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2) @ mixer.out_proj.weight.T
+    torch.testing.assert_close(mixer(x)[0], expected, rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+def test_past_block_size_softmax_sees_the_last_block_size_tokens():
+    mixer, x = make_mixer("softmax"), random_x(3 * T)
+    state, outputs = mixer.init_state(2, dtype=torch.float64), []
+    for start, end in ((0, T - 3), (T - 3, T + 5), *((t, t + 1) for t in range(T + 5, 3 * T))):
+        y, state = mixer(x[:, start:end], state, start)
+        outputs.append(y)
+    outputs = torch.cat(outputs, dim=1)
+    for t in (T, T + 4, T + 5, 3 * T - 1):  # RoPE is relative: a window may begin at any position
+        torch.testing.assert_close(outputs[:, t], mixer(x[:, t - T + 1 : t + 1])[0][:, -1], rtol=1e-9, atol=1e-9)
+
+
+# -- construction ------------------------------------------------------------------------------------------------------
+
+
+@every_mixer
+@pytest.mark.parametrize("gate", ["elementwise", "native+headwise@value"])
+def test_arms_of_one_seed_share_the_weights_they_have_in_common(name, gate):
+    models = []
+    for arm in ("none", gate):
+        torch.manual_seed(7)
+        models.append(GPT(make_config(attention=name, gate=arm)).state_dict())
+    without, with_gate = models
+    assert set(without) < set(with_gate)
+    assert all(torch.equal(without[key], with_gate[key]) for key in without)
+    torch.manual_seed(8)
+    assert not torch.equal(GPT(make_config(attention=name)).state_dict()["wte.weight"], without["wte.weight"])
+
+
+@every_mixer
+def test_parameters_start_as_the_table_says(name):
+    torch.manual_seed(0)
+    model = GPT(make_config(attention=name, gate="native+elementwise", n_embd=256, n_head=16, gate_bias=1.5))
+    start = dict(model.named_parameters())
+    mixer = "blocks.1.mixer."
+    assert abs(start["wte.weight"].std() - 0.02) < 1e-3
+    assert abs(start[mixer + "out_proj.weight"].std() - 0.02 / 2) < 5e-4  # two layers: 1 / sqrt(2 * 2)
+    assert abs(start["blocks.0.mlp.down.weight"].std() - 0.02 / 2) < 5e-4
+    assert abs(start["blocks.0.mlp.up.weight"].std() - 0.02) < 1e-3
+    assert not start[mixer + "gates.readout.proj.weight"].any()
+    assert (start[mixer + "gates.readout.proj.bias"] == 1.5).all()
+    if MIXERS[name].native_gate:
+        assert abs(start[mixer + "gates.native.proj.weight"].std() - 0.02) < 1e-3
+    if name in ("mamba2", "gated_deltanet"):
+        A, dt = start[mixer + "A_log"].exp(), F.softplus(start[mixer + "dt_bias"])
+        assert A.min() >= MIXERS[name].A_range[0] and A.max() <= 16 and 4 < A.mean() < 12
+        assert dt.min() >= 0.00099 and dt.max() <= 0.101
+        assert abs(start[mixer + "conv.weight"]).max() <= 0.5
+    assert all((p == 1).all() for key, p in start.items() if "norm" in key)
+
+
+def test_decay_parameters_biases_and_norms_get_no_weight_decay():
+    model = GPT(
+        make_config(
+            attention="mamba2,gla,gated_deltanet,softmax", n_layer=4, gate="elementwise", gate_bias=0.0, qk_norm=True
+        )
+    )
+    decayed, free = (group["params"] for group in model.parameter_groups(0.1))
+    names = {id(p): name.rpartition(".")[2] for name, p in model.named_parameters()}
+    assert {names[id(p)] for p in decayed} == {"weight"}
+    assert {names[id(p)] for p in free} == {"weight", "bias", "dt_bias", "A_log", "D"}
+    assert all(p.dim() == 1 for p in free) and len(decayed) + len(free) == len(list(model.parameters()))
+
+
+def test_gated_is_blagpts_name_and_patterns_repeat():
+    config = make_config(attention="gated")
+    assert (config.attention, config.gate) == ("softmax", "elementwise")
+    layers = make_config(attention="gla,gla,softmax", gate="native,headwise", n_layer=5).layers()
+    assert [name for name, _ in layers] == ["gla", "gla", "softmax", "gla", "gla"]
+    assert [gate.native for _, gate in layers] == [True, False, True, False, True]
+
+
+REFUSED = {
+    "a mixer that isn't there": (dict(attention="sofmax"), "did you mean 'softmax'"),
+    "a granularity that isn't there": (dict(gate="elemwise"), "did you mean 'elementwise'"),
+    "a position that isn't there": (dict(gate="headwise@valeu"), "did you mean 'value'"),
+    "none with something": (dict(gate="none+headwise"), "stands alone"),
+    "one position twice": (dict(gate="headwise+elementwise"), "two gates at position 'readout'"),
+    "native twice": (dict(gate="native+native"), "stands alone"),
+    "an empty gate": (dict(gate=""), "granularity"),
+    "heads after they are mixed": (dict(gate="headwise@output"), "has mixed the heads"),
+    "a denominator that isn't there": (dict(gate="headwise@denominator"), "has no denominator"),
+    "a wide denominator": (dict(attention="cosformer", gate="elementwise@denominator"), "one number a head"),
+    "a query gate under a denominator": (dict(attention="cosformer", gate="headwise@query"), "divided out again"),
+    "a scalar query gate under a norm": (dict(attention="gla", gate="scalar@query"), "divided out again"),
+    "a headwise gate before a per-head norm": (dict(attention="gla", gate="headwise", norm_first=False), "divided out"),
+    "a scalar gate before mamba2's norm": (dict(attention="mamba2", gate="scalar", norm_first=False), "divided out"),
+    "an order of no account": (dict(attention="cosformer", gate="elementwise", norm_first=False), "commutes"),
+    "an order without a norm": (dict(gate="elementwise", norm_first=False), "no layer has a norm"),
+    "a denominator of signed weights": (dict(attention="gla", readout_norm="denominator"), "both signs"),
+    "a second denominator": (dict(attention="softmax", readout_norm="denominator"), "sum to one"),
+    "heads that don't divide": (dict(n_embd=30), "multiple of n_head"),
+    "key heads that don't divide": (dict(n_kv_head=3), "must divide n_head"),
+    "groups that don't divide": (dict(attention="mamba2", n_groups=3), "must divide mamba2's 8 heads"),
+    "rotary pairs of an odd head": (dict(n_embd=12), "even head width"),
+    "no layer": (dict(n_layer=0), "at least 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("keys", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_makes_no_sense_is_refused_in_one_line(keys, words):
+    with pytest.raises(UserError, match=words) as error:
+        make_config(**keys)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "gate"), [("gla", "headwise@query"), ("gla", "headwise"), ("cosformer", "headwise@query")]
+)
+def test_what_is_refused_as_divided_out_really_is(name, gate, monkeypatch):
+    """The table of what a norm erases is right: with the refusal switched off, such a gate changes nothing."""
+    monkeypatch.setattr(MIXERS[name], "erased_by", {})
+    keys = dict(norm_first=False) if "@" not in gate else {}
+    gated, x = make_mixer(name, gate, **keys), random_x()
+    ungated = copy_shared(make_mixer(name), gated)
+    for mixer in (gated, ungated):
+        if mixer.norm is not None:
+            mixer.norm.eps = 0.0
+    torch.testing.assert_close(gated(x)[0], ungated(x)[0], rtol=1e-9, atol=1e-9)
+    assert not gated.gates[parse_gate(gate).granularity.popitem()[0]].proj.weight.eq(0).all()
+
+
+@every_mixer
+def test_flops_count_each_matrix_once_and_the_mixing(name):
+    model = GPT(make_config(attention=name))
+    assert 2 * model.n_params() < model.flops_per_token() < 2 * model.n_params() + 1e6
+    longer = model.flops_per_token(10 * T) - model.flops_per_token(T)
+    assert longer > 0 if name == "softmax" else longer == 0
+
+
+# -- loss and sampling -------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_the_mean_over_the_labels():
+    model, idx = make_model(), torch.randint(50, (2, T))
+    targets = torch.randint(50, (2, T))
+    targets[0, : T // 2] = -100
+    expected = F.cross_entropy(model(idx).flatten(0, 1), targets.flatten(), ignore_index=-100)
+    torch.testing.assert_close(model(idx, targets), expected)
+    torch.testing.assert_close(model(idx, targets, reduction="sum"), expected * (targets != -100).sum())
+
+
+@every_mixer
+def test_greedy_with_the_cache_is_greedy_without(name):
+    model, idx = make_model(attention=name), torch.randint(50, (3, 5))
+    expected = idx
+    for _ in range(20):
+        expected = torch.cat([expected, model(expected)[:, -1].argmax(-1, keepdim=True)], dim=1)
+    assert torch.equal(model.generate(idx, 20, temperature=0), expected)
+    assert torch.equal(model.generate(idx, 20, temperature=0.7, top_k=1), expected)
+    assert torch.equal(model.generate(idx, 20, top_p=1e-6), expected)
+
+
+def test_ids_that_are_padding_or_unknown_to_the_tokenizer_are_never_drawn():
+    model = make_model(vocab_size=50, pad_vocab_to=64)
+    with torch.no_grad():
+        model.wte.weight[45:] *= 30  # what would be likeliest
+    assert model.wte.weight.shape[0] == 64 and model(torch.zeros(1, 3, dtype=torch.long)).shape[-1] == 50
+    assert model.generate(torch.zeros(4, 1, dtype=torch.long), 30).max() < 50
+    assert model.generate(torch.zeros(4, 1, dtype=torch.long), 30, n_tokens=45).max() < 45
+
+
+def test_top_p_keeps_the_fewest_ids_that_reach_it():
+    from model import draw
+
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(2000, -1)
+    assert set(draw(logits, 1.0, None, 0.8).flatten().tolist()) == {0, 1}
+    assert set(draw(logits, 1.0, None, 0.81).flatten().tolist()) == {0, 1, 2}
+    assert set(draw(logits, 1.0, 3, None).flatten().tolist()) == {0, 1, 2}
+
+
+def test_logits_that_are_not_finite_are_an_error_and_not_a_token():
+    model = make_model()
+    with torch.no_grad():
+        model.norm.weight[0] = torch.nan
+    with pytest.raises(UserError, match="not finite"):
+        model.generate(torch.zeros(1, 1, dtype=torch.long), 1)
+
+
+@every_mixer
+def test_past_block_size_each_mixer_does_what_it_can(name):
+    model, idx = make_model(attention=name), torch.zeros(1, 3, dtype=torch.long)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if name == "cosformer":
+            with pytest.raises(UserError, match="past block_size"):
+                model.generate(idx, 2 * T)
+        else:
+            assert model.generate(idx, 2 * T).shape == (1, 3 + 2 * T)
+    assert bool(said) == (name == "softmax")
+
+
+def test_learned_positions_end_with_block_size():
+    model = make_model(position="learned")
+    with pytest.raises(UserError, match="no embedding past block_size=40"):
+        model.generate(torch.zeros(1, 3, dtype=torch.long), T)
+
+
+def test_dropout_is_off_in_evaluation_only():
+    model, idx = make_model(dropout=0.3), torch.randint(50, (1, T))
+    assert torch.equal(model(idx), model(idx))
+    model.train()
+    assert not torch.equal(model(idx), model(idx))
