@@ -68,6 +68,8 @@ def accuracy_curves(rows, max_iters, path):
         label = f"gate: {row['arm']} (seeds {', '.join(map(str, seeds))})" if first_of_arm else None
         colour = COLOURS[arms.index(row["arm"]) % len(COLOURS)]
         axes.plot(steps, [100 * a for a in accuracy], color=colour, linewidth=1.6, label=label)
+    chance = 100 / rows[0]["data"]["pairs"]
+    axes.axhline(chance, color=COLOURS[6], linestyle=":", linewidth=1, label="chance among the values in context")
     axes.set(xlabel="step", ylabel="accuracy at the queries (%)", xlim=(0, max_iters), ylim=(0, 100))
     return save(figure, axes, path)
 
