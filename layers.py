@@ -1,5 +1,7 @@
 """Parts that several mixers use: the short convolution, rotary positions, softmax attention written out."""
 
+import math
+
 import torch
 import torch.nn as nn
 
@@ -44,13 +46,32 @@ def manual_attention(q, k, v, mask, softcap, is_causal):
     return weights.to(v.dtype) @ v, weights
 
 
-def rotate(x, start, base):
+def rope_frequencies(D, base, scaling, factor, trained_length):
+    """Angle a position turns each of the D/2 pairs by, float64 (D/2,), and the factor on the rotated vector.
+
+    To go factor times beyond trained_length: `ntk` raises the base, so that the slowest pair turns as far as in
+    training; `yarn` (Peng et al. 2023, section 3.2 and 3.4) divides the frequency of the pairs that turned less than
+    once in training by the factor, leaves those of more than 32 turns, goes over in between, and sharpens the softmax.
+    """
+    exponent = torch.arange(0, D, 2, dtype=torch.float64) / D
+    if scaling == "ntk":
+        base = base * factor ** (D / max(1, D - 2))
+    frequency = base**-exponent
+    if scaling != "yarn":
+        return frequency, 1.0
+    # linear in the pair index, as published; these are the pairs that made 32 turns and 1 in training
+    index = [D * math.log(trained_length / (2 * math.pi * t)) / (2 * math.log(base)) for t in (32, 1)]
+    low, high = max(0, math.floor(index[0])), min(D - 1, math.ceil(index[1]))
+    keep = 1 - ((torch.arange(len(frequency)) - low) / max(1e-3, high - low)).clamp(0, 1)
+    return frequency * keep + frequency / factor * (1 - keep), 0.1 * math.log(factor) + 1
+
+
+def rotate(x, start, frequency, amplitude=1.0):
     """RoPE (Su et al. 2021) in the half-split layout: pairs (i, i + D/2). x (B, T, H, D), in at least float32."""
     x = at_least_float32(x)
-    T, D = x.shape[1], x.shape[3]
-    frequency = base ** (-torch.arange(0, D, 2, device=x.device, dtype=torch.float64) / D)
-    angle = torch.arange(start, start + T, device=x.device, dtype=torch.float64)[:, None] * frequency  # (T, D/2)
-    cos, sin = angle.cos().to(x.dtype)[:, None], angle.sin().to(x.dtype)[:, None]  # (T, 1, D/2)
+    position = torch.arange(start, start + x.shape[1], device=x.device, dtype=torch.float64)
+    angle = position[:, None] * frequency.to(x.device)  # (T, D/2)
+    cos, sin = ((amplitude * y).to(x.dtype)[:, None] for y in (angle.cos(), angle.sin()))  # (T, 1, D/2)
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 import configurator
 from configurator import UserError, check_choice, key
 from gate import GATE_ACTIVATIONS, READOUT_ACTIVATIONS, Gate, parse_gate
-from layers import ShortConv, l2_norm, make_conv, manual_attention, rotate
+from layers import ShortConv, l2_norm, make_conv, manual_attention, rope_frequencies, rotate
 from loss import IGNORE, cross_entropy_sum
 from recurrence import at_least_float32, chunked, quadratic, recurrent
 
@@ -61,7 +61,9 @@ class GPTConfig:
         "softmax", "mixer of each layer: softmax, cosformer, gla, mamba2, gated_deltanet, or a pattern a,b,b"
     )
     position: str = key("rope", "rope (softmax layers only), learned or none", choices=("rope", "learned", "none"))
-    rope_base: float = key(10000.0, "base of the rotary angles", above=0)
+    rope_base: float = key(10000.0, "base of the rotary angles", above=1)
+    rope_scaling: str = key("none", "how RoPE goes past block_size", choices=("none", "ntk", "yarn"))
+    rope_factor: float = key(1.0, "how many times past it", at_least=1)
     qk_norm: bool = key(False, "RMSNorm on q and k of softmax layers, before RoPE")
     attention_softcap: float | None = key(
         None, "c: softmax scores become c * tanh(score / c); not fused, slower", above=0
@@ -93,10 +95,11 @@ class GPTConfig:
             self.gate = "elementwise" if self.gate == "none" else self.gate
         if self.head_dim is None and self.n_embd % self.n_head:
             raise UserError(f"n_embd={self.n_embd}: must be a multiple of n_head={self.n_head}, or head_dim be given")
+        self.head_dim = self.head_dim or self.n_embd // self.n_head
         if self.n_head % (self.n_kv_head or self.n_head):
             raise UserError(f"n_kv_head={self.n_kv_head}: must divide n_head={self.n_head}")
-        if self.position == "rope" and self.head_width % 2:
-            raise UserError(f"position='rope': needs an even head width, not {self.head_width}")
+        if self.position == "rope" and self.head_dim % 2:
+            raise UserError(f"position='rope': needs an even head width, not {self.head_dim}")
         classes = set()
         for name, gate in self.layers():
             MIXERS[name].check(self, gate)
@@ -105,10 +108,6 @@ class GPTConfig:
             raise UserError(
                 "norm_first=False: no layer has a norm for the gate to come before (readout_norm='rms' adds one)"
             )
-
-    @property
-    def head_width(self):
-        return self.head_dim or self.n_embd // self.n_head
 
     def layers(self):
         """[(mixer name, LayerGate)] of each layer: the two patterns, repeated to n_layer."""
@@ -299,13 +298,15 @@ class Softmax(Mixer):
     erased_by = {"rms": {"readout": ("headwise", "scalar")}}  # a gate on q is a temperature: nothing erases it
 
     def __init__(self, config, gate):
-        H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_width
+        H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(Hk, D), value=(Hk, D))
         self.qkv = nn.Linear(config.n_embd, (H + 2 * Hk) * D, bias=False)
         self.conv = make_conv(config, (H + 2 * Hk) * D)
         self.q_norm = nn.RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
         self.split = (H, Hk, Hk)
+        scaling = config.rope_scaling, config.rope_factor, config.block_size
+        self.rope = rope_frequencies(D, config.rope_base, *scaling)
 
     def project(self, x, state, start):
         qkv = self.qkv(x)
@@ -315,7 +316,7 @@ class Softmax(Mixer):
         if self.q_norm is not None:
             q, k = self.q_norm(at_least_float32(q)), self.k_norm(at_least_float32(k))
         if self.config.position == "rope":
-            q, k = rotate(q, start, self.config.rope_base), rotate(k, start, self.config.rope_base)
+            q, k = rotate(q, start, *self.rope), rotate(k, start, *self.rope)
         return Projection(q.to(v.dtype), k.to(v.dtype), v)
 
     def read(self, p, state, start):
@@ -374,7 +375,7 @@ class CosFormer(Mixer):
     has_nonnegative_weights = True
 
     def __init__(self, config, gate):
-        H, D = config.n_head, config.head_width
+        H, D = config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
         self.key_width = 2 * D
         self.qkv = nn.Linear(config.n_embd, 3 * H * D, bias=False)
@@ -411,7 +412,7 @@ class GLA(Mixer):
     native_gate = ("silu", "after norm")
 
     def __init__(self, config, gate):
-        C, H, D = config.n_embd, config.n_head, config.head_width
+        C, H, D = config.n_embd, config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
         self.qkv = nn.Linear(C, 3 * H * D, bias=False)
         self.conv = make_conv(config, 3 * H * D)
@@ -442,7 +443,7 @@ class Mamba2(Mixer):
             raise UserError(f"n_groups={config.n_groups}: must divide mamba2's {config.expand * config.n_head} heads")
 
     def __init__(self, config, gate):
-        H, D = config.expand * config.n_head, config.head_width
+        H, D = config.expand * config.n_head, config.head_dim
         G, N = config.n_groups, config.state_size
         super().__init__(config, gate, query=(G, N), key=(G, N), value=(H, D), n_head=H)
         self.in_proj = nn.Linear(config.n_embd, H * D + 2 * G * N + H, bias=False)
@@ -479,7 +480,7 @@ class GatedDeltaNet(Mixer):
     A_range = (0.01, 16.0)
 
     def __init__(self, config, gate):
-        H, D = config.n_head, config.head_width
+        H, D = config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
         self.in_proj = nn.Linear(config.n_embd, 3 * H * D + 2 * H, bias=False)
         self.conv = make_conv(config, 3 * H * D, published_width=4)
