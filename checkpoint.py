@@ -65,10 +65,10 @@ def load(path, device="cpu"):
     return checkpoint
 
 
-def load_model(path, device="cpu"):
-    """(model in evaluation mode, checkpoint)."""
+def load_model(path, device="cpu", **changed):
+    """(model in evaluation mode, checkpoint). `changed`: keys of GPTConfig that need no weights of their own."""
     checkpoint = load(path, device)
-    model = GPT(configurator.build(GPTConfig, checkpoint["model_args"], source=str(path))).to(device)
+    model = GPT(configurator.build(GPTConfig, checkpoint["model_args"] | changed, source=str(path))).to(device)
     try:
         model.load_state_dict(checkpoint["model"])
     except RuntimeError as error:

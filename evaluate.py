@@ -1,74 +1,139 @@
 """Numbers of a checkpoint, over a whole split, each token scored once:
 
     python evaluate.py --checkpoint=out/best.pt
-    python evaluate.py --checkpoint=out/best.pt --dataset=data/mqar --split=val
+    python evaluate.py --checkpoint=out/best.pt --stride=128                windows that overlap: more context a token
+    python evaluate.py --checkpoint=out/best.pt --carry=true                recurrent mixers: one state, start to end
+    python evaluate.py --checkpoint=out/best.pt --lengths=256,512,1024      the same text at other context lengths
+    python evaluate.py --checkpoint=out/best.pt --dataset=data/mqar --block_size=1024
 
-Prints a table and, as its last line, one JSON object. Text gets its loss in nats a token, perplexity and bits per
-byte (which compares models of different tokenizers); MQAR the accuracy at the queries, in all and by slice.
+Prints a table and, as its last line, one JSON object. Text gets its loss in nats a token, token and word perplexity
+and bits per byte: only the last two compare models of different tokenizers, and only figures of one context length,
+one stride and one way of reading (windows, or a carried state) compare at all. MQAR gets its accuracy by slice.
 """
 
 import json
 import math
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 
 import configurator
 from checkpoint import load_model
 from configurator import UserError, key
-from data.shards import open_dataset
+from data.shards import IGNORE, open_dataset
 from hardware import pick_device
-from loss import IGNORE
+from model import GPT, CosFormer, Softmax
 
 CHUNK_TOKENS = 1024  # logits of so many tokens are held at once
+POSITION_BINS = 16  # parts of the context in which the loss by position is given
 
 
 @torch.no_grad()
-def score(model, dataset, split, *, batch_size, block_size, rank=0, world_size=1, progress=False):
-    """This rank's sums over its share of the split: {slice: tensor of (nats, labels, correct)}, float64."""
-    device, totals = model.wte.weight.device, {}
-    batches = dataset.eval_batches(split, batch_size, block_size, rank, world_size)
-    for inputs, targets, name in tqdm(batches, "evaluating", unit=" batch", disable=not progress, leave=False):
-        hidden = model.features(inputs.to(device))[0]
-        labelled = targets != IGNORE
-        hidden, targets = hidden[labelled.to(device)], targets[labelled].to(device)
-        sums = totals.setdefault(name, torch.zeros(3, dtype=torch.float64))
-        for x, target in zip(hidden.split(CHUNK_TOKENS), targets.split(CHUNK_TOKENS), strict=True):
-            logits = model.logits(x)
-            nats = torch.nn.functional.cross_entropy(logits, target, reduction="none").cpu().double().sum()
-            correct = (logits.argmax(-1) == target).sum()
-            sums += torch.tensor([nats.item(), len(target), correct.item()], dtype=torch.float64)
-    return totals
+def score(model, batches, *, block_size, device="cpu"):
+    """Sums over batches of (inputs, targets, slice): {slice: (block_size, 3) float64 of nats, labels, correct}.
+
+    By position in the row; sum over it for totals. model: a GPT, or any function of inputs (B, T) to logits (B, T, V).
+    """
+    sums = {}
+    for inputs, targets, name in batches:
+        labelled = (targets != IGNORE).to(device)
+        targets, inputs = targets.to(device), inputs.to(device)
+        add_scores(sums, name, block_size, logit_chunks(model, inputs, labelled), targets, labelled)
+    return sums
 
 
-def summarize(totals, dataset, split):
-    """Sums -> loss (nats a label), perplexity, accuracy, and by kind of data bits_per_byte or slices."""
-    nats, labels, correct = (float(x) for x in sum(totals.values()))
-    loss = nats / labels
-    result = {"loss": loss, "perplexity": math.exp(min(loss, 700)), "accuracy": correct / labels, "labels": int(labels)}
-    if dataset.kind == "stream":
-        result["bits_per_byte"] = nats / math.log(2) / dataset.counts(split)["bytes"]
+def logit_chunks(model, inputs, labelled):
+    """Logits (n, V) of the labelled positions, in order, a chunk of them at a time where the model is ours."""
+    if isinstance(model, GPT):
+        for hidden in model.features(inputs)[0][labelled].split(CHUNK_TOKENS):
+            yield model.logits(hidden)
     else:
-        result["slices"] = {name: float(sums[2] / sums[1]) for name, sums in totals.items()}
-    return result
+        yield model(inputs)[labelled].float()
 
 
-def evaluate(model, dataset, split, *, batch_size, block_size, rank=0, world_size=1, progress=False):
+def add_scores(sums, name, block_size, chunks, targets, labelled):
+    rows = sums.setdefault(name, torch.zeros(block_size, 3, dtype=torch.float64))
+    positions, targets, done = labelled.nonzero()[:, 1].cpu(), targets[labelled], 0
+    for logits in chunks:
+        target = targets[done : done + len(logits)]
+        nats = F.cross_entropy(logits, target, reduction="none").cpu().double()
+        correct = (logits.argmax(-1) == target).cpu().double()
+        scores = torch.stack([nats, torch.ones_like(nats), correct], dim=1)
+        rows.index_add_(0, positions[done : done + len(logits)], scores)
+        done += len(logits)
+
+
+@torch.no_grad()
+def score_carried(model, dataset, split, block_size):
+    """The same sums for a text read once, front to back, with the state carried from block to block.
+
+    cosFormer's state ends with its M: it begins anew there. Raises UserError for softmax layers and learned positions.
+    """
+    if model.wpe is not None or any(isinstance(block.mixer, Softmax) for block in model.blocks):
+        raise UserError("carry=True: softmax layers and learned positions have no state that goes on; use windows")
+    reach = model.config.block_size if any(isinstance(block.mixer, CosFormer) for block in model.blocks) else math.inf
+    device, sums, state, start = model.wte.weight.device, {}, None, 0
+    for inputs, targets, name in dataset.eval_batches(split, 1, block_size):
+        if state is None or start + inputs.shape[1] > reach:
+            state, start = model.init_state(1, dtype=model.wte.weight.dtype), 0
+        hidden, state = model.features(inputs.to(device), state, start)
+        start += inputs.shape[1]
+        labelled = (targets != IGNORE).to(device)
+        chunks = (model.logits(x) for x in hidden[labelled].split(CHUNK_TOKENS))
+        add_scores(sums, name, block_size, chunks, targets.to(device), labelled)
+    return sums
+
+
+def summarize(sums, dataset, split):
+    """Sums -> the numbers of the split: loss (nats a label), perplexity, accuracy, and what its kind of data has."""
+    nats, labels, correct = (float(x) for x in sum(rows.sum(0) for rows in sums.values()))
+    result = {"loss": nats / labels, "perplexity": perplexity(nats / labels), "accuracy": correct / labels}
+    result["labels"] = int(labels)
+    if dataset.kind == "examples":
+        result["slices"] = {name: float(rows[:, 2].sum() / rows[:, 1].sum()) for name, rows in sums.items()}
+        return result
+    counts = dataset.counts(split)
+    result |= {
+        "word_perplexity": perplexity(nats / counts["words"]),
+        "tokens_per_word": counts["tokens"] / counts["words"],
+    }
+    return result | {
+        "bits_per_byte": nats / math.log(2) / counts["bytes"],
+        "words": counts["words"],
+        "bytes": counts["bytes"],
+    }
+
+
+def perplexity(nats):
+    return math.exp(min(nats, 700.0))  # exp(710) is no float
+
+
+def loss_by_position(sums):
+    """[first position of the part, mean loss there] over the parts of the context."""
+    (rows,) = sums.values()
+    width = max(1, len(rows) // POSITION_BINS)
+    parts = [(i, rows[i : i + width].sum(0)) for i in range(0, len(rows), width)]
+    return [[i, float(part[0] / part[1])] for i, part in parts if part[1] > 0]
+
+
+def evaluate(model, dataset, split, *, batch_size, block_size, rank=0, world_size=1):
     """The split's numbers, summed over all ranks before anything is divided: the same dict on each of them."""
-    was_training = model.training
+    was_training, device = model.training, model.wte.weight.device
     model.eval()
-    options = dict(batch_size=batch_size, block_size=block_size, rank=rank, world_size=world_size)
-    totals = score(model, dataset, split, progress=progress, **options)
+    batches = dataset.eval_batches(split, batch_size, block_size, rank, world_size)
+    sums = score(model, batches, block_size=block_size, device=device)
     model.train(was_training)
     if world_size > 1:
         names = dataset.slices or [None]  # a rank may have had no batch of some slice
-        sums = torch.stack([totals.get(name, torch.zeros(3, dtype=torch.float64)) for name in names])
-        sums = sums.to(model.wte.weight.device)
-        torch.distributed.all_reduce(sums)
-        totals = {name: row for name, row in zip(names, sums.cpu(), strict=True) if row[1] > 0}
-    return summarize(totals, dataset, split)
+        empty = torch.zeros(block_size, 3, dtype=torch.float64)
+        everywhere = torch.stack([sums.get(name, empty) for name in names]).to(device)
+        torch.distributed.all_reduce(everywhere)
+        sums = {name: rows for name, rows in zip(names, everywhere.cpu(), strict=True) if rows[:, 1].any()}
+    return summarize(sums, dataset, split)
 
 
 @dataclass
@@ -78,29 +143,68 @@ class EvaluateConfig:
     split: str = key("val", "which split")
     batch_size: int = key(32, "rows at a time", at_least=1)
     block_size: int | None = key(None, "context length (None: the model's)", at_least=1)
+    stride: int | None = key(None, "text: tokens from window to window (None: block_size, no overlap)", at_least=1)
+    carry: bool = key(False, "text: recurrent mixers keep their state from the first token to the last")
+    lengths: list[int] = key([], "text: context lengths to compare, with the loss by position", at_least=1)
+    rope_scaling: str = key("none", "how RoPE goes past the trained length", choices=("none", "ntk", "yarn"))
+    rope_factor: float = key(1.0, "how many times past it", at_least=1)
+    out: str | None = key(None, "a file for the JSON, which plot.py draws the length curve from")
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
 
 
 def main(argv):
     config = configurator.load(EvaluateConfig, argv, program="evaluate.py", description=__doc__)
-    model, checkpoint = load_model(config.checkpoint, pick_device(config.device))
-    trained_on = checkpoint.get("data", {})
-    dataset = open_dataset(config.dataset or trained_on.get("path", ""))
+    device, rope = pick_device(config.device), dict(rope_scaling=config.rope_scaling, rope_factor=config.rope_factor)
+    model, checkpoint = load_model(config.checkpoint, device, **rope)
+    dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
     if dataset.vocab_size > model.config.vocab_size:
         raise UserError(f"{dataset.folder}: {dataset.vocab_size} token ids, the model knows {model.config.vocab_size}")
-    block_size = config.block_size or model.config.block_size
-    options = dict(batch_size=config.batch_size, block_size=block_size)
-    result = evaluate(model, dataset, config.split, progress=sys.stderr.isatty(), **options)
+    if dataset.kind == "examples" and (config.stride or config.carry or config.lengths):
+        raise UserError(f"{dataset.folder}: stride, carry and lengths are for running text, these are separate rows")
+    about = {"checkpoint": config.checkpoint, "step": checkpoint.get("iter_num"), "attention": model.config.attention}
+    about |= {"gate": model.config.gate, "dataset": dataset.name, "split": config.split, "tokenizer": dataset.tokenizer}
+    about |= {"trained_length": model.config.block_size} | rope
+    results = []
+    for block_size in config.lengths or [config.block_size or model.config.block_size]:
+        stride = min(config.stride or block_size, block_size)
+        reading = "carried state" if config.carry else f"windows, stride {stride}"
+        try:
+            if config.carry:
+                sums = score_carried(model, dataset, config.split, block_size)
+            else:
+                batches = dataset.eval_batches(config.split, config.batch_size, block_size, stride=stride)
+                batches = tqdm(batches, f"T={block_size}", unit=" batch", disable=not sys.stderr.isatty(), leave=False)
+                sums = score(model, batches, block_size=block_size, device=device)
+        except UserError as limit:
+            if not config.lengths:
+                raise
+            results.append({"block_size": block_size, "limit": str(limit)})
+            continue
+        result = {"block_size": block_size, "reading": reading} | summarize(sums, dataset, config.split)
+        results.append(result | ({"by_position": loss_by_position(sums)} if config.lengths else {}))
+    print(table(config, about, results))
+    line = json.dumps(about | ({"lengths": results} if config.lengths else results[0]))
+    if config.out:
+        Path(config.out).write_text(line + "\n")
+    print(line)
 
-    print(
-        f"{config.checkpoint} (step {checkpoint.get('iter_num')}) on {dataset.folder}, {config.split}, T={block_size}"
-    )
-    rows = [(name, value) for name, value in result.items() if name != "slices"]
-    rows += [(f"accuracy {name}", value) for name, value in result.get("slices", {}).items()]
-    for name, value in rows:
-        print(f"  {name:<16}{value:>12,d}" if isinstance(value, int) else f"  {name:<16}{value:>12.4f}")
-    about = {"checkpoint": config.checkpoint, "dataset": str(dataset.folder), "split": config.split}
-    print(json.dumps(about | {"block_size": block_size} | result))
+
+def table(config, about, results):
+    """A column per context length; what a column is stands at its top."""
+    title = f"{config.checkpoint} (step {about['step']}, {about['attention']}, gate {about['gate']})"
+    lines = [f"{title} on {about['dataset']}, {about['split']}, tokenizer {about['tokenizer']}"]
+    reached = [result for result in results if "limit" not in result]
+    hidden = ("slices", "by_position")
+    for name in [name for name in (reached or [{}])[0] if name not in hidden]:
+        lines.append(f"  {name:<17}" + "".join(f"{show(result[name]):>24}" for result in reached))
+    for result in reached:
+        lines += [f"  accuracy {name:<8}{value:>24.4f}" for name, value in result.get("slices", {}).items()]
+    lines += [f"  T = {result['block_size']}: {result['limit']}" for result in results if "limit" in result]
+    return "\n".join(lines)
+
+
+def show(value):
+    return f"{value:,d}" if isinstance(value, int) else f"{value:.4f}" if isinstance(value, float) else value
 
 
 if __name__ == "__main__":

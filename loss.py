@@ -6,10 +6,10 @@ at hand: plain operations, nothing recomputed. Equal to float32 cross entropy of
 
 import torch
 
+from data.shards import IGNORE
 from recurrence import at_least_float32
 
 CHUNK_TOKENS = 512
-IGNORE = -100  # the label where nothing is predicted
 
 
 def cross_entropy_sum(x, weight, targets, *, vocab_size, softcap=None):

@@ -320,17 +320,19 @@ class Dataset:
                 rows.append(self._window(split, min(phase + int(order[position]) * block_size, last), block_size))
         return _collate(rows)
 
-    def eval_batches(self, split, batch_size, block_size, rank=0, world_size=1):
+    def eval_batches(self, split, batch_size, block_size, rank=0, world_size=1, stride=None):
         """
         Yield (inputs, targets, slice) over the whole split, in order, every token scored once: batches rank, rank +
         world_size, ... of it. A stream is read in windows of block_size, so all its tokens but the first are scored;
-        its slice is None. Batches of examples hold one slice each.
+        its slice is None. With a stride below block_size windows overlap, and each scores what the one before it did
+        not reach. Batches of examples hold one slice each.
         """
+        stride = min(stride or block_size, block_size)
         facts, length = self._facts(split), self._starts[split][-1]
         if self.kind == "stream":
             if length < 2:
                 raise UserError(f"{self.folder}: {split} has {length} token, so there is nothing to predict")
-            plan = [(None, range(0, length - 1, block_size))]
+            plan = [(None, range(0, max(1, length - 1 - block_size + stride), stride))]
         else:
             self._check_lengths(split, block_size)
             rows = {}
@@ -340,7 +342,9 @@ class Dataset:
         batches = ((name, rows[i : i + batch_size]) for name, rows in plan for i in range(0, len(rows), batch_size))
         for name, batch in itertools.islice(batches, rank, None, world_size):
             if self.kind == "stream":
-                yield *_collate([self._window(split, start, block_size) for start in batch], block_size), name
+                inputs, targets = _collate([self._window(split, start, block_size) for start in batch], block_size)
+                targets[int(batch[0] == 0) :, : block_size - stride] = IGNORE  # scored by the window before
+                yield inputs, targets, name
             else:
                 yield *_collate([self._row(split, row) for row in batch]), name
 

@@ -55,7 +55,8 @@ def accuracy(mixer, folder, out_dir, max_iters):
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_mixers_learn_to_recall(mixer, folder, tmp_path):
-    reached = accuracy(mixer, folder, tmp_path / "out", max_iters=1000)
+    steps = 2000 if mixer == "mamba2" else 1000  # it stays longer at naming one of the four values in context
+    reached = accuracy(mixer, folder, tmp_path / "out", max_iters=steps)
     assert reached > (0.95 if mixer in ("softmax", "gated_deltanet", "gla") else 0.60)
 
 
