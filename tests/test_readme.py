@@ -62,7 +62,7 @@ def test_the_tables_name_every_mixer_and_every_word_of_the_gate():
 
 
 def test_every_committed_config_is_valid():
-    files = sorted((ROOT / "config").glob("*.py"))
+    files = [file for file in sorted((ROOT / "config").rglob("*.py")) if file.parent.name != "experiments"]
     assert files
     for file in files:
         configurator.load(TrainConfig, [str(file)])

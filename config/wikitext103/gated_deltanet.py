@@ -1,0 +1,7 @@
+"""Gated DeltaNet, without any gate: one arm of the matrix (base.py has the recipe and the cost). Result: not run yet."""
+
+include = "base.py"
+
+attention = "gated_deltanet"
+gate = "none"
+out_dir = "out/wikitext103/gated_deltanet"

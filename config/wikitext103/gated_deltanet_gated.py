@@ -1,0 +1,7 @@
+"""Gated DeltaNet, with an elementwise sigmoid gate after its readout: one arm of the matrix (base.py has the recipe and the cost). Result: not run yet."""
+
+include = "base.py"
+
+attention = "gated_deltanet"
+gate = "elementwise"
+out_dir = "out/wikitext103/gated_deltanet_gated"

@@ -1,0 +1,7 @@
+"""Mamba-2, without any gate: one arm of the matrix (base.py has the recipe and the cost). Result: not run yet."""
+
+include = "base.py"
+
+attention = "mamba2"
+gate = "none"
+out_dir = "out/wikitext103/mamba2"

@@ -1,0 +1,7 @@
+"""Mamba-2, with an elementwise sigmoid gate after its readout: one arm of the matrix (base.py has the recipe and the cost). Result: not run yet."""
+
+include = "base.py"
+
+attention = "mamba2"
+gate = "elementwise"
+out_dir = "out/wikitext103/mamba2_gated"

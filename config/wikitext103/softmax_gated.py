@@ -1,0 +1,7 @@
+"""Softmax attention with RoPE, with an elementwise sigmoid gate after its readout: one arm of the matrix (base.py has the recipe and the cost). Result: not run yet."""
+
+include = "base.py"
+
+attention = "softmax"
+gate = "elementwise"
+out_dir = "out/wikitext103/softmax_gated"
