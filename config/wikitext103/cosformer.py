@@ -1,4 +1,8 @@
-"""cosFormer linear attention, without any gate: one arm of the matrix (base.py has the recipe and the cost). Result: not run yet."""
+"""
+cosFormer linear attention, without any gate: one arm of the matrix.
+
+The recipe and its cost: base.py. Result: not run yet.
+"""
 
 include = "base.py"
 

@@ -1,4 +1,8 @@
-"""cosFormer linear attention, with an elementwise sigmoid gate after its readout: one arm of the matrix (base.py has the recipe and the cost). Result: not run yet."""
+"""
+cosFormer linear attention, with an elementwise sigmoid gate after its readout: one arm of the matrix.
+
+The recipe and its cost: base.py. Result: not run yet.
+"""
 
 include = "base.py"
 

@@ -1,4 +1,8 @@
-"""Gated DeltaNet, without any gate: one arm of the matrix (base.py has the recipe and the cost). Result: not run yet."""
+"""
+Gated DeltaNet, without any gate: one arm of the matrix.
+
+The recipe and its cost: base.py. Result: not run yet.
+"""
 
 include = "base.py"
 

@@ -1,4 +1,8 @@
-"""Gated linear attention, without any gate: one arm of the matrix (base.py has the recipe and the cost). Result: not run yet."""
+"""
+Gated linear attention, without any gate: one arm of the matrix.
+
+The recipe and its cost: base.py. Result: not run yet.
+"""
 
 include = "base.py"
 

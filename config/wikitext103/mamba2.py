@@ -1,4 +1,8 @@
-"""Mamba-2, without any gate: one arm of the matrix (base.py has the recipe and the cost). Result: not run yet."""
+"""
+Mamba-2, without any gate: one arm of the matrix.
+
+The recipe and its cost: base.py. Result: not run yet.
+"""
 
 include = "base.py"
 
