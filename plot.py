@@ -24,7 +24,7 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 @dataclass
 class PlotConfig:
-    folders: list[str] = key([], "folders of runs or experiments")
+    folders: list[str] = key([], "folders of runs or experiments, or JSON files of evaluate.py")
 
 
 def main(argv):
@@ -32,7 +32,9 @@ def main(argv):
     if not config.folders:
         raise UserError("no folder given: python plot.py out")
     for folder in map(Path, config.folders):
-        if (folder / "rows.jsonl").is_file():
+        if folder.suffix == ".json" and folder.is_file():
+            print(length_curve(json.loads(folder.read_text()), folder.with_suffix(".png")))
+        elif (folder / "rows.jsonl").is_file():
             rows = read_jsonl(folder / "rows.jsonl")
             print(accuracy_curves(rows, max(step for row in rows for step, _ in row["curve"]), folder / "accuracy.png"))
         elif (folder / "metrics.jsonl").is_file():
@@ -71,6 +73,20 @@ def accuracy_curves(rows, max_iters, path):
     chance = 100 / rows[0]["data"]["pairs"]
     axes.axhline(chance, color=COLOURS[6], linestyle=":", linewidth=1, label="chance among the values in context")
     axes.set(xlabel="step", ylabel="accuracy at the queries (%)", xlim=(0, max_iters), ylim=(0, 100))
+    return save(figure, axes, path)
+
+
+def length_curve(evaluation, path):
+    """Loss by position in the context, a line per context length, the trained length marked."""
+    figure, axes = plt.subplots(figsize=(7, 4.2))
+    reached = [result for result in evaluation["lengths"] if "by_position" in result]
+    for i, result in enumerate(reached):
+        positions, loss = zip(*result["by_position"], strict=True)
+        label = f"context of {result['block_size']:,}: {result['loss']:.3f} nats"
+        axes.plot(positions, loss, color=COLOURS[i % len(COLOURS)], marker="o", markersize=3, label=label)
+    axes.axvline(evaluation["trained_length"], color="0.5", linestyle=":", label="trained length")
+    axes.set(xlabel="position in the context (tokens)", ylabel="loss (nats a token)")
+    axes.set_title(f"{evaluation['attention']}, gate {evaluation['gate']}, RoPE scaling {evaluation['rope_scaling']}")
     return save(figure, axes, path)
 
 

@@ -1,0 +1,169 @@
+"""Every token once, whatever the window: perplexities that can be compared.
+
+python -m pytest tests/test_evaluate.py
+"""
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import checkpoint as checkpoints
+import evaluate
+from configurator import UserError
+from data.shards import IGNORE, open_dataset, write_stream
+from data.tokenizer import get_tokenizer
+from layers import rope_frequencies
+from model import GPT, GPTConfig
+
+TEXT = "a few words,\nand a few more of them; é is two bytes\n" * 7
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    about = dict(name="made", generator="test", generator_version=1, parameters={}, seed=0)
+    write_stream(folder, {"train": [TEXT], "val": [TEXT]}, tokenizer=get_tokenizer("byte"), **about)
+    return open_dataset(folder)
+
+
+def make_model(**keys):
+    torch.manual_seed(0)
+    keys = dict(n_layer=2, n_head=2, n_embd=16, block_size=32, vocab_size=256) | keys
+    model = GPT(GPTConfig(**keys)).double().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.2)
+    return model
+
+
+def nats(sums):
+    return sum(float(rows[:, 0].sum()) for rows in sums.values())
+
+
+def test_the_perplexity_of_a_three_token_model_is_the_hand_computed_one():
+    """Ids 0, 1, 2 with probabilities 1/2, 1/4, 1/4 whatever came before: log 2 for a 0, log 4 for the others."""
+
+    def model(inputs):
+        return torch.tensor([0.5, 0.25, 0.25]).log().expand(*inputs.shape, 3)
+
+    inputs = torch.tensor([[0, 0, 1], [2, 0, 0]])
+    targets = torch.tensor([[0, 1, 2], [0, 0, IGNORE]])
+    sums = evaluate.score(model, [(inputs, targets, None)], block_size=3)
+    # by position: (0, 0), (1, 0), (2): two, one and no zero among them
+    expected = torch.tensor([[2 * math.log(2), 2, 2], [math.log(4) + math.log(2), 2, 1], [math.log(4), 1, 0]])
+    torch.testing.assert_close(sums[None].float(), expected)
+    assert math.exp(nats(sums) / 5) == pytest.approx(2 ** (7 / 5))
+
+
+@pytest.mark.parametrize("block_size", [1, 7, 32, 1000])
+@pytest.mark.parametrize("stride", [1, 3, 7, None])
+def test_scored_tokens_are_all_but_the_first(text, block_size, stride):
+    if (stride or 0) > block_size:
+        stride = block_size
+    seen = []
+    for inputs, targets, _ in text.eval_batches("val", 5, block_size, stride=stride):
+        assert inputs.shape == targets.shape
+        seen += targets[targets != IGNORE].tolist()
+    assert bytes(seen) == TEXT.encode()[1:]
+
+
+@pytest.mark.parametrize(("block_size", "stride"), [(32, 32), (32, 5), (20, 8)])
+def test_windows_score_what_the_usual_recipe_scores(text, block_size, stride):
+    """The sliding windows of HF's "perplexity of fixed-length models", on an HF model with random weights."""
+    torch.manual_seed(0)
+    oracle = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=64, n_embd=16, n_layer=2, n_head=2)).eval()
+    ids = torch.tensor([list(TEXT.encode())])
+    total, previous_end = 0.0, 1
+    for begin in range(0, ids.shape[1], stride):
+        end = min(begin + block_size + 1, ids.shape[1])  # block_size inputs, and the target of the last
+        with torch.no_grad():
+            logits = oracle(ids[:, begin : end - 1]).logits[0]
+        new = end - previous_end  # targets that no window before has scored
+        total += float(F.cross_entropy(logits[-new:], ids[0, end - new : end], reduction="sum"))
+        previous_end = end
+        if end == ids.shape[1]:
+            break
+    batches = text.eval_batches("val", 3, block_size, stride=stride)
+    sums = evaluate.score(lambda inputs: oracle(inputs).logits, batches, block_size=block_size)
+    assert nats(sums) == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["gla", "mamba2", "gated_deltanet", "gla,mamba2"])
+@pytest.mark.parametrize("block_size", [10, 64])
+def test_carried_state_equals_one_long_forward(text, attention, block_size):
+    model, ids = make_model(attention=attention, gate="native"), torch.tensor([list(TEXT.encode())])
+    expected = F.cross_entropy(model(ids[:, :-1])[0], ids[0, 1:], reduction="sum")
+    assert nats(evaluate.score_carried(model, text, "val", block_size)) == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_cosformers_state_begins_anew_at_its_m(text):
+    model = make_model(attention="cosformer", block_size=40)
+    windows = evaluate.score(model, text.eval_batches("val", 4, 40), block_size=40)
+    assert nats(evaluate.score_carried(model, text, "val", 20)) == pytest.approx(nats(windows), rel=1e-9)
+
+
+@pytest.mark.parametrize("keys", [dict(attention="softmax"), dict(attention="gla", position="learned")])
+def test_what_has_no_state_to_carry_says_so(text, keys):
+    with pytest.raises(UserError, match="no state that goes on"):
+        evaluate.score_carried(make_model(**keys), text, "val", 16)
+
+
+def test_the_numbers_of_a_text_follow_from_its_nats_words_and_bytes(text):
+    model = make_model(attention="gla")
+    result = evaluate.evaluate(model, text, "val", batch_size=4, block_size=32)
+    n_bytes, n_words = len(TEXT.encode()), len(TEXT.split())
+    total = result["loss"] * (n_bytes - 1)
+    assert (result["bytes"], result["words"], result["labels"]) == (n_bytes, n_words, n_bytes - 1)
+    assert result["word_perplexity"] == pytest.approx(math.exp(total / n_words))
+    assert result["bits_per_byte"] == pytest.approx(total / math.log(2) / n_bytes)
+    assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
+
+
+def test_padded_ids_do_not_count(text):
+    padded, model = make_model(pad_vocab_to=100), make_model()
+    padded.load_state_dict(model.state_dict() | {"wte.weight": F.pad(model.wte.weight, (0, 0, 0, 44), value=9.0)})
+    results = [evaluate.evaluate(m, text, "val", batch_size=4, block_size=32) for m in (model, padded)]
+    assert results[0] == pytest.approx(results[1])
+
+
+@pytest.mark.parametrize("scaling", ["none", "ntk", "yarn"])
+def test_a_rope_factor_of_one_changes_nothing(scaling):
+    frequency, amplitude = rope_frequencies(16, 1e4, scaling, 1.0, 64)
+    torch.testing.assert_close(frequency, rope_frequencies(16, 1e4, "none", 1.0, 64)[0])
+    assert amplitude == 1.0
+
+
+def test_yarn_is_the_published_one():
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 1024}
+    config = LlamaConfig(hidden_size=128, num_attention_heads=2, max_position_embeddings=4096, rope_parameters=rope)
+    expected, scale = ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
+    frequency, amplitude = rope_frequencies(64, 1e4, "yarn", 4.0, 1024)
+    torch.testing.assert_close(frequency.float(), expected, rtol=1e-5, atol=1e-8)
+    assert amplitude == pytest.approx(scale)
+
+
+def test_ntk_keeps_the_fastest_pair_and_slows_the_slowest_by_the_factor():
+    plain, slowed = (rope_frequencies(64, 1e4, scaling, 4.0, 1024)[0] for scaling in ("none", "ntk"))
+    assert slowed[0] == plain[0] and slowed[-1] * 4 == pytest.approx(plain[-1])
+
+
+def test_lengths_past_a_mixers_reach_are_named_and_the_others_scored(text, tmp_path, capsys):
+    model = make_model(attention="cosformer").float()
+    data = {"path": str(text.folder), "tokenizer": "byte"}
+    state = {"model": model.state_dict(), "model_args": vars(model.config), "data": data}
+    checkpoints.save(tmp_path / "ckpt.pt", state)
+    evaluate.main(
+        [f"--checkpoint={tmp_path}", "--lengths=16,32,64", f"--out={tmp_path / 'lengths.json'}", "--device=cpu"]
+    )
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert printed == json.loads((tmp_path / "lengths.json").read_text())
+    assert [row["block_size"] for row in printed["lengths"]] == [16, 32, 64]
+    assert "past block_size=32" in printed["lengths"][2]["limit"]
+    assert [first for first, _ in printed["lengths"][1]["by_position"]] == list(range(0, 32, 2))
