@@ -184,9 +184,12 @@ def main(argv):
         results.append(result | ({"by_position": loss_by_position(sums)} if config.lengths else {}))
     print(table(config, about, results))
     line = json.dumps(about | ({"lengths": results} if config.lengths else results[0]))
-    if config.out:
-        Path(config.out).write_text(line + "\n")
     print(line)
+    if config.out:
+        try:
+            Path(config.out).write_text(line + "\n")
+        except OSError as error:
+            raise UserError(f"out={config.out!r}: cannot be written ({error.strerror})") from None
 
 
 def table(config, about, results):

@@ -91,6 +91,8 @@ def run_all(config, out_dir):
     done = len(plan) - len(waiting)
     print(f"{config.name}: {len(plan)} runs of {config.max_iters:,} steps, {done} of them done already")
     if waiting:
+        if file.is_file():
+            os.truncate(file, file.read_bytes().rfind(b"\n") + 1)  # a kill may have cut the last row short
         with open(file, "a") as rows_file:
             for row in run_side_by_side(config, waiting, out_dir):
                 rows.append(row)

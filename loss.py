@@ -47,7 +47,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                     capped = torch.tanh(logits / softcap)
                     logits = softcap * capped
                 logits[:, vocab_size:] = -torch.inf
-                target = target.clamp(min=0)
+                target = target.masked_fill(~counts, 0)  # any other id that is none is an error, not id 0
                 log_sum = logits.logsumexp(-1, keepdim=True)
                 loss = loss + ((log_sum - logits.gather(-1, target)) * counts).sum()
                 if needs_grad:

@@ -62,6 +62,7 @@ def loss_curve(metrics, path):
 def accuracy_curves(rows, max_iters, path):
     """Accuracy at the queries against the step: a line per run, a colour per arm."""
     figure, axes = plt.subplots(figsize=(7, 4.2))
+    rows = sorted(rows, key=lambda row: (row["arm"], row["seed"]))  # whatever order they ended in: the same figure
     arms = list(dict.fromkeys(row["arm"] for row in rows))
     for row in rows:
         first_of_arm = row is next(other for other in rows if other["arm"] == row["arm"])
@@ -70,8 +71,10 @@ def accuracy_curves(rows, max_iters, path):
         label = f"gate: {row['arm']} (seeds {', '.join(map(str, seeds))})" if first_of_arm else None
         colour = COLOURS[arms.index(row["arm"]) % len(COLOURS)]
         axes.plot(steps, [100 * a for a in accuracy], color=colour, linewidth=1.6, label=label)
-    chance = 100 / rows[0]["data"]["pairs"]
-    axes.axhline(chance, color=COLOURS[6], linestyle=":", linewidth=1, label="chance among the values in context")
+    pairs = rows[0]["data"].get("pairs")  # several slices have several, other data have none
+    if pairs:
+        label = "chance among the values in context"
+        axes.axhline(100 / pairs, color=COLOURS[6], linestyle=":", linewidth=1, label=label)
     axes.set(xlabel="step", ylabel="accuracy at the queries (%)", xlim=(0, max_iters), ylim=(0, 100))
     return save(figure, axes, path)
 

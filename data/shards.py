@@ -15,12 +15,14 @@ restart, an evaluation in between, or another number of processes cannot change 
 """
 
 import bisect
+import collections
 import functools
 import hashlib
 import itertools
 import json
 import os
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -36,32 +38,112 @@ DATA = Path(__file__).resolve().parent
 # Writing: the shards first, meta.json last, each under a temporary name until it is whole
 
 
-def write_stream(out_dir, splits, *, tokenizer, shard_tokens=100_000_000, **about):
+def write_stream(
+    out_dir,
+    splits,
+    *,
+    tokenizer,
+    shard_tokens=100_000_000,
+    workers=1,
+    count_words=None,
+    check=None,
+    restartable=False,
+    **about,
+):
     """
     Write running text. `splits` is {"train": documents, ...}, an iterable of str each; `tokenizer` is one of
-    data/tokenizer.py. Documents are joined with nothing in between; where each begins is kept. `about`: the rest of
-    _write_meta's keywords. Returns what meta.json holds.
+    data/tokenizer.py. Documents are joined with nothing in between; where each begins is kept. Returns what meta.json
+    holds.
+
+    workers: threads that encode            count_words(text): where a word is not what stands between two spaces
+    check(split, counts): may raise UserError once a split is written, and with it keep meta.json from being written
+    restartable: the parameters say which text it is (by a sha256), so a killed run of equal ones goes on after its last
+        whole shard; progress.json remembers it
+    about: the rest of _write_meta's keywords
     """
+    about |= {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
     out_dir, written = _start(out_dir, tokenizer.vocab_size), {}
+    progress = _read_progress(out_dir, about | {"shard_tokens": shard_tokens}) if restartable else {"splits": {}}
     for split, documents in splits.items():
-        shards, offsets, words, n_bytes, tokens = [], [0], 0, 0, array("H")
-        for text in documents:
-            before = len(tokens)
-            tokens.extend(tokenizer.encode(text))
-            offsets.append(offsets[-1] + len(tokens) - before)
-            words, n_bytes = words + len(text.split()), n_bytes + len(text.encode())
+        shards, counts = _still_whole(out_dir, progress["splits"].get(split), tokenizer.vocab_size)
+        progress["splits"][split] = {"shards": shards, "documents": counts}  # both grow below
+        skip = sum(shard["tokens"] for shard in shards) - sum(tokens for tokens, _, _ in counts)
+        documents, tokens = itertools.islice(documents, len(counts), None), array("H")
+
+        def save(split=split, shards=shards, tokens=tokens):
+            shards.append(_save_shard(out_dir, split, len(shards), tokens[:shard_tokens]))
+            del tokens[:shard_tokens]
+            if restartable:
+                text = json.dumps(progress)
+                _write_whole(out_dir / "progress.json", lambda out: out.write(text.encode()))
+
+        for ids, words, n_bytes in _encode(documents, tokenizer, workers, count_words or _count_words):
+            counts.append((len(ids), words, n_bytes))
+            tokens.frombytes(ids[skip:].tobytes())
+            skip = 0  # the first document began in the last whole shard
             while len(tokens) >= shard_tokens:
-                shards.append(_save_shard(out_dir, split, len(shards), tokens[:shard_tokens]))
-                del tokens[:shard_tokens]
+                save()
         if tokens:
-            shards.append(_save_shard(out_dir, split, len(shards), tokens))
+            save()
         if not shards:
             raise UserError(f"the {split} split would hold no text")
-        counts = {"documents": len(offsets) - 1, "words": words, "bytes": n_bytes, "tokens": offsets[-1]}
-        saved = _save_npy(out_dir / f"{split}_documents.npy", np.array(offsets, np.int64))
-        written[split] = counts | {"document_offsets": saved, "shards": shards}
-    about |= {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-    return _write_meta(out_dir, written, kind="stream", **about)
+        offsets = np.cumsum([0] + [tokens for tokens, _, _ in counts], dtype=np.int64)
+        _, n_words, n_bytes = (sum(column) for column in zip(*counts, strict=True))
+        total = {"documents": len(counts), "words": n_words, "bytes": n_bytes, "tokens": int(offsets[-1])}
+        if check:
+            check(split, total)
+        saved = _save_npy(out_dir / f"{split}_documents.npy", offsets)
+        written[split] = total | {"document_offsets": saved, "shards": shards}
+    meta = _write_meta(out_dir, written, kind="stream", **about)
+    if restartable:
+        (out_dir / "progress.json").unlink(missing_ok=True)
+    return meta
+
+
+def _count_words(text):
+    return len(text.split())
+
+
+def _encode(documents, tokenizer, workers, count_words):
+    """Yield (ids, words, bytes) of each document, in order."""
+
+    def encode(text):
+        return tokenizer.encode_array(text), count_words(text), len(text.encode())
+
+    if workers == 1:
+        yield from map(encode, documents)
+        return
+    with ThreadPoolExecutor(workers) as pool:  # threads are enough: tiktoken lets go of the GIL
+        waiting = collections.deque()  # a few for each thread: a whole training split need not be in memory
+        for text in documents:
+            waiting.append(pool.submit(encode, text))
+            if len(waiting) > 4 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _read_progress(out_dir, of):
+    """What a killed run of the same parameters has left in progress.json, or an empty one."""
+    of = json.loads(json.dumps(of))
+    try:
+        progress = json.loads((out_dir / "progress.json").read_bytes())
+    except (OSError, ValueError):
+        progress = None
+    return progress if isinstance(progress, dict) and progress.get("of") == of else {"of": of, "splits": {}}
+
+
+def _still_whole(out_dir, left, vocab_size):
+    """The leading shards of a split that are as progress.json says, and the counts of the documents they hold whole."""
+    shards, left = [], left or {"shards": [], "documents": []}
+    for shard in left["shards"]:
+        try:
+            verify(out_dir, shard, np.uint16, (shard["tokens"],), vocab_size)
+        except _Damaged:
+            break
+        shards.append(shard)
+    end, ends = sum(shard["tokens"] for shard in shards), itertools.accumulate(row[0] for row in left["documents"])
+    return shards, [row for row, stop in zip(left["documents"], ends, strict=True) if stop <= end]
 
 
 def write_examples(out_dir, splits, *, vocab_size, **about):

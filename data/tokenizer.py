@@ -6,6 +6,7 @@ Tokenizers by name, as the "tokenizer" of a data set's meta.json gives it.
 
     tokenizer = get_tokenizer("gpt2")
     ids = tokenizer.encode("Hello")          # a list of ints; special tokens in the text are plain text
+    tokenizer.encode_array("Hello")          # the same as uint16, without a Python int for each
     tokenizer.decode_bytes(ids)              # b"Hello". Bytes: a cut can fall inside a character
 
 Made-up data, such as data/mqar, have ids that are no text: they have no tokenizer here.
@@ -14,6 +15,8 @@ Made-up data, such as data/mqar, have ids that are no text: they have no tokeniz
 import hashlib
 import os
 from importlib import metadata
+
+import numpy as np
 
 from configurator import UserError
 
@@ -38,6 +41,9 @@ class ByteTokenizer:
     def encode(self, text):
         return list(text.encode())
 
+    def encode_array(self, text):
+        return np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
+
     def decode_bytes(self, ids):
         return bytes(ids)
 
@@ -50,6 +56,9 @@ class GPT2Tokenizer:
 
     def encode(self, text):
         return self._encoding.encode_ordinary(text)
+
+    def encode_array(self, text):
+        return self._encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
 
     def decode_bytes(self, ids):
         return self._encoding.decode_bytes(ids)

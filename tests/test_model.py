@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from configurator import UserError
-from gate import parse_gate
-from model import DENOMINATOR_MIN, GPT, MIXERS, NORM_EPS, GPTConfig
+from gate import GATE_ACTIVATIONS, parse_gate
+from model import DENOMINATOR_MIN, GPT, MIXERS, NORM_EPS, GPTConfig, draw
 
 T, C, H, D = 40, 32, 4, 8
 every_mixer = pytest.mark.parametrize("name", MIXERS)
@@ -78,14 +78,16 @@ def test_a_bias_of_40_opens_the_gate(name, gate):
 
 
 @every_mixer
-def test_an_elementwise_gate_with_tied_rows_is_a_headwise_gate(name):
-    headwise, x = make_mixer(name, "headwise"), random_x()
-    elementwise = copy_shared(make_mixer(name, "elementwise"), make_mixer(name))
-    headwise = copy_shared(headwise, make_mixer(name))
-    rows = headwise.gates["readout"].proj.weight
+@pytest.mark.parametrize("granularity", ["headwise", "shared", "scalar"])
+def test_every_granularity_is_an_elementwise_gate_with_tied_rows(name, granularity):
+    elementwise, x = copy_shared(make_mixer(name, "elementwise"), make_mixer(name)), random_x()
+    tied = copy_shared(make_mixer(name, granularity), make_mixer(name))
+    heads, width = elementwise.n_head, elementwise.value_width
+    shape = {"headwise": (heads, 1, C), "shared": (1, width, C), "scalar": (1, 1, C)}[granularity]
+    rows = tied.gates["readout"].proj.weight.view(shape)
     with torch.no_grad():
-        elementwise.gates["readout"].proj.weight.copy_(rows.repeat_interleave(elementwise.value_width, dim=0))
-    torch.testing.assert_close(elementwise(x)[0], headwise(x)[0], rtol=1e-12, atol=1e-14)
+        elementwise.gates["readout"].proj.weight.copy_(rows.expand(heads, width, C).flatten(0, 1))
+    torch.testing.assert_close(elementwise(x)[0], tied(x)[0], rtol=1e-12, atol=1e-14)
 
 
 @every_mixer
@@ -112,6 +114,25 @@ def test_key_and_value_gates_of_grouped_heads_have_the_width_of_those_heads():
     mixer = make_mixer("softmax", "elementwise@value+headwise@key+elementwise@query", n_kv_head=2)
     rows = {position: gate.proj.weight.shape[0] for position, gate in mixer.gates.items()}
     assert rows == {"value": 2 * D, "key": 2, "query": H * D}
+
+
+@pytest.mark.parametrize("activation", GATE_ACTIVATIONS)
+def test_activations_are_their_formulas(activation):
+    y, g, slope = 1.7, torch.linspace(-4, 4, 33, dtype=torch.float64), torch.tensor([0.3]).double()
+    sigmoid = 1 / (1 + torch.exp(-g))
+    expected = {
+        "sigmoid": y * sigmoid,
+        "sigmoid2": y * 2 * sigmoid,
+        "non_sparse": y * (1 + sigmoid) / 2,
+        "silu": y * g * sigmoid,
+        "gelu": y * g * (1 + torch.erf(g / math.sqrt(2))) / 2,
+        "tanh": y * torch.tanh(g),
+        "identity": y * g,
+        "learned": y * g / (1 + torch.exp(-slope * g)),
+        "add_silu": y + g * sigmoid,
+        "add_identity": y + g,
+    }
+    torch.testing.assert_close(GATE_ACTIVATIONS[activation](y, g, slope), expected[activation], rtol=1e-12, atol=1e-12)
 
 
 def test_the_learned_activation_starts_as_silu():
@@ -194,6 +215,24 @@ def test_past_block_size_softmax_sees_the_last_block_size_tokens():
     outputs = torch.cat(outputs, dim=1)
     for t in (T, T + 4, T + 5, 3 * T - 1):  # RoPE is relative: a window may begin at any position
         torch.testing.assert_close(outputs[:, t], mixer(x[:, t - T + 1 : t + 1])[0][:, -1], rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length", [2 * T + 3, 3 * T])
+def test_a_prompt_longer_than_block_size_leaves_its_end_in_the_cache(length):
+    mixer, x = make_mixer("softmax"), random_x(length + 1)
+    y, state = mixer(x[:, :length], mixer.init_state(2, dtype=torch.float64))
+    after, _ = mixer(x[:, length:], state, length)
+    torch.testing.assert_close(y[:, -1], mixer(x[:, length - T : length])[0][:, -1], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(after[:, 0], mixer(x[:, -T:])[0][:, -1], rtol=1e-9, atol=1e-9)
+
+
+@every_mixer
+def test_decay_and_beta_are_float32_under_autocast(name):
+    mixer = make_model(torch.float32, attention=name).blocks[0].mixer
+    with torch.autocast("cpu", torch.bfloat16):
+        p = mixer.project(random_x().float(), None, 0)
+    assert all(x is None or x.dtype == torch.float32 for x in (p.log_decay, p.beta))
 
 
 # -- construction ------------------------------------------------------------------------------------------------------
@@ -280,6 +319,8 @@ REFUSED = {
     "groups that don't divide": (dict(attention="mamba2", n_groups=3), "must divide mamba2's 8 heads"),
     "rotary pairs of an odd head": (dict(n_embd=12), "even head width"),
     "no layer": (dict(n_layer=0), "at least 1"),
+    "a misspelled mixer that n_layer doesn't reach": (dict(attention="softmax,gla,sofmax"), "did you mean 'softmax'"),
+    "a misspelled gate that n_layer doesn't reach": (dict(gate="none,none,elemwise"), "did you mean 'elementwise'"),
 }  # fmt: skip
 
 
@@ -306,12 +347,59 @@ def test_what_is_refused_as_divided_out_really_is(name, gate, monkeypatch):
     assert not gated.gates[parse_gate(gate).granularity.popitem()[0]].proj.weight.eq(0).all()
 
 
+@pytest.mark.parametrize("gate", ["elementwise@key", "elementwise@query", "headwise@denominator"])
+def test_what_can_turn_a_denominator_negative_is_refused(gate):
+    """It would be clamped at 1e-6, and the readout come out millions of times the values it is a mean of."""
+    x, largest = random_x(), {}
+    for activation in GATE_ACTIVATIONS:
+        try:
+            mixer = make_mixer("cosformer", gate, gate_activation=activation)
+        except UserError:
+            continue
+        largest[activation] = mixer(x)[0].abs().max().item()
+    sound = largest.pop("sigmoid")  # about 1
+    assert {activation: y for activation, y in largest.items() if y > 100 * sound} == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "gate"),
+    [
+        ("gla", "headwise@value"),
+        ("gla", "headwise@key"),
+        ("gated_deltanet", "headwise@value"),
+        ("mamba2", "scalar@value"),
+        ("cosformer", "headwise@key"),
+    ],
+)
+def test_a_static_gate_that_the_norm_divides_out_is_refused(name, gate):
+    """One constant for all tokens: on v or k it is a factor of the readout, which a norm of the readout undoes."""
+    with pytest.raises(UserError, match="divided out"):
+        make_config(attention=name, gate=gate, gate_input="static")
+
+
 @every_mixer
 def test_flops_count_each_matrix_once_and_the_mixing(name):
     model = GPT(make_config(attention=name))
     assert 2 * model.n_params() < model.flops_per_token() < 2 * model.n_params() + 1e6
     longer = model.flops_per_token(10 * T) - model.flops_per_token(T)
     assert longer > 0 if name == "softmax" else longer == 0
+
+
+MIXING = {  # of one layer at context T: a multiply-add is 2; a state is decayed (1), written (2) and read (2)
+    "softmax": 2 * (2 * H * D) * (T + 1) / 2,
+    "cosformer": 5 * H * (2 * D) * D,
+    "gla": 5 * H * D * D,
+    "mamba2": 5 * (2 * H) * 8 * D,
+    "gated_deltanet": 7 * H * D * D,  # read once more, under k
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+@pytest.mark.parametrize("position", ["none", "learned"])
+def test_flops_are_the_count_by_hand(name, position):
+    model = GPT(make_config(attention=name, position=position, n_layer=1))
+    looked_up = T * C if position == "learned" else 0
+    assert model.flops_per_token() == 2 * (model.n_params() - looked_up) + MIXING[name]
 
 
 # -- loss and sampling -------------------------------------------------------------------------------------------------
@@ -347,18 +435,19 @@ def test_ids_that_are_padding_or_unknown_to_the_tokenizer_are_never_drawn():
 
 
 def test_top_p_keeps_the_fewest_ids_that_reach_it():
-    from model import draw
-
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(2000, -1)
-    assert set(draw(logits, 1.0, None, 0.8).flatten().tolist()) == {0, 1}
+    assert set(draw(logits, 1.0, None, 0.79).flatten().tolist()) == {0, 1}
     assert set(draw(logits, 1.0, None, 0.81).flatten().tolist()) == {0, 1, 2}
+    equal = torch.zeros(2000, 4)  # two of four reach one half exactly
+    assert len(set(draw(equal, 1.0, None, 0.5).flatten().tolist())) == 2
     assert set(draw(logits, 1.0, 3, None).flatten().tolist()) == {0, 1, 2}
 
 
-def test_logits_that_are_not_finite_are_an_error_and_not_a_token():
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_an_error_and_not_a_token(broken):
     model = make_model()
     with torch.no_grad():
-        model.norm.weight[0] = torch.nan
+        model.norm.weight[0] = broken
     with pytest.raises(UserError, match="not finite"):
         model.generate(torch.zeros(1, 1, dtype=torch.long), 1)
 
@@ -382,8 +471,13 @@ def test_learned_positions_end_with_block_size():
         model.generate(torch.zeros(1, 3, dtype=torch.long), T)
 
 
-def test_dropout_is_off_in_evaluation_only():
-    model, idx = make_model(dropout=0.3), torch.randint(50, (1, T))
+@pytest.mark.parametrize("branch", ["embedding", "mixer", "mlp"])
+def test_dropout_is_on_every_branch_and_off_in_evaluation(branch):
+    model, idx = make_model(dropout=0.3, n_layer=1), torch.randint(50, (1, T))
+    with torch.no_grad():  # what is not asked about adds nothing
+        model.blocks[0].mixer.out_proj.weight.mul_(branch == "mixer")
+        model.blocks[0].mlp.down.weight.mul_(branch == "mlp")
     assert torch.equal(model(idx), model(idx))
     model.train()
+    model.dropout.train(branch == "embedding")
     assert not torch.equal(model(idx), model(idx))

