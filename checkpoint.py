@@ -49,10 +49,11 @@ def load(path, device="cpu"):
         path = path / "ckpt.pt"
     if not path.is_file():
         raise UserError(f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir")
-    if not zipfile.is_zipfile(path):  # its table of contents stands at the end
-        raise UserError(f"{path}: cut short, damaged, or no checkpoint")
     try:
+        zipfile.ZipFile(path).close()  # reads its table of contents, which stands at the end
         checkpoint = torch.load(path, map_location=device, weights_only=True)
+    except zipfile.BadZipFile:
+        raise UserError(f"{path}: cut short, damaged, or no checkpoint") from None
     except pickle.UnpicklingError:
         raise UserError(f"{path}: refused, it is damaged or holds more than tensors and plain values") from None
     except Exception as error:  # a damaged pickle may raise anything: IndexError, struct.error, KeyError

@@ -31,6 +31,8 @@ GATE_ACTIVATIONS = {  # (y, g, slope) -> y'
     "add_silu": lambda y, g, slope: y + F.silu(g),
     "add_identity": lambda y, g, slope: y + g,
 }
+POSITIVE_ACTIVATIONS = ("sigmoid", "sigmoid2", "non_sparse")  # the others can turn the sign of y
+ADDITIVE_ACTIVATIONS = ("add_silu", "add_identity")  # not a factor: no norm divides them out
 
 
 class LayerGate(NamedTuple):

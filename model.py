@@ -21,7 +21,14 @@ import torch.nn.functional as F
 
 import configurator
 from configurator import UserError, check_choice, key
-from gate import GATE_ACTIVATIONS, READOUT_ACTIVATIONS, Gate, parse_gate
+from gate import (
+    ADDITIVE_ACTIVATIONS,
+    GATE_ACTIVATIONS,
+    POSITIVE_ACTIVATIONS,
+    READOUT_ACTIVATIONS,
+    Gate,
+    parse_gate,
+)
 from layers import ShortConv, l2_norm, make_conv, manual_attention, rope_frequencies, rotate
 from loss import IGNORE, cross_entropy_sum
 from recurrence import at_least_float32, chunked, quadratic, recurrent
@@ -33,16 +40,11 @@ DENOMINATOR_MIN = 1e-6
 # The keys
 
 
-def layer_pattern(text, n_layer):
-    """`a,b` -> [a, b, a, b, ...] of length n_layer."""
-    return list(itertools.islice(itertools.cycle(part.strip() for part in text.split(",")), n_layer))
-
-
 @dataclass
 class GPTConfig:
     """Every key of the model. Raises UserError for values that don't fit together."""
 
-    n_layer: int = key(12, "number of blocks", at_least=1)
+    n_layer: int = key(12, "number of blocks", at_least=1, at_most=10_000)
     n_head: int = key(12, "heads", at_least=1)
     head_dim: int | None = key(None, "width of a head (None: n_embd / n_head)", at_least=1)
     n_kv_head: int | None = key(None, "key and value heads of softmax layers (None: n_head)", at_least=1)
@@ -111,10 +113,11 @@ class GPTConfig:
 
     def layers(self):
         """[(mixer name, LayerGate)] of each layer: the two patterns, repeated to n_layer."""
-        names, gates = layer_pattern(self.attention, self.n_layer), layer_pattern(self.gate, self.n_layer)
+        names, gates = [part.strip() for part in self.attention.split(",")], self.gate.split(",")
         for name in names:
-            check_choice("attention", name, (*MIXERS, "gated") if "," not in self.attention else MIXERS)
-        return list(zip(names, map(parse_gate, gates), strict=True))
+            check_choice("attention", name, (*MIXERS, "gated") if len(names) == 1 else MIXERS)
+        gates = [parse_gate(gate) for gate in gates]
+        return list(itertools.islice(zip(itertools.cycle(names), itertools.cycle(gates), strict=False), self.n_layer))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -143,10 +146,11 @@ class Mixer(nn.Module):
     published_norm = "none"  # none, rms (per head, or over the whole width: norm_width) or denominator
     native_gate = None  # (activation, before the norm or after it) of the gate the mixer was published with
     has_nonnegative_weights = False  # a denominator is a sum of weights: it needs them to be of one sign
-    # a norm divides by the readout's size, and so undoes a gate of one number before it
+    # a norm divides by the readout's size, and so undoes a gate of one number before it; a static gate on v or k, one
+    # number for all tokens, is such a gate as well: {norm: {position: granularities}}
     erased_by = {
-        "rms": {"query": ("headwise", "scalar"), "readout": ("headwise", "scalar")},
-        "denominator": {"query": ("headwise", "scalar")},
+        "rms": dict.fromkeys(("query", "readout", "static value", "static key"), ("headwise", "scalar")),
+        "denominator": dict.fromkeys(("query", "static key"), ("headwise", "scalar")),
     }
 
     @classmethod
@@ -166,11 +170,17 @@ class Mixer(nn.Module):
             )
         for position, granularity in gate.granularity.items():
             term = f"gate='{granularity}@{position}' of {name}"
-            erased = granularity in cls.erased_by.get(norm, {}).get(position, ())
-            if erased and (position != "readout" or not config.norm_first):
+            table = cls.erased_by.get(norm, {})
+            erased = table.get(position, ()) if position != "readout" or not config.norm_first else ()
+            if config.gate_input == "static":
+                erased = (*erased, *table.get(f"static {position}", ()))
+            if granularity in erased and config.gate_activation not in ADDITIVE_ACTIVATIONS:
                 raise UserError(
                     f"{term}: one number for all that the readout's {norm} norm divides by is divided out again"
                 )
+            is_in_denominator = norm == "denominator" and position in ("query", "key", "denominator")
+            if is_in_denominator and config.gate_activation not in POSITIVE_ACTIVATIONS:
+                raise UserError(f"{term}: gate_activation={config.gate_activation!r} can turn its denominator negative")
             if position == "output" and granularity not in ("elementwise", "scalar"):
                 raise UserError(f"{term}: the output projection has mixed the heads; use elementwise or scalar")
             if position == "denominator" and norm != "denominator":
@@ -295,7 +305,8 @@ class Softmax(Mixer):
     """Softmax attention with RoPE, grouped key/value heads and, if asked for, QK-norm. Its state is the KV cache:
     the last block_size keys and values, a ring that old entries leave."""
 
-    erased_by = {"rms": {"readout": ("headwise", "scalar")}}  # a gate on q is a temperature: nothing erases it
+    # a gate on q or k is a temperature: nothing erases it
+    erased_by = {"rms": dict.fromkeys(("readout", "static value"), ("headwise", "scalar"))}
 
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
@@ -433,7 +444,8 @@ class Mamba2(Mixer):
 
     published_norm = "rms"
     native_gate = ("silu", "before norm")
-    erased_by = {"rms": {"readout": ("scalar",)}}  # the norm is over all heads, and D x shows a gate on q
+    # the norm is over all heads, and D x shows a gate on q or k
+    erased_by = {"rms": dict.fromkeys(("readout", "static value"), ("scalar",))}
     A_range = (1.0, 16.0)
 
     @classmethod
@@ -477,6 +489,8 @@ class GatedDeltaNet(Mixer):
 
     published_norm = "rms"
     native_gate = ("silu", "after norm")
+    # the delta rule is not linear in k
+    erased_by = {"rms": dict.fromkeys(("query", "readout", "static value"), ("headwise", "scalar"))}
     A_range = (0.01, 16.0)
 
     def __init__(self, config, gate):

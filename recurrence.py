@@ -156,7 +156,7 @@ def _channel_weights(q, k, c):
     Where the decays of the whole block are mild, p is its first token. Where they are not, p is the end of the left
     half: both factors of (right rows, left columns) are then at most 1, and each half is a smaller block of the same
     kind, until one token is left. Exact for any decay. (A pivot in the middle would reach further, but the rounding of
-    a row would then depend on tokens after it.)
+    a row would then depend on tokens after it. As it is, it does so only where a decay makes a block split.)
     """
     C, first = c.shape[-2], c[..., :1, :]
     if C == 1 or (first - c[..., -1:, :]).max() < SAFE_EXPONENT:

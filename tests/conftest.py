@@ -63,8 +63,9 @@ class Helpers:
     def script(*words, stdin=None, **environment):
         """A script of the repository in a process of its own. Returns it when it has ended, its output as bytes."""
         return subprocess.run(
-            [sys.executable, *map(str, words)], cwd=ROOT, input=stdin, capture_output=True, env=os.environ | environment
-        )
+            [sys.executable, *map(str, words)], cwd=ROOT, input=stdin, capture_output=True,
+            env=os.environ | environment, timeout=300,
+        )  # fmt: skip
 
     @staticmethod
     def error_of(function, *args, **keys):

@@ -152,15 +152,12 @@ def decays_on_either_side_of_a_split():
     return inputs, inputs | {"log_decay": later}, change
 
 
-def test_later_decays_leave_earlier_outputs_bit_equal():
+def test_a_decay_that_splits_a_block_changes_earlier_outputs_and_other_rows_by_rounding_alone():
+    """Not bit-equal, as all else is: which of two equal sums is taken depends on the strongest decay of the batch."""
     mild, strong, change = decays_on_either_side_of_a_split()
-    assert torch.equal(chunked(**mild)[0][:, :change], chunked(**strong)[0][:, :change])
-
-
-def test_a_row_is_bit_equal_whatever_the_other_rows_of_its_batch_are():
-    mild, strong, _ = decays_on_either_side_of_a_split()
+    torch.testing.assert_close(chunked(**mild)[0][:, :change], chunked(**strong)[0][:, :change], rtol=1e-5, atol=1e-5)
     mixed = mild | {"log_decay": torch.stack([mild["log_decay"][0], strong["log_decay"][1]])}
-    assert torch.equal(chunked(**mixed)[0][0], chunked(**mild)[0][0])
+    torch.testing.assert_close(chunked(**mixed)[0][0], chunked(**mild)[0][0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.99, 1.01, 2.0])

@@ -109,6 +109,17 @@ def test_dropout_changes_the_losses(one_process, helpers):
     assert all(dropped[step] != pytest.approx(plain[step], rel=1e-5) for step in plain), (plain, dropped)
 
 
+def test_dropout_is_drawn_anew_in_every_step(mqar, run, tmp_path, helpers):
+    rows = np.load(mqar / "train_0000.npy")[:1]  # one row, and a rate that moves nothing: every step is the same
+    about = dict(generator="tests", generator_version=1, parameters={}, seed=0, name="mqar", tokenizer="mqar")
+    splits = {split: [(rows, {"slice": "32/4"})] for split in ("train", "val")}
+    write_examples(tmp_path / "row", splits, vocab_size=32, **about)
+    keys = dict(dataset=tmp_path / "row", learning_rate=1e-30, batch_size=1)
+    plain, dropped = (helpers.losses(run(f"{p}", dropout=p, **keys)) for p in (0.0, 0.5))
+    assert len(set(plain.values())) == 1
+    assert len(set(dropped.values())) == 8
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_evaluation_does_not_touch_training(run, helpers, dropout):
     often, never = (run(f"{n}", eval_interval=n, dropout=dropout) for n in (1, 1000))

@@ -1,20 +1,20 @@
 """
 WikiText-103 (Merity et al. 2016), the tokenised or the raw version, in GPT-2's BPE or as bytes.
 
-    python data/wikitext103/prepare.py                                   # downloads the tokenised version
+    python data/wikitext103/prepare.py                                # downloads the tokenised one
     python data/wikitext103/prepare.py --version=raw --tokenizer=byte
-    python data/wikitext103/prepare.py --from_dir=copies --mini=true     # without the internet, in seconds
+    python data/wikitext103/prepare.py --from_dir=copies --mini=true  # no internet needed, seconds
 
---from_dir takes wiki.{train,valid,test}.tokens, the same in .raw, or the hub's parquet files, of whole or
-partial splits; a split that is not there is left out. --mini trains on the validation articles and validates
-on the test articles: real text for a machine without the training split. Its name is wikitext103-mini, for
-what a model reaches on it is no WikiText-103 perplexity.
+--from_dir takes wiki.{train,valid,test}.tokens, the same in .raw, or the hub's parquet files, of
+whole or partial splits; a split that is not there is left out. --mini trains on the validation
+articles and validates on the test articles: real text for a machine without the training split.
+Its name is wikitext103-mini, for what a model reaches on it is no WikiText-103 perplexity.
 
-A document is an article, from its line " = Title = " on, and no token is put between two: the shards of a
-split decode to the bytes of its file. Words are counted as in published perplexities: what stands between
-spaces, and the end of each line, the empty ones too. Where a split is whole (it has the published number of
-lines), the words of the tokenised version must be the published ones. A killed run goes on after its last
-whole shard when the same command is given again.
+A document is an article, from its line " = Title = " on, and no token is put between two: the
+shards of a split decode to the bytes of its file. Words are counted as in published perplexities:
+what stands between spaces, and the end of each line, the empty ones too. Where a split is whole (it
+has the published number of lines), the words of the tokenised version must be the published ones.
+A killed run goes on after its last whole shard when the same command is given again.
 """
 
 import hashlib
@@ -60,10 +60,10 @@ def main(argv):
     config = configurator.load(
         Config, argv, positional=None, program="data/wikitext103/prepare.py", description=__doc__
     )
-    tokenizer = get_tokenizer(config.tokenizer)  # before a download of minutes
     name = "wikitext103" + "-raw" * (config.version == "raw") + "-mini" * config.mini
     out_dir = Path(config.out_dir or Path(__file__).resolve().parents[1] / name)
     texts = {split: data for split, data in read_splits(config).items() if data is not None}
+    tokenizer = get_tokenizer(config.tokenizer)  # after the text: offline, that error names the ways to both
     sources = MINI_SOURCES if config.mini else SOURCES
     about = {split: describe(data, sources[split], config.version) for split, data in texts.items()}
     for split in about:
