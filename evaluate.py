@@ -159,6 +159,9 @@ def main(argv):
     dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
     if dataset.vocab_size > model.config.vocab_size:
         raise UserError(f"{dataset.folder}: {dataset.vocab_size} token ids, the model knows {model.config.vocab_size}")
+    tokenizer = checkpoint.get("data", {}).get("tokenizer", dataset.tokenizer)
+    if dataset.tokenizer != tokenizer:
+        raise UserError(f"{dataset.folder}: tokenizer {dataset.tokenizer!r}, the model was trained with {tokenizer!r}")
     if dataset.kind == "examples" and (config.stride or config.carry or config.lengths):
         raise UserError(f"{dataset.folder}: stride, carry and lengths are for running text, these are separate rows")
     about = {"checkpoint": config.checkpoint, "step": checkpoint.get("iter_num"), "attention": model.config.attention}

@@ -3,7 +3,7 @@
     python train.py config/NAME.py --key=value ...
     torchrun --standalone --nproc_per_node=4 train.py config/NAME.py
 
-out_dir gets config.json, model.py (a copy), metrics.jsonl (one object a line), ckpt.pt (the last) and best.pt
+out_dir gets config.json, copies of model.py and what it is made of, metrics.jsonl (one object a line), ckpt.pt (the last) and best.pt
 (the lowest validation loss). The same seed gives the same run: the batch and the dropout of a step depend on
 (seed, step) alone, whatever the number of processes, the evaluations and the restarts.
 """
@@ -34,6 +34,7 @@ from loss import IGNORE
 from model import GPT, GPTConfig
 
 HERE = Path(__file__).resolve().parent
+MODEL_FILES = ("model.py", "gate.py", "layers.py", "recurrence.py", "loss.py")  # a run keeps the code of its model
 
 
 @dataclass
@@ -342,7 +343,8 @@ def open_run(out_dir, config, model, first_step, dtype):
             if first_step < config.max_iters:
                 kept += [row for row in rows if row["step"] == first_step and row["event"] == "eval"]
         (out_dir / "config.json").write_text(json.dumps(about, indent=2))
-        shutil.copyfile(HERE / "model.py", out_dir / "model.py")
+        for name in MODEL_FILES:
+            shutil.copyfile(HERE / name, out_dir / name)
         metrics = open(file, "w")
         metrics.writelines(json.dumps(row) + "\n" for row in kept)
         metrics.flush()

@@ -27,7 +27,7 @@ LINES = ["The quick brown fox jumps over the lazy dog.\n", "Zwölf Boxkämpfer j
 
 
 class Helpers:
-    tiny, lines = TINY, LINES
+    tiny = TINY
 
     @staticmethod
     def words(**keys):
@@ -60,12 +60,11 @@ class Helpers:
         return losses
 
     @staticmethod
-    def script(*words, stdin=None, **environment):
+    def script(*words, stdin=None):
         """A script of the repository in a process of its own. Returns it when it has ended, its output as bytes."""
         return subprocess.run(
-            [sys.executable, *map(str, words)], cwd=ROOT, input=stdin, capture_output=True,
-            env=os.environ | environment, timeout=300,
-        )  # fmt: skip
+            [sys.executable, *map(str, words)], cwd=ROOT, input=stdin, capture_output=True, timeout=300
+        )
 
     @staticmethod
     def error_of(function, *args, **keys):

@@ -135,7 +135,7 @@ def test_a_checkpoint_cut_short_anywhere_is_one_line(helpers, share):
     assert "damaged.pt: cut short" in helpers.error_of(load, WHOLE["file"])
 
 
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.filterwarnings("ignore")
 @settings(max_examples=200, deadline=None)
 @given(
     st.integers(-2000, 2000), st.integers(0, 255)

@@ -103,6 +103,7 @@ def test_text_before_the_first_title_is_a_document_of_its_own(tmp_path):
         "the rest of one\n \n = A = \n \n a\n": ["the rest of one\n \n", " = A = \n \n a\n"],
         " = A = \n \n a\n \n = B = \n \n b": [" = A = \n \n a\n \n", " = B = \n \n b"],
         "\n = A = \n\n = B = \n\n": ["\n = A = \n\n", " = B = \n\n"],
+        " = A = \n \n = A note = \n a\n": [" = A = \n \n = A note = \n a\n"],
         "no title": ["no title"],
     }.items():
         assert list(prepare.documents(text.encode(), "train")) == expected

@@ -41,8 +41,9 @@ SOURCES = {"train": "train", "val": "valid", "test": "test"}  # our split: their
 MINI_SOURCES = {"train": "valid", "val": "test"}
 LINES = {"train": 1_801_350, "valid": 3_760, "test": 4_358}  # of both versions
 WORDS = {"train": 103_227_021, "valid": 217_646, "test": 245_569}  # of the tokenised one
-# a title between two empty lines; " = = Section = = " is none, nor is the " = note " under a table
-TITLE = re.compile(rb"^ ?\n( = (?!= )[^\n]+ = \n)(?= ?\n)", re.MULTILINE)
+# a title between two empty lines; " = = Section = = " is none, nor is the " = note " under a table. It opens with a
+# plain newline and looks back from there: ten times as fast as a search for "^ ?\n = "
+TITLE = re.compile(rb"\n(?:(?<=\n \n)|(?<=\n\n)|(?<=\A \n)|(?<=\A\n)) = (?!= )[^\n]+ = \n(?= ?\n)")
 
 
 @dataclass
@@ -204,7 +205,7 @@ def describe(data, source, version):
 
 def documents(data, split):
     """The articles, as str. Text before the first title is a document of its own, unless it is blank."""
-    starts = [match.start(1) for match in TITLE.finditer(data)]
+    starts = [match.start() + 1 for match in TITLE.finditer(data)]
     if starts and data[: starts[0]].isspace():
         del starts[0]
     with tqdm(total=len(data), desc=split, unit="B", unit_scale=True) as bar:
