@@ -3,9 +3,9 @@
     python train.py config/NAME.py --key=value ...
     torchrun --standalone --nproc_per_node=4 train.py config/NAME.py
 
-out_dir gets config.json, copies of model.py and what it is made of, metrics.jsonl (one object a line), ckpt.pt (the last) and best.pt
-(the lowest validation loss). The same seed gives the same run: the batch and the dropout of a step depend on
-(seed, step) alone, whatever the number of processes, the evaluations and the restarts.
+out_dir gets config.json, the files of the model as they were, metrics.jsonl (one object a line), ckpt.pt (the last)
+and best.pt (the lowest validation loss). The same seed gives the same run: the batch and the dropout of a step depend
+on (seed, step) alone, whatever the number of processes, the evaluations and the restarts.
 """
 
 import contextlib
@@ -320,7 +320,7 @@ def describe_versions():
 
 
 def open_run(out_dir, config, model, first_step, dtype):
-    """Makes out_dir and its config.json and model.py. Returns metrics.jsonl, open, without rows from first_step on."""
+    """Makes out_dir, its config.json and its copy of the model. Returns metrics.jsonl, open, without rows from first_step on."""
 
     def git(*words):
         try:
