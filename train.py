@@ -320,7 +320,7 @@ def describe_versions():
 
 
 def open_run(out_dir, config, model, first_step, dtype):
-    """Makes out_dir, its config.json and its copy of the model. Returns metrics.jsonl, open, without rows from first_step on."""
+    """Makes out_dir, config.json and the copy of the model. Returns metrics.jsonl, open, without later rows."""
 
     def git(*words):
         try:
