@@ -1,5 +1,6 @@
 PYTHON ?= python3
 PY := .venv/bin/python
+export OMP_WAIT_POLICY := passive
 .DEFAULT_GOAL := help
 
 .PHONY: help demo test test-all check lint format clean

@@ -7,9 +7,6 @@ import torch
 
 from configurator import UserError
 
-# a busy neighbour makes spinning OpenMP threads three times slower; sleeping ones give way. Read when torch first works
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

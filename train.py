@@ -8,6 +8,11 @@ and best.pt (the lowest validation loss). The same seed gives the same run: the 
 on (seed, step) alone, whatever the number of processes, the evaluations and the restarts.
 """
 
+import os
+
+# a busy neighbour makes spinning OpenMP threads three times slower; sleeping ones give way. Read when torch is loaded
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import contextlib
 import dataclasses
 import json

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from configurator import UserError
 from data import shards, tokenizer
@@ -84,7 +86,19 @@ def test_words_are_what_stands_between_spaces_and_one_for_the_end_of_each_line(m
         about = dataset.meta["parameters"]["text"][split]
         assert about["lines"] == LINES * times and about["whole"] is False and "published_words" not in about
     assert dataset.meta["parameters"]["version"] == "tokens" and dataset.name == "wikitext103"
-    assert prepare.count_words("a b\n\nc") == 3 + 3 and prepare.count_words("") == 0
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.text(st.sampled_from("ab \n\t\r\x1c\x1f\x85\xa0\u1680\u2009\u200b\u2028\u3000é中🙂")))
+@example("a b\n\nc")
+def test_the_quick_count_is_the_count_by_definition(text):
+    lines = text.split("\n")
+    ends = len(lines) - (lines[-1] == "")
+    assert prepare.count_words(text) == len(text.split()) + ends
+
+
+def test_no_character_past_the_table_is_a_space():
+    assert not any(chr(i).isspace() for i in range(len(prepare.IS_SPACE) - 1, sys.maxunicode + 1))
 
 
 def test_an_article_begins_at_a_title_between_empty_lines_and_nothing_is_put_between_two(made, tmp_path):

@@ -24,6 +24,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -44,6 +45,8 @@ WORDS = {"train": 103_227_021, "valid": 217_646, "test": 245_569}  # of the toke
 # a title between two empty lines; " = = Section = = " is none, nor is the " = note " under a table. It opens with a
 # plain newline and looks back from there: ten times as fast as a search for "^ ?\n = "
 TITLE = re.compile(rb"\n(?:(?<=\n \n)|(?<=\n\n)|(?<=\A \n)|(?<=\A\n)) = (?!= )[^\n]+ = \n(?= ?\n)")
+
+IS_SPACE = np.array([chr(i).isspace() for i in range(0x3002)])  # U+3000 is the last space there is
 
 
 @dataclass
@@ -218,8 +221,15 @@ def documents(data, split):
 
 
 def count_words(text):
-    """Words as language models of WikiText-103 count them: one more for the end of each line."""
-    return len(text.split()) + text.count("\n") + (text[-1:] not in ("", "\n"))
+    """
+    Words as language models of WikiText-103 count them: len(text.split()), and one more for the end of each line. The
+    words are counted by where they end: split would hold the GIL, and with it the other threads, four times as long.
+    """
+    if not text:
+        return 0
+    space = IS_SPACE.take(np.frombuffer(text.encode("utf-32-le"), np.uint32), mode="clip")
+    last = not space[-1]
+    return np.count_nonzero(space[1:] > space[:-1]) + last + text.count("\n") + (text[-1] != "\n")
 
 
 if __name__ == "__main__":
