@@ -443,6 +443,14 @@ def test_top_p_keeps_the_fewest_ids_that_reach_it():
     assert set(draw(logits, 1.0, 3, None).flatten().tolist()) == {0, 1, 2}
 
 
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_temperature_divides_the_logits(temperature):
+    n_draws, logits = 20_000, torch.tensor([0.0, 1.0, 2.0])
+    torch.manual_seed(0)
+    share = draw(logits.expand(n_draws, -1), temperature, None, None).flatten().bincount(minlength=3) / n_draws
+    torch.testing.assert_close(share, (logits / temperature).softmax(0), rtol=0, atol=0.02)  # five standard errors
+
+
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_logits_that_are_not_finite_are_an_error_and_not_a_token(broken):
     model = make_model()

@@ -229,7 +229,7 @@ def count_words(text):
         return 0
     space = IS_SPACE.take(np.frombuffer(text.encode("utf-32-le"), np.uint32), mode="clip")
     last = not space[-1]
-    return np.count_nonzero(space[1:] > space[:-1]) + last + text.count("\n") + (text[-1] != "\n")
+    return int(np.count_nonzero(space[1:] > space[:-1])) + last + text.count("\n") + (text[-1] != "\n")
 
 
 if __name__ == "__main__":
