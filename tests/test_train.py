@@ -260,12 +260,13 @@ def test_nan_that_no_line_of_the_log_saw_is_not_saved(run, tmp_path, helpers, ke
 
 def test_a_run_writes_its_config_its_code_its_rows_and_two_checkpoints(trained, mqar, helpers):
     written = {file.name for file in trained.iterdir()}
-    assert written == {"config.json", "model.py", "metrics.jsonl", "ckpt.pt", "best.pt"}
+    assert written == {"config.json", *train.MODEL_FILES, "metrics.jsonl", "ckpt.pt", "best.pt"}
     about = json.loads((trained / "config.json").read_text())
     config = configurator.build(train.TrainConfig, about["config"])
     assert (config.n_embd, config.vocab_size, config.dataset) == (16, 32, str(mqar))
     assert {"git_commit", "git_dirty", "versions", "command", "dtype", "n_params"} <= about.keys()
-    assert (trained / "model.py").read_text() == (train.HERE / "model.py").read_text()
+    for name in train.MODEL_FILES:
+        assert (trained / name).read_text() == (train.HERE / name).read_text()
 
 
 def test_metrics_hold_every_step_and_evaluation_and_end(trained, helpers):
