@@ -22,7 +22,7 @@ class ShortConv(nn.Module):
         past = x.new_zeros(x.shape[0], self.width - 1, x.shape[2]) if state is None else state["conv"].to(x.dtype)
         x = torch.cat([past, x], dim=1)
         if state is not None:
-            state["conv"] = x[:, T:]
+            state["conv"] = x[:, T:].clone()  # a view would keep the whole prefill alive
         # W shifted products, not conv1d: the same numbers whatever T is
         y = sum(self.weight[i] * x[:, i : i + T] for i in range(self.width))
         return y if self.bias is None else y + self.bias

@@ -140,7 +140,8 @@ class Mixer(nn.Module):
 
     A subclass says what was published (the class attributes) and what it makes of x (`project`).
     `y, state = mixer(x, state=None, start=0)`: x (B, T, C); start is the position of x[:, 0];
-    state=None is the begin of text, with nothing kept; else a dict from `init_state`, given back filled.
+    state=None is the begin of text, with nothing kept; else a dict from `init_state`, given back filled. A state that
+    was given is used up: softmax writes its keys and values in place.
     """
 
     published_norm = "none"  # none, rms (per head, or over the whole width: norm_width) or denominator
