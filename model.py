@@ -276,9 +276,13 @@ class Mixer(nn.Module):
         """The state at the begin of text: zeros, float32 unless dtype says otherwise."""
         width = self.value_width + (self.norm_kind == "denominator")
         state = {"S": torch.zeros(batch_size, self.n_head, self.key_width, width, device=device, dtype=dtype)}
-        for conv in (m for m in self.modules() if isinstance(m, ShortConv)):
-            state["conv"] = torch.zeros(batch_size, conv.width - 1, conv.channels, device=device, dtype=dtype)
-        return state
+        return state | self.init_conv_state(batch_size, device, dtype)
+
+    def init_conv_state(self, batch_size, device, dtype):
+        conv = next((m for m in self.modules() if isinstance(m, ShortConv)), None)
+        if conv is None:
+            return {}
+        return {"conv": torch.zeros(batch_size, conv.width - 1, conv.channels, device=device, dtype=dtype)}
 
     def weights(self, x, start=0):
         """The weights (B, H, T, T) of each value in the readout, before norm and gate, from an empty state."""
@@ -362,10 +366,7 @@ class Softmax(Mixer):
     def init_state(self, batch_size, device=None, dtype=None):
         shape = (batch_size, self.config.block_size, self.split[1], self.value_width)
         state = {name: torch.zeros(shape, device=device, dtype=dtype) for name in ("k", "v")}
-        if self.conv is not None:
-            past = (batch_size, self.conv.width - 1, self.conv.channels)
-            state["conv"] = torch.zeros(past, device=device, dtype=dtype)
-        return state
+        return state | self.init_conv_state(batch_size, device, dtype)
 
     def explicit_weights(self, p, start):
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
