@@ -99,6 +99,7 @@ def main(argv):
         train(config, processes)
     finally:
         processes.close()
+    processes.end()
 
 
 def train(config, processes):
