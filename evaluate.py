@@ -2,9 +2,10 @@
 
     python evaluate.py --checkpoint=out/best.pt
     python evaluate.py --checkpoint=out/best.pt --stride=128                windows that overlap: more context a token
-    python evaluate.py --checkpoint=out/best.pt --carry=true                recurrent mixers: one state, start to end
+    python evaluate.py --checkpoint=out/best.pt --carry=true                beside them: one state, from start to end
     python evaluate.py --checkpoint=out/best.pt --lengths=256,512,1024      the same text at other context lengths
     python evaluate.py --checkpoint=out/best.pt --dataset=data/mqar --block_size=1024
+    torchrun --standalone --nproc_per_node=8 evaluate.py --checkpoint=out/best.pt       the windows shared by 8 GPUs
 
 Prints a table and, as its last line, one JSON object. Text gets its loss in nats a token, token and word perplexity
 and bits per byte: only the last two compare models of different tokenizers, and only figures of one context length,
@@ -25,7 +26,7 @@ import configurator
 from checkpoint import load_model
 from configurator import UserError, key
 from data.shards import IGNORE, open_dataset
-from hardware import pick_device
+from hardware import Processes
 from model import GPT, CosFormer, Softmax
 
 CHUNK_TOKENS = 1024  # logits of so many tokens are held at once
@@ -96,16 +97,23 @@ def summarize(sums, dataset, split):
     if dataset.kind == "examples":
         result["slices"] = {name: float(rows[:, 2].sum() / rows[:, 1].sum()) for name, rows in sums.items()}
         return result
-    counts = dataset.counts(split)
-    result |= {
-        "word_perplexity": perplexity(nats / counts["words"]),
-        "tokens_per_word": counts["tokens"] / counts["words"],
-    }
+    counts, words = dataset.counts(split), words_of(dataset, split)
     return result | {
+        "word_perplexity": perplexity(nats / words),
+        "tokens_per_word": counts["tokens"] / words,
         "bits_per_byte": nats / math.log(2) / counts["bytes"],
-        "words": counts["words"],
+        "words": words,
         "bytes": counts["bytes"],
     }
+
+
+def words_of(dataset, split):
+    """What word perplexity divides by: the published count where a text has one, and else the words counted.
+
+    They differ for raw WikiText-103 alone: published figures divide its nats by the words of the tokenised version.
+    """
+    texts = dataset.meta["parameters"].get("text", {})
+    return texts.get(split, {}).get("published_words") or dataset.counts(split)["words"]
 
 
 def perplexity(nats):
@@ -127,13 +135,18 @@ def evaluate(model, dataset, split, *, batch_size, block_size, rank=0, world_siz
     batches = dataset.eval_batches(split, batch_size, block_size, rank, world_size)
     sums = score(model, batches, block_size=block_size, device=device)
     model.train(was_training)
-    if world_size > 1:
-        names = dataset.slices or [None]  # a rank may have had no batch of some slice
-        empty = torch.zeros(block_size, 3, dtype=torch.float64)
-        everywhere = torch.stack([sums.get(name, empty) for name in names]).to(device)
-        torch.distributed.all_reduce(everywhere)
-        sums = {name: rows for name, rows in zip(names, everywhere.cpu(), strict=True) if rows[:, 1].any()}
-    return summarize(sums, dataset, split)
+    return summarize(sum_over_ranks(sums, dataset, block_size, device, world_size), dataset, split)
+
+
+def sum_over_ranks(sums, dataset, block_size, device, world_size):
+    """The sums of all processes, on each of them."""
+    if world_size == 1:
+        return sums
+    names = dataset.slices or [None]  # a rank may have had no batch of some slice
+    empty = torch.zeros(block_size, 3, dtype=torch.float64)
+    everywhere = torch.stack([sums.get(name, empty) for name in names]).to(device)
+    torch.distributed.all_reduce(everywhere)
+    return {name: rows for name, rows in zip(names, everywhere.cpu(), strict=True) if rows[:, 1].any()}
 
 
 @dataclass
@@ -144,17 +157,26 @@ class EvaluateConfig:
     batch_size: int = key(32, "rows at a time", at_least=1)
     block_size: int | None = key(None, "context length (None: the model's)", at_least=1)
     stride: int | None = key(None, "text: tokens from window to window (None: block_size, no overlap)", at_least=1)
-    carry: bool = key(False, "text: recurrent mixers keep their state from the first token to the last")
+    carry: bool = key(False, "text, recurrent mixers: also read it with one state, from the first token to the last")
     lengths: list[int] = key([], "text: context lengths to compare, with the loss by position", at_least=1)
     rope_scaling: str = key("none", "how RoPE goes past the trained length", choices=("none", "ntk", "yarn"))
     rope_factor: float = key(1.0, "how many times past it", at_least=1)
     out: str | None = key(None, "a file for the JSON, which plot.py draws the length curve from")
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
+    threads: int = key(0, "CPU threads of a process (0: cores / processes)", at_least=0)
 
 
 def main(argv):
     config = configurator.load(EvaluateConfig, argv, program="evaluate.py", description=__doc__)
-    device, rope = pick_device(config.device), dict(rope_scaling=config.rope_scaling, rope_factor=config.rope_factor)
+    processes = Processes(config.device, config.threads)
+    try:
+        run(config, processes)
+    finally:
+        processes.close()
+
+
+def run(config, processes):
+    device, rope = processes.device, dict(rope_scaling=config.rope_scaling, rope_factor=config.rope_factor)
     model, checkpoint = load_model(config.checkpoint, device, **rope)
     dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
     if dataset.vocab_size > model.config.vocab_size:
@@ -164,27 +186,24 @@ def main(argv):
         raise UserError(f"{dataset.folder}: tokenizer {dataset.tokenizer!r}, the model was trained with {tokenizer!r}")
     if dataset.kind == "examples" and (config.stride or config.carry or config.lengths):
         raise UserError(f"{dataset.folder}: stride, carry and lengths are for running text, these are separate rows")
+    if config.carry and processes.world_size > 1:
+        raise UserError(
+            "carry=True: one state goes through the whole text, so one process reads it; leave torchrun out"
+        )
     about = {"checkpoint": config.checkpoint, "step": checkpoint.get("iter_num"), "attention": model.config.attention}
     about |= {"gate": model.config.gate, "dataset": dataset.name, "split": config.split, "tokenizer": dataset.tokenizer}
+    about |= {"version": dataset.meta["parameters"].get("version")} if dataset.kind == "stream" else {}
     about |= {"trained_length": model.config.block_size} | rope
     results = []
     for block_size in config.lengths or [config.block_size or model.config.block_size]:
-        stride = min(config.stride or block_size, block_size)
-        reading = "carried state" if config.carry else f"windows, stride {stride}"
         try:
-            if config.carry:
-                sums = score_carried(model, dataset, config.split, block_size)
-            else:
-                batches = dataset.eval_batches(config.split, config.batch_size, block_size, stride=stride)
-                batches = tqdm(batches, f"T={block_size}", unit=" batch", disable=not sys.stderr.isatty(), leave=False)
-                sums = score(model, batches, block_size=block_size, device=device)
+            results.append(read(model, dataset, config, block_size, processes))
         except UserError as limit:
             if not config.lengths:
                 raise
             results.append({"block_size": block_size, "limit": str(limit)})
-            continue
-        result = {"block_size": block_size, "reading": reading} | summarize(sums, dataset, config.split)
-        results.append(result | ({"by_position": loss_by_position(sums)} if config.lengths else {}))
+    if not processes.is_main:
+        return
     print(table(config, about, results))
     line = json.dumps(about | ({"lengths": results} if config.lengths else results[0]))
     print(line)
@@ -195,12 +214,34 @@ def main(argv):
             raise UserError(f"out={config.out!r}: cannot be written ({error.strerror})") from None
 
 
+def read(model, dataset, config, block_size, processes):
+    """The numbers of the split at one context length: from windows and, with carry, beside them from one state."""
+    stride = min(config.stride or block_size, block_size)
+    share = dict(rank=processes.rank, world_size=processes.world_size)
+    batches = dataset.eval_batches(config.split, config.batch_size, block_size, stride=stride, **share)
+    quiet = not (processes.is_main and sys.stderr.isatty())
+    batches = tqdm(batches, f"T={block_size}", unit=" batch", disable=quiet, leave=False)
+    sums = score(model, batches, block_size=block_size, device=processes.device)
+    sums = sum_over_ranks(sums, dataset, block_size, processes.device, processes.world_size)
+    result = {"block_size": block_size, "reading": f"windows, stride {stride}"} | summarize(sums, dataset, config.split)
+    if config.lengths:
+        result["by_position"] = loss_by_position(sums)
+    if config.carry:
+        sums = score_carried(model, dataset, config.split, block_size)
+        anew = any(isinstance(block.mixer, CosFormer) for block in model.blocks)
+        reading = f"state, anew at {model.config.block_size}" if anew else "carried state"
+        carried = {"block_size": block_size, "reading": reading}
+        result["carried"] = carried | summarize(sums, dataset, config.split)
+    return result
+
+
 def table(config, about, results):
-    """A column per context length; what a column is stands at its top."""
+    """A column per context length and way of reading, which stand at its top."""
     title = f"{config.checkpoint} (step {about['step']}, {about['attention']}, gate {about['gate']})"
-    lines = [f"{title} on {about['dataset']}, {about['split']}, tokenizer {about['tokenizer']}"]
-    reached = [result for result in results if "limit" not in result]
-    hidden = ("slices", "by_position")
+    version = f" ({about['version']})" if about.get("version") else ""
+    lines = [f"{title} on {about['dataset']}{version}, {about['split']}, tokenizer {about['tokenizer']}"]
+    reached = [column for result in results if "limit" not in result for column in (result, result.get("carried"))]
+    reached, hidden = [column for column in reached if column], ("slices", "by_position", "carried")
     for name in [name for name in (reached or [{}])[0] if name not in hidden]:
         lines.append(f"  {name:<17}" + "".join(f"{show(result[name]):>24}" for result in reached))
     for result in reached:

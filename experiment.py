@@ -1,11 +1,12 @@
-"""Many runs of train.py, paired by seed, and a verdict:
+"""Many runs of train.py, paired by seed, and what came of them:
 
     python experiment.py config/experiments/minimum.py
     python experiment.py config/experiments/minimum.py --out_dir=out/minimum --jobs=4
 
-An experiment is a config file: the keys of train.py that all runs share (base), the arms, the seeds and the data.
-Runs go on side by side, one process each. out_dir gets rows.jsonl (one object per finished run), accuracy.png and a
-folder per run; started again, it keeps the rows it has and continues the runs that were stopped.
+An experiment is a config file: the keys of train.py that all runs share (base), the arms, the seeds, the data, and how
+a finished run is scored besides (scores). Runs go on side by side, one process each. out_dir gets rows.jsonl (one
+object per finished run), the figures and a folder per run; started again, it keeps the rows it has and continues the
+runs that were stopped.
 
 All arms of a seed see the same data in the same order, and start from the same weights where they share them.
 """
@@ -25,6 +26,7 @@ from tqdm import tqdm
 import configurator
 import plot
 from configurator import UserError, key
+from evaluate import EvaluateConfig
 from hardware import usable_cores
 from train import TrainConfig
 
@@ -39,8 +41,11 @@ class ExperimentConfig:
     seeds: list[int] = key([0], "one run of every arm per seed; the seed of the data, too", at_least=0)
     prepare: str = key("mqar", "which data/*/prepare.py makes the data")
     data: dict = key({}, "keys of that script")
-    baseline: str = key("none", "the arm that the verdict compares with")
-    treatment: str = key("elementwise", "the arm that the verdict is about")
+    metric: str = key("accuracy", "what the table and the curves show", choices=("accuracy", "val_loss"))
+    scores: dict = key({}, "{name: keys of evaluate.py}: how each finished run is scored besides")
+    score_data: dict = key({}, "keys of the same script, for the data of the scores (empty: the run's own)")
+    baseline: str | None = key(None, "the arm that the verdict compares with (None: no verdict)")
+    treatment: str | None = key(None, "the arm that the verdict is about")
     success_above: float = key(0.75, "success: the treatment's accuracy is above this in every seed")
     success_below: float = key(0.55, "... and the baseline's below this")
     failure_within: float = key(
@@ -50,12 +55,16 @@ class ExperimentConfig:
     jobs: int = key(0, "runs at a time (0: as many as there are cores)", at_least=0)
 
     def __post_init__(self):
+        configurator.check(self)
         for arm in (self.baseline, self.treatment):
-            configurator.check_choice("arms", arm, self.arms)
+            if (self.baseline, self.treatment) != (None, None):
+                configurator.check_choice("arms", arm, self.arms)
         for name, keys in self.arms.items():  # a wrong key is found before the first run
             if not isinstance(keys, dict):
                 raise UserError(f"arms: {name}={keys!r}: must be a dict of keys of train.py")
             configurator.build(TrainConfig, self.base | keys, source=f"arm {name!r}")
+        for name, keys in self.scores.items():
+            configurator.build(EvaluateConfig, keys, source=f"score {name!r}")
 
     @property
     def max_iters(self):
@@ -67,10 +76,10 @@ def main(argv):
     out_dir = Path(config.out_dir or HERE / "results" / config.name)
     rows = run_all(config, out_dir)
     print(table(config, rows))
-    figure = plot.accuracy_curves(rows, config.max_iters, out_dir / "accuracy.png")
-    print(f"\nverdict: {verdict(config, rows)}")
-    print(f"cost of the gate: {cost(config, rows)}")
-    print(f"written: {out_dir / 'rows.jsonl'}, {figure}")
+    if config.baseline is not None:
+        print(f"\nverdict: {verdict(config, rows)}")
+        print(f"cost of the gate: {cost(config, rows)}")
+    print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *plot.experiment(rows, out_dir)])))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -83,6 +92,8 @@ def run_all(config, out_dir):
     for seed in config.seeds:
         for arm, keys in config.arms.items():
             run = {"arm": arm, "seed": seed, "data": config.data, "config": config.base | keys | {"seed": seed}}
+            if config.scores:
+                run |= {"scored": config.scores, "score_data": config.score_data}
             plan.append(json.loads(json.dumps(run)))  # as it will be read again: a tuple comes back as a list
     file = out_dir / "rows.jsonl"
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -103,7 +114,7 @@ def run_all(config, out_dir):
 
 def find_row(rows, run):
     """The row of this very run: same arm, seed, data and keys."""
-    return next((row for row in rows if all(row[name] == value for name, value in run.items())), None)
+    return next((row for row in rows if all(row.get(name) == value for name, value in run.items())), None)
 
 
 def run_side_by_side(config, waiting, out_dir):
@@ -121,10 +132,13 @@ def run_side_by_side(config, waiting, out_dir):
                 running.append(start(config, waiting.pop(0), out_dir, threads))
             time.sleep(0.2)
             for job in [job for job in running if job["process"].poll() is not None]:
+                if job["process"].returncode == 0 and job["scores"]:
+                    job["process"] = start_process(job["scores"].pop(0), job["folder"], threads)
+                    continue
                 running.remove(job)
                 ended_steps += config.max_iters
-                row = finish(job)
-                bar.write(f"{row['arm']}, seed {row['seed']}: accuracy {row['accuracy']:.1%}, {row['seconds']:.0f} s")
+                row = finish(config, job)
+                bar.write(f"{row['arm']}, seed {row['seed']}: {show(config, row)}, {row['seconds']:.0f} s")
                 yield row
             states = [(job["run"], last_row(job["folder"])) for job in running]
             bar.n = ended_steps + sum(state["step"] for _, state in states)
@@ -140,17 +154,8 @@ def run_side_by_side(config, waiting, out_dir):
 
 
 def start(config, run, out_dir, threads):
-    data, keys = out_dir / "data" / f"seed{run['seed']}", run["data"] | {"seed": run["seed"]}
-    if not (was_made_for(keys, data / "prepared.json") and (data / "meta.json").is_file()):
-        command = [
-            sys.executable,
-            HERE / "data" / config.prepare / "prepare.py",
-            f"--config_override={json.dumps(keys | {'out_dir': str(data)})}",
-        ]
-        prepared = subprocess.run(command, capture_output=True, text=True)
-        if prepared.returncode:
-            raise UserError(f"data/{config.prepare}/prepare.py failed: {prepared.stderr.strip()}")
-        (data / "prepared.json").write_text(json.dumps(keys))
+    """Starts a run: train.py, and behind it evaluate.py for each of the scores."""
+    data = prepare(config, run["data"] | {"seed": run["seed"]}, out_dir / "data" / f"seed{run['seed']}")
     folder = out_dir / f"{run['arm']}-seed{run['seed']}"
     folder.mkdir(parents=True, exist_ok=True)
     keys = run["config"] | {"dataset": str(data), "out_dir": str(folder), "threads": threads}
@@ -159,13 +164,41 @@ def start(config, run, out_dir, threads):
     elif (folder / "ckpt.pt").is_file():
         keys["init_from"] = "resume"
     (folder / "run.json").write_text(json.dumps(run))
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    with open(folder / "log.txt", "w") as log:
-        process = subprocess.Popen(
-            [sys.executable, HERE / "train.py", f"--config_override={json.dumps(keys)}"],
-            stdout=log, stderr=subprocess.STDOUT, env=environment,
+    (folder / "log.txt").unlink(missing_ok=True)
+    if config.score_data:
+        data = prepare(config, config.score_data | {"seed": run["seed"]}, out_dir / "score_data" / f"seed{run['seed']}")
+    about = {"checkpoint": str(folder / "ckpt.pt"), "dataset": str(data), "device": run["config"].get("device", "auto")}
+    return {
+        "run": run,
+        "folder": folder,
+        "process": start_process(["train.py", keys], folder, threads),
+        "scores": [
+            ["evaluate.py", about | {"out": str(folder / f"score_{name}.json")} | score]
+            for name, score in config.scores.items()
+        ],
+        "started": time.time(),
+    }
+
+
+def prepare(config, keys, folder):
+    """The folder of the data that data/*/prepare.py makes of these keys, made now unless it is there."""
+    if not (was_made_for(keys, folder / "prepared.json") and (folder / "meta.json").is_file()):
+        script = HERE / "data" / config.prepare / "prepare.py"
+        command = [sys.executable, script, f"--config_override={json.dumps(keys | {'out_dir': str(folder)})}"]
+        prepared = subprocess.run(command, capture_output=True, text=True)
+        if prepared.returncode:
+            raise UserError(f"data/{config.prepare}/prepare.py failed: {prepared.stderr.strip()}")
+        (folder / "prepared.json").write_text(json.dumps(keys))
+    return folder
+
+
+def start_process(command, folder, threads):
+    script, keys = command
+    with open(folder / "log.txt", "a") as log:
+        return subprocess.Popen(
+            [sys.executable, HERE / script, f"--config_override={json.dumps(keys)}"],
+            stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": str(threads)},
         )  # fmt: skip
-    return {"run": run, "folder": folder, "process": process, "started": time.time()}
 
 
 def was_made_for(keys, file):
@@ -178,7 +211,7 @@ def last_row(folder):
     return rows[-1] if rows else {"step": 0}
 
 
-def finish(job):
+def finish(config, job):
     """The row of a run that has ended. A run that was not finite has its row, a run that failed is an error."""
     run, folder, status = job["run"], job["folder"], job["process"].returncode
     metrics = plot.read_jsonl(folder / "metrics.jsonl")
@@ -193,8 +226,12 @@ def finish(job):
         "finite": status == 0,
         "accuracy": evaluations[-1]["accuracy"] if status == 0 else math.nan,
         "val_loss": evaluations[-1]["val_loss"] if status == 0 else math.nan,
-        "curve": [[row["step"], row["accuracy"]] for row in evaluations],
+        "metric": config.metric,
+        "curve": [[row["step"], row[config.metric]] for row in evaluations],
         "tokens_per_second": statistics.median(steps) if steps else math.nan,
+        "scores": {name: json.loads((folder / f"score_{name}.json").read_text()) for name in run.get("scored", ())}
+        if status == 0
+        else {},
         "seconds": time.time() - job["started"],
         **{name: about[name] for name in ("n_params", "flops_per_token", "state_bytes", "git_commit", "versions")},
     }
@@ -204,14 +241,19 @@ def finish(job):
 # Judging
 
 
+def show(config, row):
+    return f"accuracy {row['accuracy']:.1%}" if config.metric == "accuracy" else f"loss {row['val_loss']:.4f}"
+
+
 def table(config, rows):
     """One line per arm, every seed shown."""
     width = max(len(arm) for arm in config.arms) + 2
-    lines = [f"\nEnd accuracy, by seed\n{'arm':<{width}}" + "".join(f"{seed:>8}" for seed in config.seeds) + "    mean"]
+    title = "End accuracy" if config.metric == "accuracy" else "Validation loss at the end (nats a token)"
+    lines = [f"\n{title}, by seed\n{'arm':<{width}}" + "".join(f"{seed:>8}" for seed in config.seeds) + "    mean"]
+    form = ">8.1%" if config.metric == "accuracy" else ">8.4f"
     for arm in config.arms:
-        scores = [row["accuracy"] for row in rows if row["arm"] == arm]
-        cells = "".join(f"{score:>8.1%}" for score in scores)
-        lines.append(f"{arm:<{width}}{cells}{statistics.fmean(scores):>8.1%}")
+        ends = [row[config.metric] for row in rows if row["arm"] == arm]
+        lines.append(f"{arm:<{width}}" + "".join(f"{end:{form}}" for end in [*ends, statistics.fmean(ends)]))
     return "\n".join(lines)
 
 

@@ -149,7 +149,8 @@ def train(config, processes):
     if processes.world_size > 1:
         step_model = torch.nn.parallel.DistributedDataParallel(step_model)
 
-    tokens_per_step = config.batch_size * config.gradient_accumulation_steps * config.block_size
+    rows_per_step = config.batch_size * config.gradient_accumulation_steps
+    tokens_per_step = round(rows_per_step * dataset.tokens_per_example("train", config.block_size))
     for line in notes + describe(config, model, dataset, processes, dtype, compiled, tokens_per_step):
         say(line)
     metrics = None

@@ -380,6 +380,11 @@ class Dataset:
             )
         return (length - 1) // block_size
 
+    def tokens_per_example(self, split, block_size):
+        """Mean length of a row; block_size for a stream."""
+        facts = self._facts(split)
+        return facts["tokens"] / facts["rows"] if self.kind == "examples" else block_size
+
     def batch(self, split, step, *, seed, batch_size, block_size, micro_step=0, gradient_accumulation_steps=1):
         """
         (inputs, targets), int64 (B, T), of one micro-step. The global batch of a step is the next batch_size *

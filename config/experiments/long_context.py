@@ -1,0 +1,40 @@
+"""
+Loss beyond the training length: a small byte-level GPT trained at 256 tokens, read at 256, 512 and 1,024.
+
+RoPE as it was trained, NTK-scaled and with YaRN, both at 4 times the trained length; GLA has no positions to scale, and
+cosFormer refuses what lies past its M, which is block_size. Twelve runs, about an hour on two CPU cores.
+"""
+
+name = "long_context"
+arms = {
+    "softmax": {"attention": "softmax"},
+    "softmax gated": {"attention": "softmax", "gate": "elementwise"},
+    "gla": {"attention": "gla"},
+    "gla gated": {"attention": "gla", "gate": "elementwise"},
+    "cosformer": {"attention": "cosformer"},
+    "cosformer gated": {"attention": "cosformer", "gate": "elementwise"},
+}
+seeds = [0, 1]
+metric = "val_loss"
+
+prepare = "pystdlib"
+data = {"val_fraction": 0.015}
+scores = {
+    "as trained": {"lengths": [256, 512, 1024]},
+    "NTK": {"lengths": [256, 512, 1024], "rope_scaling": "ntk", "rope_factor": 4},
+    "YaRN": {"lengths": [256, 512, 1024], "rope_scaling": "yarn", "rope_factor": 4},
+}
+
+base = {
+    "n_layer": 4,
+    "n_embd": 128,
+    "n_head": 4,
+    "block_size": 256,
+    "batch_size": 8,
+    "max_iters": 1500,
+    "learning_rate": 2e-3,
+    "warmup_iters": 100,
+    "eval_interval": 500,
+    "eval_batch_size": 32,
+    "device": "cpu",
+}

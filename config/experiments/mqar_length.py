@@ -1,0 +1,49 @@
+"""
+Recall beyond the training length: MQAR trained at 64 tokens and 4 pairs, scored at up to 1,024 tokens and 64 pairs.
+
+Every mixer has a width-4 short convolution, so that all of them solve what they are trained on, and a block_size of
+1,024: cosFormer's M, past which it refuses. Thirty runs, about 40 minutes on two CPU cores.
+"""
+
+name = "mqar_length"
+arms = {
+    "softmax": {"attention": "softmax"},
+    "softmax gated": {"attention": "softmax", "gate": "elementwise"},
+    "cosformer": {"attention": "cosformer"},
+    "cosformer gated": {"attention": "cosformer", "gate": "elementwise"},
+    "gla": {"attention": "gla"},
+    "gla gated": {"attention": "gla", "gate": "elementwise"},
+    "mamba2": {"attention": "mamba2"},
+    "mamba2 gated": {"attention": "mamba2", "gate": "elementwise"},
+    "gated_deltanet": {"attention": "gated_deltanet"},
+    "gated_deltanet gated": {"attention": "gated_deltanet", "gate": "elementwise"},
+}
+seeds = [0, 1, 2]
+
+prepare = "mqar"
+data = {"seq_len": 64, "pairs": 4, "vocab_size": 256, "train_size": 100_000, "val_size": 1_000}
+scores = {"longer": {"batch_size": 16, "block_size": 1024}}
+score_data = {
+    "slices": "64/4,128/4,256/4,512/4,1024/4,128/8,256/16,512/32,1024/64",
+    "vocab_size": 256,
+    "train_size": 1,
+    "val_size": 300,
+}
+
+base = {
+    "n_layer": 2,
+    "n_embd": 64,
+    "n_head": 2,
+    "mlp_ratio": 2,
+    "block_size": 1024,
+    "short_conv": 4,
+    "state_size": 32,
+    "batch_size": 64,
+    "max_iters": 2000,
+    "learning_rate": 3e-3,
+    "warmup_iters": 50,
+    "eval_interval": 500,
+    "eval_batch_size": 250,
+    "device": "cpu",
+    "dtype": "float32",
+}
