@@ -31,7 +31,8 @@ format: .venv/.installed-dev ## let ruff format the code
 	$(PY) -m ruff format .
 
 clean: ## remove what the demo and the tests made (not .venv)
-	rm -rf out .pytest_cache .ruff_cache .hypothesis data/*/*.npy data/*/meta.json
+	rm -rf out .pytest_cache .ruff_cache .hypothesis data/*/*.npy data/*/*.json
+	find data -type d -empty -delete
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: needs Python 3.11 or later, $(PYTHON) is older; make PYTHON=python3.12 takes another"; exit 2; }

@@ -38,27 +38,33 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             loss = at_least_float32(x.new_zeros(()))
             dx = torch.empty_like(x) if needs_grad else None
             dw = torch.zeros_like(weight, dtype=loss.dtype) if needs_grad else None
+            # the large tensors are made once and written again by every chunk: fresh pages cost more than the sums
+            products = torch.empty(min(len(x), CHUNK_TOKENS), len(w), dtype=dtype, device=x.device)
+            logits, dw_chunk = torch.empty_like(products, dtype=loss.dtype), torch.empty_like(w)
             for start in range(0, len(x), CHUNK_TOKENS):
                 rows = slice(start, start + CHUNK_TOKENS)
                 x_rows, target = x[rows].to(dtype), targets[rows, None]
                 counts = target != IGNORE
-                logits = at_least_float32(x_rows @ w.T)  # (rows, V)
+                product = torch.mm(x_rows, w.T, out=products[: len(x_rows)])
+                logit = logits[: len(x_rows)].copy_(product)  # (rows, V)
                 if softcap is not None:
-                    capped = torch.tanh(logits / softcap)
-                    logits = softcap * capped
-                logits[:, vocab_size:] = -torch.inf
+                    capped = torch.tanh(logit / softcap)
+                    logit.copy_(capped).mul_(softcap)
+                logit[:, vocab_size:] = -torch.inf
                 target = target.masked_fill(~counts, 0)  # any other id that is none is an error, not id 0
-                log_sum = logits.logsumexp(-1, keepdim=True)
-                loss = loss + ((log_sum - logits.gather(-1, target)) * counts).sum()
+                largest = logit.amax(-1, keepdim=True)
+                right = logit.gather(-1, target) - largest
+                share = logit.sub_(largest).exp_()  # the softmax, but for its denominator
+                total = share.sum(-1, keepdim=True)
+                loss = loss + ((total.log() - right) * counts).sum()
                 if needs_grad:
-                    grad = logits.sub_(log_sum).exp_()  # softmax, then minus one at the target
-                    grad.scatter_add_(-1, target, torch.full_like(target, -1, dtype=grad.dtype))
-                    grad.mul_(counts)
+                    grad = share.mul_(counts / total)  # softmax, then minus one at the target
+                    grad.scatter_add_(-1, target, -counts.to(grad.dtype))
                     if softcap is not None:
                         grad.mul_(1 - capped * capped)
-                    grad = grad.to(dtype)
-                    dx[rows] = grad @ w
-                    dw += grad.T @ x_rows
+                    product.copy_(grad)
+                    dx[rows] = product @ w
+                    dw += torch.mm(product.T, x_rows, out=dw_chunk)
         ctx.save_for_backward(dx, dw)
         return loss
 

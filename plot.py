@@ -1,9 +1,9 @@
 """Figures from what runs and experiments have written, and from nothing else:
 
-    python plot.py out                a run: loss and validation loss against steps -> out/loss.png
-    python plot.py results/minimum    an experiment: its metric against steps, every seed -> results/minimum/accuracy.png
-                                      and, where its runs were scored at other lengths, slices.png and lengths.png
-    python plot.py lengths.json       what evaluate.py --lengths --out wrote: loss by position -> lengths.png
+    python plot.py out               a run: loss and validation loss against steps -> out/loss.png
+    python plot.py results/minimum   an experiment: its metric against steps, every seed -> results/minimum/accuracy.png
+                                     and, where its runs were scored at other lengths, slices.png and lengths.png
+    python plot.py lengths.json      what evaluate.py --lengths --out wrote: loss by position -> lengths.png
 
 A figure lies beside the files it was made of.
 """
@@ -110,7 +110,7 @@ def by_mixer(rows):
 
 
 def slice_curves(rows, path):
-    """Recall beyond what was trained: longer rows with as many pairs, and longer rows with more. Mean over the seeds."""
+    """Recall beyond what was trained: longer rows with as many pairs, and with more. Lines are means over the seeds."""
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
     slices = [score["slices"] for score in rows[0]["scores"].values() if "slices" in score][0]
     shapes = [tuple(map(int, name.split("/"))) for name in slices]
@@ -139,7 +139,7 @@ def slice_curves(rows, path):
 
 
 def context_curves(rows, path):
-    """Loss by position at the longest context each mixer reached: a panel per mixer, a colour per way of scaling RoPE."""
+    """Loss by position at the longest context each mixer reached: a panel per mixer, a colour per scaling of RoPE."""
     mixers = by_mixer(rows)
     figure, panels = plt.subplots(1, len(mixers), figsize=(4.2 * len(mixers), 4.2), sharey=True, squeeze=False)
     for axes, (mixer, arms) in zip(panels[0], mixers.items(), strict=True):

@@ -239,8 +239,9 @@ def _write_whole(file, write):
 def open_dataset(path):
     """A Dataset, every file of it checked. Raises UserError, which names the file and what to do."""
     folder = Path(path)
-    known = (DATA / folder.name / "prepare.py").is_file()
-    prepare = f"run python data/{folder.name if known else '<name>'}/prepare.py"
+    name = folder.name.split("-")[0]  # wikitext103-mini is a way to prepare wikitext103
+    known = (DATA / name / "prepare.py").is_file()
+    prepare = f"run python data/{name if known else '<name>'}/prepare.py"
     if not folder.is_dir():
         raise UserError(f"{folder}: no such data set; {prepare}")
     file = folder / "meta.json"

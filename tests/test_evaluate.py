@@ -154,14 +154,58 @@ def test_ntk_keeps_the_fastest_pair_and_slows_the_slowest_by_the_factor():
     assert slowed[0] == plain[0] and slowed[-1] * 4 == pytest.approx(plain[-1])
 
 
-def test_lengths_past_a_mixers_reach_are_named_and_the_others_scored(text, tmp_path, capsys):
-    model = make_model(attention="cosformer").float()
-    data = {"path": str(text.folder), "tokenizer": "byte"}
-    state = {"model": model.state_dict(), "model_args": vars(model.config), "data": data}
-    checkpoints.save(tmp_path / "ckpt.pt", state)
-    evaluate.main(
-        [f"--checkpoint={tmp_path}", "--lengths=16,32,64", f"--out={tmp_path / 'lengths.json'}", "--device=cpu"]
-    )
+@pytest.fixture
+def checkpoint(text, tmp_path):
+    """checkpoint(key=value, ...) -> the folder of a checkpoint with random weights, trained on the made text."""
+
+    def save(dataset=text, **keys):
+        model = make_model(**keys).float()
+        data = {"path": str(dataset.folder), "tokenizer": "byte"}
+        checkpoints.save(
+            tmp_path / "ckpt.pt", {"model": model.state_dict(), "model_args": vars(model.config), "data": data}
+        )
+        return tmp_path
+
+    return save
+
+
+def test_processes_share_the_windows_and_print_one_table(checkpoint, helpers):
+    folder, words = checkpoint(), ["--device=cpu", "--batch_size=3", "--stride=20"]
+    alone = helpers.script("evaluate.py", f"--checkpoint={folder}", *words)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "evaluate.py"]
+    together = helpers.script(*launch, f"--checkpoint={folder}", *words)
+    assert (alone.returncode, together.returncode) == (0, 0), together.stderr.decode()
+    printed = [ended.stdout.decode().splitlines() for ended in (alone, together)]
+    assert len(printed[0]) == len(printed[1])
+    assert json.loads(printed[1][-1]) == pytest.approx(json.loads(printed[0][-1]))
+
+
+def test_a_carried_state_has_a_column_of_its_own(checkpoint, capsys):
+    evaluate.main([f"--checkpoint={checkpoint(attention='gla')}", "--device=cpu", "--carry=true"])
+    *table, line = capsys.readouterr().out.splitlines()
+    result = json.loads(line)
+    assert table[2].split() == ["reading", "windows,", "stride", "32", "carried", "state"]
+    assert table[3].split() == ["loss", f"{result['loss']:.4f}", f"{result['carried']['loss']:.4f}"]
+    assert result["carried"]["labels"] == result["labels"] and result["carried"]["loss"] != result["loss"]
+
+
+def test_the_table_names_the_version_and_raw_text_is_divided_by_the_published_words(checkpoint, tmp_path, capsys):
+    texts = {"val": {"whole": True, "published_words": 1000}}
+    about = dict(name="wikitext103-raw", generator="test", generator_version=1, seed=0)
+    about["parameters"] = {"version": "raw", "text": texts}
+    write_stream(tmp_path / "raw", {"train": [TEXT], "val": [TEXT]}, tokenizer=get_tokenizer("byte"), **about)
+    dataset = open_dataset(tmp_path / "raw")
+    evaluate.main([f"--checkpoint={checkpoint(dataset)}", "--device=cpu"])
+    title, *_, line = capsys.readouterr().out.splitlines()
+    result = json.loads(line)
+    assert title.endswith("on wikitext103-raw (raw), val, tokenizer byte") and result["version"] == "raw"
+    assert result["words"] == 1000
+    assert result["word_perplexity"] == pytest.approx(math.exp(result["loss"] * result["labels"] / 1000))
+
+
+def test_lengths_past_a_mixers_reach_are_named_and_the_others_scored(checkpoint, tmp_path, capsys):
+    words = ["--lengths=16,32,64", f"--out={tmp_path / 'lengths.json'}", "--device=cpu"]
+    evaluate.main([f"--checkpoint={checkpoint(attention='cosformer')}", *words])
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert printed == json.loads((tmp_path / "lengths.json").read_text())
     assert [row["block_size"] for row in printed["lengths"]] == [16, 32, 64]

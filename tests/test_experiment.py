@@ -21,6 +21,8 @@ CONFIG = """
 name = "tiny"
 arms = {{"none": {{"gate": "none"}}, "elementwise": {{"gate": "elementwise"}}}}
 seeds = [0, 1]
+baseline = "none"
+treatment = "elementwise"
 data = {data}
 base = {base}
 """
@@ -164,6 +166,41 @@ def test_what_was_run_with_other_keys_is_not_taken_for_this_run(run, copied, bas
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Scores of finished runs
+
+
+def test_finished_runs_are_scored_on_other_data_and_the_figures_are_drawn(base, tmp_path, capsys):
+    config = experiment.ExperimentConfig(
+        name="scored", arms={"softmax": {}, "gla": {"attention": "gla"}}, seeds=[0], data=DATA,
+        base=base | {"block_size": 64}, score_data=dict(slices="32/4,64/4,64/7", vocab_size=16, train_size=1, val_size=50),
+        scores={"longer": {"batch_size": 8}}, jobs=2,
+    )  # fmt: skip
+    rows = experiment.run_all(config, tmp_path)
+    assert [row["arm"] for row in rows] == ["softmax", "gla"]
+    for row in rows:
+        score = row["scores"]["longer"]
+        assert list(score["slices"]) == ["32/4", "64/4", "64/7"] and score["attention"] == row["arm"]
+        assert score["labels"] == 50 * (4 + 4 + 7) and score["step"] == 6
+    assert experiment.run_all(config, tmp_path) == rows
+    figures = plot.experiment(rows, tmp_path)
+    assert [figure.name for figure in figures] == ["accuracy.png", "slices.png"]
+    assert all(figure.read_bytes().startswith(b"\x89PNG") for figure in figures)
+
+
+def test_an_experiment_on_text_shows_losses_and_has_no_verdict(base, tmp_path):
+    made = {"attention": "cosformer", "gate": "none", "trained_length": 4}
+    lengths = [{"block_size": 4, "loss": 2.0, "by_position": [[0, 3.0], [2, 1.0]]}, {"block_size": 8, "limit": "past"}]
+    rows = [
+        {"arm": arm, "seed": seed, "metric": "val_loss", "val_loss": 2.0 + seed, "curve": [[0, 5.0], [6, 2.0 + seed]],
+         "data": {}, "config": {"attention": "cosformer", "gate": gate}, "scores": {"ntk": made | {"lengths": lengths}}}
+        for arm, gate in (("plain", "none"), ("gated", "elementwise")) for seed in (0, 1)
+    ]  # fmt: skip
+    config = experiment.ExperimentConfig(arms={"plain": {}, "gated": {}}, seeds=[0, 1], metric="val_loss")
+    assert "gated    2.0000  3.0000  2.5000" in experiment.table(config, rows)
+    assert [figure.name for figure in plot.experiment(rows, tmp_path)] == ["val_loss.png", "lengths.png"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Mistakes, and runs that fail
 
 
@@ -177,6 +214,8 @@ def test_a_wrong_key_is_found_before_the_first_run(run, tmp_path, base, started,
         (dict(arms='{"none": {}, "elementwise": "gla"}'), "arms: elementwise='gla': must be a dict"),
         (dict(arms='{"none": {}}'), "arms='elementwise': must be one of none"),
         (dict(treatment="gla"), "arms='gla': must be one of none, elementwise"),
+        (dict(scores='{"longer": {"lenghts": 5}}'), "score 'longer': unknown key 'lenghts' (did you mean 'lengths'?)"),
+        (dict(metric="loss"), "metric='loss': must be one of accuracy, val_loss"),
         (dict(base=base | {"max_iter": 5}), "unknown key 'max_iter' (did you mean 'max_iters'?)"),
         (dict(data=DATA | {"pair": 4}), "prepare.py failed: error: config_override: unknown key"),
         (dict(prepare="mqra"), "prepare.py failed"),
@@ -200,6 +239,9 @@ def test_a_run_that_dies_is_one_line_that_names_its_log(run, tmp_path, base, hel
     assert (out_dir / "rows.jsonl").read_text() == ""
 
 
+PLAIN = experiment.ExperimentConfig()
+
+
 @pytest.fixture
 def ended(mqar, tmp_path, helpers):
     """ended(status, key=value, ...) -> a job whose training was run in this process and ended with that status."""
@@ -211,19 +253,20 @@ def ended(mqar, tmp_path, helpers):
             assert stopped.code == status
         (tmp_path / "log.txt").write_text("Traceback\nIndexError: list index out of range\n")
         run = {"arm": "none", "seed": 0, "data": {}, "config": {}}
-        return {"run": run, "folder": tmp_path, "process": types.SimpleNamespace(returncode=status), "started": 0.0}
+        process = types.SimpleNamespace(returncode=status)
+        return {"run": run, "folder": tmp_path, "process": process, "scores": [], "started": 0.0}
 
     return call
 
 
 def test_a_run_that_was_not_finite_has_a_row(ended):
-    row = experiment.finish(ended(1, learning_rate=1e12, grad_clip=None, warmup_iters=0))
+    row = experiment.finish(PLAIN, ended(1, learning_rate=1e12, grad_clip=None, warmup_iters=0))
     assert not row["finite"] and math.isnan(row["accuracy"])
     assert [step for step, _ in row["curve"]] == [0]
 
 
 def test_a_run_that_crashed_after_an_evaluation_is_not_one_that_was_not_finite(ended, helpers):
-    message = helpers.error_of(experiment.finish, ended(1, max_iters=1))  # an exception has status 1, too
+    message = helpers.error_of(experiment.finish, PLAIN, ended(1, max_iters=1))  # an exception has status 1, too
     assert "ended with status 1: IndexError: list index out of range" in message
 
 
@@ -231,9 +274,13 @@ def test_a_run_that_crashed_after_an_evaluation_is_not_one_that_was_not_finite(e
 # Judging
 
 
+def judging(arms, **keys):
+    return experiment.ExperimentConfig(arms=arms, baseline="none", treatment="elementwise", **keys)
+
+
 def judged(plain, gated, **keys):
     """The verdict on made-up accuracies, seed by seed; None is a run that was not finite."""
-    config = experiment.ExperimentConfig(arms={"none": {}, "elementwise": {}}, **keys)
+    config = judging({"none": {}, "elementwise": {}}, **keys)
     rows = [
         {"arm": arm, "seed": seed, "accuracy": accuracy or math.nan, "finite": accuracy is not None}
         for arm, accuracies in (("none", plain), ("elementwise", gated))
@@ -269,7 +316,7 @@ def test_the_rules_are_keys_of_the_config():
 
 
 def test_other_arms_than_the_two_do_not_count():
-    config = experiment.ExperimentConfig(arms={"none": {}, "elementwise": {}, "conv": {}})
+    config = judging({"none": {}, "elementwise": {}, "conv": {}})
     scores = {"none": 0.4, "elementwise": 0.9, "conv": math.nan}
     rows = [{"arm": arm, "seed": 0, "accuracy": x, "finite": not math.isnan(x)} for arm, x in scores.items()]
     assert experiment.verdict(config, rows).startswith("success")
