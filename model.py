@@ -216,10 +216,13 @@ class Mixer(nn.Module):
         """x (B, T, C) -> Projection. A convolution reads and writes its past in `state` where that is a dict."""
         raise NotImplementedError
 
-    def forward(self, x, state=None, start=0):
+    def forward(self, x, state=None, start=0, only=None):
         state = None if state is None else dict(state)
         p = self.gated_projection(x, state, start)
-        readout = self.finish(self.read(p, state, start), p, x)
+        o = self.read(p, state, start)
+        if only is not None:  # the tokens whose output is asked for, (1, M, ...): all below is token by token
+            o, x, p = o[only][None], x[only][None], p._replace(skip=None if p.skip is None else p.skip[only][None])
+        readout = self.finish(o, p, x)
         return self.gate("output", self.out_proj(readout.flatten(2))[:, :, None], x).squeeze(2), state
 
     def gate(self, position, y, x):
@@ -540,7 +543,10 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """The same for every mixer: x + mixer(norm(x)), then x + MLP(norm(x))."""
+    """The same for every mixer: x + mixer(norm(x)), then x + MLP(norm(x)).
+
+    only: None, or (B, T) true for the tokens whose output is wanted; it is then (1, M, C), those and no others.
+    """
 
     def __init__(self, config, name, gate):
         super().__init__()
@@ -556,9 +562,9 @@ class Block(nn.Module):
         self.mlp = MLP(config, hidden)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x, state=None, start=0):
-        y, state = self.mixer(self.norm_1(x), state, start)
-        x = x + self.dropout(y)
+    def forward(self, x, state=None, start=0, only=None):
+        y, state = self.mixer(self.norm_1(x), state, start, only)
+        x = (x if only is None else x[only][None]) + self.dropout(y)
         return x + self.dropout(self.mlp(self.norm_2(x))), state
 
 
@@ -624,8 +630,11 @@ class GPT(nn.Module):
                 start.normal_(0.0, 0.02 * scale, generator=generator)
             p.copy_(start)
 
-    def features(self, idx, state=None, start=0):
-        """idx (B, T) -> the last layer's normed hidden states (B, T, C) and the state (None if None was given)."""
+    def features(self, idx, state=None, start=0, only=None):
+        """idx (B, T) -> the last layer's normed hidden states (B, T, C) and the state (None if None was given).
+
+        only: (B, T), true for the M tokens that are looked at; the last layer then computes (1, M, C), just those.
+        """
         x = self.wte(idx)
         if self.wpe is not None:
             end = start + idx.shape[1]
@@ -635,7 +644,8 @@ class GPT(nn.Module):
         x = self.dropout(x)
         new_state = None if state is None else []
         for i, block in enumerate(self.blocks):
-            x, layer_state = block(x, None if state is None else state[i], start)
+            is_last = i == len(self.blocks) - 1
+            x, layer_state = block(x, None if state is None else state[i], start, only if is_last else None)
             if state is not None:
                 new_state.append(layer_state)
         return self.norm(x), new_state
@@ -651,9 +661,13 @@ class GPT(nn.Module):
 
         reduction: "mean" over the labels, or "sum", for a mean over more than this batch.
         """
-        x, _ = self.features(idx)
         if targets is None:
-            return self.logits(x)
+            return self.logits(self.features(idx)[0])
+        only = targets != IGNORE
+        if only.device.type != "cpu" or only.all():  # a GPU would wait for the count, and compile for every other one
+            only = None
+        x, _ = self.features(idx, only=only)
+        targets = targets if only is None else targets[only][None]
         total = cross_entropy_sum(
             x, self.wte.weight, targets, vocab_size=self.config.vocab_size, softcap=self.config.logit_softcap
         )
