@@ -20,6 +20,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import configurator
+import recurrence
 from configurator import UserError, check_choice, key
 from gate import (
     ADDITIVE_ACTIVATIONS,
@@ -31,7 +32,7 @@ from gate import (
 )
 from layers import ShortConv, l2_norm, make_conv, manual_attention, rope_frequencies, rotate
 from loss import IGNORE, cross_entropy_sum
-from recurrence import at_least_float32, chunked, quadratic, recurrent
+from recurrence import at_least_float32
 
 NORM_EPS = 1e-5
 DENOMINATOR_MIN = 1e-6
@@ -88,6 +89,9 @@ class GPTConfig:
     )
     norm_first: bool = key(True, "true: act(norm(readout)); false: norm(act(readout))")
     readout_activation: str = key("none", "on the normed readout, before the gate", choices=READOUT_ACTIVATIONS)
+    kernels: str = key(
+        "auto", "of the recurrence; auto: fla on a GPU where it is installed", choices=("auto", "torch", "fla")
+    )
     match_params: bool = key(False, "narrow the MLP until a gated model has its ungated twin's parameter count")
 
     def __post_init__(self):
@@ -102,6 +106,10 @@ class GPTConfig:
             raise UserError(f"n_kv_head={self.n_kv_head}: must divide n_head={self.n_head}")
         if self.position == "rope" and self.head_dim % 2:
             raise UserError(f"position='rope': needs an even head width, not {self.head_dim}")
+        if self.kernels == "fla" and not recurrence.has_fla():
+            raise UserError(
+                "kernels='fla': needs a GPU and `pip install flash-linear-attention`; kernels=auto needs none"
+            )
         classes = set()
         for name, gate in self.layers():
             MIXERS[name].check(self, gate)
@@ -241,7 +249,8 @@ class Mixer(nn.Module):
             q, k = (x.repeat_interleave(self.n_head // x.shape[2], dim=2) for x in (q, k))
         if self.norm_kind == "denominator":
             v = F.pad(v, (0, 1), value=1.0)  # a channel of ones sums the weights
-        form = recurrent if q.shape[1] == 1 else chunked
+        uses_fla = q.is_cuda and self.config.kernels != "torch" and recurrence.has_fla()
+        form = recurrence.recurrent if q.shape[1] == 1 else recurrence.fla if uses_fla else recurrence.chunked
         initial = None if state is None else state["S"]
         o, final = form(q, k, v, log_decay=p.log_decay, beta=p.beta, initial_state=initial)
         if state is not None:
@@ -295,7 +304,7 @@ class Mixer(nn.Module):
     def explicit_weights(self, p, start):
         repeat = self.n_head // p.q.shape[2]
         q, k = (x.repeat_interleave(repeat, dim=2) for x in (p.q, p.k))
-        weights = quadratic(q, k, log_decay=p.log_decay, beta=p.beta)
+        weights = recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta)
         if self.norm_kind == "denominator":
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=DENOMINATOR_MIN)
         return weights
