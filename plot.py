@@ -111,7 +111,7 @@ def by_mixer(rows):
 
 def slice_curves(rows, path):
     """Recall beyond what was trained: longer rows with as many pairs, and with more. Lines are means over the seeds."""
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
+    figure, panels = plt.subplots(1, 2, figsize=(13, 4.2), sharey=True)
     slices = [score["slices"] for score in rows[0]["scores"].values() if "slices" in score][0]
     shapes = [tuple(map(int, name.split("/"))) for name in slices]
     fewest = min(pairs for _, pairs in shapes)
@@ -134,7 +134,7 @@ def slice_curves(rows, path):
         dress(axes)
     panels[0].set(ylabel="accuracy at the queries (%)", title="longer, with as many pairs as trained")
     panels[1].set(title="longer, with more pairs")
-    panels[1].legend(frameon=False, fontsize=8)
+    panels[1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
     return write(figure, path)
 
 
