@@ -185,22 +185,24 @@ def early_meter(mixer, seen):
     for gate in gates:
         if gate.activation not in ADDITIVE_ACTIVATIONS:
             factor = factor * gate.value(gate.logits(seen["x"]))
+    before, after = token_0_shares(mixer, seen["x"], v, factor)
     return {
         "key_norm": [[start, numbers(norms[start:end].mean().item())] for start, end in parts],
-        "token_0_before": token_0_share(mixer, seen["x"], v, torch.ones_like(v)),
-        "token_0_after": token_0_share(mixer, seen["x"], v, factor) if gates else None,
+        "token_0_before": before,
+        "token_0_after": after if gates else None,
     }
 
 
-def token_0_share(mixer, x, v, factor):
-    """v and the factor on the readout, (B, T, H, D): |part of token 0| / sum_j |part of token j|, as a number."""
+def token_0_shares(mixer, x, v, factor):
+    """|part of token 0| / sum_j |part of token j| of a readout and of factor * readout; v, factor (B, T, H, D)."""
     shares = []
-    for i in range(len(x)):
-        weights = mixer.weights(x[i : i + 1])[0].square()  # (H, T, T)
-        f, v_i = factor[i].square().transpose(0, 1), v[i].square().permute(1, 2, 0)  # (H, T, D), (H, D, T)
-        parts = (weights * (f @ v_i)).sum(0).sqrt()[1:]  # |w_tj (f_t * v_j)|^2 = w_tj^2 (f_t^2 . v_j^2), over heads
-        shares.append((parts[:, 0] / parts.sum(-1).clamp(min=1e-30)).mean())
-    return numbers(torch.stack(shares).mean().item())
+    for x_i, v_i, f_i in zip(x.split(1), v.square(), factor.square(), strict=True):
+        weights = mixer.weights(x_i)[0].square()  # (H, T, T)
+        # |w_tj (f_t * v_j)|^2 = w_tj^2 (f_t^2 . v_j^2), summed over the heads
+        parts = [(weights * (f.transpose(0, 1) @ v_i.permute(1, 2, 0))).sum(0) for f in (torch.ones_like(f_i), f_i)]
+        parts = torch.stack(parts).sqrt()[:, 1:]  # (2, T - 1, T)
+        shares.append((parts[..., 0] / parts.sum(-1).clamp(min=1e-30)).mean(-1))
+    return numbers(torch.stack(shares).mean(0))
 
 
 def effective_rank(singular_values):
@@ -297,8 +299,8 @@ def summary(layers, T):
         "gate_below_0.1": mean(x for gate in gates for x in gate["below_0.1"]),
         "sink": mean(x for layer in layers for x in layer["sink"]["share"]),
         "sink_baseline": numbers(baseline(T)),
-        "max_activation": largest(layer["residual"]["max"] for layer in layers),
-        "max_over_median": largest(layer["residual"]["max_over_median"] for layer in layers),
+        "max_activation": maximum(layer["residual"]["max"] for layer in layers),
+        "max_over_median": maximum(layer["residual"]["max_over_median"] for layer in layers),
         "collapsed": collapsed_gates(layers),
     }
 
@@ -314,7 +316,7 @@ def mean(values):
     return numbers(statistics.fmean(values)) if values else None
 
 
-def largest(values):
+def maximum(values):
     values = list(values)
     return None if None in values else max(values)
 
