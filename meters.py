@@ -21,11 +21,13 @@ look at the same first rows of the split, in the run's dtype:
                 each head's readout (tokens x width), before the gate and as the output projection gets it, and W_v W_o
     residual    largest |h| behind a block, over the median of |h| too, and where it is
     pruning     loss where gate values under a threshold count as zero
+    decoding    with --skip_below: tokens/s with and without the heads that a headwise gate closes
     quantised   loss where every linear layer has 8-bit weights and inputs (`quantised`)
 
 Sinks grow with training, and tiny models may have none. Gu et al. 2024 count the heads above 0.3 (heads_above).
 """
 
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -33,6 +35,7 @@ import itertools
 import json
 import math
 import statistics
+import time
 from pathlib import Path
 
 import torch
@@ -51,6 +54,7 @@ BINS = 20  # of width 0.05 from 0 to 1, and one more for all above
 COLLAPSE = 0.05
 SINK_HEAD = 0.3
 MAP_TOKENS = 64
+DECODED_TOKENS = 64
 SINK_KINDS = {
     "weights": "softmax weights",
     "share": "cosFormer's own weights, as a share",
@@ -369,6 +373,76 @@ def pruning_curve(model, batches, block_size):
     return curve
 
 
+@contextlib.contextmanager
+def closed_heads_skipped(model, threshold):
+    """Within it, decoding steps of one sequence do not read the cache for heads whose headwise gate is below the
+    threshold: what `pruned` computes, with less to compute. Yields [skipped, all] counts of heads, which grow.
+
+    Softmax layers only: a recurrent head has to write its state whether it is read or not.
+    """
+    counts, mixers, handles = [0, 0], [block.mixer for block in model.blocks if has_heads_to_skip(block.mixer)], []
+
+    def skip(mixer):
+        box = {}
+
+        def of_input(mixer, args):
+            box["x"] = args[0]
+
+        def read(p, state, start):
+            if p.q.shape[:2] != (1, 1):  # the prefill
+                return Softmax.read(mixer, p, state, start)
+            gate, k, v = mixer.gates["readout"], *mixer.remember(p.k, p.v, state, start)[:2]
+            heads = (gate.value(gate.logits(box["x"])).abs().flatten() >= threshold).nonzero().flatten()
+            shared = heads // (mixer.n_head // k.shape[2])  # the key and value heads of these
+            q, k, v = (y.transpose(1, 2) for y in (p.q[:, :, heads], k[:, :, shared], v[:, :, shared]))
+            o = torch.zeros_like(p.q)  # (1, 1, H, D)
+            o[:, :, heads] = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+            counts[0] += mixer.n_head - len(heads)
+            counts[1] += mixer.n_head
+            return o
+
+        handles.append(mixer.register_forward_pre_hook(of_input))
+        mixer.read = read
+
+    try:
+        for mixer in mixers:
+            skip(mixer)
+        yield counts
+    finally:
+        for mixer, handle in zip(mixers, handles, strict=True):
+            handle.remove()
+            del mixer.read  # the method of the class again
+
+
+def has_heads_to_skip(mixer):
+    gate = mixer.gates["readout"] if "readout" in mixer.gates else None
+    is_headwise = gate is not None and gate.static is None and gate.shape == (mixer.n_head, 1)
+    is_factor = is_headwise and gate.activation not in ADDITIVE_ACTIVATIONS
+    return is_factor and isinstance(mixer, Softmax) and mixer.config.attention_softcap is None
+
+
+def decoding_speed(model, prompt, threshold):
+    """prompt (1, T): tokens/s of greedy decoding, as it is and with closed heads skipped; the share of those heads."""
+    if not any(has_heads_to_skip(block.mixer) for block in model.blocks):
+        raise UserError(f"skip_below={threshold}: no softmax layer has a headwise gate on its readout")
+
+    def seconds():
+        started = time.perf_counter()
+        collections.deque(model.stream(prompt, DECODED_TOKENS, temperature=0), maxlen=0)
+        return time.perf_counter() - started
+
+    usual, fewer = [], []
+    with closed_heads_skipped(model, threshold) as counts:
+        seconds()
+        share = counts[0] / counts[1]
+    for _ in range(3):  # in turns: a noisy neighbour disturbs both
+        usual.append(seconds())
+        with closed_heads_skipped(model, threshold):
+            fewer.append(seconds())
+    speeds = {"tokens_per_second": DECODED_TOKENS / min(usual), "skipping": DECODED_TOKENS / min(fewer)}
+    return {"threshold": threshold, "heads_skipped": numbers(share)} | speeds
+
+
 def quantised(model):
     """A copy that computes with fake 8-bit numbers: every nn.Linear of its blocks, weights and inputs.
 
@@ -424,6 +498,9 @@ class MetersConfig:
     split: str = key("val", "which split")
     rows: int = key(16, "its first rows, which the meters look at", at_least=1)
     score_batches: int = key(4, "batches of so many rows, which the loss is taken over", at_least=1)
+    skip_below: float | None = key(
+        None, "time decoding without softmax heads whose headwise gate is below this", above=0
+    )
     maps: list[str] = key([], "attention maps, as layer.head (empty: the heads of largest and smallest sink)")
     dtype: str | None = key(None, "of matrix products (None: the run's)", choices=tuple(DTYPES))
     out: str | None = key(None, "file of the JSON (None: meters.json beside the last checkpoint)")
@@ -475,6 +552,8 @@ def meters_of(model, checkpoint, path, dataset, config):
     result["maps"] = attention_maps(model, inputs, result["layers"], config.maps, dtype)
     batches = list(itertools.islice(dataset.eval_batches(config.split, config.rows, T), config.score_batches))
     result |= loss_of(model, batches, T) | {"labels": sum(int((targets != IGNORE).sum()) for _, targets, _ in batches)}
+    if config.skip_below is not None:
+        result["decoding"] = decoding_speed(model, inputs[:1, : max(1, T - DECODED_TOKENS)], config.skip_below)
     return result | {"pruning": pruning_curve(model, batches, T), "quantised": loss_of(quantised(model), batches, T)}
 
 
@@ -529,6 +608,10 @@ def table(result):
         lines.append(
             f"gate values under {row['threshold']:<4} as zero: {row['zeroed']:6.1%} of them, {change(row, result)}"
         )
+    if "decoding" in result:
+        row = result["decoding"]
+        skipping = f"{row['heads_skipped']:.1%} of the heads skipped, {row['skipping']:,.0f} tokens/s"
+        lines.append(f"decoding: {row['tokens_per_second']:,.0f} tokens/s; below {row['threshold']}, {skipping}")
     return "\n".join([*lines, f"8-bit weights and inputs: {change(result['quantised'], result)}"])
 
 

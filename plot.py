@@ -3,8 +3,8 @@
     python plot.py out               a run: its page, from metrics.jsonl and what meters.py and evaluate.py --lengths
                                      left beside it (meters.json, lengths.json) -> out/page.png
     python plot.py results/minimum   an experiment: its metric against steps, every seed -> results/minimum/accuracy.png
-                                     and, where its runs have such numbers, slices.png, lengths.png, learning_rates.png;
-                                     report.html: the figures and the tables in one file, which opens offline
+                                     or learning_rates.png; slices.png, lengths.png where its runs have such numbers;
+                                     report.html, the figures and the tables in one file, which opens offline
     python plot.py lengths.json      what evaluate.py --lengths --out wrote: loss by position -> lengths.png
 
 A figure lies beside the files it was made of.
@@ -21,7 +21,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.colors import PowerNorm
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 import configurator
 from configurator import UserError, key
@@ -172,8 +172,9 @@ def residual_panel(axes, meters):
     )
     axes.set(xlabel="layer", ylabel="|h| behind the layer", yscale="log", title=f"Residual stream ({meters['dtype']})")
     axes.set_xticks(range(len(top)))
-    for axis in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        axis(LogFormatter(minor_thresholds=(2, 0.5)))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.margins(y=0.15)
     axes.legend(frameon=False)
     dress(axes)
@@ -227,13 +228,14 @@ def experiment(rows, folder):
     """Every figure that the rows of an experiment have something for. Returns their paths."""
     rows = sorted(rows, key=lambda row: (row["arm"], row["seed"]))  # whatever order they ended in: the same figure
     scores = [score for row in rows for score in row.get("scores", {}).values()]
-    figures = [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
+    if by_learning_rate(rows):  # too many lines for the curves
+        figures = [rate_curves(rows, folder / "learning_rates.png")]
+    else:
+        figures = [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
     if any("slices" in score for score in scores):
         figures.append(slice_curves(rows, folder / "slices.png"))
     if any("lengths" in score for score in scores):
         figures.append(context_curves(rows, folder / "lengths.png"))
-    if by_learning_rate(rows):
-        figures.append(rate_curves(rows, folder / "learning_rates.png"))
     return figures
 
 
@@ -361,17 +363,16 @@ def has_diverged(row):
 
 def rate_curves(rows, path):
     """Validation loss at the end against the learning rate; a cross at the top where a run diverged."""
-    figure, axes = plt.subplots(figsize=(7, 4.2))
+    figure, axes = plt.subplots(figsize=(8, 5))
     arms = by_learning_rate(rows)
-    renamed = [row | {"arm": arm} for arm, rates in arms.items() for own in rates.values() for row in own]
-    start = max(row["curve"][0][1] for row in rows)
-    for arm, rates in arms.items():
-        style = styles(renamed)[arm]
+    style = styles([row | {"arm": arm} for arm, rates in arms.items() for own in rates.values() for row in own])
+    top = max(row["curve"][0][1] for row in rows)
+    for i, (arm, rates) in enumerate(arms.items()):
         ends = {rate: [row["val_loss"] for row in own if not has_diverged(row)] for rate, own in rates.items()}
-        points = [(rate, mean(losses)) for rate, losses in ends.items() if losses]
-        axes.plot(*zip(*points, strict=True), marker="o", ms=4, label=arm, **style) if points else None
+        kept = {rate: mean(losses) for rate, losses in ends.items() if losses}
+        axes.plot(kept.keys(), kept.values(), marker="o", ms=4, label=arm, **style[arm])
         lost = [rate for rate, own in rates.items() if any(map(has_diverged, own))]
-        axes.plot(lost, [start] * len(lost), marker="x", ms=8, linestyle="", color=style["color"])
+        axes.plot(lost, [top * (1 + 0.03 * i)] * len(lost), "x", color=style[arm]["color"])  # side by side
     axes.plot([], [], marker="x", linestyle="", color="0.3", label="a run that diverged")
     axes.set(xscale="log", xlabel="peak learning rate", ylabel="validation loss at the end (nats a token)")
     return save(figure, axes, path)

@@ -215,7 +215,7 @@ def test_every_arm_is_run_at_every_rate_and_where_it_diverges_is_said(tmp_path):
     said = [line.split() for line in experiment.divergence(rows).splitlines()[2:]]
     assert said == [["a", "0.1", "3"], ["b", "3", "0.1"]]
     figures = plot.experiment(rows, tmp_path)
-    assert [figure.name for figure in figures] == ["val_loss.png", "learning_rates.png"]
+    assert [figure.name for figure in figures] == ["learning_rates.png"]
     assert "<td>0.1</td><td>3</td>" in plot.report(rows, figures, tmp_path / "report.html").read_text()
 
 

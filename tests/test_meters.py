@@ -308,6 +308,25 @@ def test_the_pruned_share_is_that_of_the_values_under_the_threshold():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("keys", [dict(), dict(n_kv_head=1, qk_norm=True, position="rope")])
+def test_decoding_without_closed_heads_is_the_pruned_model(keys):
+    model, tokens = make_model(noise=0.5, gate="headwise", **keys), random_tokens()[:1]
+    before, (state, skipped_state) = model(tokens), (model.init_state() for _ in range(2))
+    with meters.closed_heads_skipped(model, 0.5) as counts:
+        skipped = []
+        for start, end in ((0, 4), *((i, i + 1) for i in range(4, T))):
+            x, skipped_state = model.features(tokens[:, start:end], skipped_state, start)
+            skipped.append(x)
+    for start, end in ((0, 4), *((i, i + 1) for i in range(4, T))):
+        with meters.pruned(model, 0.5 if start else 0.0):  # the prefill is whole
+            x, state = model.features(tokens[:, start:end], state, start)
+        torch.testing.assert_close(skipped.pop(0), x)
+    assert 0 < counts[0] < counts[1] == (T - 4) * 2 * H
+    assert torch.equal(model(tokens), before)
+    assert all("read" not in vars(block.mixer) for block in model.blocks)
+
+
+@torch.no_grad()
 def test_eight_bits_keep_what_they_can_say_and_lose_what_an_outlier_hides():
     model = make_model()
     before = {name: p.clone() for name, p in model.named_parameters()}
@@ -365,6 +384,16 @@ def test_several_checkpoints_give_a_table_each_and_one_file_which_the_page_is_dr
     assert len(written[1]["layers"][0]["sink"]["random_tokens"]) == 2
     plot.main([str(trained)])
     assert (trained / "page.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_decoding_speed_needs_a_headwise_gate(trained, mqar, helpers, tmp_path, capsys):
+    words = ["--skip_below=0.6", "--device=cpu", "--rows=2", "--score_batches=1"]
+    message = helpers.error_of(meters.main, [f"--checkpoint={trained}", *words])
+    assert message == "skip_below=0.6: no softmax layer has a headwise gate on its readout"
+    helpers.train(mqar, tmp_path, gate="headwise", block_size=96)
+    meters.main([f"--checkpoint={tmp_path}", *words])
+    (row,) = json.loads((tmp_path / "meters.json").read_text())["checkpoints"]
+    assert row["decoding"]["heads_skipped"] == 1.0 and "100.0% of the heads skipped" in capsys.readouterr().out
 
 
 def test_a_map_that_is_not_there_names_those_that_are(trained, helpers):
