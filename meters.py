@@ -21,7 +21,7 @@ look at the same first rows of the split, in the run's dtype:
                 each head's readout (tokens x width), before the gate and as the output projection gets it, and W_v W_o
     residual    largest |h| behind a block, over the median of |h| too, and where it is
     pruning     loss where gate values under a threshold count as zero
-    decoding    with --skip_below: tokens/s with and without the heads that a headwise gate closes
+    decoding    with --skip_below: tokens/s with and without the softmax heads that a headwise gate closes
     quantised   loss where every linear layer has 8-bit weights and inputs (`quantised`)
 
 Sinks grow with training, and tiny models may have none. Gu et al. 2024 count the heads above 0.3 (heads_above).
@@ -270,7 +270,6 @@ def layer_meters(model, inputs, dtype):
     def measure(block, seen):
         mixer = block.mixer
         return {
-            "mixer": type(mixer).__name__.lower(),
             "gates": gate_meters(mixer, seen),
             "sink": sink_meter(mixer, seen),
             "early": early_meter(mixer, seen),
@@ -278,7 +277,9 @@ def layer_meters(model, inputs, dtype):
             "residual": residual_meter(inputs, seen),
         }
 
-    return probe(model, inputs, measure, dtype)
+    names = [name for name, _ in model.config.layers()]
+    layers = probe(model, inputs, measure, dtype)
+    return [{"mixer": name} | layer for name, layer in zip(names, layers, strict=True)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -296,11 +297,16 @@ def training_meters(model, inputs, dtype):
 
 
 def summary(layers, T):
-    """Means of gates and sinks over layers and heads, the largest activation, and the gates that have collapsed."""
-    gates = [gate for layer in layers for gate in layer["gates"].values()]
+    """Means of gates (by position) and sinks over layers and heads, the largest activation, the collapsed gates."""
+    gates = {}
+    for layer in layers:
+        for position, gate in layer["gates"].items():
+            gates.setdefault(position, []).append(gate)
     return {
-        "gate_mean": mean(x for gate in gates for x in gate["mean"]),
-        "gate_below_0.1": mean(x for gate in gates for x in gate["below_0.1"]),
+        "gate_mean": {position: mean(x for gate in own for x in gate["mean"]) for position, own in gates.items()},
+        "gate_below_0.1": {
+            position: mean(x for gate in own for x in gate["below_0.1"]) for position, own in gates.items()
+        },
         "sink": mean(x for layer in layers for x in layer["sink"]["share"]),
         "sink_baseline": numbers(baseline(T)),
         "max_activation": maximum(layer["residual"]["max"] for layer in layers),
@@ -427,8 +433,10 @@ def decoding_speed(model, prompt, threshold):
         raise UserError(f"skip_below={threshold}: no softmax layer has a headwise gate on its readout")
 
     def seconds():
+        stream = model.stream(prompt, DECODED_TOKENS + 1, temperature=0)
+        next(stream)  # reads the prompt
         started = time.perf_counter()
-        collections.deque(model.stream(prompt, DECODED_TOKENS, temperature=0), maxlen=0)
+        int(collections.deque(stream, maxlen=1)[0])  # on a GPU, the last id has to be waited for
         return time.perf_counter() - started
 
     usual, fewer = [], []
@@ -553,7 +561,7 @@ def meters_of(model, checkpoint, path, dataset, config):
     batches = list(itertools.islice(dataset.eval_batches(config.split, config.rows, T), config.score_batches))
     result |= loss_of(model, batches, T) | {"labels": sum(int((targets != IGNORE).sum()) for _, targets, _ in batches)}
     if config.skip_below is not None:
-        result["decoding"] = decoding_speed(model, inputs[:1, : max(1, T - DECODED_TOKENS)], config.skip_below)
+        result["decoding"] = decoding_speed(model, inputs[:1, : max(1, T - DECODED_TOKENS - 1)], config.skip_below)
     return result | {"pruning": pruning_curve(model, batches, T), "quantised": loss_of(quantised(model), batches, T)}
 
 
@@ -586,7 +594,7 @@ def table(result):
         "  max |h|  over median, at position (token) channel",
     ]
     for i, layer in enumerate(result["layers"]):
-        gate = layer["gates"].get("readout") or layer["gates"].get("native") or {}
+        _, gate = shown_gate(layer)
         sink, early, rank, residual = (layer[name] for name in ("sink", "early", "rank", "residual"))
         where = f"{residual['position']} ({residual['token']}) {residual['channel']}"
         cells = [
@@ -600,6 +608,11 @@ def table(result):
             f"{show(residual['max'], '8.4g')} {show(residual['max_over_median'], '12.4g')}, {where}",
         ]
         lines.append(" ".join(cells))
+    for i, layer in enumerate(result["layers"]):
+        for position, gate in layer["gates"].items():
+            if (position, gate) != shown_gate(layer):
+                numbers_of = (show(mean(gate[name]), form) for name, form in GATE_COLUMNS.items())
+                lines.append(f"{i:<5} {'@' + position:<14} {' '.join(numbers_of)}")
     kinds = dict.fromkeys(layer["sink"]["kind"] for layer in result["layers"])
     lines += [f"sink: {SINK_KINDS[kind]}" for kind in kinds]
     lines += [f"collapsed: {line}" for line in collapsed_gates(result["layers"])]
@@ -613,6 +626,13 @@ def table(result):
         skipping = f"{row['heads_skipped']:.1%} of the heads skipped, {row['skipping']:,.0f} tokens/s"
         lines.append(f"decoding: {row['tokens_per_second']:,.0f} tokens/s; below {row['threshold']}, {skipping}")
     return "\n".join([*lines, f"8-bit weights and inputs: {change(result['quantised'], result)}"])
+
+
+def shown_gate(layer):
+    """(position, meter) of the gate that stands in the table's line of a layer: the readout's, where it has one."""
+    gates = layer["gates"]
+    position = next((name for name in ("readout", "native", *gates) if name in gates), None)
+    return position, gates.get(position, {})
 
 
 def show(x, form="6.1%"):

@@ -73,7 +73,7 @@ def page(folder):
         meters = json.loads((folder / "meters.json").read_text())["checkpoints"][-1]
         title = f"{meters['attention']}, gate {meters['gate']}, step {meters['step']}: meters on the first "
         title += f"{meters['rows']} rows of {meters['tokens']} tokens of {meters['dataset']}, {meters['split']}\n"
-        title += f"packing: {meters['packing']}"
+        title += f"packing: {meters['packing']}\n"
         panels += [lambda axes: gate_panel(axes, meters)] if any(layer["gates"] for layer in meters["layers"]) else []
         panels += [lambda axes: sink_panel(axes, meters), lambda axes: early_panel(axes, meters)]
         panels += [lambda axes: residual_panel(axes, meters)]
@@ -137,8 +137,8 @@ def sink_panel(axes, meters):
     axes.plot(x, means, color="black", label="mean of the heads")
     axes.plot(x, random, "D--", color="0.4", markerfacecolor="white", label="the same on random tokens")
     axes.axhline(100 * meters["sink_baseline"], color="0.4", linestyle=":", label="uniform weights")
-    is_proxy = any(layer["sink"]["kind"] == "proxy" for layer in layers)
-    axes.set(xlabel="layer", title="Sink" + " (a proxy: the weights the recurrence implies)" * is_proxy)
+    proxies = dict.fromkeys(layer["mixer"] for layer in layers if layer["sink"]["kind"] == "proxy")
+    axes.set(xlabel="layer", title="Sink" + f" ({', '.join(proxies)}: a proxy)" * bool(proxies))
     axes.set(ylabel="weight on token 0, of later queries (%)", xticks=x)
     leave_room(axes)
     dress(axes)
@@ -190,7 +190,7 @@ def map_panel(axes, shown, meters):
     )
     image = axes.imshow(weights, **colours)
     axes.figure.colorbar(image, ax=axes, label="weight")
-    what = "Attention" if layer["sink"]["kind"] == "weights" else "Implied weights"
+    what = "Implied weights" if layer["sink"]["kind"] == "proxy" else "Attention"
     share = f"token 0: {layer['sink']['share'][shown['head']]:.1%}"
     axes.set(xlabel="key (position)", ylabel="query (position)")
     axes.set_title(f"{what}: layer {shown['layer']}, head {shown['head']} ({share})")

@@ -304,7 +304,7 @@ def test_the_pruned_share_is_that_of_the_values_under_the_threshold():
     layers = meters.layer_meters(model, tokens, "float32")
     with meters.pruned(model, 0.1) as counts:
         model(tokens)
-    assert counts[0] / counts[1] == pytest.approx(meters.summary(layers, T)["gate_below_0.1"], abs=1e-3)
+    assert counts[0] / counts[1] == pytest.approx(meters.summary(layers, T)["gate_below_0.1"]["readout"], abs=1e-3)
 
 
 @torch.no_grad()
@@ -360,7 +360,7 @@ def trained(mqar, helpers, tmp_path_factory):
 
 def test_the_log_has_the_meters_of_every_evaluation_and_a_gate_that_did_not_move(trained, mqar, helpers, tmp_path):
     logged = [row["meters"] for row in helpers.metrics(trained, "eval")]
-    assert [meter["gate_mean"] for meter in logged][0] == 0.5
+    assert [meter["gate_mean"] for meter in logged][0] == {"readout": 0.5}
     assert logged[0]["collapsed"] == [f"layer {i}, readout: all within 0.05 of 0.5" for i in (0, 1)]
     assert all(meter["sink_baseline"] == meters.numbers(meters.baseline(32)) for meter in logged)
     assert [row["spike"] for row in helpers.metrics(trained, "train")] == [False] * 8
