@@ -133,7 +133,7 @@ def gate_meter(gate, x):
     values = gate.value(gate.logits(x)).float().abs()  # (B, T, heads or 1, width or 1)
     start = float(gate.value(x.new_zeros(1)).abs())
     heads = values.movedim(-2, 0).flatten(1)  # (heads, values)
-    bins = (heads * BINS).long().clamp(max=BINS)
+    bins = (heads * BINS).clamp(max=BINS).long()
     counts = torch.stack([row.bincount(minlength=BINS + 1) for row in bins])
     collapsed = None
     if heads.max() < COLLAPSE:
@@ -157,7 +157,7 @@ def gate_meters(mixer, seen):
 
 def baseline(T):
     """The sink of uniform weights: the mean of 1/(i+1) over queries i = 1..T-1."""
-    return statistics.fmean(1 / (i + 1) for i in range(1, T))
+    return statistics.fmean(1 / (i + 1) for i in range(1, T)) if T > 1 else math.nan
 
 
 def sink_meter(mixer, seen):
@@ -543,8 +543,12 @@ def main(argv):
 
 
 def meters_of(model, checkpoint, path, dataset, config):
-    """Every number of one checkpoint, ready for JSON."""
+    """Every number of one checkpoint, ready for JSON. Raises UserError where the loss is not finite."""
     dtype, T = config.dtype or checkpoint.get("dtype", "float32"), model.config.block_size
+    batches = list(itertools.islice(dataset.eval_batches(config.split, config.rows, T), config.score_batches))
+    scores = loss_of(model, batches, T)
+    if not math.isfinite(scores["loss"]):
+        raise UserError(f"{path}: its loss is {scores['loss']}: its weights are broken, or the run has diverged")
     inputs, _, name = first_rows(dataset, config.split, config.rows, T)
     inputs = inputs.to(model.wte.weight.device)
     result = {"checkpoint": str(path), "step": checkpoint.get("iter_num"), "attention": model.config.attention}
@@ -558,8 +562,7 @@ def meters_of(model, checkpoint, path, dataset, config):
     for layer, control in zip(result["layers"], controls, strict=True):
         layer["sink"]["random_tokens"] = control["share"]
     result["maps"] = attention_maps(model, inputs, result["layers"], config.maps, dtype)
-    batches = list(itertools.islice(dataset.eval_batches(config.split, config.rows, T), config.score_batches))
-    result |= loss_of(model, batches, T) | {"labels": sum(int((targets != IGNORE).sum()) for _, targets, _ in batches)}
+    result |= scores | {"labels": sum(int((targets != IGNORE).sum()) for _, targets, _ in batches)}
     if config.skip_below is not None:
         result["decoding"] = decoding_speed(model, inputs[:1, : max(1, T - DECODED_TOKENS - 1)], config.skip_below)
     return result | {"pruning": pruning_curve(model, batches, T), "quantised": loss_of(quantised(model), batches, T)}
@@ -574,7 +577,7 @@ def attention_maps(model, inputs, layers, wanted, dtype):
         if not (layer.isdigit() and number.isdigit() and (int(layer), int(number)) in sinks):
             raise UserError(f"maps={text!r}: write layer.head, from 0.0 to {'.'.join(map(str, max(sinks)))}")
         heads.append((int(layer), int(number)))
-    heads = heads or [max(sinks, key=sinks.get), min(sinks, key=sinks.get)]
+    heads = heads or list(dict.fromkeys([max(sinks, key=sinks.get), min(sinks, key=sinks.get)]))
     prefix = inputs[:1, :MAP_TOKENS]  # causal: the first tokens' weights do not depend on the others
     weights = probe(model, prefix, lambda block, seen: block.mixer.weights(seen["x"])[0], dtype)  # (H, t, t) each
     return [{"layer": layer, "head": head, "weights": numbers(weights[layer][head])} for layer, head in heads]
