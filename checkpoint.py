@@ -69,7 +69,8 @@ def load(path, device="cpu"):
 def load_model(path, device="cpu", **changed):
     """(model in evaluation mode, checkpoint). `changed`: keys of GPTConfig that need no weights of their own."""
     checkpoint = load(path, device)
-    model = GPT(configurator.build(GPTConfig, checkpoint["model_args"] | changed, source=str(path))).to(device)
+    model_args = checkpoint["model_args"] | {"kernels": "auto"} | changed  # this machine may lack those it had
+    model = GPT(configurator.build(GPTConfig, model_args, source=str(path))).to(device)
     try:
         model.load_state_dict(checkpoint["model"])
     except RuntimeError as error:

@@ -50,7 +50,7 @@ def score(model, batches, *, block_size, device="cpu"):
 def logit_chunks(model, inputs, labelled):
     """Logits (n, V) of the labelled positions, in order, a chunk of them at a time where the model is ours."""
     if isinstance(model, GPT):
-        for hidden in model.features(inputs)[0][labelled].split(CHUNK_TOKENS):
+        for hidden in model.features(inputs, only=labelled)[0][0].split(CHUNK_TOKENS):
             yield model.logits(hidden)
     else:
         yield model(inputs)[labelled].float()

@@ -19,12 +19,7 @@ def cross_entropy_sum(x, weight, targets, *, vocab_size, softcap=None):
     targets (...) ids, -100 where nothing is predicted; softcap c makes the logits c * tanh(logits / c).
     Under autocast the two operands are cast to its dtype on purpose, and everything after the product is float32.
     """
-    x, targets = x.flatten(0, -2), targets.flatten()
-    if targets.device.type == "cpu":  # on a GPU the count would have to be waited for
-        labelled = targets != IGNORE
-        if not labelled.all():
-            x, targets = x[labelled], targets[labelled]
-    return _ChunkedCrossEntropy.apply(x, weight, targets, vocab_size, softcap)
+    return _ChunkedCrossEntropy.apply(x.flatten(0, -2), weight, targets.flatten(), vocab_size, softcap)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

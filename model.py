@@ -20,6 +20,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import configurator
+import recurrence
 from configurator import UserError, check_choice, key
 from gate import (
     ADDITIVE_ACTIVATIONS,
@@ -31,7 +32,7 @@ from gate import (
 )
 from layers import ShortConv, l2_norm, make_conv, manual_attention, rope_frequencies, rotate
 from loss import IGNORE, cross_entropy_sum
-from recurrence import at_least_float32, chunked, quadratic, recurrent
+from recurrence import at_least_float32
 
 NORM_EPS = 1e-5
 DENOMINATOR_MIN = 1e-6
@@ -88,6 +89,9 @@ class GPTConfig:
     )
     norm_first: bool = key(True, "true: act(norm(readout)); false: norm(act(readout))")
     readout_activation: str = key("none", "on the normed readout, before the gate", choices=READOUT_ACTIVATIONS)
+    kernels: str = key(
+        "auto", "of the recurrence; auto: fla on a GPU where it is installed", choices=("auto", "torch", "fla")
+    )
     match_params: bool = key(False, "narrow the MLP until a gated model has its ungated twin's parameter count")
 
     def __post_init__(self):
@@ -102,6 +106,10 @@ class GPTConfig:
             raise UserError(f"n_kv_head={self.n_kv_head}: must divide n_head={self.n_head}")
         if self.position == "rope" and self.head_dim % 2:
             raise UserError(f"position='rope': needs an even head width, not {self.head_dim}")
+        if self.kernels == "fla" and not recurrence.has_fla():
+            raise UserError(
+                "kernels='fla': needs a GPU and `pip install flash-linear-attention`; kernels=auto needs none"
+            )
         classes = set()
         for name, gate in self.layers():
             MIXERS[name].check(self, gate)
@@ -216,10 +224,13 @@ class Mixer(nn.Module):
         """x (B, T, C) -> Projection. A convolution reads and writes its past in `state` where that is a dict."""
         raise NotImplementedError
 
-    def forward(self, x, state=None, start=0):
+    def forward(self, x, state=None, start=0, only=None):
         state = None if state is None else dict(state)
         p = self.gated_projection(x, state, start)
-        readout = self.finish(self.read(p, state, start), p, x)
+        o = self.read(p, state, start)
+        if only is not None:  # the tokens whose output is asked for, (1, M, ...): all below is token by token
+            o, x, p = o[only][None], x[only][None], p._replace(skip=None if p.skip is None else p.skip[only][None])
+        readout = self.finish(o, p, x)
         return self.gate("output", self.out_proj(readout.flatten(2))[:, :, None], x).squeeze(2), state
 
     def gate(self, position, y, x):
@@ -238,7 +249,8 @@ class Mixer(nn.Module):
             q, k = (x.repeat_interleave(self.n_head // x.shape[2], dim=2) for x in (q, k))
         if self.norm_kind == "denominator":
             v = F.pad(v, (0, 1), value=1.0)  # a channel of ones sums the weights
-        form = recurrent if q.shape[1] == 1 else chunked
+        uses_fla = q.is_cuda and self.config.kernels != "torch" and recurrence.has_fla()
+        form = recurrence.recurrent if q.shape[1] == 1 else recurrence.fla if uses_fla else recurrence.chunked
         initial = None if state is None else state["S"]
         o, final = form(q, k, v, log_decay=p.log_decay, beta=p.beta, initial_state=initial)
         if state is not None:
@@ -292,7 +304,7 @@ class Mixer(nn.Module):
     def explicit_weights(self, p, start):
         repeat = self.n_head // p.q.shape[2]
         q, k = (x.repeat_interleave(repeat, dim=2) for x in (p.q, p.k))
-        weights = quadratic(q, k, log_decay=p.log_decay, beta=p.beta)
+        weights = recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta)
         if self.norm_kind == "denominator":
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=DENOMINATOR_MIN)
         return weights
@@ -540,7 +552,10 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """The same for every mixer: x + mixer(norm(x)), then x + MLP(norm(x))."""
+    """The same for every mixer: x + mixer(norm(x)), then x + MLP(norm(x)).
+
+    only: None, or (B, T) true for the tokens whose output is wanted; it is then (1, M, C), those and no others.
+    """
 
     def __init__(self, config, name, gate):
         super().__init__()
@@ -556,9 +571,9 @@ class Block(nn.Module):
         self.mlp = MLP(config, hidden)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x, state=None, start=0):
-        y, state = self.mixer(self.norm_1(x), state, start)
-        x = x + self.dropout(y)
+    def forward(self, x, state=None, start=0, only=None):
+        y, state = self.mixer(self.norm_1(x), state, start, only)
+        x = (x if only is None else x[only][None]) + self.dropout(y)
         return x + self.dropout(self.mlp(self.norm_2(x))), state
 
 
@@ -624,8 +639,11 @@ class GPT(nn.Module):
                 start.normal_(0.0, 0.02 * scale, generator=generator)
             p.copy_(start)
 
-    def features(self, idx, state=None, start=0):
-        """idx (B, T) -> the last layer's normed hidden states (B, T, C) and the state (None if None was given)."""
+    def features(self, idx, state=None, start=0, only=None):
+        """idx (B, T) -> the last layer's normed hidden states (B, T, C) and the state (None if None was given).
+
+        only: (B, T), true for the M tokens that are looked at; the last layer then computes (1, M, C), just those.
+        """
         x = self.wte(idx)
         if self.wpe is not None:
             end = start + idx.shape[1]
@@ -635,7 +653,8 @@ class GPT(nn.Module):
         x = self.dropout(x)
         new_state = None if state is None else []
         for i, block in enumerate(self.blocks):
-            x, layer_state = block(x, None if state is None else state[i], start)
+            is_last = i == len(self.blocks) - 1
+            x, layer_state = block(x, None if state is None else state[i], start, only if is_last else None)
             if state is not None:
                 new_state.append(layer_state)
         return self.norm(x), new_state
@@ -651,9 +670,13 @@ class GPT(nn.Module):
 
         reduction: "mean" over the labels, or "sum", for a mean over more than this batch.
         """
-        x, _ = self.features(idx)
         if targets is None:
-            return self.logits(x)
+            return self.logits(self.features(idx)[0])
+        only = targets != IGNORE
+        if only.device.type != "cpu" or only.all():  # a GPU would wait for the count, and compile for every other one
+            only = None
+        x, _ = self.features(idx, only=only)
+        targets = targets if only is None else targets[only][None]
         total = cross_entropy_sum(
             x, self.wte.weight, targets, vocab_size=self.config.vocab_size, softcap=self.config.logit_softcap
         )

@@ -458,6 +458,27 @@ def length_panel(axes, evaluation):
     dress(axes)
 
 
+def ratios(claims, path):
+    """What bench.py measured: each ratio with its interval over its target; right of the line at 1 is better."""
+    figure, axes = plt.subplots(figsize=(9, 1 + 0.3 * len(claims)))
+    colours = {"met": COLOURS[2], "missed": COLOURS[1], "unresolved": "0.5"}
+    for i, claim in enumerate(claims):
+        ends = sorted((claim[end] / claim["target"]) ** (-1 if claim["at_most"] else 1) for end in ("low", "high"))
+        middle = (claim["ratio"] / claim["target"]) ** (-1 if claim["at_most"] else 1)
+        axes.plot(ends, [-i, -i], color=colours[claim["met"]], linewidth=3)
+        axes.plot([middle], [-i], color=colours[claim["met"]], marker="o")
+    axes.axvline(1, color="0.3", linewidth=1)
+    names = [
+        f"{claim['name']}: {claim['ratio']:.2f} ({'<=' if claim['at_most'] else '>='} {claim['target']:g})"
+        for claim in claims
+    ]
+    axes.set_yticks([-i for i in range(len(claims))], names, fontsize=8)
+    axes.set(xscale="log", xlabel="ratio over its target (turned over where less is better), 95% interval")
+    for name, colour in colours.items():
+        axes.plot([], [], color=colour, linewidth=3, label=name)
+    return save(figure, axes, path)
+
+
 def save(figure, axes, path):
     dress(axes)
     axes.legend(frameon=False)

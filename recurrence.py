@@ -6,17 +6,20 @@
     recurrent   token by token: the definition, and the step of cached decoding
     chunked     matrix products inside a chunk, a short loop over chunks: training and prefill
     quadratic   the explicit weights w_ij with o_i = sum_j w_ij v_j: the probe
+    fla         chunked, in the Triton kernels of flash-linear-attention, where that is installed and a GPU is there
 
-All three take the same arguments:
+All take the same arguments:
 
     q, k        (B, T, H, Dk); one head (H = 1) is shared by all heads of v
     v           (B, T, H, Dv)
     log_decay   log a_t <= 0: None (no decay), (B, T, H) one per head, or (B, T, H, Dk) one per key channel
     beta        None, or (B, T, H): the delta rule
 
-Everything here is at least float32, whatever autocast says: decays, sums and states do not survive bfloat16.
-There is no scale: a mixer scales its q.
+Everything in the first three is at least float32, whatever autocast says: decays, sums and states do not survive
+bfloat16. There is no scale: a mixer scales its q.
 """
+
+import importlib.util
 
 import torch
 import torch.nn.functional as F
@@ -74,28 +77,74 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
             q_from_start, k_to_end, chunk_decays = q, k, None
         else:
             q_from_start, k_to_end = q * c.exp(), k * (c[..., -1:, :] - c).exp()
-            chunk_decays = c[..., -1, :, None].exp().unbind(2)  # N of (B, H, 1 or Dk, 1)
+            chunk_decays = c[..., -1, :, None].exp()  # (B, H, N, 1 or Dk, 1)
 
-        # unbind, not x[:, :, n]: the backward of an index writes a whole zero tensor for every n
-        states = []
         if beta is None:
-            for n, new in enumerate((k_to_end.mT @ v).unbind(2)):  # (B, H, Dk, Dv)
-                states.append(S)
-                S = new + (S if chunk_decays is None else chunk_decays[n] * S)
+            states, S = _States.apply(k_to_end.mT @ v, chunk_decays, S)  # (B, H, N, Dk, Dv), one before each chunk
         else:
             solve = _unit_triangular_solver(_weights(k, k, c).tril(-1) * beta)
             u = solve(beta * v)
             w = solve(beta * (k if c is None else k * c.exp()))
-            corrected = []
-            for n, (u_n, w_n, k_n) in enumerate(zip(u.unbind(2), w.unbind(2), k_to_end.mT.unbind(2), strict=True)):
+            states, corrected = [], []
+            # unbind, not x[:, :, n]: the backward of an index writes a whole zero tensor for every n
+            decays = [1.0] * u.shape[2] if chunk_decays is None else chunk_decays.unbind(2)
+            for u_n, w_n, k_n, a_n in zip(u.unbind(2), w.unbind(2), k_to_end.mT.unbind(2), decays, strict=True):
                 states.append(S)
                 corrected.append(u_n - w_n @ S)
-                S = k_n @ corrected[-1] + (S if chunk_decays is None else chunk_decays[n] * S)
-            v = torch.stack(corrected, 2)
+                S = k_n @ corrected[-1] + a_n * S
+            states, v = torch.stack(states, 2), torch.stack(corrected, 2)
         o = inside @ v  # (B, H, N, C, Dv)
-        if not (is_empty and len(states) == 1):
-            o = o + q_from_start @ torch.stack(states, 2)
+        if not (is_empty and states.shape[2] == 1):
+            o = o + q_from_start @ states
     return o.flatten(2, 3)[:, :, :T].transpose(1, 2), S
+
+
+class _States(torch.autograd.Function):
+    """S_{n+1} = a_n S_n + new_n: the states before each chunk (B, H, N, Dk, Dv), and the last one.
+
+    The gradient is the same recurrence run backwards, G_n = a_n G_{n+1} + dS_n: a loop without a graph node per chunk.
+    """
+
+    @staticmethod
+    def forward(ctx, new, decays, S):
+        states = []
+        for n in range(new.shape[2]):
+            states.append(S)
+            S = new[:, :, n] + S if decays is None else torch.addcmul(new[:, :, n], decays[:, :, n], S)
+        states = torch.stack(states, 2)
+        ctx.save_for_backward(states, decays)
+        return states, S
+
+    @staticmethod
+    def backward(ctx, d_states, G):
+        states, decays = ctx.saved_tensors
+        d_new = []
+        for n in reversed(range(states.shape[2])):
+            d_new.append(G)
+            G = d_states[:, :, n] + G if decays is None else torch.addcmul(d_states[:, :, n], decays[:, :, n], G)
+        d_new = torch.stack(d_new[::-1], 2)
+        d_decays = None if decays is None else (d_new * states).sum_to_size(decays.shape)
+        return d_new, d_decays, G
+
+
+def has_fla():
+    return torch.cuda.is_available() and importlib.util.find_spec("fla") is not None
+
+
+def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
+    """chunked's function in flash-linear-attention's kernels: products in v's dtype, decays and states in float32."""
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    from fla.ops.gla import chunk_gla
+    from fla.ops.simple_gla import chunk_simple_gla
+
+    heads = max(q.shape[2], v.shape[2])
+    q, k = (x.to(v.dtype).expand(-1, -1, heads, -1).contiguous() for x in (q, k))
+    if log_decay is None:
+        log_decay = torch.zeros(*v.shape[:2], heads, device=v.device)
+    keys = dict(g=log_decay, scale=1.0, initial_state=initial_state, output_final_state=True)
+    if beta is not None:
+        return chunk_gated_delta_rule(q, k, v, beta=beta.to(v.dtype), **keys)
+    return (chunk_gla if log_decay.dim() == 4 else chunk_simple_gla)(q, k, v, **keys)
 
 
 def quadratic(q, k, v=None, *, log_decay=None, beta=None):
@@ -141,7 +190,7 @@ def _to_chunks(x, C):
 def _weights(q, k, c):
     """sum_d q_id k_jd exp(c_id - c_jd) for j <= i, zero above: (..., C, D) -> (..., C, C)."""
     if c is None:
-        return (q @ k.mT) * torch.ones(q.shape[-2], q.shape[-2], dtype=q.dtype, device=q.device).tril()
+        return (q @ k.mT).tril()
     if c.shape[-1] == 1:
         exponent = c - c.mT
         above = torch.ones(exponent.shape[-2:], dtype=torch.bool, device=c.device).triu(1)

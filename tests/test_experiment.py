@@ -17,6 +17,7 @@ from checkpoint import load
 from data.shards import open_dataset
 
 DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
+OTHER = dict(slices="32/4,64/4,64/7", vocab_size=16, train_size=1, val_size=50)
 CONFIG = """
 name = "tiny"
 arms = {{"none": {{"gate": "none"}}, "elementwise": {{"gate": "elementwise"}}}}
@@ -172,8 +173,7 @@ def test_what_was_run_with_other_keys_is_not_taken_for_this_run(run, copied, bas
 def test_finished_runs_are_scored_on_other_data_and_the_figures_are_drawn(base, tmp_path, capsys):
     config = experiment.ExperimentConfig(
         name="scored", arms={"softmax": {}, "gla": {"attention": "gla"}}, seeds=[0], data=DATA,
-        base=base | {"block_size": 64},
-        score_data=dict(slices="32/4,64/4,64/7", vocab_size=16, train_size=1, val_size=50),
+        base=base | {"block_size": 64}, score_data=OTHER,
         scores={"longer": {"batch_size": 8}}, jobs=2,
     )  # fmt: skip
     rows = experiment.run_all(config, tmp_path)

@@ -415,6 +415,23 @@ def test_the_loss_is_the_mean_over_the_labels():
 
 
 @every_mixer
+@pytest.mark.parametrize("gate", ["none", "native+elementwise", "headwise@value+elementwise@output"])
+def test_the_last_layer_computes_labelled_tokens_only_and_loss_and_gradients_are_those_of_all(name, gate):
+    model = make_model(attention=name, gate=gate)
+    idx, targets = torch.randint(50, (2, 3, T), generator=torch.Generator().manual_seed(1))
+    targets[torch.rand(targets.shape, generator=torch.Generator().manual_seed(2)) < 0.8] = -100
+    targets[1] = -100
+    sparse = model(idx, targets)
+    gradients = torch.autograd.grad(sparse, list(model.parameters()))
+    full = F.cross_entropy(model(idx).flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(sparse.double(), full, rtol=1e-6, atol=0)
+    for found, expected in zip(gradients, torch.autograd.grad(full, list(model.parameters())), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+    model(idx, torch.full_like(targets, -100)).backward()  # a micro-step without any label
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+@every_mixer
 def test_greedy_with_the_cache_is_greedy_without(name):
     model, idx = make_model(attention=name), torch.randint(50, (3, 5))
     expected = idx

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from recurrence import SAFE_EXPONENT, chunked, quadratic, recurrent
+from recurrence import SAFE_EXPONENT, chunked, fla, has_fla, quadratic, recurrent
 
 B, H, DK, DV = 2, 3, 8, 5
 LENGTHS = (1, 2, 17, 63, 64, 65, 200)
@@ -209,3 +209,14 @@ def test_one_shared_head_of_q_and_k_equals_its_copies(delta):
 def test_a_chunk_is_a_power_of_two(chunk_size):
     with pytest.raises(ValueError, match="power of two"):
         chunked(**make_inputs(5, "none", None, delta=False), chunk_size=chunk_size)
+
+
+@pytest.mark.skipif(not has_fla(), reason="needs a GPU and flash-linear-attention")
+@pytest.mark.parametrize(
+    ("kind", "delta"), [("none", False), ("per head", False), ("per channel", False), ("per head", True)]
+)
+def test_the_kernels_of_fla_compute_the_chunked_form(kind, delta):
+    inputs = make_inputs(200, kind, "-5 to 0 a step", delta, torch.float32)
+    inputs = {name: x if x is None else x.cuda() for name, x in inputs.items()}
+    for x, expected in zip(fla(**inputs), chunked(**inputs), strict=True):
+        assert error(x, expected) < 1e-2

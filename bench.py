@@ -1,0 +1,641 @@
+"""Measure speed and memory: tables, a figure, and as the last line one JSON object.
+
+    python bench.py ops                              the chunked forms against scaled_dot_product_attention and the loop
+    python bench.py train --against=PATH/model.py    a training step against nanoGPT's own (its file is not kept here)
+    python bench.py all --pairs=30                   train, tiny, overhead, length, decode, ops and data
+    python bench.py profile                          where a training step goes
+
+Absolute times of a shared machine mean little, so a claim is a ratio: the two sides run in turn in one process, with as
+many threads, and the order changes from pair to pair. Its interval is that of the median of the paired ratios, by
+order statistics (95%, no assumption about the noise). A claim is *met* where the whole interval clears the target,
+*missed* where it falls short of it, else *unresolved*. out_dir gets a JSON file per part, with the raw pairs.
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded; train.py says why
+
+import contextlib
+import importlib.util
+import json
+import math
+import multiprocessing
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import configurator
+import plot
+from configurator import UserError, check_choice, key
+from data.mqar import prepare as mqar
+from data.shards import IGNORE, open_dataset
+from data.tokenizer import get_tokenizer
+from hardware import DTYPES, pick_device, pick_dtype, usable_cores
+from model import GPT, MIXERS, GPTConfig
+from recurrence import chunked, recurrent
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass
+class BenchConfig:
+    what: list[str] = key(["all"], "train, tiny, overhead, length, decode, ops, data, profile, or all but profile")
+    against: str | None = key(None, "nanoGPT's model.py, to be measured beside ours")
+    pairs: int = key(30, "alternating pairs of a ratio whose sides are short", at_least=6)
+    long_pairs: int = key(7, "the same where a side takes seconds", at_least=6)
+    longest: int = key(32_768, "the largest T of length", at_least=1024)
+    threads: int = key(0, "CPU threads (0: as many as cores)", at_least=0)
+    device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
+    dtype: str = key("auto", "of matrix products", choices=("auto", *DTYPES))
+    compile: bool = key(False, "torch.compile our side of train and overhead")
+    out_dir: str = key("results/bench", "where the JSON files and the figure go")
+
+
+def main(argv):
+    config = configurator.load(BenchConfig, argv, positional="what", program="bench.py", description=__doc__)
+    for name in config.what:
+        check_choice("what", name, (*PARTS, "profile", "all"))
+    config.device = pick_device(config.device)
+    config.dtype = pick_dtype(config.dtype, config.device)
+    config.threads = config.threads or usable_cores()
+    torch.set_num_threads(config.threads)
+    if "profile" in config.what:
+        print(profile(config))
+        return
+    out_dir = Path(config.out_dir)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    about = describe(config)
+    print("\n".join(f"{name}: {value}" for name, value in about.items()))
+    claims = []
+    for name in PARTS if "all" in config.what else config.what:
+        report = Report(name)
+        PARTS[name](config, report)
+        print(report)
+        (out_dir / f"{name}.json").write_text(json.dumps(about | report.as_dict(), indent=1) + "\n")
+        claims += report.claims
+    compiled_ran_eager(config)
+    figure = plot.ratios(claims, out_dir / "ratios.png") if claims else None
+    print(f"written: {out_dir}/" + (f", {figure}" if figure else ""))
+    print(json.dumps(about | {"claims": [{k: v for k, v in claim.items() if k != "pairs"} for claim in claims]}))
+
+
+def describe(config):
+    size, rates = 2048, {}
+    for name in ("float32", "bfloat16"):
+        a, b = (torch.randn(size, size, device=config.device).to(DTYPES[name]) for _ in range(2))
+        seconds = min(seconds_of(lambda a=a, b=b: a @ b, config) for _ in range(5))
+        rates[name] = round(2 * size**3 / seconds / 1e9)
+    machine = torch.cuda.get_device_name() if config.device == "cuda" else platform.processor() or platform.machine()
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "device": f"{config.device}, {machine}, {config.threads} threads",
+        "dtype": config.dtype,
+        "versions": f"python {platform.python_version()}, torch {torch.__version__}",
+        "kernels": f"plain PyTorch, compile {'on' if config.compile else 'off'}",
+        "gemm_gflops": rates,
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Pairs, ratios, intervals
+
+
+def seconds_of(call, config):
+    start = time.perf_counter()
+    call()
+    if config.device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def interleave(sides, pairs, config):
+    """{name: [seconds, ...]}: each side once untimed, then in turn; every other round in the opposite order."""
+    seconds = {name: [] for name in sides}
+    for call in sides.values():
+        seconds_of(call, config)
+    for i in range(pairs):
+        for name in list(sides)[:: -1 if i % 2 else 1]:
+            seconds[name].append(seconds_of(sides[name], config))
+    return seconds
+
+
+def median_interval(values):
+    """(median, low, high): the 95% interval of the median by order statistics, of at least 6 values.
+
+    One value is a size, which does not vary, and is its own interval.
+    """
+    values, n = sorted(values), len(values)
+    if n == 1:
+        return values[0], values[0], values[0]
+    tail, k = 0.0, 0
+    while tail + math.comb(n, k) / 2**n <= 0.025:
+        tail += math.comb(n, k) / 2**n
+        k += 1
+    return statistics.median(values), values[k - 1], values[n - k]
+
+
+def judge(low, high, target, at_most=False):
+    """met, missed or unresolved: the interval against the target."""
+    if at_most:
+        low, high, target = -high, -low, -target
+    return "met" if low >= target else "missed" if high < target else "unresolved"
+
+
+@dataclass
+class Report:
+    """What a part found: lines of a table, claims with their raw pairs, and rows for figures."""
+
+    name: str
+    lines: list = field(default_factory=list)
+    claims: list = field(default_factory=list)
+    rows: list = field(default_factory=list)
+
+    def claim(self, name, pairs, target, at_most=False):
+        """pairs: [(what is divided, what it is divided by), ...], as measured side by side."""
+        ratio, low, high = median_interval([a / b for a, b in pairs])
+        claim = {"name": name, "ratio": ratio, "low": low, "high": high, "target": target, "at_most": at_most}
+        self.claims.append(claim | {"met": judge(low, high, target, at_most), "pairs": pairs})
+
+    def row(self, **values):
+        self.rows.append(values)
+        self.lines.append("  ".join(f"{name} {show(value)}" for name, value in values.items()))
+
+    def __str__(self):
+        lines = [f"\n{self.name}", *(f"  {line}" for line in self.lines)]
+        for claim in self.claims:
+            sign = "<=" if claim["at_most"] else ">="
+            lines.append(
+                f"  {claim['name']:<58}{claim['ratio']:>8.3f}  [{claim['low']:.3f}, {claim['high']:.3f}]"
+                f"  {sign} {claim['target']:g}: {claim['met']}"
+            )
+        return "\n".join(lines)
+
+    def as_dict(self):
+        return {"part": self.name, "rows": self.rows, "claims": self.claims}
+
+
+def show(value):
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sides: a training step of ours, of ours in plain PyTorch, of nanoGPT
+
+
+def our_step(config, dtype, batch, compiled=False, **keys):
+    """step() trains ours once on the batch (inputs, targets), as train.py does, without the clipping's wait."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**keys)).to(config.device)
+    optimizer = torch.optim.AdamW(model.parameter_groups(0.1), lr=1e-4, betas=(0.9, 0.95), fused=True)
+    forward = torch.compile(model) if compiled else model
+
+    def step():
+        with torch.autocast(config.device, DTYPES[dtype], enabled=dtype != "float32"):
+            loss = forward(*batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    step.model = model
+    return step
+
+
+def plain_step(config, batch, **keys):
+    """The same model and loss as one would write them first: logits of all tokens, plain cross entropy, plain AdamW."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**keys)).to(config.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    inputs, targets = batch
+
+    def step():
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def nanogpt(path):
+    """nanoGPT's model.py as a module. Raises UserError where the file is none."""
+    if not Path(path).is_file():
+        raise UserError(f"against={path!r}: no such file; it is model.py of a copy of nanoGPT")
+    spec = importlib.util.spec_from_file_location("nanogpt_model", path)
+    module = importlib.util.module_from_spec(spec)
+    with contextlib.redirect_stdout(sys.stderr):
+        spec.loader.exec_module(module)
+    return module
+
+
+def nanogpt_model(path, config, vocab_size, block_size=256):
+    module = nanogpt(path)
+    torch.manual_seed(0)
+    keys = dict(n_layer=6, n_head=6, n_embd=384, block_size=block_size, dropout=0.0, bias=False)
+    with contextlib.redirect_stdout(sys.stderr):  # it prints its size
+        return module.GPT(module.GPTConfig(vocab_size=vocab_size, **keys)).to(config.device)
+
+
+def nanogpt_step(path, config, batch, vocab_size, dtype="float32"):
+    """A step as nanoGPT's train.py makes it; float32 is its CPU path."""
+    model = nanogpt_model(path, config, vocab_size)
+    with contextlib.redirect_stdout(sys.stderr):
+        optimizer = model.configure_optimizers(0.1, 1e-4, (0.9, 0.95), config.device)
+
+    def step():
+        with torch.autocast(config.device, DTYPES[dtype], enabled=dtype != "float32"):
+            _, loss = model(*batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def random_batch(config, vocab_size, B, T):
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randint(vocab_size, (2, B, T), generator=generator).to(config.device))
+
+
+def alone(function, *arguments):
+    """function(*arguments) in a new process: its peak memory is its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, arguments)
+
+
+def peak_bytes(make_step, arguments, keywords):
+    """Peak resident memory of a process (on a GPU: of its tensors) that takes three steps."""
+    config = arguments[0] if isinstance(arguments[0], BenchConfig) else arguments[1]
+    torch.set_num_threads(config.threads)
+    step = make_step(*arguments, **keywords)
+    for _ in range(3):
+        step()
+    if config.device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The parts
+
+
+def bench_train(config, report):
+    """6 x 384, T = 256, B = 8: ours in float32 and with defaults, nanoGPT in float32 and with one line of autocast."""
+    targets = {256: 1.75, 50_304: 1.8}
+    for vocab_size, target in targets.items():
+        batch = random_batch(config, vocab_size, 8, 256)
+        keys = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=vocab_size)
+        ours = {
+            "ours float32": our_step(config, "float32", batch, **keys),
+            f"ours {config.dtype}": our_step(config, config.dtype, batch, config.compile, **keys),
+        }
+        sides = dict(ours)
+        if config.against:
+            sides["nanoGPT float32"] = nanogpt_step(config.against, config, batch, vocab_size)
+            sides["nanoGPT bfloat16"] = nanogpt_step(config.against, config, batch, vocab_size, "bfloat16")
+        seconds = interleave(sides, config.pairs if vocab_size == 256 else config.long_pairs, config)
+        model = sides["ours float32"].model
+        flops = 3 * model.flops_per_token(256) * 8 * 256
+        for name, values in seconds.items():
+            median = statistics.median(values)
+            share = flops / median / 1e9 / gemm_rate(config, "float32" if "float32" in name else "bfloat16")
+            report.row(side=name, vocabulary=vocab_size, ms=1e3 * median, tokens_s=2048 / median, gemm_share=share)
+        if not config.against:
+            continue
+        base = seconds["nanoGPT float32"]
+        fast = list(zip(base, seconds[f"ours {config.dtype}"], strict=True))
+        if vocab_size == 256:
+            report.claim("float32 step, nanoGPT / ours", list(zip(base, seconds["ours float32"], strict=True)), 1.0)
+        report.claim(f"step with defaults, {vocab_size:,} ids, nanoGPT / ours", fast, target)
+    memory = {"ours": alone(peak_bytes, our_step, (config, config.dtype, batch), keys)}
+    if config.against:
+        arguments = (config.against, config, batch, vocab_size)
+        memory["nanoGPT"] = alone(peak_bytes, nanogpt_step, arguments, {})
+        pairs = [(memory["ours"], memory["nanoGPT"])]
+        report.claim("peak memory, 50,304 ids, ours / nanoGPT", pairs, 0.55, at_most=True)
+    for name, size in memory.items():
+        report.row(side=name, vocabulary=vocab_size, peak_mb=size / 1e6)
+
+
+def gemm_rate(config, dtype, size=1024):
+    a, b = (torch.randn(size, size, device=config.device).to(DTYPES[dtype]) for _ in range(2))
+    return 2 * size**3 / min(seconds_of(lambda: a @ b, config) for _ in range(5)) / 1e9
+
+
+TINY = dict(
+    n_layer=2, n_head=4, n_embd=64, mlp_ratio=3, block_size=64, vocab_size=16, attention="cosformer", position="none",
+    readout_norm="none", gate="elementwise",
+)  # fmt: skip
+
+
+def tiny_batch(B=64):
+    rows = mqar.generate(np.random.default_rng(0), B, 64, 4, vocab_size=16, queries=2, power=1.0).astype(np.int64)
+    labels = np.where(rows[:, 1] == 0, IGNORE, rows[:, 1])
+    return torch.from_numpy(rows[:, 0].copy()), torch.from_numpy(labels)
+
+
+def bench_tiny(config, report):
+    """The minimum experiment's gated model, one core, float32; and two of them side by side, as the experiment runs."""
+    cpu = BenchConfig(device="cpu", dtype="float32", threads=1)
+    torch.set_num_threads(1)
+    sides = {"plain": plain_step(cpu, tiny_batch(), **TINY), "ours": our_step(cpu, "float32", tiny_batch(), **TINY)}
+    seconds = interleave(sides, config.pairs, cpu)
+    report.claim("tiny step, plain / ours", list(zip(seconds["plain"], seconds["ours"], strict=True)), 1.7)
+    torch.set_num_threads(config.threads)
+    with multiprocessing.get_context("spawn").Pool(2, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        calls = {name: lambda name=name: pool.map(tiny_steps, [name] * 2, chunksize=1) for name in ("plain", "ours")}
+        seconds = interleave(calls, config.long_pairs, cpu)
+    pairs = list(zip(seconds["ours"], seconds["plain"], strict=True))
+    report.claim("two tiny runs at a time, ours / plain", pairs, 0.6, at_most=True)
+
+
+def tiny_steps(name, steps=40):
+    cpu = BenchConfig(device="cpu", dtype="float32", threads=1)
+    make = {"plain": plain_step, "ours": lambda config, batch, **keys: our_step(config, "float32", batch, **keys)}
+    step = make[name](cpu, tiny_batch(), **TINY)
+    for _ in range(steps):
+        step()
+
+
+def bench_overhead(config, report):
+    """4 x 768, T = 512: what a gate costs in a training step, forward, in decoding and in memory, beside its FLOPs."""
+    arms = {
+        "elementwise": dict(gate="elementwise"),
+        "headwise": dict(gate="headwise"),
+        "rank 16": dict(gate="elementwise", gate_rank=16),
+        "elementwise, match_params": dict(gate="elementwise", match_params=True),
+    }
+    keys = dict(n_layer=4, n_head=12, n_embd=768, block_size=512, vocab_size=256)
+    batch = random_batch(config, 256, 2, 512)
+    base = our_step(config, config.dtype, batch, config.compile, **keys)
+    base_memory = alone(peak_bytes, our_step, (config, config.dtype, batch), keys)
+    for name, gate in arms.items():
+        step = our_step(config, config.dtype, batch, config.compile, **keys | gate)
+        share = step.model.flops_per_token() / base.model.flops_per_token()
+        memory = alone(peak_bytes, our_step, (config, config.dtype, batch), keys | gate) / base_memory
+        columns = {}
+        for column, make in {"step": lambda s: s, "forward": forward_of, "decode": decode_of}.items():
+            sides = {"none": make(base), name: make(step)}
+            seconds = interleave(sides, config.pairs, config)
+            columns[column] = list(zip(seconds[name], seconds["none"], strict=True))
+        medians = {column: median_interval([a / b for a, b in pairs])[0] for column, pairs in columns.items()}
+        report.row(gate=name, flops=share, **medians, memory=memory)
+        limit = {"elementwise": share + 0.02, "elementwise, match_params": 1.02}.get(name, 1.03)
+        report.claim(f"training step, {name} / none", columns["step"], round(limit, 4), at_most=True)
+
+
+def forward_of(step):
+    idx = torch.zeros(2, 512, dtype=torch.long, device=step.model.wte.weight.device)
+    return lambda: step.model(idx, idx).item()
+
+
+@torch.no_grad()
+def prefilled(model, context):
+    """decode() makes one more token behind a context of that many."""
+    device = model.wte.weight.device
+    idx = torch.zeros(1, context, dtype=torch.long, device=device)
+    _, state = model.features(idx, model.init_state(1), 0)
+
+    @torch.no_grad()
+    def decode():
+        x, _ = model.features(idx[:, :1], state, context)
+        return int(model.logits(x[:, -1]).argmax())
+
+    return decode
+
+
+def decode_of(step):
+    return prefilled(step.model, 256)
+
+
+def bench_length(config, report):
+    """2 x 256, as many tokens at every T: tokens/s of a training step, and its memory."""
+    for name in MIXERS:
+        calls, T = {}, 256
+        keys = dict(n_layer=2, n_head=4, n_embd=256, vocab_size=256, attention=name)
+        while T <= config.longest:
+            batch = random_batch(config, 256, config.longest // T, T)
+            calls[T] = our_step(config, config.dtype, batch, **keys | {"block_size": T})
+            memory = alone(peak_bytes, our_step, (config, config.dtype, batch), keys | {"block_size": T})
+            seconds = seconds_of(calls[T], config), seconds_of(calls[T], config)
+            report.row(mixer=name, T=T, tokens_s=config.longest / min(seconds), peak_mb=memory / 1e6)
+            T *= 4 if name == "softmax" and T >= 4096 else 2
+        if name != "softmax" and 16_384 in calls:
+            seconds = interleave({1024: calls[1024], 16_384: calls[16_384]}, config.long_pairs, config)
+            pairs = list(zip(seconds[1024], seconds[16_384], strict=True))
+            report.claim(f"{name}: tokens/s at 16,384 / at 1,024", pairs, 0.85)
+
+
+def bench_decode(config, report):
+    """6 x 384, batch 1, float32 caches: ms a token against the context; nanoGPT reads the whole context again."""
+    contexts = (64, 256, 1024, 4096)
+    keys = dict(n_layer=6, n_head=6, n_embd=384, vocab_size=256, block_size=4097)
+    decoders = {}
+    for name in MIXERS:
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(**keys, attention=name)).to(config.device).eval()
+        decoders[name] = {context: prefilled(model, context) for context in contexts}
+    ungated = decoders["softmax"], decoders["gla"]
+    if config.against:
+        model = nanogpt_model(config.against, config, 256, block_size=1024).eval()
+        for context, for_state, for_cache in ((256, 14, 12), (1024, 60, 50)):
+            idx = torch.zeros(1, context, dtype=torch.long, device=config.device)
+            sides = {"nanoGPT": lambda idx=idx: model.generate(idx, 1)}
+            sides |= {"cache": ungated[0][context], "state": ungated[1][context]}
+            seconds = interleave(sides, config.pairs if context == 256 else config.long_pairs, config)
+            for side, target in (("state", for_state), ("cache", for_cache)):
+                pairs = list(zip(seconds["nanoGPT"], seconds[side], strict=True))
+                report.claim(f"token at context {context:,}, nanoGPT / ours with a {side}", pairs, target)
+    for name, by_context in decoders.items():
+        seconds = interleave(by_context, config.pairs, config)
+        for context in contexts:
+            report.row(mixer=name, context=context, ms=1e3 * statistics.median(seconds[context]))
+        if name != "softmax":
+            pairs = list(zip(seconds[4096], seconds[64], strict=True))
+            report.claim(f"{name}: token at context 4,096 / at 64", pairs, 1.1, at_most=True)
+    model = GPT(GPTConfig(**keys, attention="gla")).to(config.device).eval()
+    for B in (1, 8, 32):
+        idx, state = torch.zeros(B, 1, dtype=torch.long, device=config.device), model.init_state(B)
+        with torch.no_grad():
+            seconds = interleave({B: lambda i=idx, s=state: model.features(i, s, 1)}, config.pairs, config)[B]
+        report.row(mixer="gla", batch=B, tokens_s=B / statistics.median(seconds))
+
+
+def sdpa(q, k, v):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
+def cumulative_sum(q, k, v):
+    """The sketch: every S_t at once, (B, T, H, D, D)."""
+    return torch.einsum("bthd,bthde->bthe", q, torch.einsum("bthd,bthe->bthde", k, v).cumsum(1))
+
+
+def decayed(q, k, v, log_decay=None, beta=None, *, form=chunked):
+    return form(q, k, v, log_decay=log_decay, beta=beta)[0]
+
+
+def cosformer(q, k, v, *, form=chunked):
+    angle = torch.arange(q.shape[1], device=q.device) * (math.pi / 2 / q.shape[1])
+    cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
+    q, k = (torch.cat([x.relu() * cos, x.relu() * sin], -1) for x in (q, k))
+    o, _ = form(q, k, F.pad(v, (0, 1), value=1.0))
+    return o[..., :-1] / o[..., -1:].clamp(min=1e-6)
+
+
+OPS = {  # form: (its function, targets against SDPA at T = 1,024 and 4,096)
+    "no decay": (decayed, (3, 7)),
+    "scalar decay": (decayed, (2.8, 7)),
+    "channel decay to -5": (decayed, (2.2, 5.5)),
+    "channel decay to -50": (decayed, (1, 2)),
+    "gated delta rule": (decayed, (1, 2.5)),
+    "cosFormer": (cosformer, (1.6, 4)),
+}
+
+
+def both_ways(function, inputs, **keys):
+    """call() computes function(*inputs) and the gradients of all inputs that want one."""
+    weight = torch.randn_like(inputs[2])
+    wanted = [x for x in inputs if x.requires_grad]
+    return lambda: torch.autograd.grad((function(*inputs, **keys) * weight).sum(), wanted)
+
+
+def op_inputs(T, device, B=1, H=12, D=64):
+    """{form: its inputs}, all of them leaves of the graph."""
+    torch.manual_seed(0)
+    q, k, v, channel = torch.randn(4, B, T, H, D, device=device).unbind()
+    scalar, beta = torch.randn(2, B, T, H, device=device).sigmoid().unbind()
+    inputs = {"no decay": (q, k, v), "cosFormer": (q, k, v), "scalar decay": (q, k, v, -scalar)}
+    for lowest in (-5, -50):
+        inputs[f"channel decay to {lowest}"] = (q, k, v, lowest * channel.sigmoid())
+    inputs["gated delta rule"] = (q, F.normalize(k, dim=-1), v, -scalar, beta)
+    return {name: [x.detach().requires_grad_() for x in tensors] for name, tensors in inputs.items()}
+
+
+def bench_ops(config, report):
+    """B = 1, H = 12, D = 64, float32, forward and backward."""
+    for i, T in enumerate((1024, 4096)):
+        inputs = op_inputs(T, config.device)
+        sides = {name: both_ways(function, inputs[name]) for name, (function, _) in OPS.items()}
+        pairs = config.pairs if T == 1024 else config.long_pairs
+        seconds = interleave(sides | {"SDPA": both_ways(sdpa, inputs["no decay"])}, pairs, config)
+        for name, values in seconds.items():
+            report.row(form=name, T=T, ms=1e3 * statistics.median(values))
+        for name, (_, targets) in OPS.items():
+            paired = list(zip(seconds["SDPA"], seconds[name], strict=True))
+            report.claim(f"{name}, T = {T:,}: SDPA / chunked", paired, targets[i])
+        if T > 1024:
+            continue
+        for name, (function, _) in OPS.items():
+            both = {"loop": both_ways(function, inputs[name], form=recurrent), "chunked": sides[name]}
+            seconds = interleave(both, config.long_pairs, config)
+            paired = list(zip(seconds["loop"], seconds["chunked"], strict=True))
+            report.claim(f"{name}, T = {T:,}: token by token / chunked", paired, 15)
+        both = {"sketch": both_ways(cumulative_sum, inputs["no decay"]), "chunked": sides["no decay"]}
+        seconds = interleave(both, config.long_pairs, config)
+        paired = [a / b for a, b in zip(seconds["sketch"], seconds["chunked"], strict=True)]
+        report.row(form="cumulative sum of k v^T over chunked", T=T, ratio=statistics.median(paired))
+
+
+def bench_data(config, report):
+    """MQAR rows against a loop over rows, BPE tokens against tiktoken, the loader beside a step, the start of a run."""
+
+    def loop(rows=2_000):
+        rng = np.random.default_rng(0)
+        for _ in range(rows):
+            one_mqar_row(rng, 64, 4, 8192)
+
+    def vectorised(rows=100_000):
+        mqar.generate(np.random.default_rng(0), rows, 64, 4, vocab_size=8192)
+
+    cpu = BenchConfig(device="cpu")
+    seconds = interleave({"loop": loop, "vectorised": vectorised}, config.long_pairs, cpu)
+    per_row = [(a / 2_000, b / 100_000) for a, b in zip(seconds["loop"], seconds["vectorised"], strict=True)]
+    report.row(what="MQAR, 100,000 rows of 64", seconds=statistics.median(seconds["vectorised"]))
+    report.claim("MQAR row, loop over rows / vectorised", per_row, 50)
+    try:
+        tokenizer = get_tokenizer("gpt2")
+    except UserError as error:
+        report.lines.append(f"BPE: not run, {error}")
+    else:
+        documents = [" ".join(f"word{i * j % 977} of the {i}th line\n" for j in range(200)) for i in range(500)]
+        sides = {"ours": lambda: list(map(tokenizer.encode_array, documents))}
+        sides["tiktoken"] = lambda: tokenizer._encoding.encode_ordinary_batch(documents, num_threads=1)
+        seconds = interleave(sides, config.long_pairs, cpu)
+        pairs = list(zip(seconds["ours"], seconds["tiktoken"], strict=True))
+        report.claim("BPE, ours / tiktoken alone", pairs, 1.2, at_most=True)
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
+        mqar.main([f"--out_dir={folder}", "--train_size=20000", "--val_size=100", "--vocab_size=16", "--queries=2"])
+        dataset, steps = open_dataset(folder), iter(range(1_000_000))
+        keys = dict(seed=0, batch_size=64, block_size=64)
+        step = our_step(cpu, "float32", tiny_batch(), **TINY)
+        sides = {"loader": lambda: dataset.batch("train", next(steps), **keys), "step": step}
+        seconds = interleave(sides, config.pairs, cpu)
+        pairs = list(zip(seconds["loader"], seconds["step"], strict=True))
+        report.row(what="loader", batches_s=1 / statistics.median(seconds["loader"]))
+        report.claim("loader / the tiny model's step", pairs, 0.02, at_most=True)
+        words = ["--n_layer=2", "--n_embd=64", "--n_head=4", "--block_size=64", "--device=cpu", "--max_iters=1"]
+        out = f"--out_dir={folder}/out"
+        command = [sys.executable, str(HERE / "train.py"), f"--dataset={folder}", out, *words]
+        starts = [seconds_of(lambda: subprocess.run(command, check=True, capture_output=True), cpu) for _ in range(3)]
+        report.row(what="train.py, start to end of one step", seconds=min(starts))
+
+
+def one_mqar_row(rng, seq_len, pairs, vocab_size):
+    """A row as a loop makes it: keys, values, and the slots of the queries by a weighted draw."""
+    keys = rng.choice(np.arange(1, vocab_size // 2), pairs, replace=False)
+    values = rng.choice(np.arange(vocab_size // 2, vocab_size), pairs, replace=False)
+    slots = seq_len // 2 - pairs
+    chance = np.arange(1, slots + 1) ** (0.01 - 1)
+    places = rng.choice(slots, pairs, replace=False, p=chance / chance.sum())
+    row = np.zeros((2, seq_len), np.int64)
+    row[0, 0 : 2 * pairs : 2], row[0, 1 : 2 * pairs : 2] = keys, values
+    for place, asked, answer in zip(places, keys, values, strict=True):
+        row[0, 2 * pairs + 2 * place], row[1, 2 * pairs + 2 * place] = asked, answer
+    return row
+
+
+PARTS = {
+    "train": bench_train,
+    "tiny": bench_tiny,
+    "overhead": bench_overhead,
+    "length": bench_length,
+    "decode": bench_decode,
+    "ops": bench_ops,
+    "data": bench_data,
+}
+
+
+def profile(config):
+    """The operations of a training step (6 x 384, GLA, gated), by the time they take themselves."""
+    batch = random_batch(config, 256, 8, 256)
+    keys = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=256, attention="gla", gate="elementwise")
+    step = our_step(config, config.dtype, batch, **keys)
+    step()
+    with torch.profiler.profile() as profiler:
+        for _ in range(3):
+            step()
+    order = "self_cuda_time_total" if config.device == "cuda" else "self_cpu_time_total"
+    return profiler.key_averages().table(sort_by=order, row_limit=20)
+
+
+def compiled_ran_eager(config):
+    """Says so where dynamo gave up on a compiled function (its recompile limit), which then silently runs eager."""
+    if config.compile and torch._dynamo.utils.counters["recompile_limit"]:
+        print("warning: a compiled function ran eager in part (see TORCH_LOGS=recompiles)", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    configurator.run(main)
