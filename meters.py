@@ -347,7 +347,8 @@ def is_spike(loss, earlier):
 def pruned(model, threshold):
     """Within it, gate values below the threshold (in absolute value) are zero. Yields [zeroed, all] counts, which grow.
 
-    Gates on the denominator and additive ones are left alone: a zero there closes nothing.
+    Gates on the denominator and additive ones are left alone: a zero there closes nothing. Counted is what is computed:
+    where only some tokens have labels, the last layer computes no other.
     """
     counts, handles = [0, 0], []
 

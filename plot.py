@@ -435,7 +435,7 @@ table {{ border-collapse: collapse }} th, td {{ padding: .2rem .8rem; border-bot
 """
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What evaluate.py --lengths wrote, and how figures are dressed
+# What evaluate.py --lengths and bench.py wrote, and how figures are dressed
 
 
 def length_curve(evaluation, path):
