@@ -12,6 +12,8 @@ demo: .venv/.installed ## install, run the minimum experiment, train a small GPT
 	$(PY) experiment.py config/experiments/minimum.py --out_dir=out/minimum
 	@$(MAKE) --no-print-directory out/pystdlib/.trained
 	$(PY) evaluate.py --checkpoint=out/pystdlib/best.pt
+	$(PY) meters.py --checkpoint=out/pystdlib/best.pt
+	$(PY) plot.py out/pystdlib
 	$(PY) sample.py --checkpoint=out/pystdlib/best.pt --start="def main(" --num_samples=1 --max_new_tokens=240
 
 test: .venv/.installed-dev lint ## the tests, and ruff (CI runs this)

@@ -38,6 +38,7 @@ class ExperimentConfig:
     name: str = key("experiment", "what it is called")
     base: dict = key({}, "keys of train.py that every run has")
     arms: dict = key({}, "{name of the arm: its keys of train.py}")
+    learning_rates: list[float] = key([], "every arm is run at each of these, and where it diverges is said", above=0)
     seeds: list[int] = key([0], "one run of every arm per seed; the seed of the data, too", at_least=0)
     prepare: str = key("mqar", "which data/*/prepare.py makes the data")
     data: dict = key({}, "keys of that script")
@@ -63,6 +64,11 @@ class ExperimentConfig:
             if not isinstance(keys, dict):
                 raise UserError(f"arms: {name}={keys!r}: must be a dict of keys of train.py")
             configurator.build(TrainConfig, self.base | keys, source=f"arm {name!r}")
+        if self.learning_rates and self.metric != "val_loss":
+            raise UserError(f"metric={self.metric!r}: with learning_rates it must be val_loss, which tells divergence")
+        if self.learning_rates:
+            each = [(arm, keys, rate) for arm, keys in self.arms.items() for rate in self.learning_rates]
+            self.arms = {f"{arm} at {rate:g}": keys | {"learning_rate": rate} for arm, keys, rate in each}
         for name, keys in self.scores.items():
             configurator.build(EvaluateConfig, keys, source=f"score {name!r}")
 
@@ -79,7 +85,11 @@ def main(argv):
     if config.baseline is not None:
         print(f"\nverdict: {verdict(config, rows)}")
         print(f"cost of the gate: {cost(config, rows)}")
-    print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *plot.experiment(rows, out_dir)])))
+    if config.learning_rates:
+        print(divergence(rows))
+    figures = plot.experiment(rows, out_dir)
+    report = plot.report(rows, figures, out_dir / "report.html")
+    print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, report])))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -255,6 +265,14 @@ def table(config, rows):
         ends = [row[config.metric] for row in rows if row["arm"] == arm]
         lines.append(f"{arm:<{width}}" + "".join(f"{end:{form}}" for end in [*ends, statistics.fmean(ends)]))
     return "\n".join(lines)
+
+
+def divergence(rows):
+    """Where each arm diverges: not finite, or a validation loss at the end above that at the start."""
+    lines = plot.divergence(plot.by_learning_rate(rows))
+    width = max(len(arm) for arm, _, _ in lines) + 2
+    said = [f"{arm:<{width}}{kept:>24}{lost:>14}" for arm, kept, lost in lines]
+    return "\n".join([f"\n{'arm':<{width}}{'highest rate without':>24}{'diverges at':>14}", *said])
 
 
 def verdict(config, rows):

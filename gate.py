@@ -84,9 +84,15 @@ class Gate(nn.Module):
         self.slope = nn.Parameter(torch.empty(1)) if activation == "learned" else None
 
     def forward(self, y, x):
+        return GATE_ACTIVATIONS[self.activation](y, self.logits(x), self.slope)
+
+    def logits(self, x):
+        """g: (B, T, heads or 1, width or 1), and without B and T where it is static."""
         if self.static is not None:
-            g = self.static
-        else:
-            g = self.proj(x if self.down is None else self.down(x))
-        g = g.unflatten(-1, self.shape)  # (B, T, heads or 1, width or 1)
+            return self.static.unflatten(-1, self.shape)
+        return self.proj(x if self.down is None else self.down(x)).unflatten(-1, self.shape)
+
+    def value(self, g):
+        """What y is multiplied with; for the additive activations, what is added to it. Shape of g."""
+        y = 0.0 if self.activation in ADDITIVE_ACTIVATIONS else 1.0
         return GATE_ACTIVATIONS[self.activation](y, g, self.slope)

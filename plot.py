@@ -1,13 +1,17 @@
 """Figures from what runs and experiments have written, and from nothing else:
 
-    python plot.py out               a run: loss and validation loss against steps -> out/loss.png
+    python plot.py out               a run: its page, from metrics.jsonl and what meters.py and evaluate.py --lengths
+                                     left beside it (meters.json, lengths.json) -> out/page.png
     python plot.py results/minimum   an experiment: its metric against steps, every seed -> results/minimum/accuracy.png
-                                     and, where its runs were scored at other lengths, slices.png and lengths.png
+                                     or learning_rates.png; slices.png, lengths.png where its runs have such numbers;
+                                     report.html, the figures and the tables in one file, which opens offline
     python plot.py lengths.json      what evaluate.py --lengths --out wrote: loss by position -> lengths.png
 
 A figure lies beside the files it was made of.
 """
 
+import base64
+import html
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +20,16 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.colors import PowerNorm
+from matplotlib.ticker import LogLocator, NullFormatter
 
 import configurator
 from configurator import UserError, key
 
-# Okabe & Ito 2008: told apart by the colour-blind. The same colour for the same arm everywhere
+# Okabe & Ito 2008: told apart by the colour-blind
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+LINES = ["-", "--", ":"]
+MIXER_COLOURS = dict(zip(("softmax", "cosformer", "gla", "mamba2", "gated_deltanet"), COLOURS, strict=False))
 
 
 @dataclass
@@ -37,9 +45,11 @@ def main(argv):
         if folder.suffix == ".json" and folder.is_file():
             print(length_curve(json.loads(folder.read_text()), folder.with_suffix(".png")))
         elif (folder / "rows.jsonl").is_file():
-            print(*experiment(read_jsonl(folder / "rows.jsonl"), folder), sep="\n")
+            rows = read_jsonl(folder / "rows.jsonl")
+            figures = experiment(rows, folder)
+            print(*figures, report(rows, figures, folder / "report.html"), sep="\n")
         elif (folder / "metrics.jsonl").is_file():
-            print(loss_curve(read_jsonl(folder / "metrics.jsonl"), folder / "loss.png"))
+            print(page(folder))
         else:
             raise UserError(f"{folder}: has neither metrics.jsonl (a run) nor rows.jsonl (an experiment)")
 
@@ -50,21 +60,178 @@ def read_jsonl(file):
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def loss_curve(metrics, path):
+# ----------------------------------------------------------------------------------------------------------------------
+# The page of a run: a panel for each thing that was measured
+
+
+def page(folder):
+    """Draws page.png. Returns its path."""
+    metrics = read_jsonl(folder / "metrics.jsonl")
+    panels = [lambda axes: loss_panel(axes, metrics)]
+    title = str(folder)
+    if (folder / "meters.json").is_file():
+        meters = json.loads((folder / "meters.json").read_text())["checkpoints"][-1]
+        title = f"{meters['attention']}, gate {meters['gate']}, step {meters['step']}: meters on the first "
+        title += f"{meters['rows']} rows of {meters['tokens']} tokens of {meters['dataset']}, {meters['split']}\n"
+        title += f"packing: {meters['packing']}\n"
+        panels += [lambda axes: gate_panel(axes, meters)] if any(layer["gates"] for layer in meters["layers"]) else []
+        panels += [lambda axes: sink_panel(axes, meters), lambda axes: early_panel(axes, meters)]
+        panels += [lambda axes: residual_panel(axes, meters)]
+        panels += [lambda axes, shown=shown: map_panel(axes, shown, meters) for shown in meters["maps"]]
+        panels += [lambda axes: pruning_panel(axes, meters)] if meters["pruning"] else []
+    if (folder / "lengths.json").is_file():
+        evaluation = json.loads((folder / "lengths.json").read_text())
+        panels.append(lambda axes: length_panel(axes, evaluation))
+    columns = min(3, len(panels))
+    n_rows = -(-len(panels) // columns)
+    figure, grid = plt.subplots(n_rows, columns, figsize=(5.2 * columns, 4 * n_rows + 0.4), squeeze=False)
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        panel(axes)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    figure.suptitle(title)
+    return write(figure, folder / "page.png")
+
+
+def loss_panel(axes, metrics):
     train = [(row["step"], row["loss"]) for row in metrics if row["event"] == "train"]
     val = [(row["step"], row["val_loss"]) for row in metrics if row["event"] == "eval"]
-    figure, axes = plt.subplots(figsize=(7, 4.2))
+    spikes = [(row["step"], row["loss"]) for row in metrics if row.get("spike")]
     axes.plot(*zip(*train, strict=True), color=COLOURS[5], linewidth=1, label="training (one batch)")
     axes.plot(*zip(*val, strict=True), color=COLOURS[0], marker="o", markersize=3, label="validation (whole split)")
-    axes.set(xlabel="step", ylabel="loss (nats a token)")
-    return save(figure, axes, path)
+    if spikes:
+        axes.plot(*zip(*spikes, strict=True), color=COLOURS[6], marker="x", linestyle="", label="spike")
+    axes.set(xlabel="step", ylabel="loss (nats a token)", title="Loss")
+    axes.legend(frameon=False)
+    dress(axes)
+
+
+def gate_panel(axes, meters):
+    """How the gate's values are spread, a row of the image per layer and position."""
+    shown = [(i, *item) for i, layer in enumerate(meters["layers"]) for item in layer["gates"].items()]
+    spread = [[mean(column) for column in zip(*gate["histogram"], strict=True)] for _, _, gate in shown]
+    n = len(spread[0]) if any(row[-1] for row in spread) else len(spread[0]) - 1  # the last part: all above 1
+    percent = [[100 * share for share in row[:n]] for row in spread]
+    image = axes.imshow(percent, aspect="auto", cmap="cividis", extent=(0, n / 20, len(shown), 0))
+    axes.figure.colorbar(image, ax=axes, label="share of the gate's values (%)")
+    one_position = len({position for _, position, _ in shown}) == 1
+    names = [str(i) if one_position else f"{i} {position}" for i, position, _ in shown]
+    axes.set_yticks([i + 0.5 for i in range(len(shown))], names)
+    centre = [mean(gate["mean"]) for _, _, gate in shown]
+    axes.plot(centre, [i + 0.5 for i in range(len(shown))], "o", color="white", markeredgecolor="black", label="mean")
+    axes.legend(loc="upper right")
+    small = mean(share for _, _, gate in shown for share in gate["below_0.1"])
+    value = "gate value" if n == 20 else "gate value, absolute (last: above 1)"
+    axes.set(xlabel=value, ylabel="layer", title=f"Gate: {small:.0%} of the values are under 0.1")
+
+
+def sink_panel(axes, meters):
+    """The share of token 0 by layer: a dot per head."""
+    layers = meters["layers"]
+    for i, layer in enumerate(layers):
+        heads, colour = layer["sink"]["share"], MIXER_COLOURS.get(layer["mixer"], COLOURS[6])
+        label = "a head" if i == 0 else None
+        axes.plot([i] * len(heads), [100 * x for x in heads], "o", color=colour, alpha=0.7, label=label)
+    x, means = range(len(layers)), [100 * mean(layer["sink"]["share"]) for layer in layers]
+    random = [100 * mean(layer["sink"]["random_tokens"]) for layer in layers]
+    axes.plot(x, means, color="black", label="mean of the heads")
+    axes.plot(x, random, "D--", color="0.4", markerfacecolor="white", label="the same on random tokens")
+    axes.axhline(100 * meters["sink_baseline"], color="0.4", linestyle=":", label="uniform weights")
+    proxies = dict.fromkeys(layer["mixer"] for layer in layers if layer["sink"]["kind"] == "proxy")
+    axes.set(xlabel="layer", title="Sink" + f" ({', '.join(proxies)}: a proxy)" * bool(proxies))
+    axes.set(ylabel="weight on token 0, of later queries (%)", xticks=x)
+    leave_room(axes)
+    dress(axes)
+
+
+def early_panel(axes, meters):
+    """Token 0's share of the readout by layer, before the gate and behind it."""
+    early = [layer["early"] for layer in meters["layers"]]
+    for name, label, colour, style in (("before", "before", COLOURS[0], "o-"), ("after", "behind", COLOURS[1], "s--")):
+        shares = [(i, 100 * e[f"token_0_{name}"]) for i, e in enumerate(early) if e[f"token_0_{name}"] is not None]
+        if shares:
+            axes.plot(*zip(*shares, strict=True), style, color=colour, label=f"{label} the gate")
+    axes.axhline(100 * meters["sink_baseline"], color="0.4", linestyle=":", label="equal parts")
+    axes.set(xlabel="layer", ylabel="token 0's share of the readout (%)", title="Token 0 in the readout")
+    axes.set(xticks=range(len(early)))
+    leave_room(axes)
+    dress(axes)
+
+
+def residual_panel(axes, meters):
+    """The largest activation by layer, over the median one."""
+    residuals = [layer["residual"] for layer in meters["layers"]]
+    top = [r["max"] for r in residuals]
+    median = [r["max"] / r["max_over_median"] for r in residuals]
+    axes.plot(range(len(top)), top, color=COLOURS[1], marker="^", label="largest |h|")
+    axes.plot(range(len(top)), median, color=COLOURS[0], marker="o", label="median |h|")
+    i = top.index(max(top))
+    where = f"position {residuals[i]['position']}, channel {residuals[i]['channel']}"
+    axes.annotate(
+        where, (i, top[i]), xytext=(0, 8), textcoords="offset points", ha="right" if i else "left", fontsize=8
+    )
+    axes.set(xlabel="layer", ylabel="|h| behind the layer", yscale="log", title=f"Residual stream ({meters['dtype']})")
+    axes.set_xticks(range(len(top)))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.margins(y=0.15)
+    axes.legend(frameon=False)
+    dress(axes)
+
+
+def map_panel(axes, shown, meters):
+    """The weights of one head on the first row's first tokens."""
+    weights, layer = shown["weights"], meters["layers"][shown["layer"]]
+    is_signed = any(w < 0 for row in weights for w in row)
+    limit = max(abs(w) for row in weights for w in row)
+    colours = (
+        dict(cmap="PuOr", vmin=-limit, vmax=limit) if is_signed else dict(cmap="cividis", norm=PowerNorm(0.5, 0, limit))
+    )
+    image = axes.imshow(weights, **colours)
+    axes.figure.colorbar(image, ax=axes, label="weight")
+    what = "Implied weights" if layer["sink"]["kind"] == "proxy" else "Attention"
+    share = f"token 0: {layer['sink']['share'][shown['head']]:.1%}"
+    axes.set(xlabel="key (position)", ylabel="query (position)")
+    axes.set_title(f"{what}: layer {shown['layer']}, head {shown['head']} ({share})")
+
+
+def pruning_panel(axes, meters):
+    """Loss, and the share of gate values that are zero, against the threshold."""
+    curve = meters["pruning"]
+    thresholds = [row["threshold"] for row in curve]
+    axes.plot(thresholds, [row["loss"] for row in curve], color=COLOURS[0], marker="o", label="loss (left)")
+    axes.set(xlabel="gate values under this are zero", ylabel="loss (nats a token)", title="Pruning by the gate")
+    right = axes.twinx()
+    right.plot(thresholds, [100 * row["zeroed"] for row in curve], color=COLOURS[1], linestyle="--", marker="s", ms=4)
+    right.set(ylabel="values that are zero (%, dashed)", ylim=(0, 100))
+    right.spines["top"].set_visible(False)
+    dress(axes)
+
+
+def leave_room(axes):
+    """From zero up, with the legend above the data."""
+    axes.set_ylim(0, 1.4 * axes.dataLim.y1)
+    axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
+
+
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Experiments
 
 
 def experiment(rows, folder):
     """Every figure that the rows of an experiment have something for. Returns their paths."""
     rows = sorted(rows, key=lambda row: (row["arm"], row["seed"]))  # whatever order they ended in: the same figure
     scores = [score for row in rows for score in row.get("scores", {}).values()]
-    figures = [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
+    if by_learning_rate(rows):  # too many lines for the curves
+        figures = [rate_curves(rows, folder / "learning_rates.png")]
+    else:
+        figures = [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
     if any("slices" in score for score in scores):
         figures.append(slice_curves(rows, folder / "slices.png"))
     if any("lengths" in score for score in scores):
@@ -72,19 +239,35 @@ def experiment(rows, folder):
     return figures
 
 
+def styles(rows):
+    """{arm: how its lines are drawn}, the same in every figure: a colour per mixer, a line style per arm of it.
+
+    Where all arms have one mixer, or one has many arms, each arm gets a colour of its own.
+    """
+    arms = {}
+    for row in rows:
+        own = arms.setdefault(row["config"].get("attention", "softmax"), [])
+        own += [row["arm"]] if row["arm"] not in own else []
+    if len(arms) > 1 and max(map(len, arms.values())) <= len(LINES) and arms.keys() <= MIXER_COLOURS.keys():
+        pairs = [(arm, MIXER_COLOURS[mixer], LINES[i]) for mixer, own in arms.items() for i, arm in enumerate(own)]
+    else:
+        names = [arm for own in arms.values() for arm in own]
+        pairs = [(arm, COLOURS[i % len(COLOURS)], LINES[i // len(COLOURS) % len(LINES)]) for i, arm in enumerate(names)]
+    return {arm: dict(color=colour, linestyle=line) for arm, colour, line in pairs}
+
+
 def metric_curves(rows, path):
     """What the experiment measures against the step: a line per run, a colour per arm."""
     figure, axes = plt.subplots(figsize=(7, 4.2))
-    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    style = styles(rows)
     is_accuracy = rows[0].get("metric", "accuracy") == "accuracy"
     for row in rows:
         first_of_arm = row is next(other for other in rows if other["arm"] == row["arm"])
         seeds = [other["seed"] for other in rows if other["arm"] == row["arm"]]
         steps, values = zip(*row["curve"], strict=True)
         label = f"{row['arm']} (seeds {', '.join(map(str, seeds))})" if first_of_arm else None
-        style = dict(color=COLOURS[arms.index(row["arm"]) % len(COLOURS)], linewidth=1.6)
-        style["linestyle"] = ("-", "--", ":")[arms.index(row["arm"]) // len(COLOURS) % 3]
-        axes.plot(steps, [100 * value if is_accuracy else value for value in values], label=label, **style)
+        values = [100 * value if is_accuracy else value for value in values]
+        axes.plot(steps, values, label=label, linewidth=1.6, **style[row["arm"]])
     pairs = rows[0]["data"].get("pairs")  # several slices have several, other data have none
     if pairs and is_accuracy:
         label = "chance among the values in context"
@@ -118,7 +301,8 @@ def slice_curves(rows, path):
     same = [shape for shape in shapes if shape[1] == fewest]
     more = [shape for shape in shapes if shape not in same[1:]]
     for axes, shown in zip(panels, (same, more), strict=True):
-        for colour, (mixer, arms) in zip(COLOURS, by_mixer(rows).items(), strict=False):
+        for mixer, arms in by_mixer(rows).items():
+            colour = MIXER_COLOURS.get(mixer, COLOURS[6])
             for linestyle, gate, own in arms:
                 scores = [score["slices"] for row in own for score in row["scores"].values() if "slices" in score]
                 each = [[100 * score[f"{length}/{pairs}"] for length, pairs in shown] for score in scores]
@@ -162,9 +346,106 @@ def context_curves(rows, path):
     return write(figure, path)
 
 
+def by_learning_rate(rows):
+    """{arm: {learning rate: its rows}} of an experiment with learning_rates, whose arms are named "ARM at RATE"."""
+    rates = {}
+    for row in rows:
+        arm, at, rate = row["arm"].rpartition(" at ")
+        if at and rate == f"{row['config'].get('learning_rate'):g}":
+            rates.setdefault(arm, {}).setdefault(row["config"]["learning_rate"], []).append(row)
+    return {arm: dict(sorted(own.items())) for arm, own in rates.items()}
+
+
+def has_diverged(row):
+    """A run that was not finite, or ended with a higher validation loss than it began with."""
+    return not row["finite"] or row["val_loss"] > row["curve"][0][1]
+
+
+def rate_curves(rows, path):
+    """Validation loss at the end against the learning rate; a cross at the top where a run diverged."""
+    figure, axes = plt.subplots(figsize=(8, 5))
+    arms = by_learning_rate(rows)
+    style = styles([row | {"arm": arm} for arm, rates in arms.items() for own in rates.values() for row in own])
+    top = max(row["curve"][0][1] for row in rows)
+    for i, (arm, rates) in enumerate(arms.items()):
+        ends = {rate: [row["val_loss"] for row in own if not has_diverged(row)] for rate, own in rates.items()}
+        kept = {rate: mean(losses) for rate, losses in ends.items() if losses}
+        axes.plot(kept.keys(), kept.values(), marker="o", ms=4, label=arm, **style[arm])
+        lost = [rate for rate, own in rates.items() if any(map(has_diverged, own))]
+        axes.plot(lost, [top * (1 + 0.03 * i)] * len(lost), "x", color=style[arm]["color"])  # side by side
+    axes.plot([], [], marker="x", linestyle="", color="0.3", label="a run that diverged")
+    axes.set(xscale="log", xlabel="peak learning rate", ylabel="validation loss at the end (nats a token)")
+    return save(figure, axes, path)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The report
+
+
+def report(rows, figures, path):
+    """Writes an HTML file that holds the figures and the tables of an experiment, and needs nothing else. Its path."""
+    parts = [f"<h1>{html.escape(path.parent.resolve().name)}</h1>"]
+    for figure in figures:
+        image = base64.b64encode(Path(figure).read_bytes()).decode()
+        parts.append(f'<figure><img alt="{html.escape(figure.stem)}" src="data:image/png;base64,{image}"></figure>')
+    columns = ["arm", "seed", "accuracy", "val_loss", "finite", "n_params", "flops_per_token", "tokens_per_second"]
+    columns = [name for name in [*columns, "seconds"] if name in rows[0]]
+    parts += ["<h2>Runs</h2>", html_table(columns, [[row[name] for name in columns] for row in rows])]
+    rates = by_learning_rate(rows)
+    if rates:
+        parts += ["<h2>Divergence</h2>", html_table(["arm", "highest rate without", "diverges at"], divergence(rates))]
+    configs = [row["config"] | {f"data: {name}": value for name, value in row["data"].items()} for row in rows]
+    shared = {name: value for name, value in configs[0].items() if all(c.get(name) == value for c in configs)}
+    about = {name: rows[0][name] for name in ("git_commit", "versions") if name in rows[0]}
+    parts += ["<h2>What all runs share</h2>", html_table(["key", "value"], (shared | about).items())]
+    path.write_text(REPORT.format(title=html.escape(path.parent.resolve().name), body="\n".join(parts)))
+    return path
+
+
+def divergence(rates):
+    """[[arm, highest learning rate at which no run diverged, lowest at which one did]], from `by_learning_rate`."""
+    lines = []
+    for arm, own in rates.items():
+        lost = [rate for rate, rows in own.items() if any(map(has_diverged, rows))]
+        kept = [rate for rate in own if rate not in lost]
+        lines.append([arm, f"{max(kept):g}" if kept else "none", f"{min(lost):g}" if lost else "none"])
+    return lines
+
+
+def html_table(columns, rows):
+    def line(tag, cells):
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell_text(cell))}</{tag}>" for cell in cells) + "</tr>"
+
+    return "<table>\n" + "\n".join([line("th", columns), *(line("td", row) for row in rows)]) + "\n</table>"
+
+
+def cell_text(value):
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+
+
+REPORT = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>
+body {{ font: 15px/1.5 sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }}
+figure {{ margin: 1rem 0 }} img {{ max-width: 100% }}
+table {{ border-collapse: collapse }} th, td {{ padding: .2rem .8rem; border-bottom: 1px solid #ddd; text-align: left }}
+</style></head><body>
+{body}
+</body></html>
+"""
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What evaluate.py --lengths and bench.py wrote, and how figures are dressed
+
+
 def length_curve(evaluation, path):
-    """Loss by position in the context, a line per context length, the trained length marked."""
     figure, axes = plt.subplots(figsize=(7, 4.2))
+    length_panel(axes, evaluation)
+    return write(figure, path)
+
+
+def length_panel(axes, evaluation):
+    """Loss by position in the context, a line per context length, the trained length marked."""
     reached = [result for result in evaluation["lengths"] if "by_position" in result]
     for i, result in enumerate(reached):
         positions, loss = zip(*result["by_position"], strict=True)
@@ -173,7 +454,8 @@ def length_curve(evaluation, path):
     axes.axvline(evaluation["trained_length"], color="0.5", linestyle=":", label="trained length")
     axes.set(xlabel="position in the context (tokens)", ylabel="loss (nats a token)")
     axes.set_title(f"{evaluation['attention']}, gate {evaluation['gate']}, RoPE scaling {evaluation['rope_scaling']}")
-    return save(figure, axes, path)
+    axes.legend(frameon=False)
+    dress(axes)
 
 
 def ratios(claims, path):

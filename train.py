@@ -36,6 +36,7 @@ from data.shards import open_dataset
 from evaluate import evaluate
 from hardware import DTYPES, Processes, pick_dtype
 from loss import IGNORE
+from meters import TRAINING_ROWS, first_rows, is_spike, training_meters
 from model import GPT, GPTConfig
 
 HERE = Path(__file__).resolve().parent
@@ -71,6 +72,7 @@ class TrainConfig(GPTConfig):
     )
     eval_batch_size: int | None = key(None, "rows at a time in evaluation (None: batch_size)", at_least=1)
     log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
+    meters: bool = key(True, "gate, sink and activation meters at every evaluation (meters.py: training_meters)")
 
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     dtype: str = key("auto", "of matrix products; weights stay float32", choices=("auto", *DTYPES))
@@ -153,9 +155,11 @@ def train(config, processes):
     tokens_per_step = round(rows_per_step * dataset.tokens_per_example("train", config.block_size))
     for line in notes + describe(config, model, dataset, processes, dtype, compiled, tokens_per_step):
         say(line)
-    metrics = None
+    metrics, losses = None, []
     if processes.is_main:
         metrics = open_run(out_dir, config, model, first_step, dtype)
+        rows = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
+        losses = [row["loss"] for row in rows if row["event"] == "train"]  # a run that goes on has some already
 
     def log(**row):
         if metrics is not None:
@@ -185,7 +189,14 @@ def train(config, processes):
         stop_if_not_finite("validation loss", result["loss"], step, learning_rate(config, step))
         is_best = result["loss"] < best
         best = min(best, result["loss"])
-        log(event="eval", step=step, **{("val_loss" if name == "loss" else name): x for name, x in result.items()})
+        row = {("val_loss" if name == "loss" else name): x for name, x in result.items()}
+        if config.meters and processes.is_main:
+            inputs, _, _ = first_rows(dataset, "val", TRAINING_ROWS, config.block_size)
+            row["meters"] = training_meters(model, inputs.to(processes.device), dtype)
+            if step > 0:  # every gate starts collapsed: its weights are zero
+                for line in row["meters"]["collapsed"]:
+                    tqdm.write(f"step {step}: a gate has collapsed, {line}")
+        log(event="eval", step=step, **row)
         if processes.is_main:
             state = {
                 "model": model.state_dict(),
@@ -232,7 +243,11 @@ def train(config, processes):
             now = time.perf_counter()
             speed = tokens_per_step * (step + 1 - logged_at[0]) / (now - logged_at[1])
             logged_at = (step + 1, now)
-            log(event="train", step=step, loss=loss, lr=lr, grad_norm=grad_norm, tokens_per_second=speed)
+            spike = is_spike(loss, losses)
+            losses.append(loss)
+            if spike and processes.is_main:
+                tqdm.write(f"step {step}: loss {loss:.4f} is a spike, gradient norm {grad_norm or math.inf:.3g}")
+            log(event="train", step=step, loss=loss, lr=lr, grad_norm=grad_norm, spike=spike, tokens_per_second=speed)
             shown = dict(loss=f"{loss:.4f}", tok_s=f"{speed:,.0f}")
             if result is not None:
                 shown["val"] = f"{result['loss']:.4f}"

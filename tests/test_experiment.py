@@ -111,9 +111,9 @@ def test_a_figure_is_drawn_and_drawn_again_from_the_rows_alone(finished, tmp_pat
     shutil.copy(finished / "rows.jsonl", tmp_path)
     plot.main([str(tmp_path), str(finished / "none-seed0")])
     assert (tmp_path / "accuracy.png").read_bytes() == (finished / "accuracy.png").read_bytes()
-    assert (finished / "none-seed0" / "loss.png").read_bytes().startswith(png)
+    assert (finished / "none-seed0" / "page.png").read_bytes().startswith(png)
     assert capsys.readouterr().out.split() == [
-        str(tmp_path / "accuracy.png"), str(finished / "none-seed0" / "loss.png")
+        str(tmp_path / "accuracy.png"), str(tmp_path / "report.html"), str(finished / "none-seed0" / "page.png")
     ]  # fmt: skip
 
 
@@ -201,6 +201,24 @@ def test_an_experiment_on_text_shows_losses_and_has_no_verdict(base, tmp_path):
     assert [figure.name for figure in plot.experiment(rows, tmp_path)] == ["val_loss.png", "lengths.png"]
 
 
+def test_every_arm_is_run_at_every_rate_and_where_it_diverges_is_said(tmp_path):
+    keys = dict(arms={"a": {"gate": "none"}, "b": {}}, learning_rates=[0.001, 0.1, 3], metric="val_loss")
+    config = experiment.ExperimentConfig(**keys)
+    assert list(config.arms) == ["a at 0.001", "a at 0.1", "a at 3", "b at 0.001", "b at 0.1", "b at 3"]
+    assert config.arms["a at 3"] == {"gate": "none", "learning_rate": 3}
+    ends = [1.0, 1.5, 2.1, 1.0, math.nan, 1.9]  # of runs that begin at 2
+    rows = [
+        {"arm": arm, "seed": 0, "metric": "val_loss", "val_loss": end, "finite": not math.isnan(end), "data": {},
+         "config": config.arms[arm], "curve": [[0, 2.0], [6, end]]}
+        for arm, end in zip(config.arms, ends, strict=True)
+    ]  # fmt: skip
+    said = [line.split() for line in experiment.divergence(rows).splitlines()[2:]]
+    assert said == [["a", "0.1", "3"], ["b", "3", "0.1"]]
+    figures = plot.experiment(rows, tmp_path)
+    assert [figure.name for figure in figures] == ["learning_rates.png"]
+    assert "<td>0.1</td><td>3</td>" in plot.report(rows, figures, tmp_path / "report.html").read_text()
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Mistakes, and runs that fail
 
@@ -217,6 +235,7 @@ def test_a_wrong_key_is_found_before_the_first_run(run, tmp_path, base, started,
         (dict(treatment="gla"), "arms='gla': must be one of none, elementwise"),
         (dict(scores='{"longer": {"lenghts": 5}}'), "score 'longer': unknown key 'lenghts' (did you mean 'lengths'?)"),
         (dict(metric="loss"), "metric='loss': must be one of accuracy, val_loss"),
+        (dict(learning_rates="0.1"), "metric='accuracy': with learning_rates it must be val_loss"),
         (dict(base=base | {"max_iter": 5}), "unknown key 'max_iter' (did you mean 'max_iters'?)"),
         (dict(data=DATA | {"pair": 4}), "prepare.py failed: error: config_override: unknown key"),
         (dict(prepare="mqra"), "prepare.py failed"),

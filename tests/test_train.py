@@ -276,8 +276,8 @@ def test_metrics_hold_every_step_and_evaluation_and_end(trained, helpers):
     assert rows[-1]["event"] == "end" and rows[-1]["step"] == 8
     for row in rows:
         names = {
-            "train": {"loss", "lr", "grad_norm", "tokens_per_second"},
-            "eval": {"val_loss", "perplexity", "accuracy", "labels", "slices"},
+            "train": {"loss", "lr", "grad_norm", "spike", "tokens_per_second"},
+            "eval": {"val_loss", "perplexity", "accuracy", "labels", "slices", "meters"},
             "end": {"seconds"},
         }[row["event"]]
         assert row.keys() == names | {"event", "step"}

@@ -1,0 +1,42 @@
+"""
+Stability: how high may the learning rate go before training diverges, with the gate and without it?
+
+Every arm is trained at each rate; a run has diverged when it is not finite, or ends with a higher validation loss than
+it began with. Gradients are clipped at 1, as in every run here. Sixty short runs, about an hour and a half on two CPU
+cores. Not run yet.
+"""
+
+name = "stability"
+arms = {
+    "softmax": {"attention": "softmax"},
+    "softmax gated": {"attention": "softmax", "gate": "elementwise"},
+    "cosformer": {"attention": "cosformer"},
+    "cosformer gated": {"attention": "cosformer", "gate": "elementwise"},
+    "gla": {"attention": "gla"},
+    "gla gated": {"attention": "gla", "gate": "elementwise"},
+    "mamba2": {"attention": "mamba2"},
+    "mamba2 gated": {"attention": "mamba2", "gate": "elementwise"},
+    "gated_deltanet": {"attention": "gated_deltanet"},
+    "gated_deltanet gated": {"attention": "gated_deltanet", "gate": "elementwise"},
+}
+learning_rates = [1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1]
+seeds = [0]
+metric = "val_loss"
+
+prepare = "pystdlib"
+data = {"val_fraction": 0.015}
+
+base = {
+    "n_layer": 4,
+    "n_embd": 128,
+    "n_head": 4,
+    "block_size": 256,
+    "state_size": 32,
+    "batch_size": 8,
+    "max_iters": 300,
+    "warmup_iters": 30,
+    "eval_interval": 150,
+    "eval_batch_size": 32,
+    "log_interval": 5,
+    "device": "cpu",
+}

@@ -1,0 +1,651 @@
+"""What a gate does to a checkpoint: gate values, sinks, activations, pruning, 8-bit arithmetic.
+
+    python meters.py --checkpoint=out/best.pt                           the numbers -> out/meters.json, and a table
+    python meters.py --checkpoint=out/best.pt --maps=0.1,3.0            attention maps of layer 0, head 1 and 3, 0
+    python meters.py --checkpoint=early/ckpt.pt,late/ckpt.pt            several: how they changed
+    python plot.py out                                                  the figures of meters.json -> out/page.png
+
+Prints a table and, as its last line, one JSON object of the means; the file has every layer, head and map. All meters
+look at the same first rows of the split, in the run's dtype:
+
+    gate        what y is multiplied with, per layer, position and head; its absolute value where it can be negative.
+                Of an additive gate, what it adds. `collapsed`: every value within 0.05 of its value at g = 0 (0.5 for
+                a sigmoid), or every value under 0.05
+    sink        share of key 0 in the weights of queries 1..T-1, |w_i0| / sum_j |w_ij|, mean over queries and rows.
+                softmax: its weights. cosformer: its own weights, as a share. gla, mamba2, gated_deltanet: a proxy, the
+                weights that the recurrence implies, which have both signs (mean_weight: as they are). Baseline: the
+                mean of 1/(i+1) over the same queries, which is what uniform weights give
+    token_0     norm of token 0's part of the readout over the sum of the norms of all tokens' parts, all heads
+                together, mean over queries 1..T-1; before the gate and behind it. A norm in between is left out
+    rank        exp of the entropy of the normalised singular values (Roy & Vetterli 2007, "The effective rank"): of
+                each head's readout (tokens x width), before the gate and as the output projection gets it, and W_v W_o
+    residual    largest |h| behind a block, over the median of |h| too, and where it is
+    pruning     loss where gate values under a threshold count as zero
+    decoding    with --skip_below: tokens/s with and without the softmax heads that a headwise gate closes
+    quantised   loss where every linear layer has 8-bit weights and inputs (`quantised`)
+
+Sinks grow with training, and tiny models may have none. Gu et al. 2024 count the heads above 0.3 (heads_above).
+"""
+
+import collections
+import contextlib
+import copy
+import dataclasses
+import itertools
+import json
+import math
+import statistics
+import time
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+
+import configurator
+from checkpoint import load_model
+from configurator import UserError, key
+from data.shards import IGNORE, open_dataset
+from evaluate import score
+from gate import ADDITIVE_ACTIVATIONS
+from hardware import DTYPES, Processes
+from model import GatedDeltaNet, Mamba2, Softmax
+
+BINS = 20  # of width 0.05 from 0 to 1, and one more for all above
+COLLAPSE = 0.05
+SINK_HEAD = 0.3
+MAP_TOKENS = 64
+DECODED_TOKENS = 64
+SINK_KINDS = {
+    "weights": "softmax weights",
+    "share": "cosFormer's own weights, as a share",
+    "proxy": "a proxy, the absolute share of the weights the recurrence implies",
+}
+GATE_COLUMNS = {"mean": "6.3f", "below_0.1": "6.1%", "above_0.9": "6.1%"}  # of the table
+THRESHOLDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+TRAINING_ROWS = 4  # rows that the meters in the training log look at
+SPIKE_WINDOW, SPIKE_AT_LEAST, SPIKE_DEVIATIONS = 100, 20, 5
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Looking inside
+
+
+@torch.no_grad()
+def probe(model, inputs, measure, dtype="float32"):
+    """Runs the model on inputs (B, T); after each block, while its tensors are at hand, calls measure(block, seen).
+
+    seen: x (B, T, C), what the mixer got; before and after (B, T, H, D), the readout as its first gate gets it and as
+    the output projection gets it; residual (B, T, C), behind the block.
+    Returns what measure returned, layer by layer. The model is left as it was: its hooks live as long as this call.
+    """
+    seen, results, handles, was_training = {}, [], [], model.training
+
+    def of_gate(gate, args, output):
+        seen.setdefault("before", args[0])
+
+    def of_projection(projection, args, output):
+        seen["after"] = args[0]
+
+    def of_mixer(mixer, args, output):
+        seen["x"] = args[0]
+
+    def of_block(block, args, output):
+        seen["after"] = seen["after"].unflatten(-1, (block.mixer.n_head, -1))
+        seen.setdefault("before", seen["after"])  # no gate
+        results.append(measure(block, seen | {"residual": output[0]}))
+        seen.clear()
+
+    try:
+        model.eval()
+        for block in model.blocks:
+            gates = block.mixer.gates
+            handles += [gates[name].register_forward_hook(of_gate) for name in ("native", "readout") if name in gates]
+            handles.append(block.mixer.out_proj.register_forward_hook(of_projection))
+            handles.append(block.mixer.register_forward_hook(of_mixer))
+            handles.append(block.register_forward_hook(of_block))
+        with autocast(inputs.device.type, dtype):
+            model.features(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+        model.train(was_training)
+    return results
+
+
+def autocast(device_type, dtype):
+    return torch.autocast(device_type, DTYPES[dtype], enabled=dtype != "float32")
+
+
+def numbers(x):
+    """A tensor as (nested lists of) numbers of four digits; null for what is not finite, which JSON does not have."""
+    if isinstance(x, torch.Tensor):
+        return numbers(x.tolist())
+    if isinstance(x, list):
+        return [numbers(item) for item in x]
+    return float(f"{x:.4g}") if math.isfinite(x) else None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The meters of a layer
+
+
+def gate_meter(gate, x):
+    """x (B, T, C) -> the distribution of the gate's values, a list entry per head (one for shared and scalar gates)."""
+    values = gate.value(gate.logits(x)).float().abs()  # (B, T, heads or 1, width or 1)
+    start = float(gate.value(x.new_zeros(1)).abs())
+    heads = values.movedim(-2, 0).flatten(1)  # (heads, values)
+    bins = (heads * BINS).clamp(max=BINS).long()
+    counts = torch.stack([row.bincount(minlength=BINS + 1) for row in bins])
+    collapsed = None
+    if heads.max() < COLLAPSE:
+        collapsed = f"all under {COLLAPSE}"
+    elif (heads - start).abs().max() <= COLLAPSE:
+        collapsed = f"all within {COLLAPSE} of {start:g}"
+    return {
+        "values": "addend" if gate.activation in ADDITIVE_ACTIVATIONS else "factor",
+        "mean": numbers(heads.mean(1)),
+        "std": numbers(heads.std(1, correction=0)),
+        "below_0.1": numbers((heads < 0.1).float().mean(1)),
+        "above_0.9": numbers((heads > 0.9).float().mean(1)),
+        "histogram": numbers(counts / heads.shape[1]),
+        "collapsed": collapsed,
+    }
+
+
+def gate_meters(mixer, seen):
+    return {position: gate_meter(gate, seen["x"]) for position, gate in mixer.gates.items()}
+
+
+def baseline(T):
+    """The sink of uniform weights: the mean of 1/(i+1) over queries i = 1..T-1."""
+    return statistics.fmean(1 / (i + 1) for i in range(1, T)) if T > 1 else math.nan
+
+
+def sink_meter(mixer, seen):
+    """The share of key 0 in each head's weights, as the docstring of this file defines it."""
+    shares, means = [], []
+    for row in seen["x"].split(1):  # (T, T) weights of every head are much: a row at a time
+        weights = mixer.weights(row)[0, :, 1:]  # (H, T - 1, T)
+        total = weights.abs().sum(-1).clamp(min=1e-30)
+        shares.append((weights[..., 0].abs() / total).mean(-1))
+        means.append(weights[..., 0].mean(-1))
+    share = torch.stack(shares).mean(0)
+    return {
+        "kind": "weights" if isinstance(mixer, Softmax) else "share" if mixer.has_nonnegative_weights else "proxy",
+        "share": numbers(share),
+        "mean_weight": numbers(torch.stack(means).mean(0)),
+        "heads_above": numbers((share > SINK_HEAD).float().mean().item()),
+    }
+
+
+def early_meter(mixer, seen):
+    """Norm of the keys by position, in parts that double: 0, 1, 2-3, 4-7, ...; token 0's share of the readout."""
+    p = mixer.gated_projection(seen["x"], None, 0)
+    norms = p.k.float().norm(dim=-1).mean((0, 2))  # (T,)
+    starts = [0] + [1 << i for i in range((len(norms) - 1).bit_length())]
+    parts = zip(starts, [*starts[1:], len(norms)], strict=True)
+    v = p.v.float().repeat_interleave(mixer.n_head // p.v.shape[2], dim=2)  # (B, T, H, D)
+    gates = [mixer.gates[name] for name in ("native", "readout") if name in mixer.gates]
+    factor = torch.ones_like(v)
+    for gate in gates:
+        if gate.activation not in ADDITIVE_ACTIVATIONS:
+            factor = factor * gate.value(gate.logits(seen["x"]))
+    before, after = token_0_shares(mixer, seen["x"], v, factor)
+    return {
+        "key_norm": [[start, numbers(norms[start:end].mean().item())] for start, end in parts],
+        "token_0_before": before,
+        "token_0_after": after if gates else None,
+    }
+
+
+def token_0_shares(mixer, x, v, factor):
+    """|part of token 0| / sum_j |part of token j| of a readout and of factor * readout; v, factor (B, T, H, D)."""
+    shares = []
+    for x_i, v_i, f_i in zip(x.split(1), v.square(), factor.square(), strict=True):
+        weights = mixer.weights(x_i)[0].square()  # (H, T, T)
+        # |w_tj (f_t * v_j)|^2 = w_tj^2 (f_t^2 . v_j^2), summed over the heads
+        parts = [(weights * (f.transpose(0, 1) @ v_i.permute(1, 2, 0))).sum(0) for f in (torch.ones_like(f_i), f_i)]
+        parts = torch.stack(parts).sqrt()[:, 1:]  # (2, T - 1, T)
+        shares.append((parts[..., 0] / parts.sum(-1).clamp(min=1e-30)).mean(-1))
+    return numbers(torch.stack(shares).mean(0))
+
+
+def effective_rank(singular_values):
+    """(..., n) -> (...): exp of the entropy of the singular values over their sum (Roy & Vetterli 2007)."""
+    share = singular_values / singular_values.sum(-1, keepdim=True).clamp(min=1e-30)
+    return torch.special.entr(share).sum(-1).exp()
+
+
+def readout_rank(readout):
+    """(B, T, H, D) -> (H,). Singular values from the D x D Gram matrix, in float64."""
+    tokens = readout.flatten(0, 1).transpose(0, 1).double()  # (H, B T, D)
+    return effective_rank(torch.linalg.eigvalsh(tokens.mT @ tokens).clamp(min=0).sqrt())
+
+
+def value_weight(mixer):
+    """W_v (Hv, D, C): the rows of the input projection that make v. None for a mixer that has them elsewhere."""
+    D = mixer.value_width
+    if hasattr(mixer, "qkv"):
+        rows = mixer.qkv.weight[-(getattr(mixer, "split", (mixer.n_head,))[-1] * D) :]
+    elif isinstance(mixer, Mamba2):
+        rows = mixer.in_proj.weight[: mixer.n_head * D]
+    elif isinstance(mixer, GatedDeltaNet):
+        rows = mixer.in_proj.weight[2 * mixer.n_head * D : 3 * mixer.n_head * D]
+    else:
+        return None
+    return rows.unflatten(0, (-1, D))
+
+
+def projection_rank(mixer):
+    """Effective rank (H,) of W_v W_o, head by head; a convolution and a SiLU in between are left out."""
+    value = value_weight(mixer)
+    if value is None:
+        return None
+    value = value.repeat_interleave(mixer.n_head // len(value), dim=0).double()  # (H, D, C)
+    output = mixer.out_proj.weight.unflatten(1, (mixer.n_head, -1)).transpose(0, 1).double()  # (H, C, D)
+    # W_o W_v has the singular values of R_o R_v^T, which is D x D
+    return effective_rank(torch.linalg.svdvals(torch.linalg.qr(output).R @ torch.linalg.qr(value.mT).R.mT))
+
+
+def rank_meter(mixer, seen):
+    of_projection = projection_rank(mixer)
+    return {
+        "before": numbers(readout_rank(seen["before"])),
+        "after": numbers(readout_rank(seen["after"])),
+        "value_output": None if of_projection is None else numbers(of_projection),
+    }
+
+
+def residual_meter(inputs, seen):
+    """inputs (B, T): the tokens, to name the one at which the residual stream is largest."""
+    size = seen["residual"].float().abs()  # (B, T, C)
+    row, position, channel = (int(i) for i in torch.unravel_index(size.argmax(), size.shape))
+    largest, median = float(size.max()), float(size.median())
+    where = {"row": row, "position": position, "token": int(inputs[row, position]), "channel": channel}
+    return {"max": numbers(largest), "max_over_median": numbers(largest / max(median, 1e-30))} | where
+
+
+def layer_meters(model, inputs, dtype):
+    """Every meter of every layer."""
+
+    def measure(block, seen):
+        mixer = block.mixer
+        return {
+            "gates": gate_meters(mixer, seen),
+            "sink": sink_meter(mixer, seen),
+            "early": early_meter(mixer, seen),
+            "rank": rank_meter(mixer, seen),
+            "residual": residual_meter(inputs, seen),
+        }
+
+    names = [name for name, _ in model.config.layers()]
+    layers = probe(model, inputs, measure, dtype)
+    return [{"mixer": name} | layer for name, layer in zip(names, layers, strict=True)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The cheap ones, for the training log
+
+
+def training_meters(model, inputs, dtype):
+    """The `summary` of a forward pass: what a line of metrics.jsonl says."""
+
+    def measure(block, seen):
+        meters = {"gates": gate_meters(block.mixer, seen), "sink": sink_meter(block.mixer, seen)}
+        return meters | {"residual": residual_meter(inputs, seen)}
+
+    return summary(probe(model, inputs, measure, dtype), inputs.shape[1])
+
+
+def summary(layers, T):
+    """Means of gates (by position) and sinks over layers and heads, the largest activation, the collapsed gates."""
+    gates = {}
+    for layer in layers:
+        for position, gate in layer["gates"].items():
+            gates.setdefault(position, []).append(gate)
+    return {
+        "gate_mean": {position: mean(x for gate in own for x in gate["mean"]) for position, own in gates.items()},
+        "gate_below_0.1": {
+            position: mean(x for gate in own for x in gate["below_0.1"]) for position, own in gates.items()
+        },
+        "sink": mean(x for layer in layers for x in layer["sink"]["share"]),
+        "sink_baseline": numbers(baseline(T)),
+        "max_activation": maximum(layer["residual"]["max"] for layer in layers),
+        "max_over_median": maximum(layer["residual"]["max_over_median"] for layer in layers),
+        "collapsed": collapsed_gates(layers),
+    }
+
+
+def collapsed_gates(layers):
+    """A line for each gate that has collapsed."""
+    gates = [(i, position, gate) for i, layer in enumerate(layers) for position, gate in layer["gates"].items()]
+    return [f"layer {i}, {position}: {gate['collapsed']}" for i, position, gate in gates if gate["collapsed"]]
+
+
+def mean(values):
+    values = [x for x in values if x is not None]  # no gate, or a number that is not finite
+    return numbers(statistics.fmean(values)) if values else None
+
+
+def maximum(values):
+    values = list(values)
+    return None if None in values else max(values)
+
+
+def is_spike(loss, earlier):
+    """A spike: more than 5 standard deviations above the mean of the last 100 logged losses (of 20 at least)."""
+    window = earlier[-SPIKE_WINDOW:]
+    if len(window) < SPIKE_AT_LEAST:
+        return False
+    return loss > statistics.fmean(window) + SPIKE_DEVIATIONS * statistics.pstdev(window)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the loss makes of it
+
+
+@contextlib.contextmanager
+def pruned(model, threshold):
+    """Within it, gate values below the threshold (in absolute value) are zero. Yields [zeroed, all] counts, which grow.
+
+    Gates on the denominator and additive ones are left alone: a zero there closes nothing. Counted is what is computed:
+    where only some tokens have labels, the last layer computes no other.
+    """
+    counts, handles = [0, 0], []
+
+    def prune(gate, args, output):
+        closed = gate.value(gate.logits(args[1])).abs() < threshold
+        counts[0] += int(closed.sum())
+        counts[1] += closed.numel()
+        return output.masked_fill(closed, 0.0)
+
+    try:
+        for block in model.blocks:
+            for position, gate in block.mixer.gates.items():
+                if position != "denominator" and gate.activation not in ADDITIVE_ACTIVATIONS:
+                    handles.append(gate.register_forward_hook(prune))
+        yield counts
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def pruning_curve(model, batches, block_size):
+    """[{threshold, zeroed, loss, accuracy}], empty where no gate multiplies."""
+    curve = []
+    for threshold in THRESHOLDS:
+        with pruned(model, threshold) as counts:
+            result = loss_of(model, batches, block_size)
+        if counts[1]:
+            curve.append({"threshold": threshold, "zeroed": numbers(counts[0] / counts[1])} | result)
+    return curve
+
+
+@contextlib.contextmanager
+def closed_heads_skipped(model, threshold):
+    """Within it, decoding steps of one sequence do not read the cache for heads whose headwise gate is below the
+    threshold: what `pruned` computes, with less to compute. Yields [skipped, all] counts of heads, which grow.
+
+    Softmax layers only: a recurrent head has to write its state whether it is read or not.
+    """
+    counts, mixers, handles = [0, 0], [block.mixer for block in model.blocks if has_heads_to_skip(block.mixer)], []
+
+    def skip(mixer):
+        box = {}
+
+        def of_input(mixer, args):
+            box["x"] = args[0]
+
+        def read(p, state, start):
+            if p.q.shape[:2] != (1, 1):  # the prefill
+                return Softmax.read(mixer, p, state, start)
+            gate, k, v = mixer.gates["readout"], *mixer.remember(p.k, p.v, state, start)[:2]
+            heads = (gate.value(gate.logits(box["x"])).abs().flatten() >= threshold).nonzero().flatten()
+            shared = heads // (mixer.n_head // k.shape[2])  # the key and value heads of these
+            q, k, v = (y.transpose(1, 2) for y in (p.q[:, :, heads], k[:, :, shared], v[:, :, shared]))
+            o = torch.zeros_like(p.q)  # (1, 1, H, D)
+            o[:, :, heads] = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+            counts[0] += mixer.n_head - len(heads)
+            counts[1] += mixer.n_head
+            return o
+
+        handles.append(mixer.register_forward_pre_hook(of_input))
+        mixer.read = read
+
+    try:
+        for mixer in mixers:
+            skip(mixer)
+        yield counts
+    finally:
+        for mixer, handle in zip(mixers, handles, strict=True):
+            handle.remove()
+            del mixer.read  # the method of the class again
+
+
+def has_heads_to_skip(mixer):
+    gate = mixer.gates["readout"] if "readout" in mixer.gates else None
+    is_headwise = gate is not None and gate.static is None and gate.shape == (mixer.n_head, 1)
+    is_factor = is_headwise and gate.activation not in ADDITIVE_ACTIVATIONS
+    return is_factor and isinstance(mixer, Softmax) and mixer.config.attention_softcap is None
+
+
+def decoding_speed(model, prompt, threshold):
+    """prompt (1, T): tokens/s of greedy decoding, as it is and with closed heads skipped; the share of those heads."""
+    if not any(has_heads_to_skip(block.mixer) for block in model.blocks):
+        raise UserError(f"skip_below={threshold}: no softmax layer has a headwise gate on its readout")
+
+    def seconds():
+        stream = model.stream(prompt, DECODED_TOKENS + 1, temperature=0)
+        next(stream)  # reads the prompt
+        started = time.perf_counter()
+        int(collections.deque(stream, maxlen=1)[0])  # on a GPU, the last id has to be waited for
+        return time.perf_counter() - started
+
+    usual, fewer = [], []
+    with closed_heads_skipped(model, threshold) as counts:
+        seconds()
+        share = counts[0] / counts[1]
+    for _ in range(3):  # in turns: a noisy neighbour disturbs both
+        usual.append(seconds())
+        with closed_heads_skipped(model, threshold):
+            fewer.append(seconds())
+    speeds = {"tokens_per_second": DECODED_TOKENS / min(usual), "skipping": DECODED_TOKENS / min(fewer)}
+    return {"threshold": threshold, "heads_skipped": numbers(share)} | speeds
+
+
+def quantised(model):
+    """A copy that computes with fake 8-bit numbers: every nn.Linear of its blocks, weights and inputs.
+
+    Both are rounded to 255 levels, symmetric around zero: weights with one scale a row, inputs with one scale a tensor,
+    the largest |x| of the batch at hand. The embedding, which is the output layer too, stays as it is.
+    """
+    model = copy.deepcopy(model)
+
+    def round_to_8_bits(x, largest):
+        scale = largest.clamp(min=1e-30) / 127
+        return (x / scale).round() * scale
+
+    def of_input(linear, args):
+        return (round_to_8_bits(args[0], args[0].abs().max()),)
+
+    with torch.no_grad():
+        for linear in (m for m in model.blocks.modules() if isinstance(m, nn.Linear)):
+            linear.weight.copy_(round_to_8_bits(linear.weight, linear.weight.abs().amax(1, keepdim=True)))
+            linear.register_forward_pre_hook(of_input)
+    return model
+
+
+def loss_of(model, batches, block_size):
+    """{loss, accuracy} over batches of (inputs, targets, slice), in float32, as evaluate.py reads them."""
+    sums = score(model, batches, block_size=block_size, device=model.wte.weight.device)
+    nats, labels, correct = (float(x) for x in sum(rows.sum(0) for rows in sums.values()))
+    return {"loss": nats / labels, "accuracy": correct / labels}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A checkpoint
+
+
+def first_rows(dataset, split, rows, block_size):
+    """The first batch of the split, (inputs, targets, slice): whole windows of a text, rows of one slice."""
+    if dataset.kind == "stream":
+        block_size = min(block_size, dataset.counts(split)["tokens"] - 1)
+        rows = min(rows, dataset.examples_per_epoch(split, block_size))
+    return next(dataset.eval_batches(split, rows, block_size))
+
+
+def packing(dataset):
+    """How the rows begin: it decides what stands at position 0."""
+    if dataset.kind == "stream":
+        return "no BOS; windows of running text, which begin anywhere in it"
+    return "no BOS; each row is an example of its own and begins with the first key of its pairs"
+
+
+@dataclasses.dataclass
+class MetersConfig:
+    checkpoint: list[str] = key(["out/best.pt"], "the checkpoints (a folder: its ckpt.pt), earliest first")
+    dataset: str | None = key(None, "folder of the data (None: what the first checkpoint was trained on)")
+    split: str = key("val", "which split")
+    rows: int = key(16, "its first rows, which the meters look at", at_least=1)
+    score_batches: int = key(4, "batches of so many rows, which the loss is taken over", at_least=1)
+    skip_below: float | None = key(
+        None, "time decoding without softmax heads whose headwise gate is below this", above=0
+    )
+    maps: list[str] = key([], "attention maps, as layer.head (empty: the heads of largest and smallest sink)")
+    dtype: str | None = key(None, "of matrix products (None: the run's)", choices=tuple(DTYPES))
+    out: str | None = key(None, "file of the JSON (None: meters.json beside the last checkpoint)")
+    device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
+    threads: int = key(0, "CPU threads (0: cores)", at_least=0)
+
+
+def main(argv):
+    config = configurator.load(MetersConfig, argv, positional=None, program="meters.py", description=__doc__)
+    if not config.checkpoint:
+        raise UserError("checkpoint=[]: name one, as in --checkpoint=out/best.pt")
+    processes = Processes(config.device, config.threads)
+    dataset, results = None, []
+    for path in config.checkpoint:
+        model, checkpoint = load_model(path, processes.device)
+        if dataset is None:
+            dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
+        if dataset.vocab_size > model.config.vocab_size:
+            raise UserError(f"{path}: knows {model.config.vocab_size} token ids, {dataset.folder} has more")
+        results.append(meters_of(model, checkpoint, path, dataset, config))
+        print(table(results[-1]), end="\n\n")
+    last = Path(config.checkpoint[-1])
+    out = Path(config.out) if config.out else (last if last.is_dir() else last.parent) / "meters.json"
+    try:
+        out.write_text(json.dumps({"checkpoints": results}) + "\n")
+    except OSError as error:
+        raise UserError(f"out={str(out)!r}: cannot be written ({error.strerror})") from None
+    print(f"written: {out}")
+    names = ("checkpoint", "step", "loss", "accuracy", "quantised")
+    short = [{name: r[name] for name in names} | summary(r["layers"], r["tokens"]) for r in results]
+    print(json.dumps({"checkpoints": short}))
+
+
+def meters_of(model, checkpoint, path, dataset, config):
+    """Every number of one checkpoint, ready for JSON. Raises UserError where the loss is not finite."""
+    dtype, T = config.dtype or checkpoint.get("dtype", "float32"), model.config.block_size
+    batches = list(itertools.islice(dataset.eval_batches(config.split, config.rows, T), config.score_batches))
+    scores = loss_of(model, batches, T)
+    if not math.isfinite(scores["loss"]):
+        raise UserError(f"{path}: its loss is {scores['loss']}: its weights are broken, or the run has diverged")
+    inputs, _, name = first_rows(dataset, config.split, config.rows, T)
+    inputs = inputs.to(model.wte.weight.device)
+    result = {"checkpoint": str(path), "step": checkpoint.get("iter_num"), "attention": model.config.attention}
+    result |= {"gate": model.config.gate, "gate_activation": model.config.gate_activation}
+    result |= {"dataset": dataset.name, "split": config.split, "slice": name, "dtype": dtype}
+    result |= {"rows": len(inputs), "tokens": inputs.shape[1], "packing": packing(dataset)}
+    result |= {"sink_baseline": baseline(inputs.shape[1]), "layers": layer_meters(model, inputs, dtype)}
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randint(dataset.vocab_size, inputs.shape, generator=generator).to(inputs.device)
+    controls = probe(model, noise, lambda block, seen: sink_meter(block.mixer, seen), dtype)
+    for layer, control in zip(result["layers"], controls, strict=True):
+        layer["sink"]["random_tokens"] = control["share"]
+    result["maps"] = attention_maps(model, inputs, result["layers"], config.maps, dtype)
+    result |= scores | {"labels": sum(int((targets != IGNORE).sum()) for _, targets, _ in batches)}
+    if config.skip_below is not None:
+        result["decoding"] = decoding_speed(model, inputs[:1, : max(1, T - DECODED_TOKENS - 1)], config.skip_below)
+    return result | {"pruning": pruning_curve(model, batches, T), "quantised": loss_of(quantised(model), batches, T)}
+
+
+def attention_maps(model, inputs, layers, wanted, dtype):
+    """[{layer, head, weights}]: the weights of the first row's first MAP_TOKENS tokens, of the heads asked for."""
+    sinks = {(i, head): share for i, layer in enumerate(layers) for head, share in enumerate(layer["sink"]["share"])}
+    heads = []
+    for text in wanted:
+        layer, _, number = text.partition(".")
+        if not (layer.isdigit() and number.isdigit() and (int(layer), int(number)) in sinks):
+            raise UserError(f"maps={text!r}: write layer.head, from 0.0 to {'.'.join(map(str, max(sinks)))}")
+        heads.append((int(layer), int(number)))
+    heads = heads or list(dict.fromkeys([max(sinks, key=sinks.get), min(sinks, key=sinks.get)]))
+    prefix = inputs[:1, :MAP_TOKENS]  # causal: the first tokens' weights do not depend on the others
+    weights = probe(model, prefix, lambda block, seen: block.mixer.weights(seen["x"])[0], dtype)  # (H, t, t) each
+    return [{"layer": layer, "head": head, "weights": numbers(weights[layer][head])} for layer, head in heads]
+
+
+def table(result):
+    """The numbers of a checkpoint, a line per layer."""
+    gate = result["gate"] if result["gate"] in ("none", "native") else f"{result['gate']} {result['gate_activation']}"
+    lines = [
+        f"{result['checkpoint']} (step {result['step']}, {result['attention']}, gate {gate}), {result['dtype']}",
+        f"on the first {result['rows']} rows of {result['tokens']} tokens of {result['dataset']}, {result['split']}",
+        f"packing: {result['packing']}",
+        f"sink of uniform weights: {result['sink_baseline']:.1%}; random: the same on tokens drawn at random",
+        "",
+        "                        gate                  sink             heads    token 0 of      rank of      rank of",
+        "layer mixer             mean   <0.1   >0.9    mean  random     >0.3   the readout  the readout      W_v W_o"
+        "  max |h|  over median, at position (token) channel",
+    ]
+    for i, layer in enumerate(result["layers"]):
+        _, gate = shown_gate(layer)
+        sink, early, rank, residual = (layer[name] for name in ("sink", "early", "rank", "residual"))
+        where = f"{residual['position']} ({residual['token']}) {residual['channel']}"
+        cells = [
+            f"{i:<5} {layer['mixer']:<14}",
+            *(show(mean(gate.get(name, ())), form) for name, form in GATE_COLUMNS.items()),
+            f" {show(mean(sink['share']))} {show(mean(sink['random_tokens']), '7.1%')}",
+            show(sink["heads_above"], "8.0%"),
+            f"{show(early['token_0_before'])} {show(early['token_0_after'])}",
+            f"{show(mean(rank['before']), '6.1f')} {show(mean(rank['after']), '5.1f')}",
+            f"{show(mean(rank['value_output'] or ()), '12.1f')}",
+            f"{show(residual['max'], '8.4g')} {show(residual['max_over_median'], '12.4g')}, {where}",
+        ]
+        lines.append(" ".join(cells))
+    for i, layer in enumerate(result["layers"]):
+        for position, gate in layer["gates"].items():
+            if (position, gate) != shown_gate(layer):
+                numbers_of = (show(mean(gate[name]), form) for name, form in GATE_COLUMNS.items())
+                lines.append(f"{i:<5} {'@' + position:<14} {' '.join(numbers_of)}")
+    kinds = dict.fromkeys(layer["sink"]["kind"] for layer in result["layers"])
+    lines += [f"sink: {SINK_KINDS[kind]}" for kind in kinds]
+    lines += [f"collapsed: {line}" for line in collapsed_gates(result["layers"])]
+    lines += ["", f"loss {result['loss']:.4f}, accuracy {result['accuracy']:.1%}, over {result['labels']:,} labels"]
+    for row in result["pruning"]:
+        lines.append(
+            f"gate values under {row['threshold']:<4} as zero: {row['zeroed']:6.1%} of them, {change(row, result)}"
+        )
+    if "decoding" in result:
+        row = result["decoding"]
+        skipping = f"{row['heads_skipped']:.1%} of the heads skipped, {row['skipping']:,.0f} tokens/s"
+        lines.append(f"decoding: {row['tokens_per_second']:,.0f} tokens/s; below {row['threshold']}, {skipping}")
+    return "\n".join([*lines, f"8-bit weights and inputs: {change(result['quantised'], result)}"])
+
+
+def shown_gate(layer):
+    """(position, meter) of the gate that stands in the table's line of a layer: the readout's, where it has one."""
+    gates = layer["gates"]
+    position = next((name for name in ("readout", "native", *gates) if name in gates), None)
+    return position, gates.get(position, {})
+
+
+def show(x, form="6.1%"):
+    return "-".rjust(len(format(1.0, form))) if x is None else format(x, form)
+
+
+def change(row, result):
+    return f"loss {row['loss']:.4f} ({row['loss'] - result['loss']:+.4f}), accuracy {row['accuracy']:.1%}"
+
+
+if __name__ == "__main__":
+    configurator.run(main)

@@ -1,0 +1,442 @@
+"""Meters, each on weights set by hand, where the answer is known; the figures and the report that are made of them.
+
+python -m pytest tests/test_meters.py
+"""
+
+import base64
+import json
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+import meters
+import plot
+from gate import Gate
+from layers import manual_attention
+from model import GPT, MIXERS, GPTConfig
+from recurrence import recurrent
+
+T, C, H, D = 12, 16, 2, 8
+every_mixer = pytest.mark.parametrize("name", MIXERS)
+
+
+@torch.no_grad()
+def make_model(noise=0.2, **keys):
+    """Two layers of random weights; noise 0 leaves the start, where gates are zero."""
+    torch.manual_seed(0)
+    keys = dict(n_layer=2, n_embd=C, n_head=H, block_size=T, vocab_size=20, state_size=4, position="none") | keys
+    model = GPT(GPTConfig(**keys)).eval()
+    for p in model.parameters():
+        p.add_(noise * torch.randn_like(p))
+    return model
+
+
+def random_x(dtype=torch.float32):
+    return torch.randn(3, T, C, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def random_tokens():
+    return torch.randint(20, (3, T), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def only_key_0(mixer, head):
+    """Makes a softmax head give all its weight to key 0: x has 1 in channel 0 at token 0, and in channel 1 at all."""
+    x = torch.zeros(3, T, C)
+    x[:, 0, 0], x[:, :, 1], x[:, :, 2:] = 1, 1, random_x()[:, :, 2:]
+    q, k, v = mixer.qkv.weight.view(3, H, D, C)
+    q[head], k[head] = 0, 0
+    q[head, 0, 1], k[head, 0, 0] = 100, 100
+    return x
+
+
+@torch.no_grad()
+def uniform(mixer, head):
+    mixer.qkv.weight.view(3, H, D, C)[:2, head] = 0
+
+
+# -- sinks -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_head_that_attends_only_to_key_0_has_a_sink_of_1_and_uniform_attention_the_baseline():
+    mixer = make_model().blocks[0].mixer
+    x = only_key_0(mixer, 0)
+    uniform(mixer, 1)
+    sink = meters.sink_meter(mixer, {"x": x})
+    assert sink["share"] == [1.0, pytest.approx(meters.baseline(T), rel=1e-3)]
+    assert sink["mean_weight"] == sink["share"]
+    assert (sink["heads_above"], sink["kind"]) == (0.5, "weights")
+
+
+def test_the_baseline_is_the_mean_over_the_queries_behind_the_first():
+    assert meters.baseline(3) == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert meters.baseline(64) == pytest.approx(0.0594, abs=1e-4)
+
+
+@torch.no_grad()
+def test_a_recurrence_that_forgets_nothing_and_has_one_key_and_query_has_the_uniform_proxy():
+    mixer = make_model(attention="gla").blocks[0].mixer
+    mixer.qkv.weight.view(3, -1, C)[:2] = 1.0
+    mixer.decay_out.bias.fill_(1e4)  # log-decay 0
+    mixer.decay_out.weight.zero_()
+    sink = meters.sink_meter(mixer, {"x": torch.ones(1, T, C)})
+    assert sink["share"] == [pytest.approx(meters.baseline(T), rel=1e-3)] * H and sink["kind"] == "proxy"
+
+
+@torch.no_grad()
+def test_weights_of_both_signs_count_by_their_size_and_cosformers_as_a_share():
+    mixer = make_model(attention="gla").blocks[0].mixer
+    mixer.qkv.weight.view(3, H, D, C)[:2] = 0
+    mixer.qkv.weight.view(3, H, D, C)[:2, :, 0, 0] = 1.0
+    mixer.decay_out.bias.fill_(1e4)
+    mixer.decay_out.weight.zero_()
+    x = torch.zeros(1, 3, C)
+    x[0, :, 0] = torch.tensor([-2.0, 1.0, 1.0])  # q = k = x / sqrt(D): the weights of query 2 are -2, 1 and 1
+    sink = meters.sink_meter(mixer, {"x": x})
+    assert sink["share"] == [pytest.approx((2 / 3 + 2 / 4) / 2, rel=1e-3)] * H
+    assert sink["mean_weight"] == [pytest.approx(-2 * D**-0.5, rel=1e-3)] * H
+    mixers = [make_model(attention="cosformer", readout_norm=norm).blocks[0].mixer for norm in ("none", "denominator")]
+    plain, divided = (meters.sink_meter(mixer, {"x": random_x()}) for mixer in mixers)
+    assert plain["share"] == pytest.approx(divided["share"], rel=2e-3) and plain["kind"] == "share"
+    assert divided["mean_weight"] == pytest.approx(divided["share"], rel=2e-3)  # they sum to one
+
+
+@every_mixer
+@pytest.mark.parametrize("gate", ["none", "elementwise@key+headwise@value+elementwise"])
+def test_weights_times_values_are_the_readout(name, gate):
+    mixer, x = make_model(attention=name, gate=gate).double().blocks[0].mixer, random_x(torch.float64)
+    p = mixer.gated_projection(x, None, 0)
+    o = mixer.read(p, None, 0)  # fused attention, or the recurrence in chunks
+    if mixer.norm_kind == "denominator":
+        o, denominator = o.split([D, 1], dim=-1)
+        o = o / denominator
+    weighted = torch.einsum("bhij,bjhd->bihd", mixer.weights(x), p.v)
+    torch.testing.assert_close(weighted, o, rtol=1e-9, atol=1e-12)
+
+
+def test_the_weights_of_the_delta_rule_are_those_of_its_definition():
+    mixer, x = make_model(attention="gated_deltanet").double().blocks[0].mixer, random_x(torch.float64)
+    p = mixer.gated_projection(x, None, 0)
+    o, _ = recurrent(p.q, p.k, p.v, log_decay=p.log_decay, beta=p.beta)
+    torch.testing.assert_close(torch.einsum("bhij,bjhd->bihd", mixer.weights(x), p.v), o, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("keys", [dict(), dict(n_kv_head=1, qk_norm=True, position="rope")])
+def test_manual_and_fused_attention_agree(keys):
+    mixer, x = make_model(**keys).double().blocks[0].mixer, random_x(torch.float64)
+    p = mixer.gated_projection(x, None, 0)
+    q, k, v = (y.transpose(1, 2).expand(3, H, T, D) for y in (p.q, p.k, p.v))
+    manual, _ = manual_attention(q, k, v, None, None, is_causal=True)
+    torch.testing.assert_close(manual.transpose(1, 2), mixer.read(p, None, 0), rtol=1e-10, atol=1e-12)
+
+
+# -- gates -------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def make_gate(value, activation="sigmoid", granularity="headwise", is_static=False):
+    gate = Gate(C, granularity, H, D, activation, has_bias=True, is_static=is_static)
+    for p in gate.parameters():
+        p.zero_()
+    (gate.static if is_static else gate.proj.bias).fill_(value)
+    return gate
+
+
+def test_a_gate_of_bias_minus_40_is_below_a_tenth_and_collapsed():
+    meter = meters.gate_meter(make_gate(-40.0), random_x())
+    assert meter["below_0.1"] == [1.0] * H and meter["above_0.9"] == [0.0] * H
+    assert meter["histogram"] == [[1.0] + [0.0] * meters.BINS] * H
+    assert meter["collapsed"] == "all under 0.05"
+
+
+@pytest.mark.parametrize("granularity, heads", [("elementwise", H), ("headwise", H), ("shared", 1), ("scalar", 1)])
+@pytest.mark.parametrize("is_static", [False, True])
+def test_a_gate_that_never_moved_is_a_half_and_collapsed(granularity, heads, is_static):
+    meter = meters.gate_meter(make_gate(0.0, granularity=granularity, is_static=is_static), random_x())
+    assert (meter["mean"], meter["std"]) == ([0.5] * heads, [0.0] * heads)
+    assert meter["collapsed"] == "all within 0.05 of 0.5"
+
+
+def test_an_open_gate_is_not_collapsed_and_one_value_off_is_enough():
+    assert meters.gate_meter(make_gate(40.0), random_x())["above_0.9"] == [1.0] * H
+    gate = make_gate(0.0)
+    with torch.no_grad():
+        gate.proj.bias[1] = 1.0
+    meter = meters.gate_meter(gate, random_x())
+    assert meter["collapsed"] is None and meter["mean"] == [0.5, pytest.approx(0.7311, abs=1e-4)]
+
+
+def test_a_signed_gate_counts_by_its_size_and_an_additive_one_by_what_it_adds():
+    for activation, values in (("silu", "factor"), ("add_silu", "addend")):
+        meter = meters.gate_meter(make_gate(-3.0, activation), random_x())
+        assert meter["mean"] == [pytest.approx(3 / (1 + torch.tensor(3.0).exp().item()), rel=1e-3)] * H
+        assert meter["values"] == values
+    assert meters.gate_meter(make_gate(2.0, "identity"), random_x())["histogram"][0][-1] == 1.0  # above 1
+
+
+@torch.no_grad()
+def test_closing_the_head_that_attends_to_token_0_leaves_the_uniform_share_of_it():
+    mixer = make_model(gate="headwise", gate_bias=0.0).blocks[0].mixer
+    x = only_key_0(mixer, 0)
+    uniform(mixer, 1)
+    mixer.qkv.weight.view(3, H, D, C)[2] = 0
+    mixer.qkv.weight.view(3, H, D, C)[2, :, 0, 1] = 1.0  # every value is the same
+    mixer.gates["readout"].proj.weight.zero_()
+    mixer.gates["readout"].proj.bias.copy_(torch.tensor([-100.0, 0.0]))
+    early = meters.early_meter(mixer, {"x": x})
+    i = torch.arange(1.0, T)
+    before = (1 + (i + 1) ** -2) ** 0.5
+    assert early["token_0_before"] == pytest.approx((before / (before + i / (i + 1))).mean().item(), rel=1e-3)
+    assert early["token_0_after"] == pytest.approx(meters.baseline(T), rel=1e-3)
+
+
+@torch.no_grad()
+def test_key_norms_stand_by_position_in_parts_that_double():
+    mixer = make_model().blocks[0].mixer
+    mixer.qkv.weight.view(3, H, D, C)[1] = 0
+    mixer.qkv.weight.view(3, H, D, C)[1, :, 0, 0] = 1.0  # |k| = |x in channel 0|
+    x = torch.zeros(1, T, C)
+    x[0, :, 0] = torch.arange(T)
+    norms = meters.early_meter(mixer, {"x": x})["key_norm"]
+    assert norms == [[0, 0.0], [1, 1.0], [2, 2.5], [4, 5.5], [8, 9.5]]
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+def test_effective_rank_counts_equal_singular_values():
+    for values, rank in (([1, 1, 1, 1], 4), ([5, 5, 0, 0], 2), ([3, 0, 0, 0], 1), ([0, 0, 0, 0], 1)):
+        assert meters.effective_rank(torch.tensor(values).double()).item() == pytest.approx(rank)
+    assert meters.effective_rank(torch.tensor([0.75, 0.25])).item() == pytest.approx(4 / 3**0.75)
+
+
+@torch.no_grad()
+def test_the_rank_of_a_readout_is_that_of_each_head():
+    readout = torch.zeros(2, T, H, D)
+    readout[:, :, 0] = torch.eye(D).repeat(3, 1)[: 2 * T].view(2, T, D)  # each unit vector three times
+    readout[:, :, 1] = torch.randn(2, T, 1) * torch.ones(D)
+    torch.testing.assert_close(meters.readout_rank(readout), torch.tensor([D, 1.0]).double(), atol=1e-4, rtol=0)
+
+
+@every_mixer
+def test_the_rank_of_w_v_w_o_is_that_of_their_product(name):
+    mixer = make_model(attention=name).blocks[0].mixer
+    value, x = meters.value_weight(mixer), random_x()
+    rank = meters.projection_rank(mixer)
+    for head in range(mixer.n_head):
+        product = mixer.out_proj.weight[:, head * D : (head + 1) * D] @ value[head]
+        expected = meters.effective_rank(torch.linalg.svdvals(product.double())[:D])
+        torch.testing.assert_close(rank[head], expected, rtol=1e-4, atol=0)
+    if name in ("softmax", "cosformer", "gla"):  # no convolution and no SiLU behind it
+        v = torch.einsum("hdc,btc->bthd", value, x)
+        torch.testing.assert_close(v, mixer.project(x, None, 0).v)
+
+
+# -- the residual stream, and the look inside --------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_the_largest_activation_is_found_with_its_token_and_channel():
+    model, tokens = make_model(noise=0.0), random_tokens()
+    tokens[tokens == 7] = 6
+    tokens[2, 5] = 7
+    model.wte.weight[7, 3] = -1000.0
+    for layer in meters.layer_meters(model, tokens, "float32"):
+        found = layer["residual"]
+        assert [found[name] for name in ("row", "position", "token", "channel")] == [2, 5, 7, 3]
+        assert found["max"] == pytest.approx(1000, rel=1e-2) and found["max_over_median"] > 1e4
+
+
+@every_mixer
+@pytest.mark.parametrize("gate", ["none", "native+elementwise+headwise@value"])
+def test_every_mixer_has_every_meter_and_its_own_readout(name, gate):
+    model, seen = make_model(attention=name, gate=gate), []
+    layers = meters.layer_meters(model, random_tokens(), "float32")
+    assert json.loads(json.dumps(layers, allow_nan=False)) == layers
+    assert all(set(layer["gates"]) == set(model.blocks[0].mixer.gates) for layer in layers)
+    meters.probe(model, random_tokens(), lambda block, tensors: seen.append((block.mixer, dict(tensors))))
+    for mixer, tensors in seen:
+        p = mixer.gated_projection(tensors["x"], None, 0)
+        after = mixer.finish(mixer.read(p, None, 0), p, tensors["x"])
+        torch.testing.assert_close(tensors["after"], after)
+        assert (tensors["before"] is tensors["after"]) == ("readout" not in mixer.gates)
+
+
+def test_a_probe_leaves_no_trace_and_a_compiled_model_is_not_compiled_again():
+    model, tokens = make_model(gate="elementwise"), random_tokens()
+    model.train()
+    compiled = torch.compile(model, backend="eager")
+    before = compiled(tokens)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        meters.training_meters(model, tokens, "float32")
+        with meters.pruned(model, 0.7):
+            pass
+        assert torch.equal(compiled(tokens), before)
+    with pytest.raises(ZeroDivisionError):
+        meters.probe(model, tokens, lambda block, seen: 1 / 0)
+    assert model.training
+    for module in model.modules():
+        assert not module._forward_hooks and not module._forward_pre_hooks
+
+
+# -- pruning, 8 bits, spikes -------------------------------------------------------------------------------------------
+
+
+@every_mixer
+def test_pruning_at_threshold_0_changes_nothing_and_above_every_value_closes_all(name):
+    model, tokens = make_model(attention=name, gate="elementwise"), random_tokens()
+    before = model(tokens)
+    with meters.pruned(model, 0.0) as counts:
+        assert torch.equal(model(tokens), before)
+    assert counts[0] == 0 and counts[1] == 2 * 3 * T * model.blocks[0].mixer.n_head * D
+    with meters.pruned(model, 1.01) as counts:
+        closed = model(tokens)
+    assert counts[0] == counts[1]
+    with torch.no_grad():
+        for block in model.blocks:
+            block.mixer.out_proj.weight.zero_()
+    torch.testing.assert_close(closed, model(tokens))
+
+
+def test_the_pruned_share_is_that_of_the_values_under_the_threshold():
+    model, tokens = make_model(gate="elementwise"), random_tokens()
+    layers = meters.layer_meters(model, tokens, "float32")
+    with meters.pruned(model, 0.1) as counts:
+        model(tokens)
+    assert counts[0] / counts[1] == pytest.approx(meters.summary(layers, T)["gate_below_0.1"]["readout"], abs=1e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("keys", [dict(), dict(n_kv_head=1, qk_norm=True, position="rope")])
+def test_decoding_without_closed_heads_is_the_pruned_model(keys):
+    model, tokens = make_model(noise=0.5, gate="headwise", **keys), random_tokens()[:1]
+    before, (state, skipped_state) = model(tokens), (model.init_state() for _ in range(2))
+    with meters.closed_heads_skipped(model, 0.5) as counts:
+        skipped = []
+        for start, end in ((0, 4), *((i, i + 1) for i in range(4, T))):
+            x, skipped_state = model.features(tokens[:, start:end], skipped_state, start)
+            skipped.append(x)
+    for start, end in ((0, 4), *((i, i + 1) for i in range(4, T))):
+        with meters.pruned(model, 0.5 if start else 0.0):  # the prefill is whole
+            x, state = model.features(tokens[:, start:end], state, start)
+        torch.testing.assert_close(skipped.pop(0), x)
+    assert 0 < counts[0] < counts[1] == (T - 4) * 2 * H
+    assert torch.equal(model(tokens), before)
+    assert all("read" not in vars(block.mixer) for block in model.blocks)
+
+
+@torch.no_grad()
+def test_eight_bits_keep_what_they_can_say_and_lose_what_an_outlier_hides():
+    model = make_model()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    up = model.blocks[0].mlp.up
+    up.weight[:, 0], up.weight[:, 1:] = 127.0, torch.randint(-127, 128, up.weight[:, 1:].shape).float()
+    small = meters.quantised(model)
+    assert torch.equal(small.blocks[0].mlp.up.weight, up.weight)
+    x = torch.zeros(1, C)
+    x[0, 0], x[0, 1] = 127.0, 0.4  # 0.4 is less than half a level
+    torch.testing.assert_close(small.blocks[0].mlp.up(x), 127.0 * up.weight[:, 0][None])
+    x[0, 0] = 0.0
+    torch.testing.assert_close(small.blocks[0].mlp.up(x), up(x))
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters() if "0.mlp.up" not in name)
+    assert torch.equal(small.wte.weight, model.wte.weight)
+
+
+def test_a_spike_is_five_deviations_above_the_last_hundred():
+    steady = [2.0, 4.0] * 50  # mean 3, deviation 1
+    assert meters.is_spike(8.01, steady) and not meters.is_spike(7.99, steady)
+    assert meters.is_spike(8.01, [100.0] * 50 + steady)  # older losses do not count
+    assert not meters.is_spike(1e9, steady[:10])  # too few to tell
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(mqar, helpers, tmp_path_factory):
+    return helpers.train(mqar, tmp_path_factory.mktemp("run"), gate="elementwise")
+
+
+def test_the_log_has_the_meters_of_every_evaluation_and_a_gate_that_did_not_move(trained, mqar, helpers, tmp_path):
+    logged = [row["meters"] for row in helpers.metrics(trained, "eval")]
+    assert [meter["gate_mean"] for meter in logged][0] == {"readout": 0.5}
+    assert logged[0]["collapsed"] == [f"layer {i}, readout: all within 0.05 of 0.5" for i in (0, 1)]
+    assert all(meter["sink_baseline"] == meters.numbers(meters.baseline(32)) for meter in logged)
+    assert [row["spike"] for row in helpers.metrics(trained, "train")] == [False] * 8
+    without = helpers.train(mqar, tmp_path / "off", gate="elementwise", meters="false")
+    assert all("meters" not in row for row in helpers.metrics(without, "eval"))
+    assert helpers.losses(without) == helpers.losses(trained)
+
+
+def test_several_checkpoints_give_a_table_each_and_one_file_which_the_page_is_drawn_of(trained, capsys):
+    both = f"--checkpoint={trained / 'best.pt'},{trained / 'ckpt.pt'}"
+    meters.main([both, "--rows=4", "--score_batches=2", "--maps=1.0,0.1", "--device=cpu"])
+    printed = capsys.readouterr().out
+    assert printed.count("packing: no BOS") == 2
+    written = json.loads((trained / "meters.json").read_text())["checkpoints"]
+    short = json.loads(printed.splitlines()[-1])["checkpoints"]
+    assert [row["checkpoint"] for row in written] == [row["checkpoint"] for row in short] == both[13:].split(",")
+    assert [(shown["layer"], shown["head"]) for shown in written[1]["maps"]] == [(1, 0), (0, 1)]
+    assert written[1]["pruning"][0] == {"threshold": 0.0, "zeroed": 0.0} | {
+        name: written[1][name] for name in ("loss", "accuracy")
+    }
+    assert len(written[1]["layers"][0]["sink"]["random_tokens"]) == 2
+    plot.main([str(trained)])
+    assert (trained / "page.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_decoding_speed_needs_a_headwise_gate(trained, mqar, helpers, tmp_path, capsys):
+    words = ["--skip_below=0.6", "--device=cpu", "--rows=2", "--score_batches=1"]
+    message = helpers.error_of(meters.main, [f"--checkpoint={trained}", *words])
+    assert message == "skip_below=0.6: no softmax layer has a headwise gate on its readout"
+    helpers.train(mqar, tmp_path, gate="headwise", block_size=96)
+    meters.main([f"--checkpoint={tmp_path}", *words])
+    (row,) = json.loads((tmp_path / "meters.json").read_text())["checkpoints"]
+    assert row["decoding"]["heads_skipped"] == 1.0 and "100.0% of the heads skipped" in capsys.readouterr().out
+
+
+def test_a_map_that_is_not_there_names_those_that_are(trained, helpers):
+    for text in ("2.0", "0", "a.b"):
+        message = helpers.error_of(meters.main, [f"--checkpoint={trained}", f"--maps={text}", "--device=cpu"])
+        assert message == f"maps={text!r}: write layer.head, from 0.0 to 1.1"
+
+
+class Page(HTMLParser):
+    """Collects the images and the cells of a page, and every address it would load from elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.images, self.cells, self.open_tags = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        assert tag not in ("script", "link", "iframe")
+        if tag == "img":
+            kind, _, data = attributes["src"].partition(",")
+            assert kind == "data:image/png;base64"
+            self.images.append(base64.b64decode(data, validate=True))
+        if tag not in ("img", "meta"):
+            self.open_tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open_tags.pop() == tag
+
+    def handle_data(self, data):
+        if self.open_tags[-1:] == ["td"]:
+            self.cells.append(data)
+
+
+def test_the_report_opens_and_holds_its_figures_and_its_table(tmp_path):
+    rows = [
+        {"arm": arm, "seed": seed, "metric": "accuracy", "accuracy": 0.25 + seed / 4, "curve": [[0, 0.1], [9, 0.5]],
+         "data": {"pairs": 4}, "config": {"gate": "<none> & more"}}
+        for arm in ("none", "a < b") for seed in (0, 1)
+    ]  # fmt: skip
+    figures = plot.experiment(rows, tmp_path)
+    page = Page()
+    page.feed(plot.report(rows, figures, tmp_path / "report.html").read_text())
+    page.close()
+    assert page.images == [figure.read_bytes() for figure in figures] and not page.open_tags
+    assert page.cells[:6] == ["none", "0", "0.25", "none", "1", "0.5"]
+    assert {"a < b", "<none> & more", "data: pairs", "4"} <= set(page.cells)
