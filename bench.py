@@ -41,6 +41,7 @@ from data.mqar import prepare as mqar
 from data.shards import IGNORE, open_dataset
 from data.tokenizer import get_tokenizer
 from hardware import DTYPES, pick_device, pick_dtype, usable_cores
+from meters import decoding_speed
 from model import GPT, MIXERS, GPTConfig
 from recurrence import chunked, recurrent
 
@@ -466,11 +467,22 @@ def bench_decode(config, report):
             pairs = list(zip(seconds[4096], seconds[64], strict=True))
             report.claim(f"{name}: token at context 4,096 / at 64", pairs, 1.1, at_most=True)
     model = GPT(GPTConfig(**keys, attention="gla")).to(config.device).eval()
+    report.row(**closed_heads(config, keys))
     for B in (1, 8, 32):
         idx, state = torch.zeros(B, 1, dtype=torch.long, device=config.device), model.init_state(B)
         with torch.no_grad():
             seconds = interleave({B: lambda i=idx, s=state: model.features(i, s, 1)}, config.pairs, config)[B]
         report.row(mixer="gla", batch=B, tokens_s=B / statistics.median(seconds))
+
+
+@torch.no_grad()
+def closed_heads(config, keys):
+    """Softmax at a context of 4,000 with a headwise gate that closes five heads of six: is skipping them faster?"""
+    model = GPT(GPTConfig(**keys, gate="headwise", gate_bias=1.0)).to(config.device).eval()
+    for block in model.blocks:
+        block.mixer.gates["readout"].proj.bias[1:] = -40.0
+    prompt = torch.zeros(1, 4000, dtype=torch.long, device=config.device)
+    return {"closed heads": "5 of 6"} | decoding_speed(model, prompt, 0.1)
 
 
 def sdpa(q, k, v):
