@@ -4,9 +4,9 @@ Recall beyond the training length: MQAR trained at 64 tokens and 4 pairs, scored
 Every mixer has a width-4 short convolution, with which all of them can solve what they are trained on, and a block_size
 of 1,024: cosFormer's M, past which it refuses. Twenty runs, about an hour on two CPU cores.
 
-Result (two seeds, results/mqar_length/): with 4 pairs all but mamba2 keep at least 86% up to 1,024 tokens; with 64 pairs
-softmax keeps 58%, gla 23%, gated_deltanet 21%, cosformer 14%, mamba2 5%. With the gate: 38, 19, 15, 14 and 6%. mamba2
-was still at 48 and 57% of its own task in seed 1.
+Result (two seeds, results/mqar_length/): with 4 pairs all but mamba2 keep at least 86% up to 1,024 tokens; with 64
+pairs softmax keeps 58%, gla 23%, gated_deltanet 21%, cosformer 14%, mamba2 5%. With the gate: 38, 19, 15, 14 and 6%.
+In seed 1 mamba2 was still at 48 and 57% of its own task.
 """
 
 name = "mqar_length"
