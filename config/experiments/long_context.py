@@ -2,7 +2,7 @@
 Loss beyond the training length: a small byte-level GPT trained at 256 tokens, read at 256, 512 and 1,024.
 
 RoPE as it was trained, NTK-scaled and with YaRN, both at 4 times the trained length; GLA has no positions to scale, and
-cosFormer refuses what lies past its M, which is block_size. Six runs of one seed, half an hour on two CPU cores:
+cosFormer refuses what lies past its M, which is block_size. Six runs of one seed, a quarter of an hour on two CPU cores:
 a look at the curves, and no comparison of arms.
 """
 
@@ -32,10 +32,10 @@ base = {
     "n_head": 4,
     "block_size": 256,
     "batch_size": 8,
-    "max_iters": 800,
+    "max_iters": 500,
     "learning_rate": 2e-3,
     "warmup_iters": 100,
-    "eval_interval": 500,
+    "eval_interval": 250,
     "eval_batch_size": 32,
     "device": "cpu",
 }
