@@ -172,7 +172,8 @@ def test_what_was_run_with_other_keys_is_not_taken_for_this_run(run, copied, bas
 def test_finished_runs_are_scored_on_other_data_and_the_figures_are_drawn(base, tmp_path, capsys):
     config = experiment.ExperimentConfig(
         name="scored", arms={"softmax": {}, "gla": {"attention": "gla"}}, seeds=[0], data=DATA,
-        base=base | {"block_size": 64}, score_data=dict(slices="32/4,64/4,64/7", vocab_size=16, train_size=1, val_size=50),
+        base=base | {"block_size": 64},
+        score_data=dict(slices="32/4,64/4,64/7", vocab_size=16, train_size=1, val_size=50),
         scores={"longer": {"batch_size": 8}}, jobs=2,
     )  # fmt: skip
     rows = experiment.run_all(config, tmp_path)
@@ -261,7 +262,9 @@ def ended(mqar, tmp_path, helpers):
 
 def test_a_run_that_was_not_finite_has_a_row(ended):
     row = experiment.finish(PLAIN, ended(1, learning_rate=1e12, grad_clip=None, warmup_iters=0))
-    assert not row["finite"] and math.isnan(row["accuracy"])
+    assert not row["finite"] and row["accuracy"] is None
+    json.dumps(row, allow_nan=False)
+    assert experiment.show(PLAIN, row) == "accuracy nan%"
     assert [step for step, _ in row["curve"]] == [0]
 
 
