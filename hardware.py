@@ -71,7 +71,11 @@ class Processes:
             torch.cuda.set_device(self.device)
         if self.world_size > 1:
             # gloo for what is on the CPU: the processes can agree there without a wait for the GPU
-            torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if self.device_type == "cuda" else "gloo")
+            backend = "cpu:gloo,cuda:nccl" if self.device_type == "cuda" else "gloo"
+            # after a restart torchrun's store still has the addresses of the dead: every attempt has names of its own
+            store, rank, world_size = next(torch.distributed.rendezvous("env://"))
+            store = torch.distributed.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+            torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
 
     def total(self, tensor):
         """The sum over all processes, in place."""

@@ -752,5 +752,6 @@ def draw(logits, temperature, top_k, top_p):
     if top_p is not None:  # the smallest set of ids whose probabilities reach top_p
         ordered, index = logits.sort(descending=True)
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        logits = logits.scatter(-1, index, ordered.masked_fill(before >= top_p, -torch.inf))
+        # the likeliest stays, whatever float32 makes of a tiny top_p
+        logits = logits.scatter(-1, index, ordered.masked_fill((before >= top_p) & (before > 0), -torch.inf))
     return torch.multinomial(logits.softmax(-1), 1)

@@ -68,6 +68,8 @@ def read_prompt(start):
         raise UserError(f"start={start!r}: {error.strerror}") from None
     except UnicodeError:
         raise UserError(f"start={start!r}: is not UTF-8 text") from None
+    except ValueError:  # a zero byte
+        raise UserError(f"start={start!r}: no such file") from None
 
 
 def write_samples(model, tokenizer, config):

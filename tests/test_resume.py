@@ -117,7 +117,7 @@ def kill_at_random(process, out, rng, seconds):
 
 
 def kill_and_resume(case, name, keys, helpers, rng, kills, whole, seconds):
-    """A run that is killed `kills` times, or until it ends, and then goes on to its end. How often it was killed, where."""
+    """A run that is killed `kills` times, or until it ends, and then goes on to its end. Where each kill hit."""
     out, hits = keys(name)["out_dir"], []
     out.mkdir()
     for _ in range(kills):
@@ -366,8 +366,8 @@ def test_a_rank_that_dies_stops_the_others_and_torchrun_starts_again_from_the_la
     assert helpers.losses(out) == pytest.approx(helpers.losses(long_run), rel=1e-3)
     assert list(helpers.losses(out)) == list(range(120))
     # without restarts the rest ends, well within a minute
-    process, died = torchrun(keys("out", **LONG | dict(max_iters=100_000)), helpers), time.monotonic()
-    wait_for_step(out, 2, process)
+    process = torchrun(keys("stays", **LONG | dict(max_iters=100_000)), helpers)
+    wait_for_step(keys("stays")["out_dir"], 2, process)
     os.kill(workers(process)[0], signal.SIGKILL)
     died = time.monotonic()
     _, complained = process.communicate(timeout=60)
