@@ -1,79 +1,166 @@
-"""Checkpoints: written whole or not at all, and loaded without running any code from the file.
+"""Checkpoints: written whole or not at all, loaded without running any code from the file, refused if a bit is wrong.
 
     save("out/ckpt.pt", {"model": model.state_dict(), ...})
     model, checkpoint = load_model("out/ckpt.pt", device="cpu")
 
-What train.py puts in one: model, model_args, optimizer, scaler, iter_num, best_val_loss, rng, config, data
-(name, sha256, tokenizer, vocab_size), dtype, versions.
+    python checkpoint.py --checkpoint=out/best.pt --safetensors=export      model.safetensors and config.json
+
+What train.py puts in one: model, model_args, optimizer, scaler, iter_num, best_val_loss, seconds, rng, run_id, config,
+data (name, path, sha256, tokenizer, vocab_size), dtype, versions. An export has model, model_args, iter_num and data;
+what loads a checkpoint loads it, too: `--init_from=export`, `sample.py --checkpoint=export`.
 """
 
-import os
+import hashlib
+import json
 import pickle
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 import configurator
-from configurator import UserError
+from configurator import UserError, key
+from files import write_whole
 from model import GPT, GPTConfig
 
 
+@dataclass
+class ExportConfig:
+    checkpoint: str = key("out/best.pt", "the checkpoint, or the out_dir that holds ckpt.pt")
+    safetensors: str = key("export", "folder for model.safetensors and config.json")
+
+
+def main(argv):
+    config = configurator.load(ExportConfig, argv, positional=None, program="checkpoint.py", description=__doc__)
+    export(config.checkpoint, config.safetensors)
+    print(f"written to {config.safetensors}/: model.safetensors, config.json")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Saving
+
+
 def save(path, checkpoint):
-    """torch.save to a temporary file in the same folder, fsync, rename: a kill leaves the old file or the new one."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """torch.save, whole or not at all (files.write_whole). Raises UserError."""
     try:
-        with open(temporary, "wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        write_whole(path, lambda file: torch.save(checkpoint, file))
     except (OSError, RuntimeError) as error:  # on a full disk torch.save raises a RuntimeError over the OSError
         cause = error if isinstance(error, OSError) else error.__context__ or error
         reason = getattr(cause, "strerror", None) or cause
-        raise UserError(f"{path}: cannot write the checkpoint ({reason}); the one before it is untouched") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+        raise UserError(
+            f"{path}: cannot write the checkpoint ({reason}); the one before it is untouched: make room, or let the "
+            "folder be written to, and go on from it with --init_from=resume"
+        ) from None
+
+
+def export(path, folder):
+    """The weights as `folder`/model.safetensors, and as config.json what it takes to build their model."""
+    to_bytes, folder, checkpoint = import_safetensors().save, Path(folder), load(path)
+    tensors = {name: tensor.contiguous() for name, tensor in checkpoint["model"].items()}
+    about = {name: checkpoint[name] for name in ("model_args", "iter_num", "data") if name in checkpoint}
+    weights = to_bytes(tensors, metadata={"format": "pt"})
+    text = json.dumps(about | {"sha256": hashlib.sha256(weights).hexdigest()}, indent=2)
+    if (folder / "ckpt.pt").exists():
+        raise UserError(f"safetensors={str(folder)!r}: is a run's out_dir, which has its own config.json; name another")
     try:
-        os.fsync(folder)  # the rename itself
-    finally:
-        os.close(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "model.safetensors", lambda file: file.write(weights))
+        write_whole(folder / "config.json", lambda file: file.write(text.encode()))
+    except OSError as error:
+        raise UserError(f"safetensors={str(folder)!r}: cannot be written ({error.strerror})") from None
+
+
+def import_safetensors():
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise UserError("safetensors is not installed: pip install safetensors") from None
+    return safetensors.torch
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Loading
 
 
 def load(path, device="cpu"):
     """The checkpoint's dict. Raises UserError for what is missing, damaged, or no checkpoint of this project."""
     path = Path(path)
     if path.is_dir():
-        path = path / "ckpt.pt"
+        names = ("ckpt.pt", "model.safetensors")
+        path = next((path / name for name in names if (path / name).is_file()), path / "ckpt.pt")
     if not path.is_file():
         raise UserError(f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir")
+    checkpoint = (_load_safetensors if path.suffix == ".safetensors" else _load_torch)(path, device)
+    found = checkpoint if isinstance(checkpoint, dict) else {}
+    missing = [name for name in ("model", "model_args") if not isinstance(found.get(name), dict)]
+    if missing:
+        raise UserError(f"{path}: no checkpoint of this project (it has no {' and no '.join(map(repr, missing))})")
+    for name, tensor in found["model"].items():
+        if not isinstance(name, str) or type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
+            raise UserError(f"{path}: no checkpoint of this project (its {str(name)[:40]!r} is no plain tensor)")
+    for name, kind in (("data", dict), ("config", dict), ("iter_num", int)):
+        if name in found and type(found[name]) is not kind:
+            raise UserError(f"{path}: no checkpoint of this project (its {name!r} is not a {kind.__name__})")
+    return checkpoint
+
+
+def _load_torch(path, device):
     try:
-        zipfile.ZipFile(path).close()  # reads its table of contents, which stands at the end
-        checkpoint = torch.load(path, map_location=device, weights_only=True)
+        with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise zipfile.BadZipFile
+            damaged = archive.testzip()  # torch looks at no checksum; 0.2 s for 500 MB
+        if damaged is not None:
+            raise UserError(f"{path}: damaged, the checksum of {damaged[:60]!r} in it is wrong; use another checkpoint")
+        return torch.load(path, map_location=device, weights_only=True)
+    except UserError:
+        raise
     except zipfile.BadZipFile:
         raise UserError(f"{path}: cut short, damaged, or no checkpoint") from None
     except pickle.UnpicklingError:
         raise UserError(f"{path}: refused, it is damaged or holds more than tensors and plain values") from None
     except Exception as error:  # a damaged pickle may raise anything: IndexError, struct.error, KeyError
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: damaged, or no checkpoint ({reason})") from None
-    found = checkpoint if isinstance(checkpoint, dict) else {}
-    missing = [name for name in ("model", "model_args") if not isinstance(found.get(name), dict)]
-    if missing:
-        raise UserError(f"{path}: no checkpoint of this project (it has no {' and no '.join(map(repr, missing))})")
-    return checkpoint
+        raise UserError(f"{path}: damaged, or no checkpoint ({reason[:200]})") from None
+
+
+def _load_safetensors(path, device):
+    from_bytes, config = import_safetensors().load, path.with_name("config.json")
+    try:
+        about, weights = json.loads(config.read_bytes()), path.read_bytes()
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{config}: cannot be read ({error})") from None
+    if not isinstance(about, dict) or about.get("sha256") != hashlib.sha256(weights).hexdigest():
+        raise UserError(f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)")
+    try:
+        return about | {"model": {name: tensor.to(device) for name, tensor in from_bytes(weights).items()}}
+    except Exception as error:
+        raise UserError(f"{path}: damaged, or no safetensors ({str(error)[:200]})") from None
 
 
 def load_model(path, device="cpu", **changed):
     """(model in evaluation mode, checkpoint). `changed`: keys of GPTConfig that need no weights of their own."""
     checkpoint = load(path, device)
     model_args = checkpoint["model_args"] | {"kernels": "auto"} | changed  # this machine may lack those it had
-    model = GPT(configurator.build(GPTConfig, model_args, source=str(path))).to(device)
+    config = configurator.build(GPTConfig, model_args, source=str(path))
+    return build_model(config, checkpoint["model"], path, device).eval(), checkpoint
+
+
+def build_model(config, weights, path, device="cpu"):
+    """The GPT of the config with these weights, which must be all of its own. Raises UserError."""
     try:
-        model.load_state_dict(checkpoint["model"])
-    except RuntimeError as error:
-        differences = str(error).splitlines()
-        raise UserError(f"{path}: its weights are not those of its config: {differences[1].strip()}") from None
-    return model.eval(), checkpoint
+        if config.n_layer > len(weights):
+            raise UserError(f"{path}: n_layer={config.n_layer}, and it has {len(weights)} tensors")
+        with torch.device("meta"):  # without memory first: the config of a stranger's file may ask for terabytes
+            GPT(config).load_state_dict(weights, assign=True)
+        model = GPT(config).to(device)
+        model.load_state_dict(weights)
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[:2][-1].strip()
+        raise UserError(f"{path}: its weights are not those of its config: {reason[:200]}") from None
+    return model
+
+
+if __name__ == "__main__":
+    configurator.run(main)

@@ -26,6 +26,7 @@ import operator
 import os
 import sys
 import textwrap
+import traceback
 import typing
 
 
@@ -40,12 +41,20 @@ def run(main):
     """Call main(argv) as the whole of a script. Exit status 2 for a UserError, 130 for an interrupt."""
     try:
         main(sys.argv[1:])
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    except (UserError, KeyboardInterrupt) as error:
+        sys.exit(report(error))
+
+
+def report(error):
+    """Says on standard error why a script ends, and returns its exit status."""
+    if isinstance(error, SystemExit):
+        return error.code or 0
+    if not isinstance(error, UserError | KeyboardInterrupt):
+        traceback.print_exception(error)
+        return 1
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # torchrun's processes all make the user's mistake: one says it
+        print("interrupted" if isinstance(error, KeyboardInterrupt) else f"error: {error}", file=sys.stderr)
+    return 130 if isinstance(error, KeyboardInterrupt) else 2
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -243,7 +252,7 @@ def _shorten(text, width=60):
 
 def load(config_class, argv, *, positional="config", program="train.py", description=""):
     """
-    An instance of config_class from the words of a command line.
+    An instance of config_class from the words of a command line. Its attribute `given` has the names that were set.
 
     positional="config": words without dashes are config files. positional=NAME: they are collected in that list key.
     positional=None: there are none. --help prints every key and exits. Raises UserError.
@@ -282,7 +291,9 @@ def load(config_class, argv, *, positional="config", program="train.py", descrip
             values |= _check(config_class, _parse_json(text, name), name)
         else:
             values |= _check(config_class, {name: text})
-    return config_class(**values)
+    config = config_class(**values)
+    config.given = frozenset(values)  # what was said, where the others are defaults
+    return config
 
 
 def _value_after(field, following):

@@ -168,11 +168,8 @@ class EvaluateConfig:
 
 def main(argv):
     config = configurator.load(EvaluateConfig, argv, program="evaluate.py", description=__doc__)
-    processes = Processes(config.device, config.threads)
-    try:
+    with Processes(config.device, config.threads) as processes:
         run(config, processes)
-    finally:
-        processes.close()
 
 
 def run(config, processes):

@@ -117,7 +117,7 @@ def run_all(config, out_dir):
         with open(file, "a") as rows_file:
             for row in run_side_by_side(config, waiting, out_dir):
                 rows.append(row)
-                rows_file.write(json.dumps(row) + "\n")
+                rows_file.write(json.dumps(row, allow_nan=False) + "\n")
                 rows_file.flush()
     return [find_row(rows, run) for run in plan]
 
@@ -232,7 +232,7 @@ def finish(config, job):
         raise UserError(f"{folder.name} ended with status {status}: {' '.join(tail)} (all of it: {folder / 'log.txt'})")
     about = json.loads((folder / "config.json").read_text())
     steps = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
-    return run | {
+    return nan_to_none(run | {
         "finite": status == 0,
         "accuracy": evaluations[-1]["accuracy"] if status == 0 else math.nan,
         "val_loss": evaluations[-1]["val_loss"] if status == 0 else math.nan,
@@ -244,7 +244,20 @@ def finish(config, job):
         else {},
         "seconds": time.time() - job["started"],
         **{name: about[name] for name in ("n_params", "flops_per_token", "state_bytes", "git_commit", "versions")},
-    }
+    })  # fmt: skip
+
+
+def nan_to_none(value):
+    """What JSON can hold, at any depth."""
+    if isinstance(value, dict):
+        return {name: nan_to_none(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [nan_to_none(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def number(value):
+    return math.nan if value is None else value
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -252,7 +265,8 @@ def finish(config, job):
 
 
 def show(config, row):
-    return f"accuracy {row['accuracy']:.1%}" if config.metric == "accuracy" else f"loss {row['val_loss']:.4f}"
+    end = number(row[config.metric])
+    return f"accuracy {end:.1%}" if config.metric == "accuracy" else f"loss {end:.4f}"
 
 
 def table(config, rows):
@@ -262,7 +276,7 @@ def table(config, rows):
     lines = [f"\n{title}, by seed\n{'arm':<{width}}" + "".join(f"{seed:>8}" for seed in config.seeds) + "    mean"]
     form = ">8.1%" if config.metric == "accuracy" else ">8.4f"
     for arm in config.arms:
-        ends = [row[config.metric] for row in rows if row["arm"] == arm]
+        ends = [number(row[config.metric]) for row in rows if row["arm"] == arm]
         lines.append(f"{arm:<{width}}" + "".join(f"{end:{form}}" for end in [*ends, statistics.fmean(ends)]))
     return "\n".join(lines)
 
@@ -295,7 +309,7 @@ def verdict(config, rows):
 
 def cost(config, rows):
     def median(name, arm):
-        return statistics.median(row[name] for row in rows if row["arm"] == arm)
+        return statistics.median(number(row[name]) for row in rows if row["arm"] == arm)
 
     def more(name):
         return median(name, config.treatment) / median(name, config.baseline) - 1

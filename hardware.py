@@ -1,11 +1,14 @@
 """What a run computes on: device, dtype, threads, the processes that share it. A run says them at its start."""
 
+import contextlib
 import os
+import signal
 import sys
 import time
 
 import torch
 
+import configurator
 from configurator import UserError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -48,23 +51,31 @@ def usable_cores():
 
 
 class Processes:
-    """This process among those that torchrun started: rank, world_size, device. One process without torchrun."""
+    """This process among those that torchrun started: rank, world_size, device. One process without torchrun.
+
+    A context manager: `with Processes(device, threads) as processes:` is the whole of a program.
+    """
 
     def __init__(self, device_name, threads):
         self.rank, self.world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         local_rank, local_size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        self.is_main = self.rank == 0
+        self.is_main, self.signal = self.rank == 0, 0
         self.device_type = pick_device(device_name)
         self.device = f"cuda:{local_rank}" if self.device_type == "cuda" else self.device_type
         # torchrun says OMP_NUM_THREADS=1 to every process: divide the cores instead
         self.threads = threads or max(1, usable_cores() // local_size)
         torch.set_num_threads(self.threads)
         if self.device_type == "cuda":
-            if local_rank >= torch.cuda.device_count():
+            if local_size > torch.cuda.device_count():
                 raise UserError(f"{local_size} processes for {torch.cuda.device_count()} GPUs: lower --nproc_per_node")
             torch.cuda.set_device(self.device)
         if self.world_size > 1:
-            torch.distributed.init_process_group("nccl" if self.device_type == "cuda" else "gloo")
+            # gloo for what is on the CPU: the processes can agree there without a wait for the GPU
+            backend = "cpu:gloo,cuda:nccl" if self.device_type == "cuda" else "gloo"
+            # after a restart torchrun's store still has the addresses of the dead: every attempt has names of its own
+            store, rank, world_size = next(torch.distributed.rendezvous("env://"))
+            store = torch.distributed.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+            torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
 
     def total(self, tensor):
         """The sum over all processes, in place."""
@@ -79,17 +90,67 @@ class Processes:
             torch.distributed.broadcast_object_list(box)
         return box[0]
 
-    def close(self):
+    def from_all(self, value):
+        """The values of all processes, in the order of their ranks, on every process."""
+        values = [value] * self.world_size
         if self.world_size > 1:
-            torch.distributed.destroy_process_group()
+            torch.distributed.all_gather_object(values, value)
+        return values
 
-    def end(self):
-        """The last call of a program that has used DDP: under torchrun the process ends here, with status 0.
+    def on_main(self, function, *args):
+        """Calls it on rank 0, for which the others wait. A UserError there is raised on every process."""
+        error = None
+        if self.is_main:
+            try:
+                function(*args)
+            except UserError as caught:
+                error = str(caught)
+        error = self.from_main(error)
+        if error is not None:
+            raise UserError(error)
+
+    @contextlib.contextmanager
+    def signals_held(self):
+        """Inside, SIGTERM and Ctrl-C wait until stop_signal() is asked. A second one ends a lone process at once."""
+
+        def hold(number, frame):
+            self.signal = number
+            # under torchrun it is the same one again: the terminal tells every process, and torchrun tells them too
+            signal.signal(number, signal.SIG_DFL if self.world_size == 1 else signal.SIG_IGN)
+
+        before = {number: signal.signal(number, hold) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def stop_signal(self):
+        """The number of the signal that any of the processes has got, or 0: the same answer on all."""
+        number = torch.tensor(self.signal)
+        if self.world_size > 1:
+            torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX)
+        return int(number)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        """Under torchrun the process ends here, with the status of the error, or 0.
 
         DDP keeps gloo's threads alive past destroy_process_group. One that lets go of its last tensor while Python
         shuts down aborts the process (pytorch issue 190489): so there is no shutdown.
         """
-        if self.world_size > 1:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
+        if self.world_size == 1:
+            return
+        if error is None:
+            torch.distributed.destroy_process_group()
+            status = 0
+        elif isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error):
+            print(f"error: rank {self.rank} has lost the others: one of them has ended, and says why", file=sys.stderr)
+            status = 1
+        else:
+            status = configurator.report(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

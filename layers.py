@@ -4,6 +4,7 @@ import math
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 from recurrence import at_least_float32
 
@@ -31,6 +32,11 @@ class ShortConv(nn.Module):
 def make_conv(config, channels, published_width=0, bias=False):
     width = published_width if config.short_conv is None else config.short_conv
     return ShortConv(channels, width, bias) if width else None
+
+
+def rms_norm(norm, x):
+    """norm(x) in the dtype of x, which may be finer than that of its weight."""
+    return F.rms_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)
 
 
 def manual_attention(q, k, v, mask, softcap, is_causal):

@@ -30,7 +30,7 @@ from gate import (
     Gate,
     parse_gate,
 )
-from layers import ShortConv, l2_norm, make_conv, manual_attention, rope_frequencies, rotate
+from layers import ShortConv, l2_norm, make_conv, manual_attention, rms_norm, rope_frequencies, rotate
 from loss import IGNORE, cross_entropy_sum
 from recurrence import at_least_float32
 
@@ -231,6 +231,8 @@ class Mixer(nn.Module):
         if only is not None:  # the tokens whose output is asked for, (1, M, ...): all below is token by token
             o, x, p = o[only][None], x[only][None], p._replace(skip=None if p.skip is None else p.skip[only][None])
         readout = self.finish(o, p, x)
+        if self.out_proj.weight.itemsize < 4:  # a model in half precision; under autocast the weights are float32
+            readout = readout.to(self.out_proj.weight.dtype)
         return self.gate("output", self.out_proj(readout.flatten(2))[:, :, None], x).squeeze(2), state
 
     def gate(self, position, y, x):
@@ -282,7 +284,7 @@ class Mixer(nn.Module):
 
     def normed(self, o):
         o = at_least_float32(o)
-        return self.norm(o) if self.norm_width() == self.value_width else self.norm(o.flatten(2)).view_as(o)
+        return rms_norm(self.norm, o if self.norm_width() == self.value_width else o.flatten(2)).view_as(o)
 
     def init_state(self, batch_size, device=None, dtype=None):
         """The state at the begin of text: zeros, float32 unless dtype says otherwise."""
@@ -342,7 +344,7 @@ class Softmax(Mixer):
             qkv = self.conv(qkv, state)
         q, k, v = qkv.unflatten(-1, (-1, self.value_width)).split(self.split, dim=2)  # (B, T, H or Hk, D)
         if self.q_norm is not None:
-            q, k = self.q_norm(at_least_float32(q)), self.k_norm(at_least_float32(k))
+            q, k = rms_norm(self.q_norm, at_least_float32(q)), rms_norm(self.k_norm, at_least_float32(k))
         if self.config.position == "rope":
             q, k = rotate(q, start, *self.rope), rotate(k, start, *self.rope)
         return Projection(q.to(v.dtype), k.to(v.dtype), v)
@@ -583,14 +585,15 @@ class GPT(nn.Module):
         if config.vocab_size is None:
             raise UserError("vocab_size=None: a model needs the number of token ids")
         self.config = config
-        seed = int(torch.randint(2**31, ()))  # before the modules below draw weights of their own
+        seed = int(torch.randint(2**31, (), device="cpu"))  # before the modules below draw weights of their own
         rows = -(-config.vocab_size // config.pad_vocab_to) * config.pad_vocab_to
         self.wte = nn.Embedding(rows, config.n_embd)  # also the output weights: tied
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, name, gate) for name, gate in config.layers())
         self.norm = nn.RMSNorm(config.n_embd, eps=NORM_EPS)
-        self.init_weights(seed)
+        if not self.wte.weight.is_meta:  # a model of shapes alone
+            self.init_weights(seed)
 
     @torch.no_grad()
     def init_weights(self, seed):
@@ -689,17 +692,40 @@ class GPT(nn.Module):
         device = device or self.wte.weight.device
         return [block.mixer.init_state(batch_size, device, dtype) for block in self.blocks]
 
-    @torch.no_grad()
     def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, n_tokens=None):
         """Yields max_new_tokens times the next ids (B, 1) after idx (B, T).
 
         temperature 0 is greedy. n_tokens: ids from there on are never drawn. Cost per token is that of one state:
         a recurrent mixer goes on for ever; softmax sees the last block_size tokens; cosFormer and learned
-        positions raise UserError past block_size.
+        positions end at block_size. UserError, before anything is drawn, for what cannot be.
         """
         window, end = self.config.block_size, idx.shape[1] + max_new_tokens
+        if idx.numel() == 0:
+            raise UserError("the prompt is empty: a sample needs at least one token to go on from")
+        if int(idx.min()) < 0 or int(idx.max()) >= self.config.vocab_size:
+            bad = next(i for i in idx.flatten().tolist() if not 0 <= i < self.config.vocab_size)
+            raise UserError(f"the prompt has token id {bad}; the model knows 0 to {self.config.vocab_size - 1}")
+        for name, value, allowed, is_right in (
+            ("max_new_tokens", max_new_tokens, "at least 1", max_new_tokens >= 1),
+            ("temperature", temperature, "at least 0, and finite", 0 <= temperature < math.inf),
+            ("top_k", top_k, "at least 1, or None", top_k is None or top_k >= 1),
+            ("top_p", top_p, "above 0 and at most 1, or None", top_p is None or 0 < top_p <= 1),
+            ("n_tokens", n_tokens, "at least 1, or None", n_tokens is None or n_tokens >= 1),
+        ):
+            if not is_right:
+                raise UserError(f"{name}={value}: must be {allowed}")
+        if end - 1 > window and self.wpe is not None:  # the last token drawn is not read again
+            raise UserError(f"position='learned': there is no embedding past block_size={window}")
+        if end - 1 > window and any(isinstance(block.mixer, CosFormer) for block in self.blocks):
+            raise UserError(
+                f"cosformer: position {end - 1} is past block_size={window}, where its cosine turns negative"
+            )
         if end > window and any(isinstance(block.mixer, Softmax) for block in self.blocks):
             warnings.warn(f"past block_size={window} softmax layers see the last {window} tokens only", stacklevel=2)
+        return self._stream(idx, max_new_tokens, temperature, top_k, top_p, n_tokens)
+
+    @torch.no_grad()
+    def _stream(self, idx, max_new_tokens, temperature, top_k, top_p, n_tokens):
         state, start = self.init_state(idx.shape[0], dtype=self.wte.weight.dtype), 0
         for _ in range(max_new_tokens):
             x, state = self.features(idx, state, start)
@@ -741,12 +767,14 @@ def draw(logits, temperature, top_k, top_p):
         raise UserError("the model's logits are not finite: its weights are broken, or the run has diverged")
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
-    logits = logits / temperature
+    # the largest becomes 0, so that no temperature, however low, makes an infinity of it
+    logits = (logits - logits.amax(-1, keepdim=True)) / max(temperature, 1e-30)
     if top_k is not None:
         kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)
     if top_p is not None:  # the smallest set of ids whose probabilities reach top_p
         ordered, index = logits.sort(descending=True)
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        logits = logits.scatter(-1, index, ordered.masked_fill(before >= top_p, -torch.inf))
+        # the likeliest stays, whatever float32 makes of a tiny top_p
+        logits = logits.scatter(-1, index, ordered.masked_fill((before >= top_p) & (before > 0), -torch.inf))
     return torch.multinomial(logits.softmax(-1), 1)

@@ -62,27 +62,28 @@ def read_prompt(start):
             return sys.stdin.buffer.read().decode()
         if start.startswith("FILE:"):
             return Path(start[len("FILE:") :]).read_text(encoding="utf-8")
+        start.encode()  # a command line may hold bytes that are no text
         return start
     except OSError as error:
         raise UserError(f"start={start!r}: {error.strerror}") from None
-    except UnicodeDecodeError:
+    except UnicodeError:
         raise UserError(f"start={start!r}: is not UTF-8 text") from None
+    except ValueError:  # a zero byte
+        raise UserError(f"start={start!r}: no such file") from None
 
 
 def write_samples(model, tokenizer, config):
     prompt = read_prompt(config.start)
-    ids = tokenizer.encode(prompt)
-    if not ids:
-        raise UserError('start="": a sample needs at least one token to go on from')
-    idx = torch.tensor([ids], device=model.wte.weight.device)
+    idx = torch.tensor([tokenizer.encode(prompt)], dtype=torch.long, device=model.wte.weight.device)
     options = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(f"note: {message}", file=sys.stderr)
         for _ in range(config.num_samples):
-            sys.stdout.write(prompt)
+            tokens = model.stream(idx, config.max_new_tokens, n_tokens=tokenizer.vocab_size, **options)
+            sys.stdout.write(prompt)  # after stream has said what cannot be
             # a character may take several tokens: hold its bytes back until it is whole
             decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-            for new in model.stream(idx, config.max_new_tokens, n_tokens=tokenizer.vocab_size, **options):
+            for new in tokens:
                 sys.stdout.write(decoder.decode(tokenizer.decode_bytes(new[0].tolist())))
                 sys.stdout.flush()
             print(decoder.decode(b"", final=True) + "\n" + "-" * 80)

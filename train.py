@@ -6,6 +6,9 @@
 out_dir gets config.json, the files of the model as they were, metrics.jsonl (one object a line), ckpt.pt (the last)
 and best.pt (the lowest validation loss). The same seed gives the same run: the batch and the dropout of a step depend
 on (seed, step) alone, whatever the number of processes, the evaluations and the restarts.
+
+A run that was killed goes on with --init_from=resume, to the same bits; SIGTERM and Ctrl-C save first
+(status 143 and 130). A loss or a gradient that is not finite ends a run with status 1; the checkpoint stays good.
 """
 
 import os
@@ -15,32 +18,29 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import contextlib
 import dataclasses
-import json
 import math
-import shutil
-import subprocess
+import signal
 import sys
 import time
+import uuid
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-import checkpoint as checkpoints
 import configurator
 from configurator import UserError, key
 from data.shards import open_dataset
 from evaluate import evaluate
+from finite import bad_weight, first_bad_tensor
 from hardware import DTYPES, Processes, pick_dtype
 from loss import IGNORE
 from meters import TRAINING_ROWS, first_rows, is_spike, training_meters
 from model import GPT, GPTConfig
-
-HERE = Path(__file__).resolve().parent
-MODEL_FILES = ("model.py", "gate.py", "layers.py", "recurrence.py", "loss.py")  # a run keeps the code of its model
+from outdir import OutDir, versions
+from resume import make_model, where_to_start
 
 
 @dataclass
@@ -70,6 +70,7 @@ class TrainConfig(GPTConfig):
     eval_interval: int = key(
         500, "steps between evaluations of the whole validation split, and checkpoints", at_least=1
     )
+    keep_checkpoints: int = key(0, "evaluations whose ckpt_STEP.pt is kept, the last ones", at_least=0)
     eval_batch_size: int | None = key(None, "rows at a time in evaluation (None: batch_size)", at_least=1)
     log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
     meters: bool = key(True, "gate, sink and activation meters at every evaluation (meters.py: training_meters)")
@@ -96,227 +97,292 @@ def learning_rate(config, step):
 
 def main(argv):
     config = configurator.load(TrainConfig, argv, program="train.py", description=__doc__)
-    processes = Processes(config.device, config.threads)
-    try:
+    with Processes(config.device, config.threads) as processes:
         train(config, processes)
-    finally:
-        processes.close()
-    processes.end()
 
 
 def train(config, processes):
-    say = print if processes.is_main else lambda *words: None
     if config.gradient_accumulation_steps % processes.world_size:
         raise UserError(
             f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be a multiple of the "
             f"{processes.world_size} processes that share the micro-steps"
         )
-    dataset, out_dir, resumed = open_dataset(config.dataset), Path(config.out_dir), None
-    if config.init_from == "resume":
-        file = out_dir / "ckpt.pt"
-        resumed = checkpoints.load(file)
-        if resumed["data"]["sha256"] != dataset.sha256:
-            raise UserError(f"{config.dataset}: not the data that {file} was trained on")
-        if resumed["iter_num"] > config.max_iters:
-            raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
-        model_config = configurator.build(GPTConfig, resumed["model_args"], source=str(file))
-        config = dataclasses.replace(config, **dataclasses.asdict(model_config))
+    dataset = open_dataset(config.dataset)
+    config, resumed, weights, notes = where_to_start(config, dataset)
     dataset.examples_per_epoch("train", config.block_size)  # what is wrong with the data is said before any work
     dataset.examples_per_epoch("val", config.block_size if dataset.kind == "examples" else 1)
     config.vocab_size = config.vocab_size or dataset.vocab_size
     if config.vocab_size < dataset.vocab_size:
         raise UserError(f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
+    with OutDir(config.out_dir, config.keep_checkpoints, processes) as out, processes.signals_held():
+        run_steps(Run(config, processes, dataset, out, resumed, weights, notes))
 
-    dtype = processes.from_main((resumed or {}).get("dtype") or pick_dtype(config.dtype, processes.device_type))
-    model, notes = make_model(config, resumed)
-    model.to(processes.device)
-    optimizer = torch.optim.AdamW(
-        model.parameter_groups(config.weight_decay),
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        fused=processes.device_type != "mps",
-    )
-    scaler = torch.amp.GradScaler(processes.device_type, enabled=dtype == "float16")
-    first_step, best = 0, math.inf
-    if resumed is not None:
-        optimizer.load_state_dict(resumed["optimizer"])
-        scaler.load_state_dict(resumed["scaler"])
-        first_step, best = resumed["iter_num"], resumed["best_val_loss"]
-        torch.set_rng_state(resumed["rng"])
 
-    compiled = config.compile == "true" or (
-        config.compile == "auto" and processes.device_type == "cuda" and config.max_iters >= 500
-    )
-    step_model = torch.compile(model) if compiled else model
-    if processes.world_size > 1:
-        step_model = torch.nn.parallel.DistributedDataParallel(step_model)
-
-    rows_per_step = config.batch_size * config.gradient_accumulation_steps
-    tokens_per_step = round(rows_per_step * dataset.tokens_per_example("train", config.block_size))
-    for line in notes + describe(config, model, dataset, processes, dtype, compiled, tokens_per_step):
-        say(line)
-    metrics, losses = None, []
-    if processes.is_main:
-        metrics = open_run(out_dir, config, model, first_step, dtype)
-        rows = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
-        losses = [row["loss"] for row in rows if row["event"] == "train"]  # a run that goes on has some already
-
-    def log(**row):
-        if metrics is not None:
-            metrics.write(json.dumps(row) + "\n")
-            metrics.flush()
-
-    def stop_if_not_finite(name, value, step, lr):
-        """Ends the run, with status 1: no later step could be trusted."""
-        if not math.isfinite(value):
-            log(event="stopped", step=step)
-            if processes.is_main:
-                say_what_is_not_finite(model, f"{name} is {value} at step {step}, learning rate {lr:.3g}", out_dir)
-            sys.exit(1)
-
-    def evaluate_and_save(step):
-        nonlocal best
-        result = evaluate(
-            model,
-            dataset,
-            "val",
-            batch_size=config.eval_batch_size or config.batch_size,
-            block_size=config.block_size,
-            rank=processes.rank,
-            world_size=processes.world_size,
-        )
-        # before the save, which would overwrite the last good checkpoint
-        stop_if_not_finite("validation loss", result["loss"], step, learning_rate(config, step))
-        is_best = result["loss"] < best
-        best = min(best, result["loss"])
-        row = {("val_loss" if name == "loss" else name): x for name, x in result.items()}
-        if config.meters and processes.is_main:
-            inputs, _, _ = first_rows(dataset, "val", TRAINING_ROWS, config.block_size)
-            row["meters"] = training_meters(model, inputs.to(processes.device), dtype)
-            if step > 0:  # every gate starts collapsed: its weights are zero
-                for line in row["meters"]["collapsed"]:
-                    tqdm.write(f"step {step}: a gate has collapsed, {line}")
-        log(event="eval", step=step, **row)
-        if processes.is_main:
-            state = {
-                "model": model.state_dict(),
-                "model_args": {f.name: getattr(config, f.name) for f in dataclasses.fields(GPTConfig)},
-                "optimizer": optimizer.state_dict(),
-                "scaler": scaler.state_dict(),
-                "iter_num": step,
-                "best_val_loss": best,
-                "rng": torch.get_rng_state(),
-                "config": dataclasses.asdict(config),
-                "data": {
-                    "name": dataset.name,
-                    "path": str(dataset.folder),
-                    "sha256": dataset.sha256,
-                    "tokenizer": dataset.tokenizer,
-                    "vocab_size": dataset.vocab_size,
-                },
-                "dtype": dtype,
-                "versions": describe_versions(),
-            }
-            if is_best:  # first: ckpt.pt says which loss was the best
-                checkpoints.save(out_dir / "best.pt", state)
-            checkpoints.save(out_dir / "ckpt.pt", state)
-        return result
-
-    steps = range(first_step, config.max_iters)
-    often = 0.1 if sys.stderr.isatty() else 30  # a log file wants a line now and then
+def run_steps(run):
+    """Every step from run.first_step on, with its evaluations, its rows and its checkpoints."""
+    config, processes, out = run.config, run.processes, run.out
     bar = tqdm(
-        steps, "training", config.max_iters, initial=first_step, unit="step", mininterval=often, disable=metrics is None
-    )
-    result, started, logged_at = None, time.perf_counter(), (first_step, time.perf_counter())
+        range(run.first_step, config.max_iters), "training", config.max_iters, initial=run.first_step, unit="step",
+        mininterval=0.1 if sys.stderr.isatty() else 30,  # a log file wants a line now and then
+        disable=not processes.is_main,
+    )  # fmt: skip
+    result, logged_at = None, (run.first_step, time.perf_counter())
+    losses = [row["loss"] for row in out.kept if row["event"] == "train"]  # a run that goes on has some already
     for step in bar:
         if step % config.eval_interval == 0:
-            result = evaluate_and_save(step) if step > first_step or first_step == 0 else None
+            # at first_step the run that is resumed has evaluated
+            result = run.evaluate_and_save(step) if step > run.first_step or step == 0 else None
             logged_at = (step, time.perf_counter())
-        lr = learning_rate(config, step)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        loss, grad_norm = train_step(config, processes, step_model, model, optimizer, scaler, dataset, step, dtype)
+        if number := processes.stop_signal():
+            stop_for_signal(run, step, number)
+        lr, loss, grad_norm = run.step(step)
         if step % config.log_interval == 0 or step == config.max_iters - 1:
-            loss, grad_norm = float(processes.total(loss)), float(grad_norm)
-            stop_if_not_finite("loss", loss, step, lr)
-            grad_norm = grad_norm if math.isfinite(grad_norm) else None  # JSON has no inf, and float16 has it often
+            run.stop_if_not_finite(step)
+            # JSON has no inf, and float16 has it often
+            loss, grad_norm = float(loss), float(grad_norm) if math.isfinite(grad_norm) else None
             now = time.perf_counter()
-            speed = tokens_per_step * (step + 1 - logged_at[0]) / (now - logged_at[1])
+            speed = run.tokens_per_step * (step + 1 - logged_at[0]) / (now - logged_at[1])
             logged_at = (step + 1, now)
             spike = is_spike(loss, losses)
             losses.append(loss)
             if spike and processes.is_main:
                 tqdm.write(f"step {step}: loss {loss:.4f} is a spike, gradient norm {grad_norm or math.inf:.3g}")
-            log(event="train", step=step, loss=loss, lr=lr, grad_norm=grad_norm, spike=spike, tokens_per_second=speed)
+            row = dict(loss=loss, lr=lr, grad_norm=grad_norm, spike=spike, tokens_per_second=speed)
+            out.log(event="train", step=step, **row)
             shown = dict(loss=f"{loss:.4f}", tok_s=f"{speed:,.0f}")
             if result is not None:
                 shown["val"] = f"{result['loss']:.4f}"
             bar.set_postfix(shown, refresh=False)
-    result = evaluate_and_save(config.max_iters)
-    seconds = time.perf_counter() - started
-    log(event="end", step=config.max_iters, seconds=seconds)
-    accuracy = f", accuracy {result['accuracy']:.1%}" if dataset.kind == "examples" else ""
-    say(f"validation loss {result['loss']:.4f} nats{accuracy} after {config.max_iters} steps in {seconds:.0f} s")
-    say(f"written to {out_dir}/: metrics.jsonl, ckpt.pt, best.pt (validation loss {best:.4f})")
+    result, seconds = run.evaluate_and_save(config.max_iters), run.seconds()
+    out.log(event="end", step=config.max_iters, seconds=seconds)
+    accuracy = f", accuracy {result['accuracy']:.1%}" if run.dataset.kind == "examples" else ""
+    run.say(f"validation loss {result['loss']:.4f} nats{accuracy} after {config.max_iters} steps in {seconds:.0f} s")
+    run.say(f"written to {out.path}/: metrics.jsonl, ckpt.pt, best.pt (validation loss {run.best:.4f})")
 
 
-def train_step(config, processes, step_model, model, optimizer, scaler, dataset, step, dtype):
-    """One update. Returns this process's share of the mean loss of the global batch, and the gradient's norm."""
-    batches = [
-        (m, *(dataset.batch(
-            "train", step, seed=config.seed, batch_size=config.batch_size, block_size=config.block_size, micro_step=m,
-            gradient_accumulation_steps=config.gradient_accumulation_steps,
-        )))
-        for m in range(processes.rank, config.gradient_accumulation_steps, processes.world_size)
-    ]  # fmt: skip
-    # divide by the labels of the whole global batch, not by those of a micro-step: rows may hold different numbers
-    n_labels = torch.tensor(float(sum((targets != IGNORE).sum() for _, _, targets in batches)), device=processes.device)
-    n_labels = processes.total(n_labels).clamp(min=1)
-    total = torch.zeros((), device=processes.device)
-    for i, (m, inputs, targets) in enumerate(batches):
-        if config.dropout > 0:  # dropout, too, is a function of (seed, step, micro-step)
-            torch.manual_seed(zlib.crc32(f"{config.seed} {step} {m}".encode()))
-        is_last = i == len(batches) - 1
-        waits = processes.world_size > 1 and not is_last
-        with step_model.no_sync() if waits else contextlib.nullcontext():
-            with torch.autocast(processes.device_type, DTYPES[dtype], enabled=dtype != "float32"):
-                inputs, targets = inputs.to(processes.device), targets.to(processes.device)
-                loss = step_model(inputs, targets, reduction="sum") / n_labels
+def stop_for_signal(run, step, number):
+    """Saves, and leaves with the status that shells give to a process that the signal ended."""
+    if step % run.config.eval_interval:  # else it has been saved just now
+        run.stop_if_not_finite(step)
+        run.save(step)
+    name = signal.Signals(number).name
+    run.say(f"\n{name}: saved at step {step} of {run.config.max_iters}; --init_from=resume goes on from there")
+    sys.exit(128 + number)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A run
+
+
+class Run:
+    """What a run is made of, and how far it has come: a step, an evaluation, a checkpoint, the end of a bad one."""
+
+    def __init__(self, config, processes, dataset, out, resumed, weights, notes):
+        self.config, self.processes, self.dataset, self.out = config, processes, dataset, out
+        self.say = print if processes.is_main else lambda *words: None
+        self.dtype = processes.from_main(
+            (resumed or {}).get("dtype") or pick_dtype(config.dtype, processes.device_type)
+        )
+        self.model, notes_of_model = make_model(config, resumed, weights)
+        self.model.to(processes.device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameter_groups(config.weight_decay),
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            fused=processes.device_type != "mps",
+        )
+        self.scaler = torch.amp.GradScaler(processes.device_type, enabled=self.dtype == "float16")
+        self.first_step, self.best, self.seconds_before, self.saved_step = 0, math.inf, 0.0, None
+        self.run_id = processes.from_main(uuid.uuid4().hex)
+        if resumed is not None:
+            self.resume(resumed)
+        # the first step whose loss or gradient was not finite. It stays on the device: nobody waits for the GPU
+        self.bad_step = torch.tensor(-1, device=processes.device)
+
+        compiled = config.compile == "true" or (
+            config.compile == "auto" and processes.device_type == "cuda" and config.max_iters >= 500
+        )
+        self.step_model = torch.compile(self.model) if compiled else self.model
+        if processes.world_size > 1:
+            self.step_model = DistributedDataParallel(self.step_model)
+
+        rows_per_step = config.batch_size * config.gradient_accumulation_steps
+        self.tokens_per_step = round(rows_per_step * dataset.tokens_per_example("train", config.block_size))
+        for line in notes + notes_of_model + describe(self, compiled):
+            self.say(line)
+        about = {"run_id": self.run_id, "config": dataclasses.asdict(config), "dtype": self.dtype}
+        about |= {"n_params": self.model.n_params(), "state_bytes": self.model.state_bytes()}
+        about |= {"flops_per_token": self.model.flops_per_token()}
+        out.start(about, self.first_step, config.max_iters)
+        self.started = time.perf_counter()
+
+    def resume(self, resumed):
+        try:
+            self.optimizer.load_state_dict(resumed["optimizer"])
+            self.scaler.load_state_dict(resumed["scaler"])
+            torch.set_rng_state(resumed["rng"].cpu())
+            self.first_step = self.saved_step = resumed["iter_num"]
+            self.best = float(resumed["best_val_loss"])
+            # what an older version saved has no seconds, and no run_id
+            self.seconds_before = float(resumed.get("seconds", 0.0))
+            self.run_id = resumed.get("run_id", self.run_id)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+            file = self.out.path / "ckpt.pt"
+            raise UserError(f"{file}: no run can go on from it ({str(error)[:200]})") from None
+
+    def seconds(self):
+        """Of training and evaluation up to now; of what a kill has undone, none."""
+        return self.seconds_before + time.perf_counter() - self.started
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def step(self, step):
+        """One update. Returns learning rate, mean loss of the global batch and norm of its gradient, of all ranks."""
+        config, processes = self.config, self.processes
+        lr = learning_rate(config, step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        total = torch.zeros((), device=processes.device)
+        for loss in self.micro_losses(step, self.step_model):
             # DDP takes the mean over the processes, and the loss is already divided by the labels of all of them
-            scaler.scale(loss * processes.world_size).backward()
-        total += loss.detach()
-    scaler.unscale_(optimizer)
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad(set_to_none=True)
-    return total, grad_norm
+            self.scaler.scale(loss * processes.world_size).backward()
+            total += loss.detach()
+        total = processes.total(total)
+        self.scaler.unscale_(self.optimizer)
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip or math.inf)
+        self.update(step, total, grad_norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        return lr, total, grad_norm
+
+    def micro_losses(self, step, model):
+        """Yields this process's shares of the mean loss of the global batch, one for each of its micro-steps."""
+        config, processes = self.config, self.processes
+        batches = [
+            (m, *self.dataset.batch(
+                "train", step, seed=config.seed, batch_size=config.batch_size, block_size=config.block_size,
+                micro_step=m, gradient_accumulation_steps=config.gradient_accumulation_steps,
+            ))
+            for m in range(processes.rank, config.gradient_accumulation_steps, processes.world_size)
+        ]  # fmt: skip
+        # divide by the labels of the global batch, not by those of a micro-step: rows may hold different numbers
+        n_labels = sum((targets != IGNORE).sum() for _, _, targets in batches)
+        n_labels = processes.total(torch.tensor(float(n_labels), device=processes.device)).clamp(min=1)
+        for m, inputs, targets in batches:
+            if config.dropout > 0:  # dropout, too, is a function of (seed, step, micro-step)
+                torch.manual_seed(zlib.crc32(f"{config.seed} {step} {m}".encode()))
+            waits = isinstance(model, DistributedDataParallel) and m != batches[-1][0]
+            with model.no_sync() if waits else contextlib.nullcontext():
+                with torch.autocast(processes.device_type, DTYPES[self.dtype], enabled=self.dtype != "float32"):
+                    inputs, targets = inputs.to(processes.device), targets.to(processes.device)
+                    loss = model(inputs, targets, reduction="sum") / n_labels
+                yield loss  # the backward pass is where this waits, inside of no_sync
+
+    def update(self, step, loss, grad_norm):
+        """The optimizer's step, unless the loss or the gradient is not finite, in this step or in one before.
+
+        Of float16 an infinite gradient is no more than a loss scale that was too high: that step is left out.
+        """
+        bad = ~(loss + grad_norm).isfinite()
+        is_the_end = ~loss.isfinite() if self.scaler.is_enabled() else bad
+        self.bad_step = torch.where((self.bad_step < 0) & is_the_end, step, self.bad_step)
+        skip = bad | (self.bad_step >= 0)
+        if self.optimizer.defaults["fused"]:
+            self.optimizer.found_inf = skip.float()  # the kernel looks at it, as for a GradScaler
+            self.optimizer.step()
+        elif not skip:
+            self.optimizer.step()
+        self.scaler.update()
+
+    # -- evaluation, checkpoints ---------------------------------------------------------------------------------------
+
+    def evaluate_and_save(self, step):
+        """The numbers of the whole validation split; ckpt.pt, and best.pt where the loss is the lowest so far."""
+        self.stop_if_not_finite(step)
+        result = evaluate(
+            self.model,
+            self.dataset,
+            "val",
+            batch_size=self.config.eval_batch_size or self.config.batch_size,
+            block_size=self.config.block_size,
+            rank=self.processes.rank,
+            world_size=self.processes.world_size,
+        )
+        # before the save, which would overwrite the last good checkpoint
+        if not math.isfinite(result["loss"]):
+            self.stop(step, f"validation loss is {result['loss']}", bad_weight(self.model))
+        is_best = result["loss"] < self.best
+        self.best = min(self.best, result["loss"])
+        row = {("val_loss" if name == "loss" else name): x for name, x in result.items()}
+        if self.config.meters and self.processes.is_main:
+            row["meters"] = self.meters(step)
+        self.out.log(event="eval", step=step, **row)
+        self.save(step, is_best, keep=True)
+        return result
+
+    def meters(self, step):
+        """The cheap meters, on the first rows of the validation split."""
+        inputs, _, _ = first_rows(self.dataset, "val", TRAINING_ROWS, self.config.block_size)
+        found = training_meters(self.model, inputs.to(self.processes.device), self.dtype)
+        if step > 0:  # every gate starts collapsed: its weights are zero
+            for line in found["collapsed"]:
+                tqdm.write(f"step {step}: a gate has collapsed, {line}")
+        return found
+
+    def save(self, step, is_best=False, keep=False):
+        self.out.save(self.state(step), is_best, keep)
+        self.saved_step = step
+
+    def state(self, step):
+        """What ckpt.pt holds: all that the rest of the run depends on."""
+        return {
+            "model": self.model.state_dict(),
+            "model_args": {f.name: getattr(self.config, f.name) for f in dataclasses.fields(GPTConfig)},
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "iter_num": step,
+            "best_val_loss": self.best,
+            "seconds": self.seconds(),
+            "rng": torch.get_rng_state(),
+            "run_id": self.run_id,
+            "config": dataclasses.asdict(self.config),
+            "data": {
+                "name": self.dataset.name,
+                "path": str(self.dataset.folder),
+                "sha256": self.dataset.sha256,
+                "tokenizer": self.dataset.tokenizer,
+                "vocab_size": self.dataset.vocab_size,
+            },
+            "dtype": self.dtype,
+            "versions": versions(),
+        }
+
+    # -- the end of a run that is not finite ---------------------------------------------------------------------------
+
+    def stop_if_not_finite(self, step):
+        """Ends the run, with status 1, if a step up to this one was bad. The weights are those from before it."""
+        if (bad_step := int(self.bad_step)) >= 0:
+            found = self.processes.from_all(first_bad_tensor(self.model, self.micro_losses(bad_step, self.model)))
+            self.stop(bad_step, "the loss or its gradient is not finite", next(filter(None, found), None))
+        if self.scaler.is_enabled() and self.scaler.get_scale() < 1:
+            self.stop(step, "float16's loss scale fell below 1: the gradient overflows at any", bad_weight(self.model))
+
+    def stop(self, step, what, bad):
+        self.out.log(event="stopped", step=step)
+        if self.processes.is_main:
+            where = f"first bad tensor: {bad}" if bad else "all weights are still finite"
+            saved = f"{self.out.path / 'ckpt.pt'} holds the last good step saved, {self.saved_step}"
+            print(
+                f"\nerror: {what} at step {step}, learning rate {learning_rate(self.config, step):.3g}; {where}. "
+                f"{'Nothing was saved' if self.saved_step is None else saved}; "
+                "try a lower learning_rate or a longer warmup",
+                file=sys.stderr,
+            )
+        sys.exit(1)
 
 
-def make_model(config, resumed):
-    """The model a run starts from, and what to say about it."""
-    model_args = {f.name: getattr(config, f.name) for f in dataclasses.fields(GPTConfig)}
-    torch.manual_seed(config.seed)
-    model = GPT(configurator.build(GPTConfig, model_args))
-    if resumed is not None:
-        model.load_state_dict(resumed["model"])
-        return model, [f"resuming {config.out_dir} at step {resumed['iter_num']}"]
-    if config.init_from == "scratch":
-        return model, []
-    weights, own = checkpoints.load(config.init_from)["model"], model.state_dict()
-    fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
-    if not fitting:
-        raise UserError(f"init_from={config.init_from!r}: none of its weights fit this model")
-    model.load_state_dict(own | fitting)
-    fresh, unused = [n for n in own if n not in fitting], [n for n in weights if n not in fitting]
-    notes = [f"starting from {config.init_from}: {len(fitting)} of {len(own)} tensors taken"]
-    notes += [f"  not there, or of another shape, and so as at a fresh start: {', '.join(fresh)}"] if fresh else []
-    notes += [f"  left out: {', '.join(unused)}"] if unused else []
-    return model, notes
-
-
-def describe(config, model, dataset, processes, dtype, compiled, tokens_per_step):
+def describe(run, compiled):
     """What a run says at its start."""
+    config, model, processes = run.config, run.model, run.processes
     gated = (
         f", gate {config.gate} ({config.gate_activation})"
         if config.gate not in ("none", "native")
@@ -325,9 +391,9 @@ def describe(config, model, dataset, processes, dtype, compiled, tokens_per_step
     lines = [
         f"model: {config.n_layer} x {config.n_embd}, {config.attention}{gated}, {model.n_params():,} parameters, "
         f"{model.flops_per_token() / 1e6:,.1f} MFLOPs a token forward, state {model.state_bytes():,} bytes a sequence",
-        f"data: {dataset.folder}, {dataset.vocab_size:,} ids, {tokens_per_step:,} tokens a step",
-        f"device: {processes.device_type}, {dtype}, {processes.world_size} process(es) of {processes.threads} threads, "
-        f"compile {'on' if compiled else 'off'}, torch {torch.__version__}",
+        f"data: {run.dataset.folder}, {run.dataset.vocab_size:,} ids, {run.tokens_per_step:,} tokens a step",
+        f"device: {processes.device_type}, {run.dtype}, {processes.world_size} process(es) of "
+        f"{processes.threads} threads, compile {'on' if compiled else 'off'}, torch {torch.__version__}",
     ]
     if config.attention_softcap is not None:
         lines.append("attention_softcap: softmax layers take the manual path, slower than the fused one")
@@ -335,54 +401,6 @@ def describe(config, model, dataset, processes, dtype, compiled, tokens_per_step
         twin = GPT(dataclasses.replace(model.config, gate="none", match_params=False))
         lines.append(f"match_params: {model.n_params() - twin.n_params():+,} parameters against the ungated model")
     return lines
-
-
-def describe_versions():
-    return {"python": sys.version.split()[0], "torch": str(torch.__version__), "numpy": numpy.__version__}
-
-
-def open_run(out_dir, config, model, first_step, dtype):
-    """Makes out_dir, config.json and the copy of the model. Returns metrics.jsonl, open, without later rows."""
-
-    def git(*words):
-        try:
-            return subprocess.run(["git", "-C", HERE, *words], capture_output=True, text=True).stdout.strip()
-        except OSError:
-            return ""
-
-    about = {"config": dataclasses.asdict(config), "command": sys.argv, "versions": describe_versions(), "dtype": dtype}
-    about |= {"n_params": model.n_params(), "state_bytes": model.state_bytes()}
-    about |= {"flops_per_token": model.flops_per_token()}
-    about |= {"git_commit": git("rev-parse", "HEAD"), "git_dirty": bool(git("status", "--porcelain"))}
-    file, kept = out_dir / "metrics.jsonl", []
-    try:
-        out_dir.mkdir(parents=True, exist_ok=True)
-        if first_step and file.is_file():
-            # a run that goes on from step n has lost what came after it; the evaluation at n itself was before the save
-            text = file.read_text()
-            rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # a kill cuts a line short
-            kept = [row for row in rows if row["step"] < first_step]
-            if first_step < config.max_iters:
-                kept += [row for row in rows if row["step"] == first_step and row["event"] == "eval"]
-        (out_dir / "config.json").write_text(json.dumps(about, indent=2))
-        for name in MODEL_FILES:
-            shutil.copyfile(HERE / name, out_dir / name)
-        metrics = open(file, "w")
-        metrics.writelines(json.dumps(row) + "\n" for row in kept)
-        metrics.flush()
-        return metrics
-    except OSError as error:
-        raise UserError(f"out_dir={str(out_dir)!r}: cannot be written ({error.strerror})") from None
-
-
-def say_what_is_not_finite(model, what, out_dir):
-    bad = next((name for name, p in model.named_parameters() if not p.isfinite().all()), None)
-    where = f"first bad tensor: {bad}" if bad else "all weights are still finite"
-    print(
-        f"\nerror: {what}; {where}. "
-        f"{out_dir / 'ckpt.pt'} holds the last good step; try a lower learning_rate or a longer warmup",
-        file=sys.stderr,
-    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ A data set is a folder of .npy shards of uint16 and a meta.json that lists them.
     stream    shards of shape (tokens,): running text. The shards of a split are one long row of tokens
     examples  shards of shape (rows, 2, T): tokens and labels. Label 0 means: nothing is predicted here
 
-    dataset = open_dataset("data/mqar")         # every shard is checked against its sha256; one-line errors
+    dataset = open_dataset("data/mqar")         # every shard is checked against its sha256, once; one-line errors
     dataset.batch("train", step, seed=0, batch_size=8, block_size=64, micro_step=0, gradient_accumulation_steps=4)
     dataset.eval_batches("val", batch_size=8, block_size=64)
 
@@ -16,11 +16,13 @@ restart, an evaluation in between, or another number of processes cannot change 
 
 import bisect
 import collections
+import contextlib
 import functools
 import hashlib
 import itertools
 import json
 import os
+import time
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from configurator import UserError
+from files import write_whole
 
 FORMAT = 1
 IGNORE = -100  # the target where nothing is predicted, as in torch's cross_entropy
@@ -218,18 +221,10 @@ def _write_meta(out_dir, splits, *, kind, name, tokenizer, vocab_size, generator
 
 
 def _write_whole(file, write):
-    """Write under a temporary name, make sure it is on the disk, then give it its name. Returns the size in bytes."""
-    temporary = file.with_name(file.name + ".tmp")
     try:
-        with open(temporary, "wb") as out:
-            write(out)
-            out.flush()
-            os.fsync(out.fileno())
-            size = out.tell()
-        os.replace(temporary, file)
+        return write_whole(file, write)
     except OSError as error:
         raise UserError(f"{file}: cannot be written ({error.strerror or error})") from None
-    return size
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -254,21 +249,48 @@ def open_dataset(path):
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         found = meta.get("format") if isinstance(meta, dict) else None
         raise UserError(f"{file}: format {found!r}, where this version reads {FORMAT}; {prepare} again")
-    shards = {}
+    shards, verified = {}, _Verified(folder)
     try:
         _check_meta(meta)
         for split, facts in meta["splits"].items():
             shards[split] = []
             for shard in facts["shards"]:
                 shape = (shard["tokens"],) if meta["kind"] == "stream" else (shard["rows"], 2, shard["seq_len"])
-                shards[split].append(verify(folder, shard, np.uint16, shape, meta["vocab_size"]))
+                shards[split].append(verify(folder, shard, np.uint16, shape, meta["vocab_size"], verified))
             if meta["kind"] == "stream":
                 offsets = facts["document_offsets"]
-                verify(folder, offsets, np.int64, (facts["documents"] + 1,), facts["tokens"] + 1)
+                verify(folder, offsets, np.int64, (facts["documents"] + 1,), facts["tokens"] + 1, verified)
     except _Damaged as damage:
         where, what = damage.args
         raise UserError(f"{folder / where}: {what}; {prepare} again") from None
+    verified.save()
     return Dataset(folder, meta, shards)
+
+
+class _Verified:
+    """Which files were found whole, in .verified.json beside them: reading 100M tokens once is enough.
+
+    A file is known by its size, inode and times. Whoever writes to it, or puts another one in its place, changes them.
+    """
+
+    def __init__(self, folder):
+        self.file, self.now = folder / ".verified.json", {}
+        try:
+            self.before = json.loads(self.file.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            self.before = {}
+
+    def knows(self, name, stat, sha256, limit):
+        mark = [sha256, limit, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
+        # of a file written just now, the clock could not tell a second write from the first
+        if time.time_ns() - stat.st_ctime_ns > 1e9:
+            self.now[name] = mark
+        return isinstance(self.before, dict) and self.before.get(name) == mark
+
+    def save(self):
+        if self.now and self.now != self.before:
+            with contextlib.suppress(OSError):  # a folder that cannot be written to is read anew each time
+                write_whole(self.file, lambda out: out.write(json.dumps(self.now).encode()))
 
 
 class _Damaged(Exception):
@@ -307,8 +329,11 @@ def _check_meta(meta):
             raise _Damaged("meta.json", f"the shards of {split} do not add up to its {facts['tokens']} tokens")
 
 
-def verify(folder, entry, dtype, shape, limit):
-    """The memory map of one file: its size, shape and sha256 are as in meta.json, and every value is below `limit`."""
+def verify(folder, entry, dtype, shape, limit, verified=None):
+    """The memory map of one file: its size, shape and sha256 are as in meta.json, and every value is below `limit`.
+
+    verified: what an earlier check is remembered in; such a file is not read through again. Raises _Damaged.
+    """
     name, size = entry["file"], entry["bytes"]
     # a meta.json may come from a stranger: it names files of its own folder, nothing else
     if name != os.path.basename(name) or not name.endswith(".npy") or len(name) > 99 or "\\" in name or "\0" in name:
@@ -316,11 +341,13 @@ def verify(folder, entry, dtype, shape, limit):
     file = folder / name
     if not file.is_file():
         raise _Damaged(name, "is missing")
-    if file.stat().st_size != size:
-        raise _Damaged(name, f"has {file.stat().st_size} bytes where meta.json says {size}")
+    stat = file.stat()
+    if stat.st_size != size:
+        raise _Damaged(name, f"has {stat.st_size} bytes where meta.json says {size}")
+    is_known = verified is not None and verified.knows(name, stat, entry["sha256"], limit)
     try:
         values = np.load(file, mmap_mode="r", allow_pickle=False)
-        sha256 = _sha256(file)
+        sha256 = entry["sha256"] if is_known else _sha256(file)
     except (OSError, ValueError, EOFError, MemoryError, OverflowError):
         raise _Damaged(name, "is not a .npy file of numbers, or cannot be read") from None
     if not isinstance(values, np.memmap) or values.dtype != dtype or values.shape != shape:  # np.load also opens .npz
@@ -328,7 +355,7 @@ def verify(folder, entry, dtype, shape, limit):
         raise _Damaged(name, f"holds {found} where meta.json says {np.dtype(dtype)} {shape}")
     if sha256 != entry["sha256"]:
         raise _Damaged(name, "is not the file that meta.json describes (its sha256 differs)")
-    if values.max() >= limit:
+    if not is_known and values.max() >= limit:
         raise _Damaged(name, f"holds {values.max()} where every value must be below {limit}")
     return values.view(np.ndarray)  # still mapped; slices of a memmap object are slow
 

@@ -281,7 +281,9 @@ def ended(mqar, tmp_path, helpers):
 
 def test_a_run_that_was_not_finite_has_a_row(ended):
     row = experiment.finish(PLAIN, ended(1, learning_rate=1e12, grad_clip=None, warmup_iters=0))
-    assert not row["finite"] and math.isnan(row["accuracy"])
+    assert not row["finite"] and row["accuracy"] is None
+    json.dumps(row, allow_nan=False)
+    assert experiment.show(PLAIN, row) == "accuracy nan%"
     assert [step for step, _ in row["curve"]] == [0]
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 import evaluate
 import experiment
+import outdir
 import plot
 import sample
 import train
@@ -278,7 +279,7 @@ def test_an_mqar_checkpoint_does_not_answer_other_data(mqar_run, mqar, text, hel
 # ----------------------------------------------------------------------------------------------------------------------
 # --help of every script
 
-PREPARE = sorted(path.parent.name for path in (train.HERE / "data").glob("*/prepare.py"))
+PREPARE = sorted(path.parent.name for path in (outdir.HERE / "data").glob("*/prepare.py"))
 SCRIPTS = {
     "train.py": (train.main, train.TrainConfig),
     "sample.py": (sample.main, sample.SampleConfig),

@@ -16,6 +16,7 @@ import torch
 
 import checkpoint as checkpoints
 import configurator
+import outdir
 import train
 from data.shards import open_dataset, write_examples
 
@@ -238,7 +239,7 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(run, trained, mqar
     assert stopped.value.code == 1
     error = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error")]
     assert len(error) == 1
-    assert "loss is nan at step 1, learning rate 9.66e+11; first bad tensor: wte.weight" in error[0]
+    assert "is not finite at step 1, learning rate 9.66e+11; first bad tensor: output of blocks.0." in error[0]
     out = tmp_path / "out"
     assert checkpoints.load(out)["iter_num"] == 0
     assert all(tensor.isfinite().all() for tensor in checkpoints.load(out)["model"].values())
@@ -260,13 +261,13 @@ def test_nan_that_no_line_of_the_log_saw_is_not_saved(run, tmp_path, helpers, ke
 
 def test_a_run_writes_its_config_its_code_its_rows_and_two_checkpoints(trained, mqar, helpers):
     written = {file.name for file in trained.iterdir()}
-    assert written == {"config.json", *train.MODEL_FILES, "metrics.jsonl", "ckpt.pt", "best.pt"}
+    assert written == {"config.json", *outdir.MODEL_FILES, "metrics.jsonl", "ckpt.pt", "best.pt", "lock"}
     about = json.loads((trained / "config.json").read_text())
     config = configurator.build(train.TrainConfig, about["config"])
     assert (config.n_embd, config.vocab_size, config.dataset) == (16, 32, str(mqar))
     assert {"git_commit", "git_dirty", "versions", "command", "dtype", "n_params"} <= about.keys()
-    for name in train.MODEL_FILES:
-        assert (trained / name).read_text() == (train.HERE / name).read_text()
+    for name in outdir.MODEL_FILES:
+        assert (trained / name).read_text() == (outdir.HERE / name).read_text()
 
 
 def test_metrics_hold_every_step_and_evaluation_and_end(trained, helpers):

@@ -2,8 +2,8 @@
 Loss beyond the training length: a small byte-level GPT trained at 256 tokens, read at 256, 512 and 1,024.
 
 RoPE as it was trained, NTK-scaled and with YaRN, both at 4 times the trained length; GLA has no positions to scale, and
-cosFormer refuses what lies past its M, which is block_size. Six runs of one seed, a quarter of an hour on two CPU cores:
-a look at the curves, and no comparison of arms.
+cosFormer refuses what lies past its M, which is block_size. Six runs of one seed, a quarter of an hour on two CPU
+cores: a look at the curves, and no comparison of arms.
 """
 
 name = "long_context"

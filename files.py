@@ -1,0 +1,63 @@
+"""Files that are written whole or not at all, and folders that one process at a time writes to."""
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+from configurator import UserError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+
+def write_whole(path, write):
+    """write(file) under a temporary name in the same folder, fsync, rename: a kill leaves the old file or the new one.
+
+    Returns the size in bytes. Raises what open and `write` raise. What a kill leaves under the temporary name is
+    overwritten by the next write.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not every system lets a folder be opened
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the rename itself
+        finally:
+            os.close(folder)
+    return size
+
+
+def lock(folder):
+    """The open file that keeps other runs out of the folder until it is closed, or its process dies.
+
+    UserError if another one has it. A system or a file system without such locks goes without.
+    """
+    file = open(Path(folder) / "lock", "a+")
+    if fcntl is None:
+        return file
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read(99).strip() or "another process"
+        file.close()
+        raise UserError(f"{folder}: {owner} is running in it; wait, stop it, or take another out_dir") from None
+    except OSError:
+        return file
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    return file

@@ -1,0 +1,36 @@
+"""Which tensor was the first that is not finite: what a run that has gone wrong says before it ends."""
+
+
+def bad_weight(model):
+    """The name of the first weight that is not finite, or None."""
+    return next((name for name, p in model.named_parameters() if not p.isfinite().all()), None)
+
+
+def first_bad_tensor(model, losses):
+    """In words: a weight, the output of a module, a gradient; None if all are finite.
+
+    losses: an iterator that computes a loss of the model each time. Leaves the gradients behind.
+    """
+    if name := bad_weight(model):
+        return name
+    found = []
+
+    def look_at(name):
+        def hook(module, inputs, output):
+            output = output[0] if isinstance(output, tuple) else output
+            if not output.isfinite().all():
+                found.append(f"output of {name or 'the model'}")
+
+        return hook
+
+    hooks = [module.register_forward_hook(look_at(name)) for name, module in model.named_modules()]
+    for loss in losses:
+        loss.backward()
+        # the backward pass comes to the last layer first
+        gradients = [(name, p.grad) for name, p in reversed(list(model.named_parameters())) if p.grad is not None]
+        found += [f"gradient of {name}" for name, gradient in gradients if not gradient.isfinite().all()]
+        if found:
+            break
+    for hook in hooks:
+        hook.remove()
+    return next(iter(found), None)

@@ -1,0 +1,139 @@
+"""out_dir: the files of a run, and that only one run at a time writes them.
+
+    with OutDir("out", keep_checkpoints=2, processes=processes) as out:     # UserError where another run is at work
+        out.start(about, first_step=0, max_iters=5000)      # config.json, the files of the model, metrics.jsonl
+        out.log(event="train", step=0, loss=10.8)           # one object a line
+        out.save(state, is_best=True, keep=True)            # best.pt, ckpt_0.pt, ckpt.pt
+
+Whenever a run is killed, every file is whole, and ckpt.pt and metrics.jsonl are all it takes to go on. Under torchrun
+every process makes these calls: rank 0 writes, and a UserError of rank 0 is raised by all of them.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import torch
+
+import checkpoint as checkpoints
+import files
+from configurator import UserError
+
+HERE = Path(__file__).resolve().parent
+MODEL_FILES = ("model.py", "gate.py", "layers.py", "recurrence.py", "loss.py")  # a run keeps the code of its model
+
+
+class OutDir:
+    def __init__(self, path, keep_checkpoints, processes):
+        self.path, self.keep_checkpoints, self.processes = Path(path), keep_checkpoints, processes
+        self.lock = self.metrics = None
+        self.kept = []  # the rows of metrics.jsonl from before this start, on rank 0
+
+    def __enter__(self):
+        self.processes.on_main(self._lock)
+        return self
+
+    def __exit__(self, *error):
+        for file in (self.metrics, self.lock):
+            if file is not None:
+                file.close()
+
+    def start(self, about, first_step, max_iters):
+        self.processes.on_main(self._start, about, first_step, max_iters)
+
+    def log(self, **row):
+        """A line of metrics.jsonl, written at once. A number that is not finite is no JSON, and raises ValueError."""
+        if self.metrics is not None:
+            try:
+                self.metrics.write(json.dumps(row, allow_nan=False) + "\n")
+                self.metrics.flush()
+            except OSError as error:
+                raise self._cannot_write(error) from None
+
+    def save(self, state, is_best=False, keep=False):
+        """ckpt.pt, and before it, for it says that they are there: best.pt, and with `keep` ckpt_STEP.pt."""
+        self.processes.on_main(self._save, state, is_best, keep)
+
+    # -- on rank 0 -----------------------------------------------------------------------------------------------------
+
+    def _lock(self):
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock = files.lock(self.path)
+            for leftover in self.path.glob(".*.tmp"):  # of a process that was killed while it wrote
+                leftover.unlink()
+        except OSError as error:
+            raise self._cannot_write(error) from None
+
+    def _start(self, about, first_step, max_iters):
+        file = self.path / "metrics.jsonl"
+        try:
+            if first_step and file.is_file():
+                # a run that goes on from step n has lost what came after; the evaluation at n was before the save
+                self.kept = [row for row in read_rows(file) if row["step"] < first_step or (
+                    row["step"] == first_step < max_iters and row["event"] == "eval"
+                )]  # fmt: skip
+            about |= {"command": sys.argv, "versions": versions(), "git_commit": git("rev-parse", "HEAD")}
+            about |= {"git_dirty": bool(git("status", "--porcelain"))}
+            write_text(self.path / "config.json", json.dumps(about, indent=2))
+            for name in MODEL_FILES:
+                shutil.copyfile(HERE / name, self.path / name)
+            write_text(file, "".join(json.dumps(row) + "\n" for row in self.kept))
+            self.metrics = open(file, "a", encoding="utf-8")
+        except OSError as error:
+            raise self._cannot_write(error) from None
+
+    def _save(self, state, is_best, keep):
+        step = state["iter_num"]
+        try:
+            os.fsync(self.metrics.fileno())  # the rows of all steps before this one are on the disk first
+            if is_best:
+                checkpoints.save(self.path / "best.pt", state)
+            if keep and self.keep_checkpoints:
+                checkpoints.save(self.path / f"ckpt_{step}.pt", state)
+            checkpoints.save(self.path / "ckpt.pt", state)
+            if keep and self.keep_checkpoints:
+                saved = {int(file.stem[5:]): file for file in self.path.glob("ckpt_*.pt") if file.stem[5:].isdecimal()}
+                later = [s for s in saved if s > step]  # of an earlier run in this folder
+                for old in later + sorted(s for s in saved if s <= step)[: -self.keep_checkpoints]:
+                    saved[old].unlink()
+        except OSError as error:
+            raise self._cannot_write(error) from None
+
+    def _cannot_write(self, error):
+        file = error.filename or self.path / "metrics.jsonl"
+        return UserError(f"out_dir={str(self.path)!r}: {file} cannot be written ({error.strerror or error})")
+
+
+def versions():
+    return {"python": sys.version.split()[0], "torch": str(torch.__version__), "numpy": numpy.__version__}
+
+
+def git(*words):
+    """What git says of the repository; nothing where there is none."""
+    try:
+        return subprocess.run(["git", "-C", HERE, *words], capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
+
+
+def write_text(path, text):
+    files.write_whole(path, lambda file: file.write(text.encode()))
+
+
+def read_rows(file):
+    """The rows of metrics.jsonl. A last line that a kill cut short is left out; UserError names a damaged one."""
+    text, rows = file.read_bytes(), []
+    for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or type(row.get("step")) is not int or "event" not in row:
+            raise UserError(f"{file} line {number}: damaged; remove the line, or start a new run")
+        rows.append(row)
+    return rows

@@ -1,0 +1,88 @@
+"""Where a run starts: from scratch, from the weights of another run, or where it was stopped.
+
+config, resumed, weights, notes = where_to_start(config, dataset)       # before any work
+model, notes = make_model(config, resumed, weights)
+"""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import torch
+
+import checkpoint as checkpoints
+import configurator
+from configurator import UserError
+from model import GPT, GPTConfig
+
+STATE = ("optimizer", "scaler", "iter_num", "best_val_loss", "rng", "data", "config", "dtype")  # what resume needs
+MAY_CHANGE = ("dataset", "out_dir", "init_from", "device", "dtype", "compile")  # or is checked another way
+
+
+def where_to_start(config, dataset):
+    """(config, the checkpoint to resume or None, the weights to begin with or None, what to say about it)."""
+    file = Path(config.out_dir) / "ckpt.pt"
+    if config.init_from != "resume" and not is_restart(config, file):
+        weights = None if config.init_from == "scratch" else checkpoints.load(config.init_from)["model"]
+        return config, None, weights, []
+    resumed = checkpoints.load(file)
+    if lacks := [name for name in STATE if name not in resumed]:
+        raise UserError(f"{file}: has no {lacks[0]}, to resume; --init_from={file} starts a new run from its weights")
+    if resumed["data"].get("sha256") != dataset.sha256:
+        raise UserError(f"{config.dataset}: not the data that {file} was trained on")
+    if resumed["iter_num"] > config.max_iters:
+        raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
+    if run_id(file.with_name("config.json")) not in (None, resumed.get("run_id")):
+        raise UserError(f"{file}: not of the run that {file.with_name('config.json')} describes; put its own one back")
+    of_model = dataclasses.asdict(configurator.build(GPTConfig, resumed["model_args"], source=str(file)))
+    for name, value in (of_model | {"dtype": resumed["dtype"]}).items():
+        ours = getattr(config, name)
+        if name in getattr(config, "given", ()) and ours not in (value, {"dtype": "auto"}.get(name)):
+            raise UserError(
+                f"{name}={ours}: {file} has {value}, which a resumed run keeps; --init_from={file} starts a new one"
+            )
+    config = dataclasses.replace(config, **of_model)
+    notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}"]
+    before, now = resumed["config"], dataclasses.asdict(config)
+    changed = [f"{name} {now[name]} (was {before[name]})" for name in now if before.get(name, now[name]) != now[name]]
+    changed = [text for text in changed if text.split()[0] not in MAY_CHANGE]
+    return config, resumed, None, notes + [f"  other keys than before: {', '.join(changed)}"] * bool(changed)
+
+
+def is_restart(config, file):
+    """Whether torchrun --max-restarts has given the command again that wrote this ckpt.pt, and not another run's."""
+    if not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) or not file.is_file():
+        return False
+    before = checkpoints.load(file).get("config", {})
+    return before | {"vocab_size": None} == dataclasses.asdict(config) | {"vocab_size": None}
+
+
+def run_id(file):
+    """Which run a config.json is of, or None: no such file, or of an older version."""
+    try:
+        return json.loads(file.read_bytes()).get("run_id")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def make_model(config, resumed, weights):
+    """The model a run starts from, and what to say about it."""
+    model_args = {f.name: getattr(config, f.name) for f in dataclasses.fields(GPTConfig)}
+    torch.manual_seed(config.seed)
+    model_config = configurator.build(GPTConfig, model_args)
+    if resumed is not None:
+        return checkpoints.build_model(model_config, resumed["model"], Path(config.out_dir) / "ckpt.pt"), []
+    model = GPT(model_config)
+    if weights is None:
+        return model, []
+    own = model.state_dict()
+    fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
+    if not fitting:
+        raise UserError(f"init_from={config.init_from!r}: none of its weights fit this model")
+    model.load_state_dict(own | fitting)
+    fresh, unused = [n for n in own if n not in fitting], [n for n in weights if n not in fitting]
+    notes = [f"starting from {config.init_from}: {len(fitting)} of {len(own)} tensors taken"]
+    notes += [f"  not there, or of another shape, and so as at a fresh start: {', '.join(fresh)}"] if fresh else []
+    notes += [f"  left out: {', '.join(unused)}"] if unused else []
+    return model, notes

@@ -1,0 +1,309 @@
+"""
+Whatever comes in, what goes out is the right result or one clear line: command lines, config files, texts, shards,
+checkpoints, prompts. Hundreds of cases in CI; NANOGATE_CASES of each by hand.
+
+    python -m pytest tests/test_fuzz.py -m "not slow"
+    NANOGATE_CASES=5000 python -m pytest tests/test_fuzz.py -m slow
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import checkpoint as checkpoints
+import configurator
+import data.mqar.prepare as mqar_prepare
+import data.text.prepare as text_prepare
+import sample
+import train
+from configurator import UserError
+from data.shards import open_dataset, write_stream
+from data.tokenizer import get_tokenizer
+from model import GPT, MIXERS, GPTConfig
+
+LONG = int(os.environ.get("NANOGATE_CASES", 2000))
+HOW_MANY = pytest.mark.parametrize("cases", [60, pytest.param(LONG, marks=pytest.mark.slow)], ids=["quick", "long"])
+ARGS = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=256)
+anything = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
+nested = st.recursive(anything, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=5), x, max_size=3))
+
+
+def fuzz(cases, *strategies):
+    """Calls the function below it with so many draws."""
+
+    def call(function):
+        options = dict(max_examples=cases, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+        options["derandomize"] = cases < LONG  # CI tries the same ones each time
+        settings(**options)(given(*strategies)(function))()
+
+    return call
+
+
+def one_line(function, *args, **keys):
+    """What it returns, or None and a UserError of one line. Whatever else it raises fails the test."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return function(*args, **keys)
+    except UserError as error:
+        assert str(error).isprintable() and 0 < len(str(error)) < 1000
+        return None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Command lines and config files
+
+
+@HOW_MANY
+def test_any_words_make_a_config_of_train_or_one_line(cases):
+    names = st.sampled_from([*train.TrainConfig.__dataclass_fields__, "n_layers", "config_override", ""])
+    values = st.sampled_from(["0", "-1", "1e3", "nan", "inf", "None", "true", "1e999", "[1]", "{}", "'", "softmax,gla"])
+    words = st.builds("--{}={}".format, names, values | st.text(max_size=9)) | st.text(max_size=9)
+
+    @fuzz(cases, st.lists(words, max_size=4))
+    def check(argv):
+        if not {"-h", "--help"} & set(argv):
+            config = one_line(configurator.load, train.TrainConfig, argv)
+            # what was taken is taken again
+            assert config is None or configurator.build(train.TrainConfig, dataclasses.asdict(config)) == config
+
+
+@HOW_MANY
+def test_any_config_file_is_a_config_or_one_line(cases, tmp_path):
+    @fuzz(
+        cases,
+        st.binary(max_size=60) | st.text(max_size=60).map(lambda x: x.encode("utf-8", "surrogatepass")),
+        st.sampled_from(["py", "json"]),
+    )
+    def check(content, ending):
+        (tmp_path / f"fuzz.{ending}").write_bytes(content)
+        one_line(configurator.load, train.TrainConfig, [str(tmp_path / f"fuzz.{ending}")])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Prepare scripts
+
+
+@HOW_MANY
+def test_any_file_becomes_a_text_that_reads_back_or_one_line(cases, tmp_path):
+    @fuzz(
+        cases, st.binary(max_size=80) | st.text(max_size=60).map(str.encode), st.floats(0.01, 0.9), st.integers(1, 40)
+    )
+    def check(content, val_fraction, shard_tokens):
+        (tmp_path / "a.txt").write_bytes(content)
+        out = tmp_path / "out"
+        words = [f"--out_dir={out}", f"--val_fraction={val_fraction}", f"--shard_tokens={shard_tokens}"]
+        (out / "meta.json").unlink(missing_ok=True)
+        one_line(text_prepare.main, [str(tmp_path / "a.txt"), *words])
+        if (out / "meta.json").is_file():
+            meta = json.loads((out / "meta.json").read_text())
+            parts = [s["file"] for split in ("train", "val") for s in meta["splits"][split]["shards"]]
+            assert b"".join(np.load(out / part).astype(np.uint8).tobytes() for part in parts) == content
+            open_dataset(out)
+        assert (tmp_path / "a.txt").read_bytes() == content
+
+
+@HOW_MANY
+def test_any_setting_of_mqar_makes_a_data_set_or_one_line(cases, tmp_path):
+    numbers = st.integers(-1, 40)
+
+    @fuzz(
+        cases,
+        numbers,
+        numbers,
+        st.none() | numbers,
+        st.integers(2, 70),
+        st.sampled_from(["zero", "random", "x"]),
+        st.text("0123456789/,-", max_size=9),
+    )
+    def check(seq_len, pairs, queries, vocab_size, filler, slices):
+        keys = dict(seq_len=seq_len, pairs=pairs, vocab_size=vocab_size, filler=filler, train_size=20, val_size=3)
+        keys |= {"queries": queries, "out_dir": str(tmp_path)} | ({"slices": slices} if "/" in slices else {})
+        (tmp_path / "meta.json").unlink(missing_ok=True)
+        one_line(mqar_prepare.main, [f"--{name}={value}" for name, value in keys.items()])
+        if (tmp_path / "meta.json").is_file():
+            dataset = open_dataset(tmp_path)
+            inputs, targets = dataset.batch("train", 0, seed=0, batch_size=2, block_size=100)
+            assert 0 <= inputs.min() and inputs.max() < vocab_size and (targets != -100).any()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Shards
+
+
+@HOW_MANY
+def test_any_damage_to_a_data_set_is_found_or_changes_nothing(cases, tmp_path):
+    about = dict(generator="tests", generator_version=1, parameters={}, seed=0, name="text")
+    splits = {"train": ["The quick brown fox. " * 9] * 3, "val": ["jumps over. " * 9]}
+    write_stream(tmp_path, splits, tokenizer=get_tokenizer("byte"), shard_tokens=200, **about)
+    whole = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    shards = sorted(name for name in whole if name.endswith(".npy"))
+    kinds = st.sampled_from(["flip", "cut", "swap", "write", "meta"])
+
+    @fuzz(cases, kinds, st.sampled_from(shards), st.sampled_from(shards), st.integers(0, 10**6), nested)
+    def check(kind, name, other, at, value):
+        for file in whole:
+            (tmp_path / file).write_bytes(whole[file])
+        open_dataset(tmp_path)  # whatever it remembers must not hide the damage
+        content, damaged = bytearray(whole[name]), True
+        if kind == "flip":
+            content[at % len(content)] ^= 1 << at % 8
+        elif kind == "cut":
+            content = content[: at % len(content)]
+        elif kind == "swap":
+            content, damaged = whole[other], whole[other] != whole[name]
+        elif kind == "write":
+            content[at % len(content) :] = repr(value).encode()
+            damaged = bytes(content) != whole[name]
+        else:
+            meta = json.loads(whole["meta.json"])
+            place, path = meta, []
+            while isinstance(place, dict | list) and place:
+                keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+                path.append(keys[at % len(keys)])
+                parent, place, at = place, place[path[-1]], at // 7
+            parent[path[-1]] = value
+            (tmp_path / "meta.json").write_text(json.dumps(meta))
+            one_line(open_dataset, tmp_path)
+            return
+        (tmp_path / name).write_bytes(content)
+        assert (one_line(open_dataset, tmp_path) is None) == damaged
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Checkpoints
+
+
+def make_checkpoint(**changed):
+    torch.manual_seed(0)
+    return {"model": GPT(GPTConfig(**ARGS)).state_dict(), "model_args": dict(ARGS), "iter_num": 3} | changed
+
+
+def equal(a, b):
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[name], b[name]) for name in a)
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@pytest.mark.filterwarnings("ignore")
+@HOW_MANY
+def test_any_damage_to_a_checkpoint_is_found_or_changes_nothing(cases, tmp_path):
+    file, right = tmp_path / "ckpt.pt", make_checkpoint()
+    checkpoints.save(file, right)
+    whole = file.read_bytes()
+
+    @fuzz(
+        cases * 3,
+        st.sampled_from(["flip", "cut", "zero", "write"]),
+        st.integers(0, 10**7),
+        st.binary(min_size=1, max_size=30),
+    )
+    def check(kind, at, junk):
+        content, at = bytearray(whole), at % len(whole)
+        if kind == "flip":
+            content[at] ^= 1 << junk[0] % 8
+        elif kind == "cut":
+            content = content[:at]
+        elif kind == "zero":
+            content[at : at + 512] = bytes(len(content[at : at + 512]))
+        else:
+            content[at : at + len(junk)] = junk
+        file.write_bytes(content)
+        loaded = one_line(checkpoints.load, file)
+        assert loaded is None or equal(loaded, right)
+
+
+@HOW_MANY
+def test_a_checkpoint_of_anything_is_loaded_or_one_line(cases, tmp_path):
+    names = st.sampled_from([*GPTConfig.__dataclass_fields__, "wte.weight", "norm.weight", "x"])
+    parts = st.sampled_from(["model", "model_args", "iter_num", "data", "config", "all"])
+    tensors = st.sampled_from(
+        [torch.zeros(3), torch.zeros(256, 8), torch.zeros(256, 8).half(), torch.zeros(2, dtype=torch.int)]
+    )
+    sizes = st.integers(-3, 2**70)
+
+    @fuzz(cases, parts, names, nested | tensors | sizes)
+    def check(part, name, value):
+        checkpoint = make_checkpoint()
+        if part == "all":
+            checkpoint = value
+        elif part in ("model", "model_args"):
+            checkpoint[part] = checkpoint[part] | {name: value}
+        else:
+            checkpoint[part] = value
+        torch.save(checkpoint, tmp_path / "ckpt.pt")
+        one_line(checkpoints.load_model, tmp_path / "ckpt.pt")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sampling
+
+
+@HOW_MANY
+def test_any_sampling_gives_ids_of_the_vocabulary_or_one_line(cases):
+    models = {}
+    for name in MIXERS:
+        torch.manual_seed(1)
+        models[name] = GPT(GPTConfig(**ARGS | dict(attention=name))).eval()
+        for p in models[name].parameters():
+            p.data.mul_(30)  # logits far apart
+    small = st.integers(-2, 12)
+    floats = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 1e-320, 1e-45, 1e-8, 1.0, 1e30])
+
+    @fuzz(
+        cases,
+        st.sampled_from(list(MIXERS)),
+        st.lists(st.integers(-2, 258) | st.integers(0, 255), max_size=20),
+        small,
+        floats,
+        st.none() | small,
+        st.none() | floats,
+        st.none() | st.integers(-1, 300),
+    )
+    def check(mixer, ids, new, temperature, top_k, top_p, n_tokens):
+        idx = torch.tensor([ids], dtype=torch.long)
+        drawn = one_line(models[mixer].generate, idx, new, temperature, top_k, top_p, n_tokens)
+        if drawn is None:
+            return
+        assert drawn.shape == (1, len(ids) + new) and torch.equal(drawn[:, : len(ids)], idx)
+        assert 0 <= drawn[:, len(ids) :].min() and drawn[:, len(ids) :].max() < min(n_tokens or 256, 256)
+        if temperature < 1e-20:  # as good as the argmax
+            greedy = models[mixer].generate(idx, new, 0.0, n_tokens=n_tokens)
+            assert torch.equal(drawn, greedy)
+
+
+@HOW_MANY
+def test_any_prompt_and_option_of_sample_is_text_or_one_line(cases, text, tmp_path, helpers):
+    out = helpers.train(text, tmp_path / "out", max_iters=1)
+    words = st.sampled_from(
+        [
+            "temperature=0",
+            "top_k=0",
+            "top_k=3",
+            "top_p=0",
+            "top_p=1",
+            "top_p=2",
+            "seed=-1",
+            "max_new_tokens=0",
+            "temperature=-1",
+            "temperature=nan",
+            "temperature=1e-300",
+        ]
+    )
+    start = st.text(max_size=9) | st.sampled_from(["", "\udcff", "FILE:", "FILE:/", f"FILE:{out}/ckpt.pt", "FILE:\0"])
+
+    @fuzz(cases, start, st.lists(words, max_size=2))
+    def check(start, options):
+        argv = [f"--checkpoint={out}", "--device=cpu", "--num_samples=1", "--max_new_tokens=3", f"--start={start}"]
+        if start != "-":
+            one_line(sample.main, argv + [f"--{option}" for option in options])

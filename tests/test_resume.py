@@ -1,0 +1,388 @@
+"""
+Nothing is lost: real training processes are killed, at random moments and in the middle of writing a checkpoint, and
+go on to the same bits. Signals save and leave. torchrun stops with a dead rank, or starts again.
+
+    python -m pytest tests/test_resume.py
+    NANOGATE_KILLS=500 python -m pytest tests/test_resume.py -m slow -s        how often to kill
+"""
+
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import checkpoint as checkpoints
+import train
+from checkpoint import load_model
+
+ROOT = Path(train.__file__).parent
+KILLS = int(os.environ.get("NANOGATE_KILLS", 100))
+# a forked process has torch at once: a kill costs a fraction of a second, and is as real as any
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["train"])
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+
+MIXERS = ("softmax", "cosformer", "gla", "mamba2", "gated_deltanet")
+CASES = {
+    f"{mixer}-{dtype}": dict(attention=mixer, dtype=dtype, gate=gate, eval_interval=every, dropout=dropout)
+    for (mixer, dtype), gate, every, dropout in zip(
+        itertools.product(MIXERS, ("float32", "bfloat16", "float16")),
+        itertools.cycle(("elementwise", "none")),
+        itertools.cycle((3, 5, 1, 7)),
+        itertools.cycle((0.1, 0.1, 0.0)),
+        strict=False,
+    )
+}
+KEYS = dict(gradient_accumulation_steps=2, max_iters=14, n_layer=1, keep_checkpoints=2, n_embd=32)
+
+
+@pytest.fixture
+def keys(mqar, tmp_path, helpers):
+    """keys(name, key=value, ...) -> the keys of a run of the tiny model on MQAR in the folder of that name."""
+    return lambda name, **keys: helpers.tiny | KEYS | dict(dataset=mqar, out_dir=tmp_path / name) | keys
+
+
+def start(keys, helpers):
+    """train.py in a process of its own."""
+    process = FORKS.Process(target=train.main, args=(helpers.words(**keys),))
+    process.start()
+    return process
+
+
+def end(process):
+    process.join(120)
+    assert process.exitcode is not None, "hangs"
+    return process.exitcode
+
+
+def equal(a, b):
+    """Whether two checkpoints' values are the same to the bit."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[name], b[name]) for name in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def sampled(out):
+    """Tokens drawn from the last checkpoint."""
+    model, _ = load_model(out)
+    torch.manual_seed(0)
+    return model.generate(torch.tensor([[3, 20]]), 20).tolist()
+
+
+def check_same_run(ours, theirs, helpers):
+    """Parameters, optimizer, scale, random state, samples and all rows are those of the other run."""
+    for name in ("ckpt.pt", "best.pt"):
+        a, b = (checkpoints.load(out / name) for out in (ours, theirs))
+        for part in ("model", "optimizer", "scaler", "rng", "iter_num", "best_val_loss"):
+            assert equal(a[part], b[part]), (name, part)
+    rows = [
+        [{k: v for k, v in row.items() if k not in ("tokens_per_second", "seconds")} for row in helpers.metrics(out)]
+        for out in (ours, theirs)
+    ]
+    assert rows[0] == rows[1]
+    assert sampled(ours) == sampled(theirs)
+    assert sorted(f.name for f in ours.iterdir()) == sorted(f.name for f in theirs.iterdir())
+
+
+def kill_at_random(process, out, rng, seconds):
+    """SIGKILL at a random moment; every other time, at a random moment of a checkpoint's writing. How it was hit."""
+    if rng.random() < 0.5:
+        time.sleep(rng.uniform(0.0, seconds))
+    else:
+        writes, deadline = rng.randrange(8), time.monotonic() + 2 * seconds
+        while process.is_alive() and time.monotonic() < deadline:
+            if any(name.endswith(".pt.tmp") for name in os.listdir(out) if name.startswith(".")):
+                if writes == 0:
+                    break
+                writes -= 1
+                time.sleep(0.002)  # until the next file
+    process.kill()
+    process.join()
+    if process.exitcode != -signal.SIGKILL:
+        return "ended"
+    left = [file.name for file in out.glob(".*.tmp")]
+    return f"while it wrote {left[0][1:-4]}" if left else "between"
+
+
+def kill_and_resume(case, name, keys, helpers, rng, kills, whole, seconds):
+    """A run that is killed `kills` times, or until it ends, and then goes on to its end. Where each kill hit."""
+    out, hits = keys(name)["out_dir"], []
+    out.mkdir()
+    for _ in range(kills):
+        how = "resume" if (out / "ckpt.pt").is_file() else "scratch"
+        process = start(keys(name, init_from=how, **case), helpers)
+        hits.append(kill_at_random(process, out, rng, seconds))
+        if hits[-1] == "ended":
+            assert process.exitcode == 0
+            hits.pop()
+            break
+    how = "resume" if (out / "ckpt.pt").is_file() else "scratch"
+    assert end(start(keys(name, init_from=how, **case), helpers)) == 0
+    check_same_run(whole, out, helpers)
+    return hits
+
+
+@pytest.fixture
+def kill_cases(keys, helpers, mqar, tmp_path):
+    def call(cases, kills_of_each, rounds, seed):
+        rng, hits = random.Random(seed), []
+        for name, case in cases:
+            whole, began = f"whole-{name}", time.monotonic()
+            assert end(start(keys(whole, **case), helpers)) == 0
+            seconds = time.monotonic() - began
+            for i in range(rounds):
+                killed = f"killed-{name}-{i}"
+                hits += kill_and_resume(
+                    case, killed, keys, helpers, rng, kills_of_each, keys(whole)["out_dir"], seconds
+                )
+        return hits
+
+    return call
+
+
+def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(kill_cases):
+    cases = [(name, CASES[name]) for name in ("softmax-float16", "gla-bfloat16", "gated_deltanet-float32")]
+    hits = kill_cases(cases, kills_of_each=4, rounds=1, seed=0)
+    assert len(hits) >= 6
+
+
+@pytest.mark.slow
+def test_killed_runs_of_every_mixer_and_dtype_end_with_the_same_bits(kill_cases):
+    hits, seed = [], int(os.environ.get("NANOGATE_SEED", 1))
+    for name, case in itertools.cycle(CASES.items()):
+        if len(hits) >= KILLS:
+            break
+        hits += kill_cases([(f"{name}-{len(hits)}", case)], kills_of_each=8, rounds=1, seed=f"{seed} {len(hits)}")
+    counted = {how: hits.count(how) for how in sorted(set(hits))}
+    print(f"\n{len(hits)} kills: {json.dumps(counted)}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Signals
+
+
+def wait_for_step(out, step, process):
+    """Until metrics.jsonl has the row of that step."""
+    deadline = time.monotonic() + 60
+    while f'"step": {step},' not in (out / "metrics.jsonl").read_text() if (out / "metrics.jsonl").is_file() else True:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_the_step_reached_and_the_run_goes_on_to_the_same_bits(keys, helpers, number, status):
+    case = dict(dropout=0.1, eval_interval=5, keep_checkpoints=0, max_iters=60)
+    assert end(start(keys("whole", **case), helpers)) == 0
+    out = keys("stopped")["out_dir"]
+    process = subprocess.Popen(
+        [sys.executable, "train.py", *helpers.words(**keys("stopped", **case))],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_step(out, 6, process)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == status
+    step = checkpoints.load(out)["iter_num"]
+    assert 7 <= step < 60
+    assert f"{number.name}: saved at step {step} of 60; --init_from=resume goes on from there" in said
+    assert list(helpers.losses(out)) == list(range(step))
+    helpers.train(**keys("stopped", init_from="resume", **case))
+    check_same_run(keys("whole")["out_dir"], out, helpers)
+
+
+def test_a_signal_at_any_moment_leaves_a_run_that_goes_on_to_the_same_bits(keys, helpers):
+    case, rng, stops = dict(eval_interval=4, keep_checkpoints=0, max_iters=40), random.Random(0), 0
+    assert end(start(keys("whole", **case), helpers)) == 0
+    out, how = keys("stopped")["out_dir"], "scratch"
+    for _ in range(6):
+        process = start(keys("stopped", init_from=how, **case), helpers)
+        time.sleep(rng.uniform(0.1, 0.8))
+        os.kill(process.pid, rng.choice([signal.SIGTERM, signal.SIGINT]))
+        status = end(process)
+        assert status in (0, 1, 130, 143, -signal.SIGTERM)  # 1: a Ctrl-C that came before there was a run
+        stops += status in (130, 143)
+        how = "resume" if (out / "ckpt.pt").is_file() else "scratch"
+    assert stops
+    assert end(start(keys("stopped", init_from=how, **case), helpers)) == 0
+    check_same_run(keys("whole")["out_dir"], out, helpers)
+
+
+def test_seconds_of_a_resumed_run_are_those_of_its_parts_together(keys, helpers):
+    case = dict(lr_decay_iters=14, eval_interval=100)
+    out = helpers.train(**keys("out", **case) | dict(max_iters=4))
+    checkpoint = checkpoints.load(out)
+    checkpoints.save(out / "ckpt.pt", checkpoint | {"seconds": 1000.0})
+    helpers.train(**keys("out", init_from="resume", **case))
+    assert 1000 < helpers.metrics(out, "end")[-1]["seconds"] < 1100
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What resume refuses, and says
+
+
+def test_resume_refuses_another_model_and_says_what_else_is_new(keys, helpers, capsys):
+    out = helpers.train(**keys("out", max_iters=4))
+    for name, value, was in [("n_layer", 3, 1), ("attention", "gla", "softmax"), ("dtype", "bfloat16", "float32")]:
+        message = helpers.error_of(helpers.train, **keys("out", init_from="resume", **{name: value}))
+        assert f"{name}={value}: {out}/ckpt.pt has {was}, which a resumed run keeps; --init_from={out}" in message
+    capsys.readouterr()
+    helpers.train(**keys("out", init_from="resume", max_iters=5, learning_rate=1e-3))
+    assert "other keys than before: max_iters 5 (was 4), learning_rate 0.001 (was 0.003)\n" in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_another_run_is_refused(keys, helpers):
+    ours, theirs = (helpers.train(**keys(name, seed=seed)) for name, seed in (("ours", 0), ("theirs", 1)))
+    (ours / "ckpt.pt").write_bytes((theirs / "ckpt.pt").read_bytes())
+    message = helpers.error_of(helpers.train, **keys("ours", init_from="resume"))
+    assert message == f"{ours}/ckpt.pt: not of the run that {ours}/config.json describes; put its own one back"
+    (ours / "config.json").unlink()  # a ckpt.pt that was taken elsewhere on purpose
+    helpers.train(**keys("ours", init_from="resume", seed=1))
+
+
+def test_what_no_run_can_go_on_from_is_one_line(keys, helpers):
+    out = helpers.train(**keys("out"))
+    whole = checkpoints.load(out)
+    for lacks in ("optimizer", "rng", "best_val_loss", "data"):
+        checkpoints.save(out / "ckpt.pt", {name: value for name, value in whole.items() if name != lacks})
+        message = helpers.error_of(helpers.train, **keys("out", init_from="resume"))
+        assert f"has no {lacks}, to resume; --init_from={out}/ckpt.pt starts a new run from its weights" in message
+    for wrong in (
+        dict(optimizer={}),
+        dict(scaler=3, dtype="float16"),
+        dict(rng=torch.zeros(3)),
+        dict(best_val_loss=""),
+    ):
+        checkpoints.save(out / "ckpt.pt", whole | wrong)
+        message = helpers.error_of(helpers.train, **keys("out", init_from="resume", dtype="auto"))
+        assert "no run can go on from it" in message, wrong
+
+
+def test_a_damaged_row_is_named(keys, helpers):
+    out = helpers.train(**keys("out"))
+    rows = (out / "metrics.jsonl").read_text().splitlines()
+    (out / "metrics.jsonl").write_text("\n".join([*rows[:2], rows[2][:9] + "x", *rows[3:]]) + "\n")
+    message = helpers.error_of(helpers.train, **keys("out", init_from="resume"))
+    assert message == f"{out}/metrics.jsonl line 3: damaged; remove the line, or start a new run"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One run at a time; what is kept
+
+
+def test_a_second_run_in_one_out_dir_is_refused_while_the_first_one_lives(keys, helpers):
+    pytest.importorskip("fcntl")
+    out = keys("out")["out_dir"]
+    first = start(keys("out", max_iters=100_000), helpers)
+    deadline = time.monotonic() + 60
+    while not (out / "ckpt.pt").is_file():
+        assert time.monotonic() < deadline and first.is_alive()
+    for how in ("scratch", "resume"):
+        message = helpers.error_of(helpers.train, **keys("out", init_from=how, max_iters=100_000))
+        assert re.fullmatch(rf"{out}: process {first.pid} on \S+ is running in it; wait, stop it, or take .*", message)
+    first.kill()
+    first.join()
+    (out / ".best.pt.123.tmp").write_bytes(b"left by a kill")
+    assert end(start(keys("out"), helpers)) == 0
+    assert not list(out.glob(".*.tmp"))
+
+
+def test_the_last_k_checkpoints_are_kept(keys, helpers):
+    def kept(**changed):
+        out = helpers.train(**keys("out", eval_interval=2, max_iters=7, **changed))
+        steps = {int(file.stem[5:]) for file in out.glob("ckpt_*.pt")}
+        assert all(checkpoints.load(out / f"ckpt_{step}.pt")["iter_num"] == step for step in steps)
+        return steps
+
+    assert kept(keep_checkpoints=0) == set()
+    assert kept(keep_checkpoints=3) == {4, 6, 7}
+    assert kept(keep_checkpoints=1) == {7}
+    assert kept(keep_checkpoints=9) == {0, 2, 4, 6, 7}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Several processes
+
+
+def torchrun(keys, helpers, *options, processes=2):
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *options, "train.py"]
+    return subprocess.Popen(
+        [sys.executable, *launch, *helpers.words(**keys)],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def workers(process):
+    """The process ids of the ranks that torchrun started."""
+    said = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout
+    return [int(pid) for pid in said.split()]
+
+
+@pytest.fixture(scope="module")
+def long_run(mqar, tmp_path_factory, helpers):
+    """A run of one process, for those of two to be compared with."""
+    keys = helpers.tiny | KEYS | dict(dataset=mqar, max_iters=120, eval_interval=40, keep_checkpoints=0, dropout=0.1)
+    return helpers.train(**keys | dict(out_dir=tmp_path_factory.mktemp("long_run") / "out"))
+
+
+LONG = dict(max_iters=120, eval_interval=40, keep_checkpoints=0, dropout=0.1)
+
+
+def test_sigterm_to_torchrun_saves_and_one_process_goes_on_with_the_same_curve(keys, helpers, long_run):
+    out = keys("out")["out_dir"]
+    process = torchrun(keys("out", **LONG), helpers)
+    wait_for_step(out, 5, process)
+    process.terminate()
+    process.communicate(timeout=60)
+    step = checkpoints.load(out)["iter_num"]
+    assert 6 <= step < 120 and list(helpers.losses(out)) == list(range(step))
+    helpers.train(**keys("out", init_from="resume", **LONG))
+    # the gradients of two processes are summed in another order
+    assert helpers.losses(out) == pytest.approx(helpers.losses(long_run), rel=1e-3)
+
+
+def test_a_rank_that_dies_stops_the_others_and_torchrun_starts_again_from_the_last_checkpoint(keys, helpers, long_run):
+    out = keys("out")["out_dir"]
+    process = torchrun(keys("out", **LONG), helpers, "--max-restarts=1")
+    wait_for_step(out, 50, process)
+    os.kill(workers(process)[1], signal.SIGKILL)
+    said, complained = process.communicate(timeout=120)
+    assert process.returncode == 0, complained
+    assert "has lost the others: one of them has ended, and says why" in complained
+    assert f"resuming {out} at step 40" in said or f"resuming {out} at step 80" in said
+    assert helpers.losses(out) == pytest.approx(helpers.losses(long_run), rel=1e-3)
+    assert list(helpers.losses(out)) == list(range(120))
+    # without restarts the rest ends, well within a minute
+    process = torchrun(keys("stays", **LONG | dict(max_iters=100_000)), helpers)
+    wait_for_step(keys("stays")["out_dir"], 2, process)
+    os.kill(workers(process)[0], signal.SIGKILL)
+    died = time.monotonic()
+    _, complained = process.communicate(timeout=60)
+    assert process.returncode == 1 and time.monotonic() - died < 60
+    assert "Signal 9 (SIGKILL)" in complained
+
+
+def test_a_users_mistake_under_torchrun_is_said_once(keys, helpers):
+    (keys("out")["out_dir"]).mkdir()
+    for wrong, message in [
+        (dict(n_layers=2), "error: unknown key 'n_layers' (did you mean 'n_layer'?)"),
+        (dict(init_from="resume"), "no such checkpoint; train.py writes"),
+    ]:
+        process = torchrun(keys("out", **wrong), helpers)
+        _, complained = process.communicate(timeout=60)
+        lines = [line for line in complained.splitlines() if line.startswith("error:")]
+        assert process.returncode == 1 and len(lines) == 1 and message in lines[0]
+        assert 'train.py", line' not in complained  # no stack trace of ours; torchrun adds its own

@@ -1,0 +1,339 @@
+"""
+Bad numbers, bad disks, damaged files, strange prompts, impossible configs: one clear line, and nothing lost. Memory.
+
+    python -m pytest tests/test_robust.py
+"""
+
+import os
+import sys
+import time
+
+import pytest
+import torch
+
+import checkpoint as checkpoints
+import data.shards
+import data.text.prepare as text_prepare
+import sample
+from data.shards import open_dataset, write_stream
+from data.tokenizer import get_tokenizer
+from model import GPT, MIXERS, GPTConfig
+from train import Run
+
+ABOUT = dict(generator="tests", generator_version=1, parameters={}, seed=0, name="text")
+
+
+@pytest.fixture
+def run(mqar, tmp_path, helpers):
+    return lambda name, **keys: helpers.train(**dict(dataset=mqar, out_dir=tmp_path / name) | keys)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Numbers that are not finite
+
+
+def poison(monkeypatch, at_step, how):
+    """Makes the gradient, or the loss, of one step not finite."""
+    micro_losses = Run.micro_losses
+
+    def poisoned(self, step, model):
+        for loss in micro_losses(self, step, model):
+            yield loss * how if step == at_step else loss
+
+    monkeypatch.setattr(Run, "micro_losses", poisoned)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_bad_step_is_named_though_the_log_looks_later_and_the_weights_stay_good(
+    run, tmp_path, helpers, capfd, monkeypatch, dtype
+):
+    poison(monkeypatch, 5, float("nan"))
+    with pytest.raises(SystemExit) as stopped:
+        run("out", dtype=dtype, eval_interval=3, log_interval=100, max_iters=30)
+    assert stopped.value.code == 1
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error")]
+    assert "is not finite at step 5, learning rate 0.00292; " in line
+    assert "first bad tensor: gradient of " in line  # the forward pass was right
+    assert "out/ckpt.pt holds the last good step saved, 3;" in line
+    ours = checkpoints.load(tmp_path / "out")
+    assert ours["iter_num"] == 3 and all(p.isfinite().all() for p in ours["model"].values())
+    assert helpers.metrics(tmp_path / "out")[-1] == {"event": "stopped", "step": 5}
+
+
+def test_an_infinite_gradient_never_reaches_the_weights(run, monkeypatch):
+    poison(monkeypatch, 2, float("inf"))
+    runs, update = [], Run.update
+
+    def watch(self, *args):
+        update(self, *args)
+        runs.append([p.detach().clone() for p in self.model.parameters()])
+
+    monkeypatch.setattr(Run, "update", watch)
+    with pytest.raises(SystemExit):
+        run("out", log_interval=100, eval_interval=100)
+    assert len(runs) == 8
+    assert all(not torch.equal(a, b) for a, b in zip(runs[0], runs[1], strict=True))
+    for later in runs[2:]:  # not in that step, and in none after it
+        assert all(torch.equal(a, b) for a, b in zip(runs[1], later, strict=True))
+
+
+def test_float16_that_overflows_at_any_scale_ends(run, helpers, capfd, monkeypatch):
+    monkeypatch.setattr(Run, "update", lambda self, *args: self.scaler.update(0.5))
+    with pytest.raises(SystemExit):
+        run("out", dtype="float16")
+    assert "float16's loss scale fell below 1: the gradient overflows at any at step 0" in capfd.readouterr().err
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Disks
+
+
+def test_a_disk_that_fills_up_leaves_the_checkpoint_before_and_says_what_to_do(run, tmp_path, monkeypatch, helpers):
+    save, seen = torch.save, []
+
+    def fills_up(checkpoint, file):
+        save(checkpoint, file)
+        seen.append(checkpoint["iter_num"])
+        if checkpoint["iter_num"] == 8:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", fills_up)
+    message = helpers.error_of(run, "out", max_iters=12)
+    assert "cannot write the checkpoint (No space left on device); the one before it is untouched: make room" in message
+    assert checkpoints.load(tmp_path / "out")["iter_num"] == 4 and 8 in seen
+    monkeypatch.setattr(torch, "save", save)
+    run("out", max_iters=12, init_from="resume")
+    run("whole", max_iters=12)
+    ours, theirs = (checkpoints.load(tmp_path / name)["model"] for name in ("out", "whole"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_log_that_cannot_be_written_is_one_line(run, monkeypatch, helpers):
+    monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
+    assert "cannot be written (Read-only file system)" in helpers.error_of(run, "out")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Damaged files
+
+
+def test_every_flipped_bit_of_a_tensor_is_found(tmp_path, helpers):
+    args = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=11)
+    file = tmp_path / "ckpt.pt"
+    checkpoints.save(file, {"model": GPT(GPTConfig(**args)).state_dict(), "model_args": args, "iter_num": 7})
+    whole = file.read_bytes()
+    weight = checkpoints.load(file)["model"]["wte.weight"].numpy().tobytes()
+    begin = whole.index(weight)
+    for bit in range(8 * len(weight)):
+        damaged = bytearray(whole)
+        damaged[begin + bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        assert "damaged, the checksum of" in helpers.error_of(checkpoints.load, file)
+
+
+def test_a_shard_is_read_through_once_and_again_when_it_was_touched(tmp_path, monkeypatch, helpers):
+    write_stream(tmp_path, {"train": ["a text. " * 99], "val": ["text"]}, tokenizer=get_tokenizer("byte"), **ABOUT)
+    hashed, sha256 = [], data.shards._sha256
+    monkeypatch.setattr(data.shards, "_sha256", lambda file: hashed.append(file.name) or sha256(file))
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now + 10**10)  # the files are not of this very second
+    open_dataset(tmp_path)
+    assert sorted(hashed) == ["train_0000.npy", "train_documents.npy", "val_0000.npy", "val_documents.npy"]
+    for damage in (b"", b"garbage", b"[]", b"{}", b'{"train_0000.npy": []}'):  # of what is remembered
+        hashed.clear()
+        open_dataset(tmp_path)
+        assert hashed == []
+        (tmp_path / ".verified.json").write_bytes(damage)
+        open_dataset(tmp_path)
+        assert len(hashed) == 4
+    content = bytearray((tmp_path / "train_0000.npy").read_bytes())
+    content[-3] ^= 1
+    (tmp_path / "train_0000.npy").write_bytes(content)
+    os.utime(tmp_path / "train_0000.npy", ns=(now, now))
+    assert "train_0000.npy: is not the file that meta.json describes" in helpers.error_of(open_dataset, tmp_path)
+
+
+def test_a_data_set_in_a_folder_that_cannot_be_written_to_opens(tmp_path, monkeypatch):
+    write_stream(tmp_path, {"train": ["a text"], "val": ["text"]}, tokenizer=get_tokenizer("byte"), **ABOUT)
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now + 10**10)
+    refused = []
+
+    def refuse(*args):
+        refused.append(args)
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(data.shards, "write_whole", refuse)
+    open_dataset(tmp_path)
+    assert refused and not (tmp_path / ".verified.json").exists()
+
+
+def test_a_config_that_asks_for_terabytes_is_refused_before_they_are(tmp_path, helpers):
+    args = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=11)
+    weights = GPT(GPTConfig(**args)).state_dict()
+    for name, value in [
+        ("n_layer", 10**9),
+        ("n_layer", 9999),
+        ("head_dim", 2**30),
+        ("mlp_ratio", 1e9),
+        ("n_embd", 2**20),
+    ]:
+        checkpoints.save(tmp_path / "ckpt.pt", {"model": weights, "model_args": args | {name: value}})
+        assert helpers.error_of(checkpoints.load_model, tmp_path).startswith(str(tmp_path))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# safetensors
+
+
+def test_an_export_gives_the_same_model_and_starts_runs(run, text, tmp_path, helpers, capsys):
+    pytest.importorskip("safetensors")
+    out, export = run("out", dataset=text, attention="mamba2", gate="elementwise"), tmp_path / "export"
+    checkpoints.main(helpers.words(checkpoint=out, safetensors=export))
+    assert {file.name for file in export.iterdir()} == {"model.safetensors", "config.json"}
+    (a, _), (b, about) = (checkpoints.load_model(path) for path in (out, export))
+    idx = torch.arange(20)[None]
+    assert torch.equal(a(idx), b(idx)) and about["iter_num"] == 8 and about["data"]["tokenizer"] == "byte"
+    for path in (export, export / "model.safetensors"):
+        capsys.readouterr()
+        again = run("again", dataset=text, attention="mamba2", gate="elementwise", init_from=path, max_iters=1)
+        assert "19 of 19 tensors taken" in capsys.readouterr().out or helpers.metrics(again)
+        first, last = helpers.metrics(again, "eval")[0], helpers.metrics(out, "eval")[-1]
+        assert first["val_loss"] == last["val_loss"]
+    assert "is a run's out_dir" in helpers.error_of(checkpoints.export, out, out)
+    content = bytearray((export / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (export / "model.safetensors").write_bytes(content)
+    assert "model.safetensors: damaged, or not the file that" in helpers.error_of(checkpoints.load_model, export)
+
+
+def test_without_safetensors_one_line_says_how_to_get_it(run, tmp_path, helpers, monkeypatch):
+    out = run("out", max_iters=1)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    message = helpers.error_of(checkpoints.export, out, tmp_path / "export")
+    assert message == "safetensors is not installed: pip install safetensors"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sampling
+
+
+@pytest.fixture(scope="module")
+def models():
+    torch.manual_seed(0)
+    args = dict(n_layer=1, n_embd=16, n_head=2, block_size=16, vocab_size=11)
+    return {name: GPT(GPTConfig(**args, attention=name)).eval() for name in MIXERS}
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_tiny_temperature_is_greedy(models, name):
+    idx = torch.tensor([[1, 2, 3]])
+    greedy = models[name].generate(idx, 9, temperature=0.0)
+    for keys in (dict(temperature=1e-38), dict(temperature=1e-320), dict(top_p=1e-320), dict(top_k=1)):
+        assert torch.equal(models[name].generate(idx, 9, **keys), greedy), keys
+
+
+@pytest.mark.parametrize(
+    "idx, keys, expected",
+    [
+        ([], {}, "the prompt is empty"),
+        ([3, 11], {}, "the prompt has token id 11; the model knows 0 to 10"),
+        ([-1], {}, "the prompt has token id -1"),
+        ([3], dict(temperature=-1.0), "temperature=-1.0: must be at least 0"),
+        ([3], dict(temperature=float("nan")), "temperature=nan: must be at least 0"),
+        ([3], dict(top_k=0), "top_k=0: must be at least 1, or None"),
+        ([3], dict(top_p=0.0), "top_p=0.0: must be above 0 and at most 1, or None"),
+        ([3] * 10, dict(max_new_tokens=8), "cosformer: position 17 is past block_size=16"),
+    ],
+)
+def test_what_cannot_be_sampled_is_said_before_anything_is_drawn(models, helpers, idx, keys, expected):
+    keys = dict(max_new_tokens=2) | keys
+    assert expected in helpers.error_of(models["cosformer"].stream, torch.tensor([idx], dtype=torch.long), **keys)
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_it_is_written(text, tmp_path, helpers, capsys):
+    out = helpers.train(text, tmp_path / "out", attention="cosformer", max_iters=1)
+    capsys.readouterr()
+    words = helpers.words(checkpoint=out, start="The", max_new_tokens=31, device="cpu")
+    assert "past block_size=32" in helpers.error_of(sample.main, words)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_model_in_bfloat16_runs_and_is_near_the_other(name):
+    torch.manual_seed(0)
+    keys = dict(n_layer=2, n_embd=32, n_head=2, block_size=16, vocab_size=11, gate="elementwise", qk_norm=True)
+    model, idx = GPT(GPTConfig(**keys, attention=name)).eval(), torch.arange(11)[None]
+    expected = model(idx)
+    model.bfloat16()
+    torch.testing.assert_close(model(idx), expected, atol=0.02, rtol=0.05)
+    assert model.generate(idx, 4).shape == (1, 15)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Impossible configs
+
+
+def test_what_is_impossible_has_its_message(run, text, mqar, tmp_path, helpers):
+    for keys, expected in [
+        (dict(n_embd=17), "n_embd=17: must be a multiple of n_head=2"),
+        (dict(max_iters=0), "max_iters=0: must be at least 1"),
+        (dict(attention="mamba"), "did you mean 'mamba2'?"),
+        (dict(dataset=text, block_size=10**6), "fewer than block_size + 1"),
+        (dict(vocab_size=5), "vocab_size=5: "),
+        (dict(keep_checkpoints=-1), "keep_checkpoints=-1: must be at least 0"),
+    ]:
+        assert expected in helpers.error_of(run, "out", **keys), keys
+    for content, expected in [(b"", "empty"), (b"\xff\n", "is not UTF-8 text (byte 0)"), (b"one line", "is one line")]:
+        (tmp_path / "a.txt").write_bytes(content)
+        words = [str(tmp_path / "a.txt"), f"--out_dir={tmp_path / 'data'}"]
+        assert expected in helpers.error_of(text_prepare.main, words)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Memory: the peak of a fresh process, in MB, after some of the work and after all of it
+
+PEAK = """
+import resource, sys, torch
+torch.set_num_threads(1)
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+"""
+BATCHES = """
+from data.shards import open_dataset
+dataset = open_dataset(sys.argv[1])
+def read(steps):
+    for step in steps:
+        dataset.batch("train", step, seed=0, batch_size=16, block_size=64)
+read(range(1500))  # more than five epochs: whatever is kept of an epoch is there
+before = peak()
+read(range(1500, 6000))
+print(peak() - before)
+"""
+SAMPLE = """
+from model import GPT, GPTConfig
+model = GPT(GPTConfig(attention=sys.argv[1], n_layer=2, n_embd=64, n_head=1, block_size=64, vocab_size=64)).eval()
+stream = model.stream(torch.zeros(1, 1, dtype=torch.long), 3000)
+for _ in range(500):
+    next(stream)
+before = peak()
+for _ in stream:
+    pass
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no getrusage")
+def test_thousands_of_batches_take_no_more_memory(tmp_path, helpers):
+    texts = {"train": ["a text of some length. " * 10_000], "val": ["text"]}
+    write_stream(tmp_path, texts, tokenizer=get_tokenizer("byte"), **ABOUT)
+    ended = helpers.script("-c", PEAK + BATCHES, tmp_path)
+    assert float(ended.stdout) < 3, ended.stderr.decode()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no getrusage")
+@pytest.mark.parametrize("name", ["gla", "gated_deltanet"])
+def test_a_long_sample_takes_no_more_memory_than_a_short_one(helpers, name):
+    ended = helpers.script("-c", PEAK + SAMPLE, name)
+    assert float(ended.stdout) < 3, ended.stderr.decode()
