@@ -27,7 +27,7 @@ from checkpoint import load_model
 from configurator import UserError, key
 from data.shards import IGNORE, open_dataset
 from hardware import Processes
-from model import GPT, CosFormer, Softmax
+from model import GPT
 
 CHUNK_TOKENS = 1024  # logits of so many tokens are held at once
 POSITION_BINS = 16  # parts of the context in which the loss by position is given
@@ -74,9 +74,10 @@ def score_carried(model, dataset, split, block_size):
 
     cosFormer's state ends with its M: it begins anew there. Raises UserError for softmax layers and learned positions.
     """
-    if model.wpe is not None or any(isinstance(block.mixer, Softmax) for block in model.blocks):
+    ways = {block.mixer.past_block_size for block in model.blocks}
+    if model.wpe is not None or "rolls" in ways:
         raise UserError("carry=True: softmax layers and learned positions have no state that goes on; use windows")
-    reach = model.config.block_size if any(isinstance(block.mixer, CosFormer) for block in model.blocks) else math.inf
+    reach = model.config.block_size if "ends" in ways else math.inf
     device, sums, state, start = model.wte.weight.device, {}, None, 0
     for inputs, targets, name in dataset.eval_batches(split, 1, block_size):
         if state is None or start + inputs.shape[1] > reach:
@@ -225,7 +226,7 @@ def read(model, dataset, config, block_size, processes):
         result["by_position"] = loss_by_position(sums)
     if config.carry:
         sums = score_carried(model, dataset, config.split, block_size)
-        anew = any(isinstance(block.mixer, CosFormer) for block in model.blocks)
+        anew = any(block.mixer.past_block_size == "ends" for block in model.blocks)
         reading = f"state, anew at {model.config.block_size}" if anew else "carried state"
         carried = {"block_size": block_size, "reading": reading}
         result["carried"] = carried | summarize(sums, dataset, config.split)

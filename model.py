@@ -10,7 +10,6 @@ A new mixer is one class that says what it makes of x, and one line in MIXERS.
 
 import itertools
 import math
-import warnings
 import zlib
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,6 +32,7 @@ from gate import (
 from layers import ShortConv, l2_norm, make_conv, manual_attention, rms_norm, rope_frequencies, rotate
 from loss import IGNORE, cross_entropy_sum
 from recurrence import at_least_float32
+from sampling import check_request, draw
 
 NORM_EPS = 1e-5
 DENOMINATOR_MIN = 1e-6
@@ -152,6 +152,7 @@ class Mixer(nn.Module):
     was given is used up: softmax writes its keys and values in place.
     """
 
+    past_block_size = "goes on"  # what decoding does there; softmax rolls its window, cosFormer ends
     published_norm = "none"  # none, rms (per head, or over the whole width: norm_width) or denominator
     native_gate = None  # (activation, before the norm or after it) of the gate the mixer was published with
     has_nonnegative_weights = False  # a denominator is a sum of weights: it needs them to be of one sign
@@ -324,6 +325,7 @@ class Softmax(Mixer):
     """Softmax attention with RoPE, grouped key/value heads and, if asked for, QK-norm. Its state is the KV cache:
     the last block_size keys and values, a ring that old entries leave."""
 
+    past_block_size = "rolls"
     # a gate on q or k is a temperature: nothing erases it
     erased_by = {"rms": dict.fromkeys(("readout", "static value"), ("headwise", "scalar"))}
 
@@ -398,6 +400,7 @@ class CosFormer(Mixer):
     M is block_size, not the length at hand, so that a prefix gives a prefix. Past M the cosine would turn negative.
     """
 
+    past_block_size = "ends"
     published_norm = "denominator"
     has_nonnegative_weights = True
 
@@ -699,29 +702,7 @@ class GPT(nn.Module):
         a recurrent mixer goes on for ever; softmax sees the last block_size tokens; cosFormer and learned
         positions end at block_size. UserError, before anything is drawn, for what cannot be.
         """
-        window, end = self.config.block_size, idx.shape[1] + max_new_tokens
-        if idx.numel() == 0:
-            raise UserError("the prompt is empty: a sample needs at least one token to go on from")
-        if int(idx.min()) < 0 or int(idx.max()) >= self.config.vocab_size:
-            bad = next(i for i in idx.flatten().tolist() if not 0 <= i < self.config.vocab_size)
-            raise UserError(f"the prompt has token id {bad}; the model knows 0 to {self.config.vocab_size - 1}")
-        for name, value, allowed, is_right in (
-            ("max_new_tokens", max_new_tokens, "at least 1", max_new_tokens >= 1),
-            ("temperature", temperature, "at least 0, and finite", 0 <= temperature < math.inf),
-            ("top_k", top_k, "at least 1, or None", top_k is None or top_k >= 1),
-            ("top_p", top_p, "above 0 and at most 1, or None", top_p is None or 0 < top_p <= 1),
-            ("n_tokens", n_tokens, "at least 1, or None", n_tokens is None or n_tokens >= 1),
-        ):
-            if not is_right:
-                raise UserError(f"{name}={value}: must be {allowed}")
-        if end - 1 > window and self.wpe is not None:  # the last token drawn is not read again
-            raise UserError(f"position='learned': there is no embedding past block_size={window}")
-        if end - 1 > window and any(isinstance(block.mixer, CosFormer) for block in self.blocks):
-            raise UserError(
-                f"cosformer: position {end - 1} is past block_size={window}, where its cosine turns negative"
-            )
-        if end > window and any(isinstance(block.mixer, Softmax) for block in self.blocks):
-            warnings.warn(f"past block_size={window} softmax layers see the last {window} tokens only", stacklevel=2)
+        check_request(self, idx, max_new_tokens, temperature, top_k, top_p, n_tokens)
         return self._stream(idx, max_new_tokens, temperature, top_k, top_p, n_tokens)
 
     @torch.no_grad()
@@ -759,22 +740,3 @@ class GPT(nn.Module):
         matrices = [p for p in self.parameters() if p.dim() >= 2]
         vectors = [p for p in self.parameters() if p.dim() < 2]
         return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-
-
-def draw(logits, temperature, top_k, top_p):
-    """logits (B, V) -> ids (B, 1). temperature 0: the largest."""
-    if not logits.isfinite().all():
-        raise UserError("the model's logits are not finite: its weights are broken, or the run has diverged")
-    if temperature == 0:
-        return logits.argmax(-1, keepdim=True)
-    # the largest becomes 0, so that no temperature, however low, makes an infinity of it
-    logits = (logits - logits.amax(-1, keepdim=True)) / max(temperature, 1e-30)
-    if top_k is not None:
-        kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-        logits = logits.masked_fill(logits < kth, -torch.inf)
-    if top_p is not None:  # the smallest set of ids whose probabilities reach top_p
-        ordered, index = logits.sort(descending=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        # the likeliest stays, whatever float32 makes of a tiny top_p
-        logits = logits.scatter(-1, index, ordered.masked_fill((before >= top_p) & (before > 0), -torch.inf))
-    return torch.multinomial(logits.softmax(-1), 1)

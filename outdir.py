@@ -24,7 +24,14 @@ import files
 from configurator import UserError
 
 HERE = Path(__file__).resolve().parent
-MODEL_FILES = ("model.py", "gate.py", "layers.py", "recurrence.py", "loss.py")  # a run keeps the code of its model
+MODEL_FILES = (
+    "model.py",
+    "gate.py",
+    "layers.py",
+    "recurrence.py",
+    "loss.py",
+    "sampling.py",
+)  # a run keeps the code of its model
 
 
 class OutDir:

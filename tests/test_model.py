@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 from configurator import UserError
 from gate import GATE_ACTIVATIONS, parse_gate
-from model import DENOMINATOR_MIN, GPT, MIXERS, NORM_EPS, GPTConfig, draw
+from model import DENOMINATOR_MIN, GPT, MIXERS, NORM_EPS, GPTConfig
+from sampling import draw
 
 T, C, H, D = 40, 32, 4, 8
 every_mixer = pytest.mark.parametrize("name", MIXERS)

@@ -183,7 +183,7 @@ def wait_for_step(out, step, process):
 
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_the_step_reached_and_the_run_goes_on_to_the_same_bits(keys, helpers, number, status):
-    case = dict(dropout=0.1, eval_interval=5, keep_checkpoints=0, max_iters=60)
+    case = dict(dropout=0.1, eval_interval=5, keep_checkpoints=0, max_iters=40)
     assert end(start(keys("whole", **case), helpers)) == 0
     out = keys("stopped")["out_dir"]
     process = subprocess.Popen(
@@ -197,8 +197,8 @@ def test_a_signal_saves_the_step_reached_and_the_run_goes_on_to_the_same_bits(ke
     said, _ = process.communicate(timeout=60)
     assert process.returncode == status
     step = checkpoints.load(out)["iter_num"]
-    assert 7 <= step < 60
-    assert f"{number.name}: saved at step {step} of 60; --init_from=resume goes on from there" in said
+    assert 7 <= step < 40
+    assert f"{number.name}: saved at step {step} of 40; --init_from=resume goes on from there" in said
     assert list(helpers.losses(out)) == list(range(step))
     helpers.train(**keys("stopped", init_from="resume", **case))
     check_same_run(keys("whole")["out_dir"], out, helpers)
@@ -208,7 +208,7 @@ def test_a_signal_at_any_moment_leaves_a_run_that_goes_on_to_the_same_bits(keys,
     case, rng, stops = dict(eval_interval=4, keep_checkpoints=0, max_iters=40), random.Random(0), 0
     assert end(start(keys("whole", **case), helpers)) == 0
     out, how = keys("stopped")["out_dir"], "scratch"
-    for _ in range(6):
+    for _ in range(4):
         process = start(keys("stopped", init_from=how, **case), helpers)
         time.sleep(rng.uniform(0.1, 0.8))
         os.kill(process.pid, rng.choice([signal.SIGTERM, signal.SIGINT]))
@@ -376,13 +376,8 @@ def test_a_rank_that_dies_stops_the_others_and_torchrun_starts_again_from_the_la
 
 
 def test_a_users_mistake_under_torchrun_is_said_once(keys, helpers):
-    (keys("out")["out_dir"]).mkdir()
-    for wrong, message in [
-        (dict(n_layers=2), "error: unknown key 'n_layers' (did you mean 'n_layer'?)"),
-        (dict(init_from="resume"), "no such checkpoint; train.py writes"),
-    ]:
-        process = torchrun(keys("out", **wrong), helpers)
-        _, complained = process.communicate(timeout=60)
-        lines = [line for line in complained.splitlines() if line.startswith("error:")]
-        assert process.returncode == 1 and len(lines) == 1 and message in lines[0]
-        assert 'train.py", line' not in complained  # no stack trace of ours; torchrun adds its own
+    process = torchrun(keys("out", init_from="resume"), helpers)
+    _, complained = process.communicate(timeout=60)
+    lines = [line for line in complained.splitlines() if line.startswith("error:")]
+    assert process.returncode == 1 and len(lines) == 1 and "no such checkpoint; train.py writes" in lines[0]
+    assert 'train.py", line' not in complained  # no stack trace of ours; torchrun adds its own

@@ -313,8 +313,8 @@ print(peak() - before)
 """
 SAMPLE = """
 from model import GPT, GPTConfig
-model = GPT(GPTConfig(attention=sys.argv[1], n_layer=2, n_embd=64, n_head=1, block_size=64, vocab_size=64)).eval()
-stream = model.stream(torch.zeros(1, 1, dtype=torch.long), 3000)
+model = GPT(GPTConfig(attention=sys.argv[1], n_layer=1, n_embd=64, n_head=1, block_size=64, vocab_size=64)).eval()
+stream = model.stream(torch.zeros(1, 1, dtype=torch.long), 2000)
 for _ in range(500):
     next(stream)
 before = peak()

@@ -1,0 +1,53 @@
+"""How the next token is drawn, and what is said before anything is."""
+
+import math
+import warnings
+
+import torch
+
+from configurator import UserError
+
+
+def check_request(model, idx, max_new_tokens, temperature, top_k, top_p, n_tokens):
+    """Raises UserError for what GPT.stream cannot do; warns where softmax layers will have to forget."""
+    window, end = model.config.block_size, idx.shape[1] + max_new_tokens
+    if idx.numel() == 0:
+        raise UserError("the prompt is empty: a sample needs at least one token to go on from")
+    if int(idx.min()) < 0 or int(idx.max()) >= model.config.vocab_size:
+        bad = next(i for i in idx.flatten().tolist() if not 0 <= i < model.config.vocab_size)
+        raise UserError(f"the prompt has token id {bad}; the model knows 0 to {model.config.vocab_size - 1}")
+    for name, value, allowed, is_right in (
+        ("max_new_tokens", max_new_tokens, "at least 1", max_new_tokens >= 1),
+        ("temperature", temperature, "at least 0, and finite", 0 <= temperature < math.inf),
+        ("top_k", top_k, "at least 1, or None", top_k is None or top_k >= 1),
+        ("top_p", top_p, "above 0 and at most 1, or None", top_p is None or 0 < top_p <= 1),
+        ("n_tokens", n_tokens, "at least 1, or None", n_tokens is None or n_tokens >= 1),
+    ):
+        if not is_right:
+            raise UserError(f"{name}={value}: must be {allowed}")
+    ways = {block.mixer.past_block_size for block in model.blocks}
+    if end - 1 > window and model.wpe is not None:  # the last token drawn is not read again
+        raise UserError(f"position='learned': there is no embedding past block_size={window}")
+    if end - 1 > window and "ends" in ways:
+        raise UserError(f"cosformer: position {end - 1} is past block_size={window}, where its cosine turns negative")
+    if end > window and "rolls" in ways:
+        warnings.warn(f"past block_size={window} softmax layers see the last {window} tokens only", stacklevel=3)
+
+
+def draw(logits, temperature, top_k, top_p):
+    """logits (B, V) -> ids (B, 1). temperature 0: the largest."""
+    if not logits.isfinite().all():
+        raise UserError("the model's logits are not finite: its weights are broken, or the run has diverged")
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    # the largest becomes 0, so that no temperature, however low, makes an infinity of it
+    logits = (logits - logits.amax(-1, keepdim=True)) / max(temperature, 1e-30)
+    if top_k is not None:
+        kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < kth, -torch.inf)
+    if top_p is not None:  # the smallest set of ids whose probabilities reach top_p
+        ordered, index = logits.sort(descending=True)
+        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        # the likeliest stays, whatever float32 makes of a tiny top_p
+        logits = logits.scatter(-1, index, ordered.masked_fill((before >= top_p) & (before > 0), -torch.inf))
+    return torch.multinomial(logits.softmax(-1), 1)
