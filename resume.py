@@ -35,7 +35,9 @@ def where_to_start(config, dataset):
         raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
     if run_id(file.with_name("config.json")) not in (None, resumed.get("run_id")):
         raise UserError(f"{file}: not of the run that {file.with_name('config.json')} describes; put its own one back")
-    of_model = dataclasses.asdict(configurator.build(GPTConfig, resumed["model_args"], source=str(file)))
+    kept = {name: value for name, value in resumed["model_args"].items() if name != "kernels"}  # the machine's
+    of_model = dataclasses.asdict(configurator.build(GPTConfig, kept, source=str(file)))
+    del of_model["kernels"]
     for name, value in (of_model | {"dtype": resumed["dtype"]}).items():
         ours = getattr(config, name)
         if name in getattr(config, "given", ()) and ours not in (value, {"dtype": "auto"}.get(name)):
