@@ -3,7 +3,7 @@ PY := .venv/bin/python
 export OMP_WAIT_POLICY := passive
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test test-all check lint format clean
+.PHONY: help demo results test test-all check lint format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /: /' | column -t -s: -l2
@@ -24,6 +24,9 @@ check: .venv/.installed-dev ## make check MIXER=name: what a mixer promises, in 
 
 test-all: .venv/.installed-dev lint ## every test, the slow ones that train models too
 	$(PY) -m pytest -n 2
+
+results: .venv/.installed ## every table, figure and report of results/ again, from the rows
+	for rows in results/*/rows.jsonl; do $(PY) experiment.py config/experiments/$$(basename $$(dirname $$rows)).py --run=false || exit 1; done
 
 lint: .venv/.installed-dev
 	$(PY) -m ruff check .

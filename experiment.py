@@ -2,13 +2,17 @@
 
     python experiment.py config/experiments/minimum.py
     python experiment.py config/experiments/minimum.py --out_dir=out/minimum --jobs=4
+    python experiment.py config/experiments/matrix.py --dry_run=true        the list, and its estimated hours
+    python experiment.py config/experiments/matrix.py --shard=2/8           a part of it, of 8 in a shared folder
+    python experiment.py config/experiments/matrix.py --run=false           tables and figures from the rows there are
 
-An experiment is a config file: the keys of train.py that all runs share (base), the arms, the seeds, the data, and how
-a finished run is scored besides (scores). Runs go on side by side, one process each. out_dir gets rows.jsonl (one
-object per finished run), the figures and a folder per run; started again, it keeps the rows it has and continues the
-runs that were stopped.
+An experiment is a config file: arms x settings x seeds, the keys of train.py that all runs share (base), the data, how
+a finished run is scored besides (scores), and what is claimed. Runs go on side by side, one process each. out_dir gets
+rows.jsonl (one object per finished run), the figures, report.html and a folder per run; started again, it keeps the
+rows it has and continues the runs that were stopped.
 
-All arms of a seed see the same data in the same order, and start from the same weights where they share them.
+All arms of a seed see the same data in the same order, and start from the same weights where they share them. With
+selection_seeds each arm's learning rate is chosen on those, in each setting, and the seeds are run at that one.
 """
 
 import json
@@ -25,6 +29,7 @@ from tqdm import tqdm
 
 import configurator
 import plot
+import verdict as verdicts
 from configurator import UserError, key
 from evaluate import EvaluateConfig
 from hardware import usable_cores
@@ -38,8 +43,10 @@ class ExperimentConfig:
     name: str = key("experiment", "what it is called")
     base: dict = key({}, "keys of train.py that every run has")
     arms: dict = key({}, "{name of the arm: its keys of train.py}")
-    learning_rates: list[float] = key([], "every arm is run at each of these, and where it diverges is said", above=0)
+    settings: dict = key({}, '{name: keys of train.py, and under "data" of the prepare script}: all arms in each')
     seeds: list[int] = key([0], "one run of every arm per seed; the seed of the data, too", at_least=0)
+    learning_rates: list[float] = key([], "with selection_seeds: to choose from; without: all are run", above=0)
+    selection_seeds: list[int] = key([], "seeds that the learning rates are chosen on, and nothing else", at_least=0)
     prepare: str = key("mqar", "which data/*/prepare.py makes the data")
     data: dict = key({}, "keys of that script")
     metric: str = key("accuracy", "what the table and the curves show", choices=("accuracy", "val_loss"))
@@ -52,6 +59,11 @@ class ExperimentConfig:
     failure_within: float = key(
         0.03, "failure: the mean accuracies are no further apart than this, or a run is not finite"
     )
+    solved_above: float | None = key(None, "a run with a higher accuracy has solved the task; how many did is said")
+    claims: dict = key({}, '{claim: {"contrast": {arm: weight}, "above": threshold}}, judged by verdict.py')
+    run: bool = key(True, "false: no run is started, the rows that are there are shown")
+    dry_run: bool = key(False, "show the list and its estimated hours, and do nothing")
+    shard: str | None = key(None, "i/n: run every n-th of the list, from the i-th on (several machines, one folder)")
     out_dir: str | None = key(None, "where rows, figure and runs go (None: results/NAME)")
     jobs: int = key(0, "runs at a time (0: as many as there are cores)", at_least=0)
 
@@ -60,17 +72,28 @@ class ExperimentConfig:
         for arm in (self.baseline, self.treatment):
             if (self.baseline, self.treatment) != (None, None):
                 configurator.check_choice("arms", arm, self.arms)
-        for name, keys in self.arms.items():  # a wrong key is found before the first run
-            if not isinstance(keys, dict):
-                raise UserError(f"arms: {name}={keys!r}: must be a dict of keys of train.py")
-            configurator.build(TrainConfig, self.base | keys, source=f"arm {name!r}")
-        if self.learning_rates and self.metric != "val_loss":
-            raise UserError(f"metric={self.metric!r}: with learning_rates it must be val_loss, which tells divergence")
-        if self.learning_rates:
-            each = [(arm, keys, rate) for arm, keys in self.arms.items() for rate in self.learning_rates]
-            self.arms = {f"{arm} at {rate:g}": keys | {"learning_rate": rate} for arm, keys, rate in each}
+        for kind, named in (("arms", self.arms), ("settings", self.settings)):
+            for name, keys in named.items():
+                if not isinstance(keys, dict):
+                    raise UserError(f"{kind}: {name}={keys!r}: must be a dict of keys of train.py")
+        for run in runs_of(self, self.seeds[:1], self.learning_rates[:1]):  # a wrong key is found before the first run
+            configurator.build(TrainConfig, run["config"], source=f"arm {run['arm']!r}")
         for name, keys in self.scores.items():
             configurator.build(EvaluateConfig, keys, source=f"score {name!r}")
+        for name, claim in self.claims.items():
+            if not isinstance(claim, dict) or set(claim) - {"setting"} != {"contrast", "above"}:
+                raise UserError(f"claims: {name}: must have a contrast and above, and may have a setting")
+            for arm in claim["contrast"]:
+                configurator.check_choice(f"claims: {name}", arm, self.arms)
+            if self.settings:
+                configurator.check_choice(f"claims: {name}: setting", claim.get("setting"), self.settings)
+        if bool(self.selection_seeds) and not self.learning_rates:
+            raise UserError("selection_seeds: there are no learning_rates to choose from")
+        if set(self.selection_seeds) & set(self.seeds):
+            raise UserError(f"selection_seeds={self.selection_seeds}: the comparison uses some of them, too")
+        if self.learning_rates and not self.selection_seeds and self.metric != "val_loss":
+            raise UserError(f"metric={self.metric!r}: with learning_rates it must be val_loss, which tells divergence")
+        parse_shard(self.shard)
 
     @property
     def max_iters(self):
@@ -80,46 +103,155 @@ class ExperimentConfig:
 def main(argv):
     config = configurator.load(ExperimentConfig, argv, program="experiment.py", description=__doc__)
     out_dir = Path(config.out_dir or HERE / "results" / config.name)
+    if config.dry_run:
+        print(estimate(config, read_rows(out_dir)))
+        return
     rows = run_all(config, out_dir)
-    print(table(config, rows))
-    if config.baseline is not None:
-        print(f"\nverdict: {verdict(config, rows)}")
-        print(f"cost of the gate: {cost(config, rows)}")
-    if config.learning_rates:
+    if rows is None:
+        return
+    for setting in config.settings or [None]:
+        own = [row for row in rows if row.get("setting") == setting]
+        print(table(config, own, setting))
+        if config.baseline is not None:
+            print(f"\nverdict: {verdict(config, own)}")
+            print(f"cost of the gate: {cost(config, own)}")
+    if config.learning_rates and not config.selection_seeds:
         print(divergence(rows))
+    judged = judge_claims(config, rows)
+    print(claims_table(judged), end="")
     figures = plot.experiment(rows, out_dir)
-    report = plot.report(rows, figures, out_dir / "report.html")
+    report = plot.report(rows, figures, out_dir / "report.html", judged)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, report])))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The list of runs
+
+
+def runs_of(config, seeds, rates, chosen=None):
+    """Every run of the seeds: settings x arms x rates. chosen: {(setting, arm): rate}, instead of rates."""
+    runs = []
+    for seed in seeds:
+        for setting, changes in (config.settings or {None: {}}).items():
+            data = config.data | changes.get("data", {})
+            base = config.base | {name: value for name, value in changes.items() if name != "data"}
+            for arm, keys in config.arms.items():
+                for rate in [chosen[setting, arm]] if chosen else rates or [None]:
+                    run = {"arm": arm, "seed": seed, "data": data, "config": base | keys | {"seed": seed}}
+                    if rate is not None:
+                        run["config"]["learning_rate"] = rate
+                    if rate is not None and not config.selection_seeds:
+                        run["arm"] = f"{arm} at {rate:g}"
+                    elif rate is not None and chosen is None:
+                        run["purpose"] = "selection"
+                    if setting is not None:
+                        run["setting"] = setting
+                    if config.scores:
+                        run |= {"scored": config.scores, "score_data": config.score_data}
+                    runs.append(json.loads(json.dumps(run)))  # as it will be read again: a tuple comes back as a list
+    return runs
+
+
+def choose_rates(config, rows):
+    """{(setting, arm): learning rate}, of the best mean over the selection seeds; None if some of their rows lack."""
+    sign, chosen = (1 if config.metric == "accuracy" else -1), {}
+    runs = runs_of(config, config.selection_seeds, config.learning_rates)
+    found = [find_row(rows, run) for run in runs]
+    if None in found:
+        return None
+    for setting, arm in dict.fromkeys((run.get("setting"), run["arm"]) for run in runs):
+        means = {}
+        for rate in config.learning_rates:
+            own = [
+                r for r in found if (r.get("setting"), r["arm"], r["config"]["learning_rate"]) == (setting, arm, rate)
+            ]
+            ends = [-math.inf if row[config.metric] is None else sign * row[config.metric] for row in own]
+            means[rate] = statistics.fmean(ends)
+        chosen[setting, arm] = max(means, key=means.get)
+    return chosen
+
+
+def parse_shard(shard):
+    """i/n -> (i, n), counted from 1. None -> (1, 1)."""
+    first, slash, count = (shard or "1/1").partition("/")
+    if not (slash and first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
+        raise UserError(f"shard={shard!r}: write i/n, from 1/n to n/n")
+    return int(first), int(count)
+
+
+def estimate(config, rows):
+    """The list of runs that have no row, and the hours they will take: by the rows of their arm, else unknown."""
+    runs = runs_of(config, config.seeds, config.learning_rates[: 1 if config.selection_seeds else None])
+    if config.selection_seeds:
+        runs = runs_of(config, config.selection_seeds, config.learning_rates) + runs
+    waiting = [run for run in runs if find_row(rows, run) is None]
+    lines, seconds, unknown = [], 0.0, 0
+    for run in waiting:
+        same = [r for r in rows if r["arm"].split(" at ")[0] == run["arm"].split(" at ")[0]]
+        same = [r for r in same if r.get("setting") == run.get("setting")]
+        expected = statistics.median(r["seconds"] for r in same) if same else None
+        lines.append(f"{name_of(run):<60}{'?' if expected is None else f'{expected:.0f} s':>10}")
+        seconds, unknown = seconds + (expected or 0), unknown + (expected is None)
+    jobs = config.jobs or usable_cores()
+    known = f"{seconds / 3600 / jobs:.1f} hours, {jobs} at a time, for the {len(waiting) - unknown} whose arm has a row"
+    return "\n".join([*lines, f"{len(waiting)} of {len(runs)} runs to do: {known}; {unknown} unknown"])
+
+
+def name_of(run):
+    """The folder of a run."""
+    rate = f"lr{run['config']['learning_rate']:g}" if "purpose" in run else None
+    parts = [run.get("setting"), run["arm"], rate, f"seed{run['seed']}"]
+    return "-".join(part for part in parts if part)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Running
 
 
+def read_rows(out_dir):
+    """The rows of this machine and of the others that share the folder."""
+    return [row for file in sorted(out_dir.glob("rows*.jsonl")) for row in plot.read_jsonl(file)]
+
+
 def run_all(config, out_dir):
-    """The rows of all runs, in the order of the list: those that rows.jsonl has, and the others, run now."""
-    plan = []
-    for seed in config.seeds:
-        for arm, keys in config.arms.items():
-            run = {"arm": arm, "seed": seed, "data": config.data, "config": config.base | keys | {"seed": seed}}
-            if config.scores:
-                run |= {"scored": config.scores, "score_data": config.score_data}
-            plan.append(json.loads(json.dumps(run)))  # as it will be read again: a tuple comes back as a list
-    file = out_dir / "rows.jsonl"
+    """The rows of all runs, in the order of the list: those that are there, and the others, run now.
+
+    None where another shard has some of them still to do.
+    """
+    chosen = None
+    if config.selection_seeds:
+        runs = runs_of(config, config.selection_seeds, config.learning_rates)
+        chosen = choose_rates(config, run_list(config, runs, out_dir, "choosing learning rates"))
+        if chosen is None:
+            print("the learning rates are chosen when all runs of the selection seeds are there")
+            return None
+        for (setting, arm), rate in chosen.items():
+            print(f"learning rate of {f'{setting}: ' if setting else ''}{arm}: {rate:g}")
+    runs = runs_of(config, config.seeds, config.learning_rates, chosen)
+    rows = run_list(config, runs, out_dir, config.name)
+    found = [row for run in runs if (row := find_row(rows, run)) is not None]
+    if len(found) < len(runs):
+        print(f"{len(runs) - len(found)} of {len(runs)} runs have no row yet")
+    return found if found and (len(found) == len(runs) or not config.run) else None
+
+
+def run_list(config, runs, out_dir, title):
+    """Runs what has no row, this shard's part of it. Returns all rows there are then."""
     out_dir.mkdir(parents=True, exist_ok=True)
-    rows = plot.read_jsonl(file)
-    waiting = [run for run in plan if find_row(rows, run) is None]
-    done = len(plan) - len(waiting)
-    print(f"{config.name}: {len(plan)} runs of {config.max_iters:,} steps, {done} of them done already")
-    if waiting:
+    rows, (first, count) = read_rows(out_dir), parse_shard(config.shard)
+    waiting = [run for run in runs[first - 1 :: count] if find_row(rows, run) is None]
+    done = sum(find_row(rows, run) is not None for run in runs)
+    print(f"{title}: {len(runs)} runs of {config.max_iters:,} steps, {done} of them done already")
+    if waiting and config.run:
+        file = out_dir / ("rows.jsonl" if count == 1 else f"rows.{first}-of-{count}.jsonl")
         if file.is_file():
             os.truncate(file, file.read_bytes().rfind(b"\n") + 1)  # a kill may have cut the last row short
         with open(file, "a") as rows_file:
             for row in run_side_by_side(config, waiting, out_dir):
-                rows.append(row)
                 rows_file.write(json.dumps(row, allow_nan=False) + "\n")
                 rows_file.flush()
-    return [find_row(rows, run) for run in plan]
+        rows = read_rows(out_dir)
+    return rows
 
 
 def find_row(rows, run):
@@ -165,8 +297,9 @@ def run_side_by_side(config, waiting, out_dir):
 
 def start(config, run, out_dir, threads):
     """Starts a run: train.py, and behind it evaluate.py for each of the scores."""
-    data = prepare(config, run["data"] | {"seed": run["seed"]}, out_dir / "data" / f"seed{run['seed']}")
-    folder = out_dir / f"{run['arm']}-seed{run['seed']}"
+    place = "-".join(filter(None, [run.get("setting"), f"seed{run['seed']}"]))
+    data = prepare(config, run["data"] | {"seed": run["seed"]}, out_dir / "data" / place)
+    folder = out_dir / name_of(run)
     folder.mkdir(parents=True, exist_ok=True)
     keys = run["config"] | {"dataset": str(data), "out_dir": str(folder), "threads": threads}
     if not was_made_for(run, folder / "run.json"):
@@ -269,16 +402,58 @@ def show(config, row):
     return f"accuracy {end:.1%}" if config.metric == "accuracy" else f"loss {end:.4f}"
 
 
-def table(config, rows):
-    """One line per arm, every seed shown."""
-    width = max(len(arm) for arm in config.arms) + 2
+def table(config, rows, setting=None):
+    """One line per arm, every seed shown; with solved_above how many seeds solved it, and how soon."""
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    width = max(map(len, arms)) + 2
     title = "End accuracy" if config.metric == "accuracy" else "Validation loss at the end (nats a token)"
-    lines = [f"\n{title}, by seed\n{'arm':<{width}}" + "".join(f"{seed:>8}" for seed in config.seeds) + "    mean"]
-    form = ">8.1%" if config.metric == "accuracy" else ">8.4f"
-    for arm in config.arms:
-        ends = [number(row[config.metric]) for row in rows if row["arm"] == arm]
-        lines.append(f"{arm:<{width}}" + "".join(f"{end:{form}}" for end in [*ends, statistics.fmean(ends)]))
+    title += f", {setting}" if setting else ""
+    head = f"{'arm':<{width}}" + "".join(f"{seed:>8}" for seed in config.seeds) + "    mean"
+    head += "  solved  steps to it" if config.solved_above is not None else ""
+    lines, form = [f"\n{title}, by seed", head], ">8.1%" if config.metric == "accuracy" else ">8.4f"
+    for arm in arms:
+        by_seed = {row["seed"]: row for row in rows if row["arm"] == arm}
+        ends = [number(row[config.metric]) for row in by_seed.values()]
+        cells = [f"{number(by_seed[s][config.metric]):{form}}" if s in by_seed else " not run" for s in config.seeds]
+        line = f"{arm:<{width}}" + "".join(cells) + f"{statistics.fmean(ends):{form}}"
+        if config.solved_above is not None:
+            steps = [steps_to(row["curve"], config.solved_above) for row in by_seed.values()]
+            reached = [step for step in steps if step is not None]
+            solved = sum(end > config.solved_above for end in ends)
+            line += f"{f'{solved}/{len(ends)}':>8}{f'{statistics.median(reached):,.0f}' if reached else '-':>13}"
+        lines.append(line)
     return "\n".join(lines)
+
+
+def steps_to(curve, accuracy):
+    """The first evaluated step above it, or None."""
+    return next((step for step, value in curve if value > accuracy), None)
+
+
+def judge_claims(config, rows):
+    """[{claim, setting, verdict, ...}]: all claims of the experiment are one family."""
+    judged, asked = [], []
+    for name, claim in config.claims.items():
+        own = [row for row in rows if row.get("setting") == claim.get("setting")]
+        values = verdicts.contrast(own, claim["contrast"], config.metric)
+        judged.append({"claim": name, "setting": claim.get("setting"), "by_seed": values})
+        asked.append((list(values.values()), claim["above"]))
+    return [about | result for about, result in zip(judged, verdicts.judge(asked), strict=True)]
+
+
+def claims_table(judged):
+    """A line per claim: the word, and what it rests on. Accuracies are fractions, losses nats."""
+    lines = []
+    for claim in judged:
+        said = f"{claim['claim']}: {claim['verdict']}"
+        if "mean" in claim:
+            said += (
+                f" ({claim['mean']:+.4f}, 95% interval {claim['low']:+.4f} to {claim['high']:+.4f}, beyond "
+                f"{claim['threshold']:g}; p {claim['p_holm']:.3g} after Holm, exact {claim['p_exact']:.3g}, "
+                f"{claim['n']} seeds)"
+            )
+        lines.append(said + "\n")
+    return "".join(["\n", *lines]) if lines else ""
 
 
 def divergence(rows):

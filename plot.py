@@ -382,9 +382,13 @@ def rate_curves(rows, path):
 # The report
 
 
-def report(rows, figures, path):
+def report(rows, figures, path, claims=()):
     """Writes an HTML file that holds the figures and the tables of an experiment, and needs nothing else. Its path."""
     parts = [f"<h1>{html.escape(path.parent.resolve().name)}</h1>"]
+    if claims:
+        columns = ["claim", "verdict", "mean", "low", "high", "threshold", "p_holm", "p_exact", "n"]
+        cells = [[claim.get(name, "") for name in columns] for claim in claims]
+        parts += ["<h2>Claims</h2>", html_table(columns, cells)]
     for figure in figures:
         image = base64.b64encode(Path(figure).read_bytes()).decode()
         parts.append(f'<figure><img alt="{html.escape(figure.stem)}" src="data:image/png;base64,{image}"></figure>')

@@ -22,7 +22,7 @@ def contrast(rows, weights, metric):
     sums = {}
     for seed in seeds:
         found = [values.get((arm, seed)) for arm in weights]
-        if all(value is not None and math.isfinite(value) for value in found):
+        if all(value is not None and math.isfinite(value) for value in found):  # a run that diverged has None
             sums[seed] = sum(weight * value for weight, value in zip(weights.values(), found, strict=True))
     return sums
 

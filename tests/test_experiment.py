@@ -4,6 +4,7 @@ Experiments: what is run, what is kept, what is said of it.
     python -m pytest tests/test_experiment.py
 """
 
+import dataclasses
 import json
 import math
 import shutil
@@ -220,6 +221,110 @@ def test_every_arm_is_run_at_every_rate_and_where_it_diverges_is_said(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# The list, its parts, the rates, the claims
+
+
+def made_row(run, value):
+    """A row as a finished run writes it, with that accuracy."""
+    row = run | {"finite": value is not None, "accuracy": value, "val_loss": 1.0, "metric": "accuracy"}
+    return row | {"curve": [[0, 0.1], [50, 0.5], [100, value or 0.0]], "seconds": 36.0, "scores": {}}
+
+
+def listed(**keys):
+    arms = {"none": {"gate": "none"}, "gated": {"gate": "elementwise"}}
+    settings = {"d16": {"n_embd": 16, "data": {"pairs": 2}}, "d32": {"n_embd": 32}}
+    return experiment.ExperimentConfig(
+        **dict(name="listed", arms=arms, settings=settings, seeds=[0, 1], data=DATA, base={"n_head": 2}) | keys
+    )
+
+
+def write_rows(out_dir, rows, name="rows.jsonl"):
+    out_dir.mkdir(exist_ok=True)
+    (out_dir / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_every_setting_has_every_arm_and_its_own_data():
+    runs = experiment.runs_of(listed(), [0, 1], [])
+    assert [experiment.name_of(run) for run in runs] == [
+        "d16-none-seed0", "d16-gated-seed0", "d32-none-seed0", "d32-gated-seed0",
+        "d16-none-seed1", "d16-gated-seed1", "d32-none-seed1", "d32-gated-seed1",
+    ]  # fmt: skip
+    assert [run["data"]["pairs"] for run in runs[:4]] == [2, 2, 4, 4]
+    assert [run["config"]["n_embd"] for run in runs[:4]] == [16, 16, 32, 32]
+    assert all("data" not in run["config"] for run in runs)
+
+
+def test_the_shards_of_a_list_are_the_list(tmp_path, monkeypatch):
+    config, ran = listed(), []
+
+    def run_side_by_side(config, waiting, out_dir):
+        for run in waiting:
+            ran.append(experiment.name_of(run))
+            yield made_row(run, 0.5)
+
+    monkeypatch.setattr(experiment, "run_side_by_side", run_side_by_side)
+    everything = [experiment.name_of(run) for run in experiment.runs_of(config, config.seeds, [])]
+    for i in (1, 2, 3):
+        rows = experiment.run_all(dataclasses.replace(config, shard=f"{i}/3"), tmp_path)
+        assert (rows is None) == (i < 3)
+    assert sorted(ran) == sorted(everything) and len(set(ran)) == 8
+    assert [experiment.name_of(row) for row in rows] == everything
+    assert experiment.run_all(config, tmp_path) == rows and len(ran) == 8
+
+
+def test_rates_are_chosen_on_the_selection_seeds_and_the_seeds_run_at_them(tmp_path, monkeypatch, capsys):
+    config = listed(settings={}, seeds=[0], selection_seeds=[7, 8], learning_rates=[0.001, 0.01])
+    scores = {("none", 0.001): 0.6, ("none", 0.01): 0.5, ("gated", 0.001): 0.6, ("gated", 0.01): 0.7}
+
+    def run_side_by_side(config, waiting, out_dir):
+        for run in waiting:
+            rate, seed = run["config"]["learning_rate"], run["seed"]
+            diverged = (run["arm"], rate, seed) == ("none", 0.001, 8)  # one seed of the better rate is not finite
+            yield made_row(run, None if diverged else scores[run["arm"], rate])
+
+    monkeypatch.setattr(experiment, "run_side_by_side", run_side_by_side)
+    rows = experiment.run_all(config, tmp_path)
+    assert [(row["arm"], row["seed"], row["config"]["learning_rate"]) for row in rows] == [
+        ("none", 0, 0.01), ("gated", 0, 0.01)
+    ]  # fmt: skip
+    assert "learning rate of none: 0.01" in capsys.readouterr().out
+    assert len(experiment.read_rows(tmp_path)) == 2 * 2 * 2 + 2
+
+
+def test_a_dry_run_lists_what_is_left_and_estimates_its_hours(tmp_path, capsys):
+    config = listed(jobs=1)
+    runs = experiment.runs_of(config, config.seeds, [])
+    text = experiment.estimate(config, [made_row(runs[0], 0.5)])
+    assert len(text.splitlines()) == 8 and "d16-none-seed0" not in text
+    assert text.splitlines()[-1].startswith(
+        "7 of 8 runs to do: 0.0 hours, 1 at a time, for the 1 whose arm has a row; 6"
+    )
+
+
+def test_claims_are_judged_by_setting_and_tables_are_made_again_from_the_rows(tmp_path, capsys):
+    gain = {"gated": 1, "none": -1}
+    claims = {name: {"contrast": gain, "above": 0.05, "setting": name} for name in ("d16", "d32")}
+    config = listed(seeds=[0, 1, 2], claims=claims, solved_above=0.75, run=False)
+    value = {("d16", "none"): 0.5, ("d16", "gated"): 0.8, ("d32", "none"): 0.5, ("d32", "gated"): 0.5}
+    runs = experiment.runs_of(config, config.seeds, [])
+    rows = [made_row(run, value[run["setting"], run["arm"]] + run["seed"] / 1000) for run in runs]
+    write_rows(tmp_path, rows)
+    judged = experiment.judge_claims(config, experiment.run_all(config, tmp_path))
+    assert [claim["verdict"] for claim in judged] == ["supported", "not supported"]
+    assert judged[0]["by_seed"] == pytest.approx({0: 0.3, 1: 0.3, 2: 0.3})
+    assert "d16: supported (+0.3000, 95% interval" in experiment.claims_table(judged)
+    words = [f"--config_override={json.dumps(dataclasses.asdict(config))}", f"--out_dir={tmp_path}"]
+    capsys.readouterr()
+    experiment.main(words)
+    first = capsys.readouterr().out
+    files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert "gated     80.0%   80.1%   80.2%   80.1%     3/3          100" in first
+    experiment.main(words)
+    assert capsys.readouterr().out == first
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == files
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Mistakes, and runs that fail
 
 
@@ -236,6 +341,12 @@ def test_a_wrong_key_is_found_before_the_first_run(run, tmp_path, base, started,
         (dict(scores='{"longer": {"lenghts": 5}}'), "score 'longer': unknown key 'lenghts' (did you mean 'lengths'?)"),
         (dict(metric="loss"), "metric='loss': must be one of accuracy, val_loss"),
         (dict(learning_rates="0.1"), "metric='accuracy': with learning_rates it must be val_loss"),
+        (dict(learning_rates="0.1", selection_seeds="1"), "selection_seeds=[1]: the comparison uses some of them"),
+        (dict(selection_seeds="5"), "selection_seeds: there are no learning_rates"),
+        (dict(shard="3/2"), "shard='3/2': write i/n"),
+        (dict(settings='{"a": {"n_layr": 1}}'), "unknown key 'n_layr'"),
+        (dict(claims='{"helps": {"contrast": {"gatd": 1}, "above": 0}}'), "claims: helps"),
+        (dict(claims='{"helps": {"contrast": {}}}'), "claims: helps: must have a contrast and above"),
         (dict(base=base | {"max_iter": 5}), "unknown key 'max_iter' (did you mean 'max_iters'?)"),
         (dict(data=DATA | {"pair": 4}), "prepare.py failed: error: config_override: unknown key"),
         (dict(prepare="mqra"), "prepare.py failed"),
