@@ -7,7 +7,8 @@ quarter of them for the three evaluations of the whole validation split. Other a
     python data/wikitext103/prepare.py
     python train.py config/wikitext103/laptop.py
 
-Result: not run yet on the training split; on the validation articles (wikitext103-mini) see the README.
+Result: not run yet on the training split. Trained on the validation articles instead (wikitext103-mini): 6.358 nats a
+token, 1,612 word perplexity, 2.042 bits per byte on the test articles after 200 steps, and it overfits from there on.
 """
 
 dataset = "data/wikitext103"
