@@ -328,17 +328,21 @@ def context_curves(rows, path):
     figure, panels = plt.subplots(1, len(mixers), figsize=(4.2 * len(mixers), 4.2), sharey=True, squeeze=False)
     for axes, (mixer, arms) in zip(panels[0], mixers.items(), strict=True):
         for linestyle, gate, own in arms:
+            shown = []
             for colour, name in zip(COLOURS, own[0]["scores"], strict=False):
                 scores = [row["scores"][name] for row in own]
                 ends = [[result for result in score["lengths"] if "by_position" in result][-1] for score in scores]
                 positions = [position for position, _ in ends[0]["by_position"]]
                 losses = zip(*([loss for _, loss in end["by_position"]] for end in ends), strict=True)
                 mean = [sum(values) / len(values) for values in losses]
+                if mean in shown:  # without RoPE there is nothing to scale
+                    continue
+                shown.append(mean)
                 axes.plot(positions, mean, color=colour, linestyle=linestyle, label=f"{name}, gate {gate}")
                 trained = scores[0]["trained_length"]
         axes.axvline(trained, color="0.5", linestyle=":", linewidth=1)
         unreached = [result["block_size"] for result in scores[0]["lengths"] if "limit" in result]
-        ending = f": refuses {', '.join(map(str, unreached))}" if unreached else ""
+        ending = f"\n(refuses {', '.join(map(str, unreached))})" if unreached else ""
         axes.set(xlabel="position in the context (tokens)", title=f"{mixer}, trained at {trained}{ending}")
         axes.legend(frameon=False, fontsize=8)
         dress(axes)

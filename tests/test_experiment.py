@@ -205,14 +205,15 @@ def test_an_experiment_on_text_shows_losses_and_has_no_verdict(base, tmp_path):
 def test_every_arm_is_run_at_every_rate_and_where_it_diverges_is_said(tmp_path):
     keys = dict(arms={"a": {"gate": "none"}, "b": {}}, learning_rates=[0.001, 0.1, 3], metric="val_loss")
     config = experiment.ExperimentConfig(**keys)
-    assert list(config.arms) == ["a at 0.001", "a at 0.1", "a at 3", "b at 0.001", "b at 0.1", "b at 3"]
-    assert config.arms["a at 3"] == {"gate": "none", "learning_rate": 3}
+    runs = experiment.runs_of(config, [0], config.learning_rates)
+    assert [run["arm"] for run in runs] == ["a at 0.001", "a at 0.1", "a at 3", "b at 0.001", "b at 0.1", "b at 3"]
+    assert runs[2]["config"] == {"gate": "none", "learning_rate": 3, "seed": 0}
     ends = [1.0, 1.5, 2.1, 1.0, math.nan, 1.9]  # of runs that begin at 2
+    about = dict(metric="val_loss", data={})
     rows = [
-        {"arm": arm, "seed": 0, "metric": "val_loss", "val_loss": end, "finite": not math.isnan(end), "data": {},
-         "config": config.arms[arm], "curve": [[0, 2.0], [6, end]]}
-        for arm, end in zip(config.arms, ends, strict=True)
-    ]  # fmt: skip
+        run | about | {"val_loss": end, "finite": not math.isnan(end), "curve": [[0, 2.0], [6, end]]}
+        for run, end in zip(runs, ends, strict=True)
+    ]
     said = [line.split() for line in experiment.divergence(rows).splitlines()[2:]]
     assert said == [["a", "0.1", "3"], ["b", "3", "0.1"]]
     figures = plot.experiment(rows, tmp_path)
