@@ -36,7 +36,7 @@ format: .venv/.installed-dev ## let ruff format the code
 	$(PY) -m ruff format .
 
 clean: ## remove what the demo and the tests made (not .venv)
-	rm -rf out .pytest_cache .ruff_cache .hypothesis data/*/*.npy data/*/*.json
+	rm -rf out .pytest_cache .ruff_cache .hypothesis data/*/*.npy data/*/*.json data/*/.*.json
 	find data -type d -empty -delete
 
 .venv/bin/python:

@@ -257,9 +257,26 @@ def styles(rows):
 
 
 def metric_curves(rows, path):
-    """What the experiment measures against the step: a line per run, a colour per arm."""
-    figure, axes = plt.subplots(figsize=(7, 4.2))
-    style = styles(rows)
+    """What the experiment measures against the step: a panel per setting, a line per run, a colour per arm."""
+    settings = list(dict.fromkeys(row.get("setting") for row in rows))
+    columns, style = min(len(settings), 4), styles(rows)
+    size = (7, 4.2) if columns == 1 else (4 * columns, 3.6 * -(-len(settings) // columns))
+    figure, panels = plt.subplots(-(-len(settings) // columns), columns, figsize=size, squeeze=False, sharey=True)
+    for axes in panels.flat[len(settings) :]:
+        axes.set_axis_off()
+    for axes, setting in zip(panels.flat, settings, strict=False):
+        metric_panel(axes, [row for row in rows if row.get("setting") == setting], style)
+        axes.set_title(setting)
+        dress(axes)
+    handles, labels = panels.flat[0].get_legend_handles_labels()
+    if columns == 1 and len(labels) <= 5:
+        panels[0, 0].legend(frameon=False)
+    else:
+        figure.legend(handles, labels, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return write(figure, path)
+
+
+def metric_panel(axes, rows, style):
     is_accuracy = rows[0].get("metric", "accuracy") == "accuracy"
     for row in rows:
         first_of_arm = row is next(other for other in rows if other["arm"] == row["arm"])
@@ -277,7 +294,6 @@ def metric_curves(rows, path):
         axes.set(ylabel="accuracy at the queries (%)", ylim=(0, 100))
     else:
         axes.set(ylabel="validation loss (nats a token)")
-    return save(figure, axes, path)
 
 
 def by_mixer(rows):
@@ -500,7 +516,7 @@ def dress(axes):
 
 def write(figure, path):
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, bbox_inches="tight")  # a legend may stand outside
     plt.close(figure)
     return path
 
