@@ -43,7 +43,7 @@ from data.tokenizer import get_tokenizer
 from hardware import DTYPES, pick_device, pick_dtype, usable_cores
 from meters import decoding_speed
 from model import GPT, MIXERS, GPTConfig
-from recurrence import chunked, recurrent
+from recurrence import chunked, has_fla, recurrent
 
 HERE = Path(__file__).resolve().parent
 
@@ -91,19 +91,14 @@ def main(argv):
 
 
 def describe(config):
-    size, rates = 2048, {}
-    for name in ("float32", "bfloat16"):
-        a, b = (torch.randn(size, size, device=config.device).to(DTYPES[name]) for _ in range(2))
-        seconds = min(seconds_of(lambda a=a, b=b: a @ b, config) for _ in range(5))
-        rates[name] = round(2 * size**3 / seconds / 1e9)
     machine = torch.cuda.get_device_name() if config.device == "cuda" else platform.processor() or platform.machine()
     return {
         "command": " ".join(["python", *sys.argv]),
         "device": f"{config.device}, {machine}, {config.threads} threads",
         "dtype": config.dtype,
         "versions": f"python {platform.python_version()}, torch {torch.__version__}",
-        "kernels": f"plain PyTorch, compile {'on' if config.compile else 'off'}",
-        "gemm_gflops": rates,
+        "kernels": f"{'fla' if has_fla() else 'plain PyTorch'}, compile {'on' if config.compile else 'off'}",
+        "gemm_gflops": {name: round(gemm_rate(config, name)) for name in ("float32", "bfloat16")},
     }
 
 
@@ -193,8 +188,16 @@ def show(value):
 # Sides: a training step of ours, of ours in plain PyTorch, of nanoGPT
 
 
+def update(model, optimizer, loss):
+    """The rest of a step, the same for all sides."""
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
 def our_step(config, dtype, batch, compiled=False, **keys):
-    """step() trains ours once on the batch (inputs, targets), as train.py does, without the clipping's wait."""
+    """step() trains ours once on the batch (inputs, targets), as train.py does."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(**keys)).to(config.device)
     optimizer = torch.optim.AdamW(model.parameter_groups(0.1), lr=1e-4, betas=(0.9, 0.95), fused=True)
@@ -203,10 +206,7 @@ def our_step(config, dtype, batch, compiled=False, **keys):
     def step():
         with torch.autocast(config.device, DTYPES[dtype], enabled=dtype != "float32"):
             loss = forward(*batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        update(model, optimizer, loss)
 
     step.model = model
     return step
@@ -221,10 +221,7 @@ def plain_step(config, batch, **keys):
 
     def step():
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        update(model, optimizer, loss)
 
     return step
 
@@ -257,10 +254,7 @@ def nanogpt_step(path, config, batch, vocab_size, dtype="float32"):
     def step():
         with torch.autocast(config.device, DTYPES[dtype], enabled=dtype != "float32"):
             _, loss = model(*batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        update(model, optimizer, loss)
 
     return step
 
@@ -331,6 +325,7 @@ def bench_train(config, report):
 
 
 def gemm_rate(config, dtype, size=1024):
+    """GFLOP/s of a matrix product, the fastest of five."""
     a, b = (torch.randn(size, size, device=config.device).to(DTYPES[dtype]) for _ in range(2))
     return 2 * size**3 / min(seconds_of(lambda: a @ b, config) for _ in range(5)) / 1e9
 

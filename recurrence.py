@@ -19,6 +19,7 @@ Everything in the first three is at least float32, whatever autocast says: decay
 bfloat16. There is no scale: a mixer scales its q.
 """
 
+import functools
 import importlib.util
 
 import torch
@@ -127,6 +128,7 @@ class _States(torch.autograd.Function):
         return d_new, d_decays, G
 
 
+@functools.cache  # every layer asks, in every step
 def has_fla():
     return torch.cuda.is_available() and importlib.util.find_spec("fla") is not None
 

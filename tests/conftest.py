@@ -11,6 +11,8 @@ import pytest
 # before torch is first imported: tests run side by side, one thread each
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import torch  # noqa: E402
+
 import train  # noqa: E402
 from configurator import UserError  # noqa: E402
 from data.mqar import prepare as mqar_prepare  # noqa: E402
@@ -58,6 +60,20 @@ class Helpers:
         losses = {row["step"]: row["loss"] for row in rows}
         assert len(losses) == len(rows)
         return losses
+
+    @classmethod
+    def equal(cls, a, b):
+        """Whether two checkpoints' values are the same to the bit."""
+        if isinstance(a, dict):
+            return a.keys() == b.keys() and all(cls.equal(a[name], b[name]) for name in a)
+        if isinstance(a, list):
+            return len(a) == len(b) and all(map(cls.equal, a, b))
+        return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+    @staticmethod
+    def without_times(rows):
+        """Rows of metrics.jsonl without what no two runs have in common."""
+        return [{k: v for k, v in row.items() if k not in ("tokens_per_second", "seconds")} for row in rows]
 
     @staticmethod
     def script(*words, stdin=None):

@@ -65,15 +65,6 @@ def end(process):
     return process.exitcode
 
 
-def equal(a, b):
-    """Whether two checkpoints' values are the same to the bit."""
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[name], b[name]) for name in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(equal, a, b))
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-
-
 def sampled(out):
     """Tokens drawn from the last checkpoint."""
     model, _ = load_model(out)
@@ -86,11 +77,8 @@ def check_same_run(ours, theirs, helpers):
     for name in ("ckpt.pt", "best.pt"):
         a, b = (checkpoints.load(out / name) for out in (ours, theirs))
         for part in ("model", "optimizer", "scaler", "rng", "iter_num", "best_val_loss"):
-            assert equal(a[part], b[part]), (name, part)
-    rows = [
-        [{k: v for k, v in row.items() if k not in ("tokens_per_second", "seconds")} for row in helpers.metrics(out)]
-        for out in (ours, theirs)
-    ]
+            assert helpers.equal(a[part], b[part]), (name, part)
+    rows = [helpers.without_times(helpers.metrics(out)) for out in (ours, theirs)]
     assert rows[0] == rows[1]
     assert sampled(ours) == sampled(theirs)
     assert sorted(f.name for f in ours.iterdir()) == sorted(f.name for f in theirs.iterdir())

@@ -134,19 +134,6 @@ def test_the_seed_settles_the_run_and_another_seed_gives_another(run, trained, h
     assert helpers.losses(again) == helpers.losses(trained) != helpers.losses(other)
 
 
-def equal(a, b):
-    """Whether two checkpoints' values are the same to the bit."""
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[name], b[name]) for name in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(equal, a, b))
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-
-
-def without_times(rows):
-    return [{k: v for k, v in row.items() if k not in ("tokens_per_second", "seconds")} for row in rows]
-
-
 @pytest.mark.parametrize("keys", [dict(), dict(dropout=0.1, gradient_accumulation_steps=3)], ids=["plain", "dropout"])
 def test_stop_and_resume_equals_one_run_to_the_bit(run, helpers, keys):
     keys = dict(keys, lr_decay_iters=8)
@@ -155,9 +142,9 @@ def test_stop_and_resume_equals_one_run_to_the_bit(run, helpers, keys):
     parts = run("parts", init_from="resume", **keys)
     ours, theirs = (checkpoints.load(out / "ckpt.pt") for out in (whole, parts))
     for name in ("model", "optimizer", "scaler", "rng", "iter_num", "best_val_loss", "model_args"):
-        assert equal(ours[name], theirs[name]), name
-    assert equal(*(checkpoints.load(out / "best.pt")["model"] for out in (whole, parts)))
-    assert without_times(helpers.metrics(whole)) == without_times(helpers.metrics(parts))
+        assert helpers.equal(ours[name], theirs[name]), name
+    assert helpers.equal(*(checkpoints.load(out / "best.pt")["model"] for out in (whole, parts)))
+    assert helpers.without_times(helpers.metrics(whole)) == helpers.without_times(helpers.metrics(parts))
 
 
 def test_resume_after_a_kill_drops_the_rows_that_are_run_again(run, helpers):
@@ -169,15 +156,15 @@ def test_resume_after_a_kill_drops_the_rows_that_are_run_again(run, helpers):
     kept = [row for row in rows if json.loads(row)["step"] <= 6]
     (killed / "metrics.jsonl").write_text("\n".join(kept) + '\n{"event": "tra')
     run("killed", init_from="resume", **keys)
-    assert without_times(helpers.metrics(killed)) == without_times(helpers.metrics(whole))
+    assert helpers.without_times(helpers.metrics(killed)) == helpers.without_times(helpers.metrics(whole))
 
 
 def test_resuming_a_finished_run_only_evaluates_it_again(run, helpers):
     out = run("out")
     before, weights = helpers.metrics(out), checkpoints.load(out)["model"]
     run("out", init_from="resume")
-    assert without_times(helpers.metrics(out)) == without_times(before)
-    assert equal(checkpoints.load(out)["model"], weights)
+    assert helpers.without_times(helpers.metrics(out)) == helpers.without_times(before)
+    assert helpers.equal(checkpoints.load(out)["model"], weights)
 
 
 def test_resume_takes_the_model_from_the_checkpoint(run, text, tmp_path, helpers):
