@@ -40,7 +40,7 @@ from configurator import UserError, check_choice, key
 from data.mqar import prepare as mqar
 from data.shards import IGNORE, open_dataset
 from data.tokenizer import get_tokenizer
-from hardware import DTYPES, pick_device, pick_dtype, usable_cores
+from hardware import DTYPES, keep_freed_memory, pick_device, pick_dtype, usable_cores
 from meters import decoding_speed
 from model import GPT, MIXERS, GPTConfig
 from recurrence import chunked, has_fla, recurrent
@@ -70,6 +70,7 @@ def main(argv):
     config.dtype = pick_dtype(config.dtype, config.device)
     config.threads = config.threads or usable_cores()
     torch.set_num_threads(config.threads)
+    keep_freed_memory()  # all sides have it
     if "profile" in config.what:
         print(profile(config))
         return

@@ -60,6 +60,7 @@ class GPTConfig:
     mlp_ratio: float = key(4.0, "hidden width of the MLP over n_embd", above=0)
     dropout: float = key(0.0, "on the embedding and on both residual branches", at_least=0, below=1)
 
+    init: str = key("normal", "how linear weights and embeddings start (init_weights)", choices=("normal", "pytorch"))
     attention: str = key(
         "softmax", "mixer of each layer: softmax, cosformer, gla, mamba2, gated_deltanet, or a pattern a,b,b"
     )
@@ -606,7 +607,9 @@ class GPT(nn.Module):
         |------------------------------------------|-----------------------------------------------------|
         | linear and embedding weights             | N(0, s)                                             |
         | out_proj, mlp.down (residual branches)   | N(0, s / sqrt(2 n_layer))                           |
-        | gates: proj                              | 0 (native gates: N(0, s), as published)             |
+        | init="pytorch": all linear weights       | U(-1/sqrt(fan_in), 1/sqrt(fan_in))                  |
+        | init="pytorch": embeddings               | N(0, 1)                                             |
+        | gates: proj                              | 0 (native gates: as linear weights, as published)   |
         | gates: proj.bias and static              | gate_bias, or 0                                     |
         | gates: slope                             | 1                                                   |
         | norms                                    | 1                                                   |
@@ -639,6 +642,10 @@ class GPT(nn.Module):
                 start += 1.0
             elif path[-1] == "bias":
                 pass
+            elif self.config.init == "pytorch" and path[-2] in ("wte", "wpe"):
+                start.normal_(generator=generator)
+            elif self.config.init == "pytorch":
+                start.uniform_(-(p.shape[1] ** -0.5), p.shape[1] ** -0.5, generator=generator)
             else:
                 is_residual = path[-2] in ("out_proj", "down") and "gates" not in path
                 scale = (2 * self.config.n_layer) ** -0.5 if is_residual else 1.0
