@@ -92,13 +92,15 @@ def main(argv):
 
 
 def describe(config):
+    # of the recurrence in a model, as in Mixer.read; the part ops measures the plain forms
+    kernels = "fla" if config.device == "cuda" and has_fla() else "plain PyTorch"
     machine = torch.cuda.get_device_name() if config.device == "cuda" else platform.processor() or platform.machine()
     return {
         "command": " ".join(["python", *sys.argv]),
         "device": f"{config.device}, {machine}, {config.threads} threads",
         "dtype": config.dtype,
         "versions": f"python {platform.python_version()}, torch {torch.__version__}",
-        "kernels": f"{'fla' if has_fla() else 'plain PyTorch'}, compile {'on' if config.compile else 'off'}",
+        "kernels": f"{kernels}, compile {'on' if config.compile else 'off'}",
         "gemm_gflops": {name: round(gemm_rate(config.device, name) / 1e9) for name in ("float32", "bfloat16")},
     }
 

@@ -57,8 +57,8 @@ def peak_flops(device, dtype):
 
 def gemm_rate(device, dtype):
     """FLOP/s of a matrix product, the fastest of 0.05 s of them: a noisy neighbour can only make one slower."""
-    # on a CPU a few milliseconds, whatever the number of threads
-    n = 512 * round(torch.get_num_threads() ** (1 / 3)) if device == "cpu" else 4096
+    # on a CPU about a millisecond, whatever the number of threads: some are then measured between a neighbour's turns
+    n = 256 * round((2 * torch.get_num_threads()) ** (1 / 3)) if device == "cpu" else 4096
     a = torch.linspace(-1, 1, n * n, device=device).view(n, n).to(DTYPES[dtype])  # a run's random state stays its own
     seconds_of(lambda: a[:64] @ a, device)  # warms up
     seconds = []

@@ -4,6 +4,7 @@ Training: that it learns, that a run is a function of its seed alone, what it wr
     python -m pytest tests/test_train.py
 """
 
+import contextlib
 import functools
 import json
 import math
@@ -106,6 +107,32 @@ def test_processes_share_the_micro_steps_and_change_nothing(
     for event, name in (("train", "grad_norm"), ("eval", "val_loss"), ("eval", "accuracy"), ("eval", "labels")):
         shared, own = ([row[name] for row in helpers.metrics(out, event)] for out in (together, alone))
         assert shared == pytest.approx(own, rel=1e-4), name
+
+
+def test_only_the_last_micro_step_of_a_process_is_all_reduced(run, monkeypatch):
+    class Parallel:
+        def __init__(self, model):
+            self.model, self.waits = model, False
+
+        def __call__(self, *args, **keys):
+            return self.model(*args, **keys)
+
+        @contextlib.contextmanager
+        def no_sync(self):
+            self.waits = True
+            yield
+            self.waits = False
+
+    def watched(run, step):
+        model = Parallel(run.model)
+        waited.append([model.waits for _ in run.micro_losses(step, model)])  # where the backward pass is
+        return take_step(run, step)
+
+    waited, take_step = [], train.Run.step
+    monkeypatch.setattr(train, "DistributedDataParallel", Parallel)
+    monkeypatch.setattr(train.Run, "step", watched)
+    run("out", gradient_accumulation_steps=4, max_iters=2)
+    assert waited == [[True, True, True, False]] * 2
 
 
 def test_four_micro_steps_are_one_batch_four_times_as_large(run, one_process, mixed_mqar, helpers):
@@ -474,6 +501,7 @@ def test_compile_auto_says_why(asked, device, steps, expected):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # inductor's own
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on a CPU")
 def test_a_compiled_run_says_that_it_compiles_and_learns_the_same(run, text, helpers, capsys):
     keys = dict(dataset=text, n_layer=1, gate="elementwise", max_iters=3)
