@@ -1,6 +1,7 @@
 """What a run computes on: device, dtype, threads, the processes that share it. A run says them at its start."""
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -80,6 +81,15 @@ def usable_cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+def keep_freed_memory():
+    """Tells glibc to keep what is freed. It would give large blocks back, and every step then faults them in again."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        m_trim_threshold, m_mmap_max = -1, -4  # malloc.h
+        mallopt(m_mmap_max, 0)
+        mallopt(m_trim_threshold, 2**31 - 1)
+
+
 class Processes:
     """This process among those that torchrun started: rank, world_size, device. One process without torchrun.
 
@@ -95,6 +105,7 @@ class Processes:
         # torchrun says OMP_NUM_THREADS=1 to every process: divide the cores instead
         self.threads = threads or max(1, usable_cores() // local_size)
         torch.set_num_threads(self.threads)
+        keep_freed_memory()
         if self.device_type == "cuda":
             if local_size > torch.cuda.device_count():
                 raise UserError(f"{local_size} processes for {torch.cuda.device_count()} GPUs: lower --nproc_per_node")
