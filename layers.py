@@ -101,7 +101,7 @@ def rotate(x, start, frequency, amplitude=1.0):
     """RoPE (Su et al. 2021) in the half-split layout: pairs (i, i + D/2). x (B, T, H, D), in at least float32."""
     x = at_least_float32(x)
     position = torch.arange(start, start + x.shape[1], device=x.device, dtype=torch.float64)
-    angle = position[:, None] * frequency.to(x.device)  # (T, D/2)
+    angle = position[:, None] * frequency.to(x.device, non_blocking=True)  # (T, D/2); the host need not wait
     return _Rotation.apply(x, *((amplitude * y).to(x.dtype)[:, None] for y in (angle.cos(), angle.sin())))
 
 
