@@ -270,12 +270,17 @@ def peak_bytes(make_step, arguments, keywords):
     """Peak resident memory of a process (on a GPU: of its tensors) that takes three steps."""
     config = arguments[0] if isinstance(arguments[0], BenchConfig) else arguments[1]
     torch.set_num_threads(config.threads)
+    keep_freed_memory()
     step = make_step(*arguments, **keywords)
     for _ in range(3):
         step()
     if config.device == "cuda":
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # not ru_maxrss, which on Linux a new process inherits from the one that started it
+    (peak,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return 1024 * int(peak.split()[1])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -425,7 +430,8 @@ def bench_length(config, report):
 
 
 def bench_decode(config, report):
-    """6 x 384, batch 1, float32 caches: ms a token against the context; nanoGPT reads the whole context again."""
+    """6 x 384, batch 1, float32, one thread: ms a token against the context; nanoGPT reads the whole context again."""
+    torch.set_num_threads(1)  # a second one only waits for products of one row
     contexts = (64, 256, 1024, 4096)
     keys = dict(n_layer=6, n_head=6, n_embd=384, vocab_size=256, block_size=4097)
     decoders = {}
@@ -458,6 +464,16 @@ def bench_decode(config, report):
         with torch.no_grad():
             seconds = interleave({B: lambda i=idx, s=state: model.features(i, s, 1)}, config.pairs, config)[B]
         report.row(mixer="gla", batch=B, tokens_s=B / statistics.median(seconds))
+    products = interleave({"all": matrix_vector_products(model)}, config.pairs, config)["all"]
+    report.row(floor="the matrix-vector products of a token alone (gla)", ms=1e3 * statistics.median(products))
+    torch.set_num_threads(config.threads)
+
+
+def matrix_vector_products(model):
+    """call() does what no step of decoding can do without: one row times every matrix of the model."""
+    weights = [p.detach() for p in model.parameters() if p.dim() == 2]
+    rows = {n: torch.zeros(1, n, device=weights[0].device) for n in {w.shape[1] for w in weights}}
+    return lambda: [F.linear(rows[w.shape[1]], w) for w in weights]
 
 
 @torch.no_grad()
