@@ -25,6 +25,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
 import configurator
@@ -32,7 +33,9 @@ import plot
 import verdict as verdicts
 from configurator import UserError, key
 from evaluate import EvaluateConfig
-from hardware import usable_cores
+from hardware import keep_freed_memory, pick_device, seconds_of, usable_cores
+from loss import IGNORE
+from model import GPT
 from train import TrainConfig
 
 HERE = Path(__file__).resolve().parent
@@ -184,21 +187,44 @@ def parse_shard(shard):
 
 
 def estimate(config, rows):
-    """The list of runs that have no row, and the hours they will take: by the rows of their arm, else unknown."""
+    """The list of runs that have no row, and the hours they will take: by the rows of their arm, else by some steps."""
     runs = runs_of(config, config.seeds, config.learning_rates[: 1 if config.selection_seeds else None])
     if config.selection_seeds:
         runs = runs_of(config, config.selection_seeds, config.learning_rates) + runs
     waiting = [run for run in runs if find_row(rows, run) is None]
-    lines, seconds, unknown = [], 0.0, 0
+    jobs, found, lines, total = config.jobs or usable_cores(), {}, [], 0.0
     for run in waiting:
-        same = [r for r in rows if r["arm"].split(" at ")[0] == run["arm"].split(" at ")[0]]
-        same = [r for r in same if r.get("setting") == run.get("setting")]
-        expected = statistics.median(r["seconds"] for r in same) if same else None
-        lines.append(f"{name_of(run):<60}{'?' if expected is None else f'{expected:.0f} s':>10}")
-        seconds, unknown = seconds + (expected or 0), unknown + (expected is None)
-    jobs = config.jobs or usable_cores()
-    known = f"{seconds / 3600 / jobs:.1f} hours, {jobs} at a time, for the {len(waiting) - unknown} whose arm has a row"
-    return "\n".join([*lines, f"{len(waiting)} of {len(runs)} runs to do: {known}; {unknown} unknown"])
+        kind = run.get("setting"), run["arm"].split(" at ")[0]
+        if kind not in found:
+            same = [r["seconds"] for r in rows if (r.get("setting"), r["arm"].split(" at ")[0]) == kind]
+            found[kind] = statistics.median(same) if same else seconds_by_steps(run, max(1, usable_cores() // jobs))
+        lines.append(f"{name_of(run):<60}{found[kind]:>8,.0f} s")
+        total += found[kind]
+    hours = f"about {total / 3600 / jobs:.1f} hours, {jobs} at a time"
+    return "\n".join([*lines, f"{len(waiting)} of {len(runs)} runs to do: {hours}"])
+
+
+def seconds_by_steps(run, threads):
+    """What a run without a row may take, by five steps of it here and now, on random tokens."""
+    keys = configurator.build(TrainConfig, run["config"])
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    keys.vocab_size = keys.vocab_size or run["data"].get("vocab_size", 256)
+    device = pick_device(keys.device)
+    model = GPT(keys).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    idx = torch.randint(keys.vocab_size, (keys.batch_size, keys.block_size), device=device)
+    targets, labels = idx.clone(), run["data"].get("queries") or run["data"].get("pairs")
+    if isinstance(labels, int):  # recall: all tokens are read, few are predicted
+        targets[:, labels:] = IGNORE
+
+    def step():
+        model(idx, targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    seconds = [seconds_of(step, device) for _ in range(6)]
+    return statistics.median(seconds[1:]) * keys.gradient_accumulation_steps * keys.max_iters
 
 
 def name_of(run):
