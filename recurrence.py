@@ -62,7 +62,7 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
     """
     is_empty = initial_state is None
     q, k, v, log_decay, beta, S = _prepare(q, k, v, log_decay, beta, initial_state)
-    T = q.shape[1]
+    B, T, (H, _, Dv) = q.shape[0], q.shape[1], S.shape[1:]
     if chunk_size is None:
         chunk_size = 32 if log_decay is not None and log_decay.shape[-1] > 1 else 64
     if chunk_size < 1 or chunk_size & (chunk_size - 1):
@@ -71,33 +71,24 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
 
     with torch.autocast(q.device.type, enabled=False):
         # padding with k = v = beta = log_decay = 0 leaves the state as it is
-        q, k, v, log_decay, beta = (_to_chunks(x, C) for x in (q, k, v, log_decay, beta))  # (B, H, N, C, D)
-        c = None if log_decay is None else log_decay.cumsum(-2)  # (B, H, N, C, 1 or Dk)
-        inside = _weights(q, k, c)  # (B, H, N, C, C)
-        if c is None:
-            q_from_start, k_to_end, chunk_decays = q, k, None
-        else:
-            q_from_start, k_to_end = q * c.exp(), k * (c[..., -1:, :] - c).exp()
-            chunk_decays = c[..., -1, :, None].exp()  # (B, H, N, 1 or Dk, 1)
-
-        if beta is None:
-            states, S = _States.apply(k_to_end.mT @ v, chunk_decays, S)  # (B, H, N, Dk, Dv), one before each chunk
-        else:
-            solve = _unit_triangular_solver(_weights(k, k, c).tril(-1) * beta)
-            u = solve(beta * v)
-            w = solve(beta * (k if c is None else k * c.exp()))
-            states, corrected = [], []
-            # unbind, not x[:, :, n]: the backward of an index writes a whole zero tensor for every n
-            decays = [1.0] * u.shape[2] if chunk_decays is None else chunk_decays.unbind(2)
-            for u_n, w_n, k_n, a_n in zip(u.unbind(2), w.unbind(2), k_to_end.mT.unbind(2), decays, strict=True):
-                states.append(S)
-                corrected.append(u_n - w_n @ S)
-                S = k_n @ corrected[-1] + a_n * S
-            states, v = torch.stack(states, 2), torch.stack(corrected, 2)
-        o = inside @ v  # (B, H, N, C, Dv)
-        if not (is_empty and states.shape[2] == 1):
+        q, k, v, log_decay, beta = (_to_chunks(x, C, H) for x in (q, k, v, log_decay, beta))  # (N*B*H, C, D)
+        inside, q_from_start, k_to_end, decay = _weights(q, k, log_decay)
+        if beta is not None:
+            erase, k_from_start, _, _ = _weights(k, k, log_decay)
+            solve = _unit_triangular_solver(erase.tril(-1) * beta)
+            inverse = solve(torch.diag_embed(beta.squeeze(-1)))
+            u, w = inverse @ v, inverse @ k_from_start
+            eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
+            decay = (eye if decay is None else eye * decay) - k_to_end.mT @ w
+            v = u
+        states, S = _States.apply(k_to_end.mT @ v, decay, S)  # (N*B*H, Dk, Dv), one before each chunk
+        if beta is not None:
+            v = u - w @ states
+        o = inside @ v  # (N*B*H, C, Dv)
+        if not (is_empty and len(states) == B * H):
             o = o + q_from_start @ states
-    return o.flatten(2, 3)[:, :, :T].transpose(1, 2), S
+        o = o.view(-1, B, H, C, Dv).permute(1, 0, 3, 2, 4).reshape(B, -1, H, Dv)
+    return o[:, :T], S
 
 
 class _States(torch.autograd.Function):
@@ -107,25 +98,115 @@ class _States(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, new, decays, S):
-        states = []
-        for n in range(new.shape[2]):
-            states.append(S)
-            S = new[:, :, n] + S if decays is None else torch.addcmul(new[:, :, n], decays[:, :, n], S)
-        states = torch.stack(states, 2)
-        ctx.save_for_backward(states, decays)
-        return states, S
+    def forward(ctx, new, transition, S):
+        states = torch.cat([S.flatten(0, 1), new]).view(-1, S.shape[0] * S.shape[1], *S.shape[2:])  # (N + 1, B*H, ...)
+        _scan(states[:-1], transition, states[1:])
+        ctx.save_for_backward(states, transition)
+        return states[:-1].flatten(0, 1), states[-1].view_as(S).clone()
 
     @staticmethod
     def backward(ctx, d_states, G):
-        states, decays = ctx.saved_tensors
-        d_new = []
-        for n in reversed(range(states.shape[2])):
-            d_new.append(G)
-            G = d_states[:, :, n] + G if decays is None else torch.addcmul(d_states[:, :, n], decays[:, :, n], G)
-        d_new = torch.stack(d_new[::-1], 2)
-        d_decays = None if decays is None else (d_new * states).sum_to_size(decays.shape)
-        return d_new, d_decays, G
+        states, transition = ctx.saved_tensors
+        d = torch.cat([d_states, G.flatten(0, 1)]).view_as(states).flip(0)
+        if transition is not None and transition.shape[-1] > 1: transition = transition.mT
+        if transition is not None: transition = transition.view(len(states) - 1, -1, *transition.shape[1:]).flip(0).flatten(0, 1)
+        _scan(d[:-1], transition, d[1:])
+        d = d.flip(0)
+        d_new, states = d[1:].flatten(0, 1), states[:-1].flatten(0, 1)
+        if transition is None:
+            d_transition = None
+        elif transition.shape[-1] > 1:
+            d_transition = d_new @ states.mT
+        else:
+            d_transition = (d_new * states).sum_to_size(transition.shape)
+        return d_new, d_transition, d[0].view_as(G)
+
+
+def _scan(before, transition, after):
+    if transition is None:
+        for x, y in zip(before, after, strict=True):
+            y += x
+        return
+    transition = transition.view(len(before), -1, *transition.shape[1:])
+    for x, a, y in zip(before, transition, after, strict=True):
+        if a.shape[-1] > 1:
+            y.baddbmm_(a, x)
+        else:
+            y.addcmul_(a, x)
+
+
+def _weights(q, k, log_decay):
+    if log_decay is None:
+        return (q @ k.mT).tril(), q, k, None
+    if log_decay.shape[-1] == 1:
+        c = log_decay.cumsum(-2)
+        exponent = c - c.mT
+        above = torch.ones(exponent.shape[-2:], dtype=torch.bool, device=c.device).triu(1)
+        # mask before exp: exp overflows above the diagonal, and inf * 0 is NaN in the backward
+        inside = (q @ k.mT) * exponent.masked_fill(above, -torch.inf).exp()
+        return inside, q * c.exp(), k * (c[:, -1:] - c).exp(), c[:, -1:].exp()
+    inside, q_from_start, k_to_end, decay = _Levels.apply(q, k, log_decay)
+    return inside, q_from_start, k_to_end, decay.mT
+
+
+class _Levels(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, log_decay):
+        ctx.save_for_backward(q, k, log_decay)
+        a = log_decay.exp()
+        q_from_start, k_to_end = q * a, k.clone()
+        inside = torch.diag_embed((q * k).sum(-1))
+        for rows, columns, left, right in _halves(q_from_start, k_to_end, a):
+            _below(inside, rows.shape[1]).copy_(_outer(rows, columns).view(len(q), -1, rows.shape[1], rows.shape[1]))
+            rows *= left
+            columns *= right
+        return inside, q_from_start, k_to_end, log_decay.sum(1, keepdim=True).exp()
+
+    @staticmethod
+    def backward(ctx, d_inside, dq, dk, d_decay):
+        q, k, log_decay = ctx.saved_tensors
+        a = log_decay.exp()
+        q_from_start, k_to_end = q * a, k.clone()
+        levels = []
+        for rows, columns, left, right in _halves(q_from_start, k_to_end, a):
+            levels.append((rows.clone(), columns.clone(), left, right))
+            rows *= left
+            columns *= right
+        to_end = (k_to_end * dk).sum(1, keepdim=True) + log_decay.sum(1, keepdim=True).exp() * d_decay
+        dq, dk = (x.clone(memory_format=torch.contiguous_format) for x in (dq, dk))
+        for rows, columns, left, right in reversed(levels):
+            s = rows.shape[1]
+            d = _below(d_inside, s).reshape(-1, s, s)
+            dq.view(-1, 2, s, q.shape[-1])[:, 1].mul_(left).add_(_product(d, columns))
+            dk.view(-1, 2, s, q.shape[-1])[:, 0].mul_(right).add_(_product(d.mT, rows))
+        dq *= a
+        x = q * dq - k * dk
+        ones = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype, device=x.device).triu()
+        d_log_decay = torch.baddbmm(to_end, ones.expand(len(x), -1, -1), x)
+        diagonal = d_inside.diagonal(dim1=1, dim2=2)[..., None]
+        return dq.addcmul_(diagonal, k), dk.addcmul_(diagonal, q), d_log_decay
+
+
+def _halves(q, k, decay):
+    s, D = 1, q.shape[-1]
+    while s < q.shape[1]:
+        left, right = decay.view(-1, 2, 1, D).unbind(1)
+        yield q.view(-1, 2, s, D)[:, 1], k.view(-1, 2, s, D)[:, 0], left, right
+        decay = left * right
+        s *= 2
+
+
+def _below(x, s):
+    M, C, _ = x.shape
+    return x.view(M, C // (2 * s), 2 * s, C // (2 * s), 2 * s).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)[:, :, s:, :s]
+
+
+def _outer(x, y):
+    return x @ y.mT if x.shape[1] != 2 else (x[:, :, None] * y[:, None]).sum(-1)
+
+
+def _product(w, x):
+    return w @ x if w.shape[1] > 2 else (w[..., None] * x[:, None]).sum(2)
 
 
 @functools.cache  # every layer asks, in every step
@@ -155,16 +236,16 @@ def quadratic(q, k, v=None, *, log_decay=None, beta=None):
     For the delta rule v is the value before its correction. Weights may be negative and need not sum to one.
     v is not read; it is taken so that the three forms can be called alike.
     """
-    q, k, _, log_decay, beta, _ = _prepare(q, k, k if v is None else v, log_decay, beta, None)
+    q, k, _, log_decay, beta, S = _prepare(q, k, k if v is None else v, log_decay, beta, None)
     T = q.shape[1]
     with torch.autocast(q.device.type, enabled=False):
-        q, k, log_decay, beta = (_to_chunks(x, 1 << (T - 1).bit_length()) for x in (q, k, log_decay, beta))
-        c = None if log_decay is None else log_decay.cumsum(-2)
-        weights = _weights(q, k, c)
+        C = 1 << (T - 1).bit_length()
+        q, k, log_decay, beta = (_to_chunks(x, C, S.shape[1]) for x in (q, k, log_decay, beta))
+        weights, *_ = _weights(q, k, log_decay)
         if beta is not None:
-            solve = _unit_triangular_solver(_weights(k, k, c).tril(-1) * beta)
+            solve = _unit_triangular_solver(_weights(k, k, log_decay)[0].tril(-1) * beta)
             weights = weights @ solve(torch.diag_embed(beta.squeeze(-1)))
-    return weights[:, :, 0, :T, :T]
+    return weights.view(*S.shape[:2], C, C)[:, :, :T, :T]
 
 
 def _prepare(q, k, v, log_decay, beta, initial_state):
@@ -181,43 +262,14 @@ def _prepare(q, k, v, log_decay, beta, initial_state):
     return q, k, v, log_decay, beta, at_least_float32(initial_state)
 
 
-def _to_chunks(x, C):
-    """(B, T, H, D) -> (B, H, N, C, D), zeros behind the last token."""
+def _to_chunks(x, C, H):
+    """(B, T, H or 1, D) -> (N*B*H, C, D), zeros behind the last token."""
     if x is None:
         return None
-    x = F.pad(x.transpose(1, 2), (0, 0, 0, -x.shape[1] % C))
-    return x.unflatten(2, (-1, C))
-
-
-def _weights(q, k, c):
-    """sum_d q_id k_jd exp(c_id - c_jd) for j <= i, zero above: (..., C, D) -> (..., C, C)."""
-    if c is None:
-        return (q @ k.mT).tril()
-    if c.shape[-1] == 1:
-        exponent = c - c.mT
-        above = torch.ones(exponent.shape[-2:], dtype=torch.bool, device=c.device).triu(1)
-        # mask before exp: exp overflows above the diagonal, and inf * 0 is NaN in the backward
-        return (q @ k.mT) * exponent.masked_fill(above, -torch.inf).exp()
-    return _channel_weights(q, k, c)
-
-
-def _channel_weights(q, k, c):
-    """One decay per channel: exp(c_i - c_j) = exp(c_i - p) exp(p - c_j), with a pivot p that keeps both factors finite.
-
-    Where the decays of the whole block are mild, p is its first token. Where they are not, p is the end of the left
-    half: both factors of (right rows, left columns) are then at most 1, and each half is a smaller block of the same
-    kind, until one token is left. Exact for any decay. (A pivot in the middle would reach further, but the rounding of
-    a row would then depend on tokens after it. As it is, it does so only where a decay makes a block split.)
-    """
-    C, first = c.shape[-2], c[..., :1, :]
-    if C == 1 or (first - c[..., -1:, :]).max() < SAFE_EXPONENT:
-        return ((q * (c - first).exp()) @ (k * (first - c).exp()).mT).tril()
-    q, k, c = (torch.stack(x.chunk(2, dim=-2), dim=-3) for x in (q, k, c))  # (..., 2, C/2, Dk)
-    pivot = c[..., 0, -1:, :]
-    rows, columns = q[..., 1, :, :] * (c[..., 1, :, :] - pivot).exp(), k[..., 0, :, :] * (pivot - c[..., 0, :, :]).exp()
-    below, halves = rows @ columns.mT, _channel_weights(q, k, c)
-    top = torch.cat([halves[..., 0, :, :], torch.zeros_like(below)], -1)
-    return torch.cat([top, torch.cat([below, halves[..., 1, :, :]], -1)], -2)
+    if x.shape[1] % C:
+        x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % C))
+    x = x.unflatten(1, (-1, C)).permute(1, 0, 3, 2, 4).expand(-1, -1, H, -1, -1)  # (N, B, H, C, D)
+    return x.reshape(-1, C, x.shape[-1]).contiguous()
 
 
 def _unit_triangular_solver(strictly_lower):
