@@ -62,7 +62,7 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
     """
     is_empty = initial_state is None
     q, k, v, log_decay, beta, S = _prepare(q, k, v, log_decay, beta, initial_state)
-    B, T, (H, _, Dv) = q.shape[0], q.shape[1], S.shape[1:]
+    T, heads = q.shape[1], S.shape[:2]
     if chunk_size is None:
         chunk_size = 32 if log_decay is not None and log_decay.shape[-1] > 1 else 64
     if chunk_size < 1 or chunk_size & (chunk_size - 1):
@@ -71,68 +71,72 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
 
     with torch.autocast(q.device.type, enabled=False):
         # padding with k = v = beta = log_decay = 0 leaves the state as it is
-        q, k, v, log_decay, beta = (_to_chunks(x, C, H) for x in (q, k, v, log_decay, beta))  # (N*B*H, C, D)
+        q, k, v, log_decay, beta = (_to_chunks(x, C, S.shape[1]) for x in (q, k, v, log_decay, beta))  # (B*H*N, C, D)
         inside, q_from_start, k_to_end, decay = _weights(q, k, log_decay)
+        w = None
         if beta is not None:
-            erase, k_from_start, _, _ = _weights(k, k, log_decay)
-            solve = _unit_triangular_solver(erase.tril(-1) * beta)
-            inverse = solve(torch.diag_embed(beta.squeeze(-1)))
-            u, w = inverse @ v, inverse @ k_from_start
-            eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
-            decay = (eye if decay is None else eye * decay) - k_to_end.mT @ w
-            v = u
-        states, S = _States.apply(k_to_end.mT @ v, decay, S)  # (N*B*H, Dk, Dv), one before each chunk
-        if beta is not None:
-            v = u - w @ states
-        o = inside @ v  # (N*B*H, C, Dv)
-        if not (is_empty and len(states) == B * H):
-            o = o + q_from_start @ states
-        o = o.view(-1, B, H, C, Dv).permute(1, 0, 3, 2, 4).reshape(B, -1, H, Dv)
-    return o[:, :T], S
+            inverse = _inverse((_weights(k, k, log_decay)[0] * beta).tril(-1)) * beta.mT
+            v, w = inverse @ v, inverse @ (k if log_decay is None else k * log_decay.cumsum(1).exp())
+        if is_empty and len(v) == heads.numel():
+            o, S = inside @ v, (k_to_end.mT @ v).view_as(S)
+        else:
+            o, S = _Chunks.apply(inside, q_from_start, k_to_end, v, w, decay, S)
+    return o.view(*heads, -1, o.shape[-1])[:, :, :T].transpose(1, 2), S
 
 
-class _States(torch.autograd.Function):
-    """S_{n+1} = a_n S_n + new_n: the states before each chunk (B, H, N, Dk, Dv), and the last one.
+class _Chunks(torch.autograd.Function):
+    """The loop over the chunks.
 
     The gradient is the same recurrence run backwards, G_n = a_n G_{n+1} + dS_n: a loop without a graph node per chunk.
     """
 
     @staticmethod
-    def forward(ctx, new, transition, S):
-        states = torch.cat([S.flatten(0, 1), new]).view(-1, S.shape[0] * S.shape[1], *S.shape[2:])  # (N + 1, B*H, ...)
-        _scan(states[:-1], transition, states[1:])
-        ctx.save_for_backward(states, transition)
-        return states[:-1].flatten(0, 1), states[-1].view_as(S).clone()
+    def forward(ctx, inside, q, k, v, w, decay, S):
+        shape, S = S.shape, S.flatten(0, 1)
+        M = len(S)
+        states = S.new_empty(M, len(q) // M, *S.shape[1:])
+        values = v if w is None else torch.empty_like(v)
+        for n, (k_n, v_n, w_n, a_n) in enumerate(_each(M, k.mT, v, w, decay)):
+            states[:, n] = S
+            if w is not None:
+                v_n = torch.baddbmm(v_n, w_n, S, alpha=-1)
+                values.view(M, -1, *v.shape[1:])[:, n] = v_n
+            S = torch.baddbmm(S if decay is None else S * a_n, k_n, v_n)
+        states = states.flatten(0, 1)
+        ctx.save_for_backward(inside, q, k, values, w, decay, states)
+        return (inside @ values).baddbmm_(q, states), S.view(shape)
 
     @staticmethod
-    def backward(ctx, d_states, G):
-        states, transition = ctx.saved_tensors
-        d = torch.cat([d_states, G.flatten(0, 1)]).view_as(states).flip(0)
-        if transition is not None and transition.shape[-1] > 1: transition = transition.mT
-        if transition is not None: transition = transition.view(len(states) - 1, -1, *transition.shape[1:]).flip(0).flatten(0, 1)
-        _scan(d[:-1], transition, d[1:])
-        d = d.flip(0)
-        d_new, states = d[1:].flatten(0, 1), states[:-1].flatten(0, 1)
-        if transition is None:
-            d_transition = None
-        elif transition.shape[-1] > 1:
-            d_transition = d_new @ states.mT
-        else:
-            d_transition = (d_new * states).sum_to_size(transition.shape)
-        return d_new, d_transition, d[0].view_as(G)
+    def backward(ctx, do, G):
+        inside, q, k, v, w, decay, states = ctx.saved_tensors
+        shape, G = G.shape, G.flatten(0, 1)
+        do = do.contiguous()
+        M = len(G)
+        Gs = torch.empty_like(states)
+        dv = inside.mT @ do
+        parts = list(enumerate(_each(M, k, w if w is None else w.mT, decay, q.mT, do)))
+        for n, (k_n, w_n, a_n, q_n, do_n) in reversed(parts):
+            Gs.view(M, -1, *G.shape[1:])[:, n] = G
+            after, G = G, torch.baddbmm(G if decay is None else G * a_n, q_n, do_n)
+            if w is not None:
+                dv_n = dv.view(M, -1, *v.shape[1:])[:, n]
+                dv_n += k_n @ after
+                G = G.baddbmm_(w_n, dv_n, alpha=-1)
+        if w is None:
+            dv.baddbmm_(k, Gs)
+        dw = None if w is None else (dv @ states.mT).neg_()
+        d_decay = None if decay is None else (Gs * states).sum(-1, keepdim=True).sum_to_size(decay.shape)
+        return do @ v.mT, do @ states.mT, v @ Gs.mT, dv, dw, d_decay, G.view(shape)
 
 
-def _scan(before, transition, after):
-    if transition is None:
-        for x, y in zip(before, after, strict=True):
-            y += x
-        return
-    transition = transition.view(len(before), -1, *transition.shape[1:])
-    for x, a, y in zip(before, transition, after, strict=True):
-        if a.shape[-1] > 1:
-            y.baddbmm_(a, x)
-        else:
-            y.addcmul_(a, x)
+def _each(M, *tensors):
+    """zip over the chunks"""
+    return zip(*([None] * 100000 if x is None else x.unflatten(0, (M, -1)).unbind(1) for x in tensors))
+
+
+def _inverse(L):
+    T = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
+    return torch.linalg.solve_triangular(L, T, upper=False, unitriangular=True)
 
 
 def _weights(q, k, log_decay):
@@ -263,13 +267,12 @@ def _prepare(q, k, v, log_decay, beta, initial_state):
 
 
 def _to_chunks(x, C, H):
-    """(B, T, H or 1, D) -> (N*B*H, C, D), zeros behind the last token."""
+    """(B, T, H or 1, D) -> (B*H*N, C, D), zeros behind the last token."""
     if x is None:
         return None
     if x.shape[1] % C:
         x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % C))
-    x = x.unflatten(1, (-1, C)).permute(1, 0, 3, 2, 4).expand(-1, -1, H, -1, -1)  # (N, B, H, C, D)
-    return x.reshape(-1, C, x.shape[-1]).contiguous()
+    return x.transpose(1, 2).expand(-1, H, -1, -1).reshape(-1, C, x.shape[-1]).contiguous()
 
 
 def _unit_triangular_solver(strictly_lower):
