@@ -75,7 +75,7 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
         inside, q_from_start, k_to_end, decay = _weights(q, k, log_decay)
         w = None
         if beta is not None:
-            inverse = _inverse((_weights(k, k, log_decay)[0] * beta).tril(-1)) * beta.mT
+            inverse = _Inverse.apply((_weights(k, k, log_decay)[0] * beta).tril_(-1)) * beta.mT
             v, w = inverse @ v, inverse @ (k if log_decay is None else k * log_decay.cumsum(1).exp())
         if is_empty and len(v) == heads.numel():
             o, S = inside @ v, (k_to_end.mT @ v).view_as(S)
@@ -134,9 +134,20 @@ def _each(M, *tensors):
     return zip(*([None] * 100000 if x is None else x.unflatten(0, (M, -1)).unbind(1) for x in tensors))
 
 
-def _inverse(L):
-    T = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
-    return torch.linalg.solve_triangular(L, T, upper=False, unitriangular=True)
+class _Inverse(torch.autograd.Function):
+    """(I + L)^-1 of strictly lower triangular L (M, C, C). Its gradient needs no second solve."""
+
+    @staticmethod
+    def forward(ctx, L):
+        eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
+        inverse = torch.linalg.solve_triangular(L, eye, upper=False, unitriangular=True)
+        ctx.save_for_backward(inverse)
+        return inverse
+
+    @staticmethod
+    def backward(ctx, d_inverse):
+        (inverse,) = ctx.saved_tensors
+        return (inverse.mT @ d_inverse @ inverse.mT).neg_()
 
 
 def _weights(q, k, log_decay):
@@ -156,33 +167,31 @@ def _weights(q, k, log_decay):
 class _Levels(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, log_decay):
-        ctx.save_for_backward(q, k, log_decay)
-        a = log_decay.exp()
+        a, decay = _exp(log_decay), _exp(log_decay.sum(1, keepdim=True))
+        ctx.save_for_backward(q, k, a, decay)
         q_from_start, k_to_end = q * a, k.clone()
         inside = torch.diag_embed((q * k).sum(-1))
-        for rows, columns, left, right in _halves(q_from_start, k_to_end, a):
-            _below(inside, rows.shape[1]).copy_(_outer(rows, columns).view(len(q), -1, rows.shape[1], rows.shape[1]))
+        for s, rows, columns, left, right in _halves(q_from_start, k_to_end, a):
+            _diagonal_blocks(inside, 2 * s)[:, :, s:, :s] = _outer(rows, columns).view(len(q), -1, s, s)
             rows *= left
             columns *= right
-        return inside, q_from_start, k_to_end, log_decay.sum(1, keepdim=True).exp()
+        return inside, q_from_start, k_to_end, decay
 
     @staticmethod
     def backward(ctx, d_inside, dq, dk, d_decay):
-        q, k, log_decay = ctx.saved_tensors
-        a = log_decay.exp()
+        q, k, a, decay = ctx.saved_tensors
         q_from_start, k_to_end = q * a, k.clone()
         levels = []
-        for rows, columns, left, right in _halves(q_from_start, k_to_end, a):
-            levels.append((rows.clone(), columns.clone(), left, right))
+        for s, rows, columns, left, right in _halves(q_from_start, k_to_end, a):
+            levels.append((s, rows.clone(), columns.clone(), left, right))
             rows *= left
             columns *= right
-        to_end = (k_to_end * dk).sum(1, keepdim=True) + log_decay.sum(1, keepdim=True).exp() * d_decay
+        to_end = (k_to_end * dk).sum(1, keepdim=True) + decay * d_decay
         dq, dk = (x.clone(memory_format=torch.contiguous_format) for x in (dq, dk))
-        for rows, columns, left, right in reversed(levels):
-            s = rows.shape[1]
-            d = _below(d_inside, s).reshape(-1, s, s)
-            dq.view(-1, 2, s, q.shape[-1])[:, 1].mul_(left).add_(_product(d, columns))
-            dk.view(-1, 2, s, q.shape[-1])[:, 0].mul_(right).add_(_product(d.mT, rows))
+        for s, rows, columns, left, right in reversed(levels):
+            d = _diagonal_blocks(d_inside, 2 * s)[:, :, s:, :s].reshape(-1, s, s)
+            _add_product(dq.view(-1, 2, s, q.shape[-1])[:, 1].mul_(left), d, columns)
+            _add_product(dk.view(-1, 2, s, q.shape[-1])[:, 0].mul_(right), d.mT, rows)
         dq *= a
         x = q * dq - k * dk
         ones = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype, device=x.device).triu()
@@ -192,25 +201,40 @@ class _Levels(torch.autograd.Function):
 
 
 def _halves(q, k, decay):
-    s, D = 1, q.shape[-1]
-    while s < q.shape[1]:
+    D = q.shape[-1]
+    for s in _doubling(q.shape[1]):
         left, right = decay.view(-1, 2, 1, D).unbind(1)
-        yield q.view(-1, 2, s, D)[:, 1], k.view(-1, 2, s, D)[:, 0], left, right
-        decay = left * right
-        s *= 2
+        yield s, q.view(-1, 2, s, D)[:, 1], k.view(-1, 2, s, D)[:, 0], left, right
+        decay = _flush(left * right)
 
 
-def _below(x, s):
+def _flush(x):
+    return F.threshold(x, torch.finfo(x.dtype).eps ** 2, 0.0)
+
+
+def _exp(x):
+    return _flush(x.exp())
+
+
+def _doubling(C):
+    return [1 << i for i in range(C.bit_length() - 1)]
+
+
+def _diagonal_blocks(x, s):
     M, C, _ = x.shape
-    return x.view(M, C // (2 * s), 2 * s, C // (2 * s), 2 * s).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)[:, :, s:, :s]
+    return x.view(M, C // s, s, C // s, s).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
 
 
 def _outer(x, y):
     return x @ y.mT if x.shape[1] != 2 else (x[:, :, None] * y[:, None]).sum(-1)
 
 
-def _product(w, x):
-    return w @ x if w.shape[1] > 2 else (w[..., None] * x[:, None]).sum(2)
+def _add_product(y, w, x):
+    if w.shape[-1] > 4:
+        y += w @ x
+    else:
+        for j in range(w.shape[-1]):
+            y.addcmul_(w[:, :, j : j + 1], x[:, j : j + 1])
 
 
 @functools.cache  # every layer asks, in every step
@@ -247,8 +271,7 @@ def quadratic(q, k, v=None, *, log_decay=None, beta=None):
         q, k, log_decay, beta = (_to_chunks(x, C, S.shape[1]) for x in (q, k, log_decay, beta))
         weights, *_ = _weights(q, k, log_decay)
         if beta is not None:
-            solve = _unit_triangular_solver(_weights(k, k, log_decay)[0].tril(-1) * beta)
-            weights = weights @ solve(torch.diag_embed(beta.squeeze(-1)))
+            weights = weights @ _Inverse.apply((_weights(k, k, log_decay)[0] * beta).tril(-1)) * beta.mT
     return weights.view(*S.shape[:2], C, C)[:, :, :T, :T]
 
 
@@ -273,8 +296,3 @@ def _to_chunks(x, C, H):
     if x.shape[1] % C:
         x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % C))
     return x.transpose(1, 2).expand(-1, H, -1, -1).reshape(-1, C, x.shape[-1]).contiguous()
-
-
-def _unit_triangular_solver(strictly_lower):
-    """y with (I + strictly_lower) y = x, as a function of x."""
-    return lambda x: torch.linalg.solve_triangular(strictly_lower, x, upper=False, unitriangular=True)
