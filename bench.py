@@ -26,7 +26,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,7 +39,7 @@ from configurator import UserError, check_choice, key
 from data.mqar import prepare as mqar
 from data.shards import IGNORE, open_dataset
 from data.tokenizer import get_tokenizer
-from hardware import DTYPES, pick_device, pick_dtype, usable_cores
+from hardware import DTYPES, gemm_rate, keep_freed_memory, pick_device, pick_dtype, seconds_of, usable_cores
 from meters import decoding_speed
 from model import GPT, MIXERS, GPTConfig
 from recurrence import chunked, has_fla, recurrent
@@ -66,10 +65,13 @@ def main(argv):
     config = configurator.load(BenchConfig, argv, positional="what", program="bench.py", description=__doc__)
     for name in config.what:
         check_choice("what", name, (*PARTS, "profile", "all"))
-    config.device = pick_device(config.device)
-    config.dtype = pick_dtype(config.dtype, config.device)
     config.threads = config.threads or usable_cores()
     torch.set_num_threads(config.threads)
+    keep_freed_memory()  # all sides have it
+    config.device = pick_device(config.device)
+    config.dtype = pick_dtype(config.dtype, config.device)
+    if config.device == "cuda":
+        torch.set_float32_matmul_precision("high")  # for all sides, as train.py and nanoGPT's do
     if "profile" in config.what:
         print(profile(config))
         return
@@ -91,14 +93,16 @@ def main(argv):
 
 
 def describe(config):
+    # of the recurrence in a model, as in Mixer.read; the part ops measures the plain forms
+    kernels = "fla" if config.device == "cuda" and has_fla() else "plain PyTorch"
     machine = torch.cuda.get_device_name() if config.device == "cuda" else platform.processor() or platform.machine()
     return {
         "command": " ".join(["python", *sys.argv]),
         "device": f"{config.device}, {machine}, {config.threads} threads",
         "dtype": config.dtype,
         "versions": f"python {platform.python_version()}, torch {torch.__version__}",
-        "kernels": f"{'fla' if has_fla() else 'plain PyTorch'}, compile {'on' if config.compile else 'off'}",
-        "gemm_gflops": {name: round(gemm_rate(config, name)) for name in ("float32", "bfloat16")},
+        "kernels": f"{kernels}, compile {'on' if config.compile else 'off'}",
+        "gemm_gflops": {name: round(gemm_rate(config.device, name) / 1e9) for name in ("float32", "bfloat16")},
     }
 
 
@@ -106,22 +110,14 @@ def describe(config):
 # Pairs, ratios, intervals
 
 
-def seconds_of(call, config):
-    start = time.perf_counter()
-    call()
-    if config.device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def interleave(sides, pairs, config):
     """{name: [seconds, ...]}: each side once untimed, then in turn; every other round in the opposite order."""
     seconds = {name: [] for name in sides}
     for call in sides.values():
-        seconds_of(call, config)
+        seconds_of(call, config.device)
     for i in range(pairs):
         for name in list(sides)[:: -1 if i % 2 else 1]:
-            seconds[name].append(seconds_of(sides[name], config))
+            seconds[name].append(seconds_of(sides[name], config.device))
     return seconds
 
 
@@ -274,12 +270,17 @@ def peak_bytes(make_step, arguments, keywords):
     """Peak resident memory of a process (on a GPU: of its tensors) that takes three steps."""
     config = arguments[0] if isinstance(arguments[0], BenchConfig) else arguments[1]
     torch.set_num_threads(config.threads)
+    keep_freed_memory()
     step = make_step(*arguments, **keywords)
     for _ in range(3):
         step()
     if config.device == "cuda":
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # not ru_maxrss, which on Linux a new process inherits from the one that started it
+    (peak,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return 1024 * int(peak.split()[1])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -305,7 +306,7 @@ def bench_train(config, report):
         flops = 3 * model.flops_per_token(256) * 8 * 256
         for name, values in seconds.items():
             median = statistics.median(values)
-            share = flops / median / 1e9 / gemm_rate(config, "float32" if "float32" in name else "bfloat16")
+            share = flops / median / gemm_rate(config.device, "float32" if "float32" in name else "bfloat16")
             report.row(side=name, vocabulary=vocab_size, ms=1e3 * median, tokens_s=2048 / median, gemm_share=share)
         if not config.against:
             continue
@@ -322,12 +323,6 @@ def bench_train(config, report):
         report.claim("peak memory, 50,304 ids, ours / nanoGPT", pairs, 0.55, at_most=True)
     for name, size in memory.items():
         report.row(side=name, vocabulary=vocab_size, peak_mb=size / 1e6)
-
-
-def gemm_rate(config, dtype, size=1024):
-    """GFLOP/s of a matrix product, the fastest of five."""
-    a, b = (torch.randn(size, size, device=config.device).to(DTYPES[dtype]) for _ in range(2))
-    return 2 * size**3 / min(seconds_of(lambda: a @ b, config) for _ in range(5)) / 1e9
 
 
 TINY = dict(
@@ -425,7 +420,7 @@ def bench_length(config, report):
             batch = random_batch(config, 256, config.longest // T, T)
             calls[T] = our_step(config, config.dtype, batch, **keys | {"block_size": T})
             memory = alone(peak_bytes, our_step, (config, config.dtype, batch), keys | {"block_size": T})
-            seconds = seconds_of(calls[T], config), seconds_of(calls[T], config)
+            seconds = seconds_of(calls[T], config.device), seconds_of(calls[T], config.device)
             report.row(mixer=name, T=T, tokens_s=config.longest / min(seconds), peak_mb=memory / 1e6)
             T *= 4 if name == "softmax" and T >= 4096 else 2
         if name != "softmax" and 16_384 in calls:
@@ -435,7 +430,8 @@ def bench_length(config, report):
 
 
 def bench_decode(config, report):
-    """6 x 384, batch 1, float32 caches: ms a token against the context; nanoGPT reads the whole context again."""
+    """6 x 384, batch 1, float32, one thread: ms a token against the context; nanoGPT reads the whole context again."""
+    torch.set_num_threads(1)  # a second one only waits for products of one row
     contexts = (64, 256, 1024, 4096)
     keys = dict(n_layer=6, n_head=6, n_embd=384, vocab_size=256, block_size=4097)
     decoders = {}
@@ -468,6 +464,16 @@ def bench_decode(config, report):
         with torch.no_grad():
             seconds = interleave({B: lambda i=idx, s=state: model.features(i, s, 1)}, config.pairs, config)[B]
         report.row(mixer="gla", batch=B, tokens_s=B / statistics.median(seconds))
+    products = interleave({"all": matrix_vector_products(model)}, config.pairs, config)["all"]
+    report.row(floor="the matrix-vector products of a token alone (gla)", ms=1e3 * statistics.median(products))
+    torch.set_num_threads(config.threads)
+
+
+def matrix_vector_products(model):
+    """call() does what no step of decoding can do without: one row times every matrix of the model."""
+    weights = [p.detach() for p in model.parameters() if p.dim() == 2]
+    rows = {n: torch.zeros(1, n, device=weights[0].device) for n in {w.shape[1] for w in weights}}
+    return lambda: [F.linear(rows[w.shape[1]], w) for w in weights]
 
 
 @torch.no_grad()
@@ -596,7 +602,7 @@ def bench_data(config, report):
         words = ["--n_layer=2", "--n_embd=64", "--n_head=4", "--block_size=64", "--device=cpu", "--max_iters=1"]
         out = f"--out_dir={folder}/out"
         command = [sys.executable, str(HERE / "train.py"), f"--dataset={folder}", out, *words]
-        starts = [seconds_of(lambda: subprocess.run(command, check=True, capture_output=True), cpu) for _ in range(3)]
+        starts = [seconds_of(lambda: subprocess.run(command, check=True, capture_output=True), "cpu") for _ in range(3)]
         report.row(what="train.py, start to end of one step", seconds=min(starts))
 
 
@@ -639,9 +645,16 @@ def profile(config):
 
 
 def compiled_ran_eager(config):
-    """Says so where dynamo gave up on a compiled function (its recompile limit), which then silently runs eager."""
-    if config.compile and torch._dynamo.utils.counters["recompile_limit"]:
-        print("warning: a compiled function ran eager in part (see TORCH_LOGS=recompiles)", file=sys.stderr)
+    """Says so where a compiled function ran eager in part: past dynamo's recompile limit, or around a graph break."""
+    counters = torch._dynamo.utils.counters
+    # the recompile limit stands among what dynamo calls unimplemented
+    reasons = [reason.splitlines()[0] for name in ("unimplemented", "graph_break") for reason in counters[name]]
+    if config.compile and reasons:
+        print(
+            f"warning: a compiled function ran eager in part: {'; '.join(dict.fromkeys(reasons))} "
+            "(TORCH_LOGS=recompiles,graph_breaks says where)",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

@@ -60,7 +60,9 @@ class ExperimentConfig:
         0.03, "failure: the mean accuracies are no further apart than this, or a run is not finite"
     )
     solved_above: float | None = key(None, "a run with a higher accuracy has solved the task; how many did is said")
-    claims: dict = key({}, '{claim: {"contrast": {arm: weight}, "above": threshold}}, judged by verdict.py')
+    claims: dict = key(
+        {}, '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged by verdict.py'
+    )
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
     dry_run: bool = key(False, "show the list and its estimated hours, and do nothing")
     shard: str | None = key(None, "i/n: run every n-th of the list, from the i-th on (several machines, one folder)")
@@ -83,10 +85,12 @@ class ExperimentConfig:
         for name, claim in self.claims.items():
             if not isinstance(claim, dict) or set(claim) - {"setting"} != {"contrast", "above"}:
                 raise UserError(f"claims: {name}: must have a contrast and above, and may have a setting")
-            for arm in claim["contrast"]:
-                configurator.check_choice(f"claims: {name}", arm, self.arms)
-            if self.settings:
-                configurator.check_choice(f"claims: {name}: setting", claim.get("setting"), self.settings)
+            if "setting" in claim or is_across_settings(claim):
+                for setting in claim["contrast"] if is_across_settings(claim) else [claim["setting"]]:
+                    configurator.check_choice(f"claims: {name}: setting", setting, self.settings)
+            for weights in claim["contrast"].values() if is_across_settings(claim) else [claim["contrast"]]:
+                for arm in weights:
+                    configurator.check_choice(f"claims: {name}", arm, self.arms)
         if bool(self.selection_seeds) and not self.learning_rates:
             raise UserError("selection_seeds: there are no learning_rates to choose from")
         if set(self.selection_seeds) & set(self.seeds):
@@ -430,14 +434,26 @@ def steps_to(curve, accuracy):
     return next((step for step, value in curve if value > accuracy), None)
 
 
+def is_across_settings(claim):
+    return any(isinstance(weights, dict) for weights in claim["contrast"].values())
+
+
+def contrasts_of(config, claim):
+    """{setting or None: {(setting, arm): weight}}: across settings; or in one; or, where none is named, in each."""
+    if is_across_settings(claim):
+        return {None: {(s, arm): w for s, weights in claim["contrast"].items() for arm, w in weights.items()}}
+    settings = [claim["setting"]] if "setting" in claim else config.settings or [None]
+    return {setting: {(setting, arm): w for arm, w in claim["contrast"].items()} for setting in settings}
+
+
 def judge_claims(config, rows):
-    """[{claim, setting, verdict, ...}]: all claims of the experiment are one family."""
+    """[{claim, setting, verdict, ...}]: all claims of the experiment, in all settings, are one family."""
     judged, asked = [], []
     for name, claim in config.claims.items():
-        own = [row for row in rows if row.get("setting") == claim.get("setting")]
-        values = verdicts.contrast(own, claim["contrast"], config.metric)
-        judged.append({"claim": name, "setting": claim.get("setting"), "by_seed": values})
-        asked.append((list(values.values()), claim["above"]))
+        for setting, weights in contrasts_of(config, claim).items():
+            values = verdicts.contrast(rows, weights, config.metric)
+            judged.append({"claim": name, "setting": setting, "by_seed": values})
+            asked.append((list(values.values()), claim["above"]))
     return [about | result for about, result in zip(judged, verdicts.judge(asked), strict=True)]
 
 
@@ -445,7 +461,8 @@ def claims_table(judged):
     """A line per claim: the word, and what it rests on. Accuracies are fractions, losses nats."""
     lines = []
     for claim in judged:
-        said = f"{claim['claim']}: {claim['verdict']}"
+        where = f", {claim['setting']}" if claim["setting"] else ""
+        said = f"{claim['claim']}{where}: {claim['verdict']}"
         if "mean" in claim:
             said += (
                 f" ({claim['mean']:+.4f}, 95% interval {claim['low']:+.4f} to {claim['high']:+.4f}, beyond "

@@ -1,7 +1,9 @@
 """What a run computes on: device, dtype, threads, the processes that share it. A run says them at its start."""
 
 import contextlib
+import ctypes
 import os
+import re
 import signal
 import sys
 import time
@@ -32,22 +34,60 @@ def pick_dtype(name, device):
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
     if device == "mps":
         return "float32"
-    return "bfloat16" if matmul_seconds(torch.bfloat16) * 1.3 < matmul_seconds(torch.float32) else "float32"
+    return "bfloat16" if gemm_rate(device, "bfloat16") > 1.3 * gemm_rate(device, "float32") else "float32"
 
 
-def matmul_seconds(dtype, n=1024, repeats=5):
-    """The fastest of a few n x n x n products on the CPU: a noisy neighbour can only make one slower."""
-    a, b = torch.randn(n, n).to(dtype), torch.randn(n, n).to(dtype)
+# FLOP/s of dense matrix products in bfloat16 (V100, T4: float16), by the data sheets. A pattern is looked for in the
+# name that the driver gives; the first one found counts
+PEAK_FLOPS = {
+    "B200": 2250e12, "H200 NVL": 835e12, "G?H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
+    "A100": 312e12, "A40": 149.7e12, "A30": 165e12, "A10": 125e12, "A10G": 70e12, "L40S": 362e12, "L40": 181e12,
+    "L4": 121e12, "RTX 4090$": 165e12, "RTX 3090$": 71e12, "V100": 125e12, "T4": 65e12,
+}  # fmt: skip
+
+
+def peak_flops(device, dtype):
+    """(FLOP/s that one device can reach, how it is known): by its data sheet, or measured, where it is in no table."""
+    name = torch.cuda.get_device_name() if device == "cuda" else ""
+    if "MIG" not in name:  # a part of a GPU
+        for pattern, flops in PEAK_FLOPS.items():
+            if re.search(rf"\b{pattern}\b", name):
+                return flops, f"the data sheet's for {name}"
+    return gemm_rate(device, dtype), f"a matrix product in {dtype}, measured"
+
+
+def gemm_rate(device, dtype):
+    """FLOP/s of a matrix product, the fastest of 0.05 s of them: a noisy neighbour can only make one slower."""
+    # on a CPU about a millisecond, whatever the number of threads: some are then measured between a neighbour's turns
+    n = 256 * round((2 * torch.get_num_threads()) ** (1 / 3)) if device == "cpu" else 4096
+    a = torch.linspace(-1, 1, n * n, device=device).view(n, n).to(DTYPES[dtype])  # a run's random state stays its own
+    seconds_of(lambda: a[:64] @ a, device)  # warms up
     seconds = []
-    for _ in range(repeats + 1):  # the first one warms up
-        start = time.perf_counter()
-        a @ b
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[1:])
+    while sum(seconds) < 0.05:
+        seconds.append(seconds_of(lambda: a @ a, device))
+    return 2 * n**3 / min(seconds)
+
+
+def seconds_of(call, device):
+    """Of a call, until the device has done what it asks for."""
+    start = time.perf_counter()
+    call()
+    if device != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter() - start
 
 
 def usable_cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def keep_freed_memory():
+    """Tells glibc to keep what is freed. It would give large blocks back, and every step then faults them in again."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        m_trim_threshold, m_mmap_max = -1, -4  # malloc.h
+        mallopt(m_mmap_max, 0)
+        mallopt(m_trim_threshold, 2**31 - 1)
 
 
 class Processes:
@@ -65,6 +105,7 @@ class Processes:
         # torchrun says OMP_NUM_THREADS=1 to every process: divide the cores instead
         self.threads = threads or max(1, usable_cores() // local_size)
         torch.set_num_threads(self.threads)
+        keep_freed_memory()
         if self.device_type == "cuda":
             if local_size > torch.cuda.device_count():
                 raise UserError(f"{local_size} processes for {torch.cuda.device_count()} GPUs: lower --nproc_per_node")
@@ -76,6 +117,12 @@ class Processes:
             store, rank, world_size = next(torch.distributed.rendezvous("env://"))
             store = torch.distributed.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
             torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+
+    def to_device(self, tensor):
+        """A tensor of the CPU on the device. To a GPU it goes from pinned memory, and nobody waits for it."""
+        if self.device_type == "cuda":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor.to(self.device)
 
     def total(self, tensor):
         """The sum over all processes, in place."""

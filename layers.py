@@ -1,4 +1,4 @@
-"""Parts that several mixers use: the short convolution, rotary positions, softmax attention written out."""
+"""Parts that several mixers use: norms, the short convolution, rotary positions, softmax attention written out."""
 
 import math
 
@@ -7,6 +7,36 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from recurrence import at_least_float32
+
+
+class RMSNorm(nn.RMSNorm):
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019), in the dtype of x.
+
+    nn.RMSNorm is one kernel on a GPU, and eleven passes over x on a CPU, two ways: there it is written out.
+    """
+
+    def forward(self, x):
+        if x.is_cuda:
+            return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        fine = at_least_float32(x)
+        return _RMSNorm.apply(fine, self.weight.to(fine.dtype), self.eps).to(x.dtype)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, eps):
+        r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        normed = x * r
+        ctx.save_for_backward(normed, weight, r)
+        return normed * weight
+
+    @staticmethod
+    def backward(ctx, dy):
+        normed, weight, r = ctx.saved_tensors
+        d_weight = dy * normed  # of each token
+        along = (d_weight @ weight)[..., None].div_(-normed.shape[-1])  # what would change the length
+        dx = (dy * weight).addcmul_(normed, along).mul_(r)
+        return dx, d_weight.flatten(0, -2).sum(0), None
 
 
 class ShortConv(nn.Module):
@@ -32,11 +62,6 @@ class ShortConv(nn.Module):
 def make_conv(config, channels, published_width=0, bias=False):
     width = published_width if config.short_conv is None else config.short_conv
     return ShortConv(channels, width, bias) if width else None
-
-
-def rms_norm(norm, x):
-    """norm(x) in the dtype of x, which may be finer than that of its weight."""
-    return F.rms_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)
 
 
 def manual_attention(q, k, v, mask, softcap, is_causal):
@@ -76,10 +101,26 @@ def rotate(x, start, frequency, amplitude=1.0):
     """RoPE (Su et al. 2021) in the half-split layout: pairs (i, i + D/2). x (B, T, H, D), in at least float32."""
     x = at_least_float32(x)
     position = torch.arange(start, start + x.shape[1], device=x.device, dtype=torch.float64)
-    angle = position[:, None] * frequency.to(x.device)  # (T, D/2)
-    cos, sin = ((amplitude * y).to(x.dtype)[:, None] for y in (angle.cos(), angle.sin()))  # (T, 1, D/2)
-    left, right = x.chunk(2, dim=-1)
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+    angle = position[:, None] * frequency.to(x.device, non_blocking=True)  # (T, D/2); the host need not wait
+    return _Rotation.apply(x, *((amplitude * y).to(x.dtype)[:, None] for y in (angle.cos(), angle.sin())))
+
+
+class _Rotation(torch.autograd.Function):
+    """By angles whose cos and sin are (T, 1, D/2). The gradient is turned back."""
+
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        y = x * torch.cat([cos, cos], -1)
+        (left, right), (y_left, y_right) = x.chunk(2, dim=-1), y.chunk(2, dim=-1)
+        y_left.addcmul_(right, sin, value=-1)
+        y_right.addcmul_(left, sin)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        cos, sin = ctx.saved_tensors
+        return _Rotation.apply(dy, cos, -sin), None, None
 
 
 def l2_norm(x):

@@ -29,7 +29,7 @@ from gate import (
     Gate,
     parse_gate,
 )
-from layers import ShortConv, l2_norm, make_conv, manual_attention, rms_norm, rope_frequencies, rotate
+from layers import RMSNorm, ShortConv, l2_norm, make_conv, manual_attention, rope_frequencies, rotate
 from loss import IGNORE, cross_entropy_sum
 from recurrence import at_least_float32
 from sampling import check_request, draw
@@ -60,6 +60,7 @@ class GPTConfig:
     mlp_ratio: float = key(4.0, "hidden width of the MLP over n_embd", above=0)
     dropout: float = key(0.0, "on the embedding and on both residual branches", at_least=0, below=1)
 
+    init: str = key("normal", "how linear weights and embeddings start (init_weights)", choices=("normal", "pytorch"))
     attention: str = key(
         "softmax", "mixer of each layer: softmax, cosformer, gla, mamba2, gated_deltanet, or a pattern a,b,b"
     )
@@ -214,7 +215,7 @@ class Mixer(nn.Module):
         for position, granularity in gate.granularity.items():
             shape = shapes[position]
             self.gates[position] = Gate(config.n_embd, granularity, *shape, config.gate_activation, **options)
-        self.norm = nn.RMSNorm(self.norm_width(), eps=NORM_EPS) if self.norm_kind == "rms" else None
+        self.norm = RMSNorm(self.norm_width(), eps=NORM_EPS) if self.norm_kind == "rms" else None
         self.out_proj = nn.Linear(self.n_head * self.value_width, config.n_embd, bias=False)
 
     def norm_width(self):
@@ -285,7 +286,7 @@ class Mixer(nn.Module):
 
     def normed(self, o):
         o = at_least_float32(o)
-        return rms_norm(self.norm, o if self.norm_width() == self.value_width else o.flatten(2)).view_as(o)
+        return self.norm(o if self.norm_width() == self.value_width else o.flatten(2)).view_as(o)
 
     def init_state(self, batch_size, device=None, dtype=None):
         """The state at the begin of text: zeros, float32 unless dtype says otherwise."""
@@ -334,8 +335,8 @@ class Softmax(Mixer):
         super().__init__(config, gate, query=(H, D), key=(Hk, D), value=(Hk, D))
         self.qkv = nn.Linear(config.n_embd, (H + 2 * Hk) * D, bias=False)
         self.conv = make_conv(config, (H + 2 * Hk) * D)
-        self.q_norm = nn.RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
-        self.k_norm = nn.RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
+        self.q_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
+        self.k_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
         self.split = (H, Hk, Hk)
         scaling = config.rope_scaling, config.rope_factor, config.block_size
         self.rope = rope_frequencies(D, config.rope_base, *scaling)
@@ -346,7 +347,7 @@ class Softmax(Mixer):
             qkv = self.conv(qkv, state)
         q, k, v = qkv.unflatten(-1, (-1, self.value_width)).split(self.split, dim=2)  # (B, T, H or Hk, D)
         if self.q_norm is not None:
-            q, k = rms_norm(self.q_norm, at_least_float32(q)), rms_norm(self.k_norm, at_least_float32(k))
+            q, k = self.q_norm(at_least_float32(q)), self.k_norm(at_least_float32(k))
         if self.config.position == "rope":
             q, k = rotate(q, start, *self.rope), rotate(k, start, *self.rope)
         return Projection(q.to(v.dtype), k.to(v.dtype), v)
@@ -488,6 +489,8 @@ class Mamba2(Mixer):
 
     def normed(self, o):
         """Over the whole readout; with several groups, over each group's part of it."""
+        if self.config.n_groups == 1:
+            return super().normed(o)
         groups = at_least_float32(o).flatten(2).unflatten(-1, (self.config.n_groups, -1))
         o_normed = F.rms_norm(groups, groups.shape[-1:], eps=NORM_EPS).flatten(2)
         return (o_normed * self.norm.weight).view_as(o)
@@ -565,7 +568,7 @@ class Block(nn.Module):
     def __init__(self, config, name, gate):
         super().__init__()
         C, hidden = config.n_embd, round(config.mlp_ratio * config.n_embd)
-        self.norm_1, self.norm_2 = nn.RMSNorm(C, eps=NORM_EPS), nn.RMSNorm(C, eps=NORM_EPS)
+        self.norm_1, self.norm_2 = RMSNorm(C, eps=NORM_EPS), RMSNorm(C, eps=NORM_EPS)
         self.mixer = MIXERS[name](config, gate)
         if config.match_params:  # a unit of the MLP is 2C weights
             hidden -= round(sum(p.numel() for p in self.mixer.gates.parameters()) / (2 * C))
@@ -594,7 +597,7 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, name, gate) for name, gate in config.layers())
-        self.norm = nn.RMSNorm(config.n_embd, eps=NORM_EPS)
+        self.norm = RMSNorm(config.n_embd, eps=NORM_EPS)
         if not self.wte.weight.is_meta:  # a model of shapes alone
             self.init_weights(seed)
 
@@ -606,7 +609,9 @@ class GPT(nn.Module):
         |------------------------------------------|-----------------------------------------------------|
         | linear and embedding weights             | N(0, s)                                             |
         | out_proj, mlp.down (residual branches)   | N(0, s / sqrt(2 n_layer))                           |
-        | gates: proj                              | 0 (native gates: N(0, s), as published)             |
+        | init="pytorch": all linear weights       | U(-1/sqrt(fan_in), 1/sqrt(fan_in))                  |
+        | init="pytorch": embeddings               | N(0, 1)                                             |
+        | gates: proj                              | 0 (native gates: as linear weights, as published)   |
         | gates: proj.bias and static              | gate_bias, or 0                                     |
         | gates: slope                             | 1                                                   |
         | norms                                    | 1                                                   |
@@ -639,6 +644,10 @@ class GPT(nn.Module):
                 start += 1.0
             elif path[-1] == "bias":
                 pass
+            elif self.config.init == "pytorch" and path[-2] in ("wte", "wpe"):
+                start.normal_(generator=generator)
+            elif self.config.init == "pytorch":
+                start.uniform_(-(p.shape[1] ** -0.5), p.shape[1] ** -0.5, generator=generator)
             else:
                 is_residual = path[-2] in ("out_proj", "down") and "gates" not in path
                 scale = (2 * self.config.n_layer) ** -0.5 if is_residual else 1.0

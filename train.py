@@ -35,7 +35,7 @@ from configurator import UserError, key
 from data.shards import open_dataset
 from evaluate import evaluate
 from finite import bad_weight, first_bad_tensor
-from hardware import DTYPES, Processes, pick_dtype
+from hardware import DTYPES, Processes, peak_flops, pick_dtype
 from loss import IGNORE
 from meters import TRAINING_ROWS, first_rows, is_spike, training_meters
 from model import GPT, GPTConfig
@@ -107,6 +107,8 @@ def train(config, processes):
             f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be a multiple of the "
             f"{processes.world_size} processes that share the micro-steps"
         )
+    if processes.device_type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32: what is left of float32 products is then not the slow part
     dataset = open_dataset(config.dataset)
     config, resumed, weights, notes = where_to_start(config, dataset)
     dataset.examples_per_epoch("train", config.block_size)  # what is wrong with the data is said before any work
@@ -135,7 +137,8 @@ def run_steps(run):
             logged_at = (step, time.perf_counter())
         if number := processes.stop_signal():
             stop_for_signal(run, step, number)
-        lr, loss, grad_norm = run.step(step)
+        with run.compile_time_said(step):
+            lr, loss, grad_norm = run.step(step)
         if step % config.log_interval == 0 or step == config.max_iters - 1:
             run.stop_if_not_finite(step)
             # JSON has no inf, and float16 has it often
@@ -147,9 +150,10 @@ def run_steps(run):
             losses.append(loss)
             if spike and processes.is_main:
                 tqdm.write(f"step {step}: loss {loss:.4f} is a spike, gradient norm {grad_norm or math.inf:.3g}")
-            row = dict(loss=loss, lr=lr, grad_norm=grad_norm, spike=spike, tokens_per_second=speed)
+            mfu = speed * run.mfu_of_speed
+            row = dict(loss=loss, lr=lr, grad_norm=grad_norm, spike=spike, tokens_per_second=speed, mfu=mfu)
             out.log(event="train", step=step, **row)
-            shown = dict(loss=f"{loss:.4f}", tok_s=f"{speed:,.0f}")
+            shown = dict(loss=f"{loss:.4f}", tok_s=f"{speed:,.0f}", mfu=f"{mfu:.1%}")
             if result is not None:
                 shown["val"] = f"{result['loss']:.4f}"
             bar.set_postfix(shown, refresh=False)
@@ -199,16 +203,19 @@ class Run:
         # the first step whose loss or gradient was not finite. It stays on the device: nobody waits for the GPU
         self.bad_step = torch.tensor(-1, device=processes.device)
 
-        compiled = config.compile == "true" or (
-            config.compile == "auto" and processes.device_type == "cuda" and config.max_iters >= 500
-        )
-        self.step_model = torch.compile(self.model) if compiled else self.model
+        self.compiled, why = is_compiled(config, processes.device_type)
+        self.step_model = torch.compile(self.model) if self.compiled else self.model
         if processes.world_size > 1:
             self.step_model = DistributedDataParallel(self.step_model)
 
         rows_per_step = config.batch_size * config.gradient_accumulation_steps
-        self.tokens_per_step = round(rows_per_step * dataset.tokens_per_example("train", config.block_size))
-        for line in notes + notes_of_model + describe(self, compiled):
+        length = dataset.tokens_per_example("train", config.block_size)
+        self.tokens_per_step = round(rows_per_step * length)
+        self.loaded = self.load(self.first_step)
+        peak, peak_source = peak_flops(processes.device_type, self.dtype)
+        self.mfu_of_speed = 3 * self.model.flops_per_token(length) / (peak * processes.world_size)
+        mfu = f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {peak_source}"
+        for line in notes + notes_of_model + describe(self, why) + [mfu]:
             self.say(line)
         about = {"run_id": self.run_id, "config": dataclasses.asdict(config), "dtype": self.dtype}
         about |= {"n_params": self.model.n_params(), "state_bytes": self.model.state_bytes()}
@@ -237,7 +244,10 @@ class Run:
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def step(self, step):
-        """One update. Returns learning rate, mean loss of the global batch and norm of its gradient, of all ranks."""
+        """One update. Returns learning rate, mean loss of the global batch and norm of its gradient, of all ranks.
+
+        Nothing here waits for a GPU: no value of a tensor on it is read, and no copy to it holds the host up.
+        """
         config, processes = self.config, self.processes
         lr = learning_rate(config, step)
         for group in self.optimizer.param_groups:
@@ -252,10 +262,25 @@ class Run:
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip or math.inf)
         self.update(step, total, grad_norm)
         self.optimizer.zero_grad(set_to_none=True)
+        self.loaded = self.load(step + 1)  # while a GPU is still at work on this one
         return lr, total, grad_norm
 
-    def micro_losses(self, step, model):
-        """Yields this process's shares of the mean loss of the global batch, one for each of its micro-steps."""
+    @contextlib.contextmanager
+    def compile_time_said(self, step):
+        """Around the first step, in which torch.compile does its work."""
+        is_said = self.compiled and step == self.first_step and self.processes.is_main
+        start = time.perf_counter()
+        if is_said:
+            tqdm.write("compiling the model: the first step takes a while")
+        yield
+        if is_said:
+            tqdm.write(f"compiled in {time.perf_counter() - start:.0f} s")
+
+    def load(self, step):
+        """(step, its micro-steps of this process as [(micro-step, inputs, targets)], labels of the global batch).
+
+        A function of (seed, step) alone. The tensors are on their way to the device; the labels are counted before.
+        """
         config, processes = self.config, self.processes
         batches = [
             (m, *self.dataset.batch(
@@ -264,16 +289,21 @@ class Run:
             ))
             for m in range(processes.rank, config.gradient_accumulation_steps, processes.world_size)
         ]  # fmt: skip
+        n_labels = processes.total(sum((targets != IGNORE).sum() for _, _, targets in batches))
+        on_device = [(m, processes.to_device(inputs), processes.to_device(targets)) for m, inputs, targets in batches]
+        return step, on_device, max(1, int(n_labels))
+
+    def micro_losses(self, step, model):
+        """Yields this process's shares of the mean loss of the global batch, one for each of its micro-steps."""
+        config, processes = self.config, self.processes
         # divide by the labels of the global batch, not by those of a micro-step: rows may hold different numbers
-        n_labels = sum((targets != IGNORE).sum() for _, _, targets in batches)
-        n_labels = processes.total(torch.tensor(float(n_labels), device=processes.device)).clamp(min=1)
+        _, batches, n_labels = self.loaded if self.loaded[0] == step else self.load(step)
         for m, inputs, targets in batches:
             if config.dropout > 0:  # dropout, too, is a function of (seed, step, micro-step)
                 torch.manual_seed(zlib.crc32(f"{config.seed} {step} {m}".encode()))
             waits = isinstance(model, DistributedDataParallel) and m != batches[-1][0]
             with model.no_sync() if waits else contextlib.nullcontext():
                 with torch.autocast(processes.device_type, DTYPES[self.dtype], enabled=self.dtype != "float32"):
-                    inputs, targets = inputs.to(processes.device), targets.to(processes.device)
                     loss = model(inputs, targets, reduction="sum") / n_labels
                 yield loss  # the backward pass is where this waits, inside of no_sync
 
@@ -284,7 +314,8 @@ class Run:
         """
         bad = ~(loss + grad_norm).isfinite()
         is_the_end = ~loss.isfinite() if self.scaler.is_enabled() else bad
-        self.bad_step = torch.where((self.bad_step < 0) & is_the_end, step, self.bad_step)
+        # not torch.where(..., step, ...), which copies the number to the GPU and waits for it
+        self.bad_step = self.bad_step.masked_fill((self.bad_step < 0) & is_the_end, step)
         skip = bad | (self.bad_step >= 0)
         if self.optimizer.defaults["fused"]:
             self.optimizer.found_inf = skip.float()  # the kernel looks at it, as for a GradScaler
@@ -380,7 +411,18 @@ class Run:
         sys.exit(1)
 
 
-def describe(run, compiled):
+def is_compiled(config, device_type):
+    """Whether torch.compile is used; and why, where that is not what the config says."""
+    if config.compile != "auto":
+        return config.compile == "true", ""
+    if device_type != "cuda":
+        return False, f" (auto: {device_type} gains little)"
+    if config.max_iters < 500:
+        return False, " (auto: fewer than 500 steps)"
+    return True, " (auto: a GPU, 500 steps or more)"
+
+
+def describe(run, why_compiled):
     """What a run says at its start."""
     config, model, processes = run.config, run.model, run.processes
     gated = (
@@ -388,12 +430,14 @@ def describe(run, compiled):
         if config.gate not in ("none", "native")
         else f", gate {config.gate}"
     )
+    products = " by TF32" if processes.device_type == "cuda" and run.dtype == "float32" else ""
     lines = [
         f"model: {config.n_layer} x {config.n_embd}, {config.attention}{gated}, {model.n_params():,} parameters, "
         f"{model.flops_per_token() / 1e6:,.1f} MFLOPs a token forward, state {model.state_bytes():,} bytes a sequence",
         f"data: {run.dataset.folder}, {run.dataset.vocab_size:,} ids, {run.tokens_per_step:,} tokens a step",
-        f"device: {processes.device_type}, {run.dtype}, {processes.world_size} process(es) of "
-        f"{processes.threads} threads, compile {'on' if compiled else 'off'}, torch {torch.__version__}",
+        f"device: {processes.device_type}, {run.dtype}{products}, {processes.world_size} process(es) of "
+        f"{processes.threads} threads, compile {'on' if run.compiled else 'off'}{why_compiled}, "
+        f"torch {torch.__version__}",
     ]
     if config.attention_softcap is not None:
         lines.append("attention_softcap: softmax layers take the manual path, slower than the fused one")

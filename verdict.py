@@ -5,9 +5,9 @@
     inconclusive    anything else
     not run         fewer than two seeds have what the claim compares
 
-A claim is a contrast: {arm: weight}, summed within each seed, so that what a seed's runs share (data, order, initial
-weights) cancels. {"gla gated": 1, "gla": -1} is the gate's gain on GLA; with {"softmax gated": -1, "softmax": 1} added
-it is that gain over softmax's.
+A claim is a contrast: {(setting, arm): weight}, summed within each seed, so that what a seed's runs share (data, order,
+initial weights) cancels. "gla gated" 1 and "gla" -1 is the gate's gain on GLA; with "softmax gated" -1 and "softmax" 1
+added it is that gain over softmax's; with another setting's it is how much the gain changes between the two.
 """
 
 import itertools
@@ -16,8 +16,8 @@ import statistics
 
 
 def contrast(rows, weights, metric):
-    """{seed: sum of weight * metric over the arms}, of the seeds in which every arm has a finite value."""
-    values = {(row["arm"], row["seed"]): row[metric] for row in rows if row["arm"] in weights}
+    """{seed: sum of weight * metric}, of the seeds in which every (setting, arm) has a finite value."""
+    values = {((row.get("setting"), row["arm"]), row["seed"]): row[metric] for row in rows}
     seeds = sorted({seed for _, seed in values})
     sums = {}
     for seed in seeds:

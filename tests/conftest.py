@@ -73,7 +73,7 @@ class Helpers:
     @staticmethod
     def without_times(rows):
         """Rows of metrics.jsonl without what no two runs have in common."""
-        return [{k: v for k, v in row.items() if k not in ("tokens_per_second", "seconds")} for row in rows]
+        return [{k: v for k, v in row.items() if k not in ("tokens_per_second", "mfu", "seconds")} for row in rows]
 
     @staticmethod
     def script(*words, stdin=None):

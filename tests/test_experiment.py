@@ -304,16 +304,20 @@ def test_a_dry_run_lists_what_is_left_and_estimates_its_hours(tmp_path, capsys):
 
 def test_claims_are_judged_by_setting_and_tables_are_made_again_from_the_rows(tmp_path, capsys):
     gain = {"gated": 1, "none": -1}
-    claims = {name: {"contrast": gain, "above": 0.05, "setting": name} for name in ("d16", "d32")}
+    claims = {"it helps": {"contrast": gain, "above": 0.05}}  # in each setting
+    claims["it helps at 16"] = {"contrast": gain, "above": 0.05, "setting": "d16"}
+    claims["it helps more at 16"] = {"contrast": {"d16": gain, "d32": {"gated": -1, "none": 1}}, "above": 0.0}
     config = listed(seeds=[0, 1, 2], claims=claims, solved_above=0.75, run=False)
     value = {("d16", "none"): 0.5, ("d16", "gated"): 0.8, ("d32", "none"): 0.5, ("d32", "gated"): 0.5}
     runs = experiment.runs_of(config, config.seeds, [])
     rows = [made_row(run, value[run["setting"], run["arm"]] + run["seed"] / 1000) for run in runs]
     write_rows(tmp_path, rows)
     judged = experiment.judge_claims(config, experiment.run_all(config, tmp_path))
-    assert [claim["verdict"] for claim in judged] == ["supported", "not supported"]
-    assert judged[0]["by_seed"] == pytest.approx({0: 0.3, 1: 0.3, 2: 0.3})
-    assert "d16: supported (+0.3000, 95% interval" in experiment.claims_table(judged)
+    assert [claim["setting"] for claim in judged] == ["d16", "d32", "d16", None]
+    assert [claim["verdict"] for claim in judged] == ["supported", "not supported", "supported", "supported"]
+    for claim, gained in zip(judged, (0.3, 0.0, 0.3, 0.3), strict=True):
+        assert claim["by_seed"] == pytest.approx({0: gained, 1: gained, 2: gained}, abs=1e-12)
+    assert "it helps, d16: supported (+0.3000, 95% interval" in experiment.claims_table(judged)
     words = [f"--config_override={json.dumps(dataclasses.asdict(config))}", f"--out_dir={tmp_path}"]
     capsys.readouterr()
     experiment.main(words)
@@ -348,6 +352,7 @@ def test_a_wrong_key_is_found_before_the_first_run(run, tmp_path, base, started,
         (dict(settings='{"a": {"n_layr": 1}}'), "unknown key 'n_layr'"),
         (dict(claims='{"helps": {"contrast": {"gatd": 1}, "above": 0}}'), "claims: helps"),
         (dict(claims='{"helps": {"contrast": {}}}'), "claims: helps: must have a contrast and above"),
+        (dict(claims='{"helps": {"contrast": {"d8": {"gated": 1}}, "above": 0}}'), "claims: helps: setting"),
         (dict(base=base | {"max_iter": 5}), "unknown key 'max_iter' (did you mean 'max_iters'?)"),
         (dict(data=DATA | {"pair": 4}), "prepare.py failed: error: config_override: unknown key"),
         (dict(prepare="mqra"), "prepare.py failed"),

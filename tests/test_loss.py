@@ -79,18 +79,19 @@ def test_the_value_is_the_same_without_gradients():
         assert cross_entropy_sum(x, weight, targets, vocab_size=40) == loss
 
 
-def test_bfloat16_at_a_large_vocabulary_stays_near_float32():
+@pytest.mark.parametrize("dtype, of_loss, of_gradients", [("float32", 1e-6, 1e-5), ("bfloat16", 1e-3, 0.01)])
+def test_a_large_vocabulary_stays_near_plain_float32(dtype, of_loss, of_gradients):
     """50,304 ids, where torch's own linear_cross_entropy in bfloat16 was seen to return 9.19 for 10.90."""
     torch.manual_seed(0)
     width, vocab_size, tokens = 64, 50_304, 600
     x, weight = torch.randn(tokens, width), 0.02 * torch.randn(vocab_size, width)
     targets = torch.randint(vocab_size, (tokens,))
     expected = with_gradients(plain, x, weight, targets, vocab_size)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
         loss, dx, dw = with_gradients(cross_entropy_sum, x, weight, targets, vocab_size=vocab_size)
-    assert abs(loss - expected[0]) / expected[0] < 1e-3 and loss.dtype == torch.float32
+    assert abs(loss - expected[0]) / expected[0] < of_loss and loss.dtype == torch.float32
     for value, reference in ((dx, expected[1]), (dw, expected[2])):
-        assert (value - reference).norm() / reference.norm() < 0.01
+        assert (value - reference).norm() / reference.norm() < of_gradients
 
 
 def test_under_autocast_only_the_operands_are_bfloat16():

@@ -4,11 +4,18 @@ Training: that it learns, that a run is a function of its seed alone, what it wr
     python -m pytest tests/test_train.py
 """
 
+import contextlib
 import functools
 import json
 import math
+import re
 import shutil
+import subprocess
+import sys
+import traceback
 import types
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,9 +23,11 @@ import torch
 
 import checkpoint as checkpoints
 import configurator
+import hardware
 import outdir
 import train
 from data.shards import open_dataset, write_examples
+from model import MIXERS
 
 # A convolution of width 2 lets a value see its key: 20 seeds of 20 passed 97% by step 250. Without decay, a seed that
 # finds the trick late still has the rate to learn it
@@ -100,6 +109,32 @@ def test_processes_share_the_micro_steps_and_change_nothing(
         assert shared == pytest.approx(own, rel=1e-4), name
 
 
+def test_only_the_last_micro_step_of_a_process_is_all_reduced(run, monkeypatch):
+    class Parallel:
+        def __init__(self, model):
+            self.model, self.waits = model, False
+
+        def __call__(self, *args, **keys):
+            return self.model(*args, **keys)
+
+        @contextlib.contextmanager
+        def no_sync(self):
+            self.waits = True
+            yield
+            self.waits = False
+
+    def watched(run, step):
+        model = Parallel(run.model)
+        waited.append([model.waits for _ in run.micro_losses(step, model)])  # where the backward pass is
+        return take_step(run, step)
+
+    waited, take_step = [], train.Run.step
+    monkeypatch.setattr(train, "DistributedDataParallel", Parallel)
+    monkeypatch.setattr(train.Run, "step", watched)
+    run("out", gradient_accumulation_steps=4, max_iters=2)
+    assert waited == [[True, True, True, False]] * 2
+
+
 def test_four_micro_steps_are_one_batch_four_times_as_large(run, one_process, mixed_mqar, helpers):
     large = run("large", dataset=mixed_mqar, batch_size=16, max_iters=6)
     assert helpers.losses(large) == pytest.approx(helpers.losses(one_process[0.0]), rel=1e-5)
@@ -132,6 +167,22 @@ def test_evaluation_does_not_touch_training(run, helpers, dropout):
 def test_the_seed_settles_the_run_and_another_seed_gives_another(run, trained, helpers):
     again, other = run("again"), run("other", seed=1)
     assert helpers.losses(again) == helpers.losses(trained) != helpers.losses(other)
+
+
+def test_a_batch_loaded_a_step_ahead_is_the_one_the_step_would_load(run, trained, helpers, monkeypatch):
+    loaded, load, take_step = [], train.Run.load, train.Run.step
+
+    def load_late(run, step):
+        run.loaded = (None, [], 0)
+        return take_step(run, step)
+
+    monkeypatch.setattr(train.Run, "load", lambda run, step: loaded.append(step) or load(run, step))
+    run("ahead")
+    assert loaded == list(range(9))  # each once
+    monkeypatch.setattr(train.Run, "step", load_late)
+    late = run("late")
+    for name in ("model", "optimizer", "rng"):
+        assert helpers.equal(checkpoints.load(late)[name], checkpoints.load(trained)[name]), name
 
 
 @pytest.mark.parametrize("keys", [dict(), dict(dropout=0.1, gradient_accumulation_steps=3)], ids=["plain", "dropout"])
@@ -264,7 +315,7 @@ def test_metrics_hold_every_step_and_evaluation_and_end(trained, helpers):
     assert rows[-1]["event"] == "end" and rows[-1]["step"] == 8
     for row in rows:
         names = {
-            "train": {"loss", "lr", "grad_norm", "spike", "tokens_per_second"},
+            "train": {"loss", "lr", "grad_norm", "spike", "tokens_per_second", "mfu"},
             "eval": {"val_loss", "perplexity", "accuracy", "labels", "slices", "meters"},
             "end": {"seconds"},
         }[row["event"]]
@@ -356,6 +407,116 @@ def test_a_step_whose_float16_gradient_overflows_is_skipped_and_its_row_is_json(
     before, after = helpers.metrics(out, "eval")
     assert before["val_loss"] == after["val_loss"]
     assert checkpoints.load(out)["scaler"]["scale"] == 2.0**59
+
+
+class HostReads(torch.utils._python_dispatch.TorchDispatchMode):
+    """Where the program reads a tensor's value or a count of its elements: there it would wait for a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.places = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if torch.Tag.data_dependent_output in function.tags or torch.Tag.dynamic_output_shape in function.tags:
+            ours = [f for f in traceback.extract_stack() if Path(f.filename).parent == outdir.HERE]
+            self.places.add((Path(ours[-1].filename).name, ours[-1].line.split("#")[0].strip()))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("mixer", [*MIXERS])
+def test_no_step_waits_for_a_gpu(run, text, helpers, monkeypatch, mixer, dtype):
+    reads, take_step = HostReads(), train.Run.step
+
+    def watched(run, step):
+        with reads:
+            return take_step(run, step)
+
+    monkeypatch.setattr(train.Run, "step", watched)
+    keys = dict(dropout=0.1, gradient_accumulation_steps=2, max_iters=2, log_interval=1000)
+    run("out", dataset=text, attention=mixer, gate="elementwise", dtype=dtype, **keys)
+    of_the_cpu = {
+        ("train.py", "return step, on_device, max(1, int(n_labels))"),  # not yet on the device
+        ("model.py", 'if only.device.type != "cpu" or only.all():'),
+    }
+    left = reads.places - of_the_cpu
+    if mixer == "gla" and {name for name, _ in left} == {"recurrence.py"}:
+        pytest.xfail("decay per channel: the recurrence looks at its largest decay")
+    assert not left
+
+
+def test_to_a_gpu_a_batch_goes_from_pinned_memory_without_a_wait():
+    tensor, processes = mock.Mock(), types.SimpleNamespace(device_type="cuda", device="cuda:1")
+    on_device = hardware.Processes.to_device(processes, tensor)
+    assert on_device is tensor.pin_memory().to.return_value
+    tensor.pin_memory().to.assert_called_once_with("cuda:1", non_blocking=True)
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A10", 125e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA GH200 480GB", 989e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("AMD Instinct MI300X", None),
+    ],
+)
+def test_the_peak_of_a_gpu_is_its_data_sheets_or_measured(name, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+    monkeypatch.setattr(hardware, "gemm_rate", lambda device, dtype: 7e12)
+    flops, source = hardware.peak_flops("cuda", "bfloat16")
+    assert flops == (expected or 7e12)
+    assert (f"data sheet's for {name}" in source) is (expected is not None) is ("measured" not in source)
+
+
+def test_mfu_is_three_forward_passes_over_the_peak(run, trained, text, helpers, capsys, monkeypatch):
+    monkeypatch.setattr(train, "peak_flops", lambda device, dtype: (2e9, f"a matrix product in {dtype}, measured"))
+    out = run("out", dataset=text)
+    assert "MFU: against 0.002 TFLOP/s a process, a matrix product in float32, measured" in capsys.readouterr().out
+    flops = json.loads((out / "config.json").read_text())["flops_per_token"]
+    for row in helpers.metrics(out, "train"):
+        assert row["mfu"] == pytest.approx(row["tokens_per_second"] * 3 * flops / 2e9)
+
+
+@pytest.mark.parametrize(
+    "asked, device, steps, expected",
+    [
+        ("true", "cpu", 1, (True, "")),
+        ("false", "cuda", 9999, (False, "")),
+        ("auto", "cpu", 9999, (False, " (auto: cpu gains little)")),
+        ("auto", "cuda", 499, (False, " (auto: fewer than 500 steps)")),
+        ("auto", "cuda", 500, (True, " (auto: a GPU, 500 steps or more)")),
+    ],
+)
+def test_compile_auto_says_why(asked, device, steps, expected):
+    assert train.is_compiled(train.TrainConfig(compile=asked, max_iters=steps), device) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # inductor's own
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on a CPU")
+def test_a_compiled_run_says_that_it_compiles_and_learns_the_same(run, text, helpers, capsys):
+    keys = dict(dataset=text, n_layer=1, gate="elementwise", max_iters=3)
+    plain, compiled = run("plain", **keys), run("compiled", compile="true", **keys)
+    assert helpers.losses(compiled) == pytest.approx(helpers.losses(plain), rel=1e-4)
+    said = capsys.readouterr().out
+    assert "compile on, torch" in said
+    assert re.search(r"compiling the model: the first step takes a while\ncompiled in \d+ s\n", said)
+
+
+def test_train_starts_without_what_only_other_scripts_need():
+    heavy = "matplotlib", "transformers", "datasets", "tiktoken", "pandas", "torch._dynamo", "torch._inductor"
+    code = f"import sys, train; print([name for name in {heavy} if name in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=outdir.HERE, capture_output=True, text=True)
+    assert ended.stdout == "[]\n", ended.stderr
 
 
 def test_a_run_says_what_it_runs_on(run, capsys):

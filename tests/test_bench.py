@@ -1,0 +1,200 @@
+"""
+bench.py: its intervals, its verdicts, that it measures the same thing on both sides. Nothing here asserts a time.
+
+    python -m pytest tests/test_bench.py
+"""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import bench
+from bench import BenchConfig, Report
+
+NANOGPT = '''
+import torch
+
+
+class GPTConfig:
+    def __init__(self, **keys):
+        self.keys = keys
+
+
+class GPT(torch.nn.Module):
+    """Of nanoGPT's model.py no more than what bench.py calls."""
+
+    def __init__(self, config):
+        super().__init__()
+        print("number of parameters: 0.00M")
+        self.keys, self.wte = config.keys, torch.nn.Embedding(config.keys["vocab_size"], 8)
+
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
+        return torch.optim.AdamW(self.parameters(), lr=learning_rate, betas=betas, weight_decay=weight_decay)
+
+    def forward(self, idx, targets):
+        logits = self.wte(idx) @ self.wte.weight.T
+        return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+'''
+
+
+@pytest.fixture
+def cpu():
+    return BenchConfig(device="cpu", dtype="float32", threads=1, pairs=6, long_pairs=6)
+
+
+@pytest.fixture
+def seen_losses(monkeypatch):
+    """The losses of the steps that are taken from here on."""
+    losses, update = [], bench.update
+    monkeypatch.setattr(bench, "update", lambda *args: losses.append(args[2].item()) or update(*args))
+    return losses
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Pairs, ratios, intervals
+
+
+@pytest.mark.parametrize("n, low, high", [(6, 1, 6), (9, 2, 8), (20, 6, 15), (30, 10, 21)])
+def test_the_interval_of_a_median_is_that_of_the_tables(n, low, high):
+    values = np.random.default_rng(0).permutation(np.arange(1.0, n + 1))  # the value is its rank
+    assert bench.median_interval(values) == ((n + 1) / 2, low, high)
+
+
+def test_one_value_is_its_own_interval():
+    assert bench.median_interval([0.5]) == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    "low, high, at_most, expected",
+    [
+        (2.0, 3.0, False, "met"),
+        (1.9, 3.0, False, "unresolved"),
+        (1.0, 1.9, False, "missed"),
+        (1.0, 2.0, True, "met"),
+        (1.0, 2.1, True, "unresolved"),
+        (2.1, 3.0, True, "missed"),
+    ],
+)
+def test_a_claim_is_met_where_its_whole_interval_clears_the_target(low, high, at_most, expected):
+    assert bench.judge(low, high, 2.0, at_most) == expected
+
+
+def test_a_report_keeps_the_claim_and_its_raw_pairs():
+    report, pairs = Report("part"), [(2.0 * i, 1.0 * i) for i in range(1, 7)]
+    report.claim("slow / fast", pairs, 1.5)
+    report.claim("fast / slow", [(b, a) for a, b in pairs], 0.4, at_most=True)
+    report.row(side="ours", ms=1.5)
+    about = report.as_dict()
+    assert about["part"] == "part" and about["rows"] == [{"side": "ours", "ms": 1.5}]
+    assert about["claims"][0] == {
+        "name": "slow / fast", "ratio": 2.0, "low": 2.0, "high": 2.0, "target": 1.5, "at_most": False, "met": "met",
+        "pairs": pairs,
+    }  # fmt: skip
+    assert about["claims"][1]["met"] == "missed"
+    assert "slow / fast" in str(report) and ">= 1.5: met" in str(report) and "<= 0.4: missed" in str(report)
+
+
+def test_sides_are_warmed_once_and_then_take_turns_in_both_orders(cpu):
+    calls = []
+    seconds = bench.interleave({name: lambda name=name: calls.append(name) for name in "ab"}, 4, cpu)
+    assert "".join(calls) == "ab" + "ab" + "ba" + "ab" + "ba"
+    assert {name: len(values) for name, values in seconds.items()} == {"a": 4, "b": 4}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The sides
+
+
+def test_the_plain_step_and_ours_take_the_same_step(cpu, seen_losses):
+    batch = bench.tiny_batch(8)
+    bench.plain_step(cpu, batch, **bench.TINY)()
+    bench.our_step(cpu, "float32", batch, **bench.TINY)()
+    plain, ours = seen_losses
+    assert ours == pytest.approx(plain, abs=1e-6)
+
+
+def test_nanogpt_is_any_file_with_its_classes(cpu, tmp_path, seen_losses, capsys):
+    path = tmp_path / "model.py"
+    path.write_text(NANOGPT)
+    model = bench.nanogpt_model(path, cpu, vocab_size=11)
+    assert model.keys["vocab_size"] == 11 and (model.keys["n_layer"], model.keys["n_embd"]) == (6, 384)
+    bench.nanogpt_step(path, cpu, bench.random_batch(cpu, 11, 2, 16), 11)()
+    assert len(seen_losses) == 1
+    assert capsys.readouterr().out == ""  # what it prints is not the table's
+
+
+def test_a_row_of_the_loop_is_a_row_of_mqar():
+    tokens, labels = bench.one_mqar_row(np.random.default_rng(0), 32, 4, 32)
+    value_of = dict(zip(tokens[0:8:2], tokens[1:8:2], strict=True))
+    assert len(value_of) == 4 and all(0 < key < 16 <= value < 32 for key, value in value_of.items())
+    queries = labels.nonzero()[0]
+    assert len(queries) == 4 and (queries >= 8).all() and (queries % 2 == 0).all()
+    assert all(value_of[tokens[i]] == labels[i] for i in queries)
+    assert not tokens[8:][labels[8:] == 0].any()  # else filler
+
+
+def test_profile_lists_the_operations_of_a_step(cpu, monkeypatch):
+    step = bench.our_step(cpu, "float32", bench.tiny_batch(4), **bench.TINY)
+    monkeypatch.setattr(bench, "our_step", lambda *args, **keys: step)
+    assert "aten::mm" in bench.profile(cpu)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The command
+
+
+def test_the_last_line_is_one_json_object_that_holds_every_claim(tmp_path, monkeypatch, capsys):
+    """The part ops, at lengths of 16 and 64."""
+    op_inputs = bench.op_inputs
+    monkeypatch.setattr(bench, "op_inputs", lambda T, device: op_inputs(T // 64, device))
+    words = ["--device=cpu", "--dtype=float32", "--threads=1", "--pairs=6", "--long_pairs=6", f"--out_dir={tmp_path}"]
+    bench.main(["ops", *words])
+    said = capsys.readouterr().out.splitlines()
+    about, part = json.loads(said[-1]), json.loads((tmp_path / "ops.json").read_text())
+    assert about["kernels"] == "plain PyTorch, compile off" and about["gemm_gflops"]["float32"] > 0
+    names = [claim["name"] for claim in about["claims"]]
+    assert len(names) == len(set(names)) == 3 * len(bench.OPS)
+    for claim, raw in zip(about["claims"], part["claims"], strict=True):
+        assert raw == claim | {"pairs": raw["pairs"]} and len(raw["pairs"]) == 6
+        assert any(claim["name"] in line and claim["met"] in line for line in said)
+    assert (tmp_path / "ratios.png").is_file()
+
+
+def test_a_wrong_part_and_a_missing_file_are_one_line(cpu, tmp_path, helpers):
+    assert "did you mean 'decode'" in helpers.error_of(bench.main, ["decod"])
+    message = helpers.error_of(bench.nanogpt, str(tmp_path / "none.py"))
+    assert "none.py': no such file; it is model.py of a copy of nanoGPT" in message
+
+
+def test_kernels_are_those_that_run_on_the_device(cpu, monkeypatch):
+    monkeypatch.setattr(bench, "has_fla", lambda: True)  # a GPU is there, and the CPU is measured
+    assert bench.describe(cpu)["kernels"] == "plain PyTorch, compile off"
+
+
+def test_it_is_said_where_a_compiled_function_ran_eager(cpu, capsys):
+    def length_added(x, words):
+        return x + len(words)
+
+    def run(call, limit):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        with torch._dynamo.config.patch(recompile_limit=limit):
+            for n in range(4):
+                call(torch.zeros(1), "a" * n)
+        for is_compiled in (False, True):
+            cpu.compile = is_compiled
+            bench.compiled_ran_eager(cpu)
+        return capsys.readouterr().err
+
+    def broken(x, words):
+        torch._dynamo.graph_break()
+        return x + 1
+
+    compiled = torch.compile(length_added, backend="eager")
+    assert run(compiled, limit=8) == ""
+    (line,) = run(compiled, limit=2).splitlines()
+    assert line.startswith("warning: a compiled function ran eager in part: ") and "recompile limit" in line
+    assert "graph_break()" in run(torch.compile(broken, backend="eager"), limit=8)
+    torch._dynamo.utils.counters.clear()
