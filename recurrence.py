@@ -21,12 +21,10 @@ bfloat16. There is no scale: a mixer scales its q.
 
 import functools
 import importlib.util
+import itertools
 
 import torch
 import torch.nn.functional as F
-
-# exp(80) is finite in float32 (the limit is exp(88)), with room for the factors it is multiplied with
-SAFE_EXPONENT = 80.0
 
 
 def at_least_float32(x):
@@ -64,7 +62,7 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
     q, k, v, log_decay, beta, S = _prepare(q, k, v, log_decay, beta, initial_state)
     T = q.shape[1]
     if chunk_size is None:
-        chunk_size = 32 if log_decay is not None and log_decay.shape[-1] > 1 else 64
+        chunk_size = 32 if q.shape[-1] > 16 else 16  # measured on CPU, for every kind of decay
     if chunk_size < 1 or chunk_size & (chunk_size - 1):
         raise ValueError(f"chunk_size={chunk_size}: must be a power of two")
     C = min(chunk_size, 1 << (T - 1).bit_length())
@@ -72,60 +70,67 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
     with torch.autocast(q.device.type, enabled=False):
         # padding with k = v = beta = log_decay = 0 leaves the state as it is
         q, k, v, log_decay, beta = (_to_chunks(x, C) for x in (q, k, v, log_decay, beta))  # (B, H, N, C, D)
-        c = None if log_decay is None else log_decay.cumsum(-2)  # (B, H, N, C, 1 or Dk)
-        inside = _weights(q, k, c)  # (B, H, N, C, C)
-        if c is None:
-            q_from_start, k_to_end, chunk_decays = q, k, None
+        inside, q_from_start, k_to_end, decay = _weights(q, k, log_decay)
+        w = None
+        if beta is not None:
+            erase, k_from_start, _, _ = _weights(k, k, log_decay)
+            inverse = _Inverse.apply((erase * beta).tril(-1)) * beta.mT
+            v, w = inverse @ v, inverse @ k_from_start
+        if is_empty and v.shape[2] == 1:
+            o, S = inside @ v, (k_to_end.mT @ v)[:, :, 0].expand_as(S)
         else:
-            q_from_start, k_to_end = q * c.exp(), k * (c[..., -1:, :] - c).exp()
-            chunk_decays = c[..., -1, :, None].exp()  # (B, H, N, 1 or Dk, 1)
-
-        if beta is None:
-            states, S = _States.apply(k_to_end.mT @ v, chunk_decays, S)  # (B, H, N, Dk, Dv), one before each chunk
-        else:
-            solve = _unit_triangular_solver(_weights(k, k, c).tril(-1) * beta)
-            u = solve(beta * v)
-            w = solve(beta * (k if c is None else k * c.exp()))
-            states, corrected = [], []
-            # unbind, not x[:, :, n]: the backward of an index writes a whole zero tensor for every n
-            decays = [1.0] * u.shape[2] if chunk_decays is None else chunk_decays.unbind(2)
-            for u_n, w_n, k_n, a_n in zip(u.unbind(2), w.unbind(2), k_to_end.mT.unbind(2), decays, strict=True):
-                states.append(S)
-                corrected.append(u_n - w_n @ S)
-                S = k_n @ corrected[-1] + a_n * S
-            states, v = torch.stack(states, 2), torch.stack(corrected, 2)
-        o = inside @ v  # (B, H, N, C, Dv)
-        if not (is_empty and states.shape[2] == 1):
-            o = o + q_from_start @ states
-    return o.flatten(2, 3)[:, :, :T].transpose(1, 2), S
+            o, S = _Chunks.apply(*(_flat(x, S.shape[1]) for x in (inside, q_from_start, k_to_end, v, w, decay)), S)
+    return o.reshape(*S.shape[:2], -1, o.shape[-1])[:, :, :T].transpose(1, 2), S
 
 
-class _States(torch.autograd.Function):
-    """S_{n+1} = a_n S_n + new_n: the states before each chunk (B, H, N, Dk, Dv), and the last one.
+class _Chunks(torch.autograd.Function):
+    """Given the weights inside the chunks, the loop over them: with each chunk's q, k as seen from its ends,
 
-    The gradient is the same recurrence run backwards, G_n = a_n G_{n+1} + dS_n: a loop without a graph node per chunk.
+        v := v - w S (the delta rule alone);   o = inside v + q S;   S := a S + k^T v
+
+    inside (B*H*N, C, C), q, k, w (B*H*N, C, Dk), v (B*H*N, C, Dv), decay a (B*H*N, 1 or Dk, 1), S (B, H, Dk, Dv).
+    The gradient G of S is the same recurrence run backwards, G := a G + q^T do - w^T dv: a loop without a graph.
     """
 
     @staticmethod
-    def forward(ctx, new, decays, S):
-        states = []
-        for n in range(new.shape[2]):
-            states.append(S)
-            S = new[:, :, n] + S if decays is None else torch.addcmul(new[:, :, n], decays[:, :, n], S)
-        states = torch.stack(states, 2)
-        ctx.save_for_backward(states, decays)
-        return states, S
+    def forward(ctx, inside, q, k, v, w, decay, S):
+        shape, S = S.shape, S.flatten(0, 1)
+        states = S.new_empty(len(S), len(q) // len(S), *S.shape[1:])  # (B*H, N, Dk, Dv), one before each chunk
+        values = v if w is None else torch.empty_like(v)
+        parts = _by_chunk(len(S), states, values, k.mT, v, w, decay)
+        for state, value, k_n, v_n, w_n, a in parts:
+            state.copy_(S)
+            if w is not None:
+                v_n = value.copy_(torch.baddbmm(v_n, w_n, S, alpha=-1))
+            S = torch.baddbmm(S if a is None else a * S, k_n, v_n)
+        states = states.flatten(0, 1)
+        ctx.save_for_backward(inside, q, k, values, w, decay, states)
+        return (inside @ values).baddbmm_(q, states), S.view(shape)
 
     @staticmethod
-    def backward(ctx, d_states, G):
-        states, decays = ctx.saved_tensors
-        d_new = []
-        for n in reversed(range(states.shape[2])):
-            d_new.append(G)
-            G = d_states[:, :, n] + G if decays is None else torch.addcmul(d_states[:, :, n], decays[:, :, n], G)
-        d_new = torch.stack(d_new[::-1], 2)
-        d_decays = None if decays is None else (d_new * states).sum_to_size(decays.shape)
-        return d_new, d_decays, G
+    def backward(ctx, do, G):
+        inside, q, k, v, w, decay, states = ctx.saved_tensors
+        shape, G = G.shape, G.flatten(0, 1)
+        dv, d_states = inside.mT @ do, torch.empty_like(states)  # d_states: G after each chunk
+        w_T = None if w is None else w.mT
+        parts = list(_by_chunk(len(G), d_states, dv, do, q.mT, k, w_T, decay))
+        for d_state, dv_n, do_n, q_n, k_n, w_n, a in reversed(parts):
+            d_state.copy_(G)
+            G = torch.baddbmm(G if a is None else a * G, q_n, do_n)
+            if w is not None:
+                dv_n += k_n @ d_state
+                G = G.baddbmm_(w_n, dv_n, alpha=-1)
+        if w is None:
+            dv.baddbmm_(k, d_states)
+        dw = None if w is None else (dv @ states.mT).neg_()
+        d_decay = None if decay is None else (d_states * states).sum(-1, keepdim=True).sum_to_size(decay.shape)
+        return do @ v.mT, do @ states.mT, v @ d_states.mT, dv, dw, d_decay, G.view(shape)
+
+
+def _by_chunk(heads, *tensors):
+    """zip over the chunks of (B*H*N, ...) or (B*H, N, ...); None stays None."""
+    views = (x if x is None else x.view(heads, -1, *x.shape[-2:]) for x in tensors)
+    return zip(*(itertools.repeat(None) if x is None else x.unbind(1) for x in views), strict=False)
 
 
 @functools.cache  # every layer asks, in every step
@@ -159,11 +164,9 @@ def quadratic(q, k, v=None, *, log_decay=None, beta=None):
     T = q.shape[1]
     with torch.autocast(q.device.type, enabled=False):
         q, k, log_decay, beta = (_to_chunks(x, 1 << (T - 1).bit_length()) for x in (q, k, log_decay, beta))
-        c = None if log_decay is None else log_decay.cumsum(-2)
-        weights = _weights(q, k, c)
+        weights = _weights(q, k, log_decay)[0]
         if beta is not None:
-            solve = _unit_triangular_solver(_weights(k, k, c).tril(-1) * beta)
-            weights = weights @ solve(torch.diag_embed(beta.squeeze(-1)))
+            weights = weights @ _Inverse.apply((_weights(k, k, log_decay)[0] * beta).tril(-1)) * beta.mT
     return weights[:, :, 0, :T, :T]
 
 
@@ -182,44 +185,124 @@ def _prepare(q, k, v, log_decay, beta, initial_state):
 
 
 def _to_chunks(x, C):
-    """(B, T, H, D) -> (B, H, N, C, D), zeros behind the last token."""
+    """(B, T, H, D) -> (B, H, N, C, D), zeros behind the last token. Contiguous, or every product would copy it."""
     if x is None:
         return None
-    x = F.pad(x.transpose(1, 2), (0, 0, 0, -x.shape[1] % C))
-    return x.unflatten(2, (-1, C))
+    if x.shape[1] % C:
+        x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % C))
+    return x.transpose(1, 2).contiguous().unflatten(2, (-1, C))
 
 
-def _weights(q, k, c):
-    """sum_d q_id k_jd exp(c_id - c_jd) for j <= i, zero above: (..., C, D) -> (..., C, C)."""
-    if c is None:
-        return (q @ k.mT).tril()
-    if c.shape[-1] == 1:
+def _flat(x, heads):
+    """(B, H or 1, N, ...) -> (B*H*N, ...)"""
+    return None if x is None else x.expand(-1, heads, -1, -1, -1).flatten(0, 2)
+
+
+def _weights(q, k, log_decay):
+    """Of chunks (B, H, N, C, D): the weights inside them, q seen from the start, k from the end, and the whole decay.
+
+    sum_d q_id k_jd exp(c_id - c_jd) for j <= i, zero above: (B, H, N, C, C);   q exp(c);   k exp(c_C - c);   exp(c_C)
+    as (B, H, N, 1 or Dk, 1). With no decay q, k themselves and None.
+    """
+    if log_decay is None:
+        return (q @ k.mT).tril(), q, k, None
+    if log_decay.shape[-1] == 1:
+        c = log_decay.cumsum(-2)
         exponent = c - c.mT
         above = torch.ones(exponent.shape[-2:], dtype=torch.bool, device=c.device).triu(1)
         # mask before exp: exp overflows above the diagonal, and inf * 0 is NaN in the backward
-        return (q @ k.mT) * exponent.masked_fill(above, -torch.inf).exp()
-    return _channel_weights(q, k, c)
+        inside = (q @ k.mT) * exponent.masked_fill_(above, -torch.inf).exp_()
+        end = c[..., -1:, :]
+        return inside, q * c.exp(), k * (end - c).exp(), end.exp()
+    heads = max(x.shape[1] for x in (q, k, log_decay))
+    outputs = _ChannelWeights.apply(*(_flat(x, heads) for x in (q, k, log_decay)))
+    inside, q, k, decay = (x.unflatten(0, (-1, heads, log_decay.shape[2])) for x in outputs)
+    return inside, q, k, decay.mT
 
 
-def _channel_weights(q, k, c):
-    """One decay per channel: exp(c_i - c_j) = exp(c_i - p) exp(p - c_j), with a pivot p that keeps both factors finite.
+class _ChannelWeights(torch.autograd.Function):
+    """_weights with a decay per channel, all (M, C, Dk): no decay overflows, since every factor is at most 1.
 
-    Where the decays of the whole block are mild, p is its first token. Where they are not, p is the end of the left
-    half: both factors of (right rows, left columns) are then at most 1, and each half is a smaller block of the same
-    kind, until one token is left. Exact for any decay. (A pivot in the middle would reach further, but the rounding of
-    a row would then depend on tokens after it. As it is, it does so only where a decay makes a block split.)
+    Two neighbouring blocks of s tokens make one of 2s. The weights of its lower left quarter are q of the right block
+    (from that block's start) times k of the left (to that block's end). Then that q is taken on by the decay of the
+    left block, that k by the decay of the right. It begins with blocks of one token, whose weight is q k.
+    A row never meets a later token. (A pivot, exp(c_i - p) exp(p - c_j), needs fewer products, but overflows.)
     """
-    C, first = c.shape[-2], c[..., :1, :]
-    if C == 1 or (first - c[..., -1:, :]).max() < SAFE_EXPONENT:
-        return ((q * (c - first).exp()) @ (k * (first - c).exp()).mT).tril()
-    q, k, c = (torch.stack(x.chunk(2, dim=-2), dim=-3) for x in (q, k, c))  # (..., 2, C/2, Dk)
-    pivot = c[..., 0, -1:, :]
-    rows, columns = q[..., 1, :, :] * (c[..., 1, :, :] - pivot).exp(), k[..., 0, :, :] * (pivot - c[..., 0, :, :]).exp()
-    below, halves = rows @ columns.mT, _channel_weights(q, k, c)
-    top = torch.cat([halves[..., 0, :, :], torch.zeros_like(below)], -1)
-    return torch.cat([top, torch.cat([below, halves[..., 1, :, :]], -1)], -2)
+
+    @staticmethod
+    def forward(ctx, q, k, log_decay):
+        a, decay = _flush(log_decay.exp()), _flush(log_decay.sum(1, keepdim=True).exp())
+        ctx.save_for_backward(q, k, a, decay)
+        q_from_start, k_to_end, inside = q * a, k.clone(), torch.diag_embed((q * k).sum(-1))
+        for s, right, left, right_decay, left_decay in _doubled(q_from_start, k_to_end, a):
+            _lower_left(inside, s).copy_((right @ left.mT).view(len(q), -1, s, s))
+            right *= left_decay
+            left *= right_decay
+        return inside, q_from_start, k_to_end, decay
+
+    @staticmethod
+    def backward(ctx, d_inside, dq, dk, d_decay):
+        q, k, a, decay = ctx.saved_tensors
+        q_from_start, k_to_end, levels = q * a, k.clone(), []
+        for s, right, left, right_decay, left_decay in _doubled(q_from_start, k_to_end, a):
+            levels.append((s, right.clone(), left.clone(), right_decay, left_decay))
+            right *= left_decay
+            left *= right_decay
+        d_end = decay * d_decay + (k_to_end * dk).sum(1, keepdim=True)
+        dq, dk = (x.clone(memory_format=torch.contiguous_format) for x in (dq, dk))
+        for s, right, left, right_decay, left_decay in reversed(levels):
+            d = _lower_left(d_inside, s).reshape(-1, s, s)
+            _add_product(dq.view(-1, 2, s, q.shape[-1])[:, 1].mul_(left_decay), d, left)
+            _add_product(dk.view(-1, 2, s, q.shape[-1])[:, 0].mul_(right_decay), d.mT, right)
+        dq *= a
+        # c_i scales q_i by exp(c_i) and k_i by exp(-c_i); a log-decay is in the c of its token and of all later ones
+        ones = torch.ones(a.shape[1], a.shape[1], dtype=a.dtype, device=a.device).triu()
+        d_log_decay = torch.baddbmm(d_end, ones.expand(len(a), -1, -1), q * dq - k * dk)
+        diagonal = d_inside.diagonal(dim1=1, dim2=2)[..., None]  # without decay: left out of the difference above
+        return dq.addcmul_(diagonal, k), dk.addcmul_(diagonal, q), d_log_decay
 
 
-def _unit_triangular_solver(strictly_lower):
-    """y with (I + strictly_lower) y = x, as a function of x."""
-    return lambda x: torch.linalg.solve_triangular(strictly_lower, x, upper=False, unitriangular=True)
+def _doubled(q, k, decay):
+    """s = 1, 2, ..., C/2: q of every right block of s tokens, k of every left one (both views), and their decays."""
+    s, (_, C, D) = 1, q.shape
+    while s < C:
+        left_decay, right_decay = decay.view(-1, 2, 1, D).unbind(1)
+        yield s, q.view(-1, 2, s, D)[:, 1], k.view(-1, 2, s, D)[:, 0], right_decay, left_decay
+        decay = _flush(left_decay * right_decay)
+        s *= 2
+
+
+def _lower_left(x, s):
+    """The lower left quarters of the blocks of 2s on the diagonal, a view: (M, C, C) -> (M, C / 2s, s, s)."""
+    blocks = x.view(len(x), -1, 2 * s, x.shape[-1] // (2 * s), 2 * s).diagonal(dim1=1, dim2=3)
+    return blocks.permute(0, 3, 1, 2)[:, :, s:, :s]
+
+
+def _add_product(y, w, x):
+    """y += w @ x. Column by column where w is small: a batched product of tiny matrices is slow on CPU."""
+    if w.shape[-1] > 4:
+        y += w @ x
+    else:
+        for j in range(w.shape[-1]):
+            y.addcmul_(w[:, :, j : j + 1], x[:, j : j + 1])
+
+
+def _flush(decay):
+    """Zero where nothing is left that could be seen: products of such decays would be denormal, which is slow."""
+    return F.threshold(decay, torch.finfo(decay.dtype).eps ** 2, 0.0)
+
+
+class _Inverse(torch.autograd.Function):
+    """(I + L)^-1 of strictly lower triangular L (..., C, C). Autograd would solve once more for its gradient."""
+
+    @staticmethod
+    def forward(ctx, L):
+        eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
+        inverse = torch.linalg.solve_triangular(L, eye, upper=False, unitriangular=True)
+        ctx.save_for_backward(inverse)
+        return inverse
+
+    @staticmethod
+    def backward(ctx, d_inverse):
+        (inverse,) = ctx.saved_tensors
+        return -(inverse.mT @ d_inverse @ inverse.mT)
