@@ -1,4 +1,4 @@
-"""Measure speed and memory: tables, a figure, and as the last line one JSON object.
+"""Measure speed and memory: tables, figures, and as the last line one JSON object.
 
     python bench.py ops                              the chunked forms against scaled_dot_product_attention and the loop
     python bench.py train --against=PATH/model.py    a training step against nanoGPT's own (its file is not kept here)
@@ -58,7 +58,7 @@ class BenchConfig:
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     dtype: str = key("auto", "of matrix products", choices=("auto", *DTYPES))
     compile: bool = key(False, "torch.compile our side of train and overhead")
-    out_dir: str = key("results/bench", "where the JSON files and the figure go")
+    out_dir: str = key("results/bench", "where the JSON files and the figures go")
 
 
 def main(argv):
@@ -87,8 +87,7 @@ def main(argv):
         (out_dir / f"{name}.json").write_text(json.dumps(about | report.as_dict(), indent=1) + "\n")
         claims += report.claims
     compiled_ran_eager(config)
-    figure = plot.ratios(claims, out_dir / "ratios.png") if claims else None
-    print(f"written: {out_dir}/" + (f", {figure}" if figure else ""))
+    print("written:", ", ".join([f"{out_dir}/", *map(str, plot.bench(out_dir))]))
     print(json.dumps(about | {"claims": [{k: v for k, v in claim.items() if k != "pairs"} for claim in claims]}))
 
 
@@ -208,18 +207,33 @@ def our_step(config, dtype, batch, compiled=False, **keys):
     return step
 
 
-def plain_step(config, batch, **keys):
-    """The same model and loss as one would write them first: logits of all tokens, plain cross entropy, plain AdamW."""
+def plain_step(config, batch):
+    """TINY as one would write it first: all weights of attention at once, logits of all tokens, AdamW as it comes."""
     torch.manual_seed(0)
-    model = GPT(GPTConfig(**keys)).to(config.device)
+    model = GPT(GPTConfig(**TINY)).to(config.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
     inputs, targets = batch
 
     def step():
-        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
+        loss = F.cross_entropy(plain_logits(model, inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
         update(model, optimizer, loss)
 
     return step
+
+
+def plain_logits(model, idx):
+    def normed(x, norm):
+        return F.rms_norm(x, norm.normalized_shape, norm.weight, norm.eps)
+
+    x, angle = model.wte(idx), torch.arange(idx.shape[1]) * (math.pi / 2 / model.config.block_size)
+    for block in model.blocks:
+        h, mixer = normed(x, block.norm_1), block.mixer
+        q, k, v = mixer.qkv(h).unflatten(-1, (3, mixer.n_head, -1)).permute(2, 0, 3, 1, 4)  # (B, H, T, D) each
+        q, k = (torch.cat([F.relu(y) * angle.cos()[:, None], F.relu(y) * angle.sin()[:, None]], dim=-1) for y in (q, k))
+        o = ((q @ k.mT).tril() @ v).transpose(1, 2).flatten(2)
+        x = x + mixer.out_proj(o * torch.sigmoid(mixer.gates["readout"].proj(h)))
+        x = x + block.mlp(normed(x, block.norm_2))
+    return normed(x, model.norm) @ model.wte.weight.T
 
 
 def nanogpt(path):
@@ -341,7 +355,7 @@ def bench_tiny(config, report):
     """The minimum experiment's gated model, one core, float32; and two of them side by side, as the experiment runs."""
     cpu = BenchConfig(device="cpu", dtype="float32", threads=1)
     torch.set_num_threads(1)
-    sides = {"plain": plain_step(cpu, tiny_batch(), **TINY), "ours": our_step(cpu, "float32", tiny_batch(), **TINY)}
+    sides = {"plain": plain_step(cpu, tiny_batch()), "ours": our_step(cpu, "float32", tiny_batch(), **TINY)}
     seconds = interleave(sides, config.pairs, cpu)
     report.claim("tiny step, plain / ours", list(zip(seconds["plain"], seconds["ours"], strict=True)), 1.7)
     torch.set_num_threads(config.threads)
@@ -354,8 +368,7 @@ def bench_tiny(config, report):
 
 def tiny_steps(name, steps=40):
     cpu = BenchConfig(device="cpu", dtype="float32", threads=1)
-    make = {"plain": plain_step, "ours": lambda config, batch, **keys: our_step(config, "float32", batch, **keys)}
-    step = make[name](cpu, tiny_batch(), **TINY)
+    step = plain_step(cpu, tiny_batch()) if name == "plain" else our_step(cpu, "float32", tiny_batch(), **TINY)
     for _ in range(steps):
         step()
 

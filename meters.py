@@ -398,15 +398,16 @@ def closed_heads_skipped(model, threshold):
         def read(p, state, start):
             if p.q.shape[:2] != (1, 1):  # the prefill
                 return Softmax.read(mixer, p, state, start)
-            gate, k, v = mixer.gates["readout"], *mixer.remember(p.k, p.v, state, start)[:2]
+            gate, q = mixer.gates["readout"], p.q.transpose(1, 2)  # (1, H, 1, D)
+            k, v, _ = mixer.remember(p.k.transpose(1, 2), p.v.transpose(1, 2), state, start)
             heads = (gate.value(gate.logits(box["x"])).abs().flatten() >= threshold).nonzero().flatten()
-            shared = heads // (mixer.n_head // k.shape[2])  # the key and value heads of these
-            q, k, v = (y.transpose(1, 2) for y in (p.q[:, :, heads], k[:, :, shared], v[:, :, shared]))
-            o = torch.zeros_like(p.q)  # (1, 1, H, D)
-            o[:, :, heads] = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+            shared = heads // (mixer.n_head // k.shape[1])  # the key and value heads of these
+            o = torch.zeros_like(q)
+            attention = nn.functional.scaled_dot_product_attention
+            o[:, heads] = attention(q[:, heads], k[:, shared], v[:, shared])
             counts[0] += mixer.n_head - len(heads)
             counts[1] += mixer.n_head
-            return o
+            return o.transpose(1, 2)
 
         handles.append(mixer.register_forward_pre_hook(of_input))
         mixer.read = read

@@ -353,11 +353,11 @@ class Softmax(Mixer):
         return Projection(q.to(v.dtype), k.to(v.dtype), v)
 
     def read(self, p, state, start):
-        q, k, v, mask = p.q, p.k, p.v, None
+        (q, k, v), mask = (x.transpose(1, 2) for x in (p.q, p.k, p.v)), None  # (B, H, T, D)
         if state is not None:
             k, v, mask = self.remember(k, v, state, start)
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, T, D)
-        k, v = (x.repeat_interleave(self.n_head // x.shape[1], dim=1) for x in (k, v))
+        if k.shape[1] < self.n_head:  # else it would copy them for nothing
+            k, v = (x.repeat_interleave(self.n_head // x.shape[1], dim=1) for x in (k, v))
         if self.config.attention_softcap is not None:
             o, _ = manual_attention(q, k, v, mask, self.config.attention_softcap, is_causal=state is None)
         else:
@@ -365,23 +365,26 @@ class Softmax(Mixer):
         return o.transpose(1, 2)
 
     def remember(self, k, v, state, start):
-        """Writes k, v to the ring; returns all keys and values that the new queries may see, and the mask."""
-        M, T = self.config.block_size, k.shape[1]
+        """Writes k, v (B, Hk, T, D) to the ring; returns all that the new queries may see, so too, and the mask."""
+        M, T = self.config.block_size, k.shape[2]
         if T == 1:  # one query sees the whole ring, in any order
-            state["k"][:, start % M], state["v"][:, start % M] = k[:, 0], v[:, 0]
+            state["k"][:, :, start % M], state["v"][:, :, start % M] = k[:, :, 0], v[:, :, 0]
             seen = min(start + 1, M)
-            return state["k"][:, :seen].to(k.dtype), state["v"][:, :seen].to(v.dtype), None
+            return state["k"][:, :, :seen].to(k.dtype), state["v"][:, :, :seen].to(v.dtype), None
         past = torch.arange(max(0, start - M + 1), start, device=k.device)
         new = torch.arange(start, start + T, device=k.device)
         position = torch.cat([past, new])
         distance = new[:, None] - position[None, :]
-        all_k = torch.cat([state["k"][:, past % M].to(k.dtype), k], dim=1)
-        all_v = torch.cat([state["v"][:, past % M].to(v.dtype), v], dim=1)
-        state["k"][:, new[-M:] % M], state["v"][:, new[-M:] % M] = k[:, -M:].to(state["k"]), v[:, -M:].to(state["v"])
+        all_k, all_v = (
+            torch.cat([state[name][:, :, past % M].to(x.dtype), x], dim=2) for name, x in (("k", k), ("v", v))
+        )
+        for name, x in (("k", k), ("v", v)):
+            state[name][:, :, new[-M:] % M] = x[:, :, -M:].to(state[name])
         return all_k, all_v, (distance >= 0) & (distance < M)
 
     def init_state(self, batch_size, device=None, dtype=None):
-        shape = (batch_size, self.config.block_size, self.split[1], self.value_width)
+        # a head's keys lie side by side: one query reads them at twice the speed
+        shape = (batch_size, self.split[1], self.config.block_size, self.value_width)
         state = {name: torch.zeros(shape, device=device, dtype=dtype) for name in ("k", "v")}
         return state | self.init_conv_state(batch_size, device, dtype)
 

@@ -482,6 +482,34 @@ def length_panel(axes, evaluation):
     dress(axes)
 
 
+def bench(folder):
+    """The figures of what bench.py has written there, of this and of earlier calls: ratios; cost against length."""
+    parts = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    claims = [claim for part in parts for claim in part["claims"]]
+    rows = [row for part in parts for row in part["rows"] if "mixer" in row and ("T" in row or "context" in row)]
+    figures = [ratios(claims, folder / "ratios.png")] if claims else []
+    return figures + ([cost_curves(rows, folder / "cost.png")] if rows else [])
+
+
+def cost_curves(rows, path):
+    """Speed and memory of training against T, at as many tokens a step, and time of a decoded token against context."""
+    panels = [
+        ("T", "tokens_s", "training (tokens/s)"), ("T", "peak_mb", "training, peak memory (MB)"),
+        ("context", "ms", "decoding (ms a token)"),
+    ]  # fmt: skip
+    panels = [(x, y, title) for x, y, title in panels if any(x in row and y in row for row in rows)]
+    figure, axes_of = plt.subplots(1, len(panels), figsize=(4.4 * len(panels), 4), squeeze=False)
+    for axes, (x, y, title) in zip(axes_of[0], panels, strict=True):
+        for mixer in dict.fromkeys(row["mixer"] for row in rows):
+            points = [(row[x], row[y]) for row in rows if row["mixer"] == mixer and x in row and y in row]
+            axes.plot(*zip(*points, strict=True), color=MIXER_COLOURS[mixer], marker="o", ms=3, label=mixer)
+        axes.set(ylim=(0, None), title=title, xlabel="context" if x == "context" else "sequence length")
+        axes.set_xscale("log", base=2)
+        dress(axes)
+    axes_of[0, 0].legend(frameon=False, fontsize=8)
+    return write(figure, path)
+
+
 def ratios(claims, path):
     """What bench.py measured: each ratio with its interval over its target; right of the line at 1 is better."""
     figure, axes = plt.subplots(figsize=(9, 1 + 0.3 * len(claims)))
@@ -498,6 +526,10 @@ def ratios(claims, path):
     ]
     axes.set_yticks([-i for i in range(len(claims))], names, fontsize=8)
     axes.set(xscale="log", xlabel="ratio over its target (turned over where less is better), 95% interval")
+    left, right = axes.get_xlim()
+    ticks = [tick for tick in (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20) if left <= tick <= right]
+    axes.set_xticks(ticks, map(str, ticks))
+    axes.minorticks_off()
     for name, colour in colours.items():
         axes.plot([], [], color=colour, linewidth=3, label=name)
     return save(figure, axes, path)

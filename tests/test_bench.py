@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import bench
+import plot
 from bench import BenchConfig, Report
 
 NANOGPT = '''
@@ -109,7 +110,7 @@ def test_sides_are_warmed_once_and_then_take_turns_in_both_orders(cpu):
 
 def test_the_plain_step_and_ours_take_the_same_step(cpu, seen_losses):
     batch = bench.tiny_batch(8)
-    bench.plain_step(cpu, batch, **bench.TINY)()
+    bench.plain_step(cpu, batch)()
     bench.our_step(cpu, "float32", batch, **bench.TINY)()
     plain, ours = seen_losses
     assert ours == pytest.approx(plain, abs=1e-6)
@@ -159,7 +160,16 @@ def test_the_last_line_is_one_json_object_that_holds_every_claim(tmp_path, monke
     for claim, raw in zip(about["claims"], part["claims"], strict=True):
         assert raw == claim | {"pairs": raw["pairs"]} and len(raw["pairs"]) == 6
         assert any(claim["name"] in line and claim["met"] in line for line in said)
-    assert (tmp_path / "ratios.png").is_file()
+    assert (tmp_path / "ratios.png").is_file() and not (tmp_path / "cost.png").exists()  # of no length, no decoding
+
+
+def test_the_figures_are_of_all_parts_that_are_there(tmp_path):
+    claim = dict(name="a step", ratio=2.0, low=1.8, high=2.2, target=1.5, at_most=False, met="met")
+    length = [dict(mixer="gla", T=T, tokens_s=1e3, peak_mb=T / 4) for T in (256, 512)]
+    decode = [dict(mixer="gla", context=64, ms=7.0), dict(mixer="gla", batch=8, tokens_s=1.0)]
+    for name, claims, rows in (("train", [claim], []), ("length", [], length), ("decode", [], decode)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"claims": claims, "rows": rows}))
+    assert plot.bench(tmp_path) == [tmp_path / "ratios.png", tmp_path / "cost.png"]
 
 
 def test_a_wrong_part_and_a_missing_file_are_one_line(cpu, tmp_path, helpers):
