@@ -35,7 +35,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             dw = torch.zeros_like(weight, dtype=loss.dtype) if needs_grad else None
             # the large tensors are made once and written again by every chunk: fresh pages cost more than the sums
             products = torch.empty(min(len(x), CHUNK_TOKENS), len(w), dtype=dtype, device=x.device)
-            logits, dw_chunk = torch.empty_like(products, dtype=loss.dtype), torch.empty_like(w)
+            logits, log_shares = (torch.empty_like(products, dtype=loss.dtype) for _ in range(2))
+            dw_chunk = torch.empty_like(w)
             for start in range(0, len(x), CHUNK_TOKENS):
                 rows = slice(start, start + CHUNK_TOKENS)
                 x_rows, target = x[rows].to(dtype), targets[rows, None]
@@ -47,19 +48,17 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                     logit.copy_(capped).mul_(softcap)
                 logit[:, vocab_size:] = -torch.inf
                 target = target.masked_fill(~counts, 0)  # any other id that is none is an error, not id 0
-                largest = logit.amax(-1, keepdim=True)
-                right = logit.gather(-1, target) - largest
-                share = logit.sub_(largest).exp_()  # the softmax, but for its denominator
-                total = share.sum(-1, keepdim=True)
-                loss = loss + ((total.log() - right) * counts).sum()
+                log_share = torch.log_softmax(logit, -1, out=log_shares[: len(x_rows)])
+                loss = loss - (log_share.gather(-1, target) * counts).sum()
                 if needs_grad:
-                    grad = share.mul_(counts / total)  # softmax, then minus one at the target
-                    grad.scatter_add_(-1, target, -counts.to(grad.dtype))
+                    grad = log_share.exp_()  # softmax, then minus one at the target
+                    grad.scatter_add_(-1, target, torch.full_like(target, -1, dtype=grad.dtype))
                     if softcap is not None:
                         grad.mul_(1 - capped * capped)
                     product.copy_(grad)
-                    dx[rows] = product @ w
-                    dw += torch.mm(product.T, x_rows, out=dw_chunk)
+                    # what does not count is taken out here, where it is narrow
+                    dx[rows] = (product @ w) * counts
+                    dw += torch.mm(product.T, x_rows * counts, out=dw_chunk)
         ctx.save_for_backward(dx, dw)
         return loss
 

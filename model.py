@@ -337,7 +337,7 @@ class Softmax(Mixer):
         self.conv = make_conv(config, (H + 2 * Hk) * D)
         self.q_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
         self.k_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
-        self.split = (H, Hk, Hk)
+        self.split = (H, Hk)
         scaling = config.rope_scaling, config.rope_factor, config.block_size
         self.rope = rope_frequencies(D, config.rope_base, *scaling)
 
@@ -345,12 +345,15 @@ class Softmax(Mixer):
         qkv = self.qkv(x)
         if self.conv is not None:
             qkv = self.conv(qkv, state)
-        q, k, v = qkv.unflatten(-1, (-1, self.value_width)).split(self.split, dim=2)  # (B, T, H or Hk, D)
+        H, Hk = self.split
+        qk, v = qkv.unflatten(-1, (-1, self.value_width)).split((H + Hk, Hk), dim=2)  # (B, T, H + Hk or Hk, D)
         if self.q_norm is not None:
-            q, k = self.q_norm(at_least_float32(q)), self.k_norm(at_least_float32(k))
+            q, k = at_least_float32(qk).split((H, Hk), dim=2)
+            qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=2)
         if self.config.position == "rope":
-            q, k = rotate(q, start, *self.rope), rotate(k, start, *self.rope)
-        return Projection(q.to(v.dtype), k.to(v.dtype), v)
+            qk = rotate(qk, start, *self.rope)
+        q, k = qk.to(v.dtype).split((H, Hk), dim=2)
+        return Projection(q, k, v)
 
     def read(self, p, state, start):
         (q, k, v), mask = (x.transpose(1, 2) for x in (p.q, p.k, p.v)), None  # (B, H, T, D)

@@ -13,6 +13,7 @@ A figure lies beside the files it was made of.
 import base64
 import html
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -232,6 +233,13 @@ def experiment(rows, folder):
         figures = [rate_curves(rows, folder / "learning_rates.png")]
     else:
         figures = [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
+    settings, arms = {row.get("setting") for row in rows}, {row["arm"] for row in rows}
+    if len(settings) > 1 and len(arms) <= len(COLOURS):
+        figures.append(ends(rows, folder / "ends.png"))
+    mixers, gates = {mixer_of(row) for row in rows}, {gate_of(row) for row in rows}
+    is_known = mixers <= MIXER_COLOURS.keys() and rows[0].get("metric", "accuracy") == "accuracy"
+    if len(mixers) > 1 and is_known and {"none", "elementwise"} <= gates:
+        figures.append(state_arrows(rows, folder / "state.png"))
     if any("slices" in score for score in scores):
         figures.append(slice_curves(rows, folder / "slices.png"))
     if any("lengths" in score for score in scores):
@@ -246,7 +254,7 @@ def styles(rows):
     """
     arms = {}
     for row in rows:
-        own = arms.setdefault(row["config"].get("attention", "softmax"), [])
+        own = arms.setdefault(mixer_of(row), [])
         own += [row["arm"]] if row["arm"] not in own else []
     if len(arms) > 1 and max(map(len, arms.values())) <= len(LINES) and arms.keys() <= MIXER_COLOURS.keys():
         pairs = [(arm, MIXER_COLOURS[mixer], LINES[i]) for mixer, own in arms.items() for i, arm in enumerate(own)]
@@ -296,11 +304,80 @@ def metric_panel(axes, rows, style):
         axes.set(ylabel="validation loss (nats a token)")
 
 
+def end_of(row):
+    """Accuracy in per cent, or loss; NaN for a run that was not finite."""
+    metric = row.get("metric", "accuracy")
+    return math.nan if row[metric] is None else row[metric] * (100 if metric == "accuracy" else 1)
+
+
+def end_label(rows):
+    return "accuracy at the end (%)" if rows[0].get("metric", "accuracy") == "accuracy" else "validation loss (nats)"
+
+
+def ends(rows, path):
+    """Where every run ended: a line per setting, a point per seed, a colour per arm, a bar at its mean."""
+    settings, style = list(dict.fromkeys(row.get("setting") for row in rows)), styles(rows)
+    figure, axes = plt.subplots(figsize=(8, 1 + 0.17 * len(settings) * (1 + len(style))))
+    for i, setting in enumerate(settings):
+        for j, (arm, look) in enumerate(style.items()):
+            values = [end_of(row) for row in rows if (row.get("setting"), row["arm"]) == (setting, arm)]
+            y, label = -i - (j + 1) / (len(style) + 1), arm if i == 0 else None
+            axes.plot(values, [y] * len(values), "o", color=look["color"], markersize=6, alpha=0.6, label=label)
+            axes.plot([mean(values)] if values else [], [y] * bool(values), "|", color=look["color"], markersize=14)
+        axes.axhline(-i, color="0.85", linewidth=0.8)
+    axes.set_yticks([-i - 0.5 for i in range(len(settings))], settings)
+    axes.set(xlabel=end_label(rows), ylim=(-len(settings), 0))
+    if rows[0].get("metric", "accuracy") == "accuracy":
+        axes.set(xlim=(0, 102))
+    dress(axes)
+    axes.grid(visible=False, axis="y")
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return write(figure, path)
+
+
+GATE_MARKERS = {"none": "o", "native": "s", "elementwise": "^", "native+elementwise": "D", "matched": "v"}
+
+
+def gate_of(row):
+    """The key of GATE_MARKERS: what kind of arm this is, in any setting."""
+    keys = row["config"]
+    return "matched" if keys.get("match_params") else keys.get("gate", "none")
+
+
+def state_arrows(rows, path):
+    """Accuracy against the bytes of the state: a marker per kind of gate, an arrow of a point or more from none to
+    elementwise. Means over the seeds."""
+    figure, axes = plt.subplots(figsize=(8, 5))
+    for mixer in by_mixer(rows):
+        for setting in dict.fromkeys(row.get("setting") for row in rows):
+            means = {}
+            for gate, marker in GATE_MARKERS.items():
+                own = [r for r in rows if (r.get("setting"), mixer_of(r), gate_of(r)) == (setting, mixer, gate)]
+                if not own:
+                    continue
+                means[gate] = own[0]["state_bytes"], mean([end_of(row) for row in own])
+                axes.plot(*means[gate], marker, color=MIXER_COLOURS[mixer], fillstyle="none", markersize=7)
+            if {"none", "elementwise"} <= means.keys() and abs(means["none"][1] - means["elementwise"][1]) > 1:
+                arrow = dict(arrowstyle="->", color=MIXER_COLOURS[mixer], linewidth=1.6)
+                axes.annotate("", means["elementwise"], means["none"], arrowprops=arrow)
+        axes.plot([], [], color=MIXER_COLOURS[mixer], linewidth=3, label=mixer)
+    for gate in dict.fromkeys(gate for gate in GATE_MARKERS if gate in map(gate_of, rows)):
+        axes.plot([], [], GATE_MARKERS[gate], color="0.3", fillstyle="none", label=f"gate {gate}")
+    axes.set(xscale="log", xlabel="state (bytes a sequence)", ylabel=end_label(rows), ylim=(0, 102))
+    dress(axes)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return write(figure, path)
+
+
+def mixer_of(row):
+    return row["config"].get("attention", "softmax")
+
+
 def by_mixer(rows):
     """{mixer: [(line style, gate, the rows of that arm: one per seed)]}: solid without a gate, dashed with one."""
     mixers = {}
     for row in rows:
-        gates = mixers.setdefault(row["config"].get("attention", "softmax"), {})
+        gates = mixers.setdefault(mixer_of(row), {})
         gates.setdefault(row["config"].get("gate", "none"), []).append(row)
     return {
         mixer: [("-" if gate == "none" else "--", gate, own) for gate, own in gates.items()]

@@ -21,7 +21,6 @@ bfloat16. There is no scale: a mixer scales its q.
 
 import functools
 import importlib.util
-import itertools
 
 import torch
 import torch.nn.functional as F
@@ -62,7 +61,8 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
     q, k, v, log_decay, beta, S = _prepare(q, k, v, log_decay, beta, initial_state)
     T = q.shape[1]
     if chunk_size is None:
-        chunk_size = 32 if q.shape[-1] > 16 else 16  # measured on CPU, for every kind of decay
+        # measured on CPU, for every kind of decay: the width of the keys; the delta rule's inverse wants it small
+        chunk_size = 16 if q.shape[-1] <= 16 else 32 if q.shape[-1] <= 32 or beta is not None else 64
     if chunk_size < 1 or chunk_size & (chunk_size - 1):
         raise ValueError(f"chunk_size={chunk_size}: must be a power of two")
     C = min(chunk_size, 1 << (T - 1).bit_length())
@@ -95,42 +95,46 @@ class _Chunks(torch.autograd.Function):
     @staticmethod
     def forward(ctx, inside, q, k, v, w, decay, S):
         shape, S = S.shape, S.flatten(0, 1)
-        states = S.new_empty(len(S), len(q) // len(S), *S.shape[1:])  # (B*H, N, Dk, Dv), one before each chunk
-        values = v if w is None else torch.empty_like(v)
-        parts = _by_chunk(len(S), states, values, k.mT, v, w, decay)
-        for state, value, k_n, v_n, w_n, a in parts:
-            state.copy_(S)
+        states, values = [], []
+        # few small operations a chunk: to wake a second thread costs more than what it would take over
+        for new, k_n, v_n, w_n, a in _by_chunk(len(S), k.mT @ v if w is None else None, k.mT, v, w, decay):
+            states.append(S)
             if w is not None:
-                v_n = value.copy_(torch.baddbmm(v_n, w_n, S, alpha=-1))
-            S = torch.baddbmm(S if a is None else a * S, k_n, v_n)
-        states = states.flatten(0, 1)
-        ctx.save_for_backward(inside, q, k, values, w, decay, states)
-        return (inside @ values).baddbmm_(q, states), S.view(shape)
+                values.append(torch.baddbmm(v_n, w_n, S, alpha=-1))
+                new = k_n @ values[-1]
+            S = new.add_(S) if a is None else new.addcmul_(a, S)
+        states, v = _joined(states), v if w is None else _joined(values)
+        ctx.save_for_backward(inside, q, k, v, w, decay, states)
+        return (inside @ v).baddbmm_(q, states), S.clone().view(shape)  # a view would keep all states alive
 
     @staticmethod
     def backward(ctx, do, G):
         inside, q, k, v, w, decay, states = ctx.saved_tensors
         shape, G = G.shape, G.flatten(0, 1)
-        dv, d_states = inside.mT @ do, torch.empty_like(states)  # d_states: G after each chunk
-        w_T = None if w is None else w.mT
-        parts = list(_by_chunk(len(G), d_states, dv, do, q.mT, k, w_T, decay))
-        for d_state, dv_n, do_n, q_n, k_n, w_n, a in reversed(parts):
-            d_state.copy_(G)
-            G = torch.baddbmm(G if a is None else a * G, q_n, do_n)
+        dv, d_states, d_values = inside.mT @ do, [], []  # d_states: G after each chunk
+        for new, dv_n, k_n, w_n, a in reversed(_by_chunk(len(G), q.mT @ do, dv, k, None if w is None else w.mT, decay)):
+            d_states.append(G)
             if w is not None:
-                dv_n += k_n @ d_state
-                G = G.baddbmm_(w_n, dv_n, alpha=-1)
-        if w is None:
-            dv.baddbmm_(k, d_states)
+                d_values.append(torch.baddbmm(dv_n, k_n, G))
+                new = torch.baddbmm(new, w_n, d_values[-1], alpha=-1)
+            G = new.add_(G) if a is None else new.addcmul_(a, G)
+        d_states = _joined(d_states[::-1])
+        dv = dv.baddbmm_(k, d_states) if w is None else _joined(d_values[::-1])
         dw = None if w is None else (dv @ states.mT).neg_()
         d_decay = None if decay is None else (d_states * states).sum(-1, keepdim=True).sum_to_size(decay.shape)
         return do @ v.mT, do @ states.mT, v @ d_states.mT, dv, dw, d_decay, G.view(shape)
 
 
+def _joined(chunks):
+    """N of (B*H, ...) -> (B*H*N, ...)"""
+    return torch.stack(chunks, 1).flatten(0, 1)
+
+
 def _by_chunk(heads, *tensors):
-    """zip over the chunks of (B*H*N, ...) or (B*H, N, ...); None stays None."""
-    views = (x if x is None else x.view(heads, -1, *x.shape[-2:]) for x in tensors)
-    return zip(*(itertools.repeat(None) if x is None else x.unbind(1) for x in views), strict=False)
+    """[one tuple a chunk] of (B*H*N, ...); None stays None."""
+    views = [x if x is None else x.view(heads, -1, *x.shape[-2:]).unbind(1) for x in tensors]
+    n_chunks = len(next(view for view in views if view is not None))
+    return list(zip(*(view or (None,) * n_chunks for view in views), strict=True))
 
 
 @functools.cache  # every layer asks, in every step
@@ -297,8 +301,14 @@ class _Inverse(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, L):
-        eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
-        inverse = torch.linalg.solve_triangular(L, eye, upper=False, unitriangular=True)
+        # blocks of s that are inverted give blocks of 2s; the powers of L would be fewer products, but cancel
+        inverse, s = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L).contiguous(), 1
+        flat, L = inverse.view(-1, *L.shape[-2:]), L.reshape(-1, *L.shape[-2:])
+        while s < L.shape[-1]:
+            blocks = flat.view(len(flat), -1, s, L.shape[-1] // s, s).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
+            left, right = blocks.unflatten(1, (-1, 2)).unbind(2)  # (M, C / 2s, s, s)
+            _lower_left(flat, s).copy_(-(right @ _lower_left(L, s) @ left))
+            s *= 2
         ctx.save_for_backward(inverse)
         return inverse
 

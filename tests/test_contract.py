@@ -153,8 +153,6 @@ def test_a_training_step_compiles_to_one_graph(keys):
     torch._dynamo.reset()
     breaks = [reason.user_stack[-1] for reason in explained.break_reasons]
     breaks = [frame for frame in breaks if "only.all()" not in frame.line]  # asked on a CPU alone
-    if keys["attention"] == "gla" and {os.path.basename(frame.filename) for frame in breaks} == {"recurrence.py"}:
-        pytest.xfail("decay per channel: the recurrence looks at its largest decay")
     assert not breaks
 
 

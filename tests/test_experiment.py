@@ -244,6 +244,18 @@ def write_rows(out_dir, rows, name="rows.jsonl"):
     (out_dir / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def test_settings_and_mixers_have_figures_of_their_ends(tmp_path):
+    arms = {mixer: {"attention": mixer} for mixer in ("softmax", "gla")}
+    arms |= {f"{mixer} gated": keys | {"gate": "elementwise"} for mixer, keys in arms.items()}
+    config = listed(arms=arms)
+    rows = [made_row(run, 0.5 + 0.1 * run["seed"]) for run in experiment.runs_of(config, config.seeds, [])]
+    rows[0] = made_row(rows[0], None)  # not finite: it has no end
+    rows = [row | {"state_bytes": 512} for row in rows]
+    assert [figure.name for figure in plot.experiment(rows, tmp_path)] == ["accuracy.png", "ends.png", "state.png"]
+    rows = [row for row in rows if row["setting"] == "d16" and row["config"]["attention"] == "gla"]
+    assert [figure.name for figure in plot.experiment(rows, tmp_path)] == ["accuracy.png"]
+
+
 def test_every_setting_has_every_arm_and_its_own_data():
     runs = experiment.runs_of(listed(), [0, 1], [])
     assert [experiment.name_of(run) for run in runs] == [
