@@ -41,6 +41,9 @@ def run(main):
     """Call main(argv) as the whole of a script. Exit status 2 for a UserError, 130 for an interrupt."""
     try:
         main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # `--help | head`: nobody reads on; the status is that of SIGPIPE, which Python ignores
+        os._exit(141)
     except (UserError, KeyboardInterrupt) as error:
         sys.exit(report(error))
 

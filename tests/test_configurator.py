@@ -562,3 +562,9 @@ def test_any_values_build_a_config_or_a_one_line_error(values):
         assert isinstance(build(Config, values), Config)
     except UserError as error:
         assert len(str(error).splitlines()) == 1
+
+
+def test_a_reader_that_stops_reading_gets_no_stack_trace(root):
+    command = f"{sys.executable} train.py --help | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=root)
+    assert done.stdout.startswith("usage: ") and done.stderr == ""
