@@ -515,6 +515,14 @@ def test_run_turns_an_error_into_one_line_and_a_status(statement, status, stderr
     assert (done.returncode, done.stdout, done.stderr) == (status, "['--a=1']\n", stderr)
 
 
+def test_a_reader_that_stops_reading_gets_no_stack_trace():
+    command = f"{sys.executable} train.py --help | head -n 1"
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, cwd=os.path.dirname(configurator.__file__)
+    )
+    assert done.stdout.startswith("usage: ") and done.stderr == ""
+
+
 # Fuzz: always an instance or a one-line UserError
 
 ANY_TEXT = st.text(st.characters(codec=None), max_size=60)  # with surrogates: what a shell makes of bytes
@@ -562,9 +570,3 @@ def test_any_values_build_a_config_or_a_one_line_error(values):
         assert isinstance(build(Config, values), Config)
     except UserError as error:
         assert len(str(error).splitlines()) == 1
-
-
-def test_a_reader_that_stops_reading_gets_no_stack_trace(root):
-    command = f"{sys.executable} train.py --help | head -n 1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=root)
-    assert done.stdout.startswith("usage: ") and done.stderr == ""
