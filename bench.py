@@ -3,7 +3,7 @@
     python bench.py ops                              the chunked forms against scaled_dot_product_attention and the loop
     python bench.py train --against=PATH/model.py    a training step against nanoGPT's own (its file is not kept here)
     python bench.py all --pairs=30                   train, tiny, overhead, length, decode, ops and data
-    python bench.py profile                          where a training step goes
+    python bench.py --profile                        where a training step goes
 
 Absolute times of a shared machine mean little, so a claim is a ratio: the two sides run in turn in one process, with as
 many threads, and the order changes from pair to pair. Its interval is that of the median of the paired ratios, by
@@ -49,7 +49,8 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass
 class BenchConfig:
-    what: list[str] = key(["all"], "train, tiny, overhead, length, decode, ops, data, profile, or all but profile")
+    what: list[str] = key(["all"], "train, tiny, overhead, length, decode, ops, data, or all of them")
+    profile: bool = key(False, "instead: where a training step goes")
     against: str | None = key(None, "nanoGPT's model.py, to be measured beside ours")
     pairs: int = key(30, "alternating pairs of a ratio whose sides are short", at_least=6)
     long_pairs: int = key(7, "the same where a side takes seconds", at_least=6)
@@ -64,7 +65,7 @@ class BenchConfig:
 def main(argv):
     config = configurator.load(BenchConfig, argv, positional="what", program="bench.py", description=__doc__)
     for name in config.what:
-        check_choice("what", name, (*PARTS, "profile", "all"))
+        check_choice("what", name, (*PARTS, "all"))
     config.threads = config.threads or usable_cores()
     torch.set_num_threads(config.threads)
     keep_freed_memory()  # all sides have it
@@ -72,7 +73,7 @@ def main(argv):
     config.dtype = pick_dtype(config.dtype, config.device)
     if config.device == "cuda":
         torch.set_float32_matmul_precision("high")  # for all sides, as train.py and nanoGPT's do
-    if "profile" in config.what:
+    if config.profile:
         print(profile(config))
         return
     out_dir = Path(config.out_dir)
@@ -589,7 +590,8 @@ def bench_data(config, report):
     cpu = BenchConfig(device="cpu")
     seconds = interleave({"loop": loop, "vectorised": vectorised}, config.long_pairs, cpu)
     per_row = [(a / 2_000, b / 100_000) for a, b in zip(seconds["loop"], seconds["vectorised"], strict=True)]
-    report.row(what="MQAR, 100,000 rows of 64", seconds=statistics.median(seconds["vectorised"]))
+    median = statistics.median(seconds["vectorised"])
+    report.row(what="MQAR, 100,000 rows of 64", seconds=median, rows_s=1e5 / median)
     report.claim("MQAR row, loop over rows / vectorised", per_row, 50)
     try:
         tokenizer = get_tokenizer("gpt2")
@@ -600,6 +602,9 @@ def bench_data(config, report):
         sides = {"ours": lambda: list(map(tokenizer.encode_array, documents))}
         sides["tiktoken"] = lambda: tokenizer._encoding.encode_ordinary_batch(documents, num_threads=1)
         seconds = interleave(sides, config.long_pairs, cpu)
+        tokens = sum(len(tokenizer.encode_array(document)) for document in documents)
+        for side, values in seconds.items():
+            report.row(what=f"BPE, {side}", tokens_s=tokens / statistics.median(values))
         pairs = list(zip(seconds["ours"], seconds["tiktoken"], strict=True))
         report.claim("BPE, ours / tiktoken alone", pairs, 1.2, at_most=True)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
