@@ -118,8 +118,11 @@ def main(argv):
         return
     for setting in config.settings or [None]:
         own = [row for row in rows if row.get("setting") == setting]
+        if not own:
+            print(f"\n{setting}: no run of it has a row yet")
+            continue
         print(table(config, own, setting))
-        if config.baseline is not None:
+        if config.baseline is not None and {config.baseline, config.treatment} <= {row["arm"] for row in own}:
             print(f"\nverdict: {verdict(config, own)}")
             print(f"cost of the gate: {cost(config, own)}")
     if config.learning_rates and not config.selection_seeds:

@@ -340,6 +340,17 @@ def test_claims_are_judged_by_setting_and_tables_are_made_again_from_the_rows(tm
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == files
 
 
+def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
+    config = listed(baseline="none", treatment="gated", claims={"it helps": {"contrast": {"gated": 1}, "above": 0.5}})
+    runs = experiment.runs_of(config, config.seeds, [])
+    write_rows(tmp_path, [made_row(runs[0], 0.4)])  # of one arm, in one setting
+    keys = dataclasses.asdict(config) | {"run": False}
+    experiment.main([f"--config_override={json.dumps(keys)}", f"--out_dir={tmp_path}"])
+    said = capsys.readouterr().out
+    assert "7 of 8 runs have no row yet" in said and "d32: no run of it has a row yet" in said
+    assert "verdict:" not in said and "it helps, d16: not run" in said and "it helps, d32: not run" in said
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Mistakes, and runs that fail
 

@@ -32,8 +32,6 @@ settings = {
     "plain, PyTorch init": {"readout_norm": "none", "position": "none", "short_conv": 0, "init": "pytorch"},
 }
 seeds = [0, 1, 2, 3]
-baseline = "none"
-treatment = "elementwise"
 solved_above = 0.9
 claims = {
     "the gate adds more than 5 points": {"contrast": {"elementwise": 1, "none": -1}, "above": 0.05},

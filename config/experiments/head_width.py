@@ -15,8 +15,6 @@ settings = {
     "heads of 64": {"n_head": 1},
 }
 seeds = [0, 1, 2, 3]
-baseline = "none"
-treatment = "elementwise"
 solved_above = 0.9
 claims = {
     "the gate adds more than 5 points": {"contrast": {"elementwise": 1, "none": -1}, "above": 0.05},
