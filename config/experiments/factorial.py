@@ -6,6 +6,9 @@ and the plain cell again from PyTorch's default initialisation. All else is mini
 task above 90%. The hypothesis, judged in every cell: the gate adds more than 5 points. Exploratory prototypes before
 had seen the plain cell solved from PyTorch's initialisation and at no more than 67% from N(0, 0.02), and a short
 convolution solve it in all cases. 112 runs, about an hour and a half on two CPU cores.
+
+Result so far (42 runs, seed 0 whole, results/factorial/): all runs with a convolution but one gated are solved, and the
+plain cell from PyTorch's initialisation; with the denominator that gives 88%, gated 37%. All others stay at 24 to 28%.
 """
 
 name = "factorial"
