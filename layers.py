@@ -12,7 +12,7 @@ from recurrence import at_least_float32
 class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019), in the dtype of x.
 
-    nn.RMSNorm is one kernel on a GPU, and eleven passes over x on a CPU, two ways: there it is written out.
+    nn.RMSNorm is one kernel on a GPU, and many passes over x on a CPU: there it is written out.
     """
 
     def forward(self, x):

@@ -237,7 +237,7 @@ def experiment(rows, folder):
     if len(settings) > 1 and len(arms) <= len(COLOURS):
         figures.append(ends(rows, folder / "ends.png"))
     mixers, gates = {mixer_of(row) for row in rows}, {gate_of(row) for row in rows}
-    is_known = mixers <= MIXER_COLOURS.keys() and rows[0].get("metric", "accuracy") == "accuracy"
+    is_known = mixers <= MIXER_COLOURS.keys() and is_accuracy(rows)
     if len(mixers) > 1 and is_known and {"none", "elementwise"} <= gates:
         figures.append(state_arrows(rows, folder / "state.png"))
     if any("slices" in score for score in scores):
@@ -285,33 +285,34 @@ def metric_curves(rows, path):
 
 
 def metric_panel(axes, rows, style):
-    is_accuracy = rows[0].get("metric", "accuracy") == "accuracy"
+    scale = 100 if is_accuracy(rows) else 1
     for row in rows:
         first_of_arm = row is next(other for other in rows if other["arm"] == row["arm"])
         seeds = [other["seed"] for other in rows if other["arm"] == row["arm"]]
         steps, values = zip(*row["curve"], strict=True)
         label = f"{row['arm']} (seeds {', '.join(map(str, seeds))})" if first_of_arm else None
-        values = [100 * value if is_accuracy else value for value in values]
+        values = [scale * value for value in values]
         axes.plot(steps, values, label=label, linewidth=1.6, **style[row["arm"]])
     pairs = rows[0]["data"].get("pairs")  # several slices have several, other data have none
-    if pairs and is_accuracy:
+    if pairs and is_accuracy(rows):
         label = "chance among the values in context"
         axes.axhline(100 / pairs, color=COLOURS[6], linestyle=":", linewidth=1, label=label)
     axes.set(xlabel="step", xlim=(0, max(step for row in rows for step, _ in row["curve"])))
-    if is_accuracy:
+    if is_accuracy(rows):
         axes.set(ylabel="accuracy at the queries (%)", ylim=(0, 100))
     else:
         axes.set(ylabel="validation loss (nats a token)")
 
 
+def is_accuracy(rows):
+    """What the experiment measures: accuracy, or the validation loss."""
+    return rows[0].get("metric", "accuracy") == "accuracy"
+
+
 def end_of(row):
     """Accuracy in per cent, or loss; NaN for a run that was not finite."""
-    metric = row.get("metric", "accuracy")
-    return math.nan if row[metric] is None else row[metric] * (100 if metric == "accuracy" else 1)
-
-
-def end_label(rows):
-    return "accuracy at the end (%)" if rows[0].get("metric", "accuracy") == "accuracy" else "validation loss (nats)"
+    value, scale = (row["accuracy"], 100) if is_accuracy([row]) else (row["val_loss"], 1)
+    return math.nan if value is None else scale * value
 
 
 def ends(rows, path):
@@ -326,9 +327,9 @@ def ends(rows, path):
             axes.plot([mean(values)] if values else [], [y] * bool(values), "|", color=look["color"], markersize=14)
         axes.axhline(-i, color="0.85", linewidth=0.8)
     axes.set_yticks([-i - 0.5 for i in range(len(settings))], settings)
-    axes.set(xlabel=end_label(rows), ylim=(-len(settings), 0))
-    if rows[0].get("metric", "accuracy") == "accuracy":
-        axes.set(xlim=(0, 102))
+    axes.set(xlabel="validation loss at the end (nats)", ylim=(-len(settings), 0))
+    if is_accuracy(rows):
+        axes.set(xlabel="accuracy at the end (%)", xlim=(0, 102))
     dress(axes)
     axes.grid(visible=False, axis="y")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -363,7 +364,7 @@ def state_arrows(rows, path):
         axes.plot([], [], color=MIXER_COLOURS[mixer], linewidth=3, label=mixer)
     for gate in dict.fromkeys(gate for gate in GATE_MARKERS if gate in map(gate_of, rows)):
         axes.plot([], [], GATE_MARKERS[gate], color="0.3", fillstyle="none", label=f"gate {gate}")
-    axes.set(xscale="log", xlabel="state (bytes a sequence)", ylabel=end_label(rows), ylim=(0, 102))
+    axes.set(xscale="log", xlabel="state (bytes a sequence)", ylabel="accuracy at the end (%)", ylim=(0, 102))
     dress(axes)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return write(figure, path)
@@ -424,14 +425,14 @@ def context_curves(rows, path):
             shown = []
             for colour, name in zip(COLOURS, own[0]["scores"], strict=False):
                 scores = [row["scores"][name] for row in own]
-                ends = [[result for result in score["lengths"] if "by_position" in result][-1] for score in scores]
-                positions = [position for position, _ in ends[0]["by_position"]]
-                losses = zip(*([loss for _, loss in end["by_position"]] for end in ends), strict=True)
-                mean = [sum(values) / len(values) for values in losses]
-                if mean in shown:  # without RoPE there is nothing to scale
+                longest = [[result for result in score["lengths"] if "by_position" in result][-1] for score in scores]
+                positions = [position for position, _ in longest[0]["by_position"]]
+                losses = zip(*([loss for _, loss in result["by_position"]] for result in longest), strict=True)
+                curve = [mean(values) for values in losses]
+                if curve in shown:  # without RoPE there is nothing to scale
                     continue
-                shown.append(mean)
-                axes.plot(positions, mean, color=colour, linestyle=linestyle, label=f"{name}, gate {gate}")
+                shown.append(curve)
+                axes.plot(positions, curve, color=colour, linestyle=linestyle, label=f"{name}, gate {gate}")
                 trained = scores[0]["trained_length"]
         axes.axvline(trained, color="0.5", linestyle=":", linewidth=1)
         unreached = [result["block_size"] for result in scores[0]["lengths"] if "limit" in result]

@@ -238,10 +238,8 @@ class _ChannelWeights(torch.autograd.Function):
         a, decay = _flush(log_decay.exp()), _flush(log_decay.sum(1, keepdim=True).exp())
         ctx.save_for_backward(q, k, a, decay)
         q_from_start, k_to_end, inside = q * a, k.clone(), torch.diag_embed((q * k).sum(-1))
-        for s, right, left, right_decay, left_decay in _doubled(q_from_start, k_to_end, a):
+        for s, right, left, _, _ in _doubled(q_from_start, k_to_end, a):
             _lower_left(inside, s).copy_((right @ left.mT).view(len(q), -1, s, s))
-            right *= left_decay
-            left *= right_decay
         return inside, q_from_start, k_to_end, decay
 
     @staticmethod
@@ -250,8 +248,6 @@ class _ChannelWeights(torch.autograd.Function):
         q_from_start, k_to_end, levels = q * a, k.clone(), []
         for s, right, left, right_decay, left_decay in _doubled(q_from_start, k_to_end, a):
             levels.append((s, right.clone(), left.clone(), right_decay, left_decay))
-            right *= left_decay
-            left *= right_decay
         d_end = decay * d_decay + (k_to_end * dk).sum(1, keepdim=True)
         dq, dk = (x.clone(memory_format=torch.contiguous_format) for x in (dq, dk))
         for s, right, left, right_decay, left_decay in reversed(levels):
@@ -267,11 +263,17 @@ class _ChannelWeights(torch.autograd.Function):
 
 
 def _doubled(q, k, decay):
-    """s = 1, 2, ..., C/2: q of every right block of s tokens, k of every left one (both views), and their decays."""
+    """s = 1, 2, ..., C/2: q of every right block of s tokens, k of every left one (both views), and their decays.
+
+    After each s it takes them on in place: that q to the start of its block of 2s, that k to the end of its.
+    """
     s, (_, C, D) = 1, q.shape
     while s < C:
         left_decay, right_decay = decay.view(-1, 2, 1, D).unbind(1)
-        yield s, q.view(-1, 2, s, D)[:, 1], k.view(-1, 2, s, D)[:, 0], right_decay, left_decay
+        right, left = q.view(-1, 2, s, D)[:, 1], k.view(-1, 2, s, D)[:, 0]
+        yield s, right, left, right_decay, left_decay
+        right *= left_decay
+        left *= right_decay
         decay = _flush(left_decay * right_decay)
         s *= 2
 
