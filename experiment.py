@@ -102,10 +102,6 @@ class ExperimentConfig:
             raise UserError(f"metric={self.metric!r}: with learning_rates it must be val_loss, which tells divergence")
         parse_shard(self.shard)
 
-    @property
-    def max_iters(self):
-        return configurator.build(TrainConfig, self.base).max_iters
-
 
 def main(argv):
     config = configurator.load(ExperimentConfig, argv, program="experiment.py", description=__doc__)
@@ -179,6 +175,10 @@ def choose_rates(config, rows):
             means[rate] = statistics.fmean(ends)
         chosen[setting, arm] = max(means, key=means.get)
     return chosen
+
+
+def steps_of(runs):
+    return sum(configurator.build(TrainConfig, run["config"]).max_iters for run in runs)
 
 
 def parse_shard(shard):
@@ -274,7 +274,7 @@ def run_list(config, runs, out_dir, title):
     rows, (first, count) = read_rows(out_dir), parse_shard(config.shard)
     waiting = [run for run in runs[first - 1 :: count] if find_row(rows, run) is None]
     done = sum(find_row(rows, run) is not None for run in runs)
-    print(f"{title}: {len(runs)} runs of {config.max_iters:,} steps, {done} of them done already")
+    print(f"{title}: {len(runs)} runs, {steps_of(runs):,} steps; {done} runs are done already")
     if waiting and config.run:
         file = out_dir / ("rows.jsonl" if count == 1 else f"rows.{first}-of-{count}.jsonl")
         if file.is_file():
@@ -298,7 +298,7 @@ def run_side_by_side(config, waiting, out_dir):
     threads = max(1, usable_cores() // jobs)
     waiting, running, ended_steps = list(waiting), [], 0
     bar = tqdm(
-        total=len(waiting) * config.max_iters, desc=config.name, unit="step", smoothing=0.05,
+        total=steps_of(waiting), desc=config.name, unit="step", smoothing=0.05,
         mininterval=0.5 if sys.stderr.isatty() else 30,
     )  # fmt: skip
     try:
@@ -311,7 +311,7 @@ def run_side_by_side(config, waiting, out_dir):
                     job["process"] = start_process(job["scores"].pop(0), job["folder"], threads)
                     continue
                 running.remove(job)
-                ended_steps += config.max_iters
+                ended_steps += steps_of([job["run"]])
                 row = finish(config, job)
                 bar.write(f"{row['arm']}, seed {row['seed']}: {show(config, row)}, {row['seconds']:.0f} s")
                 yield row

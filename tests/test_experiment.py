@@ -126,7 +126,7 @@ def test_started_again_it_runs_nothing_and_says_the_same(run, copied, started, c
     assert capsys.readouterr().out == first
     assert not started
     assert (copied / "rows.jsonl").read_bytes() == before  # though it lies in another folder now
-    assert "4 runs of 6 steps, 4 of them done already" in first
+    assert "4 runs, 24 steps; 4 runs are done already" in first
     accuracies = [f"{rows_of(copied)['none', seed]['accuracy']:.1%}" for seed in (0, 1)]
     (line,) = [line for line in first.splitlines() if line.startswith("none ")]
     assert line.split()[1:3] == accuracies
@@ -383,10 +383,12 @@ def test_a_wrong_key_is_found_before_the_first_run(run, tmp_path, base, started,
     assert not started
 
 
-def test_the_steps_of_a_run_are_those_of_train_py_where_base_does_not_say(helpers):
-    arms = {"none": {}, "elementwise": {}}
-    assert experiment.ExperimentConfig(arms=arms).max_iters == 5000
-    assert experiment.ExperimentConfig(arms=arms, base={"max_iters": "1e3"}).max_iters == 1000
+def test_the_steps_of_a_run_are_those_of_train_py_with_all_its_keys():
+    settings = {"as train.py has it": {"n_head": 4}, "short": {"n_head": 2, "max_iters": "1e3"}}
+    base = {"n_embd": 40}  # alone it is wrong: 12 heads do not divide it
+    config = experiment.ExperimentConfig(arms={"none": {}}, settings=settings, base=base)
+    runs = experiment.runs_of(config, [0], [])
+    assert [experiment.steps_of([run]) for run in runs] == [5000, 1000]
 
 
 def test_a_run_that_dies_is_one_line_that_names_its_log(run, tmp_path, base, helpers):
