@@ -50,6 +50,8 @@ class ExperimentConfig:
     seeds: list[int] = key([0], "one run of every arm per seed; the seed of the data, too", at_least=0)
     learning_rates: list[float] = key([], "with selection_seeds: to choose from; without: all are run", above=0)
     selection_seeds: list[int] = key([], "seeds that the learning rates are chosen on, and nothing else", at_least=0)
+    rate_of: dict = key({}, "{arm: the arm whose chosen rate it takes, untried itself}")
+    rates_at: str | None = key(None, "the setting that rates are chosen in, for all (None: in each its own)")
     prepare: str = key("mqar", "which data/*/prepare.py makes the data")
     data: dict = key({}, "keys of that script")
     metric: str = key("accuracy", "what the table and the curves show", choices=("accuracy", "val_loss"))
@@ -66,6 +68,7 @@ class ExperimentConfig:
     claims: dict = key(
         {}, '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged by verdict.py'
     )
+    scenarios: dict = key({}, "{scenario: {claim: the verdict it needs}}, looked for in each setting")
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
     dry_run: bool = key(False, "show the list and its estimated hours, and do nothing")
     shard: str | None = key(None, "i/n: run every n-th of the list, from the i-th on (several machines, one folder)")
@@ -94,6 +97,19 @@ class ExperimentConfig:
             for weights in claim["contrast"].values() if is_across_settings(claim) else [claim["contrast"]]:
                 for arm in weights:
                     configurator.check_choice(f"claims: {name}", arm, self.arms)
+        for arm, other in self.rate_of.items():
+            configurator.check_choice("rate_of", arm, self.arms)
+            configurator.check_choice(f"rate_of: {arm}", other, [arm for arm in self.arms if arm not in self.rate_of])
+        if self.rates_at is not None:
+            configurator.check_choice("rates_at", self.rates_at, self.settings)
+        if (self.rate_of or self.rates_at) and not self.selection_seeds:
+            raise UserError("rate_of, rates_at: without selection_seeds no rate is chosen")
+        for name, needed in self.scenarios.items():
+            if not isinstance(needed, dict):
+                raise UserError(f"scenarios: {name}={needed!r}: must be a dict of claims and their verdicts")
+            for claim, word in needed.items():
+                configurator.check_choice(f"scenarios: {name}", claim, self.claims)
+                configurator.check_choice(f"scenarios: {name}: {claim}", word, verdicts.WORDS)
         if bool(self.selection_seeds) and not self.learning_rates:
             raise UserError("selection_seeds: there are no learning_rates to choose from")
         if set(self.selection_seeds) & set(self.seeds):
@@ -124,7 +140,8 @@ def main(argv):
     if config.learning_rates and not config.selection_seeds:
         print(divergence(rows))
     judged = judge_claims(config, rows)
-    print(claims_table(judged), end="")
+    said = claims_table(judged) + scenarios_table(config, judged)
+    print(said, end="")
     figures = plot.experiment(rows, out_dir)
     report = plot.report(rows, figures, out_dir / "report.html", judged)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, report])))
@@ -152,16 +169,22 @@ def runs_of(config, seeds, rates, chosen=None):
                         run["purpose"] = "selection"
                     if setting is not None:
                         run["setting"] = setting
-                    if config.scores:
+                    if config.scores and "purpose" not in run:
                         run |= {"scored": config.scores, "score_data": config.score_data}
                     runs.append(json.loads(json.dumps(run)))  # as it will be read again: a tuple comes back as a list
     return runs
 
 
+def selection_runs(config):
+    """The runs that learning rates are chosen by."""
+    runs = runs_of(config, config.selection_seeds, config.learning_rates) if config.selection_seeds else []
+    return [r for r in runs if r["arm"] not in config.rate_of and config.rates_at in (None, r.get("setting"))]
+
+
 def choose_rates(config, rows):
     """{(setting, arm): learning rate}, of the best mean over the selection seeds; None if some of their rows lack."""
-    sign, chosen = (1 if config.metric == "accuracy" else -1), {}
-    runs = runs_of(config, config.selection_seeds, config.learning_rates)
+    sign, best = (1 if config.metric == "accuracy" else -1), {}
+    runs = selection_runs(config)
     found = [find_row(rows, run) for run in runs]
     if None in found:
         return None
@@ -173,8 +196,12 @@ def choose_rates(config, rows):
             ]
             ends = [-math.inf if row[config.metric] is None else sign * row[config.metric] for row in own]
             means[rate] = statistics.fmean(ends)
-        chosen[setting, arm] = max(means, key=means.get)
-    return chosen
+        best[setting, arm] = max(means, key=means.get)
+    return {
+        (setting, arm): best[config.rates_at or setting, config.rate_of.get(arm, arm)]
+        for setting in config.settings or [None]
+        for arm in config.arms
+    }
 
 
 def steps_of(runs):
@@ -192,8 +219,7 @@ def parse_shard(shard):
 def estimate(config, rows):
     """The list of runs that have no row, and the hours they will take: by the rows of their arm, else by some steps."""
     runs = runs_of(config, config.seeds, config.learning_rates[: 1 if config.selection_seeds else None])
-    if config.selection_seeds:
-        runs = runs_of(config, config.selection_seeds, config.learning_rates) + runs
+    runs = selection_runs(config) + runs
     waiting = [run for run in runs if find_row(rows, run) is None]
     jobs, found, lines, total = config.jobs or usable_cores(), {}, [], 0.0
     for run in waiting:
@@ -216,7 +242,9 @@ def seconds_by_steps(run, threads):
     device = pick_device(keys.device)
     model = GPT(keys).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
-    idx = torch.randint(keys.vocab_size, (keys.batch_size, keys.block_size), device=device)
+    slices = run["data"].get("slices", str(run["data"].get("seq_len", keys.block_size)))  # length/pairs, ...
+    longest = max(int(part.split("/")[0]) for part in slices.split(","))
+    idx = torch.randint(keys.vocab_size, (keys.batch_size, min(longest, keys.block_size)), device=device)
     targets, labels = idx.clone(), run["data"].get("queries") or run["data"].get("pairs")
     if isinstance(labels, int):  # recall: all tokens are read, few are predicted
         targets[:, labels:] = IGNORE
@@ -253,13 +281,13 @@ def run_all(config, out_dir):
     """
     chosen = None
     if config.selection_seeds:
-        runs = runs_of(config, config.selection_seeds, config.learning_rates)
-        chosen = choose_rates(config, run_list(config, runs, out_dir, "choosing learning rates"))
+        chosen = choose_rates(config, run_list(config, selection_runs(config), out_dir, "choosing learning rates"))
         if chosen is None:
             print("the learning rates are chosen when all runs of the selection seeds are there")
             return None
         for (setting, arm), rate in chosen.items():
-            print(f"learning rate of {f'{setting}: ' if setting else ''}{arm}: {rate:g}")
+            if config.rates_at in (None, setting):
+                print(f"learning rate of {f'{setting}: ' if setting and not config.rates_at else ''}{arm}: {rate:g}")
     runs = runs_of(config, config.seeds, config.learning_rates, chosen)
     rows = run_list(config, runs, out_dir, config.name)
     found = [row for run in runs if (row := find_row(rows, run)) is not None]
@@ -500,6 +528,16 @@ def claims_table(judged):
             )
         lines.append(said + "\n")
     return "".join(["\n", *lines]) if lines else ""
+
+
+def scenarios_table(config, judged):
+    """A line per setting: the scenarios whose claims all have the verdicts they need there."""
+    lines = []
+    for setting in (config.settings or [None]) if config.scenarios else []:
+        words = {claim["claim"]: claim["verdict"] for claim in judged if claim["setting"] == setting}
+        held = [name for name, needed in config.scenarios.items() if needed.items() <= words.items()]
+        lines.append(f"scenario{f', {setting}' if setting else ''}: {'; '.join(held) or 'none of them'}\n")
+    return "".join(lines)
 
 
 def divergence(rows):

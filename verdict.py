@@ -14,6 +14,8 @@ import itertools
 import math
 import statistics
 
+WORDS = ("supported", "not supported", "inconclusive", "not run")
+
 
 def contrast(rows, weights, metric):
     """{seed: sum of weight * metric}, of the seeds in which every (setting, arm) has a finite value."""

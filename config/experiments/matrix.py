@@ -1,0 +1,140 @@
+"""
+The matrix: five mixers, each without a gate, with its native one, a sigmoid one, one with matched parameters, and both.
+
+MQAR at 80 tokens, 2 to 20 pairs in turn, all of them asked for; eight heads of 8 or of 4, so that no recurrent mixer can
+hold all pairs. Every mixer has a width-4 convolution and starts from PyTorch's initialisation: from N(0, 0.02) most learn
+nothing in 800 steps. The setting was found on seed 100 by ungated runs at 3e-3: with heads of 8 softmax 100%, gla 92,
+cosformer 81, gated_deltanet 63, mamba2 35; with heads of 4 90, 29, 41, 11 and 10% (11% is chance among the values in
+context; mamba2 had half its present state).
+
+The learning rate is chosen on seed 100 at heads of 8, for the mixer without and with the sigmoid gate; the other gated
+arms take the latter's. Each model is also scored on longer rows and on more pairs; block_size is cosFormer's M.
+
+The hypotheses, written before the first run: the gate adds more than a point to each mixer; more to the recurrent ones
+than to softmax; most to cosformer, then gla, then mamba2. 30 runs to choose the rates and 210 to compare: about an hour
+and a half on two CPU cores.
+"""
+
+name = "matrix"
+arms = {
+    "softmax": {"attention": "softmax"},
+    "softmax sigmoid": {"attention": "softmax", "gate": "elementwise"},
+    "softmax matched": {"attention": "softmax", "gate": "elementwise", "match_params": True},
+    "cosformer": {"attention": "cosformer"},
+    "cosformer sigmoid": {"attention": "cosformer", "gate": "elementwise"},
+    "cosformer matched": {"attention": "cosformer", "gate": "elementwise", "match_params": True},
+    "gla": {"attention": "gla"},
+    "gla native": {"attention": "gla", "gate": "native"},
+    "gla sigmoid": {"attention": "gla", "gate": "elementwise"},
+    "gla matched": {"attention": "gla", "gate": "elementwise", "match_params": True},
+    "gla native+sigmoid": {"attention": "gla", "gate": "native+elementwise"},
+    "mamba2": {"attention": "mamba2"},
+    "mamba2 native": {"attention": "mamba2", "gate": "native"},
+    "mamba2 sigmoid": {"attention": "mamba2", "gate": "elementwise"},
+    "mamba2 matched": {"attention": "mamba2", "gate": "elementwise", "match_params": True},
+    "mamba2 native+sigmoid": {"attention": "mamba2", "gate": "native+elementwise"},
+    "gated_deltanet": {"attention": "gated_deltanet"},
+    "gated_deltanet native": {"attention": "gated_deltanet", "gate": "native"},
+    "gated_deltanet sigmoid": {"attention": "gated_deltanet", "gate": "elementwise"},
+    "gated_deltanet matched": {"attention": "gated_deltanet", "gate": "elementwise", "match_params": True},
+    "gated_deltanet native+sigmoid": {"attention": "gated_deltanet", "gate": "native+elementwise"},
+}
+settings = {
+    "heads of 8": {"head_dim": 8, "state_size": 32},
+    "heads of 4": {"head_dim": 4, "state_size": 16},
+}
+seeds = [0, 1, 2, 3, 4]
+
+learning_rates = [1e-3, 3e-3, 1e-2]
+selection_seeds = [100]
+rates_at = "heads of 8"
+rate_of = {
+    "softmax matched": "softmax sigmoid",
+    "cosformer matched": "cosformer sigmoid",
+    "gla native": "gla sigmoid",
+    "gla matched": "gla sigmoid",
+    "gla native+sigmoid": "gla sigmoid",
+    "mamba2 native": "mamba2 sigmoid",
+    "mamba2 matched": "mamba2 sigmoid",
+    "mamba2 native+sigmoid": "mamba2 sigmoid",
+    "gated_deltanet native": "gated_deltanet sigmoid",
+    "gated_deltanet matched": "gated_deltanet sigmoid",
+    "gated_deltanet native+sigmoid": "gated_deltanet sigmoid",
+}
+
+claims = {
+    "it adds more than a point to softmax": {"contrast": {"softmax sigmoid": 1, "softmax": -1}, "above": 0.01},
+    "it adds more than a point to cosformer": {"contrast": {"cosformer sigmoid": 1, "cosformer": -1}, "above": 0.01},
+    "it adds more than a point to gla": {"contrast": {"gla sigmoid": 1, "gla": -1}, "above": 0.01},
+    "it adds more than a point to mamba2": {"contrast": {"mamba2 sigmoid": 1, "mamba2": -1}, "above": 0.01},
+    "it adds more than a point to gated_deltanet": {
+        "contrast": {"gated_deltanet sigmoid": 1, "gated_deltanet": -1},
+        "above": 0.01,
+    },
+    "more to cosformer than to softmax": {
+        "contrast": {"cosformer sigmoid": 1, "cosformer": -1, "softmax sigmoid": -1, "softmax": 1},
+        "above": 0,
+    },
+    "more to gla than to softmax": {
+        "contrast": {"gla sigmoid": 1, "gla": -1, "softmax sigmoid": -1, "softmax": 1},
+        "above": 0,
+    },
+    "more to mamba2 than to softmax": {
+        "contrast": {"mamba2 sigmoid": 1, "mamba2": -1, "softmax sigmoid": -1, "softmax": 1},
+        "above": 0,
+    },
+    "more to gated_deltanet than to softmax": {
+        "contrast": {"gated_deltanet sigmoid": 1, "gated_deltanet": -1, "softmax sigmoid": -1, "softmax": 1},
+        "above": 0,
+    },
+    "more to cosformer than to gla": {
+        "contrast": {"cosformer sigmoid": 1, "cosformer": -1, "gla sigmoid": -1, "gla": 1},
+        "above": 0,
+    },
+    "more to gla than to mamba2": {
+        "contrast": {"gla sigmoid": 1, "gla": -1, "mamba2 sigmoid": -1, "mamba2": 1},
+        "above": 0,
+    },
+}
+scenarios = {
+    "A, it helps softmax, not linear attention": {
+        "it adds more than a point to softmax": "supported",
+        "it adds more than a point to cosformer": "not supported",
+        "it adds more than a point to gla": "not supported",
+    },
+    "B, it helps linear attention, not SSMs": {
+        "it adds more than a point to cosformer": "supported",
+        "it adds more than a point to gla": "supported",
+        "it adds more than a point to mamba2": "not supported",
+    },
+    "C, it adds less than a point everywhere": {
+        "it adds more than a point to softmax": "not supported",
+        "it adds more than a point to cosformer": "not supported",
+        "it adds more than a point to gla": "not supported",
+        "it adds more than a point to mamba2": "not supported",
+        "it adds more than a point to gated_deltanet": "not supported",
+    },
+}
+
+prepare = "mqar"
+data = {"slices": "80/2,80/5,80/10,80/20", "vocab_size": 64, "train_size": 16_000, "val_size": 250}
+scores = {"longer": {"batch_size": 50, "block_size": 320}}
+score_data = {"slices": "80/20,160/20,320/20,160/30,320/30", "vocab_size": 64, "train_size": 1, "val_size": 200}
+
+base = {
+    "n_layer": 2,
+    "n_embd": 64,
+    "n_head": 8,
+    "mlp_ratio": 2,
+    "block_size": 320,
+    "expand": 1,
+    "short_conv": 4,
+    "init": "pytorch",
+    "batch_size": 24,
+    "max_iters": 800,
+    "warmup_iters": 50,
+    "eval_interval": 200,
+    "eval_batch_size": 250,
+    "device": "cpu",
+    "dtype": "float32",
+}
