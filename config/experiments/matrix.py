@@ -1,11 +1,11 @@
 """
 The matrix: five mixers, each without a gate, with its native one, a sigmoid one, one with matched parameters, and both.
 
-MQAR at 80 tokens, 2 to 20 pairs in turn, all of them asked for; eight heads of 8 or of 4, so that no recurrent mixer can
-hold all pairs. Every mixer has a width-4 convolution and starts from PyTorch's initialisation: from N(0, 0.02) most learn
-nothing in 800 steps. The setting was found on seed 100 by ungated runs at 3e-3: with heads of 8 softmax 100%, gla 92,
-cosformer 81, gated_deltanet 63, mamba2 35; with heads of 4 90, 29, 41, 11 and 10% (11% is chance among the values in
-context; mamba2 had half its present state).
+MQAR at 80 tokens, 2 to 20 pairs in turn, all of them asked for; eight heads of 8 or of 4, so that no recurrent mixer
+can hold all pairs. Every mixer has a width-4 convolution and starts from PyTorch's initialisation: from N(0, 0.02)
+most learn nothing in 800 steps. The setting was found on seed 100 by ungated runs at 3e-3: with heads of 8 softmax
+100%, gla 92, cosformer 81, gated_deltanet 63, mamba2 35; with heads of 4 90, 29, 41, 11 and 10% (11% is chance among
+the values in context; mamba2 had half its present state).
 
 The learning rate is chosen on seed 100 at heads of 8, for the mixer without and with the sigmoid gate; the other gated
 arms take the latter's. Each model is also scored on longer rows and on more pairs; block_size is cosFormer's M.
