@@ -18,6 +18,7 @@ selection_seeds each arm's learning rate is chosen on those, in each setting, an
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -321,7 +322,10 @@ def find_row(rows, run):
 
 
 def run_side_by_side(config, waiting, out_dir):
-    """Yields a row whenever a run ends. One bar over all steps, with the losses and the speed of what is running."""
+    """Yields a row whenever a run ends. One bar over all steps, with the losses and the speed of what is running.
+
+    SIGTERM and Ctrl-C stop the runs, each of which saves first.
+    """
     jobs = min(config.jobs or usable_cores(), len(waiting))
     threads = max(1, usable_cores() // jobs)
     waiting, running, ended_steps = list(waiting), [], 0
@@ -329,6 +333,7 @@ def run_side_by_side(config, waiting, out_dir):
         total=steps_of(waiting), desc=config.name, unit="step", smoothing=0.05,
         mininterval=0.5 if sys.stderr.isatty() else 30,
     )  # fmt: skip
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -353,7 +358,9 @@ def run_side_by_side(config, waiting, out_dir):
         bar.close()
         for job in running:
             job["process"].terminate()
+        for job in running:
             job["process"].wait()
+        signal.signal(signal.SIGTERM, before)
 
 
 def start(config, run, out_dir, threads):
@@ -402,6 +409,7 @@ def start_process(command, folder, threads):
         return subprocess.Popen(
             [sys.executable, HERE / script, f"--config_override={json.dumps(keys)}"],
             stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            start_new_session=True,  # a terminal's Ctrl-C is for this process, which then asks each run once
         )  # fmt: skip
 
 

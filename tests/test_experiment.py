@@ -8,7 +8,12 @@ import dataclasses
 import json
 import math
 import shutil
+import signal
+import subprocess
+import sys
+import time
 import types
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +22,7 @@ import plot
 from checkpoint import load
 from data.shards import open_dataset
 
+ROOT = Path(__file__).resolve().parent.parent
 DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
 OTHER = dict(slices="32/4,64/4,64/7", vocab_size=16, train_size=1, val_size=50)
 CONFIG = """
@@ -154,6 +160,26 @@ def test_it_runs_what_has_no_row_and_goes_on_where_a_run_was_stopped(run, copied
         assert [step for step, _ in row["curve"]] == [0, 3, 6]
         assert row["curve"] == before[name]["curve"]
         assert row["val_loss"] == pytest.approx(before[name]["val_loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_stops_every_run_which_saves_first(base, tmp_path, helpers, number, status):
+    arms = {"none": {}, "elementwise": {"gate": "elementwise"}}
+    keys = dict(arms=arms, base=base | dict(max_iters=100_000, eval_interval=50_000), data=DATA, jobs=2)
+    command = [sys.executable, "experiment.py", *helpers.words(out_dir=tmp_path, **keys)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    files = [tmp_path / f"{arm}-seed0" / "metrics.jsonl" for arm in arms]
+    deadline = time.monotonic() + 120
+    while not all(file.is_file() and '"train"' in file.read_text() for file in files):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == status and "Traceback" not in said
+    for file in files:
+        assert load(file.parent)["iter_num"] > 0
+        assert "SIGTERM: saved at step" in (file.parent / "log.txt").read_text()
+    assert (tmp_path / "rows.jsonl").read_text() == ""
 
 
 def test_what_was_run_with_other_keys_is_not_taken_for_this_run(run, copied, base, started, helpers):
@@ -304,6 +330,45 @@ def test_rates_are_chosen_on_the_selection_seeds_and_the_seeds_run_at_them(tmp_p
     assert len(experiment.read_rows(tmp_path)) == 2 * 2 * 2 + 2
 
 
+def test_one_arm_and_one_setting_may_choose_the_rate_for_others(tmp_path, capsys):
+    arms = {"none": {}, "gated": {"gate": "elementwise"}, "matched": {"gate": "elementwise", "match_params": True}}
+    keys = dict(selection_seeds=[7], learning_rates=[0.001, 0.01], rate_of={"matched": "gated"}, rates_at="d32")
+    config = listed(arms=arms, seeds=[0], scores={"longer": {"lengths": [64]}}, run=False, **keys)
+    tried = experiment.selection_runs(config)
+    assert {(run["setting"], run["arm"]) for run in tried} == {("d32", "none"), ("d32", "gated")} and len(tried) == 4
+    assert not any("scored" in run for run in tried)  # they only choose
+    best = {"none": 0.001, "gated": 0.01}
+    rows = [made_row(run, 0.9 if run["config"]["learning_rate"] == best[run["arm"]] else 0.5) for run in tried]
+    chosen = experiment.choose_rates(config, rows)
+    assert chosen == {(s, arm): best.get(arm, 0.01) for s in ("d16", "d32") for arm in arms}
+    runs = experiment.runs_of(config, [0], config.learning_rates, chosen)
+    rows += [made_row(run, 0.5) for run in runs]
+    write_rows(tmp_path, rows)
+    assert len(experiment.run_all(config, tmp_path)) == 6 and all(run["scored"] for run in runs)
+    assert "learning rate of matched: 0.01\n" in capsys.readouterr().out
+    assert experiment.choose_rates(config, rows[1:]) is None
+    assert experiment.estimate(config, rows[1:]).startswith("d32-none-lr0.001-seed7 ")
+
+
+def test_a_scenario_holds_where_all_its_claims_have_their_verdicts():
+    claims = {name: {"contrast": {"gated": 1, "none": -1}, "above": above} for name, above in (("a", 0.1), ("b", 0.3))}
+    scenarios = {
+        "one": {"a": "supported", "b": "not supported"},
+        "two": {"a": "not supported"},
+        "three": {"a": "not run"},
+    }
+    config = listed(seeds=[0, 1, 2], claims=claims, scenarios=scenarios)
+    rows = []
+    for run in experiment.runs_of(config, config.seeds, []):
+        gain = {"d16": 0.2, "d32": 0.1 * run["seed"]}[run["setting"]]
+        rows.append(made_row(run, 0.5 + run["seed"] / 100 + (gain if run["arm"] == "gated" else 0)))
+    said = experiment.scenarios_table(config, experiment.judge_claims(config, rows))
+    assert said == "scenario, d16: one\nscenario, d32: none of them\n"
+    none = experiment.scenarios_table(config, experiment.judge_claims(config, rows[:4]))  # one seed
+    assert none == "scenario, d16: three\nscenario, d32: three\n"
+    assert experiment.scenarios_table(listed(), []) == ""
+
+
 def test_a_dry_run_lists_what_is_left_and_estimates_its_hours(tmp_path, capsys):
     config = listed(jobs=1)
     runs = experiment.runs_of(config, config.seeds, [])
@@ -370,6 +435,11 @@ def test_a_wrong_key_is_found_before_the_first_run(run, tmp_path, base, started,
         (dict(learning_rates="0.1"), "metric='accuracy': with learning_rates it must be val_loss"),
         (dict(learning_rates="0.1", selection_seeds="1"), "selection_seeds=[1]: the comparison uses some of them"),
         (dict(selection_seeds="5"), "selection_seeds: there are no learning_rates"),
+        (dict(rate_of='{"elementwise": "none"}'), "rate_of, rates_at: without selection_seeds"),
+        (dict(rate_of='{"none": "none"}'), "rate_of: none='none': must be one of elementwise"),
+        (dict(rates_at="large"), "rates_at='large'"),
+        (dict(scenarios='{"A": "C"}'), "scenarios: A='C': must be a dict"),
+        (dict(scenarios='{"A": {"it helps": "supported"}}'), "scenarios: A='it helps'"),
         (dict(shard="3/2"), "shard='3/2': write i/n"),
         (dict(settings='{"a": {"n_layr": 1}}'), "unknown key 'n_layr'"),
         (dict(claims='{"helps": {"contrast": {"gatd": 1}, "above": 0}}'), "claims: helps"),
