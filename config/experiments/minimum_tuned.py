@@ -1,14 +1,15 @@
 """
-The minimum experiment with twice the steps and a learning rate chosen for each arm, on seeds that nothing else uses.
+The minimum experiment with twice the steps and a learning rate chosen for each arm, on a seed that nothing else uses.
 
 All else is minimum.py's protocol, its thresholds too: where an arm only lacked time or a better rate, it shows here.
-Sixteen runs to choose the rates and ten to compare: about 35 minutes on two CPU cores.
+Eight runs to choose the rates and ten to compare: half an hour on two CPU cores. (One seed chooses them, not two: the
+list was shortened, before its first run, to fit the machine time there was.)
 """
 
 name = "minimum_tuned"
 arms = {"none": {"gate": "none"}, "elementwise": {"gate": "elementwise"}}
 seeds = [0, 1, 2, 3, 4]
-selection_seeds = [100, 101]
+selection_seeds = [100]
 learning_rates = [5e-4, 1e-3, 2e-3, 4e-3]
 baseline = "none"
 treatment = "elementwise"
