@@ -141,10 +141,12 @@ def main(argv):
     if config.learning_rates and not config.selection_seeds:
         print(divergence(rows))
     judged = judge_claims(config, rows)
-    said = claims_table(judged) + scenarios_table(config, judged)
-    print(said, end="")
+    scenarios = scenarios_table(config, judged)
+    print(claims_table(judged) + scenarios, end="")
     figures = plot.experiment(rows, out_dir)
-    report = plot.report(rows, figures, out_dir / "report.html", judged)
+    if any("mean" in claim for claim in judged):
+        figures.append(plot.claims(judged, out_dir / "claims.png"))
+    report = plot.report(rows, figures, out_dir / "report.html", judged, scenarios)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, report])))
 
 
@@ -517,7 +519,7 @@ def judge_claims(config, rows):
     for name, claim in config.claims.items():
         for setting, weights in contrasts_of(config, claim).items():
             values = verdicts.contrast(rows, weights, config.metric)
-            judged.append({"claim": name, "setting": setting, "by_seed": values})
+            judged.append({"claim": name, "setting": setting, "metric": config.metric, "by_seed": values})
             asked.append((list(values.values()), claim["above"]))
     return [about | result for about, result in zip(judged, verdicts.judge(asked), strict=True)]
 

@@ -31,6 +31,8 @@ from configurator import UserError, key
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 LINES = ["-", "--", ":"]
 MIXER_COLOURS = dict(zip(("softmax", "cosformer", "gla", "mamba2", "gated_deltanet"), COLOURS, strict=False))
+GATES = ("none", "elementwise", "matched", "native", "native+elementwise")
+GATE_LOOKS = dict(zip(GATES, zip("o^vsD", COLOURS, strict=False), strict=True))  # marker, colour
 
 
 @dataclass
@@ -247,16 +249,30 @@ def experiment(rows, folder):
     return figures
 
 
-def styles(rows):
-    """{arm: how its lines are drawn}, the same in every figure: a colour per mixer, a line style per arm of it.
-
-    Where all arms have one mixer, or one has many arms, each arm gets a colour of its own.
-    """
+def arms_of(rows):
+    """{mixer: its arms}."""
     arms = {}
     for row in rows:
         own = arms.setdefault(mixer_of(row), [])
         own += [row["arm"]] if row["arm"] not in own else []
-    if len(arms) > 1 and max(map(len, arms.values())) <= len(LINES) and arms.keys() <= MIXER_COLOURS.keys():
+    return arms
+
+
+def has_many_arms(rows):
+    """Several mixers, and one of them with more arms than there are line styles: a panel for each mixer, then."""
+    arms = arms_of(rows)
+    return len(arms) > 1 and max(map(len, arms.values())) > len(LINES)
+
+
+def styles(rows):
+    """{arm: how its lines are drawn}, the same in every figure: a colour per mixer, a line style per arm of it.
+
+    With a panel for each mixer it is a colour per kind of gate; where all arms have one mixer, a colour per arm.
+    """
+    arms = arms_of(rows)
+    if has_many_arms(rows):
+        return {row["arm"]: dict(color=GATE_LOOKS[gate_of(row)][1], label=gate_label(gate_of(row))) for row in rows}
+    if len(arms) > 1 and arms.keys() <= MIXER_COLOURS.keys():
         pairs = [(arm, MIXER_COLOURS[mixer], LINES[i]) for mixer, own in arms.items() for i, arm in enumerate(own)]
     else:
         names = [arm for own in arms.values() for arm in own]
@@ -267,20 +283,31 @@ def styles(rows):
 def metric_curves(rows, path):
     """What the experiment measures against the step: a panel per setting, a line per run, a colour per arm."""
     settings = list(dict.fromkeys(row.get("setting") for row in rows))
-    columns, style = min(len(settings), 4), styles(rows)
-    size = (7, 4.2) if columns == 1 else (4 * columns, 3.6 * -(-len(settings) // columns))
-    figure, panels = plt.subplots(-(-len(settings) // columns), columns, figsize=size, squeeze=False, sharey=True)
-    for axes in panels.flat[len(settings) :]:
+    panels = [(setting, [row for row in rows if row.get("setting") == setting]) for setting in settings]
+    columns = min(len(settings), 4)
+    if has_many_arms(rows):
+        columns = len(arms_of(rows))
+        panels = [
+            (", ".join(filter(None, (mixer, setting))), [row for row in own if mixer_of(row) == mixer])
+            for setting, own in panels
+            for mixer in arms_of(rows)
+        ]
+    size = (7, 4.2) if columns == 1 else (4 * columns, 3.6 * -(-len(panels) // columns))
+    figure, grid = plt.subplots(-(-len(panels) // columns), columns, figsize=size, squeeze=False, sharey=True)
+    for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
-    for axes, setting in zip(panels.flat, settings, strict=False):
-        metric_panel(axes, [row for row in rows if row.get("setting") == setting], style)
-        axes.set_title(setting)
+    for axes, (title, own) in zip(grid.flat, panels, strict=False):
+        metric_panel(axes, own, styles(rows))
+        axes.set_title(title)
         dress(axes)
-    handles, labels = panels.flat[0].get_legend_handles_labels()
+    labels = {}
+    for axes in grid.flat:
+        labels |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if columns == 1 and len(labels) <= 5:
-        panels[0, 0].legend(frameon=False)
+        grid[0, 0].legend(frameon=False)
     else:
-        figure.legend(handles, labels, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        look = dict(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        figure.legend(labels.values(), labels.keys(), **look)
     return write(figure, path)
 
 
@@ -290,9 +317,9 @@ def metric_panel(axes, rows, style):
         first_of_arm = row is next(other for other in rows if other["arm"] == row["arm"])
         seeds = [other["seed"] for other in rows if other["arm"] == row["arm"]]
         steps, values = zip(*row["curve"], strict=True)
-        label = f"{row['arm']} (seeds {', '.join(map(str, seeds))})" if first_of_arm else None
-        values = [scale * value for value in values]
-        axes.plot(steps, values, label=label, linewidth=1.6, **style[row["arm"]])
+        look = {"label": f"{row['arm']} (seeds {', '.join(map(str, seeds))})"} | style[row["arm"]]
+        look |= {} if first_of_arm else {"label": None}
+        axes.plot(steps, [scale * value for value in values], linewidth=1.6, **look)
     pairs = rows[0]["data"].get("pairs")  # several slices have several, other data have none
     if pairs and is_accuracy(rows):
         label = "chance among the values in context"
@@ -336,15 +363,6 @@ def ends(rows, path):
     return write(figure, path)
 
 
-GATE_MARKERS = {"none": "o", "native": "s", "elementwise": "^", "native+elementwise": "D", "matched": "v"}
-
-
-def gate_of(row):
-    """The key of GATE_MARKERS: what kind of arm this is, in any setting."""
-    keys = row["config"]
-    return "matched" if keys.get("match_params") else keys.get("gate", "none")
-
-
 def state_arrows(rows, path):
     """Accuracy against the bytes of the state: a marker per kind of gate, an arrow of a point or more from none to
     elementwise. Means over the seeds."""
@@ -352,7 +370,7 @@ def state_arrows(rows, path):
     for mixer in by_mixer(rows):
         for setting in dict.fromkeys(row.get("setting") for row in rows):
             means = {}
-            for gate, marker in GATE_MARKERS.items():
+            for gate, (marker, _) in GATE_LOOKS.items():
                 own = [r for r in rows if (r.get("setting"), mixer_of(r), gate_of(r)) == (setting, mixer, gate)]
                 if not own:
                     continue
@@ -362,8 +380,9 @@ def state_arrows(rows, path):
                 arrow = dict(arrowstyle="->", color=MIXER_COLOURS[mixer], linewidth=1.6)
                 axes.annotate("", means["elementwise"], means["none"], arrowprops=arrow)
         axes.plot([], [], color=MIXER_COLOURS[mixer], linewidth=3, label=mixer)
-    for gate in dict.fromkeys(gate for gate in GATE_MARKERS if gate in map(gate_of, rows)):
-        axes.plot([], [], GATE_MARKERS[gate], color="0.3", fillstyle="none", label=f"gate {gate}")
+    for gate, (marker, _) in GATE_LOOKS.items():
+        if gate in map(gate_of, rows):
+            axes.plot([], [], marker, color="0.3", fillstyle="none", label=gate_label(gate))
     axes.set(xscale="log", xlabel="state (bytes a sequence)", ylabel="accuracy at the end (%)", ylim=(0, 102))
     dress(axes)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -374,12 +393,22 @@ def mixer_of(row):
     return row["config"].get("attention", "softmax")
 
 
+def gate_of(row):
+    """The kind of arm this is: a gate, or "matched", where the rest is narrower to make room for the gate."""
+    keys = row["config"]
+    return "matched" if keys.get("match_params") else keys.get("gate", "none")
+
+
+def gate_label(gate):
+    return "elementwise, parameters matched" if gate == "matched" else f"gate {gate}"
+
+
 def by_mixer(rows):
     """{mixer: [(line style, gate, the rows of that arm: one per seed)]}: solid without a gate, dashed with one."""
     mixers = {}
     for row in rows:
         gates = mixers.setdefault(mixer_of(row), {})
-        gates.setdefault(row["config"].get("gate", "none"), []).append(row)
+        gates.setdefault(gate_of(row), []).append(row)
     return {
         mixer: [("-" if gate == "none" else "--", gate, own) for gate, own in gates.items()]
         for mixer, gates in mixers.items()
@@ -387,33 +416,51 @@ def by_mixer(rows):
 
 
 def slice_curves(rows, path):
-    """Recall beyond what was trained: longer rows with as many pairs, and with more. Lines are means over the seeds."""
-    figure, panels = plt.subplots(1, 2, figsize=(13, 4.2), sharey=True)
-    slices = [score["slices"] for score in rows[0]["scores"].values() if "slices" in score][0]
+    """Recall beyond what was trained: longer rows with as many pairs, and with more; a row of panels per setting.
+
+    Without a gate and with the elementwise one. Lines are means over the seeds.
+    """
+    rows = [row for row in rows if gate_of(row) in ("none", "elementwise") and row["scores"]]
+    settings = list(dict.fromkeys(row.get("setting") for row in rows))
+    slices = next(slices_of(row) for row in rows)
     shapes = [tuple(map(int, name.split("/"))) for name in slices]
     fewest = min(pairs for _, pairs in shapes)
     same = [shape for shape in shapes if shape[1] == fewest]
     more = [shape for shape in shapes if shape not in same[1:]]
-    for axes, shown in zip(panels, (same, more), strict=True):
-        for mixer, arms in by_mixer(rows).items():
-            colour = MIXER_COLOURS.get(mixer, COLOURS[6])
-            for linestyle, gate, own in arms:
-                scores = [score["slices"] for row in own for score in row["scores"].values() if "slices" in score]
-                each = [[100 * score[f"{length}/{pairs}"] for length, pairs in shown] for score in scores]
-                mean = [sum(values) / len(values) for values in zip(*each, strict=True)]
-                label = f"{mixer}, gate {gate}"
-                axes.plot(range(len(shown)), mean, color=colour, linestyle=linestyle, marker="o", ms=3, label=label)
-                for values in each:
-                    axes.plot(range(len(shown)), values, color=colour, linestyle="", marker="_", ms=6, alpha=0.5)
-        chance = [100 / pairs for _, pairs in shown]
-        axes.plot(range(len(shown)), chance, color="0.5", linestyle=":", label="chance among the values in context")
-        axes.set_xticks(range(len(shown)), [f"{length:,} / {pairs}" for length, pairs in shown])
-        axes.set(xlabel="length / pairs", ylim=(0, 102))
-        dress(axes)
-    panels[0].set(ylabel="accuracy at the queries (%)", title="longer, with as many pairs as trained")
-    panels[1].set(title="longer, with more pairs")
-    panels[1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
+    size = (13, 4.2 * len(settings))
+    figure, grid = plt.subplots(len(settings), 2, figsize=size, sharey=True, squeeze=False)
+    for setting, panels in zip(settings, grid, strict=True):
+        own = [row for row in rows if row.get("setting") == setting]
+        for axes, shown in zip(panels, (same, more), strict=True):
+            slice_panel(axes, own, shown)
+        where = f"{setting}: " if setting else ""
+        panels[0].set(ylabel="accuracy at the queries (%)", title=f"{where}longer, with as many pairs as trained")
+        panels[1].set(title=f"{where}longer, with more pairs")
+    grid[-1, 1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
     return write(figure, path)
+
+
+def slices_of(row):
+    """{"length/pairs": accuracy} of the first score that has it."""
+    return next(score["slices"] for score in row["scores"].values() if "slices" in score)
+
+
+def slice_panel(axes, rows, shown):
+    """shown: [(length, pairs)], the x axis."""
+    for mixer, arms in by_mixer(rows).items():
+        colour = MIXER_COLOURS.get(mixer, COLOURS[6])
+        for linestyle, gate, own in arms:
+            each = [[100 * slices_of(row)[f"{length}/{pairs}"] for length, pairs in shown] for row in own]
+            means = [mean(values) for values in zip(*each, strict=True)]
+            label = f"{mixer}, gate {gate}"
+            axes.plot(range(len(shown)), means, color=colour, linestyle=linestyle, marker="o", ms=3, label=label)
+            for values in each:
+                axes.plot(range(len(shown)), values, color=colour, linestyle="", marker="_", ms=6, alpha=0.5)
+    chance = [100 / pairs for _, pairs in shown]
+    axes.plot(range(len(shown)), chance, color="0.5", linestyle=":", label="chance among the values in context")
+    axes.set_xticks(range(len(shown)), [f"{length:,} / {pairs}" for length, pairs in shown])
+    axes.set(xlabel="length / pairs", ylim=(0, 102))
+    dress(axes)
 
 
 def context_curves(rows, path):
@@ -442,6 +489,40 @@ def context_curves(rows, path):
         dress(axes)
     panels[0][0].set(ylabel="loss (nats a token)")
     return write(figure, path)
+
+
+def claims(judged, path):
+    """What was claimed: each contrast's mean with its 95% interval, and a bar where its threshold is.
+
+    judged: as experiment.py's judge_claims returns them; those that were not run are left out.
+    """
+    run = [claim for claim in judged if "mean" in claim]
+    figure, axes = plt.subplots(figsize=(9, 1 + 0.3 * len(run)))
+    colours = {"supported": COLOURS[2], "not supported": COLOURS[1], "inconclusive": "0.5"}
+    scale, lines = 100 if run[0]["metric"] == "accuracy" else 1, []
+    for claim in run:
+        name = ", ".join(filter(None, (claim["claim"], claim["setting"])))
+        ends = (scale * claim[end] for end in ("low", "mean", "high"))
+        lines.append((name, *ends, colours[claim["verdict"]]))
+    interval_lines(axes, lines)
+    for i, claim in enumerate(run):
+        axes.plot([scale * claim["threshold"]], [-i], "|", color="black", markersize=11)
+    axes.axvline(0, color="0.3", linewidth=1)
+    axes.plot([], [], "|", color="black", markersize=11, label="threshold")
+    axes.set(xlabel="points of accuracy" if scale == 100 else "nats a token")
+    for word, colour in colours.items():
+        axes.plot([], [], color=colour, linewidth=3, label=word)
+    dress(axes)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return write(figure, path)
+
+
+def interval_lines(axes, lines):
+    """lines: [(name, low, middle, high, colour)], from the top down."""
+    for i, (_, low, middle, high, colour) in enumerate(lines):
+        axes.plot([low, high], [-i, -i], color=colour, linewidth=3)
+        axes.plot([middle], [-i], color=colour, marker="o")
+    axes.set_yticks([-i for i in range(len(lines))], [name for name, *_ in lines], fontsize=8)
 
 
 def by_learning_rate(rows):
@@ -480,13 +561,14 @@ def rate_curves(rows, path):
 # The report
 
 
-def report(rows, figures, path, claims=()):
+def report(rows, figures, path, judged=(), scenarios=""):
     """Writes an HTML file that holds the figures and the tables of an experiment, and needs nothing else. Its path."""
     parts = [f"<h1>{html.escape(path.parent.resolve().name)}</h1>"]
-    if claims:
-        columns = ["claim", "verdict", "mean", "low", "high", "threshold", "p_holm", "p_exact", "n"]
-        cells = [[claim.get(name, "") for name in columns] for claim in claims]
+    if judged:
+        columns = ["claim", "setting", "verdict", "mean", "low", "high", "threshold", "p_holm", "p_exact", "n"]
+        cells = [[claim.get(name) if claim.get(name) is not None else "" for name in columns] for claim in judged]
         parts += ["<h2>Claims</h2>", html_table(columns, cells)]
+        parts += [f"<p>{html.escape(line)}</p>" for line in scenarios.splitlines()]
     for figure in figures:
         image = base64.b64encode(Path(figure).read_bytes()).decode()
         parts.append(f'<figure><img alt="{html.escape(figure.stem)}" src="data:image/png;base64,{image}"></figure>')
@@ -592,17 +674,14 @@ def ratios(claims, path):
     """What bench.py measured: each ratio with its interval over its target; right of the line at 1 is better."""
     figure, axes = plt.subplots(figsize=(9, 1 + 0.3 * len(claims)))
     colours = {"met": COLOURS[2], "missed": COLOURS[1], "unresolved": "0.5"}
-    for i, claim in enumerate(claims):
-        ends = sorted((claim[end] / claim["target"]) ** (-1 if claim["at_most"] else 1) for end in ("low", "high"))
-        middle = (claim["ratio"] / claim["target"]) ** (-1 if claim["at_most"] else 1)
-        axes.plot(ends, [-i, -i], color=colours[claim["met"]], linewidth=3)
-        axes.plot([middle], [-i], color=colours[claim["met"]], marker="o")
+    lines = []
+    for claim in claims:
+        name = f"{claim['name']}: {claim['ratio']:.2f} ({'<=' if claim['at_most'] else '>='} {claim['target']:g})"
+        sign = -1 if claim["at_most"] else 1
+        low, middle, high = sorted((claim[end] / claim["target"]) ** sign for end in ("low", "ratio", "high"))
+        lines.append((name, low, middle, high, colours[claim["met"]]))
+    interval_lines(axes, lines)
     axes.axvline(1, color="0.3", linewidth=1)
-    names = [
-        f"{claim['name']}: {claim['ratio']:.2f} ({'<=' if claim['at_most'] else '>='} {claim['target']:g})"
-        for claim in claims
-    ]
-    axes.set_yticks([-i for i in range(len(claims))], names, fontsize=8)
     axes.set(xscale="log", xlabel="ratio over its target (turned over where less is better), 95% interval")
     left, right = axes.get_xlim()
     ticks = [tick for tick in (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20) if left <= tick <= right]
