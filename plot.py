@@ -3,8 +3,8 @@
     python plot.py out               a run: its page, from metrics.jsonl and what meters.py and evaluate.py --lengths
                                      left beside it (meters.json, lengths.json) -> out/page.png
     python plot.py results/minimum   an experiment: its metric against steps, every seed -> results/minimum/accuracy.png
-                                     or learning_rates.png; slices.png, lengths.png where its runs have such numbers;
-                                     report.html, the figures and the tables in one file, which opens offline
+                                     or learning_rates.png; ends.png, state.png, slices.png, lengths.png where its rows
+                                     have such numbers; experiment.py CONFIG --run=false adds claims.png, report.html
     python plot.py lengths.json      what evaluate.py --lengths --out wrote: loss by position -> lengths.png
 
 A figure lies beside the files it was made of.
@@ -48,9 +48,7 @@ def main(argv):
         if folder.suffix == ".json" and folder.is_file():
             print(length_curve(json.loads(folder.read_text()), folder.with_suffix(".png")))
         elif (folder / "rows.jsonl").is_file():
-            rows = read_jsonl(folder / "rows.jsonl")
-            figures = experiment(rows, folder)
-            print(*figures, report(rows, figures, folder / "report.html"), sep="\n")
+            print(*experiment(read_jsonl(folder / "rows.jsonl"), folder), sep="\n")
         elif (folder / "metrics.jsonl").is_file():
             print(page(folder))
         else:
@@ -562,7 +560,10 @@ def rate_curves(rows, path):
 
 
 def report(rows, figures, path, judged=(), scenarios=""):
-    """Writes an HTML file that holds the figures and the tables of an experiment, and needs nothing else. Its path."""
+    """Writes an HTML file that holds the figures and the tables of an experiment, and needs nothing else. Its path.
+
+    judged, scenarios: the claims and their verdicts, as experiment.py's judge_claims and scenarios_table return them.
+    """
     parts = [f"<h1>{html.escape(path.parent.resolve().name)}</h1>"]
     if judged:
         columns = ["claim", "setting", "verdict", "mean", "low", "high", "threshold", "p_holm", "p_exact", "n"]

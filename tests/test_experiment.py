@@ -120,7 +120,7 @@ def test_a_figure_is_drawn_and_drawn_again_from_the_rows_alone(finished, tmp_pat
     assert (tmp_path / "accuracy.png").read_bytes() == (finished / "accuracy.png").read_bytes()
     assert (finished / "none-seed0" / "page.png").read_bytes().startswith(png)
     assert capsys.readouterr().out.split() == [
-        str(tmp_path / "accuracy.png"), str(tmp_path / "report.html"), str(finished / "none-seed0" / "page.png")
+        str(tmp_path / "accuracy.png"), str(finished / "none-seed0" / "page.png")
     ]  # fmt: skip
 
 
@@ -282,6 +282,61 @@ def test_settings_and_mixers_have_figures_of_their_ends(tmp_path):
     assert [figure.name for figure in plot.experiment(rows, tmp_path)] == ["accuracy.png"]
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """{name of a figure file: its panels}, of what plot.py draws from here on."""
+    panels, write = {}, plot.write
+    monkeypatch.setattr(
+        plot, "write", lambda figure, path: panels.update({path.name: figure.axes}) or write(figure, path)
+    )
+    return panels
+
+
+def labels_of(axes):
+    return {line.get_label() for line in axes.lines if not line.get_label().startswith("_")}
+
+
+def test_many_arms_have_a_panel_for_each_mixer_and_scores_one_for_each_setting(tmp_path, drawn):
+    kinds = {
+        "none": {}, "native": {"gate": "native"}, "sigmoid": {"gate": "elementwise"},
+        "matched": {"gate": "elementwise", "match_params": True},
+    }  # fmt: skip
+    arms = {f"{m} {kind}": {"attention": m} | keys for m in ("gla", "mamba2") for kind, keys in kinds.items()}
+    config = listed(arms=arms)
+    slices = {"32/4": 0.9, "64/4": 0.8, "64/8": 0.4}
+    about = {"state_bytes": 512, "scores": {"longer": {"slices": slices}}}
+    rows = [made_row(run, 0.5) | about for run in experiment.runs_of(config, config.seeds, [])]
+    plot.experiment(rows, tmp_path)
+    assert list(drawn) == ["accuracy.png", "state.png", "slices.png"]
+    titles, chance = [axes.get_title() for axes in drawn["accuracy.png"]], {"chance among the values in context"}
+    assert titles == ["gla, d16", "mamba2, d16", "gla, d32", "mamba2, d32"]
+    for axes in drawn["accuracy.png"]:
+        assert len(axes.lines) == 4 * 2 + 1  # arms, seeds; chance
+        assert labels_of(axes) - chance == {
+            "gate none", "gate native", "gate elementwise", "elementwise, parameters matched"
+        }  # fmt: skip
+    assert [axes.get_title().partition(":")[0] for axes in drawn["slices.png"]] == ["d16", "d16", "d32", "d32"]
+    shown = {f"{mixer}, gate {gate}" for mixer in ("gla", "mamba2") for gate in ("none", "elementwise")}
+    assert all(labels_of(axes) - chance == shown for axes in drawn["slices.png"])
+
+
+def test_claims_have_a_figure_of_their_intervals_and_thresholds(tmp_path, drawn):
+    claims = {"it helps": {"contrast": {"gated": 1, "none": -1}, "above": 0.05}}
+    config = listed(seeds=[0, 1, 2], claims=claims)
+    rows = [
+        made_row(run, 0.5 + run["seed"] / 100 * (run["arm"] == "gated"))
+        for run in experiment.runs_of(config, config.seeds, [])
+        if run["setting"] == "d16" or run["seed"] == 0  # one seed: not run
+    ]
+    judged = experiment.judge_claims(config, rows)
+    plot.claims(judged, tmp_path / "claims.png")
+    axes = drawn["claims.png"][0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["it helps, d16"]
+    interval, mean, threshold = axes.lines[:3]
+    assert list(interval.get_xdata()) == pytest.approx([100 * judged[0]["low"], 100 * judged[0]["high"]])
+    assert list(mean.get_xdata()) == pytest.approx([1]) and list(threshold.get_xdata()) == [5]
+
+
 def test_every_setting_has_every_arm_and_its_own_data():
     runs = experiment.runs_of(listed(), [0, 1], [])
     assert [experiment.name_of(run) for run in runs] == [
@@ -350,7 +405,7 @@ def test_one_arm_and_one_setting_may_choose_the_rate_for_others(tmp_path, capsys
     assert experiment.estimate(config, rows[1:]).startswith("d32-none-lr0.001-seed7 ")
 
 
-def test_a_scenario_holds_where_all_its_claims_have_their_verdicts():
+def test_a_scenario_holds_where_all_its_claims_have_their_verdicts(tmp_path):
     claims = {name: {"contrast": {"gated": 1, "none": -1}, "above": above} for name, above in (("a", 0.1), ("b", 0.3))}
     scenarios = {
         "one": {"a": "supported", "b": "not supported"},
@@ -367,6 +422,11 @@ def test_a_scenario_holds_where_all_its_claims_have_their_verdicts():
     none = experiment.scenarios_table(config, experiment.judge_claims(config, rows[:4]))  # one seed
     assert none == "scenario, d16: three\nscenario, d32: three\n"
     assert experiment.scenarios_table(listed(), []) == ""
+    report = plot.report(
+        [row | {"n_params": 1, "flops_per_token": 1, "tokens_per_second": 1} for row in rows], [],
+        tmp_path / "report.html", experiment.judge_claims(config, rows), said,
+    )  # fmt: skip
+    assert "<p>scenario, d16: one</p>" in report.read_text()
 
 
 def test_a_dry_run_lists_what_is_left_and_estimates_its_hours(tmp_path, capsys):
@@ -399,6 +459,7 @@ def test_claims_are_judged_by_setting_and_tables_are_made_again_from_the_rows(tm
     experiment.main(words)
     first = capsys.readouterr().out
     files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert {"claims.png", "report.html"} <= files.keys()
     assert "gated     80.0%   80.1%   80.2%   80.1%     3/3          100" in first
     experiment.main(words)
     assert capsys.readouterr().out == first

@@ -9,8 +9,8 @@ runs, so that no recurrent mixer is at its ceiling nor at chance. At 1e-2, four 
 A first setting, eight heads with a state of 32 for mamba2 and 64 ids, was given up after 79 runs: results/LOG.md.
 
 The learning rate is chosen on seeds 100 and 101 at four heads, for the mixer without and with the sigmoid gate; the
-other gated arms take the latter's. Each model is also scored on longer rows and on more pairs; block_size is cosFormer's
-M.
+other gated arms take the latter's. Each model is also scored on longer rows and on more pairs; block_size is
+cosFormer's M.
 
 The hypotheses, written before the first run: the gate adds more than a point to each mixer; more to the recurrent ones
 than to softmax; most to cosformer, then gla, then mamba2. 60 runs to choose the rates and 210 to compare: about an hour
