@@ -74,7 +74,7 @@ class ExperimentConfig:
     dry_run: bool = key(False, "show the list and its estimated hours, and do nothing")
     shard: str | None = key(None, "i/n: run every n-th of the list, from the i-th on (several machines, one folder)")
     out_dir: str | None = key(None, "where rows, figure and runs go (None: results/NAME)")
-    jobs: int = key(0, "runs at a time (0: as many as there are cores)", at_least=0)
+    jobs: int = key(0, "runs at a time (0: as many as there are GPUs, or cores)", at_least=0)
 
     def __post_init__(self):
         configurator.check(self)
@@ -224,7 +224,7 @@ def estimate(config, rows):
     runs = runs_of(config, config.seeds, config.learning_rates[: 1 if config.selection_seeds else None])
     runs = selection_runs(config) + runs
     waiting = [run for run in runs if find_row(rows, run) is None]
-    jobs, found, lines, total = config.jobs or usable_cores(), {}, [], 0.0
+    jobs, found, lines, total = jobs_of(config, gpus_of(config)), {}, [], 0.0
     for run in waiting:
         kind = run.get("setting"), run["arm"].split(" at ")[0]
         if kind not in found:
@@ -328,7 +328,8 @@ def run_side_by_side(config, waiting, out_dir):
 
     SIGTERM and Ctrl-C stop the runs, each of which saves first.
     """
-    jobs = min(config.jobs or usable_cores(), len(waiting))
+    gpus = gpus_of(config)
+    jobs = min(jobs_of(config, gpus), len(waiting))
     threads = max(1, usable_cores() // jobs)
     waiting, running, ended_steps = list(waiting), [], 0
     bar = tqdm(
@@ -339,11 +340,12 @@ def run_side_by_side(config, waiting, out_dir):
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                running.append(start(config, waiting.pop(0), out_dir, threads))
+                gpu = min(gpus, key=[job["gpu"] for job in running].count) if gpus else None  # one with the fewest runs
+                running.append(start(config, waiting.pop(0), out_dir, threads, gpu))
             time.sleep(0.2)
             for job in [job for job in running if job["process"].poll() is not None]:
                 if job["process"].returncode == 0 and job["scores"]:
-                    job["process"] = start_process(job["scores"].pop(0), job["folder"], threads)
+                    job["process"] = start_process(job["scores"].pop(0), job["folder"], threads, job["gpu"])
                     continue
                 running.remove(job)
                 ended_steps += steps_of([job["run"]])
@@ -365,7 +367,20 @@ def run_side_by_side(config, waiting, out_dir):
         signal.signal(signal.SIGTERM, before)
 
 
-def start(config, run, out_dir, threads):
+def gpus_of(config):
+    """The names by which CUDA_VISIBLE_DEVICES knows the GPUs of this machine; none where the runs are on the CPU."""
+    if pick_device(config.base.get("device", "auto")) != "cuda":
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+
+
+def jobs_of(config, gpus):
+    """How many runs go on at a time."""
+    return config.jobs or len(gpus) or usable_cores()
+
+
+def start(config, run, out_dir, threads, gpu):
     """Starts a run: train.py, and behind it evaluate.py for each of the scores."""
     place = "-".join(filter(None, [run.get("setting"), f"seed{run['seed']}"]))
     data = prepare(config, run["data"] | {"seed": run["seed"]}, out_dir / "data" / place)
@@ -384,7 +399,8 @@ def start(config, run, out_dir, threads):
     return {
         "run": run,
         "folder": folder,
-        "process": start_process(["train.py", keys], folder, threads),
+        "gpu": gpu,
+        "process": start_process(["train.py", keys], folder, threads, gpu),
         "scores": [
             ["evaluate.py", about | {"out": str(folder / f"score_{name}.json")} | score]
             for name, score in config.scores.items()
@@ -405,12 +421,13 @@ def prepare(config, keys, folder):
     return folder
 
 
-def start_process(command, folder, threads):
+def start_process(command, folder, threads, gpu):
     script, keys = command
+    environment = {"OMP_NUM_THREADS": str(threads)} | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
     with open(folder / "log.txt", "a") as log:
         return subprocess.Popen(
             [sys.executable, HERE / script, f"--config_override={json.dumps(keys)}"],
-            stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment,
             start_new_session=True,  # a terminal's Ctrl-C is for this process, which then asks each run once
         )  # fmt: skip
 
@@ -435,14 +452,16 @@ def finish(config, job):
         tail = (folder / "log.txt").read_text().strip().splitlines()[-1:]
         raise UserError(f"{folder.name} ended with status {status}: {' '.join(tail)} (all of it: {folder / 'log.txt'})")
     about = json.loads((folder / "config.json").read_text())
-    steps = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
+    speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
+    speed = statistics.median(speeds) if speeds else math.nan
     return nan_to_none(run | {
         "finite": status == 0,
         "accuracy": evaluations[-1]["accuracy"] if status == 0 else math.nan,
         "val_loss": evaluations[-1]["val_loss"] if status == 0 else math.nan,
         "metric": config.metric,
         "curve": [[row["step"], row[config.metric]] for row in evaluations],
-        "tokens_per_second": statistics.median(steps) if steps else math.nan,
+        "tokens_per_second": speed,
+        "step_ms": 1000 * about["tokens_per_step"] / speed,
         "scores": {name: json.loads((folder / f"score_{name}.json").read_text()) for name in run.get("scored", ())}
         if status == 0
         else {},

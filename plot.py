@@ -573,9 +573,9 @@ def report(rows, figures, path, judged=(), scenarios=""):
     for figure in figures:
         image = base64.b64encode(Path(figure).read_bytes()).decode()
         parts.append(f'<figure><img alt="{html.escape(figure.stem)}" src="data:image/png;base64,{image}"></figure>')
-    columns = ["arm", "seed", "accuracy", "val_loss", "finite", "n_params", "flops_per_token", "tokens_per_second"]
-    columns = [name for name in [*columns, "seconds"] if name in rows[0]]
-    parts += ["<h2>Runs</h2>", html_table(columns, [[row[name] for name in columns] for row in rows])]
+    columns = ["arm", "seed", "accuracy", "val_loss", "finite", "n_params", "flops_per_token", "step_ms"]
+    columns = [name for name in [*columns, "tokens_per_second", "seconds"] if name in rows[0]]
+    parts += ["<h2>Runs</h2>", html_table(columns, [[row.get(name, "") for name in columns] for row in rows])]
     rates = by_learning_rate(rows)
     if rates:
         parts += ["<h2>Divergence</h2>", html_table(["arm", "highest rate without", "diverges at"], divergence(rates))]

@@ -219,7 +219,7 @@ class Run:
             self.say(line)
         about = {"run_id": self.run_id, "config": dataclasses.asdict(config), "dtype": self.dtype}
         about |= {"n_params": self.model.n_params(), "state_bytes": self.model.state_bytes()}
-        about |= {"flops_per_token": self.model.flops_per_token()}
+        about |= {"flops_per_token": self.model.flops_per_token(), "tokens_per_step": self.tokens_per_step}
         out.start(about, self.first_step, config.max_iters)
         self.started = time.perf_counter()
 

@@ -182,6 +182,33 @@ def test_a_signal_stops_every_run_which_saves_first(base, tmp_path, helpers, num
     assert (tmp_path / "rows.jsonl").read_text() == ""
 
 
+@pytest.mark.parametrize("jobs, at_a_time", [(0, 2), (4, 4)])
+def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(monkeypatch, tmp_path, jobs, at_a_time):
+    monkeypatch.setattr(experiment, "pick_device", lambda name: "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    started, seen = [], []  # the GPU of each process; those of all that were started before one was first asked
+
+    class Ended:
+        returncode = 0
+
+        def __init__(self, command, env, **keys):
+            started.append(env["CUDA_VISIBLE_DEVICES"])
+
+        def poll(self):
+            seen.append(list(started))
+            return 0
+
+    monkeypatch.setattr(experiment.subprocess, "Popen", Ended)
+    monkeypatch.setattr(experiment, "prepare", lambda config, keys, folder: folder)
+    monkeypatch.setattr(experiment, "show", lambda config, row: "")
+    monkeypatch.setattr(experiment, "finish", lambda config, job: job["run"] | {"seconds": 1.0})
+    config = listed(jobs=jobs)
+    runs = experiment.runs_of(config, config.seeds, [])
+    assert len(list(experiment.run_side_by_side(config, runs, tmp_path))) == len(started) == 8
+    assert sorted(seen[0]) == ["4"] * (at_a_time // 2) + ["7"] * (at_a_time // 2)
+    assert started.count("4") == started.count("7") == 4
+
+
 def test_what_was_run_with_other_keys_is_not_taken_for_this_run(run, copied, base, started, helpers):
     run(copied, base=base | {"n_layer": 1}, data=DATA | {"val_size": 60}, seeds="1")
     assert sorted(started) == ["elementwise-seed1", "none-seed1"]
