@@ -67,7 +67,9 @@ class ExperimentConfig:
     )
     solved_above: float | None = key(None, "a run with a higher accuracy has solved the task; how many did is said")
     claims: dict = key(
-        {}, '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged by verdict.py'
+        {},
+        '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged by verdict.py; '
+        'there may be a "setting", and "of": the keys that lead to another number of the rows than the metric',
     )
     scenarios: dict = key({}, "{scenario: {claim: the verdict it needs}}, looked for in each setting")
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
@@ -90,8 +92,8 @@ class ExperimentConfig:
         for name, keys in self.scores.items():
             configurator.build(EvaluateConfig, keys, source=f"score {name!r}")
         for name, claim in self.claims.items():
-            if not isinstance(claim, dict) or set(claim) - {"setting"} != {"contrast", "above"}:
-                raise UserError(f"claims: {name}: must have a contrast and above, and may have a setting")
+            if not isinstance(claim, dict) or set(claim) - {"setting", "of"} != {"contrast", "above"}:
+                raise UserError(f"claims: {name}: must have a contrast and above, and may have a setting and of")
             if "setting" in claim or is_across_settings(claim):
                 for setting in claim["contrast"] if is_across_settings(claim) else [claim["setting"]]:
                     configurator.check_choice(f"claims: {name}: setting", setting, self.settings)
@@ -460,6 +462,7 @@ def finish(config, job):
         "val_loss": evaluations[-1]["val_loss"] if status == 0 else math.nan,
         "metric": config.metric,
         "curve": [[row["step"], row[config.metric]] for row in evaluations],
+        "meters": evaluations[-1].get("meters", {}),
         "tokens_per_second": speed,
         "step_ms": 1000 * about["tokens_per_step"] / speed,
         "scores": {name: json.loads((folder / f"score_{name}.json").read_text()) for name in run.get("scored", ())}
@@ -533,14 +536,19 @@ def contrasts_of(config, claim):
 
 
 def judge_claims(config, rows):
-    """[{claim, setting, verdict, ...}]: all claims of the experiment, in all settings, are one family."""
-    judged, asked = [], []
+    """[{claim, setting, verdict, ...}]: all claims about one number of the rows, in all settings, are one family."""
+    judged, families = [], {}
     for name, claim in config.claims.items():
+        path = claim.get("of", [config.metric])
         for setting, weights in contrasts_of(config, claim).items():
-            values = verdicts.contrast(rows, weights, config.metric)
-            judged.append({"claim": name, "setting": setting, "metric": config.metric, "by_seed": values})
-            asked.append((list(values.values()), claim["above"]))
-    return [about | result for about, result in zip(judged, verdicts.judge(asked), strict=True)]
+            values = verdicts.contrast(rows, weights, path)
+            judged.append({"claim": name, "setting": setting, "of": path, "by_seed": values})
+            family = families.setdefault(tuple(path), [])
+            family.append((judged[-1], (list(values.values()), claim["above"])))
+    for family in families.values():
+        for claim, result in zip(family, verdicts.judge([asked for _, asked in family]), strict=True):
+            claim[0].update(result)
+    return judged
 
 
 def claims_table(judged):

@@ -492,26 +492,34 @@ def context_curves(rows, path):
 def claims(judged, path):
     """What was claimed: each contrast's mean with its 95% interval, and a bar where its threshold is.
 
-    judged: as experiment.py's judge_claims returns them; those that were not run are left out.
+    judged: as experiment.py's judge_claims returns them; those that were not run are left out. A panel for each number
+    of the rows that claims are about.
     """
-    run = [claim for claim in judged if "mean" in claim]
-    figure, axes = plt.subplots(figsize=(9, 1 + 0.3 * len(run)))
+    panels = {}
+    for claim in judged:
+        if "mean" in claim:
+            panels.setdefault(tuple(claim["of"]), []).append(claim)
+    heights = [0.7 + 0.3 * len(own) for own in panels.values()]
+    look = dict(squeeze=False, height_ratios=heights)
+    figure, grid = plt.subplots(len(panels), 1, figsize=(9, sum(heights)), **look)
     colours = {"supported": COLOURS[2], "not supported": COLOURS[1], "inconclusive": "0.5"}
-    scale, lines = 100 if run[0]["metric"] == "accuracy" else 1, []
-    for claim in run:
-        name = ", ".join(filter(None, (claim["claim"], claim["setting"])))
-        ends = (scale * claim[end] for end in ("low", "mean", "high"))
-        lines.append((name, *ends, colours[claim["verdict"]]))
-    interval_lines(axes, lines)
-    for i, claim in enumerate(run):
-        axes.plot([scale * claim["threshold"]], [-i], "|", color="black", markersize=11)
-    axes.axvline(0, color="0.3", linewidth=1)
+    for axes, (of, own) in zip(grid.flat, panels.items(), strict=True):
+        scale, lines = 1 if of == ("val_loss",) else 100, []
+        for i, claim in enumerate(own):
+            name = ", ".join(filter(None, (claim["claim"], claim["setting"])))
+            ends = (scale * claim[end] for end in ("low", "mean", "high"))
+            lines.append((name, *ends, colours[claim["verdict"]]))
+            axes.plot([scale * claim["threshold"]], [-i], "|", color="black", markersize=11)
+        interval_lines(axes, lines)
+        axes.axvline(0, color="0.3", linewidth=1)
+        axes.set(xlabel=f"{' '.join(of)} ({'points' if scale == 100 else 'nats a token'})", ylim=(-len(own), 1))
+        dress(axes)
     axes.plot([], [], "|", color="black", markersize=11, label="threshold")
-    axes.set(xlabel="points of accuracy" if scale == 100 else "nats a token")
     for word, colour in colours.items():
         axes.plot([], [], color=colour, linewidth=3, label=word)
-    dress(axes)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.legend(
+        *axes.get_legend_handles_labels(), frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5)
+    )
     return write(figure, path)
 
 

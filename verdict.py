@@ -17,9 +17,12 @@ import statistics
 WORDS = ("supported", "not supported", "inconclusive", "not run")
 
 
-def contrast(rows, weights, metric):
-    """{seed: sum of weight * metric}, of the seeds in which every (setting, arm) has a finite value."""
-    values = {((row.get("setting"), row["arm"]), row["seed"]): row[metric] for row in rows}
+def contrast(rows, weights, path):
+    """{seed: sum of weight * value}, of the seeds in which every (setting, arm) has a finite value.
+
+    path: the keys that lead to the value in a row, ["accuracy"] or ["scores", "longer", "slices", "320/40"].
+    """
+    values = {((row.get("setting"), row["arm"]), row["seed"]): look_up(row, path) for row in rows}
     seeds = sorted({seed for _, seed in values})
     sums = {}
     for seed in seeds:
@@ -27,6 +30,13 @@ def contrast(rows, weights, metric):
         if all(value is not None and math.isfinite(value) for value in found):  # a run that diverged has None
             sums[seed] = sum(weight * value for weight, value in zip(weights.values(), found, strict=True))
     return sums
+
+
+def look_up(row, path):
+    """What lies there, or None."""
+    for name in path:
+        row = row.get(name) if isinstance(row, dict) else None
+    return row
 
 
 def judge(claims):

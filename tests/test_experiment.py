@@ -347,6 +347,32 @@ def test_many_arms_have_a_panel_for_each_mixer_and_scores_one_for_each_setting(t
     assert all(labels_of(axes) - chance == shown for axes in drawn["slices.png"])
 
 
+def test_claims_may_be_about_other_numbers_of_the_rows_each_with_its_own_correction(tmp_path, drawn):
+    gain = {"contrast": {"gated": 1, "none": -1}, "above": 0.01}
+    longer = {"of": ["scores", "longer", "slices", "64/8"]}
+    claims = {"it helps": gain, "it helps on more pairs": gain | longer, "it helps there, too": gain | longer}
+    claims["it is sparse"] = {"contrast": {"gated": 1}, "above": 0.5, "of": ["meters", "gate_below_0.1", "readout"]}
+    config, rows = listed(seeds=[0, 1, 2], settings={}, claims=claims), []
+    for run in experiment.runs_of(config, config.seeds, []):
+        noise, is_gated = run["seed"] / 1000, run["arm"] == "gated"
+        row = made_row(run, 0.5 + is_gated * (0.1 + noise))
+        row["scores"] = {"longer": {"slices": {"64/8": 0.3 + is_gated * (0.1 + noise)}}}
+        row["meters"] = {"gate_below_0.1": {"readout": 0.2 + noise}} if is_gated else {}
+        rows.append(row)
+    judged = {claim["claim"]: claim for claim in experiment.judge_claims(config, rows)}
+    words = ["supported", "supported", "supported", "not supported"]
+    assert [claim["verdict"] for claim in judged.values()] == words
+    alone, paired = judged["it helps"], judged["it helps on more pairs"]
+    assert paired["p"] == pytest.approx(alone["p"]) and alone["p_holm"] == alone["p"]
+    assert paired["p_holm"] == pytest.approx(2 * paired["p"])
+    assert judged["it is sparse"]["by_seed"] == pytest.approx({0: 0.2, 1: 0.201, 2: 0.202})
+    plot.claims(list(judged.values()), tmp_path / "claims.png")
+    names = ["accuracy (points)", "scores longer slices 64/8 (points)", "meters gate_below_0.1 readout (points)"]
+    assert [axes.get_xlabel() for axes in drawn["claims.png"]] == names
+    del rows[0]["scores"]["longer"]  # as in a run that was not finite
+    assert experiment.judge_claims(config, rows)[1]["n"] == 2
+
+
 def test_claims_have_a_figure_of_their_intervals_and_thresholds(tmp_path, drawn):
     claims = {"it helps": {"contrast": {"gated": 1, "none": -1}, "above": 0.05}}
     config = listed(seeds=[0, 1, 2], claims=claims)
@@ -359,7 +385,7 @@ def test_claims_have_a_figure_of_their_intervals_and_thresholds(tmp_path, drawn)
     plot.claims(judged, tmp_path / "claims.png")
     axes = drawn["claims.png"][0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["it helps, d16"]
-    interval, mean, threshold = axes.lines[:3]
+    threshold, interval, mean = axes.lines[:3]
     assert list(interval.get_xdata()) == pytest.approx([100 * judged[0]["low"], 100 * judged[0]["high"]])
     assert list(mean.get_xdata()) == pytest.approx([1]) and list(threshold.get_xdata()) == [5]
 

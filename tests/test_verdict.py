@@ -59,4 +59,4 @@ def test_a_claim_among_many_needs_more():
 def test_a_contrast_is_within_seeds_and_leaves_out_a_seed_that_lacks_a_run():
     scores = {"a": {0: 0.5, 1: 0.6, 2: math.nan, 3: 0.1}, "b": {0: 0.7, 1: 0.9, 2: 0.9}}
     rows = [{"arm": arm, "seed": seed, "accuracy": x} for arm, by_seed in scores.items() for seed, x in by_seed.items()]
-    assert verdict.contrast(rows, {(None, "b"): 1, (None, "a"): -1}, "accuracy") == pytest.approx({0: 0.2, 1: 0.3})
+    assert verdict.contrast(rows, {(None, "b"): 1, (None, "a"): -1}, ["accuracy"]) == pytest.approx({0: 0.2, 1: 0.3})
