@@ -13,7 +13,8 @@ other gated arms take the latter's. Each model is also scored on longer rows and
 cosFormer's M.
 
 The hypotheses, written before the first run: the gate adds more than a point to each mixer; more to the recurrent ones
-than to softmax; most to cosformer, then gla, then mamba2. 60 runs to choose the rates and 210 to compare: about an hour
+than to softmax; most to cosformer, then gla, then mamba2; more than a point at four times the length with twice the
+pairs, too; and more than half of the gate's values are under 0.1. 60 runs to choose the rates and 210 to compare: about an hour
 on two CPU cores.
 """
 
@@ -96,6 +97,56 @@ claims = {
     "more to gla than to mamba2": {
         "contrast": {"gla sigmoid": 1, "gla": -1, "mamba2 sigmoid": -1, "mamba2": 1},
         "above": 0,
+    },
+    "it adds more than a point to softmax at 320 tokens, 40 pairs": {
+        "contrast": {"softmax sigmoid": 1, "softmax": -1},
+        "above": 0.01,
+        "of": ["scores", "longer", "slices", "320/40"],
+    },
+    "it adds more than a point to cosformer at 320 tokens, 40 pairs": {
+        "contrast": {"cosformer sigmoid": 1, "cosformer": -1},
+        "above": 0.01,
+        "of": ["scores", "longer", "slices", "320/40"],
+    },
+    "it adds more than a point to gla at 320 tokens, 40 pairs": {
+        "contrast": {"gla sigmoid": 1, "gla": -1},
+        "above": 0.01,
+        "of": ["scores", "longer", "slices", "320/40"],
+    },
+    "it adds more than a point to mamba2 at 320 tokens, 40 pairs": {
+        "contrast": {"mamba2 sigmoid": 1, "mamba2": -1},
+        "above": 0.01,
+        "of": ["scores", "longer", "slices", "320/40"],
+    },
+    "it adds more than a point to gated_deltanet at 320 tokens, 40 pairs": {
+        "contrast": {"gated_deltanet sigmoid": 1, "gated_deltanet": -1},
+        "above": 0.01,
+        "of": ["scores", "longer", "slices", "320/40"],
+    },
+    "more than half of softmax's gate is under 0.1": {
+        "contrast": {"softmax sigmoid": 1},
+        "above": 0.5,
+        "of": ["meters", "gate_below_0.1", "readout"],
+    },
+    "more than half of cosformer's gate is under 0.1": {
+        "contrast": {"cosformer sigmoid": 1},
+        "above": 0.5,
+        "of": ["meters", "gate_below_0.1", "readout"],
+    },
+    "more than half of gla's gate is under 0.1": {
+        "contrast": {"gla sigmoid": 1},
+        "above": 0.5,
+        "of": ["meters", "gate_below_0.1", "readout"],
+    },
+    "more than half of mamba2's gate is under 0.1": {
+        "contrast": {"mamba2 sigmoid": 1},
+        "above": 0.5,
+        "of": ["meters", "gate_below_0.1", "readout"],
+    },
+    "more than half of gated_deltanet's gate is under 0.1": {
+        "contrast": {"gated_deltanet sigmoid": 1},
+        "above": 0.5,
+        "of": ["meters", "gate_below_0.1", "readout"],
     },
 }
 scenarios = {
