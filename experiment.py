@@ -136,7 +136,7 @@ def main(argv):
         if not own:
             print(f"\n{setting}: no run of it has a row yet")
             continue
-        print(table(config, own, setting))
+        print(table(config, own, setting) + slices_table(own))
         if config.baseline is not None and {config.baseline, config.treatment} <= {row["arm"] for row in own}:
             print(f"\nverdict: {verdict(config, own)}")
             print(f"cost of the gate: {cost(config, own)}")
@@ -515,6 +515,22 @@ def table(config, rows, setting=None):
             solved = sum(end > config.solved_above for end in ends)
             line += f"{f'{solved}/{len(ends)}':>8}{f'{statistics.median(reached):,.0f}' if reached else '-':>13}"
         lines.append(line)
+    return "\n".join(lines)
+
+
+def slices_table(rows):
+    """One line per arm: its accuracy by length/pairs on the data of a score, means over the seeds."""
+    lines, arms = [], list(dict.fromkeys(row["arm"] for row in rows))
+    width = max(map(len, arms)) + 2
+    for name in rows[0].get("scored", {}):
+        scores = {arm: [row["scores"][name] for row in rows if row["arm"] == arm and row["scores"]] for arm in arms}
+        slices = next((score.get("slices", ()) for own in scores.values() for score in own), ())
+        if slices:
+            head = f"{'arm':<{width}}" + "".join(f"{part:>10}" for part in slices)
+            lines += [f"\n\n{name}: accuracy by length/pairs, means over the seeds", head]
+        for arm, own in scores.items() if slices else ():
+            means = [statistics.fmean(score["slices"][part] for score in own) if own else math.nan for part in slices]
+            lines.append(f"{arm:<{width}}" + "".join(f"{value:>10.1%}" for value in means))
     return "\n".join(lines)
 
 

@@ -237,6 +237,11 @@ def test_finished_runs_are_scored_on_other_data_and_the_figures_are_drawn(base, 
         assert list(score["slices"]) == ["32/4", "64/4", "64/7"] and score["attention"] == row["arm"]
         assert score["labels"] == 50 * (4 + 4 + 7) and score["step"] == 6
     assert experiment.run_all(config, tmp_path) == rows
+    title, head, *lines = experiment.slices_table([rows[0], rows[1] | {"scores": {}}]).split("\n")[2:]  # one not finite
+    assert title.startswith("longer: ") and head.split() == ["arm", "32/4", "64/4", "64/7"]
+    shown = [f"{value:.1%}" for value in rows[0]["scores"]["longer"]["slices"].values()]
+    assert [line.split() for line in lines] == [["softmax", *shown], ["gla", "nan%", "nan%", "nan%"]]
+    assert experiment.slices_table([rows[0] | {"scored": {}}]) == ""
     figures = plot.experiment(rows, tmp_path)
     assert [figure.name for figure in figures] == ["accuracy.png", "slices.png"]
     assert all(figure.read_bytes().startswith(b"\x89PNG") for figure in figures)

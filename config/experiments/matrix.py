@@ -14,8 +14,8 @@ cosFormer's M.
 
 The hypotheses, written before the first run: the gate adds more than a point to each mixer; more to the recurrent ones
 than to softmax; most to cosformer, then gla, then mamba2; more than a point at four times the length with twice the
-pairs, too; and more than half of the gate's values are under 0.1. 60 runs to choose the rates and 210 to compare: about an hour
-on two CPU cores.
+pairs, too; and more than half of the gate's values are under 0.1. 60 runs to choose the rates and 210 to compare: about
+an hour and a quarter on two CPU cores.
 """
 
 name = "matrix"
