@@ -131,24 +131,15 @@ def main(argv):
     rows = run_all(config, out_dir)
     if rows is None:
         return
-    for setting in config.settings or [None]:
-        own = [row for row in rows if row.get("setting") == setting]
-        if not own:
-            print(f"\n{setting}: no run of it has a row yet")
-            continue
-        print(table(config, own, setting) + slices_table(own))
-        if config.baseline is not None and {config.baseline, config.treatment} <= {row["arm"] for row in own}:
-            print(f"\nverdict: {verdict(config, own)}")
-            print(f"cost of the gate: {cost(config, own)}")
-    if config.learning_rates and not config.selection_seeds:
-        print(divergence(rows))
     judged = judge_claims(config, rows)
-    scenarios = scenarios_table(config, judged)
-    print(claims_table(judged) + scenarios, end="")
+    said = summary(config, rows, judged)
+    print(said)
     figures = plot.experiment(rows, out_dir)
     if any("mean" in claim for claim in judged):
         figures.append(plot.claims(judged, out_dir / "claims.png"))
-    report = plot.report(rows, figures, out_dir / "report.html", judged, scenarios)
+    about = [word for word in argv if not word.startswith(("--run", "--out_dir", "--jobs", "--shard"))]
+    command = " ".join(["python experiment.py", *about])
+    report = plot.report(rows, figures, out_dir / "report.html", said, command)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, report])))
 
 
@@ -490,6 +481,23 @@ def number(value):
 # Judging
 
 
+def summary(config, rows, judged):
+    """All that is said about the rows: tables and verdicts by setting, then the claims."""
+    parts = []
+    for setting in config.settings or [None]:
+        own = [row for row in rows if row.get("setting") == setting]
+        if not own:
+            parts.append(f"{setting}: no run of it has a row yet")
+            continue
+        parts += [table(config, own, setting), gains_table(config, own), slices_table(own)]
+        if config.baseline is not None and {config.baseline, config.treatment} <= {row["arm"] for row in own}:
+            parts.append(f"verdict: {verdict(config, own)}\ncost of the gate: {cost(config, own)}")
+    if config.learning_rates and not config.selection_seeds:
+        parts.append(divergence(rows))
+    parts += [claims_table(judged), scenarios_table(config, judged)]
+    return "\n" + "\n\n".join(filter(None, parts)) + "\n"
+
+
 def show(config, row):
     end = number(row[config.metric])
     return f"accuracy {end:.1%}" if config.metric == "accuracy" else f"loss {end:.4f}"
@@ -503,7 +511,7 @@ def table(config, rows, setting=None):
     title += f", {setting}" if setting else ""
     head = f"{'arm':<{width}}" + "".join(f"{seed:>8}" for seed in config.seeds) + "    mean"
     head += "  solved  steps to it" if config.solved_above is not None else ""
-    lines, form = [f"\n{title}, by seed", head], ">8.1%" if config.metric == "accuracy" else ">8.4f"
+    lines, form = [f"{title}, by seed", head], ">8.1%" if config.metric == "accuracy" else ">8.4f"
     for arm in arms:
         by_seed = {row["seed"]: row for row in rows if row["arm"] == arm}
         ends = [number(row[config.metric]) for row in by_seed.values()]
@@ -518,6 +526,29 @@ def table(config, rows, setting=None):
     return "\n".join(lines)
 
 
+def gains_table(config, rows):
+    """One line per gated arm: its paired gain over the arm that has all its keys but the gate's. Not corrected."""
+    lines, arms = [], {row["arm"]: row["config"] for row in reversed(rows)}  # the keys of the first seed
+    width = max(map(len, arms)) + 2
+    plain = {arm: without_gate(keys) for arm, keys in arms.items()}
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        same = [other for other in arms if arms[other].get("gate", "none") == "none" and plain[other] == plain[arm]]
+        if not same or arm == same[0]:
+            continue
+        setting = rows[0].get("setting")
+        gains = list(verdicts.contrast(rows, {(setting, arm): 1, (setting, same[0]): -1}, [config.metric]).values())
+        if len(gains) >= 2:
+            mean, low, high = verdicts.t_interval(gains)
+            lines.append(f"{arm:<{width}}{mean:>+9.4f}{low:>+9.4f} to{high:>+9.4f}")
+    title = "gain over the same without a gate: mean, 95% interval, not corrected for their number"
+    return "\n".join([title, *lines]) if lines else ""
+
+
+def without_gate(keys):
+    """The keys that are not the gate's, nor chosen for it."""
+    return {name: value for name, value in keys.items() if name not in ("gate", "match_params", "learning_rate")}
+
+
 def slices_table(rows):
     """One line per arm: its accuracy by length/pairs on the data of a score, means over the seeds."""
     lines, arms = [], list(dict.fromkeys(row["arm"] for row in rows))
@@ -527,7 +558,7 @@ def slices_table(rows):
         slices = next((score.get("slices", ()) for own in scores.values() for score in own), ())
         if slices:
             head = f"{'arm':<{width}}" + "".join(f"{part:>10}" for part in slices)
-            lines += [f"\n\n{name}: accuracy by length/pairs, means over the seeds", head]
+            lines += [f"{name}: accuracy by length/pairs, means over the seeds", head]
         for arm, own in scores.items() if slices else ():
             means = [statistics.fmean(score["slices"][part] for score in own) if own else math.nan for part in slices]
             lines.append(f"{arm:<{width}}" + "".join(f"{value:>10.1%}" for value in means))
@@ -579,8 +610,8 @@ def claims_table(judged):
                 f"{claim['threshold']:g}; p {claim['p_holm']:.3g} after Holm, exact {claim['p_exact']:.3g}, "
                 f"{claim['n']} seeds)"
             )
-        lines.append(said + "\n")
-    return "".join(["\n", *lines]) if lines else ""
+        lines.append(said)
+    return "\n".join(lines)
 
 
 def scenarios_table(config, judged):
@@ -589,8 +620,8 @@ def scenarios_table(config, judged):
     for setting in (config.settings or [None]) if config.scenarios else []:
         words = {claim["claim"]: claim["verdict"] for claim in judged if claim["setting"] == setting}
         held = [name for name, needed in config.scenarios.items() if needed.items() <= words.items()]
-        lines.append(f"scenario{f', {setting}' if setting else ''}: {'; '.join(held) or 'none of them'}\n")
-    return "".join(lines)
+        lines.append(f"scenario{f', {setting}' if setting else ''}: {'; '.join(held) or 'none of them'}")
+    return "\n".join(lines)
 
 
 def divergence(rows):
@@ -598,7 +629,7 @@ def divergence(rows):
     lines = plot.divergence(plot.by_learning_rate(rows))
     width = max(len(arm) for arm, _, _ in lines) + 2
     said = [f"{arm:<{width}}{kept:>24}{lost:>14}" for arm, kept, lost in lines]
-    return "\n".join([f"\n{'arm':<{width}}{'highest rate without':>24}{'diverges at':>14}", *said])
+    return "\n".join([f"{'arm':<{width}}{'highest rate without':>24}{'diverges at':>14}", *said])
 
 
 def verdict(config, rows):

@@ -362,26 +362,36 @@ def ends(rows, path):
 
 
 def state_arrows(rows, path):
-    """Accuracy against the bytes of the state: a marker per kind of gate, an arrow of a point or more from none to
-    elementwise. Means over the seeds."""
-    figure, axes = plt.subplots(figsize=(8, 5))
+    """Accuracy against the bytes of the state: a marker per kind of gate, at the mean over the seeds, and an arrow of a
+    point or more from none to elementwise. Dashes are seeds: of none on the left, of elementwise on the right."""
+    figure, axes = plt.subplots(figsize=(9, 5.5))
+    beside = {"none": 0.94, "elementwise": 1.06}
     for mixer in by_mixer(rows):
+        colour = MIXER_COLOURS[mixer]
         for setting in dict.fromkeys(row.get("setting") for row in rows):
             means = {}
             for gate, (marker, _) in GATE_LOOKS.items():
                 own = [r for r in rows if (r.get("setting"), mixer_of(r), gate_of(r)) == (setting, mixer, gate)]
                 if not own:
                     continue
-                means[gate] = own[0]["state_bytes"], mean([end_of(row) for row in own])
-                axes.plot(*means[gate], marker, color=MIXER_COLOURS[mixer], fillstyle="none", markersize=7)
+                size = own[0]["state_bytes"]
+                means[gate] = size, mean([end_of(row) for row in own])
+                axes.plot(*means[gate], marker, color=colour, fillstyle="none", markersize=7)
+                if gate in beside:
+                    dashes = dict(marker="_", linestyle="", markersize=6, alpha=0.5)
+                    axes.plot([beside[gate] * size] * len(own), [end_of(row) for row in own], color=colour, **dashes)
             if {"none", "elementwise"} <= means.keys() and abs(means["none"][1] - means["elementwise"][1]) > 1:
-                arrow = dict(arrowstyle="->", color=MIXER_COLOURS[mixer], linewidth=1.6)
+                arrow = dict(arrowstyle="->", color=colour, linewidth=1.6)
                 axes.annotate("", means["elementwise"], means["none"], arrowprops=arrow)
-        axes.plot([], [], color=MIXER_COLOURS[mixer], linewidth=3, label=mixer)
+        axes.plot([], [], color=colour, linewidth=3, label=mixer)
     for gate, (marker, _) in GATE_LOOKS.items():
         if gate in map(gate_of, rows):
             axes.plot([], [], marker, color="0.3", fillstyle="none", label=gate_label(gate))
+    axes.plot([], [], "_", color="0.3", label="a seed: left without, right with the gate")
     axes.set(xscale="log", xlabel="state (bytes a sequence)", ylabel="accuracy at the end (%)", ylim=(0, 102))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     dress(axes)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return write(figure, path)
@@ -567,31 +577,25 @@ def rate_curves(rows, path):
 # The report
 
 
-def report(rows, figures, path, judged=(), scenarios=""):
+def report(rows, figures, path, said="", command=""):
     """Writes an HTML file that holds the figures and the tables of an experiment, and needs nothing else. Its path.
 
-    judged, scenarios: the claims and their verdicts, as experiment.py's judge_claims and scenarios_table return them.
+    said: the tables and verdicts, as experiment.py prints them. command: what makes all of this.
     """
-    parts = [f"<h1>{html.escape(path.parent.resolve().name)}</h1>"]
-    if judged:
-        columns = ["claim", "setting", "verdict", "mean", "low", "high", "threshold", "p_holm", "p_exact", "n"]
-        cells = [[claim.get(name) if claim.get(name) is not None else "" for name in columns] for claim in judged]
-        parts += ["<h2>Claims</h2>", html_table(columns, cells)]
-        parts += [f"<p>{html.escape(line)}</p>" for line in scenarios.splitlines()]
+    name = html.escape(path.parent.resolve().name)
+    parts = [f"<h1>{name}</h1>", f"<p><code>{html.escape(command)}</code></p>", f"<pre>{html.escape(said)}</pre>"]
     for figure in figures:
         image = base64.b64encode(Path(figure).read_bytes()).decode()
         parts.append(f'<figure><img alt="{html.escape(figure.stem)}" src="data:image/png;base64,{image}"></figure>')
-    columns = ["arm", "seed", "accuracy", "val_loss", "finite", "n_params", "flops_per_token", "step_ms"]
-    columns = [name for name in [*columns, "tokens_per_second", "seconds"] if name in rows[0]]
+    columns = ["setting", "arm", "seed", "accuracy", "val_loss", "finite", "n_params", "state_bytes", "flops_per_token"]
+    columns = [name for name in [*columns, "step_ms", "tokens_per_second", "seconds"] if name in rows[0]]
     parts += ["<h2>Runs</h2>", html_table(columns, [[row.get(name, "") for name in columns] for row in rows])]
-    rates = by_learning_rate(rows)
-    if rates:
-        parts += ["<h2>Divergence</h2>", html_table(["arm", "highest rate without", "diverges at"], divergence(rates))]
     configs = [row["config"] | {f"data: {name}": value for name, value in row["data"].items()} for row in rows]
     shared = {name: value for name, value in configs[0].items() if all(c.get(name) == value for c in configs)}
-    about = {name: rows[0][name] for name in ("git_commit", "versions") if name in rows[0]}
-    parts += ["<h2>What all runs share</h2>", html_table(["key", "value"], (shared | about).items())]
-    path.write_text(REPORT.format(title=html.escape(path.parent.resolve().name), body="\n".join(parts)))
+    for about in ("git_commit", "versions"):
+        shared[about] = "; ".join(dict.fromkeys(str(row[about]) for row in rows if about in row))
+    parts += ["<h2>What all runs share</h2>", html_table(["key", "value"], shared.items())]
+    path.write_text(REPORT.format(title=name, body="\n".join(parts)))
     return path
 
 
@@ -621,6 +625,7 @@ REPORT = """<!doctype html>
 <style>
 body {{ font: 15px/1.5 sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }}
 figure {{ margin: 1rem 0 }} img {{ max-width: 100% }}
+pre {{ overflow-x: auto; font-size: 12px }}
 table {{ border-collapse: collapse }} th, td {{ padding: .2rem .8rem; border-bottom: 1px solid #ddd; text-align: left }}
 </style></head><body>
 {body}

@@ -5,6 +5,7 @@ Experiments: what is run, what is kept, what is said of it.
 """
 
 import dataclasses
+import html
 import json
 import math
 import shutil
@@ -237,7 +238,7 @@ def test_finished_runs_are_scored_on_other_data_and_the_figures_are_drawn(base, 
         assert list(score["slices"]) == ["32/4", "64/4", "64/7"] and score["attention"] == row["arm"]
         assert score["labels"] == 50 * (4 + 4 + 7) and score["step"] == 6
     assert experiment.run_all(config, tmp_path) == rows
-    title, head, *lines = experiment.slices_table([rows[0], rows[1] | {"scores": {}}]).split("\n")[2:]  # one not finite
+    title, head, *lines = experiment.slices_table([rows[0], rows[1] | {"scores": {}}]).split("\n")  # one not finite
     assert title.startswith("longer: ") and head.split() == ["arm", "32/4", "64/4", "64/7"]
     shown = [f"{value:.1%}" for value in rows[0]["scores"]["longer"]["slices"].values()]
     assert [line.split() for line in lines] == [["softmax", *shown], ["gla", "nan%", "nan%", "nan%"]]
@@ -272,11 +273,10 @@ def test_every_arm_is_run_at_every_rate_and_where_it_diverges_is_said(tmp_path):
         run | about | {"val_loss": end, "finite": not math.isnan(end), "curve": [[0, 2.0], [6, end]]}
         for run, end in zip(runs, ends, strict=True)
     ]
-    said = [line.split() for line in experiment.divergence(rows).splitlines()[2:]]
+    said = [line.split() for line in experiment.divergence(rows).splitlines()[1:]]
     assert said == [["a", "0.1", "3"], ["b", "3", "0.1"]]
-    figures = plot.experiment(rows, tmp_path)
-    assert [figure.name for figure in figures] == ["learning_rates.png"]
-    assert "<td>0.1</td><td>3</td>" in plot.report(rows, figures, tmp_path / "report.html").read_text()
+    assert experiment.divergence(rows) in experiment.summary(config, rows, [])
+    assert [figure.name for figure in plot.experiment(rows, tmp_path)] == ["learning_rates.png"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -463,7 +463,7 @@ def test_one_arm_and_one_setting_may_choose_the_rate_for_others(tmp_path, capsys
     assert experiment.estimate(config, rows[1:]).startswith("d32-none-lr0.001-seed7 ")
 
 
-def test_a_scenario_holds_where_all_its_claims_have_their_verdicts(tmp_path):
+def test_a_scenario_holds_where_all_its_claims_have_their_verdicts():
     claims = {name: {"contrast": {"gated": 1, "none": -1}, "above": above} for name, above in (("a", 0.1), ("b", 0.3))}
     scenarios = {
         "one": {"a": "supported", "b": "not supported"},
@@ -476,15 +476,10 @@ def test_a_scenario_holds_where_all_its_claims_have_their_verdicts(tmp_path):
         gain = {"d16": 0.2, "d32": 0.1 * run["seed"]}[run["setting"]]
         rows.append(made_row(run, 0.5 + run["seed"] / 100 + (gain if run["arm"] == "gated" else 0)))
     said = experiment.scenarios_table(config, experiment.judge_claims(config, rows))
-    assert said == "scenario, d16: one\nscenario, d32: none of them\n"
+    assert said == "scenario, d16: one\nscenario, d32: none of them"
     none = experiment.scenarios_table(config, experiment.judge_claims(config, rows[:4]))  # one seed
-    assert none == "scenario, d16: three\nscenario, d32: three\n"
+    assert none == "scenario, d16: three\nscenario, d32: three"
     assert experiment.scenarios_table(listed(), []) == ""
-    report = plot.report(
-        [row | {"n_params": 1, "flops_per_token": 1, "tokens_per_second": 1} for row in rows], [],
-        tmp_path / "report.html", experiment.judge_claims(config, rows), said,
-    )  # fmt: skip
-    assert "<p>scenario, d16: one</p>" in report.read_text()
 
 
 def test_a_dry_run_lists_what_is_left_and_estimates_its_hours(tmp_path, capsys):
@@ -517,7 +512,11 @@ def test_claims_are_judged_by_setting_and_tables_are_made_again_from_the_rows(tm
     experiment.main(words)
     first = capsys.readouterr().out
     files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert {"claims.png", "report.html"} <= files.keys()
+    report = html.unescape(files["report.html"].decode())
+    assert "claims.png" in files and experiment.summary(config, rows, judged) in first
+    assert first.split("\n\n")[1] in report and "<code>python experiment.py --config_override=" in report
+    gains = experiment.gains_table(config, [row for row in rows if row["setting"] == "d16"])
+    assert gains.splitlines()[1:] == ["gated    +0.3000  +0.3000 to  +0.3000"] and gains in first
     assert "gated     80.0%   80.1%   80.2%   80.1%     3/3          100" in first
     experiment.main(words)
     assert capsys.readouterr().out == first
