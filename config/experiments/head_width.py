@@ -5,8 +5,8 @@ The width of the model stays 64, so there are 8, 4, 2 heads and 1, as many param
 grows with the head: n_head x 2 head_dim x head_dim numbers a layer. The hypothesis, written before the first run: the
 gate's gain is more than 5 points at heads of 8, and larger there than at 64. 32 runs, 25 minutes on two CPU cores.
 
-Result (results/head_width/): no. Nothing is solved at any width; the gain is -0.5 points [-1.1, +0.1] at heads of 8, and
-two ungated runs with a head of 64 are on their way (41 and 50%), no gated one is.
+Result (results/head_width/): no. Nothing is solved at any width; the gain is -0.5 points [-1.1, +0.1] at heads of 8,
+and two ungated runs with a head of 64 are on their way (41 and 50%), no gated one is.
 """
 
 name = "head_width"
