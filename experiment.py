@@ -329,7 +329,10 @@ def run_side_by_side(config, waiting, out_dir):
         total=steps_of(waiting), desc=config.name, unit="step", smoothing=0.05,
         mininterval=0.5 if sys.stderr.isatty() else 30,
     )  # fmt: skip
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    before = {
+        number: signal.signal(number, lambda number, _: sys.exit(128 + number))
+        for number in (signal.SIGTERM, signal.SIGINT)  # a shell starts what is in the background deaf to SIGINT
+    }
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -357,7 +360,8 @@ def run_side_by_side(config, waiting, out_dir):
             job["process"].terminate()
         for job in running:
             job["process"].wait()
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def gpus_of(config):

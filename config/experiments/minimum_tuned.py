@@ -4,6 +4,9 @@ The minimum experiment with twice the steps and a learning rate chosen for each 
 All else is minimum.py's protocol, its thresholds too: where an arm only lacked time or a better rate, it shows here.
 Eight runs to choose the rates and ten to compare: half an hour on two CPU cores. (One seed chooses them, not two: the
 list was shortened, before its first run, to fit the machine time there was.)
+
+Result (results/minimum_tuned/): in between. Both arms choose 5e-4, the smallest rate; none 50.1%, elementwise 45.9%,
+gain -4.2 points [-22.0, +13.5] over five seeds; none is solved.
 """
 
 name = "minimum_tuned"
