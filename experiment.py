@@ -460,12 +460,15 @@ def finish(config, job):
         "meters": evaluations[-1].get("meters", {}),
         "tokens_per_second": speed,
         "step_ms": 1000 * about["tokens_per_step"] / speed,
-        "scores": {name: json.loads((folder / f"score_{name}.json").read_text()) for name in run.get("scored", ())}
-        if status == 0
-        else {},
+        "scores": {name: read_score(folder / f"score_{name}.json") for name in run.get("scored", ()) if status == 0},
         "seconds": time.time() - job["started"],
         **{name: about[name] for name in ("n_params", "flops_per_token", "state_bytes", "git_commit", "versions")},
     })  # fmt: skip
+
+
+def read_score(file):
+    """What evaluate.py wrote, without the path of this machine's checkpoint."""
+    return {name: value for name, value in json.loads(file.read_text()).items() if name != "checkpoint"}
 
 
 def nan_to_none(value):
