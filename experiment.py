@@ -546,9 +546,21 @@ def gains_table(config, rows):
         gains = list(verdicts.contrast(rows, {(setting, arm): 1, (setting, same[0]): -1}, [config.metric]).values())
         if len(gains) >= 2:
             mean, low, high = verdicts.t_interval(gains)
-            lines.append(f"{arm:<{width}}{mean:>+9.4f}{low:>+9.4f} to{high:>+9.4f}")
+            when = said_of_steps(config, rows, arm, same[0])
+            lines.append(f"{arm:<{width}}{mean:>+9.4f}{low:>+9.4f} to{high:>+9.4f}{when}")
     title = "gain over the same without a gate: mean, 95% interval, not corrected for their number"
     return "\n".join([title, *lines]) if lines else ""
+
+
+def said_of_steps(config, rows, arm, other):
+    """How often the arm is above solved_above later than the other, among the seeds in which both get there."""
+    if config.solved_above is None:
+        return ""
+    steps = {(row["arm"], row["seed"]): steps_to(row["curve"], config.solved_above) for row in rows}
+    pairs = [(steps.get((arm, seed)), steps.get((other, seed))) for seed in config.seeds]
+    both = [one - two for one, two in pairs if None not in (one, two)]
+    later, sooner = sum(step > 0 for step in both), sum(step < 0 for step in both)
+    return f"; solved later in {later}, sooner in {sooner} of {len(both)} seeds that both solve" if both else ""
 
 
 def without_gate(keys):

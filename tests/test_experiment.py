@@ -523,6 +523,20 @@ def test_claims_are_judged_by_setting_and_tables_are_made_again_from_the_rows(tm
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == files
 
 
+def test_which_arm_is_solved_later_is_counted_over_the_seeds_that_both_solve():
+    config, reached = listed(seeds=[0, 1, 2, 3], solved_above=0.75), {"gated": (20, 10, 30, 10), "none": (10, 10, 10)}
+    rows = [
+        {"arm": arm, "seed": seed, "curve": [[0, 0.1], [step, 0.9]]}
+        for arm, steps in reached.items()
+        for seed, step in enumerate(steps)
+    ]
+    rows.append({"arm": "none", "seed": 3, "curve": [[0, 0.1], [10, 0.5]]})  # never solved
+    said = "; solved later in 2, sooner in 0 of 3 seeds that both solve"
+    assert experiment.said_of_steps(config, rows, "gated", "none") == said
+    assert experiment.said_of_steps(config, rows[-1:], "gated", "none") == ""
+    assert experiment.said_of_steps(listed(), rows, "gated", "none") == ""
+
+
 def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
     config = listed(baseline="none", treatment="gated", claims={"it helps": {"contrast": {"gated": 1}, "above": 0.5}})
     runs = experiment.runs_of(config, config.seeds, [])
