@@ -282,7 +282,7 @@ def metric_curves(rows, path):
     """What the experiment measures against the step: a panel per setting, a line per run, a colour per arm."""
     settings = list(dict.fromkeys(row.get("setting") for row in rows))
     panels = [(setting, [row for row in rows if row.get("setting") == setting]) for setting in settings]
-    columns = min(len(settings), 4)
+    columns, style = min(len(settings), 4), styles(rows)
     if has_many_arms(rows):
         columns = len(arms_of(rows))
         panels = [
@@ -295,7 +295,7 @@ def metric_curves(rows, path):
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     for axes, (title, own) in zip(grid.flat, panels, strict=False):
-        metric_panel(axes, own, styles(rows))
+        metric_panel(axes, own, style)
         axes.set_title(title)
         dress(axes)
     labels = {}
