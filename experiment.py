@@ -30,10 +30,11 @@ import torch
 from tqdm import tqdm
 
 import configurator
-import plot
+import report
 import verdict as verdicts
 from configurator import UserError, key
 from evaluate import EvaluateConfig
+from files import read_jsonl
 from hardware import keep_freed_memory, pick_device, seconds_of, usable_cores
 from loss import IGNORE
 from model import GPT
@@ -126,7 +127,7 @@ def main(argv):
     config = configurator.load(ExperimentConfig, argv, program="experiment.py", description=__doc__)
     out_dir = Path(config.out_dir or HERE / "results" / config.name)
     if config.dry_run:
-        print(estimate(config, read_rows(out_dir)))
+        print(estimate(config, report.read_rows(out_dir)))
         return
     rows = run_all(config, out_dir)
     if rows is None:
@@ -134,13 +135,13 @@ def main(argv):
     judged = judge_claims(config, rows)
     said = summary(config, rows, judged)
     print(said)
-    figures = plot.experiment(rows, out_dir)
+    figures = report.figures(rows, out_dir)
     if any("mean" in claim for claim in judged):
-        figures.append(plot.claims(judged, out_dir / "claims.png"))
+        figures.append(report.claims(judged, out_dir / "claims.png"))
     about = [word for word in argv if not word.startswith(("--run", "--out_dir", "--jobs", "--shard"))]
     command = " ".join(["python experiment.py", *about])
-    report = plot.report(rows, figures, out_dir / "report.html", said, command)
-    print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, report])))
+    page = report.page(rows, figures, out_dir / "report.html", said, command)
+    print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -265,11 +266,6 @@ def name_of(run):
 # Running
 
 
-def read_rows(out_dir):
-    """The rows of this machine and of the others that share the folder."""
-    return [row for file in sorted(out_dir.glob("rows*.jsonl")) for row in plot.read_jsonl(file)]
-
-
 def run_all(config, out_dir):
     """The rows of all runs, in the order of the list: those that are there, and the others, run now.
 
@@ -295,7 +291,7 @@ def run_all(config, out_dir):
 def run_list(config, runs, out_dir, title):
     """Runs what has no row, this shard's part of it. Returns all rows there are then."""
     out_dir.mkdir(parents=True, exist_ok=True)
-    rows, (first, count) = read_rows(out_dir), parse_shard(config.shard)
+    rows, (first, count) = report.read_rows(out_dir), parse_shard(config.shard)
     waiting = [run for run in runs[first - 1 :: count] if find_row(rows, run) is None]
     done = sum(find_row(rows, run) is not None for run in runs)
     print(f"{title}: {len(runs)} runs, {steps_of(runs):,} steps; {done} runs are done already")
@@ -307,7 +303,7 @@ def run_list(config, runs, out_dir, title):
             for row in run_side_by_side(config, waiting, out_dir):
                 rows_file.write(json.dumps(row, allow_nan=False) + "\n")
                 rows_file.flush()
-        rows = read_rows(out_dir)
+        rows = report.read_rows(out_dir)
     return rows
 
 
@@ -435,14 +431,14 @@ def was_made_for(keys, file):
 
 
 def last_row(folder):
-    rows = plot.read_jsonl(folder / "metrics.jsonl")
+    rows = read_jsonl(folder / "metrics.jsonl")
     return rows[-1] if rows else {"step": 0}
 
 
 def finish(config, job):
     """The row of a run that has ended. A run that was not finite has its row, a run that failed is an error."""
     run, folder, status = job["run"], job["folder"], job["process"].returncode
-    metrics = plot.read_jsonl(folder / "metrics.jsonl")
+    metrics = read_jsonl(folder / "metrics.jsonl")
     evaluations = [row for row in metrics if row["event"] == "eval"]
     was_stopped = status == 1 and metrics[-1:] and metrics[-1]["event"] == "stopped"  # status 1 is any exception's, too
     if status and not was_stopped or not evaluations:
@@ -645,7 +641,7 @@ def scenarios_table(config, judged):
 
 def divergence(rows):
     """Where each arm diverges: not finite, or a validation loss at the end above that at the start."""
-    lines = plot.divergence(plot.by_learning_rate(rows))
+    lines = report.divergence(report.by_learning_rate(rows))
     width = max(len(arm) for arm, _, _ in lines) + 2
     said = [f"{arm:<{width}}{kept:>24}{lost:>14}" for arm, kept, lost in lines]
     return "\n".join([f"{'arm':<{width}}{'highest rate without':>24}{'diverges at':>14}", *said])

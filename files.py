@@ -1,6 +1,7 @@
-"""Files that are written whole or not at all, and folders that one process at a time writes to."""
+"""Files that are written whole or not at all, files of JSON lines, and folders with one writer at a time."""
 
 import contextlib
+import json
 import os
 import socket
 from pathlib import Path
@@ -38,6 +39,23 @@ def write_whole(path, write):
         finally:
             os.close(folder)
     return size
+
+
+def read_jsonl(file, fields=None):
+    """The objects of a file of JSON lines; none where there is no file. A last line that a kill cut short is left out.
+
+    fields: {name: type} that each object has. UserError names a damaged line.
+    """
+    text, rows = Path(file).read_bytes() if Path(file).is_file() else b"", []
+    for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or any(type(row.get(name)) is not kind for name, kind in (fields or {}).items()):
+            raise UserError(f"{file} line {number}: damaged; remove the line")
+        rows.append(row)
+    return rows
 
 
 def lock(folder):

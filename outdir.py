@@ -81,7 +81,8 @@ class OutDir:
         try:
             if first_step and file.is_file():
                 # a run that goes on from step n has lost what came after; the evaluation at n was before the save
-                self.kept = [row for row in read_rows(file) if row["step"] < first_step or (
+                rows = files.read_jsonl(file, fields={"step": int, "event": str})
+                self.kept = [row for row in rows if row["step"] < first_step or (
                     row["step"] == first_step < max_iters and row["event"] == "eval"
                 )]  # fmt: skip
             about |= {"command": sys.argv, "versions": versions(), "git_commit": git("rev-parse", "HEAD")}
@@ -130,17 +131,3 @@ def git(*words):
 
 def write_text(path, text):
     files.write_whole(path, lambda file: file.write(text.encode()))
-
-
-def read_rows(file):
-    """The rows of metrics.jsonl. A last line that a kill cut short is left out; UserError names a damaged one."""
-    text, rows = file.read_bytes(), []
-    for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if not isinstance(row, dict) or type(row.get("step")) is not int or "event" not in row:
-            raise UserError(f"{file} line {number}: damaged; remove the line, or start a new run")
-        rows.append(row)
-    return rows

@@ -20,8 +20,11 @@ import pytest
 
 import experiment
 import plot
+import report
 from checkpoint import load
+from configurator import UserError
 from data.shards import open_dataset
+from files import read_jsonl
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
@@ -85,7 +88,7 @@ def started(monkeypatch):
 
 
 def rows_of(out_dir):
-    return {(row["arm"], row["seed"]): row for row in plot.read_jsonl(out_dir / "rows.jsonl")}
+    return {(row["arm"], row["seed"]): row for row in read_jsonl(out_dir / "rows.jsonl")}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -243,7 +246,7 @@ def test_finished_runs_are_scored_on_other_data_and_the_figures_are_drawn(base, 
     shown = [f"{value:.1%}" for value in rows[0]["scores"]["longer"]["slices"].values()]
     assert [line.split() for line in lines] == [["softmax", *shown], ["gla", "nan%", "nan%", "nan%"]]
     assert experiment.slices_table([rows[0] | {"scored": {}}]) == ""
-    figures = plot.experiment(rows, tmp_path)
+    figures = report.figures(rows, tmp_path)
     assert [figure.name for figure in figures] == ["accuracy.png", "slices.png"]
     assert all(figure.read_bytes().startswith(b"\x89PNG") for figure in figures)
 
@@ -258,7 +261,7 @@ def test_an_experiment_on_text_shows_losses_and_has_no_verdict(base, tmp_path):
     ]  # fmt: skip
     config = experiment.ExperimentConfig(arms={"plain": {}, "gated": {}}, seeds=[0, 1], metric="val_loss")
     assert "gated    2.0000  3.0000  2.5000" in experiment.table(config, rows)
-    assert [figure.name for figure in plot.experiment(rows, tmp_path)] == ["val_loss.png", "lengths.png"]
+    assert [figure.name for figure in report.figures(rows, tmp_path)] == ["val_loss.png", "lengths.png"]
 
 
 def test_every_arm_is_run_at_every_rate_and_where_it_diverges_is_said(tmp_path):
@@ -276,7 +279,7 @@ def test_every_arm_is_run_at_every_rate_and_where_it_diverges_is_said(tmp_path):
     said = [line.split() for line in experiment.divergence(rows).splitlines()[1:]]
     assert said == [["a", "0.1", "3"], ["b", "3", "0.1"]]
     assert experiment.divergence(rows) in experiment.summary(config, rows, [])
-    assert [figure.name for figure in plot.experiment(rows, tmp_path)] == ["learning_rates.png"]
+    assert [figure.name for figure in report.figures(rows, tmp_path)] == ["learning_rates.png"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -309,17 +312,17 @@ def test_settings_and_mixers_have_figures_of_their_ends(tmp_path):
     rows = [made_row(run, 0.5 + 0.1 * run["seed"]) for run in experiment.runs_of(config, config.seeds, [])]
     rows[0] = made_row(rows[0], None)  # not finite: it has no end
     rows = [row | {"state_bytes": 512} for row in rows]
-    assert [figure.name for figure in plot.experiment(rows, tmp_path)] == ["accuracy.png", "ends.png", "state.png"]
+    assert [figure.name for figure in report.figures(rows, tmp_path)] == ["accuracy.png", "ends.png", "state.png"]
     rows = [row for row in rows if row["setting"] == "d16" and row["config"]["attention"] == "gla"]
-    assert [figure.name for figure in plot.experiment(rows, tmp_path)] == ["accuracy.png"]
+    assert [figure.name for figure in report.figures(rows, tmp_path)] == ["accuracy.png"]
 
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """{name of a figure file: its panels}, of what plot.py draws from here on."""
-    panels, write = {}, plot.write
+    """{name of a figure file: its panels}, of what report.py draws from here on."""
+    panels, write = {}, report.write
     monkeypatch.setattr(
-        plot, "write", lambda figure, path: panels.update({path.name: figure.axes}) or write(figure, path)
+        report, "write", lambda figure, path: panels.update({path.name: figure.axes}) or write(figure, path)
     )
     return panels
 
@@ -338,7 +341,7 @@ def test_many_arms_have_a_panel_for_each_mixer_and_scores_one_for_each_setting(t
     slices = {"32/4": 0.9, "64/4": 0.8, "64/8": 0.4}
     about = {"state_bytes": 512, "scores": {"longer": {"slices": slices}}}
     rows = [made_row(run, 0.5) | about for run in experiment.runs_of(config, config.seeds, [])]
-    plot.experiment(rows, tmp_path)
+    report.figures(rows, tmp_path)
     assert list(drawn) == ["accuracy.png", "state.png", "slices.png"]
     titles, chance = [axes.get_title() for axes in drawn["accuracy.png"]], {"chance among the values in context"}
     assert titles == ["gla, d16", "mamba2, d16", "gla, d32", "mamba2, d32"]
@@ -371,7 +374,7 @@ def test_claims_may_be_about_other_numbers_of_the_rows_each_with_its_own_correct
     assert paired["p"] == pytest.approx(alone["p"]) and alone["p_holm"] == alone["p"]
     assert paired["p_holm"] == pytest.approx(2 * paired["p"])
     assert judged["it is sparse"]["by_seed"] == pytest.approx({0: 0.2, 1: 0.201, 2: 0.202})
-    plot.claims(list(judged.values()), tmp_path / "claims.png")
+    report.claims(list(judged.values()), tmp_path / "claims.png")
     names = ["accuracy (points)", "scores longer slices 64/8 (points)", "meters gate_below_0.1 readout (points)"]
     assert [axes.get_xlabel() for axes in drawn["claims.png"]] == names
     del rows[0]["scores"]["longer"]  # as in a run that was not finite
@@ -387,7 +390,7 @@ def test_claims_have_a_figure_of_their_intervals_and_thresholds(tmp_path, drawn)
         if run["setting"] == "d16" or run["seed"] == 0  # one seed: not run
     ]
     judged = experiment.judge_claims(config, rows)
-    plot.claims(judged, tmp_path / "claims.png")
+    report.claims(judged, tmp_path / "claims.png")
     axes = drawn["claims.png"][0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["it helps, d16"]
     threshold, interval, mean = axes.lines[:3]
@@ -440,7 +443,23 @@ def test_rates_are_chosen_on_the_selection_seeds_and_the_seeds_run_at_them(tmp_p
         ("none", 0, 0.01), ("gated", 0, 0.01)
     ]  # fmt: skip
     assert "learning rate of none: 0.01" in capsys.readouterr().out
-    assert len(experiment.read_rows(tmp_path)) == 2 * 2 * 2 + 2
+    every = report.read_rows(tmp_path)
+    assert len(every) == 2 * 2 * 2 + 2
+    compared = report.figures(rows, tmp_path)[0].read_bytes()
+    assert report.figures(every, tmp_path)[0].read_bytes() == compared  # runs that chose a rate are in no figure
+    with pytest.raises(UserError, match="no row of a compared run yet"):
+        report.figures([row for row in every if "purpose" in row], tmp_path)
+
+
+def test_a_folder_of_shards_is_drawn_and_a_damaged_row_is_named(finished, tmp_path):
+    first, *others = (finished / "rows.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "rows.1-of-2.jsonl").write_text(first)
+    (tmp_path / "rows.2-of-2.jsonl").write_text("".join(others) + '{"cut": ')
+    plot.main([str(tmp_path)])
+    assert (tmp_path / "accuracy.png").read_bytes() == (finished / "accuracy.png").read_bytes()
+    (tmp_path / "rows.2-of-2.jsonl").write_text("".join([others[0][:9], *others[1:]]))
+    with pytest.raises(UserError, match=r"rows.2-of-2.jsonl line 1: damaged; remove the line"):
+        plot.main([str(tmp_path)])
 
 
 def test_one_arm_and_one_setting_may_choose_the_rate_for_others(tmp_path, capsys):

@@ -12,6 +12,7 @@ import torch
 
 import meters
 import plot
+import report
 from gate import Gate
 from layers import manual_attention
 from model import GPT, MIXERS, GPTConfig
@@ -433,9 +434,9 @@ def test_the_report_opens_and_holds_its_figures_and_its_table(tmp_path):
          "data": {"pairs": 4}, "config": {"gate": "<none> & more"}}
         for arm in ("none", "a < b") for seed in (0, 1)
     ]  # fmt: skip
-    figures = plot.experiment(rows, tmp_path)
+    figures = report.figures(rows, tmp_path)
     page = Page()
-    page.feed(plot.report(rows, figures, tmp_path / "report.html").read_text())
+    page.feed(report.page(rows, figures, tmp_path / "report.html").read_text())
     page.close()
     assert page.images == [figure.read_bytes() for figure in figures] and not page.open_tags
     assert page.cells[:6] == ["none", "0", "0.25", "none", "1", "0.5"]

@@ -263,7 +263,7 @@ def test_a_damaged_row_is_named(keys, helpers):
     rows = (out / "metrics.jsonl").read_text().splitlines()
     (out / "metrics.jsonl").write_text("\n".join([*rows[:2], rows[2][:9] + "x", *rows[3:]]) + "\n")
     message = helpers.error_of(helpers.train, **keys("out", init_from="resume"))
-    assert message == f"{out}/metrics.jsonl line 3: damaged; remove the line, or start a new run"
+    assert message == f"{out}/metrics.jsonl line 3: damaged; remove the line"
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,41 @@
+"""How every figure looks, and how it is written."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+# Okabe & Ito 2008: told apart by the colour-blind
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+MIXER_COLOURS = dict(zip(("softmax", "cosformer", "gla", "mamba2", "gated_deltanet"), COLOURS, strict=False))
+
+
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def interval_lines(axes, lines):
+    """lines: [(name, low, middle, high, colour)], from the top down."""
+    for i, (_, low, middle, high, colour) in enumerate(lines):
+        axes.plot([low, high], [-i, -i], color=colour, linewidth=3)
+        axes.plot([middle], [-i], color=colour, marker="o")
+    axes.set_yticks([-i for i in range(len(lines))], [name for name, *_ in lines], fontsize=8)
+
+
+def save(figure, axes, path):
+    dress(axes)
+    axes.legend(frameon=False)
+    return write(figure, path)
+
+
+def dress(axes):
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def write(figure, path):
+    figure.tight_layout()
+    figure.savefig(path, dpi=150, bbox_inches="tight")  # a legend may stand outside
+    plt.close(figure)
+    return path
