@@ -458,7 +458,8 @@ def finish(config, job):
         "step_ms": 1000 * about["tokens_per_step"] / speed,
         "scores": {name: read_score(folder / f"score_{name}.json") for name in run.get("scored", ()) if status == 0},
         "seconds": time.time() - job["started"],
-        **{name: about[name] for name in ("n_params", "flops_per_token", "state_bytes", "git_commit", "versions")},
+        **{name: about[name] for name in ("n_params", "flops_per_token", "state_bytes")},
+        **{name: about[name] for name in ("git_commit", "git_dirty", "versions")},
     })  # fmt: skip
 
 

@@ -388,8 +388,9 @@ def page(rows, figures, path, said="", command=""):
     parts += ["<h2>Runs</h2>", html_table(columns, [[row.get(name, "") for name in columns] for row in rows])]
     configs = [row["config"] | {f"data: {name}": value for name, value in row["data"].items()} for row in rows]
     shared = {name: value for name, value in configs[0].items() if all(c.get(name) == value for c in configs)}
-    for about in ("git_commit", "versions"):
-        shared[about] = "; ".join(dict.fromkeys(str(row[about]) for row in rows if about in row))
+    for about in ("git_commit", "git_dirty", "versions"):
+        found = dict.fromkeys(str(row[about]) for row in rows if about in row)
+        shared |= {about: "; ".join(found)} if found else {}
     parts += ["<h2>What all runs share</h2>", html_table(["key", "value"], shared.items())]
     path.write_text(REPORT.format(title=name, body="\n".join(parts)))
     return path

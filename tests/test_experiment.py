@@ -104,6 +104,7 @@ def test_every_arm_is_run_with_every_seed_and_has_its_row(finished, base, helper
         assert row["curve"] == [[step, evaluations[i]["accuracy"]] for i, step in enumerate((0, 3, 6))]
         assert (row["accuracy"], row["val_loss"]) == (evaluations[-1]["accuracy"], evaluations[-1]["val_loss"])
         assert row["config"] == base | {"gate": arm, "seed": seed} and row["data"] == DATA and row["finite"]
+        assert {"git_commit", "git_dirty", "versions", "step_ms", "state_bytes", "flops_per_token"} <= row.keys()
     assert rows["elementwise", 0]["n_params"] == rows["none", 0]["n_params"] + 2 * 16 * 16
 
 
