@@ -562,7 +562,8 @@ def said_of_steps(config, rows, arm, other):
 
 def without_gate(keys):
     """The keys that are not the gate's, nor chosen for it."""
-    return {name: value for name, value in keys.items() if name not in ("gate", "match_params", "learning_rate")}
+    chosen = "match_params", "learning_rate"
+    return {name: value for name, value in keys.items() if not name.startswith("gate") and name not in chosen}
 
 
 def slices_table(rows):

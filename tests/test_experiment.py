@@ -532,15 +532,23 @@ def test_claims_are_judged_by_setting_and_tables_are_made_again_from_the_rows(tm
     experiment.main(words)
     first = capsys.readouterr().out
     files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    report = html.unescape(files["report.html"].decode())
+    page = html.unescape(files["report.html"].decode())
     assert "claims.png" in files and experiment.summary(config, rows, judged) in first
-    assert first.split("\n\n")[1] in report and "<code>python experiment.py --config_override=" in report
+    assert first.split("\n\n")[1] in page and "<code>python experiment.py --config_override=" in page
     gains = experiment.gains_table(config, [row for row in rows if row["setting"] == "d16"])
     assert gains.splitlines()[1:] == ["gated    +0.3000  +0.3000 to  +0.3000"] and gains in first
     assert "gated     80.0%   80.1%   80.2%   80.1%     3/3          100" in first
     experiment.main(words)
     assert capsys.readouterr().out == first
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == files
+
+
+def test_the_gain_is_over_the_arm_that_lacks_the_keys_of_the_gate_and_no_others():
+    gated = {"gate": "elementwise"}
+    arms = {"none": {}, "static": gated | {"gate_input": "static"}, "other": gated | {"readout_norm": "none"}}
+    config = listed(arms=arms, settings={}, seeds=[0, 1])
+    rows = [made_row(run, 0.5 + 0.1 * (run["arm"] == "static")) for run in experiment.runs_of(config, config.seeds, [])]
+    assert experiment.gains_table(config, rows).splitlines()[1:] == ["static    +0.1000  +0.1000 to  +0.1000"]
 
 
 def test_which_arm_is_solved_later_is_counted_over_the_seeds_that_both_solve():
