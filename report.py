@@ -105,7 +105,7 @@ def metric_curves(rows, path):
     labels = {}
     for axes in grid.flat:
         labels |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    if columns == 1 and len(labels) <= 5:
+    if columns == 1 and len(labels) <= 3:
         grid[0, 0].legend(frameon=False)
     else:
         look = dict(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))

@@ -6,7 +6,10 @@ fact. Here the same protocol on six seeds that had no part in that. A sigmoid ga
 sigmoid2 is twice that and starts as if there were no gate; static has a learned constant in place of the input, and
 starts at a half, too. Three hypotheses, written before the first run: the gate lowers accuracy by more than 5 points;
 sigmoid2 is more than 5 points above it; the constant half alone loses more than 5 points. 24 runs, half an hour on two
-CPU cores. Not run yet.
+CPU cores.
+
+Result (results/gate_start/): all three supported. none 71.4%, sigmoid 39.3, sigmoid2 78.8, static 31.9: the sigmoid
+loses 32 points [12, 53], by its start at a half: from identity no loss is seen (+7 points [-6, +21] over no gate).
 """
 
 name = "gate_start"
