@@ -23,12 +23,6 @@ def interval_lines(axes, lines):
     axes.set_yticks([-i for i in range(len(lines))], [name for name, *_ in lines], fontsize=8)
 
 
-def save(figure, axes, path):
-    dress(axes)
-    axes.legend(frameon=False)
-    return write(figure, path)
-
-
 def dress(axes):
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -22,7 +22,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 import configurator
 import report
 from configurator import UserError, key
-from drawing import COLOURS, MIXER_COLOURS, dress, interval_lines, mean, save, write
+from drawing import COLOURS, MIXER_COLOURS, dress, interval_lines, mean, write
 from files import read_jsonl
 
 
@@ -272,7 +272,9 @@ def ratios(claims, path):
     axes.minorticks_off()
     for name, colour in colours.items():
         axes.plot([], [], color=colour, linewidth=3, label=name)
-    return save(figure, axes, path)
+    axes.legend(frameon=False)
+    dress(axes)
+    return write(figure, path)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from configurator import UserError
-from drawing import COLOURS, MIXER_COLOURS, dress, interval_lines, mean, save, write
+from drawing import COLOURS, MIXER_COLOURS, dress, interval_lines, mean, write
 from files import read_jsonl
 
 LINES = ["-", "--", ":"]
@@ -364,9 +364,12 @@ def rate_curves(rows, path):
         axes.plot(kept.keys(), kept.values(), marker="o", ms=4, label=arm, **style[arm])
         lost = [rate for rate, own in rates.items() if any(map(has_diverged, own))]
         axes.plot(lost, [top * (1 + 0.03 * i)] * len(lost), "x", color=style[arm]["color"])  # side by side
-    axes.plot([], [], marker="x", linestyle="", color="0.3", label="a run that diverged")
+    if any(map(has_diverged, rows)):
+        axes.plot([], [], marker="x", linestyle="", color="0.3", label="a run that diverged")
     axes.set(xscale="log", xlabel="peak learning rate", ylabel="validation loss at the end (nats a token)")
-    return save(figure, axes, path)
+    dress(axes)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return write(figure, path)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 Stability: how high may the learning rate go before training diverges, with the gate and without it?
 
 Every arm is trained at each rate; a run has diverged when it is not finite, or ends with a higher validation loss than
-it began with. Gradients are clipped at 1, as in every run here. Sixty short runs, about an hour and a half on two CPU
-cores. Not run yet.
+it began with. Gradients are clipped at 1, as in every run here. Sixty short runs, about an hour on two CPU cores.
+
+Result (results/stability/): no run diverges, up to 0.3. With the gate the loss at the end is lower in 24 of 30 pairs,
+the largest activation in 28; for softmax from 0.01 on by a quarter of a nat. One seed.
 """
 
 name = "stability"
