@@ -643,10 +643,15 @@ def scenarios_table(config, judged):
 
 def divergence(rows):
     """Where each arm diverges: not finite, or a validation loss at the end above that at the start."""
-    lines = report.divergence(report.by_learning_rate(rows))
-    width = max(len(arm) for arm, _, _ in lines) + 2
-    said = [f"{arm:<{width}}{kept:>24}{lost:>14}" for arm, kept, lost in lines]
-    return "\n".join([f"{'arm':<{width}}{'highest rate without':>24}{'diverges at':>14}", *said])
+    arms = report.by_learning_rate(rows)
+    width = max(map(len, arms)) + 2
+    lines = [f"{'arm':<{width}}{'highest rate without':>24}{'diverges at':>14}"]
+    for arm, rates in arms.items():
+        lost = [rate for rate, own in rates.items() if any(map(report.has_diverged, own))]
+        kept = [rate for rate in rates if rate not in lost]
+        highest, lowest = f"{max(kept):g}" if kept else "none", f"{min(lost):g}" if lost else "none"
+        lines.append(f"{arm:<{width}}{highest:>24}{lowest:>14}")
+    return "\n".join(lines)
 
 
 def verdict(config, rows):

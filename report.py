@@ -399,16 +399,6 @@ def page(rows, figures, path, said="", command=""):
     return path
 
 
-def divergence(rates):
-    """[[arm, highest learning rate at which no run diverged, lowest at which one did]], from `by_learning_rate`."""
-    lines = []
-    for arm, own in rates.items():
-        lost = [rate for rate, rows in own.items() if any(map(has_diverged, rows))]
-        kept = [rate for rate in own if rate not in lost]
-        lines.append([arm, f"{max(kept):g}" if kept else "none", f"{min(lost):g}" if lost else "none"])
-    return lines
-
-
 def html_table(columns, rows):
     def line(tag, cells):
         return "<tr>" + "".join(f"<{tag}>{html.escape(cell_text(cell))}</{tag}>" for cell in cells) + "</tr>"

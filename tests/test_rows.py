@@ -1,0 +1,366 @@
+"""
+An experiment's list and what is made of its rows: rates, claims, verdicts, tables, figures. No run is started.
+
+    python -m pytest tests/test_rows.py
+"""
+
+import dataclasses
+import html
+import json
+import math
+
+import pytest
+
+import experiment
+import report
+from configurator import UserError
+
+DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
+
+
+def made_row(run, value):
+    """A row as a finished run writes it, with that accuracy."""
+    row = run | {"finite": value is not None, "accuracy": value, "val_loss": 1.0, "metric": "accuracy"}
+    return row | {"curve": [[0, 0.1], [50, 0.5], [100, value or 0.0]], "seconds": 36.0, "scores": {}}
+
+
+def listed(**keys):
+    arms = {"none": {"gate": "none"}, "gated": {"gate": "elementwise"}}
+    settings = {"d16": {"n_embd": 16, "data": {"pairs": 2}}, "d32": {"n_embd": 32}}
+    return experiment.ExperimentConfig(
+        **dict(name="listed", arms=arms, settings=settings, seeds=[0, 1], data=DATA, base={"n_head": 2}) | keys
+    )
+
+
+def write_rows(out_dir, rows, name="rows.jsonl"):
+    out_dir.mkdir(exist_ok=True)
+    (out_dir / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_settings_and_mixers_have_figures_of_their_ends(tmp_path):
+    arms = {mixer: {"attention": mixer} for mixer in ("softmax", "gla")}
+    arms |= {f"{mixer} gated": keys | {"gate": "elementwise"} for mixer, keys in arms.items()}
+    config = listed(arms=arms)
+    rows = [made_row(run, 0.5 + 0.1 * run["seed"]) for run in experiment.runs_of(config, config.seeds, [])]
+    rows[0] = made_row(rows[0], None)  # not finite: it has no end
+    rows = [row | {"state_bytes": 512} for row in rows]
+    assert [figure.name for figure in report.figures(rows, tmp_path)] == ["accuracy.png", "ends.png", "state.png"]
+    rows = [row for row in rows if row["setting"] == "d16" and row["config"]["attention"] == "gla"]
+    assert [figure.name for figure in report.figures(rows, tmp_path)] == ["accuracy.png"]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """{name of a figure file: its panels}, of what report.py draws from here on."""
+    panels, write = {}, report.write
+    monkeypatch.setattr(
+        report, "write", lambda figure, path: panels.update({path.name: figure.axes}) or write(figure, path)
+    )
+    return panels
+
+
+def labels_of(axes):
+    return {line.get_label() for line in axes.lines if not line.get_label().startswith("_")}
+
+
+def test_many_arms_have_a_panel_for_each_mixer_and_scores_one_for_each_setting(tmp_path, drawn):
+    kinds = {
+        "none": {}, "native": {"gate": "native"}, "sigmoid": {"gate": "elementwise"},
+        "matched": {"gate": "elementwise", "match_params": True},
+    }  # fmt: skip
+    arms = {f"{m} {kind}": {"attention": m} | keys for m in ("gla", "mamba2") for kind, keys in kinds.items()}
+    config = listed(arms=arms)
+    slices = {"32/4": 0.9, "64/4": 0.8, "64/8": 0.4}
+    about = {"state_bytes": 512, "scores": {"longer": {"slices": slices}}}
+    rows = [made_row(run, 0.5) | about for run in experiment.runs_of(config, config.seeds, [])]
+    report.figures(rows, tmp_path)
+    assert list(drawn) == ["accuracy.png", "state.png", "slices.png"]
+    titles, chance = [axes.get_title() for axes in drawn["accuracy.png"]], {"chance among the values in context"}
+    assert titles == ["gla, d16", "mamba2, d16", "gla, d32", "mamba2, d32"]
+    for axes in drawn["accuracy.png"]:
+        assert len(axes.lines) == 4 * 2 + 1  # arms, seeds; chance
+        assert labels_of(axes) - chance == {
+            "gate none", "gate native", "gate elementwise", "elementwise, parameters matched"
+        }  # fmt: skip
+    assert [axes.get_title().partition(":")[0] for axes in drawn["slices.png"]] == ["d16", "d16", "d32", "d32"]
+    shown = {f"{mixer}, gate {gate}" for mixer in ("gla", "mamba2") for gate in ("none", "elementwise")}
+    assert all(labels_of(axes) - chance == shown for axes in drawn["slices.png"])
+
+
+def test_claims_may_be_about_other_numbers_of_the_rows_each_with_its_own_correction(tmp_path, drawn):
+    gain = {"contrast": {"gated": 1, "none": -1}, "above": 0.01}
+    longer = {"of": ["scores", "longer", "slices", "64/8"]}
+    claims = {"it helps": gain, "it helps on more pairs": gain | longer, "it helps there, too": gain | longer}
+    claims["it is sparse"] = {"contrast": {"gated": 1}, "above": 0.5, "of": ["meters", "gate_below_0.1", "readout"]}
+    config, rows = listed(seeds=[0, 1, 2], settings={}, claims=claims), []
+    for run in experiment.runs_of(config, config.seeds, []):
+        noise, is_gated = run["seed"] / 1000, run["arm"] == "gated"
+        row = made_row(run, 0.5 + is_gated * (0.1 + noise))
+        row["scores"] = {"longer": {"slices": {"64/8": 0.3 + is_gated * (0.1 + noise)}}}
+        row["meters"] = {"gate_below_0.1": {"readout": 0.2 + noise}} if is_gated else {}
+        rows.append(row)
+    judged = {claim["claim"]: claim for claim in experiment.judge_claims(config, rows)}
+    words = ["supported", "supported", "supported", "not supported"]
+    assert [claim["verdict"] for claim in judged.values()] == words
+    alone, paired = judged["it helps"], judged["it helps on more pairs"]
+    assert paired["p"] == pytest.approx(alone["p"]) and alone["p_holm"] == alone["p"]
+    assert paired["p_holm"] == pytest.approx(2 * paired["p"])
+    assert judged["it is sparse"]["by_seed"] == pytest.approx({0: 0.2, 1: 0.201, 2: 0.202})
+    report.claims(list(judged.values()), tmp_path / "claims.png")
+    names = ["accuracy (points)", "scores longer slices 64/8 (points)", "meters gate_below_0.1 readout (points)"]
+    assert [axes.get_xlabel() for axes in drawn["claims.png"]] == names
+    del rows[0]["scores"]["longer"]  # as in a run that was not finite
+    assert experiment.judge_claims(config, rows)[1]["n"] == 2
+
+
+def test_claims_have_a_figure_of_their_intervals_and_thresholds(tmp_path, drawn):
+    claims = {"it helps": {"contrast": {"gated": 1, "none": -1}, "above": 0.05}}
+    config = listed(seeds=[0, 1, 2], claims=claims)
+    rows = [
+        made_row(run, 0.5 + run["seed"] / 100 * (run["arm"] == "gated"))
+        for run in experiment.runs_of(config, config.seeds, [])
+        if run["setting"] == "d16" or run["seed"] == 0  # one seed: not run
+    ]
+    judged = experiment.judge_claims(config, rows)
+    report.claims(judged, tmp_path / "claims.png")
+    axes = drawn["claims.png"][0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["it helps, d16"]
+    threshold, interval, mean = axes.lines[:3]
+    assert list(interval.get_xdata()) == pytest.approx([100 * judged[0]["low"], 100 * judged[0]["high"]])
+    assert list(mean.get_xdata()) == pytest.approx([1]) and list(threshold.get_xdata()) == [5]
+
+
+def test_every_setting_has_every_arm_and_its_own_data():
+    runs = experiment.runs_of(listed(), [0, 1], [])
+    assert [experiment.name_of(run) for run in runs] == [
+        "d16-none-seed0", "d16-gated-seed0", "d32-none-seed0", "d32-gated-seed0",
+        "d16-none-seed1", "d16-gated-seed1", "d32-none-seed1", "d32-gated-seed1",
+    ]  # fmt: skip
+    assert [run["data"]["pairs"] for run in runs[:4]] == [2, 2, 4, 4]
+    assert [run["config"]["n_embd"] for run in runs[:4]] == [16, 16, 32, 32]
+    assert all("data" not in run["config"] for run in runs)
+
+
+def test_the_shards_of_a_list_are_the_list(tmp_path, monkeypatch):
+    config, ran = listed(), []
+
+    def run_side_by_side(config, waiting, out_dir):
+        for run in waiting:
+            ran.append(experiment.name_of(run))
+            yield made_row(run, 0.5)
+
+    monkeypatch.setattr(experiment, "run_side_by_side", run_side_by_side)
+    everything = [experiment.name_of(run) for run in experiment.runs_of(config, config.seeds, [])]
+    for i in (1, 2, 3):
+        rows = experiment.run_all(dataclasses.replace(config, shard=f"{i}/3"), tmp_path)
+        assert (rows is None) == (i < 3)
+    assert sorted(ran) == sorted(everything) and len(set(ran)) == 8
+    assert [experiment.name_of(row) for row in rows] == everything
+    assert experiment.run_all(config, tmp_path) == rows and len(ran) == 8
+
+
+def test_rates_are_chosen_on_the_selection_seeds_and_the_seeds_run_at_them(tmp_path, monkeypatch, capsys):
+    config = listed(settings={}, seeds=[0], selection_seeds=[7, 8], learning_rates=[0.001, 0.01])
+    scores = {("none", 0.001): 0.6, ("none", 0.01): 0.5, ("gated", 0.001): 0.6, ("gated", 0.01): 0.7}
+
+    def run_side_by_side(config, waiting, out_dir):
+        for run in waiting:
+            rate, seed = run["config"]["learning_rate"], run["seed"]
+            diverged = (run["arm"], rate, seed) == ("none", 0.001, 8)  # one seed of the better rate is not finite
+            yield made_row(run, None if diverged else scores[run["arm"], rate])
+
+    monkeypatch.setattr(experiment, "run_side_by_side", run_side_by_side)
+    rows = experiment.run_all(config, tmp_path)
+    assert [(row["arm"], row["seed"], row["config"]["learning_rate"]) for row in rows] == [
+        ("none", 0, 0.01), ("gated", 0, 0.01)
+    ]  # fmt: skip
+    assert "learning rate of none: 0.01" in capsys.readouterr().out
+    every = report.read_rows(tmp_path)
+    assert len(every) == 2 * 2 * 2 + 2
+    compared = report.figures(rows, tmp_path)[0].read_bytes()
+    assert report.figures(every, tmp_path)[0].read_bytes() == compared  # runs that chose a rate are in no figure
+    with pytest.raises(UserError, match="no row of a compared run yet"):
+        report.figures([row for row in every if "purpose" in row], tmp_path)
+
+
+def test_one_arm_and_one_setting_may_choose_the_rate_for_others(tmp_path, capsys):
+    arms = {"none": {}, "gated": {"gate": "elementwise"}, "matched": {"gate": "elementwise", "match_params": True}}
+    keys = dict(selection_seeds=[7], learning_rates=[0.001, 0.01], rate_of={"matched": "gated"}, rates_at="d32")
+    config = listed(arms=arms, seeds=[0], scores={"longer": {"lengths": [64]}}, run=False, **keys)
+    tried = experiment.selection_runs(config)
+    assert {(run["setting"], run["arm"]) for run in tried} == {("d32", "none"), ("d32", "gated")} and len(tried) == 4
+    assert not any("scored" in run for run in tried)  # they only choose
+    best = {"none": 0.001, "gated": 0.01}
+    rows = [made_row(run, 0.9 if run["config"]["learning_rate"] == best[run["arm"]] else 0.5) for run in tried]
+    chosen = experiment.choose_rates(config, rows)
+    assert chosen == {(s, arm): best.get(arm, 0.01) for s in ("d16", "d32") for arm in arms}
+    runs = experiment.runs_of(config, [0], config.learning_rates, chosen)
+    rows += [made_row(run, 0.5) for run in runs]
+    write_rows(tmp_path, rows)
+    assert len(experiment.run_all(config, tmp_path)) == 6 and all(run["scored"] for run in runs)
+    assert "learning rate of matched: 0.01\n" in capsys.readouterr().out
+    assert experiment.choose_rates(config, rows[1:]) is None
+    assert experiment.estimate(config, rows[1:]).startswith("d32-none-lr0.001-seed7 ")
+
+
+def test_a_scenario_holds_where_all_its_claims_have_their_verdicts():
+    claims = {name: {"contrast": {"gated": 1, "none": -1}, "above": above} for name, above in (("a", 0.1), ("b", 0.3))}
+    scenarios = {
+        "one": {"a": "supported", "b": "not supported"},
+        "two": {"a": "not supported"},
+        "three": {"a": "not run"},
+    }
+    config = listed(seeds=[0, 1, 2], claims=claims, scenarios=scenarios)
+    rows = []
+    for run in experiment.runs_of(config, config.seeds, []):
+        gain = {"d16": 0.2, "d32": 0.1 * run["seed"]}[run["setting"]]
+        rows.append(made_row(run, 0.5 + run["seed"] / 100 + (gain if run["arm"] == "gated" else 0)))
+    said = experiment.scenarios_table(config, experiment.judge_claims(config, rows))
+    assert said == "scenario, d16: one\nscenario, d32: none of them"
+    none = experiment.scenarios_table(config, experiment.judge_claims(config, rows[:4]))  # one seed
+    assert none == "scenario, d16: three\nscenario, d32: three"
+    assert experiment.scenarios_table(listed(), []) == ""
+
+
+def test_a_dry_run_lists_what_is_left_and_estimates_its_hours(tmp_path, capsys):
+    config = listed(jobs=1)
+    runs = experiment.runs_of(config, config.seeds, [])
+    text = experiment.estimate(config, [made_row(runs[0], 0.5)]).splitlines()
+    assert len(text) == 8 and text[3].startswith("d16-none-seed1") and text[3].endswith(" 36 s")  # as its arm's row
+    assert not any(line.startswith("d16-none-seed0") for line in text)
+    assert text[-1].startswith("7 of 8 runs to do: about ") and text[-1].endswith(" hours, 1 at a time")
+
+
+def test_claims_are_judged_by_setting_and_tables_are_made_again_from_the_rows(tmp_path, capsys):
+    gain = {"gated": 1, "none": -1}
+    claims = {"it helps": {"contrast": gain, "above": 0.05}}  # in each setting
+    claims["it helps at 16"] = {"contrast": gain, "above": 0.05, "setting": "d16"}
+    claims["it helps more at 16"] = {"contrast": {"d16": gain, "d32": {"gated": -1, "none": 1}}, "above": 0.0}
+    config = listed(seeds=[0, 1, 2], claims=claims, solved_above=0.75, run=False)
+    value = {("d16", "none"): 0.5, ("d16", "gated"): 0.8, ("d32", "none"): 0.5, ("d32", "gated"): 0.5}
+    runs = experiment.runs_of(config, config.seeds, [])
+    rows = [made_row(run, value[run["setting"], run["arm"]] + run["seed"] / 1000) for run in runs]
+    write_rows(tmp_path, rows)
+    judged = experiment.judge_claims(config, experiment.run_all(config, tmp_path))
+    assert [claim["setting"] for claim in judged] == ["d16", "d32", "d16", None]
+    assert [claim["verdict"] for claim in judged] == ["supported", "not supported", "supported", "supported"]
+    for claim, gained in zip(judged, (0.3, 0.0, 0.3, 0.3), strict=True):
+        assert claim["by_seed"] == pytest.approx({0: gained, 1: gained, 2: gained}, abs=1e-12)
+    assert "it helps, d16: supported (+0.3000, 95% interval" in experiment.claims_table(judged)
+    words = [f"--config_override={json.dumps(dataclasses.asdict(config))}", f"--out_dir={tmp_path}"]
+    capsys.readouterr()
+    experiment.main(words)
+    first = capsys.readouterr().out
+    files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    page = html.unescape(files["report.html"].decode())
+    assert "claims.png" in files and experiment.summary(config, rows, judged) in first
+    assert first.split("\n\n")[1] in page and "<code>python experiment.py --config_override=" in page
+    gains = experiment.gains_table(config, [row for row in rows if row["setting"] == "d16"])
+    assert gains.splitlines()[1:] == ["gated    +0.3000  +0.3000 to  +0.3000"] and gains in first
+    assert "gated     80.0%   80.1%   80.2%   80.1%     3/3          100" in first
+    experiment.main(words)
+    assert capsys.readouterr().out == first
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == files
+
+
+def test_the_gain_is_over_the_arm_that_lacks_the_keys_of_the_gate_and_no_others():
+    gated = {"gate": "elementwise"}
+    arms = {"none": {}, "static": gated | {"gate_input": "static"}, "other": gated | {"readout_norm": "none"}}
+    config = listed(arms=arms, settings={}, seeds=[0, 1])
+    rows = [made_row(run, 0.5 + 0.1 * (run["arm"] == "static")) for run in experiment.runs_of(config, config.seeds, [])]
+    assert experiment.gains_table(config, rows).splitlines()[1:] == ["static    +0.1000  +0.1000 to  +0.1000"]
+
+
+def test_which_arm_is_solved_later_is_counted_over_the_seeds_that_both_solve():
+    config, reached = listed(seeds=[0, 1, 2, 3], solved_above=0.75), {"gated": (20, 10, 30, 10), "none": (10, 10, 10)}
+    rows = [
+        {"arm": arm, "seed": seed, "curve": [[0, 0.1], [step, 0.9]]}
+        for arm, steps in reached.items()
+        for seed, step in enumerate(steps)
+    ]
+    rows.append({"arm": "none", "seed": 3, "curve": [[0, 0.1], [10, 0.5]]})  # never solved
+    said = "; solved later in 2, sooner in 0 of 3 seeds that both solve"
+    assert experiment.said_of_steps(config, rows, "gated", "none") == said
+    assert experiment.said_of_steps(config, rows[-1:], "gated", "none") == ""
+    assert experiment.said_of_steps(listed(), rows, "gated", "none") == ""
+
+
+def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
+    config = listed(baseline="none", treatment="gated", claims={"it helps": {"contrast": {"gated": 1}, "above": 0.5}})
+    runs = experiment.runs_of(config, config.seeds, [])
+    write_rows(tmp_path, [made_row(runs[0], 0.4)])  # of one arm, in one setting
+    keys = dataclasses.asdict(config) | {"run": False}
+    experiment.main([f"--config_override={json.dumps(keys)}", f"--out_dir={tmp_path}"])
+    said = capsys.readouterr().out
+    assert "7 of 8 runs have no row yet" in said and "d32: no run of it has a row yet" in said
+    assert "verdict:" not in said and "it helps, d16: not run" in said and "it helps, d32: not run" in said
+
+
+def test_every_arm_is_run_at_every_rate_and_where_it_diverges_is_said(tmp_path):
+    keys = dict(arms={"a": {"gate": "none"}, "b": {}}, learning_rates=[0.001, 0.1, 3], metric="val_loss")
+    config = experiment.ExperimentConfig(**keys)
+    runs = experiment.runs_of(config, [0], config.learning_rates)
+    assert [run["arm"] for run in runs] == ["a at 0.001", "a at 0.1", "a at 3", "b at 0.001", "b at 0.1", "b at 3"]
+    assert runs[2]["config"] == {"gate": "none", "learning_rate": 3, "seed": 0}
+    ends = [1.0, 1.5, 2.1, 1.0, math.nan, 1.9]  # of runs that begin at 2
+    about = dict(metric="val_loss", data={})
+    rows = [
+        run | about | {"val_loss": end, "finite": not math.isnan(end), "curve": [[0, 2.0], [6, end]]}
+        for run, end in zip(runs, ends, strict=True)
+    ]
+    said = [line.split() for line in experiment.divergence(rows).splitlines()[1:]]
+    assert said == [["a", "0.1", "3"], ["b", "3", "0.1"]]
+    assert experiment.divergence(rows) in experiment.summary(config, rows, [])
+    assert [figure.name for figure in report.figures(rows, tmp_path)] == ["learning_rates.png"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Judging
+
+
+def judging(arms, **keys):
+    return experiment.ExperimentConfig(arms=arms, baseline="none", treatment="elementwise", **keys)
+
+
+def judged(plain, gated, **keys):
+    """The verdict on made-up accuracies, seed by seed; None is a run that was not finite."""
+    config = judging({"none": {}, "elementwise": {}}, **keys)
+    rows = [
+        {"arm": arm, "seed": seed, "accuracy": accuracy or math.nan, "finite": accuracy is not None}
+        for arm, accuracies in (("none", plain), ("elementwise", gated))
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    return experiment.verdict(config, rows)
+
+
+@pytest.mark.parametrize(
+    "plain, gated, expected",
+    [
+        ([0.54, 0.30, 0.50], [0.76, 0.99, 0.80], "success"),
+        ([0.54, 0.30, 0.56], [0.76, 0.99, 0.80], "in between"),  # one seed of the baseline is too good
+        ([0.54, 0.30, 0.50], [0.76, 0.99, 0.75], "in between"),  # one seed of the treatment is not above
+        ([0.50, 0.60, 0.70], [0.53, 0.63, 0.72], "failure"),
+        ([0.50, 0.60, 0.70], [0.47, 0.58, 0.70], "failure"),
+        ([0.50, 0.60, 0.70], [0.54, 0.64, 0.74], "in between"),
+        ([0.90, 0.90, 0.90], [0.30, 0.30, 0.30], "in between"),  # the gate harms: neither of the two
+        ([0.50, 0.50, 0.50], [0.80, 0.80, None], "failure (a run was not finite)"),
+        ([0.50, None, 0.50], [0.80, 0.80, 0.80], "failure (a run was not finite)"),
+    ],
+)
+def test_verdict_follows_the_rules_of_the_config(plain, gated, expected):
+    assert judged(plain, gated).startswith(expected)
+
+
+def test_the_rules_are_keys_of_the_config():
+    plain, gated = [0.5, 0.6], [0.7, 0.8]
+    assert judged(plain, gated).startswith("in between")
+    assert judged(plain, gated, success_above=0.65, success_below=0.61).startswith("success")
+    assert judged(plain, gated, failure_within=0.21).startswith("failure")
+    assert "(elementwise - none = +20.0 points over 2 seeds;" in judged(plain, gated)
+
+
+def test_other_arms_than_the_two_do_not_count():
+    config = judging({"none": {}, "elementwise": {}, "conv": {}})
+    scores = {"none": 0.4, "elementwise": 0.9, "conv": math.nan}
+    rows = [{"arm": arm, "seed": 0, "accuracy": x, "finite": not math.isnan(x)} for arm, x in scores.items()]
+    assert experiment.verdict(config, rows).startswith("success")
