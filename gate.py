@@ -2,8 +2,8 @@
 
     gate = "none" | "native" | GRANULARITY[@POSITION][+ ...][, next layer's ...]
 
-`parse_gate` reads one layer's entry of that string; `Gate` computes one of its terms. A new activation is one line
-in GATE_ACTIVATIONS.
+`parse_gate` reads one layer's entry of that string, `check_gate` refuses what makes no sense for a mixer, and `Gate`
+computes one term. A new activation is one line in GATE_ACTIVATIONS.
 """
 
 import math
@@ -61,6 +61,52 @@ def parse_gate(text):
             raise UserError(f"gate={text!r}: two gates at position {position!r}")
         granularity[position] = name
     return LayerGate("native" in terms, granularity)
+
+
+def check_gate(name, mixer, config, gate):
+    """Raises UserError, with the reason, for a readout norm or a gate that makes no sense for a mixer.
+
+    name: the mixer as the user writes it; mixer: its class, a model.Mixer; gate: the LayerGate of one layer.
+    """
+    norm = mixer.norm_of(config)
+    if norm == "denominator" and not mixer.has_nonnegative_weights:
+        raise UserError(f"readout_norm='denominator' makes no sense for {name}: {mixer.why_no_denominator}")
+    if norm == "denominator" and not config.norm_first and gate.granularity:
+        raise UserError("norm_first=False makes no difference with a denominator: the division commutes with the gate")
+    for position, granularity in gate.granularity.items():
+        term = f"gate='{granularity}@{position}' of {name}"
+        if has_no_effect(granularity, position, mixer, config):
+            raise UserError(
+                f"{term}: has no effect: the readout's {norm} norm cancels any factor that all its inputs share"
+            )
+        is_in_denominator = norm == "denominator" and position in ("query", "key", "denominator")
+        if is_in_denominator and config.gate_activation not in POSITIVE_ACTIVATIONS:
+            raise UserError(f"{term}: gate_activation={config.gate_activation!r} can turn its denominator negative")
+        if position == "output" and granularity not in ("elementwise", "scalar"):
+            raise UserError(f"{term}: the output projection has mixed the heads; use elementwise or scalar")
+        if position == "denominator" and norm != "denominator":
+            raise UserError(f"{term}: it has no denominator (its norm is {norm!r})")
+        if position == "denominator" and granularity not in ("headwise", "scalar"):
+            raise UserError(f"{term}: a denominator is one number a head; use headwise or scalar")
+
+
+def has_no_effect(granularity, position, mixer, config):
+    """Whether the readout's norm cancels the gate: a factor that everything it normalises together shares.
+
+    A gate on the readout is such a factor where it comes before the norm. So is one on q, k or v where the readout is
+    linear in it: on q always, on k and v where the gate is static, one number for all tokens.
+    """
+    norm = mixer.norm_of(config)
+    if norm == "none" or config.gate_activation in ADDITIVE_ACTIVATIONS:
+        return False
+    is_one_head = norm == "denominator" or mixer.heads_per_norm(config) == 1
+    if granularity != "scalar" and not (granularity == "headwise" and is_one_head):
+        return False
+    if position == "readout":
+        return norm == "rms" and not config.norm_first
+    if position == "value" and norm == "denominator":  # only the numerator has v
+        return False
+    return position in mixer.linear_in and (position == "query" or config.gate_input == "static")
 
 
 class Gate(nn.Module):

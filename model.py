@@ -22,11 +22,10 @@ import configurator
 import recurrence
 from configurator import UserError, check_choice, key
 from gate import (
-    ADDITIVE_ACTIVATIONS,
     GATE_ACTIVATIONS,
-    POSITIVE_ACTIVATIONS,
     READOUT_ACTIVATIONS,
     Gate,
+    check_gate,
     parse_gate,
 )
 from layers import RMSNorm, ShortConv, l2_norm, make_conv, manual_attention, rope_frequencies, rotate
@@ -113,7 +112,8 @@ class GPTConfig:
             )
         classes = set()
         for name, gate in self.layers():
-            MIXERS[name].check(self, gate)
+            MIXERS[name].check(self)
+            check_gate(name, MIXERS[name], self, gate)
             classes.add(MIXERS[name])
         if not self.norm_first and not any(mixer.norm_of(self) == "rms" for mixer in classes):
             raise UserError(
@@ -157,47 +157,22 @@ class Mixer(nn.Module):
     published_norm = "none"  # none, rms (per head, or over the whole width: norm_width) or denominator
     native_gate = None  # (activation, before the norm or after it) of the gate the mixer was published with
     has_nonnegative_weights = False  # a denominator is a sum of weights: it needs them to be of one sign
-    # a norm divides by the readout's size, and so undoes a gate of one number before it; a static gate on v or k, one
-    # number for all tokens, is such a gate as well: {norm: {position: granularities}}
-    erased_by = {
-        "rms": dict.fromkeys(("query", "readout", "static value", "static key"), ("headwise", "scalar")),
-        "denominator": dict.fromkeys(("query", "static key"), ("headwise", "scalar")),
-    }
+    why_no_denominator = "its weights have both signs, their sum can be 0"
+    linear_in = ("query", "key", "value")  # a factor on one of these is a factor on the readout, before its norm
+    norm_over = "head"  # the RMSNorm of the readout: over each "head", or over the whole "width"
 
     @classmethod
     def norm_of(cls, config):
         return cls.published_norm if config.readout_norm == "published" else config.readout_norm
 
     @classmethod
-    def check(cls, config, gate):
-        """Raises UserError, with the reason, for a norm or a gate that makes no sense for this mixer."""
-        name, norm = cls.__name__.lower(), cls.norm_of(config)
-        if norm == "denominator" and not cls.has_nonnegative_weights:
-            why = "its weights sum to one" if cls is Softmax else "its weights have both signs, their sum can be 0"
-            raise UserError(f"readout_norm='denominator' makes no sense for {name}: {why}")
-        if norm == "denominator" and not config.norm_first and gate.granularity:
-            raise UserError(
-                "norm_first=False makes no difference with a denominator: the division commutes with the gate"
-            )
-        for position, granularity in gate.granularity.items():
-            term = f"gate='{granularity}@{position}' of {name}"
-            table = cls.erased_by.get(norm, {})
-            erased = table.get(position, ()) if position != "readout" or not config.norm_first else ()
-            if config.gate_input == "static":
-                erased = (*erased, *table.get(f"static {position}", ()))
-            if granularity in erased and config.gate_activation not in ADDITIVE_ACTIVATIONS:
-                raise UserError(
-                    f"{term}: one number for all that the readout's {norm} norm divides by is divided out again"
-                )
-            is_in_denominator = norm == "denominator" and position in ("query", "key", "denominator")
-            if is_in_denominator and config.gate_activation not in POSITIVE_ACTIVATIONS:
-                raise UserError(f"{term}: gate_activation={config.gate_activation!r} can turn its denominator negative")
-            if position == "output" and granularity not in ("elementwise", "scalar"):
-                raise UserError(f"{term}: the output projection has mixed the heads; use elementwise or scalar")
-            if position == "denominator" and norm != "denominator":
-                raise UserError(f"{term}: it has no denominator (its norm is {norm!r})")
-            if position == "denominator" and granularity not in ("headwise", "scalar"):
-                raise UserError(f"{term}: a denominator is one number a head; use headwise or scalar")
+    def heads_per_norm(cls, config):
+        """How many heads the RMSNorm of the readout normalises together."""
+        return 1 if cls.norm_over == "head" else config.n_head
+
+    @classmethod
+    def check(cls, config):
+        """Raises UserError for keys that don't fit this mixer, beyond what gate.check_gate finds."""
 
     def __init__(self, config, gate, *, query, key, value, n_head=None):
         """query, key, value: (heads, width) of each. n_head: heads of the readout (default: the queries')."""
@@ -215,12 +190,9 @@ class Mixer(nn.Module):
         for position, granularity in gate.granularity.items():
             shape = shapes[position]
             self.gates[position] = Gate(config.n_embd, granularity, *shape, config.gate_activation, **options)
-        self.norm = RMSNorm(self.norm_width(), eps=NORM_EPS) if self.norm_kind == "rms" else None
+        norm_width = self.value_width * (1 if self.norm_over == "head" else self.n_head)
+        self.norm = RMSNorm(norm_width, eps=NORM_EPS) if self.norm_kind == "rms" else None
         self.out_proj = nn.Linear(self.n_head * self.value_width, config.n_embd, bias=False)
-
-    def norm_width(self):
-        """Width the RMSNorm of the readout is taken over: one head."""
-        return self.value_width
 
     def project(self, x, state, start):
         """x (B, T, C) -> Projection. A convolution reads and writes its past in `state` where that is a dict."""
@@ -285,8 +257,9 @@ class Mixer(nn.Module):
         return o
 
     def normed(self, o):
+        """The RMSNorm of the readout (B, T, H, Dv)."""
         o = at_least_float32(o)
-        return self.norm(o if self.norm_width() == self.value_width else o.flatten(2)).view_as(o)
+        return self.norm(o if self.norm_over == "head" else o.flatten(2)).view_as(o)
 
     def init_state(self, batch_size, device=None, dtype=None):
         """The state at the begin of text: zeros, float32 unless dtype says otherwise."""
@@ -327,8 +300,8 @@ class Softmax(Mixer):
     the last block_size keys and values, a ring that old entries leave."""
 
     past_block_size = "rolls"
-    # a gate on q or k is a temperature: nothing erases it
-    erased_by = {"rms": dict.fromkeys(("readout", "static value"), ("headwise", "scalar"))}
+    why_no_denominator = "its weights sum to one"
+    linear_in = ("value",)  # a gate on q or k is a temperature
 
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
@@ -470,13 +443,16 @@ class Mamba2(Mixer):
 
     published_norm = "rms"
     native_gate = ("silu", "before norm")
-    # the norm is over all heads, and D x shows a gate on q or k
-    erased_by = {"rms": dict.fromkeys(("readout", "static value"), ("scalar",))}
+    linear_in = ("value",)  # D x, which is added, has neither q nor k
+    norm_over = "width"
     A_range = (1.0, 16.0)
 
     @classmethod
-    def check(cls, config, gate):
-        super().check(config, gate)
+    def heads_per_norm(cls, config):
+        return config.expand * config.n_head // config.n_groups
+
+    @classmethod
+    def check(cls, config):
         if config.expand * config.n_head % config.n_groups:
             raise UserError(f"n_groups={config.n_groups}: must divide mamba2's {config.expand * config.n_head} heads")
 
@@ -489,16 +465,12 @@ class Mamba2(Mixer):
         self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(H)) for _ in range(3))
         self.split = (H * D, G * N, G * N)
 
-    def norm_width(self):
-        """The whole readout, not one head."""
-        return self.n_head * self.value_width
-
     def normed(self, o):
         """Over the whole readout; with several groups, over each group's part of it."""
         if self.config.n_groups == 1:
             return super().normed(o)
         groups = at_least_float32(o).flatten(2).unflatten(-1, (self.config.n_groups, -1))
-        o_normed = F.rms_norm(groups, groups.shape[-1:], eps=NORM_EPS).flatten(2)
+        o_normed = F.rms_norm(groups, groups.shape[-1:], eps=self.norm.eps).flatten(2)
         return (o_normed * self.norm.weight).view_as(o)
 
     def project(self, x, state, start):
@@ -517,8 +489,7 @@ class GatedDeltaNet(Mixer):
 
     published_norm = "rms"
     native_gate = ("silu", "after norm")
-    # the delta rule is not linear in k
-    erased_by = {"rms": dict.fromkeys(("query", "readout", "static value"), ("headwise", "scalar"))}
+    linear_in = ("query", "value")  # the delta rule is not linear in k
     A_range = (0.01, 16.0)
 
     def __init__(self, config, gate):
@@ -741,7 +712,7 @@ class GPT(nn.Module):
 
     def state_bytes(self, batch_size=1):
         """Bytes of the cache for one batch: the real size of the tensors of init_state."""
-        state = self.init_state(batch_size, device="cpu")
+        state = self.init_state(batch_size, device="meta")  # shapes alone: a cache can be larger than the memory
         return sum(tensor.nbytes for layer in state for tensor in layer.values())
 
     def flops_per_token(self, T=None):

@@ -4,6 +4,8 @@
 What every mixer promises is in test_contract.py; published layers are in test_oracles.py.
 """
 
+import copy
+import itertools
 import math
 import warnings
 
@@ -11,9 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import gate
+import model
 from configurator import UserError
-from gate import GATE_ACTIVATIONS, parse_gate
-from model import DENOMINATOR_MIN, GPT, MIXERS, NORM_EPS, GPTConfig
+from gate import GATE_ACTIVATIONS, GRANULARITIES, parse_gate
+from model import DENOMINATOR_MIN, GLA, GPT, MIXERS, NORM_EPS, GPTConfig
 from sampling import draw
 
 T, C, H, D = 40, 32, 4, 8
@@ -307,10 +311,10 @@ REFUSED = {
     "heads after they are mixed": (dict(gate="headwise@output"), "has mixed the heads"),
     "a denominator that isn't there": (dict(gate="headwise@denominator"), "has no denominator"),
     "a wide denominator": (dict(attention="cosformer", gate="elementwise@denominator"), "one number a head"),
-    "a query gate under a denominator": (dict(attention="cosformer", gate="headwise@query"), "divided out again"),
-    "a scalar query gate under a norm": (dict(attention="gla", gate="scalar@query"), "divided out again"),
-    "a headwise gate before a per-head norm": (dict(attention="gla", gate="headwise", norm_first=False), "divided out"),
-    "a scalar gate before mamba2's norm": (dict(attention="mamba2", gate="scalar", norm_first=False), "divided out"),
+    "a query gate under a denominator": (dict(attention="cosformer", gate="headwise@query"), "has no effect"),
+    "a scalar query gate under a norm": (dict(attention="gla", gate="scalar@query"), "has no effect"),
+    "a headwise gate before a norm of heads": (dict(attention="gla", gate="headwise", norm_first=False), "no effect"),
+    "a scalar gate before mamba2's norm": (dict(attention="mamba2", gate="scalar", norm_first=False), "has no effect"),
     "an order of no account": (dict(attention="cosformer", gate="elementwise", norm_first=False), "commutes"),
     "an order without a norm": (dict(gate="elementwise", norm_first=False), "no layer has a norm"),
     "a denominator of signed weights": (dict(attention="gla", readout_norm="denominator"), "both signs"),
@@ -332,20 +336,49 @@ def test_what_makes_no_sense_is_refused_in_one_line(keys, words):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "gate"), [("gla", "headwise@query"), ("gla", "headwise"), ("cosformer", "headwise@query")]
-)
-def test_what_is_refused_as_divided_out_really_is(name, gate, monkeypatch):
-    """The table of what a norm erases is right: with the refusal switched off, such a gate changes nothing."""
-    monkeypatch.setattr(MIXERS[name], "erased_by", {})
-    keys = dict(norm_first=False) if "@" not in gate else {}
-    gated, x = make_mixer(name, gate, **keys), random_x()
-    ungated = copy_shared(make_mixer(name), gated)
-    for mixer in (gated, ungated):
-        if mixer.norm is not None:
-            mixer.norm.eps = 0.0
-    torch.testing.assert_close(gated(x)[0], ungated(x)[0], rtol=1e-9, atol=1e-9)
-    assert not gated.gates[parse_gate(gate).granularity.popitem()[0]].proj.weight.eq(0).all()
+class NormOverTheWidth(GLA):
+    """A mixer of a user's, whose norm is over all heads at once."""
+
+    norm_over = "width"
+
+
+@pytest.mark.parametrize("mixer", [*MIXERS.values(), NormOverTheWidth])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("norm", [dict(), dict(readout_norm="rms"), dict(readout_norm="rms", norm_first=False)])
+def test_gates_are_refused_as_without_effect_just_where_they_have_none(mixer, granularity, norm, monkeypatch):
+    """With the refusal switched off, other weights of the gate change the output, or do not: as has_no_effect says."""
+    monkeypatch.setitem(MIXERS, "mixer", mixer)
+    monkeypatch.setattr(model, "DENOMINATOR_MIN", 1e-30)
+    for position, gate_input in itertools.product(("readout", "query", "key", "value"), ("token", "static")):
+        keys = dict(attention="mixer", gate=f"{granularity}@{position}", gate_input=gate_input, n_groups=2) | norm
+        with monkeypatch.context() as patched:
+            patched.setattr(gate, "has_no_effect", lambda *args: False)
+            one, x = make_model(**keys).blocks[0].mixer, random_x()
+        if one.norm is not None:
+            one.norm.eps = 0.0
+        other = copy.deepcopy(one)
+        with torch.no_grad():
+            for p in other.gates.parameters():
+                p.add_(torch.randn_like(p))
+        changes_nothing = (one(x)[0] - other(x)[0]).abs().max() < 1e-9
+        assert changes_nothing == gate.has_no_effect(granularity, position, mixer, one.config), (position, gate_input)
+
+
+def test_a_head_a_group_makes_mamba2s_norm_one_of_heads():
+    with pytest.raises(UserError, match="has no effect"):
+        make_config(attention="mamba2", gate="headwise", norm_first=False, n_groups=8)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_messages_name_the_mixer_as_the_user_writes_it(name):
+    with pytest.raises(UserError, match=f" of {name}: the output projection"):
+        make_config(attention=name, gate="headwise@output")
+
+
+def test_the_size_of_a_state_is_known_without_its_memory():
+    """A terabyte of keys and values."""
+    model = make_model(block_size=2**30, position="none")
+    assert model.state_bytes(64) == 2 * 2 * 64 * 2**30 * C * 4
 
 
 @pytest.mark.parametrize("gate", ["elementwise@key", "elementwise@query", "headwise@denominator"])
@@ -374,7 +407,7 @@ def test_what_can_turn_a_denominator_negative_is_refused(gate):
 )
 def test_a_static_gate_that_the_norm_divides_out_is_refused(name, gate):
     """One constant for all tokens: on v or k it is a factor of the readout, which a norm of the readout undoes."""
-    with pytest.raises(UserError, match="divided out"):
+    with pytest.raises(UserError, match="has no effect"):
         make_config(attention=name, gate=gate, gate_input="static")
 
 
