@@ -355,12 +355,12 @@ def test_gates_are_refused_as_without_effect_just_where_they_have_none(mixer, gr
             patched.setattr(gate, "has_no_effect", lambda *args: False)
             one, x = make_model(**keys).blocks[0].mixer, random_x()
         if one.norm is not None:
-            one.norm.eps = 0.0
+            one.norm.eps = 1e-30
         other = copy.deepcopy(one)
         with torch.no_grad():
             for p in other.gates.parameters():
                 p.add_(torch.randn_like(p))
-        changes_nothing = (one(x)[0] - other(x)[0]).abs().max() < 1e-9
+        changes_nothing = (one(x)[0] - other(x)[0]).abs().max() < 1e-6
         assert changes_nothing == gate.has_no_effect(granularity, position, mixer, one.config), (position, gate_input)
 
 
