@@ -157,7 +157,9 @@ class EvaluateConfig:
     split: str = key("val", "which split")
     batch_size: int = key(32, "rows at a time", at_least=1)
     block_size: int | None = key(None, "context length (None: the model's)", at_least=1)
-    stride: int | None = key(None, "text: tokens from window to window (None: block_size, no overlap)", at_least=1)
+    stride: int | None = key(
+        None, "text: tokens from window to window, at most block_size (None: block_size, no overlap)", at_least=1
+    )
     carry: bool = key(False, "text, recurrent mixers: also read it with one state, from the first token to the last")
     lengths: list[int] = key([], "text: context lengths to compare, with the loss by position", at_least=1)
     rope_scaling: str = key("none", "how RoPE goes past the trained length", choices=("none", "ntk", "yarn"))
@@ -176,10 +178,11 @@ def main(argv):
 def run(config, processes):
     device, rope = processes.device, dict(rope_scaling=config.rope_scaling, rope_factor=config.rope_factor)
     model, checkpoint = load_model(config.checkpoint, device, **rope)
-    dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
+    trained_on = checkpoint.get("data", {})
+    dataset = open_dataset(config.dataset or trained_on.get("path", ""))
     if dataset.vocab_size > model.config.vocab_size:
         raise UserError(f"{dataset.folder}: {dataset.vocab_size} token ids, the model knows {model.config.vocab_size}")
-    tokenizer = checkpoint.get("data", {}).get("tokenizer", dataset.tokenizer)
+    tokenizer = trained_on.get("tokenizer", dataset.tokenizer)
     if dataset.tokenizer != tokenizer:
         raise UserError(f"{dataset.folder}: tokenizer {dataset.tokenizer!r}, the model was trained with {tokenizer!r}")
     if dataset.kind == "examples" and (config.stride or config.carry or config.lengths):
@@ -192,6 +195,7 @@ def run(config, processes):
     about |= {"gate": model.config.gate, "dataset": dataset.name, "split": config.split, "tokenizer": dataset.tokenizer}
     about |= {"version": dataset.meta["parameters"].get("version")} if dataset.kind == "stream" else {}
     about |= {"trained_length": model.config.block_size} | rope
+    about |= {"data_has_changed": has_changed(dataset, trained_on)}
     results = []
     for block_size in config.lengths or [config.block_size or model.config.block_size]:
         try:
@@ -203,6 +207,8 @@ def run(config, processes):
     if not processes.is_main:
         return
     print(table(config, about, results))
+    if about["data_has_changed"]:
+        print(f"note: {dataset.folder} is no longer the data that the model was trained on (other shards)")
     line = json.dumps(about | ({"lengths": results} if config.lengths else results[0]))
     print(line)
     if config.out:
@@ -212,9 +218,16 @@ def run(config, processes):
             raise UserError(f"out={config.out!r}: cannot be written ({error.strerror})") from None
 
 
+def has_changed(dataset, trained_on):
+    """Whether the folder that the model was trained on now holds other shards. None where that is not known."""
+    if "sha256" not in trained_on or Path(trained_on.get("path", "")).resolve() != dataset.folder.resolve():
+        return None
+    return trained_on["sha256"] != dataset.sha256
+
+
 def read(model, dataset, config, block_size, processes):
     """The numbers of the split at one context length: from windows and, with carry, beside them from one state."""
-    stride = min(config.stride or block_size, block_size)
+    stride = config.stride or block_size
     share = dict(rank=processes.rank, world_size=processes.world_size)
     batches = dataset.eval_batches(config.split, config.batch_size, block_size, stride=stride, **share)
     quiet = not (processes.is_main and sys.stderr.isatty())

@@ -440,9 +440,12 @@ class Dataset:
         Yield (inputs, targets, slice) over the whole split, in order, every token scored once: batches rank, rank +
         world_size, ... of it. A stream is read in windows of block_size, so all its tokens but the first are scored;
         its slice is None. With a stride below block_size windows overlap, and each scores what the one before it did
-        not reach. Batches of examples hold one slice each.
+        not reach; a stride above it would leave tokens out, and raises UserError. Batches of examples hold one slice
+        each.
         """
-        stride = min(stride or block_size, block_size)
+        stride = stride or block_size
+        if stride > block_size:
+            raise UserError(f"stride={stride}: windows of block_size={block_size} would leave tokens between them out")
         facts, length = self._facts(split), self._starts[split][-1]
         if self.kind == "stream":
             if length < 2:

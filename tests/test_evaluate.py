@@ -63,7 +63,9 @@ def test_the_perplexity_of_a_three_token_model_is_the_hand_computed_one():
 @pytest.mark.parametrize("stride", [1, 3, 7, None])
 def test_scored_tokens_are_all_but_the_first(text, block_size, stride):
     if (stride or 0) > block_size:
-        stride = block_size
+        with pytest.raises(UserError, match="would leave tokens between them out"):
+            list(text.eval_batches("val", 5, block_size, stride=stride))
+        return
     seen = []
     for inputs, targets, _ in text.eval_batches("val", 5, block_size, stride=stride):
         assert inputs.shape == targets.shape
@@ -160,7 +162,7 @@ def checkpoint(text, tmp_path):
 
     def save(dataset=text, **keys):
         model = make_model(**keys).float()
-        data = {"path": str(dataset.folder), "tokenizer": "byte"}
+        data = {"path": str(dataset.folder), "tokenizer": "byte", "sha256": dataset.sha256}
         checkpoints.save(
             tmp_path / "ckpt.pt", {"model": model.state_dict(), "model_args": vars(model.config), "data": data}
         )
@@ -211,3 +213,24 @@ def test_lengths_past_a_mixers_reach_are_named_and_the_others_scored(checkpoint,
     assert [row["block_size"] for row in printed["lengths"]] == [16, 32, 64]
     assert "past block_size=32" in printed["lengths"][2]["limit"]
     assert [first for first, _ in printed["lengths"][1]["by_position"]] == list(range(0, 32, 2))
+
+
+@pytest.mark.parametrize("has_changed", [False, True])
+def test_data_that_changed_since_training_are_named(checkpoint, tmp_path, capsys, has_changed):
+    about = dict(name="made", generator="test", generator_version=1, parameters={}, seed=0)
+    splits = {"train": [TEXT], "val": [TEXT]}
+    write_stream(tmp_path / "data", splits, tokenizer=get_tokenizer("byte"), **about)
+    folder = checkpoint(open_dataset(tmp_path / "data"))
+    if has_changed:
+        write_stream(tmp_path / "data", splits | {"train": [TEXT[::-1]]}, tokenizer=get_tokenizer("byte"), **about)
+    evaluate.main([f"--checkpoint={folder}", "--device=cpu"])
+    *printed, line = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["data_has_changed"] is has_changed
+    assert ("is no longer the data that the model was trained on" in printed[-1]) is has_changed
+
+
+def test_other_data_than_those_of_the_training_are_no_changed_data(checkpoint, text, tmp_path, capsys):
+    about = dict(name="made", generator="test", generator_version=1, parameters={}, seed=0)
+    write_stream(tmp_path / "b", {"train": [TEXT], "val": [TEXT[::-1]]}, tokenizer=get_tokenizer("byte"), **about)
+    evaluate.main([f"--checkpoint={checkpoint()}", f"--dataset={tmp_path / 'b'}", "--device=cpu"])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["data_has_changed"] is None
