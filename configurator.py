@@ -13,6 +13,7 @@ as `... | None`; `list[int]` types the items), key() the values. Config files ap
 in order; the later one wins. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but is parsed, never executed:
 one that came with somebody's checkpoint cannot run code, and a misspelled name cannot pass unseen. Every mistake a user
 can fix is a UserError of one line; a script that ends in `configurator.run(main)` prints it and exits with status 2.
+A script imports this module first, so that Ctrl-C is one line while torch is being loaded, too.
 """
 
 import ast
@@ -24,6 +25,7 @@ import json
 import math
 import operator
 import os
+import re
 import sys
 import textwrap
 import traceback
@@ -38,26 +40,72 @@ class UserError(ValueError):
 
 
 def run(main):
-    """Call main(argv) as the whole of a script. Exit status 2 for a UserError, 130 for an interrupt."""
+    """
+    Calls main(argv) as the whole of a script. Exit status 2 for a UserError, 130 for an interrupt, 1 for what the
+    machine refuses (a full disk, too little memory); each is one line. Any other exception keeps its traceback.
+    """
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character gets its escape
+        stream.reconfigure(errors="backslashreplace")
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
     except BrokenPipeError:  # `--help | head`: nobody reads on; the status is that of SIGPIPE, which Python ignores
         os._exit(141)
-    except (UserError, KeyboardInterrupt) as error:
-        sys.exit(report(error))
+    except (Exception, KeyboardInterrupt) as error:
+        status = report(error)
+        try:
+            sys.stdout.flush()
+        except OSError:  # a full disk: what Python would write at its end goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(status)
 
 
 def report(error):
-    """Says on standard error why a script ends, and returns its exit status."""
+    """Prints on standard error why a script ends, and returns its exit status."""
     if isinstance(error, SystemExit):
         return error.code or 0
-    if not isinstance(error, UserError | KeyboardInterrupt):
+    line, status = _line_of(error)
+    if line is None:
         traceback.print_exception(error)
-        return 1
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # torchrun's processes all make the user's mistake: one says it
-        print("interrupted" if isinstance(error, KeyboardInterrupt) else f"error: {error}", file=sys.stderr)
-    return 130 if isinstance(error, KeyboardInterrupt) else 2
+    elif os.environ.get("LOCAL_RANK", "0") == "0":  # torchrun's processes all make the user's mistake: one reports it
+        print(line, file=sys.stderr)
+    return status
+
+
+def _line_of(error):
+    """(the line that says why a script ends, its exit status). No line: the traceback says more."""
+    if isinstance(error, UserError):
+        return f"error: {error}", 2
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", 130
+    text = _escape(_shorten(str(error).strip().partition("\n")[0], 300))
+    # torch has its own words for it, on a CPU, on CUDA and on MPS
+    if isinstance(error, MemoryError) or re.search("can't allocate memory|not enough memory|out of memory", text):
+        return f"error: not enough memory ({text or 'malloc failed'}); lower batch_size, block_size or the model", 1
+    is_of_model = any(frame.filename.endswith(MODEL_FILES) for frame in traceback.extract_tb(error.__traceback__))
+    if isinstance(error, OSError) and not is_of_model:
+        where = _escape(_shorten(str(error.filename), 200)) if error.filename else "standard output, or a connection"
+        return f"error: {where}: {error.strerror or text}", 1
+    return None, 1
+
+
+def _report_uncaught(kind, error, trace):
+    """For sys.excepthook: Ctrl-C outside of run(), while modules are being imported, is one line."""
+    if issubclass(kind, KeyboardInterrupt):
+        print(_line_of(error)[0], file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+MODEL_FILES = (
+    "model.py",
+    "gate.py",
+    "recurrence.py",
+    "layers.py",
+    "loss.py",
+)  # an error in these is an editor's to read
+if os.path.realpath(getattr(sys.modules["__main__"], "__file__", "")).startswith(os.path.dirname(__file__) + os.sep):
+    sys.excepthook = _report_uncaught  # in our own scripts alone
 
 
 # ----------------------------------------------------------------------------------------------------------------------

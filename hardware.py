@@ -90,6 +90,27 @@ def keep_freed_memory():
         mallopt(m_trim_threshold, 2**31 - 1)
 
 
+def places_of_torchrun():
+    """(rank, world size, local rank, local world size): what torchrun has set, or those of one process alone."""
+    if number_in_environment("WORLD_SIZE", 1) == 1:
+        return 0, 1, 0, 1
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if lacking := [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise UserError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set, and {', '.join(lacking)} is not: start several processes "
+            "with torchrun, or `unset WORLD_SIZE`"
+        )
+    return tuple(number_in_environment(name) for name in names)
+
+
+def number_in_environment(name, default=None):
+    text = os.environ.get(name, default)
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"{name}={text!r}: torchrun sets it to a whole number; `unset {name}`") from None
+
+
 class Processes:
     """This process among those that torchrun started: rank, world_size, device. One process without torchrun.
 
@@ -97,8 +118,7 @@ class Processes:
     """
 
     def __init__(self, device_name, threads):
-        self.rank, self.world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        local_rank, local_size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        self.rank, self.world_size, local_rank, local_size = places_of_torchrun()
         self.is_main, self.signal = self.rank == 0, 0
         self.device_type = pick_device(device_name)
         self.device = f"cuda:{local_rank}" if self.device_type == "cuda" else self.device_type

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 import configurator
 from configurator import UserError, build, key, load, read_config_file
+from hardware import Processes
+
+ROOT = os.path.dirname(configurator.__file__)
 
 
 @dataclasses.dataclass
@@ -506,20 +509,77 @@ def test_a_mistake_in_a_file_names_the_file(write):
         ("pass", 0, ""),
         ("raise configurator.UserError('n_layer=0:\\nno')", 2, "error: n_layer=0:\\nno\n"),
         ("raise KeyboardInterrupt", 130, "interrupted\n"),
+        ("open('gone/x')", 1, "error: gone/x: No such file or directory\n"),
+        (
+            "raise MemoryError",
+            1,
+            "error: not enough memory (malloc failed); lower batch_size, block_size or the model\n",
+        ),
+        (
+            "raise RuntimeError('[enforce fail] DefaultCPUAllocator: can\\'t allocate memory: 9 bytes\\nmore')",
+            1,
+            "error: not enough memory ([enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes); "
+            "lower batch_size, block_size or the model\n",
+        ),
+        ("print('\\ud800 é', file=sys.stderr)", 0, "\\ud800 \\xe9\n"),
     ],
 )
 def test_run_turns_an_error_into_one_line_and_a_status(statement, status, stderr):
-    code = f"import configurator\ndef main(argv):\n    print(argv)\n    {statement}\nconfigurator.run(main)"
-    root = os.path.dirname(configurator.__file__)
-    done = subprocess.run([sys.executable, "-c", code, "--a=1"], capture_output=True, text=True, cwd=root)
+    code = f"import sys, configurator\ndef main(argv):\n    print(argv)\n    {statement}\nconfigurator.run(main)"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--a=1"], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
     assert (done.returncode, done.stdout, done.stderr) == (status, "['--a=1']\n", stderr)
+
+
+@pytest.mark.parametrize("error", ["TypeError('an edit')", "OSError(2, 'of an edit', 'x')"])
+def test_an_error_of_model_code_keeps_its_traceback(tmp_path, error):
+    (tmp_path / "model.py").write_text(f"def forward():\n    raise {error}\n")
+    code = "import configurator, model\nconfigurator.run(lambda argv: model.forward())"
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 1 and 'model.py", line 2, in forward' in done.stderr
+
+
+@pytest.mark.parametrize("script", ["train.py", "data/mqar/prepare.py"])
+def test_a_full_disk_under_the_output_is_one_line(script):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, script, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: standard output, or a connection: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    "script", ["train", "sample", "evaluate", "meters", "experiment", "plot", "bench", "checkpoint"]
+)
+def test_ctrl_c_while_modules_are_imported_is_one_line(script, tmp_path):
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")  # found before the real one
+    (tmp_path / "matplotlib.py").write_text("raise KeyboardInterrupt")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, f"{script}.py"], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.stderr == "interrupted\n" and done.returncode in (130, -2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [({"WORLD_SIZE": "2"}, "RANK, LOCAL_RANK"), ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two'"), ({"RANK": "x"}, None)],
+)
+def test_what_is_left_of_torchrun_in_the_environment_is_named(environment, words, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if words is None:  # one process alone: nothing else of torchrun counts
+        assert Processes("cpu", 1).world_size == 1
+        return
+    with pytest.raises(UserError, match=words):
+        Processes("cpu", 1)
 
 
 def test_a_reader_that_stops_reading_gets_no_stack_trace():
     command = f"{sys.executable} train.py --help | head -n 1"
-    done = subprocess.run(
-        command, shell=True, capture_output=True, text=True, cwd=os.path.dirname(configurator.__file__)
-    )
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.startswith("usage: ") and done.stderr == ""
 
 
