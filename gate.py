@@ -109,25 +109,44 @@ def has_no_effect(granularity, position, mixer, config):
     return position in mixer.linear_in and (position == "query" or config.gate_input == "static")
 
 
+class ZeroLinear(nn.Linear):
+    """A linear layer whose weights start at zero, and whose bias, where it has one, starts at bias_start."""
+
+    def __init__(self, n_in, n_out, bias_start=None):
+        super().__init__(n_in, n_out, bias=bias_start is not None)
+        self.bias_start = bias_start
+
+    def init_parameter(self, name, start, generator):
+        start.fill_(self.bias_start if name == "bias" else 0.0)
+
+
 class Gate(nn.Module):
     """g = W x (+ bias), of one number per entry of y, per head, per channel (shared) or per token (scalar).
 
-    y (B, T, heads, width), x (B, T, C) -> y' of y's shape. W starts at zero: sigmoid halves y, sigmoid2 keeps it.
+    y (B, T, heads, width), x (B, T, C) -> y' of y's shape. W starts at zero, so that sigmoid halves y at first and
+    sigmoid2 keeps it; a native gate's W starts as any linear layer does, as published.
+    bias: None, or the start of a trained bias; where the gate is static, of its constant.
     """
 
-    def __init__(self, n_embd, granularity, heads, width, activation, *, rank=0, has_bias=False, is_static=False):
+    def __init__(
+        self, n_embd, granularity, heads, width, activation, *, rank=0, bias=None, is_static=False, is_native=False
+    ):
         super().__init__()
         shapes = dict(elementwise=(heads, width), headwise=(heads, 1), shared=(1, width), scalar=(1, 1))
         self.shape, self.activation = shapes[granularity], activation
         size = math.prod(self.shape)
         self.down = self.proj = self.static = None
+        self.static_start = bias or 0.0
         if is_static:
             self.static = nn.Parameter(torch.empty(size))  # flat: a 1-D parameter gets no weight decay
-        elif rank:
-            self.down, self.proj = nn.Linear(n_embd, rank, bias=False), nn.Linear(rank, size, bias=has_bias)
         else:
-            self.proj = nn.Linear(n_embd, size, bias=has_bias)
+            self.down = nn.Linear(n_embd, rank, bias=False) if rank else None
+            n_in = rank or n_embd
+            self.proj = nn.Linear(n_in, size, bias=False) if is_native else ZeroLinear(n_in, size, bias)
         self.slope = nn.Parameter(torch.empty(1)) if activation == "learned" else None
+
+    def init_parameter(self, name, start, generator):
+        start.fill_(1.0 if name == "slope" else self.static_start)
 
     def forward(self, y, x):
         return GATE_ACTIVATIONS[self.activation](y, self.logits(x), self.slope)

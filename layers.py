@@ -39,6 +39,10 @@ class _RMSNorm(torch.autograd.Function):
         return dx, d_weight.flatten(0, -2).sum(0), None
 
 
+class ResidualLinear(nn.Linear):
+    """The last linear layer of a residual branch: it starts smaller, the more branches there are (GPT.init_weights)."""
+
+
 class ShortConv(nn.Module):
     """Causal convolution over time, one filter a channel: y_t = sum_i w_i x_{t-W+1+i}. (B, T, C) -> (B, T, C)."""
 
@@ -47,6 +51,9 @@ class ShortConv(nn.Module):
         self.channels, self.width = channels, width
         self.weight = nn.Parameter(torch.empty(width, channels))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+
+    def init_parameter(self, name, start, generator):
+        start.uniform_(-(self.width**-0.5), self.width**-0.5, generator=generator)
 
     def forward(self, x, state):
         T = x.shape[1]
@@ -62,6 +69,15 @@ class ShortConv(nn.Module):
 def make_conv(config, channels, published_width=0, bias=False):
     width = published_width if config.short_conv is None else config.short_conv
     return ShortConv(channels, width, bias) if width else None
+
+
+def init_decay(name, start, generator, A_range):
+    """Starts of the decay exp(-A softplus(. + dt_bias)): A uniform, dt log-uniform in [0.001, 0.1] (Dao & Gu 2024)."""
+    if name == "A_log":
+        start.uniform_(*A_range, generator=generator).log_()
+    else:
+        dt = start.uniform_(math.log(0.001), math.log(0.1), generator=generator).exp()
+        start.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
 
 
 def manual_attention(q, k, v, mask, softcap, is_causal):

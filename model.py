@@ -28,7 +28,17 @@ from gate import (
     check_gate,
     parse_gate,
 )
-from layers import RMSNorm, ShortConv, l2_norm, make_conv, manual_attention, rope_frequencies, rotate
+from layers import (
+    ResidualLinear,
+    RMSNorm,
+    ShortConv,
+    init_decay,
+    l2_norm,
+    make_conv,
+    manual_attention,
+    rope_frequencies,
+    rotate,
+)
 from loss import IGNORE, cross_entropy_sum
 from recurrence import at_least_float32
 from sampling import check_request, draw
@@ -184,15 +194,14 @@ class Mixer(nn.Module):
         shapes["denominator"] = (self.n_head, 1)
         self.gates = nn.ModuleDict()
         if gate.native and self.native_gate:
-            self.gates["native"] = Gate(config.n_embd, "elementwise", *readout, self.native_gate[0])
-        options = dict(rank=config.gate_rank, has_bias=config.gate_bias is not None)
-        options["is_static"] = config.gate_input == "static"
+            self.gates["native"] = Gate(config.n_embd, "elementwise", *readout, self.native_gate[0], is_native=True)
+        options = dict(rank=config.gate_rank, bias=config.gate_bias, is_static=config.gate_input == "static")
         for position, granularity in gate.granularity.items():
             shape = shapes[position]
             self.gates[position] = Gate(config.n_embd, granularity, *shape, config.gate_activation, **options)
         norm_width = self.value_width * (1 if self.norm_over == "head" else self.n_head)
         self.norm = RMSNorm(norm_width, eps=NORM_EPS) if self.norm_kind == "rms" else None
-        self.out_proj = nn.Linear(self.n_head * self.value_width, config.n_embd, bias=False)
+        self.out_proj = ResidualLinear(self.n_head * self.value_width, config.n_embd, bias=False)
 
     def project(self, x, state, start):
         """x (B, T, C) -> Projection. A convolution reads and writes its past in `state` where that is a dict."""
@@ -445,7 +454,6 @@ class Mamba2(Mixer):
     native_gate = ("silu", "before norm")
     linear_in = ("value",)  # D x, which is added, has neither q nor k
     norm_over = "width"
-    A_range = (1.0, 16.0)
 
     @classmethod
     def heads_per_norm(cls, config):
@@ -464,6 +472,12 @@ class Mamba2(Mixer):
         self.conv = make_conv(config, H * D + 2 * G * N, published_width=4, bias=True)
         self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(H)) for _ in range(3))
         self.split = (H * D, G * N, G * N)
+
+    def init_parameter(self, name, start, generator):
+        if name == "D":
+            start.fill_(1.0)
+        else:
+            init_decay(name, start, generator, A_range=(1.0, 16.0))
 
     def normed(self, o):
         """Over the whole readout; with several groups, over each group's part of it."""
@@ -490,7 +504,6 @@ class GatedDeltaNet(Mixer):
     published_norm = "rms"
     native_gate = ("silu", "after norm")
     linear_in = ("query", "value")  # the delta rule is not linear in k
-    A_range = (0.01, 16.0)
 
     def __init__(self, config, gate):
         H, D = config.n_head, config.head_dim
@@ -498,6 +511,9 @@ class GatedDeltaNet(Mixer):
         self.in_proj = nn.Linear(config.n_embd, 3 * H * D + 2 * H, bias=False)
         self.conv = make_conv(config, 3 * H * D, published_width=4)
         self.dt_bias, self.A_log = (nn.Parameter(torch.empty(H)) for _ in range(2))
+
+    def init_parameter(self, name, start, generator):
+        init_decay(name, start, generator, A_range=(0.01, 16.0))
 
     def project(self, x, state, start):
         H = self.n_head
@@ -530,7 +546,7 @@ class MLP(nn.Module):
     def __init__(self, config, hidden):
         super().__init__()
         self.up = nn.Linear(config.n_embd, hidden, bias=False)
-        self.down = nn.Linear(hidden, config.n_embd, bias=False)
+        self.down = ResidualLinear(hidden, config.n_embd, bias=False)
 
     def forward(self, x):
         return self.down(F.gelu(self.up(x)))
@@ -582,54 +598,51 @@ class GPT(nn.Module):
     def init_weights(self, seed):
         """How every parameter starts. s = 0.02.
 
-        | parameter                                | start                                               |
+        | module, parameter                        | start                                               |
         |------------------------------------------|-----------------------------------------------------|
-        | linear and embedding weights             | N(0, s)                                             |
-        | out_proj, mlp.down (residual branches)   | N(0, s / sqrt(2 n_layer))                           |
+        | Linear, Embedding                        | N(0, s)                                             |
+        | ResidualLinear                           | N(0, s / sqrt(2 n_layer))                           |
         | init="pytorch": all linear weights       | U(-1/sqrt(fan_in), 1/sqrt(fan_in))                  |
-        | init="pytorch": embeddings               | N(0, 1)                                             |
-        | gates: proj                              | 0 (native gates: as linear weights, as published)   |
-        | gates: proj.bias and static              | gate_bias, or 0                                     |
-        | gates: slope                             | 1                                                   |
-        | norms                                    | 1                                                   |
-        | conv                                     | U(-1/sqrt(width), 1/sqrt(width)), its bias too      |
-        | decay_out.bias                           | 0                                                   |
+        | init="pytorch": Embedding                | N(0, 1)                                             |
+        | biases of linear layers                  | 0                                                   |
+        | RMSNorm, LayerNorm                       | 1, their biases 0                                   |
+        | ZeroLinear (gates that are not native)   | 0, its bias gate_bias                               |
+        | Gate: static, slope                      | gate_bias or 0, 1                                   |
+        | ShortConv                                | U(-1/sqrt(width), 1/sqrt(width)), its bias too      |
         | A_log                                    | log of U(1, 16); gated_deltanet U(0.01, 16)         |
         | dt_bias                                  | softplus^-1 of a log-uniform dt in [0.001, 0.1]     |
         | D                                        | 1                                                   |
 
+        The last rows, and those of your own modules, are methods of theirs: init_parameter(name, start, generator)
+        fills `start`, which holds what the constructor gave. UserError for a parameter that has no rule.
+
         Each is drawn from (seed, its own name): two models of one seed share the weights they have in
         common, whatever else they have, so that an arm with a gate starts where the arm without it does.
         """
-        for name, p in self.named_parameters():
-            path = name.split(".")
-            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-            start = torch.zeros(p.shape)
-            if "gates" in path and path[-3:-1] != ["native", "proj"] and path[-2] != "down":
-                start += {"slope": 1.0, "weight": 0.0}.get(path[-1], self.config.gate_bias or 0.0)
-            elif "norm" in path[-2]:
-                start += 1.0
-            elif path[-2] == "conv":
-                bound = self.get_submodule(name.rpartition(".")[0]).width ** -0.5
-                start.uniform_(-bound, bound, generator=generator)
-            elif path[-1] == "A_log":
-                start.uniform_(*self.get_submodule(name.rpartition(".")[0]).A_range, generator=generator).log_()
-            elif path[-1] == "dt_bias":
-                dt = start.uniform_(math.log(0.001), math.log(0.1), generator=generator).exp()
-                start = dt + torch.log(-torch.expm1(-dt))  # softplus(start) = dt
-            elif path[-1] == "D":
-                start += 1.0
-            elif path[-1] == "bias":
-                pass
-            elif self.config.init == "pytorch" and path[-2] in ("wte", "wpe"):
-                start.normal_(generator=generator)
-            elif self.config.init == "pytorch":
-                start.uniform_(-(p.shape[1] ** -0.5), p.shape[1] ** -0.5, generator=generator)
-            else:
-                is_residual = path[-2] in ("out_proj", "down") and "gates" not in path
-                scale = (2 * self.config.n_layer) ** -0.5 if is_residual else 1.0
-                start.normal_(0.0, 0.02 * scale, generator=generator)
-            p.copy_(start)
+        is_pytorch, s = self.config.init == "pytorch", 0.02
+        for path, module in self.named_modules():
+            for name, p in module.named_parameters(recurse=False):
+                full_name = f"{path}.{name}" if path else name
+                generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {full_name}".encode()))
+                start = p.detach().clone()
+                if hasattr(module, "init_parameter"):
+                    module.init_parameter(name, start, generator)
+                elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
+                    start.fill_(1.0 if name == "weight" else 0.0)
+                elif isinstance(module, nn.Linear) and name == "bias":
+                    start.zero_()
+                elif isinstance(module, nn.Linear) and is_pytorch:
+                    start.uniform_(-(p.shape[1] ** -0.5), p.shape[1] ** -0.5, generator=generator)
+                elif isinstance(module, ResidualLinear):
+                    start.normal_(0.0, s * (2 * self.config.n_layer) ** -0.5, generator=generator)
+                elif isinstance(module, nn.Linear | nn.Embedding):
+                    start.normal_(0.0, 1.0 if is_pytorch else s, generator=generator)
+                else:
+                    raise UserError(
+                        f"{full_name}: no rule says how it starts; give {type(module).__name__} a method "
+                        "init_parameter(self, name, start, generator), which fills the tensor start"
+                    )
+                p.copy_(start)
 
     def features(self, idx, state=None, start=0, only=None):
         """idx (B, T) -> the last layer's normed hidden states (B, T, C) and the state (None if None was given).

@@ -137,7 +137,7 @@ def test_manual_and_fused_attention_agree(keys):
 
 @torch.no_grad()
 def make_gate(value, activation="sigmoid", granularity="headwise", is_static=False):
-    gate = Gate(C, granularity, H, D, activation, has_bias=True, is_static=is_static)
+    gate = Gate(C, granularity, H, D, activation, bias=0.0, is_static=is_static)
     for p in gate.parameters():
         p.zero_()
     (gate.static if is_static else gate.proj.bias).fill_(value)

@@ -11,6 +11,7 @@ import warnings
 
 import pytest
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
 
 import gate
@@ -273,7 +274,7 @@ def test_parameters_start_as_the_table_says(name):
         assert abs(start[mixer + "gates.native.proj.weight"].std() - 0.02) < 1e-3
     if name in ("mamba2", "gated_deltanet"):
         A, dt = start[mixer + "A_log"].exp(), F.softplus(start[mixer + "dt_bias"])
-        assert A.min() >= MIXERS[name].A_range[0] and A.max() <= 16 and 4 < A.mean() < 12
+        assert A.min() >= {"mamba2": 1.0, "gated_deltanet": 0.01}[name] and A.max() <= 16 and 4 < A.mean() < 12
         assert dt.min() >= 0.00099 and dt.max() <= 0.101
         assert abs(start[mixer + "conv.weight"]).max() <= 0.5
     assert all((p == 1).all() for key, p in start.items() if "norm" in key)
@@ -290,6 +291,37 @@ def test_decay_parameters_biases_and_norms_get_no_weight_decay():
     assert {names[id(p)] for p in decayed} == {"weight"}
     assert {names[id(p)] for p in free} == {"weight", "bias", "dt_bias", "A_log", "D"}
     assert all(p.dim() == 1 for p in free) and len(decayed) + len(free) == len(list(model.parameters()))
+
+
+class LayerScale(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((width,), 0.1))
+
+    def forward(self, x):
+        return self.scale * x
+
+
+class EditedBlock(model.Block):
+    """What people do to a block: another norm under another name, and a parameter of their own."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.ln_1, self.layer_scale = nn.LayerNorm(C), LayerScale(C)
+
+
+def test_a_parameter_starts_by_its_module_and_not_by_its_name(monkeypatch):
+    monkeypatch.setattr(model, "Block", EditedBlock)
+    monkeypatch.setattr(LayerScale, "init_parameter", lambda self, name, start, generator: None, raising=False)
+    block = GPT(make_config()).blocks[0]
+    assert (block.ln_1.weight == 1).all() and (block.ln_1.bias == 0).all()
+    assert (block.layer_scale.scale == 0.1).all()  # as its constructor left it
+
+
+def test_a_parameter_without_a_rule_for_its_start_is_an_error_that_says_where_to_add_one(monkeypatch):
+    monkeypatch.setattr(model, "Block", EditedBlock)
+    with pytest.raises(UserError, match=r"blocks.0.layer_scale.scale: no rule .* give LayerScale a method init_param"):
+        GPT(make_config())
 
 
 def test_gated_is_blagpts_name_and_patterns_repeat():
