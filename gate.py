@@ -39,7 +39,7 @@ class LayerGate(NamedTuple):
     """One layer's entry of the gate string: the published gate or not, and the gates by position."""
 
     native: bool
-    granularity: dict  # position -> granularity
+    positions: dict  # {position: granularity}
 
 
 def parse_gate(text):
@@ -47,7 +47,7 @@ def parse_gate(text):
     terms = text.replace(" ", "").split("+")
     if terms == ["none"]:
         return LayerGate(False, {})
-    granularity = {}
+    positions = {}
     for term in terms:
         if term == "native" and terms.count("native") == 1:
             continue
@@ -57,10 +57,10 @@ def parse_gate(text):
         check_choice(f"gate={text!r}: position", position, POSITIONS)
         if name not in GRANULARITIES:
             raise UserError(f"gate={text!r}: {name!r} stands alone in a layer (only 'native+...' can be joined)")
-        if position in granularity:
+        if position in positions:
             raise UserError(f"gate={text!r}: two gates at position {position!r}")
-        granularity[position] = name
-    return LayerGate("native" in terms, granularity)
+        positions[position] = name
+    return LayerGate("native" in terms, positions)
 
 
 def check_gate(name, mixer, config, gate):
@@ -71,9 +71,9 @@ def check_gate(name, mixer, config, gate):
     norm = mixer.norm_of(config)
     if norm == "denominator" and not mixer.has_nonnegative_weights:
         raise UserError(f"readout_norm='denominator' makes no sense for {name}: {mixer.why_no_denominator}")
-    if norm == "denominator" and not config.norm_first and gate.granularity:
+    if norm == "denominator" and not config.norm_first and gate.positions:
         raise UserError("norm_first=False makes no difference with a denominator: the division commutes with the gate")
-    for position, granularity in gate.granularity.items():
+    for position, granularity in gate.positions.items():
         term = f"gate='{granularity}@{position}' of {name}"
         if has_no_effect(granularity, position, mixer, config):
             raise UserError(

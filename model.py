@@ -196,11 +196,18 @@ class Mixer(nn.Module):
         if gate.native and self.native_gate:
             self.gates["native"] = Gate(config.n_embd, "elementwise", *readout, self.native_gate[0], is_native=True)
         options = dict(rank=config.gate_rank, bias=config.gate_bias, is_static=config.gate_input == "static")
-        for position, granularity in gate.granularity.items():
+        for position, granularity in gate.positions.items():
             shape = shapes[position]
             self.gates[position] = Gate(config.n_embd, granularity, *shape, config.gate_activation, **options)
         norm_width = self.value_width * (1 if self.norm_over == "head" else self.n_head)
         self.norm = RMSNorm(norm_width, eps=NORM_EPS) if self.norm_kind == "rms" else None
+        native_comes_first = self.native_gate is not None and self.native_gate[1] == "before norm"
+        before = ["native"] * native_comes_first + ["readout"] * (not config.norm_first)
+        after = ["native"] * (not native_comes_first) + ["readout"] * config.norm_first
+        there = {*self.gates, *["norm"] * (self.norm is not None)}
+        there |= {"activation"} if config.readout_activation != "none" else set()
+        # what happens to the readout, in this order: names of gates, its norm, its activation
+        self.readout_steps = [step for step in (*before, "norm", "activation", *after) if step in there]
         self.out_proj = ResidualLinear(self.n_head * self.value_width, config.n_embd, bias=False)
 
     def project(self, x, state, start):
@@ -209,23 +216,37 @@ class Mixer(nn.Module):
 
     def forward(self, x, state=None, start=0, only=None):
         state = None if state is None else dict(state)
-        p = self.gated_projection(x, state, start)
-        o = self.read(p, state, start)
+        p = self.gated_projection(x, state, start)  # q, k, v: (B, T, heads, width) each
+        o = self.read(p, state, start)  # (B, T, H, Dv), with a denominator (B, T, H, Dv + 1)
+        skip = p.skip
         if only is not None:  # the tokens whose output is asked for, (1, M, ...): all below is token by token
-            o, x, p = o[only][None], x[only][None], p._replace(skip=None if p.skip is None else p.skip[only][None])
-        readout = self.finish(o, p, x)
+            o, x, skip = (y if y is None else y[only][None] for y in (o, x, skip))
+        if self.norm_kind == "denominator":
+            o, denominator = o.split([self.value_width, 1], dim=-1)
+            o = o / self.gated("denominator", denominator, x).clamp(min=DENOMINATOR_MIN)
+        if skip is not None:
+            o = o + skip
+        for step in self.readout_steps:
+            if step == "norm":
+                o = self.normed(o)
+            elif step == "activation":
+                o = READOUT_ACTIVATIONS[self.config.readout_activation](o)
+            else:
+                o = self.gates[step](o, x)
         if self.out_proj.weight.itemsize < 4:  # a model in half precision; under autocast the weights are float32
-            readout = readout.to(self.out_proj.weight.dtype)
-        return self.gate("output", self.out_proj(readout.flatten(2))[:, :, None], x).squeeze(2), state
-
-    def gate(self, position, y, x):
-        return self.gates[position](y, x) if position in self.gates else y
+            o = o.to(self.out_proj.weight.dtype)
+        y = self.out_proj(o.flatten(2))  # (B, T, C)
+        return self.gated("output", y[:, :, None], x).squeeze(2), state
 
     def gated_projection(self, x, state, start):
+        """project(x), with the gates on q, k and v applied."""
         p = self.project(x, state, start)
-        skip = None if p.skip is None else self.gate("value", p.skip, x)  # a second way of v to the readout
-        q, k, v = self.gate("query", p.q, x), self.gate("key", p.k, x), self.gate("value", p.v, x)
+        q, k, v = self.gated("query", p.q, x), self.gated("key", p.k, x), self.gated("value", p.v, x)
+        skip = None if p.skip is None else self.gated("value", p.skip, x)  # a second way of v to the readout
         return p._replace(q=q, k=k, v=v, skip=skip)
+
+    def gated(self, position, y, x):
+        return self.gates[position](y, x) if position in self.gates else y
 
     def read(self, p, state, start):
         """The readout (B, T, H, Dv); with a denominator its value stands behind it, (B, T, H, Dv + 1)."""
@@ -240,29 +261,6 @@ class Mixer(nn.Module):
         o, final = form(q, k, v, log_decay=p.log_decay, beta=p.beta, initial_state=initial)
         if state is not None:
             state["S"] = final
-        return o
-
-    def finish(self, o, p, x):
-        """Divides by the denominator; then norm, activation and gates in the order the config says."""
-        if self.norm_kind == "denominator":
-            o, denominator = o.split([self.value_width, 1], dim=-1)
-            o = o / self.gate("denominator", denominator, x).clamp(min=DENOMINATOR_MIN)
-        if p.skip is not None:
-            o = o + p.skip
-        native_is_first = self.native_gate is not None and self.native_gate[1] == "before norm"
-        if native_is_first:
-            o = self.gate("native", o, x)
-        if not self.config.norm_first:
-            o = self.gate("readout", o, x)
-        if self.norm is not None:
-            o = self.normed(o)
-        activation = READOUT_ACTIVATIONS[self.config.readout_activation]
-        if activation is not None:
-            o = activation(o)
-        if not native_is_first:
-            o = self.gate("native", o, x)
-        if self.config.norm_first:
-            o = self.gate("readout", o, x)
         return o
 
     def normed(self, o):

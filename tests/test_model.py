@@ -78,7 +78,7 @@ def test_a_gate_of_zero_weights_halves_the_readout(name, granularity):
 def test_a_bias_of_40_opens_the_gate(name, gate):
     ungated, x = make_mixer(name), random_x()
     gated = copy_shared(make_mixer(name, gate, gate_bias=0.0), ungated)
-    (position,) = parse_gate(gate).granularity
+    (position,) = parse_gate(gate).positions
     set_gate(gated, position, bias=40.0)
     torch.testing.assert_close(gated(x)[0], ungated(x)[0], rtol=1e-12, atol=1e-13)
 
