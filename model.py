@@ -184,8 +184,11 @@ class Mixer(nn.Module):
     def check(cls, config):
         """Raises UserError for keys that don't fit this mixer, beyond what gate.check_gate finds."""
 
-    def __init__(self, config, gate, *, query, key, value, n_head=None):
-        """query, key, value: (heads, width) of each. n_head: heads of the readout (default: the queries')."""
+    def __init__(self, config, gate, *, query, key, value, n_head=None, native_rank=0):
+        """query, key, value: (heads, width) of each. n_head: heads of the readout (default: the queries').
+
+        native_rank: of the native gate's weights, 0 for full rank.
+        """
         super().__init__()
         self.config, self.norm_kind = config, self.norm_of(config)
         self.n_head, self.key_width, self.value_width = n_head or query[0], query[1], value[1]
@@ -194,7 +197,9 @@ class Mixer(nn.Module):
         shapes["denominator"] = (self.n_head, 1)
         self.gates = nn.ModuleDict()
         if gate.native and self.native_gate:
-            self.gates["native"] = Gate(config.n_embd, "elementwise", *readout, self.native_gate[0], is_native=True)
+            self.gates["native"] = Gate(
+                config.n_embd, "elementwise", *readout, self.native_gate[0], rank=native_rank, is_native=True
+            )
         options = dict(rank=config.gate_rank, bias=config.gate_bias, is_static=config.gate_input == "static")
         for position, granularity in gate.positions.items():
             shape = shapes[position]
@@ -528,12 +533,60 @@ class GatedDeltaNet(Mixer):
         return 7 * self.n_head * self.key_width * self.value_width
 
 
+class DeltaNet(Mixer):
+    """DeltaNet (Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule"): the delta rule alone."""
+
+    published_norm = "rms"
+    linear_in = ("query", "value")  # the delta rule is not linear in k
+
+    def __init__(self, config, gate, native_rank=0):
+        H, D = config.n_head, config.head_dim
+        super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D), native_rank=native_rank)
+        self.in_proj = nn.Linear(config.n_embd, 3 * H * D + H, bias=False)
+        self.conv = make_conv(config, 3 * H * D, published_width=4)
+
+    def project(self, x, state, start):
+        H = self.n_head
+        qkv, beta = self.in_proj(x).split([3 * H * self.value_width, H], dim=-1)
+        if self.conv is not None:
+            qkv = self.conv(qkv, state)
+        q, k, v = F.silu(qkv).unflatten(-1, (-1, self.value_width)).chunk(3, dim=2)  # (B, T, H, D)
+        beta = at_least_float32(beta).sigmoid()  # (B, T, H)
+        return Projection(l2_norm(q) * self.key_width**-0.5, l2_norm(k), v, beta=beta)
+
+    def flops_per_token(self, T):
+        """As for the others, and one more read of S: what it holds under k."""
+        return 7 * self.n_head * self.key_width * self.value_width
+
+
+class KDA(DeltaNet):
+    """Kimi Delta Attention (Kimi Linear, 2025): the delta rule and, per key channel, a decay exp(-A softplus(dt))."""
+
+    native_gate = ("sigmoid", "after norm")
+
+    def __init__(self, config, gate):
+        super().__init__(config, gate, native_rank=config.head_dim)
+        C, H, D = config.n_embd, config.n_head, config.head_dim
+        self.decay_in, self.decay_out = nn.Linear(C, D, bias=False), nn.Linear(D, H * D, bias=False)
+        self.dt_bias, self.A_log = nn.Parameter(torch.empty(H * D)), nn.Parameter(torch.empty(H))
+
+    def init_parameter(self, name, start, generator):
+        init_decay(name, start, generator, A_range=(1.0, 16.0))
+
+    def project(self, x, state, start):
+        dt = F.softplus(at_least_float32(self.decay_out(self.decay_in(x))) + self.dt_bias)
+        dt = dt.unflatten(-1, (-1, self.key_width))  # (B, T, H, D)
+        return super().project(x, state, start)._replace(log_decay=-self.A_log.exp()[:, None] * dt)
+
+
 MIXERS = {
     "softmax": Softmax,
     "cosformer": CosFormer,
     "gla": GLA,
     "mamba2": Mamba2,
     "gated_deltanet": GatedDeltaNet,
+    "deltanet": DeltaNet,
+    "kda": KDA,
 }
 
 # ----------------------------------------------------------------------------------------------------------------------

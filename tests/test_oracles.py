@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from transformers import Mamba2Config, MiniMaxConfig, Qwen3NextConfig
+from transformers import KimiLinearConfig, Mamba2Config, MiniMaxConfig, Qwen3NextConfig
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 from transformers.models.qwen3_next.modeling_qwen3_next import (
@@ -116,6 +117,53 @@ def test_native_gated_deltanet_is_qwen3_next_gated_deltanet():
     oracle.norm.weight.copy_(ours.norm.weight)
     oracle.out_proj.weight.copy_(ours.out_proj.weight)
     assert_same(ours, oracle)
+
+
+@torch.no_grad()
+def test_native_kda_is_kimi_linears_delta_attention():
+    ours = make("kda", "native")
+    config = KimiLinearConfig(
+        hidden_size=C, linear_num_heads=H, linear_head_dim=D, linear_conv_kernel_dim=4, rms_norm_eps=NORM_EPS,
+        num_hidden_layers=1, layer_types=["linear_attention"], hidden_act="silu",
+    )  # fmt: skip
+    oracle = KimiLinearDeltaAttention(config, layer_idx=0).eval()
+    q, k, v, beta = ours.in_proj.weight.split([C, C, C, H])
+    gate = ours.gates["native"]
+    theirs = oracle.forget_gate
+    pairs = [(oracle.q_proj, q), (oracle.k_proj, k), (oracle.v_proj, v), (oracle.b_proj, beta)]
+    pairs += [(oracle.g_a_proj, gate.down.weight), (oracle.g_b_proj, gate.proj.weight)]
+    pairs += [(theirs.f_a_proj, ours.decay_in.weight), (theirs.f_b_proj, ours.decay_out.weight)]
+    pairs += [(oracle.o_norm, ours.norm.weight), (oracle.o_proj, ours.out_proj.weight)]
+    for module, weight in pairs:
+        module.weight.copy_(weight)
+    oracle.conv1d.weight.copy_(ours.conv.weight.T[:, None])
+    theirs.dt_bias.copy_(ours.dt_bias)
+    theirs.A_log.copy_(ours.A_log.view(1, 1, H, 1))
+    assert_same(ours, oracle)
+
+
+@torch.no_grad()
+def test_deltanet_is_the_delta_rule_written_out():
+    """Yang et al. 2024, token by token: the state's value under k moves towards v by the share beta."""
+    ours = make("deltanet", "none")
+
+    def deltanet(x):
+        qkv, beta = (x @ ours.in_proj.weight.T).split([3 * C, H], dim=-1)
+        padded = F.pad(qkv, (0, 0, 3, 0))
+        qkv = F.silu(sum(ours.conv.weight[i] * padded[:, i : i + T] for i in range(4)))
+        q, k, v = (y.view(B, T, H, D) for y in qkv.split(C, dim=-1))
+        q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
+        S, outputs = torch.zeros(B, H, D, D), []
+        for t in range(T):
+            old = torch.einsum("bhk,bhkv->bhv", k[:, t], S)
+            new = old + beta[:, t, :, None].sigmoid() * (v[:, t] - old)
+            S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], new - old)
+            outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t] * D**-0.5, S))
+        o = torch.stack(outputs, dim=1)
+        o = o / (o.square().mean(-1, keepdim=True) + NORM_EPS).sqrt() * ours.norm.weight
+        return o.flatten(2) @ ours.out_proj.weight.T
+
+    assert_same(ours, deltanet)
 
 
 @torch.no_grad()
