@@ -729,7 +729,8 @@ class GPT(nn.Module):
         if targets is None:
             return self.logits(self.features(idx)[0])
         only = targets != IGNORE
-        if only.device.type != "cpu" or only.all():  # a GPU would wait for the count, and compile for every other one
+        # a GPU would wait for the count, and torch.compile would compile again for every other one
+        if only.device.type != "cpu" or torch.compiler.is_compiling() or only.all():
             only = None
         x, _ = self.features(idx, only=only)
         targets = targets if only is None else targets[only][None]

@@ -286,6 +286,7 @@ class Run:
             (m, *self.dataset.batch(
                 "train", step, seed=config.seed, batch_size=config.batch_size, block_size=config.block_size,
                 micro_step=m, gradient_accumulation_steps=config.gradient_accumulation_steps,
+                same_length=self.compiled,
             ))
             for m in range(processes.rank, config.gradient_accumulation_steps, processes.world_size)
         ]  # fmt: skip

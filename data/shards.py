@@ -413,11 +413,23 @@ class Dataset:
         facts = self._facts(split)
         return facts["tokens"] / facts["rows"] if self.kind == "examples" else block_size
 
-    def batch(self, split, step, *, seed, batch_size, block_size, micro_step=0, gradient_accumulation_steps=1):
+    def batch(
+        self,
+        split,
+        step,
+        *,
+        seed,
+        batch_size,
+        block_size,
+        micro_step=0,
+        gradient_accumulation_steps=1,
+        same_length=False,
+    ):
         """
         (inputs, targets), int64 (B, T), of one micro-step. The global batch of a step is the next batch_size *
         gradient_accumulation_steps examples of an endless row of epochs, each shuffled anew; micro-step m is its m-th
-        part. Processes divide the micro-steps among them.
+        part. Processes divide the micro-steps among them. same_length: every batch is as long as the longest row of the
+        split, for torch.compile, which takes minutes for each new length.
         """
         if not 0 <= micro_step < gradient_accumulation_steps:
             raise ValueError(f"micro_step {micro_step} of {gradient_accumulation_steps}")
@@ -433,7 +445,7 @@ class Dataset:
                 # the phase moves the borders of the windows from epoch to epoch; the last window ends with the split
                 last = self._starts[split][-1] - block_size - 1
                 rows.append(self._window(split, min(phase + int(order[position]) * block_size, last), block_size))
-        return _collate(rows)
+        return _collate(rows, self._longest(split) if same_length and self.kind == "examples" else 0)
 
     def eval_batches(self, split, batch_size, block_size, rank=0, world_size=1, stride=None):
         """
@@ -471,8 +483,11 @@ class Dataset:
             raise UserError(f"{self.folder}: has no split {split!r}; it has {', '.join(self.splits)}")
         return self.meta["splits"][split]
 
+    def _longest(self, split):
+        return max(shard["seq_len"] for shard in self._facts(split)["shards"])
+
     def _check_lengths(self, split, block_size):
-        longest = max(shard["seq_len"] for shard in self._facts(split)["shards"])
+        longest = self._longest(split)
         if longest > block_size:
             raise UserError(
                 f"{self.folder}: {split} has rows of {longest} tokens; block_size={block_size} is too small"

@@ -26,7 +26,8 @@ import configurator
 import hardware
 import outdir
 import train
-from data.shards import open_dataset, write_examples
+from data.mqar import prepare as mqar_prepare
+from data.shards import Dataset, open_dataset, write_examples
 from model import MIXERS
 
 # A convolution of width 2 lets a value see its key: 20 seeds of 20 passed 97% by step 250. Without decay, a seed that
@@ -510,6 +511,32 @@ def test_a_compiled_run_says_that_it_compiles_and_learns_the_same(run, text, hel
     said = capsys.readouterr().out
     assert "compile on, torch" in said
     assert re.search(r"compiling the model: the first step takes a while\ncompiled in \d+ s\n", said)
+
+
+@pytest.mark.parametrize(
+    "mixer", [pytest.param(name, marks=() if name in ("softmax", "gla") else pytest.mark.slow) for name in MIXERS]
+)
+def test_rows_of_four_lengths_are_compiled_once_and_learn_the_same(mixer, run, tmp_path, helpers, monkeypatch):
+    data, compiled, seen = tmp_path / "data", [], set()
+    mqar_prepare.main(
+        helpers.words(slices="10/2,16/2,24/4,32/4", vocab_size=16, train_size=40, val_size=8, out_dir=data)
+    )
+
+    def counting(graph, inputs):
+        compiled.append(graph)
+        return graph
+
+    def spied(dataset, *words, batch=Dataset.batch, **keys):
+        seen.add(batch(dataset, *words, **keys | {"same_length": False})[0].shape[1])
+        return batch(dataset, *words, **keys)
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counting))
+    monkeypatch.setattr(Dataset, "batch", spied)
+    keys = dict(dataset=data, attention=mixer, gate="elementwise", n_layer=1, batch_size=1, max_iters=12)
+    torch._dynamo.reset()
+    out = run("compiled", compile="true", **keys)
+    assert seen == {10, 16, 24, 32} and len(compiled) == 1  # evaluations at every length, too
+    assert helpers.losses(out) == pytest.approx(helpers.losses(run("plain", **keys)), rel=1e-4)
 
 
 def test_train_starts_without_what_only_other_scripts_need():
