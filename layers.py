@@ -6,9 +6,8 @@ import math
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
-from recurrence import at_least_float32, without_autocast
+from recurrence import at_least_float32, first_derivative_only, without_autocast
 
 
 class RMSNorm(nn.RMSNorm):
@@ -33,7 +32,7 @@ class _RMSNorm(torch.autograd.Function):
         return normed * weight
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     @without_autocast
     def backward(ctx, dy):
         normed, weight, r = ctx.saved_tensors

@@ -5,10 +5,9 @@ at hand: plain operations, nothing recomputed. Equal to float32 cross entropy of
 """
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from data.shards import IGNORE
-from recurrence import at_least_float32
+from recurrence import at_least_float32, first_derivative_only
 
 CHUNK_TOKENS = 512
 
@@ -67,7 +66,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx, grad_loss):
         dx, dw = ctx.saved_tensors
         return (grad_loss * dx).to(dx.dtype), (grad_loss * dw).to(dw.dtype), None, None, None

@@ -25,7 +25,6 @@ import importlib.util
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 # exp(-104) is 0 in float32. A sum of log-decays loses digits the larger it is, and -inf - -inf would be NaN
 LOG_DECAY_MIN = -104.0
@@ -42,6 +41,22 @@ def without_autocast(backward):
     def wrapped(ctx, *gradients):
         with torch.autocast(gradients[0].device.type, enabled=False):
             return backward(ctx, *gradients)
+
+    return wrapped
+
+
+def first_derivative_only(backward):
+    """A backward that is no function of what the forward saved: raises where its own derivative will be asked for.
+
+    torch's once_differentiable does not, where the gradient that comes in is a constant, as that of a loss is: what
+    comes out is then a constant too, and a Hessian is wrong without a word.
+    """
+
+    @functools.wraps(backward)
+    def wrapped(ctx, *gradients):
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # compiled code refuses by itself
+            raise RuntimeError("create_graph=True: there are no second derivatives; take differences of gradients")
+        return backward(ctx, *gradients)
 
     return wrapped
 
@@ -142,7 +157,7 @@ class _Chunks(torch.autograd.Function):
         return (inside @ v).baddbmm_(q, states), S.clone().view(shape)  # a view would keep all states alive
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     @without_autocast
     def backward(ctx, do, G):
         inside, q, k, v, w, decay, states = ctx.saved_tensors
@@ -282,7 +297,7 @@ class _ChannelWeights(torch.autograd.Function):
         return inside, q_from_start, k_to_end, decay
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     @without_autocast
     def backward(ctx, d_inside, dq, dk, d_decay):
         q, k, a, decay = ctx.saved_tensors
