@@ -1,12 +1,13 @@
 """Parts that several mixers use: norms, the short convolution, rotary positions, softmax attention written out."""
 
+import functools
 import math
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from recurrence import at_least_float32
+from recurrence import at_least_float32, first_derivative_only, without_autocast
 
 
 class RMSNorm(nn.RMSNorm):
@@ -31,6 +32,8 @@ class _RMSNorm(torch.autograd.Function):
         return normed * weight
 
     @staticmethod
+    @first_derivative_only
+    @without_autocast
     def backward(ctx, dy):
         normed, weight, r = ctx.saved_tensors
         d_weight = dy * normed  # of each token
@@ -44,7 +47,10 @@ class ResidualLinear(nn.Linear):
 
 
 class ShortConv(nn.Module):
-    """Causal convolution over time, one filter a channel: y_t = sum_i w_i x_{t-W+1+i}. (B, T, C) -> (B, T, C)."""
+    """Causal convolution over time, one filter a channel: y_t = sum_i w_i x_{t-W+1+i}. (B, T, C) -> (B, T, C).
+
+    Under autocast x has its dtype and the weights are float32: the sum is float32, y is rounded to the dtype of x.
+    """
 
     def __init__(self, channels, width, bias):
         super().__init__()
@@ -63,7 +69,7 @@ class ShortConv(nn.Module):
             state["conv"] = x[:, T:].clone()  # a view would keep the whole prefill alive
         # W shifted products, not conv1d: the same numbers whatever T is
         y = sum(self.weight[i] * x[:, i : i + T] for i in range(self.width))
-        return y if self.bias is None else y + self.bias
+        return (y if self.bias is None else y + self.bias).to(x.dtype)
 
 
 def make_conv(config, channels, published_width=0, bias=False):
@@ -100,7 +106,7 @@ def rope_frequencies(D, base, scaling, factor, trained_length):
     training; `yarn` (Peng et al. 2023, section 3.2 and 3.4) divides the frequency of the pairs that turned less than
     once in training by the factor, leaves those of more than 32 turns, goes over in between, and sharpens the softmax.
     """
-    exponent = torch.arange(0, D, 2, dtype=torch.float64) / D
+    exponent = torch.arange(0, D, 2, dtype=torch.float64, device="cpu") / D
     if scaling == "ntk":
         base = base * factor ** (D / max(1, D - 2))
     frequency = base**-exponent
@@ -109,16 +115,39 @@ def rope_frequencies(D, base, scaling, factor, trained_length):
     # linear in the pair index, as published; these are the pairs that made 32 turns and 1 in training
     index = [D * math.log(trained_length / (2 * math.pi * t)) / (2 * math.log(base)) for t in (32, 1)]
     low, high = max(0, math.floor(index[0])), min(D - 1, math.ceil(index[1]))
-    keep = 1 - ((torch.arange(len(frequency)) - low) / max(1e-3, high - low)).clamp(0, 1)
+    keep = 1 - ((torch.arange(len(frequency), device="cpu") - low) / max(1e-3, high - low)).clamp(0, 1)
     return frequency * keep + frequency / factor * (1 - keep), 0.1 * math.log(factor) + 1
 
 
-def rotate(x, start, frequency, amplitude=1.0):
+def cos_sin(x, start, frequency_of, *settings):
+    """cos and sin of the angles of x's positions, (T, 1, n) each in x's dtype. x (B, T, ...).
+
+    frequency_of(*settings): angle per position, float64 (n,) or a number, and a factor on cos and sin.
+    The angles are float64, which not every device has (MPS): they are computed on the CPU. The last ones are kept, for
+    all layers and steps. A compiled graph computes its own, and no fake tensor is kept.
+    """
+    is_traced = torch.compiler.is_compiling() or type(x) is not torch.Tensor
+    make = _cos_sin if is_traced else _kept_cos_sin
+    return make(start, x.shape[1], x.dtype, x.device, frequency_of, *settings)
+
+
+def _cos_sin(start, length, dtype, device, frequency_of, *settings):
+    with torch.inference_mode(False):  # what is kept has to serve training, too
+        frequency, amplitude = frequency_of(*settings)
+        position = torch.arange(start, start + length, device="cpu", dtype=torch.float64)
+        angle = position[:, None, None] * frequency
+        is_async = device.type == "cuda"  # a GPU's host need not wait
+        return tuple((amplitude * y).to(dtype).to(device, non_blocking=is_async) for y in (angle.cos(), angle.sin()))
+
+
+_kept_cos_sin = functools.lru_cache(maxsize=8)(_cos_sin)
+
+
+def rotate(x, start, base, scaling="none", factor=1.0, trained_length=1):
     """RoPE (Su et al. 2021) in the half-split layout: pairs (i, i + D/2). x (B, T, H, D), in at least float32."""
     x = at_least_float32(x)
-    position = torch.arange(start, start + x.shape[1], device=x.device, dtype=torch.float64)
-    angle = position[:, None] * frequency.to(x.device, non_blocking=True)  # (T, D/2); the host need not wait
-    return _Rotation.apply(x, *((amplitude * y).to(x.dtype)[:, None] for y in (angle.cos(), angle.sin())))
+    settings = x.shape[-1], base, scaling, factor, trained_length
+    return _Rotation.apply(x, *cos_sin(x, start, rope_frequencies, *settings))
 
 
 class _Rotation(torch.autograd.Function):
@@ -140,6 +169,6 @@ class _Rotation(torch.autograd.Function):
 
 
 def l2_norm(x):
-    """x / |x| over the last axis, in at least float32."""
-    x = at_least_float32(x)
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+    """x / |x| over the last axis, computed in at least float32, in the dtype of x."""
+    fine = at_least_float32(x)
+    return (fine * torch.rsqrt((fine * fine).sum(-1, keepdim=True) + 1e-6)).to(x.dtype)

@@ -7,7 +7,7 @@ at hand: plain operations, nothing recomputed. Equal to float32 cross entropy of
 import torch
 
 from data.shards import IGNORE
-from recurrence import at_least_float32
+from recurrence import at_least_float32, first_derivative_only
 
 CHUNK_TOKENS = 512
 
@@ -39,8 +39,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             dw_chunk = torch.empty_like(w)
             for start in range(0, len(x), CHUNK_TOKENS):
                 rows = slice(start, start + CHUNK_TOKENS)
-                x_rows, target = x[rows].to(dtype), targets[rows, None]
+                target = targets[rows, None]
                 counts = target != IGNORE
+                # an ignored token may be anything, an infinity too: a zero takes its place
+                x_rows = x[rows].to(dtype).masked_fill(~counts, 0)
                 product = torch.mm(x_rows, w.T, out=products[: len(x_rows)])
                 logit = logits[: len(x_rows)].copy_(product)  # (rows, V)
                 if softcap is not None:
@@ -49,20 +51,22 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 logit[:, vocab_size:] = -torch.inf
                 target = target.masked_fill(~counts, 0)  # any other id that is none is an error, not id 0
                 log_share = torch.log_softmax(logit, -1, out=log_shares[: len(x_rows)])
-                loss = loss - (log_share.gather(-1, target) * counts).sum()
+                # gather refuses an id of a padding row: its columns end with the vocabulary
+                loss = loss - (log_share[:, :vocab_size].gather(-1, target) * counts).sum()
                 if needs_grad:
                     grad = log_share.exp_()  # softmax, then minus one at the target
                     grad.scatter_add_(-1, target, torch.full_like(target, -1, dtype=grad.dtype))
                     if softcap is not None:
                         grad.mul_(1 - capped * capped)
                     product.copy_(grad)
-                    # what does not count is taken out here, where it is narrow
+                    # what does not count is taken out here, where it is narrow; from dw it is: its x is zero
                     dx[rows] = (product @ w) * counts
-                    dw += torch.mm(product.T, x_rows * counts, out=dw_chunk)
+                    dw += torch.mm(product.T, x_rows, out=dw_chunk)
         ctx.save_for_backward(dx, dw)
         return loss
 
     @staticmethod
+    @first_derivative_only
     def backward(ctx, grad_loss):
         dx, dw = ctx.saved_tensors
         return (grad_loss * dx).to(dx.dtype), (grad_loss * dw).to(dw.dtype), None, None, None

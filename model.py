@@ -32,11 +32,11 @@ from layers import (
     ResidualLinear,
     RMSNorm,
     ShortConv,
+    cos_sin,
     init_decay,
     l2_norm,
     make_conv,
     manual_attention,
-    rope_frequencies,
     rotate,
 )
 from loss import IGNORE, cross_entropy_sum
@@ -163,6 +163,7 @@ class Mixer(nn.Module):
     was given is used up: softmax writes its keys and values in place.
     """
 
+    layer = 0  # which one of the model's n_layer it is: GPT sets it
     past_block_size = "goes on"  # what decoding does there; softmax rolls its window, cosFormer ends
     published_norm = "none"  # none, rms (per head, or over the whole width: norm_width) or denominator
     native_gate = None  # (activation, before the norm or after it) of the gate the mixer was published with
@@ -246,8 +247,9 @@ class Mixer(nn.Module):
     def gated_projection(self, x, state, start):
         """project(x), with the gates on q, k and v applied."""
         p = self.project(x, state, start)
-        q, k, v = self.gated("query", p.q, x), self.gated("key", p.k, x), self.gated("value", p.v, x)
         skip = None if p.skip is None else self.gated("value", p.skip, x)  # a second way of v to the readout
+        # a static gate is float32 under autocast, too
+        q, k, v = (self.gated(at, y, x).to(y.dtype) for at, y in (("query", p.q), ("key", p.k), ("value", p.v)))
         return p._replace(q=q, k=k, v=v, skip=skip)
 
     def gated(self, position, y, x):
@@ -261,7 +263,7 @@ class Mixer(nn.Module):
         if self.norm_kind == "denominator":
             v = F.pad(v, (0, 1), value=1.0)  # a channel of ones sums the weights
         uses_fla = q.is_cuda and self.config.kernels != "torch" and recurrence.has_fla()
-        form = recurrence.recurrent if q.shape[1] == 1 else recurrence.fla if uses_fla else recurrence.chunked
+        form = recurrence.recurrent if q.shape[1] <= 1 else recurrence.fla if uses_fla else recurrence.chunked
         initial = None if state is None else state["S"]
         o, final = form(q, k, v, log_decay=p.log_decay, beta=p.beta, initial_state=initial)
         if state is not None:
@@ -323,8 +325,7 @@ class Softmax(Mixer):
         self.q_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
         self.k_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
         self.split = (H, Hk)
-        scaling = config.rope_scaling, config.rope_factor, config.block_size
-        self.rope = rope_frequencies(D, config.rope_base, *scaling)
+        self.rope = config.rope_base, config.rope_scaling, config.rope_factor, config.block_size
 
     def project(self, x, state, start):
         qkv = self.qkv(x)
@@ -386,6 +387,11 @@ class Softmax(Mixer):
         return 2 * 2 * self.n_head * self.value_width * (T + 1) / 2
 
 
+def quarter_turn(M):
+    """The frequency at which an angle gets to pi/2 over M positions, and the factor of its cosine."""
+    return math.pi / 2 / M, 1.0
+
+
 class CosFormer(Mixer):
     """cosFormer (Qin et al. 2022): weight_ij = relu(q_i) . relu(k_j) * cos(pi/2 (i - j) / M), over their sum.
 
@@ -415,9 +421,8 @@ class CosFormer(Mixer):
         M, end = self.config.block_size, start + p.q.shape[1]
         if end > M:
             raise UserError(f"cosformer: position {end} is past block_size={M}, where its cosine turns negative")
-        angle = torch.arange(start, end, device=p.q.device, dtype=torch.float64) * (math.pi / 2 / M)
         q, k = at_least_float32(p.q), at_least_float32(p.k)
-        cos, sin = angle.cos().to(q.dtype)[:, None, None], angle.sin().to(q.dtype)[:, None, None]  # (T, 1, 1)
+        cos, sin = cos_sin(q, start, quarter_turn, M)  # (T, 1, 1)
         return p._replace(q=torch.cat([q * cos, q * sin], -1), k=torch.cat([k * cos, k * sin], -1))
 
     def read(self, p, state, start):
@@ -498,7 +503,8 @@ class Mamba2(Mixer):
         k, q = (y.unflatten(-1, (-1, self.key_width)) for y in (k, q))  # (B, T, G, N)
         v = v.unflatten(-1, (-1, self.value_width))  # (B, T, H, D)
         dt = F.softplus(at_least_float32(dt) + self.dt_bias)  # (B, T, H)
-        return Projection(q, k, dt[..., None] * v, -self.A_log.exp() * dt, skip=self.D[:, None] * v)
+        dt_v = (dt[..., None] * v).to(v.dtype)
+        return Projection(q, k, dt_v, -self.A_log.exp() * dt, skip=self.D[:, None] * v)
 
 
 class GatedDeltaNet(Mixer):
@@ -641,6 +647,8 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, name, gate) for name, gate in config.layers())
+        for layer, block in enumerate(self.blocks):
+            block.mixer.layer = layer
         self.norm = RMSNorm(config.n_embd, eps=NORM_EPS)
         if not self.wte.weight.is_meta:  # a model of shapes alone
             self.init_weights(seed)

@@ -15,8 +15,9 @@ All take the same arguments:
     log_decay   log a_t <= 0: None (no decay), (B, T, H) one per head, or (B, T, H, Dk) one per key channel
     beta        None, or (B, T, H): the delta rule
 
-Everything in the first three is at least float32, whatever autocast says: decays, sums and states do not survive
-bfloat16. There is no scale: a mixer scales its q.
+Everything in the first three is at least float32, whatever autocast says, forward and backward: decays, sums and states
+do not survive bfloat16. A log-decay may be -inf: one per head below LOG_DECAY_MIN counts as that, with a gradient of
+zero. T = 0 gives outputs of no tokens, and the state as it was. There is no scale: a mixer scales its q.
 """
 
 import functools
@@ -25,24 +26,54 @@ import importlib.util
 import torch
 import torch.nn.functional as F
 
+# exp(-104) is 0 in float32. A sum of log-decays loses digits the larger it is, and -inf - -inf would be NaN
+LOG_DECAY_MIN = -104.0
+
 
 def at_least_float32(x):
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
+def without_autocast(backward):
+    """A backward in the dtypes of its forward: in an autocast context its products would be rounded, or fail."""
+
+    @functools.wraps(backward)
+    def wrapped(ctx, *gradients):
+        with torch.autocast(gradients[0].device.type, enabled=False):
+            return backward(ctx, *gradients)
+
+    return wrapped
+
+
+def first_derivative_only(backward):
+    """A backward that is no function of what the forward saved: raises where its own derivative will be asked for.
+
+    torch's once_differentiable does not, where the gradient that comes in is a constant, as that of a loss is: what
+    comes out is then a constant too, and a Hessian is wrong without a word.
+    """
+
+    @functools.wraps(backward)
+    def wrapped(ctx, *gradients):
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # compiled code refuses by itself
+            raise RuntimeError("create_graph=True: there are no second derivatives; take differences of gradients")
+        return backward(ctx, *gradients)
+
+    return wrapped
+
+
 def recurrent(q, k, v, *, log_decay=None, beta=None, initial_state=None):
     """The definition. Returns o (B, T, H, Dv) and the final state (B, H, Dk, Dv)."""
     q, k, v, log_decay, beta, S = _prepare(q, k, v, log_decay, beta, initial_state)
-    outputs = []
+    outputs = [S[:, :, :0]]  # no token yet
     with torch.autocast(q.device.type, enabled=False):
         for t in range(q.shape[1]):
             q_t, k_t, v_t = q[:, t, :, None], k[:, t, :, None], v[:, t, :, None]  # (B, H, 1, D)
             if log_decay is not None:
                 S = S * log_decay[:, t, :, :, None].exp()
             if beta is not None:
-                v_t = beta[:, t, :, :, None] * (v_t - k_t @ S)
+                v_t = beta[:, t, :, :, None] * (v_t - _product(k_t, S))
             S = S + k_t.mT * v_t
-            outputs.append(q_t @ S)
+            outputs.append(_product(q_t, S))
         return torch.cat(outputs, dim=2).transpose(1, 2), S
 
 
@@ -65,7 +96,7 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
         chunk_size = 16 if q.shape[-1] <= 16 else 32 if q.shape[-1] <= 32 or beta is not None else 64
     if chunk_size < 1 or chunk_size & (chunk_size - 1):
         raise ValueError(f"chunk_size={chunk_size}: must be a power of two")
-    C = min(chunk_size, 1 << (T - 1).bit_length())
+    C = min(chunk_size, 1 << max(0, T - 1).bit_length())
 
     with torch.autocast(q.device.type, enabled=False):
         # padding with k = v = beta = log_decay = 0 leaves the state as it is
@@ -75,12 +106,30 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
         if beta is not None:
             erase, k_from_start, _, _ = _weights(k, k, log_decay)
             inverse = _Inverse.apply((erase * beta).tril(-1)) * beta.mT
-            v, w = inverse @ v, inverse @ k_from_start
+            v, w = _product(inverse, v), _product(inverse, k_from_start)
         if is_empty and v.shape[2] == 1:
-            o, S = inside @ v, (k_to_end.mT @ v)[:, :, 0].expand_as(S)
+            o, S = _product(inside, v), _product(k_to_end.mT, v)[:, :, 0].expand_as(S)
         else:
             o, S = _Chunks.apply(*(_flat(x, S.shape[1]) for x in (inside, q_from_start, k_to_end, v, w, decay)), S)
     return o.reshape(*S.shape[:2], -1, o.shape[-1])[:, :, :T].transpose(1, 2), S
+
+
+class _Product(torch.autograd.Function):
+    """a @ b. Autograd's own gradient of a product is rounded to bfloat16 inside an autocast context."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a @ b
+
+    @staticmethod
+    @without_autocast
+    def backward(ctx, dy):
+        a, b = ctx.saved_tensors
+        return (dy @ b.mT).sum_to_size(a.shape), (a.mT @ dy).sum_to_size(b.shape)
+
+
+_product = _Product.apply
 
 
 class _Chunks(torch.autograd.Function):
@@ -108,6 +157,8 @@ class _Chunks(torch.autograd.Function):
         return (inside @ v).baddbmm_(q, states), S.clone().view(shape)  # a view would keep all states alive
 
     @staticmethod
+    @first_derivative_only
+    @without_autocast
     def backward(ctx, do, G):
         inside, q, k, v, w, decay, states = ctx.saved_tensors
         shape, G = G.shape, G.flatten(0, 1)
@@ -167,10 +218,12 @@ def quadratic(q, k, v=None, *, log_decay=None, beta=None):
     q, k, _, log_decay, beta, _ = _prepare(q, k, k if v is None else v, log_decay, beta, None)
     T = q.shape[1]
     with torch.autocast(q.device.type, enabled=False):
-        q, k, log_decay, beta = (_to_chunks(x, 1 << (T - 1).bit_length()) for x in (q, k, log_decay, beta))
+        C = 1 << max(0, T - 1).bit_length()
+        q, k, log_decay, beta = (_to_chunks(x, C) for x in (q, k, log_decay, beta))
         weights = _weights(q, k, log_decay)[0]
         if beta is not None:
-            weights = weights @ _Inverse.apply((_weights(k, k, log_decay)[0] * beta).tril(-1)) * beta.mT
+            inverse = _Inverse.apply((_weights(k, k, log_decay)[0] * beta).tril(-1))
+            weights = _product(weights, inverse) * beta.mT
     return weights[:, :, 0, :T, :T]
 
 
@@ -192,8 +245,9 @@ def _to_chunks(x, C):
     """(B, T, H, D) -> (B, H, N, C, D), zeros behind the last token. Contiguous, or every product would copy it."""
     if x is None:
         return None
-    if x.shape[1] % C:
-        x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % C))
+    padding = max(C - x.shape[1], -x.shape[1] % C)  # T = 0 is one chunk, too
+    if padding:
+        x = F.pad(x, (0, 0, 0, 0, 0, padding))
     return x.transpose(1, 2).contiguous().unflatten(2, (-1, C))
 
 
@@ -209,13 +263,13 @@ def _weights(q, k, log_decay):
     as (B, H, N, 1 or Dk, 1). With no decay q, k themselves and None.
     """
     if log_decay is None:
-        return (q @ k.mT).tril(), q, k, None
+        return _product(q, k.mT).tril(), q, k, None
     if log_decay.shape[-1] == 1:
-        c = log_decay.cumsum(-2)
+        c = log_decay.clamp(min=LOG_DECAY_MIN).cumsum(-2)
         exponent = c - c.mT
         above = torch.ones(exponent.shape[-2:], dtype=torch.bool, device=c.device).triu(1)
         # mask before exp: exp overflows above the diagonal, and inf * 0 is NaN in the backward
-        inside = (q @ k.mT) * exponent.masked_fill_(above, -torch.inf).exp_()
+        inside = _product(q, k.mT) * exponent.masked_fill_(above, -torch.inf).exp_()
         end = c[..., -1:, :]
         return inside, q * c.exp(), k * (end - c).exp(), end.exp()
     heads = max(x.shape[1] for x in (q, k, log_decay))
@@ -243,6 +297,8 @@ class _ChannelWeights(torch.autograd.Function):
         return inside, q_from_start, k_to_end, decay
 
     @staticmethod
+    @first_derivative_only
+    @without_autocast
     def backward(ctx, d_inside, dq, dk, d_decay):
         q, k, a, decay = ctx.saved_tensors
         q_from_start, k_to_end, levels = q * a, k.clone(), []
@@ -315,6 +371,7 @@ class _Inverse(torch.autograd.Function):
         return inverse
 
     @staticmethod
+    @without_autocast
     def backward(ctx, d_inverse):
         (inverse,) = ctx.saved_tensors
         return -(inverse.mT @ d_inverse @ inverse.mT)

@@ -1,14 +1,18 @@
-"""The parts of layers.py whose backward is written by hand, against their definitions.
+"""The parts whose backward is written by hand: those of layers.py against their definitions, second derivatives of all.
 
 python -m pytest tests/test_layers.py
 """
+
+import inspect
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from layers import RMSNorm, rope_frequencies, rotate
-from model import GPT, GPTConfig
+import layers
+from layers import RMSNorm, cos_sin, l2_norm, make_conv, rope_frequencies, rotate
+from model import GPT, GPTConfig, quarter_turn
 
 
 def norm_of(dtype):
@@ -43,13 +47,138 @@ def test_the_norm_of_zeros_is_zero_with_a_finite_gradient():
 def test_a_rotation_is_its_definition_and_its_gradient_turns_back():
     x = torch.randn(2, 5, 3, 6, dtype=torch.float64, requires_grad=True)
     frequency, _ = rope_frequencies(6, 100.0, "none", 1.0, 8)
-    y = rotate(x, 7, frequency)
+    y = rotate(x, 7, 100.0)
     for t in range(5):
         for i in range(3):
             turn = torch.polar(torch.ones((), dtype=torch.float64), (7 + t) * frequency[i])
             pair = torch.complex(x[:, t, :, i], x[:, t, :, i + 3]) * turn
             torch.testing.assert_close(torch.complex(y[:, t, :, i], y[:, t, :, i + 3]), pair)
-    assert torch.autograd.gradcheck(lambda x: rotate(x, 7, frequency, amplitude=1.3), x)
+    assert torch.autograd.gradcheck(lambda x: rotate(x, 7, 100.0, "yarn", 4.0, 8), x)
+
+
+def test_angles_are_kept_for_the_layers_and_steps_that_ask_again():
+    layers._kept_cos_sin.cache_clear()
+    x, rope = torch.randn(2, 5, 3, 6), (100.0, "yarn", 4.0, 8)
+    expected = rotate(x, 7, *rope)
+    assert torch.equal(rotate(x, 7, *rope), expected)
+    assert (layers._kept_cos_sin.cache_info().misses, layers._kept_cos_sin.cache_info().hits) == (1, 1)
+    for other in ((8, *rope), (7, 99.0, *rope[1:]), (7, 100.0)):
+        assert not torch.equal(rotate(x, *other), expected)
+    assert rotate(x.double(), 7, *rope).dtype == torch.float64
+    assert layers._kept_cos_sin.cache_info().misses == 5
+
+
+def test_angles_first_asked_for_in_inference_mode_serve_training():
+    layers._kept_cos_sin.cache_clear()
+    with torch.inference_mode():
+        rotate(torch.randn(1, 4, 1, 6), 0, 100.0)
+    rotate(torch.randn(1, 4, 1, 6, requires_grad=True), 0, 100.0).sum().backward()
+
+
+def test_the_angles_of_a_fake_tensor_are_not_met_again():
+    layers._kept_cos_sin.cache_clear()
+    with torch._subclasses.FakeTensorMode():
+        cos_sin(torch.zeros(1, 4, 1, 6), 0, quarter_turn, 9)
+    assert type(cos_sin(torch.zeros(1, 4, 1, 6), 0, quarter_turn, 9)[0]) is torch.Tensor
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_under_autocast_a_convolution_keeps_the_dtype_and_rounds_once(bias):
+    config = GPTConfig(n_layer=1, n_embd=16, n_head=2, vocab_size=9)
+    conv = make_conv(config, 16, published_width=4, bias=bias)
+    for p in conv.parameters():
+        torch.nn.init.normal_(p)
+    x = torch.randn(2, 9, 16).bfloat16()
+    y = conv(x, None)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, conv(x.float(), None).bfloat16())
+
+
+def test_the_l2_norm_keeps_the_dtype_and_rounds_once():
+    x = torch.randn(2, 9, 16).bfloat16()
+    assert torch.equal(l2_norm(x), l2_norm(x.float()).bfloat16())
+
+
+# -- second derivatives ------------------------------------------------------------------------------------------------
+
+ROOT = Path(layers.__file__).parent
+
+
+def own_functions():
+    """Every autograd function of the repository, found where torch keeps the classes that derive from its own."""
+    found = (f for f in torch.autograd.Function.__subclasses__() if Path(inspect.getfile(f)).parent == ROOT)
+    return {f.__name__: f for f in found}
+
+
+def random(*shape):
+    torch.manual_seed(sum(shape))
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def strictly_lower(x):
+    return x.tril(-1)
+
+
+INPUTS = {  # of each function: float64 tensors that have gradients, and what else it takes
+    "_Product": lambda: (random(2, 1, 3, 4), random(1, 3, 4, 2)),
+    "_Chunks": lambda: (
+        random(4, 2, 2), random(4, 2, 3), random(4, 2, 3), random(4, 2, 2), random(4, 2, 3), random(4, 3, 1),
+        random(1, 2, 3, 2),
+    ),
+    "_ChannelWeights": lambda: (random(2, 4, 3), random(2, 4, 3), random(2, 4, 3)),
+    "_Inverse": lambda: (random(2, 4, 4),),
+    "_RMSNorm": lambda: (random(2, 3, 4), random(4), 1e-5),
+    "_Rotation": lambda: (random(1, 2, 1, 4), random(2, 1, 2).detach(), random(1, 2, 2).view(2, 1, 2).detach()),
+    "_ChunkedCrossEntropy": lambda: (random(3, 4), random(5, 4), torch.tensor([1, 0, 3]), 5, None),
+}  # fmt: skip
+ARGUMENT = {"_Inverse": strictly_lower}  # what a function takes for granted of what it reads
+
+
+def refuses(derivative):
+    """Whether it raises our error of functions that are differentiable once; any other error is raised."""
+    try:
+        derivative()
+    except RuntimeError as error:
+        if "no second derivatives" not in str(error):
+            raise
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", own_functions())
+def test_a_second_derivative_is_right_or_refused(name):
+    """Intermediates that a forward saves are constants to its backward: without a word, their part would be missing."""
+    function, argument = own_functions()[name].apply, ARGUMENT.get(name, lambda x: x)
+    inputs = INPUTS[name]()
+
+    def gradgradcheck():
+        torch.autograd.gradgradcheck(lambda first, *rest: function(argument(first), *rest), inputs)
+
+    assert refuses(gradgradcheck) == (name not in ("_Product", "_Inverse", "_Rotation"))
+
+
+@pytest.mark.parametrize("attention", ["softmax", "cosformer", "gla", "mamba2", "gated_deltanet"])
+def test_a_hessian_vector_product_of_a_gpt_is_right_or_refused(attention):
+    torch.manual_seed(0)
+    keys = dict(n_layer=1, n_embd=8, n_head=2, block_size=20, vocab_size=9, state_size=4, gate="native+elementwise")
+    model = GPT(GPTConfig(attention=attention, **keys)).double()
+    idx, p = torch.randint(9, (1, 21)), model.blocks[0].mixer.out_proj.weight
+    v = torch.randn_like(p)
+
+    def gradient(**options):
+        return torch.autograd.grad(model(idx[:, :-1], idx[:, 1:]), p, **options)[0]
+
+    def compare():
+        (product,) = torch.autograd.grad((gradient(create_graph=True) * v).sum(), p)
+        with torch.no_grad():
+            gradients = []
+            for step in (1e-5, -2e-5):
+                p.add_(step * v)
+                with torch.enable_grad():
+                    gradients.append(gradient())
+        torch.testing.assert_close(product, (gradients[0] - gradients[1]) / 2e-5, rtol=1e-4, atol=1e-8)
+
+    refuses(compare)
 
 
 def test_pytorchs_initialisation_is_that_of_its_modules():

@@ -4,6 +4,7 @@
 What every mixer promises is in test_contract.py; published layers are in test_oracles.py.
 """
 
+import contextlib
 import copy
 import itertools
 import math
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gate
 import model
@@ -239,6 +241,92 @@ def test_decay_and_beta_are_float32_under_autocast(name):
     with torch.autocast("cpu", torch.bfloat16):
         p = mixer.project(random_x().float(), None, 0)
     assert all(x is None or x.dtype == torch.float32 for x in (p.log_decay, p.beta))
+
+
+KEYS = [  # of every mixer: its parts, and those of others
+    dict(gate="native+elementwise"),
+    dict(gate="elementwise@value+headwise@key+elementwise@query", short_conv=3, n_groups=2, qk_norm=True),
+    dict(gate="shared@value+elementwise@key+elementwise@query", gate_input="static", short_conv=0, n_kv_head=2),
+    dict(gate="elementwise", readout_norm="rms", attention_softcap=2.0, rope_scaling="yarn", rope_factor=2.0),
+]
+
+
+@every_mixer
+@pytest.mark.parametrize("keys", KEYS)
+def test_what_reaches_the_recurrence_has_autocasts_dtype(name, keys):
+    """float32 there would make the kernels slower; cosFormer's cosines, and what the recurrence sums, come later."""
+    mixer = make_model(torch.float32, attention=name, **keys).blocks[0].mixer
+    with torch.autocast("cpu", torch.bfloat16):
+        projected = mixer.project(random_x().float(), None, 0)
+        gated = mixer.gated_projection(random_x().float(), None, 0)
+    for p in (projected, gated):
+        assert {p.q.dtype, p.k.dtype, p.v.dtype} == {torch.bfloat16}
+        assert all(x is None or x.dtype == torch.float32 for x in (p.log_decay, p.beta))
+
+
+@every_mixer
+@pytest.mark.parametrize("keys", KEYS)
+def test_gradients_are_the_same_inside_an_autocast_context_and_outside(name, keys):
+    model = make_model(torch.float32, attention=name, **keys)
+    idx = torch.randint(50, (2, T), generator=torch.Generator().manual_seed(1))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(idx, idx)
+        inside = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    for (about, _), x, expected in zip(
+        model.named_parameters(), inside, torch.autograd.grad(loss, list(model.parameters())), strict=True
+    ):
+        assert torch.equal(x, expected), about
+
+
+@every_mixer
+@pytest.mark.parametrize("keys", KEYS)
+def test_a_prompt_of_no_tokens_gives_no_logits_and_leaves_the_state(name, keys):
+    model, idx = make_model(attention=name, **keys), torch.randint(50, (2, 9))
+    nothing = idx[:, :0]
+    assert model(nothing).shape == (2, 0, 50)
+    loss = model(nothing, nothing)
+    loss.backward()
+    assert loss == 0
+    assert model.blocks[0].mixer.weights(random_x(0)).shape[2:] == (0, 0)
+    with torch.no_grad():
+        state, parts = model.init_state(2, dtype=torch.float64), []
+        for start, end in ((0, 0), (0, 5), (5, 5), (5, 9)):
+            x, state = model.features(idx[:, start:end], state, start)
+            parts.append(x)
+        torch.testing.assert_close(torch.cat(parts, dim=1), model.features(idx)[0])
+
+
+class NoFloat64On(TorchDispatchMode):
+    """Raises where a float64 tensor comes to be on that device."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.device = device
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple | list) else (result,):
+            assert not isinstance(x, torch.Tensor) or (x.device.type, x.dtype) != (self.device, torch.float64), function
+        return result
+
+
+@every_mixer
+@pytest.mark.parametrize("keys", KEYS)
+def test_a_device_needs_no_float64(name, keys, monkeypatch):
+    """MPS has none. The meta device stands for it, which computes nothing and has no autocast."""
+    monkeypatch.setattr(torch, "autocast", lambda *args, **keys: contextlib.nullcontext())
+    config = make_config(attention=name, **keys)
+    with torch.device("meta"):
+        model, idx = GPT(config), torch.zeros(2, 9, dtype=torch.long)
+    with NoFloat64On("meta"):
+        model.features(idx)[0].sum().backward()
+        _, state = model.features(idx, model.init_state(2))
+        model.features(idx[:, :1], state, 9)
+
+
+def test_each_mixer_knows_which_layer_it_is():
+    model = GPT(make_config(attention="gla,softmax", n_layer=3))
+    assert [block.mixer.layer for block in model.blocks] == [0, 1, 2]
 
 
 # -- construction ------------------------------------------------------------------------------------------------------

@@ -187,19 +187,19 @@ def test_native_gla_is_the_recurrence_written_out():
     assert_same(ours, gla)
 
 
-def minimax_oracle(qkv, gate, norm, out_proj):
+def minimax_oracle(qkv, gate, norm, out_proj, layer=0, n_layer=2):
     config = MiniMaxConfig(
-        hidden_size=C, num_attention_heads=H, head_dim=D, num_hidden_layers=2, block_size=32, hidden_act="silu",
-        layer_types=["linear_attention", "linear_attention"],
+        hidden_size=C, num_attention_heads=H, head_dim=D, num_hidden_layers=n_layer, block_size=32, hidden_act="silu",
+        layer_types=["linear_attention"] * n_layer,
     )  # fmt: skip
-    oracle = MiniMaxLightningAttention(config, layer_idx=0).eval()
+    oracle = MiniMaxLightningAttention(config, layer_idx=layer).eval()
     # theirs holds, head by head, D rows of each of q, k, v
     oracle.qkv_proj.weight.copy_(qkv.view(3, H, D, C).transpose(0, 1).reshape(3 * C, C))
     oracle.output_gate.weight.copy_(gate)
     oracle.norm.weight.copy_(norm)
     oracle.norm.variance_epsilon = NORM_EPS
     oracle.out_proj.weight.copy_(out_proj)
-    return oracle, -oracle.slope_rate.flatten()  # log-decay, one per head
+    return oracle
 
 
 @torch.no_grad()
@@ -207,7 +207,8 @@ def test_the_recurrence_with_a_fixed_decay_norm_and_sigmoid_gate_is_minimax_ligh
     torch.manual_seed(0)
     qkv, gate, out = torch.randn(3 * C, C) * 0.2, torch.randn(C, C) * 0.3, torch.randn(C, C) * 0.2
     weight = torch.randn(C) + 1
-    oracle, log_decay = minimax_oracle(qkv, gate, weight, out)
+    oracle = minimax_oracle(qkv, gate, weight, out)
+    log_decay = -oracle.slope_rate.flatten()  # one per head
 
     def composed(x):
         q, k, v = F.silu(x @ qkv.T).view(B, T, 3, H, D).unbind(2)
@@ -220,18 +221,22 @@ def test_the_recurrence_with_a_fixed_decay_norm_and_sigmoid_gate_is_minimax_ligh
 
 @torch.no_grad()
 def test_the_new_mixer_of_the_readme_is_minimax_lightning_attention(monkeypatch):
-    """The README's example of a new mixer, run as it stands there."""
+    """The README's example of a new mixer, run as it stands there, as each layer of models of one and of four."""
     readme = (Path(nanogate.__file__).parent / "README.md").read_text()
     (code,) = re.findall(r"```python\n(class Lightning.*?)```", readme, re.DOTALL)
     monkeypatch.setattr(nanogate, "MIXERS", MIXERS)
     monkeypatch.delitem(MIXERS, "lightning", raising=False)
     exec(code, vars(nanogate))
     try:
-        ours = make("lightning", "native")
-        gate = ours.gates["native"].proj.weight
-        oracle, log_decay = minimax_oracle(ours.qkv.weight, gate, ours.norm.weight, ours.out_proj.weight)
-        ours.log_decay.copy_(log_decay)
-        assert_same(ours, lambda x: oracle(x, None, None)[0])
+        for n_layer in (1, 4):
+            torch.manual_seed(0)
+            keys = dict(attention="lightning", gate="native", n_layer=n_layer, n_embd=C, n_head=H)
+            model = randomized(nanogate.GPT(GPTConfig(block_size=T, vocab_size=1, **keys)))
+            for layer, block in enumerate(model.blocks):
+                ours = block.mixer
+                weights = ours.qkv.weight, ours.gates["native"].proj.weight, ours.norm.weight, ours.out_proj.weight
+                oracle = minimax_oracle(*weights, layer, n_layer)
+                assert_same(ours, lambda x, oracle=oracle: oracle(x, None, None)[0])
         assert len(code.strip().splitlines()) <= 22
     finally:
         del MIXERS["lightning"], nanogate.Lightning
