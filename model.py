@@ -10,6 +10,7 @@ A new mixer is one class that says what it makes of x, and one line in MIXERS.
 
 import itertools
 import math
+import warnings
 import zlib
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -107,10 +108,11 @@ class GPTConfig:
             raise UserError(f"n_kv_head={self.n_kv_head}: must divide n_head={self.n_head}")
         if self.position == "rope" and self.head_dim % 2:
             raise UserError(f"position='rope': needs an even head width, not {self.head_dim}")
-        if self.kernels == "fla" and not recurrence.has_fla():
-            raise UserError(
-                "kernels='fla': needs a GPU and `pip install flash-linear-attention`; kernels=auto needs none"
-            )
+        missing = recurrence.missing_for_fla()
+        if missing and self.kernels == "fla":
+            raise UserError(f"kernels='fla': {missing}; kernels=auto does without")
+        if missing and self.kernels == "auto" and torch.cuda.is_available() and self.attention != "softmax":
+            warnings.warn(f"kernels=auto: {missing}; on the GPU the recurrence runs in plain PyTorch", stacklevel=3)
         classes = set()
         for name, gate in self.layers():
             MIXERS[name].check(self, gate)
@@ -203,6 +205,7 @@ class Mixer(nn.Module):
         """query, key, value: (heads, width) of each. n_head: heads of the readout (default: the queries')."""
         super().__init__()
         self.config, self.norm_kind = config, self.norm_of(config)
+        self.has_fla = config.kernels != "torch" and recurrence.has_fla()  # not in read, where torch.compile looks on
         self.n_head, self.key_width, self.value_width = n_head or query[0], query[1], value[1]
         readout = (self.n_head, self.value_width)
         shapes = dict(query=query, key=key, value=value, readout=readout, output=(1, config.n_embd))
@@ -253,7 +256,7 @@ class Mixer(nn.Module):
             q, k = (x.repeat_interleave(self.n_head // x.shape[2], dim=2) for x in (q, k))
         if self.norm_kind == "denominator":
             v = F.pad(v, (0, 1), value=1.0)  # a channel of ones sums the weights
-        uses_fla = q.is_cuda and self.config.kernels != "torch" and recurrence.has_fla()
+        uses_fla = self.has_fla and q.is_cuda and recurrence.fla_computes(q, v, p.log_decay, p.beta)
         form = recurrence.recurrent if q.shape[1] == 1 else recurrence.fla if uses_fla else recurrence.chunked
         initial = None if state is None else state["S"]
         o, final = form(q, k, v, log_decay=p.log_decay, beta=p.beta, initial_state=initial)
@@ -520,6 +523,15 @@ class GatedDeltaNet(Mixer):
     # the delta rule is not linear in k
     erased_by = {"rms": dict.fromkeys(("query", "readout", "static value"), ("headwise", "scalar"))}
     A_range = (0.01, 16.0)
+
+    @classmethod
+    def check(cls, config, gate):
+        super().check(config, gate)
+        if config.kernels != "torch" and config.head_dim > recurrence.FLA_DELTA_KEYS and recurrence.has_fla():
+            limit = f"fla's delta rule takes heads of at most {recurrence.FLA_DELTA_KEYS}, not head_dim={config.head_dim}"
+            if config.kernels == "fla":
+                raise UserError(f"kernels='fla': {limit}; give more heads, or kernels=auto, which does without")
+            warnings.warn(f"kernels=auto: {limit}; gated_deltanet runs in plain PyTorch", stacklevel=3)
 
     def __init__(self, config, gate):
         H, D = config.n_head, config.head_dim

@@ -20,7 +20,8 @@ bfloat16. There is no scale: a mixer scales its q.
 """
 
 import functools
-import importlib.util
+import importlib.metadata
+import re
 
 import torch
 import torch.nn.functional as F
@@ -137,9 +138,35 @@ def _by_chunk(heads, *tensors):
     return list(zip(*(view or (None,) * n_chunks for view in views), strict=True))
 
 
-@functools.cache  # every layer asks, in every step
+# what fla's kernels can do: before 0.5 the delta rule refused float32; its state has room for 256 rows
+FLA_VERSION = (0, 5)
+FLA_DELTA_KEYS = 256
+
+
+@functools.cache  # every layer asks
+def missing_for_fla():
+    """What this machine lacks to run fla's kernels, as one clause; an empty text if nothing."""
+    wanted = f"flash-linear-attention {FLA_VERSION[0]}.{FLA_VERSION[1]} or later"
+    if not torch.cuda.is_available():
+        return f"{wanted} needs a GPU, and there is none"
+    try:
+        version = importlib.metadata.version("flash-linear-attention")
+    except importlib.metadata.PackageNotFoundError:
+        return f"{wanted} is not installed (pip install flash-linear-attention)"
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < FLA_VERSION:
+        return f"{wanted} is needed, {version} is installed (pip install -U flash-linear-attention)"
+    return ""
+
+
 def has_fla():
-    return torch.cuda.is_available() and importlib.util.find_spec("fla") is not None
+    return not missing_for_fla()
+
+
+def fla_computes(q, v, log_decay, beta):
+    """Whether fla's kernels take these tensors: nothing in float64, the delta rule with one decay a head alone."""
+    if beta is not None and (q.shape[-1] > FLA_DELTA_KEYS or (log_decay is not None and log_decay.dim() == 4)):
+        return False
+    return v.dtype != torch.float64
 
 
 def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
@@ -148,14 +175,31 @@ def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
     from fla.ops.gla import chunk_gla
     from fla.ops.simple_gla import chunk_simple_gla
 
-    heads = max(q.shape[2], v.shape[2])
-    q, k = (x.to(v.dtype).expand(-1, -1, heads, -1).contiguous() for x in (q, k))
+    heads, key_width, value_width = max(q.shape[2], v.shape[2]), q.shape[3], v.shape[3]
+    if initial_state is not None:
+        initial_state = initial_state.float()
+    if v.shape[1] == 0:  # no kernel takes zero tokens
+        empty = torch.zeros(v.shape[0], heads, key_width, value_width, device=v.device)
+        return v, empty if initial_state is None else initial_state
+    # Triton miscompiles odd widths in half precision, which fla therefore refuses (cosFormer's denominator makes the
+    # values odd). Zeros up to a multiple of 8 change nothing: they are cut off again.
+    pad_keys, pad_values = (0, -key_width % 8), (0, -value_width % 8)
+    q, k = (F.pad(x.to(v.dtype).expand(-1, -1, heads, -1), pad_keys).contiguous() for x in (q, k))
+    v = F.pad(v, pad_values)
+    if initial_state is not None:
+        initial_state = F.pad(initial_state, pad_values + pad_keys)
     if log_decay is None:
         log_decay = torch.zeros(*v.shape[:2], heads, device=v.device)
-    keys = dict(g=log_decay, scale=1.0, initial_state=initial_state, output_final_state=True)
+    # exp(-104) is 0 in float32; a lower logarithm costs digits in the sums over a chunk, and -inf - -inf is NaN
+    log_decay = log_decay.float().clamp(min=-104)
+    keys = dict(scale=1.0, initial_state=initial_state, output_final_state=True)
     if beta is not None:
-        return chunk_gated_delta_rule(q, k, v, beta=beta.to(v.dtype), **keys)
-    return (chunk_gla if log_decay.dim() == 4 else chunk_simple_gla)(q, k, v, **keys)
+        o, S = chunk_gated_delta_rule(q, k, v, g=log_decay, beta=beta.to(v.dtype), **keys)
+    elif log_decay.dim() == 3:
+        o, S = chunk_simple_gla(q, k, v, g=log_decay, **keys)
+    else:
+        o, S = chunk_gla(q, k, v, g=F.pad(log_decay, pad_keys), **keys)
+    return o[..., :value_width], S[..., :key_width, :value_width]
 
 
 def quadratic(q, k, v=None, *, log_decay=None, beta=None):
