@@ -527,10 +527,11 @@ class GatedDeltaNet(Mixer):
     @classmethod
     def check(cls, config, gate):
         super().check(config, gate)
-        if config.kernels != "torch" and config.head_dim > recurrence.FLA_DELTA_KEYS and recurrence.has_fla():
-            limit = f"fla's delta rule takes heads of at most {recurrence.FLA_DELTA_KEYS}, not head_dim={config.head_dim}"
+        widest = recurrence.FLA_DELTA_KEYS
+        if config.kernels != "torch" and config.head_dim > widest and recurrence.has_fla():
+            limit = f"fla's delta rule takes keys of at most {widest}, not head_dim={config.head_dim}"
             if config.kernels == "fla":
-                raise UserError(f"kernels='fla': {limit}; give more heads, or kernels=auto, which does without")
+                raise UserError(f"kernels='fla': {limit}; take more heads, or kernels=auto")
             warnings.warn(f"kernels=auto: {limit}; gated_deltanet runs in plain PyTorch", stacklevel=3)
 
     def __init__(self, config, gate):
