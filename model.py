@@ -10,6 +10,7 @@ A new mixer is one class that says what it makes of x, and one line in MIXERS.
 
 import itertools
 import math
+import warnings
 import zlib
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -116,10 +117,11 @@ class GPTConfig:
             raise UserError(f"n_kv_head={self.n_kv_head}: must divide n_head={self.n_head}")
         if self.position == "rope" and self.head_dim % 2:
             raise UserError(f"position='rope': needs an even head width, not {self.head_dim}")
-        if self.kernels == "fla" and not recurrence.has_fla():
-            raise UserError(
-                "kernels='fla': needs a GPU and `pip install flash-linear-attention`; kernels=auto needs none"
-            )
+        missing = recurrence.missing_for_fla()
+        if missing and self.kernels == "fla":
+            raise UserError(f"kernels='fla': {missing}; kernels=auto does without")
+        if missing and self.kernels == "auto" and torch.cuda.is_available() and self.attention != "softmax":
+            warnings.warn(f"kernels=auto: {missing}; on the GPU the recurrence runs in plain PyTorch", stacklevel=3)
         classes = set()
         for name, gate in self.layers():
             MIXERS[name].check(self)
@@ -170,6 +172,7 @@ class Mixer(nn.Module):
     has_nonnegative_weights = False  # a denominator is a sum of weights: it needs them to be of one sign
     why_no_denominator = "its weights have both signs, their sum can be 0"
     linear_in = ("query", "key", "value")  # a factor on one of these is a factor on the readout, before its norm
+    has_delta_rule = False  # whether project gives a beta
     norm_over = "head"  # the RMSNorm of the readout: over each "head", or over the whole "width"
 
     @classmethod
@@ -184,6 +187,12 @@ class Mixer(nn.Module):
     @classmethod
     def check(cls, config):
         """Raises UserError for keys that don't fit this mixer, beyond what gate.check_gate finds."""
+        widest = recurrence.FLA_DELTA_KEYS
+        if cls.has_delta_rule and config.kernels != "torch" and config.head_dim > widest and recurrence.has_fla():
+            limit = f"fla's delta rule takes keys of at most {widest}, not head_dim={config.head_dim}"
+            if config.kernels == "fla":
+                raise UserError(f"kernels='fla': {limit}; take more heads, or kernels=auto")
+            warnings.warn(f"kernels=auto: {limit}; it runs in plain PyTorch", stacklevel=3)
 
     def __init__(self, config, gate, *, query, key, value, n_head=None, native_rank=0):
         """query, key, value: (heads, width) of each. n_head: heads of the readout (default: the queries').
@@ -192,6 +201,7 @@ class Mixer(nn.Module):
         """
         super().__init__()
         self.config, self.norm_kind = config, self.norm_of(config)
+        self.has_fla = config.kernels != "torch" and recurrence.has_fla()  # not in read, where torch.compile looks on
         self.n_head, self.key_width, self.value_width = n_head or query[0], query[1], value[1]
         readout = (self.n_head, self.value_width)
         shapes = dict(query=query, key=key, value=value, readout=readout, output=(1, config.n_embd))
@@ -469,6 +479,7 @@ class Mamba2(Mixer):
 
     @classmethod
     def check(cls, config):
+        super().check(config)
         if config.expand * config.n_head % config.n_groups:
             raise UserError(f"n_groups={config.n_groups}: must divide mamba2's {config.expand * config.n_head} heads")
 
@@ -512,6 +523,7 @@ class GatedDeltaNet(Mixer):
 
     published_norm = "rms"
     native_gate = ("silu", "after norm")
+    has_delta_rule = True
     linear_in = ("query", "value")  # the delta rule is not linear in k
 
     def __init__(self, config, gate):
@@ -543,6 +555,7 @@ class DeltaNet(Mixer):
     """DeltaNet (Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule"): the delta rule alone."""
 
     published_norm = "rms"
+    has_delta_rule = True
     linear_in = ("query", "value")  # the delta rule is not linear in k
 
     def __init__(self, config, gate, native_rank=0):

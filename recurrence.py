@@ -21,7 +21,8 @@ zero. T = 0 gives outputs of no tokens, and the state as it was. There is no sca
 """
 
 import functools
-import importlib.util
+import importlib.metadata
+import re
 
 import torch
 import torch.nn.functional as F
@@ -188,25 +189,68 @@ def _by_chunk(heads, *tensors):
     return list(zip(*(view or (None,) * n_chunks for view in views), strict=True))
 
 
-@functools.cache  # every layer asks, in every step
+# what fla's kernels can do: before 0.5 the delta rule refused float32; its state has room for 256 rows
+FLA_VERSION = (0, 5)
+FLA_DELTA_KEYS = 256
+
+
+@functools.cache  # every layer asks
+def missing_for_fla():
+    """What this machine lacks to run fla's kernels, as one clause; an empty text if nothing."""
+    wanted = f"flash-linear-attention {FLA_VERSION[0]}.{FLA_VERSION[1]} or later"
+    if not torch.cuda.is_available():
+        return f"{wanted} needs a GPU, and there is none"
+    try:
+        version = importlib.metadata.version("flash-linear-attention")
+    except importlib.metadata.PackageNotFoundError:
+        return f"{wanted} is not installed (pip install flash-linear-attention)"
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < FLA_VERSION:
+        return f"{wanted} is needed, {version} is installed (pip install -U flash-linear-attention)"
+    return ""
+
+
 def has_fla():
-    return torch.cuda.is_available() and importlib.util.find_spec("fla") is not None
+    return not missing_for_fla()
+
+
+def fla_computes(q, v, beta):
+    """Whether fla's kernels take these tensors: nothing in float64, the delta rule with keys of a limited width."""
+    return v.dtype != torch.float64 and (beta is None or q.shape[-1] <= FLA_DELTA_KEYS)
 
 
 def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
     """chunked's function in flash-linear-attention's kernels: products in v's dtype, decays and states in float32."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     from fla.ops.gla import chunk_gla
+    from fla.ops.kda import chunk_kda
     from fla.ops.simple_gla import chunk_simple_gla
 
-    heads = max(q.shape[2], v.shape[2])
-    q, k = (x.to(v.dtype).expand(-1, -1, heads, -1).contiguous() for x in (q, k))
+    heads, key_width, value_width = max(q.shape[2], v.shape[2]), q.shape[3], v.shape[3]
+    if initial_state is not None:
+        initial_state = initial_state.float()
+    if v.shape[1] == 0:  # no kernel takes zero tokens
+        empty = torch.zeros(v.shape[0], heads, key_width, value_width, device=v.device)
+        return v, empty if initial_state is None else initial_state
+    # Triton miscompiles odd widths in half precision, which fla therefore refuses (cosFormer's denominator makes the
+    # values odd). Zeros up to a multiple of 8 change nothing: they are cut off again.
+    pad_keys, pad_values = (0, -key_width % 8), (0, -value_width % 8)
+    q, k = (F.pad(x.to(v.dtype).expand(-1, -1, heads, -1), pad_keys).contiguous() for x in (q, k))
+    v = F.pad(v, pad_values)
+    if initial_state is not None:
+        initial_state = F.pad(initial_state, pad_values + pad_keys)
     if log_decay is None:
         log_decay = torch.zeros(*v.shape[:2], heads, device=v.device)
-    keys = dict(g=log_decay, scale=1.0, initial_state=initial_state, output_final_state=True)
+    # exp(-104) is 0 in float32; a lower logarithm costs digits in the sums over a chunk, and -inf - -inf is NaN
+    log_decay = log_decay.float().clamp(min=-104)
+    keys = dict(scale=1.0, initial_state=initial_state, output_final_state=True)
     if beta is not None:
-        return chunk_gated_delta_rule(q, k, v, beta=beta.to(v.dtype), **keys)
-    return (chunk_gla if log_decay.dim() == 4 else chunk_simple_gla)(q, k, v, **keys)
+        keys["beta"] = beta.to(v.dtype)
+    if log_decay.dim() == 3:
+        kernel = chunk_simple_gla if beta is None else chunk_gated_delta_rule
+    else:  # a decay per key channel
+        kernel, log_decay = chunk_gla if beta is None else chunk_kda, F.pad(log_decay, pad_keys)
+    o, S = kernel(q, k, v, g=log_decay, **keys)
+    return o[..., :value_width], S[..., :key_width, :value_width]
 
 
 def quadratic(q, k, v=None, *, log_decay=None, beta=None):
