@@ -10,7 +10,8 @@ Settings of a script: a dataclass of keys, set by config files and by --key=valu
 
 The dataclass is the whole table of checks: the annotation says the type (int, float, bool, str, list, dict, each also
 as `... | None`; `list[int]` types the items), key() the values. Config files apply first, in order, then the -- words,
-in order; the later one wins. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but is parsed, never executed:
+in order; the later one wins, except that a dict of a key with merge=True is added to the one before, also to that of
+an included file: its names win, the others stay. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but is parsed, never executed:
 one that came with somebody's checkpoint cannot run code, and a misspelled name cannot pass unseen. Every mistake a user
 can fix is a UserError of one line; a script that ends in `configurator.run(main)` prints it and exits with status 2.
 """
@@ -19,6 +20,7 @@ import ast
 import copy
 import dataclasses
 import difflib
+import functools
 import itertools
 import json
 import math
@@ -74,8 +76,12 @@ TYPES = {
 BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
-def key(default, help, *, choices=None, at_least=None, at_most=None, above=None, below=None):
-    """A dataclass field with its checks. `help` is one line. In a list, choices and limits hold for each item."""
+def key(default, help, *, choices=None, at_least=None, at_most=None, above=None, below=None, merge=False):
+    """
+    A dataclass field with its checks. `help` is one line. In a list, choices and limits hold for each item.
+
+    merge: a later dict is added to the ones set before it, instead of taking their place.
+    """
     limits = [
         (f"{words} {limit}", holds, limit)
         for words, holds, limit in (
@@ -86,7 +92,7 @@ def key(default, help, *, choices=None, at_least=None, at_most=None, above=None,
         )
         if limit is not None
     ]
-    metadata = {"help": help, "choices": tuple(choices or ()), "limits": limits}
+    metadata = {"help": help, "choices": tuple(choices or ()), "limits": limits, "merge": merge}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -283,20 +289,29 @@ def load(config_class, argv, *, positional="config", program="train.py", descrip
         else:
             words.append(word)
 
-    values = {}
+    sources, merge = [], [name for name, field in fields.items() if field.metadata.get("merge")]
     if positional == "config":
-        for word in words:
-            values |= _check(config_class, read_config_file(word), word)
+        sources += [_check(config_class, read_config_file(word, merge), word) for word in words]
     elif words:
-        values |= _check(config_class, {positional: words})
+        sources.append(_check(config_class, {positional: words}))
     for name, text in settings:
         if name == "config_override":
-            values |= _check(config_class, _parse_json(text, name), name)
+            sources.append(_check(config_class, _parse_json(text, name), name))
         else:
-            values |= _check(config_class, {name: text})
+            sources.append(_check(config_class, {name: text}))
+    values = functools.reduce(functools.partial(_merged, merge=merge), sources, {})
     config = config_class(**values)
     config.given = frozenset(values)  # what was said, where the others are defaults
     return config
+
+
+def _merged(before, after, merge):
+    """Both dicts in one: the later value of each name, or both values in one where they are dicts and it is in merge."""
+    merged = before | after
+    for name in merge:
+        if isinstance(before.get(name), dict) and isinstance(after.get(name), dict):
+            merged[name] = before[name] | after[name]
+    return merged
 
 
 def _value_after(field, following):
@@ -353,10 +368,11 @@ ALLOWED = (
 )
 
 
-def read_config_file(path, _open_files=()):
+def read_config_file(path, merge=(), _open_files=()):
     """
     The keys of a config file as a dict, unchecked. `.py`: assignments of literals. `.json`: an object. The key
-    `include = "base.py"`, relative to the file, puts the keys of that file first. Raises UserError with file and line.
+    `include = "base.py"`, relative to the file, puts the keys of that file first. merge: the keys whose dicts are added to
+    those of that file. Raises UserError with file and line.
     """
     path = os.fspath(path)
     text, name = _read_text(path), _shorten(path, 200)
@@ -369,7 +385,8 @@ def read_config_file(path, _open_files=()):
         base = values.pop("include")
         if not isinstance(base, str) or not base.strip():
             raise UserError(f"{name}: include={_show(base)}: must be the name of a config file")
-        values = read_config_file(os.path.join(os.path.dirname(path), base), (*_open_files, real)) | values
+        included = read_config_file(os.path.join(os.path.dirname(path), base), merge, (*_open_files, real))
+        values = _merged(included, values, merge)
     return values
 
 
