@@ -10,10 +10,11 @@ Settings of a script: a dataclass of keys, set by config files and by --key=valu
 
 The dataclass is the whole table of checks: the annotation says the type (int, float, bool, str, list, dict, each also
 as `... | None`; `list[int]` types the items), key() the values. Config files apply first, in order, then the -- words,
-in order; the later one wins, except that a dict of a key with merge=True is added to the one before, also to that of
-an included file: its names win, the others stay. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but is parsed, never executed:
-one that came with somebody's checkpoint cannot run code, and a misspelled name cannot pass unseen. Every mistake a user
-can fix is a UserError of one line; a script that ends in `configurator.run(main)` prints it and exits with status 2.
+in order; the later one wins. Of a key with merge=True a later dict is added to the earlier one, that of an included
+file too, and wins name by name. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but is parsed, never
+executed: one that came with somebody's checkpoint cannot run code, and a misspelled name cannot pass unseen. Every
+mistake a user can fix is a UserError of one line; a script that ends in `configurator.run(main)` prints it and exits
+with status 2.
 """
 
 import ast
@@ -306,7 +307,7 @@ def load(config_class, argv, *, positional="config", program="train.py", descrip
 
 
 def _merged(before, after, merge):
-    """Both dicts in one: the later value of each name, or both values in one where they are dicts and it is in merge."""
+    """Both dicts in one: the later value of each name; of a name in merge both values in one, where they are dicts."""
     merged = before | after
     for name in merge:
         if isinstance(before.get(name), dict) and isinstance(after.get(name), dict):
@@ -371,8 +372,8 @@ ALLOWED = (
 def read_config_file(path, merge=(), _open_files=()):
     """
     The keys of a config file as a dict, unchecked. `.py`: assignments of literals. `.json`: an object. The key
-    `include = "base.py"`, relative to the file, puts the keys of that file first. merge: the keys whose dicts are added to
-    those of that file. Raises UserError with file and line.
+    `include = "base.py"`, relative to the file, puts the keys of that file first. merge: the keys whose dicts are added
+    to those of that file. Raises UserError with file and line.
     """
     path = os.fspath(path)
     text, name = _read_text(path), _shorten(path, 200)

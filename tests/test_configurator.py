@@ -467,8 +467,14 @@ def test_later_dicts_of_a_key_that_merges_are_added_and_those_of_others_replace(
     write("included.py", "base = {'a': 1, 'b': 1, 'c': {'d': 1}}\narms = {'x': {}}")
     write("file.py", "include = 'included.py'\nbase = {'b': 2, 'c': {'e': 1}}\narms = {'y': {}}")
     write("alone.py", "base = {'b': 2}")
-    assert load(Merging, ["file.py"]).base == {"a": 1, "b": 2, "c": {"e": 1}}  # names of the dict, not of those in it
-    words = ["file.py", "alone.py", '--base={"b": 3, "f": 3}', '--config_override={"base": {"f": 4}}', "--arms={'z': 1}"]
+    assert load(Merging, ["file.py"]).base == {"a": 1, "b": 2, "c": {"e": 1}}  # not c's names
+    words = [
+        "file.py",
+        "alone.py",
+        '--base={"b": 3, "f": 3}',
+        '--config_override={"base": {"f": 4}}',
+        "--arms={'z': 1}",
+    ]
     config = load(Merging, words)
     assert config.base == {"a": 1, "b": 3, "c": {"e": 1}, "f": 4} and config.arms == {"z": 1}
     assert load(Merging, ["--base={'b': 3}"]).base == {"b": 3}

@@ -18,6 +18,7 @@ import pytest
 import experiment
 import plot
 import report
+import tables
 from checkpoint import load
 from configurator import UserError
 from data.shards import open_dataset
@@ -25,6 +26,7 @@ from files import read_jsonl
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
+FLOAT32 = {"dtype": "float32"}
 OTHER = dict(slices="32/4,64/4,64/7", vocab_size=16, train_size=1, val_size=50)
 CONFIG = """
 name = "tiny"
@@ -32,6 +34,9 @@ arms = {{"none": {{"gate": "none"}}, "elementwise": {{"gate": "elementwise"}}}}
 seeds = [0, 1]
 baseline = "none"
 treatment = "elementwise"
+success_above = 0.75
+success_below = 0.55
+failure_within = 0.03
 data = {data}
 base = {base}
 """
@@ -212,11 +217,11 @@ def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(monkeypa
             return 0
 
     monkeypatch.setattr(experiment.subprocess, "Popen", Ended)
-    monkeypatch.setattr(experiment, "prepare", lambda config, keys, folder: folder)
-    monkeypatch.setattr(experiment, "show", lambda config, row: "")
-    monkeypatch.setattr(experiment, "finish", lambda config, job: job["run"] | {"seconds": 1.0})
+    monkeypatch.setattr(experiment, "prepare", lambda config, keys, seed, place: place)
+    monkeypatch.setattr(tables, "show", lambda config, row: "")
+    monkeypatch.setattr(experiment, "finish", lambda config, job: job["item"] | {"seconds": 1.0})
     arms = {"none": {}, "gated": {"gate": "elementwise"}}
-    config = experiment.ExperimentConfig(arms=arms, seeds=[0, 1, 2, 3], data=DATA, jobs=jobs)
+    config = experiment.ExperimentConfig(arms=arms, seeds=[0, 1, 2, 3], data=DATA, jobs=jobs, base=FLOAT32)
     runs = experiment.runs_of(config, config.seeds, [])
     assert len(list(experiment.run_side_by_side(config, runs, tmp_path))) == len(started) == 8
     assert sorted(seen[0]) == ["4"] * (at_a_time // 2) + ["7"] * (at_a_time // 2)
@@ -251,11 +256,11 @@ def test_finished_runs_are_scored_on_other_data_and_the_figures_are_drawn(base, 
         assert list(score["slices"]) == ["32/4", "64/4", "64/7"] and score["attention"] == row["arm"]
         assert score["labels"] == 50 * (4 + 4 + 7) and score["step"] == 6
     assert experiment.run_all(config, tmp_path) == rows
-    title, head, *lines = experiment.slices_table([rows[0], rows[1] | {"scores": {}}]).split("\n")  # one not finite
+    title, head, *lines = tables.slices_table([rows[0], rows[1] | {"scores": {}}]).split("\n")  # one not finite
     assert title.startswith("longer: ") and head.split() == ["arm", "32/4", "64/4", "64/7"]
     shown = [f"{value:.1%}" for value in rows[0]["scores"]["longer"]["slices"].values()]
     assert [line.split() for line in lines] == [["softmax", *shown], ["gla", "nan%", "nan%", "nan%"]]
-    assert experiment.slices_table([rows[0] | {"scored": {}}]) == ""
+    assert tables.slices_table([rows[0] | {"scored": {}}]) == ""
     figures = report.figures(rows, tmp_path)
     assert [figure.name for figure in figures] == ["accuracy.png", "slices.png"]
     assert all(figure.read_bytes().startswith(b"\x89PNG") for figure in figures)
@@ -269,8 +274,8 @@ def test_an_experiment_on_text_shows_losses_and_has_no_verdict(base, tmp_path):
          "data": {}, "config": {"attention": "cosformer", "gate": gate}, "scores": {"ntk": made | {"lengths": lengths}}}
         for arm, gate in (("plain", "none"), ("gated", "elementwise")) for seed in (0, 1)
     ]  # fmt: skip
-    config = experiment.ExperimentConfig(arms={"plain": {}, "gated": {}}, seeds=[0, 1], metric="val_loss")
-    assert "gated    2.0000  3.0000  2.5000" in experiment.table(config, rows)
+    config = experiment.ExperimentConfig(arms={"plain": {}, "gated": {}}, seeds=[0, 1], metric="val_loss", base=FLOAT32)
+    assert "gated    2.0000  3.0000  2.5000" in tables.table(config, rows)
     assert [figure.name for figure in report.figures(rows, tmp_path)] == ["val_loss.png", "lengths.png"]
 
 
@@ -304,8 +309,11 @@ def test_a_wrong_key_is_found_before_the_first_run(run, tmp_path, base, started,
         (dict(claims='{"helps": {"contrast": {}}}'), "claims: helps: must have a contrast and above"),
         (dict(claims='{"helps": {"contrast": {"d8": {"gated": 1}}, "above": 0}}'), "claims: helps: setting"),
         (dict(base=base | {"max_iter": 5}), "unknown key 'max_iter' (did you mean 'max_iters'?)"),
-        (dict(data=DATA | {"pair": 4}), "prepare.py failed: error: config_override: unknown key"),
-        (dict(prepare="mqra"), "prepare.py failed"),
+        (dict(data=DATA | {"pair": 4}), "data: unknown key 'pair' (did you mean 'pairs'?)"),
+        (
+            dict(prepare="mqra"),
+            "prepare='mqra': must be one of mqar, pystdlib, text, wikitext103 (did you mean 'mqar'?)",
+        ),
     ]:
         assert expected in helpers.error_of(run, tmp_path / "out", **keys)
     assert not started
@@ -313,7 +321,7 @@ def test_a_wrong_key_is_found_before_the_first_run(run, tmp_path, base, started,
 
 def test_the_steps_of_a_run_are_those_of_train_py_with_all_its_keys():
     settings = {"as train.py has it": {"n_head": 4}, "short": {"n_head": 2, "max_iters": "1e3"}}
-    base = {"n_embd": 40}  # alone it is wrong: 12 heads do not divide it
+    base = {"n_embd": 40, "dtype": "float32"}  # alone it is wrong: 12 heads do not divide it
     config = experiment.ExperimentConfig(arms={"none": {}}, settings=settings, base=base)
     runs = experiment.runs_of(config, [0], [])
     assert [experiment.steps_of([run]) for run in runs] == [5000, 1000]
@@ -328,7 +336,7 @@ def test_a_run_that_dies_is_one_line_that_names_its_log(run, tmp_path, base, hel
     assert (out_dir / "rows.jsonl").read_text() == ""
 
 
-PLAIN = experiment.ExperimentConfig()
+PLAIN = experiment.ExperimentConfig(arms={"none": {}}, base=FLOAT32)
 
 
 @pytest.fixture
@@ -343,7 +351,7 @@ def ended(mqar, tmp_path, helpers):
         (tmp_path / "log.txt").write_text("Traceback\nIndexError: list index out of range\n")
         run = {"arm": "none", "seed": 0, "data": {}, "config": {}}
         process = types.SimpleNamespace(returncode=status)
-        return {"run": run, "folder": tmp_path, "process": process, "scores": [], "started": 0.0}
+        return {"item": run, "folder": tmp_path, "process": process, "started": 0.0}
 
     return call
 
@@ -352,7 +360,7 @@ def test_a_run_that_was_not_finite_has_a_row(ended):
     row = experiment.finish(PLAIN, ended(1, learning_rate=1e12, grad_clip=None, warmup_iters=0))
     assert not row["finite"] and row["accuracy"] is None
     json.dumps(row, allow_nan=False)
-    assert experiment.show(PLAIN, row) == "accuracy nan%"
+    assert tables.show(PLAIN, row) == "accuracy nan%"
     assert [step for step, _ in row["curve"]] == [0]
 
 

@@ -13,9 +13,13 @@ import pytest
 
 import experiment
 import report
+import tables
 from configurator import UserError
+from rows import read_rows
 
 DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
+BASE = {"n_head": 2, "dtype": "float32"}
+RULE = dict(success_above=0.75, success_below=0.55, failure_within=0.03)
 
 
 def made_row(run, value):
@@ -28,7 +32,7 @@ def listed(**keys):
     arms = {"none": {"gate": "none"}, "gated": {"gate": "elementwise"}}
     settings = {"d16": {"n_embd": 16, "data": {"pairs": 2}}, "d32": {"n_embd": 32}}
     return experiment.ExperimentConfig(
-        **dict(name="listed", arms=arms, settings=settings, seeds=[0, 1], data=DATA, base={"n_head": 2}) | keys
+        **dict(name="listed", arms=arms, settings=settings, seeds=[0, 1], data=DATA, base=BASE) | keys
     )
 
 
@@ -99,7 +103,7 @@ def test_claims_may_be_about_other_numbers_of_the_rows_each_with_its_own_correct
         row["scores"] = {"longer": {"slices": {"64/8": 0.3 + is_gated * (0.1 + noise)}}}
         row["meters"] = {"gate_below_0.1": {"readout": 0.2 + noise}} if is_gated else {}
         rows.append(row)
-    judged = {claim["claim"]: claim for claim in experiment.judge_claims(config, rows)}
+    judged = {claim["claim"]: claim for claim in tables.judge_claims(config, rows)}
     words = ["supported", "supported", "supported", "not supported"]
     assert [claim["verdict"] for claim in judged.values()] == words
     alone, paired = judged["it helps"], judged["it helps on more pairs"]
@@ -110,7 +114,7 @@ def test_claims_may_be_about_other_numbers_of_the_rows_each_with_its_own_correct
     names = ["accuracy (points)", "scores longer slices 64/8 (points)", "meters gate_below_0.1 readout (points)"]
     assert [axes.get_xlabel() for axes in drawn["claims.png"]] == names
     del rows[0]["scores"]["longer"]  # as in a run that was not finite
-    assert experiment.judge_claims(config, rows)[1]["n"] == 2
+    assert tables.judge_claims(config, rows)[1]["n"] == 2
 
 
 def test_claims_have_a_figure_of_their_intervals_and_thresholds(tmp_path, drawn):
@@ -121,7 +125,7 @@ def test_claims_have_a_figure_of_their_intervals_and_thresholds(tmp_path, drawn)
         for run in experiment.runs_of(config, config.seeds, [])
         if run["setting"] == "d16" or run["seed"] == 0  # one seed: not run
     ]
-    judged = experiment.judge_claims(config, rows)
+    judged = tables.judge_claims(config, rows)
     report.claims(judged, tmp_path / "claims.png")
     axes = drawn["claims.png"][0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["it helps, d16"]
@@ -175,7 +179,7 @@ def test_rates_are_chosen_on_the_selection_seeds_and_the_seeds_run_at_them(tmp_p
         ("none", 0, 0.01), ("gated", 0, 0.01)
     ]  # fmt: skip
     assert "learning rate of none: 0.01" in capsys.readouterr().out
-    every = report.read_rows(tmp_path)
+    every = read_rows(tmp_path)
     assert len(every) == 2 * 2 * 2 + 2
     compared = report.figures(rows, tmp_path)[0].read_bytes()
     assert report.figures(every, tmp_path)[0].read_bytes() == compared  # runs that chose a rate are in no figure
@@ -189,7 +193,6 @@ def test_one_arm_and_one_setting_may_choose_the_rate_for_others(tmp_path, capsys
     config = listed(arms=arms, seeds=[0], scores={"longer": {"lengths": [64]}}, run=False, **keys)
     tried = experiment.selection_runs(config)
     assert {(run["setting"], run["arm"]) for run in tried} == {("d32", "none"), ("d32", "gated")} and len(tried) == 4
-    assert not any("scored" in run for run in tried)  # they only choose
     best = {"none": 0.001, "gated": 0.01}
     rows = [made_row(run, 0.9 if run["config"]["learning_rate"] == best[run["arm"]] else 0.5) for run in tried]
     chosen = experiment.choose_rates(config, rows)
@@ -197,7 +200,7 @@ def test_one_arm_and_one_setting_may_choose_the_rate_for_others(tmp_path, capsys
     runs = experiment.runs_of(config, [0], config.learning_rates, chosen)
     rows += [made_row(run, 0.5) for run in runs]
     write_rows(tmp_path, rows)
-    assert len(experiment.run_all(config, tmp_path)) == 6 and all(run["scored"] for run in runs)
+    assert len(experiment.run_all(config, tmp_path)) == 6
     assert "learning rate of matched: 0.01\n" in capsys.readouterr().out
     assert experiment.choose_rates(config, rows[1:]) is None
     assert experiment.estimate(config, rows[1:]).startswith("d32-none-lr0.001-seed7 ")
@@ -215,11 +218,11 @@ def test_a_scenario_holds_where_all_its_claims_have_their_verdicts():
     for run in experiment.runs_of(config, config.seeds, []):
         gain = {"d16": 0.2, "d32": 0.1 * run["seed"]}[run["setting"]]
         rows.append(made_row(run, 0.5 + run["seed"] / 100 + (gain if run["arm"] == "gated" else 0)))
-    said = experiment.scenarios_table(config, experiment.judge_claims(config, rows))
+    said = tables.scenarios_table(config, tables.judge_claims(config, rows))
     assert said == "scenario, d16: one\nscenario, d32: none of them"
-    none = experiment.scenarios_table(config, experiment.judge_claims(config, rows[:4]))  # one seed
+    none = tables.scenarios_table(config, tables.judge_claims(config, rows[:4]))  # one seed
     assert none == "scenario, d16: three\nscenario, d32: three"
-    assert experiment.scenarios_table(listed(), []) == ""
+    assert tables.scenarios_table(listed(), []) == ""
 
 
 def test_a_dry_run_lists_what_is_left_and_estimates_its_hours(tmp_path, capsys):
@@ -241,21 +244,21 @@ def test_claims_are_judged_by_setting_and_tables_are_made_again_from_the_rows(tm
     runs = experiment.runs_of(config, config.seeds, [])
     rows = [made_row(run, value[run["setting"], run["arm"]] + run["seed"] / 1000) for run in runs]
     write_rows(tmp_path, rows)
-    judged = experiment.judge_claims(config, experiment.run_all(config, tmp_path))
+    judged = tables.judge_claims(config, experiment.run_all(config, tmp_path))
     assert [claim["setting"] for claim in judged] == ["d16", "d32", "d16", None]
     assert [claim["verdict"] for claim in judged] == ["supported", "not supported", "supported", "supported"]
     for claim, gained in zip(judged, (0.3, 0.0, 0.3, 0.3), strict=True):
         assert claim["by_seed"] == pytest.approx({0: gained, 1: gained, 2: gained}, abs=1e-12)
-    assert "it helps, d16: supported (+0.3000, 95% interval" in experiment.claims_table(judged)
+    assert "it helps, d16: supported (+0.3000, 95% interval" in tables.claims_table(judged)
     words = [f"--config_override={json.dumps(dataclasses.asdict(config))}", f"--out_dir={tmp_path}"]
     capsys.readouterr()
     experiment.main(words)
     first = capsys.readouterr().out
     files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     page = html.unescape(files["report.html"].decode())
-    assert "claims.png" in files and experiment.summary(config, rows, judged) in first
+    assert "claims.png" in files and tables.summary(config, rows, judged) in first
     assert first.split("\n\n")[1] in page and "<code>python experiment.py --config_override=" in page
-    gains = experiment.gains_table(config, [row for row in rows if row["setting"] == "d16"])
+    gains = tables.gains_table(config, [row for row in rows if row["setting"] == "d16"])
     assert gains.splitlines()[1:] == ["gated    +0.3000  +0.3000 to  +0.3000"] and gains in first
     assert "gated     80.0%   80.1%   80.2%   80.1%     3/3          100" in first
     experiment.main(words)
@@ -268,7 +271,7 @@ def test_the_gain_is_over_the_arm_that_lacks_the_keys_of_the_gate_and_no_others(
     arms = {"none": {}, "static": gated | {"gate_input": "static"}, "other": gated | {"readout_norm": "none"}}
     config = listed(arms=arms, settings={}, seeds=[0, 1])
     rows = [made_row(run, 0.5 + 0.1 * (run["arm"] == "static")) for run in experiment.runs_of(config, config.seeds, [])]
-    assert experiment.gains_table(config, rows).splitlines()[1:] == ["static    +0.1000  +0.1000 to  +0.1000"]
+    assert tables.gains_table(config, rows).splitlines()[1:] == ["static    +0.1000  +0.1000 to  +0.1000"]
 
 
 def test_which_arm_is_solved_later_is_counted_over_the_seeds_that_both_solve():
@@ -280,13 +283,15 @@ def test_which_arm_is_solved_later_is_counted_over_the_seeds_that_both_solve():
     ]
     rows.append({"arm": "none", "seed": 3, "curve": [[0, 0.1], [10, 0.5]]})  # never solved
     said = "; solved later in 2, sooner in 0 of 3 seeds that both solve"
-    assert experiment.said_of_steps(config, rows, "gated", "none") == said
-    assert experiment.said_of_steps(config, rows[-1:], "gated", "none") == ""
-    assert experiment.said_of_steps(listed(), rows, "gated", "none") == ""
+    assert tables.said_of_steps(config, rows, "gated", "none") == said
+    assert tables.said_of_steps(config, rows[-1:], "gated", "none") == ""
+    assert tables.said_of_steps(listed(), rows, "gated", "none") == ""
 
 
 def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
-    config = listed(baseline="none", treatment="gated", claims={"it helps": {"contrast": {"gated": 1}, "above": 0.5}})
+    config = listed(
+        baseline="none", treatment="gated", **RULE, claims={"it helps": {"contrast": {"gated": 1}, "above": 0.5}}
+    )
     runs = experiment.runs_of(config, config.seeds, [])
     write_rows(tmp_path, [made_row(runs[0], 0.4)])  # of one arm, in one setting
     keys = dataclasses.asdict(config) | {"run": False}
@@ -297,20 +302,20 @@ def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
 
 
 def test_every_arm_is_run_at_every_rate_and_where_it_diverges_is_said(tmp_path):
-    keys = dict(arms={"a": {"gate": "none"}, "b": {}}, learning_rates=[0.001, 0.1, 3], metric="val_loss")
+    keys = dict(arms={"a": {"gate": "none"}, "b": {}}, learning_rates=[0.001, 0.1, 3], metric="val_loss", base=BASE)
     config = experiment.ExperimentConfig(**keys)
     runs = experiment.runs_of(config, [0], config.learning_rates)
     assert [run["arm"] for run in runs] == ["a at 0.001", "a at 0.1", "a at 3", "b at 0.001", "b at 0.1", "b at 3"]
-    assert runs[2]["config"] == {"gate": "none", "learning_rate": 3, "seed": 0}
+    assert runs[2]["config"] == BASE | {"gate": "none", "learning_rate": 3, "seed": 0}
     ends = [1.0, 1.5, 2.1, 1.0, math.nan, 1.9]  # of runs that begin at 2
     about = dict(metric="val_loss", data={})
     rows = [
-        run | about | {"val_loss": end, "finite": not math.isnan(end), "curve": [[0, 2.0], [6, end]]}
+        run | about | {"scores": {}, "val_loss": end, "finite": not math.isnan(end), "curve": [[0, 2.0], [6, end]]}
         for run, end in zip(runs, ends, strict=True)
     ]
-    said = [line.split() for line in experiment.divergence(rows).splitlines()[1:]]
+    said = [line.split() for line in tables.divergence(rows).splitlines()[1:]]
     assert said == [["a", "0.1", "3"], ["b", "3", "0.1"]]
-    assert experiment.divergence(rows) in experiment.summary(config, rows, [])
+    assert tables.divergence(rows) in tables.summary(config, rows, [])
     assert [figure.name for figure in report.figures(rows, tmp_path)] == ["learning_rates.png"]
 
 
@@ -319,7 +324,8 @@ def test_every_arm_is_run_at_every_rate_and_where_it_diverges_is_said(tmp_path):
 
 
 def judging(arms, **keys):
-    return experiment.ExperimentConfig(arms=arms, baseline="none", treatment="elementwise", **keys)
+    about = dict(baseline="none", treatment="elementwise", base=BASE) | RULE
+    return experiment.ExperimentConfig(arms=arms, **about | keys)
 
 
 def judged(plain, gated, **keys):
@@ -330,7 +336,7 @@ def judged(plain, gated, **keys):
         for arm, accuracies in (("none", plain), ("elementwise", gated))
         for seed, accuracy in enumerate(accuracies)
     ]
-    return experiment.verdict(config, rows)
+    return tables.verdict(config, rows)
 
 
 @pytest.mark.parametrize(
@@ -363,4 +369,4 @@ def test_other_arms_than_the_two_do_not_count():
     config = judging({"none": {}, "elementwise": {}, "conv": {}})
     scores = {"none": 0.4, "elementwise": 0.9, "conv": math.nan}
     rows = [{"arm": arm, "seed": 0, "accuracy": x, "finite": not math.isnan(x)} for arm, x in scores.items()]
-    assert experiment.verdict(config, rows).startswith("success")
+    assert tables.verdict(config, rows).startswith("success")
