@@ -253,9 +253,8 @@ def slice_panel(axes, rows, shown, name):
     for mixer, arms in by_mixer(rows).items():
         colour = MIXER_COLOURS.get(mixer, COLOURS[6])
         for linestyle, gate, own in arms:
-            each = [
-                [100 * row["scores"][name]["slices"][f"{length}/{pairs}"] for length, pairs in shown] for row in own
-            ]
+            found = [row["scores"][name]["slices"] for row in own]
+            each = [[100 * slices[f"{length}/{pairs}"] for length, pairs in shown] for slices in found]
             means = [mean(values) for values in zip(*each, strict=True)]
             label = f"{mixer}, gate {gate}"
             axes.plot(range(len(shown)), means, color=colour, linestyle=linestyle, marker="o", ms=3, label=label)

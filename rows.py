@@ -49,7 +49,8 @@ def rows_of_other_keys(rows, lacking):
         same = [row for row in rows if all(row.get(name) == run.get(name) for name in RUN if name not in KEYS)]
         if same:
             told[min((difference(row, run) for row in same), key=len)] += 1
-    return [f"  {count} rows are of other keys, and not taken: {'; '.join(words)}" for words, count in told.items()]
+    about = "of their rows have other keys, and are left out"
+    return [f"  {count} {about}: {'; '.join(words)}" for words, count in told.items()]
 
 
 def difference(row, run):
@@ -58,8 +59,8 @@ def difference(row, run):
     for part in KEYS:
         was, now = row[part], run[part]
         for name in [name for name in was | now if was.get(name) != now.get(name)]:
-            values = (f"{of[name]!r}" if name in of else "none" for of in (was, now))
-            words.append("{} {} there, {} here".format(name, *values))
+            there, here = (f"{of[name]!r}" if name in of else "not given" for of in (was, now))
+            words.append(f"{name} {there} in the row, {here} in the config")
     return tuple(words)
 
 

@@ -26,11 +26,8 @@ def summary(config, rows, judged):
         if not own:
             parts.append(f"{setting}: no run of it has a row yet")
             continue
-        parts += [
-            "\n".join([table(config, own, setting), *unlike_arms(own)]),
-            gains_table(config, own),
-            slices_table(own),
-        ]
+        parts.append("\n".join([table(config, own, setting), *unlike_arms(own)]))
+        parts += [gains_table(config, own), slices_table(own)]
         if config.baseline is not None and {config.baseline, config.treatment} <= {row["arm"] for row in own}:
             parts.append(f"verdict: {verdict(config, own)}\ncost of the gate: {cost(config, own)}")
     if config.learning_rates and not config.selection_seeds:
@@ -74,7 +71,7 @@ def made_by(row, name):
 
 
 def unlike_arms(rows):
-    """A line for each of dtype, device and threads that differs between the arms of a seed, with the first such seed."""
+    """A line for each of dtype, device and threads that differs between the arms of a seed, with the first of them."""
     lines = []
     for name in ("dtype", "device", "threads"):
         by_seed = {}
@@ -141,9 +138,8 @@ def slices_table(rows):
     lines, arms = [], list(dict.fromkeys(row["arm"] for row in rows))
     width = max(map(len, arms)) + 2
     for name in rows[0].get("scored", {}):
-        scores = {
-            arm: [row["scores"][name] for row in rows if row["arm"] == arm and name in row["scores"]] for arm in arms
-        }
+        found = [row for row in rows if name in row["scores"]]
+        scores = {arm: [row["scores"][name] for row in found if row["arm"] == arm] for arm in arms}
         slices = next((score.get("slices", ()) for own in scores.values() for score in own), ())
         if slices:
             head = f"{'arm':<{width}}" + "".join(f"{part:>10}" for part in slices)

@@ -8,9 +8,11 @@ import dataclasses
 import html
 import json
 import math
+from pathlib import Path
 
 import pytest
 
+import configurator
 import experiment
 import report
 import tables
@@ -274,6 +276,124 @@ def test_the_gain_is_over_the_arm_that_lacks_the_keys_of_the_gate_and_no_others(
     assert tables.gains_table(config, rows).splitlines()[1:] == ["static    +0.1000  +0.1000 to  +0.1000"]
 
 
+def test_in_a_sweep_the_gain_is_over_the_same_rate_and_with_chosen_rates_over_whichever_was_chosen():
+    sweep = listed(settings={}, learning_rates=[0.001, 0.1], metric="val_loss")
+    ends = {"none at 0.001": 1.0, "none at 0.1": 2.0, "gated at 0.001": 0.9, "gated at 0.1": 1.5}
+    runs = experiment.runs_of(sweep, sweep.seeds, sweep.learning_rates)
+    rows = [made_row(run, 0.5) | {"val_loss": ends[run["arm"]]} for run in runs[::-1]]  # 0.1 comes first
+    said = {line.split("  ")[0]: line.split()[3] for line in tables.gains_table(sweep, rows).splitlines()[1:]}
+    assert said == {"gated at 0.1": "-0.5000", "gated at 0.001": "-0.1000"}
+    chosen = listed(settings={}, learning_rates=[0.001, 0.1], selection_seeds=[7])
+    rates = {(None, "none"): 0.001, (None, "gated"): 0.1}
+    runs = experiment.runs_of(chosen, chosen.seeds, chosen.learning_rates, rates)
+    rows = [made_row(run, 0.5 + 0.2 * (run["arm"] == "gated")) for run in runs]
+    assert tables.gains_table(chosen, rows[1:]).splitlines()[1:] == []  # one pair
+    assert tables.gains_table(chosen, rows).splitlines()[1:] == ["gated    +0.2000  +0.2000 to  +0.2000"]
+    three = dataclasses.replace(chosen, seeds=[0, 1, 2])
+    rows = [made_row(run, 0.5) for run in experiment.runs_of(three, three.seeds, chosen.learning_rates, rates)]
+    assert tables.gains_table(three, rows[1:]).splitlines()[1:]  # though the first seed lacks an arm
+
+
+def test_arms_of_a_seed_that_were_run_in_other_ways_are_named_and_so_is_unknown_code(tmp_path):
+    config = listed(settings={}, seeds=[0, 1])
+    about = {"dtype": "float32", "device": "cpu", "threads": 1, "code_sha256": "c0de" * 16}
+    rows = [made_row(run, 0.5) | about for run in experiment.runs_of(config, config.seeds, [])]
+    said = tables.summary(config, rows, [])
+    assert "not paired" not in said and "made by" not in said
+    one, two, *others = rows
+    said = tables.summary(config, [one, two | {"threads": 2}, *others], [])
+    assert "not paired: threads differs between the arms of 1 seeds (seed 0: 1: none; 2: gated)" in said
+    assert "made by: threads 1 (3 of 4 rows), 2 (1 of 4 rows)" in said
+    said = tables.summary(config, [one | {"dtype": "bfloat16", "device": "cuda"}, two, *others], [])
+    assert "not paired: dtype differs" in said and "not paired: device differs" in said
+    said = tables.summary(config, [one, two | {"code_sha256": "beef" * 16}, *others], [])
+    assert "made by: code c0dec0dec0de (3 of 4 rows), beefbeefbeef (1 of 4 rows)\n" in said
+    old = [{name: value for name, value in row.items() if name not in about} for row in rows]
+    said = tables.summary(config, [*rows[:2], *old[2:]], [])
+    assert "made by: code c0dec0dec0de (2 of 4 rows), unknown (2 of 4 rows); device cpu (2" in said
+    assert "not paired" not in said  # the config gives the dtype, and what is not known is not known to differ
+    report.page(rows, [], tmp_path / "report.html")
+    assert "c0dec0dec0de" in (tmp_path / "report.html").read_text()
+
+
+def test_rows_of_other_keys_are_counted_and_what_differs_is_named(tmp_path, capsys):
+    config = listed(run=False)
+    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
+    for row in rows[1:]:
+        del row["config"]["dtype"]
+    rows[-1]["data"]["pairs"] = 3
+    write_rows(tmp_path, rows)
+    assert len(experiment.run_all(config, tmp_path)) == 1
+    said = capsys.readouterr().out
+    assert "8 runs, 40,000 steps; 1 runs are done already" in said and "7 of 8 runs have no row yet" in said
+    left_out = "of their rows have other keys, and are left out: dtype not given in the row, 'float32' in the config"
+    assert f"  6 {left_out}\n" in said and f"  1 {left_out}; pairs 3 in the row, 4 in the config\n" in said
+
+
+ROOT = Path(experiment.__file__).parent
+CONFIGS = sorted((ROOT / "config" / "experiments").glob("*.py"))
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_every_committed_experiment_fixes_its_dtype_and_device(file):
+    config = configurator.load(experiment.ExperimentConfig, [str(file)])
+    assert {"dtype", "device"} <= config.base.keys() and config.name == file.stem
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_every_committed_row_is_found_by_its_config(file):
+    config = configurator.load(experiment.ExperimentConfig, [str(file), "--run=false"])
+    rows = read_rows(ROOT / "results" / config.name)
+    if not any("dtype" in row["config"] for row in rows):
+        pytest.skip("these rows are from before the config fixed the dtype")
+    assert experiment.estimate(config, rows).startswith("0 of ")
+    found = experiment.run_all(config, ROOT / "results" / config.name)
+    assert len(found) == len(rows) - len(experiment.selection_runs(config))
+    assert all(row["scores"].keys() == config.scores.keys() for row in found)
+
+
+def test_base_and_data_on_the_command_line_are_added_to_those_of_the_file():
+    words = ['--base={"n_layer": 4}', '--data={"pairs": 8}', '--arms={"none": {}, "elementwise": {}}']
+    config = configurator.load(experiment.ExperimentConfig, [str(ROOT / "config/experiments/minimum.py"), *words])
+    assert (config.base["n_layer"], config.base["n_embd"], config.base["dtype"]) == (4, 64, "float32")
+    assert (config.data["pairs"], config.data["queries"]) == (8, 2)
+    assert config.arms == {"none": {}, "elementwise": {}}
+
+
+def test_a_dry_run_knows_the_chosen_rates_and_its_shard():
+    config = listed(settings={}, seeds=[0, 1], selection_seeds=[7], learning_rates=[0.001, 0.01], jobs=1)
+    selection = [made_row(run, run["config"]["learning_rate"]) for run in experiment.selection_runs(config)]
+    chosen = experiment.choose_rates(config, selection)
+    compared = experiment.runs_of(config, config.seeds, config.learning_rates, chosen)
+    rows = selection + [made_row(run, 0.5) for run in compared]
+    assert experiment.estimate(config, rows).startswith("0 of 8 runs to do")
+    assert experiment.estimate(config, rows[:-1]).splitlines()[0].startswith("gated-seed1 ")
+    sharded = dataclasses.replace(config, shard="2/2")
+    assert "2 of 4 runs in shard 2/2 to do" in experiment.estimate(sharded, selection)
+    assert "1 of 4 runs in shard 2/2 to do" in experiment.estimate(sharded, rows[:-1])
+    assert "0 of 4 runs in shard 1/2 to do" in experiment.estimate(dataclasses.replace(config, shard="1/2"), rows[:-1])
+    scored = dataclasses.replace(config, scores={"longer": {}})
+    assert experiment.estimate(scored, rows).endswith("; 4 finished runs lack a score")
+
+
+def test_with_many_seeds_the_sign_flip_test_is_called_what_it_is():
+    config = listed(settings={}, seeds=list(range(50)), claims={"it helps": {"contrast": {"gated": 1}, "above": 0.4}})
+    rows = [made_row(run, 0.5 + run["seed"] / 100) for run in experiment.runs_of(config, config.seeds, [])]
+    said = tables.claims_table(tables.judge_claims(config, rows))
+    assert ", by 100,000 random sign patterns 1e-05, 50 seeds)" in said
+    assert ", exact 4.66e-10, 32 seeds)" in tables.claims_table(tables.judge_claims(config, rows[:64]))
+
+
+def test_a_verdict_has_no_thresholds_of_its_own_and_is_about_accuracy(helpers):
+    about = dict(baseline="none", treatment="gated")
+    message = helpers.error_of(listed, **about)
+    assert message == "success_above, success_below, failure_within: the verdict needs them, too"
+    assert "baseline, treatment: the verdict needs" in helpers.error_of(listed, **RULE)
+    assert "write a claim" in helpers.error_of(listed, **about, **RULE, metric="val_loss")
+    assert helpers.error_of(listed, solved_above=0.9, metric="val_loss").startswith("solved_above: is about accuracy")
+    assert listed(metric="val_loss").success_above is None
+
+
 def test_which_arm_is_solved_later_is_counted_over_the_seeds_that_both_solve():
     config, reached = listed(seeds=[0, 1, 2, 3], solved_above=0.75), {"gated": (20, 10, 30, 10), "none": (10, 10, 10)}
     rows = [
@@ -289,9 +409,8 @@ def test_which_arm_is_solved_later_is_counted_over_the_seeds_that_both_solve():
 
 
 def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
-    config = listed(
-        baseline="none", treatment="gated", **RULE, claims={"it helps": {"contrast": {"gated": 1}, "above": 0.5}}
-    )
+    claims = {"it helps": {"contrast": {"gated": 1}, "above": 0.5}}
+    config = listed(baseline="none", treatment="gated", **RULE, claims=claims)
     runs = experiment.runs_of(config, config.seeds, [])
     write_rows(tmp_path, [made_row(runs[0], 0.4)])  # of one arm, in one setting
     keys = dataclasses.asdict(config) | {"run": False}
