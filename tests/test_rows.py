@@ -316,6 +316,15 @@ def test_arms_of_a_seed_that_were_run_in_other_ways_are_named_and_so_is_unknown_
     assert "c0dec0dec0de" in (tmp_path / "report.html").read_text()
 
 
+def test_a_row_that_other_code_made_is_not_run_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "run_side_by_side", lambda *words: pytest.fail("a run was started"))
+    config = listed()
+    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
+    rows = [row | {"code_sha256": str(i), "threads": i} for i, row in enumerate(rows)]
+    write_rows(tmp_path, rows)
+    assert [row["code_sha256"] for row in experiment.run_all(config, tmp_path)] == list("01234567")
+
+
 def test_rows_of_other_keys_are_counted_and_what_differs_is_named(tmp_path, capsys):
     config = listed(run=False)
     rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
