@@ -60,7 +60,7 @@ class ExperimentConfig:
     base: dict = key({}, "keys of train.py that every run has; a later base is added to it", merge=True)
     arms: dict = key({}, "{name of the arm: its keys of train.py}")
     settings: dict = key({}, '{name: keys of train.py, and under "data" of the prepare script}: all arms in each')
-    seeds: list[int] = key([0], "one run of every arm per seed; it seeds the data, too, unless data has a seed", at_least=0)
+    seeds: list[int] = key([0], "one run of every arm each; it seeds the data, too, unless data has a seed", at_least=0)
     learning_rates: list[float] = key([], "with selection_seeds: to choose from; without: all are run", above=0)
     selection_seeds: list[int] = key([], "seeds that the learning rates are chosen on, and nothing else", at_least=0)
     rate_of: dict = key({}, "{arm: the arm whose chosen rate it takes, untried itself}")
