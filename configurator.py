@@ -10,11 +10,9 @@ Settings of a script: a dataclass of keys, set by config files and by --key=valu
 
 The dataclass is the whole table of checks: the annotation says the type (int, float, bool, str, list, dict, each also
 as `... | None`; `list[int]` types the items), key() the values. Config files apply first, in order, then the -- words,
-in order; the later one wins. Of a key with merge=True a later dict is added to the earlier one, that of an included
-file too, and wins name by name. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but is parsed, never
-executed: one that came with somebody's checkpoint cannot run code, and a misspelled name cannot pass unseen. Every
-mistake a user can fix is a UserError of one line; a script that ends in `configurator.run(main)` prints it and exits
-with status 2.
+in order; the later one wins. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but is parsed, never executed:
+one that came with somebody's checkpoint cannot run code, and a misspelled name cannot pass unseen. Every mistake a user
+can fix is a UserError of one line; a script that ends in `configurator.run(main)` prints it and exits with status 2.
 """
 
 import ast
