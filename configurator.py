@@ -20,6 +20,7 @@ import ast
 import copy
 import dataclasses
 import difflib
+import functools
 import itertools
 import json
 import math
@@ -122,8 +123,12 @@ TYPES = {
 BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
-def key(default, help, *, choices=None, at_least=None, at_most=None, above=None, below=None):
-    """A dataclass field with its checks. `help` is one line. In a list, choices and limits hold for each item."""
+def key(default, help, *, choices=None, at_least=None, at_most=None, above=None, below=None, merge=False):
+    """
+    A dataclass field with its checks. `help` is one line. In a list, choices and limits hold for each item.
+
+    merge: a later dict is added to the ones set before it, instead of taking their place.
+    """
     limits = [
         (f"{words} {limit}", holds, limit)
         for words, holds, limit in (
@@ -134,7 +139,7 @@ def key(default, help, *, choices=None, at_least=None, at_most=None, above=None,
         )
         if limit is not None
     ]
-    metadata = {"help": help, "choices": tuple(choices or ()), "limits": limits}
+    metadata = {"help": help, "choices": tuple(choices or ()), "limits": limits, "merge": merge}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -331,20 +336,29 @@ def load(config_class, argv, *, positional="config", program="train.py", descrip
         else:
             words.append(word)
 
-    values = {}
+    sources, merge = [], [name for name, field in fields.items() if field.metadata.get("merge")]
     if positional == "config":
-        for word in words:
-            values |= _check(config_class, read_config_file(word), word)
+        sources += [_check(config_class, read_config_file(word, merge), word) for word in words]
     elif words:
-        values |= _check(config_class, {positional: words})
+        sources.append(_check(config_class, {positional: words}))
     for name, text in settings:
         if name == "config_override":
-            values |= _check(config_class, _parse_json(text, name), name)
+            sources.append(_check(config_class, _parse_json(text, name), name))
         else:
-            values |= _check(config_class, {name: text})
+            sources.append(_check(config_class, {name: text}))
+    values = functools.reduce(functools.partial(_merged, merge=merge), sources, {})
     config = config_class(**values)
     config.given = frozenset(values)  # what was said, where the others are defaults
     return config
+
+
+def _merged(before, after, merge):
+    """Both dicts in one: the later value of each name; of a name in merge both values in one, where they are dicts."""
+    merged = before | after
+    for name in merge:
+        if isinstance(before.get(name), dict) and isinstance(after.get(name), dict):
+            merged[name] = before[name] | after[name]
+    return merged
 
 
 def _value_after(field, following):
@@ -401,10 +415,11 @@ ALLOWED = (
 )
 
 
-def read_config_file(path, _open_files=()):
+def read_config_file(path, merge=(), _open_files=()):
     """
     The keys of a config file as a dict, unchecked. `.py`: assignments of literals. `.json`: an object. The key
-    `include = "base.py"`, relative to the file, puts the keys of that file first. Raises UserError with file and line.
+    `include = "base.py"`, relative to the file, puts the keys of that file first. merge: the keys whose dicts are added
+    to those of that file. Raises UserError with file and line.
     """
     path = os.fspath(path)
     text, name = _read_text(path), _shorten(path, 200)
@@ -417,7 +432,8 @@ def read_config_file(path, _open_files=()):
         base = values.pop("include")
         if not isinstance(base, str) or not base.strip():
             raise UserError(f"{name}: include={_show(base)}: must be the name of a config file")
-        values = read_config_file(os.path.join(os.path.dirname(path), base), (*_open_files, real)) | values
+        included = read_config_file(os.path.join(os.path.dirname(path), base), merge, (*_open_files, real))
+        values = _merged(included, values, merge)
     return values
 
 

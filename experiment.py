@@ -9,12 +9,19 @@
 An experiment is a config file: arms x settings x seeds, the keys of train.py that all runs share (base), the data, how
 a finished run is scored besides (scores), and what is claimed. Runs go on side by side, one process each. out_dir gets
 rows.jsonl (one object per finished run), the figures, report.html and a folder per run; started again, it keeps the
-rows it has and continues the runs that were stopped.
+rows it has, continues the runs that were stopped, and computes the scores that a finished run lacks. A run is its arm,
+setting, seed, data and keys of train.py; a folder that holds another run is moved aside, with its checkpoints.
+
+base and data given on the command line, or beside an include, are added to those of the file: --base='{"n_layer": 4}'
+changes one key. Every other key takes the place of the file's.
 
 All arms of a seed see the same data in the same order, and start from the same weights where they share them. With
 selection_seeds each arm's learning rate is chosen on those, in each setting, and the seeds are run at that one.
 """
 
+import dataclasses
+import importlib
+import itertools
 import json
 import math
 import os
@@ -31,40 +38,44 @@ from tqdm import tqdm
 
 import configurator
 import report
+import tables
 import verdict as verdicts
 from configurator import UserError, key
 from evaluate import EvaluateConfig
-from files import read_jsonl
+from files import lock, read_jsonl
 from hardware import keep_freed_memory, pick_device, seconds_of, usable_cores
 from loss import IGNORE
 from model import GPT
+from outdir import write_text
+from rows import as_read, find_row, missing_scores, read_rows, rows_of_other_keys, run_of, with_scores
 from train import TrainConfig
 
 HERE = Path(__file__).resolve().parent
+RULE = ("baseline", "treatment", "success_above", "success_below", "failure_within")  # of the verdict: all or none
 
 
 @dataclass
 class ExperimentConfig:
     name: str = key("experiment", "what it is called")
-    base: dict = key({}, "keys of train.py that every run has")
+    base: dict = key({}, "keys of train.py that every run has; a later base is added to it", merge=True)
     arms: dict = key({}, "{name of the arm: its keys of train.py}")
     settings: dict = key({}, '{name: keys of train.py, and under "data" of the prepare script}: all arms in each')
-    seeds: list[int] = key([0], "one run of every arm per seed; the seed of the data, too", at_least=0)
+    seeds: list[int] = key([0], "one run of every arm each; it seeds the data, too, unless data has a seed", at_least=0)
     learning_rates: list[float] = key([], "with selection_seeds: to choose from; without: all are run", above=0)
     selection_seeds: list[int] = key([], "seeds that the learning rates are chosen on, and nothing else", at_least=0)
     rate_of: dict = key({}, "{arm: the arm whose chosen rate it takes, untried itself}")
     rates_at: str | None = key(None, "the setting that rates are chosen in, for all (None: in each its own)")
     prepare: str = key("mqar", "which data/*/prepare.py makes the data")
-    data: dict = key({}, "keys of that script")
+    data: dict = key({}, "keys of that script; a later data is added to it", merge=True)
     metric: str = key("accuracy", "what the table and the curves show", choices=("accuracy", "val_loss"))
     scores: dict = key({}, "{name: keys of evaluate.py}: how each finished run is scored besides")
     score_data: dict = key({}, "keys of the same script, for the data of the scores (empty: the run's own)")
-    baseline: str | None = key(None, "the arm that the verdict compares with (None: no verdict)")
-    treatment: str | None = key(None, "the arm that the verdict is about")
-    success_above: float = key(0.75, "success: the treatment's accuracy is above this in every seed")
-    success_below: float = key(0.55, "... and the baseline's below this")
-    failure_within: float = key(
-        0.03, "failure: the mean accuracies are no further apart than this, or a run is not finite"
+    baseline: str | None = key(None, "the arm that the verdict compares with (None: no verdict, of accuracy alone)")
+    treatment: str | None = key(None, "the arm that the verdict is about; it needs the three keys below, too")
+    success_above: float | None = key(None, "success: the treatment's accuracy is above this in every seed")
+    success_below: float | None = key(None, "... and the baseline's below this")
+    failure_within: float | None = key(
+        None, "failure: the mean accuracies are no further apart than this, or a run is not finite"
     )
     solved_above: float | None = key(None, "a run with a higher accuracy has solved the task; how many did is said")
     claims: dict = key(
@@ -81,24 +92,37 @@ class ExperimentConfig:
 
     def __post_init__(self):
         configurator.check(self)
-        for arm in (self.baseline, self.treatment):
-            if (self.baseline, self.treatment) != (None, None):
-                configurator.check_choice("arms", arm, self.arms)
+        if not self.arms:
+            raise UserError(
+                'arms={}: there is nothing to run; name a file of config/experiments/, or add arms = {"none": {}, ...}'
+            )
+        if not self.seeds:
+            raise UserError("seeds=[]: there is nothing to run; add one at least, as in seeds = [0, 1, 2]")
+        self.check_verdict()
         for kind, named in (("arms", self.arms), ("settings", self.settings)):
             for name, keys in named.items():
                 if not isinstance(keys, dict):
                     raise UserError(f"{kind}: {name}={keys!r}: must be a dict of keys of train.py")
+        scripts = sorted(file.parent.name for file in (HERE / "data").glob("*/prepare.py"))
+        configurator.check_choice("prepare", self.prepare, scripts)
         for run in runs_of(self, self.seeds[:1], self.learning_rates[:1]):  # a wrong key is found before the first run
-            configurator.build(TrainConfig, run["config"], source=f"arm {run['arm']!r}")
+            keys = configurator.build(TrainConfig, run["config"], source=f"arm {run['arm']!r}")
+            if keys.dtype == "auto":
+                raise UserError(
+                    f"arm {run['arm']!r}: dtype=auto is timed anew in each run, so that paired runs may differ: "
+                    'add "dtype": "float32", or bfloat16, to base'
+                )
+            configurator.build(prepare_config(self), run["data"], source="data")
+        configurator.build(prepare_config(self), self.score_data, source="score_data")
         for name, keys in self.scores.items():
             configurator.build(EvaluateConfig, keys, source=f"score {name!r}")
         for name, claim in self.claims.items():
             if not isinstance(claim, dict) or set(claim) - {"setting", "of"} != {"contrast", "above"}:
                 raise UserError(f"claims: {name}: must have a contrast and above, and may have a setting and of")
-            if "setting" in claim or is_across_settings(claim):
-                for setting in claim["contrast"] if is_across_settings(claim) else [claim["setting"]]:
+            if "setting" in claim or tables.is_across_settings(claim):
+                for setting in claim["contrast"] if tables.is_across_settings(claim) else [claim["setting"]]:
                     configurator.check_choice(f"claims: {name}: setting", setting, self.settings)
-            for weights in claim["contrast"].values() if is_across_settings(claim) else [claim["contrast"]]:
+            for weights in claim["contrast"].values() if tables.is_across_settings(claim) else [claim["contrast"]]:
                 for arm in weights:
                     configurator.check_choice(f"claims: {name}", arm, self.arms)
         for arm, other in self.rate_of.items():
@@ -122,18 +146,32 @@ class ExperimentConfig:
             raise UserError(f"metric={self.metric!r}: with learning_rates it must be val_loss, which tells divergence")
         parse_shard(self.shard)
 
+    def check_verdict(self):
+        lacking = [name for name in RULE if getattr(self, name) is None]
+        if 0 < len(lacking) < len(RULE):
+            raise UserError(f"{', '.join(lacking)}: the verdict needs {'it' if len(lacking) == 1 else 'them'}, too")
+        if self.metric != "accuracy" and (not lacking or self.solved_above is not None):
+            name = "solved_above" if lacking else "baseline"
+            raise UserError(
+                f"{name}: is about accuracy, and metric={self.metric!r}; leave it out, and write a claim: "
+                'claims = {"it helps": {"contrast": {"without": 1, "with": -1}, "above": 0.01}}'
+            )
+        if not lacking:
+            for arm in (self.baseline, self.treatment):
+                configurator.check_choice("arms", arm, self.arms)
+
 
 def main(argv):
     config = configurator.load(ExperimentConfig, argv, program="experiment.py", description=__doc__)
     out_dir = Path(config.out_dir or HERE / "results" / config.name)
     if config.dry_run:
-        print(estimate(config, report.read_rows(out_dir)))
+        print(estimate(config, read_rows(out_dir)))
         return
     rows = run_all(config, out_dir)
     if rows is None:
         return
-    judged = judge_claims(config, rows)
-    said = summary(config, rows, judged)
+    judged = tables.judge_claims(config, rows)
+    said = tables.summary(config, rows, judged)
     print(said)
     figures = report.figures(rows, out_dir)
     if any("mean" in claim for claim in judged):
@@ -166,9 +204,7 @@ def runs_of(config, seeds, rates, chosen=None):
                         run["purpose"] = "selection"
                     if setting is not None:
                         run["setting"] = setting
-                    if config.scores and "purpose" not in run:
-                        run |= {"scored": config.scores, "score_data": config.score_data}
-                    runs.append(json.loads(json.dumps(run)))  # as it will be read again: a tuple comes back as a list
+                    runs.append(as_read(run))
     return runs
 
 
@@ -213,21 +249,35 @@ def parse_shard(shard):
     return int(first), int(count)
 
 
+def of_shard(config, runs):
+    """This shard's part of a list."""
+    first, count = parse_shard(config.shard)
+    return runs[first - 1 :: count]
+
+
 def estimate(config, rows):
-    """The list of runs that have no row, and the hours they will take: by the rows of their arm, else by some steps."""
-    runs = runs_of(config, config.seeds, config.learning_rates[: 1 if config.selection_seeds else None])
-    runs = selection_runs(config) + runs
-    waiting = [run for run in runs if find_row(rows, run) is None]
+    """The list of runs that have no row, and the hours they will take: by the rows of their arm, else by some steps.
+
+    With a shard, its part of the list. Runs whose rate isn't chosen yet are listed at the first of the rates.
+    """
+    chosen = choose_rates(config, rows) if config.selection_seeds else None
+    compared = runs_of(config, config.seeds, config.learning_rates[: 1 if config.selection_seeds else None], chosen)
+    runs = of_shard(config, selection_runs(config)) + of_shard(config, compared)
+    rows_found = [find_row(rows, run) for run in runs]
+    waiting = [run for run, row in zip(runs, rows_found, strict=True) if row is None]
+    unscored = [row for row in rows_found if row is not None and missing_scores(config, row)]
     jobs, found, lines, total = jobs_of(config, gpus_of(config)), {}, [], 0.0
     for run in waiting:
         kind = run.get("setting"), run["arm"].split(" at ")[0]
         if kind not in found:
             same = [r["seconds"] for r in rows if (r.get("setting"), r["arm"].split(" at ")[0]) == kind]
-            found[kind] = statistics.median(same) if same else seconds_by_steps(run, max(1, usable_cores() // jobs))
+            found[kind] = statistics.median(same) if same else seconds_by_steps(run, threads_of(jobs))
         lines.append(f"{name_of(run):<60}{found[kind]:>8,.0f} s")
         total += found[kind]
+    shard = f" in shard {config.shard}" if config.shard else ""
     hours = f"about {total / 3600 / jobs:.1f} hours, {jobs} at a time"
-    return "\n".join([*lines, f"{len(waiting)} of {len(runs)} runs to do: {hours}"])
+    hours += f"; {len(unscored)} finished runs lack a score" if unscored else ""
+    return "\n".join([*lines, f"{len(waiting)} of {len(runs)} runs{shard} to do: {hours}"])
 
 
 def seconds_by_steps(run, threads):
@@ -282,19 +332,23 @@ def run_all(config, out_dir):
                 print(f"learning rate of {f'{setting}: ' if setting and not config.rates_at else ''}{arm}: {rate:g}")
     runs = runs_of(config, config.seeds, config.learning_rates, chosen)
     rows = run_list(config, runs, out_dir, config.name)
-    found = [row for run in runs if (row := find_row(rows, run)) is not None]
+    found = [with_scores(config, row) for run in runs if (row := find_row(rows, run)) is not None]
     if len(found) < len(runs):
         print(f"{len(runs) - len(found)} of {len(runs)} runs have no row yet")
     return found if found and (len(found) == len(runs) or not config.run) else None
 
 
 def run_list(config, runs, out_dir, title):
-    """Runs what has no row, this shard's part of it. Returns all rows there are then."""
+    """Runs what has no row, this shard's part of it, and scores what lacks a score. Returns all rows there are then."""
     out_dir.mkdir(parents=True, exist_ok=True)
-    rows, (first, count) = report.read_rows(out_dir), parse_shard(config.shard)
-    waiting = [run for run in runs[first - 1 :: count] if find_row(rows, run) is None]
-    done = sum(find_row(rows, run) is not None for run in runs)
-    print(f"{title}: {len(runs)} runs, {steps_of(runs):,} steps; {done} runs are done already")
+    rows, (first, count) = read_rows(out_dir), parse_shard(config.shard)
+    rows_found = [find_row(rows, run) for run in runs]
+    lacking = [run for run, row in zip(runs, rows_found, strict=True) if row is None]
+    print(f"{title}: {len(runs)} runs, {steps_of(runs):,} steps; {len(runs) - len(lacking)} runs are done already")
+    for line in rows_of_other_keys(rows, lacking):
+        print(line)
+    waiting = [run for run in of_shard(config, runs) if run in lacking]
+    waiting += rows_to_score(config, of_shard(config, rows_found), out_dir)
     if waiting and config.run:
         file = out_dir / ("rows.jsonl" if count == 1 else f"rows.{first}-of-{count}.jsonl")
         if file.is_file():
@@ -303,26 +357,38 @@ def run_list(config, runs, out_dir, title):
             for row in run_side_by_side(config, waiting, out_dir):
                 rows_file.write(json.dumps(row, allow_nan=False) + "\n")
                 rows_file.flush()
-        rows = report.read_rows(out_dir)
+        rows = read_rows(out_dir)
     return rows
 
 
-def find_row(rows, run):
-    """The row of this very run: same arm, seed, data and keys."""
-    return next((row for row in rows if all(row.get(name) == value for name, value in run.items())), None)
+def rows_to_score(config, rows, out_dir):
+    """The rows that lack a score and whose checkpoints are still there; the others are named."""
+    unscored = [row for row in rows if row is not None and missing_scores(config, row)]
+    kept = [row for row in unscored if is_finished(run_of(row), out_dir / name_of(row))]
+    if len(kept) < len(unscored):
+        names = ", ".join(dict.fromkeys(name for row in unscored for name in missing_scores(config, row)))
+        lost = [name_of(row) for row in unscored if row not in kept]
+        print(
+            f"  {len(lost)} finished runs lack a score ({names}), and their checkpoints are not in {out_dir}: "
+            f"{', '.join(lost[:3])}{', ...' if lost[3:] else ''}; to run one again, remove its row"
+        )
+    if kept and not config.run:
+        print(f"  {len(kept)} finished runs lack a score, which --run=true computes")
+    return kept
 
 
 def run_side_by_side(config, waiting, out_dir):
     """Yields a row whenever a run ends. One bar over all steps, with the losses and the speed of what is running.
 
+    waiting: runs, and rows of finished runs, of which only the scores that they lack are computed.
     SIGTERM and Ctrl-C stop the runs, each of which saves first.
     """
     gpus = gpus_of(config)
-    jobs = min(jobs_of(config, gpus), len(waiting))
-    threads = max(1, usable_cores() // jobs)
+    jobs = jobs_of(config, gpus)
+    threads = threads_of(jobs)
     waiting, running, ended_steps = list(waiting), [], 0
     bar = tqdm(
-        total=steps_of(waiting), desc=config.name, unit="step", smoothing=0.05,
+        total=steps_to_do(waiting), desc=config.name, unit="step", smoothing=0.05,
         mininterval=0.5 if sys.stderr.isatty() else 30,
     )  # fmt: skip
     before = {
@@ -336,15 +402,15 @@ def run_side_by_side(config, waiting, out_dir):
                 running.append(start(config, waiting.pop(0), out_dir, threads, gpu))
             time.sleep(0.2)
             for job in [job for job in running if job["process"].poll() is not None]:
-                if job["process"].returncode == 0 and job["scores"]:
-                    job["process"] = start_process(job["scores"].pop(0), job["folder"], threads, job["gpu"])
+                if job["process"].returncode == 0 and job["commands"]:
+                    job["process"] = start_process(job["commands"].pop(0), job["folder"], threads, job["gpu"])
                     continue
                 running.remove(job)
-                ended_steps += steps_of([job["run"]])
+                ended_steps += steps_to_do([job["item"]])
                 row = finish(config, job)
-                bar.write(f"{row['arm']}, seed {row['seed']}: {show(config, row)}, {row['seconds']:.0f} s")
+                bar.write(f"{row['arm']}, seed {row['seed']}: {tables.show(config, row)}, {row['seconds']:.0f} s")
                 yield row
-            states = [(job["run"], last_row(job["folder"])) for job in running]
+            states = [(job["item"], last_row(job["folder"])) for job in running if steps_to_do([job["item"]])]
             bar.n = ended_steps + sum(state["step"] for _, state in states)
             shown = {f"{run['arm']}/{run['seed']}": f"{state['loss']:.3f}" for run, state in states if "loss" in state}
             speed = sum(state.get("tokens_per_second", 0) for _, state in states)
@@ -370,48 +436,100 @@ def gpus_of(config):
 
 def jobs_of(config, gpus):
     """How many runs go on at a time."""
-    return config.jobs or len(gpus) or usable_cores()
+    rates = 1 if config.selection_seeds else len(config.learning_rates) or 1
+    count = len(config.arms) * (len(config.settings) or 1) * len(config.seeds) * rates
+    return min(config.jobs or len(gpus) or usable_cores(), count)
 
 
-def start(config, run, out_dir, threads, gpu):
-    """Starts a run: train.py, and behind it evaluate.py for each of the scores."""
-    place = "-".join(filter(None, [run.get("setting"), f"seed{run['seed']}"]))
-    data = prepare(config, run["data"] | {"seed": run["seed"]}, out_dir / "data" / place)
-    folder = out_dir / name_of(run)
-    folder.mkdir(parents=True, exist_ok=True)
-    keys = run["config"] | {"dataset": str(data), "out_dir": str(folder), "threads": threads}
-    if not was_made_for(run, folder / "run.json"):
-        (folder / "ckpt.pt").unlink(missing_ok=True)
-    elif (folder / "ckpt.pt").is_file():
-        keys["init_from"] = "resume"
-    (folder / "run.json").write_text(json.dumps(run))
-    (folder / "log.txt").unlink(missing_ok=True)
-    if config.score_data:
-        data = prepare(config, config.score_data | {"seed": run["seed"]}, out_dir / "score_data" / f"seed{run['seed']}")
+def threads_of(jobs):
+    """CPU threads of each run: the same for the first and for the last that is left, for results may depend on them."""
+    return max(1, usable_cores() // jobs)
+
+
+def steps_to_do(waiting):
+    """The steps of the runs; a row that only lacks a score has none left."""
+    return steps_of([item for item in waiting if "finite" not in item])
+
+
+def start(config, item, out_dir, threads, gpu):
+    """Starts a run: train.py, and behind it evaluate.py for each of the scores. Of a row, for the scores it lacks."""
+    run, is_finished_run = run_of(item), "finite" in item
+    folder, commands = out_dir / name_of(run), []
+    changes_data = "data" in config.settings.get(run.get("setting"), {})
+    data = prepare(config, run["data"], run["seed"], out_dir / "data" / (run["setting"] if changes_data else ""))
+    if not is_finished_run:
+        make_room(run, folder)
+        keys = run["config"] | {"dataset": str(data), "out_dir": str(folder), "threads": threads}
+        if (folder / "ckpt.pt").is_file():
+            keys["init_from"] = "resume"
+        write_text(folder / "run.json", json.dumps(run))
+        (folder / "log.txt").unlink(missing_ok=True)
+        commands.append(["train.py", keys])
+    names = missing_scores(config, item if is_finished_run else run | {"finite": True})
+    if names and config.score_data:
+        data = prepare(config, as_read(config.score_data), run["seed"], out_dir / "score_data")
     about = {"checkpoint": str(folder / "ckpt.pt"), "dataset": str(data), "device": run["config"].get("device", "auto")}
+    for name in names:
+        out = {"out": str(folder / f"score_{name}.json")}
+        commands.append(["evaluate.py", about | out | config.scores[name]])
+    process = start_process(commands.pop(0), folder, threads, gpu)
     return {
-        "run": run,
-        "folder": folder,
-        "gpu": gpu,
-        "process": start_process(["train.py", keys], folder, threads, gpu),
-        "scores": [
-            ["evaluate.py", about | {"out": str(folder / f"score_{name}.json")} | score]
-            for name, score in config.scores.items()
-        ],
-        "started": time.time(),
-    }
+        "item": item, "folder": folder, "gpu": gpu, "process": process, "commands": commands, "started": time.time()
+    }  # fmt: skip
 
 
-def prepare(config, keys, folder):
-    """The folder of the data that data/*/prepare.py makes of these keys, made now unless it is there."""
-    if not (was_made_for(keys, folder / "prepared.json") and (folder / "meta.json").is_file()):
-        script = HERE / "data" / config.prepare / "prepare.py"
-        command = [sys.executable, script, f"--config_override={json.dumps(keys | {'out_dir': str(folder)})}"]
-        prepared = subprocess.run(command, capture_output=True, text=True)
-        if prepared.returncode:
-            raise UserError(f"data/{config.prepare}/prepare.py failed: {prepared.stderr.strip()}")
-        (folder / "prepared.json").write_text(json.dumps(keys))
+def make_room(run, folder):
+    """Makes the folder of a run. One that holds another run is moved aside: no checkpoint is lost to an edit."""
+    if any((folder / name).is_file() for name in ("ckpt.pt", "metrics.jsonl")) and not is_of(run, folder):
+        lock(folder).close()  # UserError while that run is at work
+        places = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))
+        aside = folder.rename(next(place for place in places if not place.exists()))
+        tqdm.write(f"{folder} holds a run of other keys: it is now {aside.name}, and may be removed")
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def is_of(run, folder):
+    """Whether the folder is of this very run, and not of what the experiment was before an edit."""
+    file = folder / "run.json"
+    return file.is_file() and run_of(json.loads(file.read_text())) == run
+
+
+def is_finished(run, folder):
+    """Whether the folder has the checkpoint of the end of this very run."""
+    return is_of(run, folder) and (folder / "ckpt.pt").is_file() and last_row(folder).get("event") == "end"
+
+
+def prepare_config(config):
+    """The keys of data/*/prepare.py, a dataclass."""
+    return importlib.import_module(f"data.{config.prepare}.prepare").Config
+
+
+def prepare(config, keys, seed, place):
+    """The folder of the data that data/*/prepare.py makes of these keys, made now unless it is there.
+
+    The data have the run's seed, unless the keys name another; where the script has none, all seeds share the data.
+    """
+    folder = place / "all"
+    if "seed" in {field.name for field in dataclasses.fields(prepare_config(config))} - keys.keys():
+        keys, folder = keys | {"seed": seed}, place / f"seed{seed}"
+    if is_prepared(keys, folder):
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock(folder, wait=True):  # shards that start together need the same data
+        if not is_prepared(keys, folder):
+            (folder / "prepared.json").unlink(missing_ok=True)
+            script = HERE / "data" / config.prepare / "prepare.py"
+            command = [sys.executable, script, f"--config_override={json.dumps(keys | {'out_dir': str(folder)})}"]
+            prepared = subprocess.run(command, capture_output=True, text=True)
+            if prepared.returncode:
+                raise UserError(f"data/{config.prepare}/prepare.py failed: {prepared.stderr.strip()}")
+            write_text(folder / "prepared.json", json.dumps(keys))
     return folder
+
+
+def is_prepared(keys, folder):
+    file = folder / "prepared.json"
+    return file.is_file() and json.loads(file.read_text()) == keys and (folder / "meta.json").is_file()
 
 
 def start_process(command, folder, threads, gpu):
@@ -425,11 +543,6 @@ def start_process(command, folder, threads, gpu):
         )  # fmt: skip
 
 
-def was_made_for(keys, file):
-    """Whether what lies beside the file is of these very keys, and not of what the experiment was before an edit."""
-    return file.is_file() and json.loads(file.read_text()) == keys
-
-
 def last_row(folder):
     rows = read_jsonl(folder / "metrics.jsonl")
     return rows[-1] if rows else {"step": 0}
@@ -437,17 +550,19 @@ def last_row(folder):
 
 def finish(config, job):
     """The row of a run that has ended. A run that was not finite has its row, a run that failed is an error."""
-    run, folder, status = job["run"], job["folder"], job["process"].returncode
+    item, folder, status = job["item"], job["folder"], job["process"].returncode
     metrics = read_jsonl(folder / "metrics.jsonl")
     evaluations = [row for row in metrics if row["event"] == "eval"]
     was_stopped = status == 1 and metrics[-1:] and metrics[-1]["event"] == "stopped"  # status 1 is any exception's, too
     if status and not was_stopped or not evaluations:
         tail = (folder / "log.txt").read_text().strip().splitlines()[-1:]
         raise UserError(f"{folder.name} ended with status {status}: {' '.join(tail)} (all of it: {folder / 'log.txt'})")
+    if "finite" in item:
+        return scored(config, item, folder)
     about = json.loads((folder / "config.json").read_text())
     speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
     speed = statistics.median(speeds) if speeds else math.nan
-    return nan_to_none(run | {
+    row = item | {
         "finite": status == 0,
         "accuracy": evaluations[-1]["accuracy"] if status == 0 else math.nan,
         "val_loss": evaluations[-1]["val_loss"] if status == 0 else math.nan,
@@ -456,11 +571,27 @@ def finish(config, job):
         "meters": evaluations[-1].get("meters", {}),
         "tokens_per_second": speed,
         "step_ms": 1000 * about["tokens_per_step"] / speed,
-        "scores": {name: read_score(folder / f"score_{name}.json") for name in run.get("scored", ()) if status == 0},
+        "scores": {},
         "seconds": time.time() - job["started"],
         **{name: about[name] for name in ("n_params", "flops_per_token", "state_bytes")},
+        **{name: about.get(name) for name in ("dtype", "device", "threads", "code_sha256")},
         **{name: about[name] for name in ("git_commit", "git_dirty", "versions")},
-    })  # fmt: skip
+    }
+    return nan_to_none(scored(config, row, folder))
+
+
+def scored(config, row, folder):
+    """The row with the scores that it lacked, which evaluate.py has written by now."""
+    names, data = missing_scores(config, row), as_read(config.score_data)
+    is_same_data = row.get("score_data", {}) == data
+    wanted = {name: as_read(config.scores[name]) for name in names}
+    found = {name: read_score(folder / f"score_{name}.json") for name in names}
+    return row | {
+        "scored": (row.get("scored", {}) if is_same_data else {}) | wanted,
+        "score_data": data,
+        "scores": (row["scores"] if is_same_data else {}) | found,
+        "ended": time.time(),  # of two rows of a run the later one counts
+    }
 
 
 def read_score(file):
@@ -475,215 +606,6 @@ def nan_to_none(value):
     if isinstance(value, list):
         return [nan_to_none(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def number(value):
-    return math.nan if value is None else value
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Judging
-
-
-def summary(config, rows, judged):
-    """All that is said about the rows: tables and verdicts by setting, then the claims."""
-    parts = []
-    for setting in config.settings or [None]:
-        own = [row for row in rows if row.get("setting") == setting]
-        if not own:
-            parts.append(f"{setting}: no run of it has a row yet")
-            continue
-        parts += [table(config, own, setting), gains_table(config, own), slices_table(own)]
-        if config.baseline is not None and {config.baseline, config.treatment} <= {row["arm"] for row in own}:
-            parts.append(f"verdict: {verdict(config, own)}\ncost of the gate: {cost(config, own)}")
-    if config.learning_rates and not config.selection_seeds:
-        parts.append(divergence(rows))
-    parts += [claims_table(judged), scenarios_table(config, judged)]
-    return "\n" + "\n\n".join(filter(None, parts)) + "\n"
-
-
-def show(config, row):
-    end = number(row[config.metric])
-    return f"accuracy {end:.1%}" if config.metric == "accuracy" else f"loss {end:.4f}"
-
-
-def table(config, rows, setting=None):
-    """One line per arm, every seed shown; with solved_above how many seeds solved it, and how soon."""
-    arms = list(dict.fromkeys(row["arm"] for row in rows))
-    width = max(map(len, arms)) + 2
-    title = "End accuracy" if config.metric == "accuracy" else "Validation loss at the end (nats a token)"
-    title += f", {setting}" if setting else ""
-    head = f"{'arm':<{width}}" + "".join(f"{seed:>8}" for seed in config.seeds) + "    mean"
-    head += "  solved  steps to it" if config.solved_above is not None else ""
-    lines, form = [f"{title}, by seed", head], ">8.1%" if config.metric == "accuracy" else ">8.4f"
-    for arm in arms:
-        by_seed = {row["seed"]: row for row in rows if row["arm"] == arm}
-        ends = [number(row[config.metric]) for row in by_seed.values()]
-        cells = [f"{number(by_seed[s][config.metric]):{form}}" if s in by_seed else " not run" for s in config.seeds]
-        line = f"{arm:<{width}}" + "".join(cells) + f"{statistics.fmean(ends):{form}}"
-        if config.solved_above is not None:
-            steps = [steps_to(row["curve"], config.solved_above) for row in by_seed.values()]
-            reached = [step for step in steps if step is not None]
-            solved = sum(end > config.solved_above for end in ends)
-            line += f"{f'{solved}/{len(ends)}':>8}{f'{statistics.median(reached):,.0f}' if reached else '-':>13}"
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def gains_table(config, rows):
-    """One line per gated arm: its paired gain over the arm that has all its keys but the gate's. Not corrected."""
-    lines, arms = [], {row["arm"]: row["config"] for row in reversed(rows)}  # the keys of the first seed
-    width = max(map(len, arms)) + 2
-    plain = {arm: without_gate(keys) for arm, keys in arms.items()}
-    for arm in dict.fromkeys(row["arm"] for row in rows):
-        same = [other for other in arms if arms[other].get("gate", "none") == "none" and plain[other] == plain[arm]]
-        if not same or arm == same[0]:
-            continue
-        setting = rows[0].get("setting")
-        gains = list(verdicts.contrast(rows, {(setting, arm): 1, (setting, same[0]): -1}, [config.metric]).values())
-        if len(gains) >= 2:
-            mean, low, high = verdicts.t_interval(gains)
-            when = said_of_steps(config, rows, arm, same[0])
-            lines.append(f"{arm:<{width}}{mean:>+9.4f}{low:>+9.4f} to{high:>+9.4f}{when}")
-    title = "gain over the same without a gate: mean, 95% interval, not corrected for their number"
-    return "\n".join([title, *lines]) if lines else ""
-
-
-def said_of_steps(config, rows, arm, other):
-    """How often the arm is above solved_above later than the other, among the seeds in which both get there."""
-    if config.solved_above is None:
-        return ""
-    steps = {(row["arm"], row["seed"]): steps_to(row["curve"], config.solved_above) for row in rows}
-    pairs = [(steps.get((arm, seed)), steps.get((other, seed))) for seed in config.seeds]
-    both = [one - two for one, two in pairs if None not in (one, two)]
-    later, sooner = sum(step > 0 for step in both), sum(step < 0 for step in both)
-    return f"; solved later in {later}, sooner in {sooner} of {len(both)} seeds that both solve" if both else ""
-
-
-def without_gate(keys):
-    """The keys that are not the gate's, nor chosen for it."""
-    chosen = "match_params", "learning_rate"
-    return {name: value for name, value in keys.items() if not name.startswith("gate") and name not in chosen}
-
-
-def slices_table(rows):
-    """One line per arm: its accuracy by length/pairs on the data of a score, means over the seeds."""
-    lines, arms = [], list(dict.fromkeys(row["arm"] for row in rows))
-    width = max(map(len, arms)) + 2
-    for name in rows[0].get("scored", {}):
-        scores = {arm: [row["scores"][name] for row in rows if row["arm"] == arm and row["scores"]] for arm in arms}
-        slices = next((score.get("slices", ()) for own in scores.values() for score in own), ())
-        if slices:
-            head = f"{'arm':<{width}}" + "".join(f"{part:>10}" for part in slices)
-            lines += [f"{name}: accuracy by length/pairs, means over the seeds", head]
-        for arm, own in scores.items() if slices else ():
-            means = [statistics.fmean(score["slices"][part] for score in own) if own else math.nan for part in slices]
-            lines.append(f"{arm:<{width}}" + "".join(f"{value:>10.1%}" for value in means))
-    return "\n".join(lines)
-
-
-def steps_to(curve, accuracy):
-    """The first evaluated step above it, or None."""
-    return next((step for step, value in curve if value > accuracy), None)
-
-
-def is_across_settings(claim):
-    return any(isinstance(weights, dict) for weights in claim["contrast"].values())
-
-
-def contrasts_of(config, claim):
-    """{setting or None: {(setting, arm): weight}}: across settings; or in one; or, where none is named, in each."""
-    if is_across_settings(claim):
-        return {None: {(s, arm): w for s, weights in claim["contrast"].items() for arm, w in weights.items()}}
-    settings = [claim["setting"]] if "setting" in claim else config.settings or [None]
-    return {setting: {(setting, arm): w for arm, w in claim["contrast"].items()} for setting in settings}
-
-
-def judge_claims(config, rows):
-    """[{claim, setting, verdict, ...}]: all claims about one number of the rows, in all settings, are one family."""
-    judged, families = [], {}
-    for name, claim in config.claims.items():
-        path = claim.get("of", [config.metric])
-        for setting, weights in contrasts_of(config, claim).items():
-            values = verdicts.contrast(rows, weights, path)
-            judged.append({"claim": name, "setting": setting, "of": path, "by_seed": values})
-            family = families.setdefault(tuple(path), [])
-            family.append((judged[-1], (list(values.values()), claim["above"])))
-    for family in families.values():
-        for claim, result in zip(family, verdicts.judge([asked for _, asked in family]), strict=True):
-            claim[0].update(result)
-    return judged
-
-
-def claims_table(judged):
-    """A line per claim: the word, and what it rests on. Accuracies are fractions, losses nats."""
-    lines = []
-    for claim in judged:
-        where = f", {claim['setting']}" if claim["setting"] else ""
-        said = f"{claim['claim']}{where}: {claim['verdict']}"
-        if "mean" in claim:
-            said += (
-                f" ({claim['mean']:+.4f}, 95% interval {claim['low']:+.4f} to {claim['high']:+.4f}, beyond "
-                f"{claim['threshold']:g}; p {claim['p_holm']:.3g} after Holm, exact {claim['p_exact']:.3g}, "
-                f"{claim['n']} seeds)"
-            )
-        lines.append(said)
-    return "\n".join(lines)
-
-
-def scenarios_table(config, judged):
-    """A line per setting: the scenarios whose claims all have the verdicts they need there."""
-    lines = []
-    for setting in (config.settings or [None]) if config.scenarios else []:
-        words = {claim["claim"]: claim["verdict"] for claim in judged if claim["setting"] == setting}
-        held = [name for name, needed in config.scenarios.items() if needed.items() <= words.items()]
-        lines.append(f"scenario{f', {setting}' if setting else ''}: {'; '.join(held) or 'none of them'}")
-    return "\n".join(lines)
-
-
-def divergence(rows):
-    """Where each arm diverges: not finite, or a validation loss at the end above that at the start."""
-    arms = report.by_learning_rate(rows)
-    width = max(map(len, arms)) + 2
-    lines = [f"{'arm':<{width}}{'highest rate without':>24}{'diverges at':>14}"]
-    for arm, rates in arms.items():
-        lost = [rate for rate, own in rates.items() if any(map(report.has_diverged, own))]
-        kept = [rate for rate in rates if rate not in lost]
-        highest, lowest = f"{max(kept):g}" if kept else "none", f"{min(lost):g}" if lost else "none"
-        lines.append(f"{arm:<{width}}{highest:>24}{lowest:>14}")
-    return "\n".join(lines)
-
-
-def verdict(config, rows):
-    """success, failure or in between, by the rules of the config, with the numbers it rests on."""
-    base = [row for row in rows if row["arm"] == config.baseline]
-    treated = [row for row in rows if row["arm"] == config.treatment]
-    if not all(row["finite"] for row in base + treated):
-        return "failure (a run was not finite)"
-    gain = statistics.fmean(row["accuracy"] for row in treated) - statistics.fmean(row["accuracy"] for row in base)
-    said = (
-        f"({config.treatment} - {config.baseline} = {100 * gain:+.1f} points over {len(base)} seeds; success is above "
-    )
-    said += f"{config.success_above:.0%} against below {config.success_below:.0%} in every seed, failure is within "
-    said += f"{100 * config.failure_within:.0f} points)"
-    gated_high = all(row["accuracy"] > config.success_above for row in treated)
-    if gated_high and all(row["accuracy"] < config.success_below for row in base):
-        return f"success {said}"
-    return f"failure {said}" if abs(gain) <= config.failure_within else f"in between {said}"
-
-
-def cost(config, rows):
-    def median(name, arm):
-        return statistics.median(number(row[name]) for row in rows if row["arm"] == arm)
-
-    def more(name):
-        return median(name, config.treatment) / median(name, config.baseline) - 1
-
-    slower = 1 - median("tokens_per_second", config.treatment) / median("tokens_per_second", config.baseline)
-    return (
-        f"{more('n_params'):+.1%} parameters, {more('flops_per_token'):+.1%} FLOPs a token, "
-        f"{-slower:+.1%} tokens/s in training (median over the runs, side by side on one machine)"
-    )
 
 
 if __name__ == "__main__":

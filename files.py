@@ -58,16 +58,17 @@ def read_jsonl(file, fields=None):
     return rows
 
 
-def lock(folder):
-    """The open file that keeps other runs out of the folder until it is closed, or its process dies.
+def lock(folder, wait=False):
+    """The open file that keeps others out of the folder until it is closed, or its process dies.
 
-    UserError if another one has it. A system or a file system without such locks goes without.
+    If another one has it: UserError, or with `wait` only once that one has closed it. A system or a file system without
+    such locks goes without.
     """
     file = open(Path(folder) / "lock", "a+")
     if fcntl is None:
         return file
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         file.seek(0)
         owner = file.read(99).strip() or "another process"

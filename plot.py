@@ -24,6 +24,7 @@ import report
 from configurator import UserError, key
 from drawing import COLOURS, MIXER_COLOURS, dress, interval_lines, mean, write
 from files import read_jsonl
+from rows import read_rows
 
 
 @dataclass
@@ -39,7 +40,7 @@ def main(argv):
         if folder.suffix == ".json" and folder.is_file():
             print(length_curve(json.loads(folder.read_text()), folder.with_suffix(".png")))
         elif any(folder.glob("rows*.jsonl")):
-            print(*report.figures(report.read_rows(folder), folder), sep="\n")
+            print(*report.figures(read_rows(folder), folder), sep="\n")
         elif (folder / "metrics.jsonl").is_file():
             print(page(folder))
         else:

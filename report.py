@@ -14,16 +14,10 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from configurator import UserError
 from drawing import COLOURS, MIXER_COLOURS, dress, interval_lines, mean, write
-from files import read_jsonl
 
 LINES = ["-", "--", ":"]
 GATES = ("none", "elementwise", "matched", "native", "native+elementwise")
 GATE_LOOKS = dict(zip(GATES, zip("o^vsD", COLOURS, strict=False), strict=True))  # marker, colour
-
-
-def read_rows(folder):
-    """The rows of this machine and of the others that share the folder."""
-    return [row for file in sorted(folder.glob("rows*.jsonl")) for row in read_jsonl(file)]
 
 
 def figures(rows, folder):
@@ -232,9 +226,11 @@ def slice_curves(rows, path):
 
     Without a gate and with the elementwise one. Lines are means over the seeds.
     """
-    rows = [row for row in rows if gate_of(row) in ("none", "elementwise") and row["scores"]]
+    rows = [row for row in rows if gate_of(row) in ("none", "elementwise")]
+    name = next(name for row in rows for name, score in row["scores"].items() if "slices" in score)
+    rows = [row for row in rows if name in row["scores"]]
     settings = list(dict.fromkeys(row.get("setting") for row in rows))
-    slices = next(slices_of(row) for row in rows)
+    slices = rows[0]["scores"][name]["slices"]
     shapes = [tuple(map(int, name.split("/"))) for name in slices]
     fewest = min(pairs for _, pairs in shapes)
     same = [shape for shape in shapes if shape[1] == fewest]
@@ -244,7 +240,7 @@ def slice_curves(rows, path):
     for setting, panels in zip(settings, grid, strict=True):
         own = [row for row in rows if row.get("setting") == setting]
         for axes, shown in zip(panels, (same, more), strict=True):
-            slice_panel(axes, own, shown)
+            slice_panel(axes, own, shown, name)
         where = f"{setting}: " if setting else ""
         panels[0].set(ylabel="accuracy at the queries (%)", title=f"{where}longer, with as many pairs as trained")
         panels[1].set(title=f"{where}longer, with more pairs")
@@ -252,17 +248,13 @@ def slice_curves(rows, path):
     return write(figure, path)
 
 
-def slices_of(row):
-    """{"length/pairs": accuracy} of the first score that has it."""
-    return next(score["slices"] for score in row["scores"].values() if "slices" in score)
-
-
-def slice_panel(axes, rows, shown):
-    """shown: [(length, pairs)], the x axis."""
+def slice_panel(axes, rows, shown, name):
+    """shown: [(length, pairs)], the x axis. name: of the score."""
     for mixer, arms in by_mixer(rows).items():
         colour = MIXER_COLOURS.get(mixer, COLOURS[6])
         for linestyle, gate, own in arms:
-            each = [[100 * slices_of(row)[f"{length}/{pairs}"] for length, pairs in shown] for row in own]
+            found = [row["scores"][name]["slices"] for row in own]
+            each = [[100 * slices[f"{length}/{pairs}"] for length, pairs in shown] for slices in found]
             means = [mean(values) for values in zip(*each, strict=True)]
             label = f"{mixer}, gate {gate}"
             axes.plot(range(len(shown)), means, color=colour, linestyle=linestyle, marker="o", ms=3, label=label)
@@ -277,13 +269,14 @@ def slice_panel(axes, rows, shown):
 
 def context_curves(rows, path):
     """Loss by position at the longest context each mixer reached: a panel per mixer, a colour per scaling of RoPE."""
-    mixers = by_mixer(rows)
+    mixers = by_mixer([row for row in rows if any("lengths" in score for score in row["scores"].values())])
     figure, panels = plt.subplots(1, len(mixers), figsize=(4.2 * len(mixers), 4.2), sharey=True, squeeze=False)
     for axes, (mixer, arms) in zip(panels[0], mixers.items(), strict=True):
         for linestyle, gate, own in arms:
             shown = []
-            for colour, name in zip(COLOURS, own[0]["scores"], strict=False):
-                scores = [row["scores"][name] for row in own]
+            names = dict.fromkeys(name for row in own for name, score in row["scores"].items() if "lengths" in score)
+            for colour, name in zip(COLOURS, names, strict=False):
+                scores = [row["scores"][name] for row in own if name in row["scores"]]
                 longest = [[result for result in score["lengths"] if "by_position" in result][-1] for score in scores]
                 positions = [position for position, _ in longest[0]["by_position"]]
                 losses = zip(*([loss for _, loss in result["by_position"]] for result in longest), strict=True)
@@ -391,7 +384,7 @@ def page(rows, figures, path, said="", command=""):
     parts += ["<h2>Runs</h2>", html_table(columns, [[row.get(name, "") for name in columns] for row in rows])]
     configs = [row["config"] | {f"data: {name}": value for name, value in row["data"].items()} for row in rows]
     shared = {name: value for name, value in configs[0].items() if all(c.get(name) == value for c in configs)}
-    for about in ("git_commit", "git_dirty", "versions"):
+    for about in ("dtype", "device", "threads", "code_sha256", "git_commit", "git_dirty", "versions"):
         found = dict.fromkeys(str(row[about]) for row in rows if about in row)
         shared |= {about: "; ".join(found)} if found else {}
     parts += ["<h2>What all runs share</h2>", html_table(["key", "value"], shared.items())]

@@ -218,6 +218,7 @@ class Run:
         for line in notes + notes_of_model + describe(self, why) + [mfu]:
             self.say(line)
         about = {"run_id": self.run_id, "config": dataclasses.asdict(config), "dtype": self.dtype}
+        about |= {"device": processes.device_type, "threads": processes.threads}
         about |= {"n_params": self.model.n_params(), "state_bytes": self.model.state_bytes()}
         about |= {"flops_per_token": self.model.flops_per_token(), "tokens_per_step": self.tokens_per_step}
         out.start(about, self.first_step, config.max_iters)

@@ -10,9 +10,14 @@ initial weights) cancels. "gla gated" 1 and "gla" -1 is the gate's gain on GLA; 
 added it is that gain over softmax's; with another setting's it is how much the gain changes between the two.
 """
 
-import itertools
 import math
 import statistics
+
+import numpy as np
+from scipy import stats
+
+EXACT_SEEDS = 40  # up to so many seeds every sign pattern counts; beyond, so many drawn at random
+RANDOM_PATTERNS = 100_000
 
 WORDS = ("supported", "not supported", "inconclusive", "not run")
 
@@ -62,8 +67,8 @@ def judge(claims):
 def t_interval(values, level=0.95):
     """(mean, low, high): Student's interval of the mean of at least two values."""
     mean, n = statistics.fmean(values), len(values)
-    half = t_quantile((1 + level) / 2, n - 1) * statistics.stdev(values) / math.sqrt(n)
-    return mean, mean - half, mean + half
+    half = stats.t.ppf((1 + level) / 2, n - 1) * statistics.stdev(values) / math.sqrt(n)
+    return mean, float(mean - half), float(mean + half)
 
 
 def t_test(values, threshold=0.0):
@@ -72,16 +77,33 @@ def t_test(values, threshold=0.0):
     if spread == 0:
         return float(difference == 0)
     t = abs(difference) / spread * math.sqrt(len(values))
-    return 2 * (1 - t_cumulative(t, len(values) - 1))
+    return float(2 * stats.t.sf(t, len(values) - 1))
 
 
 def sign_flip_test(values, threshold=0.0):
-    """Exact two-sided p: the share of all sign patterns whose sum is at least as far from 0. 2 / 2^n at the least."""
-    differences = [value - threshold for value in values]
-    observed = abs(sum(differences)) * (1 - 1e-12)  # sums of the same numbers, in another order
-    patterns = itertools.product((1, -1), repeat=len(differences))
-    sums = [abs(sum(s * d for s, d in zip(signs, differences, strict=True))) for signs in patterns]
-    return sum(total >= observed for total in sums) / len(sums)
+    """Two-sided p: the share of all sign patterns whose sum is at least as far from 0. 2 / 2^n at the least.
+
+    Exact up to EXACT_SEEDS values: every sum is one of the first half's plus one of the second half's, so that 2^(n/2)
+    sums are listed and not 2^n. With more values it is the share among RANDOM_PATTERNS, always the same ones.
+    """
+    differences = np.asarray(values) - threshold
+    slack = 1e-12 * np.abs(differences).sum()  # sums of the same numbers, in another order
+    observed = abs(differences.sum()) - slack
+    if len(differences) > EXACT_SEEDS:
+        signs = np.random.default_rng(0).choice(np.array([-1.0, 1.0]), (RANDOM_PATTERNS, len(differences)))
+        return float((1 + (np.abs(signs @ differences) >= observed).sum()) / (1 + RANDOM_PATTERNS))
+    first, second = (signed_sums(half) for half in np.array_split(differences, 2))
+    second.sort()
+    far = (len(second) - np.searchsorted(second, observed - first)).sum()  # sums >= observed; as many are <= -observed
+    return min(1.0, float(2 * far / 2 ** len(differences)))
+
+
+def signed_sums(values):
+    """The sums of all sign patterns, 2^n of them."""
+    sums = np.zeros(1)
+    for value in values:
+        sums = np.concatenate([sums + value, sums - value])
+    return sums
 
 
 def holm(p_values):
@@ -92,22 +114,3 @@ def holm(p_values):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
         corrected[i] = largest
     return corrected
-
-
-def t_cumulative(t, freedom, steps=2000):
-    """P(T <= t) for t >= 0, Student's t. The density in u, t = sqrt(freedom) tan(u), is cos(u)^(freedom - 1)."""
-    end = math.atan(t / math.sqrt(freedom))
-    scale = math.gamma((freedom + 1) / 2) / (math.sqrt(math.pi) * math.gamma(freedom / 2))
-    width = end / steps
-    weights = (1, *((4, 2) * (steps // 2))[: steps - 1], 1)  # Simpson's rule
-    area = sum(w * math.cos(i * width) ** (freedom - 1) for i, w in enumerate(weights)) * width / 3
-    return 0.5 + scale * area
-
-
-def t_quantile(probability, freedom):
-    """The t with P(T <= t) = probability, for probability >= 0.5."""
-    low, high = 0.0, 1e5
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_cumulative(middle, freedom) < probability else (low, middle)
-    return high

@@ -461,6 +461,28 @@ def test_included_keys_come_first_wherever_the_include_stands(write):
     assert read_config_file("config/both.py") == {"x": 2, "y": 1, "z": 0, "w": 1}
 
 
+def test_later_dicts_of_a_key_that_merges_are_added_and_those_of_others_replace(write):
+    @dataclasses.dataclass
+    class Merging:
+        base: dict = key({}, "what all share", merge=True)
+        arms: dict = key({}, "what is compared")
+
+    write("included.py", "base = {'a': 1, 'b': 1, 'c': {'d': 1}}\narms = {'x': {}}")
+    write("file.py", "include = 'included.py'\nbase = {'b': 2, 'c': {'e': 1}}\narms = {'y': {}}")
+    write("alone.py", "base = {'b': 2}")
+    assert load(Merging, ["file.py"]).base == {"a": 1, "b": 2, "c": {"e": 1}}  # not c's names
+    words = [
+        "file.py",
+        "alone.py",
+        '--base={"b": 3, "f": 3}',
+        '--config_override={"base": {"f": 4}}',
+        "--arms={'z': 1}",
+    ]
+    config = load(Merging, words)
+    assert config.base == {"a": 1, "b": 3, "c": {"e": 1}, "f": 4} and config.arms == {"z": 1}
+    assert load(Merging, ["--base={'b': 3}"]).base == {"b": 3}
+
+
 def test_an_include_that_cannot_be_read_or_goes_in_circles_is_an_error(write):
     write("a.py", "include = 'b.py'")
     write("b.py", "include = './c.py'")

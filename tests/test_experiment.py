@@ -11,27 +11,38 @@ import subprocess
 import sys
 import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+import evaluate
 import experiment
 import plot
 import report
+import tables
+import train
 from checkpoint import load
 from configurator import UserError
 from data.shards import open_dataset
-from files import read_jsonl
+from files import lock, read_jsonl
+from hardware import usable_cores
+from rows import read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
+FLOAT32 = {"dtype": "float32"}
 OTHER = dict(slices="32/4,64/4,64/7", vocab_size=16, train_size=1, val_size=50)
+PLAIN = experiment.ExperimentConfig(arms={"none": {}}, base=FLOAT32)
 CONFIG = """
 name = "tiny"
 arms = {{"none": {{"gate": "none"}}, "elementwise": {{"gate": "elementwise"}}}}
 seeds = [0, 1]
 baseline = "none"
 treatment = "elementwise"
+success_above = 0.75
+success_below = 0.55
+failure_within = 0.03
 data = {data}
 base = {base}
 """
@@ -84,6 +95,21 @@ def started(monkeypatch):
     return folders
 
 
+@pytest.fixture
+def in_process(monkeypatch):
+    """The commands of the runs from here on, which are carried out in this process: torch is imported once."""
+    commands = []
+
+    def start(command, folder, threads, gpu):
+        script, keys = command
+        commands.append(f"{script} {Path(keys['out']).name}" if "out" in keys else script)
+        {"train.py": train, "evaluate.py": evaluate}[script].main([f"--config_override={json.dumps(keys)}"])
+        return types.SimpleNamespace(returncode=0, poll=lambda: 0)
+
+    monkeypatch.setattr(experiment, "start_process", start)
+    return commands
+
+
 def rows_of(out_dir):
     return {(row["arm"], row["seed"]): row for row in read_jsonl(out_dir / "rows.jsonl")}
 
@@ -100,6 +126,8 @@ def test_every_arm_is_run_with_every_seed_and_has_its_row(finished, base, helper
         evaluations = helpers.metrics(finished / f"{arm}-seed{seed}", "eval")
         assert row["curve"] == [[step, evaluations[i]["accuracy"]] for i, step in enumerate((0, 3, 6))]
         assert (row["accuracy"], row["val_loss"]) == (evaluations[-1]["accuracy"], evaluations[-1]["val_loss"])
+        assert (row["dtype"], row["device"], row["threads"]) == ("float32", "cpu", max(1, usable_cores() // 2))
+        assert "code_sha256" in row
         assert row["config"] == base | {"gate": arm, "seed": seed} and row["data"] == DATA and row["finite"]
         assert {"git_commit", "git_dirty", "versions", "step_ms", "state_bytes", "flops_per_token"} <= row.keys()
     assert rows["elementwise", 0]["n_params"] == rows["none", 0]["n_params"] + 2 * 16 * 16
@@ -212,11 +240,11 @@ def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(monkeypa
             return 0
 
     monkeypatch.setattr(experiment.subprocess, "Popen", Ended)
-    monkeypatch.setattr(experiment, "prepare", lambda config, keys, folder: folder)
-    monkeypatch.setattr(experiment, "show", lambda config, row: "")
-    monkeypatch.setattr(experiment, "finish", lambda config, job: job["run"] | {"seconds": 1.0})
+    monkeypatch.setattr(experiment, "prepare", lambda config, keys, seed, place: place)
+    monkeypatch.setattr(tables, "show", lambda config, row: "")
+    monkeypatch.setattr(experiment, "finish", lambda config, job: job["item"] | {"seconds": 1.0})
     arms = {"none": {}, "gated": {"gate": "elementwise"}}
-    config = experiment.ExperimentConfig(arms=arms, seeds=[0, 1, 2, 3], data=DATA, jobs=jobs)
+    config = experiment.ExperimentConfig(arms=arms, seeds=[0, 1, 2, 3], data=DATA, jobs=jobs, base=FLOAT32)
     runs = experiment.runs_of(config, config.seeds, [])
     assert len(list(experiment.run_side_by_side(config, runs, tmp_path))) == len(started) == 8
     assert sorted(seen[0]) == ["4"] * (at_a_time // 2) + ["7"] * (at_a_time // 2)
@@ -229,9 +257,91 @@ def test_what_was_run_with_other_keys_is_not_taken_for_this_run(run, copied, bas
     assert "resuming" not in (copied / "none-seed1" / "log.txt").read_text()
     assert helpers.metrics(copied / "none-seed1", "eval")[-1]["labels"] == 60 * 4
     assert load(copied / "none-seed1")["model_args"]["n_layer"] == 1
+    assert load(copied / "none-seed1.1")["model_args"]["n_layer"] == 2  # no checkpoint is lost
     lines = (copied / "rows.jsonl").read_text().splitlines()
     assert len(lines) == 6  # the old rows are still true of what they say
     assert [json.loads(line)["config"]["n_layer"] for line in lines] == [2] * 4 + [1] * 2
+
+
+def test_a_folder_in_which_another_run_is_at_work_is_left_alone(run, copied, base, started, helpers):
+    with lock(copied / "none-seed1"):
+        message = helpers.error_of(run, copied, base=base | {"n_layer": 1}, seeds="1")
+    assert "is running in it" in message and not (copied / "none-seed1.1").exists()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The data of the runs
+
+
+def test_shards_that_start_together_prepare_their_data_once(tmp_path, monkeypatch):
+    made, call = [], subprocess.run
+
+    def watch(command, **keys):
+        made.append(command)
+        return call(command, **keys)
+
+    monkeypatch.setattr(experiment.subprocess, "run", watch)
+    keys = DATA | {"train_size": 20_000}
+    with ThreadPoolExecutor(4) as pool:  # a lock is that of an open file: threads exclude each other as processes do
+        folders = list(pool.map(lambda _: experiment.prepare(PLAIN, keys, 3, tmp_path), range(4)))
+    assert folders == [tmp_path / "seed3"] * 4 and len(made) == 1
+    assert open_dataset(folders[0]).meta["seed"] == 3
+
+
+@pytest.mark.slow
+def test_four_shards_in_one_folder_make_all_rows(base, tmp_path, helpers):
+    keys = dict(arms={str(i): {} for i in range(4)}, base=base, data=DATA | {"train_size": 20_000}, out_dir=tmp_path)
+    commands = [[sys.executable, "experiment.py", *helpers.words(**keys, jobs=1, shard=f"{i}/4")] for i in (1, 2, 3, 4)]
+    processes = [subprocess.Popen(command, cwd=ROOT) for command in commands]
+    assert [process.wait(timeout=600) for process in processes] == [0] * 4
+    assert len(read_rows(tmp_path)) == 4
+
+
+def test_the_data_are_shared_by_all_runs_that_ask_for_the_same(tmp_path, monkeypatch):
+    made = []
+
+    def prepare(command, **keys):
+        asked = json.loads(command[-1].partition("=")[2])
+        folder = Path(asked.pop("out_dir"))
+        (folder / "meta.json").write_text("{}")
+        made.append((str(folder.relative_to(tmp_path)), asked))
+        return types.SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(experiment.subprocess, "run", prepare)
+    monkeypatch.setattr(experiment, "start_process", lambda *words: None)
+    settings = {"a": {"n_layer": 1}, "b": {"n_layer": 2}, "c": {"data": {"pairs": 2}}}
+    config = experiment.ExperimentConfig(
+        arms={"x": {}, "y": {}}, settings=settings, seeds=[0, 1], base=FLOAT32, data=DATA
+    )
+    for run in experiment.runs_of(config, config.seeds, []):
+        experiment.start(config, run, tmp_path, 1, None)
+    fewer = DATA | {"pairs": 2}
+    assert made == [
+        ("data/seed0", DATA | {"seed": 0}), ("data/c/seed0", fewer | {"seed": 0}),
+        ("data/seed1", DATA | {"seed": 1}), ("data/c/seed1", fewer | {"seed": 1}),
+    ]  # fmt: skip
+    made.clear()
+    experiment.prepare(PLAIN, DATA | {"seed": 7}, 0, tmp_path / "fixed")  # a seed among the keys of the data stays
+    text = experiment.ExperimentConfig(arms={"x": {}}, base=FLOAT32, prepare="wikitext103")
+    for seed in (0, 1):
+        experiment.prepare(text, {"mini": True}, seed, tmp_path / "text")
+    assert made == [("fixed/all", DATA | {"seed": 7}), ("text/all", {"mini": True})]
+
+
+def test_an_experiment_on_wikitext_runs(base, tmp_path, in_process):
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    for split, times in {"valid": 30, "test": 10}.items():
+        (copies / f"wiki.{split}.tokens").write_text(" \n = A Title = \n \n One two three .\n" * times)
+    config = experiment.ExperimentConfig(
+        name="words", prepare="wikitext103", data={"from_dir": str(copies), "mini": True, "tokenizer": "byte"},
+        arms={"none": {}, "gated": {"gate": "elementwise"}}, base=base, metric="val_loss", jobs=2,
+        scores={"carried": {"block_size": 16}},
+    )  # fmt: skip
+    rows = experiment.run_all(config, tmp_path / "out")
+    assert [row["arm"] for row in rows] == ["none", "gated"] and all(row["val_loss"] > 0 for row in rows)
+    assert all(row["scores"]["carried"]["bits_per_byte"] > 0 for row in rows)
+    assert open_dataset(tmp_path / "out" / "data" / "all").name == "wikitext103-mini"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -251,14 +361,51 @@ def test_finished_runs_are_scored_on_other_data_and_the_figures_are_drawn(base, 
         assert list(score["slices"]) == ["32/4", "64/4", "64/7"] and score["attention"] == row["arm"]
         assert score["labels"] == 50 * (4 + 4 + 7) and score["step"] == 6
     assert experiment.run_all(config, tmp_path) == rows
-    title, head, *lines = experiment.slices_table([rows[0], rows[1] | {"scores": {}}]).split("\n")  # one not finite
+    title, head, *lines = tables.slices_table([rows[0], rows[1] | {"scores": {}}]).split("\n")  # one not finite
     assert title.startswith("longer: ") and head.split() == ["arm", "32/4", "64/4", "64/7"]
     shown = [f"{value:.1%}" for value in rows[0]["scores"]["longer"]["slices"].values()]
     assert [line.split() for line in lines] == [["softmax", *shown], ["gla", "nan%", "nan%", "nan%"]]
-    assert experiment.slices_table([rows[0] | {"scored": {}}]) == ""
+    assert tables.slices_table([rows[0] | {"scored": {}}]) == ""
     figures = report.figures(rows, tmp_path)
     assert [figure.name for figure in figures] == ["accuracy.png", "slices.png"]
     assert all(figure.read_bytes().startswith(b"\x89PNG") for figure in figures)
+
+
+def test_a_finished_run_gets_the_scores_it_lacks_and_is_not_run_again(base, tmp_path, in_process, capsys):
+    commands = in_process
+
+    def rows_with(**keys):
+        about = dict(arms={"none": {}}, seeds=[0], data=DATA, base=base | {"block_size": 64})
+        config = experiment.ExperimentConfig(**about | {"score_data": OTHER} | keys)
+        capsys.readouterr()
+        commands.clear()
+        (row,) = experiment.run_all(config, tmp_path)
+        return row
+
+    plain = rows_with()
+    assert commands == ["train.py"]
+    saved = load(tmp_path / "none-seed0")
+    scores = {"a": {"batch_size": 8}, "b": {"batch_size": 4}}
+    one = rows_with(scores={"a": scores["a"]})
+    assert commands == ["evaluate.py score_a.json"] and one["scores"]["a"]["labels"] == 50 * (4 + 4 + 7)
+    two = rows_with(scores=scores)
+    assert commands == ["evaluate.py score_b.json"] and two["scores"]["a"] == one["scores"]["a"]
+    assert list(rows_with(scores={"b": scores["b"]})["scores"]) == ["b"] and not commands
+    rows_with(scores=scores)
+    assert not commands  # what the config did without for a while is still there
+    other = rows_with(scores=scores | {"a": {"batch_size": 16}})
+    assert commands == ["evaluate.py score_a.json"] and other["scores"]["b"] == two["scores"]["b"]
+    assert rows_with(scores=scores, score_data={})["scores"]["b"]["labels"] == 50 * 4 and len(commands) == 2
+    assert all(plain[name] == other[name] for name in ("seconds", "curve", "val_loss", "versions"))
+    assert saved["run_id"] == load(tmp_path / "none-seed0")["run_id"]
+    assert len(read_rows(tmp_path)) == 1  # of the lines of a run the last one counts
+
+    assert not rows_with(scores=scores, run=False)["scores"] and not commands
+    assert "1 finished runs lack a score, which --run=true computes" in capsys.readouterr().out
+    (tmp_path / "none-seed0" / "ckpt.pt").unlink()
+    assert not rows_with(scores=scores)["scores"] and not commands
+    lost = f"1 finished runs lack a score (a, b), and their checkpoints are not in {tmp_path}: none-seed0; to run one"
+    assert lost in capsys.readouterr().out
 
 
 def test_an_experiment_on_text_shows_losses_and_has_no_verdict(base, tmp_path):
@@ -269,8 +416,8 @@ def test_an_experiment_on_text_shows_losses_and_has_no_verdict(base, tmp_path):
          "data": {}, "config": {"attention": "cosformer", "gate": gate}, "scores": {"ntk": made | {"lengths": lengths}}}
         for arm, gate in (("plain", "none"), ("gated", "elementwise")) for seed in (0, 1)
     ]  # fmt: skip
-    config = experiment.ExperimentConfig(arms={"plain": {}, "gated": {}}, seeds=[0, 1], metric="val_loss")
-    assert "gated    2.0000  3.0000  2.5000" in experiment.table(config, rows)
+    config = experiment.ExperimentConfig(arms={"plain": {}, "gated": {}}, seeds=[0, 1], metric="val_loss", base=FLOAT32)
+    assert "gated    2.0000  3.0000  2.5000" in tables.table(config, rows)
     assert [figure.name for figure in report.figures(rows, tmp_path)] == ["val_loss.png", "lengths.png"]
 
 
@@ -287,6 +434,11 @@ def test_a_wrong_key_is_found_before_the_first_run(run, tmp_path, base, started,
         (dict(arms='{"none": {}, "elementwise": {"n_head": 3}}'), "n_embd=16: must be a multiple of n_head=3"),
         (dict(arms='{"none": {}, "elementwise": "gla"}'), "arms: elementwise='gla': must be a dict"),
         (dict(arms='{"none": {}}'), "arms='elementwise': must be one of none"),
+        (dict(arms="{}"), "arms={}: there is nothing to run"),
+        (dict(seeds=""), "seeds=[]: there is nothing to run; add one at least"),
+        (dict(arms='{"none": {}, "elementwise": {"dtype": "auto"}}'), "arm 'elementwise': dtype=auto is timed anew"),
+        (dict(success_above="None"), "success_above: the verdict needs it, too"),
+        (dict(metric="val_loss"), "baseline: is about accuracy, and metric='val_loss'"),
         (dict(treatment="gla"), "arms='gla': must be one of none, elementwise"),
         (dict(scores='{"longer": {"lenghts": 5}}'), "score 'longer': unknown key 'lenghts' (did you mean 'lengths'?)"),
         (dict(metric="loss"), "metric='loss': must be one of accuracy, val_loss"),
@@ -304,8 +456,8 @@ def test_a_wrong_key_is_found_before_the_first_run(run, tmp_path, base, started,
         (dict(claims='{"helps": {"contrast": {}}}'), "claims: helps: must have a contrast and above"),
         (dict(claims='{"helps": {"contrast": {"d8": {"gated": 1}}, "above": 0}}'), "claims: helps: setting"),
         (dict(base=base | {"max_iter": 5}), "unknown key 'max_iter' (did you mean 'max_iters'?)"),
-        (dict(data=DATA | {"pair": 4}), "prepare.py failed: error: config_override: unknown key"),
-        (dict(prepare="mqra"), "prepare.py failed"),
+        (dict(data=DATA | {"pair": 4}), "data: unknown key 'pair' (did you mean 'pairs'?)"),
+        (dict(prepare="mqra"), "wikitext103 (did you mean 'mqar'?)"),
     ]:
         assert expected in helpers.error_of(run, tmp_path / "out", **keys)
     assert not started
@@ -313,7 +465,7 @@ def test_a_wrong_key_is_found_before_the_first_run(run, tmp_path, base, started,
 
 def test_the_steps_of_a_run_are_those_of_train_py_with_all_its_keys():
     settings = {"as train.py has it": {"n_head": 4}, "short": {"n_head": 2, "max_iters": "1e3"}}
-    base = {"n_embd": 40}  # alone it is wrong: 12 heads do not divide it
+    base = {"n_embd": 40, "dtype": "float32"}  # alone it is wrong: 12 heads do not divide it
     config = experiment.ExperimentConfig(arms={"none": {}}, settings=settings, base=base)
     runs = experiment.runs_of(config, [0], [])
     assert [experiment.steps_of([run]) for run in runs] == [5000, 1000]
@@ -328,9 +480,6 @@ def test_a_run_that_dies_is_one_line_that_names_its_log(run, tmp_path, base, hel
     assert (out_dir / "rows.jsonl").read_text() == ""
 
 
-PLAIN = experiment.ExperimentConfig()
-
-
 @pytest.fixture
 def ended(mqar, tmp_path, helpers):
     """ended(status, key=value, ...) -> a job whose training was run in this process and ended with that status."""
@@ -343,7 +492,7 @@ def ended(mqar, tmp_path, helpers):
         (tmp_path / "log.txt").write_text("Traceback\nIndexError: list index out of range\n")
         run = {"arm": "none", "seed": 0, "data": {}, "config": {}}
         process = types.SimpleNamespace(returncode=status)
-        return {"run": run, "folder": tmp_path, "process": process, "scores": [], "started": 0.0}
+        return {"item": run, "folder": tmp_path, "process": process, "started": 0.0}
 
     return call
 
@@ -352,7 +501,7 @@ def test_a_run_that_was_not_finite_has_a_row(ended):
     row = experiment.finish(PLAIN, ended(1, learning_rate=1e12, grad_clip=None, warmup_iters=0))
     assert not row["finite"] and row["accuracy"] is None
     json.dumps(row, allow_nan=False)
-    assert experiment.show(PLAIN, row) == "accuracy nan%"
+    assert tables.show(PLAIN, row) == "accuracy nan%"
     assert [step for step, _ in row["curve"]] == [0]
 
 

@@ -8,14 +8,20 @@ import dataclasses
 import html
 import json
 import math
+from pathlib import Path
 
 import pytest
 
+import configurator
 import experiment
 import report
+import tables
 from configurator import UserError
+from rows import read_rows
 
 DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
+BASE = {"n_head": 2, "dtype": "float32"}
+RULE = dict(success_above=0.75, success_below=0.55, failure_within=0.03)
 
 
 def made_row(run, value):
@@ -28,7 +34,7 @@ def listed(**keys):
     arms = {"none": {"gate": "none"}, "gated": {"gate": "elementwise"}}
     settings = {"d16": {"n_embd": 16, "data": {"pairs": 2}}, "d32": {"n_embd": 32}}
     return experiment.ExperimentConfig(
-        **dict(name="listed", arms=arms, settings=settings, seeds=[0, 1], data=DATA, base={"n_head": 2}) | keys
+        **dict(name="listed", arms=arms, settings=settings, seeds=[0, 1], data=DATA, base=BASE) | keys
     )
 
 
@@ -99,7 +105,7 @@ def test_claims_may_be_about_other_numbers_of_the_rows_each_with_its_own_correct
         row["scores"] = {"longer": {"slices": {"64/8": 0.3 + is_gated * (0.1 + noise)}}}
         row["meters"] = {"gate_below_0.1": {"readout": 0.2 + noise}} if is_gated else {}
         rows.append(row)
-    judged = {claim["claim"]: claim for claim in experiment.judge_claims(config, rows)}
+    judged = {claim["claim"]: claim for claim in tables.judge_claims(config, rows)}
     words = ["supported", "supported", "supported", "not supported"]
     assert [claim["verdict"] for claim in judged.values()] == words
     alone, paired = judged["it helps"], judged["it helps on more pairs"]
@@ -110,7 +116,7 @@ def test_claims_may_be_about_other_numbers_of_the_rows_each_with_its_own_correct
     names = ["accuracy (points)", "scores longer slices 64/8 (points)", "meters gate_below_0.1 readout (points)"]
     assert [axes.get_xlabel() for axes in drawn["claims.png"]] == names
     del rows[0]["scores"]["longer"]  # as in a run that was not finite
-    assert experiment.judge_claims(config, rows)[1]["n"] == 2
+    assert tables.judge_claims(config, rows)[1]["n"] == 2
 
 
 def test_claims_have_a_figure_of_their_intervals_and_thresholds(tmp_path, drawn):
@@ -121,7 +127,7 @@ def test_claims_have_a_figure_of_their_intervals_and_thresholds(tmp_path, drawn)
         for run in experiment.runs_of(config, config.seeds, [])
         if run["setting"] == "d16" or run["seed"] == 0  # one seed: not run
     ]
-    judged = experiment.judge_claims(config, rows)
+    judged = tables.judge_claims(config, rows)
     report.claims(judged, tmp_path / "claims.png")
     axes = drawn["claims.png"][0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["it helps, d16"]
@@ -175,7 +181,7 @@ def test_rates_are_chosen_on_the_selection_seeds_and_the_seeds_run_at_them(tmp_p
         ("none", 0, 0.01), ("gated", 0, 0.01)
     ]  # fmt: skip
     assert "learning rate of none: 0.01" in capsys.readouterr().out
-    every = report.read_rows(tmp_path)
+    every = read_rows(tmp_path)
     assert len(every) == 2 * 2 * 2 + 2
     compared = report.figures(rows, tmp_path)[0].read_bytes()
     assert report.figures(every, tmp_path)[0].read_bytes() == compared  # runs that chose a rate are in no figure
@@ -189,7 +195,6 @@ def test_one_arm_and_one_setting_may_choose_the_rate_for_others(tmp_path, capsys
     config = listed(arms=arms, seeds=[0], scores={"longer": {"lengths": [64]}}, run=False, **keys)
     tried = experiment.selection_runs(config)
     assert {(run["setting"], run["arm"]) for run in tried} == {("d32", "none"), ("d32", "gated")} and len(tried) == 4
-    assert not any("scored" in run for run in tried)  # they only choose
     best = {"none": 0.001, "gated": 0.01}
     rows = [made_row(run, 0.9 if run["config"]["learning_rate"] == best[run["arm"]] else 0.5) for run in tried]
     chosen = experiment.choose_rates(config, rows)
@@ -197,7 +202,7 @@ def test_one_arm_and_one_setting_may_choose_the_rate_for_others(tmp_path, capsys
     runs = experiment.runs_of(config, [0], config.learning_rates, chosen)
     rows += [made_row(run, 0.5) for run in runs]
     write_rows(tmp_path, rows)
-    assert len(experiment.run_all(config, tmp_path)) == 6 and all(run["scored"] for run in runs)
+    assert len(experiment.run_all(config, tmp_path)) == 6
     assert "learning rate of matched: 0.01\n" in capsys.readouterr().out
     assert experiment.choose_rates(config, rows[1:]) is None
     assert experiment.estimate(config, rows[1:]).startswith("d32-none-lr0.001-seed7 ")
@@ -215,11 +220,11 @@ def test_a_scenario_holds_where_all_its_claims_have_their_verdicts():
     for run in experiment.runs_of(config, config.seeds, []):
         gain = {"d16": 0.2, "d32": 0.1 * run["seed"]}[run["setting"]]
         rows.append(made_row(run, 0.5 + run["seed"] / 100 + (gain if run["arm"] == "gated" else 0)))
-    said = experiment.scenarios_table(config, experiment.judge_claims(config, rows))
+    said = tables.scenarios_table(config, tables.judge_claims(config, rows))
     assert said == "scenario, d16: one\nscenario, d32: none of them"
-    none = experiment.scenarios_table(config, experiment.judge_claims(config, rows[:4]))  # one seed
+    none = tables.scenarios_table(config, tables.judge_claims(config, rows[:4]))  # one seed
     assert none == "scenario, d16: three\nscenario, d32: three"
-    assert experiment.scenarios_table(listed(), []) == ""
+    assert tables.scenarios_table(listed(), []) == ""
 
 
 def test_a_dry_run_lists_what_is_left_and_estimates_its_hours(tmp_path, capsys):
@@ -241,21 +246,21 @@ def test_claims_are_judged_by_setting_and_tables_are_made_again_from_the_rows(tm
     runs = experiment.runs_of(config, config.seeds, [])
     rows = [made_row(run, value[run["setting"], run["arm"]] + run["seed"] / 1000) for run in runs]
     write_rows(tmp_path, rows)
-    judged = experiment.judge_claims(config, experiment.run_all(config, tmp_path))
+    judged = tables.judge_claims(config, experiment.run_all(config, tmp_path))
     assert [claim["setting"] for claim in judged] == ["d16", "d32", "d16", None]
     assert [claim["verdict"] for claim in judged] == ["supported", "not supported", "supported", "supported"]
     for claim, gained in zip(judged, (0.3, 0.0, 0.3, 0.3), strict=True):
         assert claim["by_seed"] == pytest.approx({0: gained, 1: gained, 2: gained}, abs=1e-12)
-    assert "it helps, d16: supported (+0.3000, 95% interval" in experiment.claims_table(judged)
+    assert "it helps, d16: supported (+0.3000, 95% interval" in tables.claims_table(judged)
     words = [f"--config_override={json.dumps(dataclasses.asdict(config))}", f"--out_dir={tmp_path}"]
     capsys.readouterr()
     experiment.main(words)
     first = capsys.readouterr().out
     files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     page = html.unescape(files["report.html"].decode())
-    assert "claims.png" in files and experiment.summary(config, rows, judged) in first
+    assert "claims.png" in files and tables.summary(config, rows, judged) in first
     assert first.split("\n\n")[1] in page and "<code>python experiment.py --config_override=" in page
-    gains = experiment.gains_table(config, [row for row in rows if row["setting"] == "d16"])
+    gains = tables.gains_table(config, [row for row in rows if row["setting"] == "d16"])
     assert gains.splitlines()[1:] == ["gated    +0.3000  +0.3000 to  +0.3000"] and gains in first
     assert "gated     80.0%   80.1%   80.2%   80.1%     3/3          100" in first
     experiment.main(words)
@@ -268,7 +273,134 @@ def test_the_gain_is_over_the_arm_that_lacks_the_keys_of_the_gate_and_no_others(
     arms = {"none": {}, "static": gated | {"gate_input": "static"}, "other": gated | {"readout_norm": "none"}}
     config = listed(arms=arms, settings={}, seeds=[0, 1])
     rows = [made_row(run, 0.5 + 0.1 * (run["arm"] == "static")) for run in experiment.runs_of(config, config.seeds, [])]
-    assert experiment.gains_table(config, rows).splitlines()[1:] == ["static    +0.1000  +0.1000 to  +0.1000"]
+    assert tables.gains_table(config, rows).splitlines()[1:] == ["static    +0.1000  +0.1000 to  +0.1000"]
+
+
+def test_in_a_sweep_the_gain_is_over_the_same_rate_and_with_chosen_rates_over_whichever_was_chosen():
+    sweep = listed(settings={}, learning_rates=[0.001, 0.1], metric="val_loss")
+    ends = {"none at 0.001": 1.0, "none at 0.1": 2.0, "gated at 0.001": 0.9, "gated at 0.1": 1.5}
+    runs = experiment.runs_of(sweep, sweep.seeds, sweep.learning_rates)
+    rows = [made_row(run, 0.5) | {"val_loss": ends[run["arm"]]} for run in runs[::-1]]  # 0.1 comes first
+    said = {line.split("  ")[0]: line.split()[3] for line in tables.gains_table(sweep, rows).splitlines()[1:]}
+    assert said == {"gated at 0.1": "-0.5000", "gated at 0.001": "-0.1000"}
+    chosen = listed(settings={}, learning_rates=[0.001, 0.1], selection_seeds=[7])
+    rates = {(None, "none"): 0.001, (None, "gated"): 0.1}
+    runs = experiment.runs_of(chosen, chosen.seeds, chosen.learning_rates, rates)
+    rows = [made_row(run, 0.5 + 0.2 * (run["arm"] == "gated")) for run in runs]
+    assert tables.gains_table(chosen, rows[1:]).splitlines()[1:] == []  # one pair
+    assert tables.gains_table(chosen, rows).splitlines()[1:] == ["gated    +0.2000  +0.2000 to  +0.2000"]
+    three = dataclasses.replace(chosen, seeds=[0, 1, 2])
+    rows = [made_row(run, 0.5) for run in experiment.runs_of(three, three.seeds, chosen.learning_rates, rates)]
+    assert tables.gains_table(three, rows[1:]).splitlines()[1:]  # though the first seed lacks an arm
+
+
+def test_arms_of_a_seed_that_were_run_in_other_ways_are_named_and_so_is_unknown_code(tmp_path):
+    config = listed(settings={}, seeds=[0, 1])
+    about = {"dtype": "float32", "device": "cpu", "threads": 1, "code_sha256": "c0de" * 16}
+    rows = [made_row(run, 0.5) | about for run in experiment.runs_of(config, config.seeds, [])]
+    said = tables.summary(config, rows, [])
+    assert "not paired" not in said and "made by" not in said
+    one, two, *others = rows
+    said = tables.summary(config, [one, two | {"threads": 2}, *others], [])
+    assert "not paired: threads differs between the arms of 1 seeds (seed 0: 1: none; 2: gated)" in said
+    assert "made by: threads 1 (3 of 4 rows), 2 (1 of 4 rows)" in said
+    said = tables.summary(config, [one | {"dtype": "bfloat16", "device": "cuda"}, two, *others], [])
+    assert "not paired: dtype differs" in said and "not paired: device differs" in said
+    said = tables.summary(config, [one, two | {"code_sha256": "beef" * 16}, *others], [])
+    assert "made by: code c0dec0dec0de (3 of 4 rows), beefbeefbeef (1 of 4 rows)\n" in said
+    old = [{name: value for name, value in row.items() if name not in about} for row in rows]
+    said = tables.summary(config, [*rows[:2], *old[2:]], [])
+    assert "made by: code c0dec0dec0de (2 of 4 rows), unknown (2 of 4 rows); device cpu (2" in said
+    assert "not paired" not in said  # the config gives the dtype, and what is not known is not known to differ
+    report.page(rows, [], tmp_path / "report.html")
+    assert "c0dec0dec0de" in (tmp_path / "report.html").read_text()
+
+
+def test_a_row_that_other_code_made_is_not_run_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "run_side_by_side", lambda *words: pytest.fail("a run was started"))
+    config = listed()
+    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
+    rows = [row | {"code_sha256": str(i), "threads": i} for i, row in enumerate(rows)]
+    write_rows(tmp_path, rows)
+    assert [row["code_sha256"] for row in experiment.run_all(config, tmp_path)] == list("01234567")
+
+
+def test_rows_of_other_keys_are_counted_and_what_differs_is_named(tmp_path, capsys):
+    config = listed(run=False)
+    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
+    for row in rows[1:]:
+        del row["config"]["dtype"]
+    rows[-1]["data"]["pairs"] = 3
+    write_rows(tmp_path, rows)
+    assert len(experiment.run_all(config, tmp_path)) == 1
+    said = capsys.readouterr().out
+    assert "8 runs, 40,000 steps; 1 runs are done already" in said and "7 of 8 runs have no row yet" in said
+    left_out = "of their rows have other keys, and are left out: dtype not given in the row, 'float32' in the config"
+    assert f"  6 {left_out}\n" in said and f"  1 {left_out}; pairs 3 in the row, 4 in the config\n" in said
+
+
+ROOT = Path(experiment.__file__).parent
+CONFIGS = sorted((ROOT / "config" / "experiments").glob("*.py"))
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_every_committed_experiment_fixes_its_dtype_and_device(file):
+    config = configurator.load(experiment.ExperimentConfig, [str(file)])
+    assert {"dtype", "device"} <= config.base.keys() and config.name == file.stem
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_every_committed_row_is_found_by_its_config(file):
+    config = configurator.load(experiment.ExperimentConfig, [str(file), "--run=false"])
+    rows = read_rows(ROOT / "results" / config.name)
+    if not any("dtype" in row["config"] for row in rows):
+        pytest.skip("these rows are from before the config fixed the dtype")
+    assert experiment.estimate(config, rows).startswith("0 of ")
+    found = experiment.run_all(config, ROOT / "results" / config.name)
+    assert len(found) == len(rows) - len(experiment.selection_runs(config))
+    assert all(row["scores"].keys() == config.scores.keys() for row in found)
+
+
+def test_base_and_data_on_the_command_line_are_added_to_those_of_the_file():
+    words = ['--base={"n_layer": 4}', '--data={"pairs": 8}', '--arms={"none": {}, "elementwise": {}}']
+    config = configurator.load(experiment.ExperimentConfig, [str(ROOT / "config/experiments/minimum.py"), *words])
+    assert (config.base["n_layer"], config.base["n_embd"], config.base["dtype"]) == (4, 64, "float32")
+    assert (config.data["pairs"], config.data["queries"]) == (8, 2)
+    assert config.arms == {"none": {}, "elementwise": {}}
+
+
+def test_a_dry_run_knows_the_chosen_rates_and_its_shard():
+    config = listed(settings={}, seeds=[0, 1], selection_seeds=[7], learning_rates=[0.001, 0.01], jobs=1)
+    selection = [made_row(run, run["config"]["learning_rate"]) for run in experiment.selection_runs(config)]
+    chosen = experiment.choose_rates(config, selection)
+    compared = experiment.runs_of(config, config.seeds, config.learning_rates, chosen)
+    rows = selection + [made_row(run, 0.5) for run in compared]
+    assert experiment.estimate(config, rows).startswith("0 of 8 runs to do")
+    assert experiment.estimate(config, rows[:-1]).splitlines()[0].startswith("gated-seed1 ")
+    sharded = dataclasses.replace(config, shard="2/2")
+    assert "2 of 4 runs in shard 2/2 to do" in experiment.estimate(sharded, selection)
+    assert "1 of 4 runs in shard 2/2 to do" in experiment.estimate(sharded, rows[:-1])
+    assert "0 of 4 runs in shard 1/2 to do" in experiment.estimate(dataclasses.replace(config, shard="1/2"), rows[:-1])
+    scored = dataclasses.replace(config, scores={"longer": {}})
+    assert experiment.estimate(scored, rows).endswith("; 4 finished runs lack a score")
+
+
+def test_with_many_seeds_the_sign_flip_test_is_called_what_it_is():
+    config = listed(settings={}, seeds=list(range(50)), claims={"it helps": {"contrast": {"gated": 1}, "above": 0.4}})
+    rows = [made_row(run, 0.5 + run["seed"] / 100) for run in experiment.runs_of(config, config.seeds, [])]
+    said = tables.claims_table(tables.judge_claims(config, rows))
+    assert ", by 100,000 random sign patterns 1e-05, 50 seeds)" in said
+    assert ", exact 4.66e-10, 32 seeds)" in tables.claims_table(tables.judge_claims(config, rows[:64]))
+
+
+def test_a_verdict_has_no_thresholds_of_its_own_and_is_about_accuracy(helpers):
+    about = dict(baseline="none", treatment="gated")
+    message = helpers.error_of(listed, **about)
+    assert message == "success_above, success_below, failure_within: the verdict needs them, too"
+    assert "baseline, treatment: the verdict needs" in helpers.error_of(listed, **RULE)
+    assert "write a claim" in helpers.error_of(listed, **about, **RULE, metric="val_loss")
+    assert helpers.error_of(listed, solved_above=0.9, metric="val_loss").startswith("solved_above: is about accuracy")
+    assert listed(metric="val_loss").success_above is None
 
 
 def test_which_arm_is_solved_later_is_counted_over_the_seeds_that_both_solve():
@@ -280,13 +412,14 @@ def test_which_arm_is_solved_later_is_counted_over_the_seeds_that_both_solve():
     ]
     rows.append({"arm": "none", "seed": 3, "curve": [[0, 0.1], [10, 0.5]]})  # never solved
     said = "; solved later in 2, sooner in 0 of 3 seeds that both solve"
-    assert experiment.said_of_steps(config, rows, "gated", "none") == said
-    assert experiment.said_of_steps(config, rows[-1:], "gated", "none") == ""
-    assert experiment.said_of_steps(listed(), rows, "gated", "none") == ""
+    assert tables.said_of_steps(config, rows, "gated", "none") == said
+    assert tables.said_of_steps(config, rows[-1:], "gated", "none") == ""
+    assert tables.said_of_steps(listed(), rows, "gated", "none") == ""
 
 
 def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
-    config = listed(baseline="none", treatment="gated", claims={"it helps": {"contrast": {"gated": 1}, "above": 0.5}})
+    claims = {"it helps": {"contrast": {"gated": 1}, "above": 0.5}}
+    config = listed(baseline="none", treatment="gated", **RULE, claims=claims)
     runs = experiment.runs_of(config, config.seeds, [])
     write_rows(tmp_path, [made_row(runs[0], 0.4)])  # of one arm, in one setting
     keys = dataclasses.asdict(config) | {"run": False}
@@ -297,20 +430,20 @@ def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
 
 
 def test_every_arm_is_run_at_every_rate_and_where_it_diverges_is_said(tmp_path):
-    keys = dict(arms={"a": {"gate": "none"}, "b": {}}, learning_rates=[0.001, 0.1, 3], metric="val_loss")
+    keys = dict(arms={"a": {"gate": "none"}, "b": {}}, learning_rates=[0.001, 0.1, 3], metric="val_loss", base=BASE)
     config = experiment.ExperimentConfig(**keys)
     runs = experiment.runs_of(config, [0], config.learning_rates)
     assert [run["arm"] for run in runs] == ["a at 0.001", "a at 0.1", "a at 3", "b at 0.001", "b at 0.1", "b at 3"]
-    assert runs[2]["config"] == {"gate": "none", "learning_rate": 3, "seed": 0}
+    assert runs[2]["config"] == BASE | {"gate": "none", "learning_rate": 3, "seed": 0}
     ends = [1.0, 1.5, 2.1, 1.0, math.nan, 1.9]  # of runs that begin at 2
     about = dict(metric="val_loss", data={})
     rows = [
-        run | about | {"val_loss": end, "finite": not math.isnan(end), "curve": [[0, 2.0], [6, end]]}
+        run | about | {"scores": {}, "val_loss": end, "finite": not math.isnan(end), "curve": [[0, 2.0], [6, end]]}
         for run, end in zip(runs, ends, strict=True)
     ]
-    said = [line.split() for line in experiment.divergence(rows).splitlines()[1:]]
+    said = [line.split() for line in tables.divergence(rows).splitlines()[1:]]
     assert said == [["a", "0.1", "3"], ["b", "3", "0.1"]]
-    assert experiment.divergence(rows) in experiment.summary(config, rows, [])
+    assert tables.divergence(rows) in tables.summary(config, rows, [])
     assert [figure.name for figure in report.figures(rows, tmp_path)] == ["learning_rates.png"]
 
 
@@ -319,7 +452,8 @@ def test_every_arm_is_run_at_every_rate_and_where_it_diverges_is_said(tmp_path):
 
 
 def judging(arms, **keys):
-    return experiment.ExperimentConfig(arms=arms, baseline="none", treatment="elementwise", **keys)
+    about = dict(baseline="none", treatment="elementwise", base=BASE) | RULE
+    return experiment.ExperimentConfig(arms=arms, **about | keys)
 
 
 def judged(plain, gated, **keys):
@@ -330,7 +464,7 @@ def judged(plain, gated, **keys):
         for arm, accuracies in (("none", plain), ("elementwise", gated))
         for seed, accuracy in enumerate(accuracies)
     ]
-    return experiment.verdict(config, rows)
+    return tables.verdict(config, rows)
 
 
 @pytest.mark.parametrize(
@@ -363,4 +497,4 @@ def test_other_arms_than_the_two_do_not_count():
     config = judging({"none": {}, "elementwise": {}, "conv": {}})
     scores = {"none": 0.4, "elementwise": 0.9, "conv": math.nan}
     rows = [{"arm": arm, "seed": 0, "accuracy": x, "finite": not math.isnan(x)} for arm, x in scores.items()]
-    assert experiment.verdict(config, rows).startswith("success")
+    assert tables.verdict(config, rows).startswith("success")

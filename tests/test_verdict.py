@@ -3,20 +3,48 @@
 python -m pytest tests/test_verdict.py
 """
 
+import itertools
 import math
+import statistics
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import verdict
 
 
-@pytest.mark.parametrize(
-    ("freedom", "probability", "t"),
-    [(1, 0.975, 12.7062), (2, 0.975, 4.3027), (4, 0.975, 2.7764), (9, 0.975, 2.2622), (4, 0.95, 2.1318)],
-)
-def test_t_quantiles_are_those_of_the_tables(freedom, probability, t):
-    assert verdict.t_quantile(probability, freedom) == pytest.approx(t, abs=1e-4)
-    assert verdict.t_cumulative(t, freedom) == pytest.approx(probability, abs=1e-5)
+@pytest.mark.parametrize(("n", "t"), [(2, 12.7062), (3, 4.3027), (5, 2.7764), (10, 2.2622), (401, 1.96591)])
+def test_intervals_are_those_of_the_tables_of_student(n, t):
+    values = [(-1.0) ** i for i in range(n)]
+    mean, low, high = verdict.t_interval(values)
+    assert (high - mean, mean - low) == pytest.approx((t * statistics.stdev(values) / math.sqrt(n),) * 2, rel=1e-4)
+
+
+def all_patterns(values, threshold):
+    """The definition: the share of the 2^n sign patterns whose sum is at least as far from 0 as the values' own."""
+    differences = [value - threshold for value in values]
+    patterns = itertools.product((1, -1), repeat=len(differences))
+    sums = [abs(sum(s * d for s, d in zip(signs, differences, strict=True))) for signs in patterns]
+    return sum(total >= abs(sum(differences)) - 1e-12 for total in sums) / len(sums)
+
+
+@given(st.lists(st.integers(-6, 6), min_size=2, max_size=9), st.sampled_from([0, 1, 0.5]))
+def test_the_sign_flip_test_is_the_share_of_all_patterns(tenths, threshold):  # many ties: few different numbers
+    values = [value / 10 for value in tenths]
+    assert verdict.sign_flip_test(values, threshold) == all_patterns(values, threshold)
+
+
+def test_forty_seeds_are_exact_and_more_are_drawn():
+    low = [0.1] * 20 + [-0.1] * 10  # 30 coins: at least 20 on one side
+    chance = 2 * sum(math.comb(30, k) for k in range(20, 31)) / 2**30
+    assert verdict.sign_flip_test(low) == pytest.approx(chance, rel=1e-12)
+    assert verdict.sign_flip_test([1.0] * verdict.EXACT_SEEDS) == 2 / 2**verdict.EXACT_SEEDS
+    many = [0.1] * 40 + [-0.1] * 20
+    chance = 2 * sum(math.comb(60, k) for k in range(40, 61)) / 2**60  # 0.0135
+    assert verdict.sign_flip_test(many) == pytest.approx(chance, rel=0.1)
+    assert verdict.sign_flip_test(many) == verdict.sign_flip_test(many)
+    assert verdict.sign_flip_test([1.0] * 60) == 1 / (1 + verdict.RANDOM_PATTERNS)  # the values' own pattern
 
 
 def test_interval_and_tests_by_hand():

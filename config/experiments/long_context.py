@@ -41,4 +41,5 @@ base = {
     "eval_interval": 250,
     "eval_batch_size": 32,
     "device": "cpu",
+    "dtype": "float32",
 }

@@ -41,4 +41,5 @@ base = {
     "eval_batch_size": 32,
     "log_interval": 5,
     "device": "cpu",
+    "dtype": "float32",
 }

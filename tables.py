@@ -1,0 +1,256 @@
+"""An experiment's tables and verdicts, as text, from its rows and from nothing else.
+
+    judged = judge_claims(config, rows)
+    print(summary(config, rows, judged))
+
+verdict.py has the statistics, report.py the figures and the page that shows all of it.
+"""
+
+import collections
+import math
+import statistics
+
+import report
+import verdict as verdicts
+
+
+def number(value):
+    return math.nan if value is None else value
+
+
+def summary(config, rows, judged):
+    """All that is said about the rows: tables and verdicts by setting, then the claims."""
+    parts = []
+    for setting in config.settings or [None]:
+        own = [row for row in rows if row.get("setting") == setting]
+        if not own:
+            parts.append(f"{setting}: no run of it has a row yet")
+            continue
+        parts.append("\n".join([table(config, own, setting), *unlike_arms(own)]))
+        parts += [gains_table(config, own), slices_table(own)]
+        if config.baseline is not None and {config.baseline, config.treatment} <= {row["arm"] for row in own}:
+            parts.append(f"verdict: {verdict(config, own)}\ncost of the gate: {cost(config, own)}")
+    if config.learning_rates and not config.selection_seeds:
+        parts.append(divergence(rows))
+    parts += [origins(rows), claims_table(judged), scenarios_table(config, judged)]
+    return "\n" + "\n\n".join(filter(None, parts)) + "\n"
+
+
+def show(config, row):
+    end = number(row[config.metric])
+    return f"accuracy {end:.1%}" if config.metric == "accuracy" else f"loss {end:.4f}"
+
+
+def table(config, rows, setting=None):
+    """One line per arm, every seed shown; with solved_above how many seeds solved it, and how soon."""
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    width = max(map(len, arms)) + 2
+    title = "End accuracy" if config.metric == "accuracy" else "Validation loss at the end (nats a token)"
+    title += f", {setting}" if setting else ""
+    head = f"{'arm':<{width}}" + "".join(f"{seed:>8}" for seed in config.seeds) + "    mean"
+    head += "  solved  steps to it" if config.solved_above is not None else ""
+    lines, form = [f"{title}, by seed", head], ">8.1%" if config.metric == "accuracy" else ">8.4f"
+    for arm in arms:
+        by_seed = {row["seed"]: row for row in rows if row["arm"] == arm}
+        ends = [number(row[config.metric]) for row in by_seed.values()]
+        cells = [f"{number(by_seed[s][config.metric]):{form}}" if s in by_seed else " not run" for s in config.seeds]
+        line = f"{arm:<{width}}" + "".join(cells) + f"{statistics.fmean(ends):{form}}"
+        if config.solved_above is not None:
+            steps = [steps_to(row["curve"], config.solved_above) for row in by_seed.values()]
+            reached = [step for step in steps if step is not None]
+            solved = sum(end > config.solved_above for end in ends)
+            line += f"{f'{solved}/{len(ends)}':>8}{f'{statistics.median(reached):,.0f}' if reached else '-':>13}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def made_by(row, name):
+    """dtype, device, threads or code_sha256 of a row; None where it was written before rows stored it."""
+    value = row.get(name) or row["config"].get(name)
+    return None if value in ("auto", 0) else value
+
+
+def unlike_arms(rows):
+    """A line for each of dtype, device and threads that differs between the arms of a seed, with the first of them."""
+    lines = []
+    for name in ("dtype", "device", "threads"):
+        by_seed = {}
+        for row in rows:
+            if made_by(row, name) is not None:
+                by_seed.setdefault(row["seed"], {}).setdefault(made_by(row, name), []).append(row["arm"])
+        unlike = {seed: arms for seed, arms in by_seed.items() if len(arms) > 1}
+        for seed, arms in list(unlike.items())[:1]:
+            which = "; ".join(f"{value}: {', '.join(own)}" for value, own in arms.items())
+            lines.append(f"not paired: {name} differs between the arms of {len(unlike)} seeds (seed {seed}: {which})")
+    return lines
+
+
+def origins(rows):
+    """One line, where rows were made by different or unknown code, dtypes, devices or numbers of threads."""
+    parts = []
+    for name, word in {"code_sha256": "code", "dtype": "dtype", "device": "device", "threads": "threads"}.items():
+        counts = collections.Counter(made_by(row, name) for row in rows)
+        if len(counts) > 1 or None in counts:
+            which = (f"{str(value or 'unknown')[:12]} ({count} of {len(rows)} rows)" for value, count in counts.items())
+            parts.append(f"{word} {', '.join(which)}")
+    return f"made by: {'; '.join(parts)}" if parts else ""
+
+
+def gains_table(config, rows):
+    """One line per gated arm: its paired gain over the arm that has all its keys but the gate's. Not corrected.
+
+    Rates that were chosen for each arm may differ; in a sweep the two have the same one.
+    """
+    lines, arms = [], {row["arm"]: row["config"] for row in reversed(rows)}  # the keys of the first seed
+    width = max(map(len, arms)) + 2
+    chosen = ("match_params", "seed", *(["learning_rate"] if config.selection_seeds else []))
+    plain = {
+        arm: {name: value for name, value in keys.items() if not name.startswith("gate") and name not in chosen}
+        for arm, keys in arms.items()
+    }
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        same = [other for other in arms if arms[other].get("gate", "none") == "none" and plain[other] == plain[arm]]
+        if not same or arm == same[0]:
+            continue
+        setting = rows[0].get("setting")
+        gains = list(verdicts.contrast(rows, {(setting, arm): 1, (setting, same[0]): -1}, [config.metric]).values())
+        if len(gains) >= 2:
+            mean, low, high = verdicts.t_interval(gains)
+            when = said_of_steps(config, rows, arm, same[0])
+            lines.append(f"{arm:<{width}}{mean:>+9.4f}{low:>+9.4f} to{high:>+9.4f}{when}")
+    title = "gain over the same without a gate: mean, 95% interval, not corrected for their number"
+    return "\n".join([title, *lines]) if lines else ""
+
+
+def said_of_steps(config, rows, arm, other):
+    """How often the arm is above solved_above later than the other, among the seeds in which both get there."""
+    if config.solved_above is None:
+        return ""
+    steps = {(row["arm"], row["seed"]): steps_to(row["curve"], config.solved_above) for row in rows}
+    pairs = [(steps.get((arm, seed)), steps.get((other, seed))) for seed in config.seeds]
+    both = [one - two for one, two in pairs if None not in (one, two)]
+    later, sooner = sum(step > 0 for step in both), sum(step < 0 for step in both)
+    return f"; solved later in {later}, sooner in {sooner} of {len(both)} seeds that both solve" if both else ""
+
+
+def slices_table(rows):
+    """One line per arm: its accuracy by length/pairs on the data of a score, means over the seeds."""
+    lines, arms = [], list(dict.fromkeys(row["arm"] for row in rows))
+    width = max(map(len, arms)) + 2
+    for name in rows[0].get("scored", {}):
+        found = [row for row in rows if name in row["scores"]]
+        scores = {arm: [row["scores"][name] for row in found if row["arm"] == arm] for arm in arms}
+        slices = next((score.get("slices", ()) for own in scores.values() for score in own), ())
+        if slices:
+            head = f"{'arm':<{width}}" + "".join(f"{part:>10}" for part in slices)
+            lines += [f"{name}: accuracy by length/pairs, means over the seeds", head]
+        for arm, own in scores.items() if slices else ():
+            means = [statistics.fmean(score["slices"][part] for score in own) if own else math.nan for part in slices]
+            lines.append(f"{arm:<{width}}" + "".join(f"{value:>10.1%}" for value in means))
+    return "\n".join(lines)
+
+
+def steps_to(curve, accuracy):
+    """The first evaluated step above it, or None."""
+    return next((step for step, value in curve if value > accuracy), None)
+
+
+def is_across_settings(claim):
+    return any(isinstance(weights, dict) for weights in claim["contrast"].values())
+
+
+def contrasts_of(config, claim):
+    """{setting or None: {(setting, arm): weight}}: across settings; or in one; or, where none is named, in each."""
+    if is_across_settings(claim):
+        return {None: {(s, arm): w for s, weights in claim["contrast"].items() for arm, w in weights.items()}}
+    settings = [claim["setting"]] if "setting" in claim else config.settings or [None]
+    return {setting: {(setting, arm): w for arm, w in claim["contrast"].items()} for setting in settings}
+
+
+def judge_claims(config, rows):
+    """[{claim, setting, verdict, ...}]: all claims about one number of the rows, in all settings, are one family."""
+    judged, families = [], {}
+    for name, claim in config.claims.items():
+        path = claim.get("of", [config.metric])
+        for setting, weights in contrasts_of(config, claim).items():
+            values = verdicts.contrast(rows, weights, path)
+            judged.append({"claim": name, "setting": setting, "of": path, "by_seed": values})
+            family = families.setdefault(tuple(path), [])
+            family.append((judged[-1], (list(values.values()), claim["above"])))
+    for family in families.values():
+        for claim, result in zip(family, verdicts.judge([asked for _, asked in family]), strict=True):
+            claim[0].update(result)
+    return judged
+
+
+def claims_table(judged):
+    """A line per claim: the word, and what it rests on. Accuracies are fractions, losses nats."""
+    lines = []
+    for claim in judged:
+        where = f", {claim['setting']}" if claim["setting"] else ""
+        said = f"{claim['claim']}{where}: {claim['verdict']}"
+        if "mean" in claim:
+            is_exact = claim["n"] <= verdicts.EXACT_SEEDS
+            method = "exact" if is_exact else f"by {verdicts.RANDOM_PATTERNS:,} random sign patterns"
+            said += (
+                f" ({claim['mean']:+.4f}, 95% interval {claim['low']:+.4f} to {claim['high']:+.4f}, beyond "
+                f"{claim['threshold']:g}; p {claim['p_holm']:.3g} after Holm, {method} {claim['p_exact']:.3g}, "
+                f"{claim['n']} seeds)"
+            )
+        lines.append(said)
+    return "\n".join(lines)
+
+
+def scenarios_table(config, judged):
+    """A line per setting: the scenarios whose claims all have the verdicts they need there."""
+    lines = []
+    for setting in (config.settings or [None]) if config.scenarios else []:
+        words = {claim["claim"]: claim["verdict"] for claim in judged if claim["setting"] == setting}
+        held = [name for name, needed in config.scenarios.items() if needed.items() <= words.items()]
+        lines.append(f"scenario{f', {setting}' if setting else ''}: {'; '.join(held) or 'none of them'}")
+    return "\n".join(lines)
+
+
+def divergence(rows):
+    """Where each arm diverges: not finite, or a validation loss at the end above that at the start."""
+    arms = report.by_learning_rate(rows)
+    width = max(map(len, arms)) + 2
+    lines = [f"{'arm':<{width}}{'highest rate without':>24}{'diverges at':>14}"]
+    for arm, rates in arms.items():
+        lost = [rate for rate, own in rates.items() if any(map(report.has_diverged, own))]
+        kept = [rate for rate in rates if rate not in lost]
+        highest, lowest = f"{max(kept):g}" if kept else "none", f"{min(lost):g}" if lost else "none"
+        lines.append(f"{arm:<{width}}{highest:>24}{lowest:>14}")
+    return "\n".join(lines)
+
+
+def verdict(config, rows):
+    """success, failure or in between, by the rules of the config, with the numbers it rests on."""
+    base = [row for row in rows if row["arm"] == config.baseline]
+    treated = [row for row in rows if row["arm"] == config.treatment]
+    if not all(row["finite"] for row in base + treated):
+        return "failure (a run was not finite)"
+    gain = statistics.fmean(row["accuracy"] for row in treated) - statistics.fmean(row["accuracy"] for row in base)
+    said = (
+        f"({config.treatment} - {config.baseline} = {100 * gain:+.1f} points over {len(base)} seeds; success is above "
+    )
+    said += f"{config.success_above:.0%} against below {config.success_below:.0%} in every seed, failure is within "
+    said += f"{100 * config.failure_within:.0f} points)"
+    gated_high = all(row["accuracy"] > config.success_above for row in treated)
+    if gated_high and all(row["accuracy"] < config.success_below for row in base):
+        return f"success {said}"
+    return f"failure {said}" if abs(gain) <= config.failure_within else f"in between {said}"
+
+
+def cost(config, rows):
+    def median(name, arm):
+        return statistics.median(number(row[name]) for row in rows if row["arm"] == arm)
+
+    def more(name):
+        return median(name, config.treatment) / median(name, config.baseline) - 1
+
+    slower = 1 - median("tokens_per_second", config.treatment) / median("tokens_per_second", config.baseline)
+    return (
+        f"{more('n_params'):+.1%} parameters, {more('flops_per_token'):+.1%} FLOPs a token, "
+        f"{-slower:+.1%} tokens/s in training (median over the runs, side by side on one machine)"
+    )
