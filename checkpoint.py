@@ -6,8 +6,9 @@
     python checkpoint.py --checkpoint=out/best.pt --safetensors=export      model.safetensors and config.json
 
 What train.py puts in one: model, model_args, optimizer, scaler, iter_num, best_val_loss, seconds, rng, run_id, config,
-data (name, path, sha256, tokenizer, vocab_size), dtype, versions. An export has model, model_args, iter_num and data;
-what loads a checkpoint loads it, too: `--init_from=export`, `sample.py --checkpoint=export`.
+data (name, path, sha256, tokenizer, vocab_size), dtype, code_sha256, code_files ({file: its own}), versions. An export
+has model, model_args, iter_num and data; what loads a checkpoint loads it, too: `--init_from=export`,
+`sample.py --checkpoint=export`.
 """
 
 import hashlib

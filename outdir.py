@@ -1,7 +1,7 @@
 """out_dir: the files of a run, and that only one run at a time writes them.
 
     with OutDir("out", keep_checkpoints=2, processes=processes) as out:     # UserError where another run is at work
-        out.start(about, first_step=0, max_iters=5000)      # config.json, the files of the model, metrics.jsonl
+        out.start(about, first_step=0, max_iters=5000)      # config.json, code/, metrics.jsonl
         out.log(event="train", step=0, loss=10.8)           # one object a line
         out.save(state, is_best=True, keep=True)            # best.pt, ckpt_0.pt, ckpt.pt
 
@@ -9,6 +9,9 @@ Whenever a run is killed, every file is whole, and ckpt.pt and metrics.jsonl are
 every process makes these calls: rank 0 writes, and a UserError of rank 0 is raised by all of them.
 """
 
+import ast
+import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -24,14 +27,8 @@ import files
 from configurator import UserError
 
 HERE = Path(__file__).resolve().parent
-MODEL_FILES = (
-    "model.py",
-    "gate.py",
-    "layers.py",
-    "recurrence.py",
-    "loss.py",
-    "sampling.py",
-)  # a run keeps the code of its model
+# what the numbers of a run depend on: another version of one of them may give other numbers
+RESULT_FILES = ("model.py", "gate.py", "recurrence.py", "layers.py", "loss.py", "train.py", "data/shards.py")
 
 
 class OutDir:
@@ -72,7 +69,7 @@ class OutDir:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock = files.lock(self.path)
             for leftover in self.path.glob(".*.tmp"):  # of a process that was killed while it wrote
-                leftover.unlink()
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         except OSError as error:
             raise self._cannot_write(error) from None
 
@@ -88,12 +85,26 @@ class OutDir:
             about |= {"command": sys.argv, "versions": versions(), "git_commit": git("rev-parse", "HEAD")}
             about |= {"git_dirty": bool(git("status", "--porcelain"))}
             write_text(self.path / "config.json", json.dumps(about, indent=2))
-            for name in MODEL_FILES:
-                shutil.copyfile(HERE / name, self.path / name)
+            self._keep_code()
             write_text(file, "".join(json.dumps(row) + "\n" for row in self.kept))
             self.metrics = open(file, "a", encoding="utf-8")
         except OSError as error:
             raise self._cannot_write(error) from None
+
+    def _keep_code(self):
+        """The code of the run in code/, as it is now. A copy of other code, from an earlier start, becomes code.N/."""
+        code, temporary = self.path / "code", self.path / ".code.tmp"
+        now = {name: (HERE / name).read_bytes() for name in code_of("train.py")}
+        kept = {file.relative_to(code).as_posix(): file.read_bytes() for file in code.rglob("*.py")}
+        if kept == now:
+            return
+        for name, content in now.items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / name).write_bytes(content)
+        if code.exists():
+            number = next(i for i in itertools.count(1) if not (self.path / f"code.{i}").exists())
+            code.rename(self.path / f"code.{number}")
+        temporary.rename(code)
 
     def _save(self, state, is_best, keep):
         step = state["iter_num"]
@@ -115,6 +126,28 @@ class OutDir:
     def _cannot_write(self, error):
         file = error.filename or self.path / "metrics.jsonl"
         return UserError(f"out_dir={str(self.path)!r}: {file} cannot be written ({error.strerror or error})")
+
+
+def code_of(script):
+    """The script and the files of this project that it imports, directly or not: enough to run it."""
+    found, waiting = [], [script]
+    while waiting:
+        found.append(waiting.pop())
+        modules = []
+        for node in ast.walk(ast.parse((HERE / found[-1]).read_bytes())):
+            if isinstance(node, ast.Import):
+                modules += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                modules += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        paths = {module.replace(".", "/") + ".py" for module in modules}
+        waiting += [path for path in paths if path not in found + waiting and (HERE / path).is_file()]
+    return sorted(found)
+
+
+def code_sha256():
+    """(SHA-256 of RESULT_FILES together, {file: its own})."""
+    own = {name: hashlib.sha256((HERE / name).read_bytes()).hexdigest() for name in RESULT_FILES}
+    return hashlib.sha256(json.dumps(own).encode()).hexdigest(), own
 
 
 def versions():

@@ -15,6 +15,7 @@ import checkpoint as checkpoints
 import configurator
 from configurator import UserError
 from model import GPT, GPTConfig
+from outdir import code_sha256
 
 STATE = ("optimizer", "scaler", "iter_num", "best_val_loss", "rng", "data", "config", "dtype")  # what resume needs
 MAY_CHANGE = ("dataset", "out_dir", "init_from", "device", "dtype", "compile")  # or is checked another way
@@ -49,6 +50,7 @@ def where_to_start(config, dataset):
     before, now = resumed["config"], dataclasses.asdict(config)
     changed = [f"{name} {now[name]} (was {before[name]})" for name in now if before.get(name, now[name]) != now[name]]
     changed = [text for text in changed if text.split()[0] not in MAY_CHANGE]
+    notes += what_changed(resumed.get("code_files"))
     return config, resumed, None, notes + [f"  other keys than before: {', '.join(changed)}"] * bool(changed)
 
 
@@ -58,6 +60,14 @@ def is_restart(config, file):
         return False
     before = checkpoints.load(file).get("config", {})
     return before | {"vocab_size": None} == dataclasses.asdict(config) | {"vocab_size": None}
+
+
+def what_changed(before):
+    """What to say about the code that made a checkpoint, {file: SHA-256}, where it is not today's."""
+    if not isinstance(before, dict):
+        return ["  the checkpoint does not say which code made it: its results may be those of other code"]
+    changed = [name for name, sha256 in code_sha256()[1].items() if before.get(name) != sha256]
+    return [f"  the code has changed since this checkpoint: {', '.join(changed)}"] * bool(changed)
 
 
 def run_id(file):

@@ -3,9 +3,9 @@
     python train.py config/NAME.py --key=value ...
     torchrun --standalone --nproc_per_node=4 train.py config/NAME.py
 
-out_dir gets config.json, the files of the model as they were, metrics.jsonl (one object a line), ckpt.pt (the last)
-and best.pt (the lowest validation loss). The same seed gives the same run: the batch and the dropout of a step depend
-on (seed, step) alone, whatever the number of processes, the evaluations and the restarts.
+out_dir gets config.json, code/ (all that it takes to run it again), metrics.jsonl (one object a line), ckpt.pt (the
+last) and best.pt (the lowest validation loss). The same seed gives the same run: the batch and the dropout of a step
+depend on (seed, step) alone, whatever the number of processes, the evaluations and the restarts.
 
 A run that was killed goes on with --init_from=resume, to the same bits; SIGTERM and Ctrl-C save first
 (status 143 and 130). A loss or a gradient that is not finite ends a run with status 1; the checkpoint stays good.
@@ -39,7 +39,7 @@ from hardware import DTYPES, Processes, peak_flops, pick_dtype
 from loss import IGNORE
 from meters import TRAINING_ROWS, first_rows, is_spike, training_meters
 from model import GPT, GPTConfig
-from outdir import OutDir, versions
+from outdir import OutDir, code_sha256, versions
 from resume import make_model, where_to_start
 
 
@@ -198,6 +198,7 @@ class Run:
         self.scaler = torch.amp.GradScaler(processes.device_type, enabled=self.dtype == "float16")
         self.first_step, self.best, self.seconds_before, self.saved_step = 0, math.inf, 0.0, None
         self.run_id = processes.from_main(uuid.uuid4().hex)
+        self.code_sha256, self.code_files = code_sha256()  # now: an edit during the run changes nothing in it
         if resumed is not None:
             self.resume(resumed)
         # the first step whose loss or gradient was not finite. It stays on the device: nobody waits for the GPU
@@ -218,6 +219,8 @@ class Run:
         for line in notes + notes_of_model + describe(self, why) + [mfu]:
             self.say(line)
         about = {"run_id": self.run_id, "config": dataclasses.asdict(config), "dtype": self.dtype}
+        about |= {"device": processes.device_type, "threads": processes.threads}
+        about |= {"code_sha256": self.code_sha256, "code_files": self.code_files}
         about |= {"n_params": self.model.n_params(), "state_bytes": self.model.state_bytes()}
         about |= {"flops_per_token": self.model.flops_per_token(), "tokens_per_step": self.tokens_per_step}
         out.start(about, self.first_step, config.max_iters)
@@ -384,6 +387,8 @@ class Run:
                 "vocab_size": self.dataset.vocab_size,
             },
             "dtype": self.dtype,
+            "code_sha256": self.code_sha256,
+            "code_files": self.code_files,
             "versions": versions(),
         }
 

@@ -299,13 +299,73 @@ def test_nan_that_no_line_of_the_log_saw_is_not_saved(run, tmp_path, helpers, ke
 
 def test_a_run_writes_its_config_its_code_its_rows_and_two_checkpoints(trained, mqar, helpers):
     written = {file.name for file in trained.iterdir()}
-    assert written == {"config.json", *outdir.MODEL_FILES, "metrics.jsonl", "ckpt.pt", "best.pt", "lock"}
+    assert written == {"config.json", "code", "metrics.jsonl", "ckpt.pt", "best.pt", "lock"}
     about = json.loads((trained / "config.json").read_text())
     config = configurator.build(train.TrainConfig, about["config"])
     assert (config.n_embd, config.vocab_size, config.dataset) == (16, 32, str(mqar))
     assert {"git_commit", "git_dirty", "versions", "command", "dtype", "n_params"} <= about.keys()
-    for name in outdir.MODEL_FILES:
-        assert (trained / name).read_text() == (outdir.HERE / name).read_text()
+    assert (about["device"], about["threads"]) == ("cpu", 1)
+    copied = [file.relative_to(trained / "code") for file in (trained / "code").rglob("*.py")]
+    assert {Path("train.py"), Path("model.py"), Path("data/shards.py")} <= set(copied)
+    for name in copied:
+        assert (trained / "code" / name).read_bytes() == (outdir.HERE / name).read_bytes()
+
+
+def test_the_copy_of_the_code_alone_trains_to_the_same_bits(run, trained, mqar, tmp_path, helpers):
+    code = shutil.copytree(trained / "code", tmp_path / "elsewhere")
+    keys = helpers.tiny | dict(dataset=mqar, out_dir=tmp_path / "again")
+    words = [sys.executable, code / "train.py", *helpers.words(**keys)]
+    ended = subprocess.run(list(map(str, words)), cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    ours, theirs = (checkpoints.load(out) for out in (tmp_path / "again", trained))
+    for name in ("model", "optimizer", "rng", "best_val_loss", "code_sha256"):
+        assert helpers.equal(ours[name], theirs[name]), name
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A copy of what train.py needs, to edit; a run keeps and hashes the files there."""
+    for name in outdir.code_of("train.py"):
+        (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(outdir.HERE / name, tmp_path / "project" / name)
+    monkeypatch.setattr(outdir, "HERE", tmp_path / "project")
+    return tmp_path / "project"
+
+
+def append(file, line):
+    with open(file, "a") as opened:
+        opened.write(f"{line}\n")
+
+
+def test_an_edit_is_named_on_resume_and_the_code_before_it_is_kept(run, project, tmp_path, capsys):
+    out = run("out", max_iters=2)
+    before = (project / "model.py").read_text()
+    append(project / "model.py", "# an edit")
+    append(project / "loss.py", "import a_new_mixer")
+    (project / "a_new_mixer.py").write_text("")  # a user's own file goes along
+    run("out", max_iters=3, init_from="resume")
+    assert "the code has changed since this checkpoint: model.py, loss.py\n" in capsys.readouterr().out
+    assert (out / "code.1" / "model.py").read_text() == before
+    assert (out / "code" / "model.py").read_text() == before + "# an edit\n"
+    assert (out / "code" / "a_new_mixer.py").is_file() and not (out / "code.1" / "a_new_mixer.py").exists()
+    about, checkpoint = json.loads((out / "config.json").read_text()), checkpoints.load(out)
+    assert about["code_sha256"] == checkpoint["code_sha256"] == outdir.code_sha256()[0]
+    run("out", max_iters=4, init_from="resume")  # nothing is new
+    assert "the code" not in capsys.readouterr().out and not (out / "code.2").exists()
+    append(project / "plot.py", "")  # no file that a result depends on
+    append(project / "data" / "shards.py", "# another")
+    run("out", max_iters=5, init_from="resume")
+    assert "since this checkpoint: data/shards.py\n" in capsys.readouterr().out and (out / "code.2").is_dir()
+
+
+def test_a_checkpoint_that_does_not_say_its_code_resumes_and_that_is_said(run, capsys):
+    out = run("out", max_iters=2)
+    for older in ({}, {"code_files": "model.py"}):
+        saved = checkpoints.load(out)
+        del saved["code_files"]
+        checkpoints.save(out / "ckpt.pt", saved | older)
+        run("out", max_iters=3, init_from="resume")
+        assert "the checkpoint does not say which code made it" in capsys.readouterr().out
 
 
 def test_metrics_hold_every_step_and_evaluation_and_end(trained, helpers):
