@@ -1,7 +1,10 @@
 """Where a run starts: from scratch, from the weights of another run, or where it was stopped.
 
-config, resumed, weights, notes = where_to_start(config, dataset)       # before any work
+config, resumed, weights, notes = where_to_start(config)        # before any work
+check_data(resumed, dataset, config)
 model, notes = make_model(config, resumed, weights)
+
+A run that goes on has the keys of its checkpoint, but for those that a config file or the command line gives.
 """
 
 import dataclasses
@@ -18,10 +21,10 @@ from model import GPT, GPTConfig
 from outdir import code_sha256
 
 STATE = ("optimizer", "scaler", "iter_num", "best_val_loss", "rng", "data", "config", "dtype")  # what resume needs
-MAY_CHANGE = ("dataset", "out_dir", "init_from", "device", "dtype", "compile")  # or is checked another way
+OF_THIS_START = ("out_dir", "init_from")  # keys that no checkpoint has a say in
 
 
-def where_to_start(config, dataset):
+def where_to_start(config):
     """(config, the checkpoint to resume or None, the weights to begin with or None, what to say about it)."""
     file = Path(config.out_dir) / "ckpt.pt"
     if config.init_from != "resume" and not is_restart(config, file):
@@ -30,28 +33,38 @@ def where_to_start(config, dataset):
     resumed = checkpoints.load(file)
     if lacks := [name for name in STATE if name not in resumed]:
         raise UserError(f"{file}: has no {lacks[0]}, to resume; --init_from={file} starts a new run from its weights")
-    if resumed["data"].get("sha256") != dataset.sha256:
-        raise UserError(f"{config.dataset}: not the data that {file} was trained on")
-    if resumed["iter_num"] > config.max_iters:
-        raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
     if run_id(file.with_name("config.json")) not in (None, resumed.get("run_id")):
         raise UserError(f"{file}: not of the run that {file.with_name('config.json')} describes; put its own one back")
+    asked = {name: getattr(config, name) for name in getattr(config, "given", ())}
     kept = {name: value for name, value in resumed["model_args"].items() if name != "kernels"}  # the machine's
     of_model = dataclasses.asdict(configurator.build(GPTConfig, kept, source=str(file)))
     del of_model["kernels"]
     for name, value in (of_model | {"dtype": resumed["dtype"]}).items():
-        ours = getattr(config, name)
-        if name in getattr(config, "given", ()) and ours not in (value, {"dtype": "auto"}.get(name)):
+        if name in asked and asked[name] not in (value, {"dtype": "auto"}.get(name)):
             raise UserError(
-                f"{name}={ours}: {file} has {value}, which a resumed run keeps; --init_from={file} starts a new one"
+                f"{name}={asked[name]}: {file} has {value}, which a resumed run keeps; --init_from={file} starts a "
+                "new one"
             )
-    config = dataclasses.replace(config, **of_model)
-    notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}"]
-    before, now = resumed["config"], dataclasses.asdict(config)
-    changed = [f"{name} {now[name]} (was {before[name]})" for name in now if before.get(name, now[name]) != now[name]]
-    changed = [text for text in changed if text.split()[0] not in MAY_CHANGE]
-    notes += what_changed(resumed.get("code_files"))
-    return config, resumed, None, notes + [f"  other keys than before: {', '.join(changed)}"] * bool(changed)
+    known = {field.name for field in dataclasses.fields(config)} - {*OF_THIS_START, "kernels"}
+    before = {name: value for name, value in resumed["config"].items() if name in known}  # an older version's: fewer
+    asked |= {name: getattr(config, name) for name in OF_THIS_START}
+    config = configurator.build(type(config), before | asked | of_model, source=str(file))
+    config.given = frozenset(asked)
+    if resumed["iter_num"] > config.max_iters:
+        raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
+    notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}", *what_changed(resumed.get("code_files"))]
+    notes += [
+        f"  {name}: {asked[name]}, where the checkpoint has {before[name]}"
+        for name in before
+        if name in asked and name != "dtype" and asked[name] != before[name]
+    ]
+    return config, resumed, None, notes
+
+
+def check_data(resumed, dataset, config):
+    """Raises UserError where a run would go on with other data than it began with."""
+    if resumed is not None and resumed["data"].get("sha256") != dataset.sha256:
+        raise UserError(f"{config.dataset}: not the data that {Path(config.out_dir) / 'ckpt.pt'} was trained on")
 
 
 def is_restart(config, file):

@@ -40,7 +40,7 @@ from loss import IGNORE
 from meters import TRAINING_ROWS, first_rows, is_spike, training_meters
 from model import GPT, GPTConfig
 from outdir import OutDir, code_sha256, versions
-from resume import make_model, where_to_start
+from resume import check_data, make_model, where_to_start
 
 
 @dataclass
@@ -50,7 +50,9 @@ class TrainConfig(GPTConfig):
     dataset: str = key("data/pystdlib", "folder of the data, written by one of data/*/prepare.py")
     out_dir: str = key("out", "where the run is written")
     init_from: str = key(
-        "scratch", "scratch; resume (out_dir's ckpt.pt); or a checkpoint whose weights start a new run"
+        "scratch",
+        "scratch; resume: go on from out_dir's ckpt.pt, which gives every key that neither a config file nor the "
+        "command line does; or a checkpoint whose weights start a new run",
     )
     seed: int = key(1337, "of the weights, the order of the data and the dropout", at_least=0)
 
@@ -97,11 +99,12 @@ def learning_rate(config, step):
 
 def main(argv):
     config = configurator.load(TrainConfig, argv, program="train.py", description=__doc__)
+    config, resumed, weights, notes = where_to_start(config)
     with Processes(config.device, config.threads) as processes:
-        train(config, processes)
+        train(config, processes, resumed, weights, notes)
 
 
-def train(config, processes):
+def train(config, processes, resumed=None, weights=None, notes=()):
     if config.gradient_accumulation_steps % processes.world_size:
         raise UserError(
             f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be a multiple of the "
@@ -110,7 +113,7 @@ def train(config, processes):
     if processes.device_type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32: what is left of float32 products is then not the slow part
     dataset = open_dataset(config.dataset)
-    config, resumed, weights, notes = where_to_start(config, dataset)
+    check_data(resumed, dataset, config)
     dataset.examples_per_epoch("train", config.block_size)  # what is wrong with the data is said before any work
     dataset.examples_per_epoch("val", config.block_size if dataset.kind == "examples" else 1)
     config.vocab_size = config.vocab_size or dataset.vocab_size
@@ -216,7 +219,7 @@ class Run:
         peak, peak_source = peak_flops(processes.device_type, self.dtype)
         self.mfu_of_speed = 3 * self.model.flops_per_token(length) / (peak * processes.world_size)
         mfu = f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {peak_source}"
-        for line in notes + notes_of_model + describe(self, why) + [mfu]:
+        for line in [*notes, *notes_of_model] + describe(self, why) + [mfu]:
             self.say(line)
         about = {"run_id": self.run_id, "config": dataclasses.asdict(config), "dtype": self.dtype}
         about |= {"device": processes.device_type, "threads": processes.threads}
@@ -228,7 +231,8 @@ class Run:
 
     def resume(self, resumed):
         try:
-            self.optimizer.load_state_dict(resumed["optimizer"])
+            own = self.optimizer.state_dict()["param_groups"]  # the keys given now, not those of before
+            self.optimizer.load_state_dict({"state": resumed["optimizer"]["state"], "param_groups": own})
             self.scaler.load_state_dict(resumed["scaler"])
             torch.set_rng_state(resumed["rng"].cpu())
             self.first_step = self.saved_step = resumed["iter_num"]

@@ -228,7 +228,26 @@ def test_resume_refuses_another_model_and_says_what_else_is_new(keys, helpers, c
         assert f"{name}={value}: {out}/ckpt.pt has {was}, which a resumed run keeps; --init_from={out}" in message
     capsys.readouterr()
     helpers.train(**keys("out", init_from="resume", max_iters=5, learning_rate=1e-3))
-    assert "other keys than before: max_iters 5 (was 4), learning_rate 0.001 (was 0.003)\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    changed = re.findall("(?m)^  (.*), where the checkpoint has (.*)$", said)
+    assert changed == [("max_iters: 5", "4"), ("learning_rate: 0.001", "0.003")]
+
+
+def test_a_resumed_run_has_the_keys_of_its_checkpoint_then_a_config_files_then_the_command_lines(
+    keys, helpers, tmp_path, capsys
+):
+    case = dict(seed=7, dropout=0.1, lr_decay_iters=14, weight_decay=0.3, beta2=0.9)
+    whole = helpers.train(**keys("whole", **case))
+    out = helpers.train(**keys("out", **case) | dict(max_iters=4))
+    train.main([f"--out_dir={out}", "--init_from=resume", "--max_iters=14"])
+    check_same_run(whole, out, helpers)
+    assert re.findall("(?m)^  (.*), where the checkpoint", capsys.readouterr().out) == ["max_iters: 14"]
+    (tmp_path / "more.py").write_text("max_iters = 15\nlearning_rate = 1e-3\nweight_decay = 0.2\n")
+    train.main([str(tmp_path / "more.py"), f"--out_dir={out}", "--init_from=resume", "--weight_decay=0.1"])
+    now = checkpoints.load(out)
+    config, group = now["config"], now["optimizer"]["param_groups"][0]
+    assert (config["max_iters"], config["learning_rate"], config["seed"]) == (15, 1e-3, 7)
+    assert config["weight_decay"] == group["weight_decay"] == 0.1 and group["betas"] == (0.9, 0.9)
 
 
 def test_a_checkpoint_of_another_run_is_refused(keys, helpers):
