@@ -47,6 +47,16 @@ from resume import check_data, make_model, where_to_start
 class TrainConfig(GPTConfig):
     """Every key of a run: the model's, and these."""
 
+    elsewhere = {  # nanoGPT's keys that are none here, and what takes their place
+        "eval_iters": "leave it out, every evaluation is of the whole validation split",
+        "eval_only": "python evaluate.py --checkpoint=out",
+        "always_save_checkpoint": "leave it out, ckpt.pt is the last and best.pt the best",
+        **dict.fromkeys(
+            ("wandb_log", "wandb_project", "wandb_run_name"), "leave it out, metrics.jsonl and plot.py show the run"
+        ),
+        "bias": "leave it out, no layer has one",
+        "backend": "leave it out, it is nccl between GPUs and gloo between CPUs",
+    }
     dataset: str = key("data/pystdlib", "folder of the data, written by one of data/*/prepare.py")
     out_dir: str = key("out", "where the run is written")
     init_from: str = key(
@@ -361,7 +371,7 @@ class Run:
         """The cheap meters, on the first rows of the validation split."""
         inputs, _, _ = first_rows(self.dataset, "val", TRAINING_ROWS, self.config.block_size)
         found = training_meters(self.model, inputs.to(self.processes.device), self.dtype)
-        if step > 0:  # every gate starts collapsed: its weights are zero
+        if step > 0 and step >= self.config.warmup_iters:  # every gate starts collapsed: its weights are zero
             for line in found["collapsed"]:
                 tqdm.write(f"step {step}: a gate has collapsed, {line}")
         return found

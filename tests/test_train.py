@@ -5,6 +5,7 @@ Training: that it learns, that a run is a function of its seed alone, what it wr
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 import math
@@ -25,6 +26,7 @@ import checkpoint as checkpoints
 import configurator
 import hardware
 import outdir
+import sample
 import train
 from data.shards import open_dataset, write_examples
 from model import MIXERS
@@ -593,8 +595,45 @@ def test_a_gpu_that_is_not_there_is_one_clear_line(run, helpers):
     assert helpers.error_of(run, "out", device="cuda").startswith("device='cuda': this machine has none")
 
 
+def test_a_gate_that_stays_where_it_starts_is_no_alarm_before_the_end_of_the_warmup(run, capsys):
+    for warmup_iters, alarms in [(0, [2, 4, 6, 8]), (4, [4, 6, 8]), (9, [])]:
+        keys = dict(gate="elementwise", learning_rate=1e-30, warmup_iters=warmup_iters, eval_interval=2)
+        run(f"{warmup_iters}", **keys)
+        said = re.findall(r"step (\d+): a gate has collapsed, layer 0", capsys.readouterr().out)
+        assert [int(step) for step in said] == alarms
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Mistakes
+
+
+NANOGPT = """# config/train_gpt2.py of nanoGPT
+wandb_log = True
+wandb_project = 'owt'
+wandb_run_name = 'gpt2-124M'
+batch_size = 12
+gradient_accumulation_steps = 5 * 8
+eval_interval = 1000
+eval_iters = 200
+"""
+
+
+def test_the_keys_of_nanogpt_that_are_none_here_are_named_at_once_with_what_takes_their_place(tmp_path, helpers):
+    (tmp_path / "train_gpt2.py").write_text(NANOGPT)
+    words = ["--bias=False", "--backend=nccl", "--eval_only=True", '--config_override={"always_save_checkpoint": 1}']
+    message = str(pytest.raises(configurator.UserError, train.main, [str(tmp_path / "train_gpt2.py"), *words]).value)
+    assert message == (
+        "eval_iters: leave it out, every evaluation is of the whole validation split; "
+        "eval_only: python evaluate.py --checkpoint=out; "
+        "always_save_checkpoint: leave it out, ckpt.pt is the last and best.pt the best; "
+        "wandb_log, wandb_project, wandb_run_name: leave it out, metrics.jsonl and plot.py show the run; "
+        "bias: leave it out, no layer has one; "
+        "backend: leave it out, it is nccl between GPUs and gloo between CPUs"
+    )
+    words = ["--out_dir=out-shakespeare-char", "--init_from=resume", "--dtype=float16", "--compile=False"]
+    message = helpers.error_of(sample.main, words)
+    assert message.startswith("out_dir: --checkpoint=OUT_DIR; init_from: --checkpoint=FILE or OUT_DIR; dtype: leave")
+    assert not set(train.TrainConfig.elsewhere) & {field.name for field in dataclasses.fields(train.TrainConfig)}
 
 
 def without_val(source, folder):
