@@ -38,7 +38,7 @@ from finite import bad_weight, first_bad_tensor
 from hardware import DTYPES, Processes, peak_flops, pick_dtype
 from loss import IGNORE
 from meters import TRAINING_ROWS, first_rows, is_spike, training_meters
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, unused_keys
 from outdir import OutDir, code_sha256, versions
 from resume import check_data, make_model, where_to_start
 
@@ -105,6 +105,15 @@ def learning_rate(config, step):
     lowest = config.learning_rate / 10 if config.min_lr is None else config.min_lr
     progress = min(1.0, (step - config.warmup_iters) / max(1, end - config.warmup_iters))
     return lowest + 0.5 * (1 + math.cos(math.pi * progress)) * (config.learning_rate - lowest)
+
+
+def notes_on_keys(config):
+    """A line for each key that was given and changes nothing in this run."""
+    unused = unused_keys(config)
+    if not config.decay_lr:
+        unused |= dict.fromkeys(("min_lr", "lr_decay_iters"), "decay_lr is false")
+    given = [name for name in unused if name in getattr(config, "given", ())]
+    return [f"note: {name}={getattr(config, name)} changes nothing: {unused[name]}" for name in given]
 
 
 def main(argv):
@@ -229,7 +238,7 @@ class Run:
         peak, peak_source = peak_flops(processes.device_type, self.dtype)
         self.mfu_of_speed = 3 * self.model.flops_per_token(length) / (peak * processes.world_size)
         mfu = f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {peak_source}"
-        for line in [*notes, *notes_of_model] + describe(self, why) + [mfu]:
+        for line in [*notes, *notes_of_model, *describe(self, why), mfu, *notes_on_keys(config)]:
             self.say(line)
         about = {"run_id": self.run_id, "config": dataclasses.asdict(config), "dtype": self.dtype}
         about |= {"device": processes.device_type, "threads": processes.threads}

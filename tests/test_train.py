@@ -603,6 +603,37 @@ def test_a_gate_that_stays_where_it_starts_is_no_alarm_before_the_end_of_the_war
         assert [int(step) for step in said] == alarms
 
 
+@pytest.mark.parametrize(
+    "keys, notes",
+    [
+        (dict(gate_activation="silu"), ["gate_activation=silu changes nothing: there is no such gate"]),
+        (dict(attention="gla", state_size=64), ["state_size=64 changes nothing: only of mamba2"]),
+        (dict(attention="gla", gate="native", n_kv_head=1), ["n_kv_head=1 changes nothing: only of softmax"]),
+        (dict(attention="softmax,cosformer", gate="native", gate_rank=2), [
+            "gate_rank=2 changes nothing: there is no such gate",
+            "gate=native changes nothing: softmax,cosformer was published without a gate, so native is none",
+        ]),
+        (dict(decay_lr=False, min_lr=0.1), ["min_lr=0.1 changes nothing: decay_lr is false"]),
+        (dict(rope_factor=2, gate="scalar", gate_rank=2), ["rope_factor=2.0 changes nothing: rope_scaling is none"]),
+        (dict(attention="gla,mamba2", state_size=8, expand=1, gate="native", decay_lr=False, warmup_iters=3), []),
+    ],
+)  # fmt: skip
+def test_a_key_that_was_given_and_changes_nothing_has_a_line(run, capsys, keys, notes):
+    run("out", max_iters=1, **keys)
+    assert re.findall("(?m)^note: (.*)$", capsys.readouterr().out) == notes
+
+
+def test_without_decay_the_schedule_is_the_same_for_all_keys_that_a_run_calls_unused():
+    def rates(**keys):
+        config = train.TrainConfig(max_iters=20, warmup_iters=5, **keys)
+        return [train.learning_rate(config, step) for step in range(20)]
+
+    for decays in (True, False):
+        for keys in (dict(min_lr=1e-4), dict(lr_decay_iters=9)):
+            assert (rates(decay_lr=decays, **keys) != rates(decay_lr=decays)) is decays
+    assert rates(decay_lr=False)[:5] != rates(decay_lr=False)[5:10]  # the warmup stays
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Mistakes
 
