@@ -259,6 +259,7 @@ class Run:
             # what an older version saved has no seconds, and no run_id
             self.seconds_before = float(resumed.get("seconds", 0.0))
             self.run_id = resumed.get("run_id", self.run_id)
+            self.set_learning_rate(max(0, self.first_step - 1))  # as it was saved: a finished run takes no step
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             file = self.out.path / "ckpt.pt"
             raise UserError(f"{file}: no run can go on from it ({str(error)[:200]})") from None
@@ -275,9 +276,7 @@ class Run:
         Nothing here waits for a GPU: no value of a tensor on it is read, and no copy to it holds the host up.
         """
         config, processes = self.config, self.processes
-        lr = learning_rate(config, step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        lr = self.set_learning_rate(step)
         total = torch.zeros((), device=processes.device)
         for loss in self.micro_losses(step, self.step_model):
             # DDP takes the mean over the processes, and the loss is already divided by the labels of all of them
@@ -290,6 +289,12 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         self.loaded = self.load(step + 1)  # while a GPU is still at work on this one
         return lr, total, grad_norm
+
+    def set_learning_rate(self, step):
+        lr = learning_rate(self.config, step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        return lr
 
     @contextlib.contextmanager
     def compile_time_said(self, step):

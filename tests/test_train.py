@@ -214,10 +214,11 @@ def test_resume_after_a_kill_drops_the_rows_that_are_run_again(run, helpers):
 
 def test_resuming_a_finished_run_only_evaluates_it_again(run, helpers):
     out = run("out")
-    before, weights = helpers.metrics(out), checkpoints.load(out)["model"]
+    before, saved = helpers.metrics(out), checkpoints.load(out)
     run("out", init_from="resume")
     assert helpers.without_times(helpers.metrics(out)) == helpers.without_times(before)
-    assert helpers.equal(checkpoints.load(out)["model"], weights)
+    for name in ("model", "optimizer"):
+        assert helpers.equal(checkpoints.load(out)[name], saved[name])
 
 
 def test_resume_takes_the_model_from_the_checkpoint(run, text, tmp_path, helpers):
