@@ -30,6 +30,7 @@ import torch
 from tqdm import tqdm
 
 import configurator
+import files
 import report
 import verdict as verdicts
 from configurator import UserError, key
@@ -378,12 +379,10 @@ def start(config, run, out_dir, threads, gpu):
     place = "-".join(filter(None, [run.get("setting"), f"seed{run['seed']}"]))
     data = prepare(config, run["data"] | {"seed": run["seed"]}, out_dir / "data" / place)
     folder = out_dir / name_of(run)
-    folder.mkdir(parents=True, exist_ok=True)
-    keys = run["config"] | {"dataset": str(data), "out_dir": str(folder), "threads": threads}
+    files.claim(folder, "run")
+    keys = run["config"] | {"dataset": str(data), "out_dir": str(folder), "threads": threads, "init_from": "auto"}
     if not was_made_for(run, folder / "run.json"):
         (folder / "ckpt.pt").unlink(missing_ok=True)
-    elif (folder / "ckpt.pt").is_file():
-        keys["init_from"] = "resume"
     (folder / "run.json").write_text(json.dumps(run))
     (folder / "log.txt").unlink(missing_ok=True)
     if config.score_data:

@@ -8,7 +8,6 @@ A run that goes on has the keys of its checkpoint, but for those that a config f
 """
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 
@@ -18,22 +17,24 @@ import checkpoint as checkpoints
 import configurator
 from configurator import UserError
 from model import GPT, GPTConfig
-from outdir import code_sha256
+from outdir import code_sha256, run_id
 
 STATE = ("optimizer", "scaler", "iter_num", "best_val_loss", "rng", "data", "config", "dtype")  # what resume needs
-OF_THIS_START = ("out_dir", "init_from")  # keys that no checkpoint has a say in
+OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that no checkpoint has a say in
 
 
 def where_to_start(config):
     """(config, the checkpoint to resume or None, the weights to begin with or None, what to say about it)."""
     file = Path(config.out_dir) / "ckpt.pt"
-    if config.init_from != "resume" and not is_restart(config, file):
-        weights = None if config.init_from == "scratch" else checkpoints.load(config.init_from)["model"]
-        return config, None, weights, []
+    # torchrun --max-restarts gives the command again; what it found at first was not in the way of a new run
+    is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    if config.init_from != "resume" and not ((config.init_from == "auto" or is_restart) and file.is_file()):
+        is_new = config.init_from in ("scratch", "auto")
+        return config, None, None if is_new else checkpoints.load(config.init_from)["model"], []
     resumed = checkpoints.load(file)
     if lacks := [name for name in STATE if name not in resumed]:
         raise UserError(f"{file}: has no {lacks[0]}, to resume; --init_from={file} starts a new run from its weights")
-    if run_id(file.with_name("config.json")) not in (None, resumed.get("run_id")):
+    if run_id(file.parent) not in (None, resumed.get("run_id")):
         raise UserError(f"{file}: not of the run that {file.with_name('config.json')} describes; put its own one back")
     asked = {name: getattr(config, name) for name in getattr(config, "given", ())}
     kept = {name: value for name, value in resumed["model_args"].items() if name != "kernels"}  # the machine's
@@ -67,14 +68,6 @@ def check_data(resumed, dataset, config):
         raise UserError(f"{config.dataset}: not the data that {Path(config.out_dir) / 'ckpt.pt'} was trained on")
 
 
-def is_restart(config, file):
-    """Whether torchrun --max-restarts has given the command again that wrote this ckpt.pt, and not another run's."""
-    if not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) or not file.is_file():
-        return False
-    before = checkpoints.load(file).get("config", {})
-    return before | {"vocab_size": None} == dataclasses.asdict(config) | {"vocab_size": None}
-
-
 def what_changed(before):
     """What to say about the code that made a checkpoint, {file: SHA-256}, where it is not today's."""
     if not isinstance(before, dict):
@@ -83,12 +76,31 @@ def what_changed(before):
     return [f"  the code has changed since this checkpoint: {', '.join(changed)}"] * bool(changed)
 
 
-def run_id(file):
-    """Which run a config.json is of, or None: no such file, or of an older version."""
-    try:
-        return json.loads(file.read_bytes()).get("run_id")
-    except (OSError, ValueError, AttributeError):
-        return None
+def fit_optimizer(saved, own, model):
+    """The saved state of AdamW in the order of `own`, the state_dict of the new optimizer: each moment by its name.
+
+    What an older version saved has no names, and must have the order of today's. ValueError where it can't be of this
+    model: the fused kernel would write past the end of a tensor of another shape.
+    """
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    names = [name for group in own["param_groups"] for name in group["param_names"]]
+    saved_names = [name for group in saved["param_groups"] for name in group.get("param_names", ())] or names
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    if sorted(saved_names) != sorted(names) or len(numbers) != len(names):
+        raise ValueError(f"its optimizer has {len(numbers)} parameters of other names than the model's {len(names)}")
+    state_of = {name: saved["state"].get(number) for name, number in zip(saved_names, numbers, strict=True)}
+    for name, state in state_of.items():
+        for part, shape in dict(exp_avg=shapes[name], exp_avg_sq=shapes[name], step=()).items() if state else ():
+            tensor = state[part]
+            if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or not tensor.is_floating_point():
+                raise ValueError(f"its optimizer's {part} of {name} is no tensor of numbers")
+            if tuple(tensor.shape) != shape:
+                raise ValueError(f"its optimizer's {part} of {name} is {tuple(tensor.shape)}, not {shape}")
+    parts = "exp_avg", "exp_avg_sq", "step"
+    kept = {
+        i: {part: state_of[name][part].contiguous() for part in parts} for i, name in enumerate(names) if state_of[name]
+    }
+    return own | {"state": kept}
 
 
 def make_model(config, resumed, weights):

@@ -7,8 +7,10 @@ out_dir gets config.json, code/ (all that it takes to run it again), metrics.jso
 last) and best.pt (the lowest validation loss). The same seed gives the same run: the batch and the dropout of a step
 depend on (seed, step) alone, whatever the number of processes, the evaluations and the restarts.
 
-A run that was killed goes on with --init_from=resume, to the same bits; SIGTERM and Ctrl-C save first
-(status 143 and 130). A loss or a gradient that is not finite ends a run with status 1; the checkpoint stays good.
+A run that was killed goes on with --init_from=resume, to the same bits, and with --init_from=auto, which starts where
+there is nothing to go on from: for a job that is queued again. SIGTERM, Ctrl-C, SIGHUP (a closed terminal) and SIGUSR1
+(a cluster's warning) save first; the status is then 128 and the signal's number. A loss or a gradient that is not
+finite ends a run with status 1; the checkpoint stays good.
 """
 
 import os
@@ -40,7 +42,7 @@ from loss import IGNORE
 from meters import TRAINING_ROWS, first_rows, is_spike, training_meters
 from model import GPT, GPTConfig, unused_keys
 from outdir import OutDir, code_sha256, versions
-from resume import check_data, make_model, where_to_start
+from resume import check_data, fit_optimizer, make_model, where_to_start
 
 
 @dataclass
@@ -62,8 +64,10 @@ class TrainConfig(GPTConfig):
     init_from: str = key(
         "scratch",
         "scratch; resume: go on from out_dir's ckpt.pt, which gives every key that neither a config file nor the "
-        "command line does; or a checkpoint whose weights start a new run",
+        "command line does; auto: resume where there is a ckpt.pt, else scratch; or a checkpoint whose weights start "
+        "a new run",
     )
+    overwrite: bool = key(False, "true: replace the run that is in out_dir, or files that are none of a run")
     seed: int = key(1337, "of the weights, the order of the data and the dropout", at_least=0)
 
     batch_size: int = key(12, "rows of one micro-step of one process", at_least=1)
@@ -138,7 +142,7 @@ def train(config, processes, resumed=None, weights=None, notes=()):
     config.vocab_size = config.vocab_size or dataset.vocab_size
     if config.vocab_size < dataset.vocab_size:
         raise UserError(f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
-    with OutDir(config.out_dir, config.keep_checkpoints, processes) as out, processes.signals_held():
+    with OutDir(config, processes, resumed) as out, processes.signals_held():
         run_steps(Run(config, processes, dataset, out, resumed, weights, notes))
 
 
@@ -211,8 +215,10 @@ class Run:
         )
         self.model, notes_of_model = make_model(config, resumed, weights)
         self.model.to(processes.device)
+        names = {p: name for name, p in self.model.named_parameters()}  # by which a checkpoint's moments are found
+        groups = self.model.parameter_groups(config.weight_decay)
         self.optimizer = torch.optim.AdamW(
-            self.model.parameter_groups(config.weight_decay),
+            [group | {"params": [(names[p], p) for p in group["params"]]} for group in groups],
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
             fused=processes.device_type != "mps",
@@ -250,8 +256,8 @@ class Run:
 
     def resume(self, resumed):
         try:
-            own = self.optimizer.state_dict()["param_groups"]  # the keys given now, not those of before
-            self.optimizer.load_state_dict({"state": resumed["optimizer"]["state"], "param_groups": own})
+            # with the betas and the weight decay of the config, which may have been given anew
+            self.optimizer.load_state_dict(fit_optimizer(resumed["optimizer"], self.optimizer.state_dict(), self.model))
             self.scaler.load_state_dict(resumed["scaler"])
             torch.set_rng_state(resumed["rng"].cpu())
             self.first_step = self.saved_step = resumed["iter_num"]

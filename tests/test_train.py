@@ -302,7 +302,7 @@ def test_nan_that_no_line_of_the_log_saw_is_not_saved(run, tmp_path, helpers, ke
 
 def test_a_run_writes_its_config_its_code_its_rows_and_two_checkpoints(trained, mqar, helpers):
     written = {file.name for file in trained.iterdir()}
-    assert written == {"config.json", "code", "metrics.jsonl", "ckpt.pt", "best.pt", "lock"}
+    assert written == {".nanogate", "config.json", "code", "metrics.jsonl", "ckpt.pt", "best.pt", "lock"}
     about = json.loads((trained / "config.json").read_text())
     config = configurator.build(train.TrainConfig, about["config"])
     assert (config.n_embd, config.vocab_size, config.dataset) == (16, 32, str(mqar))
@@ -403,8 +403,10 @@ def test_a_checkpoint_says_what_it_was_trained_on(trained, mqar):
 
 
 def test_a_new_run_in_an_old_folder_keeps_nothing_of_the_old_one(run, helpers):
-    run("out")
-    assert [row["step"] for row in helpers.metrics(run("out", max_iters=2), "train")] == [0, 1]
+    run("out", keep_checkpoints=3)
+    out = run("out", max_iters=2, overwrite=True)
+    assert [row["step"] for row in helpers.metrics(out, "train")] == [0, 1]
+    assert {file.name for file in out.glob("*.pt")} == {"ckpt.pt", "best.pt"}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
