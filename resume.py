@@ -26,9 +26,8 @@ OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that no checkpoint
 def where_to_start(config):
     """(config, the checkpoint to resume or None, the weights to begin with or None, what to say about it)."""
     file = Path(config.out_dir) / "ckpt.pt"
-    # torchrun --max-restarts gives the command again; what it found at first was not in the way of a new run
-    is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
-    if config.init_from != "resume" and not ((config.init_from == "auto" or is_restart) and file.is_file()):
+    goes_on = file.is_file() and (config.init_from == "auto" or is_restart(config, file))
+    if config.init_from != "resume" and not goes_on:
         is_new = config.init_from in ("scratch", "auto")
         return config, None, None if is_new else checkpoints.load(config.init_from)["model"], []
     resumed = checkpoints.load(file)
@@ -60,6 +59,14 @@ def where_to_start(config):
         if name in asked and name != "dtype" and asked[name] != before[name]
     ]
     return config, resumed, None, notes
+
+
+def is_restart(config, file):
+    """Whether torchrun --max-restarts has given the command again that wrote this ckpt.pt, and not another run's."""
+    if not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+        return False
+    before = checkpoints.load(file).get("config", {})
+    return before | {"vocab_size": None} == dataclasses.asdict(config) | {"vocab_size": None}
 
 
 def check_data(resumed, dataset, config):

@@ -409,8 +409,8 @@ def test_a_folder_of_somebody_elses_files_stays_as_it_is(keys, helpers, name):
         message = helpers.error_of(helpers.train, **keys("out", init_from=how))
         assert f"{out}: holds what is not of a run ({name.split('/')[0]}); name another folder, or add" in message
         assert contents(out) == {Path(name): b"{}"}
-    helpers.train(**keys("out", overwrite=True))
-    assert checkpoints.load(out)["iter_num"] == 14 and (out / ".nanogate").read_text() == "run\n"
+    helpers.train(**keys("out", overwrite=True, max_iters=1))
+    assert checkpoints.load(out)["iter_num"] == 1 and (out / ".nanogate").read_text() == "run\n"
     (out / ".nanogate").write_text("data set\n")
     for overwrite in (False, True):
         message = helpers.error_of(helpers.train, **keys("out", init_from="resume", overwrite=overwrite))
@@ -447,6 +447,15 @@ def test_a_run_that_is_there_is_not_started_over_without_a_word(keys, helpers, m
     assert "holds best.pt of a run, and no ckpt.pt; --overwrite" in helpers.error_of(helpers.train, **keys("out"))
     helpers.train(**keys("out", overwrite=True, max_iters=2))
     assert checkpoints.load(out)["iter_num"] == 2 and list(helpers.losses(out)) == [0, 1]
+
+
+def test_torchruns_restart_of_a_refused_command_is_refused_too(keys, helpers, monkeypatch):
+    out = helpers.train(**keys("out", max_iters=4, lr_decay_iters=14))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    before = contents(out)
+    assert "holds a run already" in helpers.error_of(helpers.train, **keys("out", seed=9))
+    assert contents(out).keys() == before.keys() and contents(out)[Path("ckpt.pt")] == before[Path("ckpt.pt")]
+    helpers.train(**keys("out", max_iters=4, lr_decay_iters=14))  # the very command that wrote it goes on
 
 
 def test_auto_starts_where_there_is_no_checkpoint_and_else_goes_on_to_the_same_bits(keys, helpers):
