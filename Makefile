@@ -55,5 +55,5 @@ data/pystdlib/meta.json: | .venv/.installed
 	$(PY) data/pystdlib/prepare.py
 
 out/pystdlib/.trained: | .venv/.installed data/pystdlib/meta.json
-	$(PY) train.py config/pystdlib.py
+	$(PY) train.py config/pystdlib.py --init_from=auto
 	@touch $@

@@ -618,8 +618,8 @@ def bench_data(config, report):
         report.row(what="loader", batches_s=1 / statistics.median(seconds["loader"]))
         report.claim("loader / the tiny model's step", pairs, 0.02, at_most=True)
         words = ["--n_layer=2", "--n_embd=64", "--n_head=4", "--block_size=64", "--device=cpu", "--max_iters=1"]
-        out = f"--out_dir={folder}/out"
-        command = [sys.executable, str(HERE / "train.py"), f"--dataset={folder}", out, *words]
+        words += [f"--dataset={folder}", f"--out_dir={folder}/out", "--overwrite=true"]
+        command = [sys.executable, str(HERE / "train.py"), *words]
         starts = [seconds_of(lambda: subprocess.run(command, check=True, capture_output=True), "cpu") for _ in range(3)]
         report.row(what="train.py, start to end of one step", seconds=min(starts))
 

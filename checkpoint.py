@@ -6,8 +6,9 @@
     python checkpoint.py --checkpoint=out/best.pt --safetensors=export      model.safetensors and config.json
 
 What train.py puts in one: model, model_args, optimizer, scaler, iter_num, best_val_loss, seconds, rng, run_id, config,
-data (name, path, sha256, tokenizer, vocab_size), dtype, versions. An export has model, model_args, iter_num and data;
-what loads a checkpoint loads it, too: `--init_from=export`, `sample.py --checkpoint=export`.
+data (name, path, sha256, tokenizer, vocab_size), dtype, code_sha256, code_files ({file: its own}), versions. An export
+has model, model_args, iter_num and data; what loads a checkpoint loads it, too: `--init_from=export`,
+`sample.py --checkpoint=export`.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ import torch
 
 import configurator
 from configurator import UserError, key
-from files import write_whole
+from files import claim, write_whole
 from model import GPT, GPTConfig
 
 
@@ -29,11 +30,12 @@ from model import GPT, GPTConfig
 class ExportConfig:
     checkpoint: str = key("out/best.pt", "the checkpoint, or the out_dir that holds ckpt.pt")
     safetensors: str = key("export", "folder for model.safetensors and config.json")
+    overwrite: bool = key(False, "true: the folder may hold something else; files of those names are replaced")
 
 
 def main(argv):
     config = configurator.load(ExportConfig, argv, positional=None, program="checkpoint.py", description=__doc__)
-    export(config.checkpoint, config.safetensors)
+    export(config.checkpoint, config.safetensors, config.overwrite)
     print(f"written to {config.safetensors}/: model.safetensors, config.json")
 
 
@@ -54,17 +56,15 @@ def save(path, checkpoint):
         ) from None
 
 
-def export(path, folder):
+def export(path, folder, overwrite=False):
     """The weights as `folder`/model.safetensors, and as config.json what it takes to build their model."""
     to_bytes, folder, checkpoint = import_safetensors().save, Path(folder), load(path)
     tensors = {name: tensor.contiguous() for name, tensor in checkpoint["model"].items()}
     about = {name: checkpoint[name] for name in ("model_args", "iter_num", "data") if name in checkpoint}
     weights = to_bytes(tensors, metadata={"format": "pt"})
     text = json.dumps(about | {"sha256": hashlib.sha256(weights).hexdigest()}, indent=2)
-    if (folder / "ckpt.pt").exists():
-        raise UserError(f"safetensors={str(folder)!r}: is a run's out_dir, which has its own config.json; name another")
+    claim(folder, "export", overwrite)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / "model.safetensors", lambda file: file.write(weights))
         write_whole(folder / "config.json", lambda file: file.write(text.encode()))
     except OSError as error:

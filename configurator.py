@@ -8,6 +8,8 @@ Settings of a script: a dataclass of keys, set by config files and by --key=valu
 
     config = load(Config, argv)    # python train.py config/small.py --n_layer=6 --config_override='{"device": "cpu"}'
 
+The class may say of keys that are none of its own what takes their place: `elsewhere = {"eval_iters": "leave it out"}`.
+
 The dataclass is the whole table of checks: the annotation says the type (int, float, bool, str, list, dict, each also
 as `... | None`; `list[int]` types the items), key() the values. Config files apply first, in order, then the -- words,
 in order; the later one wins. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but is parsed, never executed:
@@ -161,6 +163,7 @@ def check(instance):
 def _check(config_class, values, source=""):
     fields, hints = _fields(config_class), typing.get_type_hints(config_class)
     prefix = f"{_shorten(source, 200)}: " if source else ""
+    _check_elsewhere(config_class, values, prefix)
     checked = {}
     for name, value in values.items():
         if name not in fields:
@@ -182,6 +185,16 @@ def _check(config_class, values, source=""):
                 raise _wrong(prefix + name, item, _range(limits))
         checked[name] = value
     return checked
+
+
+def _check_elsewhere(config_class, names, prefix=""):
+    """Raises the UserError that says of all these keys at once what takes their place."""
+    found = {}
+    for name, instead in getattr(config_class, "elsewhere", {}).items():
+        if name in names:
+            found.setdefault(instead, []).append(name)
+    if found:
+        raise UserError(prefix + "; ".join(f"{', '.join(keys)}: {instead}" for instead, keys in found.items()))
 
 
 def _fields(config_class):
@@ -322,7 +335,7 @@ def load(config_class, argv, *, positional="config", program="train.py", descrip
     words, settings = [], []
     for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
         name, equals, text = word.lstrip("-–—").partition("=")  # web pages turn -- into one long dash
-        known = name in fields or name == "config_override"
+        known = name in fields or name == "config_override" or name in getattr(config_class, "elsewhere", ())
         if known and word == f"--{name}={text}":
             settings.append((name, text))
         elif word.startswith("--") and name and not known:
@@ -336,17 +349,17 @@ def load(config_class, argv, *, positional="config", program="train.py", descrip
         else:
             words.append(word)
 
-    sources, merge = [], [name for name, field in fields.items() if field.metadata.get("merge")]
+    merge = [name for name, field in fields.items() if field.metadata.get("merge")]
+    given = []  # (dict, where it is from), the later one wins
     if positional == "config":
-        sources += [_check(config_class, read_config_file(word, merge), word) for word in words]
+        given += [(read_config_file(word, merge), word) for word in words]
     elif words:
-        sources.append(_check(config_class, {positional: words}))
+        given.append(({positional: words}, ""))
     for name, text in settings:
-        if name == "config_override":
-            sources.append(_check(config_class, _parse_json(text, name), name))
-        else:
-            sources.append(_check(config_class, {name: text}))
-    values = functools.reduce(functools.partial(_merged, merge=merge), sources, {})
+        given.append((_parse_json(text, name), name) if name == "config_override" else ({name: text}, ""))
+    _check_elsewhere(config_class, [name for each, _ in given for name in each])
+    checked = [_check(config_class, each, source) for each, source in given]
+    values = functools.reduce(functools.partial(_merged, merge=merge), checked, {})
     config = config_class(**values)
     config.given = frozenset(values)  # what was said, where the others are defaults
     return config

@@ -37,6 +37,7 @@ import torch
 from tqdm import tqdm
 
 import configurator
+import files
 import report
 import tables
 import verdict as verdicts
@@ -459,9 +460,8 @@ def start(config, item, out_dir, threads, gpu):
     data = prepare(config, run["data"], run["seed"], out_dir / "data" / (run["setting"] if changes_data else ""))
     if not is_finished_run:
         make_room(run, folder)
-        keys = run["config"] | {"dataset": str(data), "out_dir": str(folder), "threads": threads}
-        if (folder / "ckpt.pt").is_file():
-            keys["init_from"] = "resume"
+        files.claim(folder, "run")
+        keys = run["config"] | {"dataset": str(data), "out_dir": str(folder), "threads": threads, "init_from": "auto"}
         write_text(folder / "run.json", json.dumps(run))
         (folder / "log.txt").unlink(missing_ok=True)
         commands.append(["train.py", keys])

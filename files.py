@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, files of JSON lines, and folders with one writer at a time."""
+"""Files that are written whole or not at all, files of JSON lines, folders with a kind and one writer at a time."""
 
 import contextlib
 import json
@@ -39,6 +39,34 @@ def write_whole(path, write):
         finally:
             os.close(folder)
     return size
+
+
+MARKER = ".nanogate"  # in every folder that this project writes to: what kind it is
+
+
+def claim(folder, kind, overwrite=False):
+    """Makes the folder, and marks it as one of this kind ("run", "data set", "export" ...), before anything is written.
+
+    UserError for a folder that holds something else: with overwrite it may be anything but another kind of ours.
+    """
+    folder = Path(folder)
+    marker = folder / MARKER
+    try:
+        found = marker.read_text(errors="replace").strip()[:40] if marker.is_file() else None
+        if found == kind:
+            return
+        if found is not None:
+            raise UserError(f"{folder}: is the folder of another kind of output, {found!r}; name another folder")
+        others = [file.name for file in folder.iterdir() if file.name != f".{MARKER}.tmp"] if folder.is_dir() else []
+        if others and not overwrite:
+            raise UserError(
+                f"{folder}: holds what is not of a {kind} ({', '.join(sorted(others)[:3])[:99]}); name another folder, "
+                f"or add --overwrite=true: files of the same names are then replaced"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(marker, lambda file: file.write(f"{kind}\n".encode()))
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
 
 
 def read_jsonl(file, fields=None):

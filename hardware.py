@@ -178,14 +178,25 @@ class Processes:
 
     @contextlib.contextmanager
     def signals_held(self):
-        """Inside, SIGTERM and Ctrl-C wait until stop_signal() is asked. A second one ends a lone process at once."""
+        """Inside, SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 wait until stop_signal() is asked.
+
+        A second SIGTERM or Ctrl-C ends a lone process at once. Under nohup SIGHUP stays ignored.
+        """
+        asks = [signal.SIGTERM, signal.SIGINT]
+        tells = [getattr(signal, name) for name in ("SIGHUP", "SIGUSR1") if hasattr(signal, name)]  # not on Windows
+        terminals = [number for number in (1, 2) if os.isatty(number)]
 
         def hold(number, frame):
             self.signal = number
             # under torchrun it is the same one again: the terminal tells every process, and torchrun tells them too
-            signal.signal(number, signal.SIG_DFL if self.world_size == 1 else signal.SIG_IGN)
+            signal.signal(number, signal.SIG_DFL if self.world_size == 1 and number in asks else signal.SIG_IGN)
+            if signal.Signals(number).name == "SIGHUP":
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                for terminal in terminals:  # it is closed: the next line that is printed would be an error
+                    os.dup2(nowhere, terminal)
 
-        before = {number: signal.signal(number, hold) for number in (signal.SIGTERM, signal.SIGINT)}
+        held = asks + [number for number in tells if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, hold) for number in held}
         try:
             yield
         finally:

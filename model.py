@@ -141,6 +141,36 @@ class GPTConfig:
         return list(itertools.islice(zip(itertools.cycle(names), itertools.cycle(gates), strict=False), self.n_layer))
 
 
+def unused_keys(config):
+    """{key: the reason} of the keys of the model that change nothing in this one, whatever they are set to."""
+    layers = [(MIXERS[name], gate) for name, gate in config.layers()]
+    mixers, unused = {mixer for mixer, _ in layers}, {}
+    for name in dict.fromkeys(name for mixer in MIXERS.values() for name in mixer.keys):
+        if not any(name in mixer.keys for mixer in mixers):
+            unused[name] = "only of " + ", ".join(each for each, mixer in MIXERS.items() if name in mixer.keys)
+    if config.position != "learned" and Softmax not in mixers:
+        unused["position"] = "rope is only of softmax"
+    if Softmax in mixers and config.position != "rope":
+        unused |= dict.fromkeys(("rope_base", "rope_scaling", "rope_factor"), f"position is {config.position}")
+    elif Softmax in mixers:
+        unused |= {"rope_factor": "rope_scaling is none"} if config.rope_scaling == "none" else {}
+        unused |= {"rope_scaling": "rope_factor is 1"} if config.rope_factor == 1 else {}
+    positions = {position for _, gate in layers for position in gate.granularity}
+    if not positions:
+        unused |= dict.fromkeys(("gate_activation", "gate_rank", "gate_input", "gate_bias"), "there is no such gate")
+    elif config.gate_input == "static":
+        unused["gate_rank"] = "gate_input is static"
+    if "readout" not in positions:
+        unused["norm_first"] = "no gate is at the readout"
+    asked_for_native = [mixer for mixer, gate in layers if gate.native]
+    has_native = any(mixer.native_gate for mixer in asked_for_native)
+    if asked_for_native and not has_native:
+        unused["gate"] = f"{config.attention} was published without a gate, so native is none"
+    if not positions and not has_native:
+        unused["match_params"] = "there is no gate"
+    return unused
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # What all mixers share
 
@@ -166,6 +196,7 @@ class Mixer(nn.Module):
     """
 
     layer = 0  # which one of the model's n_layer it is: GPT sets it
+    keys = ("kernels",)  # of GPTConfig, those that only some mixers read; a run names the ones that nothing reads
     past_block_size = "goes on"  # what decoding does there; softmax rolls its window, cosFormer ends
     published_norm = "none"  # none, rms (per head, or over the whole width: norm_width) or denominator
     native_gate = None  # (activation, before the norm or after it) of the gate the mixer was published with
@@ -323,6 +354,7 @@ class Softmax(Mixer):
     """Softmax attention with RoPE, grouped key/value heads and, if asked for, QK-norm. Its state is the KV cache:
     the last block_size keys and values, a ring that old entries leave."""
 
+    keys = ("n_kv_head", "qk_norm", "attention_softcap", "rope_base", "rope_scaling", "rope_factor")
     past_block_size = "rolls"
     why_no_denominator = "its weights sum to one"
     linear_in = ("value",)  # a gate on q or k is a temperature
@@ -468,6 +500,7 @@ class GLA(Mixer):
 class Mamba2(Mixer):
     """Mamba-2 (Dao & Gu 2024): decay exp(-dt A) per head, v = dt x, q and k shared by a group of heads, D x added."""
 
+    keys = ("kernels", "expand", "state_size", "n_groups")
     published_norm = "rms"
     native_gate = ("silu", "before norm")
     linear_in = ("value",)  # D x, which is added, has neither q nor k

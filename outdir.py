@@ -1,7 +1,7 @@
 """out_dir: the files of a run, and that only one run at a time writes them.
 
-    with OutDir("out", keep_checkpoints=2, processes=processes) as out:     # UserError where another run is at work
-        out.start(about, first_step=0, max_iters=5000)      # config.json, the files of the model, metrics.jsonl
+    with OutDir(config, processes, resumed) as out:         # UserError for a folder that is another's, or at work
+        out.start(about, first_step=0, max_iters=5000)      # config.json, code/, metrics.jsonl
         out.log(event="train", step=0, loss=10.8)           # one object a line
         out.save(state, is_best=True, keep=True)            # best.pt, ckpt_0.pt, ckpt.pt
 
@@ -9,6 +9,9 @@ Whenever a run is killed, every file is whole, and ckpt.pt and metrics.jsonl are
 every process makes these calls: rank 0 writes, and a UserError of rank 0 is raised by all of them.
 """
 
+import ast
+import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -24,24 +27,24 @@ import files
 from configurator import UserError
 
 HERE = Path(__file__).resolve().parent
-MODEL_FILES = (
-    "model.py",
-    "gate.py",
-    "layers.py",
-    "recurrence.py",
-    "loss.py",
-    "sampling.py",
-)  # a run keeps the code of its model
+# what the numbers of a run depend on: another version of one of them may give other numbers
+RESULT_FILES = ("model.py", "gate.py", "recurrence.py", "layers.py", "loss.py", "train.py", "data/shards.py")
 
 
 class OutDir:
-    def __init__(self, path, keep_checkpoints, processes):
-        self.path, self.keep_checkpoints, self.processes = Path(path), keep_checkpoints, processes
+    def __init__(self, config, processes, resumed=None):
+        """resumed: the checkpoint of this folder that the run goes on from, or None."""
+        self.path, self.keep_checkpoints, self.processes = Path(config.out_dir), config.keep_checkpoints, processes
+        self.config, self.resumed = config, resumed
         self.lock = self.metrics = None
         self.kept = []  # the rows of metrics.jsonl from before this start, on rank 0
 
     def __enter__(self):
-        self.processes.on_main(self._lock)
+        try:
+            self.processes.on_main(self._lock)
+        except UserError:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *error):
@@ -62,19 +65,46 @@ class OutDir:
                 raise self._cannot_write(error) from None
 
     def save(self, state, is_best=False, keep=False):
-        """ckpt.pt, and before it, for it says that they are there: best.pt, and with `keep` ckpt_STEP.pt."""
+        """ckpt.pt, and before it, for it says that they are there: best.pt, and with `keep` ckpt_STEP.pt.
+
+        Ends the run, with status 1, where somebody has removed the folder or its rows meanwhile.
+        """
+        if gone := self.processes.from_main(self._gone()):
+            if self.processes.is_main:
+                print(f"\nerror: {gone} is gone since the run began; step {state['iter_num']} is lost", file=sys.stderr)
+            sys.exit(1)
         self.processes.on_main(self._save, state, is_best, keep)
 
     # -- on rank 0 -----------------------------------------------------------------------------------------------------
 
     def _lock(self):
+        is_older = self.resumed and run_id(self.path) is not None  # of a version that left no marker: where_to_start
+        files.claim(self.path, "run", self.config.overwrite or (is_older and (self.path / "metrics.jsonl").is_file()))
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
             self.lock = files.lock(self.path)
+            self._refuse_to_start_over()
             for leftover in self.path.glob(".*.tmp"):  # of a process that was killed while it wrote
-                leftover.unlink()
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         except OSError as error:
             raise self._cannot_write(error) from None
+
+    def _refuse_to_start_over(self):
+        """What a run has saved is not replaced without a word."""
+        if self.resumed is not None or self.config.overwrite:
+            return
+        found = [file.name for file in self._checkpoints()]
+        if "ckpt.pt" in found:
+            raise UserError(
+                f"{self.path}: holds a run already; --init_from=resume goes on with it, --overwrite=true starts over"
+            )
+        # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves best.pt alone
+        if found and self.config.init_from != "auto":
+            raise UserError(f"{self.path}: holds {found[0]} of a run, and no ckpt.pt; --overwrite=true starts over")
+
+    def _checkpoints(self):
+        """The checkpoints in the folder."""
+        kept = (file for file in self.path.glob("ckpt_*.pt") if file.stem[5:].isdecimal())
+        return [file for file in (self.path / "ckpt.pt", self.path / "best.pt", *kept) if file.is_file()]
 
     def _start(self, about, first_step, max_iters):
         file = self.path / "metrics.jsonl"
@@ -85,15 +115,39 @@ class OutDir:
                 self.kept = [row for row in rows if row["step"] < first_step or (
                     row["step"] == first_step < max_iters and row["event"] == "eval"
                 )]  # fmt: skip
+            if self.resumed is None:
+                for old in self._checkpoints():  # nobody is to go on from the run that is replaced
+                    old.unlink()
             about |= {"command": sys.argv, "versions": versions(), "git_commit": git("rev-parse", "HEAD")}
             about |= {"git_dirty": bool(git("status", "--porcelain"))}
             write_text(self.path / "config.json", json.dumps(about, indent=2))
-            for name in MODEL_FILES:
-                shutil.copyfile(HERE / name, self.path / name)
+            self._keep_code()
             write_text(file, "".join(json.dumps(row) + "\n" for row in self.kept))
             self.metrics = open(file, "a", encoding="utf-8")
         except OSError as error:
             raise self._cannot_write(error) from None
+
+    def _keep_code(self):
+        """The code of the run in code/, as it is now. A copy of other code, from an earlier start, becomes code.N/."""
+        code, temporary = self.path / "code", self.path / ".code.tmp"
+        now = {name: (HERE / name).read_bytes() for name in code_of("train.py")}
+        kept = {file.relative_to(code).as_posix(): file.read_bytes() for file in code.rglob("*.py")}
+        if kept == now:
+            return
+        for name, content in now.items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / name).write_bytes(content)
+        if code.exists():
+            number = next(i for i in itertools.count(1) if not (self.path / f"code.{i}").exists())
+            code.rename(self.path / f"code.{number}")
+        temporary.rename(code)
+
+    def _gone(self):
+        """What has been removed, or replaced by a file of another run; None on other ranks, which write nothing."""
+        file = self.path / "metrics.jsonl"
+        if self.metrics is None or file.is_file() and os.path.samestat(file.stat(), os.fstat(self.metrics.fileno())):
+            return None
+        return str(file if self.path.is_dir() else self.path)
 
     def _save(self, state, is_best, keep):
         step = state["iter_num"]
@@ -115,6 +169,36 @@ class OutDir:
     def _cannot_write(self, error):
         file = error.filename or self.path / "metrics.jsonl"
         return UserError(f"out_dir={str(self.path)!r}: {file} cannot be written ({error.strerror or error})")
+
+
+def code_of(script):
+    """The script and the files of this project that it imports, directly or not: enough to run it."""
+    found, waiting = [], [script]
+    while waiting:
+        found.append(waiting.pop())
+        modules = []
+        for node in ast.walk(ast.parse((HERE / found[-1]).read_bytes())):
+            if isinstance(node, ast.Import):
+                modules += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                modules += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        paths = {module.replace(".", "/") + ".py" for module in modules}
+        waiting += [path for path in paths if path not in found + waiting and (HERE / path).is_file()]
+    return sorted(found)
+
+
+def code_sha256():
+    """(SHA-256 of RESULT_FILES together, {file: its own})."""
+    own = {name: hashlib.sha256((HERE / name).read_bytes()).hexdigest() for name in RESULT_FILES}
+    return hashlib.sha256(json.dumps(own).encode()).hexdigest(), own
+
+
+def run_id(folder):
+    """Which run the config.json of a folder is of, or None: no such file, or of an older version."""
+    try:
+        return json.loads((folder / "config.json").read_bytes()).get("run_id")
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def versions():

@@ -1,11 +1,13 @@
 """Where a run starts: from scratch, from the weights of another run, or where it was stopped.
 
-config, resumed, weights, notes = where_to_start(config, dataset)       # before any work
+config, resumed, weights, notes = where_to_start(config)        # before any work
+check_data(resumed, dataset, config)
 model, notes = make_model(config, resumed, weights)
+
+A run that goes on has the keys of its checkpoint, but for those that a config file or the command line gives.
 """
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 
@@ -15,57 +17,97 @@ import checkpoint as checkpoints
 import configurator
 from configurator import UserError
 from model import GPT, GPTConfig
+from outdir import code_sha256, run_id
 
 STATE = ("optimizer", "scaler", "iter_num", "best_val_loss", "rng", "data", "config", "dtype")  # what resume needs
-MAY_CHANGE = ("dataset", "out_dir", "init_from", "device", "dtype", "compile")  # or is checked another way
+OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that no checkpoint has a say in
 
 
-def where_to_start(config, dataset):
+def where_to_start(config):
     """(config, the checkpoint to resume or None, the weights to begin with or None, what to say about it)."""
     file = Path(config.out_dir) / "ckpt.pt"
-    if config.init_from != "resume" and not is_restart(config, file):
-        weights = None if config.init_from == "scratch" else checkpoints.load(config.init_from)["model"]
-        return config, None, weights, []
+    goes_on = file.is_file() and (config.init_from == "auto" or is_restart(config, file))
+    if config.init_from != "resume" and not goes_on:
+        is_new = config.init_from in ("scratch", "auto")
+        return config, None, None if is_new else checkpoints.load(config.init_from)["model"], []
     resumed = checkpoints.load(file)
     if lacks := [name for name in STATE if name not in resumed]:
         raise UserError(f"{file}: has no {lacks[0]}, to resume; --init_from={file} starts a new run from its weights")
-    if resumed["data"].get("sha256") != dataset.sha256:
-        raise UserError(f"{config.dataset}: not the data that {file} was trained on")
-    if resumed["iter_num"] > config.max_iters:
-        raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
-    if run_id(file.with_name("config.json")) not in (None, resumed.get("run_id")):
+    if run_id(file.parent) not in (None, resumed.get("run_id")):
         raise UserError(f"{file}: not of the run that {file.with_name('config.json')} describes; put its own one back")
+    asked = {name: getattr(config, name) for name in getattr(config, "given", ())}
     kept = {name: value for name, value in resumed["model_args"].items() if name != "kernels"}  # the machine's
     of_model = dataclasses.asdict(configurator.build(GPTConfig, kept, source=str(file)))
     del of_model["kernels"]
     for name, value in (of_model | {"dtype": resumed["dtype"]}).items():
-        ours = getattr(config, name)
-        if name in getattr(config, "given", ()) and ours not in (value, {"dtype": "auto"}.get(name)):
+        if name in asked and asked[name] not in (value, {"dtype": "auto"}.get(name)):
             raise UserError(
-                f"{name}={ours}: {file} has {value}, which a resumed run keeps; --init_from={file} starts a new one"
+                f"{name}={asked[name]}: {file} has {value}, which a resumed run keeps; --init_from={file} starts a "
+                "new one"
             )
-    config = dataclasses.replace(config, **of_model)
-    notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}"]
-    before, now = resumed["config"], dataclasses.asdict(config)
-    changed = [f"{name} {now[name]} (was {before[name]})" for name in now if before.get(name, now[name]) != now[name]]
-    changed = [text for text in changed if text.split()[0] not in MAY_CHANGE]
-    return config, resumed, None, notes + [f"  other keys than before: {', '.join(changed)}"] * bool(changed)
+    known = {field.name for field in dataclasses.fields(config)} - {*OF_THIS_START, "kernels"}
+    before = {name: value for name, value in resumed["config"].items() if name in known}  # an older version's: fewer
+    asked |= {name: getattr(config, name) for name in OF_THIS_START}
+    config = configurator.build(type(config), before | asked | of_model, source=str(file))
+    config.given = frozenset(asked)
+    if resumed["iter_num"] > config.max_iters:
+        raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
+    notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}", *what_changed(resumed.get("code_files"))]
+    notes += [
+        f"  {name}: {asked[name]}, where the checkpoint has {before[name]}"
+        for name in before
+        if name in asked and name != "dtype" and asked[name] != before[name]
+    ]
+    return config, resumed, None, notes
 
 
 def is_restart(config, file):
     """Whether torchrun --max-restarts has given the command again that wrote this ckpt.pt, and not another run's."""
-    if not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) or not file.is_file():
+    if not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
         return False
     before = checkpoints.load(file).get("config", {})
     return before | {"vocab_size": None} == dataclasses.asdict(config) | {"vocab_size": None}
 
 
-def run_id(file):
-    """Which run a config.json is of, or None: no such file, or of an older version."""
-    try:
-        return json.loads(file.read_bytes()).get("run_id")
-    except (OSError, ValueError, AttributeError):
-        return None
+def check_data(resumed, dataset, config):
+    """Raises UserError where a run would go on with other data than it began with."""
+    if resumed is not None and resumed["data"].get("sha256") != dataset.sha256:
+        raise UserError(f"{config.dataset}: not the data that {Path(config.out_dir) / 'ckpt.pt'} was trained on")
+
+
+def what_changed(before):
+    """What to say about the code that made a checkpoint, {file: SHA-256}, where it is not today's."""
+    if not isinstance(before, dict):
+        return ["  the checkpoint does not say which code made it: its results may be those of other code"]
+    changed = [name for name, sha256 in code_sha256()[1].items() if before.get(name) != sha256]
+    return [f"  the code has changed since this checkpoint: {', '.join(changed)}"] * bool(changed)
+
+
+def fit_optimizer(saved, own, model):
+    """The saved state of AdamW in the order of `own`, the state_dict of the new optimizer: each moment by its name.
+
+    What an older version saved has no names, and must have the order of today's. ValueError where it can't be of this
+    model: the fused kernel would write past the end of a tensor of another shape.
+    """
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    names = [name for group in own["param_groups"] for name in group["param_names"]]
+    saved_names = [name for group in saved["param_groups"] for name in group.get("param_names", ())] or names
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    if sorted(saved_names) != sorted(names) or len(numbers) != len(names):
+        raise ValueError(f"its optimizer has {len(numbers)} parameters of other names than the model's {len(names)}")
+    state_of = {name: saved["state"].get(number) for name, number in zip(saved_names, numbers, strict=True)}
+    for name, state in state_of.items():
+        for part, shape in dict(exp_avg=shapes[name], exp_avg_sq=shapes[name], step=()).items() if state else ():
+            tensor = state[part]
+            if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or not tensor.is_floating_point():
+                raise ValueError(f"its optimizer's {part} of {name} is no tensor of numbers")
+            if tuple(tensor.shape) != shape:
+                raise ValueError(f"its optimizer's {part} of {name} is {tuple(tensor.shape)}, not {shape}")
+    parts = "exp_avg", "exp_avg_sq", "step"
+    kept = {
+        i: {part: state_of[name][part].contiguous() for part in parts} for i, name in enumerate(names) if state_of[name]
+    }
+    return own | {"state": kept}
 
 
 def make_model(config, resumed, weights):

@@ -27,6 +27,12 @@ from loss import IGNORE
 
 @dataclass
 class SampleConfig:
+    elsewhere = {  # nanoGPT's keys that are none here, and what takes their place
+        "out_dir": "--checkpoint=OUT_DIR",
+        "init_from": "--checkpoint=FILE or OUT_DIR",
+        "dtype": "leave it out, the weights are float32",
+        "compile": "leave it out, a token is one short step",
+    }
     checkpoint: str = key("out/best.pt", "the checkpoint, or the out_dir that holds ckpt.pt")
     start: str = key("\n", "the prompt; FILE:path reads it from a file, - from standard input")
     num_samples: int = key(3, "how many samples", at_least=1)

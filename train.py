@@ -3,12 +3,14 @@
     python train.py config/NAME.py --key=value ...
     torchrun --standalone --nproc_per_node=4 train.py config/NAME.py
 
-out_dir gets config.json, the files of the model as they were, metrics.jsonl (one object a line), ckpt.pt (the last)
-and best.pt (the lowest validation loss). The same seed gives the same run: the batch and the dropout of a step depend
-on (seed, step) alone, whatever the number of processes, the evaluations and the restarts.
+out_dir gets config.json, code/ (all that it takes to run it again), metrics.jsonl (one object a line), ckpt.pt (the
+last) and best.pt (the lowest validation loss). The same seed gives the same run: the batch and the dropout of a step
+depend on (seed, step) alone, whatever the number of processes, the evaluations and the restarts.
 
-A run that was killed goes on with --init_from=resume, to the same bits; SIGTERM and Ctrl-C save first
-(status 143 and 130). A loss or a gradient that is not finite ends a run with status 1; the checkpoint stays good.
+A run that was killed goes on with --init_from=resume, to the same bits, and with --init_from=auto, which starts where
+there is nothing to go on from: for a job that is queued again. SIGTERM, Ctrl-C, SIGHUP (a closed terminal) and SIGUSR1
+(a cluster's warning) save first; the status is then 128 and the signal's number. A loss or a gradient that is not
+finite ends a run with status 1; the checkpoint stays good.
 """
 
 import os
@@ -38,20 +40,34 @@ from finite import bad_weight, first_bad_tensor
 from hardware import DTYPES, Processes, peak_flops, pick_dtype
 from loss import IGNORE
 from meters import TRAINING_ROWS, first_rows, is_spike, training_meters
-from model import GPT, GPTConfig
-from outdir import OutDir, versions
-from resume import make_model, where_to_start
+from model import GPT, GPTConfig, unused_keys
+from outdir import OutDir, code_sha256, versions
+from resume import check_data, fit_optimizer, make_model, where_to_start
 
 
 @dataclass
 class TrainConfig(GPTConfig):
     """Every key of a run: the model's, and these."""
 
+    elsewhere = {  # nanoGPT's keys that are none here, and what takes their place
+        "eval_iters": "leave it out, every evaluation is of the whole validation split",
+        "eval_only": "python evaluate.py --checkpoint=out",
+        "always_save_checkpoint": "leave it out, ckpt.pt is the last and best.pt the best",
+        **dict.fromkeys(
+            ("wandb_log", "wandb_project", "wandb_run_name"), "leave it out, metrics.jsonl and plot.py show the run"
+        ),
+        "bias": "leave it out, no layer has one",
+        "backend": "leave it out, it is nccl between GPUs and gloo between CPUs",
+    }
     dataset: str = key("data/pystdlib", "folder of the data, written by one of data/*/prepare.py")
     out_dir: str = key("out", "where the run is written")
     init_from: str = key(
-        "scratch", "scratch; resume (out_dir's ckpt.pt); or a checkpoint whose weights start a new run"
+        "scratch",
+        "scratch; resume: go on from out_dir's ckpt.pt, which gives every key that neither a config file nor the "
+        "command line does; auto: resume where there is a ckpt.pt, else scratch; or a checkpoint whose weights start "
+        "a new run",
     )
+    overwrite: bool = key(False, "true: replace the run that is in out_dir, or files that are none of a run")
     seed: int = key(1337, "of the weights, the order of the data and the dropout", at_least=0)
 
     batch_size: int = key(12, "rows of one micro-step of one process", at_least=1)
@@ -95,13 +111,23 @@ def learning_rate(config, step):
     return lowest + 0.5 * (1 + math.cos(math.pi * progress)) * (config.learning_rate - lowest)
 
 
+def notes_on_keys(config):
+    """A line for each key that was given and changes nothing in this run."""
+    unused = unused_keys(config)
+    if not config.decay_lr:
+        unused |= dict.fromkeys(("min_lr", "lr_decay_iters"), "decay_lr is false")
+    given = [name for name in unused if name in getattr(config, "given", ())]
+    return [f"note: {name}={getattr(config, name)} changes nothing: {unused[name]}" for name in given]
+
+
 def main(argv):
     config = configurator.load(TrainConfig, argv, program="train.py", description=__doc__)
+    config, resumed, weights, notes = where_to_start(config)
     with Processes(config.device, config.threads) as processes:
-        train(config, processes)
+        train(config, processes, resumed, weights, notes)
 
 
-def train(config, processes):
+def train(config, processes, resumed=None, weights=None, notes=()):
     if config.gradient_accumulation_steps % processes.world_size:
         raise UserError(
             f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be a multiple of the "
@@ -110,13 +136,13 @@ def train(config, processes):
     if processes.device_type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32: what is left of float32 products is then not the slow part
     dataset = open_dataset(config.dataset)
-    config, resumed, weights, notes = where_to_start(config, dataset)
+    check_data(resumed, dataset, config)
     dataset.examples_per_epoch("train", config.block_size)  # what is wrong with the data is said before any work
     dataset.examples_per_epoch("val", config.block_size if dataset.kind == "examples" else 1)
     config.vocab_size = config.vocab_size or dataset.vocab_size
     if config.vocab_size < dataset.vocab_size:
         raise UserError(f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
-    with OutDir(config.out_dir, config.keep_checkpoints, processes) as out, processes.signals_held():
+    with OutDir(config, processes, resumed) as out, processes.signals_held():
         run_steps(Run(config, processes, dataset, out, resumed, weights, notes))
 
 
@@ -189,8 +215,10 @@ class Run:
         )
         self.model, notes_of_model = make_model(config, resumed, weights)
         self.model.to(processes.device)
+        names = {p: name for name, p in self.model.named_parameters()}  # by which a checkpoint's moments are found
+        groups = self.model.parameter_groups(config.weight_decay)
         self.optimizer = torch.optim.AdamW(
-            self.model.parameter_groups(config.weight_decay),
+            [group | {"params": [(names[p], p) for p in group["params"]]} for group in groups],
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
             fused=processes.device_type != "mps",
@@ -198,6 +226,7 @@ class Run:
         self.scaler = torch.amp.GradScaler(processes.device_type, enabled=self.dtype == "float16")
         self.first_step, self.best, self.seconds_before, self.saved_step = 0, math.inf, 0.0, None
         self.run_id = processes.from_main(uuid.uuid4().hex)
+        self.code_sha256, self.code_files = code_sha256()  # now: an edit during the run changes nothing in it
         if resumed is not None:
             self.resume(resumed)
         # the first step whose loss or gradient was not finite. It stays on the device: nobody waits for the GPU
@@ -215,10 +244,11 @@ class Run:
         peak, peak_source = peak_flops(processes.device_type, self.dtype)
         self.mfu_of_speed = 3 * self.model.flops_per_token(length) / (peak * processes.world_size)
         mfu = f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {peak_source}"
-        for line in notes + notes_of_model + describe(self, why) + [mfu]:
+        for line in [*notes, *notes_of_model, *describe(self, why), mfu, *notes_on_keys(config)]:
             self.say(line)
         about = {"run_id": self.run_id, "config": dataclasses.asdict(config), "dtype": self.dtype}
         about |= {"device": processes.device_type, "threads": processes.threads}
+        about |= {"code_sha256": self.code_sha256, "code_files": self.code_files}
         about |= {"n_params": self.model.n_params(), "state_bytes": self.model.state_bytes()}
         about |= {"flops_per_token": self.model.flops_per_token(), "tokens_per_step": self.tokens_per_step}
         out.start(about, self.first_step, config.max_iters)
@@ -226,7 +256,8 @@ class Run:
 
     def resume(self, resumed):
         try:
-            self.optimizer.load_state_dict(resumed["optimizer"])
+            # with the betas and the weight decay of the config, which may have been given anew
+            self.optimizer.load_state_dict(fit_optimizer(resumed["optimizer"], self.optimizer.state_dict(), self.model))
             self.scaler.load_state_dict(resumed["scaler"])
             torch.set_rng_state(resumed["rng"].cpu())
             self.first_step = self.saved_step = resumed["iter_num"]
@@ -234,6 +265,7 @@ class Run:
             # what an older version saved has no seconds, and no run_id
             self.seconds_before = float(resumed.get("seconds", 0.0))
             self.run_id = resumed.get("run_id", self.run_id)
+            self.set_learning_rate(max(0, self.first_step - 1))  # as it was saved: a finished run takes no step
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             file = self.out.path / "ckpt.pt"
             raise UserError(f"{file}: no run can go on from it ({str(error)[:200]})") from None
@@ -250,9 +282,7 @@ class Run:
         Nothing here waits for a GPU: no value of a tensor on it is read, and no copy to it holds the host up.
         """
         config, processes = self.config, self.processes
-        lr = learning_rate(config, step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        lr = self.set_learning_rate(step)
         total = torch.zeros((), device=processes.device)
         for loss in self.micro_losses(step, self.step_model):
             # DDP takes the mean over the processes, and the loss is already divided by the labels of all of them
@@ -265,6 +295,12 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         self.loaded = self.load(step + 1)  # while a GPU is still at work on this one
         return lr, total, grad_norm
+
+    def set_learning_rate(self, step):
+        lr = learning_rate(self.config, step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        return lr
 
     @contextlib.contextmanager
     def compile_time_said(self, step):
@@ -356,7 +392,7 @@ class Run:
         """The cheap meters, on the first rows of the validation split."""
         inputs, _, _ = first_rows(self.dataset, "val", TRAINING_ROWS, self.config.block_size)
         found = training_meters(self.model, inputs.to(self.processes.device), self.dtype)
-        if step > 0:  # every gate starts collapsed: its weights are zero
+        if step > 0 and step >= self.config.warmup_iters:  # every gate starts collapsed: its weights are zero
             for line in found["collapsed"]:
                 tqdm.write(f"step {step}: a gate has collapsed, {line}")
         return found
@@ -386,6 +422,8 @@ class Run:
                 "vocab_size": self.dataset.vocab_size,
             },
             "dtype": self.dtype,
+            "code_sha256": self.code_sha256,
+            "code_files": self.code_files,
             "versions": versions(),
         }
 

@@ -10,18 +10,24 @@ import itertools
 import json
 import multiprocessing
 import os
+import pty
 import random
 import re
+import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
 import torch
 
 import checkpoint as checkpoints
+import hardware
+import model
 import train
 from checkpoint import load_model
 
@@ -109,15 +115,13 @@ def kill_and_resume(case, name, keys, helpers, rng, kills, whole, seconds):
     out, hits = keys(name)["out_dir"], []
     out.mkdir()
     for _ in range(kills):
-        how = "resume" if (out / "ckpt.pt").is_file() else "scratch"
-        process = start(keys(name, init_from=how, **case), helpers)
+        process = start(keys(name, init_from="auto", **case), helpers)
         hits.append(kill_at_random(process, out, rng, seconds))
         if hits[-1] == "ended":
             assert process.exitcode == 0
             hits.pop()
             break
-    how = "resume" if (out / "ckpt.pt").is_file() else "scratch"
-    assert end(start(keys(name, init_from=how, **case), helpers)) == 0
+    assert end(start(keys(name, init_from="auto", **case), helpers)) == 0
     check_same_run(whole, out, helpers)
     return hits
 
@@ -168,7 +172,10 @@ def wait_for_step(out, step, process):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    "number, status",
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)],
+)
 def test_a_signal_saves_the_step_reached_and_the_run_goes_on_to_the_same_bits(keys, helpers, number, status):
     case = dict(dropout=0.1, eval_interval=5, keep_checkpoints=0, max_iters=40)
     assert end(start(keys("whole", **case), helpers)) == 0
@@ -191,20 +198,51 @@ def test_a_signal_saves_the_step_reached_and_the_run_goes_on_to_the_same_bits(ke
     check_same_run(keys("whole")["out_dir"], out, helpers)
 
 
+def test_a_run_whose_terminal_is_closed_saves(keys, helpers):
+    case, out = dict(eval_interval=1000, log_interval=1, max_iters=100_000), keys("out")["out_dir"]
+    words = [sys.executable, "train.py", *helpers.words(**keys("out", **case))]
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(ROOT)
+        os.execv(words[0], words)
+    deadline = time.monotonic() + 120
+    while not (out / "metrics.jsonl").is_file() or not helpers.metrics(out, "train"):
+        assert time.monotonic() < deadline
+        if select.select([terminal], [], [], 0.05)[0]:
+            os.read(terminal, 65536)  # or the run would wait for a reader
+    os.close(terminal)
+    _, status = os.waitpid(process, 0)
+    assert os.waitstatus_to_exitcode(status) == 129
+    step = checkpoints.load(out)["iter_num"]
+    assert step >= 1 and list(helpers.losses(out)) == list(range(step))
+
+
+def test_under_nohup_a_closed_terminal_is_nothing_and_a_second_warning_ends_no_save():
+    before, processes = signal.signal(signal.SIGHUP, signal.SIG_IGN), types.SimpleNamespace(signal=0, world_size=1)
+    try:
+        with hardware.Processes.signals_held(processes):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert processes.signal == 0
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGUSR1)
+                assert processes.signal == signal.SIGUSR1
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_signal_at_any_moment_leaves_a_run_that_goes_on_to_the_same_bits(keys, helpers):
     case, rng, stops = dict(eval_interval=4, keep_checkpoints=0, max_iters=40), random.Random(0), 0
     assert end(start(keys("whole", **case), helpers)) == 0
-    out, how = keys("stopped")["out_dir"], "scratch"
+    out = keys("stopped")["out_dir"]
     for _ in range(4):
-        process = start(keys("stopped", init_from=how, **case), helpers)
+        process = start(keys("stopped", init_from="auto", **case), helpers)
         time.sleep(rng.uniform(0.1, 0.8))
         os.kill(process.pid, rng.choice([signal.SIGTERM, signal.SIGINT]))
         status = end(process)
         assert status in (0, 1, 130, 143, -signal.SIGTERM)  # 1: a Ctrl-C that came before there was a run
         stops += status in (130, 143)
-        how = "resume" if (out / "ckpt.pt").is_file() else "scratch"
     assert stops
-    assert end(start(keys("stopped", init_from=how, **case), helpers)) == 0
+    assert end(start(keys("stopped", init_from="auto", **case), helpers)) == 0
     check_same_run(keys("whole")["out_dir"], out, helpers)
 
 
@@ -228,7 +266,26 @@ def test_resume_refuses_another_model_and_says_what_else_is_new(keys, helpers, c
         assert f"{name}={value}: {out}/ckpt.pt has {was}, which a resumed run keeps; --init_from={out}" in message
     capsys.readouterr()
     helpers.train(**keys("out", init_from="resume", max_iters=5, learning_rate=1e-3))
-    assert "other keys than before: max_iters 5 (was 4), learning_rate 0.001 (was 0.003)\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    changed = re.findall("(?m)^  (.*), where the checkpoint has (.*)$", said)
+    assert changed == [("max_iters: 5", "4"), ("learning_rate: 0.001", "0.003")]
+
+
+def test_a_resumed_run_has_the_keys_of_its_checkpoint_then_a_config_files_then_the_command_lines(
+    keys, helpers, tmp_path, capsys
+):
+    case = dict(seed=7, dropout=0.1, lr_decay_iters=14, weight_decay=0.3, beta2=0.9)
+    whole = helpers.train(**keys("whole", **case))
+    out = helpers.train(**keys("out", **case) | dict(max_iters=4))
+    train.main([f"--out_dir={out}", "--init_from=resume", "--max_iters=14"])
+    check_same_run(whole, out, helpers)
+    assert re.findall("(?m)^  (.*), where the checkpoint", capsys.readouterr().out) == ["max_iters: 14"]
+    (tmp_path / "more.py").write_text("max_iters = 15\nlearning_rate = 1e-3\nweight_decay = 0.2\n")
+    train.main([str(tmp_path / "more.py"), f"--out_dir={out}", "--init_from=resume", "--weight_decay=0.1"])
+    now = checkpoints.load(out)
+    config, group = now["config"], now["optimizer"]["param_groups"][0]
+    assert (config["max_iters"], config["learning_rate"], config["seed"]) == (15, 1e-3, 7)
+    assert config["weight_decay"] == group["weight_decay"] == 0.1 and group["betas"] == (0.9, 0.9)
 
 
 def test_a_checkpoint_of_another_run_is_refused(keys, helpers):
@@ -258,12 +315,163 @@ def test_what_no_run_can_go_on_from_is_one_line(keys, helpers):
         assert "no run can go on from it" in message, wrong
 
 
+def test_moments_of_other_shapes_never_reach_the_optimizer(keys, helpers):
+    out = helpers.train(**keys("out", max_iters=4, lr_decay_iters=14))
+    for part, wrong, said in [
+        ("exp_avg", torch.zeros(3), "exp_avg of wte.weight is (3,), not (32, 32)"),
+        ("exp_avg_sq", torch.zeros(32, 31), "exp_avg_sq of wte.weight is (32, 31), not (32, 32)"),
+        ("step", torch.zeros(2), "step of wte.weight is (2,), not ()"),
+        ("exp_avg", torch.zeros(32, 32, dtype=torch.int64), "exp_avg of wte.weight is no tensor of numbers"),
+        ("exp_avg", 3.0, "exp_avg of wte.weight is no tensor of numbers"),
+    ]:
+        checkpoint = checkpoints.load(out)
+        checkpoint["optimizer"]["state"][0][part] = wrong
+        checkpoints.save(out / "broken.pt", checkpoint)
+        assert said in refused(keys, helpers, out, "broken.pt")
+    checkpoint = checkpoints.load(out)
+    checkpoint["optimizer"]["param_groups"][0]["param_names"][0] = "another"
+    checkpoints.save(out / "broken.pt", checkpoint)
+    assert "parameters of other names than the model's" in refused(keys, helpers, out, "broken.pt")
+    # one number that all entries share: the right shape, and a kernel that takes it for dense writes past its end
+    checkpoint = checkpoints.load(out)
+    checkpoint["optimizer"]["state"][0]["exp_avg"] = torch.zeros(1, 1).expand(32, 32)
+    checkpoints.save(out / "ckpt.pt", checkpoint)
+    helpers.train(**keys("out", init_from="resume"))
+
+
+def refused(keys, helpers, out, name):
+    """What is said when the run would go on from that file."""
+    shutil.copytree(out, keys(name)["out_dir"], dirs_exist_ok=True)
+    shutil.copyfile(out / name, keys(name)["out_dir"] / "ckpt.pt")
+    message = helpers.error_of(helpers.train, **keys(name, init_from="resume"))
+    assert "no run can go on from it" in message
+    return message
+
+
+@pytest.mark.parametrize("has_names", [True, False])
+def test_moments_go_to_the_parameters_of_their_names(keys, helpers, monkeypatch, has_names):
+    whole = helpers.train(**keys("whole"))
+    out = helpers.train(**keys("out", max_iters=5, lr_decay_iters=14))
+    if has_names:  # in an edited model.py the parameters have another order
+        groups = model.GPT.parameter_groups
+        monkeypatch.setattr(
+            model.GPT, "parameter_groups", lambda *args: [g | {"params": g["params"][::-1]} for g in groups(*args)]
+        )
+    else:  # an older version's
+        checkpoint = checkpoints.load(out)
+        for group in checkpoint["optimizer"]["param_groups"]:
+            del group["param_names"]
+        checkpoints.save(out / "ckpt.pt", checkpoint)
+    helpers.train(**keys("out", init_from="resume"))
+    ours, theirs = (checkpoints.load(folder)["model"] for folder in (out, whole))
+    assert helpers.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("what", ["", "metrics.jsonl"])
+def test_an_out_dir_that_goes_during_a_run_is_named_and_the_status_is_1(keys, helpers, monkeypatch, capfd, what):
+    out, take_step = keys("out")["out_dir"], train.Run.step
+
+    def step(run, number):
+        if number == 5:
+            shutil.rmtree(out) if not what else (out / what).unlink()
+        return take_step(run, number)
+
+    monkeypatch.setattr(train.Run, "step", step)
+    with pytest.raises(SystemExit) as stopped:
+        helpers.train(**keys("out"))
+    assert stopped.value.code == 1
+    errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error")]
+    assert errors == [f"error: {out / what} is gone since the run began; step 8 is lost"]
+
+
 def test_a_damaged_row_is_named(keys, helpers):
     out = helpers.train(**keys("out"))
     rows = (out / "metrics.jsonl").read_text().splitlines()
     (out / "metrics.jsonl").write_text("\n".join([*rows[:2], rows[2][:9] + "x", *rows[3:]]) + "\n")
     message = helpers.error_of(helpers.train, **keys("out", init_from="resume"))
     assert message == f"{out}/metrics.jsonl line 3: damaged; remove the line"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What stays as it is: the folders of others, and runs that are there
+
+
+def contents(folder):
+    return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("name", ["model.py", "config.json", "best.pt", "notes/a.txt"])
+def test_a_folder_of_somebody_elses_files_stays_as_it_is(keys, helpers, name):
+    out = keys("out")["out_dir"]
+    (out / name).parent.mkdir(parents=True)
+    (out / name).write_text("{}")
+    for how in ("scratch", "auto"):
+        message = helpers.error_of(helpers.train, **keys("out", init_from=how))
+        assert f"{out}: holds what is not of a run ({name.split('/')[0]}); name another folder, or add" in message
+        assert contents(out) == {Path(name): b"{}"}
+    helpers.train(**keys("out", overwrite=True, max_iters=1))
+    assert checkpoints.load(out)["iter_num"] == 1 and (out / ".nanogate").read_text() == "run\n"
+    (out / ".nanogate").write_text("data set\n")
+    for overwrite in (False, True):
+        message = helpers.error_of(helpers.train, **keys("out", init_from="resume", overwrite=overwrite))
+        assert message == f"{out}: is the folder of another kind of output, 'data set'; name another folder"
+
+
+def test_an_empty_folder_becomes_a_run(keys, helpers):
+    keys("out")["out_dir"].mkdir()
+    (keys("out")["out_dir"] / "..nanogate.tmp").write_text("")  # a kill, while the marker was written
+    helpers.train(**keys("out", max_iters=1))
+
+
+def test_a_run_of_a_version_without_markers_goes_on_and_no_other_folder_does(keys, helpers):
+    out = helpers.train(**keys("out", max_iters=4))
+    (out / ".nanogate").unlink()
+    shutil.copytree(out, keys("no rows")["out_dir"])
+    (keys("no rows")["out_dir"] / "metrics.jsonl").unlink()
+    shutil.copytree(out, keys("another's")["out_dir"])
+    (keys("another's")["out_dir"] / "config.json").write_text("{}")
+    for name in ("no rows", "another's"):
+        assert "holds what is not of a run" in helpers.error_of(helpers.train, **keys(name, init_from="resume"))
+    helpers.train(**keys("out", init_from="resume"))
+    assert (out / ".nanogate").is_file() and checkpoints.load(out)["iter_num"] == 14
+
+
+@pytest.mark.parametrize("max_iters", [4, 14], ids=["half-finished", "finished"])
+def test_a_run_that_is_there_is_not_started_over_without_a_word(keys, helpers, max_iters):
+    out = helpers.train(**keys("out", max_iters=max_iters, lr_decay_iters=14))
+    before = contents(out)
+    message = helpers.error_of(helpers.train, **keys("out"))
+    assert message == (f"{out}: holds a run already; --init_from=resume goes on with it, --overwrite=true starts over")
+    assert contents(out) == before | {Path("lock"): (out / "lock").read_bytes()}
+    (out / "ckpt.pt").unlink()
+    assert "holds best.pt of a run, and no ckpt.pt; --overwrite" in helpers.error_of(helpers.train, **keys("out"))
+    helpers.train(**keys("out", overwrite=True, max_iters=2))
+    assert checkpoints.load(out)["iter_num"] == 2 and list(helpers.losses(out)) == [0, 1]
+
+
+def test_torchruns_restart_of_a_refused_command_is_refused_too(keys, helpers, monkeypatch):
+    out = helpers.train(**keys("out", max_iters=4, lr_decay_iters=14))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    before = contents(out)
+    assert "holds a run already" in helpers.error_of(helpers.train, **keys("out", seed=9))
+    assert contents(out).keys() == before.keys() and contents(out)[Path("ckpt.pt")] == before[Path("ckpt.pt")]
+    helpers.train(**keys("out", max_iters=4, lr_decay_iters=14))  # the very command that wrote it goes on
+
+
+def test_auto_starts_where_there_is_no_checkpoint_and_else_goes_on_to_the_same_bits(keys, helpers):
+    whole = helpers.train(**keys("whole"))
+    out = keys("out")["out_dir"]
+    for max_iters in (4, 8, 14, 14):
+        helpers.train(**keys("out", init_from="auto", max_iters=max_iters, lr_decay_iters=14))
+    check_same_run(whole, out, helpers)
+    (out / "ckpt.pt").unlink()  # a kill between best.pt and ckpt.pt, in the first save of all
+    helpers.train(**keys("out", init_from="auto", max_iters=3))
+    assert checkpoints.load(out)["iter_num"] == 3
+
+
+def test_the_demo_goes_on_after_ctrl_c():
+    (line,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if "train.py" in line]
+    assert line.endswith("train.py config/pystdlib.py --init_from=auto")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -283,13 +491,13 @@ def test_a_second_run_in_one_out_dir_is_refused_while_the_first_one_lives(keys, 
     first.kill()
     first.join()
     (out / ".best.pt.123.tmp").write_bytes(b"left by a kill")
-    assert end(start(keys("out"), helpers)) == 0
+    assert end(start(keys("out", overwrite=True), helpers)) == 0
     assert not list(out.glob(".*.tmp"))
 
 
 def test_the_last_k_checkpoints_are_kept(keys, helpers):
     def kept(**changed):
-        out = helpers.train(**keys("out", eval_interval=2, max_iters=7, **changed))
+        out = helpers.train(**keys("out", eval_interval=2, max_iters=7, overwrite=True, **changed))
         steps = {int(file.stem[5:]) for file in out.glob("ckpt_*.pt")}
         assert all(checkpoints.load(out / f"ckpt_{step}.pt")["iter_num"] == step for step in steps)
         return steps

@@ -190,17 +190,22 @@ def test_an_export_gives_the_same_model_and_starts_runs(run, text, tmp_path, hel
     pytest.importorskip("safetensors")
     out, export = run("out", dataset=text, attention="mamba2", gate="elementwise"), tmp_path / "export"
     checkpoints.main(helpers.words(checkpoint=out, safetensors=export))
-    assert {file.name for file in export.iterdir()} == {"model.safetensors", "config.json"}
+    assert {file.name for file in export.iterdir()} == {".nanogate", "model.safetensors", "config.json"}
     (a, _), (b, about) = (checkpoints.load_model(path) for path in (out, export))
     idx = torch.arange(20)[None]
     assert torch.equal(a(idx), b(idx)) and about["iter_num"] == 8 and about["data"]["tokenizer"] == "byte"
     for path in (export, export / "model.safetensors"):
         capsys.readouterr()
-        again = run("again", dataset=text, attention="mamba2", gate="elementwise", init_from=path, max_iters=1)
+        again = run(
+            "again", dataset=text, attention="mamba2", gate="elementwise", init_from=path, max_iters=1, overwrite=True
+        )
         assert "19 of 19 tensors taken" in capsys.readouterr().out or helpers.metrics(again)
         first, last = helpers.metrics(again, "eval")[0], helpers.metrics(out, "eval")[-1]
         assert first["val_loss"] == last["val_loss"]
-    assert "is a run's out_dir" in helpers.error_of(checkpoints.export, out, out)
+    for overwrite in (False, True):
+        message = helpers.error_of(checkpoints.export, out, out, overwrite)
+        assert message == f"{out}: is the folder of another kind of output, 'run'; name another folder"
+    checkpoints.export(out, export)  # once more, into its own
     content = bytearray((export / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (export / "model.safetensors").write_bytes(content)

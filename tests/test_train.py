@@ -5,6 +5,7 @@ Training: that it learns, that a run is a function of its seed alone, what it wr
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 import math
@@ -25,6 +26,7 @@ import checkpoint as checkpoints
 import configurator
 import hardware
 import outdir
+import sample
 import train
 from data.mqar import prepare as mqar_prepare
 from data.shards import Dataset, open_dataset, write_examples
@@ -213,10 +215,11 @@ def test_resume_after_a_kill_drops_the_rows_that_are_run_again(run, helpers):
 
 def test_resuming_a_finished_run_only_evaluates_it_again(run, helpers):
     out = run("out")
-    before, weights = helpers.metrics(out), checkpoints.load(out)["model"]
+    before, saved = helpers.metrics(out), checkpoints.load(out)
     run("out", init_from="resume")
     assert helpers.without_times(helpers.metrics(out)) == helpers.without_times(before)
-    assert helpers.equal(checkpoints.load(out)["model"], weights)
+    for name in ("model", "optimizer"):
+        assert helpers.equal(checkpoints.load(out)[name], saved[name])
 
 
 def test_resume_takes_the_model_from_the_checkpoint(run, text, tmp_path, helpers):
@@ -300,13 +303,73 @@ def test_nan_that_no_line_of_the_log_saw_is_not_saved(run, tmp_path, helpers, ke
 
 def test_a_run_writes_its_config_its_code_its_rows_and_two_checkpoints(trained, mqar, helpers):
     written = {file.name for file in trained.iterdir()}
-    assert written == {"config.json", *outdir.MODEL_FILES, "metrics.jsonl", "ckpt.pt", "best.pt", "lock"}
+    assert written == {".nanogate", "config.json", "code", "metrics.jsonl", "ckpt.pt", "best.pt", "lock"}
     about = json.loads((trained / "config.json").read_text())
     config = configurator.build(train.TrainConfig, about["config"])
     assert (config.n_embd, config.vocab_size, config.dataset) == (16, 32, str(mqar))
     assert {"git_commit", "git_dirty", "versions", "command", "dtype", "n_params"} <= about.keys()
-    for name in outdir.MODEL_FILES:
-        assert (trained / name).read_text() == (outdir.HERE / name).read_text()
+    assert (about["device"], about["threads"]) == ("cpu", 1)
+    copied = [file.relative_to(trained / "code") for file in (trained / "code").rglob("*.py")]
+    assert {Path("train.py"), Path("model.py"), Path("data/shards.py")} <= set(copied)
+    for name in copied:
+        assert (trained / "code" / name).read_bytes() == (outdir.HERE / name).read_bytes()
+
+
+def test_the_copy_of_the_code_alone_trains_to_the_same_bits(run, trained, mqar, tmp_path, helpers):
+    code = shutil.copytree(trained / "code", tmp_path / "elsewhere")
+    keys = helpers.tiny | dict(dataset=mqar, out_dir=tmp_path / "again")
+    words = [sys.executable, code / "train.py", *helpers.words(**keys)]
+    ended = subprocess.run(list(map(str, words)), cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    ours, theirs = (checkpoints.load(out) for out in (tmp_path / "again", trained))
+    for name in ("model", "optimizer", "rng", "best_val_loss", "code_sha256"):
+        assert helpers.equal(ours[name], theirs[name]), name
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A copy of what train.py needs, to edit; a run keeps and hashes the files there."""
+    for name in outdir.code_of("train.py"):
+        (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(outdir.HERE / name, tmp_path / "project" / name)
+    monkeypatch.setattr(outdir, "HERE", tmp_path / "project")
+    return tmp_path / "project"
+
+
+def append(file, line):
+    with open(file, "a") as opened:
+        opened.write(f"{line}\n")
+
+
+def test_an_edit_is_named_on_resume_and_the_code_before_it_is_kept(run, project, tmp_path, capsys):
+    out = run("out", max_iters=2)
+    before = (project / "model.py").read_text()
+    append(project / "model.py", "# an edit")
+    append(project / "loss.py", "import a_new_mixer")
+    (project / "a_new_mixer.py").write_text("")  # a user's own file goes along
+    run("out", max_iters=3, init_from="resume")
+    assert "the code has changed since this checkpoint: model.py, loss.py\n" in capsys.readouterr().out
+    assert (out / "code.1" / "model.py").read_text() == before
+    assert (out / "code" / "model.py").read_text() == before + "# an edit\n"
+    assert (out / "code" / "a_new_mixer.py").is_file() and not (out / "code.1" / "a_new_mixer.py").exists()
+    about, checkpoint = json.loads((out / "config.json").read_text()), checkpoints.load(out)
+    assert about["code_sha256"] == checkpoint["code_sha256"] == outdir.code_sha256()[0]
+    run("out", max_iters=4, init_from="resume")  # nothing is new
+    assert "the code" not in capsys.readouterr().out and not (out / "code.2").exists()
+    append(project / "plot.py", "")  # no file that a result depends on
+    append(project / "data" / "shards.py", "# another")
+    run("out", max_iters=5, init_from="resume")
+    assert "since this checkpoint: data/shards.py\n" in capsys.readouterr().out and (out / "code.2").is_dir()
+
+
+def test_a_checkpoint_that_does_not_say_its_code_resumes_and_that_is_said(run, capsys):
+    out = run("out", max_iters=2)
+    for older in ({}, {"code_files": "model.py"}):
+        saved = checkpoints.load(out)
+        del saved["code_files"]
+        checkpoints.save(out / "ckpt.pt", saved | older)
+        run("out", max_iters=3, init_from="resume")
+        assert "the checkpoint does not say which code made it" in capsys.readouterr().out
 
 
 def test_metrics_hold_every_step_and_evaluation_and_end(trained, helpers):
@@ -341,8 +404,10 @@ def test_a_checkpoint_says_what_it_was_trained_on(trained, mqar):
 
 
 def test_a_new_run_in_an_old_folder_keeps_nothing_of_the_old_one(run, helpers):
-    run("out")
-    assert [row["step"] for row in helpers.metrics(run("out", max_iters=2), "train")] == [0, 1]
+    run("out", keep_checkpoints=3)
+    out = run("out", max_iters=2, overwrite=True)
+    assert [row["step"] for row in helpers.metrics(out, "train")] == [0, 1]
+    assert {file.name for file in out.glob("*.pt")} == {"ckpt.pt", "best.pt"}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -560,8 +625,76 @@ def test_a_gpu_that_is_not_there_is_one_clear_line(run, helpers):
     assert helpers.error_of(run, "out", device="cuda").startswith("device='cuda': this machine has none")
 
 
+def test_a_gate_that_stays_where_it_starts_is_no_alarm_before_the_end_of_the_warmup(run, capsys):
+    for warmup_iters, alarms in [(0, [2, 4, 6, 8]), (4, [4, 6, 8]), (9, [])]:
+        keys = dict(gate="elementwise", learning_rate=1e-30, warmup_iters=warmup_iters, eval_interval=2)
+        run(f"{warmup_iters}", **keys)
+        said = re.findall(r"step (\d+): a gate has collapsed, layer 0", capsys.readouterr().out)
+        assert [int(step) for step in said] == alarms
+
+
+@pytest.mark.parametrize(
+    "keys, notes",
+    [
+        (dict(gate_activation="silu"), ["gate_activation=silu changes nothing: there is no such gate"]),
+        (dict(attention="gla", state_size=64), ["state_size=64 changes nothing: only of mamba2"]),
+        (dict(attention="gla", gate="native", n_kv_head=1), ["n_kv_head=1 changes nothing: only of softmax"]),
+        (dict(attention="softmax,cosformer", gate="native", gate_rank=2), [
+            "gate_rank=2 changes nothing: there is no such gate",
+            "gate=native changes nothing: softmax,cosformer was published without a gate, so native is none",
+        ]),
+        (dict(decay_lr=False, min_lr=0.1), ["min_lr=0.1 changes nothing: decay_lr is false"]),
+        (dict(rope_factor=2, gate="scalar", gate_rank=2), ["rope_factor=2.0 changes nothing: rope_scaling is none"]),
+        (dict(attention="gla,mamba2", state_size=8, expand=1, gate="native", decay_lr=False, warmup_iters=3), []),
+    ],
+)  # fmt: skip
+def test_a_key_that_was_given_and_changes_nothing_has_a_line(run, capsys, keys, notes):
+    run("out", max_iters=1, **keys)
+    assert re.findall("(?m)^note: (.*)$", capsys.readouterr().out) == notes
+
+
+def test_without_decay_the_schedule_is_the_same_for_all_keys_that_a_run_calls_unused():
+    def rates(**keys):
+        config = train.TrainConfig(max_iters=20, warmup_iters=5, **keys)
+        return [train.learning_rate(config, step) for step in range(20)]
+
+    for decays in (True, False):
+        for keys in (dict(min_lr=1e-4), dict(lr_decay_iters=9)):
+            assert (rates(decay_lr=decays, **keys) != rates(decay_lr=decays)) is decays
+    assert rates(decay_lr=False)[:5] != rates(decay_lr=False)[5:10]  # the warmup stays
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Mistakes
+
+
+NANOGPT = """# config/train_gpt2.py of nanoGPT
+wandb_log = True
+wandb_project = 'owt'
+wandb_run_name = 'gpt2-124M'
+batch_size = 12
+gradient_accumulation_steps = 5 * 8
+eval_interval = 1000
+eval_iters = 200
+"""
+
+
+def test_the_keys_of_nanogpt_that_are_none_here_are_named_at_once_with_what_takes_their_place(tmp_path, helpers):
+    (tmp_path / "train_gpt2.py").write_text(NANOGPT)
+    words = ["--bias=False", "--backend=nccl", "--eval_only=True", '--config_override={"always_save_checkpoint": 1}']
+    message = str(pytest.raises(configurator.UserError, train.main, [str(tmp_path / "train_gpt2.py"), *words]).value)
+    assert message == (
+        "eval_iters: leave it out, every evaluation is of the whole validation split; "
+        "eval_only: python evaluate.py --checkpoint=out; "
+        "always_save_checkpoint: leave it out, ckpt.pt is the last and best.pt the best; "
+        "wandb_log, wandb_project, wandb_run_name: leave it out, metrics.jsonl and plot.py show the run; "
+        "bias: leave it out, no layer has one; "
+        "backend: leave it out, it is nccl between GPUs and gloo between CPUs"
+    )
+    words = ["--out_dir=out-shakespeare-char", "--init_from=resume", "--dtype=float16", "--compile=False"]
+    message = helpers.error_of(sample.main, words)
+    assert message.startswith("out_dir: --checkpoint=OUT_DIR; init_from: --checkpoint=FILE or OUT_DIR; dtype: leave")
+    assert not set(train.TrainConfig.elsewhere) & {field.name for field in dataclasses.fields(train.TrainConfig)}
 
 
 def without_val(source, folder):

@@ -1,0 +1,74 @@
+"""Which keys of the model change nothing: what a run names at its start is what a change of the key shows.
+
+python -m pytest tests/test_keys.py
+"""
+
+import dataclasses
+
+import pytest
+import torch
+
+from configurator import UserError
+from model import GPT, MIXERS, GPTConfig, unused_keys
+
+# another value of each key. ELSEWHERE: those whose effect is on the data, the ids or the choice of a kernel
+OTHER = dict(
+    n_layer=4, n_head=4, head_dim=4, n_kv_head=1, n_embd=32, pad_vocab_to=64, mlp_ratio=2.0, dropout=0.5,
+    init="pytorch", attention="cosformer", position="none", rope_base=100.0, rope_scaling="ntk", rope_factor=3.0,
+    qk_norm=True, attention_softcap=0.1, logit_softcap=0.1, short_conv=3, expand=3, state_size=4, n_groups=2,
+    gate="headwise", gate_activation="tanh", gate_rank=2, gate_input="static", gate_bias=0.5,
+    readout_norm=["rms", "none"], norm_first=False, readout_activation="square", match_params=True,
+)  # fmt: skip
+ELSEWHERE = {"block_size", "vocab_size", "kernels"}
+SITUATIONS = [
+    *(dict(attention=name, gate=gate) for name in MIXERS for gate in ("none", "native", "elementwise")),
+    *(dict(gate="elementwise@value", position=position) for position in ("none", "learned")),
+    *(dict(attention="gla", position=position) for position in ("none", "learned")),
+    dict(attention="gla", gate="headwise@value", gate_input="static", readout_norm="none", match_params=True),
+    dict(rope_scaling="yarn", rope_factor=1.0),
+    dict(rope_scaling="yarn", rope_factor=2.0),
+    dict(attention="cosformer,gla", gate="native,none", n_layer=2),
+    dict(attention="cosformer,gla", gate="none,native", n_layer=2),
+    dict(attention="gla,softmax,mamba2", gate="native+elementwise", n_layer=3),
+]
+
+
+@torch.no_grad()
+def numbers_of(keys):
+    """Every weight at the start, and the logits in training with other weights; None where the keys don't fit."""
+    small = dict(n_layer=1, n_head=2, n_embd=16, block_size=8, vocab_size=11, state_size=8, mlp_ratio=4)
+    torch.manual_seed(0)
+    try:
+        model = GPT(GPTConfig(**small | keys)).double()
+    except UserError:
+        return None
+    start = {name: p.clone() for name, p in model.named_parameters()}
+    for name, p in model.named_parameters():
+        p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(len(name)), dtype=p.dtype) / 3)
+    torch.manual_seed(0)
+    return start | {"logits": model.train()(torch.arange(10)[None, :8])}
+
+
+def is_same(one, other):
+    return one.keys() == other.keys() and all(
+        one[name].shape == other[name].shape and torch.allclose(one[name], other[name], atol=1e-9) for name in one
+    )
+
+
+@pytest.mark.parametrize("keys", SITUATIONS, ids=str)
+def test_the_keys_called_unused_are_exactly_those_whose_change_changes_nothing(keys):
+    assert {field.name for field in dataclasses.fields(GPTConfig)} == OTHER.keys() | ELSEWHERE
+    unused, base = unused_keys(GPTConfig(**dict(n_layer=1) | keys)), numbers_of(keys)
+    for key, values in OTHER.items():
+        values = [value for value in (values if isinstance(values, list) else [values]) if value != keys.get(key)]
+        others = [numbers_of(keys | {key: value}) for value in values if key != "gate" or key not in unused]
+        others = [other for other in others if other is not None]  # a change that is refused is overlooked by nobody
+        if others:
+            assert all(is_same(base, other) for other in others) == (key in unused), (key, unused.get(key))
+    if "gate" in unused:
+        assert torch.equal(base["logits"], numbers_of(keys | {"gate": "none"})["logits"])
+
+
+def test_kernels_are_unused_where_every_layer_is_softmax():
+    assert "kernels" in unused_keys(GPTConfig())
+    assert "kernels" not in unused_keys(GPTConfig(attention="softmax,gla"))
