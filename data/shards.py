@@ -86,7 +86,11 @@ def _listed(folder):
         meta = read_json(folder / "meta.json", MOST_META)
         splits = meta["splits"].values() if type(meta["format"]) is int else ()
         entries = [entry for facts in splits for entry in (*facts["shards"], facts.get("document_offsets", {}))]
-        return {"meta.json", *(entry["file"] for entry in entries if "file" in entry)} if splits else set()
+        return (
+            {"meta.json", *(entry["file"] for entry in entries if isinstance(entry.get("file"), str))}
+            if splits
+            else set()
+        )
     except (UserError, LookupError, TypeError, AttributeError):
         return set()
 

@@ -46,7 +46,10 @@ def main(argv):
     out_dir = claim(config.out_dir or Path(__file__).resolve().parent, config.overwrite)
     files = find_files(config.paths, config.ext)
     if config.errors == "skip":
-        files = [file for file in files if is_text(file)]
+        found = files
+        files = [file for file in found if is_text(file)]
+        if len(files) < len(found):
+            print(f"{len(found) - len(files)} of {len(found)} files are not UTF-8 and were left out")
         if not files:
             raise UserError(f"{', '.join(config.paths)}: no file is UTF-8 text")
     tokenizer = get_tokenizer(config.tokenizer)
@@ -109,7 +112,7 @@ def is_text(file):
     try:
         read_text(file)
     except NotText as error:
-        print(f"skipped: {error}")
+        print(f"left out: {error}")
         return False
     return True
 
@@ -122,7 +125,7 @@ def read_text(file):
     try:
         return file.read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise NotText(f"{file}: is not UTF-8 text (byte {error.start}); --errors=skip leaves such files out") from None
+        raise NotText(f"{file}: is not UTF-8 text (byte {error.start}); --errors=skip leaves it out") from None
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
 
