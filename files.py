@@ -87,7 +87,7 @@ def read_json(path, most=1 << 26):
 def wrong_field(value, rule, name=""):
     """What is wrong with a value that a file held, in words; None where it is as the rule says. A rule is
 
-    (int, least, most)      a whole number; float: a finite number, or inf where that is the most
+    (int, least, most)      a whole number; float: a finite number, or inf where that is the most; bool: of 0 to 1
     (str, least, most)      a text of that length; and so dict
     {"a", "b"}              one of these texts
     [rule, least, most]     a list of that length, every item by the rule
@@ -124,10 +124,12 @@ def wrong_field(value, rule, name=""):
 def _is_within(value, kind, least, most):
     if kind is float:  # an int of a thousand digits is no float
         return type(value) in (int, float) and (type(value) is float or abs(value) < 1 << 63) and least <= value <= most
-    return type(value) is kind and least <= (value if kind is int else len(value)) <= most
+    return type(value) is kind and least <= (value if kind in (int, bool) else len(value)) <= most
 
 
 def _words_of(kind, least, most):
+    if kind is bool:
+        return "true or false"
     if kind in (int, float):
         what = "a whole number" if kind is int else "a number"
         return f"{what} of at least {least}" + f" and at most {most}" * (most < 1 << 50)

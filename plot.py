@@ -39,7 +39,7 @@ def main(argv):
         if folder.suffix == ".json" and not os.path.isdir(folder):
             print(length_curve(read_checked(folder, LENGTHS), folder.with_suffix(".png")))
         elif os.path.isdir(folder) and any(folder.glob("rows*.jsonl")):
-            print(*report.figures(report.read_rows(folder), folder), sep="\n")
+            print(*draw_experiment(folder), sep="\n")
         elif os.path.isfile(folder / "metrics.jsonl"):
             print(page(folder))
         else:
@@ -73,14 +73,41 @@ LENGTHS = {
 }  # fmt: skip
 METRICS = {"event": TEXT, "step": COUNT}
 METRICS_OF = {"train": {"loss": NUMBER}, "eval": {"val_loss": NUMBER}}
+ROW = {
+    "arm": TEXT, "seed": COUNT, "setting?": TEXT, "purpose?": TEXT, "metric?": {"accuracy", "val_loss"},
+    "data": {"pairs?": (int, 1, 1 << 30)},
+    "config": {"attention?": TEXT, "gate?": TEXT, "match_params?": (bool, 0, 1), "learning_rate?": NUMBER},
+    "finite?": (bool, 0, 1), "accuracy?": SHARE, "val_loss?": NUMBER, "state_bytes?": (int, 1, 1 << 60),
+    "curve": [[NUMBER, 2, 2], 1, 1 << 20],
+    "scores?": {str: {"slices?": {str: SHARE}}},
+}  # fmt: skip
 
 
 def read_checked(file, rule):
     """What a JSON file holds. Raises UserError where that is not what the rule says."""
     found = read_json(file)
+    check_drawable(file, found, rule)
+    return found
+
+
+def check_drawable(file, found, rule):
     if wrong := wrong_field(found, rule):
         raise UserError(f"{file}: cannot be drawn: {wrong}")
-    return found
+
+
+def draw_experiment(folder):
+    """The paths of the figures of an experiment's rows."""
+    rows = report.read_rows(folder)
+    for row in rows:
+        check_drawable(folder / "rows.jsonl", row, ROW)
+    try:
+        return report.figures(rows, folder)
+    except (LookupError, TypeError, ValueError, StopIteration) as error:
+        if isinstance(error, UserError):
+            raise
+        # each row is right by itself: they are of experiments that do not go together
+        what = f"{type(error).__name__}: {error}"
+        raise UserError(f"{folder}: its rows do not agree, and cannot be drawn together ({what})") from error
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -91,9 +118,7 @@ def page(folder):
     """Draws page.png. Returns its path."""
     metrics = read_jsonl(folder / "metrics.jsonl")
     for row in metrics:
-        rule = METRICS_OF.get(str(row.get("event")), {}) | METRICS
-        if wrong := wrong_field(row, rule):
-            raise UserError(f"{folder / 'metrics.jsonl'}: cannot be drawn: {wrong}")
+        check_drawable(folder / "metrics.jsonl", row, METRICS_OF.get(str(row.get("event")), {}) | METRICS)
     panels = [lambda axes: loss_panel(axes, metrics)]
     title = str(folder)
     if os.path.isfile(folder / "meters.json"):
