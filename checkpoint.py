@@ -13,6 +13,8 @@ has model, model_args, iter_num and data; what loads a checkpoint loads it, too:
 
 import hashlib
 import json
+import math
+import os
 import pickle
 import zipfile
 from dataclasses import dataclass
@@ -21,15 +23,16 @@ from pathlib import Path
 import torch
 
 import configurator
-from configurator import UserError, key
-from files import claim, write_whole
+from configurator import UserError, key, show
+from files import claim, read_json, write_whole, wrong_field
+from hardware import DTYPES
 from model import GPT, GPTConfig
 
 
 @dataclass
 class ExportConfig:
     checkpoint: str = key("out/best.pt", "the checkpoint, or the out_dir that holds ckpt.pt")
-    safetensors: str = key("export", "folder for model.safetensors and config.json")
+    safetensors: str = key("export", "folder for model.safetensors and config.json", is_path=True)
     overwrite: bool = key(False, "true: the folder may hold something else; files of those names are replaced")
 
 
@@ -86,10 +89,10 @@ def import_safetensors():
 def load(path, device="cpu"):
     """The checkpoint's dict. Raises UserError for what is missing, damaged, or no checkpoint of this project."""
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         names = ("ckpt.pt", "model.safetensors")
-        path = next((path / name for name in names if (path / name).is_file()), path / "ckpt.pt")
-    if not path.is_file():
+        path = next((path / name for name in names if os.path.isfile(path / name)), path / "ckpt.pt")
+    if not os.path.isfile(path):
         raise UserError(f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir")
     checkpoint = (_load_safetensors if path.suffix == ".safetensors" else _load_torch)(path, device)
     found = checkpoint if isinstance(checkpoint, dict) else {}
@@ -97,12 +100,44 @@ def load(path, device="cpu"):
     if missing:
         raise UserError(f"{path}: no checkpoint of this project (it has no {' and no '.join(map(repr, missing))})")
     for name, tensor in found["model"].items():
-        if not isinstance(name, str) or type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
-            raise UserError(f"{path}: no checkpoint of this project (its {str(name)[:40]!r} is no plain tensor)")
-    for name, kind in (("data", dict), ("config", dict), ("iter_num", int)):
-        if name in found and type(found[name]) is not kind:
-            raise UserError(f"{path}: no checkpoint of this project (its {name!r} is not a {kind.__name__})")
+        if not isinstance(name, str) or not _is_plain(tensor):
+            raise UserError(f"{path}: no checkpoint of this project (its {show(name)} is no plain tensor)")
+    if wrong := wrong_field(checkpoint, FIELDS):
+        raise UserError(f"{path}: no checkpoint of this project ({wrong})")
+    rng, ours = checkpoint.get("rng"), torch.get_rng_state()
+    if rng is not None and not (_is_plain(rng) and rng.dtype == ours.dtype and rng.shape == ours.shape):
+        raise UserError(f"{path}: no checkpoint of this project (its rng is no state of torch's random numbers)")
     return checkpoint
+
+
+# what a checkpoint holds beside its tensors; files.wrong_field says how the table is read
+TEXT = (str, 0, 999)
+FIELDS = {
+    "model_args": (dict, 0, 999),
+    "optimizer?": (dict, 0, 99),
+    "scaler?": (dict, 0, 99),
+    "iter_num?": (int, 0, 1 << 60),
+    "best_val_loss?": (float, -math.inf, math.inf),
+    "seconds?": (float, 0, 1e12),
+    "run_id?": TEXT,
+    "config?": {str: object},
+    "data?": {
+        "name?": TEXT,
+        "path?": (str, 0, 1 << 12),
+        "sha256?": TEXT,
+        "tokenizer?": TEXT,
+        "vocab_size?": (int, 1, 1 << 40),
+    },
+    "dtype?": set(DTYPES),
+    "versions?": {str: TEXT},
+}
+
+
+def _is_plain(tensor):
+    """A dense tensor with memory of its own for each number: one row, repeated a billion times, is none."""
+    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
+        return False
+    return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
 
 
 def _load_torch(path, device):
@@ -128,9 +163,9 @@ def _load_torch(path, device):
 def _load_safetensors(path, device):
     from_bytes, config = import_safetensors().load, path.with_name("config.json")
     try:
-        about, weights = json.loads(config.read_bytes()), path.read_bytes()
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{config}: cannot be read ({error})") from None
+        about, weights = read_json(config), path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if not isinstance(about, dict) or about.get("sha256") != hashlib.sha256(weights).hexdigest():
         raise UserError(f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)")
     try:

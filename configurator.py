@@ -29,6 +29,7 @@ import math
 import operator
 import os
 import re
+import stat
 import sys
 import textwrap
 import traceback
@@ -36,10 +37,14 @@ import typing
 
 
 class UserError(ValueError):
-    """A mistake a user can fix. Its text is one line: whatever would break the line, or the terminal, is escaped."""
+    """A mistake a user can fix. Its text is one line: whatever would break the line, or the terminal, is escaped.
+
+    It is no endless one: of a path of thousands of characters the middle is left out.
+    """
 
     def __init__(self, text):
-        super().__init__(_escape(text))
+        text = _escape(text)
+        super().__init__(text if len(text) <= 900 else f"{text[:450]} ... {text[-400:]}")
 
 
 def run(main):
@@ -125,11 +130,14 @@ TYPES = {
 BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
-def key(default, help, *, choices=None, at_least=None, at_most=None, above=None, below=None, merge=False):
+def key(
+    default, help, *, choices=None, at_least=None, at_most=None, above=None, below=None, merge=False, is_path=False
+):
     """
     A dataclass field with its checks. `help` is one line. In a list, choices and limits hold for each item.
 
     merge: a later dict is added to the ones set before it, instead of taking their place.
+    is_path: something will be written there, so the text is a name that a file or folder can have.
     """
     limits = [
         (f"{words} {limit}", holds, limit)
@@ -141,7 +149,8 @@ def key(default, help, *, choices=None, at_least=None, at_most=None, above=None,
         )
         if limit is not None
     ]
-    metadata = {"help": help, "choices": tuple(choices or ()), "limits": limits, "merge": merge}
+    metadata = {"help": help, "choices": tuple(choices or ()), "limits": limits}
+    metadata |= {"merge": merge, "is_path": is_path}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -167,7 +176,7 @@ def _check(config_class, values, source=""):
     checked = {}
     for name, value in values.items():
         if name not in fields:
-            raise UserError(f"{prefix}unknown key {_show(name)}{_did_you_mean(name, fields)}")
+            raise UserError(f"{prefix}unknown key {show(name)}{_did_you_mean(name, fields)}")
         choices, limits = fields[name].metadata.get("choices", ()), fields[name].metadata.get("limits", ())
         if isinstance(value, bool) or value in ("True", "False"):
             if str(value).lower() in choices:  # nanoGPT's compile = False, for one of auto, true, false
@@ -183,6 +192,9 @@ def _check(config_class, values, source=""):
                 and not (is_number and all(holds(item, limit) for _, holds, limit in limits))
             ):
                 raise _wrong(prefix + name, item, _range(limits))
+        if fields[name].metadata.get("is_path") and value is not None:
+            if not value.strip() or "\0" in value or len(value) > 4000:
+                raise _wrong(prefix + name, value, "the name of a file or folder")
         checked[name] = value
     return checked
 
@@ -253,6 +265,8 @@ def _read(value, base, typed_items):
             value = _evaluate(ast.parse(value.strip(), mode="eval").body, {})
     if not isinstance(value, (list, tuple) if base is list else base):
         raise ValueError
+    if base in (list, dict):
+        _check_size(value)
     return base(value)
 
 
@@ -281,7 +295,7 @@ def check_choice(label, value, choices):
 
 
 def _wrong(label, value, allowed):
-    return UserError(f"{label}={_show(value)}: must be {allowed}")
+    return UserError(f"{label}={show(value)}: must be {allowed}")
 
 
 def _one_of(choices, value=""):
@@ -293,14 +307,15 @@ def _range(limits):
 
 
 def _did_you_mean(word, candidates):
-    word, candidates = _show(word).strip("'"), [str(candidate) for candidate in candidates]
+    word, candidates = show(word).strip("'"), [str(candidate) for candidate in candidates]
     for spelling in (word, word.lower()):
         for near in difflib.get_close_matches(spelling, candidates, 1) if word else ():
             return f" (did you mean {near!r}?)"
     return ""
 
 
-def _show(value):
+def show(value):
+    """repr, cut after 60 characters."""
     try:
         return _shorten(repr(value))
     except (ValueError, RecursionError):  # an int of more than 4,300 digits; lists nested a thousand deep
@@ -339,13 +354,13 @@ def load(config_class, argv, *, positional="config", program="train.py", descrip
         if known and word == f"--{name}={text}":
             settings.append((name, text))
         elif word.startswith("--") and name and not known:
-            raise UserError(f"unknown key {_show(name)}{_did_you_mean(name, [*fields, 'config_override'])}")
+            raise UserError(f"unknown key {show(name)}{_did_you_mean(name, [*fields, 'config_override'])}")
         elif word.startswith("-") or positional is None or (positional == "config" and known and equals):
             if not known:
                 name, text = "key", "value"
             elif not equals:
                 text = _value_after(fields.get(name), following)
-            raise UserError(f"{_shorten(word) or _show(word)}: write --{name}={_shorten(text)}")
+            raise UserError(f"{_shorten(word) or show(word)}: write --{name}={_shorten(text)}")
         else:
             words.append(word)
 
@@ -413,6 +428,7 @@ def _help(config_class, positional, program, description):
 # ----------------------------------------------------------------------------------------------------------------------
 # Config files
 
+MOST_BYTES = 1 << 20  # of a config file, and of the value of a key
 ARITHMETIC = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -444,10 +460,26 @@ def read_config_file(path, merge=(), _open_files=()):
     if "include" in values:
         base = values.pop("include")
         if not isinstance(base, str) or not base.strip():
-            raise UserError(f"{name}: include={_show(base)}: must be the name of a config file")
+            raise UserError(f"{name}: include={show(base)}: must be the name of a config file")
         included = read_config_file(os.path.join(os.path.dirname(path), base), merge, (*_open_files, real))
         values = _merged(included, values, merge)
     return values
+
+
+def read_regular(path, most):
+    """The bytes of a file, at most so many. Raises UserError, too for a pipe or a device, which may never end."""
+    try:
+        is_file = stat.S_ISREG(os.stat(path).st_mode)
+        if is_file:  # to open a pipe would wait for who writes to it
+            with open(path, "rb") as file:
+                data = file.read(most + 1)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if not is_file:
+        raise UserError(f"{path}: is a folder, a pipe or a device, where a file is needed")
+    if len(data) > most:
+        raise UserError(f"{path}: has more than {most:,} bytes, which is too large for what it should be")
+    return data
 
 
 def _read_text(path):
@@ -466,12 +498,10 @@ def _read_text(path):
     if not path.endswith((".py", ".json")):
         raise UserError(f"{name}: a config file ends in .py or .json")
     try:
-        with open(path, encoding="utf-8-sig") as file:  # -sig: some editors put a byte order mark
-            return file.read()
+        text = read_regular(path, MOST_BYTES).decode("utf-8-sig")  # -sig: some editors put a byte order mark
     except UnicodeDecodeError:
         raise UserError(f"{name}: is not UTF-8 text") from None
-    except OSError as error:
-        raise UserError(f"{name}: cannot be read ({error.strerror})") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _parse_json(text, name):
@@ -481,6 +511,10 @@ def _parse_json(text, name):
         raise UserError(f"{name}: not valid JSON ({error})") from None
     if not isinstance(values, dict):
         raise UserError(f'{name}: must be a JSON object, as in {{"n_layer": 6}}')
+    try:
+        _check_size(values)
+    except ValueError as error:
+        raise UserError(f"{name}: {error}") from None
     return values
 
 
@@ -498,7 +532,9 @@ def _parse_python(text, name):
                 case ast.Assign(targets=[ast.Name(id="include")]) if "include" in values:
                     raise ValueError("a second include; a file has one")
                 case ast.Assign(targets=[ast.Name(id=target)]):
-                    values[target] = _evaluate(statement.value, values)
+                    value = _evaluate(statement.value, values)
+                    _check_size(value)
+                    values[target] = value
                 case ast.Expr(value=ast.Constant(value=str())):
                     pass  # a docstring
                 case _:
@@ -509,6 +545,23 @@ def _parse_python(text, name):
             line = _shorten(text.split("\n")[statement.lineno - 1].strip())
             raise UserError(f"{name} line {statement.lineno}: {line}: {error}") from None
     return values
+
+
+def _check_size(value):
+    """ValueError for what is nested too deep to be shown, or so large that a list which names another twice, thirty
+    times over, must have made it: its parts are counted as often as they are named."""
+    left, size = [(value, 0)], 0
+    while left:
+        value, depth = left.pop()
+        size += 1 + (len(value) if isinstance(value, str | list | tuple | dict) else 0)
+        if size > MOST_BYTES:
+            raise ValueError("the value is too large")
+        if depth > 50:
+            raise ValueError("the value is nested too deep")
+        if isinstance(value, dict):
+            left += [(part, depth + 1) for pair in value.items() for part in pair]
+        elif isinstance(value, list | tuple):
+            left += [(part, depth + 1) for part in value]
 
 
 def _evaluate(node, names):
@@ -527,7 +580,7 @@ def _evaluate(node, names):
             return names[name]
         case ast.Name(id=name):
             near = _did_you_mean(name, [*names, "True", "False", "None"])
-            raise ValueError(f"{_show(name)} is not assigned above{near}; a string is written in quotes")
+            raise ValueError(f"{show(name)} is not assigned above{near}; a string is written in quotes")
         case ast.UnaryOp(op=ast.USub()):
             return _calculate(operator.mul, -1, _evaluate(node.operand, names))
         case ast.BinOp() if type(node.op) in ARITHMETIC:

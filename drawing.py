@@ -5,6 +5,10 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from files import check_output, write_output
+
+plt.rcParams["text.parse_math"] = False  # a name may hold a $
+
 # Okabe & Ito 2008: told apart by the colour-blind
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 MIXER_COLOURS = dict(zip(("softmax", "cosformer", "gla", "mamba2", "gated_deltanet"), COLOURS, strict=False))
@@ -29,7 +33,10 @@ def dress(axes):
 
 
 def write(figure, path):
+    """The path, once the figure is there as a .png. Raises UserError."""
+    check_output("figure", path)
     figure.tight_layout()
-    figure.savefig(path, dpi=150, bbox_inches="tight")  # a legend may stand outside
+    # a legend may stand outside
+    write_output("figure", path, lambda file: figure.savefig(file, format="png", dpi=150, bbox_inches="tight"))
     plt.close(figure)
     return path

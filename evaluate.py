@@ -26,6 +26,7 @@ import configurator
 from checkpoint import load_model
 from configurator import UserError, key
 from data.shards import IGNORE, open_dataset
+from files import check_output, write_output
 from hardware import Processes
 from model import GPT
 
@@ -164,7 +165,7 @@ class EvaluateConfig:
     lengths: list[int] = key([], "text: context lengths to compare, with the loss by position", at_least=1)
     rope_scaling: str = key("none", "how RoPE goes past the trained length", choices=("none", "ntk", "yarn"))
     rope_factor: float = key(1.0, "how many times past it", at_least=1)
-    out: str | None = key(None, "a file for the JSON, which plot.py draws the length curve from")
+    out: str | None = key(None, "a file for the JSON, which plot.py draws the length curve from", is_path=True)
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = key(0, "CPU threads of a process (0: cores / processes)", at_least=0)
 
@@ -176,6 +177,8 @@ def main(argv):
 
 
 def run(config, processes):
+    if config.out:
+        check_output("out", config.out, "checkpoint", "split")
     device, rope = processes.device, dict(rope_scaling=config.rope_scaling, rope_factor=config.rope_factor)
     model, checkpoint = load_model(config.checkpoint, device, **rope)
     trained_on = checkpoint.get("data", {})
@@ -212,10 +215,7 @@ def run(config, processes):
     line = json.dumps(about | ({"lengths": results} if config.lengths else results[0]))
     print(line)
     if config.out:
-        try:
-            Path(config.out).write_text(line + "\n")
-        except OSError as error:
-            raise UserError(f"out={config.out!r}: cannot be written ({error.strerror})") from None
+        write_output("out", config.out, lambda file: file.write(line.encode() + b"\n"))
 
 
 def has_changed(dataset, trained_on):

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, files of JSON lines, folders with a kind and one writer at a time."""
+"""Files: written whole or not at all, read with every field checked; folders with a kind, and one writer at a time."""
 
 import contextlib
 import json
@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from configurator import UserError
+from configurator import UserError, read_regular, show
 
 try:
     import fcntl
@@ -69,16 +69,112 @@ def claim(folder, kind, overwrite=False):
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
 
 
+def check_output(name, path, *marks):
+    """UserError where a script may not write its output to `path`, which the key `name` gives: before any work.
+
+    An output replaces nothing but an older output of its own kind: a .png of figures, or a .json, an object that has
+    all the names in `marks`.
+    """
+    path = Path(path)
+    ending = ".json" if marks else ".png"
+    if path.suffix != ending:
+        raise UserError(f"{name}={show(str(path))}: must end in {ending}")
+    if not os.path.isdir(path.parent):
+        raise UserError(f"{name}={show(str(path))}: cannot be written (No such file or directory)")
+    if not os.path.lexists(path):
+        return
+    try:
+        found = read_json(path, 1 << 30) if marks else {}
+    except UserError:
+        found = None
+    if not os.path.isfile(path) or not isinstance(found, dict) or any(mark not in found for mark in marks):
+        raise UserError(f"{name}={show(str(path))}: is something else already, which this would replace; name another")
+
+
+def write_output(name, path, write):
+    """write_whole, for the output that the key `name` gives. Raises UserError."""
+    try:
+        write_whole(path, write)
+    except OSError as error:
+        raise UserError(f"{name}={show(str(path))}: cannot be written ({error.strerror or error})") from None
+
+
+def read_json(path, most=1 << 26):
+    """What a JSON file holds, of at most so many bytes. Raises UserError: there is none, it is damaged, a pipe."""
+
+    def refuse(constant):
+        raise ValueError(f"{constant} is no JSON")
+
+    data = read_regular(path, most)
+    try:
+        return json.loads(data, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read as JSON ({error})") from None
+
+
+def wrong_field(value, rule, name=""):
+    """What is wrong with a value that a file held, in words; None where it is as the rule says. A rule is
+
+    (int, least, most)      a whole number; float: a finite number, or inf where that is the most; bool: of 0 to 1
+    (str, least, most)      a text of that length; and so dict
+    {"a", "b"}              one of these texts
+    [rule, least, most]     a list of that length, every item by the rule
+    {str: rule}             a dict of any names, every value by the rule
+    {"a": rule, "b?": rule} a dict that has these names, and maybe others; b may be missing or None
+    object                  anything
+    """
+
+    def wrong(allowed):
+        return f"{name or 'it'}={show(value)}: must be {allowed}"
+
+    if rule is object:
+        return None
+    if isinstance(rule, set):
+        return None if isinstance(value, str) and value in rule else wrong(f"one of {', '.join(sorted(rule))}")
+    if isinstance(rule, tuple):
+        return None if _is_within(value, *rule) else wrong(_words_of(*rule))
+    if isinstance(rule, list):
+        inner, least, most = rule
+        if type(value) is not list or not least <= len(value) <= most:
+            return wrong(_words_of(list, least, most))
+        parts = [(f"{name}[{i}]", part, inner) for i, part in enumerate(value)]
+    else:
+        if type(value) is not dict or any(type(key) is not str or len(key) > 99 for key in value):
+            return wrong("a dict, its names texts of at most 99 characters")
+        rules = dict.fromkeys(value, rule[str]) if str in rule else rule
+        rules = {
+            key.rstrip("?"): inner for key, inner in rules.items() if key[-1:] != "?" or value.get(key[:-1]) is not None
+        }
+        parts = [(f"{name}.{key}" if name else key, value.get(key), inner) for key, inner in rules.items()]
+    return next((words for where, part, inner in parts if (words := wrong_field(part, inner, where))), None)
+
+
+def _is_within(value, kind, least, most):
+    if kind is float:  # an int of a thousand digits is no float
+        return type(value) in (int, float) and (type(value) is float or abs(value) < 1 << 63) and least <= value <= most
+    return type(value) is kind and least <= (value if kind in (int, bool) else len(value)) <= most
+
+
+def _words_of(kind, least, most):
+    if kind is bool:
+        return "true or false"
+    if kind in (int, float):
+        what = "a whole number" if kind is int else "a number"
+        return f"{what} of at least {least}" + f" and at most {most}" * (most < 1 << 50)
+    what = {str: "a text", list: "a list", dict: "a dict"}[kind]
+    return f"{what} of length {least}" + (f" to {most}" if most < 1 << 50 else " or more") * (most > least)
+
+
 def read_jsonl(file, fields=None):
     """The objects of a file of JSON lines; none where there is no file. A last line that a kill cut short is left out.
 
     fields: {name: type} that each object has. UserError names a damaged line.
     """
-    text, rows = Path(file).read_bytes() if Path(file).is_file() else b"", []
+    text, rows = read_regular(file, 1 << 30) if os.path.isfile(file) else b"", []
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict) or any(type(row.get(name)) is not kind for name, kind in (fields or {}).items()):
             raise UserError(f"{file} line {number}: damaged; remove the line")

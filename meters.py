@@ -34,6 +34,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import statistics
 import time
 from pathlib import Path
@@ -46,6 +47,7 @@ from checkpoint import load_model
 from configurator import UserError, key
 from data.shards import IGNORE, open_dataset
 from evaluate import score
+from files import check_output, write_output
 from gate import ADDITIVE_ACTIVATIONS
 from hardware import DTYPES, Processes
 from model import GatedDeltaNet, Mamba2, Softmax
@@ -513,7 +515,7 @@ class MetersConfig:
     )
     maps: list[str] = key([], "attention maps, as layer.head (empty: the heads of largest and smallest sink)")
     dtype: str | None = key(None, "of matrix products (None: the run's)", choices=tuple(DTYPES))
-    out: str | None = key(None, "file of the JSON (None: meters.json beside the last checkpoint)")
+    out: str | None = key(None, "file of the JSON (None: meters.json beside the last checkpoint)", is_path=True)
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = key(0, "CPU threads (0: cores)", at_least=0)
 
@@ -522,22 +524,21 @@ def main(argv):
     config = configurator.load(MetersConfig, argv, positional=None, program="meters.py", description=__doc__)
     if not config.checkpoint:
         raise UserError("checkpoint=[]: name one, as in --checkpoint=out/best.pt")
+    last = Path(config.checkpoint[-1])
+    out = Path(config.out) if config.out else (last if os.path.isdir(last) else last.parent) / "meters.json"
     processes = Processes(config.device, config.threads)
     dataset, results = None, []
     for path in config.checkpoint:
         model, checkpoint = load_model(path, processes.device)
         if dataset is None:
+            check_output("out", out, "checkpoints")
             dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
         if dataset.vocab_size > model.config.vocab_size:
             raise UserError(f"{path}: knows {model.config.vocab_size} token ids, {dataset.folder} has more")
         results.append(meters_of(model, checkpoint, path, dataset, config))
         print(table(results[-1]), end="\n\n")
-    last = Path(config.checkpoint[-1])
-    out = Path(config.out) if config.out else (last if last.is_dir() else last.parent) / "meters.json"
-    try:
-        out.write_text(json.dumps({"checkpoints": results}) + "\n")
-    except OSError as error:
-        raise UserError(f"out={str(out)!r}: cannot be written ({error.strerror})") from None
+    text = json.dumps({"checkpoints": results}) + "\n"
+    write_output("out", out, lambda file: file.write(text.encode()))
     print(f"written: {out}")
     names = ("checkpoint", "step", "loss", "accuracy", "quantised")
     short = [{name: r[name] for name in names} | summary(r["layers"], r["tokens"]) for r in results]

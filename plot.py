@@ -11,7 +11,7 @@ A figure lies beside the files it was made of. Here: the page of a run, the curv
 report.py has those of experiments, drawing.py the look of all.
 """
 
-import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ import configurator
 import report
 from configurator import UserError, key
 from drawing import COLOURS, MIXER_COLOURS, dress, interval_lines, mean, write
-from files import read_jsonl
+from files import read_json, read_jsonl, wrong_field
 from rows import read_rows
 
 
@@ -37,14 +37,78 @@ def main(argv):
     if not config.folders:
         raise UserError("no folder given: python plot.py out")
     for folder in map(Path, config.folders):
-        if folder.suffix == ".json" and folder.is_file():
-            print(length_curve(json.loads(folder.read_text()), folder.with_suffix(".png")))
-        elif any(folder.glob("rows*.jsonl")):
-            print(*report.figures(read_rows(folder), folder), sep="\n")
-        elif (folder / "metrics.jsonl").is_file():
+        if folder.suffix == ".json" and not os.path.isdir(folder):
+            print(length_curve(read_checked(folder, LENGTHS), folder.with_suffix(".png")))
+        elif os.path.isdir(folder) and any(folder.glob("rows*.jsonl")):
+            print(*draw_experiment(folder), sep="\n")
+        elif os.path.isfile(folder / "metrics.jsonl"):
             print(page(folder))
         else:
             raise UserError(f"{folder}: has neither metrics.jsonl (a run) nor rows.jsonl (an experiment)")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the panels need of a file; files.wrong_field says how these tables are read
+
+TEXT, COUNT, SHARE = (str, 0, 99), (int, 0, 1 << 40), (float, -1e-3, 1.001)
+NUMBER, POSITIVE = (float, -1e9, 1e9), (float, 1e-30, 1e30)
+SHARES = [SHARE, 1, 1 << 12]
+METERS = {
+    "attention": TEXT, "gate": TEXT, "step?": COUNT, "rows": COUNT, "tokens": COUNT, "dataset": TEXT, "split": TEXT,
+    "packing": (str, 0, 200), "dtype": TEXT, "sink_baseline": SHARE,
+    "layers": [{
+        "mixer": TEXT,
+        "gates": {str: {"histogram": [[SHARE, 21, 21], 1, 1 << 12], "mean": [NUMBER, 1, 1 << 12], "below_0.1": SHARES}},
+        "sink": {"kind": TEXT, "share": [NUMBER, 1, 1 << 12], "random_tokens": [NUMBER, 1, 1 << 12]},
+        "early": {"token_0_before?": SHARE, "token_0_after?": SHARE},
+        "residual": {"max": POSITIVE, "max_over_median": POSITIVE, "position": COUNT, "channel": COUNT},
+    }, 1, 1 << 10],
+    "maps": [{"weights": [[NUMBER, 1, 1 << 10], 1, 1 << 10], "layer": COUNT, "head": COUNT}, 0, 99],
+    "pruning": [{"threshold": NUMBER, "loss": NUMBER, "zeroed": SHARE}, 0, 1 << 10],
+}  # fmt: skip
+LENGTHS = {
+    "attention": TEXT, "gate": TEXT, "rope_scaling": TEXT, "trained_length": COUNT,
+    "lengths": [{
+        "block_size": COUNT, "loss?": NUMBER, "by_position?": [[NUMBER, 2, 2], 1, 1 << 16], "limit?": (str, 0, 999),
+    }, 1, 1 << 10],
+}  # fmt: skip
+METRICS = {"event": TEXT, "step": COUNT}
+METRICS_OF = {"train": {"loss": NUMBER}, "eval": {"val_loss": NUMBER}}
+ROW = {
+    "arm": TEXT, "seed": COUNT, "setting?": TEXT, "purpose?": TEXT, "metric?": {"accuracy", "val_loss"},
+    "data": {"pairs?": (int, 1, 1 << 30)},
+    "config": {"attention?": TEXT, "gate?": TEXT, "match_params?": (bool, 0, 1), "learning_rate?": NUMBER},
+    "finite?": (bool, 0, 1), "accuracy?": SHARE, "val_loss?": NUMBER, "state_bytes?": (int, 1, 1 << 60),
+    "curve": [[NUMBER, 2, 2], 1, 1 << 20],
+    "scores?": {str: {"slices?": {str: SHARE}}},
+}  # fmt: skip
+
+
+def read_checked(file, rule):
+    """What a JSON file holds. Raises UserError where that is not what the rule says."""
+    found = read_json(file)
+    check_drawable(file, found, rule)
+    return found
+
+
+def check_drawable(file, found, rule):
+    if wrong := wrong_field(found, rule):
+        raise UserError(f"{file}: cannot be drawn: {wrong}")
+
+
+def draw_experiment(folder):
+    """The paths of the figures of an experiment's rows."""
+    rows = read_rows(folder)
+    for row in rows:
+        check_drawable(folder / "rows.jsonl", row, ROW)
+    try:
+        return report.figures(rows, folder)
+    except (LookupError, TypeError, ValueError, StopIteration) as error:
+        if isinstance(error, UserError):
+            raise
+        # each row is right by itself: they are of experiments that do not go together
+        what = f"{type(error).__name__}: {error}"
+        raise UserError(f"{folder}: its rows do not agree, and cannot be drawn together ({what})") from error
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -54,11 +118,14 @@ def main(argv):
 def page(folder):
     """Draws page.png. Returns its path."""
     metrics = read_jsonl(folder / "metrics.jsonl")
+    for row in metrics:
+        check_drawable(folder / "metrics.jsonl", row, METRICS_OF.get(str(row.get("event")), {}) | METRICS)
     panels = [lambda axes: loss_panel(axes, metrics)]
     title = str(folder)
-    if (folder / "meters.json").is_file():
-        meters = json.loads((folder / "meters.json").read_text())["checkpoints"][-1]
-        title = f"{meters['attention']}, gate {meters['gate']}, step {meters['step']}: meters on the first "
+    if os.path.isfile(folder / "meters.json"):
+        meters = read_checked(folder / "meters.json", {"checkpoints": [METERS, 1, 1 << 10]})["checkpoints"][-1]
+        check_maps(meters, folder / "meters.json")
+        title = f"{meters['attention']}, gate {meters['gate']}, step {meters.get('step')}: meters on the first "
         title += f"{meters['rows']} rows of {meters['tokens']} tokens of {meters['dataset']}, {meters['split']}\n"
         title += f"packing: {meters['packing']}\n"
         panels += [lambda axes: gate_panel(axes, meters)] if any(layer["gates"] for layer in meters["layers"]) else []
@@ -66,8 +133,8 @@ def page(folder):
         panels += [lambda axes: residual_panel(axes, meters)]
         panels += [lambda axes, shown=shown: map_panel(axes, shown, meters) for shown in meters["maps"]]
         panels += [lambda axes: pruning_panel(axes, meters)] if meters["pruning"] else []
-    if (folder / "lengths.json").is_file():
-        evaluation = json.loads((folder / "lengths.json").read_text())
+    if os.path.isfile(folder / "lengths.json"):
+        evaluation = read_checked(folder / "lengths.json", LENGTHS)
         panels.append(lambda axes: length_panel(axes, evaluation))
     columns = min(3, len(panels))
     n_rows = -(-len(panels) // columns)
@@ -80,14 +147,26 @@ def page(folder):
     return write(figure, folder / "page.png")
 
 
+def check_maps(meters, file):
+    """UserError for a map that is no rectangle, or of a head that is not there."""
+    for shown in meters["maps"]:
+        heads = [len(layer["sink"]["share"]) for layer in meters["layers"]]
+        is_there = shown["layer"] < len(heads) and shown["head"] < heads[shown["layer"]]
+        if not is_there or len({len(row) for row in shown["weights"]}) > 1:
+            raise UserError(f"{file}: cannot be drawn: a map of layer {shown['layer']}, head {shown['head']} is none")
+
+
 def loss_panel(axes, metrics):
     train = [(row["step"], row["loss"]) for row in metrics if row["event"] == "train"]
     val = [(row["step"], row["val_loss"]) for row in metrics if row["event"] == "eval"]
-    spikes = [(row["step"], row["loss"]) for row in metrics if row.get("spike")]
-    axes.plot(*zip(*train, strict=True), color=COLOURS[5], linewidth=1, label="training (one batch)")
-    axes.plot(*zip(*val, strict=True), color=COLOURS[0], marker="o", markersize=3, label="validation (whole split)")
-    if spikes:
-        axes.plot(*zip(*spikes, strict=True), color=COLOURS[6], marker="x", linestyle="", label="spike")
+    spikes = [(row["step"], row["loss"]) for row in metrics if row["event"] == "train" and row.get("spike")]
+    for points, look in (
+        (train, dict(color=COLOURS[5], linewidth=1, label="training (one batch)")),
+        (val, dict(color=COLOURS[0], marker="o", markersize=3, label="validation (whole split)")),
+        (spikes, dict(color=COLOURS[6], marker="x", linestyle="", label="spike")),
+    ):
+        if points:
+            axes.plot(*zip(*points, strict=True), **look)
     axes.set(xlabel="step", ylabel="loss (nats a token)", title="Loss")
     axes.legend(frameon=False)
     dress(axes)
@@ -214,7 +293,9 @@ def length_curve(evaluation, path):
 
 def length_panel(axes, evaluation):
     """Loss by position in the context, a line per context length, the trained length marked."""
-    reached = [result for result in evaluation["lengths"] if "by_position" in result]
+    reached = [
+        result for result in evaluation["lengths"] if result.get("by_position") and result.get("loss") is not None
+    ]
     for i, result in enumerate(reached):
         positions, loss = zip(*result["by_position"], strict=True)
         label = f"context of {result['block_size']:,}: {result['loss']:.3f} nats"
@@ -228,7 +309,7 @@ def length_panel(axes, evaluation):
 
 def bench(folder):
     """The figures of what bench.py has written there, of this and of earlier calls: ratios; cost against length."""
-    parts = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    parts = [read_json(file) for file in sorted(folder.glob("*.json"))]
     claims = [claim for part in parts for claim in part["claims"]]
     rows = [row for part in parts for row in part["rows"] if "mixer" in row and ("T" in row or "context" in row)]
     figures = [ratios(claims, folder / "ratios.png")] if claims else []

@@ -9,20 +9,21 @@ trained on MQAR shows sequences of its validation split instead, with the model'
 """
 
 import codecs
+import re
 import sys
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 import configurator
 from checkpoint import load_model
-from configurator import UserError, key
+from configurator import UserError, key, read_regular
 from data.shards import open_dataset
 from data.tokenizer import get_tokenizer
 from hardware import pick_device
 from loss import IGNORE
+from sampling import most_new_tokens
 
 
 @dataclass
@@ -36,7 +37,7 @@ class SampleConfig:
     checkpoint: str = key("out/best.pt", "the checkpoint, or the out_dir that holds ckpt.pt")
     start: str = key("\n", "the prompt; FILE:path reads it from a file, - from standard input")
     num_samples: int = key(3, "how many samples", at_least=1)
-    max_new_tokens: int = key(500, "tokens of each", at_least=1)
+    max_new_tokens: int | None = key(None, "tokens of each (None: 500, or as many as the model can)", at_least=1)
     temperature: float = key(0.8, "0: always the likeliest token; 1: the model's own distribution", at_least=0)
     top_k: int | None = key(None, "draw from the k likeliest tokens only", at_least=1)
     top_p: float | None = key(
@@ -53,39 +54,47 @@ def main(argv):
     trained_on = checkpoint.get("data", {})
     torch.manual_seed(config.seed)
     if trained_on.get("tokenizer") == "mqar":
-        dataset = open_dataset(config.dataset or trained_on["path"])
-        if dataset.tokenizer != "mqar" or dataset.vocab_size > model.config.vocab_size:
+        dataset = open_dataset(config.dataset or trained_on.get("path", ""))
+        is_mqar = dataset.tokenizer == "mqar" and all(re.fullmatch(r"\d{1,9}/\d{1,9}", name) for name in dataset.slices)
+        if not is_mqar or dataset.kind != "examples" or dataset.vocab_size > model.config.vocab_size:
             raise UserError(f"{dataset.folder}: no MQAR of at most {model.config.vocab_size} token ids")
         show_answers(model, dataset, config.num_samples)
     else:
         write_samples(model, get_tokenizer(trained_on.get("tokenizer", "")), config)
 
 
+MOST_BYTES = 1 << 24  # of a prompt
+
+
 def read_prompt(start):
     """The prompt's text. Raises UserError for a file that isn't there or is no UTF-8."""
     try:
         if start == "-":
-            return sys.stdin.buffer.read().decode()
+            text = sys.stdin.buffer.read(MOST_BYTES + 1)
+            if len(text) > MOST_BYTES:
+                raise UserError(f"start='-': standard input gives more than {MOST_BYTES:,} bytes")
+            return text.decode()
         if start.startswith("FILE:"):
-            return Path(start[len("FILE:") :]).read_text(encoding="utf-8")
+            return read_regular(start[len("FILE:") :], MOST_BYTES).decode()
         start.encode()  # a command line may hold bytes that are no text
         return start
-    except OSError as error:
-        raise UserError(f"start={start!r}: {error.strerror}") from None
     except UnicodeError:
         raise UserError(f"start={start!r}: is not UTF-8 text") from None
-    except ValueError:  # a zero byte
-        raise UserError(f"start={start!r}: no such file") from None
 
 
 def write_samples(model, tokenizer, config):
     prompt = read_prompt(config.start)
     idx = torch.tensor([tokenizer.encode(prompt)], dtype=torch.long, device=model.wte.weight.device)
     options = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
+    # where even one is too many, stream says why
+    n_new = config.max_new_tokens or max(1, min(500, most_new_tokens(model, idx.shape[1])))
+    if config.max_new_tokens is None and n_new < 500:
+        note = f"note: {n_new} new tokens, not 500: nothing is past block_size={model.config.block_size}"
+        print(note, file=sys.stderr)
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(f"note: {message}", file=sys.stderr)
         for _ in range(config.num_samples):
-            tokens = model.stream(idx, config.max_new_tokens, n_tokens=tokenizer.vocab_size, **options)
+            tokens = model.stream(idx, n_new, n_tokens=tokenizer.vocab_size, **options)
             sys.stdout.write(prompt)  # after stream has said what cannot be
             # a character may take several tokens: hold its bytes back until it is whole
             decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -102,7 +111,8 @@ def show_answers(model, dataset, num_samples):
     for inputs, targets, name in dataset.eval_batches("val", num_samples, block_size):
         answers = model(inputs.to(model.wte.weight.device)).argmax(-1).cpu()
         for row, labels, given in zip(inputs, targets, answers, strict=True):
-            pairs = row[: 2 * int(name.partition("/")[2])].view(-1, 2).tolist()
+            end = 2 * int(name.partition("/")[2])
+            pairs = zip(row[0:end:2].tolist(), row[1:end:2].tolist(), strict=False)
             print(f"{name}  " + "  ".join(f"{k}:{v}" for k, v in pairs))
             for position in (labels != IGNORE).nonzero().flatten().tolist():
                 answer, label = int(given[position]), int(labels[position])

@@ -8,6 +8,12 @@ import torch
 from configurator import UserError
 
 
+def most_new_tokens(model, length):
+    """How many tokens the model can add to a prompt of so many; inf where nothing ends it."""
+    ends = model.wpe is not None or any(block.mixer.past_block_size == "ends" for block in model.blocks)
+    return max(0, model.config.block_size + 1 - length) if ends else math.inf  # the last one drawn is not read again
+
+
 def check_request(model, idx, max_new_tokens, temperature, top_k, top_p, n_tokens):
     """Raises UserError for what GPT.stream cannot do; warns where softmax layers will have to forget."""
     window, end = model.config.block_size, idx.shape[1] + max_new_tokens
@@ -25,11 +31,14 @@ def check_request(model, idx, max_new_tokens, temperature, top_k, top_p, n_token
     ):
         if not is_right:
             raise UserError(f"{name}={value}: must be {allowed}")
-    ways = {block.mixer.past_block_size for block in model.blocks}
-    if end - 1 > window and model.wpe is not None:  # the last token drawn is not read again
-        raise UserError(f"position='learned': there is no embedding past block_size={window}")
-    if end - 1 > window and "ends" in ways:
-        raise UserError(f"cosformer: position {end - 1} is past block_size={window}, where its cosine turns negative")
+    ways, most = {block.mixer.past_block_size for block in model.blocks}, most_new_tokens(model, idx.shape[1])
+    if max_new_tokens > most:
+        works = f"max_new_tokens={most} works" if most else f"shorten the prompt, of {idx.shape[1]} tokens"
+        if model.wpe is not None:
+            raise UserError(f"position='learned': there is no embedding past block_size={window}; {works}")
+        raise UserError(
+            f"cosformer: position {end - 1} is past block_size={window}, where its cosine turns negative; {works}"
+        )
     if end > window and "rolls" in ways:
         warnings.warn(f"past block_size={window} softmax layers see the last {window} tokens only", stacklevel=3)
 

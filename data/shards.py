@@ -12,33 +12,129 @@ A data set is a folder of .npy shards of uint16 and a meta.json that lists them.
 
 The global batch of a training step is a pure function of (seed, step). Nothing is remembered from call to call, so a
 restart, an evaluation in between, or another number of processes cannot change what a step trains on.
+
+A new data set is written to .new inside its folder. It takes the place of the old one when all of it is there: a
+prepare that fails, or is killed, leaves the old one as it was.
 """
 
 import bisect
 import collections
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
 import json
+import math
 import os
+import re
+import shutil
 import time
+import weakref
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from configurator import UserError
-from files import write_whole
+from configurator import UserError, show
+from files import lock, read_json, write_whole, wrong_field
 
 FORMAT = 1
 IGNORE = -100  # the target where nothing is predicted, as in torch's cross_entropy
 MAX_VOCAB = 1 << 16  # a shard is uint16
 DATA = Path(__file__).resolve().parent
+MOST_META = 1 << 26  # bytes of a meta.json
+
+# what meta.json and progress.json hold; files.wrong_field says how these tables are read
+TEXT, COUNT = (str, 1, 99), (int, 1, 1 << 60)
+FILE = {"file": (str, 1, 99), "sha256": (str, 64, 64), "bytes": COUNT}
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Writing: the shards first, meta.json last, each under a temporary name until it is whole
+# Writing: the shards first, meta.json last, into a folder of their own until all are whole
+
+NEW = ".new"
+OURS = re.compile(r"\w{1,80}_(\d{4,9}|documents)\.npy")  # what _save_shard and write_stream call their files
+
+
+def claim(out_dir, overwrite):
+    """The folder as a Path. UserError where it holds something else than a data set, and overwrite is false."""
+    out_dir = Path(out_dir)
+    try:
+        names = set(os.listdir(out_dir)) if os.path.lexists(out_dir) else set()
+    except OSError as error:
+        raise UserError(f"out_dir={str(out_dir)!r}: cannot be written to ({error.strerror})") from None
+    is_scripts = out_dir.resolve().parent == DATA and "prepare.py" in names
+    # .new: a prepare that was stopped left it there
+    if names and not (overwrite or is_scripts or NEW in names or _listed(out_dir)):
+        raise UserError(
+            f"out_dir={str(out_dir)!r}: holds {min(names)!r} and no data set of ours; name another folder, or "
+            "--overwrite=true writes into this one"
+        )
+    return out_dir
+
+
+def parameters_of(config):
+    """The keys of a prepare script that say which data it makes, for meta.json; not where they are written."""
+    keys = dataclasses.asdict(config)
+    return {name: value for name, value in keys.items() if name not in ("out_dir", "overwrite")}
+
+
+def _listed(folder):
+    """The files that the meta.json of a folder names, and meta.json; none where it is no meta.json of ours."""
+    try:
+        meta = read_json(folder / "meta.json", MOST_META)
+        splits = meta["splits"].values() if type(meta["format"]) is int else ()
+        entries = [entry for facts in splits for entry in (*facts["shards"], facts.get("document_offsets", {}))]
+        return (
+            {"meta.json", *(entry["file"] for entry in entries if isinstance(entry.get("file"), str))}
+            if splits
+            else set()
+        )
+    except (UserError, LookupError, TypeError, AttributeError):
+        return set()
+
+
+@contextlib.contextmanager
+def _new_folder(out_dir, vocab_size, restartable=False):
+    """A folder to write to, whose files then take the place of those of the data set in out_dir. Raises UserError.
+
+    restartable: what an error or a kill leaves in it stays there for the next call.
+    """
+    if vocab_size > MAX_VOCAB:
+        raise UserError(f"vocabulary of {vocab_size}: a shard holds ids below {MAX_VOCAB} (uint16)")
+    out_dir = Path(out_dir)
+    new = out_dir / NEW
+    try:
+        new.mkdir(parents=True, exist_ok=True)
+        with lock(new):
+            try:
+                if not restartable:
+                    for left in new.iterdir():  # by a run that was killed
+                        if left.name != "lock":
+                            left.unlink()
+                yield new
+                _swap(new, out_dir)
+            except BaseException:
+                if not restartable:
+                    shutil.rmtree(new, ignore_errors=True)
+                raise
+            shutil.rmtree(new, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{error.filename or out_dir}: cannot be written ({error.strerror or error})") from None
+
+
+def _swap(new, out_dir):
+    """Moves the files of `new` to out_dir, meta.json last, and removes the shards that only the old data set had.
+
+    A kill in between leaves new shards beside the old meta.json, whose sha256 they have not: open_dataset says so.
+    """
+    old, written = _listed(out_dir), _listed(new)
+    for name in sorted(written - {"meta.json"}) + ["meta.json"]:
+        os.replace(new / name, out_dir / name)
+    for name in old - written:
+        if OURS.fullmatch(name):  # the old meta.json may have come from a stranger
+            (out_dir / name).unlink(missing_ok=True)
 
 
 def write_stream(
@@ -65,42 +161,42 @@ def write_stream(
     about: the rest of _write_meta's keywords
     """
     about |= {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-    out_dir, written = _start(out_dir, tokenizer.vocab_size), {}
-    progress = _read_progress(out_dir, about | {"shard_tokens": shard_tokens}) if restartable else {"splits": {}}
-    for split, documents in splits.items():
-        shards, counts = _still_whole(out_dir, progress["splits"].get(split), tokenizer.vocab_size)
-        progress["splits"][split] = {"shards": shards, "documents": counts}  # both grow below
-        skip = sum(shard["tokens"] for shard in shards) - sum(tokens for tokens, _, _ in counts)
-        documents, tokens = itertools.islice(documents, len(counts), None), array("H")
+    with _new_folder(out_dir, tokenizer.vocab_size, restartable) as folder:
+        written = {}
+        progress = _read_progress(folder, about | {"shard_tokens": shard_tokens}) if restartable else {"splits": {}}
+        for split, documents in splits.items():
+            shards, counts = _still_whole(folder, progress["splits"].get(split), tokenizer.vocab_size)
+            progress["splits"][split] = {"shards": shards, "documents": counts}  # both grow below
+            skip = sum(shard["tokens"] for shard in shards) - sum(tokens for tokens, _, _ in counts)
+            documents, tokens = itertools.islice(documents, len(counts), None), array("H")
 
-        def save(split=split, shards=shards, tokens=tokens):
-            shards.append(_save_shard(out_dir, split, len(shards), tokens[:shard_tokens]))
-            del tokens[:shard_tokens]
-            if restartable:
-                text = json.dumps(progress)
-                _write_whole(out_dir / "progress.json", lambda out: out.write(text.encode()))
+            def save(split=split, shards=shards, tokens=tokens):
+                shards.append(_save_shard(folder, split, len(shards), tokens[:shard_tokens]))
+                del tokens[:shard_tokens]
+                if restartable:
+                    text = json.dumps(progress)
+                    _write_whole(folder / "progress.json", lambda out: out.write(text.encode()))
 
-        for ids, words, n_bytes in _encode(documents, tokenizer, workers, count_words or _count_words):
-            counts.append((len(ids), words, n_bytes))
-            tokens.frombytes(ids[skip:].tobytes())
-            skip = 0  # the first document began in the last whole shard
-            while len(tokens) >= shard_tokens:
+            for ids, words, n_bytes in _encode(documents, tokenizer, workers, count_words or _count_words):
+                counts.append((len(ids), words, n_bytes))
+                tokens.frombytes(ids[skip:].tobytes())
+                skip = 0  # the first document began in the last whole shard
+                while len(tokens) >= shard_tokens:
+                    save()
+            if tokens:
                 save()
-        if tokens:
-            save()
-        if not shards:
-            raise UserError(f"the {split} split would hold no text")
-        offsets = np.cumsum([0] + [tokens for tokens, _, _ in counts], dtype=np.int64)
-        _, n_words, n_bytes = (sum(column) for column in zip(*counts, strict=True))
-        total = {"documents": len(counts), "words": n_words, "bytes": n_bytes, "tokens": int(offsets[-1])}
-        if check:
-            check(split, total)
-        saved = _save_npy(out_dir / f"{split}_documents.npy", offsets)
-        written[split] = total | {"document_offsets": saved, "shards": shards}
-    meta = _write_meta(out_dir, written, kind="stream", **about)
-    if restartable:
-        (out_dir / "progress.json").unlink(missing_ok=True)
-    return meta
+            if not shards:
+                raise UserError(f"the {split} split would hold no text")
+            offsets = np.cumsum([0] + [tokens for tokens, _, _ in counts], dtype=np.int64)
+            _, n_words, n_bytes = (sum(column) for column in zip(*counts, strict=True))
+            total = {"documents": len(counts), "words": n_words, "bytes": n_bytes, "tokens": int(offsets[-1])}
+            if not n_words:
+                raise UserError(f"the {split} split would hold nothing but white space")
+            if check:
+                check(split, total)
+            saved = _save_npy(folder / f"{split}_documents.npy", offsets)
+            written[split] = total | {"document_offsets": saved, "shards": shards}
+        return _write_meta(folder, written, kind="stream", **about)
 
 
 def _count_words(text):
@@ -130,10 +226,22 @@ def _read_progress(out_dir, of):
     """What a killed run of the same parameters has left in progress.json, or an empty one."""
     of = json.loads(json.dumps(of))
     try:
-        progress = json.loads((out_dir / "progress.json").read_bytes())
-    except (OSError, ValueError):
+        progress = read_json(out_dir / "progress.json", MOST_META)
+    except UserError:
         progress = None
-    return progress if isinstance(progress, dict) and progress.get("of") == of else {"of": of, "splits": {}}
+    is_right = wrong_field(progress, PROGRESS) is None and progress["of"] == of
+    return progress if is_right else {"of": of, "splits": {}}
+
+
+PROGRESS = {
+    "of": (dict, 0, 99),
+    "splits": {
+        str: {
+            "shards": [FILE | {"tokens": COUNT}, 0, 1 << 20],
+            "documents": [[(int, 0, 1 << 60), 3, 3], 0, 1 << 60],
+        }
+    },
+}
 
 
 def _still_whole(out_dir, left, vocab_size):
@@ -154,15 +262,18 @@ def write_examples(out_dir, splits, *, vocab_size, **about):
     Write separate examples. `splits` is {"train": slices, ...}: an iterable of (examples (N, 2, T), facts), where facts
     holds the name of the "slice", such as "64/4", and whatever else meta.json should say about it.
     """
-    out_dir, written = _start(out_dir, vocab_size), {}
-    for split, slices in splits.items():
-        shards, labels = [], 0
-        for examples, facts in slices:
-            labels += int(np.count_nonzero(examples[:, 1]))
-            shards.append(_save_shard(out_dir, split, len(shards), examples) | facts)
-        rows, tokens = sum(shard["rows"] for shard in shards), sum(shard["tokens"] for shard in shards)
-        written[split] = {"rows": rows, "tokens": tokens, "labels": labels, "shards": shards}
-    return _write_meta(out_dir, written, kind="examples", vocab_size=vocab_size, **about)
+    with _new_folder(out_dir, vocab_size) as folder:
+        written = {}
+        for split, slices in splits.items():
+            shards, labels = [], 0
+            for examples, facts in slices:
+                labels += int(np.count_nonzero(examples[:, 1]))
+                shards.append(_save_shard(folder, split, len(shards), examples) | facts)
+            if not labels:
+                raise UserError(f"the {split} split would hold no label: nothing to predict")
+            rows, tokens = sum(shard["rows"] for shard in shards), sum(shard["tokens"] for shard in shards)
+            written[split] = {"rows": rows, "tokens": tokens, "labels": labels, "shards": shards}
+        return _write_meta(folder, written, kind="examples", vocab_size=vocab_size, **about)
 
 
 def split_documents(sizes, val_fraction, seed):
@@ -178,19 +289,6 @@ def split_documents(sizes, val_fraction, seed):
     if not is_val.any():
         is_val[sizes.argmin()] = True
     return is_val
-
-
-def _start(out_dir, vocab_size):
-    """Make the folder, and remove the meta.json of an earlier run: a run that is killed never looks whole."""
-    if vocab_size > MAX_VOCAB:
-        raise UserError(f"vocabulary of {vocab_size}: a shard holds ids below {MAX_VOCAB} (uint16)")
-    out_dir = Path(out_dir)
-    try:
-        out_dir.mkdir(parents=True, exist_ok=True)
-        (out_dir / "meta.json").unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"{out_dir}: cannot be written ({error.strerror})") from None
-    return out_dir
 
 
 def _save_shard(out_dir, split, number, values):
@@ -235,20 +333,20 @@ def open_dataset(path):
     """A Dataset, every file of it checked. Raises UserError, which names the file and what to do."""
     folder = Path(path)
     name = folder.name.split("-")[0]  # wikitext103-mini is a way to prepare wikitext103
-    known = (DATA / name / "prepare.py").is_file()
+    known = os.path.isfile(DATA / name / "prepare.py")
     prepare = f"run python data/{name if known else '<name>'}/prepare.py"
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UserError(f"{folder}: no such data set; {prepare}")
     file = folder / "meta.json"
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise UserError(f"{folder}: has no meta.json, so it is no data set, or a run that did not finish; {prepare}")
     try:
-        meta = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file}: cannot be read as JSON ({error}); {prepare} again") from None
+        meta = read_json(file, MOST_META)
+    except UserError as error:
+        raise UserError(f"{error}; {prepare} again") from None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         found = meta.get("format") if isinstance(meta, dict) else None
-        raise UserError(f"{file}: format {found!r}, where this version reads {FORMAT}; {prepare} again")
+        raise UserError(f"{file}: format {show(found)}, where this version reads {FORMAT}; {prepare} again")
     shards, verified = {}, _Verified(folder)
     try:
         _check_meta(meta)
@@ -276,8 +374,8 @@ class _Verified:
     def __init__(self, folder):
         self.file, self.now = folder / ".verified.json", {}
         try:
-            self.before = json.loads(self.file.read_bytes())
-        except (OSError, ValueError, RecursionError):
+            self.before = read_json(self.file, MOST_META)
+        except UserError:
             self.before = {}
 
     def knows(self, name, stat, sha256, limit):
@@ -297,40 +395,49 @@ class _Damaged(Exception):
     """(file name, what is wrong with it)"""
 
 
-FILE = {"file": str, "sha256": str, "bytes": int}
-META = {"kind": str, "name": str, "tokenizer": str, "vocab_size": int, "splits": dict}
-SPLIT = {
-    "stream": {"documents": int, "words": int, "bytes": int, "tokens": int, "document_offsets": dict, "shards": list},
-    "examples": {"rows": int, "tokens": int, "labels": int, "shards": list},
+META = {
+    "kind": {"stream", "examples"},
+    "name": TEXT,
+    "tokenizer": TEXT,
+    "vocab_size": (int, 1, MAX_VOCAB),
+    "parameters": (dict, 0, 1 << 20),
+    "splits": {str: (dict, 1, 99)},
 }
-SHARD = {
-    "stream": FILE | {"tokens": int},
-    "examples": FILE | {"rows": int, "seq_len": int, "tokens": int, "slice": str},
+SPLITS = {
+    "stream": {
+        "documents": COUNT,
+        "words": COUNT,
+        "bytes": COUNT,
+        "tokens": COUNT,
+        "document_offsets": FILE,
+        "shards": [FILE | {"tokens": COUNT}, 1, 1 << 20],
+    },
+    "examples": {
+        "rows": COUNT,
+        "tokens": COUNT,
+        "labels": COUNT,
+        "shards": [FILE | {"rows": COUNT, "seq_len": COUNT, "tokens": COUNT, "slice": TEXT}, 1, 1 << 20],
+    },
 }
+PARAMETERS = {"text?": {str: {"published_words?": COUNT}}}  # which word perplexity is computed from
 
 
 def _check_meta(meta):
-    def check(entry, types, where):
-        for name, kind in types.items():
-            value = entry.get(name) if isinstance(entry, dict) else None
-            if type(value) is not kind or (kind is int and value < 1 and name not in ("words", "labels")):
-                raise _Damaged("meta.json", f"{where}{name}={str(value)[:40]!r} is not what it should be")
-
-    check(meta, META, "")
-    if meta["kind"] not in SPLIT or meta["vocab_size"] > MAX_VOCAB:
-        raise _Damaged("meta.json", f"kind={meta['kind'][:40]!r} or vocab_size={meta['vocab_size']} is not known here")
+    wrong = wrong_field(meta, META) or wrong_field(meta["splits"], {str: SPLITS[meta["kind"]]}, "splits")
+    if wrong := wrong or wrong_field(meta["parameters"], PARAMETERS, "parameters"):
+        raise _Damaged("meta.json", wrong)
     for split, facts in meta["splits"].items():
-        check(facts, SPLIT[meta["kind"]], f"{split}.")
-        if meta["kind"] == "stream":
-            check(facts["document_offsets"], FILE, f"{split}.document_offsets.")
-        for shard in facts["shards"]:
-            check(shard, SHARD[meta["kind"]], f"{split}.shards.")
-        if sum(shard["tokens"] for shard in facts["shards"]) != facts["tokens"]:
-            raise _Damaged("meta.json", f"the shards of {split} do not add up to its {facts['tokens']} tokens")
+        sums = ("tokens",) if meta["kind"] == "stream" else ("tokens", "rows")
+        for name in sums:
+            if sum(shard[name] for shard in facts["shards"]) != facts[name]:
+                raise _Damaged("meta.json", f"the shards of {split} do not add up to its {facts[name]} {name}")
+        for shard in facts["shards"] if meta["kind"] == "examples" else ():
+            if shard["rows"] * shard["seq_len"] != shard["tokens"]:
+                raise _Damaged("meta.json", f"{shard['file'][:40]} of {split} has not rows * seq_len tokens")
 
 
 def verify(folder, entry, dtype, shape, limit, verified=None):
-    """The memory map of one file: its size, shape and sha256 are as in meta.json, and every value is below `limit`.
+    """The Shard of one file: its size, shape and sha256 are as in meta.json, and every value is below `limit`.
 
     verified: what an earlier check is remembered in; such a file is not read through again. Raises _Damaged.
     """
@@ -338,35 +445,96 @@ def verify(folder, entry, dtype, shape, limit, verified=None):
     # a meta.json may come from a stranger: it names files of its own folder, nothing else
     if name != os.path.basename(name) or not name.endswith(".npy") or len(name) > 99 or "\\" in name or "\0" in name:
         raise _Damaged("meta.json", f"names {name[:80]!r}, which is not a .npy file of the folder itself")
-    file = folder / name
-    if not file.is_file():
+    path = folder / name
+    if not os.path.isfile(path):
         raise _Damaged(name, "is missing")
-    stat = file.stat()
-    if stat.st_size != size:
-        raise _Damaged(name, f"has {stat.st_size} bytes where meta.json says {size}")
-    is_known = verified is not None and verified.knows(name, stat, entry["sha256"], limit)
     try:
-        values = np.load(file, mmap_mode="r", allow_pickle=False)
-        sha256 = entry["sha256"] if is_known else _sha256(file)
+        with open(path, "rb") as file:
+            stat = os.fstat(file.fileno())
+            if stat.st_size != size:
+                raise _Damaged(name, f"has {stat.st_size} bytes where meta.json says {size}")
+            found = _read_header(file)
+            if found is None:
+                raise _Damaged(name, "is not a .npy file of numbers")
+            shard = Shard(file, path, np.dtype(dtype), shape)
+            if found != (shape, False, shard.dtype) or shard.start + shard.row_bytes * shape[0] != size:
+                raise _Damaged(name, f"holds {found[2]} {found[0]} where meta.json says {shard.dtype} {shape}")
+            if verified is None or not verified.knows(name, stat, entry["sha256"], limit):
+                _check_content(file, name, entry["sha256"], shard, limit)
+    except OSError as error:
+        raise _Damaged(name, f"cannot be read ({error.strerror})") from None
+    return shard
+
+
+def _read_header(file):
+    """(shape, is column by column, dtype) of a .npy file, which is then read up to its first number; None: no .npy."""
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        return readers[np.lib.format.read_magic(file)](file)
+    except OSError:
+        raise
     except Exception:  # a damaged header may raise anything: SyntaxError, tokenize.TokenError, EOFError
-        raise _Damaged(name, "is not a .npy file of numbers, or cannot be read") from None
-    if not isinstance(values, np.memmap) or values.dtype != dtype or values.shape != shape:  # np.load also opens .npz
-        found = f"{values.dtype} {values.shape}" if isinstance(values, np.memmap) else "something else"
-        raise _Damaged(name, f"holds {found} where meta.json says {np.dtype(dtype)} {shape}")
-    if sha256 != entry["sha256"]:
+        return None
+
+
+def _check_content(file, name, sha256, shard, limit):
+    """The sha256 of the whole file and the largest number in it, of one reading. Raises _Damaged."""
+    file.seek(0)
+    digest, largest = hashlib.sha256(file.read(shard.start)), 0
+    while block := file.read(1 << 20):
+        digest.update(block)
+        largest = max(
+            largest, int(np.frombuffer(block, shard.dtype, len(block) // shard.dtype.itemsize).max(initial=0))
+        )
+    if digest.hexdigest() != sha256:
         raise _Damaged(name, "is not the file that meta.json describes (its sha256 differs)")
-    if not is_known and values.max() >= limit:
-        raise _Damaged(name, f"holds {values.max()} where every value must be below {limit}")
-    return values.view(np.ndarray)  # still mapped; slices of a memmap object are slow
+    if largest >= limit:
+        raise _Damaged(name, f"holds {largest} where every value must be below {limit}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Reading
 
 
+class Shard:
+    """The numbers of an open .npy file, read by position when they are asked for: shard[row], shard[start:stop].
+
+    A memory map would be no faster, and end the process with SIGBUS where the file is cut short under it.
+    """
+
+    def __init__(self, file, path, dtype, shape):
+        self.path, self.dtype, self.shape, self.start = path, dtype, shape, file.tell()
+        self.row_bytes = dtype.itemsize * math.prod(shape[1:])
+        self.fd = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self.fd)
+
+    def __len__(self):
+        return self.shape[0]
+
+    def __getitem__(self, rows):
+        if not isinstance(rows, slice):
+            return self[rows : rows + 1][0]
+        start, stop, _ = rows.indices(len(self))
+        size = (stop - start) * self.row_bytes
+        try:
+            read = _read_at(self.fd, size, self.start + start * self.row_bytes)
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be read any more ({error.strerror})") from None
+        if len(read) < size:
+            raise UserError(f"{self.path}: was cut short after it was opened; prepare the data set again")
+        return np.frombuffer(read, self.dtype).reshape(-1, *self.shape[1:])
+
+
+def _read_at(fd, size, start):
+    if hasattr(os, "pread"):
+        return os.pread(fd, size, start)
+    os.lseek(fd, start, os.SEEK_SET)  # Windows
+    return os.read(fd, size)
+
+
 class Dataset:
     """
-    An open data set; open_dataset makes it. Shards stay on disk, as memory maps.
+    An open data set; open_dataset makes it. Shards stay on disk.
 
     name, kind, tokenizer, vocab_size: as in meta.json, which is `meta`
     splits: the names of the splits      slices: the names of the slices ("64/4"), none for a stream
@@ -392,7 +560,7 @@ class Dataset:
 
     def document_offsets(self, split):
         """Where each document of a stream begins, in tokens, and last the end: (documents + 1,) int64."""
-        return np.load(self.folder / self._facts(split)["document_offsets"]["file"], mmap_mode="r", allow_pickle=False)
+        return np.load(self.folder / self._facts(split)["document_offsets"]["file"], allow_pickle=False)
 
     def examples_per_epoch(self, split, block_size):
         """Rows, or a stream's windows of block_size + 1 tokens. Raises UserError if none fits, or a row does not."""

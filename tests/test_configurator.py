@@ -652,3 +652,44 @@ def test_any_values_build_a_config_or_a_one_line_error(values):
         assert isinstance(build(Config, values), Config)
     except UserError as error:
         assert len(str(error).splitlines()) == 1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Config files that never end, or grow without end
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "a0 = [1, 1]\n" + "".join(f"a{i + 1} = [a{i}, a{i}]\n" for i in range(40)),
+        "a0 = {1: 1}\n" + "".join(f"a{i + 1} = {{1: a{i}, 2: a{i}}}\n" for i in range(40)),
+        f"a0 = {'x' * 1000!r}\n" + "".join(f"a{i + 1} = (a{i}, a{i})\n" for i in range(40)),
+        "a0 = [1]\n" + "".join(f"a{i + 1} = [a{i}]\n" for i in range(3000)),
+    ],
+    ids=["lists", "dicts", "texts", "nested"],
+)
+def test_a_config_that_doubles_thirty_times_or_nests_a_thousand_deep_is_one_line(tmp_path, lines):
+    (tmp_path / "a.py").write_text(lines + "n_layer = a3\n")
+    with pytest.raises(UserError, match=r"a.py line \d+: a\d+ = .*: the value is (too large|nested too deep)"):
+        configurator.read_config_file(tmp_path / "a.py")
+    (tmp_path / "b.json").write_text('{"arms": ' + "[" * 500 + "]" * 500 + "}")
+    with pytest.raises(UserError, match="nested too deep"):
+        configurator.read_config_file(tmp_path / "b.json")
+
+
+def test_a_config_is_a_file_of_at_most_a_megabyte(tmp_path):
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "zero.py").symlink_to("/dev/zero")
+    (tmp_path / "large.py").write_text("#" * (1 << 20) + "\n")
+    for name, expected in {
+        "pipe.py": "a pipe or a device",
+        "zero.py": "a pipe or a device",
+        "large.py": "has more than 1,048,576 bytes",
+    }.items():
+        with pytest.raises(UserError, match=expected):
+            configurator.read_config_file(tmp_path / name)
+
+
+def test_a_message_is_no_endless_line():
+    assert len(str(UserError("x" * 100_000))) < 1000
+    assert str(UserError("a" * 900)) == "a" * 900

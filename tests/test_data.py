@@ -8,6 +8,7 @@ import copy
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -435,16 +436,31 @@ DAMAGES = {
     "wrong shape": (replace(np.zeros((2, 20), np.uint16)), "train_0000.npy: holds uint16 .2, 20. where"),
     "id outside the vocabulary": (replace(np.full(40, 256, np.uint16)), "train_0000.npy: holds 256 where .* below 256"),
     "no .npy": (replace(b"no numbers"), "train_0000.npy: is not a .npy file"),
-    "pickle": (replace(np.array([{}] * 40, object)), "train_0000.npy: is not a .npy file"),
-    "zip": (replace(b"PK\x05\x06" + bytes(18)), "train_0000.npy: holds something else"),
+    "pickle": (replace(np.array([{}] * 40, object)), "train_0000.npy: holds object .40,. where"),
+    "zip": (replace(b"PK\x05\x06" + bytes(18)), "train_0000.npy: is not a .npy file"),
     "half a header": (replace(b"\x93NUMPY\x01\x00\x76\x00{'descr'"), "train_0000.npy: is not a .npy file"),
     "path up": (change([*SHARD, "file", "../train_0000.npy"]), "meta.json: names '../train_0000.npy', which is not"),
     "absolute path": (change([*SHARD, "file", "/etc/passwd"]), "meta.json: names '/etc/passwd'"),
     "zero byte": (change([*SHARD, "file", "a\0.npy"]), "meta.json: names"),
-    "long name": (change([*SHARD, "file", "a" * 5000 + ".npy"]), "meta.json: names"),
+    "long name": (
+        change([*SHARD, "file", "a" * 5000 + ".npy"]),
+        "shards.0..file='aaa.*must be a text of length 1 to 99",
+    ),
     "bad sum": (change(["splits", "train", "tokens", 107]), "do not add up to its 107 tokens"),
-    "no shards": (change(["splits", "train", "shards", []]), "do not add up"),
-    "wrong type": (change([*SHARD, "tokens", "40"]), "train.shards.tokens='40' is not what it should be"),
+    "no shards": (change(["splits", "train", "shards", []]), "splits.train.shards=..: must be a list of length 1"),
+    "wrong type": (change([*SHARD, "tokens", "40"]), "train.shards.0..tokens='40': must be a whole number"),
+    "parameters a list": (change(["parameters", []]), "parameters=..: must be a dict"),
+    "no words": (change(["splits", "train", "words", 0]), "splits.train.words=0: must be a whole number of at least 1"),
+    "very many words": (change(["splits", "train", "words", 10**400]), "splits.train.words=1000.*: must be a whole"),
+    "true is no number": (change(["splits", "val", "words", True]), "splits.val.words=True: must be a whole number"),
+    "tokenizer a list": (change(["tokenizer", []]), "tokenizer=..: must be a text"),
+    "a long name": (change(["name", "x" * 5000]), "name='xxx.*must be a text of length 1 to 99"),
+    "published words a text": (
+        change(["parameters", {"text": {"val": {"published_words": "x"}}}]),
+        "parameters.text.val.published_words='x': must be a whole number",
+    ),
+    "NaN": (overwrite("meta.json", b'{"format": NaN}'), "meta.json: cannot be read as JSON"),
+    "a pipe": (lambda folder: (folder / "val_0000.npy").unlink() or os.mkfifo(folder / "val_0000.npy"), "is missing"),
 }
 
 
@@ -486,15 +502,115 @@ def test_nothing_in_meta_json_makes_more_than_a_user_error(folder, two_slices):
     assert refused > 300
 
 
-def test_a_killed_run_does_not_look_whole(folder):
-    def killed():
-        yield "some text " * 10
-        raise KeyboardInterrupt
+def contents_of(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
+
+@pytest.mark.parametrize("restartable", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UserError("no text"), MemoryError])
+def test_a_prepare_that_fails_leaves_the_old_data_set_as_it_was(folder, tmp_path, error, restartable):
+    def documents():
+        yield "some text " * 10
+        raise error
+
+    keys = dict(tokenizer=tokenizer.get_tokenizer("byte"), shard_tokens=40, name="text", restartable=restartable)
+    before = contents_of(folder)
+    with pytest.raises((KeyboardInterrupt, UserError, MemoryError)):
+        write_stream(folder, {"train": documents()}, **keys, **ABOUT)
+    if restartable:
+        assert (folder / ".new" / "train_0001.npy").is_file()
+        shutil.rmtree(folder / ".new")
+    assert contents_of(folder) == before
+    open_dataset(folder)
+    with pytest.raises((KeyboardInterrupt, UserError, MemoryError)):
+        write_stream(tmp_path / "first", {"train": documents()}, **keys, **ABOUT)
+    assert "a run that did not finish" in user_error(open_dataset, tmp_path / "first")
+    assert shards.claim(tmp_path / "first", False) == tmp_path / "first"  # the next call may have the folder
+
+
+def test_a_smaller_data_set_leaves_nothing_of_the_larger_one_and_nothing_else_is_touched(folder, tmp_path):
     byte = tokenizer.get_tokenizer("byte")
-    with pytest.raises(KeyboardInterrupt):
-        write_stream(folder, {"train": killed()}, tokenizer=byte, shard_tokens=40, name="text", **ABOUT)
-    assert "a run that did not finish" in user_error(open_dataset, folder)
+    (folder / "notes.txt").write_text("mine")
+    meta = json.loads((folder / "meta.json").read_text())
+    outside = tmp_path / "train_0009.npy"
+    outside.write_text("somebody's")
+    meta["splits"]["train"]["shards"] += [{"file": "../train_0009.npy"}, {"file": "notes.txt"}, {"file": 3}]
+    (folder / "meta.json").write_text(json.dumps(meta))  # that of a stranger
+    write_stream(folder, {"train": ["x"], "val": ["y"]}, tokenizer=byte, name="text", **ABOUT)
+    names = {"meta.json", "train_0000.npy", "train_documents.npy", "val_0000.npy", "val_documents.npy"}
+    assert contents_of(folder).keys() == names | {"notes.txt"}
+    (folder / "notes.txt").unlink()
+    larger = dict(tokenizer=byte, shard_tokens=2, name="text")
+    write_stream(folder, {"train": ["xyz" * 9], "test": ["y"], "val": ["y"]}, **larger, **ABOUT)
+    assert (folder / "train_0013.npy").is_file() and (folder / "test_documents.npy").is_file()
+    write_stream(folder, {"train": ["x"], "val": ["y"]}, tokenizer=byte, name="text", **ABOUT)
+    assert contents_of(folder).keys() == names and outside.read_text() == "somebody's"
+
+
+def test_two_prepares_at_once_do_not_mix(folder):
+    byte, before = tokenizer.get_tokenizer("byte"), contents_of(folder)
+
+    def documents():
+        keys = dict(tokenizer=byte, name="text")
+        assert "is running in it" in user_error(write_stream, folder, {"train": ["x"], "val": ["y"]}, **keys, **ABOUT)
+        assert {name: data for name, data in before.items() if name != ".new"} == {
+            file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()
+        }
+        yield "the first one"
+
+    write_stream(folder, {"train": documents(), "val": ["z"]}, tokenizer=byte, name="text", **ABOUT)
+    assert open_dataset(folder).counts("train")["bytes"] == len("the first one")
+
+
+def test_a_folder_that_holds_something_else_is_refused_unless_overwrite_says_so(tmp_path):
+    file, out = tmp_path / "a.txt", tmp_path / "out"
+    file.write_text("a\nb\n")
+    out.mkdir()
+    for name, content in {"thesis.txt": "mine", "meta.json": '{"format": "somebody\'s"}'}.items():
+        (out / name).write_text(content)
+        for main, words in (
+            (text.main, [str(file)]),
+            (mqar.main, ["--train_size=9", "--val_size=3", "--vocab_size=64"]),
+        ):
+            message = user_error(main, [*words, f"--out_dir={out}"])
+            assert name in message and "--overwrite=true" in message
+        assert contents_of(out) == {name: content.encode()}
+        (out / name).unlink()
+    (out / "thesis.txt").write_text("mine")
+    text.main([str(file), f"--out_dir={out}", "--overwrite=true"])
+    assert open_dataset(out).counts("val")["bytes"] == 2 and (out / "thesis.txt").read_text() == "mine"
+    assert "overwrite" not in open_dataset(out).meta["parameters"]
+    text.main([str(file), f"--out_dir={out}"])  # a data set is ours
+    assert "out_dir=''" in user_error(text.main, [str(file), "--out_dir="])
+
+
+def test_a_shard_that_is_cut_short_while_it_is_read_is_one_line(folder, two_slices):
+    sizes = dict(batch_size=64, block_size=8)
+    for dataset in (open_dataset(folder), two_slices):
+        for split in ("train", "val"):
+            for file in dataset.folder.glob(f"{split}_0*.npy"):
+                os.truncate(file, 130)  # two bytes, behind the header
+            for read in (
+                lambda dataset=dataset, split=split: dataset.batch(split, 0, seed=0, **sizes),
+                lambda dataset=dataset, split=split: list(dataset.eval_batches(split, **sizes)),
+            ):
+                message = user_error(read)
+                assert (
+                    message.startswith(f"{dataset.folder}/{split}_0") and "was cut short after it was opened" in message
+                )
+
+
+@pytest.mark.parametrize("place", ["meta.json", ".verified.json", ".new/progress.json"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(folder, place):
+    (folder / place).parent.mkdir(exist_ok=True)
+    (folder / place).unlink(missing_ok=True)
+    os.mkfifo(folder / place)
+    if place == "meta.json":
+        assert "has no meta.json" in user_error(open_dataset, folder)
+    else:
+        open_dataset(folder)
+        keys = dict(tokenizer=tokenizer.get_tokenizer("byte"), name="text", restartable=True)
+        write_stream(folder, {"train": ["x"], "val": ["y"]}, **keys, **ABOUT)
 
 
 def test_what_cannot_be_written_is_one_line(folder, tmp_path):
@@ -608,17 +724,47 @@ def test_folders_are_searched_and_a_file_named_twice_is_taken_once(tmp_path):
     assert sorted(contents(dataset, "train") + contents(dataset, "val")) == [b"d.log", b"n/b.md", b"n/c.rst"]
 
 
+def test_no_part_of_a_split_file_is_blank(tmp_path):
+    # two lines, of which the second is short; lines that are followed by empty ones
+    assert text.split_lines("a line\nb\n", 0.05, "x") == ("a line\n", "b\n")
+    assert text.split_lines("a line\nb\n \n\n\n\n\n", 0.05, "x") == ("a line\n", "b\n \n\n\n\n\n")
+    assert text.split_lines("\n\na\n" + "b" * 99, 0.5, "x") == ("\n\na\n", "b" * 99)
+
+
+def test_files_that_are_not_utf8_are_named_and_left_out_where_errors_skip(tmp_path, capsys):
+    for name in "abcdef":
+        (tmp_path / f"{name}.txt").write_bytes(b"\xff" if name in "be" else name.encode())
+    out = tmp_path / "out"
+    words = [str(tmp_path), f"--out_dir={out}", "--val_fraction=0.4"]
+    assert "b.txt: is not UTF-8 text (byte 0); --errors=skip" in user_error(text.main, words)
+    text.main([*words, "--errors=skip"])
+    dataset = open_dataset(out)
+    assert sorted(contents(dataset, "train") + contents(dataset, "val")) == [b"a", b"c", b"d", b"f"]
+    said = capsys.readouterr().out
+    assert f"left out: {tmp_path / 'b.txt'}" in said and f"left out: {tmp_path / 'e.txt'}" in said
+    assert "2 of 6 files are not UTF-8 and were left out" in said
+    assert "no file is UTF-8" in user_error(text.main, [str(tmp_path / "b.txt"), f"--out_dir={out}", "--errors=skip"])
+
+
 def test_text_that_cannot_be_used_is_one_line(tmp_path):
     for name, content in {"empty.txt": b"", "bin.txt": b"ok\n\xff\n", "one.txt": b"one line\n"}.items():
         (tmp_path / name).write_bytes(content)
+    (tmp_path / "blank.txt").write_text("\n \n one line \n\n \n")
     (tmp_path / "bare").mkdir()
+    (tmp_path / "white").mkdir()
+    for name in "ab":
+        (tmp_path / "white" / f"{name}.txt").write_text(" \n")
+    os.mkfifo(tmp_path / "pipe")
     out = f"--out_dir={tmp_path / 'out'}"
     for words, reason in {
         (): "name files or folders",
         ("empty.txt",): "empty.txt: empty",
         ("bin.txt",): "bin.txt: is not UTF-8 text (byte 3)",
         ("bin.txt", "one.txt"): "bin.txt: is not UTF-8 text",
-        ("one.txt",): "one.txt: is one line",
+        ("one.txt",): "one.txt: has one line of text",
+        ("blank.txt",): "blank.txt: has one line of text",
+        ("white/",): "the train split would hold nothing but white space",
+        ("pipe",): "pipe: is neither a file nor a folder",
         ("bare",): "bare: no file in this folder ends in .txt, .md",
         ("gone.txt",): "gone.txt: no such file or folder",
     }.items():

@@ -1,18 +1,25 @@
 """
 Whatever comes in, what goes out is the right result or one clear line: command lines, config files, texts, shards,
-checkpoints, prompts. Hundreds of cases in CI; NANOGATE_CASES of each by hand.
+checkpoints, prompts, what plot.py draws. Hundreds of cases in CI; NANOGATE_CASES of each by hand.
 
     python -m pytest tests/test_fuzz.py -m "not slow"
     NANOGATE_CASES=5000 python -m pytest tests/test_fuzz.py -m slow
 """
 
 import contextlib
+import copy
 import dataclasses
+import functools
 import io
 import json
+import math
+import operator
 import os
+import shutil
 import warnings
 
+import matplotlib.figure
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -23,11 +30,14 @@ import checkpoint as checkpoints
 import configurator
 import data.mqar.prepare as mqar_prepare
 import data.text.prepare as text_prepare
+import evaluate
+import plot
 import sample
 import train
 from configurator import UserError
 from data.shards import open_dataset, write_stream
 from data.tokenizer import get_tokenizer
+from evaluate import score, summarize
 from model import GPT, MIXERS, GPTConfig
 
 LONG = int(os.environ.get("NANOGATE_CASES", 2000))
@@ -103,7 +113,7 @@ def test_any_file_becomes_a_text_that_reads_back_or_one_line(cases, tmp_path):
         (tmp_path / "a.txt").write_bytes(content)
         out = tmp_path / "out"
         words = [f"--out_dir={out}", f"--val_fraction={val_fraction}", f"--shard_tokens={shard_tokens}"]
-        (out / "meta.json").unlink(missing_ok=True)
+        shutil.rmtree(out, ignore_errors=True)
         one_line(text_prepare.main, [str(tmp_path / "a.txt"), *words])
         if (out / "meta.json").is_file():
             meta = json.loads((out / "meta.json").read_text())
@@ -129,7 +139,7 @@ def test_any_setting_of_mqar_makes_a_data_set_or_one_line(cases, tmp_path):
     def check(seq_len, pairs, queries, vocab_size, filler, slices):
         keys = dict(seq_len=seq_len, pairs=pairs, vocab_size=vocab_size, filler=filler, train_size=20, val_size=3)
         keys |= {"queries": queries, "out_dir": str(tmp_path)} | ({"slices": slices} if "/" in slices else {})
-        (tmp_path / "meta.json").unlink(missing_ok=True)
+        shutil.rmtree(tmp_path, ignore_errors=True)
         one_line(mqar_prepare.main, [f"--{name}={value}" for name, value in keys.items()])
         if (tmp_path / "meta.json").is_file():
             dataset = open_dataset(tmp_path)
@@ -178,6 +188,57 @@ def test_any_damage_to_a_data_set_is_found_or_changes_nothing(cases, tmp_path):
             return
         (tmp_path / name).write_bytes(content)
         assert (one_line(open_dataset, tmp_path) is None) == damaged
+
+
+def places(value, path=()):
+    """The paths of all that a value holds."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in items:
+        yield (*path, name)
+        yield from places(part, (*path, name))
+
+
+def with_change(value, at, new):
+    """A copy, in which the at-th of its places holds something else; GONE: is not there."""
+    value, found = copy.deepcopy(value), list(places(value))
+    *path, name = found[at % len(found)]
+    parent = functools.reduce(operator.getitem, path, value)
+    if new is GONE:
+        del parent[name]
+    else:
+        parent[name] = new
+    return value
+
+
+GONE = object()
+STRANGE = st.sampled_from(
+    [GONE, None, True, [], {}, "", "x" * 5000, -5, 0, 10**400, 2**63, -1e300, 1e-300, "$\\x$", "../x"]
+)
+STRANGE_FLOATS = st.sampled_from([math.nan, math.inf, -math.inf])
+
+
+@HOW_MANY
+def test_a_data_set_whose_meta_json_holds_anything_is_read_or_one_line(cases, tmp_path):
+    about = dict(generator="tests", generator_version=1, seed=0, name="text")
+    parameters = {"text": {"val": {"published_words": 7}}, "version": "raw"}
+    splits = {"train": ["The quick brown fox. " * 9] * 3, "val": ["jumps over. " * 9]}
+    write_stream(
+        tmp_path / "text", splits, tokenizer=get_tokenizer("byte"), shard_tokens=200, parameters=parameters, **about
+    )
+    mqar_prepare.main([f"--out_dir={tmp_path / 'mqar'}", *"--vocab_size=16 --train_size=9 --val_size=3".split()])
+    whole = {name: json.loads((tmp_path / name / "meta.json").read_text()) for name in ("text", "mqar")}
+    logits = torch.zeros(1, 1, 256)
+
+    def use(folder):
+        dataset = open_dataset(folder)
+        dataset.batch("train", 3, seed=0, batch_size=2, block_size=64)
+        sums = score(lambda x: logits.expand(*x.shape, 256), dataset.eval_batches("val", 4, 64), block_size=64)
+        json.dumps(summarize(sums, dataset, "val"))
+
+    @fuzz(cases, st.sampled_from(list(whole)), st.integers(0, 10**6), STRANGE | STRANGE_FLOATS | nested)
+    def check(name, at, value):
+        (tmp_path / name / "meta.json").write_text(json.dumps(with_change(whole[name], at, value)))
+        one_line(use, tmp_path / name)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -245,6 +306,98 @@ def test_a_checkpoint_of_anything_is_loaded_or_one_line(cases, tmp_path):
         one_line(checkpoints.load_model, tmp_path / "ckpt.pt")
 
 
+@pytest.mark.filterwarnings("ignore")
+@HOW_MANY
+def test_a_checkpoint_whose_fields_hold_anything_is_evaluated_and_sampled_or_one_line(cases, text, tmp_path, helpers):
+    out = helpers.train(text, tmp_path / "out", max_iters=1, n_layer=1, n_embd=8)
+    right = checkpoints.load(out)
+    fields = {name: value for name, value in right.items() if name not in ("model", "optimizer")}
+    words = [f"--checkpoint={tmp_path / 'ckpt.pt'}", "--device=cpu", "--threads=1"]
+
+    @fuzz(cases, st.integers(0, 10**6), STRANGE | STRANGE_FLOATS | nested)
+    def check(at, value):
+        if isinstance(value, str):  # torch's own writer takes no other
+            value = value.encode("utf-8", "replace").decode()
+        changed = with_change(fields, at, value)
+        torch.save({name: right[name] for name in ("model", "optimizer")} | changed, tmp_path / "ckpt.pt")
+        one_line(evaluate.main, words)
+        one_line(sample.main, [*words[:2], "--num_samples=1", "--max_new_tokens=2"])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# plot.py
+
+
+def make_drawable():
+    """A run's three files and an experiment's rows, small, with all that plot.py looks at."""
+    spread = {"histogram": [[0.0] * 20 + [1.0]], "mean": [0.5], "below_0.1": [0.25]}
+    layer = {
+        "mixer": "gla",
+        "gates": {"readout": spread},
+        "sink": {"kind": "proxy", "share": [0.1, 0.2], "random_tokens": [0.1, 0.1]},
+        "early": {"token_0_before": 0.1, "token_0_after": None},
+        "residual": {"max": 2.0, "max_over_median": 4.0, "position": 0, "channel": 1},
+    }
+    meters = {"attention": "gla", "gate": "elementwise", "step": 3, "rows": 1, "tokens": 2, "dataset": "text"}
+    meters |= {"split": "val", "packing": "no BOS", "dtype": "float32", "sink_baseline": 0.5, "layers": [layer, layer]}
+    meters |= {"maps": [{"layer": 1, "head": 1, "weights": [[1.0, 0.0], [0.5, -0.5]]}]}
+    meters |= {"pruning": [{"threshold": 0.1, "loss": 2.0, "zeroed": 0.5}]}
+    lengths = {"attention": "gla", "gate": "none", "rope_scaling": "none", "trained_length": 4}
+    lengths |= {
+        "lengths": [
+            {"block_size": 4, "loss": 2.0, "by_position": [[0, 3.0], [2, 1.0]]},
+            {"block_size": 8, "limit": "x"},
+        ]
+    }
+    metrics = [{"event": "train", "step": 0, "loss": 2.0, "spike": True}, {"event": "eval", "step": 0, "val_loss": 2.0}]
+    row = {"arm": "none", "seed": 0, "data": {"pairs": 4}, "config": {"attention": "gla", "gate": "none"}}
+    row |= {"finite": True, "accuracy": 0.5, "val_loss": 1.0, "metric": "accuracy", "curve": [[0, 0.1], [9, 0.5]]}
+    row |= {"state_bytes": 64, "scores": {"long": {"slices": {"64/4": 0.5, "128/4": 0.25, "128/8": 0.1}}}}
+    other = row | {"arm": "elementwise", "config": {"attention": "gla", "gate": "elementwise", "learning_rate": 0.1}}
+    return {
+        "run/metrics.jsonl": metrics,
+        "run/meters.json": {"checkpoints": [meters]},
+        "run/lengths.json": lengths,
+        "experiment/rows.jsonl": [row, other],
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@HOW_MANY
+def test_any_json_is_drawn_or_one_line(cases, tmp_path, monkeypatch):
+    savefig = matplotlib.figure.Figure.savefig
+    monkeypatch.setattr(
+        matplotlib.figure.Figure, "savefig", lambda self, file, **keys: savefig(self, file, **keys | {"dpi": 15})
+    )
+    whole = make_drawable()
+    for name in ("run", "experiment"):
+        (tmp_path / name).mkdir()
+
+    def put(name, content):
+        lines = (
+            map(json.dumps, content) if name.endswith("jsonl") and isinstance(content, list) else [json.dumps(content)]
+        )
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+
+    for name in whole:
+        put(name, whole[name])
+    plot.main(
+        [str(tmp_path / "run"), str(tmp_path / "run" / "lengths.json"), str(tmp_path / "experiment")]
+    )  # all right
+
+    names = st.sampled_from(list(whole))
+
+    @fuzz(cases, names, st.integers(0, 10**6), STRANGE | STRANGE_FLOATS | nested, st.integers(0, 20))
+    def check(name, at, value, replaces_all):
+        put(name, with_change(whole[name], at, value) if replaces_all or value is GONE else value)
+        targets = [name] if name == "run/lengths.json" else []
+        for target in [*targets, name.partition("/")[0]]:
+            one_line(plot.main, [str(tmp_path / target)])
+        plt.close("all")
+        put(name, whole[name])
+        assert {file.name for file in tmp_path.iterdir()} == {"run", "experiment"}
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Sampling
 
@@ -300,7 +453,10 @@ def test_any_prompt_and_option_of_sample_is_text_or_one_line(cases, text, tmp_pa
             "temperature=1e-300",
         ]
     )
-    start = st.text(max_size=9) | st.sampled_from(["", "\udcff", "FILE:", "FILE:/", f"FILE:{out}/ckpt.pt", "FILE:\0"])
+    start = st.text(max_size=9) | st.sampled_from(
+        ["", "\udcff", "FILE:", "FILE:/", f"FILE:{out}/ckpt.pt", "FILE:\0", "FILE:/dev/zero", f"FILE:{out}/pipe"]
+    )
+    os.mkfifo(out / "pipe")
 
     @fuzz(cases, start, st.lists(words, max_size=2))
     def check(start, options):

@@ -4,6 +4,7 @@ Bad numbers, bad disks, damaged files, strange prompts, impossible configs: one 
     python -m pytest tests/test_robust.py
 """
 
+import math
 import os
 import sys
 import time
@@ -12,9 +13,14 @@ import pytest
 import torch
 
 import checkpoint as checkpoints
+import configurator
 import data.shards
 import data.text.prepare as text_prepare
+import evaluate
+import meters
+import plot
 import sample
+from configurator import UserError
 from data.shards import open_dataset, write_stream
 from data.tokenizer import get_tokenizer
 from model import GPT, MIXERS, GPTConfig
@@ -133,8 +139,10 @@ def test_every_flipped_bit_of_a_tensor_is_found(tmp_path, helpers):
 
 def test_a_shard_is_read_through_once_and_again_when_it_was_touched(tmp_path, monkeypatch, helpers):
     write_stream(tmp_path, {"train": ["a text. " * 99], "val": ["text"]}, tokenizer=get_tokenizer("byte"), **ABOUT)
-    hashed, sha256 = [], data.shards._sha256
-    monkeypatch.setattr(data.shards, "_sha256", lambda file: hashed.append(file.name) or sha256(file))
+    hashed, check = [], data.shards._check_content
+    monkeypatch.setattr(
+        data.shards, "_check_content", lambda f, name, *rest: hashed.append(name) or check(f, name, *rest)
+    )
     now = time.time_ns()
     monkeypatch.setattr(time, "time_ns", lambda: now + 10**10)  # the files are not of this very second
     open_dataset(tmp_path)
@@ -180,6 +188,85 @@ def test_a_config_that_asks_for_terabytes_is_refused_before_they_are(tmp_path, h
     ]:
         checkpoints.save(tmp_path / "ckpt.pt", {"model": weights, "model_args": args | {name: value}})
         assert helpers.error_of(checkpoints.load_model, tmp_path).startswith(str(tmp_path))
+
+
+FIELDS = {
+    "iter_num": [-5, True, 2**70, "3", None, [3], 3.0],
+    "best_val_loss": ["low", math.nan, [], 10**400, True],
+    "seconds": [math.nan, -1.0, "x", math.inf],
+    "dtype": ["float13", 32, ["float32"]],
+    "rng": [torch.zeros(3, dtype=torch.uint8), torch.zeros(5056), "x", [1] * 5056],
+    "run_id": [7, "x" * 5000],
+    "model_args": [[], 3],
+    "config": [[], {3: 1}, "x"],
+    "optimizer": [[], 3],
+    "versions": [3, {"torch": 2}],
+    "data": [
+        [],
+        {"path": "x" * 5000},
+        {"path": 3},
+        {"tokenizer": ["byte"]},
+        {"sha256": 1},
+        {"name": {}},
+        {"vocab_size": -1},
+    ],
+}
+
+
+def test_a_field_of_a_checkpoint_that_is_not_what_it_should_be_is_named_before_out_dir_is_touched(
+    run, text, tmp_path, helpers
+):
+    right = checkpoints.load(run("out", dataset=text, max_iters=1))
+    out = tmp_path / "other"
+    out.mkdir()
+    for name, values in FIELDS.items():
+        for value in values:
+            if name == "iter_num" and value is None:
+                continue  # what an export may lack
+            torch.save(right | {name: value}, out / "ckpt.pt")
+            before = (out / "ckpt.pt").read_bytes()
+            for call in (
+                lambda: run("other", dataset=text, init_from="resume"),
+                lambda: sample.main(helpers.words(checkpoint=out, device="cpu", max_new_tokens=1)),
+                lambda: evaluate.main(helpers.words(checkpoint=out, device="cpu")),
+            ):
+                message = helpers.error_of(call)
+                assert "no checkpoint of this project" in message and name in message, (name, value)
+            assert [file.name for file in out.iterdir()] == ["ckpt.pt"]
+            assert (out / "ckpt.pt").read_bytes() == before
+
+
+def test_a_tensor_that_repeats_one_number_a_billion_times_is_refused(tmp_path, helpers):
+    args = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=11)
+    weights = GPT(GPTConfig(**args)).state_dict()
+    weights |= {"wte.weight": torch.zeros(1, 1).expand(2**40, 8)}
+    torch.save({"model": weights, "model_args": args | {"vocab_size": 2**40}}, tmp_path / "ckpt.pt")
+    assert "'wte.weight' is no plain tensor" in helpers.error_of(checkpoints.load_model, tmp_path)
+
+
+@pytest.mark.parametrize("path", ["", "x" * 5000, "x/" * 2500, "a\0b", "/dev/zero", "pipe"])
+def test_a_path_that_is_no_file_is_one_line_in_every_script(path, tmp_path, helpers, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    for main in (evaluate.main, sample.main, checkpoints.main, meters.main):
+        helpers_words = [f"--checkpoint={path}"]
+        with pytest.raises(UserError) as caught:
+            main(helpers_words)
+        assert len(str(caught.value)) < 1000
+    for main in (lambda words: plot.main(words), lambda words: text_prepare.main(words)):
+        with pytest.raises(UserError) as caught:
+            main([path or " "])
+        assert len(str(caught.value)) < 1000
+    for call in (open_dataset, configurator.read_config_file, lambda path: configurator.read_config_file(f"{path}.py")):
+        with pytest.raises(UserError) as caught:
+            call(path)
+        assert len(str(caught.value)) < 1000
+    assert [file.name for file in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_an_export_without_a_name_is_refused(run, tmp_path, helpers):
+    out = run("out", max_iters=1)
+    assert "safetensors=''" in helpers.error_of(checkpoints.main, helpers.words(checkpoint=out, safetensors=""))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -290,7 +377,11 @@ def test_what_is_impossible_has_its_message(run, text, mqar, tmp_path, helpers):
         (dict(keep_checkpoints=-1), "keep_checkpoints=-1: must be at least 0"),
     ]:
         assert expected in helpers.error_of(run, "out", **keys), keys
-    for content, expected in [(b"", "empty"), (b"\xff\n", "is not UTF-8 text (byte 0)"), (b"one line", "is one line")]:
+    for content, expected in [
+        (b"", "empty"),
+        (b"\xff\n", "is not UTF-8 text (byte 0)"),
+        (b"one line", "one line of text"),
+    ]:
         (tmp_path / "a.txt").write_bytes(content)
         words = [str(tmp_path / "a.txt"), f"--out_dir={tmp_path / 'data'}"]
         assert expected in helpers.error_of(text_prepare.main, words)

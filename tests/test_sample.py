@@ -8,6 +8,8 @@ import importlib
 import io
 import json
 import math
+import os
+import shutil
 import sys
 
 import numpy as np
@@ -17,6 +19,7 @@ import torch.nn.functional as F
 
 import evaluate
 import experiment
+import meters
 import outdir
 import plot
 import sample
@@ -133,6 +136,29 @@ def test_evaluate_refuses_what_it_cannot_score(text_runs, mqar_run, text, mixed_
         assert expected in helpers.error_of(evaluated, checkpoint, **keys)
 
 
+@pytest.mark.parametrize("script", [evaluate.main, meters.main])
+def test_an_output_replaces_nothing_but_an_older_one_of_its_own_kind(text_runs, script, tmp_path, helpers, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(text_runs["gla"], run)
+    (run / "other.json").write_text('{"n_layer": 6}')
+    (run / "broken.json").write_text("{")
+    (run / "folder.json").mkdir()
+    os.mkfifo(run / "pipe.json")
+    before = {file.name: file.read_bytes() for file in run.iterdir() if file.is_file()}
+    words = helpers.words(checkpoint=run / "best.pt", device="cpu")
+    for name in [*before, "folder.json", "pipe.json"]:
+        message = helpers.error_of(script, [*words, f"--out={run / name}"])
+        assert ("is something else already" if name.endswith(".json") else "must end in .json") in message
+    for name in ("x.pt", "x", "gone/x.json", ""):
+        helpers.error_of(script, [*words, f"--out={run / name if name else ''}"])
+    assert capsys.readouterr().out == ""  # before any work
+    assert {file.name: file.read_bytes() for file in run.iterdir() if file.is_file()} == before
+    for _ in range(2):
+        script([*words, f"--out={run / 'own.json'}"])
+    other = meters.main if script is evaluate.main else evaluate.main
+    assert "is something else already" in helpers.error_of(other, [*words, f"--out={run / 'own.json'}"])
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # sample.py: text
 
@@ -168,9 +194,13 @@ def test_a_prompt_comes_from_the_command_line_a_file_or_standard_input(text_runs
 def test_a_prompt_that_cannot_be_had_is_one_line(text_runs, sampled, tmp_path, helpers, monkeypatch):
     (tmp_path / "latin1.txt").write_bytes("Zwölf".encode("latin-1"))
     (tmp_path / "empty.txt").write_text("")
+    os.mkfifo(tmp_path / "pipe")
     for start, expected in [
         (f"FILE:{tmp_path / 'nowhere.txt'}", "No such file or directory"),
-        (f"FILE:{tmp_path}", "Is a directory"),
+        (f"FILE:{tmp_path}", "is a folder, a pipe or a device"),
+        (f"FILE:{tmp_path / 'pipe'}", "is a folder, a pipe or a device"),
+        ("FILE:/dev/zero", "is a folder, a pipe or a device"),
+        (f"FILE:{'x' * 300}", "cannot be read (File name too long)"),
         (f"FILE:{tmp_path / 'latin1.txt'}", "is not UTF-8 text"),
         (f"FILE:{tmp_path / 'empty.txt'}", "a sample needs at least one token to go on from"),
         ("", "a sample needs at least one token to go on from"),
@@ -178,6 +208,13 @@ def test_a_prompt_that_cannot_be_had_is_one_line(text_runs, sampled, tmp_path, h
     ]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
         assert expected in helpers.error_of(sampled, text_runs["softmax"], start=start)
+    monkeypatch.setattr(sample, "MOST_BYTES", 9)
+    (tmp_path / "long.txt").write_text("0123456789")
+    assert "has more than 9 bytes" in helpers.error_of(
+        sampled, text_runs["softmax"], start=f"FILE:{tmp_path / 'long.txt'}"
+    )
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(open("/dev/zero", "rb")))
+    assert "gives more than 9 bytes" in helpers.error_of(sampled, text_runs["softmax"], start="-")
 
 
 @pytest.fixture(scope="module")
@@ -241,6 +278,24 @@ def test_past_block_size_cosformer_refuses_in_one_line(text_runs, sampled, helpe
     assert "past block_size=32, where its cosine" in helpers.error_of(sampled, text_runs["cosformer"], **keys)
     keys = dict(start="The quick brown fox jumps over the lazy dog.", max_new_tokens=1)
     assert "past block_size=32, where its cosine" in helpers.error_of(sampled, text_runs["cosformer"], **keys)
+
+
+@pytest.mark.parametrize(("mixer", "n_new"), [("cosformer", 30), ("gla", 500)])
+def test_without_max_new_tokens_it_is_500_or_as_many_as_there_can_be_with_a_note(
+    text_runs, helpers, capsys, mixer, n_new
+):
+    words = helpers.words(checkpoint=text_runs[mixer], start="The", num_samples=1, device="cpu", temperature=0)
+    sample.main(words)
+    whole = capsys.readouterr()
+    note = f"note: {n_new} new tokens, not 500: nothing is past block_size=32\n" if n_new < 500 else ""
+    assert whole.err == note
+    sample.main([*words, f"--max_new_tokens={n_new}"])
+    assert capsys.readouterr().out == whole.out
+    if n_new < 500:
+        message = helpers.error_of(sample.main, [*words, f"--max_new_tokens={n_new + 1}"])
+        assert f"max_new_tokens={n_new} works" in message
+        words = helpers.words(checkpoint=text_runs[mixer], start="x" * 33, device="cpu")
+        assert "shorten the prompt, of 33 tokens" in helpers.error_of(sample.main, words)
 
 
 def test_past_block_size_a_recurrent_mixer_goes_on(text_runs, helpers, capsys):

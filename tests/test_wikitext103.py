@@ -214,12 +214,12 @@ def test_a_process_killed_at_any_time_goes_on_to_the_same_bytes(made, tmp_path):
     out = tmp_path / "killed"
     for shard in (2, 20):
         process = subprocess.Popen([*command, f"--out_dir={out}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while not (out / f"train_{shard:04d}.npy").is_file() and process.poll() is None:
+        while not (out / ".new" / f"train_{shard:04d}.npy").is_file() and process.poll() is None:
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL and not (out / "meta.json").exists()
-    done = json.loads((out / "progress.json").read_text())["splits"]["train"]["shards"]
-    times = {shard["file"]: (out / shard["file"]).stat().st_mtime_ns for shard in done}
+    done = json.loads((out / ".new" / "progress.json").read_text())["splits"]["train"]["shards"]
+    times = {shard["file"]: (out / ".new" / shard["file"]).stat().st_mtime_ns for shard in done}
     assert len(times) >= 20
     subprocess.run([*command, f"--out_dir={out}"], check=True, capture_output=True)
     assert {name: (out / name).stat().st_mtime_ns for name in times} == times
@@ -230,6 +230,7 @@ def test_a_process_killed_at_any_time_goes_on_to_the_same_bytes(made, tmp_path):
 @pytest.mark.parametrize("change", ["text", "keys", "half a shard", "no shard", "progress"])
 def test_what_a_killed_run_left_is_used_only_if_it_is_whole_and_of_the_same_text(change, made, tmp_path, monkeypatch):
     out, keys = tmp_path / "out", KEYS
+    new = out / ".new"
     write_meta = shards._write_meta
 
     def killed(*args, **about):
@@ -244,14 +245,14 @@ def test_what_a_killed_run_left_is_used_only_if_it_is_whole_and_of_the_same_text
     elif change == "keys":
         keys = ["--shard_tokens=71"]
     elif change == "half a shard":
-        (out / "train_0002.npy").write_bytes((out / "train_0002.npy").read_bytes()[:100])
+        (new / "train_0002.npy").write_bytes((new / "train_0002.npy").read_bytes()[:100])
     elif change == "no shard":
-        (out / "val_0001.npy").unlink()
+        (new / "val_0001.npy").unlink()
     else:
-        (out / "progress.json").write_bytes(b'{"of": {}, "spl')
+        (new / "progress.json").write_bytes(b'{"of": {}, "spl')
     again, once = run(out, made, *keys), run(tmp_path / "once", made, *keys)
     assert again.meta == once.meta and again.sha256 == once.sha256
-    assert not (out / "progress.json").exists()
+    assert files(out) == files(tmp_path / "once")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

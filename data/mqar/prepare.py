@@ -26,7 +26,7 @@ A row of validation is never a row of training: one that is, is drawn again.
 """
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
-from data.shards import MAX_VOCAB, write_examples  # noqa: E402
+from data.shards import MAX_VOCAB, claim, parameters_of, write_examples  # noqa: E402
 
 VERSION = 1  # of the generator: raise it when the same seed no longer gives the same rows
 BLOCK = 1024  # rows made at a time: it bounds the memory, and it is part of what a seed means
@@ -55,17 +55,16 @@ class Config:
     train_size: int = key(100_000, "rows of training, for each slice", at_least=1)
     val_size: int = key(3_000, "rows of validation, for each slice", at_least=1)
     seed: int = key(0, "of everything that is random", at_least=0)
-    out_dir: str | None = key(None, "where to write; None: beside this script")
+    out_dir: str | None = key(None, "where to write; None: beside this script", is_path=True)
+    overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program="data/mqar/prepare.py", description=__doc__)
     slices = parse_slices(config)
+    out_dir = claim(config.out_dir or Path(__file__).resolve().parent, config.overwrite)
     splits = generate_splits(config, slices)
-    out_dir = config.out_dir or Path(__file__).resolve().parent
     facts = [{"slice": f"{seq_len}/{pairs}", "pairs": pairs} for seq_len, pairs in slices]
-    parameters = asdict(config)
-    del parameters["out_dir"]  # the same data, wherever they lie
     meta = write_examples(
         out_dir,
         {split: zip(examples, facts, strict=True) for split, examples in splits.items()},
@@ -74,7 +73,7 @@ def main(argv):
         vocab_size=config.vocab_size,
         generator="data/mqar/prepare.py",
         generator_version=VERSION,
-        parameters=parameters,
+        parameters=parameters_of(config),
         seed=config.seed,
     )
     for split, written in meta["splits"].items():

@@ -11,14 +11,14 @@ meta.json tells which one it was.
 import platform
 import sys
 import sysconfig
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
-from data.shards import split_documents, write_stream  # noqa: E402
+from data.shards import claim, parameters_of, split_documents, write_stream  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 
 VERSION = 1
@@ -30,19 +30,18 @@ class Config:
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
     seed: int = key(0, "of the split into training and validation", at_least=0)
-    out_dir: str | None = key(None, "where to write; None: beside this script")
+    out_dir: str | None = key(None, "where to write; None: beside this script", is_path=True)
+    overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program="data/pystdlib/prepare.py", description=__doc__)
+    out_dir = claim(config.out_dir or Path(__file__).resolve().parent, config.overwrite)
     files = find_sources(Path(sysconfig.get_path("stdlib")))
     is_val = split_documents([file.stat().st_size for file in files], config.val_fraction, config.seed)
     splits = {"train": [], "val": []}
     for file, validates in zip(files, is_val, strict=True):
         splits["val" if validates else "train"].append(file.read_bytes().decode())
-    parameters = asdict(config) | {"python": platform.python_version()}
-    del parameters["out_dir"]
-    out_dir = config.out_dir or Path(__file__).resolve().parent
     meta = write_stream(
         out_dir,
         splits,
@@ -51,7 +50,7 @@ def main(argv):
         name="pystdlib",
         generator="data/pystdlib/prepare.py",
         generator_version=VERSION,
-        parameters=parameters,
+        parameters=parameters_of(config) | {"python": platform.python_version()},
         seed=config.seed,
     )
     for split, written in meta["splits"].items():

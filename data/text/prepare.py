@@ -5,12 +5,13 @@ Anyone's text: files, and folders that are searched for files, made into a data 
     python data/text/prepare.py notes/ more/ --ext=.txt,.md,.rst --tokenizer=gpt2 --out_dir=data/notes
 
 Several files are split by file, a single one by position: its last lines are validation. Files are
-taken in the order of their paths, a file that is named twice once, an empty one not at all.
+taken in the order of their paths, a file that is named twice once, an empty one not at all. A file
+that is not UTF-8 ends the script; with --errors=skip it is named and left out.
 """
 
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
@@ -19,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
-from data.shards import split_documents, write_stream  # noqa: E402
+from data.shards import claim, parameters_of, split_documents, write_stream  # noqa: E402
 from data.tokenizer import TOKENIZERS, get_tokenizer  # noqa: E402
 
 VERSION = 1
@@ -33,12 +34,24 @@ class Config:
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
     seed: int = key(0, "of the split into training and validation", at_least=0)
-    out_dir: str | None = key(None, "where to write; None: beside this script")
+    errors: str = key(
+        "stop", "what a file that is not UTF-8 does: ends the script, or is left out", choices=("stop", "skip")
+    )
+    out_dir: str | None = key(None, "where to write; None: beside this script", is_path=True)
+    overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def main(argv):
     config = configurator.load(Config, argv, positional="paths", program="data/text/prepare.py", description=__doc__)
+    out_dir = claim(config.out_dir or Path(__file__).resolve().parent, config.overwrite)
     files = find_files(config.paths, config.ext)
+    if config.errors == "skip":
+        found = files
+        files = [file for file in found if is_text(file)]
+        if len(files) < len(found):
+            print(f"{len(found) - len(files)} of {len(found)} files are not UTF-8 and were left out")
+        if not files:
+            raise UserError(f"{', '.join(config.paths)}: no file is UTF-8 text")
     tokenizer = get_tokenizer(config.tokenizer)
     if len(files) == 1:
         train, val = split_lines(read_text(files[0]), config.val_fraction, files[0])
@@ -46,9 +59,6 @@ def main(argv):
     else:
         is_val = split_documents([file.stat().st_size for file in files], config.val_fraction, config.seed)
         splits = {"train": read_texts(files, ~is_val, "train"), "val": read_texts(files, is_val, "val")}
-    parameters = asdict(config)
-    del parameters["out_dir"]
-    out_dir = config.out_dir or Path(__file__).resolve().parent
     meta = write_stream(
         out_dir,
         splits,
@@ -57,7 +67,7 @@ def main(argv):
         name="text",
         generator="data/text/prepare.py",
         generator_version=VERSION,
-        parameters=parameters,
+        parameters=parameters_of(config),
         seed=config.seed,
     )
     for split, written in meta["splits"].items():
@@ -79,6 +89,8 @@ def find_files(paths, ext):
                 raise UserError(f"{path}: no file in this folder ends in {', '.join(ext)}; --ext=... takes others")
         elif os.path.isfile(path):
             files = [path]
+        elif os.path.exists(path):
+            raise UserError(f"{path}: is neither a file nor a folder")
         else:
             raise UserError(f"{path}: no such file or folder")
         # by real path: the same text in training and in validation would make the loss a lie
@@ -95,20 +107,40 @@ def read_texts(files, wanted, split):
         yield read_text(files[i])
 
 
+def is_text(file):
+    """Whether a file is UTF-8; one that is not is named."""
+    try:
+        read_text(file)
+    except NotText as error:
+        print(f"left out: {error}")
+        return False
+    return True
+
+
+class NotText(UserError):
+    pass
+
+
 def read_text(file):
     try:
         return file.read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise UserError(f"{file}: is not UTF-8 text (byte {error.start})") from None
+        raise NotText(f"{file}: is not UTF-8 text (byte {error.start}); --errors=skip leaves it out") from None
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
 
 
 def split_lines(text, val_fraction, file):
-    """The text in two, cut at the border of lines nearest before its last val_fraction; else at the first border."""
-    cut = text.rfind("\n", 0, round(len(text) * (1 - val_fraction))) + 1 or text.find("\n") + 1
-    if cut in (0, len(text)):
-        raise UserError(f"{file}: is one line, which cannot be split into training and validation; name more files")
+    """The text in two, cut at the border of lines nearest before its last val_fraction; else at the first border.
+
+    Neither part is blank: the empty lines at the end of a text are no lines to cut at.
+    """
+    end = len(text.rstrip())
+    cut = text.rfind("\n", 0, min(round(len(text) * (1 - val_fraction)), end)) + 1 or text.find("\n") + 1
+    if not 0 < cut < end or text[:cut].isspace():
+        raise UserError(
+            f"{file}: has one line of text, which cannot be split into training and validation; name more files"
+        )
     return text[:cut], text[cut:]
 
 

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
-from data.shards import write_stream  # noqa: E402
+from data.shards import claim, write_stream  # noqa: E402
 from data.tokenizer import TOKENIZERS, get_tokenizer  # noqa: E402
 
 VERSION = 1
@@ -57,7 +57,10 @@ class Config:
     mini: bool = key(False, "train on the validation articles, validate on the test articles")
     shard_tokens: int = key(10_000_000, "most tokens in one file", at_least=1)
     workers: int = key(0, "threads that encode; 0: one for each core", at_least=0)
-    out_dir: str | None = key(None, "where to write; None: data/wikitext103, -raw and -mini added to the name")
+    out_dir: str | None = key(
+        None, "where to write; None: data/wikitext103, -raw and -mini added to the name", is_path=True
+    )
+    overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def main(argv):
@@ -65,7 +68,7 @@ def main(argv):
         Config, argv, positional=None, program="data/wikitext103/prepare.py", description=__doc__
     )
     name = "wikitext103" + "-raw" * (config.version == "raw") + "-mini" * config.mini
-    out_dir = Path(config.out_dir or Path(__file__).resolve().parents[1] / name)
+    out_dir = claim(config.out_dir or Path(__file__).resolve().parents[1] / name, config.overwrite)
     texts = {split: data for split, data in read_splits(config).items() if data is not None}
     tokenizer = get_tokenizer(config.tokenizer)  # after the text: offline, that error names the ways to both
     sources = MINI_SOURCES if config.mini else SOURCES
@@ -123,7 +126,7 @@ def read_splits(config):
         found = {split: HUB_SPLIT[source] for split, source in sources.items() if HUB_SPLIT[source] in dataset}
         return {split: join_rows(dataset[name].with_format("arrow")[:]["text"]) for split, name in found.items()}
     folder = Path(config.from_dir)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UserError(f"from_dir={config.from_dir}: no such folder")
     texts = {split: read_copy(folder, source, config.version) for split, source in sources.items()}
     if not any(texts.values()):
@@ -140,10 +143,10 @@ def read_copy(folder, source, version):
     """The text of wiki.SOURCE.VERSION, or of parquet files under the hub's names, there or in the hub's subfolder."""
     file = folder / f"wiki.{source}.{version}"
     try:
-        if file.is_file():
+        if os.path.isfile(file):
             return file.read_bytes()
         for place in (folder / HUB_CONFIG[version], folder):
-            if files := sorted(place.glob(f"{HUB_SPLIT[source]}*.parquet")):
+            if files := sorted(filter(os.path.isfile, place.glob(f"{HUB_SPLIT[source]}*.parquet"))):
                 return b"".join(read_parquet(file) for file in files)
     except OSError as error:
         raise UserError(f"{error.filename or file}: cannot be read ({error.strerror or error})") from None
