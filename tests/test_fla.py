@@ -29,9 +29,9 @@ needs_the_kernels = pytest.mark.skipif(
 )
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}  # of the digits a dtype has
-KINDS = [("none", False), ("per head", False), ("per channel", False), ("none", True), ("per head", True)]
+KINDS = [(decay, delta) for decay in ("none", "per head", "per channel") for delta in (False, True)]
 every_kind = pytest.mark.parametrize(("kind", "delta"), KINDS)
-every_mixer = pytest.mark.parametrize("mixer", ["cosformer", "gla", "mamba2", "gated_deltanet"])
+every_mixer = pytest.mark.parametrize("mixer", ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda"])
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The process with the interpreter
@@ -391,10 +391,3 @@ def test_a_model_on_a_gpu_uses_fla_where_it_computes_the_mixer(gpu, monkeypatch,
     model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=5, position="none", **keys)).to(dtype)
     model(torch.zeros(1, 3, dtype=torch.long))
     assert used == forms
-
-
-def test_a_decay_per_channel_with_the_delta_rule_is_none_of_flas_kernels():
-    inputs = make_inputs("per channel", True, torch.float32)
-    q, v, log_decay, beta = (inputs[name] for name in ("q", "v", "log_decay", "beta"))
-    assert not recurrence.fla_computes(q, v, log_decay, beta)
-    assert recurrence.fla_computes(q, v, log_decay, None) and recurrence.fla_computes(q, v, log_decay[..., 0], beta)
