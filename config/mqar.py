@@ -3,6 +3,9 @@ Multi-query associative recall, small: cosFormer with a width-4 convolution, 2 l
 
     python data/mqar/prepare.py --vocab_size=256
     torchrun --standalone --nproc_per_node=1 train.py config/mqar.py
+
+Result: 84.4% accuracy, 0.443 nats at the labels after 600 steps of 4,096 tokens (91,968 parameters, one seed, five
+minutes on one busy CPU core). It is still rising: at step 200 it was 61.8%, at step 400 78.6%.
 """
 
 dataset = "data/mqar"
