@@ -2,9 +2,9 @@
 
 python -m pytest tests/test_docs.py
 
-A command is a line of a ``` block, or `code` that starts with python, torchrun or make. Three kinds are not run here,
-their words are checked, and other tests run them: what bench.py measures, what downloads WikiText-103, and the targets of
-make. Runs of experiments are listed (--dry_run), not made. A command of no known kind fails.
+A command is a line of a ``` block, or `code` that starts with python, torchrun or make. Three kinds are not run here:
+their words are checked, and other tests run what bench.py measures, what downloads WikiText-103, and the targets of make.
+Runs of experiments are listed (--dry_run), not made. A command of no known kind fails.
 """
 
 import dataclasses
@@ -19,11 +19,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import LINES
 from torch.distributed.run import get_args_parser
 
 import configurator
 import train
-from conftest import LINES
 from data.shards import write_stream
 from data.tokenizer import get_tokenizer
 
@@ -39,9 +39,10 @@ PLACEHOLDERS = {"NAME": "pystdlib", "--key=value": "--n_layer=2", "PATH...": "bo
 
 def commands_of(text):
     """The commands of a document, without comments; `a && b` is two."""
-    lines = [line for block in re.findall(r"^```\n(.*?)^```$", text, re.M | re.S) for line in block.splitlines()]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+    lines = [line for language, block in blocks if not language for line in block.splitlines()]
     lines += re.findall(r"`((?:python|torchrun|make) [^`]+)`", text)
-    return [part.strip() for line in lines for part in line.split("  #")[0].split("&&") if part.strip()]
+    return [part.strip() for line in lines for part in re.split(r"\s# ", line)[0].split("&&") if part.strip()]
 
 
 COMMANDS = sorted({command for text in TEXT.values() for command in commands_of(text)})
@@ -59,7 +60,8 @@ def copy(tmp_path_factory, mqar):
         (folder / name).mkdir()
     for file in ("book.txt", "prompt.txt", "notes/a.md", "notes/b.md"):
         (folder / file).write_text("".join(LINES * 20))
-    splits = {split: [LINES[i % 3] * 20 for i in range(10)] for split in ("train", "val", "test")}
+    # long enough for --lengths=1024, short enough to be evaluated in a moment
+    splits = {split: [LINES[i % 3] * 5 for i in range(6)] for split in ("train", "val", "test")}
     about = dict(name="text", generator="tests", generator_version=1, parameters={}, seed=0)
     write_stream(folder / "data" / "pystdlib", splits, tokenizer=get_tokenizer("byte"), **about)
     for name in ("text", "wikitext103", "wikitext103-mini"):
@@ -81,7 +83,7 @@ def working_copy(copy, monkeypatch):
 @pytest.fixture
 def small(helpers):
     """The words that make a command of train.py small."""
-    return helpers.words(**helpers.tiny | {"n_layer": 4, "max_iters": 2, "eval_interval": 2, "meters": "false"})
+    return helpers.words(**helpers.tiny | dict(n_layer=4, block_size=64, max_iters=2, eval_interval=2, meters="false"))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -111,7 +113,11 @@ def checkpoint(path, small):
 
 
 def run_on_checkpoint(script, words, small):
-    more = {"evaluate": ["--device=cpu"], "sample": ["--max_new_tokens=4", "--num_samples=1"], "meters": ["--rows=2"]}
+    more = {
+        "evaluate": ["--device=cpu", "--threads=1"],
+        "sample": ["--max_new_tokens=4", "--num_samples=1"],
+        "meters": ["--device=cpu", "--threads=1", "--rows=2", "--score_batches=1"],
+    }
     for paths in [word.partition("=")[2] for word in words if word.startswith("--checkpoint=")]:
         for path in paths.split(","):
             checkpoint(path, small)
@@ -189,7 +195,7 @@ def run(command, small):
         configurator.load(bench.BenchConfig, words, positional="what")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_every_command_of_the_documents_works(command, working_copy, small):
     run(command, small)
 
@@ -205,8 +211,8 @@ def test_commands_are_found_in_blocks_and_in_lines():
     assert commands_of(text) == ["make c", "d", "e", "python a.py --x=1", "make b"]
 
 
-def test_torchrun_starts_a_config_from_a_clean_environment(copy, small):
-    """One command as it stands: the launcher, two processes, the working directory."""
+def test_torchrun_starts_a_config_in_two_processes(copy, small):
+    """One command of the README with its launcher."""
     words = ["train.py", "config/pystdlib.py", "--gradient_accumulation_steps=2", "--out_dir=out/two", *small]
     assert any(" ".join(words[:4]) in command for command in COMMANDS)
     shutil.rmtree(copy / "out" / "two", ignore_errors=True)
@@ -251,7 +257,7 @@ def test_every_key_that_a_document_names_is_one_of_a_script():
 
 def test_every_file_of_the_table_is_there():
     table = TEXT["README.md"].partition("## The files")[2].partition("## ")[0]
-    names = re.findall(r"`([\w/]+(?:\.py|/))`", table)
+    names = [name for cells in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(.*?)`", cells)]
     assert len(names) > 15 and [name for name in names if not (ROOT / name).exists()] == []
 
 
@@ -267,7 +273,7 @@ def test_the_edits_of_the_readme_train(tmp_path, helpers):
     """A gate activation, a mixer, a data set and an optimizer, each put where the README says."""
     activation, mixer, data, optimizer = re.findall(r"^```python\n(.*?)^```$", TEXT["README.md"], re.M | re.S)
     folder = tmp_path / "copy"
-    left_out = shutil.ignore_patterns(".*", "out*", "results", "docs", "tests", "*.npy", "__pycache__")
+    left_out = shutil.ignore_patterns(".*", "out", "results", "docs", "tests", "*.npy", "__pycache__")
     shutil.copytree(ROOT, folder, ignore=left_out)
     for name, code in (("gate.py", activation), ("model.py", mixer)):
         with open(folder / name, "a") as file:
@@ -290,5 +296,4 @@ def test_the_edits_of_the_readme_train(tmp_path, helpers):
             [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
         )
         assert ended.returncode == 0, ended.stderr
-    steps = [row for row in helpers.metrics(folder / "out" / "mine", "train")]
-    assert [row["step"] for row in steps] == [1, 2] or len(steps) == 2
+    assert len(helpers.losses(folder / "out" / "mine")) == 2
