@@ -3,8 +3,8 @@
 python -m pytest tests/test_docs.py
 
 A command is a line of a ``` block, or `code` that starts with python, torchrun or make. Three kinds are not run here:
-their words are checked, and other tests run what bench.py measures, what downloads WikiText-103, and the targets of make.
-Runs of experiments are listed (--dry_run), not made. A command of no known kind fails.
+their words are checked, and other tests run what bench.py measures, what downloads WikiText-103, and make's targets. Runs
+of experiments are listed (--dry_run), not made. A command of no known kind fails.
 """
 
 import dataclasses
