@@ -3,7 +3,7 @@
     python bench.py ops                              the chunked forms against scaled_dot_product_attention and the loop
     python bench.py train --against=PATH/model.py    a training step against nanoGPT's own (its file is not kept here)
     python bench.py all --pairs=30                   train, tiny, overhead, length, decode, ops and data
-    python bench.py --profile                        where a training step goes
+    python bench.py --profile=true                   where a training step goes
 
 Absolute times of a shared machine mean little, so a claim is a ratio: the two sides run in turn in one process, with as
 many threads, and the order changes from pair to pair. Its interval is that of the median of the paired ratios, by

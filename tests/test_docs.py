@@ -1,0 +1,299 @@
+"""Every command of the documents works: each is run on small data and small models, in one working copy.
+
+python -m pytest tests/test_docs.py
+
+A command is a line of a ``` block, or `code` that starts with python, torchrun or make. Three kinds are not run here:
+their words are checked, and other tests run what bench.py measures, what downloads WikiText-103, and make's targets.
+Runs of experiments are listed (--dry_run), not made. A command of no known kind fails.
+"""
+
+import dataclasses
+import importlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import LINES
+from torch.distributed.run import get_args_parser
+
+import configurator
+import train
+from data.shards import write_stream
+from data.tokenizer import get_tokenizer
+
+ROOT = Path(configurator.__file__).parent
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "config/README.md", "tests/README.md")),
+    *(ROOT / name for name in ("results/README.md", "results/bench/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+TEXT = {file.relative_to(ROOT).as_posix(): file.read_text() for file in DOCUMENTS}
+PLACEHOLDERS = {"NAME": "pystdlib", "--key=value": "--n_layer=2", "PATH...": "book.txt", "FOLDER": "notes"}
+
+
+def commands_of(text):
+    """The commands of a document, without comments; `a && b` is two."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+    lines = [line for language, block in blocks if not language for line in block.splitlines()]
+    lines += re.findall(r"`((?:python|torchrun|make) [^`]+)`", text)
+    return [part.strip() for line in lines for part in re.split(r"\s# ", line)[0].split("&&") if part.strip()]
+
+
+COMMANDS = sorted({command for text in TEXT.values() for command in commands_of(text)})
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A working copy: the configs, a small text under every name of a data set, rows of experiments
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory, mqar):
+    folder = tmp_path_factory.mktemp("copy")
+    (folder / "config").symlink_to(ROOT / "config")
+    for name in ("notes", "data"):
+        (folder / name).mkdir()
+    for file in ("book.txt", "prompt.txt", "notes/a.md", "notes/b.md"):
+        (folder / file).write_text("".join(LINES * 20))
+    # long enough for --lengths=1024, short enough to be evaluated in a moment
+    splits = {split: [LINES[i % 3] * 5 for i in range(6)] for split in ("train", "val", "test")}
+    about = dict(name="text", generator="tests", generator_version=1, parameters={}, seed=0)
+    write_stream(folder / "data" / "pystdlib", splits, tokenizer=get_tokenizer("byte"), **about)
+    for name in ("text", "wikitext103", "wikitext103-mini"):
+        shutil.copytree(folder / "data" / "pystdlib", folder / "data" / name)
+    shutil.copytree(mqar, folder / "data" / "mqar")
+    for rows in (ROOT / "results").glob("*/*.json*"):
+        if rows.parent.name != "bench":
+            (folder / "results" / rows.parent.name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(rows, folder / "results" / rows.parent.name)
+    return folder
+
+
+@pytest.fixture
+def working_copy(copy, monkeypatch):
+    monkeypatch.chdir(copy)
+    return copy
+
+
+@pytest.fixture
+def small(helpers):
+    """The words that make a command of train.py small."""
+    fewer = dict(n_layer=4, block_size=64, max_iters=2, eval_interval=2, gradient_accumulation_steps=2, meters="false")
+    return helpers.words(**helpers.tiny | fewer)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Each kind of command
+
+
+def run_train(words, small):
+    config = configurator.load(train.TrainConfig, words)
+    shutil.rmtree(config.out_dir, ignore_errors=True)
+    if config.init_from in ("resume", "auto"):  # a run to go on with
+        train.main([*(word for word in words if not word.startswith("--init_from=")), *small])
+    train.main([*words, *small])
+    assert (Path(config.out_dir) / "ckpt.pt").is_file()
+
+
+def checkpoint(path, small):
+    """Makes the run that a command takes for granted: its gate or its mixer stands in the name."""
+    path = Path(path)
+    folder = path.parent if path.suffix == ".pt" else path
+    if not (folder / "ckpt.pt").exists():
+        mixer = "gla" if "gla" in folder.name else "softmax"
+        gate = "headwise" if "headwise" in folder.name else "elementwise"
+        train.main(["config/pystdlib.py", f"--attention={mixer}", f"--gate={gate}", f"--out_dir={folder}", *small])
+    if not path.exists():
+        shutil.copy(folder / "ckpt.pt", path)
+
+
+def run_on_checkpoint(script, words, small):
+    more = {
+        "evaluate": ["--device=cpu", "--threads=1"],
+        "sample": ["--max_new_tokens=4", "--num_samples=1"],
+        "meters": ["--device=cpu", "--threads=1", "--rows=2", "--score_batches=1"],
+    }
+    for paths in [word.partition("=")[2] for word in words if word.startswith("--checkpoint=")]:
+        for path in paths.split(","):
+            checkpoint(path, small)
+    importlib.import_module(script).main([*words, *more.get(script, [])])
+
+
+def run_plot(words, small):
+    if "lengths.json" in words and not Path("lengths.json").exists():
+        run_on_checkpoint("evaluate", ["--checkpoint=out/pystdlib", "--lengths=16,32", "--out=lengths.json"], small)
+    for word in words:
+        if word.startswith("out/"):
+            checkpoint(word, small)
+    importlib.import_module("plot").main(words)
+
+
+def run_experiment(words):
+    name = Path(words[0]).stem
+    words = [*words, f"--out_dir=results/{name}"]
+    importlib.import_module("experiment").main(words if "--run=false" in words else [*words, "--dry_run=true"])
+
+
+def run_prepare(name, words):
+    prepare = importlib.import_module(f"data.{name}.prepare")
+    words = [*words, f"--out_dir=prepared/{name}"]
+    if name == "wikitext103":  # tests/test_wikitext103.py runs it on a text of its own
+        configurator.load(prepare.Config, words, positional=None)
+        return
+    prepare.main([*words, "--train_size=200", "--val_size=20"] if name == "mqar" else words)
+    assert json.loads(Path(f"prepared/{name}/meta.json").read_text())["splits"].keys() == {"train", "val"}
+
+
+def check_pytest(words, environment):
+    files = [ROOT / word for word in words if word.endswith(".py")]
+    assert files and all(file.is_file() for file in files)
+    for name in environment:
+        assert any(name in file.read_text() for file in files), name
+
+
+def check_make(words):
+    ended = subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def run(command, small):
+    for placeholder, value in PLACEHOLDERS.items():
+        command = command.replace(placeholder, value)
+    words = shlex.split(command)
+    environment = [word.partition("=")[0] for word in words if re.match("[A-Z_]+=", word) and words[0] != "make"]
+    program, *words = words[len(environment) :]
+    if program == "torchrun":  # in this process and alone: other tests start several
+        launched = get_args_parser().parse_args(words)
+        program, words = "python", [launched.training_script, *launched.training_script_args]
+    if program == "make":
+        return check_make(words)
+    assert program == "python", f"{command}: no test knows how to run it"
+    if words[:2] == ["-m", "pytest"]:
+        return check_pytest(words[2:], environment)
+    script, *words = words
+    if "--help" in words:
+        with pytest.raises(SystemExit, match="0"):
+            importlib.import_module(Path(script).stem).main(words)
+    elif script.startswith("data/"):
+        run_prepare(script.split("/")[1], words)
+    elif script == "train.py":
+        run_train(words, small)
+    elif script in ("evaluate.py", "sample.py", "meters.py", "export.py"):
+        run_on_checkpoint(Path(script).stem, words, small)
+    elif script == "plot.py":
+        run_plot(words, small)
+    elif script == "experiment.py":
+        run_experiment(words)
+    else:
+        assert script == "bench.py", f"{command}: no test knows how to run it"
+        bench = importlib.import_module("bench")  # tests/test_bench.py runs its parts
+        configurator.load(bench.BenchConfig, words, positional="what")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_every_command_of_the_documents_works(command, working_copy, small):
+    run(command, small)
+
+
+def test_a_command_that_no_test_runs_fails(working_copy, small):
+    for command in ("python nobody.py", "git pull", "make nothing", "python train.py --no_such_key=1"):
+        with pytest.raises((AssertionError, configurator.UserError)):
+            run(command, small)
+
+
+def test_commands_are_found_in_blocks_and_in_lines():
+    text = "Run `python a.py --x=1` or `make b`, not `a.py`.\n\n```\nmake c   # why\nd && e\n```\n```python\nf\n```\n"
+    assert commands_of(text) == ["make c", "d", "e", "python a.py --x=1", "make b"]
+
+
+def test_torchrun_starts_a_config_in_two_processes(copy, small):
+    """One command of the README with its launcher."""
+    words = ["train.py", "config/pystdlib.py", "--gradient_accumulation_steps=2", "--out_dir=out/two", *small]
+    assert any(" ".join(words[:4]) in command for command in COMMANDS)
+    shutil.rmtree(copy / "out" / "two", ignore_errors=True)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", ROOT / words[0]]
+    ended = subprocess.run([*map(str, launch), *words[1:]], cwd=copy, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert (copy / "out" / "two" / "ckpt.pt").is_file()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the documents name is there
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_every_link_leads_to_a_file_and_to_a_heading_in_it(name):
+    for target in re.findall(r"\]\(([^)\s]+)\)", TEXT[name]):
+        path, _, anchor = target.partition("#")
+        file = (ROOT / name).parent / path if path else ROOT / name
+        assert file.exists(), target
+        headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M) if anchor else []
+        assert not anchor or anchor in [re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in headings]
+
+
+def keys_of_scripts():
+    """The keys of all scripts, and the words of torchrun."""
+    modules = ["train", "evaluate", "sample", "meters", "plot", "experiment", "bench", "export"]
+    modules += [f"data.{file.parent.name}.prepare" for file in (ROOT / "data").glob("*/prepare.py")]
+    keys = {"config_override", "help", "key"}
+    for module in map(importlib.import_module, modules):
+        for value in vars(module).values():
+            if dataclasses.is_dataclass(value):
+                keys |= {field.name for field in dataclasses.fields(value)}
+    return keys | {word.lstrip("-") for action in get_args_parser()._actions for word in action.option_strings}
+
+
+def test_every_key_that_a_document_names_is_one_of_a_script():
+    known = keys_of_scripts()
+    for name, text in TEXT.items():
+        for key in re.findall(r"(?<![\w-])--([a-zA-Z_][\w-]*)", text):
+            assert key in known, f"{name}: --{key}"
+
+
+def test_every_file_of_the_table_is_there():
+    table = TEXT["README.md"].partition("## The files")[2].partition("## ")[0]
+    names = [name for cells in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(.*?)`", cells)]
+    assert len(names) > 15 and [name for name in names if not (ROOT / name).exists()] == []
+
+
+def test_the_readme_is_a_front_page():
+    assert len(TEXT["README.md"]) <= 10_000
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The edits that the README shows
+
+
+def test_the_edits_of_the_readme_train(tmp_path, helpers):
+    """A gate activation, a mixer, a data set and an optimizer, each put where the README says."""
+    activation, mixer, data, optimizer = re.findall(r"^```python\n(.*?)^```$", TEXT["README.md"], re.M | re.S)
+    folder = tmp_path / "copy"
+    left_out = shutil.ignore_patterns(".*", "out", "results", "docs", "tests", "*.npy", "__pycache__")
+    shutil.copytree(ROOT, folder, ignore=left_out)
+    for name, code in (("gate.py", activation), ("model.py", mixer)):
+        with open(folder / name, "a") as file:
+            file.write("\n\n" + code)
+    (folder / "data" / "mine").mkdir()
+    (folder / "data" / "mine" / "prepare.py").write_text(data)
+    indented = "".join(" " * 8 + line for line in optimizer.splitlines(keepends=True))
+    statement = r"^        self\.optimizer = torch\.optim\.AdamW\(.*?^        \)\n"
+    source, count = re.subn(statement, lambda _: indented, (folder / "train.py").read_text(), flags=re.M | re.S)
+    assert count == 1
+    (folder / "train.py").write_text(source)
+    assert all(len(code.splitlines()) < 25 for code in (activation, mixer, data, optimizer))
+
+    (folder / "book.txt").write_text("".join(LINES * 30))
+    words = helpers.words(**helpers.tiny | {"max_iters": 2, "dataset": "data/mine", "attention": "lightning"})
+    words += ["--gate=elementwise", "--gate_activation=relu", "--out_dir=out/mine"]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    for command in (["data/mine/prepare.py", "book.txt"], ["train.py", *words]):
+        ended = subprocess.run(
+            [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert ended.returncode == 0, ended.stderr
+    assert len(helpers.losses(folder / "out" / "mine")) == 2
