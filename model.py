@@ -244,7 +244,7 @@ class Mixer(nn.Module):
     def gated_projection(self, x, state, start):
         p = self.project(x, state, start)
         skip = None if p.skip is None else self.gate("value", p.skip, x)  # a second way of v to the readout
-        # a static gate is float32 under autocast, too
+        # a static gate is float32 even under autocast, and would make a float32 tensor of what it gates
         q, k, v = (self.gate(at, y, x).to(y.dtype) for at, y in (("query", p.q), ("key", p.k), ("value", p.v)))
         return p._replace(q=q, k=k, v=v, skip=skip)
 
