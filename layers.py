@@ -49,7 +49,7 @@ class ResidualLinear(nn.Linear):
 class ShortConv(nn.Module):
     """Causal convolution over time, one filter a channel: y_t = sum_i w_i x_{t-W+1+i}. (B, T, C) -> (B, T, C).
 
-    Under autocast x has its dtype and the weights are float32: the sum is float32, y is rounded to the dtype of x.
+    Under autocast, where x is bfloat16 and the weights are float32, the sum is float32 and y is rounded to x's dtype.
     """
 
     def __init__(self, channels, width, bias):
@@ -123,8 +123,8 @@ def cos_sin(x, start, frequency_of, *settings):
     """cos and sin of the angles of x's positions, (T, 1, n) each in x's dtype. x (B, T, ...).
 
     frequency_of(*settings): angle per position, float64 (n,) or a number, and a factor on cos and sin.
-    The angles are float64, which not every device has (MPS): they are computed on the CPU. The last ones are kept, for
-    all layers and steps. A compiled graph computes its own, and no fake tensor is kept.
+    The angles are float64 and MPS has no float64: they are computed on the CPU. The last few results are kept, since
+    every layer asks for the same in every step. While compiling or with fake tensors nothing is read or kept.
     """
     is_traced = torch.compiler.is_compiling() or type(x) is not torch.Tensor
     make = _cos_sin if is_traced else _kept_cos_sin

@@ -16,7 +16,7 @@ def cross_entropy_sum(x, weight, targets, *, vocab_size, softcap=None):
     """Sum over tokens of -log softmax(x @ weight.T)[target], in nats: a float32 scalar.
 
     x (..., C) hidden states; weight (V, C) with V >= vocab_size, rows past vocab_size do not count;
-    targets (...) ids, -100 where nothing is predicted; softcap c makes the logits c * tanh(logits / c).
+    targets (...) ids, -100 where nothing is predicted, any other id raises; softcap c: logits are c * tanh(logits / c).
     Under autocast the two operands are cast to its dtype on purpose, and everything after the product is float32.
     """
     return _ChunkedCrossEntropy.apply(x.flatten(0, -2), weight, targets.flatten(), vocab_size, softcap)
@@ -41,7 +41,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 rows = slice(start, start + CHUNK_TOKENS)
                 target = targets[rows, None]
                 counts = target != IGNORE
-                # an ignored token may be anything, an infinity too: a zero takes its place
+                # zeros replace an ignored token, which may hold an infinity: inf * 0 would be NaN below
                 x_rows = x[rows].to(dtype).masked_fill(~counts, 0)
                 product = torch.mm(x_rows, w.T, out=products[: len(x_rows)])
                 logit = logits[: len(x_rows)].copy_(product)  # (rows, V)
@@ -51,7 +51,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 logit[:, vocab_size:] = -torch.inf
                 target = target.masked_fill(~counts, 0)  # any other id that is none is an error, not id 0
                 log_share = torch.log_softmax(logit, -1, out=log_shares[: len(x_rows)])
-                # gather refuses an id of a padding row: its columns end with the vocabulary
+                # the columns end with the vocabulary, so that gather refuses the id of a padding row
                 loss = loss - (log_share[:, :vocab_size].gather(-1, target) * counts).sum()
                 if needs_grad:
                     grad = log_share.exp_()  # softmax, then minus one at the target
@@ -59,7 +59,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                     if softcap is not None:
                         grad.mul_(1 - capped * capped)
                     product.copy_(grad)
-                    # what does not count is taken out here, where it is narrow; from dw it is: its x is zero
+                    # ignored tokens are taken out here, where it is narrow; in dw their x is already zero
                     dx[rows] = (product @ w) * counts
                     dw += torch.mm(product.T, x_rows, out=dw_chunk)
         ctx.save_for_backward(dx, dw)

@@ -289,7 +289,7 @@ class Mixer(nn.Module):
         """project(x), with the gates on q, k and v applied."""
         p = self.project(x, state, start)
         skip = None if p.skip is None else self.gated("value", p.skip, x)  # a second way of v to the readout
-        # a static gate is float32 under autocast, too
+        # a static gate is float32 even under autocast, and would make a float32 tensor of what it gates
         q, k, v = (self.gated(at, y, x).to(y.dtype) for at, y in (("query", p.q), ("key", p.k), ("value", p.v)))
         return p._replace(q=q, k=k, v=v, skip=skip)
 

@@ -16,8 +16,8 @@ All take the same arguments:
     beta        None, or (B, T, H): the delta rule
 
 Everything in the first three is at least float32, whatever autocast says, forward and backward: decays, sums and states
-do not survive bfloat16. A log-decay may be -inf: one per head below LOG_DECAY_MIN counts as that, with a gradient of
-zero. T = 0 gives outputs of no tokens, and the state as it was. There is no scale: a mixer scales its q.
+do not survive bfloat16. A log-decay may be -inf. A decay per head below LOG_DECAY_MIN is taken to be LOG_DECAY_MIN, and
+its gradient is zero. T = 0 gives an empty output and the state as it was. There is no scale: a mixer scales its q.
 """
 
 import functools
@@ -36,7 +36,7 @@ def at_least_float32(x):
 
 
 def without_autocast(backward):
-    """A backward in the dtypes of its forward: in an autocast context its products would be rounded, or fail."""
+    """Decorates a backward: autocast, where it is called inside such a context, would round its products or fail."""
 
     @functools.wraps(backward)
     def wrapped(ctx, *gradients):
@@ -47,15 +47,15 @@ def without_autocast(backward):
 
 
 def first_derivative_only(backward):
-    """A backward that is no function of what the forward saved: raises where its own derivative will be asked for.
+    """Decorates a backward that treats saved intermediates as constants: it raises under create_graph=True.
 
-    torch's once_differentiable does not, where the gradient that comes in is a constant, as that of a loss is: what
-    comes out is then a constant too, and a Hessian is wrong without a word.
+    torch's once_differentiable raises only if the incoming gradient needs a gradient. That of a loss does not: the
+    result would be a constant, and a Hessian-vector product silently wrong.
     """
 
     @functools.wraps(backward)
     def wrapped(ctx, *gradients):
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # compiled code refuses by itself
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # torch refuses it there
             raise RuntimeError("create_graph=True: there are no second derivatives; take differences of gradients")
         return backward(ctx, *gradients)
 
@@ -116,7 +116,7 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
 
 
 class _Product(torch.autograd.Function):
-    """a @ b. Autograd's own gradient of a product is rounded to bfloat16 inside an autocast context."""
+    """a @ b with a gradient in its dtype: called inside an autocast context, autograd's own would be in bfloat16."""
 
     @staticmethod
     def forward(ctx, a, b):
@@ -289,7 +289,7 @@ def _to_chunks(x, C):
     """(B, T, H, D) -> (B, H, N, C, D), zeros behind the last token. Contiguous, or every product would copy it."""
     if x is None:
         return None
-    padding = max(C - x.shape[1], -x.shape[1] % C)  # T = 0 is one chunk, too
+    padding = max(C - x.shape[1], -x.shape[1] % C)  # at least one chunk, for T = 0
     if padding:
         x = F.pad(x, (0, 0, 0, 0, 0, padding))
     return x.transpose(1, 2).contiguous().unflatten(2, (-1, C))

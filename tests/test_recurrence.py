@@ -198,7 +198,7 @@ def test_gradcheck(kind, decay, chunk_size, delta):
 
 
 def definition(q, k, v, *, log_decay=None, beta=None, initial_state):
-    """S_t = a_t S_{t-1} + k_t v_t^T, o_t = q_t^T S_t, v_t := beta_t (v_t - (a_t S_{t-1})^T k_t), token by token."""
+    """S_t = a_t S_{t-1} + k_t v_t^T, o_t = q_t^T S_t; with beta v_t := beta_t (v_t - (a_t S_{t-1})^T k_t) first."""
     S, outputs = initial_state, []
     for t in range(q.shape[1]):
         if log_decay is not None:
