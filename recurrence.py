@@ -138,7 +138,7 @@ def _by_chunk(heads, *tensors):
     return list(zip(*(view or (None,) * n_chunks for view in views), strict=True))
 
 
-# what fla's kernels can do: before 0.5 the delta rule refused float32; its state has room for 256 rows
+# before 0.4 fla's delta rule refuses float32, and its tests here begin at 0.5; its state has room for 256 rows
 FLA_VERSION = (0, 5)
 FLA_DELTA_KEYS = 256
 
@@ -163,7 +163,7 @@ def has_fla():
 
 
 def fla_computes(q, v, log_decay, beta):
-    """Whether fla's kernels take these tensors: nothing in float64, the delta rule with one decay a head alone."""
+    """Whether fla's kernels take these tensors: none in float64, and the delta rule only with a decay per head."""
     if beta is not None and (q.shape[-1] > FLA_DELTA_KEYS or (log_decay is not None and log_decay.dim() == 4)):
         return False
     return v.dtype != torch.float64
