@@ -232,7 +232,7 @@ class Mixer(nn.Module):
         """
         super().__init__()
         self.config, self.norm_kind = config, self.norm_of(config)
-        self.has_fla = config.kernels != "torch" and recurrence.has_fla()  # not in read, where torch.compile looks on
+        self.has_fla = config.kernels != "torch" and recurrence.has_fla()  # asked here: read gets compiled
         self.n_head, self.key_width, self.value_width = n_head or query[0], query[1], value[1]
         readout = (self.n_head, self.value_width)
         shapes = dict(query=query, key=key, value=value, readout=readout, output=(1, config.n_embd))

@@ -189,7 +189,7 @@ def _by_chunk(heads, *tensors):
     return list(zip(*(view or (None,) * n_chunks for view in views), strict=True))
 
 
-# what fla's kernels can do: before 0.5 the delta rule refused float32; its state has room for 256 rows
+# before 0.4 fla's delta rule refuses float32, and its tests here begin at 0.5; its state has room for 256 rows
 FLA_VERSION = (0, 5)
 FLA_DELTA_KEYS = 256
 

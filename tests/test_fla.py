@@ -6,6 +6,7 @@ The interpreter has to be asked for before Triton is imported, and holds for the
 runs in a process of its own, `interpreter`, and hands numbers back.
 """
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import itertools
@@ -25,10 +26,11 @@ from model import GPT, GPTConfig
 
 MISSING = [name for name in ("triton", "fla") if importlib.util.find_spec(name) is None]
 needs_the_kernels = pytest.mark.skipif(
-    bool(MISSING), reason=f"{' and '.join(MISSING)} not installed: pip install triton flash-linear-attention"
+    bool(MISSING),
+    reason=f"no {' and no '.join(MISSING)} installed: pip install flash-linear-attention==0.6.0 triton==3.7.1",
 )
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}  # of the digits a dtype has
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}  # of the digits a dtype has
 KINDS = [(decay, delta) for decay in ("none", "per head", "per channel") for delta in (False, True)]
 every_kind = pytest.mark.parametrize(("kind", "delta"), KINDS)
 every_mixer = pytest.mark.parametrize("mixer", ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda"])
@@ -53,6 +55,8 @@ def start_interpreter():
     import triton.language as tl
     from triton.runtime import autotuner
     from triton.runtime import interpreter as it
+
+    torch.cpu.device = lambda index: contextlib.nullcontext()  # fla 0.5 asks every device's module for it
 
     def run_first_configuration(self, *args, **keys):  # to time them would take for ever
         return self.fn.run(*args, **keys, **self.configs[0].all_kwargs())
