@@ -48,7 +48,7 @@ class TrainConfig(GPTConfig):
     """Every key of a run: the model's, and these."""
 
     dataset: str = key("data/pystdlib", "folder of the data, written by one of data/*/prepare.py")
-    out_dir: str = key("out", "where the run is written")
+    out_dir: str = key("out", "where the run is written", is_path=True)
     init_from: str = key(
         "scratch", "scratch; resume (out_dir's ckpt.pt); or a checkpoint whose weights start a new run"
     )
