@@ -607,6 +607,7 @@ def test_a_folder_that_holds_something_else_is_refused_unless_overwrite_says_so(
     assert "overwrite" not in open_dataset(out).meta["parameters"]
     text.main([str(file), f"--out_dir={out}"])  # a data set is ours
     assert "out_dir=''" in user_error(text.main, [str(file), "--out_dir="])
+    assert shards.claim(shards.DATA / "mqar", False)  # a script's own folder, which holds prepare.py
 
 
 def test_a_shard_that_is_cut_short_while_it_is_read_is_one_line(folder, two_slices):
