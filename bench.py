@@ -59,7 +59,7 @@ class BenchConfig:
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     dtype: str = key("auto", "of matrix products", choices=("auto", *DTYPES))
     compile: bool = key(False, "torch.compile our side of train and overhead")
-    out_dir: str = key("results/bench", "where the JSON files and the figures go")
+    out_dir: str = key("results/bench", "where the JSON files and the figures go", is_path=True)
 
 
 def main(argv):

@@ -88,7 +88,7 @@ class ExperimentConfig:
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
     dry_run: bool = key(False, "show the list and its estimated hours, and do nothing")
     shard: str | None = key(None, "i/n: run every n-th of the list, from the i-th on (several machines, one folder)")
-    out_dir: str | None = key(None, "where rows, figure and runs go (None: results/NAME)")
+    out_dir: str | None = key(None, "where rows, figure and runs go (None: results/NAME)", is_path=True)
     jobs: int = key(0, "runs at a time (0: as many as there are GPUs, or cores)", at_least=0)
 
     def __post_init__(self):

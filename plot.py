@@ -80,7 +80,7 @@ ROW = {
     "config": {"attention?": TEXT, "gate?": TEXT, "match_params?": (bool, 0, 1), "learning_rate?": NUMBER},
     "finite?": (bool, 0, 1), "accuracy?": SHARE, "val_loss?": NUMBER, "state_bytes?": (int, 1, 1 << 60),
     "curve": [[NUMBER, 2, 2], 1, 1 << 20],
-    "scores?": {str: {"slices?": {str: SHARE}}},
+    "scores": {str: {"slices?": {str: SHARE}}},
 }  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def draw_experiment(folder):
         check_drawable(folder / "rows.jsonl", row, ROW)
     try:
         return report.figures(rows, folder)
-    except (LookupError, TypeError, ValueError, StopIteration) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, StopIteration) as error:
         if isinstance(error, UserError):
             raise
         # each row is right by itself: they are of experiments that do not go together

@@ -60,7 +60,7 @@ class TrainConfig(GPTConfig):
         "backend": "leave it out, it is nccl between GPUs and gloo between CPUs",
     }
     dataset: str = key("data/pystdlib", "folder of the data, written by one of data/*/prepare.py")
-    out_dir: str = key("out", "where the run is written")
+    out_dir: str = key("out", "where the run is written", is_path=True)
     init_from: str = key(
         "scratch",
         "scratch; resume: go on from out_dir's ckpt.pt, which gives every key that neither a config file nor the "

@@ -114,11 +114,11 @@ def _new_folder(out_dir, vocab_size, restartable=False):
                         if left.name != "lock":
                             left.unlink()
                 yield new
-                _swap(new, out_dir)
             except BaseException:
                 if not restartable:
                     shutil.rmtree(new, ignore_errors=True)
                 raise
+            _swap(new, out_dir)
             shutil.rmtree(new, ignore_errors=True)
     except OSError as error:
         raise UserError(f"{error.filename or out_dir}: cannot be written ({error.strerror or error})") from None

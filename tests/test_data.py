@@ -503,7 +503,7 @@ def test_nothing_in_meta_json_makes_more_than_a_user_error(folder, two_slices):
 
 
 def contents_of(folder):
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
 
 @pytest.mark.parametrize("restartable", [False, True])
@@ -547,15 +547,40 @@ def test_a_smaller_data_set_leaves_nothing_of_the_larger_one_and_nothing_else_is
     assert contents_of(folder).keys() == names and outside.read_text() == "somebody's"
 
 
+@pytest.mark.parametrize("moved", range(5))
+@pytest.mark.parametrize("had_one", [False, True])
+def test_a_kill_while_the_new_files_take_their_places_is_seen_and_mended(folder, tmp_path, monkeypatch, moved, had_one):
+    file, replace, done = tmp_path / "a.txt", os.replace, []
+    file.write_text("a\nb\n")
+    out = folder if had_one else tmp_path / "out"
+
+    def killed(source, target):
+        if Path(source).parent.name == ".new" and Path(target).parent.name != ".new":
+            if len(done) == moved:
+                raise KeyboardInterrupt
+            done.append(target)
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            text.main([str(file), f"--out_dir={out}"])
+    if had_one and moved == 0:
+        assert open_dataset(out).counts("train")["bytes"] == 106  # the old one
+    else:
+        assert "run python data/" in user_error(open_dataset, out)
+    text.main([str(file), f"--out_dir={out}"])
+    text.main([str(file), f"--out_dir={tmp_path / 'once'}"])
+    assert {**contents_of(out), ".verified.json": b""} == {**contents_of(tmp_path / "once"), ".verified.json": b""}
+
+
 def test_two_prepares_at_once_do_not_mix(folder):
     byte, before = tokenizer.get_tokenizer("byte"), contents_of(folder)
 
     def documents():
         keys = dict(tokenizer=byte, name="text")
         assert "is running in it" in user_error(write_stream, folder, {"train": ["x"], "val": ["y"]}, **keys, **ABOUT)
-        assert {name: data for name, data in before.items() if name != ".new"} == {
-            file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()
-        }
+        assert contents_of(folder) == before
         yield "the first one"
 
     write_stream(folder, {"train": documents(), "val": ["z"]}, tokenizer=byte, name="text", **ABOUT)
@@ -582,6 +607,7 @@ def test_a_folder_that_holds_something_else_is_refused_unless_overwrite_says_so(
     assert "overwrite" not in open_dataset(out).meta["parameters"]
     text.main([str(file), f"--out_dir={out}"])  # a data set is ours
     assert "out_dir=''" in user_error(text.main, [str(file), "--out_dir="])
+    assert shards.claim(shards.DATA / "mqar", False)  # a script's own folder, which holds prepare.py
 
 
 def test_a_shard_that_is_cut_short_while_it_is_read_is_one_line(folder, two_slices):

@@ -6,20 +6,24 @@ Bad numbers, bad disks, damaged files, strange prompts, impossible configs: one 
 
 import math
 import os
+import shutil
 import sys
 import time
 
 import pytest
 import torch
 
+import bench
 import checkpoint as checkpoints
 import configurator
 import data.shards
 import data.text.prepare as text_prepare
 import evaluate
+import experiment
 import meters
 import plot
 import sample
+import train
 from configurator import UserError
 from data.shards import open_dataset, write_stream
 from data.tokenizer import get_tokenizer
@@ -117,6 +121,28 @@ def test_a_disk_that_fills_up_leaves_the_checkpoint_before_and_says_what_to_do(r
 def test_a_log_that_cannot_be_written_is_one_line(run, monkeypatch, helpers):
     monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
     assert "cannot be written (Read-only file system)" in helpers.error_of(run, "out")
+
+
+def test_a_shard_that_is_cut_short_during_a_run_ends_it_with_a_line_and_the_checkpoint_stays(
+    run, mqar, tmp_path, monkeypatch, helpers
+):
+    shutil.copytree(mqar, tmp_path / "mqar")
+    step = Run.step
+
+    def cut(self, number):
+        if number == 5:
+            os.truncate(tmp_path / "mqar" / "train_0000.npy", 200)
+        return step(self, number)
+
+    monkeypatch.setattr(Run, "step", cut)
+    message = helpers.error_of(run, "out", dataset=tmp_path / "mqar")
+    assert "train_0000.npy: was cut short after it was opened" in message
+    assert checkpoints.load(tmp_path / "out")["iter_num"] == 4
+    monkeypatch.setattr(Run, "step", step)
+    run("out", init_from="resume")
+    run("whole")
+    ours, theirs = (checkpoints.load(tmp_path / name)["model"] for name in ("out", "whole"))
+    assert helpers.equal(ours, theirs)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -267,6 +293,23 @@ def test_a_path_that_is_no_file_is_one_line_in_every_script(path, tmp_path, help
 def test_an_export_without_a_name_is_refused(run, tmp_path, helpers):
     out = run("out", max_iters=1)
     assert "safetensors=''" in helpers.error_of(checkpoints.main, helpers.words(checkpoint=out, safetensors=""))
+
+
+@pytest.mark.parametrize("out_dir", ["", " ", "a\0b", "x" * 5000])
+def test_an_out_dir_that_is_no_name_is_refused_by_every_script_and_nothing_is_written(
+    out_dir, mqar, tmp_path, helpers, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    words = helpers.words(out_dir=out_dir)
+    for main, more in [
+        (train.main, helpers.words(**helpers.tiny, dataset=mqar)),
+        (experiment.main, [str(experiment.HERE / "config" / "experiments" / "minimum.py")]),
+        (bench.main, []),
+        (text_prepare.main, [__file__]),
+    ]:
+        message = helpers.error_of(main, [*more, *words])
+        assert "out_dir=" in message and "must be the name of a file or folder" in message
+    assert not list(tmp_path.iterdir())
 
 
 # ----------------------------------------------------------------------------------------------------------------------
