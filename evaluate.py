@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 import configurator
+import memory
 from checkpoint import load_model
 from configurator import UserError, key
 from data.shards import IGNORE, open_dataset
@@ -165,6 +166,7 @@ class EvaluateConfig:
     out: str | None = key(None, "a file for the JSON, which plot.py draws the length curve from")
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = key(0, "CPU threads of a process (0: cores / processes)", at_least=0)
+    memory_check: bool = key(True, "refuse what needs more memory than there is")
 
 
 def main(argv):
@@ -215,6 +217,7 @@ def run(config, processes):
 def read(model, dataset, config, block_size, processes):
     """The numbers of the split at one context length: from windows and, with carry, beside them from one state."""
     stride = min(config.stride or block_size, block_size)
+    processes.on_main(memory.check_evaluation, config, model.config, dataset, block_size, processes)
     share = dict(rank=processes.rank, world_size=processes.world_size)
     batches = dataset.eval_batches(config.split, config.batch_size, block_size, stride=stride, **share)
     quiet = not (processes.is_main and sys.stderr.isatty())

@@ -42,6 +42,7 @@ import torch
 import torch.nn as nn
 
 import configurator
+import memory
 from checkpoint import load_model
 from configurator import UserError, key
 from data.shards import IGNORE, open_dataset
@@ -516,6 +517,7 @@ class MetersConfig:
     out: str | None = key(None, "file of the JSON (None: meters.json beside the last checkpoint)")
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = key(0, "CPU threads (0: cores)", at_least=0)
+    memory_check: bool = key(True, "refuse what needs more memory than there is")
 
 
 def main(argv):
@@ -547,6 +549,7 @@ def main(argv):
 def meters_of(model, checkpoint, path, dataset, config):
     """Every number of one checkpoint, ready for JSON. Raises UserError where the loss is not finite."""
     dtype, T = config.dtype or checkpoint.get("dtype", "float32"), model.config.block_size
+    memory.check_metering(config, model, dataset, dtype)
     batches = list(itertools.islice(dataset.eval_batches(config.split, config.rows, T), config.score_batches))
     scores = loss_of(model, batches, T)
     if not math.isfinite(scores["loss"]):

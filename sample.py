@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 import configurator
+import memory
 from checkpoint import load_model
 from configurator import UserError, key
 from data.shards import open_dataset
@@ -39,6 +40,7 @@ class SampleConfig:
     seed: int = key(1337, "of the draws", at_least=0)
     dataset: str | None = key(None, "MQAR: folder of the data (None: what the checkpoint was trained on)")
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
+    memory_check: bool = key(True, "refuse what needs more memory than there is")
 
 
 def main(argv):
@@ -50,7 +52,9 @@ def main(argv):
         dataset = open_dataset(config.dataset or trained_on["path"])
         if dataset.tokenizer != "mqar" or dataset.vocab_size > model.config.vocab_size:
             raise UserError(f"{dataset.folder}: no MQAR of at most {model.config.vocab_size} token ids")
-        show_answers(model, dataset, config.num_samples)
+        rows = min(config.num_samples, dataset.counts("val")["rows"])
+        memory.check_sampling(config, model, rows, memory.longest_row(dataset, "val", model.config.block_size))
+        show_answers(model, dataset, rows)
     else:
         write_samples(model, get_tokenizer(trained_on.get("tokenizer", "")), config)
 
@@ -75,6 +79,7 @@ def read_prompt(start):
 def write_samples(model, tokenizer, config):
     prompt = read_prompt(config.start)
     idx = torch.tensor([tokenizer.encode(prompt)], dtype=torch.long, device=model.wte.weight.device)
+    memory.check_sampling(config, model, None, max(1, idx.shape[1]))
     options = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(f"note: {message}", file=sys.stderr)

@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import configurator
+import memory
 from configurator import UserError, key
 from data.shards import open_dataset
 from evaluate import evaluate
@@ -81,6 +82,7 @@ class TrainConfig(GPTConfig):
         "auto", "torch.compile; auto: on a GPU, for runs of 500 steps or more", choices=("auto", "true", "false")
     )
     threads: int = key(0, "CPU threads of a process (0: cores / processes)", at_least=0)
+    memory_check: bool = key(True, "refuse what needs more memory than there is")
 
 
 def learning_rate(config, step):
@@ -116,6 +118,7 @@ def train(config, processes):
     config.vocab_size = config.vocab_size or dataset.vocab_size
     if config.vocab_size < dataset.vocab_size:
         raise UserError(f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
+    processes.on_main(lambda: notes.append(memory.check_training(config, resumed, dataset, processes)))
     with OutDir(config.out_dir, config.keep_checkpoints, processes) as out, processes.signals_held():
         run_steps(Run(config, processes, dataset, out, resumed, weights, notes))
 
