@@ -217,7 +217,7 @@ def run(config, processes):
 def read(model, dataset, config, block_size, processes):
     """The numbers of the split at one context length: from windows and, with carry, beside them from one state."""
     stride = min(config.stride or block_size, block_size)
-    processes.on_main(memory.check_evaluation, config, model.config, dataset, block_size, processes)
+    processes.on_main(memory.check_evaluation, config, model, dataset, block_size, processes)
     share = dict(rank=processes.rank, world_size=processes.world_size)
     batches = dataset.eval_batches(config.split, config.batch_size, block_size, stride=stride, **share)
     quiet = not (processes.is_main and sys.stderr.isatty())

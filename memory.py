@@ -31,7 +31,7 @@ from model import GPT, Block, GPTConfig
 TRAINING_ROWS = 4  # that training_meters looks at
 
 # what is larger is extrapolated from these: the loops over chunks take their time here, too
-MOST_TOKENS, LONGEST = 16_384, 4096
+MOST_TOKENS, LONGEST = 8192, 2048
 SCORED_TOKENS = 1024  # of which evaluate.py holds the logits at once
 # a CPU's heap has holes between what is kept: resident memory over what is alive, measured: 1.1 to 1.5 (test_memory.py)
 HOLES = 1.35
@@ -292,53 +292,56 @@ def longest_row(dataset, split, block_size):
 
 
 def check(config, need, device="cpu", processes_here=1):
-    """A line on what need(config)["total"] comes to. UserError where it is more than there is, unless
-    config.memory_check is false; it names the key that, made smaller, helps the most."""
-    total, parts = _total(need, config), {}
-    if isinstance(total, str):
-        return f"memory: not estimated ({total})"
-    if total < math.inf:
-        parts = {name: size for name, size in need(config).items() if name != "total"}
+    """A line on what need(config) comes to. UserError where that is more than there is, unless config.memory_check is
+    false; it names the key that, made smaller, helps the most."""
+    parts = _parts(need, config)
+    if isinstance(parts, str):
+        return f"memory: not estimated ({parts})"
+    total = parts.pop("total")
     available, where = memory_available(device, processes_here)
     if total > available and config.memory_check:
-        reason = _reason(config, need, total)
         raise UserError(
-            f"about {show_bytes(total)} of memory would be needed, and {where} has {show_bytes(available)} left: {reason}"
-            "--memory_check=false tries it all the same"
+            f"about {show_bytes(total)} of memory would be needed, and {where} has {show_bytes(available)} left: "
+            f"{_reason(config, need, total)}--memory_check=false tries it all the same"
         )
     listed = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts.items())
     return f"memory: about {show_bytes(total)} ({listed}); {where} has {show_bytes(available)} left"
 
 
-def _total(need, config):
-    """Bytes; infinity where torch cannot even count them; or in words why there is no estimate."""
+def _parts(need, config):
+    """need(config); infinite where torch cannot even count the bytes; or, in words, why there is no estimate."""
     try:
-        return need(config)["total"]
+        return need(config)
     except UserError:
         raise
     except Exception as error:  # the code that is traced may be anybody's; if it is broken, the run itself says how
         words = (str(error).splitlines() or [""])[0][:100]
-        return math.inf if "overflow" in words.lower() else f"{type(error).__name__}: {words}"
+        return {"total": math.inf} if "overflow" in words.lower() else f"{type(error).__name__}: {words}"
 
 
 def _reason(config, need, total):
-    """The key that makes it large: the one which brings it down the most where it is halved, or its default if less."""
-    found, fields = [], {field.name: field for field in dataclasses.fields(config)}
-    for name in SIZES:
-        value = getattr(config, name, None)
-        if name not in fields or not value:
-            continue
-        smaller, default = type(value)(value / 2), fields[name].default
-        smaller = min(smaller, default) if default else smaller
+    """The key that makes it large: the one which brings it down the most where it is halved, or its default if less.
+
+    Keys above their defaults come first, the others only if none of those explains the size.
+    """
+    found, fields = [(total, None, None)], {field.name: field for field in dataclasses.fields(config)}
+    names = [name for name in SIZES if name in fields and getattr(config, name)]
+    for name in sorted(names, key=lambda name: getattr(config, name) <= (fields[name].default or 0)):
+        value, default = getattr(config, name), fields[name].default
+        if value <= (default or 0) and min(size for size, _, _ in found) < total / 2:
+            break
+        smaller = type(value)(value / (2 if total < math.inf else 2**40))
+        smaller = max(1, min(smaller, default) if default else smaller)
         with contextlib.suppress(UserError):
             if name == "n_embd":  # a multiple of n_head
                 smaller = max(1, smaller // config.n_head) * config.n_head
-            size = _total(need, _replaced(config, name, max(1, smaller) if isinstance(value, int) else smaller))
-            found.append((math.inf if isinstance(size, str) else size, name, value, smaller))
-    size, name, value, smaller = min(found, default=(math.inf, None, None, None))
-    if size >= total:
-        return ""
-    return f"{name}={value} makes it large ({show_bytes(size)} with {smaller}); "
+            parts = _parts(need, _replaced(config, name, smaller))
+            if not isinstance(parts, str):
+                found.append((parts["total"], name, smaller))
+    size, name, smaller = min(found, key=lambda row: row[0])
+    return (
+        "" if name is None else f"{name}={getattr(config, name)} makes it large ({show_bytes(size)} with {smaller}); "
+    )
 
 
 def _replaced(config, name, value):
@@ -346,6 +349,18 @@ def _replaced(config, name, value):
     if name in ("n_embd", "n_head") and getattr(config, "head_dim", 0) == config.n_embd // config.n_head:
         keys["head_dim"] = None  # it follows from the two
     return dataclasses.replace(config, **keys)
+
+
+def clearly_fits(config, rows, length, device="cpu", processes_here=1):
+    """Whether a forward pass is so small that no trace is needed: the first one in a process loads torch's compiler.
+
+    A block's outputs are as wide as its weight matrices; a pass would have to hold 64 times all of them, and as many
+    times the weights of all pairs of tokens.
+    """
+    _, shell, of_kind = sizes_of(config)
+    width = (max(of_kind) + shell) / config.n_embd + 4 * config.expand * config.n_head * length
+    # the last: a state for each layer
+    return rows * length * width * (64 + 4 * config.n_layer) < memory_available(device, processes_here)[0]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -377,14 +392,17 @@ def check_evaluation(config, model, dataset, block_size, processes):
         options = dict(device=processes.device_type, stride=config.stride)
         return evaluating(model.config, dataset, config.split, config.batch_size, config.block_size, **options)
 
-    config = dataclasses.replace(config, block_size=block_size)
-    check(config, need, processes.device_type, processes.local_size)
+    here = dict(device=processes.device_type, processes_here=processes.local_size)
+    if not clearly_fits(model.config, config.batch_size * max(1, len(dataset.slices)), block_size, **here):
+        check(dataclasses.replace(config, block_size=block_size), need, **here)
 
 
 def check_sampling(config, model, rows, length):
     """UserError for a prompt (1, length), or for MQAR's rows, that sample.py has no memory for."""
     device = model.wte.weight.device.type
     call = prefill if rows is None else answering
+    if clearly_fits(model.config, rows or 1, max(length, model.config.block_size), device):
+        return
     check(config, lambda config: {"total": peak_of(call, model.config, "float32", rows or 1, length, device)}, device)
 
 
@@ -400,4 +418,5 @@ def check_metering(config, model, dataset, dtype):
         # of every head of a row: the weights, squared, and the sizes of the parts before and behind the gate
         return {"total": max(scored, seen + 5 * 4 * model.config.n_head * T * T)}
 
-    check(config, need, device)
+    if not clearly_fits(model.config, config.rows, model.config.block_size, device):
+        check(config, need, device)

@@ -74,7 +74,7 @@ class GPTConfig:
     )
     logit_softcap: float | None = key(None, "c: logits become c * tanh(logit / c)", above=0)
     short_conv: int | None = key(
-        None, "width of a causal convolution on q, k, v (None: as published, 0: off)", at_least=0
+        None, "width of a causal convolution on q, k, v (None: as published, 0: off)", at_least=0, at_most=1024
     )
     expand: int = key(2, "mamba2: inner width over n_embd", at_least=1)
     state_size: int = key(128, "mamba2: width of B and C, the state's rows", at_least=1)
