@@ -15,6 +15,9 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded; train.py says why
 
+import configurator
+from configurator import UserError, check_choice, key
+
 import contextlib
 import importlib.util
 import json
@@ -33,9 +36,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-import configurator
 import plot
-from configurator import UserError, check_choice, key
 from data.mqar import prepare as mqar
 from data.shards import IGNORE, open_dataset
 from data.tokenizer import get_tokenizer

@@ -11,6 +11,9 @@ has model, model_args, iter_num and data; what loads a checkpoint loads it, too:
 `sample.py --checkpoint=export`.
 """
 
+import configurator
+from configurator import UserError, key, show
+
 import hashlib
 import json
 import math
@@ -22,8 +25,6 @@ from pathlib import Path
 
 import torch
 
-import configurator
-from configurator import UserError, key, show
 from files import claim, read_json, write_whole, wrong_field
 from hardware import DTYPES
 from model import GPT, GPTConfig

@@ -12,6 +12,9 @@ and bits per byte: only the last two compare models of different tokenizers, and
 one stride and one way of reading (windows, or a carried state) compare at all. MQAR gets its accuracy by slice.
 """
 
+import configurator
+from configurator import UserError, key
+
 import json
 import math
 import sys
@@ -22,9 +25,8 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-import configurator
+import memory
 from checkpoint import load_model
-from configurator import UserError, key
 from data.shards import IGNORE, open_dataset
 from files import check_output, write_output
 from hardware import Processes
@@ -168,6 +170,7 @@ class EvaluateConfig:
     out: str | None = key(None, "a file for the JSON, which plot.py draws the length curve from", is_path=True)
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = key(0, "CPU threads of a process (0: cores / processes)", at_least=0)
+    memory_check: bool = key(True, "refuse what needs more memory than there is")
 
 
 def main(argv):
@@ -228,6 +231,7 @@ def has_changed(dataset, trained_on):
 def read(model, dataset, config, block_size, processes):
     """The numbers of the split at one context length: from windows and, with carry, beside them from one state."""
     stride = config.stride or block_size
+    processes.on_main(memory.check_evaluation, config, model, dataset, block_size, processes)
     share = dict(rank=processes.rank, world_size=processes.world_size)
     batches = dataset.eval_batches(config.split, config.batch_size, block_size, stride=stride, **share)
     quiet = not (processes.is_main and sys.stderr.isatty())

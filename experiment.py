@@ -19,6 +19,9 @@ All arms of a seed see the same data in the same order, and start from the same 
 selection_seeds each arm's learning rate is chosen on those, in each setting, and the seeds are run at that one.
 """
 
+import configurator
+from configurator import UserError, key
+
 import dataclasses
 import importlib
 import itertools
@@ -36,12 +39,10 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-import configurator
 import files
 import report
 import tables
 import verdict as verdicts
-from configurator import UserError, key
 from evaluate import EvaluateConfig
 from files import lock, read_jsonl
 from hardware import keep_freed_memory, pick_device, seconds_of, usable_cores

@@ -1,12 +1,12 @@
 """Files: written whole or not at all, read with every field checked; folders with a kind, and one writer at a time."""
 
+from configurator import UserError, read_regular, show
+
 import contextlib
 import json
 import os
 import socket
 from pathlib import Path
-
-from configurator import UserError, read_regular, show
 
 try:
     import fcntl

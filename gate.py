@@ -6,14 +6,14 @@
 computes one term. A new activation is one line in GATE_ACTIVATIONS.
 """
 
+from configurator import UserError, check_choice
+
 import math
 from typing import NamedTuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-
-from configurator import UserError, check_choice
 
 GRANULARITIES = ("elementwise", "headwise", "shared", "scalar")
 POSITIONS = ("readout", "value", "key", "query", "output", "denominator")  # readout to output: G1 to G5 of Qiu et al.

@@ -1,7 +1,11 @@
 """What a run computes on: device, dtype, threads, the processes that share it. A run says them at its start."""
 
+import configurator
+from configurator import UserError
+
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import signal
@@ -10,8 +14,7 @@ import time
 
 import torch
 
-import configurator
-from configurator import UserError
+from limits import ram_available
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -26,6 +29,7 @@ def pick_device(name):
     return name
 
 
+@functools.cache  # the probe takes a while, and might not find the same twice
 def pick_dtype(name, device):
     """The name of the dtype of matrix products. auto on a CPU: bfloat16 where a short probe finds it faster."""
     if name != "auto":
@@ -81,6 +85,23 @@ def usable_cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+def check_threads(threads):
+    """Raises UserError: OpenMP ends the process where the system refuses it a thread."""
+    most = max(64, 4 * usable_cores())
+    if threads > most:
+        raise UserError(f"threads={threads}: at most {most} on this machine of {usable_cores()} cores")
+
+
+def memory_available(device_type, processes_here=1):
+    """(bytes that a process may still take on its device, whose they are). processes_here: that share this machine."""
+    if device_type == "cuda":
+        return torch.cuda.mem_get_info()[0], "this GPU"
+    if device_type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory(), "this GPU"
+    available, where = ram_available()
+    return available // processes_here, where if processes_here == 1 else f"each of {processes_here} processes here"
+
+
 def keep_freed_memory():
     """Tells glibc to keep what is freed. It would give large blocks back, and every step then faults them in again."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
@@ -119,10 +140,11 @@ class Processes:
 
     def __init__(self, device_name, threads):
         self.rank, self.world_size, local_rank, local_size = places_of_torchrun()
-        self.is_main, self.signal = self.rank == 0, 0
+        self.is_main, self.signal, self.local_size = self.rank == 0, 0, local_size
         self.device_type = pick_device(device_name)
         self.device = f"cuda:{local_rank}" if self.device_type == "cuda" else self.device_type
         # torchrun says OMP_NUM_THREADS=1 to every process: divide the cores instead
+        check_threads(threads)
         self.threads = threads or max(1, usable_cores() // local_size)
         torch.set_num_threads(self.threads)
         keep_freed_memory()

@@ -27,6 +27,9 @@ look at the same first rows of the split, in the run's dtype:
 Sinks grow with training, and tiny models may have none. Gu et al. 2024 count the heads above 0.3 (heads_above).
 """
 
+import configurator
+from configurator import UserError, key
+
 import collections
 import contextlib
 import copy
@@ -42,9 +45,8 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 
-import configurator
+import memory
 from checkpoint import load_model
-from configurator import UserError, key
 from data.shards import IGNORE, open_dataset
 from evaluate import score
 from files import check_output, write_output
@@ -518,6 +520,7 @@ class MetersConfig:
     out: str | None = key(None, "file of the JSON (None: meters.json beside the last checkpoint)", is_path=True)
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = key(0, "CPU threads (0: cores)", at_least=0)
+    memory_check: bool = key(True, "refuse what needs more memory than there is")
 
 
 def main(argv):
@@ -548,6 +551,7 @@ def main(argv):
 def meters_of(model, checkpoint, path, dataset, config):
     """Every number of one checkpoint, ready for JSON. Raises UserError where the loss is not finite."""
     dtype, T = config.dtype or checkpoint.get("dtype", "float32"), model.config.block_size
+    memory.check_metering(config, model, dataset, dtype)
     batches = list(itertools.islice(dataset.eval_batches(config.split, config.rows, T), config.score_batches))
     scores = loss_of(model, batches, T)
     if not math.isfinite(scores["loss"]):

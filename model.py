@@ -8,6 +8,9 @@ Read it in this order: the keys (GPTConfig), what all mixers share (Mixer), the 
 A new mixer is one class that says what it makes of x, and one line in MIXERS.
 """
 
+import configurator
+from configurator import UserError, check_choice, key
+
 import itertools
 import math
 import warnings
@@ -19,9 +22,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-import configurator
 import recurrence
-from configurator import UserError, check_choice, key
 from gate import (
     GATE_ACTIVATIONS,
     READOUT_ACTIVATIONS,
@@ -84,7 +85,7 @@ class GPTConfig:
     )
     logit_softcap: float | None = key(None, "c: logits become c * tanh(logit / c)", above=0)
     short_conv: int | None = key(
-        None, "width of a causal convolution on q, k, v (None: as published, 0: off)", at_least=0
+        None, "width of a causal convolution on q, k, v (None: as published, 0: off)", at_least=0, at_most=1024
     )
     expand: int = key(2, "mamba2: inner width over n_embd", at_least=1)
     state_size: int = key(128, "mamba2: width of B and C, the state's rows", at_least=1)

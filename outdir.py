@@ -9,6 +9,8 @@ Whenever a run is killed, every file is whole, and ckpt.pt and metrics.jsonl are
 every process makes these calls: rank 0 writes, and a UserError of rank 0 is raised by all of them.
 """
 
+from configurator import UserError
+
 import ast
 import hashlib
 import itertools
@@ -24,7 +26,6 @@ import torch
 
 import checkpoint as checkpoints
 import files
-from configurator import UserError
 
 HERE = Path(__file__).resolve().parent
 # what the numbers of a run depend on: another version of one of them may give other numbers

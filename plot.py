@@ -11,6 +11,9 @@ A figure lies beside the files it was made of. Here: the page of a run, the curv
 report.py has those of experiments, drawing.py the look of all.
 """
 
+import configurator
+from configurator import UserError, key
+
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +22,7 @@ import matplotlib.pyplot as plt
 from matplotlib.colors import PowerNorm
 from matplotlib.ticker import LogLocator, NullFormatter
 
-import configurator
 import report
-from configurator import UserError, key
 from drawing import COLOURS, MIXER_COLOURS, dress, interval_lines, mean, write
 from files import read_json, read_jsonl, wrong_field
 from rows import read_rows

@@ -4,6 +4,8 @@ experiment.py writes them at its end; python plot.py results/NAME draws the figu
 python experiment.py CONFIG --run=false all of it, with the tables and verdicts.
 """
 
+from configurator import UserError
+
 import base64
 import html
 import math
@@ -12,7 +14,6 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from configurator import UserError
 from drawing import COLOURS, MIXER_COLOURS, dress, interval_lines, mean, write
 
 LINES = ["-", "--", ":"]

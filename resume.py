@@ -7,6 +7,9 @@ model, notes = make_model(config, resumed, weights)
 A run that goes on has the keys of its checkpoint, but for those that a config file or the command line gives.
 """
 
+import configurator
+from configurator import UserError
+
 import dataclasses
 import os
 from pathlib import Path
@@ -14,8 +17,6 @@ from pathlib import Path
 import torch
 
 import checkpoint as checkpoints
-import configurator
-from configurator import UserError
 from model import GPT, GPTConfig
 from outdir import code_sha256, run_id
 

@@ -8,6 +8,9 @@ Every token costs the same: softmax layers keep their keys and values, the other
 trained on MQAR shows sequences of its validation split instead, with the model's answers beside the right ones.
 """
 
+import configurator
+from configurator import UserError, key, read_regular
+
 import codecs
 import re
 import sys
@@ -16,9 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
-import configurator
+import memory
 from checkpoint import load_model
-from configurator import UserError, key, read_regular
 from data.shards import open_dataset
 from data.tokenizer import get_tokenizer
 from hardware import pick_device
@@ -46,6 +48,7 @@ class SampleConfig:
     seed: int = key(1337, "of the draws", at_least=0)
     dataset: str | None = key(None, "MQAR: folder of the data (None: what the checkpoint was trained on)")
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
+    memory_check: bool = key(True, "refuse what needs more memory than there is")
 
 
 def main(argv):
@@ -58,7 +61,9 @@ def main(argv):
         is_mqar = dataset.tokenizer == "mqar" and all(re.fullmatch(r"\d{1,9}/\d{1,9}", name) for name in dataset.slices)
         if not is_mqar or dataset.kind != "examples" or dataset.vocab_size > model.config.vocab_size:
             raise UserError(f"{dataset.folder}: no MQAR of at most {model.config.vocab_size} token ids")
-        show_answers(model, dataset, config.num_samples)
+        rows = min(config.num_samples, dataset.counts("val")["rows"])
+        memory.check_sampling(config, model, rows, memory.longest_row(dataset, "val", model.config.block_size))
+        show_answers(model, dataset, rows)
     else:
         write_samples(model, get_tokenizer(trained_on.get("tokenizer", "")), config)
 
@@ -85,6 +90,7 @@ def read_prompt(start):
 def write_samples(model, tokenizer, config):
     prompt = read_prompt(config.start)
     idx = torch.tensor([tokenizer.encode(prompt)], dtype=torch.long, device=model.wte.weight.device)
+    memory.check_sampling(config, model, None, max(1, idx.shape[1]))
     options = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
     # where even one is too many, stream says why
     n_new = config.max_new_tokens or max(1, min(500, most_new_tokens(model, idx.shape[1])))

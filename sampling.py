@@ -1,11 +1,11 @@
 """How the next token is drawn, and what is said before anything is."""
 
+from configurator import UserError
+
 import math
 import warnings
 
 import torch
-
-from configurator import UserError
 
 
 def most_new_tokens(model, length):

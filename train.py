@@ -18,6 +18,9 @@ import os
 # a busy neighbour makes spinning OpenMP threads three times slower; sleeping ones give way. Read when torch is loaded
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import configurator
+from configurator import UserError, key
+
 import contextlib
 import dataclasses
 import math
@@ -32,8 +35,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-import configurator
-from configurator import UserError, key
+import memory
 from data.shards import open_dataset
 from evaluate import evaluate
 from finite import bad_weight, first_bad_tensor
@@ -97,6 +99,7 @@ class TrainConfig(GPTConfig):
         "auto", "torch.compile; auto: on a GPU, for runs of 500 steps or more", choices=("auto", "true", "false")
     )
     threads: int = key(0, "CPU threads of a process (0: cores / processes)", at_least=0)
+    memory_check: bool = key(True, "refuse what needs more memory than there is")
 
 
 def learning_rate(config, step):
@@ -142,6 +145,7 @@ def train(config, processes, resumed=None, weights=None, notes=()):
     config.vocab_size = config.vocab_size or dataset.vocab_size
     if config.vocab_size < dataset.vocab_size:
         raise UserError(f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
+    processes.on_main(lambda: notes.append(memory.check_training(config, resumed, dataset, processes)))
     with OutDir(config, processes, resumed) as out, processes.signals_held():
         run_steps(Run(config, processes, dataset, out, resumed, weights, notes))
 

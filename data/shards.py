@@ -17,6 +17,8 @@ A new data set is written to .new inside its folder. It takes the place of the o
 prepare that fails, or is killed, leaves the old one as it was.
 """
 
+from configurator import UserError, show
+
 import bisect
 import collections
 import contextlib
@@ -37,7 +39,6 @@ from pathlib import Path
 
 import numpy as np
 
-from configurator import UserError, show
 from files import lock, read_json, write_whole, wrong_field
 
 FORMAT = 1

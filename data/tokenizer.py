@@ -12,13 +12,13 @@ Tokenizers by name, as the "tokenizer" of a data set's meta.json gives it.
 Made-up data, such as data/mqar, have ids that are no text: they have no tokenizer here.
 """
 
+from configurator import UserError
+
 import hashlib
 import os
 from importlib import metadata
 
 import numpy as np
-
-from configurator import UserError
 
 # the two files in which GPT-2's vocabulary was published, with their sha256
 GPT2_FILES = {

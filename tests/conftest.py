@@ -11,10 +11,11 @@ import pytest
 # before torch is first imported: tests run side by side, one thread each
 os.environ["OMP_NUM_THREADS"] = "1"
 
+from configurator import UserError  # noqa: E402
+
 import torch  # noqa: E402
 
 import train  # noqa: E402
-from configurator import UserError  # noqa: E402
 from data.mqar import prepare as mqar_prepare  # noqa: E402
 from data.shards import write_stream  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402

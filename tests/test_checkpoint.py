@@ -4,6 +4,8 @@ Checkpoints: written whole or not at all; loaded without running code, and every
     python -m pytest tests/test_checkpoint.py
 """
 
+from configurator import UserError
+
 import os
 import pickle
 import sys
@@ -15,7 +17,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoint import load, load_model, save
-from configurator import UserError
 from model import GPT, GPTConfig
 
 ARGS = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=11)

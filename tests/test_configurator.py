@@ -1,6 +1,9 @@
 # python -m pytest -q tests/test_configurator.py
 """What the command line and the config files accept, and that every mistake ends in one line that helps."""
 
+import configurator
+from configurator import UserError, build, key, load, read_config_file
+
 import dataclasses
 import os
 import subprocess
@@ -10,8 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import configurator
-from configurator import UserError, build, key, load, read_config_file
 from hardware import Processes
 
 ROOT = os.path.dirname(configurator.__file__)

@@ -4,12 +4,13 @@ python -m pytest tests/test_contract.py
 MIXER=gla python -m pytest tests/test_contract.py        one mixer: make check MIXER=gla
 """
 
+from configurator import UserError, check_choice
+
 import os
 
 import pytest
 import torch
 
-from configurator import UserError, check_choice
 from gate import GATE_ACTIVATIONS
 from loss import IGNORE
 from model import GPT, MIXERS, GPTConfig

@@ -4,6 +4,8 @@ The data: what MQAR rows are, what order batches come in, what a damaged folder 
     python -m pytest tests/test_data.py
 """
 
+from configurator import UserError
+
 import copy
 import itertools
 import json
@@ -19,7 +21,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configurator import UserError
 from data import shards, tokenizer
 from data.mqar import prepare as mqar
 from data.pystdlib import prepare as pystdlib

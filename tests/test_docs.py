@@ -7,6 +7,8 @@ their words are checked, and other tests run what bench.py measures, what downlo
 Runs of experiments are listed (--dry_run), not made. A command of no known kind fails.
 """
 
+import configurator
+
 import dataclasses
 import importlib
 import json
@@ -22,7 +24,6 @@ import pytest
 from conftest import LINES
 from torch.distributed.run import get_args_parser
 
-import configurator
 import train
 from data.shards import write_stream
 from data.tokenizer import get_tokenizer

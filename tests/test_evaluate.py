@@ -3,6 +3,8 @@
 python -m pytest tests/test_evaluate.py
 """
 
+from configurator import UserError
+
 import json
 import math
 
@@ -13,7 +15,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import checkpoint as checkpoints
 import evaluate
-from configurator import UserError
 from data.shards import IGNORE, open_dataset, write_stream
 from data.tokenizer import get_tokenizer
 from layers import rope_frequencies

@@ -4,6 +4,8 @@ Experiments: what is run, what is kept, what stops it. What is made of rows is i
     python -m pytest tests/test_experiment.py
 """
 
+from configurator import UserError
+
 import json
 import shutil
 import signal
@@ -23,7 +25,6 @@ import report
 import tables
 import train
 from checkpoint import load
-from configurator import UserError
 from data.shards import open_dataset
 from files import lock, read_jsonl
 from hardware import usable_cores

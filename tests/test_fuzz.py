@@ -6,6 +6,9 @@ checkpoints, prompts, what plot.py draws. Hundreds of cases in CI; NANOGATE_CASE
     NANOGATE_CASES=5000 python -m pytest tests/test_fuzz.py -m slow
 """
 
+import configurator
+from configurator import UserError
+
 import contextlib
 import copy
 import dataclasses
@@ -27,14 +30,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import checkpoint as checkpoints
-import configurator
 import data.mqar.prepare as mqar_prepare
 import data.text.prepare as text_prepare
 import evaluate
 import plot
 import sample
 import train
-from configurator import UserError
 from data.shards import open_dataset, write_stream
 from data.tokenizer import get_tokenizer
 from evaluate import score, summarize

@@ -3,12 +3,13 @@
 python -m pytest tests/test_keys.py
 """
 
+from configurator import UserError
+
 import dataclasses
 
 import pytest
 import torch
 
-from configurator import UserError
 from model import GPT, MIXERS, GPTConfig, unused_keys
 
 # another value of each key. ELSEWHERE: those whose effect is on the data, the ids or the choice of a kernel

@@ -4,6 +4,8 @@
 What every mixer promises is in test_contract.py; published layers are in test_oracles.py.
 """
 
+from configurator import UserError
+
 import contextlib
 import copy
 import itertools
@@ -18,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gate
 import model
-from configurator import UserError
 from gate import GATE_ACTIVATIONS, GRANULARITIES, parse_gate
 from model import DENOMINATOR_MIN, GLA, GPT, MIXERS, NORM_EPS, GPTConfig
 from sampling import draw

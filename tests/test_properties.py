@@ -3,12 +3,13 @@
 python -m pytest tests/test_properties.py
 """
 
+import configurator
+from configurator import UserError
+
 import torch
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-import configurator
-from configurator import UserError
 from gate import GATE_ACTIVATIONS, GRANULARITIES, POSITIONS, READOUT_ACTIVATIONS
 from model import GPT, MIXERS, GPTConfig
 

@@ -3,13 +3,14 @@
 python -m pytest tests/test_readme.py
 """
 
+import configurator
+
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-import configurator
 from gate import GATE_ACTIVATIONS, GRANULARITIES, POSITIONS
 from model import GPT, MIXERS, GPTConfig
 from train import TrainConfig

@@ -4,6 +4,9 @@ Bad numbers, bad disks, damaged files, strange prompts, impossible configs: one 
     python -m pytest tests/test_robust.py
 """
 
+import configurator
+from configurator import UserError
+
 import math
 import os
 import shutil
@@ -15,7 +18,6 @@ import torch
 
 import bench
 import checkpoint as checkpoints
-import configurator
 import data.shards
 import data.text.prepare as text_prepare
 import evaluate
@@ -24,7 +26,6 @@ import meters
 import plot
 import sample
 import train
-from configurator import UserError
 from data.shards import open_dataset, write_stream
 from data.tokenizer import get_tokenizer
 from model import GPT, MIXERS, GPTConfig

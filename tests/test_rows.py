@@ -4,6 +4,9 @@ An experiment's list and what is made of its rows: rates, claims, verdicts, tabl
     python -m pytest tests/test_rows.py
 """
 
+import configurator
+from configurator import UserError
+
 import dataclasses
 import html
 import json
@@ -12,11 +15,9 @@ from pathlib import Path
 
 import pytest
 
-import configurator
 import experiment
 import report
 import tables
-from configurator import UserError
 from rows import read_rows
 
 DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)

@@ -4,6 +4,8 @@ Training: that it learns, that a run is a function of its seed alone, what it wr
     python -m pytest tests/test_train.py
 """
 
+import configurator
+
 import contextlib
 import dataclasses
 import functools
@@ -23,7 +25,6 @@ import pytest
 import torch
 
 import checkpoint as checkpoints
-import configurator
 import hardware
 import outdir
 import sample

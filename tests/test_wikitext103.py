@@ -4,6 +4,8 @@ WikiText-103: what its documents and words are, that a killed run goes on to the
     python -m pytest tests/test_wikitext103.py
 """
 
+from configurator import UserError
+
 import json
 import os
 import signal
@@ -18,7 +20,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from configurator import UserError
 from data import shards, tokenizer
 from data.shards import open_dataset
 from data.wikitext103 import prepare

@@ -35,7 +35,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
+
 from data.shards import MAX_VOCAB, claim, parameters_of, write_examples  # noqa: E402
+from limits import disk_free, ram_available, show_bytes  # noqa: E402
 
 VERSION = 1  # of the generator: raise it when the same seed no longer gives the same rows
 BLOCK = 1024  # rows made at a time: it bounds the memory, and it is part of what a seed means
@@ -62,7 +64,9 @@ class Config:
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program="data/mqar/prepare.py", description=__doc__)
     slices = parse_slices(config)
-    out_dir = claim(config.out_dir or Path(__file__).resolve().parent, config.overwrite)
+    out_dir = config.out_dir or Path(__file__).resolve().parent
+    check_sizes(config, slices, out_dir)
+    out_dir = claim(out_dir, config.overwrite)
     splits = generate_splits(config, slices)
     facts = [{"slice": f"{seq_len}/{pairs}", "pairs": pairs} for seq_len, pairs in slices]
     meta = write_examples(
@@ -101,6 +105,26 @@ def parse_slices(config):
     for seq_len, pairs in slices:
         check_settings(seq_len, pairs, vocab_size=config.vocab_size, queries=config.queries)
     return slices
+
+
+def check_sizes(config, slices, out_dir):
+    """Raises UserError where the rows, held at once and then written, or the making of a block of them, don't fit."""
+    rows = config.train_size + config.val_size
+    sizes = {slice_: 4 * slice_[0] * rows for slice_ in slices}
+    largest = max(sizes, key=sizes.get)
+    # beside them a hash a row; of a block, the clocks and their order a slot, and the decks of keys and values
+    block = min(BLOCK, max(config.train_size, config.val_size)) * (24 * max(sizes)[0] + 8 * config.vocab_size)
+    ram, where = ram_available()
+    for need, available, place in (
+        (sum(sizes.values()) + 24 * rows + block, ram, where),
+        (sum(sizes.values()), disk_free(out_dir), f"the disk of {out_dir}"),
+    ):
+        if need > available:
+            raise UserError(
+                f"about {show_bytes(need)} would be needed, and {place} has {show_bytes(available)} left: "
+                f"{rows:,} rows of slice {largest[0]}/{largest[1]} are {show_bytes(sizes[largest])}; "
+                "lower train_size, val_size or the length"
+            )
 
 
 def check_settings(seq_len, pairs, *, vocab_size, queries):

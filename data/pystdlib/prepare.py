@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
+
 from data.shards import claim, parameters_of, split_documents, write_stream  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 

@@ -1,0 +1,423 @@
+"""What a run will need of the memory, before any of it is taken; and the refusal of what this machine doesn't have.
+
+    need = training(config, "float32", dataset, processes)                     {"weights": bytes, ..., "total": bytes}
+    line = check(config, lambda config: training(...))                         a line to print, or UserError
+
+The model's own code runs once in torch's FakeTensorMode, where every operation gives a tensor of the right size with no
+memory behind it, while a tally follows the bytes that are alive. A new mixer is covered without a word here. Each kind
+of block runs once and is replayed for all layers of its kind. What an operation takes only while it runs isn't seen.
+On a GPU, and with torch.compile, the estimate is that of the plain form, which needs more.
+"""
+
+from configurator import UserError
+
+import contextlib
+import dataclasses
+import functools
+import math
+import weakref
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hardware import DTYPES, memory_available, pick_dtype
+from limits import show_bytes
+from loss import cross_entropy_sum
+from model import GPT, Block, GPTConfig
+
+TRAINING_ROWS = 4  # that training_meters looks at
+
+# what is larger is extrapolated from these: the loops over chunks take their time here, too
+MOST_TOKENS, LONGEST = 8192, 2048
+SCORED_TOKENS = 1024  # of which evaluate.py holds the logits at once
+# a CPU's heap has holes between what is kept: resident memory over what is alive, measured: 1.1 to 1.5 (test_memory.py)
+HOLES = 1.35
+SIZES = (
+    "n_layer", "n_embd", "n_head", "head_dim", "mlp_ratio", "vocab_size", "pad_vocab_to", "expand", "state_size",
+    "n_groups", "gate_rank", "short_conv", "batch_size", "block_size", "eval_batch_size", "gradient_accumulation_steps",
+    "rows", "num_samples",
+)  # fmt: skip
+
+
+class Tally(TorchDispatchMode):
+    """Follows the bytes of all storages that operations make while it is on."""
+
+    def __init__(self):
+        super().__init__()
+        self.now, self.peak, self.start, self.alive, self.phases = 0, 0, 0, {}, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        output = function(*args, **(kwargs or {}))
+        for tensor in output if isinstance(output, tuple | list) else (output,):
+            if isinstance(tensor, torch.Tensor):
+                self.count(tensor.untyped_storage())
+        return output
+
+    def count(self, storage):
+        number, size = storage._cdata, storage.nbytes()
+        if number in self.alive:  # a view, or written in place
+            return
+
+        def freed(_):
+            self.now -= size
+            del self.alive[number]
+
+        self.alive[number] = weakref.ref(storage, freed)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def end_phase(self):
+        """Notes the highest and the last number of bytes of the phase that ends here, from those at its start."""
+        self.phases.append((self.peak - self.start, self.now - self.start))
+        self.start = self.peak = self.now
+
+
+class _Mark(torch.autograd.Function):
+    """The identity. It ends a phase on the way forward, and another on the way back."""
+
+    @staticmethod
+    def forward(ctx, x, tally):
+        ctx.tally = tally
+        tally.end_phase()
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        ctx.tally.end_phase()
+        return dy, None
+
+
+class _MarkedBlock(nn.Module):
+    def __init__(self, block, tally):
+        super().__init__()
+        self.block, self.tally = block, tally
+
+    @property
+    def mixer(self):
+        return self.block.mixer
+
+    def forward(self, x, state=None, start=0, only=None):
+        return self.block(_Mark.apply(x, self.tally), state, start)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is traced: call(model, tally, idx, autocast). The phases are: embedding, every kind of block, head; and of a
+# train_step, head, the kinds in reverse and embedding once more, on the way back
+
+
+def train_step(model, tally, idx, autocast):
+    """A micro-step in which every token has a label."""
+    keys = dict(vocab_size=model.config.vocab_size, softcap=model.config.logit_softcap)
+    with autocast:
+        loss = cross_entropy_sum(_Mark.apply(model.features(idx)[0], tally), model.wte.weight, idx, **keys)
+    tally.end_phase()
+    loss.backward()
+
+
+@torch.no_grad()
+def scoring(model, tally, idx, autocast):
+    """A batch of evaluate.score, which knows no autocast."""
+    logits = model.logits(_Mark.apply(model.features(idx)[0], tally).flatten(0, 1)[:SCORED_TOKENS])
+    F.cross_entropy(logits, idx.flatten()[:SCORED_TOKENS], reduction="none")
+
+
+@torch.no_grad()
+def answering(model, tally, idx, autocast):
+    """Logits of all tokens."""
+    model.logits(_Mark.apply(model.features(idx)[0], tally))
+
+
+@torch.no_grad()
+def prefill(model, tally, idx, autocast):
+    """Of a prompt, with the state that decoding keeps."""
+    model.logits(_Mark.apply(model.features(idx, model.init_state(len(idx)))[0], tally)[:, -1])
+
+
+@torch.no_grad()
+def metering(model, tally, idx, autocast):
+    """The weights of all heads, a row at a time, as the sink meter wants them."""
+
+    def measure(block, args, output):
+        weights = block.mixer.weights(args[0][:1])[0, :, 1:]
+        weights.abs().sum(-1)
+
+    handles = [block.register_forward_hook(measure) for block in model.blocks]
+    with autocast:
+        _Mark.apply(model.features(idx)[0], tally)
+    for handle in handles:
+        handle.remove()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The trace, and what follows from it
+
+
+def peak_of(call, config, dtype, B, T, device="cpu", *, accumulates=False):
+    """Bytes that a call takes on idx (B, T) above the weights, at most. accumulates: there are gradients already."""
+    alive = replay(phases_of(call, config, dtype, B, T), *sizes_of(config), accumulates)
+    return float(alive * (HOLES if device == "cpu" else 1))
+
+
+def replay(phases, kinds, shell_bytes, kind_bytes, accumulates=False):
+    """The highest sum over all layers. kinds: which kind each of them is."""
+    n, is_training = len(kind_bytes), len(phases) > len(kind_bytes) + 2
+    order = [0, *(1 + kind for kind in kinds), n + 1]
+    gradients = np.zeros(len(phases))  # what stays behind of a phase on the way back
+    if is_training:
+        order += [n + 2, *(2 * n + 2 - kind for kind in reversed(kinds)), 2 * n + 3]
+        gradients[n + 3 :] = [*reversed(kind_bytes), shell_bytes]
+    now = (shell_bytes + sum(kind_bytes[kind] for kind in kinds)) if accumulates else 0
+    peak = now
+    for i in order:
+        peak = max(peak, now + phases[i][0])
+        now += phases[i][1] - (gradients[i] if accumulates else 0)
+    return peak
+
+
+def phases_of(call, config, dtype, B, T):
+    """(phases, 2): the highest and the last bytes of each, from those at its start. Exact up to MOST_TOKENS."""
+    trace = functools.partial(_trace, call, model_keys(config), dtype)
+    if B * T <= MOST_TOKENS:
+        return trace(B, T)
+    if T <= LONGEST:
+        b = max(1, MOST_TOKENS // (2 * T))
+        one, two = trace(b, T), trace(2 * b, T)
+        return one + (two - one) * ((B - b) / b)
+    # constant + B (linear T + square T^2), as in every mixer; with weights of all pairs of tokens there is a square
+    h = LONGEST // 2
+    short, long, two = trace(1, h), trace(1, 2 * h), trace(2, 2 * h)
+    constant, of_row = long - (two - long), two - long
+    square = (of_row - 2 * (short - constant)) / (2 * h * h)
+    linear = (short - constant) / h - square * h
+    return constant + B * (linear * float(T) + square * float(T) ** 2)
+
+
+def model_keys(config):
+    """The model's keys of a config, as what can be looked up."""
+    return tuple((field.name, getattr(config, field.name)) for field in dataclasses.fields(GPTConfig))
+
+
+@functools.lru_cache(maxsize=256)
+def _trace(call, keys, dtype, B, T):
+    config = GPTConfig(**dict(keys))
+    model, tally = _shell(config), Tally()
+    with FakeTensorMode():
+        blocks = [_MarkedBlock(Block(config, *layer), tally) for layer in kinds_of(config)[1]]
+        for module in list(model.modules()):
+            for name, p in list(module.named_parameters(recurse=False)):
+                setattr(module, name, nn.Parameter(torch.empty(p.shape, dtype=p.dtype)))
+        model.blocks = nn.ModuleList(blocks)
+        model.train(call is train_step)
+        idx = torch.zeros(B, T, dtype=torch.long)
+        with tally:
+            call(model, tally, idx, torch.autocast("cpu", DTYPES[dtype], enabled=dtype != "float32"))
+            tally.end_phase()
+    return np.array(tally.phases, dtype=float)
+
+
+def _shell(config):
+    """A GPT of shapes alone with no blocks."""
+    kinds = kinds_of(config)[0]
+    layers = next(i for i in range(1, len(kinds) + 1) if len(set(kinds[:i])) == len(set(kinds)))
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):  # a GPT draws its seed
+        model = GPT(dataclasses.replace(config, n_layer=layers))
+    model.config, model.blocks = config, nn.ModuleList()
+    return model
+
+
+def kinds_of(config):
+    """(number of the kind of each layer, the (mixer, gate) of each kind)"""
+    layers = config.layers()
+    kinds = {repr(layer): layer for layer in layers}
+    number = {name: i for i, name in enumerate(kinds)}
+    return [number[repr(layer)] for layer in layers], list(kinds.values())
+
+
+def sizes_of(config):
+    """(kinds of the layers, bytes of what is no block's, bytes of each kind of block)"""
+    kinds, layers = kinds_of(config)
+    with torch.device("meta"):
+        blocks = [Block(config, *layer) for layer in layers]
+    of = [sum(p.nbytes for p in module.parameters()) for module in (_shell(config), *blocks)]
+    return kinds, of[0], of[1:]
+
+
+def weight_bytes(config):
+    kinds, shell, of_kind = sizes_of(config)
+    return shell + sum(of_kind[kind] for kind in kinds)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The needs of the programs: {part: bytes}, and "total" for their worst moment
+
+
+def training(config, dtype, dataset, processes):
+    """Of one process of train.py."""
+    device, micro_steps = processes.device_type, config.gradient_accumulation_steps // processes.world_size
+    weights = weight_bytes(config)
+    copies = (config.init_from != "scratch") + (processes.world_size > 1)  # of the checkpoint; DDP's of the gradients
+    length = longest_row(dataset, "train", config.block_size)
+    step = peak_of(train_step, config, dtype, config.batch_size, length, device, accumulates=micro_steps > 1)
+    step += 2 * 16 * micro_steps * config.batch_size * length  # a step's rows are alive while the next are loaded
+    rows = config.eval_batch_size or config.batch_size
+    evaluation = evaluating(config, dataset, "val", rows, config.block_size, device)["total"]
+    if config.meters:
+        meters = peak_of(metering, config, dtype, TRAINING_ROWS, longest_row(dataset, "val", config.block_size), device)
+        evaluation = max(evaluation, meters)
+    parts = {"weights": weights * (1 + copies), "optimizer": 2 * weights, "a step": step, "evaluation": evaluation}
+    return parts | {"total": parts["weights"] + parts["optimizer"] + max(step, evaluation)}
+
+
+def evaluating(config, dataset, split, rows, block_size, device="cpu", stride=None):
+    """Of evaluate.score with a model of this config, without its weights."""
+    length, n_rows = longest_row(dataset, split, block_size), dataset.counts(split).get("rows")
+    rows = min(rows, n_rows or -(-dataset.counts(split)["tokens"] // min(stride or block_size, block_size)))
+    need = peak_of(scoring, config, "float32", rows, length, device)
+    # inputs, targets and labels; the sums by position
+    return {"total": need + 32 * rows * length + 24 * block_size * max(1, len(dataset.slices))}
+
+
+def longest_row(dataset, split, block_size):
+    """Tokens of the longest row that is read; the windows of a stream are filled up to block_size."""
+    dataset.counts(split)  # says so where there is no such split
+    shards = dataset.meta["splits"][split]["shards"]
+    return block_size if dataset.kind == "stream" else max(shard["seq_len"] for shard in shards)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The check
+
+
+def check(config, need, device="cpu", processes_here=1):
+    """A line on what need(config) comes to. UserError where that is more than there is, unless config.memory_check is
+    false; it names the key that, made smaller, helps the most."""
+    parts = _parts(need, config)
+    if isinstance(parts, str):
+        return f"memory: not estimated ({parts})"
+    total = parts.pop("total")
+    available, where = memory_available(device, processes_here)
+    if total > available and config.memory_check:
+        raise UserError(
+            f"about {show_bytes(total)} of memory would be needed, and {where} has {show_bytes(available)} left: "
+            f"{_reason(config, need, total)}--memory_check=false tries it all the same"
+        )
+    listed = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts.items())
+    return f"memory: about {show_bytes(total)} ({listed}); {where} has {show_bytes(available)} left"
+
+
+def _parts(need, config):
+    """need(config); infinite where torch cannot even count the bytes; or, in words, why there is no estimate."""
+    try:
+        return need(config)
+    except UserError:
+        raise
+    except Exception as error:  # the code that is traced may be anybody's; if it is broken, the run itself says how
+        words = (str(error).splitlines() or [""])[0][:100]
+        return {"total": math.inf} if "overflow" in words.lower() else f"{type(error).__name__}: {words}"
+
+
+def _reason(config, need, total):
+    """The key that makes it large: the one which brings it down the most where it is halved, or its default if less.
+
+    Keys above their defaults come first, the others only if none of those explains the size.
+    """
+    found, fields = [(total, None, None)], {field.name: field for field in dataclasses.fields(config)}
+    names = [name for name in SIZES if name in fields and getattr(config, name)]
+    for name in sorted(names, key=lambda name: getattr(config, name) <= (fields[name].default or 0)):
+        value, default = getattr(config, name), fields[name].default
+        if value <= (default or 0) and min(size for size, _, _ in found) < total / 2:
+            break
+        smaller = type(value)(value / (2 if total < math.inf else 2**40))
+        smaller = max(1, min(smaller, default) if default else smaller)
+        with contextlib.suppress(UserError):
+            if name == "n_embd":  # a multiple of n_head
+                smaller = max(1, smaller // config.n_head) * config.n_head
+            parts = _parts(need, _replaced(config, name, smaller))
+            if not isinstance(parts, str):
+                found.append((parts["total"], name, smaller))
+    size, name, smaller = min(found, key=lambda row: row[0])
+    return (
+        "" if name is None else f"{name}={getattr(config, name)} makes it large ({show_bytes(size)} with {smaller}); "
+    )
+
+
+def _replaced(config, name, value):
+    keys = {name: value}
+    if name in ("n_embd", "n_head") and getattr(config, "head_dim", 0) == config.n_embd // config.n_head:
+        keys["head_dim"] = None  # it follows from the two
+    return dataclasses.replace(config, **keys)
+
+
+def clearly_fits(config, rows, length, device="cpu", processes_here=1):
+    """Whether a forward pass is so small that no trace is needed: the first one in a process loads torch's compiler.
+
+    A block's outputs are as wide as its weight matrices; a pass would have to hold 64 times all of them, and as many
+    times the weights of all pairs of tokens.
+    """
+    _, shell, of_kind = sizes_of(config)
+    width = (max(of_kind) + shell) / config.n_embd + 4 * config.expand * config.n_head * length
+    # the last: a state for each layer
+    return rows * length * width * (64 + 4 * config.n_layer) < memory_available(device, processes_here)[0]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One call for each program, before it takes or writes anything
+
+
+def check_training(config, resumed, dataset, processes):
+    """train.py's line about memory, or UserError."""
+    dtype = (resumed or {}).get("dtype") or pick_dtype(config.dtype, processes.device_type)
+
+    def need(config):
+        return training(config, dtype, dataset, processes)
+
+    line = check(config, need, processes.device_type, processes.local_size)
+    if processes.device_type != "cpu" and config.memory_check:  # a model is made in RAM
+        available, where = memory_available("cpu", processes.local_size)
+        if (size := weight_bytes(config)) > available:
+            raise UserError(f"its weights are {show_bytes(size)}, and {where} has {show_bytes(available)} of RAM left")
+    return line
+
+
+def check_evaluation(config, model, dataset, block_size, processes):
+    """UserError for what evaluate.py has no memory for, and for windows of text that are longer than the text."""
+    tokens = dataset.counts(config.split)["tokens"]
+    if dataset.kind == "stream" and block_size > max(model.config.block_size, tokens - 1):
+        raise UserError(f"block_size={block_size}: {config.split} has {tokens} tokens, so {tokens - 1} reads all of it")
+
+    def need(config):
+        options = dict(device=processes.device_type, stride=config.stride)
+        return evaluating(model.config, dataset, config.split, config.batch_size, config.block_size, **options)
+
+    here = dict(device=processes.device_type, processes_here=processes.local_size)
+    if not clearly_fits(model.config, config.batch_size * max(1, len(dataset.slices)), block_size, **here):
+        check(dataclasses.replace(config, block_size=block_size), need, **here)
+
+
+def check_sampling(config, model, rows, length):
+    """UserError for a prompt (1, length), or for MQAR's rows, that sample.py has no memory for."""
+    device = model.wte.weight.device.type
+    call = prefill if rows is None else answering
+    if clearly_fits(model.config, rows or 1, max(length, model.config.block_size), device):
+        return
+    check(config, lambda config: {"total": peak_of(call, model.config, "float32", rows or 1, length, device)}, device)
+
+
+def check_metering(config, model, dataset, dtype):
+    """UserError for rows that meters.py has no memory for."""
+    device = model.wte.weight.device.type
+    T = longest_row(dataset, config.split, model.config.block_size)
+
+    def need(config):
+        rows = min(config.rows, dataset.counts(config.split).get("rows", math.inf))
+        scored = evaluating(model.config, dataset, config.split, rows, model.config.block_size, device)["total"]
+        seen = peak_of(metering, model.config, dtype, rows, T, device)
+        # of every head of a row: the weights, squared, and the sizes of the parts before and behind the gate
+        return {"total": max(scored, seen + 5 * 4 * model.config.n_head * T * T)}
+
+    if not clearly_fits(model.config, config.rows, model.config.block_size, device):
+        check(config, need, device)
