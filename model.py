@@ -156,7 +156,7 @@ def unused_keys(config):
     elif Softmax in mixers:
         unused |= {"rope_factor": "rope_scaling is none"} if config.rope_scaling == "none" else {}
         unused |= {"rope_scaling": "rope_factor is 1"} if config.rope_factor == 1 else {}
-    positions = {position for _, gate in layers for position in gate.granularity}
+    positions = {position for _, gate in layers for position in gate.positions}
     if not positions:
         unused |= dict.fromkeys(("gate_activation", "gate_rank", "gate_input", "gate_bias"), "there is no such gate")
     elif config.gate_input == "static":
