@@ -105,8 +105,9 @@ def load(path, device="cpu"):
             raise UserError(f"{path}: no checkpoint of this project (its {show(name)} is no plain tensor)")
     if wrong := wrong_field(checkpoint, FIELDS):
         raise UserError(f"{path}: no checkpoint of this project ({wrong})")
-    rng, ours = checkpoint.get("rng"), torch.get_rng_state()
-    if rng is not None and not (_is_plain(rng) and rng.dtype == ours.dtype and rng.shape == ours.shape):
+    ours = torch.get_rng_state()
+    rng = checkpoint.get("rng", ours)  # an export has none
+    if not (_is_plain(rng) and rng.dtype == ours.dtype and rng.shape == ours.shape):
         raise UserError(f"{path}: no checkpoint of this project (its rng is no state of torch's random numbers)")
     return checkpoint
 

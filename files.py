@@ -117,10 +117,11 @@ def wrong_field(value, rule, name=""):
 
     (int, least, most)      a whole number; float: a finite number, or inf where that is the most; bool: of 0 to 1
     (str, least, most)      a text of that length; and so dict
+    (kind, least, most, None)   the same, or None
     {"a", "b"}              one of these texts
     [rule, least, most]     a list of that length, every item by the rule
     {str: rule}             a dict of any names, every value by the rule
-    {"a": rule, "b?": rule} a dict that has these names, and maybe others; b may be missing or None
+    {"a": rule, "b?": rule} a dict that has these names, and maybe others; b may be missing
     object                  anything
     """
 
@@ -141,21 +142,25 @@ def wrong_field(value, rule, name=""):
     else:
         if type(value) is not dict or any(type(key) is not str or len(key) > 99 for key in value):
             return wrong("a dict, its names texts of at most 99 characters")
-        rules = dict.fromkeys(value, rule[str]) if str in rule else rule
-        rules = {
-            key.rstrip("?"): inner for key, inner in rules.items() if key[-1:] != "?" or value.get(key[:-1]) is not None
-        }
+        if str in rule:
+            rules = dict.fromkeys(value, rule[str])
+        else:
+            rules = {key.rstrip("?"): inner for key, inner in rule.items() if key[-1] != "?" or key[:-1] in value}
         parts = [(f"{name}.{key}" if name else key, value.get(key), inner) for key, inner in rules.items()]
     return next((words for where, part, inner in parts if (words := wrong_field(part, inner, where))), None)
 
 
-def _is_within(value, kind, least, most):
+def _is_within(value, kind, least, most, *none):
+    if none and value is None:
+        return True
     if kind is float:  # an int of a thousand digits is no float
         return type(value) in (int, float) and (type(value) is float or abs(value) < 1 << 63) and least <= value <= most
     return type(value) is kind and least <= (value if kind in (int, bool) else len(value)) <= most
 
 
-def _words_of(kind, least, most):
+def _words_of(kind, least, most, *none):
+    if none:
+        return f"{_words_of(kind, least, most)}, or None"
     if kind is bool:
         return "true or false"
     if kind in (int, float):

@@ -55,13 +55,13 @@ TEXT, COUNT, SHARE = (str, 0, 99), (int, 0, 1 << 40), (float, -1e-3, 1.001)
 NUMBER, POSITIVE = (float, -1e9, 1e9), (float, 1e-30, 1e30)
 SHARES = [SHARE, 1, 1 << 12]
 METERS = {
-    "attention": TEXT, "gate": TEXT, "step?": COUNT, "rows": COUNT, "tokens": COUNT, "dataset": TEXT, "split": TEXT,
-    "packing": (str, 0, 200), "dtype": TEXT, "sink_baseline": SHARE,
+    "attention": TEXT, "gate": TEXT, "step": (*COUNT, None), "rows": COUNT, "tokens": COUNT, "dataset": TEXT,
+    "split": TEXT, "packing": (str, 0, 200), "dtype": TEXT, "sink_baseline": SHARE,
     "layers": [{
         "mixer": TEXT,
         "gates": {str: {"histogram": [[SHARE, 21, 21], 1, 1 << 12], "mean": [NUMBER, 1, 1 << 12], "below_0.1": SHARES}},
         "sink": {"kind": TEXT, "share": [NUMBER, 1, 1 << 12], "random_tokens": [NUMBER, 1, 1 << 12]},
-        "early": {"token_0_before?": SHARE, "token_0_after?": SHARE},
+        "early": {"token_0_before": (*SHARE, None), "token_0_after": (*SHARE, None)},
         "residual": {"max": POSITIVE, "max_over_median": POSITIVE, "position": COUNT, "channel": COUNT},
     }, 1, 1 << 10],
     "maps": [{"weights": [[NUMBER, 1, 1 << 10], 1, 1 << 10], "layer": COUNT, "head": COUNT}, 0, 99],
@@ -70,17 +70,18 @@ METERS = {
 LENGTHS = {
     "attention": TEXT, "gate": TEXT, "rope_scaling": TEXT, "trained_length": COUNT,
     "lengths": [{
-        "block_size": COUNT, "loss?": NUMBER, "by_position?": [[NUMBER, 2, 2], 1, 1 << 16], "limit?": (str, 0, 999),
+        "block_size": COUNT, "loss?": (*NUMBER, None), "by_position?": [[NUMBER, 2, 2], 1, 1 << 16],
+        "limit?": (str, 0, 999),
     }, 1, 1 << 10],
 }  # fmt: skip
 METRICS = {"event": TEXT, "step": COUNT}
 METRICS_OF = {"train": {"loss": NUMBER}, "eval": {"val_loss": NUMBER}}
 ROW = {
-    "arm": TEXT, "seed": COUNT, "setting?": TEXT, "purpose?": TEXT, "metric?": {"accuracy", "val_loss"},
+    "arm": TEXT, "seed": COUNT, "setting?": (*TEXT, None), "purpose?": TEXT, "metric?": {"accuracy", "val_loss"},
     "data": {"pairs?": (int, 1, 1 << 30)},
     "config": {"attention?": TEXT, "gate?": TEXT, "match_params?": (bool, 0, 1), "learning_rate?": NUMBER},
-    "finite?": (bool, 0, 1), "accuracy?": SHARE, "val_loss?": NUMBER, "state_bytes?": (int, 1, 1 << 60),
-    "curve": [[NUMBER, 2, 2], 1, 1 << 20],
+    "finite?": (bool, 0, 1), "accuracy?": (*SHARE, None), "val_loss?": (*NUMBER, None),
+    "state_bytes?": (int, 1, 1 << 60), "curve": [[NUMBER, 2, 2], 1, 1 << 20],
     "scores": {str: {"slices?": {str: SHARE}}},
 }  # fmt: skip
 
@@ -126,7 +127,7 @@ def page(folder):
     if os.path.isfile(folder / "meters.json"):
         meters = read_checked(folder / "meters.json", {"checkpoints": [METERS, 1, 1 << 10]})["checkpoints"][-1]
         check_maps(meters, folder / "meters.json")
-        title = f"{meters['attention']}, gate {meters['gate']}, step {meters.get('step')}: meters on the first "
+        title = f"{meters['attention']}, gate {meters['gate']}, step {meters['step']}: meters on the first "
         title += f"{meters['rows']} rows of {meters['tokens']} tokens of {meters['dataset']}, {meters['split']}\n"
         title += f"packing: {meters['packing']}\n"
         panels += [lambda axes: gate_panel(axes, meters)] if any(layer["gates"] for layer in meters["layers"]) else []

@@ -222,7 +222,7 @@ FIELDS = {
     "best_val_loss": ["low", math.nan, [], 10**400, True],
     "seconds": [math.nan, -1.0, "x", math.inf],
     "dtype": ["float13", 32, ["float32"]],
-    "rng": [torch.zeros(3, dtype=torch.uint8), torch.zeros(5056), "x", [1] * 5056],
+    "rng": [torch.zeros(3, dtype=torch.uint8), torch.zeros(5056), "x", [1] * 5056, None],
     "run_id": [7, "x" * 5000],
     "model_args": [[], 3],
     "config": [[], {3: 1}, "x"],
@@ -248,8 +248,6 @@ def test_a_field_of_a_checkpoint_that_is_not_what_it_should_be_is_named_before_o
     out.mkdir()
     for name, values in FIELDS.items():
         for value in values:
-            if name == "iter_num" and value is None:
-                continue  # what an export may lack
             torch.save(right | {name: value}, out / "ckpt.pt")
             before = (out / "ckpt.pt").read_bytes()
             for call in (
