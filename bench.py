@@ -40,10 +40,10 @@ import plot
 from data.mqar import prepare as mqar
 from data.shards import IGNORE, open_dataset
 from data.tokenizer import get_tokenizer
-from hardware import DTYPES, gemm_rate, keep_freed_memory, pick_device, pick_dtype, seconds_of, usable_cores
 from meters import decoding_speed
 from model import GPT, MIXERS, GPTConfig
-from recurrence import chunked, has_fla, recurrent
+from ops.recurrence import chunked, has_fla, recurrent
+from runs.hardware import DTYPES, gemm_rate, keep_freed_memory, pick_device, pick_dtype, seconds_of, usable_cores
 
 HERE = Path(__file__).resolve().parent
 

@@ -108,9 +108,9 @@ def _report_uncaught(kind, error, trace):
 MODEL_FILES = (
     "model.py",
     "gate.py",
-    "recurrence.py",
-    "layers.py",
-    "loss.py",
+    "ops/recurrence.py",
+    "ops/layers.py",
+    "ops/loss.py",
 )  # an error in these is an editor's to read
 if os.path.realpath(getattr(sys.modules["__main__"], "__file__", "")).startswith(os.path.dirname(__file__) + os.sep):
     sys.excepthook = _report_uncaught  # in our own scripts alone

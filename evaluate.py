@@ -25,12 +25,12 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-import memory
-from checkpoint import load_model
 from data.shards import IGNORE, open_dataset
-from files import check_output, write_output
-from hardware import Processes
 from model import GPT
+from runs import memory
+from runs.checkpoint import load_model
+from runs.files import check_output, write_output
+from runs.hardware import Processes
 
 CHUNK_TOKENS = 1024  # logits of so many tokens are held at once
 POSITION_BINS = 16  # parts of the context in which the loss by position is given

@@ -39,17 +39,15 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-import files
-import report
-import tables
-import verdict as verdicts
 from evaluate import EvaluateConfig
-from files import lock, read_jsonl
-from hardware import keep_freed_memory, pick_device, seconds_of, usable_cores
-from loss import IGNORE
 from model import GPT
-from outdir import write_text
-from rows import as_read, find_row, missing_scores, read_rows, rows_of_other_keys, run_of, with_scores
+from ops.loss import IGNORE
+from runs import files
+from runs.files import lock, read_jsonl
+from runs.hardware import keep_freed_memory, pick_device, seconds_of, usable_cores
+from runs.outdir import write_text
+from study import report, stats, tables
+from study.rows import as_read, find_row, missing_scores, read_rows, rows_of_other_keys, run_of, with_scores
 from train import TrainConfig
 
 HERE = Path(__file__).resolve().parent
@@ -82,7 +80,7 @@ class ExperimentConfig:
     solved_above: float | None = key(None, "a run with a higher accuracy has solved the task; how many did is said")
     claims: dict = key(
         {},
-        '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged by verdict.py; '
+        '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged by study/stats.py; '
         'there may be a "setting", and "of": the keys that lead to another number of the rows than the metric',
     )
     scenarios: dict = key({}, "{scenario: {claim: the verdict it needs}}, looked for in each setting")
@@ -139,7 +137,7 @@ class ExperimentConfig:
                 raise UserError(f"scenarios: {name}={needed!r}: must be a dict of claims and their verdicts")
             for claim, word in needed.items():
                 configurator.check_choice(f"scenarios: {name}", claim, self.claims)
-                configurator.check_choice(f"scenarios: {name}: {claim}", word, verdicts.WORDS)
+                configurator.check_choice(f"scenarios: {name}: {claim}", word, stats.WORDS)
         if bool(self.selection_seeds) and not self.learning_rates:
             raise UserError("selection_seeds: there are no learning_rates to choose from")
         if set(self.selection_seeds) & set(self.seeds):

@@ -45,14 +45,14 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 
-import memory
-from checkpoint import load_model
 from data.shards import IGNORE, open_dataset
 from evaluate import score
-from files import check_output, write_output
 from gate import ADDITIVE_ACTIVATIONS
-from hardware import DTYPES, Processes
 from model import GatedDeltaNet, Mamba2, Softmax
+from runs import memory
+from runs.checkpoint import load_model
+from runs.files import check_output, write_output
+from runs.hardware import DTYPES, Processes
 
 BINS = 20  # of width 0.05 from 0 to 1, and one more for all above
 COLLAPSE = 0.05

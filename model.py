@@ -22,7 +22,6 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-import recurrence
 from gate import (
     GATE_ACTIVATIONS,
     READOUT_ACTIVATIONS,
@@ -30,7 +29,8 @@ from gate import (
     check_gate,
     parse_gate,
 )
-from layers import (
+from ops import recurrence
+from ops.layers import (
     ResidualLinear,
     RMSNorm,
     ShortConv,
@@ -41,9 +41,9 @@ from layers import (
     manual_attention,
     rotate,
 )
-from loss import IGNORE, cross_entropy_sum
-from recurrence import at_least_float32
-from sampling import check_request, draw
+from ops.loss import IGNORE, cross_entropy_sum
+from ops.recurrence import at_least_float32
+from ops.sampling import check_request, draw
 
 NORM_EPS = 1e-5
 DENOMINATOR_MIN = 1e-6
@@ -177,7 +177,7 @@ def unused_keys(config):
 
 
 class Projection(NamedTuple):
-    """What a mixer makes of x. Shapes as in recurrence.py; H, Hk and Hv may differ (they divide one another)."""
+    """What a mixer makes of x. Shapes as in ops/recurrence.py; H, Hk and Hv may differ (they divide one another)."""
 
     q: torch.Tensor  # (B, T, Hq, Dk)
     k: torch.Tensor  # (B, T, Hk, Dk)

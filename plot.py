@@ -8,7 +8,7 @@
     python plot.py lengths.json      what evaluate.py --lengths --out wrote: loss by position -> lengths.png
 
 A figure lies beside the files it was made of. Here: the page of a run, the curve of lengths, the figures of bench.py.
-report.py has those of experiments, drawing.py the look of all.
+study/report.py has those of experiments, study/drawing.py the look of all.
 """
 
 import configurator
@@ -22,10 +22,10 @@ import matplotlib.pyplot as plt
 from matplotlib.colors import PowerNorm
 from matplotlib.ticker import LogLocator, NullFormatter
 
-import report
-from drawing import COLOURS, MIXER_COLOURS, dress, interval_lines, mean, write
-from files import read_json, read_jsonl, wrong_field
-from rows import read_rows
+from runs.files import read_json, read_jsonl, wrong_field
+from study import report
+from study.drawing import COLOURS, MIXER_COLOURS, dress, interval_lines, mean, write
+from study.rows import read_rows
 
 
 @dataclass

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 
 import torch
 
-import memory
-from checkpoint import load_model
 from data.shards import open_dataset
 from data.tokenizer import get_tokenizer
-from hardware import pick_device
-from loss import IGNORE
-from sampling import most_new_tokens
+from ops.loss import IGNORE
+from ops.sampling import most_new_tokens
+from runs import memory
+from runs.checkpoint import load_model
+from runs.hardware import pick_device
 
 
 @dataclass

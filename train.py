@@ -35,16 +35,16 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-import memory
 from data.shards import open_dataset
 from evaluate import evaluate
-from finite import bad_weight, first_bad_tensor
-from hardware import DTYPES, Processes, peak_flops, pick_dtype
-from loss import IGNORE
 from meters import TRAINING_ROWS, first_rows, is_spike, training_meters
 from model import GPT, GPTConfig, unused_keys
-from outdir import OutDir, code_sha256, versions
-from resume import check_data, fit_optimizer, make_model, where_to_start
+from ops.loss import IGNORE
+from runs import memory
+from runs.finite import bad_weight, first_bad_tensor
+from runs.hardware import DTYPES, Processes, peak_flops, pick_dtype
+from runs.outdir import OutDir, code_sha256, versions
+from runs.resume import check_data, fit_optimizer, make_model, where_to_start
 
 
 @dataclass

@@ -39,7 +39,7 @@ from pathlib import Path
 
 import numpy as np
 
-from files import lock, read_json, write_whole, wrong_field
+from runs.files import lock, read_json, write_whole, wrong_field
 
 FORMAT = 1
 IGNORE = -100  # the target where nothing is predicted, as in torch's cross_entropy

@@ -16,8 +16,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checkpoint import load, load_model, save
 from model import GPT, GPTConfig
+from runs.checkpoint import load, load_model, save
 
 ARGS = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=11)
 
@@ -69,7 +69,7 @@ def test_a_save_that_dies_midway_leaves_the_old_checkpoint_and_no_other_file(fil
 
 FULL_DISK = """
 import resource, sys, torch
-from checkpoint import save
+from runs.checkpoint import save
 from configurator import run
 
 def main(argv):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hardware import Processes
+from runs.hardware import Processes
 
 ROOT = os.path.dirname(configurator.__file__)
 

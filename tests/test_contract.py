@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from gate import GATE_ACTIVATIONS
-from loss import IGNORE
 from model import GPT, MIXERS, GPTConfig
+from ops.loss import IGNORE
 
 T, VOCAB, CHUNK = 140, 50, 64
 GATES = [

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
-import checkpoint as checkpoints
 import evaluate
 from data.shards import IGNORE, open_dataset, write_stream
 from data.tokenizer import get_tokenizer
-from layers import rope_frequencies
 from model import GPT, GPTConfig
+from ops.layers import rope_frequencies
+from runs import checkpoint as checkpoints
 
 TEXT = "a few words,\nand a few more of them; é is two bytes\n" * 7
 

@@ -21,14 +21,13 @@ import pytest
 import evaluate
 import experiment
 import plot
-import report
-import tables
 import train
-from checkpoint import load
 from data.shards import open_dataset
-from files import lock, read_jsonl
-from hardware import usable_cores
-from rows import read_rows
+from runs.checkpoint import load
+from runs.files import lock, read_jsonl
+from runs.hardware import usable_cores
+from study import report, tables
+from study.rows import read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)

@@ -21,8 +21,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import recurrence
 from model import GPT, GPTConfig
+from ops import recurrence
 
 MISSING = [name for name in ("triton", "fla") if importlib.util.find_spec(name) is None]
 needs_the_kernels = pytest.mark.skipif(

@@ -29,7 +29,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import checkpoint as checkpoints
 import data.mqar.prepare as mqar_prepare
 import data.text.prepare as text_prepare
 import evaluate
@@ -40,6 +39,7 @@ from data.shards import open_dataset, write_stream
 from data.tokenizer import get_tokenizer
 from evaluate import score, summarize
 from model import GPT, MIXERS, GPTConfig
+from runs import checkpoint as checkpoints
 
 LONG = int(os.environ.get("NANOGATE_CASES", 2000))
 HOW_MANY = pytest.mark.parametrize("cases", [60, pytest.param(LONG, marks=pytest.mark.slow)], ids=["quick", "long"])

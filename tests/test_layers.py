@@ -1,4 +1,4 @@
-"""The parts whose backward is written by hand: those of layers.py against their definitions, second derivatives of all.
+"""The parts whose backward is written by hand: those of ops/layers.py against their definitions, second derivatives of all.
 
 python -m pytest tests/test_layers.py
 """
@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import layers
-from layers import RMSNorm, cos_sin, l2_norm, make_conv, rope_frequencies, rotate
 from model import GPT, GPTConfig, quarter_turn
+from ops import layers
+from ops.layers import RMSNorm, cos_sin, l2_norm, make_conv, rope_frequencies, rotate
 
 
 def norm_of(dtype):
@@ -101,7 +101,7 @@ def test_the_l2_norm_keeps_the_dtype_and_rounds_once():
 
 # -- second derivatives ------------------------------------------------------------------------------------------------
 
-ROOT = Path(layers.__file__).parent
+ROOT = Path(layers.__file__).parents[1]
 
 
 def own_functions():

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from loss import CHUNK_TOKENS, IGNORE, _ChunkedCrossEntropy, cross_entropy_sum
+from ops.loss import CHUNK_TOKENS, IGNORE, _ChunkedCrossEntropy, cross_entropy_sum
 
 C = 16
 

@@ -14,14 +14,12 @@ import pytest
 import torch
 
 import evaluate
-import hardware
-import limits
-import memory
 import meters
 import sample
 from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
 from model import MIXERS, GPTConfig, Softmax
+from runs import hardware, limits, memory
 
 ROOT = Path(__file__).resolve().parents[1]
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15}

@@ -12,11 +12,11 @@ import torch
 
 import meters
 import plot
-import report
 from gate import Gate
-from layers import manual_attention
 from model import GPT, MIXERS, GPTConfig
-from recurrence import recurrent
+from ops.layers import manual_attention
+from ops.recurrence import recurrent
+from study import report
 
 T, C, H, D = 12, 16, 2, 8
 every_mixer = pytest.mark.parametrize("name", MIXERS)

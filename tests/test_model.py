@@ -22,7 +22,7 @@ import gate
 import model
 from gate import GATE_ACTIVATIONS, GRANULARITIES, parse_gate
 from model import DENOMINATOR_MIN, GLA, GPT, MIXERS, NORM_EPS, GPTConfig
-from sampling import draw
+from ops.sampling import draw
 
 T, C, H, D = 40, 32, 4, 8
 every_mixer = pytest.mark.parametrize("name", MIXERS)

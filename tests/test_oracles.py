@@ -23,7 +23,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 import model as nanogate
 from gate import parse_gate
 from model import MIXERS, NORM_EPS, GPTConfig
-from recurrence import recurrent
+from ops.recurrence import recurrent
 
 B, T, C, H, D = 2, 100, 64, 4, 16
 TOLERANCE = 1e-5

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from recurrence import LOG_DECAY_MIN, chunked, fla, has_fla, quadratic, recurrent
+from ops.recurrence import LOG_DECAY_MIN, chunked, fla, has_fla, quadratic, recurrent
 
 B, H, DK, DV = 2, 3, 8, 5
 LENGTHS = (1, 2, 17, 63, 64, 65, 200)

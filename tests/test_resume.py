@@ -25,11 +25,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import checkpoint as checkpoints
-import hardware
 import model
 import train
-from checkpoint import load_model
+from runs import checkpoint as checkpoints
+from runs import hardware
+from runs.checkpoint import load_model
 
 ROOT = Path(train.__file__).parent
 KILLS = int(os.environ.get("NANOGATE_KILLS", 100))

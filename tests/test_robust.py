@@ -17,7 +17,6 @@ import pytest
 import torch
 
 import bench
-import checkpoint as checkpoints
 import data.shards
 import data.text.prepare as text_prepare
 import evaluate
@@ -29,6 +28,7 @@ import train
 from data.shards import open_dataset, write_stream
 from data.tokenizer import get_tokenizer
 from model import GPT, MIXERS, GPTConfig
+from runs import checkpoint as checkpoints
 from train import Run
 
 ABOUT = dict(generator="tests", generator_version=1, parameters={}, seed=0, name="text")
@@ -273,7 +273,7 @@ def test_a_tensor_that_repeats_one_number_a_billion_times_is_refused(tmp_path, h
 def test_a_path_that_is_no_file_is_one_line_in_every_script(path, tmp_path, helpers, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
-    for main in (evaluate.main, sample.main, checkpoints.main, meters.main):
+    for main in (evaluate.main, sample.main, export.main, meters.main):
         helpers_words = [f"--checkpoint={path}"]
         with pytest.raises(UserError) as caught:
             main(helpers_words)
@@ -291,7 +291,7 @@ def test_a_path_that_is_no_file_is_one_line_in_every_script(path, tmp_path, help
 
 def test_an_export_without_a_name_is_refused(run, tmp_path, helpers):
     out = run("out", max_iters=1)
-    assert "safetensors=''" in helpers.error_of(checkpoints.main, helpers.words(checkpoint=out, safetensors=""))
+    assert "safetensors=''" in helpers.error_of(export.main, helpers.words(checkpoint=out, safetensors=""))
 
 
 @pytest.mark.parametrize("out_dir", ["", " ", "a\0b", "x" * 5000])
@@ -318,7 +318,7 @@ def test_an_out_dir_that_is_no_name_is_refused_by_every_script_and_nothing_is_wr
 def test_an_export_gives_the_same_model_and_starts_runs(run, text, tmp_path, helpers, capsys):
     pytest.importorskip("safetensors")
     out, export = run("out", dataset=text, attention="mamba2", gate="elementwise"), tmp_path / "export"
-    checkpoints.main(helpers.words(checkpoint=out, safetensors=export))
+    export.main(helpers.words(checkpoint=out, safetensors=export))
     assert {file.name for file in export.iterdir()} == {".nanogate", "model.safetensors", "config.json"}
     (a, _), (b, about) = (checkpoints.load_model(path) for path in (out, export))
     idx = torch.arange(20)[None]
@@ -332,9 +332,9 @@ def test_an_export_gives_the_same_model_and_starts_runs(run, text, tmp_path, hel
         first, last = helpers.metrics(again, "eval")[0], helpers.metrics(out, "eval")[-1]
         assert first["val_loss"] == last["val_loss"]
     for overwrite in (False, True):
-        message = helpers.error_of(checkpoints.export, out, out, overwrite)
+        message = helpers.error_of(export.export, out, out, overwrite)
         assert message == f"{out}: is the folder of another kind of output, 'run'; name another folder"
-    checkpoints.export(out, export)  # once more, into its own
+    export.export(out, export)  # once more, into its own
     content = bytearray((export / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (export / "model.safetensors").write_bytes(content)
@@ -345,7 +345,7 @@ def test_without_safetensors_one_line_says_how_to_get_it(run, tmp_path, helpers,
     out = run("out", max_iters=1)
     monkeypatch.setitem(sys.modules, "safetensors", None)
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    message = helpers.error_of(checkpoints.export, out, tmp_path / "export")
+    message = helpers.error_of(export.export, out, tmp_path / "export")
     assert message == "safetensors is not installed: pip install safetensors"
 
 

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 import experiment
-import report
-import tables
-from rows import read_rows
+from study import report, tables
+from study.rows import read_rows
 
 DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
 BASE = {"n_head": 2, "dtype": "float32"}

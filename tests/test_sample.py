@@ -20,13 +20,13 @@ import torch.nn.functional as F
 import evaluate
 import experiment
 import meters
-import outdir
 import plot
 import sample
 import train
-from checkpoint import load_model
 from data.shards import open_dataset, write_stream
 from data.tokenizer import get_tokenizer
+from runs import outdir
+from runs.checkpoint import load_model
 
 MIXERS = ["softmax", "cosformer", "gla"]
 

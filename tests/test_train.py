@@ -24,14 +24,13 @@ import numpy as np
 import pytest
 import torch
 
-import checkpoint as checkpoints
-import hardware
-import outdir
 import sample
 import train
 from data.mqar import prepare as mqar_prepare
 from data.shards import Dataset, open_dataset, write_examples
 from model import MIXERS
+from runs import checkpoint as checkpoints
+from runs import hardware, outdir
 
 # A convolution of width 2 lets a value see its key: 20 seeds of 20 passed 97% by step 250. Without decay, a seed that
 # finds the trick late still has the rate to learn it
@@ -346,10 +345,10 @@ def test_an_edit_is_named_on_resume_and_the_code_before_it_is_kept(run, project,
     out = run("out", max_iters=2)
     before = (project / "model.py").read_text()
     append(project / "model.py", "# an edit")
-    append(project / "loss.py", "import a_new_mixer")
+    append(project / "ops/loss.py", "import a_new_mixer")
     (project / "a_new_mixer.py").write_text("")  # a user's own file goes along
     run("out", max_iters=3, init_from="resume")
-    assert "the code has changed since this checkpoint: model.py, loss.py\n" in capsys.readouterr().out
+    assert "the code has changed since this checkpoint: model.py, ops/loss.py\n" in capsys.readouterr().out
     assert (out / "code.1" / "model.py").read_text() == before
     assert (out / "code" / "model.py").read_text() == before + "# an edit\n"
     assert (out / "code" / "a_new_mixer.py").is_file() and not (out / "code.1" / "a_new_mixer.py").exists()

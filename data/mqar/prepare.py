@@ -37,7 +37,7 @@ import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
 from data.shards import MAX_VOCAB, claim, parameters_of, write_examples  # noqa: E402
-from limits import disk_free, ram_available, show_bytes  # noqa: E402
+from runs.limits import disk_free, ram_available, show_bytes  # noqa: E402
 
 VERSION = 1  # of the generator: raise it when the same seed no longer gives the same rows
 BLOCK = 1024  # rows made at a time: it bounds the memory, and it is part of what a seed means

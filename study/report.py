@@ -1,7 +1,7 @@
 """An experiment's figures and its report.html, from its rows and from nothing else.
 
 experiment.py writes them at its end; python plot.py results/NAME draws the figures again, and
-python experiment.py CONFIG --run=false all of it, with the tables and verdicts.
+python experiment.py CONFIG --run=false all of it, with the tables and stats.
 """
 
 from configurator import UserError
@@ -14,7 +14,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from drawing import COLOURS, MIXER_COLOURS, dress, interval_lines, mean, write
+from study.drawing import COLOURS, MIXER_COLOURS, dress, interval_lines, mean, write
 
 LINES = ["-", "--", ":"]
 GATES = ("none", "elementwise", "matched", "native", "native+elementwise")

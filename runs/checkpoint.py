@@ -3,45 +3,25 @@
     save("out/ckpt.pt", {"model": model.state_dict(), ...})
     model, checkpoint = load_model("out/ckpt.pt", device="cpu")
 
-    python checkpoint.py --checkpoint=out/best.pt --safetensors=export      model.safetensors and config.json
-
 What train.py puts in one: model, model_args, optimizer, scaler, iter_num, best_val_loss, seconds, rng, run_id, config,
-data (name, path, sha256, tokenizer, vocab_size), dtype, code_sha256, code_files ({file: its own}), versions. An export
-has model, model_args, iter_num and data; what loads a checkpoint loads it, too: `--init_from=export`,
-`sample.py --checkpoint=export`.
+data (name, path, sha256, tokenizer, vocab_size), dtype, code_sha256, code_files ({file: its own}), versions. A folder
+that export.py wrote has model, model_args, iter_num and data, and is loaded in the same way.
 """
 
-import configurator
-from configurator import UserError, key, show
+from configurator import UserError, show
 
 import hashlib
-import json
 import math
 import os
 import pickle
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from files import claim, read_json, write_whole, wrong_field
-from hardware import DTYPES
 from model import GPT, GPTConfig
-
-
-@dataclass
-class ExportConfig:
-    checkpoint: str = key("out/best.pt", "the checkpoint, or the out_dir that holds ckpt.pt")
-    safetensors: str = key("export", "folder for model.safetensors and config.json", is_path=True)
-    overwrite: bool = key(False, "true: the folder may hold something else; files of those names are replaced")
-
-
-def main(argv):
-    config = configurator.load(ExportConfig, argv, positional=None, program="checkpoint.py", description=__doc__)
-    export(config.checkpoint, config.safetensors, config.overwrite)
-    print(f"written to {config.safetensors}/: model.safetensors, config.json")
-
+from runs.files import read_json, write_whole, wrong_field
+from runs.hardware import DTYPES
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Saving
@@ -58,21 +38,6 @@ def save(path, checkpoint):
             f"{path}: cannot write the checkpoint ({reason}); the one before it is untouched: make room, or let the "
             "folder be written to, and go on from it with --init_from=resume"
         ) from None
-
-
-def export(path, folder, overwrite=False):
-    """The weights as `folder`/model.safetensors, and as config.json what it takes to build their model."""
-    to_bytes, folder, checkpoint = import_safetensors().save, Path(folder), load(path)
-    tensors = {name: tensor.contiguous() for name, tensor in checkpoint["model"].items()}
-    about = {name: checkpoint[name] for name in ("model_args", "iter_num", "data") if name in checkpoint}
-    weights = to_bytes(tensors, metadata={"format": "pt"})
-    text = json.dumps(about | {"sha256": hashlib.sha256(weights).hexdigest()}, indent=2)
-    claim(folder, "export", overwrite)
-    try:
-        write_whole(folder / "model.safetensors", lambda file: file.write(weights))
-        write_whole(folder / "config.json", lambda file: file.write(text.encode()))
-    except OSError as error:
-        raise UserError(f"safetensors={str(folder)!r}: cannot be written ({error.strerror})") from None
 
 
 def import_safetensors():
@@ -197,7 +162,3 @@ def build_model(config, weights, path, device="cpu"):
         reason = (str(error).splitlines() or [type(error).__name__])[:2][-1].strip()
         raise UserError(f"{path}: its weights are not those of its config: {reason[:200]}") from None
     return model
-
-
-if __name__ == "__main__":
-    configurator.run(main)

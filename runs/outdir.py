@@ -24,12 +24,20 @@ from pathlib import Path
 import numpy
 import torch
 
-import checkpoint as checkpoints
-import files
+from runs import checkpoint as checkpoints
+from runs import files
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[1]
 # what the numbers of a run depend on: another version of one of them may give other numbers
-RESULT_FILES = ("model.py", "gate.py", "recurrence.py", "layers.py", "loss.py", "train.py", "data/shards.py")
+RESULT_FILES = (
+    "model.py",
+    "gate.py",
+    "ops/recurrence.py",
+    "ops/layers.py",
+    "ops/loss.py",
+    "train.py",
+    "data/shards.py",
+)
 
 
 class OutDir:
@@ -131,7 +139,7 @@ class OutDir:
     def _keep_code(self):
         """The code of the run in code/, as it is now. A copy of other code, from an earlier start, becomes code.N/."""
         code, temporary = self.path / "code", self.path / ".code.tmp"
-        now = {name: (HERE / name).read_bytes() for name in code_of("train.py")}
+        now = {name: (ROOT / name).read_bytes() for name in code_of("train.py")}
         kept = {file.relative_to(code).as_posix(): file.read_bytes() for file in code.rglob("*.py")}
         if kept == now:
             return
@@ -178,19 +186,19 @@ def code_of(script):
     while waiting:
         found.append(waiting.pop())
         modules = []
-        for node in ast.walk(ast.parse((HERE / found[-1]).read_bytes())):
+        for node in ast.walk(ast.parse((ROOT / found[-1]).read_bytes())):
             if isinstance(node, ast.Import):
                 modules += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
                 modules += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         paths = {module.replace(".", "/") + ".py" for module in modules}
-        waiting += [path for path in paths if path not in found + waiting and (HERE / path).is_file()]
+        waiting += [path for path in paths if path not in found + waiting and (ROOT / path).is_file()]
     return sorted(found)
 
 
 def code_sha256():
     """(SHA-256 of RESULT_FILES together, {file: its own})."""
-    own = {name: hashlib.sha256((HERE / name).read_bytes()).hexdigest() for name in RESULT_FILES}
+    own = {name: hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in RESULT_FILES}
     return hashlib.sha256(json.dumps(own).encode()).hexdigest(), own
 
 
@@ -209,7 +217,7 @@ def versions():
 def git(*words):
     """What git says of the repository; nothing where there is none."""
     try:
-        return subprocess.run(["git", "-C", HERE, *words], capture_output=True, text=True).stdout.strip()
+        return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True).stdout.strip()
     except OSError:
         return ""
 

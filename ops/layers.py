@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from recurrence import at_least_float32, first_derivative_only, without_autocast
+from ops.recurrence import at_least_float32, first_derivative_only, without_autocast
 
 
 class RMSNorm(nn.RMSNorm):

@@ -10,7 +10,7 @@ scores are no part of the run: other scores in the config are computed for the s
 import collections
 import json
 
-from files import read_jsonl
+from runs.files import read_jsonl
 
 KEYS = ("config", "data")
 RUN = ("arm", "setting", "seed", "purpose", *KEYS)  # what makes a run: its row has the same

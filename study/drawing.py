@@ -5,7 +5,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from files import check_output, write_output
+from runs.files import check_output, write_output
 
 plt.rcParams["text.parse_math"] = False  # a name may hold a $
 

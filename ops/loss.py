@@ -7,7 +7,7 @@ at hand: plain operations, nothing recomputed. Equal to float32 cross entropy of
 import torch
 
 from data.shards import IGNORE
-from recurrence import at_least_float32, first_derivative_only
+from ops.recurrence import at_least_float32, first_derivative_only
 
 CHUNK_TOKENS = 512
 

@@ -24,10 +24,10 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hardware import DTYPES, memory_available, pick_dtype
-from limits import show_bytes
-from loss import cross_entropy_sum
 from model import GPT, Block, GPTConfig
+from ops.loss import cross_entropy_sum
+from runs.hardware import DTYPES, memory_available, pick_dtype
+from runs.limits import show_bytes
 
 TRAINING_ROWS = 4  # that training_meters looks at
 

@@ -3,15 +3,14 @@
     judged = judge_claims(config, rows)
     print(summary(config, rows, judged))
 
-verdict.py has the statistics, report.py the figures and the page that shows all of it.
+stats.py has the statistics, report.py the figures and the page that shows all of it.
 """
 
 import collections
 import math
 import statistics
 
-import report
-import verdict as verdicts
+from study import report, stats
 
 
 def number(value):
@@ -113,9 +112,9 @@ def gains_table(config, rows):
         if not same or arm == same[0]:
             continue
         setting = rows[0].get("setting")
-        gains = list(verdicts.contrast(rows, {(setting, arm): 1, (setting, same[0]): -1}, [config.metric]).values())
+        gains = list(stats.contrast(rows, {(setting, arm): 1, (setting, same[0]): -1}, [config.metric]).values())
         if len(gains) >= 2:
-            mean, low, high = verdicts.t_interval(gains)
+            mean, low, high = stats.t_interval(gains)
             when = said_of_steps(config, rows, arm, same[0])
             lines.append(f"{arm:<{width}}{mean:>+9.4f}{low:>+9.4f} to{high:>+9.4f}{when}")
     title = "gain over the same without a gate: mean, 95% interval, not corrected for their number"
@@ -173,12 +172,12 @@ def judge_claims(config, rows):
     for name, claim in config.claims.items():
         path = claim.get("of", [config.metric])
         for setting, weights in contrasts_of(config, claim).items():
-            values = verdicts.contrast(rows, weights, path)
+            values = stats.contrast(rows, weights, path)
             judged.append({"claim": name, "setting": setting, "of": path, "by_seed": values})
             family = families.setdefault(tuple(path), [])
             family.append((judged[-1], (list(values.values()), claim["above"])))
     for family in families.values():
-        for claim, result in zip(family, verdicts.judge([asked for _, asked in family]), strict=True):
+        for claim, result in zip(family, stats.judge([asked for _, asked in family]), strict=True):
             claim[0].update(result)
     return judged
 
@@ -190,8 +189,8 @@ def claims_table(judged):
         where = f", {claim['setting']}" if claim["setting"] else ""
         said = f"{claim['claim']}{where}: {claim['verdict']}"
         if "mean" in claim:
-            is_exact = claim["n"] <= verdicts.EXACT_SEEDS
-            method = "exact" if is_exact else f"by {verdicts.RANDOM_PATTERNS:,} random sign patterns"
+            is_exact = claim["n"] <= stats.EXACT_SEEDS
+            method = "exact" if is_exact else f"by {stats.RANDOM_PATTERNS:,} random sign patterns"
             said += (
                 f" ({claim['mean']:+.4f}, 95% interval {claim['low']:+.4f} to {claim['high']:+.4f}, beyond "
                 f"{claim['threshold']:g}; p {claim['p_holm']:.3g} after Holm, {method} {claim['p_exact']:.3g}, "

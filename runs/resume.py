@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-import checkpoint as checkpoints
 from model import GPT, GPTConfig
-from outdir import code_sha256, run_id
+from runs import checkpoint as checkpoints
+from runs.outdir import code_sha256, run_id
 
 STATE = ("optimizer", "scaler", "iter_num", "best_val_loss", "rng", "data", "config", "dtype")  # what resume needs
 OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that no checkpoint has a say in

@@ -14,7 +14,7 @@ import time
 
 import torch
 
-from limits import ram_available
+from runs.limits import ram_available
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -1,0 +1,1 @@
+"""Tensor functions that know nothing of files or runs: the recurrence, the parts of layers, the loss, sampling."""

@@ -1,0 +1,1 @@
+"""What is made of an experiment's rows: statistics, tables, figures, the report."""
