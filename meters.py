@@ -221,7 +221,7 @@ def effective_rank(singular_values):
 
 def readout_rank(readout):
     """(B, T, H, D) -> (H,). Singular values from the D x D Gram matrix, in float64."""
-    tokens = readout.flatten(0, 1).transpose(0, 1).double()  # (H, B T, D)
+    tokens = readout.flatten(0, 1).transpose(0, 1).cpu().double()  # (H, B T, D)
     return effective_rank(torch.linalg.eigvalsh(tokens.mT @ tokens).clamp(min=0).sqrt())
 
 
@@ -244,8 +244,8 @@ def projection_rank(mixer):
     value = value_weight(mixer)
     if value is None:
         return None
-    value = value.repeat_interleave(mixer.n_head // len(value), dim=0).double()  # (H, D, C)
-    output = mixer.out_proj.weight.unflatten(1, (mixer.n_head, -1)).transpose(0, 1).double()  # (H, C, D)
+    value = value.repeat_interleave(mixer.n_head // len(value), dim=0).cpu().double()  # (H, D, C)
+    output = mixer.out_proj.weight.unflatten(1, (mixer.n_head, -1)).transpose(0, 1).cpu().double()  # (H, C, D)
     # W_o W_v has the singular values of R_o R_v^T, which is D x D
     return effective_rank(torch.linalg.svdvals(torch.linalg.qr(output).R @ torch.linalg.qr(value.mT).R.mT))
 

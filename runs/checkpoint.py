@@ -8,6 +8,7 @@ data (name, path, sha256, tokenizer, vocab_size), dtype, code_sha256, code_files
 that export.py wrote has model, model_args, iter_num and data, and is loaded in the same way.
 """
 
+import configurator
 from configurator import UserError, show
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The parts whose backward is written by hand: those of ops/layers.py against their definitions, second derivatives of all.
+"""Parts whose backward is written by hand: those of ops/layers.py by their definitions, second derivatives of all.
 
 python -m pytest tests/test_layers.py
 """

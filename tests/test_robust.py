@@ -21,6 +21,7 @@ import data.shards
 import data.text.prepare as text_prepare
 import evaluate
 import experiment
+import export
 import meters
 import plot
 import sample
@@ -317,13 +318,13 @@ def test_an_out_dir_that_is_no_name_is_refused_by_every_script_and_nothing_is_wr
 
 def test_an_export_gives_the_same_model_and_starts_runs(run, text, tmp_path, helpers, capsys):
     pytest.importorskip("safetensors")
-    out, export = run("out", dataset=text, attention="mamba2", gate="elementwise"), tmp_path / "export"
-    export.main(helpers.words(checkpoint=out, safetensors=export))
-    assert {file.name for file in export.iterdir()} == {".nanogate", "model.safetensors", "config.json"}
-    (a, _), (b, about) = (checkpoints.load_model(path) for path in (out, export))
+    out, exported = run("out", dataset=text, attention="mamba2", gate="elementwise"), tmp_path / "export"
+    export.main(helpers.words(checkpoint=out, safetensors=exported))
+    assert {file.name for file in exported.iterdir()} == {".nanogate", "model.safetensors", "config.json"}
+    (a, _), (b, about) = (checkpoints.load_model(path) for path in (out, exported))
     idx = torch.arange(20)[None]
     assert torch.equal(a(idx), b(idx)) and about["iter_num"] == 8 and about["data"]["tokenizer"] == "byte"
-    for path in (export, export / "model.safetensors"):
+    for path in (exported, exported / "model.safetensors"):
         capsys.readouterr()
         again = run(
             "again", dataset=text, attention="mamba2", gate="elementwise", init_from=path, max_iters=1, overwrite=True
@@ -334,11 +335,11 @@ def test_an_export_gives_the_same_model_and_starts_runs(run, text, tmp_path, hel
     for overwrite in (False, True):
         message = helpers.error_of(export.export, out, out, overwrite)
         assert message == f"{out}: is the folder of another kind of output, 'run'; name another folder"
-    export.export(out, export)  # once more, into its own
-    content = bytearray((export / "model.safetensors").read_bytes())
+    export.export(out, exported)  # once more, into its own
+    content = bytearray((exported / "model.safetensors").read_bytes())
     content[-1] ^= 1
-    (export / "model.safetensors").write_bytes(content)
-    assert "model.safetensors: damaged, or not the file that" in helpers.error_of(checkpoints.load_model, export)
+    (exported / "model.safetensors").write_bytes(content)
+    assert "model.safetensors: damaged, or not the file that" in helpers.error_of(checkpoints.load_model, exported)
 
 
 def test_without_safetensors_one_line_says_how_to_get_it(run, tmp_path, helpers, monkeypatch):

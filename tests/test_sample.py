@@ -334,7 +334,7 @@ def test_an_mqar_checkpoint_does_not_answer_other_data(mqar_run, mqar, text, hel
 # ----------------------------------------------------------------------------------------------------------------------
 # --help of every script
 
-PREPARE = sorted(path.parent.name for path in (outdir.HERE / "data").glob("*/prepare.py"))
+PREPARE = sorted(path.parent.name for path in (outdir.ROOT / "data").glob("*/prepare.py"))
 SCRIPTS = {
     "train.py": (train.main, train.TrainConfig),
     "sample.py": (sample.main, sample.SampleConfig),
