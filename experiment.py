@@ -80,8 +80,8 @@ class ExperimentConfig:
     solved_above: float | None = key(None, "a run with a higher accuracy has solved the task; how many did is said")
     claims: dict = key(
         {},
-        '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged as study/stats.py '
-        'says; there may be a "setting", and "of": the keys that lead to another number of the rows than the metric',
+        '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged by study/stats; '
+        'there may be a "setting", and "of": the keys that lead to another number of the rows than the metric',
     )
     scenarios: dict = key({}, "{scenario: {claim: the verdict it needs}}, looked for in each setting")
     run: bool = key(True, "false: no run is started, the rows that are there are shown")

@@ -842,7 +842,10 @@ class GPT(nn.Module):
         return 2 * (self.n_params() - looked_up) + mixing
 
     def parameter_groups(self, weight_decay):
-        """Matrices decay; vectors (norms, biases, convolution biases, decay parameters, static gates) do not."""
-        matrices = [p for p in self.parameters() if p.dim() >= 2]
-        vectors = [p for p in self.parameters() if p.dim() < 2]
-        return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        """Two groups for an optimizer, with names: matrices, and vectors (norms, biases, A_log), which do not decay."""
+        matrices = [(name, p) for name, p in self.named_parameters() if p.dim() >= 2]
+        vectors = [(name, p) for name, p in self.named_parameters() if p.dim() < 2]
+        return [
+            {"params": matrices, "weight_decay": weight_decay, "lr_scale": 1.0},
+            {"params": vectors, "weight_decay": 0.0, "lr_scale": 1.0},
+        ]

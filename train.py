@@ -44,7 +44,7 @@ from runs import memory
 from runs.finite import bad_weight, first_bad_tensor
 from runs.hardware import DTYPES, Processes, peak_flops, pick_dtype
 from runs.outdir import OutDir, code_sha256, versions
-from runs.resume import check_data, fit_optimizer, make_model, where_to_start
+from runs.resume import check_data, load_optimizers, make_model, optimizer_state, where_to_start
 
 
 @dataclass
@@ -121,6 +121,16 @@ def notes_on_keys(config):
         unused |= dict.fromkeys(("min_lr", "lr_decay_iters"), "decay_lr is false")
     given = [name for name in unused if name in getattr(config, "given", ())]
     return [f"note: {name}={getattr(config, name)} changes nothing: {unused[name]}" for name in given]
+
+
+def make_optimizers(model, config, device_type):
+    """The optimizers of a run, each with parameter groups of its own: edit this function to take another one.
+
+    The learning rate of a step is the schedule's times the group's lr_scale.
+    """
+    groups = model.parameter_groups(config.weight_decay)
+    betas, is_fused = (config.beta1, config.beta2), device_type != "mps"
+    return [torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=is_fused)]
 
 
 def main(argv):
@@ -219,14 +229,7 @@ class Run:
         )
         self.model, notes_of_model = make_model(config, resumed, weights)
         self.model.to(processes.device)
-        names = {p: name for name, p in self.model.named_parameters()}  # by which a checkpoint's moments are found
-        groups = self.model.parameter_groups(config.weight_decay)
-        self.optimizer = torch.optim.AdamW(
-            [group | {"params": [(names[p], p) for p in group["params"]]} for group in groups],
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            fused=processes.device_type != "mps",
-        )
+        self.optimizers = make_optimizers(self.model, config, processes.device_type)
         self.scaler = torch.amp.GradScaler(processes.device_type, enabled=self.dtype == "float16")
         self.first_step, self.best, self.seconds_before, self.saved_step = 0, math.inf, 0.0, None
         self.run_id = processes.from_main(uuid.uuid4().hex)
@@ -261,7 +264,7 @@ class Run:
     def resume(self, resumed):
         try:
             # with the betas and the weight decay of the config, which may have been given anew
-            self.optimizer.load_state_dict(fit_optimizer(resumed["optimizer"], self.optimizer.state_dict(), self.model))
+            load_optimizers(self.optimizers, resumed["optimizer"], self.model)
             self.scaler.load_state_dict(resumed["scaler"])
             torch.set_rng_state(resumed["rng"].cpu())
             self.first_step = self.saved_step = resumed["iter_num"]
@@ -293,18 +296,30 @@ class Run:
             self.scaler.scale(loss * processes.world_size).backward()
             total += loss.detach()
         total = processes.total(total)
-        self.scaler.unscale_(self.optimizer)
+        if step == self.first_step:
+            self.check_that_all_is_used()
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip or math.inf)
         self.update(step, total, grad_norm)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         self.loaded = self.load(step + 1)  # while a GPU is still at work on this one
         return lr, total, grad_norm
 
     def set_learning_rate(self, step):
         lr = learning_rate(self.config, step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
+            group["lr"] = lr * group["lr_scale"]
         return lr
+
+    def check_that_all_is_used(self):
+        """UserError for a parameter, such as that of a gate, which is built and which the loss does not depend on."""
+        unused = [name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None]
+        if unused:
+            raise UserError(
+                f"model.py: {len(unused)} parameters are built and never used, first {unused[0]}: the loss does not "
+                "depend on them; apply what they belong to, or do not build it"
+            )
 
     @contextlib.contextmanager
     def compile_time_said(self, step):
@@ -359,11 +374,12 @@ class Run:
         # not torch.where(..., step, ...), which copies the number to the GPU and waits for it
         self.bad_step = self.bad_step.masked_fill((self.bad_step < 0) & is_the_end, step)
         skip = bad | (self.bad_step >= 0)
-        if self.optimizer.defaults["fused"]:
-            self.optimizer.found_inf = skip.float()  # the kernel looks at it, as for a GradScaler
-            self.optimizer.step()
-        elif not skip:
-            self.optimizer.step()
+        for optimizer in self.optimizers:
+            if optimizer.defaults.get("fused"):
+                optimizer.found_inf = skip.float()  # the kernel looks at it, as for a GradScaler
+                optimizer.step()
+            elif not skip:
+                optimizer.step()
         self.scaler.update()
 
     # -- evaluation, checkpoints ---------------------------------------------------------------------------------------
@@ -410,7 +426,7 @@ class Run:
         return {
             "model": self.model.state_dict(),
             "model_args": {f.name: getattr(self.config, f.name) for f in dataclasses.fields(GPTConfig)},
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer_state(self.optimizers),
             "scaler": self.scaler.state_dict(),
             "iter_num": step,
             "best_val_loss": self.best,

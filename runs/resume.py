@@ -84,31 +84,47 @@ def what_changed(before):
     return [f"  the code has changed since this checkpoint: {', '.join(changed)}"] * bool(changed)
 
 
-def fit_optimizer(saved, own, model):
-    """The saved state of AdamW in the order of `own`, the state_dict of the new optimizer: each moment by its name.
+ADAMW_STATE = {"exp_avg", "exp_avg_sq", "step"}
 
-    What an older version saved has no names, and must have the order of today's. ValueError where it can't be of this
-    model: the fused kernel would write past the end of a tensor of another shape.
+
+def optimizer_state(optimizers):
+    """The state_dict of one optimizer, or those of several as one: groups in a row, parameters numbered through."""
+    groups, state, first = [], {}, 0
+    for optimizer in optimizers:
+        own = optimizer.state_dict()
+        groups += [group | {"params": [first + i for i in group["params"]]} for group in own["param_groups"]]
+        state |= {first + i: parts for i, parts in own["state"].items()}
+        first += sum(len(group["params"]) for group in own["param_groups"])
+    return {"state": state, "param_groups": groups}
+
+
+def load_optimizers(optimizers, saved, model):
+    """Puts a saved optimizer_state into the optimizers: each moment to the parameter of its name.
+
+    What an older version saved has no names, and must have the order of today's. ValueError for what cannot be of this
+    model: AdamW's fused kernel would write past the end of a tensor of another shape.
     """
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    names = [name for group in own["param_groups"] for name in group["param_names"]]
+    names = [name for optimizer in optimizers for group in optimizer.param_groups for name in group["param_names"]]
     saved_names = [name for group in saved["param_groups"] for name in group.get("param_names", ())] or names
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     if sorted(saved_names) != sorted(names) or len(numbers) != len(names):
         raise ValueError(f"its optimizer has {len(numbers)} parameters of other names than the model's {len(names)}")
     state_of = {name: saved["state"].get(number) for name, number in zip(saved_names, numbers, strict=True)}
     for name, state in state_of.items():
-        for part, shape in dict(exp_avg=shapes[name], exp_avg_sq=shapes[name], step=()).items() if state else ():
-            tensor = state[part]
+        for part, tensor in (state or {}).items():
             if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or not tensor.is_floating_point():
                 raise ValueError(f"its optimizer's {part} of {name} is no tensor of numbers")
+            shape = () if part == "step" else shapes[name]
             if tuple(tensor.shape) != shape:
                 raise ValueError(f"its optimizer's {part} of {name} is {tuple(tensor.shape)}, not {shape}")
-    parts = "exp_avg", "exp_avg_sq", "step"
-    kept = {
-        i: {part: state_of[name][part].contiguous() for part in parts} for i, name in enumerate(names) if state_of[name]
-    }
-    return own | {"state": kept}
+    for optimizer in optimizers:
+        own = [name for group in optimizer.param_groups for name in group["param_names"]]
+        state = {i: state_of[name] for i, name in enumerate(own) if state_of[name]}
+        if isinstance(optimizer, torch.optim.AdamW) and any(set(parts) != ADAMW_STATE for parts in state.values()):
+            raise ValueError("its optimizer's state is not AdamW's")
+        state = {i: {part: tensor.contiguous() for part, tensor in parts.items()} for i, parts in state.items()}
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
 def make_model(config, resumed, weights):

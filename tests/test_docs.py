@@ -281,9 +281,10 @@ def test_the_edits_of_the_readme_train(tmp_path, helpers):
             file.write("\n\n" + code)
     (folder / "data" / "mine").mkdir()
     (folder / "data" / "mine" / "prepare.py").write_text(data)
-    indented = "".join(" " * 8 + line for line in optimizer.splitlines(keepends=True))
-    statement = r"^        self\.optimizer = torch\.optim\.AdamW\(.*?^        \)\n"
-    source, count = re.subn(statement, lambda _: indented, (folder / "train.py").read_text(), flags=re.M | re.S)
+    function = r"^def make_optimizers\(.*?(?=^\S)"
+    source, count = re.subn(
+        function, lambda _: optimizer + "\n\n", (folder / "train.py").read_text(), flags=re.M | re.S
+    )
     assert count == 1
     (folder / "train.py").write_text(source)
     assert all(len(code.splitlines()) < 25 for code in (activation, mixer, data, optimizer))
@@ -292,9 +293,10 @@ def test_the_edits_of_the_readme_train(tmp_path, helpers):
     words = helpers.words(**helpers.tiny | {"max_iters": 2, "dataset": "data/mine", "attention": "lightning"})
     words += ["--gate=elementwise", "--gate_activation=relu", "--out_dir=out/mine"]
     environment = os.environ | {"PYTHONPATH": str(folder)}
-    for command in (["data/mine/prepare.py", "book.txt"], ["train.py", *words]):
+    goes_on = ["train.py", "--out_dir=out/mine", "--init_from=resume", "--max_iters=4"]
+    for command in (["data/mine/prepare.py", "book.txt"], ["train.py", *words], goes_on):
         ended = subprocess.run(
             [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
         )
         assert ended.returncode == 0, ended.stderr
-    assert len(helpers.losses(folder / "out" / "mine")) == 2
+    assert len(helpers.losses(folder / "out" / "mine")) == 4

@@ -375,7 +375,7 @@ def test_decay_parameters_biases_and_norms_get_no_weight_decay():
             attention="mamba2,gla,gated_deltanet,softmax", n_layer=4, gate="elementwise", gate_bias=0.0, qk_norm=True
         )
     )
-    decayed, free = (group["params"] for group in model.parameter_groups(0.1))
+    decayed, free = ([p for _, p in group["params"]] for group in model.parameter_groups(0.1))
     names = {id(p): name.rpartition(".")[2] for name, p in model.named_parameters()}
     assert {names[id(p)] for p in decayed} == {"weight"}
     assert {names[id(p)] for p in free} == {"weight", "bias", "dt_bias", "A_log", "D"}

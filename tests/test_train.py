@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import torch
 
+import model
 import sample
 import train
 from data.mqar import prepare as mqar_prepare
@@ -747,3 +748,17 @@ def test_a_mistake_on_the_command_line_is_one_line_and_status_2(mqar, tmp_path, 
         assert ended.returncode == 2 and ended.stdout == b""
         (line,) = ended.stderr.decode().splitlines()
         assert line.startswith("error: ") and expected in line
+
+
+class UnusedBlock(model.Block):
+    """A block whose edit forgot to apply what it builds."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.forgotten = torch.nn.Linear(2, 2)
+
+
+def test_what_is_built_and_never_applied_is_an_error(run, helpers, monkeypatch):
+    monkeypatch.setattr(model, "Block", UnusedBlock)
+    message = helpers.error_of(run, "out", max_iters=2)
+    assert "4 parameters are built and never used, first blocks.0.forgotten.weight" in message
