@@ -3,7 +3,8 @@
     gate = "none" | "native" | GRANULARITY[@POSITION][+ ...][, next layer's ...]
 
 `parse_gate` reads one layer's entry of that string, `check_gate` refuses what makes no sense for a mixer, and `Gate`
-computes one term. A new activation is one line in GATE_ACTIVATIONS.
+computes one term. A new activation is one line in GATE_ACTIVATIONS; a new position is one in POSITIONS, and the call
+`self.gated(position, y, x)` where model.py computes the y that it gates.
 """
 
 from configurator import UserError, check_choice
@@ -16,7 +17,14 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 GRANULARITIES = ("elementwise", "headwise", "shared", "scalar")
-POSITIONS = ("readout", "value", "key", "query", "output", "denominator")  # readout to output: G1 to G5 of Qiu et al.
+POSITIONS = {  # {position: the (heads, width) of what it gates in a mixer}; readout to output: G1 to G5 of Qiu et al.
+    "readout": lambda mixer: (mixer.n_head, mixer.value_width),
+    "value": lambda mixer: mixer.shapes["value"],
+    "key": lambda mixer: mixer.shapes["key"],
+    "query": lambda mixer: mixer.shapes["query"],
+    "output": lambda mixer: (1, mixer.config.n_embd),
+    "denominator": lambda mixer: (mixer.n_head, 1),
+}
 READOUT_ACTIVATIONS = {"none": None, "silu": F.silu, "square": torch.square}
 
 GATE_ACTIVATIONS = {  # (y, g, slope) -> y'
@@ -103,7 +111,7 @@ def has_no_effect(granularity, position, mixer, config):
     if granularity != "scalar" and not (granularity == "headwise" and is_one_head):
         return False
     if position == "readout":
-        return norm == "rms" and not config.norm_first
+        return norm != "denominator" and not config.norm_first
     if position == "value" and norm == "denominator":  # only the numerator has v
         return False
     return position in mixer.linear_in and (position == "query" or config.gate_input == "static")

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 
 from gate import (
     GATE_ACTIVATIONS,
+    POSITIONS,
     READOUT_ACTIVATIONS,
     Gate,
     check_gate,
@@ -47,6 +48,7 @@ from ops.sampling import check_request, draw
 
 NORM_EPS = 1e-5
 DENOMINATOR_MIN = 1e-6
+READOUT_NORMS = {"rms": RMSNorm}  # modules made as norm(width, eps=...); one that cancels a factor of its inputs
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The keys
@@ -97,7 +99,7 @@ class GPTConfig:
     gate_input: str = key("token", "token: g = W_g x; static: a learned constant", choices=("token", "static"))
     gate_bias: float | None = key(None, "start of a trained bias of the gate (None: no bias)")
     readout_norm: str = key(
-        "published", "of every mixer's readout", choices=("published", "none", "rms", "denominator")
+        "published", "of every mixer's readout", choices=("published", "none", "denominator", *READOUT_NORMS)
     )
     norm_first: bool = key(True, "true: act(norm(readout)); false: norm(act(readout))")
     readout_activation: str = key("none", "on the normed readout, before the gate", choices=READOUT_ACTIVATIONS)
@@ -128,7 +130,7 @@ class GPTConfig:
             MIXERS[name].check(self)
             check_gate(name, MIXERS[name], self, gate)
             classes.add(MIXERS[name])
-        if not self.norm_first and not any(mixer.norm_of(self) == "rms" for mixer in classes):
+        if not self.norm_first and not any(mixer.norm_of(self) in READOUT_NORMS for mixer in classes):
             raise UserError(
                 "norm_first=False: no layer has a norm for the gate to come before (readout_norm='rms' adds one)"
             )
@@ -235,20 +237,20 @@ class Mixer(nn.Module):
         self.config, self.norm_kind = config, self.norm_of(config)
         self.has_fla = config.kernels != "torch" and recurrence.has_fla()  # asked here: read gets compiled
         self.n_head, self.key_width, self.value_width = n_head or query[0], query[1], value[1]
-        readout = (self.n_head, self.value_width)
-        shapes = dict(query=query, key=key, value=value, readout=readout, output=(1, config.n_embd))
-        shapes["denominator"] = (self.n_head, 1)
+        self.shapes = dict(query=query, key=key, value=value)
         self.gates = nn.ModuleDict()
         if gate.native and self.native_gate:
             self.gates["native"] = Gate(
-                config.n_embd, "elementwise", *readout, self.native_gate[0], rank=native_rank, is_native=True
-            )
+                config.n_embd, "elementwise", self.n_head, self.value_width, self.native_gate[0],
+                rank=native_rank, is_native=True,
+            )  # fmt: skip
         options = dict(rank=config.gate_rank, bias=config.gate_bias, is_static=config.gate_input == "static")
         for position, granularity in gate.positions.items():
-            shape = shapes[position]
+            shape = POSITIONS[position](self)
             self.gates[position] = Gate(config.n_embd, granularity, *shape, config.gate_activation, **options)
         norm_width = self.value_width * (1 if self.norm_over == "head" else self.n_head)
-        self.norm = RMSNorm(norm_width, eps=NORM_EPS) if self.norm_kind == "rms" else None
+        norm_class = READOUT_NORMS.get(self.norm_kind)
+        self.norm = None if norm_class is None else norm_class(norm_width, eps=NORM_EPS)
         native_comes_first = self.native_gate is not None and self.native_gate[1] == "before norm"
         before = ["native"] * native_comes_first + ["readout"] * (not config.norm_first)
         after = ["native"] * (not native_comes_first) + ["readout"] * config.norm_first
@@ -514,6 +516,8 @@ class Mamba2(Mixer):
     @classmethod
     def check(cls, config):
         super().check(config)
+        if config.n_groups > 1 and cls.norm_of(config) not in ("rms", "none"):
+            raise UserError(f"n_groups={config.n_groups}: mamba2's readout then has an RMSNorm a group, or none")
         if config.expand * config.n_head % config.n_groups:
             raise UserError(f"n_groups={config.n_groups}: must divide mamba2's {config.expand * config.n_head} heads")
 
