@@ -221,7 +221,7 @@ def test_mqar_that_the_disk_has_no_room_for_is_refused(helpers, tmp_path, monkey
     ("line", "files", "left"),
     [
         ("0::/job", {"job/memory.max": "5000", "job/memory.current": "4000"}, 1000),
-        ("0::/job", {"job/memory.max": "5000", "job/memory.current": "4000", "job/memory.stat": "inactive_file 500"}, 1500),
+        ("0::/a", {"a/memory.max": "5000", "a/memory.current": "4000", "a/memory.stat": "inactive_file 500"}, 1500),
         ("0::/a/b", {"a/memory.max": "7000", "a/memory.current": "4000", "a/b/memory.max": "max"}, 3000),
         ("0::/not/mounted", {"memory.max": "900", "memory.current": "1000"}, 0),
         (
