@@ -39,7 +39,7 @@ from configurator import UserError, check_choice, key
 from data.mqar import prepare as mqar
 from data.shards import IGNORE, open_dataset
 from data.tokenizer import get_tokenizer
-from hardware import DTYPES, gemm_rate, keep_freed_memory, pick_device, pick_dtype, seconds_of, usable_cores
+from hardware import DTYPES, check_threads, gemm_rate, keep_freed_memory, pick_device, pick_dtype, seconds_of, usable_cores
 from meters import decoding_speed
 from model import GPT, MIXERS, GPTConfig
 from recurrence import chunked, has_fla, recurrent
@@ -66,6 +66,7 @@ def main(argv):
     config = configurator.load(BenchConfig, argv, positional="what", program="bench.py", description=__doc__)
     for name in config.what:
         check_choice("what", name, (*PARTS, "all"))
+    check_threads(config.threads)
     config.threads = config.threads or usable_cores()
     torch.set_num_threads(config.threads)
     keep_freed_memory()  # all sides have it

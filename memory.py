@@ -28,7 +28,6 @@ from limits import show_bytes
 from loss import cross_entropy_sum
 from model import GPT, Block, GPTConfig
 
-
 # what is larger is extrapolated from these: the loops over chunks take their time here, too
 MOST_TOKENS, LONGEST = 8192, 2048
 # a CPU's heap has holes between what is kept: resident memory over what is alive, measured: 1.1 to 1.5 (test_memory.py)
