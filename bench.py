@@ -39,7 +39,16 @@ from configurator import UserError, check_choice, key
 from data.mqar import prepare as mqar
 from data.shards import IGNORE, open_dataset
 from data.tokenizer import get_tokenizer
-from hardware import DTYPES, check_threads, gemm_rate, keep_freed_memory, pick_device, pick_dtype, seconds_of, usable_cores
+from hardware import (
+    DTYPES,
+    check_threads,
+    gemm_rate,
+    keep_freed_memory,
+    pick_device,
+    pick_dtype,
+    seconds_of,
+    usable_cores,
+)
 from meters import decoding_speed
 from model import GPT, MIXERS, GPTConfig
 from recurrence import chunked, has_fla, recurrent

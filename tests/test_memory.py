@@ -89,7 +89,7 @@ def test_estimate_is_within_30_percent_for_other_runs(helpers, text, tmp_path, a
     [
         dict(attention_softcap=30.0, block_size=256),
         dict(attention="softmax,gla", gate="none,elementwise"),
-        dict(eval_batch_size=300, batch_size=1, block_size=1024, meters=True, n_layer=2),
+        dict(batch_size=2, block_size=1024, meters=True),
     ],
 )
 def test_estimate_is_within_30_percent_for_softcaps_patterns_and_meters(helpers, text, tmp_path, keys):
