@@ -43,7 +43,16 @@ from data.tokenizer import get_tokenizer
 from meters import decoding_speed
 from model import GPT, MIXERS, GPTConfig
 from ops.recurrence import chunked, has_fla, recurrent
-from runs.hardware import DTYPES, gemm_rate, keep_freed_memory, pick_device, pick_dtype, seconds_of, usable_cores
+from runs.hardware import (
+    DTYPES,
+    check_threads,
+    gemm_rate,
+    keep_freed_memory,
+    pick_device,
+    pick_dtype,
+    seconds_of,
+    usable_cores,
+)
 
 HERE = Path(__file__).resolve().parent
 
@@ -67,6 +76,7 @@ def main(argv):
     config = configurator.load(BenchConfig, argv, positional="what", program="bench.py", description=__doc__)
     for name in config.what:
         check_choice("what", name, (*PARTS, "all"))
+    check_threads(config.threads)
     config.threads = config.threads or usable_cores()
     torch.set_num_threads(config.threads)
     keep_freed_memory()  # all sides have it

@@ -155,9 +155,10 @@ def train(config, processes, resumed=None, weights=None, notes=()):
     config.vocab_size = config.vocab_size or dataset.vocab_size
     if config.vocab_size < dataset.vocab_size:
         raise UserError(f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
-    processes.on_main(lambda: notes.append(memory.check_training(config, resumed, dataset, processes)))
-    with OutDir(config, processes, resumed) as out, processes.signals_held():
-        run_steps(Run(config, processes, dataset, out, resumed, weights, notes))
+    with processes.signals_held():  # the memory check takes a second, in which a signal would end the process unheard
+        processes.on_main(lambda: notes.append(memory.check_training(config, resumed, dataset, processes)))
+        with OutDir(config, processes, resumed) as out:
+            run_steps(Run(config, processes, dataset, out, resumed, weights, notes))
 
 
 def run_steps(run):

@@ -29,11 +29,8 @@ from ops.loss import cross_entropy_sum
 from runs.hardware import DTYPES, memory_available, pick_dtype
 from runs.limits import show_bytes
 
-TRAINING_ROWS = 4  # that training_meters looks at
-
 # what is larger is extrapolated from these: the loops over chunks take their time here, too
 MOST_TOKENS, LONGEST = 8192, 2048
-SCORED_TOKENS = 1024  # of which evaluate.py holds the logits at once
 # a CPU's heap has holes between what is kept: resident memory over what is alive, measured: 1.1 to 1.5 (test_memory.py)
 HOLES = 1.35
 SIZES = (
@@ -121,8 +118,10 @@ def train_step(model, tally, idx, autocast):
 @torch.no_grad()
 def scoring(model, tally, idx, autocast):
     """A batch of evaluate.score, which knows no autocast."""
-    logits = model.logits(_Mark.apply(model.features(idx)[0], tally).flatten(0, 1)[:SCORED_TOKENS])
-    F.cross_entropy(logits, idx.flatten()[:SCORED_TOKENS], reduction="none")
+    from evaluate import CHUNK_TOKENS  # here, since evaluate.py imports this file
+
+    logits = model.logits(_Mark.apply(model.features(idx)[0], tally).flatten(0, 1)[:CHUNK_TOKENS])
+    F.cross_entropy(logits, idx.flatten()[:CHUNK_TOKENS], reduction="none")
 
 
 @torch.no_grad()
@@ -257,6 +256,8 @@ def weight_bytes(config):
 
 def training(config, dtype, dataset, processes):
     """Of one process of train.py."""
+    from meters import TRAINING_ROWS  # here, since meters.py imports this file
+
     device, micro_steps = processes.device_type, config.gradient_accumulation_steps // processes.world_size
     weights = weight_bytes(config)
     copies = (config.init_from != "scratch") + (processes.world_size > 1)  # of the checkpoint; DDP's of the gradients

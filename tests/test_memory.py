@@ -87,7 +87,7 @@ def test_estimate_is_within_30_percent_for_other_runs(helpers, text, tmp_path, a
     [
         dict(attention_softcap=30.0, block_size=256),
         dict(attention="softmax,gla", gate="none,elementwise"),
-        dict(eval_batch_size=300, batch_size=1, block_size=1024, meters=True, n_layer=2),
+        dict(batch_size=2, block_size=1024, meters=True),
     ],
 )
 def test_estimate_is_within_30_percent_for_softcaps_patterns_and_meters(helpers, text, tmp_path, keys):
@@ -219,11 +219,7 @@ def test_mqar_that_the_disk_has_no_room_for_is_refused(helpers, tmp_path, monkey
     ("line", "files", "left"),
     [
         ("0::/job", {"job/memory.max": "5000", "job/memory.current": "4000"}, 1000),
-        (
-            "0::/job",
-            {"job/memory.max": "5000", "job/memory.current": "4000", "job/memory.stat": "inactive_file 500"},
-            1500,
-        ),
+        ("0::/a", {"a/memory.max": "5000", "a/memory.current": "4000", "a/memory.stat": "inactive_file 500"}, 1500),
         ("0::/a/b", {"a/memory.max": "7000", "a/memory.current": "4000", "a/b/memory.max": "max"}, 3000),
         ("0::/not/mounted", {"memory.max": "900", "memory.current": "1000"}, 0),
         (

@@ -108,7 +108,7 @@ def parse_slices(config):
 
 
 def check_sizes(config, slices, out_dir):
-    """Raises UserError where the rows, held at once and then written, or the making of a block of them, don't fit."""
+    """Raise UserError where the rows, which are all held at once and then written, have no room in RAM or on disk."""
     rows = config.train_size + config.val_size
     sizes = {slice_: 4 * slice_[0] * rows for slice_ in slices}
     largest = max(sizes, key=sizes.get)
