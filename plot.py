@@ -105,7 +105,7 @@ def draw_experiment(folder):
         check_drawable(folder / "rows.jsonl", row, ROW)
     try:
         return report.figures(rows, folder)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, StopIteration) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, StopIteration) as error:
         if isinstance(error, UserError):
             raise
         # each row is right by itself: they are of experiments that do not go together

@@ -146,7 +146,9 @@ def wrong_field(value, rule, name=""):
             rules = dict.fromkeys(value, rule[str])
         else:
             rules = {key.rstrip("?"): inner for key, inner in rule.items() if key[-1] != "?" or key[:-1] in value}
-        parts = [(f"{name}.{key}" if name else key, value.get(key), inner) for key, inner in rules.items()]
+        if missing := next((key for key in rules if key not in value), None):
+            return f"{name or 'it'} has no {missing}"
+        parts = [(f"{name}.{key}" if name else key, value[key], inner) for key, inner in rules.items()]
     return next((words for where, part, inner in parts if (words := wrong_field(part, inner, where))), None)
 
 
