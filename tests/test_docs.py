@@ -270,15 +270,25 @@ def test_the_readme_is_a_front_page():
 # The edits that the README shows
 
 
+def edit(file, before, new):
+    """Puts text behind the only place of a file that has the words before it."""
+    head, found, tail = file.read_text().partition(before)
+    assert found and before not in tail
+    file.write_text(head + found + new + tail)
+
+
 def test_the_edits_of_the_readme_train(tmp_path, helpers):
-    """A gate activation, a mixer, a data set and an optimizer, each put where the README says."""
+    """A gate activation, a mixer, a data set and an optimizer, put where the README says; a gate position, a norm."""
     activation, mixer, data, optimizer = re.findall(r"^```python\n(.*?)^```$", TEXT["README.md"], re.M | re.S)
     folder = tmp_path / "copy"
-    left_out = shutil.ignore_patterns(".*", "out", "results", "docs", "tests", "*.npy", "__pycache__")
+    left_out = shutil.ignore_patterns(".*", "out", "results", "docs", "*.npy", "__pycache__")
     shutil.copytree(ROOT, folder, ignore=left_out)
     for name, code in (("gate.py", activation), ("model.py", mixer)):
         with open(folder / name, "a") as file:
             file.write("\n\n" + code)
+    edit(folder / "gate.py", "POSITIONS = {", '\n    "input": lambda mixer: (1, mixer.config.n_embd),')
+    edit(folder / "model.py", "dict(state)\n", '        x = self.gated("input", x[:, :, None], x).squeeze(2)\n')
+    edit(folder / "model.py", 'READOUT_NORMS = {"rms": RMSNorm', ', "layer": nn.LayerNorm')
     (folder / "data" / "mine").mkdir()
     (folder / "data" / "mine" / "prepare.py").write_text(data)
     function = r"^def make_optimizers\(.*?(?=^\S)"
@@ -291,10 +301,11 @@ def test_the_edits_of_the_readme_train(tmp_path, helpers):
 
     (folder / "book.txt").write_text("".join(LINES * 30))
     words = helpers.words(**helpers.tiny | {"max_iters": 2, "dataset": "data/mine", "attention": "lightning"})
-    words += ["--gate=elementwise", "--gate_activation=relu", "--out_dir=out/mine"]
-    environment = os.environ | {"PYTHONPATH": str(folder)}
+    words += ["--gate=elementwise@input", "--gate_activation=relu", "--readout_norm=layer", "--out_dir=out/mine"]
+    environment = os.environ | {"PYTHONPATH": str(folder), "MIXER": "lightning"}
     goes_on = ["train.py", "--out_dir=out/mine", "--init_from=resume", "--max_iters=4"]
-    for command in (["data/mine/prepare.py", "book.txt"], ["train.py", *words], goes_on):
+    check = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_contract.py"]  # make check
+    for command in (["data/mine/prepare.py", "book.txt"], ["train.py", *words], goes_on, check):
         ended = subprocess.run(
             [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
         )
