@@ -206,6 +206,8 @@ class Mixer(nn.Module):
     linear_in = ("query", "key", "value")  # a factor on one of these is a factor on the readout, before its norm
     has_delta_rule = False  # whether project gives a beta
     norm_over = "head"  # the RMSNorm of the readout: over each "head", or over the whole "width"
+    value_rows = ("qkv", -1)  # (layer, i): part i of the layer's rows makes v, a part as long as v; for meters.py
+    colour = None  # of its lines in figures, not inherited; None takes one that no other mixer has
 
     @classmethod
     def norm_of(cls, config):
@@ -235,6 +237,7 @@ class Mixer(nn.Module):
         self.config, self.norm_kind = config, self.norm_of(config)
         self.has_fla = config.kernels != "torch" and recurrence.has_fla()  # asked here: read gets compiled
         self.n_head, self.key_width, self.value_width = n_head or query[0], query[1], value[1]
+        self.value_heads = value[0]
         readout = (self.n_head, self.value_width)
         shapes = dict(query=query, key=key, value=value, readout=readout, output=(1, config.n_embd))
         shapes["denominator"] = (self.n_head, 1)
@@ -359,6 +362,7 @@ class Softmax(Mixer):
     past_block_size = "rolls"
     why_no_denominator = "its weights sum to one"
     linear_in = ("value",)  # a gate on q or k is a temperature
+    colour = "#0072B2"
 
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
@@ -444,6 +448,7 @@ class CosFormer(Mixer):
     past_block_size = "ends"
     published_norm = "denominator"
     has_nonnegative_weights = True
+    colour = "#D55E00"
 
     def __init__(self, config, gate):
         H, D = config.n_head, config.head_dim
@@ -480,6 +485,7 @@ class GLA(Mixer):
 
     published_norm = "rms"
     native_gate = ("silu", "after norm")
+    colour = "#009E73"
 
     def __init__(self, config, gate):
         C, H, D = config.n_embd, config.n_head, config.head_dim
@@ -506,6 +512,8 @@ class Mamba2(Mixer):
     native_gate = ("silu", "before norm")
     linear_in = ("value",)  # D x, which is added, has neither q nor k
     norm_over = "width"
+    value_rows = ("in_proj", 0)
+    colour = "#CC79A7"
 
     @classmethod
     def heads_per_norm(cls, config):
@@ -559,6 +567,8 @@ class GatedDeltaNet(Mixer):
     native_gate = ("silu", "after norm")
     has_delta_rule = True
     linear_in = ("query", "value")  # the delta rule is not linear in k
+    value_rows = ("in_proj", 2)
+    colour = "#E69F00"
 
     def __init__(self, config, gate):
         H, D = config.n_head, config.head_dim
@@ -591,6 +601,8 @@ class DeltaNet(Mixer):
     published_norm = "rms"
     has_delta_rule = True
     linear_in = ("query", "value")  # the delta rule is not linear in k
+    value_rows = ("in_proj", 2)
+    colour = "#56B4E9"
 
     def __init__(self, config, gate, native_rank=0):
         H, D = config.n_head, config.head_dim
@@ -616,6 +628,7 @@ class KDA(DeltaNet):
     """Kimi Delta Attention (Kimi Linear, 2025): the delta rule and, per key channel, a decay exp(-A softplus(dt))."""
 
     native_gate = ("sigmoid", "after norm")
+    colour = "#882255"
 
     def __init__(self, config, gate):
         super().__init__(config, gate, native_rank=config.head_dim)
