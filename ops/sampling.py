@@ -11,9 +11,8 @@ import torch
 def most_new_tokens(model, length):
     """How many tokens the model can add to a prompt of `length` tokens; infinity if it can go on for ever."""
     ends = model.wpe is not None or any(block.mixer.past_block_size == "ends" for block in model.blocks)
-    return (
-        max(0, model.config.block_size + 1 - length) if ends else math.inf
-    )  # the model never reads the last token it draws
+    # one more than the positions that are left: the model never reads the last token it draws
+    return max(0, model.config.block_size + 1 - length) if ends else math.inf
 
 
 def check_request(model, idx, max_new_tokens, temperature, top_k, top_p, n_tokens):
