@@ -2,7 +2,7 @@
 
     python bench.py ops                              the chunked forms against scaled_dot_product_attention and the loop
     python bench.py train --against=PATH/model.py    a training step against nanoGPT's own (its file is not kept here)
-    python bench.py all --pairs=30                   train, tiny, overhead, length, decode, ops and data
+    python bench.py all --pairs=30                   train, overhead, length, decode, ops and data
     python bench.py --profile=true                   where a training step goes
 
 Absolute times of a shared machine mean little, so a claim is a ratio: the two sides run in turn in one process, with as
@@ -59,7 +59,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass
 class BenchConfig:
-    what: list[str] = key(["all"], "train, tiny, overhead, length, decode, ops, data, or all of them")
+    what: list[str] = key(["all"], "train, overhead, length, decode, ops, data, or all of them")
     profile: bool = key(False, "instead: where a training step goes")
     against: str | None = key(None, "nanoGPT's model.py, to be measured beside ours")
     pairs: int = key(30, "alternating pairs of a ratio whose sides are short", at_least=6)
@@ -219,35 +219,6 @@ def our_step(config, dtype, batch, compiled=False, **keys):
     return step
 
 
-def plain_step(config, batch):
-    """TINY as one would write it first: all weights of attention at once, logits of all tokens, AdamW as it comes."""
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(**TINY)).to(config.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
-    inputs, targets = batch
-
-    def step():
-        loss = F.cross_entropy(plain_logits(model, inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
-        update(model, optimizer, loss)
-
-    return step
-
-
-def plain_logits(model, idx):
-    def normed(x, norm):
-        return F.rms_norm(x, norm.normalized_shape, norm.weight, norm.eps)
-
-    x, angle = model.wte(idx), torch.arange(idx.shape[1]) * (math.pi / 2 / model.config.block_size)
-    for block in model.blocks:
-        h, mixer = normed(x, block.norm_1), block.mixer
-        q, k, v = mixer.qkv(h).unflatten(-1, (3, mixer.n_head, -1)).permute(2, 0, 3, 1, 4)  # (B, H, T, D) each
-        q, k = (torch.cat([F.relu(y) * angle.cos()[:, None], F.relu(y) * angle.sin()[:, None]], dim=-1) for y in (q, k))
-        o = ((q @ k.mT).tril() @ v).transpose(1, 2).flatten(2)
-        x = x + mixer.out_proj(o * torch.sigmoid(mixer.gates["readout"].proj(h)))
-        x = x + block.mlp(normed(x, block.norm_2))
-    return normed(x, model.norm) @ model.wte.weight.T
-
-
 def nanogpt(path):
     """nanoGPT's model.py as a module. Raises UserError where the file is none."""
     if not Path(path).is_file():
@@ -363,28 +334,6 @@ def tiny_batch(B=64):
     return torch.from_numpy(rows[:, 0].copy()), torch.from_numpy(labels)
 
 
-def bench_tiny(config, report):
-    """The minimum experiment's gated model, one core, float32; and two of them side by side, as the experiment runs."""
-    cpu = BenchConfig(device="cpu", dtype="float32", threads=1)
-    torch.set_num_threads(1)
-    sides = {"plain": plain_step(cpu, tiny_batch()), "ours": our_step(cpu, "float32", tiny_batch(), **TINY)}
-    seconds = interleave(sides, config.pairs, cpu)
-    report.claim("tiny step, plain / ours", list(zip(seconds["plain"], seconds["ours"], strict=True)), 1.7)
-    torch.set_num_threads(config.threads)
-    with multiprocessing.get_context("spawn").Pool(2, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        calls = {name: lambda name=name: pool.map(tiny_steps, [name] * 2, chunksize=1) for name in ("plain", "ours")}
-        seconds = interleave(calls, config.long_pairs, cpu)
-    pairs = list(zip(seconds["ours"], seconds["plain"], strict=True))
-    report.claim("two tiny runs at a time, ours / plain", pairs, 0.6, at_most=True)
-
-
-def tiny_steps(name, steps=40):
-    cpu = BenchConfig(device="cpu", dtype="float32", threads=1)
-    step = plain_step(cpu, tiny_batch()) if name == "plain" else our_step(cpu, "float32", tiny_batch(), **TINY)
-    for _ in range(steps):
-        step()
-
-
 def bench_overhead(config, report):
     """4 x 768, T = 512: what a gate costs in a training step, forward, in decoding and in memory, beside its FLOPs."""
     arms = {
@@ -436,10 +385,17 @@ def decode_of(step):
     return prefilled(step.model, 256)
 
 
+def keeps_every_token(name):
+    """Whether the mixer's state grows with the context, as a KV cache does and a recurrent state does not."""
+    keys = dict(n_layer=1, n_head=1, n_embd=16, vocab_size=1, attention=name)
+    short, long = (GPT(GPTConfig(**keys, block_size=T)).state_bytes() for T in (16, 32))
+    return short < long
+
+
 def bench_length(config, report):
     """2 x 256, as many tokens at every T: tokens/s of a training step, and its memory."""
     for name in MIXERS:
-        calls, T = {}, 256
+        calls, T, keeps_all = {}, 256, keeps_every_token(name)
         keys = dict(n_layer=2, n_head=4, n_embd=256, vocab_size=256, attention=name)
         while T <= config.longest:
             batch = random_batch(config, 256, config.longest // T, T)
@@ -447,8 +403,8 @@ def bench_length(config, report):
             memory = alone(peak_bytes, our_step, (config, config.dtype, batch), keys | {"block_size": T})
             seconds = seconds_of(calls[T], config.device), seconds_of(calls[T], config.device)
             report.row(mixer=name, T=T, tokens_s=config.longest / min(seconds), peak_mb=memory / 1e6)
-            T *= 4 if name == "softmax" and T >= 4096 else 2
-        if name != "softmax" and 16_384 in calls:
+            T *= 4 if keeps_all and T >= 4096 else 2  # the cost grows with T^2
+        if not keeps_all and 16_384 in calls:
             seconds = interleave({1024: calls[1024], 16_384: calls[16_384]}, config.long_pairs, config)
             pairs = list(zip(seconds[1024], seconds[16_384], strict=True))
             report.claim(f"{name}: tokens/s at 16,384 / at 1,024", pairs, 0.85)
@@ -479,7 +435,7 @@ def bench_decode(config, report):
         seconds = interleave(by_context, config.pairs, config)
         for context in contexts:
             report.row(mixer=name, context=context, ms=1e3 * statistics.median(seconds[context]))
-        if name != "softmax":
+        if not keeps_every_token(name):
             pairs = list(zip(seconds[4096], seconds[64], strict=True))
             report.claim(f"{name}: token at context 4,096 / at 64", pairs, 1.1, at_most=True)
     model = GPT(GPTConfig(**keys, attention="gla")).to(config.device).eval()
@@ -514,11 +470,6 @@ def closed_heads(config, keys):
 def sdpa(q, k, v):
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-
-
-def cumulative_sum(q, k, v):
-    """The sketch: every S_t at once, (B, T, H, D, D)."""
-    return torch.einsum("bthd,bthde->bthe", q, torch.einsum("bthd,bthe->bthde", k, v).cumsum(1))
 
 
 def decayed(q, k, v, log_decay=None, beta=None, *, form=chunked):
@@ -581,29 +532,17 @@ def bench_ops(config, report):
             seconds = interleave(both, config.long_pairs, config)
             paired = list(zip(seconds["loop"], seconds["chunked"], strict=True))
             report.claim(f"{name}, T = {T:,}: token by token / chunked", paired, 15)
-        both = {"sketch": both_ways(cumulative_sum, inputs["no decay"]), "chunked": sides["no decay"]}
-        seconds = interleave(both, config.long_pairs, config)
-        paired = [a / b for a, b in zip(seconds["sketch"], seconds["chunked"], strict=True)]
-        report.row(form="cumulative sum of k v^T over chunked", T=T, ratio=statistics.median(paired))
 
 
 def bench_data(config, report):
-    """MQAR rows against a loop over rows, BPE tokens against tiktoken, the loader beside a step, the start of a run."""
+    """How long MQAR rows take, BPE tokens against tiktoken, the loader against a step, and the start of a run."""
 
-    def loop(rows=2_000):
-        rng = np.random.default_rng(0)
-        for _ in range(rows):
-            one_mqar_row(rng, 64, 4, 8192)
-
-    def vectorised(rows=100_000):
-        mqar.generate(np.random.default_rng(0), rows, 64, 4, vocab_size=8192)
+    def make_rows():
+        mqar.generate(np.random.default_rng(0), 100_000, 64, 4, vocab_size=8192)
 
     cpu = BenchConfig(device="cpu")
-    seconds = interleave({"loop": loop, "vectorised": vectorised}, config.long_pairs, cpu)
-    per_row = [(a / 2_000, b / 100_000) for a, b in zip(seconds["loop"], seconds["vectorised"], strict=True)]
-    median = statistics.median(seconds["vectorised"])
-    report.row(what="MQAR, 100,000 rows of 64", seconds=median, rows_s=1e5 / median)
-    report.claim("MQAR row, loop over rows / vectorised", per_row, 50)
+    seconds = statistics.median(interleave({"rows": make_rows}, config.long_pairs, cpu)["rows"])
+    report.row(what="MQAR, 100,000 rows of 64", seconds=seconds, rows_s=1e5 / seconds)
     try:
         tokenizer = get_tokenizer("gpt2")
     except UserError as error:
@@ -635,23 +574,8 @@ def bench_data(config, report):
         report.row(what="train.py, start to end of one step", seconds=min(starts))
 
 
-def one_mqar_row(rng, seq_len, pairs, vocab_size):
-    """A row as a loop makes it: keys, values, and the slots of the queries by a weighted draw."""
-    keys = rng.choice(np.arange(1, vocab_size // 2), pairs, replace=False)
-    values = rng.choice(np.arange(vocab_size // 2, vocab_size), pairs, replace=False)
-    slots = seq_len // 2 - pairs
-    chance = np.arange(1, slots + 1) ** (0.01 - 1)
-    places = rng.choice(slots, pairs, replace=False, p=chance / chance.sum())
-    row = np.zeros((2, seq_len), np.int64)
-    row[0, 0 : 2 * pairs : 2], row[0, 1 : 2 * pairs : 2] = keys, values
-    for place, asked, answer in zip(places, keys, values, strict=True):
-        row[0, 2 * pairs + 2 * place], row[1, 2 * pairs + 2 * place] = asked, answer
-    return row
-
-
 PARTS = {
     "train": bench_train,
-    "tiny": bench_tiny,
     "overhead": bench_overhead,
     "length": bench_length,
     "decode": bench_decode,

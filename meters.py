@@ -48,7 +48,7 @@ import torch.nn as nn
 from data.shards import IGNORE, open_dataset
 from evaluate import score
 from gate import ADDITIVE_ACTIVATIONS
-from model import GatedDeltaNet, Mamba2, Softmax
+from model import Softmax
 from runs import memory
 from runs.checkpoint import load_model
 from runs.files import check_output, write_output
@@ -226,17 +226,12 @@ def readout_rank(readout):
 
 
 def value_weight(mixer):
-    """W_v (Hv, D, C): the rows of the input projection that make v. None for a mixer that has them elsewhere."""
-    D = mixer.value_width
-    if hasattr(mixer, "qkv"):
-        rows = mixer.qkv.weight[-(getattr(mixer, "split", (mixer.n_head,))[-1] * D) :]
-    elif isinstance(mixer, Mamba2):
-        rows = mixer.in_proj.weight[: mixer.n_head * D]
-    elif isinstance(mixer, GatedDeltaNet):
-        rows = mixer.in_proj.weight[2 * mixer.n_head * D : 3 * mixer.n_head * D]
-    else:
+    """W_v (Hv, D, C): the rows that the mixer's value_rows names. None if the mixer has no such layer."""
+    layer, part = mixer.value_rows
+    if not hasattr(mixer, layer):
         return None
-    return rows.unflatten(0, (-1, D))
+    weight, n = getattr(mixer, layer).weight, mixer.value_heads * mixer.value_width
+    return weight.split(n)[part].unflatten(0, (-1, mixer.value_width))
 
 
 def projection_rank(mixer):

@@ -208,6 +208,8 @@ class Mixer(nn.Module):
     linear_in = ("query", "key", "value")  # a factor on one of these is a factor on the readout, before its norm
     has_delta_rule = False  # whether project gives a beta
     norm_over = "head"  # the RMSNorm of the readout: over each "head", or over the whole "width"
+    value_rows = ("qkv", -1)  # (layer, i): part i of the layer's rows makes v, a part as long as v; for meters.py
+    colour = None  # of its lines in figures, not inherited; None takes one that no other mixer has
 
     @classmethod
     def norm_of(cls, config):
@@ -361,6 +363,7 @@ class Softmax(Mixer):
     past_block_size = "rolls"
     why_no_denominator = "its weights sum to one"
     linear_in = ("value",)  # a gate on q or k is a temperature
+    colour = "#0072B2"
 
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
@@ -446,6 +449,7 @@ class CosFormer(Mixer):
     past_block_size = "ends"
     published_norm = "denominator"
     has_nonnegative_weights = True
+    colour = "#D55E00"
 
     def __init__(self, config, gate):
         H, D = config.n_head, config.head_dim
@@ -482,6 +486,7 @@ class GLA(Mixer):
 
     published_norm = "rms"
     native_gate = ("silu", "after norm")
+    colour = "#009E73"
 
     def __init__(self, config, gate):
         C, H, D = config.n_embd, config.n_head, config.head_dim
@@ -508,6 +513,8 @@ class Mamba2(Mixer):
     native_gate = ("silu", "before norm")
     linear_in = ("value",)  # D x, which is added, has neither q nor k
     norm_over = "width"
+    value_rows = ("in_proj", 0)
+    colour = "#CC79A7"
 
     @classmethod
     def heads_per_norm(cls, config):
@@ -563,6 +570,8 @@ class GatedDeltaNet(Mixer):
     native_gate = ("silu", "after norm")
     has_delta_rule = True
     linear_in = ("query", "value")  # the delta rule is not linear in k
+    value_rows = ("in_proj", 2)
+    colour = "#E69F00"
 
     def __init__(self, config, gate):
         H, D = config.n_head, config.head_dim
@@ -595,6 +604,8 @@ class DeltaNet(Mixer):
     published_norm = "rms"
     has_delta_rule = True
     linear_in = ("query", "value")  # the delta rule is not linear in k
+    value_rows = ("in_proj", 2)
+    colour = "#56B4E9"
 
     def __init__(self, config, gate, native_rank=0):
         H, D = config.n_head, config.head_dim
@@ -620,6 +631,7 @@ class KDA(DeltaNet):
     """Kimi Delta Attention (Kimi Linear, 2025): the delta rule and, per key channel, a decay exp(-A softplus(dt))."""
 
     native_gate = ("sigmoid", "after norm")
+    colour = "#882255"
 
     def __init__(self, config, gate):
         super().__init__(config, gate, native_rank=config.head_dim)

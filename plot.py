@@ -24,7 +24,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from runs.files import read_json, read_jsonl, wrong_field
 from study import report
-from study.drawing import COLOURS, MIXER_COLOURS, dress, interval_lines, mean, write
+from study.drawing import COLOURS, dress, interval_lines, mean, mixer_colours, write
 from study.rows import read_rows
 
 
@@ -196,8 +196,9 @@ def gate_panel(axes, meters):
 def sink_panel(axes, meters):
     """The share of token 0 by layer: a dot per head."""
     layers = meters["layers"]
+    colours = mixer_colours(layer["mixer"] for layer in layers)
     for i, layer in enumerate(layers):
-        heads, colour = layer["sink"]["share"], MIXER_COLOURS.get(layer["mixer"], COLOURS[6])
+        heads, colour = layer["sink"]["share"], colours[layer["mixer"]]
         label = "a head" if i == 0 else None
         axes.plot([i] * len(heads), [100 * x for x in heads], "o", color=colour, alpha=0.7, label=label)
     x, means = range(len(layers)), [100 * mean(layer["sink"]["share"]) for layer in layers]
@@ -326,10 +327,12 @@ def cost_curves(rows, path):
     ]  # fmt: skip
     panels = [(x, y, title) for x, y, title in panels if any(x in row and y in row for row in rows)]
     figure, axes_of = plt.subplots(1, len(panels), figsize=(4.4 * len(panels), 4), squeeze=False)
+    colours = mixer_colours(row["mixer"] for row in rows)
     for axes, (x, y, title) in zip(axes_of[0], panels, strict=True):
         for mixer in dict.fromkeys(row["mixer"] for row in rows):
             points = [(row[x], row[y]) for row in rows if row["mixer"] == mixer and x in row and y in row]
-            axes.plot(*zip(*points, strict=True), color=MIXER_COLOURS[mixer], marker="o", ms=3, label=mixer)
+            if points:  # a mixer that one part of bench.py has measured, and another not yet
+                axes.plot(*zip(*points, strict=True), color=colours[mixer], marker="o", ms=3, label=mixer)
         axes.set(ylim=(0, None), title=title, xlabel="context" if x == "context" else "sequence length")
         axes.set_xscale("log", base=2)
         dress(axes)

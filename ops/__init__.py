@@ -1,1 +1,1 @@
-"""Tensor functions that know nothing of files or runs: the recurrence, the parts of layers, the loss, sampling."""
+"""Tensor functions that know nothing of files or runs: recurrence, parts of layers, loss, how a token is drawn."""

@@ -1,7 +1,7 @@
 """Cross entropy of a language model whose (tokens, vocabulary) matrix of logits is never held whole.
 
-The loss is a sum over chunks of tokens, and its gradient is found in the same pass, while a chunk's logits are
-at hand: plain operations, nothing recomputed. Equal to float32 cross entropy of the whole matrix.
+The loss is a sum over chunks of tokens, and the gradient of a chunk is computed in the same pass, while its logits are
+at hand; nothing is computed twice. The result equals float32 cross entropy of the whole matrix.
 """
 
 import torch
@@ -15,9 +15,9 @@ CHUNK_TOKENS = 512
 def cross_entropy_sum(x, weight, targets, *, vocab_size, softcap=None):
     """Sum over tokens of -log softmax(x @ weight.T)[target], in nats: a float32 scalar.
 
-    x (..., C) hidden states; weight (V, C) with V >= vocab_size, rows past vocab_size do not count;
-    targets (...) ids, -100 where nothing is predicted, any other id raises; softcap c: logits are c * tanh(logits / c).
-    Under autocast the two operands are cast to its dtype on purpose, and everything after the product is float32.
+    x (..., C) are hidden states. weight is (V, C) with V >= vocab_size; rows past vocab_size get no probability.
+    targets (...) are ids; only -100 is masked, and any other invalid id raises. With softcap c the logits are
+    c * tanh(logits / c). Under autocast the operands of the product are cast to its dtype, and all else is float32.
     """
     return _ChunkedCrossEntropy.apply(x.flatten(0, -2), weight, targets.flatten(), vocab_size, softcap)
 
@@ -33,7 +33,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             loss = at_least_float32(x.new_zeros(()))
             dx = torch.empty_like(x) if needs_grad else None
             dw = torch.zeros_like(weight, dtype=loss.dtype) if needs_grad else None
-            # the large tensors are made once and written again by every chunk: fresh pages cost more than the sums
+            # the large tensors are made once, and every chunk writes to them: fresh memory costs more than the sums
             products = torch.empty(min(len(x), CHUNK_TOKENS), len(w), dtype=dtype, device=x.device)
             logits, log_shares = (torch.empty_like(products, dtype=loss.dtype) for _ in range(2))
             dw_chunk = torch.empty_like(w)
@@ -41,7 +41,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 rows = slice(start, start + CHUNK_TOKENS)
                 target = targets[rows, None]
                 counts = target != IGNORE
-                # zeros replace an ignored token, which may hold an infinity: inf * 0 would be NaN below
+                # zeros replace ignored tokens, which may hold an infinity: inf * 0 would be NaN below
                 x_rows = x[rows].to(dtype).masked_fill(~counts, 0)
                 product = torch.mm(x_rows, w.T, out=products[: len(x_rows)])
                 logit = logits[: len(x_rows)].copy_(product)  # (rows, V)
@@ -49,9 +49,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                     capped = torch.tanh(logit / softcap)
                     logit.copy_(capped).mul_(softcap)
                 logit[:, vocab_size:] = -torch.inf
-                target = target.masked_fill(~counts, 0)  # any other id that is none is an error, not id 0
+                target = target.masked_fill(~counts, 0)  # only -100 becomes id 0; any other invalid id must raise
                 log_share = torch.log_softmax(logit, -1, out=log_shares[: len(x_rows)])
-                # the columns end with the vocabulary, so that gather refuses the id of a padding row
+                # the columns end with the vocabulary, so that gather raises for the id of a padding row
                 loss = loss - (log_share[:, :vocab_size].gather(-1, target) * counts).sum()
                 if needs_grad:
                     grad = log_share.exp_()  # softmax, then minus one at the target
@@ -59,7 +59,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                     if softcap is not None:
                         grad.mul_(1 - capped * capped)
                     product.copy_(grad)
-                    # ignored tokens are taken out here, where it is narrow; in dw their x is already zero
+                    # ignored tokens get no gradient; in dw their x is already zero
                     dx[rows] = (product @ w) * counts
                     dw += torch.mm(product.T, x_rows, out=dw_chunk)
         ctx.save_for_backward(dx, dw)

@@ -1,23 +1,25 @@
-"""The recurrence that cosFormer, GLA, Mamba-2 and Gated DeltaNet share, in three forms that agree:
+"""The recurrence that all mixers but softmax share, in forms that agree:
 
     S_t = a_t * S_{t-1} + k_t v_t^T        S: (Dk, Dv), one per head;   o_t = q_t^T S_t
     delta rule: v_t := beta_t (v_t - (a_t S_{t-1})^T k_t)
 
-    recurrent   token by token: the definition, and the step of cached decoding
-    chunked     matrix products inside a chunk, a short loop over chunks: training and prefill
-    quadratic   the explicit weights w_ij with o_i = sum_j w_ij v_j: the probe
-    fla         chunked, in the Triton kernels of flash-linear-attention, where that is installed and a GPU is there
+    recurrent       token by token: the definition, and the step of cached decoding
+    plain_chunked   chunk by chunk, as the papers list it: for reading, and for the tests
+    chunked         the same sums in fewer and larger products: training and prefill
+    fla             the same in the Triton kernels of flash-linear-attention: training and prefill on a GPU that has it
+    quadratic       the explicit weights w_ij with o_i = sum_j w_ij v_j: for the meters
 
-All take the same arguments:
+All forms take the same arguments:
 
     q, k        (B, T, H, Dk); one head (H = 1) is shared by all heads of v
     v           (B, T, H, Dv)
     log_decay   log a_t <= 0: None (no decay), (B, T, H) one per head, or (B, T, H, Dk) one per key channel
     beta        None, or (B, T, H): the delta rule
 
-Everything in the first three is at least float32, whatever autocast says, forward and backward: decays, sums and states
-do not survive bfloat16. A log-decay may be -inf. A decay per head below LOG_DECAY_MIN is taken to be LOG_DECAY_MIN, and
-its gradient is zero. T = 0 gives an empty output and the state as it was. There is no scale: a mixer scales its q.
+recurrent, chunked and quadratic compute in at least float32, whatever autocast says, forward and backward, because
+bfloat16 has too few digits for decays, sums and states. They take a log-decay of -inf. chunked and quadratic treat a
+decay per head below LOG_DECAY_MIN as LOG_DECAY_MIN, and its gradient is zero. T = 0 gives an empty output and leaves
+the state as it was. No form scales anything: a mixer scales its q.
 """
 
 import functools
@@ -27,7 +29,7 @@ import re
 import torch
 import torch.nn.functional as F
 
-# exp(-104) is 0 in float32. A sum of log-decays loses digits the larger it is, and -inf - -inf would be NaN
+# exp(-104) is 0 in float32. A lower logarithm would only cost digits in the sums, and -inf - -inf would be NaN
 LOG_DECAY_MIN = -104.0
 
 
@@ -36,7 +38,7 @@ def at_least_float32(x):
 
 
 def without_autocast(backward):
-    """Decorates a backward: autocast, where it is called inside such a context, would round its products or fail."""
+    """Decorates a backward: when it is called inside an autocast context, its products would be rounded, or fail."""
 
     @functools.wraps(backward)
     def wrapped(ctx, *gradients):
@@ -49,13 +51,13 @@ def without_autocast(backward):
 def first_derivative_only(backward):
     """Decorates a backward that treats saved intermediates as constants: it raises under create_graph=True.
 
-    torch's once_differentiable raises only if the incoming gradient needs a gradient. That of a loss does not: the
-    result would be a constant, and a Hessian-vector product silently wrong.
+    torch's once_differentiable raises only if the incoming gradient needs a gradient. The gradient of a loss needs
+    none: the result would be a constant, and a Hessian-vector product silently wrong.
     """
 
     @functools.wraps(backward)
     def wrapped(ctx, *gradients):
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # torch refuses it there
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # while compiling, torch refuses it itself
             raise RuntimeError("create_graph=True: there are no second derivatives; take differences of gradients")
         return backward(ctx, *gradients)
 
@@ -63,7 +65,7 @@ def first_derivative_only(backward):
 
 
 def recurrent(q, k, v, *, log_decay=None, beta=None, initial_state=None):
-    """The definition. Returns o (B, T, H, Dv) and the final state (B, H, Dk, Dv)."""
+    """The definition. Returns o (B, T, H, Dv) and the final state (B, H, Dk, Dv), as plain_chunked and chunked do."""
     q, k, v, log_decay, beta, S = _prepare(q, k, v, log_decay, beta, initial_state)
     outputs = [S[:, :, :0]]  # no token yet
     with torch.autocast(q.device.type, enabled=False):
@@ -78,22 +80,55 @@ def recurrent(q, k, v, *, log_decay=None, beta=None, initial_state=None):
         return torch.cat(outputs, dim=2).transpose(1, 2), S
 
 
+def plain_chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_size=64):
+    """The recurrence chunk by chunk, in the fewest lines. T need not be a multiple of chunk_size.
+
+    c_i is the sum of the log-decays from the start of the chunk to i, and S is the state before the chunk:
+
+        w_ij = sum_d q_id k_jd exp(c_id - c_jd) for j <= i, and u_ij the same with k_i for q_i
+        delta rule: (I + [beta_i u_ij]_{j<i}) v := beta (v - (k exp(c)) S)
+        o  = (q exp(c)) S + w v
+        S := exp(c_C) S + (k exp(c_C - c))^T v
+
+    Source: Dao & Gu 2024, Listing 1; for the delta rule Yang et al. 2024, "Gated Delta Networks", section 3.3.
+    """
+    q, k, v, log_decay, beta, S = _prepare(q, k, v, log_decay, beta, initial_state)
+    log_decay = torch.zeros_like(v[..., :1]) if log_decay is None else log_decay
+    outputs = [S[:, :, :0]]  # for T = 0
+    for start in range(0, q.shape[1], chunk_size):
+        chunk = slice(start, start + chunk_size)
+        inputs = (x if x is None else x[:, chunk].transpose(1, 2) for x in (q, k, v, log_decay, beta))
+        q_c, k_c, v_c, c, beta_c = inputs  # (B, H, C, D)
+        c = c.cumsum(-2)
+        later = torch.ones(c.shape[-2], c.shape[-2], dtype=torch.bool, device=c.device).triu(1)[..., None]
+        # mask before exp: exp overflows where j > i, and inf * 0 is NaN in the backward
+        decay = (c[..., :, None, :] - c[..., None, :, :]).masked_fill(later, -torch.inf).exp()  # (B, H, C, C, 1 or Dk)
+        w = (q_c[..., :, None, :] * k_c[..., None, :, :] * decay).sum(-1)  # (B, H, C, C)
+        if beta is not None:
+            u = (k_c[..., :, None, :] * k_c[..., None, :, :] * decay).sum(-1)
+            right = beta_c * (v_c - (k_c * c.exp()) @ S)
+            v_c = torch.linalg.solve_triangular((beta_c * u).tril(-1), right, upper=False, unitriangular=True)
+        outputs.append((q_c * c.exp()) @ S + w @ v_c)
+        S = c[..., -1:, :].exp().mT * S + (k_c * (c[..., -1:, :] - c).exp()).mT @ v_c
+    return torch.cat(outputs, dim=2).transpose(1, 2), S
+
+
 def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_size=None):
-    """The same function in matrix products over chunks. T need not be a multiple of chunk_size, a power of two.
+    """plain_chunked in fewer and larger products. chunk_size must be a power of two.
 
-    With c_i the sum of the log-decays from the chunk's start to i, and S the state before the chunk:
+    Four things differ. All chunks are computed at once, except that a loop computes the states, with a backward written
+    by hand (_Chunks). A decay per channel needs no (C, C, Dk) tensor (_ChannelWeights). The delta rule does not solve a
+    system in every turn of the loop: v becomes inverse (beta v) - inverse (beta k exp(c)) S, the WY form of Yang et al.
+    2024, with an inverse from doubled blocks (_Inverse). A log-decay may be -inf, where c_i - c_j would be NaN.
 
-        o_i = exp(c_i) q_i^T S + sum_{j<=i} w_ij v_j        w_ij = sum_d q_id k_jd exp(c_id - c_jd)
-        S  := exp(c_C) S + sum_j exp(c_C - c_j) k_j v_j^T
-
-    The delta rule first replaces the chunk's v by u - w S, where u and w solve one triangular system
-    (the WY form: Yang et al. 2024, "Gated Delta Networks", section 3.3).
+    Together they bought, forward and backward at T = 1,024 over an earlier chunked form (results/bench/README.md):
+    22 to 19 ms without decay, 32 to 24 with one per head, 52 to 37 per channel, and 112 to 55 with the delta rule.
     """
     is_empty = initial_state is None
     q, k, v, log_decay, beta, S = _prepare(q, k, v, log_decay, beta, initial_state)
     T = q.shape[1]
     if chunk_size is None:
-        # measured on CPU, for every kind of decay: the width of the keys; the delta rule's inverse wants it small
+        # on a CPU the width of the keys was fastest, for every kind of decay; the delta rule wants a small inverse
         chunk_size = 16 if q.shape[-1] <= 16 else 32 if q.shape[-1] <= 32 or beta is not None else 64
     if chunk_size < 1 or chunk_size & (chunk_size - 1):
         raise ValueError(f"chunk_size={chunk_size}: must be a power of two")
@@ -116,7 +151,7 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
 
 
 class _Product(torch.autograd.Function):
-    """a @ b with a gradient in its dtype: called inside an autocast context, autograd's own would be in bfloat16."""
+    """a @ b. Inside an autocast context, the gradient that autograd computes would be in bfloat16."""
 
     @staticmethod
     def forward(ctx, a, b):
@@ -134,19 +169,20 @@ _product = _Product.apply
 
 
 class _Chunks(torch.autograd.Function):
-    """Given the weights inside the chunks, the loop over them: with each chunk's q, k as seen from its ends,
+    """The loop over N chunks, given the weights inside them. q is decayed from the chunk's start and k to its end:
 
-        v := v - w S (the delta rule alone);   o = inside v + q S;   S := a S + k^T v
+        v := v - w S (only for the delta rule);   o = inside v + q S;   S := a S + k^T v
 
     inside (B*H*N, C, C), q, k, w (B*H*N, C, Dk), v (B*H*N, C, Dv), decay a (B*H*N, 1 or Dk, 1), S (B, H, Dk, Dv).
-    The gradient G of S is the same recurrence run backwards, G := a G + q^T do - w^T dv: a loop without a graph.
+    The gradient G of S follows the same recurrence backwards, G := a G + q^T do - w^T dv. Autograd would go through
+    small operations for every chunk; here most products are one for all chunks.
     """
 
     @staticmethod
     def forward(ctx, inside, q, k, v, w, decay, S):
         shape, S = S.shape, S.flatten(0, 1)
         states, values = [], []
-        # few small operations a chunk: to wake a second thread costs more than what it would take over
+        # a chunk costs a few small operations: waking a second thread would cost more than it saves
         for new, k_n, v_n, w_n, a in _by_chunk(len(S), k.mT @ v if w is None else None, k.mT, v, w, decay):
             states.append(S)
             if w is not None:
@@ -178,25 +214,25 @@ class _Chunks(torch.autograd.Function):
 
 
 def _joined(chunks):
-    """N of (B*H, ...) -> (B*H*N, ...)"""
+    """Joins N tensors (B*H, ...) to one (B*H*N, ...)."""
     return torch.stack(chunks, 1).flatten(0, 1)
 
 
 def _by_chunk(heads, *tensors):
-    """[one tuple a chunk] of (B*H*N, ...); None stays None."""
+    """Splits tensors (B*H*N, ...) into N tuples, one per chunk; None stays None."""
     views = [x if x is None else x.view(heads, -1, *x.shape[-2:]).unbind(1) for x in tensors]
     n_chunks = len(next(view for view in views if view is not None))
     return list(zip(*(view or (None,) * n_chunks for view in views), strict=True))
 
 
-# before 0.4 fla's delta rule refuses float32, and its tests here begin at 0.5; its state has room for 256 rows
+# before 0.4 fla's delta rule refuses float32, and it was tested here from 0.5 on; its state has room for 256 rows
 FLA_VERSION = (0, 5)
 FLA_DELTA_KEYS = 256
 
 
-@functools.cache  # every layer asks
+@functools.cache  # every layer asks for it
 def missing_for_fla():
-    """What this machine lacks to run fla's kernels, as one clause; an empty text if nothing."""
+    """What this machine lacks to run fla's kernels, as one clause; an empty text if it lacks nothing."""
     wanted = f"flash-linear-attention {FLA_VERSION[0]}.{FLA_VERSION[1]} or later"
     if not torch.cuda.is_available():
         return f"{wanted} needs a GPU, and there is none"
@@ -214,12 +250,12 @@ def has_fla():
 
 
 def fla_computes(q, v, beta):
-    """Whether fla's kernels take these tensors: nothing in float64, the delta rule with keys of a limited width."""
+    """Whether fla's kernels take these tensors: they refuse float64, and wide keys with the delta rule."""
     return v.dtype != torch.float64 and (beta is None or q.shape[-1] <= FLA_DELTA_KEYS)
 
 
 def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
-    """chunked's function in flash-linear-attention's kernels: products in v's dtype, decays and states in float32."""
+    """Computes what chunked does, in flash-linear-attention's kernels: products in v's dtype, states in float32."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     from fla.ops.gla import chunk_gla
     from fla.ops.kda import chunk_kda
@@ -231,8 +267,8 @@ def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
     if v.shape[1] == 0:  # no kernel takes zero tokens
         empty = torch.zeros(v.shape[0], heads, key_width, value_width, device=v.device)
         return v, empty if initial_state is None else initial_state
-    # Triton miscompiles odd widths in half precision, which fla therefore refuses (cosFormer's denominator makes the
-    # values odd). Zeros up to a multiple of 8 change nothing: they are cut off again.
+    # Triton miscompiles odd widths in half precision, so fla refuses them, and cosFormer's denominator makes the width
+    # of the values odd. Zeros up to a multiple of 8 change nothing and are cut off again.
     pad_keys, pad_values = (0, -key_width % 8), (0, -value_width % 8)
     q, k = (F.pad(x.to(v.dtype).expand(-1, -1, heads, -1), pad_keys).contiguous() for x in (q, k))
     v = F.pad(v, pad_values)
@@ -240,8 +276,7 @@ def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
         initial_state = F.pad(initial_state, pad_values + pad_keys)
     if log_decay is None:
         log_decay = torch.zeros(*v.shape[:2], heads, device=v.device)
-    # exp(-104) is 0 in float32; a lower logarithm costs digits in the sums over a chunk, and -inf - -inf is NaN
-    log_decay = log_decay.float().clamp(min=-104)
+    log_decay = log_decay.float().clamp(min=LOG_DECAY_MIN)
     keys = dict(scale=1.0, initial_state=initial_state, output_final_state=True)
     if beta is not None:
         keys["beta"] = beta.to(v.dtype)
@@ -256,8 +291,8 @@ def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
 def quadratic(q, k, v=None, *, log_decay=None, beta=None):
     """The weights (B, H, T, T) that the recurrence from an empty state gives each earlier v: o = weights @ v.
 
-    For the delta rule v is the value before its correction. Weights may be negative and need not sum to one.
-    v is not read; it is taken so that the three forms can be called alike.
+    With the delta rule, v is the value before the rule corrects it. Weights may be negative and need not sum to one.
+    v is an argument only so that all forms can be called alike.
     """
     q, k, _, log_decay, beta, _ = _prepare(q, k, k if v is None else v, log_decay, beta, None)
     T = q.shape[1]
@@ -286,7 +321,7 @@ def _prepare(q, k, v, log_decay, beta, initial_state):
 
 
 def _to_chunks(x, C):
-    """(B, T, H, D) -> (B, H, N, C, D), zeros behind the last token. Contiguous, or every product would copy it."""
+    """(B, T, H, D) -> (B, H, N, C, D), with zeros behind the last token; contiguous, or every product would copy it."""
     if x is None:
         return None
     padding = max(C - x.shape[1], -x.shape[1] % C)  # at least one chunk, for T = 0
@@ -301,10 +336,11 @@ def _flat(x, heads):
 
 
 def _weights(q, k, log_decay):
-    """Of chunks (B, H, N, C, D): the weights inside them, q seen from the start, k from the end, and the whole decay.
+    """What the chunks (B, H, N, C, D) need of their decays; c_i is the sum of log-decays from the chunk's start to i.
 
-    sum_d q_id k_jd exp(c_id - c_jd) for j <= i, zero above: (B, H, N, C, C);   q exp(c);   k exp(c_C - c);   exp(c_C)
-    as (B, H, N, 1 or Dk, 1). With no decay q, k themselves and None.
+    Returns the weights inside the chunks, sum_d q_id k_jd exp(c_id - c_jd) for j <= i and zero above (B, H, N, C, C); q
+    decayed from the chunk's start, q exp(c); k decayed to its end, k exp(c_C - c); and the decay of the whole chunk,
+    exp(c_C), as (B, H, N, 1 or Dk, 1). Without a decay the last three are q, k and None.
     """
     if log_decay is None:
         return _product(q, k.mT).tril(), q, k, None
@@ -323,12 +359,14 @@ def _weights(q, k, log_decay):
 
 
 class _ChannelWeights(torch.autograd.Function):
-    """_weights with a decay per channel, all (M, C, Dk): no decay overflows, since every factor is at most 1.
+    """_weights with a decay per channel. q, k, log_decay (M, C, Dk).
 
-    Two neighbouring blocks of s tokens make one of 2s. The weights of its lower left quarter are q of the right block
-    (from that block's start) times k of the left (to that block's end). Then that q is taken on by the decay of the
-    left block, that k by the decay of the right. It begins with blocks of one token, whose weight is q k.
-    A row never meets a later token. (A pivot, exp(c_i - p) exp(p - c_j), needs fewer products, but overflows.)
+    The plain form, in plain_chunked, makes a tensor (M, C, C, Dk) of exp(c_i - c_j). This one makes matrix products,
+    and no decay overflows, because each factor is at most 1. It begins with blocks of one token, whose weight is q k.
+    Two neighbouring blocks of s tokens make one block of 2s: its lower left quarter is the product of the right block's
+    q, decayed from that block's start, and the left block's k, decayed to that block's end. Then the right block's q is
+    decayed by the whole left block, and the left block's k by the whole right one. A row never meets a later token.
+    (A pivot, exp(c_i - p) exp(p - c_j), needs fewer products, but overflows.)
     """
 
     @staticmethod
@@ -358,14 +396,14 @@ class _ChannelWeights(torch.autograd.Function):
         # c_i scales q_i by exp(c_i) and k_i by exp(-c_i); a log-decay is in the c of its token and of all later ones
         ones = torch.ones(a.shape[1], a.shape[1], dtype=a.dtype, device=a.device).triu()
         d_log_decay = torch.baddbmm(d_end, ones.expand(len(a), -1, -1), q * dq - k * dk)
-        diagonal = d_inside.diagonal(dim1=1, dim2=2)[..., None]  # without decay: left out of the difference above
+        diagonal = d_inside.diagonal(dim1=1, dim2=2)[..., None]  # no decay acts on it: it is not in d_log_decay
         return dq.addcmul_(diagonal, k), dk.addcmul_(diagonal, q), d_log_decay
 
 
 def _doubled(q, k, decay):
-    """s = 1, 2, ..., C/2: q of every right block of s tokens, k of every left one (both views), and their decays.
+    """Yields, for s = 1, 2, ..., C/2: s, q of the right blocks, k of the left blocks (both views), and their decays.
 
-    After each s it takes them on in place: that q to the start of its block of 2s, that k to the end of its.
+    Then it decays the right block's q to the start of the pair and the left block's k to its end, in place.
     """
     s, (_, C, D) = 1, q.shape
     while s < C:
@@ -379,13 +417,13 @@ def _doubled(q, k, decay):
 
 
 def _lower_left(x, s):
-    """The lower left quarters of the blocks of 2s on the diagonal, a view: (M, C, C) -> (M, C / 2s, s, s)."""
+    """The lower left quarters of the blocks of 2s on the diagonal, as a view: (M, C, C) -> (M, C / 2s, s, s)."""
     blocks = x.view(len(x), -1, 2 * s, x.shape[-1] // (2 * s), 2 * s).diagonal(dim1=1, dim2=3)
     return blocks.permute(0, 3, 1, 2)[:, :, s:, :s]
 
 
 def _add_product(y, w, x):
-    """y += w @ x. Column by column where w is small: a batched product of tiny matrices is slow on CPU."""
+    """y += w @ x. A small w is taken column by column: a batched product of tiny matrices is slow on a CPU."""
     if w.shape[-1] > 4:
         y += w @ x
     else:
@@ -394,16 +432,20 @@ def _add_product(y, w, x):
 
 
 def _flush(decay):
-    """Zero where nothing is left that could be seen: products of such decays would be denormal, which is slow."""
+    """Replaces decays too small to be seen by zero: products of them would be denormal numbers, which are slow."""
     return F.threshold(decay, torch.finfo(decay.dtype).eps ** 2, 0.0)
 
 
 class _Inverse(torch.autograd.Function):
-    """(I + L)^-1 of strictly lower triangular L (..., C, C). Autograd would solve once more for its gradient."""
+    """(I + L)^-1 of a strictly lower triangular L (..., C, C).
+
+    The plain form is torch.linalg.solve_triangular, which took 18 ms on two threads (results/bench/README.md), and
+    whose gradient solves once more, where this one takes two products.
+    """
 
     @staticmethod
     def forward(ctx, L):
-        # blocks of s that are inverted give blocks of 2s; the powers of L would be fewer products, but cancel
+        # inverted blocks of s give inverted blocks of 2s; a series of powers of L needs fewer products, but cancels
         inverse, s = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L).contiguous(), 1
         flat, L = inverse.view(-1, *L.shape[-2:]), L.reshape(-1, *L.shape[-2:])
         while s < L.shape[-1]:

@@ -1,4 +1,4 @@
-"""How the next token is drawn, and what is said before anything is."""
+"""Checks a request for new tokens, then draws them one at a time (GPT.stream)."""
 
 from configurator import UserError
 
@@ -9,13 +9,14 @@ import torch
 
 
 def most_new_tokens(model, length):
-    """How many tokens the model can add to a prompt of so many; inf where nothing ends it."""
+    """How many tokens the model can add to a prompt of `length` tokens; infinity if it can go on for ever."""
     ends = model.wpe is not None or any(block.mixer.past_block_size == "ends" for block in model.blocks)
-    return max(0, model.config.block_size + 1 - length) if ends else math.inf  # the last one drawn is not read again
+    # one more than the positions that are left: the model never reads the last token it draws
+    return max(0, model.config.block_size + 1 - length) if ends else math.inf
 
 
 def check_request(model, idx, max_new_tokens, temperature, top_k, top_p, n_tokens):
-    """Raises UserError for what GPT.stream cannot do; warns where softmax layers will have to forget."""
+    """Raises UserError for a request that GPT.stream cannot meet; warns if softmax layers will forget tokens."""
     window, end = model.config.block_size, idx.shape[1] + max_new_tokens
     if idx.numel() == 0:
         raise UserError("the prompt is empty: a sample needs at least one token to go on from")
@@ -44,12 +45,12 @@ def check_request(model, idx, max_new_tokens, temperature, top_k, top_p, n_token
 
 
 def draw(logits, temperature, top_k, top_p):
-    """logits (B, V) -> ids (B, 1). temperature 0: the largest."""
+    """Draws ids (B, 1) from logits (B, V). temperature 0 takes the largest."""
     if not logits.isfinite().all():
         raise UserError("the model's logits are not finite: its weights are broken, or the run has diverged")
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
-    # the largest becomes 0, so that no temperature, however low, makes an infinity of it
+    # the largest logit becomes 0, so that no temperature, however low, turns it into an infinity
     logits = (logits - logits.amax(-1, keepdim=True)) / max(temperature, 1e-30)
     if top_k is not None:
         kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
@@ -57,6 +58,6 @@ def draw(logits, temperature, top_k, top_p):
     if top_p is not None:  # the smallest set of ids whose probabilities reach top_p
         ordered, index = logits.sort(descending=True)
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        # the likeliest stays, whatever float32 makes of a tiny top_p
+        # the likeliest id stays, even if float32 rounds a tiny top_p to 0
         logits = logits.scatter(-1, index, ordered.masked_fill((before >= top_p) & (before > 0), -torch.inf))
     return torch.multinomial(logits.softmax(-1), 1)

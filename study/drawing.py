@@ -1,17 +1,30 @@
 """How every figure looks, and how it is written."""
 
+import itertools
+
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from model import MIXERS
 from runs.files import check_output, write_output
 
 plt.rcParams["text.parse_math"] = False  # a name may hold a $
 
-# Okabe & Ito 2008: told apart by the colour-blind
+# Okabe & Ito 2008: colours that the colour-blind can tell apart. The spare ones are from Tol 2021, "muted"
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
-MIXER_COLOURS = dict(zip(("softmax", "cosformer", "gla", "mamba2", "gated_deltanet"), COLOURS, strict=False))
+SPARE_COLOURS = ["#999933", "#332288", "#44AA99", "#117733", "#CC6677"]
+
+
+def mixer_colours(names):
+    """{name: colour}: the colour that a mixer's class declares; all others take those that no class declares, in turn.
+
+    names: mixers, or patterns of mixers; the patterns come last, so that each mixer has one colour in every figure.
+    """
+    declared = {name: vars(mixer).get("colour") for name, mixer in MIXERS.items()}  # without what it inherits
+    unused = itertools.cycle([c for c in SPARE_COLOURS if c not in declared.values()] or COLOURS)
+    return {name: declared.get(name) or next(unused) for name in dict.fromkeys([*MIXERS, *names])}
 
 
 def mean(values):

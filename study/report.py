@@ -14,7 +14,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from study.drawing import COLOURS, MIXER_COLOURS, dress, interval_lines, mean, write
+from study.drawing import COLOURS, dress, interval_lines, mean, mixer_colours, write
 
 LINES = ["-", "--", ":"]
 GATES = ("none", "elementwise", "matched", "native", "native+elementwise")
@@ -36,8 +36,7 @@ def figures(rows, folder):
     if len(settings) > 1 and len(arms) <= len(COLOURS):
         drawn.append(ends(rows, folder / "ends.png"))
     mixers, gates = {mixer_of(row) for row in rows}, {gate_of(row) for row in rows}
-    is_known = mixers <= MIXER_COLOURS.keys() and is_accuracy(rows)
-    if len(mixers) > 1 and is_known and {"none", "elementwise"} <= gates:
+    if len(mixers) > 1 and is_accuracy(rows) and {"none", "elementwise"} <= gates:
         drawn.append(state_arrows(rows, folder / "state.png"))
     if any("slices" in score for score in scores):
         drawn.append(slice_curves(rows, folder / "slices.png"))
@@ -69,8 +68,9 @@ def styles(rows):
     arms = arms_of(rows)
     if has_many_arms(rows):
         return {row["arm"]: dict(color=GATE_LOOKS[gate_of(row)][1], label=gate_label(gate_of(row))) for row in rows}
-    if len(arms) > 1 and arms.keys() <= MIXER_COLOURS.keys():
-        pairs = [(arm, MIXER_COLOURS[mixer], LINES[i]) for mixer, own in arms.items() for i, arm in enumerate(own)]
+    if len(arms) > 1:
+        colours = mixer_colours(arms)
+        pairs = [(arm, colours[mixer], LINES[i]) for mixer, own in arms.items() for i, arm in enumerate(own)]
     else:
         names = [arm for own in arms.values() for arm in own]
         pairs = [(arm, COLOURS[i % len(COLOURS)], LINES[i // len(COLOURS) % len(LINES)]) for i, arm in enumerate(names)]
@@ -164,9 +164,9 @@ def state_arrows(rows, path):
     """Accuracy against the bytes of the state: a marker per kind of gate, at the mean over the seeds, and an arrow of a
     point or more from none to elementwise. Dashes are seeds: of none on the left, of elementwise on the right."""
     figure, axes = plt.subplots(figsize=(9, 5.5))
-    beside = {"none": 0.94, "elementwise": 1.06}
+    beside, colours = {"none": 0.94, "elementwise": 1.06}, mixer_colours(by_mixer(rows))
     for mixer in by_mixer(rows):
-        colour = MIXER_COLOURS[mixer]
+        colour = colours[mixer]
         for setting in dict.fromkeys(row.get("setting") for row in rows):
             means = {}
             for gate, (marker, _) in GATE_LOOKS.items():
@@ -251,8 +251,9 @@ def slice_curves(rows, path):
 
 def slice_panel(axes, rows, shown, name):
     """shown: [(length, pairs)], the x axis. name: of the score."""
+    colours = mixer_colours(by_mixer(rows))
     for mixer, arms in by_mixer(rows).items():
-        colour = MIXER_COLOURS.get(mixer, COLOURS[6])
+        colour = colours[mixer]
         for linestyle, gate, own in arms:
             found = [row["scores"][name]["slices"] for row in own]
             each = [[100 * slices[f"{length}/{pairs}"] for length, pairs in shown] for slices in found]

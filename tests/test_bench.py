@@ -13,6 +13,8 @@ import torch
 import bench
 import plot
 from bench import BenchConfig, Report
+from model import GLA, MIXERS, GPTConfig, Softmax
+from study.drawing import mixer_colours
 
 NANOGPT = '''
 import torch
@@ -108,14 +110,6 @@ def test_sides_are_warmed_once_and_then_take_turns_in_both_orders(cpu):
 # The sides
 
 
-def test_the_plain_step_and_ours_take_the_same_step(cpu, seen_losses):
-    batch = bench.tiny_batch(8)
-    bench.plain_step(cpu, batch)()
-    bench.our_step(cpu, "float32", batch, **bench.TINY)()
-    plain, ours = seen_losses
-    assert ours == pytest.approx(plain, abs=1e-6)
-
-
 def test_nanogpt_is_any_file_with_its_classes(cpu, tmp_path, seen_losses, capsys):
     path = tmp_path / "model.py"
     path.write_text(NANOGPT)
@@ -126,20 +120,49 @@ def test_nanogpt_is_any_file_with_its_classes(cpu, tmp_path, seen_losses, capsys
     assert capsys.readouterr().out == ""  # what it prints is not the table's
 
 
-def test_a_row_of_the_loop_is_a_row_of_mqar():
-    tokens, labels = bench.one_mqar_row(np.random.default_rng(0), 32, 4, 32)
-    value_of = dict(zip(tokens[0:8:2], tokens[1:8:2], strict=True))
-    assert len(value_of) == 4 and all(0 < key < 16 <= value < 32 for key, value in value_of.items())
-    queries = labels.nonzero()[0]
-    assert len(queries) == 4 and (queries >= 8).all() and (queries % 2 == 0).all()
-    assert all(value_of[tokens[i]] == labels[i] for i in queries)
-    assert not tokens[8:][labels[8:] == 0].any()  # else filler
-
-
 def test_profile_lists_the_operations_of_a_step(cpu, monkeypatch):
     step = bench.our_step(cpu, "float32", bench.tiny_batch(4), **bench.TINY)
     monkeypatch.setattr(bench, "our_step", lambda *args, **keys: step)
     assert "aten::mm" in bench.profile(cpu)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Mixers: those of model.py, and one that a user adds
+
+
+@pytest.fixture
+def with_another_mixer(monkeypatch):
+    """MIXERS with a class and a line more, which says nothing of colours or states."""
+    monkeypatch.setitem(MIXERS, "mine", type("Mine", (GLA,), {}))
+    monkeypatch.setitem(MIXERS, "my_softmax", type("MySoftmax", (Softmax,), {}))
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """The parts of bench.py on models of one narrow layer, without processes of their own."""
+    small = dict(n_layer=1, n_head=2, n_embd=16, state_size=4)
+    monkeypatch.setattr(bench, "GPTConfig", lambda **keys: GPTConfig(**keys | small))
+    monkeypatch.setattr(bench, "alone", lambda *arguments: 1)
+    monkeypatch.setattr(bench, "decoding_speed", lambda *arguments: {})
+
+
+def test_every_part_measures_every_mixer_and_draws_it(with_another_mixer, small_parts, cpu, tmp_path):
+    cpu.longest = 512
+    for name in ("length", "decode"):
+        report = Report(name)
+        bench.PARTS[name](cpu, report)
+        assert {row["mixer"] for row in report.rows if "mixer" in row} == set(MIXERS)
+        if name == "decode":  # only a state that does not grow promises a time that does not
+            claimed = {claim["name"].partition(":")[0] for claim in report.claims}
+            assert claimed == set(MIXERS) - {"softmax", "my_softmax"}
+        (tmp_path / f"{name}.json").write_text(json.dumps(report.as_dict()))
+    assert tmp_path / "cost.png" in plot.bench(tmp_path)
+
+
+def test_every_mixer_has_a_colour_of_its_own(with_another_mixer):
+    colours = mixer_colours(["gla,softmax", "mine", "gla", "a mixer of an older version"])
+    assert len(set(colours.values())) == len(colours) == len(MIXERS) + 2
+    assert colours["gla"] == GLA.colour and colours["mine"] == mixer_colours(["mine"])["mine"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

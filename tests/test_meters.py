@@ -234,6 +234,18 @@ def test_the_rank_of_w_v_w_o_is_that_of_their_product(name):
         torch.testing.assert_close(v, mixer.project(x, None, 0).v)
 
 
+@every_mixer
+def test_the_rows_that_a_mixer_declares_make_its_values(name):
+    mixer = make_model(attention=name, n_kv_head=1).blocks[0].mixer
+    weight = getattr(mixer, mixer.value_rows[0]).weight
+    (of_v,) = torch.autograd.grad(mixer.project(random_x(), None, 0).v.square().sum(), weight)
+    declared = meters.value_weight(mixer).flatten(0, 1)
+    (first,) = (i for i in range(len(weight)) if torch.equal(weight[i : i + len(declared)], declared))
+    rows = of_v.abs().sum(-1) > 0
+    assert rows[first : first + len(declared)].all()
+    assert rows.sum() <= len(declared) + mixer.n_head  # mamba2's dt is a factor on v, too
+
+
 # -- the residual stream, and the look inside --------------------------------------------------------------------------
 
 

@@ -10,7 +10,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ops.recurrence import LOG_DECAY_MIN, chunked, fla, has_fla, quadratic, recurrent
+from ops.recurrence import (
+    LOG_DECAY_MIN,
+    _ChannelWeights,
+    _Inverse,
+    chunked,
+    fla,
+    has_fla,
+    plain_chunked,
+    quadratic,
+    recurrent,
+)
 
 B, H, DK, DV = 2, 3, 8, 5
 LENGTHS = (1, 2, 17, 63, 64, 65, 200)
@@ -72,6 +82,33 @@ def test_chunked_equals_recurrent_with_every_gradient(T, kind, decay, delta):
     for chunk_size in CHUNKS:
         for name, x in run(chunked, inputs, chunk_size=chunk_size).items():
             assert x.isfinite().all() and error(x, expected[name]) < 1e-10, (name, chunk_size)
+
+
+@every_kind
+@with_and_without_the_delta_rule
+def test_the_plain_chunked_form_equals_recurrent_with_every_gradient(kind, decay, delta):
+    for T, chunk_size in ((1, 16), (65, 16), (100, 64)):
+        inputs = make_inputs(T, kind, decay, delta)
+        expected = run(recurrent, inputs)
+        for name, x in run(plain_chunked, inputs, chunk_size=chunk_size).items():
+            assert x.isfinite().all() and error(x, expected[name]) < 1e-10, (name, T, chunk_size)
+
+
+def test_the_weights_of_doubled_blocks_are_those_of_the_plain_form():
+    q, k, log_decay = torch.randn(3, 2, 16, DK).double().unbind()
+    c = (-log_decay.abs()).cumsum(1)
+    decays = (c[:, :, None] - c[:, None]).exp()  # (M, C, C, Dk)
+    expected = (q[:, :, None] * k[:, None] * decays).sum(-1).tril(), q * c.exp(), k * (c[:, -1:] - c).exp()
+    outputs = _ChannelWeights.apply(q, k, -log_decay.abs())
+    for x, reference in zip(outputs, (*expected, c[:, -1:].exp()), strict=True):
+        torch.testing.assert_close(x, reference, rtol=1e-12, atol=1e-12)
+
+
+def test_the_inverse_of_doubled_blocks_is_that_of_the_solver():
+    L = torch.randn(2, 3, 32, 32).double().tril(-1) / 4
+    eye = torch.eye(32).double().expand_as(L)
+    expected = torch.linalg.solve_triangular(L, eye, upper=False, unitriangular=True)
+    torch.testing.assert_close(_Inverse.apply(L), expected, rtol=1e-10, atol=1e-10)
 
 
 @every_kind
@@ -267,7 +304,7 @@ def test_float32_has_nothing_left_at_the_smallest_log_decay():
     assert torch.tensor(LOG_DECAY_MIN).exp() == 0 < torch.tensor(LOG_DECAY_MIN + 1).exp()
 
 
-@pytest.mark.parametrize("form", [chunked, recurrent])
+@pytest.mark.parametrize("form", [chunked, plain_chunked, recurrent])
 @pytest.mark.parametrize("kind", ["none", "per head", "per channel"])
 @with_and_without_the_delta_rule
 def test_no_token_gives_no_output_and_leaves_the_state(form, kind, delta):
@@ -284,7 +321,7 @@ def test_one_shared_head_of_q_and_k_equals_its_copies(delta):
     inputs = make_inputs(70, "per head", "-5 to 0 a step", delta)
     shared = inputs | {"q": inputs["q"][:, :, :1], "k": inputs["k"][:, :, :1]}
     copies = inputs | {"q": shared["q"].expand(-1, -1, H, -1), "k": shared["k"].expand(-1, -1, H, -1)}
-    for form in (recurrent, chunked):
+    for form in (recurrent, plain_chunked, chunked):
         for x, expected in zip(form(**shared), form(**copies), strict=True):
             assert error(x, expected) < 1e-12
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import experiment
+from model import MIXERS
 from study import report, tables
 from study.rows import read_rows
 
@@ -91,6 +92,18 @@ def test_many_arms_have_a_panel_for_each_mixer_and_scores_one_for_each_setting(t
     assert [axes.get_title().partition(":")[0] for axes in drawn["slices.png"]] == ["d16", "d16", "d32", "d32"]
     shown = {f"{mixer}, gate {gate}" for mixer in ("gla", "mamba2") for gate in ("none", "elementwise")}
     assert all(labels_of(axes) - chance == shown for axes in drawn["slices.png"])
+
+
+def test_every_mixer_and_a_pattern_of_mixers_have_every_figure_of_an_experiment(tmp_path, drawn, monkeypatch):
+    monkeypatch.setitem(MIXERS, "mine", type("Mine", (MIXERS["gla"],), {}))
+    mixers = [*MIXERS, "gla,softmax"]
+    arms = {f"{m} {gate}": {"attention": m, "gate": gate} for m in mixers for gate in ("none", "elementwise")}
+    about = {"state_bytes": 512, "scores": {"longer": {"slices": {"32/4": 0.9, "64/8": 0.4}}}}
+    rows = [made_row(run, 0.5) | about for run in experiment.runs_of(listed(arms=arms), [0], [])]
+    report.figures(rows, tmp_path)
+    assert list(drawn) == ["accuracy.png", "state.png", "slices.png"]
+    assert set(mixers) <= labels_of(drawn["state.png"][0])
+    assert len({look["color"] for look in report.styles(rows).values()}) == len(mixers)
 
 
 def test_claims_may_be_about_other_numbers_of_the_rows_each_with_its_own_correction(tmp_path, drawn):
