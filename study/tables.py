@@ -216,7 +216,7 @@ def scenarios_table(config, judged):
 
 
 def divergence(rows):
-    """Where each arm diverges: the loss is not finite, or the validation loss is higher at the end than at the start."""
+    """Where each arm diverges: its loss is not finite, or its validation loss is higher at the end than at first."""
     cells = [["arm", "highest rate without", "diverges at"]]
     for arm, rates in report.by_learning_rate(rows).items():
         lost = [rate for rate, own in rates.items() if any(map(report.has_diverged, own))]
