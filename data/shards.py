@@ -39,6 +39,7 @@ from pathlib import Path
 
 import numpy as np
 
+from runs import files
 from runs.files import lock, read_json, write_whole, wrong_field
 
 FORMAT = 1
@@ -59,20 +60,25 @@ OURS = re.compile(r"\w{1,80}_(\d{4,9}|documents)\.npy")  # what _save_shard and 
 
 
 def claim(out_dir, overwrite):
-    """The folder as a Path. UserError where it holds something else than a data set, and overwrite is false."""
+    """Marks the folder as a data set, and returns its Path. UserError where it holds something else, unless overwrite.
+
+    Three folders without a mark are ours, too: an older version's data set, a script's own folder under data/, and one
+    in which nothing but a lock or a stopped prepare has left something.
+    """
     out_dir = Path(out_dir)
-    try:
-        names = set(os.listdir(out_dir)) if os.path.lexists(out_dir) else set()
-    except OSError as error:
-        raise UserError(f"out_dir={str(out_dir)!r}: cannot be written to ({error.strerror})") from None
-    is_scripts = out_dir.resolve().parent == DATA and "prepare.py" in names
-    # .new: a prepare that was stopped left it there
-    if names and not (overwrite or is_scripts or NEW in names or _listed(out_dir)):
-        raise UserError(
-            f"out_dir={str(out_dir)!r}: holds {min(names)!r} and no data set of ours; name another folder, or "
-            "--overwrite=true writes into this one"
-        )
+    with contextlib.suppress(OSError):  # files.claim says why a folder cannot be had
+        is_scripts = os.path.dirname(os.path.realpath(out_dir)) == str(DATA) and (out_dir / "prepare.py").is_file()
+        overwrite = overwrite or is_scripts or bool(_listed(out_dir)) or set(os.listdir(out_dir)) <= {"lock", NEW}
+    files.claim(out_dir, "data set", overwrite)
     return out_dir
+
+
+def report(meta, out_dir):
+    """Prints the counts of every split, and where the data set lies: the end of a prepare script."""
+    for split, facts in meta["splits"].items():
+        counts = ", ".join(f"{value:,} {name}" for name, value in facts.items() if isinstance(value, int))
+        print(f"{split}: {counts}")
+    print(f"written to {out_dir}")
 
 
 def parameters_of(config):
@@ -85,7 +91,7 @@ def _listed(folder):
     """The files that the meta.json of a folder names, and meta.json; none where it is no meta.json of ours."""
     try:
         meta = read_json(folder / "meta.json", MOST_META)
-        splits = meta["splits"].values() if type(meta["format"]) is int else ()
+        splits = meta["splits"].values() if meta["format"] == FORMAT else ()
         entries = [entry for facts in splits for entry in (*facts["shards"], facts.get("document_offsets", {}))]
         return (
             {"meta.json", *(entry["file"] for entry in entries if isinstance(entry.get("file"), str))}

@@ -1,10 +1,11 @@
-"""Rows of an experiment: which run a row is of, and which scores of it count.
+"""The rows of an experiment: which run a row belongs to, and which of its scores count.
 
     rows = read_rows(folder)
-    row = find_row(rows, run)       # None: not run yet
+    row = find_row(rows, run)       # None: this run has no row yet
 
-A row of rows.jsonl is a run (its arm, setting, seed, data and keys of train.py), what came of it, and what made it. Its
-scores are no part of the run: other scores in the config are computed for the same row, and written as a newer one.
+A row of rows.jsonl holds a run (its arm, setting, seed, data and keys of train.py), its results, and the code and
+machine that made them. Scores are not part of what identifies a run: if the config asks for another score, it is
+computed for the finished run, and a newer row is written.
 """
 
 import collections
@@ -13,11 +14,11 @@ import json
 from runs.files import read_jsonl
 
 KEYS = ("config", "data")
-RUN = ("arm", "setting", "seed", "purpose", *KEYS)  # what makes a run: its row has the same
+RUN = ("arm", "setting", "seed", "purpose", *KEYS)  # what identifies a run
 
 
 def read_rows(folder):
-    """The rows of this machine and of the others that share the folder, one a run: the one that ended last."""
+    """The rows of all machines that share the folder, one for each run: the row that ended last."""
     found = {}
     for file in sorted(folder.glob("rows*.jsonl")):
         for row in read_jsonl(file):
@@ -28,22 +29,22 @@ def read_rows(folder):
 
 
 def as_read(value):
-    """The value as it comes back from JSON: a tuple as a list."""
+    """The value as JSON gives it back: a tuple becomes a list."""
     return json.loads(json.dumps(value))
 
 
 def run_of(row):
-    """The run that a row is of."""
+    """The run that a row belongs to."""
     return {name: row[name] for name in RUN if name in row}
 
 
 def find_row(rows, run):
-    """The row of this very run: same arm, seed, data and keys."""
+    """The row with the same arm, setting, seed, data and keys as the run, or None."""
     return next((row for row in rows if run_of(row) == run), None)
 
 
 def rows_of_other_keys(rows, lacking):
-    """A line for each difference between runs that lack a row and the rows of their arm, setting and seed."""
+    """For runs without a row: how the rows of the same arm, setting and seed differ. One line for each difference."""
     told = collections.Counter()
     for run in lacking:
         same = [row for row in rows if all(row.get(name) == run.get(name) for name in RUN if name not in KEYS)]
@@ -54,7 +55,7 @@ def rows_of_other_keys(rows, lacking):
 
 
 def difference(row, run):
-    """How the keys of a row differ from those of a run: a tuple of words."""
+    """How the keys of a row differ from the keys of a run, in words: one text for each key."""
     words = []
     for part in KEYS:
         was, now = row[part], run[part]
@@ -65,7 +66,7 @@ def difference(row, run):
 
 
 def scores_of(config, row):
-    """{name: score} of a row: those that the config asks for, made with the same keys on the same data."""
+    """{name: score}: the scores of a row that the config asks for and that were made with the same keys and data."""
     if row.get("score_data", {}) != as_read(config.score_data):
         return {}
     scored, found = row.get("scored", {}), row.get("scores", {})
@@ -74,12 +75,12 @@ def scores_of(config, row):
 
 
 def with_scores(config, row):
-    """The row with the scores of the config and no others: an edit of the config drops none from the file."""
+    """The row with only the scores that the config asks for. The file keeps the others."""
     return row | {"scored": as_read(config.scores), "scores": scores_of(config, row)}
 
 
 def missing_scores(config, row):
-    """The names of the scores that a finished run lacks. A run that was not finite, or chose a rate, has none."""
+    """The names of the scores that a finished run lacks. A run that diverged or chose a rate is not scored."""
     if "purpose" in row or not row["finite"]:
         return []
     return [name for name in config.scores if name not in scores_of(config, row)]

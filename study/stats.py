@@ -1,13 +1,14 @@
-"""What a comparison over paired seeds says: intervals, exact tests, and one word.
+"""What a comparison over paired seeds shows: an interval, an exact test, and one word as the verdict.
 
     supported       the whole 95% interval of the mean lies beyond the threshold, and Holm's correction leaves p < 0.05
     not supported   the whole interval lies short of the threshold
-    inconclusive    anything else
-    not run         fewer than two seeds have what the claim compares
+    inconclusive    neither of the two
+    not run         fewer than two seeds have all values that the claim compares
 
-A claim is a contrast: {(setting, arm): weight}, summed within each seed, so that what a seed's runs share (data, order,
-initial weights) cancels. "gla gated" 1 and "gla" -1 is the gate's gain on GLA; with "softmax gated" -1 and "softmax" 1
-added it is that gain over softmax's; with another setting's it is how much the gain changes between the two.
+A claim is about a contrast: {(setting, arm): weight}. The weighted values are summed within each seed, so that whatever
+the runs of a seed share (data, order, initial weights) cancels. Three examples: {"gla gated": 1, "gla": -1} is the gain
+of the gate on GLA; {"gla gated": 1, "gla": -1, "softmax gated": -1, "softmax": 1} is how much larger this gain is than
+the gain on softmax; the same arms of two settings, with opposite signs, show how the gain changes between the settings.
 """
 
 import math
@@ -16,14 +17,14 @@ import statistics
 import numpy as np
 from scipy import stats
 
-EXACT_SEEDS = 40  # up to so many seeds every sign pattern counts; beyond, so many drawn at random
+EXACT_SEEDS = 40  # up to this many seeds all sign patterns are counted; with more seeds, RANDOM_PATTERNS are drawn
 RANDOM_PATTERNS = 100_000
 
 WORDS = ("supported", "not supported", "inconclusive", "not run")
 
 
 def contrast(rows, weights, path):
-    """{seed: sum of weight * value}, of the seeds in which every (setting, arm) has a finite value.
+    """{seed: sum of weight * value}, for the seeds in which every (setting, arm) has a finite value.
 
     path: the keys that lead to the value in a row, ["accuracy"] or ["scores", "longer", "slices", "320/40"].
     """
@@ -38,7 +39,7 @@ def contrast(rows, weights, path):
 
 
 def look_up(row, path):
-    """What lies there, or None."""
+    """The value at the end of the path, or None."""
     for name in path:
         row = row.get(name) if isinstance(row, dict) else None
     return row
@@ -72,7 +73,7 @@ def t_interval(values, level=0.95):
 
 
 def t_test(values, threshold=0.0):
-    """Two-sided p of Student's test that the mean is the threshold. Values that are all the same leave no doubt."""
+    """Two-sided p of Student's test that the mean is the threshold. If all values are equal, it is 0 or 1."""
     difference, spread = statistics.fmean(values) - threshold, statistics.stdev(values)
     if spread == 0:
         return float(difference == 0)
@@ -81,25 +82,26 @@ def t_test(values, threshold=0.0):
 
 
 def sign_flip_test(values, threshold=0.0):
-    """Two-sided p: the share of all sign patterns whose sum is at least as far from 0. 2 / 2^n at the least.
+    """Two-sided p: the share of all sign patterns whose sum is at least as far from 0. It is never below 2 / 2^n.
 
-    Exact up to EXACT_SEEDS values: every sum is one of the first half's plus one of the second half's, so that 2^(n/2)
-    sums are listed and not 2^n. With more values it is the share among RANDOM_PATTERNS, always the same ones.
+    It is exact up to EXACT_SEEDS values: each sum is a sum over the first half plus a sum over the second half, so only
+    2 * 2^(n/2) sums are listed instead of 2^n. With more values it is the share among RANDOM_PATTERNS fixed patterns.
     """
     differences = np.asarray(values) - threshold
-    slack = 1e-12 * np.abs(differences).sum()  # sums of the same numbers, in another order
+    slack = 1e-12 * np.abs(differences).sum()  # rounding: the same numbers summed in another order
     observed = abs(differences.sum()) - slack
     if len(differences) > EXACT_SEEDS:
         signs = np.random.default_rng(0).choice(np.array([-1.0, 1.0]), (RANDOM_PATTERNS, len(differences)))
         return float((1 + (np.abs(signs @ differences) >= observed).sum()) / (1 + RANDOM_PATTERNS))
     first, second = (signed_sums(half) for half in np.array_split(differences, 2))
     second.sort()
-    far = (len(second) - np.searchsorted(second, observed - first)).sum()  # sums >= observed; as many are <= -observed
+    # the number of sums >= observed; by symmetry as many are <= -observed
+    far = (len(second) - np.searchsorted(second, observed - first)).sum()
     return min(1.0, float(2 * far / 2 ** len(differences)))
 
 
 def signed_sums(values):
-    """The sums of all sign patterns, 2^n of them."""
+    """The 2^n sums of all sign patterns."""
     sums = np.zeros(1)
     for value in values:
         sums = np.concatenate([sums + value, sums - value])
@@ -107,7 +109,7 @@ def signed_sums(values):
 
 
 def holm(p_values):
-    """Holm's step-down correction (1979): p values that may be read at 0.05 together."""
+    """Holm's step-down correction (1979): p-values that may all be compared with 0.05."""
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     corrected, largest = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(order):

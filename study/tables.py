@@ -1,9 +1,9 @@
-"""An experiment's tables and verdicts, as text, from its rows and from nothing else.
+"""The tables and verdicts of an experiment as text, made from its rows and from nothing else.
 
     judged = judge_claims(config, rows)
     print(summary(config, rows, judged))
 
-stats.py has the statistics, report.py the figures and the page that shows all of it.
+stats.py computes the statistics; report.py draws the figures and writes the page that shows everything.
 """
 
 import collections
@@ -17,13 +17,20 @@ def number(value):
     return math.nan if value is None else value
 
 
+def aligned(rows):
+    """Rows of cells as lines: names to the left, all other columns to the right, each as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = (zip(row, widths, strict=True) for row in rows)
+    return ["  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(row)) for row in cells]
+
+
 def summary(config, rows, judged):
-    """All that is said about the rows: tables and verdicts by setting, then the claims."""
+    """The whole report on the rows: tables and verdicts by setting, then the claims."""
     parts = []
     for setting in config.settings or [None]:
         own = [row for row in rows if row.get("setting") == setting]
         if not own:
-            parts.append(f"{setting}: no run of it has a row yet")
+            parts.append(f"{setting}: none of its runs has a row yet")
             continue
         parts.append("\n".join([table(config, own, setting), *unlike_arms(own)]))
         parts += [gains_table(config, own), slices_table(own)]
@@ -41,36 +48,34 @@ def show(config, row):
 
 
 def table(config, rows, setting=None):
-    """One line per arm, every seed shown; with solved_above how many seeds solved it, and how soon."""
-    arms = list(dict.fromkeys(row["arm"] for row in rows))
-    width = max(map(len, arms)) + 2
+    """One line per arm that shows every seed; with solved_above also how many seeds solved the task, and how soon."""
     title = "End accuracy" if config.metric == "accuracy" else "Validation loss at the end (nats a token)"
     title += f", {setting}" if setting else ""
-    head = f"{'arm':<{width}}" + "".join(f"{seed:>8}" for seed in config.seeds) + "    mean"
-    head += "  solved  steps to it" if config.solved_above is not None else ""
-    lines, form = [f"{title}, by seed", head], ">8.1%" if config.metric == "accuracy" else ">8.4f"
-    for arm in arms:
+    cells = [["arm", *map(str, config.seeds), "mean"]]
+    cells[0] += ["solved", "steps to it"] if config.solved_above is not None else []
+    form = ".1%" if config.metric == "accuracy" else ".4f"
+    for arm in dict.fromkeys(row["arm"] for row in rows):
         by_seed = {row["seed"]: row for row in rows if row["arm"] == arm}
         ends = [number(row[config.metric]) for row in by_seed.values()]
-        cells = [f"{number(by_seed[s][config.metric]):{form}}" if s in by_seed else " not run" for s in config.seeds]
-        line = f"{arm:<{width}}" + "".join(cells) + f"{statistics.fmean(ends):{form}}"
+        line = [f"{number(by_seed[s][config.metric]):{form}}" if s in by_seed else "not run" for s in config.seeds]
+        line = [arm, *line, f"{statistics.fmean(ends):{form}}"]
         if config.solved_above is not None:
             steps = [steps_to(row["curve"], config.solved_above) for row in by_seed.values()]
             reached = [step for step in steps if step is not None]
             solved = sum(end > config.solved_above for end in ends)
-            line += f"{f'{solved}/{len(ends)}':>8}{f'{statistics.median(reached):,.0f}' if reached else '-':>13}"
-        lines.append(line)
-    return "\n".join(lines)
+            line += [f"{solved}/{len(ends)}", f"{statistics.median(reached):,.0f}" if reached else "-"]
+        cells.append(line)
+    return "\n".join([f"{title}, by seed", *aligned(cells)])
 
 
 def made_by(row, name):
-    """dtype, device, threads or code_sha256 of a row; None where it was written before rows stored it."""
+    """dtype, device, threads or code_sha256 of a row; None for a row of a version that did not store it."""
     value = row.get(name) or row["config"].get(name)
     return None if value in ("auto", 0) else value
 
 
 def unlike_arms(rows):
-    """A line for each of dtype, device and threads that differs between the arms of a seed, with the first of them."""
+    """A line for each of dtype, device and threads that differs between the arms of a seed; it names the first seed."""
     lines = []
     for name in ("dtype", "device", "threads"):
         by_seed = {}
@@ -85,7 +90,7 @@ def unlike_arms(rows):
 
 
 def origins(rows):
-    """One line, where rows were made by different or unknown code, dtypes, devices or numbers of threads."""
+    """One line if the rows were made by different or unknown code, dtypes, devices or numbers of threads."""
     parts = []
     for name, word in {"code_sha256": "code", "dtype": "dtype", "device": "device", "threads": "threads"}.items():
         counts = collections.Counter(made_by(row, name) for row in rows)
@@ -96,12 +101,11 @@ def origins(rows):
 
 
 def gains_table(config, rows):
-    """One line per gated arm: its paired gain over the arm that has all its keys but the gate's. Not corrected.
+    """One line per gated arm: its paired gain over the arm that differs in the keys of the gate alone. Not corrected.
 
-    Rates that were chosen for each arm may differ; in a sweep the two have the same one.
+    In a sweep both arms have the same learning rate; where each arm chose its own rate, the two rates may differ.
     """
-    lines, arms = [], {row["arm"]: row["config"] for row in reversed(rows)}  # the keys of the first seed
-    width = max(map(len, arms)) + 2
+    cells, steps, arms = [], [], {row["arm"]: row["config"] for row in reversed(rows)}  # the keys of the first seed
     chosen = ("match_params", "seed", *(["learning_rate"] if config.selection_seeds else []))
     plain = {
         arm: {name: value for name, value in keys.items() if not name.startswith("gate") and name not in chosen}
@@ -115,14 +119,14 @@ def gains_table(config, rows):
         gains = list(stats.contrast(rows, {(setting, arm): 1, (setting, same[0]): -1}, [config.metric]).values())
         if len(gains) >= 2:
             mean, low, high = stats.t_interval(gains)
-            when = said_of_steps(config, rows, arm, same[0])
-            lines.append(f"{arm:<{width}}{mean:>+9.4f}{low:>+9.4f} to{high:>+9.4f}{when}")
+            cells.append([arm, f"{mean:+.4f}", f"{low:+.4f} to {high:+.4f}"])
+            steps.append(compare_steps(config, rows, arm, same[0]))
     title = "gain over the same without a gate: mean, 95% interval, not corrected for their number"
-    return "\n".join([title, *lines]) if lines else ""
+    return "\n".join([title, *map(str.__add__, aligned(cells), steps)]) if cells else ""
 
 
-def said_of_steps(config, rows, arm, other):
-    """How often the arm is above solved_above later than the other, among the seeds in which both get there."""
+def compare_steps(config, rows, arm, other):
+    """In how many of the seeds that both arms solve the first arm gets above solved_above later, and sooner."""
     if config.solved_above is None:
         return ""
     steps = {(row["arm"], row["seed"]): steps_to(row["curve"], config.solved_above) for row in rows}
@@ -133,24 +137,24 @@ def said_of_steps(config, rows, arm, other):
 
 
 def slices_table(rows):
-    """One line per arm: its accuracy by length/pairs on the data of a score, means over the seeds."""
+    """One line per arm: its accuracy by length/pairs on the data of a score, averaged over the seeds."""
     lines, arms = [], list(dict.fromkeys(row["arm"] for row in rows))
-    width = max(map(len, arms)) + 2
     for name in rows[0].get("scored", {}):
         found = [row for row in rows if name in row["scores"]]
         scores = {arm: [row["scores"][name] for row in found if row["arm"] == arm] for arm in arms}
         slices = next((score.get("slices", ()) for own in scores.values() for score in own), ())
-        if slices:
-            head = f"{'arm':<{width}}" + "".join(f"{part:>10}" for part in slices)
-            lines += [f"{name}: accuracy by length/pairs, means over the seeds", head]
-        for arm, own in scores.items() if slices else ():
+        if not slices:
+            continue
+        cells = [["arm", *slices]]
+        for arm, own in scores.items():
             means = [statistics.fmean(score["slices"][part] for score in own) if own else math.nan for part in slices]
-            lines.append(f"{arm:<{width}}" + "".join(f"{value:>10.1%}" for value in means))
+            cells.append([arm, *(f"{value:.1%}" for value in means)])
+        lines += [f"{name}: accuracy by length/pairs, means over the seeds", *aligned(cells)]
     return "\n".join(lines)
 
 
 def steps_to(curve, accuracy):
-    """The first evaluated step above it, or None."""
+    """The first evaluated step whose accuracy is above `accuracy`, or None."""
     return next((step for step, value in curve if value > accuracy), None)
 
 
@@ -159,7 +163,8 @@ def is_across_settings(claim):
 
 
 def contrasts_of(config, claim):
-    """{setting or None: {(setting, arm): weight}}: across settings; or in one; or, where none is named, in each."""
+    """{setting or None: {(setting, arm): weight}}. A claim across settings, or with a setting, gives one contrast; any
+    other claim gives one in each setting."""
     if is_across_settings(claim):
         return {None: {(s, arm): w for s, weights in claim["contrast"].items() for arm, w in weights.items()}}
     settings = [claim["setting"]] if "setting" in claim else config.settings or [None]
@@ -167,7 +172,7 @@ def contrasts_of(config, claim):
 
 
 def judge_claims(config, rows):
-    """[{claim, setting, verdict, ...}]: all claims about one number of the rows, in all settings, are one family."""
+    """[{claim, setting, verdict, ...}]. All claims about one number of the rows, in all settings, form one family."""
     judged, families = [], {}
     for name, claim in config.claims.items():
         path = claim.get("of", [config.metric])
@@ -183,25 +188,25 @@ def judge_claims(config, rows):
 
 
 def claims_table(judged):
-    """A line per claim: the word, and what it rests on. Accuracies are fractions, losses nats."""
+    """A line per claim: its verdict, and the numbers behind it. Accuracies are fractions, losses are in nats."""
     lines = []
     for claim in judged:
         where = f", {claim['setting']}" if claim["setting"] else ""
-        said = f"{claim['claim']}{where}: {claim['verdict']}"
+        line = f"{claim['claim']}{where}: {claim['verdict']}"
         if "mean" in claim:
             is_exact = claim["n"] <= stats.EXACT_SEEDS
             method = "exact" if is_exact else f"by {stats.RANDOM_PATTERNS:,} random sign patterns"
-            said += (
+            line += (
                 f" ({claim['mean']:+.4f}, 95% interval {claim['low']:+.4f} to {claim['high']:+.4f}, beyond "
                 f"{claim['threshold']:g}; p {claim['p_holm']:.3g} after Holm, {method} {claim['p_exact']:.3g}, "
                 f"{claim['n']} seeds)"
             )
-        lines.append(said)
+        lines.append(line)
     return "\n".join(lines)
 
 
 def scenarios_table(config, judged):
-    """A line per setting: the scenarios whose claims all have the verdicts they need there."""
+    """A line per setting that names the scenarios of which every claim has the needed verdict there."""
     lines = []
     for setting in (config.settings or [None]) if config.scenarios else []:
         words = {claim["claim"]: claim["verdict"] for claim in judged if claim["setting"] == setting}
@@ -211,37 +216,36 @@ def scenarios_table(config, judged):
 
 
 def divergence(rows):
-    """Where each arm diverges: not finite, or a validation loss at the end above that at the start."""
-    arms = report.by_learning_rate(rows)
-    width = max(map(len, arms)) + 2
-    lines = [f"{'arm':<{width}}{'highest rate without':>24}{'diverges at':>14}"]
-    for arm, rates in arms.items():
+    """Where each arm diverges: its loss is not finite, or its validation loss is higher at the end than at first."""
+    cells = [["arm", "highest rate without", "diverges at"]]
+    for arm, rates in report.by_learning_rate(rows).items():
         lost = [rate for rate, own in rates.items() if any(map(report.has_diverged, own))]
         kept = [rate for rate in rates if rate not in lost]
-        highest, lowest = f"{max(kept):g}" if kept else "none", f"{min(lost):g}" if lost else "none"
-        lines.append(f"{arm:<{width}}{highest:>24}{lowest:>14}")
-    return "\n".join(lines)
+        cells.append([arm, f"{max(kept):g}" if kept else "none", f"{min(lost):g}" if lost else "none"])
+    return "\n".join(aligned(cells))
 
 
 def verdict(config, rows):
-    """success, failure or in between, by the rules of the config, with the numbers it rests on."""
+    """success, failure or in between, by the rules of the config, with the numbers behind the word."""
     base = [row for row in rows if row["arm"] == config.baseline]
     treated = [row for row in rows if row["arm"] == config.treatment]
     if not all(row["finite"] for row in base + treated):
         return "failure (a run was not finite)"
     gain = statistics.fmean(row["accuracy"] for row in treated) - statistics.fmean(row["accuracy"] for row in base)
-    said = (
+    numbers = (
         f"({config.treatment} - {config.baseline} = {100 * gain:+.1f} points over {len(base)} seeds; success is above "
+        f"{config.success_above:.0%} against below {config.success_below:.0%} in every seed, failure is within "
+        f"{100 * config.failure_within:.0f} points)"
     )
-    said += f"{config.success_above:.0%} against below {config.success_below:.0%} in every seed, failure is within "
-    said += f"{100 * config.failure_within:.0f} points)"
     gated_high = all(row["accuracy"] > config.success_above for row in treated)
     if gated_high and all(row["accuracy"] < config.success_below for row in base):
-        return f"success {said}"
-    return f"failure {said}" if abs(gain) <= config.failure_within else f"in between {said}"
+        return f"success {numbers}"
+    return f"failure {numbers}" if abs(gain) <= config.failure_within else f"in between {numbers}"
 
 
 def cost(config, rows):
+    """What the treatment costs beside the baseline: parameters, FLOPs and speed."""
+
     def median(name, arm):
         return statistics.median(number(row[name]) for row in rows if row["arm"] == arm)
 

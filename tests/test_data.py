@@ -158,7 +158,7 @@ def test_a_seed_is_the_bytes_of_every_file(tmp_path, capsys):
     def files(folder, seed, slices="16/2,32/4"):
         sizes = ["--train_size=1100", "--val_size=20", "--vocab_size=64"]
         mqar.main([f"--slices={slices}", f"--seed={seed}", f"--out_dir={tmp_path / folder}", *sizes])
-        return {file.name: file.read_bytes() for file in (tmp_path / folder).iterdir()}
+        return contents_of(tmp_path / folder)
 
     first, second, third, alone = files("a", 0), files("b", 0), files("c", 1), files("d", 0, "32/4")
     assert set(first) == {"meta.json", *(f"{split}_000{i}.npy" for split in ("train", "val") for i in (0, 1))}
@@ -504,7 +504,7 @@ def test_nothing_in_meta_json_makes_more_than_a_user_error(folder, two_slices):
 
 
 def contents_of(folder):
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file() and file.name != ".nanogate"}
 
 
 @pytest.mark.parametrize("restartable", [False, True])
@@ -608,7 +608,30 @@ def test_a_folder_that_holds_something_else_is_refused_unless_overwrite_says_so(
     assert "overwrite" not in open_dataset(out).meta["parameters"]
     text.main([str(file), f"--out_dir={out}"])  # a data set is ours
     assert "out_dir=''" in user_error(text.main, [str(file), "--out_dir="])
-    assert shards.claim(shards.DATA / "mqar", False)  # a script's own folder, which holds prepare.py
+
+
+def test_a_folder_without_a_mark_is_ours_where_an_older_version_a_script_or_a_lock_was(tmp_path, monkeypatch):
+    byte, older, others = tokenizer.get_tokenizer("byte"), tmp_path / "older", tmp_path / "others"
+    write_stream(older, {"train": ["x"], "val": ["y"]}, tokenizer=byte, name="text", **ABOUT)
+    monkeypatch.setattr(shards, "DATA", tmp_path / "data")
+    for name in ("data/mqar/prepare.py", "data/mqar/__pycache__/prepare.pyc", "locked/lock", "others/prepare.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    assert not (older / ".nanogate").exists()
+    for folder in (older, tmp_path / "data" / "mqar", tmp_path / "locked", tmp_path / "new"):
+        for _ in range(2):
+            assert shards.claim(folder, False) == folder
+        assert (folder / ".nanogate").read_text() == "data set\n"
+    assert "holds what is not of a data set (prepare.py)" in user_error(shards.claim, others, False)
+    (others / ".nanogate").write_text("run\n")
+    assert "is the folder of another kind of output, 'run'" in user_error(shards.claim, others, True)
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in user_error(shards.claim, tmp_path / "file", False)
+
+
+def test_what_cannot_be_read_leaves_no_folder(tmp_path):
+    assert "no such file" in user_error(text.main, [str(tmp_path / "gone.txt"), f"--out_dir={tmp_path / 'out'}"])
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_shard_that_is_cut_short_while_it_is_read_is_one_line(folder, two_slices):
@@ -803,3 +826,14 @@ def test_the_scripts_run_from_any_folder_and_exit_with_2_for_a_users_mistake(nam
     command = [sys.executable, str(ROOT / "data" / name / "prepare.py")]
     done = subprocess.run([*command, "--sed=1"], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1 and "'seed'" in done.stderr
+
+
+def test_a_script_ends_with_the_counts_of_every_split_and_its_folder(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("a\nb\n")
+    text.main([str(tmp_path / "a.txt"), f"--out_dir={tmp_path / 'out'}"])
+    mqar.main([f"--out_dir={tmp_path / 'mqar'}", "--train_size=3", "--val_size=2", "--seq_len=16"])
+    lines = capsys.readouterr().out.splitlines()
+    counts = "1 documents, 1 words, 2 bytes, 2 tokens"
+    assert lines[:3] == [f"train: {counts}", f"val: {counts}", f"written to {tmp_path / 'out'}"]
+    assert lines[-3:-1] == ["train: 3 rows, 48 tokens, 12 labels", "val: 2 rows, 32 tokens, 8 labels"]
+    assert lines[-1] == f"written to {tmp_path / 'mqar'}"

@@ -417,7 +417,7 @@ def test_an_experiment_on_text_shows_losses_and_has_no_verdict(base, tmp_path):
         for arm, gate in (("plain", "none"), ("gated", "elementwise")) for seed in (0, 1)
     ]  # fmt: skip
     config = experiment.ExperimentConfig(arms={"plain": {}, "gated": {}}, seeds=[0, 1], metric="val_loss", base=FLOAT32)
-    assert "gated    2.0000  3.0000  2.5000" in tables.table(config, rows)
+    assert "gated  2.0000  3.0000  2.5000" in tables.table(config, rows)
     assert [figure.name for figure in report.figures(rows, tmp_path)] == ["val_loss.png", "lengths.png"]
 
 

@@ -82,7 +82,7 @@ def committed_configs():
     except (OSError, subprocess.CalledProcessError):
         files = []
     files = files or [ROOT / "config" / name for name in re.findall(r"^\| `([\w./]+\.py)` \|", CONFIGS, re.M)]
-    return [file for file in files if file.parent.name != "experiments" and file.exists()]
+    return [file for file in files if ROOT / "config" / "experiments" not in file.parents and file.exists()]
 
 
 @pytest.mark.parametrize("file", committed_configs(), ids=lambda file: file.stem)

@@ -274,8 +274,8 @@ def test_claims_are_judged_by_setting_and_tables_are_made_again_from_the_rows(tm
     assert "claims.png" in files and tables.summary(config, rows, judged) in first
     assert first.split("\n\n")[1] in page and "<code>python experiment.py --config_override=" in page
     gains = tables.gains_table(config, [row for row in rows if row["setting"] == "d16"])
-    assert gains.splitlines()[1:] == ["gated    +0.3000  +0.3000 to  +0.3000"] and gains in first
-    assert "gated     80.0%   80.1%   80.2%   80.1%     3/3          100" in first
+    assert gains.splitlines()[1:] == ["gated  +0.3000  +0.3000 to +0.3000"] and gains in first
+    assert "gated  80.0%  80.1%  80.2%  80.1%     3/3          100" in first
     experiment.main(words)
     assert capsys.readouterr().out == first
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == files
@@ -286,7 +286,7 @@ def test_the_gain_is_over_the_arm_that_lacks_the_keys_of_the_gate_and_no_others(
     arms = {"none": {}, "static": gated | {"gate_input": "static"}, "other": gated | {"readout_norm": "none"}}
     config = listed(arms=arms, settings={}, seeds=[0, 1])
     rows = [made_row(run, 0.5 + 0.1 * (run["arm"] == "static")) for run in experiment.runs_of(config, config.seeds, [])]
-    assert tables.gains_table(config, rows).splitlines()[1:] == ["static    +0.1000  +0.1000 to  +0.1000"]
+    assert tables.gains_table(config, rows).splitlines()[1:] == ["static  +0.1000  +0.1000 to +0.1000"]
 
 
 def test_in_a_sweep_the_gain_is_over_the_same_rate_and_with_chosen_rates_over_whichever_was_chosen():
@@ -301,7 +301,7 @@ def test_in_a_sweep_the_gain_is_over_the_same_rate_and_with_chosen_rates_over_wh
     runs = experiment.runs_of(chosen, chosen.seeds, chosen.learning_rates, rates)
     rows = [made_row(run, 0.5 + 0.2 * (run["arm"] == "gated")) for run in runs]
     assert tables.gains_table(chosen, rows[1:]).splitlines()[1:] == []  # one pair
-    assert tables.gains_table(chosen, rows).splitlines()[1:] == ["gated    +0.2000  +0.2000 to  +0.2000"]
+    assert tables.gains_table(chosen, rows).splitlines()[1:] == ["gated  +0.2000  +0.2000 to +0.2000"]
     three = dataclasses.replace(chosen, seeds=[0, 1, 2])
     rows = [made_row(run, 0.5) for run in experiment.runs_of(three, three.seeds, chosen.learning_rates, rates)]
     assert tables.gains_table(three, rows[1:]).splitlines()[1:]  # though the first seed lacks an arm
@@ -425,9 +425,9 @@ def test_which_arm_is_solved_later_is_counted_over_the_seeds_that_both_solve():
     ]
     rows.append({"arm": "none", "seed": 3, "curve": [[0, 0.1], [10, 0.5]]})  # never solved
     said = "; solved later in 2, sooner in 0 of 3 seeds that both solve"
-    assert tables.said_of_steps(config, rows, "gated", "none") == said
-    assert tables.said_of_steps(config, rows[-1:], "gated", "none") == ""
-    assert tables.said_of_steps(listed(), rows, "gated", "none") == ""
+    assert tables.compare_steps(config, rows, "gated", "none") == said
+    assert tables.compare_steps(config, rows[-1:], "gated", "none") == ""
+    assert tables.compare_steps(listed(), rows, "gated", "none") == ""
 
 
 def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
@@ -438,7 +438,7 @@ def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
     keys = dataclasses.asdict(config) | {"run": False}
     experiment.main([f"--config_override={json.dumps(keys)}", f"--out_dir={tmp_path}"])
     said = capsys.readouterr().out
-    assert "7 of 8 runs have no row yet" in said and "d32: no run of it has a row yet" in said
+    assert "7 of 8 runs have no row yet" in said and "d32: none of its runs has a row yet" in said
     assert "verdict:" not in said and "it helps, d16: not run" in said and "it helps, d32: not run" in said
 
 

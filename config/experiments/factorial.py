@@ -12,8 +12,9 @@ denominator that gives 52 to 96%, gated 25 to 42%. More than 5 points by the gat
 inconclusive in one. Where both arms are solved, the gated one is later in 15 of 26 pairs, sooner in 2.
 """
 
+include = "base/recall.py"
+
 name = "factorial"
-arms = {"none": {"gate": "none"}, "elementwise": {"gate": "elementwise"}}
 settings = {
     "denominator": {"readout_norm": "denominator", "position": "none", "short_conv": 0},
     "denominator, conv": {"readout_norm": "denominator", "position": "none", "short_conv": 4},
@@ -36,40 +37,5 @@ settings = {
     "plain, PyTorch init": {"readout_norm": "none", "position": "none", "short_conv": 0, "init": "pytorch"},
 }
 seeds = [0, 1, 2, 3]
-solved_above = 0.9
-claims = {
-    "the gate adds more than 5 points": {"contrast": {"elementwise": 1, "none": -1}, "above": 0.05},
-}
 
-prepare = "mqar"
-data = {
-    "seq_len": 64,
-    "vocab_size": 16,
-    "pairs": 4,
-    "queries": 2,
-    "power": 1.0,  # uniform offsets
-    "filler": "zero",
-    "train_size": 10_000,
-    "val_size": 1_000,
-}
-
-base = {
-    "n_layer": 2,
-    "n_embd": 64,
-    "n_head": 4,
-    "mlp_ratio": 3,
-    "block_size": 64,
-    "attention": "cosformer",
-    "batch_size": 64,
-    "max_iters": 1500,
-    "learning_rate": 1e-3,
-    "warmup_iters": 100,
-    "weight_decay": 0.1,
-    "beta1": 0.9,
-    "beta2": 0.95,
-    "grad_clip": 1.0,
-    "eval_interval": 100,
-    "eval_batch_size": 250,
-    "device": "cpu",
-    "dtype": "float32",
-}
+base = {"n_head": 4, "learning_rate": 1e-3}

@@ -12,6 +12,8 @@ Result (results/gate_start/): all three supported. none 71.4%, sigmoid 39.3, sig
 loses 32 points [12, 53], by its start at a half: from identity no loss is seen (+7 points [-6, +21] over no gate).
 """
 
+include = "base/recall.py"
+
 name = "gate_start"
 arms = {
     "none": {"gate": "none"},
@@ -20,46 +22,17 @@ arms = {
     "static": {"gate": "elementwise", "gate_input": "static"},
 }
 seeds = [4, 5, 6, 7, 8, 9]
-solved_above = 0.9
 claims = {
     "the gate lowers accuracy by more than 5 points": {"contrast": {"none": 1, "sigmoid": -1}, "above": 0.05},
     "starting at identity is more than 5 points better": {"contrast": {"sigmoid2": 1, "sigmoid": -1}, "above": 0.05},
     "a constant half alone loses more than 5 points": {"contrast": {"none": 1, "static": -1}, "above": 0.05},
 }
 
-prepare = "mqar"
-data = {
-    "seq_len": 64,
-    "vocab_size": 16,
-    "pairs": 4,
-    "queries": 2,
-    "power": 1.0,  # uniform offsets
-    "filler": "zero",
-    "train_size": 10_000,
-    "val_size": 1_000,
-}
-
 base = {
-    "n_layer": 2,
-    "n_embd": 64,
     "n_head": 4,
-    "mlp_ratio": 3,
-    "block_size": 64,
-    "attention": "cosformer",
     "readout_norm": "denominator",
     "position": "none",
     "short_conv": 0,
     "init": "pytorch",
-    "batch_size": 64,
-    "max_iters": 1500,
     "learning_rate": 1e-3,
-    "warmup_iters": 100,
-    "weight_decay": 0.1,
-    "beta1": 0.9,
-    "beta2": 0.95,
-    "grad_clip": 1.0,
-    "eval_interval": 100,
-    "eval_batch_size": 250,
-    "device": "cpu",
-    "dtype": "float32",
 }

@@ -9,6 +9,8 @@ Result (results/long_context/): as trained, softmax loses 0.16 nats a byte from 
 0.05 and 0.05 with NTK scaling, next to nothing with YaRN, which costs 0.11 and 0.15 at 256. GLA gains 0.01.
 """
 
+include = "base/bytes.py"
+
 name = "long_context"
 arms = {
     "softmax": {"attention": "softmax"},
@@ -18,28 +20,11 @@ arms = {
     "cosformer": {"attention": "cosformer"},
     "cosformer gated": {"attention": "cosformer", "gate": "elementwise"},
 }
-seeds = [0]
-metric = "val_loss"
 
-prepare = "pystdlib"
-data = {"val_fraction": 0.015}
 scores = {
     "as trained": {"lengths": [256, 512, 1024]},
     "NTK": {"lengths": [256, 512, 1024], "rope_scaling": "ntk", "rope_factor": 4},
     "YaRN": {"lengths": [256, 512, 1024], "rope_scaling": "yarn", "rope_factor": 4},
 }
 
-base = {
-    "n_layer": 4,
-    "n_embd": 128,
-    "n_head": 4,
-    "block_size": 256,
-    "batch_size": 8,
-    "max_iters": 500,
-    "learning_rate": 2e-3,
-    "warmup_iters": 100,
-    "eval_interval": 250,
-    "eval_batch_size": 32,
-    "device": "cpu",
-    "dtype": "float32",
-}
+base = {"max_iters": 500, "learning_rate": 2e-3, "warmup_iters": 100, "eval_interval": 250}

@@ -22,6 +22,8 @@ five at the rate it chose (matrix_softmax.py looks again); the native gates lowe
 are under 0.1; none of the scenarios.
 """
 
+include = "base/matrix.py"
+
 name = "matrix"
 arms = {
     "softmax": {"attention": "softmax"},
@@ -46,12 +48,6 @@ arms = {
     "gated_deltanet matched": {"attention": "gated_deltanet", "gate": "elementwise", "match_params": True},
     "gated_deltanet native+sigmoid": {"attention": "gated_deltanet", "gate": "native+elementwise"},
 }
-settings = {
-    "4 heads": {"n_head": 4},
-    "2 heads": {"n_head": 2},
-}
-seeds = [0, 1, 2, 3, 4]
-
 learning_rates = [3e-3, 1e-2, 3e-2]
 selection_seeds = [100, 101]
 rates_at = "4 heads"
@@ -171,28 +167,4 @@ scenarios = {
         "it adds more than a point to mamba2": "not supported",
         "it adds more than a point to gated_deltanet": "not supported",
     },
-}
-
-prepare = "mqar"
-data = {"slices": "80/2,80/5,80/10,80/20", "vocab_size": 96, "train_size": 16_000, "val_size": 250}
-scores = {"longer": {"batch_size": 50, "block_size": 320}}
-score_data = {"slices": "80/20,160/20,320/20,160/40,320/40", "vocab_size": 96, "train_size": 1, "val_size": 200}
-
-base = {
-    "n_layer": 2,
-    "n_embd": 64,
-    "head_dim": 8,
-    "state_size": 8,
-    "mlp_ratio": 2,
-    "block_size": 320,
-    "expand": 1,
-    "short_conv": 4,
-    "init": "pytorch",
-    "batch_size": 24,
-    "max_iters": 800,
-    "warmup_iters": 50,
-    "eval_interval": 200,
-    "eval_batch_size": 250,
-    "device": "cpu",
-    "dtype": "float32",
 }

@@ -10,8 +10,9 @@ Result (results/minimum_tuned/): in between. Both arms choose 5e-4, the smallest
 gain -4.9 points [-14.5, +4.7] over ten seeds (-4.2 [-22.0, +13.5] over the first five); none is solved.
 """
 
+include = "base/recall.py"
+
 name = "minimum_tuned"
-arms = {"none": {"gate": "none"}, "elementwise": {"gate": "elementwise"}}
 seeds = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
 selection_seeds = [100]
 learning_rates = [5e-4, 1e-3, 2e-3, 4e-3]
@@ -20,41 +21,5 @@ treatment = "elementwise"
 success_above = 0.75
 success_below = 0.55
 failure_within = 0.03
-solved_above = 0.9
-claims = {
-    "the gate adds more than 5 points": {"contrast": {"elementwise": 1, "none": -1}, "above": 0.05},
-}
 
-prepare = "mqar"
-data = {
-    "seq_len": 64,
-    "vocab_size": 16,
-    "pairs": 4,
-    "queries": 2,
-    "power": 1.0,  # uniform offsets
-    "filler": "zero",
-    "train_size": 10_000,
-    "val_size": 1_000,
-}
-
-base = {
-    "n_layer": 2,
-    "n_embd": 64,
-    "n_head": 4,
-    "mlp_ratio": 3,
-    "block_size": 64,
-    "attention": "cosformer",
-    "position": "none",
-    "readout_norm": "none",
-    "batch_size": 64,
-    "max_iters": 3000,
-    "warmup_iters": 100,
-    "weight_decay": 0.1,
-    "beta1": 0.9,
-    "beta2": 0.95,
-    "grad_clip": 1.0,
-    "eval_interval": 100,
-    "eval_batch_size": 250,
-    "device": "cpu",
-    "dtype": "float32",
-}
+base = {"n_head": 4, "position": "none", "readout_norm": "none", "max_iters": 3000}

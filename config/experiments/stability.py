@@ -8,6 +8,8 @@ Result (results/stability/): no run diverges, up to 0.3. With the gate the loss 
 the largest activation in 28; for softmax from 0.01 on by a quarter of a nat. One seed.
 """
 
+include = "base/bytes.py"
+
 name = "stability"
 arms = {
     "softmax": {"attention": "softmax"},
@@ -22,24 +24,5 @@ arms = {
     "gated_deltanet gated": {"attention": "gated_deltanet", "gate": "elementwise"},
 }
 learning_rates = [1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1]
-seeds = [0]
-metric = "val_loss"
 
-prepare = "pystdlib"
-data = {"val_fraction": 0.015}
-
-base = {
-    "n_layer": 4,
-    "n_embd": 128,
-    "n_head": 4,
-    "block_size": 256,
-    "state_size": 32,
-    "batch_size": 8,
-    "max_iters": 300,
-    "warmup_iters": 30,
-    "eval_interval": 150,
-    "eval_batch_size": 32,
-    "log_interval": 5,
-    "device": "cpu",
-    "dtype": "float32",
-}
+base = {"state_size": 32, "max_iters": 300, "warmup_iters": 30, "eval_interval": 150, "log_interval": 5}

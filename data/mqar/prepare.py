@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
-from data.shards import MAX_VOCAB, claim, parameters_of, write_examples  # noqa: E402
+from data.shards import MAX_VOCAB, claim, parameters_of, report, write_examples  # noqa: E402
 from runs.limits import disk_free, ram_available, show_bytes  # noqa: E402
 
 VERSION = 1  # of the generator: raise it when the same seed no longer gives the same rows
@@ -80,8 +80,6 @@ def main(argv):
         parameters=parameters_of(config),
         seed=config.seed,
     )
-    for split, written in meta["splits"].items():
-        print(f"{split}: {written['rows']:,} rows, {written['labels']:,} labels")
     n_values = config.vocab_size - config.vocab_size // 2
     for seq_len, pairs in slices:
         queries = config.queries or pairs
@@ -89,7 +87,7 @@ def main(argv):
             f"{seq_len}/{pairs}: {queries} of {pairs} pairs asked for, {queries / seq_len:.2%} of positions labelled; "
             f"chance {1 / pairs:.2%} among the values in context, {1 / n_values:.2%} among all {n_values}"
         )
-    print(f"written to {out_dir}")
+    report(meta, out_dir)
 
 
 def parse_slices(config):

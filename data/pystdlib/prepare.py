@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
-from data.shards import claim, parameters_of, split_documents, write_stream  # noqa: E402
+from data.shards import claim, parameters_of, report, split_documents, write_stream  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 
 VERSION = 1
@@ -37,8 +37,8 @@ class Config:
 
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program="data/pystdlib/prepare.py", description=__doc__)
-    out_dir = claim(config.out_dir or Path(__file__).resolve().parent, config.overwrite)
     files = find_sources(Path(sysconfig.get_path("stdlib")))
+    out_dir = claim(config.out_dir or Path(__file__).resolve().parent, config.overwrite)
     is_val = split_documents([file.stat().st_size for file in files], config.val_fraction, config.seed)
     splits = {"train": [], "val": []}
     for file, validates in zip(files, is_val, strict=True):
@@ -54,9 +54,7 @@ def main(argv):
         parameters=parameters_of(config) | {"python": platform.python_version()},
         seed=config.seed,
     )
-    for split, written in meta["splits"].items():
-        print(f"{split}: {written['documents']:,} files, {written['words']:,} words, {written['tokens']:,} bytes")
-    print(f"written to {out_dir}")
+    report(meta, out_dir)
 
 
 def find_sources(root):

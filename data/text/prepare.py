@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
-from data.shards import claim, parameters_of, split_documents, write_stream  # noqa: E402
+from data.shards import claim, parameters_of, report, split_documents, write_stream  # noqa: E402
 from data.tokenizer import TOKENIZERS, get_tokenizer  # noqa: E402
 
 VERSION = 1
@@ -44,8 +44,8 @@ class Config:
 
 def main(argv):
     config = configurator.load(Config, argv, positional="paths", program="data/text/prepare.py", description=__doc__)
-    out_dir = claim(config.out_dir or Path(__file__).resolve().parent, config.overwrite)
     files = find_files(config.paths, config.ext)
+    out_dir = claim(config.out_dir or Path(__file__).resolve().parent, config.overwrite)
     if config.errors == "skip":
         found = files
         files = [file for file in found if is_text(file)]
@@ -71,10 +71,7 @@ def main(argv):
         parameters=parameters_of(config),
         seed=config.seed,
     )
-    for split, written in meta["splits"].items():
-        counted = ", ".join(f"{written[count]:,} {count}" for count in ("documents", "words", "bytes", "tokens"))
-        print(f"{split}: {counted}")
-    print(f"written to {out_dir}")
+    report(meta, out_dir)
 
 
 def find_files(paths, ext):

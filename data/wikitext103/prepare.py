@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
-from data.shards import claim, write_stream  # noqa: E402
+from data.shards import claim, report, write_stream  # noqa: E402
 from data.tokenizer import TOKENIZERS, get_tokenizer  # noqa: E402
 
 VERSION = 1
@@ -107,12 +107,9 @@ def main(argv):
         },
         seed=0,
     )
-    for split, written in meta["splits"].items():
-        counted = ", ".join(f"{written[count]:,} {count}" for count in ("documents", "words", "bytes", "tokens"))
-        print(f"{split}: {counted}")
     if missing := [split for split in ("train", "val") if split not in texts]:
         print(f"no {' and no '.join(missing)} split: this can be evaluated on, but training needs both train and val")
-    print(f"written to {out_dir}")
+    report(meta, out_dir)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
