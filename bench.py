@@ -43,6 +43,7 @@ from data.tokenizer import get_tokenizer
 from meters import decoding_speed
 from model import GPT, MIXERS, GPTConfig
 from ops.recurrence import chunked, has_fla, recurrent
+from runs import files
 from runs.hardware import (
     DTYPES,
     check_threads,
@@ -70,6 +71,7 @@ class BenchConfig:
     dtype: str = key("auto", "of matrix products", choices=("auto", *DTYPES))
     compile: bool = key(False, "torch.compile our side of train and overhead")
     out_dir: str = key("results/bench", "where the JSON files and the figures go", is_path=True)
+    overwrite: bool = key(False, "true: take an out_dir that holds files which are none of a benchmark")
 
 
 def main(argv):
@@ -88,7 +90,9 @@ def main(argv):
         print(profile(config))
         return
     out_dir = Path(config.out_dir)
-    out_dir.mkdir(parents=True, exist_ok=True)
+    # a folder without a marker may be results/bench of a clone, which has our JSON files
+    has_our_files = any(is_ours(file) for file in out_dir.glob("*.json"))
+    files.claim(out_dir, "bench", config.overwrite or has_our_files)
     about = describe(config)
     print("\n".join(f"{name}: {value}" for name, value in about.items()))
     claims = []
@@ -101,6 +105,15 @@ def main(argv):
     compiled_ran_eager(config)
     print("written:", ", ".join([f"{out_dir}/", *map(str, plot.bench(out_dir))]))
     print(json.dumps(about | {"claims": [{k: v for k, v in claim.items() if k != "pairs"} for claim in claims]}))
+
+
+def is_ours(file):
+    """Whether a JSON file is what this script writes of a part."""
+    try:
+        found = files.read_json(file)
+    except UserError:
+        return False
+    return isinstance(found, dict) and {"part", "rows", "claims"} <= found.keys()
 
 
 def describe(config):

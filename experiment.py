@@ -11,6 +11,8 @@ a finished run is scored besides (scores), and what is claimed. Runs go on side 
 rows.jsonl (one object per finished run), the figures, report.html and a folder per run; started again, it keeps the
 rows it has, continues the runs that were stopped, and computes the scores that a finished run lacks. A run is its arm,
 setting, seed, data and keys of train.py; a folder that holds another run is moved aside, with its checkpoints.
+A folder that is none of an experiment is refused before anything is written. SIGTERM, Ctrl-C, SIGHUP (a closed
+terminal) and SIGUSR1 stop the runs, each of which saves first; the status is then 128 and the signal's number.
 
 base and data given on the command line, or beside an include, are added to those of the file: --base='{"n_layer": 4}'
 changes one key. Every other key takes the place of the file's.
@@ -20,7 +22,7 @@ selection_seeds each arm's learning rate is chosen on those, in each setting, an
 """
 
 import configurator
-from configurator import UserError, key
+from configurator import UserError, key, show
 
 import dataclasses
 import importlib
@@ -28,7 +30,6 @@ import itertools
 import json
 import math
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -43,8 +44,8 @@ from evaluate import EvaluateConfig
 from model import GPT
 from ops.loss import IGNORE
 from runs import files
-from runs.files import lock, read_jsonl
-from runs.hardware import keep_freed_memory, pick_device, seconds_of, usable_cores
+from runs.files import lock, read_jsonl, wrong_field
+from runs.hardware import keep_freed_memory, pick_device, seconds_of, signals_to, usable_cores
 from runs.outdir import write_text
 from study import report, stats, tables
 from study.rows import as_read, find_row, missing_scores, read_rows, rows_of_other_keys, run_of, with_scores
@@ -52,6 +53,8 @@ from train import TrainConfig
 
 HERE = Path(__file__).resolve().parent
 RULE = ("baseline", "treatment", "success_above", "success_below", "failure_within")  # of the verdict: all or none
+# keys of train.py and evaluate.py that the experiment sets: they say where files are read and written
+OURS = {"base": ("out_dir", "dataset", "init_from", "overwrite"), "scores": ("out", "checkpoint")}
 
 
 @dataclass
@@ -88,6 +91,7 @@ class ExperimentConfig:
     dry_run: bool = key(False, "show the list and its estimated hours, and do nothing")
     shard: str | None = key(None, "i/n: run every n-th of the list, from the i-th on (several machines, one folder)")
     out_dir: str | None = key(None, "where rows, figure and runs go (None: results/NAME)", is_path=True)
+    overwrite: bool = key(False, "true: take an out_dir that holds files which are none of an experiment")
     jobs: int = key(0, "runs at a time (0: as many as there are GPUs, or cores)", at_least=0)
 
     def __post_init__(self):
@@ -98,11 +102,20 @@ class ExperimentConfig:
             )
         if not self.seeds:
             raise UserError("seeds=[]: there is nothing to run; add one at least, as in seeds = [0, 1, 2]")
+        names = {"name": [self.name], "arms": self.arms, "settings": self.settings, "scores": self.scores}
+        for kind, each in names.items():
+            check_names(kind, each)
         self.check_verdict()
         for kind, named in (("arms", self.arms), ("settings", self.settings)):
             for name, keys in named.items():
-                if not isinstance(keys, dict):
-                    raise UserError(f"{kind}: {name}={keys!r}: must be a dict of keys of train.py")
+                check_keys(kind, name, keys, "train.py", OURS["base"])
+        for name, keys in self.settings.items():
+            if not isinstance(keys.get("data", {}), dict):
+                raise UserError(f"settings: {name}: data={show(keys['data'])}: must be a dict of keys of prepare.py")
+        check_keys("base", "", self.base, "train.py", OURS["base"])
+        for name, keys in self.scores.items():
+            check_keys("scores", name, keys, "evaluate.py", OURS["scores"])
+            configurator.build(EvaluateConfig, keys, source=f"score {name!r}")
         scripts = sorted(file.parent.name for file in (HERE / "data").glob("*/prepare.py"))
         configurator.check_choice("prepare", self.prepare, scripts)
         for run in runs_of(self, self.seeds[:1], self.learning_rates[:1]):  # a wrong key is found before the first run
@@ -113,30 +126,22 @@ class ExperimentConfig:
                     'add "dtype": "float32", or bfloat16, to base'
                 )
             configurator.build(prepare_config(self), run["data"], source="data")
+        self.check_folders()
         configurator.build(prepare_config(self), self.score_data, source="score_data")
-        for name, keys in self.scores.items():
-            configurator.build(EvaluateConfig, keys, source=f"score {name!r}")
         for name, claim in self.claims.items():
-            if not isinstance(claim, dict) or set(claim) - {"setting", "of"} != {"contrast", "above"}:
-                raise UserError(f"claims: {name}: must have a contrast and above, and may have a setting and of")
-            if "setting" in claim or tables.is_across_settings(claim):
-                for setting in claim["contrast"] if tables.is_across_settings(claim) else [claim["setting"]]:
-                    configurator.check_choice(f"claims: {name}: setting", setting, self.settings)
-            for weights in claim["contrast"].values() if tables.is_across_settings(claim) else [claim["contrast"]]:
-                for arm in weights:
-                    configurator.check_choice(f"claims: {name}", arm, self.arms)
+            self.check_claim(name, claim)
         for arm, other in self.rate_of.items():
-            configurator.check_choice("rate_of", arm, self.arms)
-            configurator.check_choice(f"rate_of: {arm}", other, [arm for arm in self.arms if arm not in self.rate_of])
+            check_named("rate_of", arm, self.arms, "arms")
+            check_named(f"rate_of: {arm}", other, [arm for arm in self.arms if arm not in self.rate_of], "other arms")
         if self.rates_at is not None:
-            configurator.check_choice("rates_at", self.rates_at, self.settings)
+            check_named("rates_at", self.rates_at, self.settings, "settings")
         if (self.rate_of or self.rates_at) and not self.selection_seeds:
             raise UserError("rate_of, rates_at: without selection_seeds no rate is chosen")
         for name, needed in self.scenarios.items():
             if not isinstance(needed, dict):
-                raise UserError(f"scenarios: {name}={needed!r}: must be a dict of claims and their verdicts")
+                raise UserError(f"scenarios: {name}={show(needed)}: must be a dict of claims and their verdicts")
             for claim, word in needed.items():
-                configurator.check_choice(f"scenarios: {name}", claim, self.claims)
+                check_named(f"scenarios: {name}", claim, self.claims, "claims")
                 configurator.check_choice(f"scenarios: {name}: {claim}", word, stats.WORDS)
         if bool(self.selection_seeds) and not self.learning_rates:
             raise UserError("selection_seeds: there are no learning_rates to choose from")
@@ -145,6 +150,31 @@ class ExperimentConfig:
         if self.learning_rates and not self.selection_seeds and self.metric != "val_loss":
             raise UserError(f"metric={self.metric!r}: with learning_rates it must be val_loss, which tells divergence")
         parse_shard(self.shard)
+
+    def check_folders(self):
+        """Every run needs a folder of its own: setting "a" with arm "b-c" would share that of "a-b" with "c"."""
+        found = {}
+        for run in runs_of(self, self.seeds[:1], []):
+            other = found.setdefault(name_of(run), run)
+            if other is not run:
+                raise UserError(
+                    f"settings, arms: {other.get('setting')!r} with {other['arm']!r} and {run.get('setting')!r} with "
+                    f"{run['arm']!r} would share the folder {name_of(run)}; rename one of them"
+                )
+
+    def check_claim(self, name, claim):
+        if not isinstance(claim, dict) or set(claim) - {"setting", "of"} != {"contrast", "above"}:
+            raise UserError(f"claims: {name}: must have a contrast and above, and may have a setting and of")
+        if wrong := wrong_field(claim, CLAIM):
+            raise UserError(f"claims: {name}: {wrong}")
+        is_across = tables.is_across_settings(claim)
+        for setting in claim["contrast"] if is_across else [claim["setting"]] if "setting" in claim else []:
+            check_named(f"claims: {name}: setting", setting, self.settings, "settings")
+        for weights in claim["contrast"].values() if is_across else [claim["contrast"]]:
+            if wrong := wrong_field(weights, WEIGHTS):
+                raise UserError(f"claims: {name}: {wrong}")
+            for arm in weights:
+                check_named(f"claims: {name}", arm, self.arms, "arms")
 
     def check_verdict(self):
         lacking = [name for name in RULE if getattr(self, name) is None]
@@ -157,8 +187,45 @@ class ExperimentConfig:
                 'claims = {"it helps": {"contrast": {"without": 1, "with": -1}, "above": 0.01}}'
             )
         if not lacking:
-            for arm in (self.baseline, self.treatment):
-                configurator.check_choice("arms", arm, self.arms)
+            for name in ("baseline", "treatment"):
+                check_named(name, getattr(self, name), self.arms, "arms")
+
+
+# what a claim holds; runs.files.wrong_field says how such a table is read
+WEIGHTS = {str: (float, -1e9, 1e9)}
+CLAIM = {
+    "contrast": (dict, 1, 999),
+    "above": (float, -1e9, 1e9),
+    "setting?": (str, 0, 999),
+    "of?": [(str, 0, 999), 1, 9],
+}
+
+
+def check_names(kind, names):
+    """UserError for a name that is none of a file in out_dir: the folders of runs and the files of scores have them."""
+    for name in names:
+        is_text = isinstance(name, str) and name.isprintable() and bool(name.strip())
+        if not is_text or name[0] == "." or "/" in name or "\\" in name or len(name.encode()) > 80:
+            raise UserError(
+                f"{kind}: {show(name)}: names are file names: a text of 1 to 80 bytes, without slashes and line ends, "
+                "that begins with no dot"
+            )
+
+
+def check_keys(kind, name, keys, script, taken):
+    """UserError for what is no dict of keys, or has a key that the experiment itself sets."""
+    label = f"{kind}: {name}" if name else kind
+    if not isinstance(keys, dict):
+        raise UserError(f"{label}={show(keys)}: must be a dict of keys of {script}")
+    if found := [key for key in taken if key in keys]:
+        raise UserError(f"{label}: {found[0]}: the experiment sets it, so that its files stay in out_dir; leave it out")
+
+
+def check_named(label, value, choices, kind):
+    """UserError for a value that is none of the names that the config itself gives to its arms, claims, settings."""
+    if not choices:
+        raise UserError(f"{label}={show(value)}: the experiment has no {kind}")
+    configurator.check_choice(label, value, list(choices))
 
 
 def main(argv):
@@ -321,6 +388,7 @@ def run_all(config, out_dir):
 
     None where another shard has some of them still to do.
     """
+    claim_out_dir(config, out_dir)
     chosen = None
     if config.selection_seeds:
         chosen = choose_rates(config, run_list(config, selection_runs(config), out_dir, "choosing learning rates"))
@@ -338,9 +406,15 @@ def run_all(config, out_dir):
     return found if found and (len(found) == len(runs) or not config.run) else None
 
 
+def claim_out_dir(config, out_dir):
+    """Marks out_dir as the folder of an experiment. UserError for the folder of somebody else."""
+    # one without a marker may be of an older version, or results/NAME of a clone: it has our rows
+    has_our_rows = any({"arm", "seed", "config", "data", "finite"} <= row.keys() for row in read_rows(out_dir))
+    files.claim(out_dir, "experiment", config.overwrite or has_our_rows)
+
+
 def run_list(config, runs, out_dir, title):
     """Runs what has no row, this shard's part of it, and scores what lacks a score. Returns all rows there are then."""
-    out_dir.mkdir(parents=True, exist_ok=True)
     rows, (first, count) = read_rows(out_dir), parse_shard(config.shard)
     rows_found = [find_row(rows, run) for run in runs]
     lacking = [run for run, row in zip(runs, rows_found, strict=True) if row is None]
@@ -381,7 +455,7 @@ def run_side_by_side(config, waiting, out_dir):
     """Yields a row whenever a run ends. One bar over all steps, with the losses and the speed of what is running.
 
     waiting: runs, and rows of finished runs, of which only the scores that they lack are computed.
-    SIGTERM and Ctrl-C stop the runs, each of which saves first.
+    A signal stops the runs, each of which saves first.
     """
     gpus = gpus_of(config)
     jobs = jobs_of(config, gpus)
@@ -391,39 +465,36 @@ def run_side_by_side(config, waiting, out_dir):
         total=steps_to_do(waiting), desc=config.name, unit="step", smoothing=0.05,
         mininterval=0.5 if sys.stderr.isatty() else 30,
     )  # fmt: skip
-    before = {
-        number: signal.signal(number, lambda number, _: sys.exit(128 + number))
-        for number in (signal.SIGTERM, signal.SIGINT)  # a shell starts what is in the background deaf to SIGINT
-    }
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                gpu = min(gpus, key=[job["gpu"] for job in running].count) if gpus else None  # one with the fewest runs
-                running.append(start(config, waiting.pop(0), out_dir, threads, gpu))
-            time.sleep(0.2)
-            for job in [job for job in running if job["process"].poll() is not None]:
-                if job["process"].returncode == 0 and job["commands"]:
-                    job["process"] = start_process(job["commands"].pop(0), job["folder"], threads, job["gpu"])
-                    continue
-                running.remove(job)
-                ended_steps += steps_to_do([job["item"]])
-                row = finish(config, job)
-                bar.write(f"{row['arm']}, seed {row['seed']}: {tables.show(config, row)}, {row['seconds']:.0f} s")
-                yield row
-            states = [(job["item"], last_row(job["folder"])) for job in running if steps_to_do([job["item"]])]
-            bar.n = ended_steps + sum(state["step"] for _, state in states)
-            shown = {f"{run['arm']}/{run['seed']}": f"{state['loss']:.3f}" for run, state in states if "loss" in state}
-            speed = sum(state.get("tokens_per_second", 0) for _, state in states)
-            bar.set_postfix(shown | {"tok_s": f"{speed:,.0f}"}, refresh=False)
-            bar.update(0)
-    finally:
-        bar.close()
-        for job in running:
-            job["process"].terminate()
-        for job in running:
-            job["process"].wait()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with signals_to(lambda number: sys.exit(128 + number)):
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    taken = [job["gpu"] for job in running]
+                    gpu = min(gpus, key=taken.count) if gpus else None
+                    running.append(start(config, waiting.pop(0), out_dir, threads, gpu))
+                time.sleep(0.2)
+                for job in [job for job in running if job["process"].poll() is not None]:
+                    if job["process"].returncode == 0 and job["commands"]:
+                        job["process"] = start_process(job["commands"].pop(0), job["folder"], threads, job["gpu"])
+                        continue
+                    running.remove(job)
+                    ended_steps += steps_to_do([job["item"]])
+                    row = finish(config, job)
+                    bar.write(f"{row['arm']}, seed {row['seed']}: {tables.show(config, row)}, {row['seconds']:.0f} s")
+                    yield row
+                states = [(job["item"], last_row(job["folder"])) for job in running if steps_to_do([job["item"]])]
+                bar.n = ended_steps + sum(state["step"] for _, state in states)
+                losses = [(f"{run['arm']}/{run['seed']}", state["loss"]) for run, state in states if "loss" in state]
+                shown = {name: f"{loss:.3f}" for name, loss in losses}
+                speed = sum(state.get("tokens_per_second", 0) for _, state in states)
+                bar.set_postfix(shown | {"tok_s": f"{speed:,.0f}"}, refresh=False)
+                bar.update(0)
+        finally:
+            for job in running:
+                job["process"].terminate()
+            for job in running:
+                job["process"].wait()
+            bar.close()
 
 
 def gpus_of(config):
@@ -459,7 +530,7 @@ def start(config, item, out_dir, threads, gpu):
     data = prepare(config, run["data"], run["seed"], out_dir / "data" / (run["setting"] if changes_data else ""))
     if not is_finished_run:
         make_room(run, folder)
-        files.claim(folder, "run")
+        files.claim(folder, "run", overwrite=is_of(run, folder))  # an older version left no marker
         keys = run["config"] | {"dataset": str(data), "out_dir": str(folder), "threads": threads, "init_from": "auto"}
         write_text(folder / "run.json", json.dumps(run))
         (folder / "log.txt").unlink(missing_ok=True)
@@ -470,7 +541,7 @@ def start(config, item, out_dir, threads, gpu):
     about = {"checkpoint": str(folder / "ckpt.pt"), "dataset": str(data), "device": run["config"].get("device", "auto")}
     for name in names:
         out = {"out": str(folder / f"score_{name}.json")}
-        commands.append(["evaluate.py", about | out | config.scores[name]])
+        commands.append(["evaluate.py", about | config.scores[name] | out])
     process = start_process(commands.pop(0), folder, threads, gpu)
     return {
         "item": item, "folder": folder, "gpu": gpu, "process": process, "commands": commands, "started": time.time()
@@ -513,8 +584,10 @@ def prepare(config, keys, seed, place):
         keys, folder = keys | {"seed": seed}, place / f"seed{seed}"
     if is_prepared(keys, folder):
         return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    with lock(folder, wait=True):  # shards that start together need the same data
+    # shards that start together need the same data. The folder itself holds nothing yet that is no data set's
+    lock_folder = place / f".{folder.name}"
+    lock_folder.mkdir(parents=True, exist_ok=True)
+    with lock(lock_folder, wait=True):
         if not is_prepared(keys, folder):
             (folder / "prepared.json").unlink(missing_ok=True)
             script = HERE / "data" / config.prepare / "prepare.py"

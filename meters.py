@@ -230,7 +230,7 @@ def value_weight(mixer):
     layer, part = mixer.value_rows
     if not hasattr(mixer, layer):
         return None
-    weight, n = getattr(mixer, layer).weight, mixer.value_heads * mixer.value_width
+    weight, n = getattr(mixer, layer).weight, mixer.shapes["value"][0] * mixer.value_width
     return weight.split(n)[part].unflatten(0, (-1, mixer.value_width))
 
 

@@ -50,21 +50,23 @@ def claim(folder, kind, overwrite=False):
     UserError for a folder that holds something else: with overwrite it may be anything but another kind of ours.
     """
     folder = Path(folder)
-    marker = folder / MARKER
+    marker, own = folder / MARKER, folder / f"{MARKER}.{socket.gethostname()}.{os.getpid()}"
     try:
+        # the marker is looked for last: a process that shares the folder makes it before anything else
+        others = [file.name for file in folder.iterdir() if MARKER not in file.name] if folder.is_dir() else []
         found = marker.read_text(errors="replace").strip()[:40] if marker.is_file() else None
         if found == kind:
             return
         if found is not None:
             raise UserError(f"{folder}: is the folder of another kind of output, {found!r}; name another folder")
-        others = [file.name for file in folder.iterdir() if file.name != f".{MARKER}.tmp"] if folder.is_dir() else []
         if others and not overwrite:
             raise UserError(
                 f"{folder}: holds what is not of a {kind} ({', '.join(sorted(others)[:3])[:99]}); name another folder, "
                 f"or add --overwrite=true: files of the same names are then replaced"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(marker, lambda file: file.write(f"{kind}\n".encode()))
+        write_whole(own, lambda file: file.write(f"{kind}\n".encode()))
+        os.replace(own, marker)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
 

@@ -132,6 +132,34 @@ def number_in_environment(name, default=None):
         raise UserError(f"{name}={text!r}: torchrun sets it to a whole number; `unset {name}`") from None
 
 
+@contextlib.contextmanager
+def signals_to(handler, is_alone=True):
+    """Inside, the first SIGTERM, Ctrl-C, SIGHUP or SIGUSR1 calls handler(number).
+
+    A second SIGTERM or Ctrl-C ends a process that is alone at once. Under nohup SIGHUP stays ignored.
+    """
+    asks = [signal.SIGTERM, signal.SIGINT]  # a shell starts what is in the background deaf to SIGINT: not any more
+    tells = [getattr(signal, name) for name in ("SIGHUP", "SIGUSR1") if hasattr(signal, name)]  # not on Windows
+    terminals = [number for number in (1, 2) if os.isatty(number)]
+
+    def call(number, frame):
+        # under torchrun it is the same one again: the terminal tells every process, and torchrun tells them too
+        signal.signal(number, signal.SIG_DFL if is_alone and number in asks else signal.SIG_IGN)
+        if signal.Signals(number).name == "SIGHUP":
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for terminal in terminals:  # it is closed: the next line that is printed would be an error
+                os.dup2(nowhere, terminal)
+        handler(number)
+
+    held = asks + [number for number in tells if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, call) for number in held}
+    try:
+        yield
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
+
+
 class Processes:
     """This process among those that torchrun started: rank, world_size, device. One process without torchrun.
 
@@ -200,30 +228,13 @@ class Processes:
 
     @contextlib.contextmanager
     def signals_held(self):
-        """Inside, SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 wait until stop_signal() is asked.
+        """Inside, SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 wait until stop_signal() is asked."""
 
-        A second SIGTERM or Ctrl-C ends a lone process at once. Under nohup SIGHUP stays ignored.
-        """
-        asks = [signal.SIGTERM, signal.SIGINT]
-        tells = [getattr(signal, name) for name in ("SIGHUP", "SIGUSR1") if hasattr(signal, name)]  # not on Windows
-        terminals = [number for number in (1, 2) if os.isatty(number)]
-
-        def hold(number, frame):
+        def hold(number):
             self.signal = number
-            # under torchrun it is the same one again: the terminal tells every process, and torchrun tells them too
-            signal.signal(number, signal.SIG_DFL if self.world_size == 1 and number in asks else signal.SIG_IGN)
-            if signal.Signals(number).name == "SIGHUP":
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                for terminal in terminals:  # it is closed: the next line that is printed would be an error
-                    os.dup2(nowhere, terminal)
 
-        held = asks + [number for number in tells if signal.getsignal(number) != signal.SIG_IGN]
-        before = {number: signal.signal(number, hold) for number in held}
-        try:
+        with signals_to(hold, is_alone=self.world_size == 1):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def stop_signal(self):
         """The number of the signal that any of the processes has got, or 0: the same answer on all."""

@@ -203,7 +203,15 @@ def test_it_runs_what_has_no_row_and_goes_on_where_a_run_was_stopped(run, copied
         assert row["val_loss"] == pytest.approx(before[name]["val_loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    "number, status",
+    [
+        (signal.SIGTERM, 143),
+        (signal.SIGINT, 130),
+        (signal.SIGHUP, 129),
+        pytest.param(signal.SIGUSR1, 138, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_stops_every_run_which_saves_first(base, tmp_path, helpers, number, status):
     arms = {"none": {}, "elementwise": {"gate": "elementwise"}}
     keys = dict(arms=arms, base=base | dict(max_iters=100_000, eval_interval=50_000), data=DATA, jobs=2)
@@ -303,6 +311,7 @@ def test_the_data_are_shared_by_all_runs_that_ask_for_the_same(tmp_path, monkeyp
     def prepare(command, **keys):
         asked = json.loads(command[-1].partition("=")[2])
         folder = Path(asked.pop("out_dir"))
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "meta.json").write_text("{}")
         made.append((str(folder.relative_to(tmp_path)), asked))
         return types.SimpleNamespace(returncode=0)
@@ -433,13 +442,14 @@ def test_a_wrong_key_is_found_before_the_first_run(run, tmp_path, base, started,
         ),
         (dict(arms='{"none": {}, "elementwise": {"n_head": 3}}'), "n_embd=16: must be a multiple of n_head=3"),
         (dict(arms='{"none": {}, "elementwise": "gla"}'), "arms: elementwise='gla': must be a dict"),
-        (dict(arms='{"none": {}}'), "arms='elementwise': must be one of none"),
+        (dict(arms='{"none": {}}'), "treatment='elementwise': must be one of none"),
+        (dict(baseline="nonee"), "baseline='nonee': must be one of none, elementwise (did you mean 'none'?)"),
         (dict(arms="{}"), "arms={}: there is nothing to run"),
         (dict(seeds=""), "seeds=[]: there is nothing to run; add one at least"),
         (dict(arms='{"none": {}, "elementwise": {"dtype": "auto"}}'), "arm 'elementwise': dtype=auto is timed anew"),
         (dict(success_above="None"), "success_above: the verdict needs it, too"),
         (dict(metric="val_loss"), "baseline: is about accuracy, and metric='val_loss'"),
-        (dict(treatment="gla"), "arms='gla': must be one of none, elementwise"),
+        (dict(treatment="gla"), "treatment='gla': must be one of none, elementwise"),
         (dict(scores='{"longer": {"lenghts": 5}}'), "score 'longer': unknown key 'lenghts' (did you mean 'lengths'?)"),
         (dict(metric="loss"), "metric='loss': must be one of accuracy, val_loss"),
         (dict(learning_rates="0.1"), "metric='accuracy': with learning_rates it must be val_loss"),
@@ -447,20 +457,98 @@ def test_a_wrong_key_is_found_before_the_first_run(run, tmp_path, base, started,
         (dict(selection_seeds="5"), "selection_seeds: there are no learning_rates"),
         (dict(rate_of='{"elementwise": "none"}'), "rate_of, rates_at: without selection_seeds"),
         (dict(rate_of='{"none": "none"}'), "rate_of: none='none': must be one of elementwise"),
-        (dict(rates_at="large"), "rates_at='large'"),
+        (dict(rates_at="large"), "rates_at='large': the experiment has no settings"),
         (dict(scenarios='{"A": "C"}'), "scenarios: A='C': must be a dict"),
-        (dict(scenarios='{"A": {"it helps": "supported"}}'), "scenarios: A='it helps'"),
+        (dict(scenarios='{"A": {"it helps": "supported"}}'), "scenarios: A='it helps': the experiment has no claims"),
         (dict(shard="3/2"), "shard='3/2': write i/n"),
         (dict(settings='{"a": {"n_layr": 1}}'), "unknown key 'n_layr'"),
         (dict(claims='{"helps": {"contrast": {"gatd": 1}, "above": 0}}'), "claims: helps"),
         (dict(claims='{"helps": {"contrast": {}}}'), "claims: helps: must have a contrast and above"),
-        (dict(claims='{"helps": {"contrast": {"d8": {"gated": 1}}, "above": 0}}'), "claims: helps: setting"),
+        (
+            dict(claims='{"helps": {"contrast": {"d8": {"gated": 1}}, "above": 0}}'),
+            "claims: helps: setting='d8'",
+        ),
+        (
+            dict(claims='{"helps": {"contrast": {"none": "1"}, "above": 0}}'),
+            "claims: helps: none='1': must be",
+        ),
+        (dict(claims='{"helps": {"contrast": [], "above": 0}}'), "claims: helps: contrast=[]: must be a dict"),
+        (dict(claims='{"helps": {"contrast": {"none": 1}, "above": []}}'), "claims: helps: above=[]: must be a number"),
+        (dict(rate_of='{"none": []}', selection_seeds="5", learning_rates="1"), "rate_of: none=[]: must be one of"),
+        (dict(settings='{"a": {"data": 1}}'), "settings: a: data=1: must be a dict of keys of prepare.py"),
         (dict(base=base | {"max_iter": 5}), "unknown key 'max_iter' (did you mean 'max_iters'?)"),
         (dict(data=DATA | {"pair": 4}), "data: unknown key 'pair' (did you mean 'pairs'?)"),
         (dict(prepare="mqra"), "wikitext103 (did you mean 'mqar'?)"),
     ]:
         assert expected in helpers.error_of(run, tmp_path / "out", **keys)
     assert not started
+
+
+@pytest.mark.parametrize(
+    "name",  # as JSON spells it
+    ["../../evil", "/abs", "a/b", "..\\\\evil", "", " ", ".", "..", ".a", "x" * 300, "a\\u0000b", "a\\nb", "\\ud800"],
+)
+def test_a_name_that_is_no_file_name_is_refused_and_nothing_is_written(run, tmp_path, started, helpers, name):
+    for kind, keys in {"arms": "{}", "settings": "{}", "scores": '{"batch_size": 8}'}.items():
+        with pytest.raises(UserError, match=f"{kind}: .*: names are file names"):
+            run(tmp_path / "out", **{kind: f'{{"{name}": {keys}}}'})
+    with pytest.raises(UserError, match="name: .*: names are file names"):
+        experiment.ExperimentConfig(name=json.loads(f'"{name}"'), arms={"none": {}}, base=FLOAT32)
+    assert not started and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["/any/folder", "../x", "mqar/../..", ".", "", "mqar/", "x" * 5000, "m\0", "shards"])
+def test_prepare_is_one_of_the_names_under_data_and_no_code_of_another_folder_runs(run, tmp_path, helpers, name):
+    (tmp_path / "any").mkdir()
+    (tmp_path / "any" / "prepare.py").write_text("raise SystemExit('this ran')")
+    for each in (name, str(tmp_path / "any"), f"../{tmp_path.name}/any"):
+        message = helpers.error_of(run, tmp_path / "out", prepare=each)
+        assert message.startswith("prepare=") and "must be one of mqar, pystdlib, text, wikitext103" in message
+    assert [file.name for file in tmp_path.iterdir()] == ["any"]
+
+
+def test_keys_that_would_lead_out_of_out_dir_are_refused(run, tmp_path, base, helpers):
+    for keys in [
+        dict(base=base | {"out_dir": "/tmp"}),
+        dict(arms='{"none": {"dataset": "/tmp"}, "elementwise": {}}'),
+        dict(settings='{"a": {"init_from": "/tmp"}}'),
+        dict(scores='{"longer": {"out": "/tmp/a.json"}}'),
+        dict(scores='{"longer": {"checkpoint": "/tmp"}}'),
+    ]:
+        message = helpers.error_of(run, tmp_path / "out", **keys)
+        assert message.endswith("the experiment sets it, so that its files stay in out_dir; leave it out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_runs_never_share_a_folder(helpers):
+    keys = dict(settings={"a": {}, "a-b": {}}, arms={"b-c": {}, "c": {}}, base=FLOAT32)
+    message = helpers.error_of(experiment.ExperimentConfig, **keys)
+    assert "'a' with 'b-c' and 'a-b' with 'c' would share the folder a-b-c-seed0; rename one of them" in message
+
+
+def test_the_folder_of_somebody_else_is_refused_before_anything_is_written(run, tmp_path, started, helpers):
+    for name, content in [("model.py", "theirs"), ("rows.jsonl", '{"theirs": 1}\n'), (".nanogate", "run\n")]:
+        folder = tmp_path / name.strip(".")
+        folder.mkdir()
+        (folder / name).write_text(content)
+        for keys in (dict(seeds="0"), dict(seeds="0", run=False)):
+            message = helpers.error_of(run, folder, **keys)
+            assert "holds what is not of a experiment" in message or "another kind of output, 'run'" in message
+        assert [file.read_text() for file in folder.iterdir()] == [content]
+    assert not started
+    run(tmp_path / "model.py", run=False, overwrite=True)
+    assert (tmp_path / "model.py" / "model.py").read_text() == "theirs"
+    assert (tmp_path / "model.py" / ".nanogate").read_text() == "experiment\n"
+
+
+def test_an_experiment_of_an_older_version_has_no_markers_and_goes_on(run, copied, started):
+    lines = (copied / "rows.jsonl").read_text().splitlines(keepends=True)
+    (copied / "rows.jsonl").write_text("".join(lines[:3]))
+    for marker in copied.rglob(".nanogate"):
+        marker.unlink()
+    run(copied)
+    assert len(started) == 1 and len(rows_of(copied)) == 4
+    assert (copied / ".nanogate").read_text() == "experiment\n"
 
 
 def test_the_steps_of_a_run_are_those_of_train_py_with_all_its_keys():
