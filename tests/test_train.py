@@ -635,12 +635,12 @@ def test_a_gate_that_stays_where_it_starts_is_no_alarm_before_the_end_of_the_war
 @pytest.mark.parametrize(
     "keys, notes",
     [
-        (dict(gate_activation="silu"), ["gate_activation=silu changes nothing: there is no such gate"]),
-        (dict(attention="gla", state_size=64), ["state_size=64 changes nothing: only of mamba2"]),
-        (dict(attention="gla", gate="native", n_kv_head=1), ["n_kv_head=1 changes nothing: only of softmax"]),
+        (dict(gate_activation="silu"), ["gate_activation=silu changes nothing: gate is none or native"]),
+        (dict(attention="gla", state_size=64), ["state_size=64 changes nothing: read only by mamba2"]),
+        (dict(attention="gla", gate="native", n_kv_head=1), ["n_kv_head=1 changes nothing: read only by softmax"]),
         (dict(attention="softmax,cosformer", gate="native", gate_rank=2), [
-            "gate_rank=2 changes nothing: there is no such gate",
-            "gate=native changes nothing: softmax,cosformer was published without a gate, so native is none",
+            "gate_rank=2 changes nothing: gate is none or native",
+            "gate=native changes nothing: softmax,cosformer was published without a gate, so native means none",
         ]),
         (dict(decay_lr=False, min_lr=0.1), ["min_lr=0.1 changes nothing: decay_lr is false"]),
         (dict(rope_factor=2, gate="scalar", gate_rank=2), ["rope_factor=2.0 changes nothing: rope_scaling is none"]),
