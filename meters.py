@@ -8,26 +8,28 @@
 It prints a table and, as the last line, one JSON object of means; the file has every layer, head
 and map. All meters read the same first rows of the split, in the run's dtype:
 
-    gate        the factor on y (an additive gate: what it adds to y), per layer, position and head, as
-                an absolute value. A gate has collapsed if every value is within 0.05 of its value at
-                g = 0 (0.5 for a sigmoid), or below 0.05
+    gate        the factor on y (an additive gate: what it adds to y), per layer, position and head,
+                as an absolute value. A gate has collapsed if every value is within 0.05 of its
+                value at g = 0 (0.5 for a sigmoid), or below 0.05
     sink        share of key 0 in the weights of queries 1..T-1, |w_i0| / sum_j |w_ij|, mean over
-                queries and rows. softmax and cosformer: their own weights. Other mixers: a proxy, the
-                weights that the recurrence implies, which have both signs (mean_weight keeps them).
+                queries and rows. softmax and cosformer: their own weights. Other mixers: a proxy,
+                the weights that the recurrence implies, which have both signs (mean_weight keeps
+                the sign).
                 Baseline: uniform weights, the mean of 1/(i+1) over the same queries
-    token_0     norm of token 0's part of the readout over the sum of the norms of all tokens' parts, of
-                all heads together, mean over queries 1..T-1, before and after the gate. A norm between
-                the two is left out
+    token_0     norm of token 0's part of the readout over the sum of the norms of all tokens'
+                parts, of all heads together, mean over queries 1..T-1, before and after the gate.
+                A norm between the two is left out
     rank        effective rank (Roy & Vetterli 2007), exp of the entropy of the normalised singular
                 values: of each head's readout (tokens x width) before the gate and as the output
                 projection gets it, and of W_v W_o
     residual    largest |h| after a block, its ratio to the median |h|, and where it is
     pruning     loss with the gate values below a threshold set to zero
-    decoding    with --skip_below: tokens/s with and without the softmax heads that a headwise gate closes
+    decoding    with --skip_below: tokens/s, with and without the softmax heads that a headwise
+                gate closes
     quantised   loss with 8-bit weights and inputs in every linear layer of the blocks
 
-Sinks grow with training, and tiny models may have none. heads_above counts the heads with a sink above
-0.3, as Gu et al. 2024 do.
+Sinks grow with training, and tiny models may have none. heads_above is the share of heads whose
+sink is above 0.3 (Gu et al. 2024).
 """
 
 import configurator
@@ -185,7 +187,7 @@ def sink_meter(mixer, seen):
 
 
 def early_meter(mixer, seen):
-    """Mean norm of the keys at positions 0, 1, 2-3, 4-7, ...; token 0's share of the readout before and after the gate."""
+    """Mean norm of the keys at positions 0, 1, 2-3, 4-7, ...; token 0's share of the readout, without and with gate."""
     p = mixer.gated_projection(seen["x"], None, 0)
     norms = p.k.float().norm(dim=-1).mean((0, 2))  # (T,)
     starts = [0] + [1 << i for i in range((len(norms) - 1).bit_length())]
