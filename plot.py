@@ -157,9 +157,7 @@ def check_maps(meters, file):
         heads = [len(layer["sink"]["share"]) for layer in meters["layers"]]
         is_there = shown["layer"] < len(heads) and shown["head"] < heads[shown["layer"]]
         if not is_there or len({len(row) for row in shown["weights"]}) > 1:
-            raise UserError(
-                f"{file}: cannot be drawn: the map of layer {shown['layer']}, head {shown['head']} is no map of it"
-            )
+            raise UserError(f"{file}: cannot be drawn: no map fits layer {shown['layer']}, head {shown['head']}")
 
 
 def loss_panel(axes, metrics):

@@ -683,7 +683,7 @@ def test_the_keys_of_nanogpt_that_are_none_here_are_named_at_once_with_what_take
     words = ["--bias=False", "--backend=nccl", "--eval_only=True", '--config_override={"always_save_checkpoint": 1}']
     message = str(pytest.raises(configurator.UserError, train.main, [str(tmp_path / "train_gpt2.py"), *words]).value)
     assert message == (
-        "eval_iters: leave it out, every evaluation is of the whole validation split; "
+        "eval_iters: leave it out, every evaluation reads the whole validation split; "
         "eval_only: python evaluate.py --checkpoint=out; "
         "always_save_checkpoint: leave it out, ckpt.pt is the last and best.pt the best; "
         "wandb_log, wandb_project, wandb_run_name: leave it out, metrics.jsonl and plot.py show the run; "
