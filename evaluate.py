@@ -1,15 +1,16 @@
-"""Numbers of a checkpoint, over a whole split, each token scored once:
+"""Scores a checkpoint on a whole split, each token once:
 
     python evaluate.py --checkpoint=out/best.pt
-    python evaluate.py --checkpoint=out/best.pt --stride=128                windows that overlap: more context a token
-    python evaluate.py --checkpoint=out/best.pt --carry=true                beside them: one state, from start to end
-    python evaluate.py --checkpoint=out/best.pt --lengths=256,512,1024      the same text at other context lengths
+    python evaluate.py --checkpoint=out/best.pt --stride=128          windows overlap: more context
+    python evaluate.py --checkpoint=out/best.pt --carry=true          and again with a carried state
+    python evaluate.py --checkpoint=out/best.pt --lengths=256,512     at several context lengths
     python evaluate.py --checkpoint=out/best.pt --dataset=data/mqar --block_size=1024
-    torchrun --standalone --nproc_per_node=8 evaluate.py --checkpoint=out/best.pt       the windows shared by 8 GPUs
+    torchrun --standalone --nproc_per_node=8 evaluate.py --checkpoint=out/best.pt    on 8 GPUs
 
-Prints a table and, as its last line, one JSON object. Text gets its loss in nats a token, token and word perplexity
-and bits per byte: only the last two compare models of different tokenizers, and only figures of one context length,
-one stride and one way of reading (windows, or a carried state) compare at all. MQAR gets its accuracy by slice.
+It prints a table and, as the last line, one JSON object. For text it reports the loss in nats per
+token, token and word perplexity, and bits per byte. Only the last two compare models of different
+tokenizers, and only at the same context length, stride and way of reading (windows or a carried
+state). For MQAR it reports the accuracy of each slice.
 """
 
 import configurator
@@ -32,15 +33,16 @@ from runs.checkpoint import load_model
 from runs.files import check_output, write_output
 from runs.hardware import Processes
 
-CHUNK_TOKENS = 1024  # logits of so many tokens are held at once
-POSITION_BINS = 16  # parts of the context in which the loss by position is given
+CHUNK_TOKENS = 1024  # the most tokens whose logits are held at once
+POSITION_BINS = 16  # the number of parts of the context that the loss by position is reported for
 
 
 @torch.no_grad()
 def score(model, batches, *, block_size, device="cpu"):
-    """Sums over batches of (inputs, targets, slice): {slice: (block_size, 3) float64 of nats, labels, correct}.
+    """Scores batches of (inputs (B, T), targets (B, T), slice).
 
-    By position in the row; sum over it for totals. model: a GPT, or any function of inputs (B, T) to logits (B, T, V).
+    Returns {slice: (block_size, 3) float64}, the sums of nats, labels and correct answers at each position of a row.
+    model: a GPT, or any function of inputs (B, T) to logits (B, T, V).
     """
     sums = {}
     for inputs, targets, name in batches:
@@ -51,7 +53,7 @@ def score(model, batches, *, block_size, device="cpu"):
 
 
 def logit_chunks(model, inputs, labelled):
-    """Logits (n, V) of the labelled positions, in order, a chunk of them at a time where the model is ours."""
+    """Yields logits (n, V) of the labelled positions, in order: a GPT's in chunks, another model's all at once."""
     if isinstance(model, GPT):
         for hidden in model.features(inputs, only=labelled)[0][0].split(CHUNK_TOKENS):
             yield model.logits(hidden)
@@ -60,6 +62,7 @@ def logit_chunks(model, inputs, labelled):
 
 
 def add_scores(sums, name, block_size, chunks, targets, labelled):
+    """Adds what the chunks of logits score to sums[name]; targets, labelled (B, T)."""
     rows = sums.setdefault(name, torch.zeros(block_size, 3, dtype=torch.float64))
     positions, targets, done = labelled.nonzero()[:, 1].cpu(), targets[labelled], 0
     for logits in chunks:
@@ -73,13 +76,14 @@ def add_scores(sums, name, block_size, chunks, targets, labelled):
 
 @torch.no_grad()
 def score_carried(model, dataset, split, block_size):
-    """The same sums for a text read once, front to back, with the state carried from block to block.
+    """The sums of `score` for a text that is read once, from start to end, with the state carried between blocks.
 
-    cosFormer's state ends with its M: it begins anew there. Raises UserError for softmax layers and learned positions.
+    cosformer's state ends at the model's block_size, and a new one begins. Raises UserError for softmax layers and
+    learned positions.
     """
     ways = {block.mixer.past_block_size for block in model.blocks}
     if model.wpe is not None or "rolls" in ways:
-        raise UserError("carry=True: softmax layers and learned positions have no state that goes on; use windows")
+        raise UserError("carry=True: softmax layers and learned positions have no state that goes on; leave carry out")
     reach = model.config.block_size if "ends" in ways else math.inf
     device, sums, state, start = model.wte.weight.device, {}, None, 0
     for inputs, targets, name in dataset.eval_batches(split, 1, block_size):
@@ -94,7 +98,7 @@ def score_carried(model, dataset, split, block_size):
 
 
 def summarize(sums, dataset, split):
-    """Sums -> the numbers of the split: loss (nats a label), perplexity, accuracy, and what its kind of data has."""
+    """Sums -> the numbers of the split: loss (nats per label), perplexity, accuracy; slices, or those of a text."""
     nats, labels, correct = (float(x) for x in sum(rows.sum(0) for rows in sums.values()))
     result = {"loss": nats / labels, "perplexity": perplexity(nats / labels), "accuracy": correct / labels}
     result["labels"] = int(labels)
@@ -112,20 +116,20 @@ def summarize(sums, dataset, split):
 
 
 def words_of(dataset, split):
-    """What word perplexity divides by: the published count where a text has one, and else the words counted.
+    """The words that word perplexity divides by: a text's published number of words or, without one, those counted.
 
-    They differ for raw WikiText-103 alone: published figures divide its nats by the words of the tokenised version.
+    The two differ for raw WikiText-103 alone: published figures divide its nats by the words of the tokenised version.
     """
     texts = dataset.meta["parameters"].get("text", {})
     return texts.get(split, {}).get("published_words") or dataset.counts(split)["words"]
 
 
 def perplexity(nats):
-    return math.exp(min(nats, 700.0))  # exp(710) is no float
+    return math.exp(min(nats, 700.0))  # exp(710) is too large for a float
 
 
 def loss_by_position(sums):
-    """[first position of the part, mean loss there] over the parts of the context."""
+    """[[first position, mean loss]] of each part of the context that has labels."""
     (rows,) = sums.values()
     width = max(1, len(rows) // POSITION_BINS)
     parts = [(i, rows[i : i + width].sum(0)) for i in range(0, len(rows), width)]
@@ -133,7 +137,7 @@ def loss_by_position(sums):
 
 
 def evaluate(model, dataset, split, *, batch_size, block_size, rank=0, world_size=1):
-    """The split's numbers, summed over all ranks before anything is divided: the same dict on each of them."""
+    """The numbers of the split (`summarize`). Sums are taken over all ranks before any division: each gets the same."""
     was_training, device = model.training, model.wte.weight.device
     model.eval()
     batches = dataset.eval_batches(split, batch_size, block_size, rank, world_size)
@@ -143,7 +147,7 @@ def evaluate(model, dataset, split, *, batch_size, block_size, rank=0, world_siz
 
 
 def sum_over_ranks(sums, dataset, block_size, device, world_size):
-    """The sums of all processes, on each of them."""
+    """Adds the sums of all processes; each of them gets the result."""
     if world_size == 1:
         return sums
     names = dataset.slices or [None]  # a rank may have had no batch of some slice
@@ -155,22 +159,24 @@ def sum_over_ranks(sums, dataset, block_size, device, world_size):
 
 @dataclass
 class EvaluateConfig:
-    checkpoint: str = key("out/best.pt", "the checkpoint, or the out_dir that holds ckpt.pt")
-    dataset: str | None = key(None, "folder of the data (None: what the checkpoint was trained on)")
-    split: str = key("val", "which split")
-    batch_size: int = key(32, "rows at a time", at_least=1)
-    block_size: int | None = key(None, "context length (None: the model's)", at_least=1)
+    checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)")
+    dataset: str | None = key(None, "folder of the data (None: the data that the checkpoint was trained on)")
+    split: str = key("val", "the split of the data to score")
+    batch_size: int = key(32, "number of rows scored at once", at_least=1)
+    block_size: int | None = key(None, "context length in tokens (None: the model's)", at_least=1)
     stride: int | None = key(
-        None, "text: tokens from window to window, at most block_size (None: block_size, no overlap)", at_least=1
+        None, "text: tokens from one window's start to the next, at most block_size (None: no overlap)", at_least=1
     )
-    carry: bool = key(False, "text, recurrent mixers: also read it with one state, from the first token to the last")
-    lengths: list[int] = key([], "text: context lengths to compare, with the loss by position", at_least=1)
-    rope_scaling: str = key("none", "how RoPE goes past the trained length", choices=("none", "ntk", "yarn"))
-    rope_factor: float = key(1.0, "how many times past it", at_least=1)
-    out: str | None = key(None, "a file for the JSON, which plot.py draws the length curve from", is_path=True)
-    device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
-    threads: int = key(0, "CPU threads of a process (0: cores / processes)", at_least=0)
-    memory_check: bool = key(True, "refuse what needs more memory than there is")
+    carry: bool = key(False, "text, recurrent mixers: score again with one state, carried from the first token on")
+    lengths: list[int] = key([], "text: context lengths to compare, each with its loss by position", at_least=1)
+    rope_scaling: str = key("none", "how RoPE is extended past the trained length", choices=("none", "ntk", "yarn"))
+    rope_factor: float = key(1.0, "context extension factor, with rope_scaling", at_least=1)
+    out: str | None = key(
+        None, "file for the JSON; from it plot.py draws the loss by position (None: no file)", is_path=True
+    )
+    device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
+    threads: int = key(0, "CPU threads per process (0: cores / processes)", at_least=0)
+    memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
 
 def main(argv):
@@ -187,16 +193,20 @@ def run(config, processes):
     trained_on = checkpoint.get("data", {})
     dataset = open_dataset(config.dataset or trained_on.get("path", ""))
     if dataset.vocab_size > model.config.vocab_size:
-        raise UserError(f"{dataset.folder}: {dataset.vocab_size} token ids, the model knows {model.config.vocab_size}")
+        raise UserError(
+            f"{dataset.folder}: has {dataset.vocab_size} token ids, the model knows {model.config.vocab_size}"
+        )
     tokenizer = trained_on.get("tokenizer", dataset.tokenizer)
     if dataset.tokenizer != tokenizer:
-        raise UserError(f"{dataset.folder}: tokenizer {dataset.tokenizer!r}, the model was trained with {tokenizer!r}")
-    if dataset.kind == "examples" and (config.stride or config.carry or config.lengths):
-        raise UserError(f"{dataset.folder}: stride, carry and lengths are for running text, these are separate rows")
-    if config.carry and processes.world_size > 1:
         raise UserError(
-            "carry=True: one state goes through the whole text, so one process reads it; leave torchrun out"
+            f"{dataset.folder}: its tokenizer is {dataset.tokenizer!r}, the model was trained with {tokenizer!r}"
         )
+    if dataset.kind == "examples" and (config.stride or config.carry or config.lengths):
+        raise UserError(
+            f"{dataset.folder}: stride, carry and lengths are for text, and this data set has separate rows"
+        )
+    if config.carry and processes.world_size > 1:
+        raise UserError("carry=True: one process has to read the whole text with its state; start without torchrun")
     about = {"checkpoint": config.checkpoint, "step": checkpoint.get("iter_num"), "attention": model.config.attention}
     about |= {"gate": model.config.gate, "dataset": dataset.name, "split": config.split, "tokenizer": dataset.tokenizer}
     about |= {"version": dataset.meta["parameters"].get("version")} if dataset.kind == "stream" else {}
@@ -222,14 +232,14 @@ def run(config, processes):
 
 
 def has_changed(dataset, trained_on):
-    """Whether the folder that the model was trained on now holds other shards. None where that is not known."""
+    """Whether the folder that the model was trained on now holds other shards. None if that is not known."""
     if "sha256" not in trained_on or Path(trained_on.get("path", "")).resolve() != dataset.folder.resolve():
         return None
     return trained_on["sha256"] != dataset.sha256
 
 
 def read(model, dataset, config, block_size, processes):
-    """The numbers of the split at one context length: from windows and, with carry, beside them from one state."""
+    """Scores the split at one context length, in windows and, with carry, again with one state. Returns the numbers."""
     stride = config.stride or block_size
     processes.on_main(memory.check_evaluation, config, model, dataset, block_size, processes)
     share = dict(rank=processes.rank, world_size=processes.world_size)
@@ -251,7 +261,7 @@ def read(model, dataset, config, block_size, processes):
 
 
 def table(config, about, results):
-    """A column per context length and way of reading, which stand at its top."""
+    """The numbers as text: a column for each context length and way of reading."""
     title = f"{config.checkpoint} (step {about['step']}, {about['attention']}, gate {about['gate']})"
     version = f" ({about['version']})" if about.get("version") else ""
     lines = [f"{title} on {about['dataset']}{version}, {about['split']}, tokenizer {about['tokenizer']}"]

@@ -1,8 +1,9 @@
-"""A checkpoint as safetensors, for other programs and for sharing: weights that no code runs from.
+"""Writes a checkpoint as safetensors, to share it or to use it in other programs. Loading it runs no code.
 
-    python export.py --checkpoint=out/best.pt --safetensors=export          model.safetensors and config.json
+    python export.py --checkpoint=out/best.pt --safetensors=export
 
-What loads a checkpoint loads the folder, too: `train.py --init_from=export`, `sample.py --checkpoint=export`.
+The folder export/ gets model.safetensors and config.json. Every script that loads a checkpoint also
+loads such a folder: `train.py --init_from=export`, `sample.py --checkpoint=export`.
 """
 
 import configurator
@@ -19,9 +20,9 @@ from runs.files import claim, write_whole
 
 @dataclass
 class ExportConfig:
-    checkpoint: str = key("out/best.pt", "the checkpoint, or the out_dir that holds ckpt.pt")
+    checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)")
     safetensors: str = key("export", "folder for model.safetensors and config.json", is_path=True)
-    overwrite: bool = key(False, "true: the folder may hold something else; files of those names are replaced")
+    overwrite: bool = key(False, "true: write into a folder that holds other files, and replace these two")
 
 
 def main(argv):
@@ -31,7 +32,7 @@ def main(argv):
 
 
 def export(path, folder, overwrite=False):
-    """The weights as `folder`/model.safetensors, and as config.json what it takes to build their model."""
+    """Writes folder/model.safetensors, the weights, and folder/config.json, the model's keys. Raises UserError."""
     to_bytes, folder, checkpoint = import_safetensors().save, Path(folder), load(path)
     tensors = {name: tensor.contiguous() for name, tensor in checkpoint["model"].items()}
     about = {name: checkpoint[name] for name in ("model_args", "iter_num", "data") if name in checkpoint}

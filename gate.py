@@ -1,9 +1,9 @@
-"""The gate: y' = act(y, g), g a linear function of the layer's normed input. One module for every mixer and position.
+"""The gate: y' = act(y, g), where g is a linear function of the layer's normed input.
 
     gate = "none" | "native" | GRANULARITY[@POSITION][+ ...][, next layer's ...]
 
-`parse_gate` reads one layer's entry of that string, `check_gate` refuses what makes no sense for a mixer, and `Gate`
-computes one term. A new activation is one line in GATE_ACTIVATIONS; a new position is one in POSITIONS, and the call
+`parse_gate` reads one layer's entry of that string, `check_gate` refuses a gate that makes no sense for a mixer, and
+`Gate` computes one gate, for any mixer and position. A new activation is one line in GATE_ACTIVATIONS; a new position is one in POSITIONS, and the call
 `self.gated(position, y, x)` where model.py computes the y that it gates.
 """
 
@@ -40,18 +40,18 @@ GATE_ACTIVATIONS = {  # (y, g, slope) -> y'
     "add_identity": lambda y, g, slope: y + g,
 }
 POSITIVE_ACTIVATIONS = ("sigmoid", "sigmoid2", "non_sparse")  # the others can turn the sign of y
-ADDITIVE_ACTIVATIONS = ("add_silu", "add_identity")  # not a factor: no norm divides them out
+ADDITIVE_ACTIVATIONS = ("add_silu", "add_identity")  # these are no factors: no norm cancels them
 
 
 class LayerGate(NamedTuple):
-    """One layer's entry of the gate string: the published gate or not, and the gates by position."""
+    """One layer's entry of the gate string."""
 
-    native: bool
+    native: bool  # whether it has the mixer's published gate
     positions: dict  # {position: granularity}
 
 
 def parse_gate(text):
-    """`none`, `native`, or GRANULARITY[@POSITION] joined by +, `native` among them or not -> LayerGate."""
+    """Reads `none`, or terms joined by +, each `native` or GRANULARITY[@POSITION]. Raises UserError."""
     terms = text.replace(" ", "").split("+")
     if terms == ["none"]:
         return LayerGate(False, {})
@@ -64,7 +64,7 @@ def parse_gate(text):
         check_choice(f"gate={text!r}: granularity", name, ("none", "native", *GRANULARITIES))
         check_choice(f"gate={text!r}: position", position, POSITIONS)
         if name not in GRANULARITIES:
-            raise UserError(f"gate={text!r}: {name!r} stands alone in a layer (only 'native+...' can be joined)")
+            raise UserError(f"gate={text!r}: {name!r} stands alone in a layer (only 'native+...', once, can be joined)")
         if position in positions:
             raise UserError(f"gate={text!r}: two gates at position {position!r}")
         positions[position] = name
@@ -80,29 +80,31 @@ def check_gate(name, mixer, config, gate):
     if norm == "denominator" and not mixer.has_nonnegative_weights:
         raise UserError(f"readout_norm='denominator' makes no sense for {name}: {mixer.why_no_denominator}")
     if norm == "denominator" and not config.norm_first and gate.positions:
-        raise UserError("norm_first=False makes no difference with a denominator: the division commutes with the gate")
+        raise UserError(
+            f"norm_first=False: has no effect on {name}: the division by its denominator commutes with the gate"
+        )
     for position, granularity in gate.positions.items():
         term = f"gate='{granularity}@{position}' of {name}"
         if has_no_effect(granularity, position, mixer, config):
             raise UserError(
-                f"{term}: has no effect: the readout's {norm} norm cancels any factor that all its inputs share"
+                f"{term}: has no effect, because the readout's {norm} norm cancels a factor that its inputs share"
             )
         is_in_denominator = norm == "denominator" and position in ("query", "key", "denominator")
         if is_in_denominator and config.gate_activation not in POSITIVE_ACTIVATIONS:
-            raise UserError(f"{term}: gate_activation={config.gate_activation!r} can turn its denominator negative")
+            raise UserError(f"{term}: gate_activation={config.gate_activation!r} can make its denominator negative")
         if position == "output" and granularity not in ("elementwise", "scalar"):
             raise UserError(f"{term}: the output projection has mixed the heads; use elementwise or scalar")
         if position == "denominator" and norm != "denominator":
-            raise UserError(f"{term}: it has no denominator (its norm is {norm!r})")
+            raise UserError(f"{term}: this mixer has no denominator (its norm is {norm!r})")
         if position == "denominator" and granularity not in ("headwise", "scalar"):
-            raise UserError(f"{term}: a denominator is one number a head; use headwise or scalar")
+            raise UserError(f"{term}: a denominator is one number per head; use headwise or scalar")
 
 
 def has_no_effect(granularity, position, mixer, config):
-    """Whether the readout's norm cancels the gate: a factor that everything it normalises together shares.
+    """Whether the readout's norm cancels the gate. A norm cancels any factor that all its inputs share.
 
-    A gate on the readout is such a factor where it comes before the norm. So is one on q, k or v where the readout is
-    linear in it: on q always, on k and v where the gate is static, one number for all tokens.
+    A gate on the readout is such a factor if it comes before the norm. A gate on q, k or v is one if the readout is
+    linear in q, k or v: on q always, on k and v if the gate is static, that is, the same for all tokens.
     """
     norm = mixer.norm_of(config)
     if norm == "none" or config.gate_activation in ADDITIVE_ACTIVATIONS:
@@ -112,13 +114,13 @@ def has_no_effect(granularity, position, mixer, config):
         return False
     if position == "readout":
         return norm != "denominator" and not config.norm_first
-    if position == "value" and norm == "denominator":  # only the numerator has v
+    if position == "value" and norm == "denominator":  # v is in the numerator, not in the denominator
         return False
     return position in mixer.linear_in and (position == "query" or config.gate_input == "static")
 
 
 class ZeroLinear(nn.Linear):
-    """A linear layer whose weights start at zero, and whose bias, where it has one, starts at bias_start."""
+    """A linear layer whose weights start at zero, and whose bias starts at bias_start (None: there is no bias)."""
 
     def __init__(self, n_in, n_out, bias_start=None):
         super().__init__(n_in, n_out, bias=bias_start is not None)
@@ -129,11 +131,12 @@ class ZeroLinear(nn.Linear):
 
 
 class Gate(nn.Module):
-    """g = W x (+ bias), of one number per entry of y, per head, per channel (shared) or per token (scalar).
+    """y (B, T, heads, width), x (B, T, C) -> y' = act(y, g) of y's shape, with g = W x (+ bias).
 
-    y (B, T, heads, width), x (B, T, C) -> y' of y's shape. W starts at zero, so that sigmoid halves y at first and
-    sigmoid2 keeps it; a native gate's W starts as any linear layer does, as published.
-    bias: None, or the start of a trained bias; where the gate is static, of its constant.
+    g has one number per entry of y (elementwise), per head (headwise), per channel (shared) or per token (scalar).
+    W starts at zero, so that sigmoid halves y at first and sigmoid2 keeps it; a native gate's W starts as any linear
+    layer does, as published. rank: of W, 0 for full rank. bias: the start of a trained bias (None: there is none) or,
+    if the gate is static, of its constant g (None: 0).
     """
 
     def __init__(
@@ -160,12 +163,12 @@ class Gate(nn.Module):
         return GATE_ACTIVATIONS[self.activation](y, self.logits(x), self.slope)
 
     def logits(self, x):
-        """g: (B, T, heads or 1, width or 1), and without B and T where it is static."""
+        """x (B, T, C) -> g (B, T, heads or 1, width or 1), without B and T if the gate is static."""
         if self.static is not None:
             return self.static.unflatten(-1, self.shape)
         return self.proj(x if self.down is None else self.down(x)).unflatten(-1, self.shape)
 
     def value(self, g):
-        """What y is multiplied with; for the additive activations, what is added to it. Shape of g."""
+        """The factor on y or, for an additive activation, what is added to y. It has the shape of g."""
         y = 0.0 if self.activation in ADDITIVE_ACTIVATIONS else 1.0
         return GATE_ACTIVATIONS[self.activation](y, g, self.slope)

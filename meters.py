@@ -1,30 +1,35 @@
-"""What a gate does to a checkpoint: gate values, sinks, activations, pruning, 8-bit arithmetic.
+"""Measures the gates of a checkpoint and what they do: sinks, activations, pruning, 8-bit arithmetic.
 
-    python meters.py --checkpoint=out/best.pt                           the numbers -> out/meters.json, and a table
-    python meters.py --checkpoint=out/best.pt --maps=0.1,3.0            attention maps of layer 0, head 1 and 3, 0
-    python meters.py --checkpoint=early/ckpt.pt,late/ckpt.pt            several: how they changed
-    python plot.py out                                                  the figures of meters.json -> out/page.png
+    python meters.py --checkpoint=out/best.pt                    a table, and out/meters.json
+    python meters.py --checkpoint=out/best.pt --maps=0.1,3.0     maps of layer 0 head 1, layer 3 head 0
+    python meters.py --checkpoint=early/ckpt.pt,late/ckpt.pt     several checkpoints, to compare
+    python plot.py out                                           draws out/meters.json: out/page.png
 
-Prints a table and, as its last line, one JSON object of the means; the file has every layer, head and map. All meters
-look at the same first rows of the split, in the run's dtype:
+It prints a table and, as the last line, one JSON object of means; the file has every layer, head
+and map. All meters read the same first rows of the split, in the run's dtype:
 
-    gate        what y is multiplied with, per layer, position and head; its absolute value where it can be negative.
-                Of an additive gate, what it adds. `collapsed`: every value within 0.05 of its value at g = 0 (0.5 for
-                a sigmoid), or every value under 0.05
-    sink        share of key 0 in the weights of queries 1..T-1, |w_i0| / sum_j |w_ij|, mean over queries and rows.
-                softmax: its weights. cosformer: its own weights, as a share. gla, mamba2, gated_deltanet: a proxy, the
-                weights that the recurrence implies, which have both signs (mean_weight: as they are). Baseline: the
-                mean of 1/(i+1) over the same queries, which is what uniform weights give
-    token_0     norm of token 0's part of the readout over the sum of the norms of all tokens' parts, all heads
-                together, mean over queries 1..T-1; before the gate and behind it. A norm in between is left out
-    rank        exp of the entropy of the normalised singular values (Roy & Vetterli 2007, "The effective rank"): of
-                each head's readout (tokens x width), before the gate and as the output projection gets it, and W_v W_o
-    residual    largest |h| behind a block, over the median of |h| too, and where it is
-    pruning     loss where gate values under a threshold count as zero
-    decoding    with --skip_below: tokens/s with and without the softmax heads that a headwise gate closes
-    quantised   loss where every linear layer has 8-bit weights and inputs (`quantised`)
+    gate        the factor on y (an additive gate: what it adds to y), per layer, position and head,
+                as an absolute value. A gate has collapsed if every value is within 0.05 of its
+                value at g = 0 (0.5 for a sigmoid), or below 0.05
+    sink        share of key 0 in the weights of queries 1..T-1, |w_i0| / sum_j |w_ij|, mean over
+                queries and rows. softmax and cosformer: their own weights. Other mixers: a proxy,
+                the weights that the recurrence implies, which have both signs (mean_weight keeps
+                the sign).
+                Baseline: uniform weights, the mean of 1/(i+1) over the same queries
+    token_0     norm of token 0's part of the readout over the sum of the norms of all tokens'
+                parts, of all heads together, mean over queries 1..T-1, before and after the gate.
+                A norm between the two is left out
+    rank        effective rank (Roy & Vetterli 2007), exp of the entropy of the normalised singular
+                values: of each head's readout (tokens x width) before the gate and as the output
+                projection gets it, and of W_v W_o
+    residual    largest |h| after a block, its ratio to the median |h|, and where it is
+    pruning     loss with the gate values below a threshold set to zero
+    decoding    with --skip_below: tokens/s, with and without the softmax heads that a headwise
+                gate closes
+    quantised   loss with 8-bit weights and inputs in every linear layer of the blocks
 
-Sinks grow with training, and tiny models may have none. Gu et al. 2024 count the heads above 0.3 (heads_above).
+Sinks grow with training, and tiny models may have none. heads_above is the share of heads whose
+sink is above 0.3 (Gu et al. 2024).
 """
 
 import configurator
@@ -54,7 +59,7 @@ from runs.checkpoint import load_model
 from runs.files import check_output, write_output
 from runs.hardware import DTYPES, Processes
 
-BINS = 20  # of width 0.05 from 0 to 1, and one more for all above
+BINS = 20  # bins of width 0.05 from 0 to 1; one more bin holds the values above 1
 COLLAPSE = 0.05
 SINK_HEAD = 0.3
 MAP_TOKENS = 64
@@ -64,7 +69,7 @@ SINK_KINDS = {
     "share": "cosFormer's own weights, as a share",
     "proxy": "a proxy, the absolute share of the weights the recurrence implies",
 }
-GATE_COLUMNS = {"mean": "6.3f", "below_0.1": "6.1%", "above_0.9": "6.1%"}  # of the table
+GATE_COLUMNS = {"mean": "6.3f", "below_0.1": "6.1%", "above_0.9": "6.1%"}  # columns of the table, and their formats
 THRESHOLDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 TRAINING_ROWS = 4  # rows that the meters in the training log look at
 SPIKE_WINDOW, SPIKE_AT_LEAST, SPIKE_DEVIATIONS = 100, 20, 5
@@ -75,11 +80,10 @@ SPIKE_WINDOW, SPIKE_AT_LEAST, SPIKE_DEVIATIONS = 100, 20, 5
 
 @torch.no_grad()
 def probe(model, inputs, measure, dtype="float32"):
-    """Runs the model on inputs (B, T); after each block, while its tensors are at hand, calls measure(block, seen).
+    """Runs the model on inputs (B, T) and calls measure(block, seen) after each block. Returns the results by layer.
 
-    seen: x (B, T, C), what the mixer got; before and after (B, T, H, D), the readout as its first gate gets it and as
-    the output projection gets it; residual (B, T, C), behind the block.
-    Returns what measure returned, layer by layer. The model is left as it was: its hooks live as long as this call.
+    seen: x (B, T, C), the mixer's input; before and after (B, T, H, D), the readout as its first gate gets it and as
+    the output projection gets it; residual (B, T, C), the block's output. The model is left as it was, without hooks.
     """
     seen, results, handles, was_training = {}, [], [], model.training
 
@@ -120,7 +124,7 @@ def autocast(device_type, dtype):
 
 
 def numbers(x):
-    """A tensor as (nested lists of) numbers of four digits; null for what is not finite, which JSON does not have."""
+    """A tensor, list or number, rounded to four digits, as lists and numbers; not finite: None, as JSON has no NaN."""
     if isinstance(x, torch.Tensor):
         return numbers(x.tolist())
     if isinstance(x, list):
@@ -133,7 +137,7 @@ def numbers(x):
 
 
 def gate_meter(gate, x):
-    """x (B, T, C) -> the distribution of the gate's values, a list entry per head (one for shared and scalar gates)."""
+    """x (B, T, C) -> the distribution of the gate's values, one entry per head (shared, scalar: one in all)."""
     values = gate.value(gate.logits(x)).float().abs()  # (B, T, heads or 1, width or 1)
     start = float(gate.value(x.new_zeros(1)).abs())
     heads = values.movedim(-2, 0).flatten(1)  # (heads, values)
@@ -156,6 +160,7 @@ def gate_meter(gate, x):
 
 
 def gate_meters(mixer, seen):
+    """{position: the meter of its gate}."""
     return {position: gate_meter(gate, seen["x"]) for position, gate in mixer.gates.items()}
 
 
@@ -167,7 +172,7 @@ def baseline(T):
 def sink_meter(mixer, seen):
     """The share of key 0 in each head's weights, as the docstring of this file defines it."""
     shares, means = [], []
-    for row in seen["x"].split(1):  # (T, T) weights of every head are much: a row at a time
+    for row in seen["x"].split(1):  # one row at a time: the weights of every head are large
         weights = mixer.weights(row)[0, :, 1:]  # (H, T - 1, T)
         total = weights.abs().sum(-1).clamp(min=1e-30)
         shares.append((weights[..., 0].abs() / total).mean(-1))
@@ -182,7 +187,7 @@ def sink_meter(mixer, seen):
 
 
 def early_meter(mixer, seen):
-    """Norm of the keys by position, in parts that double: 0, 1, 2-3, 4-7, ...; token 0's share of the readout."""
+    """Mean norm of the keys at positions 0, 1, 2-3, 4-7, ...; token 0's share of the readout, without and with gate."""
     p = mixer.gated_projection(seen["x"], None, 0)
     norms = p.k.float().norm(dim=-1).mean((0, 2))  # (T,)
     starts = [0] + [1 << i for i in range((len(norms) - 1).bit_length())]
@@ -220,7 +225,7 @@ def effective_rank(singular_values):
 
 
 def readout_rank(readout):
-    """(B, T, H, D) -> (H,). Singular values from the D x D Gram matrix, in float64."""
+    """Effective rank of each head: (B, T, H, D) -> (H,), from the D x D Gram matrix in float64."""
     tokens = readout.flatten(0, 1).transpose(0, 1).cpu().double()  # (H, B T, D)
     return effective_rank(torch.linalg.eigvalsh(tokens.mT @ tokens).clamp(min=0).sqrt())
 
@@ -235,7 +240,7 @@ def value_weight(mixer):
 
 
 def projection_rank(mixer):
-    """Effective rank (H,) of W_v W_o, head by head; a convolution and a SiLU in between are left out."""
+    """Effective rank (H,) of W_v W_o by head, or None; a convolution and a SiLU between the two are left out."""
     value = value_weight(mixer)
     if value is None:
         return None
@@ -255,7 +260,7 @@ def rank_meter(mixer, seen):
 
 
 def residual_meter(inputs, seen):
-    """inputs (B, T): the tokens, to name the one at which the residual stream is largest."""
+    """Largest |h| and its place; inputs (B, T) are the tokens, of which the one at that place is named."""
     size = seen["residual"].float().abs()  # (B, T, C)
     row, position, channel = (int(i) for i in torch.unravel_index(size.argmax(), size.shape))
     largest, median = float(size.max()), float(size.median())
@@ -264,7 +269,7 @@ def residual_meter(inputs, seen):
 
 
 def layer_meters(model, inputs, dtype):
-    """Every meter of every layer."""
+    """[{meter: its numbers}], one dict per layer; inputs (B, T)."""
 
     def measure(block, seen):
         mixer = block.mixer
@@ -286,7 +291,7 @@ def layer_meters(model, inputs, dtype):
 
 
 def training_meters(model, inputs, dtype):
-    """The `summary` of a forward pass: what a line of metrics.jsonl says."""
+    """The `summary` of one forward pass on inputs (B, T), for a line of metrics.jsonl."""
 
     def measure(block, seen):
         meters = {"gates": gate_meters(block.mixer, seen), "sink": sink_meter(block.mixer, seen)}
@@ -315,7 +320,7 @@ def summary(layers, T):
 
 
 def collapsed_gates(layers):
-    """A line for each gate that has collapsed."""
+    """A line of text for each gate that has collapsed."""
     gates = [(i, position, gate) for i, layer in enumerate(layers) for position, gate in layer["gates"].items()]
     return [f"layer {i}, {position}: {gate['collapsed']}" for i, position, gate in gates if gate["collapsed"]]
 
@@ -331,7 +336,7 @@ def maximum(values):
 
 
 def is_spike(loss, earlier):
-    """A spike: more than 5 standard deviations above the mean of the last 100 logged losses (of 20 at least)."""
+    """Whether loss is over 5 standard deviations above the mean of the last 100 logged losses (at least 20)."""
     window = earlier[-SPIKE_WINDOW:]
     if len(window) < SPIKE_AT_LEAST:
         return False
@@ -339,15 +344,15 @@ def is_spike(loss, earlier):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What the loss makes of it
+# What changes of the gate and of the arithmetic do to the loss
 
 
 @contextlib.contextmanager
 def pruned(model, threshold):
-    """Within it, gate values below the threshold (in absolute value) are zero. Yields [zeroed, all] counts, which grow.
+    """A context in which gate values are zero if their absolute value is below the threshold.
 
-    Gates on the denominator and additive ones are left alone: a zero there closes nothing. Counted is what is computed:
-    where only some tokens have labels, the last layer computes no other.
+    It yields the counts [zeroed, all], which grow as the model runs. Gates on the denominator and additive gates are
+    left alone: a zero there closes nothing. If only some tokens have labels, the last layer computes and counts those.
     """
     counts, handles = [0, 0], []
 
@@ -369,7 +374,7 @@ def pruned(model, threshold):
 
 
 def pruning_curve(model, batches, block_size):
-    """[{threshold, zeroed, loss, accuracy}], empty where no gate multiplies."""
+    """[{threshold, zeroed, loss, accuracy}], empty if no gate multiplies."""
     curve = []
     for threshold in THRESHOLDS:
         with pruned(model, threshold) as counts:
@@ -381,9 +386,9 @@ def pruning_curve(model, batches, block_size):
 
 @contextlib.contextmanager
 def closed_heads_skipped(model, threshold):
-    """Within it, decoding steps of one sequence do not read the cache for heads whose headwise gate is below the
-    threshold: what `pruned` computes, with less to compute. Yields [skipped, all] counts of heads, which grow.
+    """A context in which decoding one sequence skips the cache of heads whose headwise gate is below the threshold.
 
+    The result is that of `pruned`, at a lower cost. It yields the counts [skipped, all] of heads, which grow.
     Softmax layers only: a recurrent head has to write its state whether it is read or not.
     """
     counts, mixers, handles = [0, 0], [block.mixer for block in model.blocks if has_heads_to_skip(block.mixer)], []
@@ -400,7 +405,7 @@ def closed_heads_skipped(model, threshold):
             gate, q = mixer.gates["readout"], p.q.transpose(1, 2)  # (1, H, 1, D)
             k, v, _ = mixer.remember(p.k.transpose(1, 2), p.v.transpose(1, 2), state, start)
             heads = (gate.value(gate.logits(box["x"])).abs().flatten() >= threshold).nonzero().flatten()
-            shared = heads // (mixer.n_head // k.shape[1])  # the key and value heads of these
+            shared = heads // (mixer.n_head // k.shape[1])  # the key and value heads that these use
             o = torch.zeros_like(q)
             attention = nn.functional.scaled_dot_product_attention
             o[:, heads] = attention(q[:, heads], k[:, shared], v[:, shared])
@@ -418,7 +423,7 @@ def closed_heads_skipped(model, threshold):
     finally:
         for mixer, handle in zip(mixers, handles, strict=True):
             handle.remove()
-            del mixer.read  # the method of the class again
+            del mixer.read  # uncovers the method of the class
 
 
 def has_heads_to_skip(mixer):
@@ -429,7 +434,7 @@ def has_heads_to_skip(mixer):
 
 
 def decoding_speed(model, prompt, threshold):
-    """prompt (1, T): tokens/s of greedy decoding, as it is and with closed heads skipped; the share of those heads."""
+    """Tokens/s of greedy decoding after prompt (1, T), as usual and with closed heads skipped; the share of those."""
     if not any(has_heads_to_skip(block.mixer) for block in model.blocks):
         raise UserError(f"skip_below={threshold}: no softmax layer has a headwise gate on its readout")
 
@@ -437,7 +442,7 @@ def decoding_speed(model, prompt, threshold):
         stream = model.stream(prompt, DECODED_TOKENS + 1, temperature=0)
         next(stream)  # reads the prompt
         started = time.perf_counter()
-        int(collections.deque(stream, maxlen=1)[0])  # on a GPU, the last id has to be waited for
+        int(collections.deque(stream, maxlen=1)[0])  # int() waits until a GPU has drawn the last id
         return time.perf_counter() - started
 
     usual, fewer = [], []
@@ -453,10 +458,10 @@ def decoding_speed(model, prompt, threshold):
 
 
 def quantised(model):
-    """A copy that computes with fake 8-bit numbers: every nn.Linear of its blocks, weights and inputs.
+    """A copy that simulates 8-bit arithmetic: it rounds weights and inputs of every nn.Linear of its blocks.
 
-    Both are rounded to 255 levels, symmetric around zero: weights with one scale a row, inputs with one scale a tensor,
-    the largest |x| of the batch at hand. The embedding, which is the output layer too, stays as it is.
+    Both are rounded to 255 levels, symmetric around zero: weights with one scale per row, inputs with one per tensor,
+    from the largest |x| of the batch. The embedding, which is also the output layer, stays as it is.
     """
     model = copy.deepcopy(model)
 
@@ -486,7 +491,7 @@ def loss_of(model, batches, block_size):
 
 
 def first_rows(dataset, split, rows, block_size):
-    """The first batch of the split, (inputs, targets, slice): whole windows of a text, rows of one slice."""
+    """The first batch of the split, (inputs, targets, slice): whole windows of a text, or rows of one slice."""
     if dataset.kind == "stream":
         block_size = min(block_size, dataset.counts(split)["tokens"] - 1)
         rows = min(rows, dataset.examples_per_epoch(split, block_size))
@@ -494,7 +499,7 @@ def first_rows(dataset, split, rows, block_size):
 
 
 def packing(dataset):
-    """How the rows begin: it decides what stands at position 0."""
+    """How the rows begin, in words: it decides which token is at position 0."""
     if dataset.kind == "stream":
         return "no BOS; windows of running text, which begin anywhere in it"
     return "no BOS; each row is an example of its own and begins with the first key of its pairs"
@@ -502,26 +507,26 @@ def packing(dataset):
 
 @dataclasses.dataclass
 class MetersConfig:
-    checkpoint: list[str] = key(["out/best.pt"], "the checkpoints (a folder: its ckpt.pt), earliest first")
-    dataset: str | None = key(None, "folder of the data (None: what the first checkpoint was trained on)")
-    split: str = key("val", "which split")
-    rows: int = key(16, "its first rows, which the meters look at", at_least=1)
-    score_batches: int = key(4, "batches of so many rows, which the loss is taken over", at_least=1)
+    checkpoint: list[str] = key(["out/best.pt"], "checkpoints, earliest first (a folder: its ckpt.pt)")
+    dataset: str | None = key(None, "folder of the data (None: the data that the first checkpoint was trained on)")
+    split: str = key("val", "the split of the data to read")
+    rows: int = key(16, "how many of the split's first rows the meters read", at_least=1)
+    score_batches: int = key(4, "number of batches of that many rows for the losses", at_least=1)
     skip_below: float | None = key(
-        None, "time decoding without softmax heads whose headwise gate is below this", above=0
+        None, "time decoding without softmax heads whose headwise gate is below this (None: do not)", above=0
     )
-    maps: list[str] = key([], "attention maps, as layer.head (empty: the heads of largest and smallest sink)")
-    dtype: str | None = key(None, "of matrix products (None: the run's)", choices=tuple(DTYPES))
-    out: str | None = key(None, "file of the JSON (None: meters.json beside the last checkpoint)", is_path=True)
-    device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
+    maps: list[str] = key([], "attention maps to keep, as layer.head (empty: the heads of largest and smallest sink)")
+    dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=tuple(DTYPES))
+    out: str | None = key(None, "file for the JSON (None: meters.json beside the last checkpoint)", is_path=True)
+    device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = key(0, "CPU threads (0: cores)", at_least=0)
-    memory_check: bool = key(True, "refuse what needs more memory than there is")
+    memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
 
 def main(argv):
     config = configurator.load(MetersConfig, argv, positional=None, program="meters.py", description=__doc__)
     if not config.checkpoint:
-        raise UserError("checkpoint=[]: name one, as in --checkpoint=out/best.pt")
+        raise UserError("checkpoint=[]: give at least one, as in --checkpoint=out/best.pt")
     last = Path(config.checkpoint[-1])
     out = Path(config.out) if config.out else (last if os.path.isdir(last) else last.parent) / "meters.json"
     processes = Processes(config.device, config.threads)
@@ -532,7 +537,7 @@ def main(argv):
             check_output("out", out, "checkpoints")
             dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
         if dataset.vocab_size > model.config.vocab_size:
-            raise UserError(f"{path}: knows {model.config.vocab_size} token ids, {dataset.folder} has more")
+            raise UserError(f"{path}: the model knows {model.config.vocab_size} token ids, {dataset.folder} has more")
         results.append(meters_of(model, checkpoint, path, dataset, config))
         print(table(results[-1]), end="\n\n")
     text = json.dumps({"checkpoints": results}) + "\n"
@@ -544,7 +549,7 @@ def main(argv):
 
 
 def meters_of(model, checkpoint, path, dataset, config):
-    """Every number of one checkpoint, ready for JSON. Raises UserError where the loss is not finite."""
+    """Every number of one checkpoint, ready for JSON. Raises UserError if the loss is not finite."""
     dtype, T = config.dtype or checkpoint.get("dtype", "float32"), model.config.block_size
     memory.check_metering(config, model, dataset, dtype)
     batches = list(itertools.islice(dataset.eval_batches(config.split, config.rows, T), config.score_batches))
@@ -571,7 +576,7 @@ def meters_of(model, checkpoint, path, dataset, config):
 
 
 def attention_maps(model, inputs, layers, wanted, dtype):
-    """[{layer, head, weights}]: the weights of the first row's first MAP_TOKENS tokens, of the heads asked for."""
+    """[{layer, head, weights}]: weights (t, t) of the first row's first t <= MAP_TOKENS tokens, of the wanted heads."""
     sinks = {(i, head): share for i, layer in enumerate(layers) for head, share in enumerate(layer["sink"]["share"])}
     heads = []
     for text in wanted:
@@ -586,7 +591,7 @@ def attention_maps(model, inputs, layers, wanted, dtype):
 
 
 def table(result):
-    """The numbers of a checkpoint, a line per layer."""
+    """The numbers of a checkpoint as text, a line per layer."""
     gate = result["gate"] if result["gate"] in ("none", "native") else f"{result['gate']} {result['gate_activation']}"
     lines = [
         f"{result['checkpoint']} (step {result['step']}, {result['attention']}, gate {gate}), {result['dtype']}",
@@ -624,7 +629,7 @@ def table(result):
     lines += ["", f"loss {result['loss']:.4f}, accuracy {result['accuracy']:.1%}, over {result['labels']:,} labels"]
     for row in result["pruning"]:
         lines.append(
-            f"gate values under {row['threshold']:<4} as zero: {row['zeroed']:6.1%} of them, {change(row, result)}"
+            f"gate values under {row['threshold']:<4} set to zero: {row['zeroed']:6.1%} of them, {change(row, result)}"
         )
     if "decoding" in result:
         row = result["decoding"]
@@ -634,7 +639,7 @@ def table(result):
 
 
 def shown_gate(layer):
-    """(position, meter) of the gate that stands in the table's line of a layer: the readout's, where it has one."""
+    """(position, meter) of the gate in a layer's line of the table: the gate of the readout, if there is one."""
     gates = layer["gates"]
     position = next((name for name in ("readout", "native", *gates) if name in gates), None)
     return position, gates.get(position, {})

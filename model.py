@@ -1,11 +1,11 @@
-"""One GPT whose every layer picks its mixer, each with an optional gate after its readout.
+"""A GPT in which each layer has the sequence mixer that the config names, with optional gates.
 
     model = GPT(GPTConfig(attention="gla", gate="elementwise", vocab_size=256))
     logits = model(idx)                         # (B, T) ids -> (B, T, vocab_size)
-    loss = model(idx, targets)                  # mean over the labels that are not -100
+    loss = model(idx, targets)                  # nats, mean over the labels that are not -100
 
-Read it in this order: the keys (GPTConfig), what all mixers share (Mixer), the mixers, the GPT. The gate is gate.py.
-A new mixer is one class that says what it makes of x, and one line in MIXERS.
+The file stands in reading order: the keys (GPTConfig), what all mixers share (Mixer), the mixers, the GPT. The gate is
+in gate.py. A new mixer is one class, whose `project` computes q, k and v from x, and one line in MIXERS.
 """
 
 import configurator
@@ -58,55 +58,55 @@ READOUT_NORMS = {"rms": RMSNorm}  # modules made as norm(width, eps=...); one th
 class GPTConfig:
     """Every key of the model. Raises UserError for values that don't fit together."""
 
-    n_layer: int = key(12, "number of blocks", at_least=1, at_most=10_000)
-    n_head: int = key(12, "heads", at_least=1)
+    n_layer: int = key(12, "number of layers", at_least=1, at_most=10_000)
+    n_head: int = key(12, "number of heads (mamba2 has expand times as many)", at_least=1)
     head_dim: int | None = key(None, "width of a head (None: n_embd / n_head)", at_least=1)
-    n_kv_head: int | None = key(None, "key and value heads of softmax layers (None: n_head)", at_least=1)
+    n_kv_head: int | None = key(None, "number of key and value heads of softmax layers (None: n_head)", at_least=1)
     n_embd: int = key(768, "width of the residual stream", at_least=1)
     block_size: int = key(
-        1024, "context length; also cosFormer's M, the longest distance its cosine covers", at_least=1
+        1024, "context length in tokens; also cosformer's M, the longest distance its cosine covers", at_least=1
     )
-    vocab_size: int | None = key(None, "number of token ids (None: the data's)", at_least=1)
+    vocab_size: int | None = key(None, "number of token ids (None: as many as the data has)", at_least=1)
     pad_vocab_to: int = key(
-        1, "round the embedding's rows up to a multiple; padding is never scored or sampled", at_least=1
+        1, "round the embedding's rows up to a multiple of this; padding is never scored or sampled", at_least=1
     )
-    mlp_ratio: float = key(4.0, "hidden width of the MLP over n_embd", above=0)
-    dropout: float = key(0.0, "on the embedding and on both residual branches", at_least=0, below=1)
+    mlp_ratio: float = key(4.0, "hidden width of the MLP, as a multiple of n_embd", above=0)
+    dropout: float = key(0.0, "dropout on the embedding and on both residual branches", at_least=0, below=1)
 
-    init: str = key("normal", "how linear weights and embeddings start (init_weights)", choices=("normal", "pytorch"))
+    init: str = key("normal", "start of weights: N(0, 0.02) or PyTorch's default", choices=("normal", "pytorch"))
     attention: str = key(
-        "softmax", "mixer of each layer: softmax, cosformer, gla, mamba2, gated_deltanet, or a pattern a,b,b"
+        "softmax", "mixer: softmax, cosformer, gla, mamba2, gated_deltanet, deltanet, kda, or by layer a,b,b"
     )
-    position: str = key("rope", "rope (softmax layers only), learned or none", choices=("rope", "learned", "none"))
-    rope_base: float = key(10000.0, "base of the rotary angles", above=1)
-    rope_scaling: str = key("none", "how RoPE goes past block_size", choices=("none", "ntk", "yarn"))
-    rope_factor: float = key(1.0, "how many times past it", at_least=1)
+    position: str = key("rope", "positions; rope acts in softmax layers only", choices=("rope", "learned", "none"))
+    rope_base: float = key(10000.0, "base of RoPE's angles", above=1)
+    rope_scaling: str = key("none", "how RoPE is extended past block_size", choices=("none", "ntk", "yarn"))
+    rope_factor: float = key(1.0, "context extension factor, with rope_scaling", at_least=1)
     qk_norm: bool = key(False, "RMSNorm on q and k of softmax layers, before RoPE")
     attention_softcap: float | None = key(
-        None, "c: softmax scores become c * tanh(score / c); not fused, slower", above=0
+        None, "c: softmax scores become c * tanh(score / c), which is slower (None: no cap)", above=0
     )
-    logit_softcap: float | None = key(None, "c: logits become c * tanh(logit / c)", above=0)
+    logit_softcap: float | None = key(None, "c: logits become c * tanh(logit / c) (None: no cap)", above=0)
     short_conv: int | None = key(
-        None, "width of a causal convolution on q, k, v (None: as published, 0: off)", at_least=0, at_most=1024
+        None, "width of the causal convolution on q, k, v (None: as published, 0: none)", at_least=0, at_most=1024
     )
-    expand: int = key(2, "mamba2: inner width over n_embd", at_least=1)
-    state_size: int = key(128, "mamba2: width of B and C, the state's rows", at_least=1)
-    n_groups: int = key(1, "mamba2: groups of heads that share B and C", at_least=1)
+    expand: int = key(2, "mamba2: inner width, as a multiple of n_embd", at_least=1)
+    state_size: int = key(128, "mamba2: width of B and C, the number of rows of a head's state", at_least=1)
+    n_groups: int = key(1, "mamba2: number of groups; the heads of a group share B and C", at_least=1)
 
-    gate: str = key("none", "none, native, GRANULARITY[@POSITION] joined by +; one entry or a pattern by layer a,b,b")
-    gate_activation: str = key("sigmoid", "what the gate does with g", choices=GATE_ACTIVATIONS)
-    gate_rank: int = key(0, "0: W_g has full rank; r: it is a product of rank r", at_least=0)
-    gate_input: str = key("token", "token: g = W_g x; static: a learned constant", choices=("token", "static"))
-    gate_bias: float | None = key(None, "start of a trained bias of the gate (None: no bias)")
+    gate: str = key("none", "none, native, GRANULARITY[@POSITION] joined by +, or a pattern a,b,b (docs/gates.md)")
+    gate_activation: str = key("sigmoid", "how the gate's g acts on y (docs/gates.md)", choices=GATE_ACTIVATIONS)
+    gate_rank: int = key(0, "rank of the gate's weight W_g (0: full rank)", at_least=0)
+    gate_input: str = key("token", "token: g = W_g x; static: a trained constant", choices=("token", "static"))
+    gate_bias: float | None = key(None, "start of the gate's trained bias or static constant (None: no bias, or 0)")
     readout_norm: str = key(
-        "published", "of every mixer's readout", choices=("published", "none", "denominator", *READOUT_NORMS)
+        "published", "norm of each mixer's readout", choices=("published", "none", "denominator", *READOUT_NORMS)
     )
-    norm_first: bool = key(True, "true: act(norm(readout)); false: norm(act(readout))")
-    readout_activation: str = key("none", "on the normed readout, before the gate", choices=READOUT_ACTIVATIONS)
+    norm_first: bool = key(True, "true: the readout is normed, then gated; false: gated, then normed")
+    readout_activation: str = key("none", "nonlinearity right after the readout's norm", choices=READOUT_ACTIVATIONS)
     kernels: str = key(
-        "auto", "of the recurrence; auto: fla on a GPU where it is installed", choices=("auto", "torch", "fla")
+        "auto", "code of the recurrence; auto: fla on a GPU where it is installed", choices=("auto", "torch", "fla")
     )
-    match_params: bool = key(False, "narrow the MLP until a gated model has its ungated twin's parameter count")
+    match_params: bool = key(False, "narrow the MLP so that a gated model has as many parameters as the ungated one")
 
     def __post_init__(self):
         configurator.check(self)
@@ -114,15 +114,15 @@ class GPTConfig:
             self.attention = "softmax"
             self.gate = "elementwise" if self.gate == "none" else self.gate
         if self.head_dim is None and self.n_embd % self.n_head:
-            raise UserError(f"n_embd={self.n_embd}: must be a multiple of n_head={self.n_head}, or head_dim be given")
+            raise UserError(f"n_embd={self.n_embd}: must be a multiple of n_head={self.n_head}, or give head_dim")
         self.head_dim = self.head_dim or self.n_embd // self.n_head
         if self.n_head % (self.n_kv_head or self.n_head):
             raise UserError(f"n_kv_head={self.n_kv_head}: must divide n_head={self.n_head}")
         if self.position == "rope" and self.head_dim % 2:
-            raise UserError(f"position='rope': needs an even head width, not {self.head_dim}")
+            raise UserError(f"position='rope': needs an even head_dim, not {self.head_dim}")
         missing = recurrence.missing_for_fla()
         if missing and self.kernels == "fla":
-            raise UserError(f"kernels='fla': {missing}; kernels=auto does without")
+            raise UserError(f"kernels='fla': {missing}; kernels=auto works without it")
         if missing and self.kernels == "auto" and torch.cuda.is_available() and self.attention != "softmax":
             warnings.warn(f"kernels=auto: {missing}; on the GPU the recurrence runs in plain PyTorch", stacklevel=3)
         classes = set()
@@ -136,7 +136,7 @@ class GPTConfig:
             )
 
     def layers(self):
-        """[(mixer name, LayerGate)] of each layer: the two patterns, repeated to n_layer."""
+        """[(mixer name, LayerGate)], one per layer: `attention` and `gate` repeat up to n_layer. Raises UserError."""
         names, gates = [part.strip() for part in self.attention.split(",")], self.gate.split(",")
         for name in names:
             check_choice("attention", name, (*MIXERS, "gated") if len(names) == 1 else MIXERS)
@@ -145,14 +145,14 @@ class GPTConfig:
 
 
 def unused_keys(config):
-    """{key: the reason} of the keys of the model that change nothing in this one, whatever they are set to."""
+    """{key: reason} of each key of GPTConfig that has no effect in this model, whatever its value."""
     layers = [(MIXERS[name], gate) for name, gate in config.layers()]
     mixers, unused = {mixer for mixer, _ in layers}, {}
     for name in dict.fromkeys(name for mixer in MIXERS.values() for name in mixer.keys):
         if not any(name in mixer.keys for mixer in mixers):
-            unused[name] = "only of " + ", ".join(each for each, mixer in MIXERS.items() if name in mixer.keys)
+            unused[name] = "read only by " + ", ".join(each for each, mixer in MIXERS.items() if name in mixer.keys)
     if config.position != "learned" and Softmax not in mixers:
-        unused["position"] = "rope is only of softmax"
+        unused["position"] = "only softmax layers have RoPE"
     if Softmax in mixers and config.position != "rope":
         unused |= dict.fromkeys(("rope_base", "rope_scaling", "rope_factor"), f"position is {config.position}")
     elif Softmax in mixers:
@@ -160,15 +160,15 @@ def unused_keys(config):
         unused |= {"rope_scaling": "rope_factor is 1"} if config.rope_factor == 1 else {}
     positions = {position for _, gate in layers for position in gate.positions}
     if not positions:
-        unused |= dict.fromkeys(("gate_activation", "gate_rank", "gate_input", "gate_bias"), "there is no such gate")
+        unused |= dict.fromkeys(("gate_activation", "gate_rank", "gate_input", "gate_bias"), "gate is none or native")
     elif config.gate_input == "static":
         unused["gate_rank"] = "gate_input is static"
     if "readout" not in positions:
-        unused["norm_first"] = "no gate is at the readout"
+        unused["norm_first"] = "there is no gate at the readout"
     asked_for_native = [mixer for mixer, gate in layers if gate.native]
     has_native = any(mixer.native_gate for mixer in asked_for_native)
     if asked_for_native and not has_native:
-        unused["gate"] = f"{config.attention} was published without a gate, so native is none"
+        unused["gate"] = f"{config.attention} was published without a gate, so native means none"
     if not positions and not has_native:
         unused["match_params"] = "there is no gate"
     return unused
@@ -179,65 +179,66 @@ def unused_keys(config):
 
 
 class Projection(NamedTuple):
-    """What a mixer makes of x. Shapes as in ops/recurrence.py; H, Hk and Hv may differ (they divide one another)."""
+    """What `project` returns. The numbers of heads Hq, Hk and Hv may differ; the smaller divide the larger."""
 
     q: torch.Tensor  # (B, T, Hq, Dk)
     k: torch.Tensor  # (B, T, Hk, Dk)
     v: torch.Tensor  # (B, T, Hv, Dv)
-    log_decay: torch.Tensor | None = None
-    beta: torch.Tensor | None = None
+    log_decay: torch.Tensor | None = None  # (B, T, H), or (B, T, H, Dk) per key channel
+    beta: torch.Tensor | None = None  # (B, T, H), of the delta rule
     skip: torch.Tensor | None = None  # (B, T, Hv, Dv), added to the readout
 
 
 class Mixer(nn.Module):
-    """q, k, v -> gates on them -> recurrence or softmax -> norm and gate, in their order -> output projection.
+    """q, k, v -> gates on them -> recurrence or softmax -> norm and gates of the readout -> output projection.
 
-    A subclass says what was published (the class attributes) and what it makes of x (`project`).
-    `y, state = mixer(x, state=None, start=0)`: x (B, T, C); start is the position of x[:, 0];
-    state=None is the begin of text, with nothing kept; else a dict from `init_state`, given back filled. A state that
-    was given is used up: softmax writes its keys and values in place.
+    A subclass declares what was published (the class attributes) and computes q, k and v from x (`project`).
+    `y, state = mixer(x, state=None, start=0, only=None)`: x and y are (B, T, C), and start is the position of x[:, 0].
+    state: None for a text read in one call; otherwise pass `init_state()` or the state returned last; it is
+    overwritten. only: (B, T), true for M tokens; y is then (1, M, C), their outputs alone.
     """
 
-    layer = 0  # which one of the model's n_layer it is: GPT sets it
-    keys = ("kernels",)  # of GPTConfig, those that only some mixers read; a run names the ones that nothing reads
-    past_block_size = "goes on"  # what decoding does there; softmax rolls its window, cosFormer ends
-    published_norm = "none"  # none, rms (per head, or over the whole width: norm_width) or denominator
-    native_gate = None  # (activation, before the norm or after it) of the gate the mixer was published with
-    has_nonnegative_weights = False  # a denominator is a sum of weights: it needs them to be of one sign
-    why_no_denominator = "its weights have both signs, their sum can be 0"
-    linear_in = ("query", "key", "value")  # a factor on one of these is a factor on the readout, before its norm
-    has_delta_rule = False  # whether project gives a beta
-    norm_over = "head"  # the RMSNorm of the readout: over each "head", or over the whole "width"
-    value_rows = ("qkv", -1)  # (layer, i): part i of the layer's rows makes v, a part as long as v; for meters.py
-    colour = None  # of its lines in figures, not inherited; None takes one that no other mixer has
+    layer = 0  # the index of the mixer's layer, which GPT sets
+    keys = ("kernels",)  # the keys of GPTConfig that only some mixers read; a run reports those that have no effect
+    past_block_size = "goes on"  # what decoding does there; softmax "rolls" its window, cosformer "ends"
+    published_norm = "none"  # none, rms (over what norm_over says) or denominator (the sum of the weights)
+    native_gate = None  # (activation, "before norm" or "after norm") of the gate the mixer was published with
+    has_nonnegative_weights = False  # a denominator is a sum of weights, and needs them to have one sign
+    why_no_denominator = "its weights have both signs, so their sum can be 0"
+    linear_in = ("query", "key", "value")  # a factor on one of these is a factor on the readout before its norm
+    has_delta_rule = False  # whether project returns a beta
+    norm_over = "head"  # the readout's RMSNorm is over each "head" or over the whole "width"
+    value_rows = ("qkv", -1)  # (layer, i): part i of that layer's rows computes v; parts are as long as v (meters.py)
+    colour = None  # colour of the mixer's lines in figures; it is not inherited, and None takes an unused one
 
     @classmethod
     def norm_of(cls, config):
+        """The norm of the readout in this config: "none", "rms" or "denominator"."""
         return cls.published_norm if config.readout_norm == "published" else config.readout_norm
 
     @classmethod
     def heads_per_norm(cls, config):
-        """How many heads the RMSNorm of the readout normalises together."""
+        """The number of heads that the readout's RMSNorm normalises together."""
         return 1 if cls.norm_over == "head" else config.n_head
 
     @classmethod
     def check(cls, config):
-        """Raises UserError for keys that don't fit this mixer, beyond what gate.check_gate finds."""
+        """Raises UserError for keys that don't fit this mixer; gate.check_gate checks its norm and gates."""
         widest = recurrence.FLA_DELTA_KEYS
         if cls.has_delta_rule and config.kernels != "torch" and config.head_dim > widest and recurrence.has_fla():
-            limit = f"fla's delta rule takes keys of at most {widest}, not head_dim={config.head_dim}"
+            limit = f"fla's delta rule takes keys of width at most {widest}, not head_dim={config.head_dim}"
             if config.kernels == "fla":
-                raise UserError(f"kernels='fla': {limit}; take more heads, or kernels=auto")
+                raise UserError(f"kernels='fla': {limit}; lower head_dim, or set kernels=auto")
             warnings.warn(f"kernels=auto: {limit}; it runs in plain PyTorch", stacklevel=3)
 
     def __init__(self, config, gate, *, query, key, value, n_head=None, native_rank=0):
-        """query, key, value: (heads, width) of each. n_head: heads of the readout (default: the queries').
+        """query, key, value: (heads, width) of each. n_head: heads of the readout (None: as many as of the query).
 
-        native_rank: of the native gate's weights, 0 for full rank.
+        native_rank: rank of the native gate's weight (0: full rank).
         """
         super().__init__()
         self.config, self.norm_kind = config, self.norm_of(config)
-        self.has_fla = config.kernels != "torch" and recurrence.has_fla()  # asked here: read gets compiled
+        self.has_fla = config.kernels != "torch" and recurrence.has_fla()
         self.n_head, self.key_width, self.value_width = n_head or query[0], query[1], value[1]
         self.shapes = dict(query=query, key=key, value=value)
         self.gates = nn.ModuleDict()
@@ -258,12 +259,12 @@ class Mixer(nn.Module):
         after = ["native"] * (not native_comes_first) + ["readout"] * config.norm_first
         there = {*self.gates, *["norm"] * (self.norm is not None)}
         there |= {"activation"} if config.readout_activation != "none" else set()
-        # what happens to the readout, in this order: names of gates, its norm, its activation
+        # what is applied to the readout, in this order: gates by name, its norm, its activation
         self.readout_steps = [step for step in (*before, "norm", "activation", *after) if step in there]
         self.out_proj = ResidualLinear(self.n_head * self.value_width, config.n_embd, bias=False)
 
     def project(self, x, state, start):
-        """x (B, T, C) -> Projection. A convolution reads and writes its past in `state` where that is a dict."""
+        """x (B, T, C) -> Projection. If `state` is a dict, a convolution reads its past there and writes it back."""
         raise NotImplementedError
 
     def forward(self, x, state=None, start=0, only=None):
@@ -271,7 +272,7 @@ class Mixer(nn.Module):
         p = self.gated_projection(x, state, start)  # q, k, v: (B, T, heads, width) each
         o = self.read(p, state, start)  # (B, T, H, Dv), with a denominator (B, T, H, Dv + 1)
         skip = p.skip
-        if only is not None:  # the tokens whose output is asked for, (1, M, ...): all below is token by token
+        if only is not None:  # keep the M tokens whose output is wanted, (1, M, ...): no step below mixes tokens
             o, x, skip = (y if y is None else y[only][None] for y in (o, x, skip))
         if self.norm_kind == "denominator":
             o, denominator = o.split([self.value_width, 1], dim=-1)
@@ -285,7 +286,7 @@ class Mixer(nn.Module):
                 o = READOUT_ACTIVATIONS[self.config.readout_activation](o)
             else:
                 o = self.gates[step](o, x)
-        if self.out_proj.weight.itemsize < 4:  # a model in half precision; under autocast the weights are float32
+        if self.out_proj.weight.itemsize < 4:  # a model in half precision; under autocast the weights stay float32
             o = o.to(self.out_proj.weight.dtype)
         y = self.out_proj(o.flatten(2))  # (B, T, C)
         return self.gated("output", y[:, :, None], x).squeeze(2), state
@@ -293,8 +294,8 @@ class Mixer(nn.Module):
     def gated_projection(self, x, state, start):
         """project(x), with the gates on q, k and v applied."""
         p = self.project(x, state, start)
-        skip = None if p.skip is None else self.gated("value", p.skip, x)  # a second way of v to the readout
-        # a static gate is float32 even under autocast, and would make a float32 tensor of what it gates
+        skip = None if p.skip is None else self.gated("value", p.skip, x)  # a second path of v to the readout
+        # a static gate is float32 even under autocast: without .to() its product would be float32, too
         q, k, v = (self.gated(at, y, x).to(y.dtype) for at, y in (("query", p.q), ("key", p.k), ("value", p.v)))
         return p._replace(q=q, k=k, v=v, skip=skip)
 
@@ -302,7 +303,7 @@ class Mixer(nn.Module):
         return self.gates[position](y, x) if position in self.gates else y
 
     def read(self, p, state, start):
-        """The readout (B, T, H, Dv); with a denominator its value stands behind it, (B, T, H, Dv + 1)."""
+        """The readout (B, T, H, Dv); with a denominator (B, T, H, Dv + 1), and the last channel is the denominator."""
         q, k, v = p.q, p.k, p.v
         if 1 < q.shape[2] < self.n_head:
             q, k = (x.repeat_interleave(self.n_head // x.shape[2], dim=2) for x in (q, k))
@@ -317,12 +318,12 @@ class Mixer(nn.Module):
         return o
 
     def normed(self, o):
-        """The RMSNorm of the readout (B, T, H, Dv)."""
+        """The readout's RMSNorm: (B, T, H, Dv) -> the same shape, in at least float32."""
         o = at_least_float32(o)
         return self.norm(o if self.norm_over == "head" else o.flatten(2)).view_as(o)
 
     def init_state(self, batch_size, device=None, dtype=None):
-        """The state at the begin of text: zeros, float32 unless dtype says otherwise."""
+        """The state at the start of a text: zeros, "S" (B, H, Dk, Dv) and, with a convolution, "conv"."""
         width = self.value_width + (self.norm_kind == "denominator")
         state = {"S": torch.zeros(batch_size, self.n_head, self.key_width, width, device=device, dtype=dtype)}
         return state | self.init_conv_state(batch_size, device, dtype)
@@ -334,7 +335,7 @@ class Mixer(nn.Module):
         return {"conv": torch.zeros(batch_size, conv.width - 1, conv.channels, device=device, dtype=dtype)}
 
     def weights(self, x, start=0):
-        """The weights (B, H, T, T) of each value in the readout, before norm and gate, from an empty state."""
+        """x (B, T, C) -> (B, H, T, T): each value's weight in each readout, before RMSNorm and gates. No state."""
         p = self.gated_projection(x, None, start)
         return self.explicit_weights(p, start)
 
@@ -347,7 +348,7 @@ class Mixer(nn.Module):
         return weights
 
     def flops_per_token(self, T):
-        """Of the recurrence as it is defined, forward: write, read and decay of S. A multiply-add counts 2."""
+        """FLOPs of the recurrence for one token, forward: write, read and decay of S. A multiply-add counts 2."""
         return 5 * self.n_head * self.key_width * self.value_width
 
 
@@ -357,12 +358,12 @@ class Mixer(nn.Module):
 
 class Softmax(Mixer):
     """Softmax attention with RoPE, grouped key/value heads and, if asked for, QK-norm. Its state is the KV cache:
-    the last block_size keys and values, a ring that old entries leave."""
+    the last block_size keys and values, a ring buffer in which a new entry replaces the oldest."""
 
     keys = ("n_kv_head", "qk_norm", "attention_softcap", "rope_base", "rope_scaling", "rope_factor")
     past_block_size = "rolls"
     why_no_denominator = "its weights sum to one"
-    linear_in = ("value",)  # a gate on q or k is a temperature
+    linear_in = ("value",)  # a gate on q or k changes the temperature of the softmax
     colour = "#0072B2"
 
     def __init__(self, config, gate):
@@ -393,7 +394,7 @@ class Softmax(Mixer):
         (q, k, v), mask = (x.transpose(1, 2) for x in (p.q, p.k, p.v)), None  # (B, H, T, D)
         if state is not None:
             k, v, mask = self.remember(k, v, state, start)
-        if k.shape[1] < self.n_head:  # else it would copy them for nothing
+        if k.shape[1] < self.n_head:  # repeat_interleave copies even when the factor is 1
             k, v = (x.repeat_interleave(self.n_head // x.shape[1], dim=1) for x in (k, v))
         if self.config.attention_softcap is not None:
             o, _ = manual_attention(q, k, v, mask, self.config.attention_softcap, is_causal=state is None)
@@ -402,9 +403,9 @@ class Softmax(Mixer):
         return o.transpose(1, 2)
 
     def remember(self, k, v, state, start):
-        """Writes k, v (B, Hk, T, D) to the ring; returns all that the new queries may see, so too, and the mask."""
+        """Writes k, v (B, Hk, T, D) to the ring; returns k, v (B, Hk, S, D) that the queries see, and a mask."""
         M, T = self.config.block_size, k.shape[2]
-        if T == 1:  # one query sees the whole ring, in any order
+        if T == 1:  # a single query sees the whole ring, and the order does not matter
             state["k"][:, :, start % M], state["v"][:, :, start % M] = k[:, :, 0], v[:, :, 0]
             seen = min(start + 1, M)
             return state["k"][:, :, :seen].to(k.dtype), state["v"][:, :, :seen].to(v.dtype), None
@@ -420,7 +421,7 @@ class Softmax(Mixer):
         return all_k, all_v, (distance >= 0) & (distance < M)
 
     def init_state(self, batch_size, device=None, dtype=None):
-        # a head's keys lie side by side: one query reads them at twice the speed
+        # a head's keys lie side by side in memory: a single query reads them twice as fast
         shape = (batch_size, self.split[1], self.config.block_size, self.value_width)
         state = {name: torch.zeros(shape, device=device, dtype=dtype) for name in ("k", "v")}
         return state | self.init_conv_state(batch_size, device, dtype)
@@ -431,19 +432,20 @@ class Softmax(Mixer):
         return manual_attention(q, k, v, None, self.config.attention_softcap, is_causal=True)[1]
 
     def flops_per_token(self, T):
-        """Scores and weighted sum over the (T + 1) / 2 keys a query sees on average."""
+        """FLOPs for one token: scores and weighted sum over the (T + 1) / 2 keys that a query sees on average."""
         return 2 * 2 * self.n_head * self.value_width * (T + 1) / 2
 
 
 def quarter_turn(M):
-    """The frequency at which an angle gets to pi/2 over M positions, and the factor of its cosine."""
+    """(angle per position, factor) for cos_sin: the angle reaches pi/2 after M positions."""
     return math.pi / 2 / M, 1.0
 
 
 class CosFormer(Mixer):
-    """cosFormer (Qin et al. 2022): weight_ij = relu(q_i) . relu(k_j) * cos(pi/2 (i - j) / M), over their sum.
+    """cosFormer (Qin et al. 2022): weight_ij = relu(q_i) . relu(k_j) * cos(pi/2 (i - j) / M), divided by their sum.
 
-    M is block_size, not the length at hand, so that a prefix gives a prefix. Past M the cosine would turn negative.
+    M is block_size and not the length of the input, so that the output of a token does not depend on later tokens.
+    Past M the cosine would turn negative.
     """
 
     past_block_size = "ends"
@@ -466,7 +468,7 @@ class CosFormer(Mixer):
         return Projection(F.relu(q), F.relu(k), v)
 
     def reweigh(self, p, start):
-        """cos(a - b) = cos a cos b + sin a sin b: a product of features [cos, sin] of width 2D."""
+        """q and k with features [cos, sin], width 2D: cos(a - b) = cos a cos b + sin a sin b. UserError past M."""
         M, end = self.config.block_size, start + p.q.shape[1]
         if end > M:
             raise UserError(f"cosformer: position {end} is past block_size={M}, where its cosine turns negative")
@@ -506,12 +508,12 @@ class GLA(Mixer):
 
 
 class Mamba2(Mixer):
-    """Mamba-2 (Dao & Gu 2024): decay exp(-dt A) per head, v = dt x, q and k shared by a group of heads, D x added."""
+    """Mamba-2 (Dao & Gu 2024): decay exp(-dt A) per head, v = dt x, q and k shared by a group of heads, plus D x."""
 
     keys = ("kernels", "expand", "state_size", "n_groups")
     published_norm = "rms"
     native_gate = ("silu", "before norm")
-    linear_in = ("value",)  # D x, which is added, has neither q nor k
+    linear_in = ("value",)  # the term D x has neither q nor k
     norm_over = "width"
     value_rows = ("in_proj", 0)
     colour = "#CC79A7"
@@ -544,7 +546,7 @@ class Mamba2(Mixer):
             init_decay(name, start, generator, A_range=(1.0, 16.0))
 
     def normed(self, o):
-        """Over the whole readout; with several groups, over each group's part of it."""
+        """The RMSNorm is over the whole readout or, with several groups, over the heads of each group."""
         if self.config.n_groups == 1:
             return super().normed(o)
         groups = at_least_float32(o).flatten(2).unflatten(-1, (self.config.n_groups, -1))
@@ -673,21 +675,18 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """The same for every mixer: x + mixer(norm(x)), then x + MLP(norm(x)).
-
-    only: None, or (B, T) true for the tokens whose output is wanted; it is then (1, M, C), those and no others.
-    """
+    """The same for every mixer: x + mixer(norm(x)), then x + MLP(norm(x)). Arguments and results as in Mixer."""
 
     def __init__(self, config, name, gate):
         super().__init__()
         C, hidden = config.n_embd, round(config.mlp_ratio * config.n_embd)
         self.norm_1, self.norm_2 = RMSNorm(C, eps=NORM_EPS), RMSNorm(C, eps=NORM_EPS)
         self.mixer = MIXERS[name](config, gate)
-        if config.match_params:  # a unit of the MLP is 2C weights
+        if config.match_params:  # each hidden unit of the MLP has 2C weights
             hidden -= round(sum(p.numel() for p in self.mixer.gates.parameters()) / (2 * C))
             if hidden < 1:
                 raise UserError(
-                    f"match_params=True: the gate has more parameters than the MLP (mlp_ratio={config.mlp_ratio})"
+                    f"match_params=True: the gate has more parameters than the MLP of mlp_ratio={config.mlp_ratio}"
                 )
         self.mlp = MLP(config, hidden)
         self.dropout = nn.Dropout(config.dropout)
@@ -704,7 +703,7 @@ class GPT(nn.Module):
         if config.vocab_size is None:
             raise UserError("vocab_size=None: a model needs the number of token ids")
         self.config = config
-        seed = int(torch.randint(2**31, (), device="cpu"))  # before the modules below draw weights of their own
+        seed = int(torch.randint(2**31, (), device="cpu"))  # drawn first: the modules below draw weights, too
         rows = -(-config.vocab_size // config.pad_vocab_to) * config.pad_vocab_to
         self.wte = nn.Embedding(rows, config.n_embd)  # also the output weights: tied
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
@@ -713,7 +712,7 @@ class GPT(nn.Module):
         for layer, block in enumerate(self.blocks):
             block.mixer.layer = layer
         self.norm = RMSNorm(config.n_embd, eps=NORM_EPS)
-        if not self.wte.weight.is_meta:  # a model of shapes alone
+        if not self.wte.weight.is_meta:  # a meta tensor has a shape and no data
             self.init_weights(seed)
 
     @torch.no_grad()
@@ -729,17 +728,18 @@ class GPT(nn.Module):
         | biases of linear layers                  | 0                                                   |
         | RMSNorm, LayerNorm                       | 1, their biases 0                                   |
         | ZeroLinear (gates that are not native)   | 0, its bias gate_bias                               |
-        | Gate: static, slope                      | gate_bias or 0, 1                                   |
+        | Gate: static; slope                      | gate_bias or 0; 1                                   |
         | ShortConv                                | U(-1/sqrt(width), 1/sqrt(width)), its bias too      |
         | A_log                                    | log of U(1, 16); gated_deltanet U(0.01, 16)         |
         | dt_bias                                  | softplus^-1 of a log-uniform dt in [0.001, 0.1]     |
         | D                                        | 1                                                   |
 
-        The last rows, and those of your own modules, are methods of theirs: init_parameter(name, start, generator)
-        fills `start`, which holds what the constructor gave. UserError for a parameter that has no rule.
+        From ZeroLinear on, the rule is a method of the module, and yours may have one: init_parameter(name, start,
+        generator) fills the tensor `start`, which holds the constructor's values. Raises UserError for a parameter
+        without a rule.
 
-        Each is drawn from (seed, its own name): two models of one seed share the weights they have in
-        common, whatever else they have, so that an arm with a gate starts where the arm without it does.
+        Each draw depends on (seed, name of the parameter) alone: two models of one seed start with the same weights
+        wherever both have the parameter, so that a gated model starts where the ungated one does.
         """
         is_pytorch, s = self.config.init == "pytorch", 0.02
         for path, module in self.named_modules():
@@ -767,9 +767,10 @@ class GPT(nn.Module):
                 p.copy_(start)
 
     def features(self, idx, state=None, start=0, only=None):
-        """idx (B, T) -> the last layer's normed hidden states (B, T, C) and the state (None if None was given).
+        """idx (B, T) -> the hidden states after the last norm (B, T, C), and the new state (None if state is None).
 
-        only: (B, T), true for the M tokens that are looked at; the last layer then computes (1, M, C), just those.
+        only: (B, T), true for M tokens; the hidden states are then theirs, (1, M, C). Raises UserError where cosformer
+        or learned positions would go past block_size.
         """
         x = self.wte(idx)
         if self.wpe is not None:
@@ -793,14 +794,14 @@ class GPT(nn.Module):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def forward(self, idx, targets=None, reduction="mean"):
-        """Logits (B, T, vocab_size); or, with targets (B, T), the loss in nats: labels of -100 do not count.
+        """Logits (B, T, vocab_size) or, with targets (B, T), the loss in nats. Targets of -100 are masked.
 
         reduction: "mean" over the labels, or "sum", for a mean over more than this batch.
         """
         if targets is None:
             return self.logits(self.features(idx)[0])
         only = targets != IGNORE
-        # a GPU would wait for the count, and torch.compile would compile again for every other one
+        # on a GPU the host would wait for M, and torch.compile would compile again for every new M
         if only.device.type != "cpu" or torch.compiler.is_compiling() or only.all():
             only = None
         x, _ = self.features(idx, only=only)
@@ -813,16 +814,16 @@ class GPT(nn.Module):
     # -- sampling ------------------------------------------------------------------------------------------------------
 
     def init_state(self, batch_size=1, device=None, dtype=None):
-        """One dict of tensors per layer: KV caches, recurrent states, the past of convolutions."""
+        """The state at the start of a text, a dict per layer: KV cache or recurrent state, past of the convolution."""
         device = device or self.wte.weight.device
         return [block.mixer.init_state(batch_size, device, dtype) for block in self.blocks]
 
     def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, n_tokens=None):
-        """Yields max_new_tokens times the next ids (B, 1) after idx (B, T).
+        """Yields the next ids (B, 1) after idx (B, T), max_new_tokens times.
 
-        temperature 0 is greedy. n_tokens: ids from there on are never drawn. Cost per token is that of one state:
-        a recurrent mixer goes on for ever; softmax sees the last block_size tokens; cosFormer and learned
-        positions end at block_size. UserError, before anything is drawn, for what cannot be.
+        temperature=0 is greedy; n_tokens: only ids below it are drawn. The state is kept, so that a token costs one
+        step. A recurrent mixer goes on for ever; softmax sees the last block_size tokens; cosformer and learned
+        positions end at block_size. Raises UserError, before a token is drawn, for a request that is not possible.
         """
         check_request(self, idx, max_new_tokens, temperature, top_k, top_p, n_tokens)
         return self._stream(idx, max_new_tokens, temperature, top_k, top_p, n_tokens)
@@ -837,7 +838,7 @@ class GPT(nn.Module):
             yield idx
 
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, n_tokens=None):
-        """idx (B, T) with max_new_tokens ids behind it, as `stream` draws them."""
+        """idx (B, T) followed by the ids that `stream` draws: (B, T + max_new_tokens)."""
         new = self.stream(idx, max_new_tokens, temperature, top_k, top_p, n_tokens)
         return torch.cat([idx, *new], dim=1)
 
@@ -847,13 +848,13 @@ class GPT(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def state_bytes(self, batch_size=1):
-        """Bytes of the cache for one batch: the real size of the tensors of init_state."""
-        state = self.init_state(batch_size, device="meta")  # shapes alone: a cache can be larger than the memory
+        """Bytes of the state of batch_size sequences: the size of the tensors of init_state, in float32."""
+        state = self.init_state(batch_size, device="meta")  # no data: a cache can be larger than the memory
         return sum(tensor.nbytes for layer in state for tensor in layer.values())
 
     def flops_per_token(self, T=None):
-        """Forward, at context T (default block_size); a multiply-add counts 2. Training costs three times this."""
-        looked_up = 0 if self.wpe is None else self.wpe.weight.numel()  # wte is a matrix product, at the end
+        """FLOPs of a token, forward, at context T (None: block_size); a multiply-add counts 2. Training: 3 times it."""
+        looked_up = 0 if self.wpe is None else self.wpe.weight.numel()  # wte counts: it is also the output layer
         mixing = sum(block.mixer.flops_per_token(T or self.config.block_size) for block in self.blocks)
         return 2 * (self.n_params() - looked_up) + mixing
 

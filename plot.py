@@ -1,14 +1,16 @@
-"""Figures from what runs and experiments have written, and from nothing else:
+"""Draws figures from the files of runs and experiments, and from nothing else:
 
-    python plot.py out               a run: its page, from metrics.jsonl and what meters.py and evaluate.py --lengths
-                                     left beside it (meters.json, lengths.json) -> out/page.png
-    python plot.py results/minimum   an experiment: its metric against steps, every seed -> results/minimum/accuracy.png
-                                     or learning_rates.png; ends.png, state.png, slices.png, lengths.png where its rows
-                                     have such numbers; experiment.py CONFIG --run=false adds claims.png, report.html
-    python plot.py lengths.json      what evaluate.py --lengths --out wrote: loss by position -> lengths.png
+    python plot.py out               a run: out/page.png, from metrics.jsonl and, if they are there,
+                                     meters.json (meters.py) and lengths.json (evaluate.py)
+    python plot.py results/minimum   an experiment: its metric against the step, every seed, in
+                                     accuracy.png, val_loss.png or learning_rates.png; ends.png,
+                                     state.png, slices.png and lengths.png if its rows have the
+                                     numbers (experiment.py CONFIG --run=false adds claims.png and
+                                     report.html)
+    python plot.py lengths.json      a file of evaluate.py --lengths --out: its loss by position
 
-A figure lies beside the files it was made of. Here: the page of a run, the curve of lengths, the figures of bench.py.
-study/report.py has those of experiments, study/drawing.py the look of all.
+A figure is written beside its data. This file draws runs, lengths and the figures of bench.py;
+study/report.py draws experiments, and study/drawing.py has what all figures share.
 """
 
 import configurator
@@ -30,13 +32,13 @@ from study.rows import read_rows
 
 @dataclass
 class PlotConfig:
-    folders: list[str] = key([], "folders of runs or experiments, or JSON files of evaluate.py")
+    folders: list[str] = key([], "folders of runs or experiments, or files of evaluate.py --lengths --out")
 
 
 def main(argv):
     config = configurator.load(PlotConfig, argv, positional="folders", program="plot.py", description=__doc__)
     if not config.folders:
-        raise UserError("no folder given: python plot.py out")
+        raise UserError("folders=[]: name what to draw, as in: python plot.py out")
     for folder in map(Path, config.folders):
         if folder.suffix == ".json" and not os.path.isdir(folder):
             print(length_curve(read_checked(folder, LENGTHS), folder.with_suffix(".png")))
@@ -49,7 +51,7 @@ def main(argv):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What the panels need of a file; files.wrong_field says how these tables are read
+# The fields of each file that the panels need, as rules for files.wrong_field
 
 TEXT, COUNT, SHARE = (str, 0, 99), (int, 0, 1 << 40), (float, -1e-3, 1.001)
 NUMBER, POSITIVE = (float, -1e9, 1e9), (float, 1e-30, 1e30)
@@ -87,7 +89,7 @@ ROW = {
 
 
 def read_checked(file, rule):
-    """What a JSON file holds. Raises UserError where that is not what the rule says."""
+    """Reads a JSON file. Raises UserError if it does not fit the rule."""
     found = read_json(file)
     check_drawable(file, found, rule)
     return found
@@ -99,7 +101,7 @@ def check_drawable(file, found, rule):
 
 
 def draw_experiment(folder):
-    """The paths of the figures of an experiment's rows."""
+    """Draws the figures of an experiment's rows. Returns their paths; raises UserError if the rows don't fit."""
     rows = read_rows(folder)
     for row in rows:
         check_drawable(folder / "rows.jsonl", row, ROW)
@@ -108,9 +110,9 @@ def draw_experiment(folder):
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, StopIteration) as error:
         if isinstance(error, UserError):
             raise
-        # each row is right by itself: they are of experiments that do not go together
+        # each row fits the rule: they belong to different experiments
         what = f"{type(error).__name__}: {error}"
-        raise UserError(f"{folder}: its rows do not agree, and cannot be drawn together ({what})") from error
+        raise UserError(f"{folder}: its rows do not fit together, and cannot be drawn ({what})") from error
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -118,7 +120,7 @@ def draw_experiment(folder):
 
 
 def page(folder):
-    """Draws page.png. Returns its path."""
+    """Draws a run's page.png and returns its path. Raises UserError for a file that cannot be drawn."""
     metrics = read_jsonl(folder / "metrics.jsonl")
     for row in metrics:
         check_drawable(folder / "metrics.jsonl", row, METRICS_OF.get(str(row.get("event")), {}) | METRICS)
@@ -150,12 +152,12 @@ def page(folder):
 
 
 def check_maps(meters, file):
-    """UserError for a map that is no rectangle, or of a head that is not there."""
+    """Raises UserError for a map that is not rectangular, or whose head does not exist."""
     for shown in meters["maps"]:
         heads = [len(layer["sink"]["share"]) for layer in meters["layers"]]
         is_there = shown["layer"] < len(heads) and shown["head"] < heads[shown["layer"]]
         if not is_there or len({len(row) for row in shown["weights"]}) > 1:
-            raise UserError(f"{file}: cannot be drawn: a map of layer {shown['layer']}, head {shown['head']} is none")
+            raise UserError(f"{file}: cannot be drawn: no map fits layer {shown['layer']}, head {shown['head']}")
 
 
 def loss_panel(axes, metrics):
@@ -175,10 +177,10 @@ def loss_panel(axes, metrics):
 
 
 def gate_panel(axes, meters):
-    """How the gate's values are spread, a row of the image per layer and position."""
+    """The distribution of the gate's values: an image with a row per layer and position."""
     shown = [(i, *item) for i, layer in enumerate(meters["layers"]) for item in layer["gates"].items()]
     spread = [[mean(column) for column in zip(*gate["histogram"], strict=True)] for _, _, gate in shown]
-    n = len(spread[0]) if any(row[-1] for row in spread) else len(spread[0]) - 1  # the last part: all above 1
+    n = len(spread[0]) if any(row[-1] for row in spread) else len(spread[0]) - 1  # the last bin: values above 1
     percent = [[100 * share for share in row[:n]] for row in spread]
     image = axes.imshow(percent, aspect="auto", cmap="cividis", extent=(0, n / 20, len(shown), 0))
     axes.figure.colorbar(image, ax=axes, label="share of the gate's values (%)")
@@ -194,7 +196,7 @@ def gate_panel(axes, meters):
 
 
 def sink_panel(axes, meters):
-    """The share of token 0 by layer: a dot per head."""
+    """The weight on token 0 by layer: a dot per head."""
     layers = meters["layers"]
     colours = mixer_colours(layer["mixer"] for layer in layers)
     for i, layer in enumerate(layers):
@@ -214,9 +216,9 @@ def sink_panel(axes, meters):
 
 
 def early_panel(axes, meters):
-    """Token 0's share of the readout by layer, before the gate and behind it."""
+    """Token 0's share of the readout by layer, before and after the gate."""
     early = [layer["early"] for layer in meters["layers"]]
-    for name, label, colour, style in (("before", "before", COLOURS[0], "o-"), ("after", "behind", COLOURS[1], "s--")):
+    for name, label, colour, style in (("before", "before", COLOURS[0], "o-"), ("after", "after", COLOURS[1], "s--")):
         shares = [(i, 100 * e[f"token_0_{name}"]) for i, e in enumerate(early) if e[f"token_0_{name}"] is not None]
         if shares:
             axes.plot(*zip(*shares, strict=True), style, color=colour, label=f"{label} the gate")
@@ -228,7 +230,7 @@ def early_panel(axes, meters):
 
 
 def residual_panel(axes, meters):
-    """The largest activation by layer, over the median one."""
+    """The largest and the median activation by layer."""
     residuals = [layer["residual"] for layer in meters["layers"]]
     top = [r["max"] for r in residuals]
     median = [r["max"] / r["max_over_median"] for r in residuals]
@@ -239,7 +241,7 @@ def residual_panel(axes, meters):
     axes.annotate(
         where, (i, top[i]), xytext=(0, 8), textcoords="offset points", ha="right" if i else "left", fontsize=8
     )
-    axes.set(xlabel="layer", ylabel="|h| behind the layer", yscale="log", title=f"Residual stream ({meters['dtype']})")
+    axes.set(xlabel="layer", ylabel="|h| after the layer", yscale="log", title=f"Residual stream ({meters['dtype']})")
     axes.set_xticks(range(len(top)))
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
@@ -279,7 +281,7 @@ def pruning_panel(axes, meters):
 
 
 def leave_room(axes):
-    """From zero up, with the legend above the data."""
+    """Starts the y axis at zero and leaves room for the legend above the data."""
     axes.set_ylim(0, 1.4 * axes.dataLim.y1)
     axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
 
@@ -295,7 +297,7 @@ def length_curve(evaluation, path):
 
 
 def length_panel(axes, evaluation):
-    """Loss by position in the context, a line per context length, the trained length marked."""
+    """Loss by position in the context: a line per context length, and a mark at the trained length."""
     reached = [
         result for result in evaluation["lengths"] if result.get("by_position") and result.get("loss") is not None
     ]
@@ -311,7 +313,7 @@ def length_panel(axes, evaluation):
 
 
 def bench(folder):
-    """The figures of what bench.py has written there, of this and of earlier calls: ratios; cost against length."""
+    """Draws all that bench.py wrote to the folder, in ratios.png and cost.png. Returns their paths."""
     parts = [read_json(file) for file in sorted(folder.glob("*.json"))]
     claims = [claim for part in parts for claim in part["claims"]]
     rows = [row for part in parts for row in part["rows"] if "mixer" in row and ("T" in row or "context" in row)]
@@ -320,7 +322,7 @@ def bench(folder):
 
 
 def cost_curves(rows, path):
-    """Speed and memory of training against T, at as many tokens a step, and time of a decoded token against context."""
+    """Training speed and memory against T, at equal tokens per step; time of a decoded token against the context."""
     panels = [
         ("T", "tokens_s", "training (tokens/s)"), ("T", "peak_mb", "training, peak memory (MB)"),
         ("context", "ms", "decoding (ms a token)"),
@@ -341,7 +343,7 @@ def cost_curves(rows, path):
 
 
 def ratios(claims, path):
-    """What bench.py measured: each ratio with its interval over its target; right of the line at 1 is better."""
+    """Each ratio of bench.py over its target, with its interval; right of the line at 1 is better."""
     figure, axes = plt.subplots(figsize=(9, 1 + 0.3 * len(claims)))
     colours = {"met": COLOURS[2], "missed": COLOURS[1], "unresolved": "0.5"}
     lines = []
@@ -352,7 +354,7 @@ def ratios(claims, path):
         lines.append((name, low, middle, high, colours[claim["met"]]))
     interval_lines(axes, lines)
     axes.axvline(1, color="0.3", linewidth=1)
-    axes.set(xscale="log", xlabel="ratio over its target (turned over where less is better), 95% interval")
+    axes.set(xscale="log", xlabel="ratio over its target (inverted where less is better), 95% interval")
     left, right = axes.get_xlim()
     ticks = [tick for tick in (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20) if left <= tick <= right]
     axes.set_xticks(ticks, map(str, ticks))

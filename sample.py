@@ -1,11 +1,12 @@
-"""Text from a checkpoint, written as it is drawn:
+"""Draws text from a checkpoint, and prints each token as it is drawn:
 
     python sample.py --checkpoint=out/best.pt --start="def main("
     python sample.py --start=FILE:prompt.txt        a prompt from a file (nanoGPT's spelling)
     cat prompt.txt | python sample.py --start=-     from standard input
 
-Every token costs the same: softmax layers keep their keys and values, the others their state. A checkpoint that was
-trained on MQAR shows sequences of its validation split instead, with the model's answers beside the right ones.
+A new token costs one step: softmax layers keep their keys and values, other mixers their state. For
+a checkpoint trained on MQAR the script prints rows of the validation split instead, with the
+model's answers beside the right ones.
 """
 
 import configurator
@@ -30,25 +31,27 @@ from runs.hardware import pick_device
 
 @dataclass
 class SampleConfig:
-    elsewhere = {  # nanoGPT's keys that are none here, and what takes their place
+    elsewhere = {  # keys of nanoGPT that are not keys here, and what to do instead
         "out_dir": "--checkpoint=OUT_DIR",
         "init_from": "--checkpoint=FILE or OUT_DIR",
         "dtype": "leave it out, the weights are float32",
-        "compile": "leave it out, a token is one short step",
+        "compile": "leave it out, sampling is never compiled",
     }
-    checkpoint: str = key("out/best.pt", "the checkpoint, or the out_dir that holds ckpt.pt")
+    checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)")
     start: str = key("\n", "the prompt; FILE:path reads it from a file, - from standard input")
-    num_samples: int = key(3, "how many samples", at_least=1)
-    max_new_tokens: int | None = key(None, "tokens of each (None: 500, or as many as the model can)", at_least=1)
+    num_samples: int = key(3, "number of samples; MQAR: of rows", at_least=1)
+    max_new_tokens: int | None = key(
+        None, "new tokens per sample (None: 500, or as many as the model can add)", at_least=1
+    )
     temperature: float = key(0.8, "0: always the likeliest token; 1: the model's own distribution", at_least=0)
     top_k: int | None = key(None, "draw from the k likeliest tokens only", at_least=1)
     top_p: float | None = key(
         None, "draw from the fewest tokens that together reach this probability", above=0, at_most=1
     )
-    seed: int = key(1337, "of the draws", at_least=0)
-    dataset: str | None = key(None, "MQAR: folder of the data (None: what the checkpoint was trained on)")
-    device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
-    memory_check: bool = key(True, "refuse what needs more memory than there is")
+    seed: int = key(1337, "seed of the draws", at_least=0)
+    dataset: str | None = key(None, "MQAR: folder of the data (None: the data that the checkpoint was trained on)")
+    device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
+    memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
 
 def main(argv):
@@ -60,7 +63,7 @@ def main(argv):
         dataset = open_dataset(config.dataset or trained_on.get("path", ""))
         is_mqar = dataset.tokenizer == "mqar" and all(re.fullmatch(r"\d{1,9}/\d{1,9}", name) for name in dataset.slices)
         if not is_mqar or dataset.kind != "examples" or dataset.vocab_size > model.config.vocab_size:
-            raise UserError(f"{dataset.folder}: no MQAR of at most {model.config.vocab_size} token ids")
+            raise UserError(f"{dataset.folder}: is no MQAR data set of at most {model.config.vocab_size} token ids")
         rows = min(config.num_samples, dataset.counts("val")["rows"])
         memory.check_sampling(config, model, rows, memory.longest_row(dataset, "val", model.config.block_size))
         show_answers(model, dataset, rows)
@@ -68,11 +71,11 @@ def main(argv):
         write_samples(model, get_tokenizer(trained_on.get("tokenizer", "")), config)
 
 
-MOST_BYTES = 1 << 24  # of a prompt
+MOST_BYTES = 1 << 24  # the longest prompt
 
 
 def read_prompt(start):
-    """The prompt's text. Raises UserError for a file that isn't there or is no UTF-8."""
+    """The text of the prompt. Raises UserError if it cannot be read, is too long, or is not UTF-8."""
     try:
         if start == "-":
             text = sys.stdin.buffer.read(MOST_BYTES + 1)
@@ -81,27 +84,28 @@ def read_prompt(start):
             return text.decode()
         if start.startswith("FILE:"):
             return read_regular(start[len("FILE:") :], MOST_BYTES).decode()
-        start.encode()  # a command line may hold bytes that are no text
+        start.encode()  # a command line may hold bytes that are not text
         return start
     except UnicodeError:
         raise UserError(f"start={start!r}: is not UTF-8 text") from None
 
 
 def write_samples(model, tokenizer, config):
+    """Prints the prompt with its continuation, num_samples times."""
     prompt = read_prompt(config.start)
     idx = torch.tensor([tokenizer.encode(prompt)], dtype=torch.long, device=model.wte.weight.device)
     memory.check_sampling(config, model, None, max(1, idx.shape[1]))
     options = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
-    # where even one is too many, stream says why
+    # if not even one fits, stream raises with the reason
     n_new = config.max_new_tokens or max(1, min(500, most_new_tokens(model, idx.shape[1])))
     if config.max_new_tokens is None and n_new < 500:
-        note = f"note: {n_new} new tokens, not 500: nothing is past block_size={model.config.block_size}"
+        note = f"note: {n_new} new tokens, not 500: the model ends at block_size={model.config.block_size}"
         print(note, file=sys.stderr)
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(f"note: {message}", file=sys.stderr)
         for _ in range(config.num_samples):
             tokens = model.stream(idx, n_new, n_tokens=tokenizer.vocab_size, **options)
-            sys.stdout.write(prompt)  # after stream has said what cannot be
+            sys.stdout.write(prompt)  # after stream has checked the request
             # a character may take several tokens: hold its bytes back until it is whole
             decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
             for new in tokens:
@@ -112,7 +116,7 @@ def write_samples(model, tokenizer, config):
 
 @torch.no_grad()
 def show_answers(model, dataset, num_samples):
-    """Rows of the validation split: the pairs in context, then every query with the model's answer."""
+    """Prints rows of the validation split: the pairs in context, then every query with the model's answer."""
     block_size, right, asked = model.config.block_size, 0, 0
     for inputs, targets, name in dataset.eval_batches("val", num_samples, block_size):
         answers = model(inputs.to(model.wte.weight.device)).argmax(-1).cpu()

@@ -1,21 +1,23 @@
-"""Train a GPT. One process, or several under torchrun, on a CPU or on GPUs:
+"""Trains a GPT, in one process or in several under torchrun, on a CPU or on GPUs:
 
     python train.py config/NAME.py --key=value ...
     torchrun --standalone --nproc_per_node=4 train.py config/NAME.py
 
-out_dir gets config.json, code/ (all that it takes to run it again), metrics.jsonl (one object a line), ckpt.pt (the
-last) and best.pt (the lowest validation loss). The same seed gives the same run: the batch and the dropout of a step
-depend on (seed, step) alone, whatever the number of processes, the evaluations and the restarts.
+out_dir gets config.json, code/ (the source files of the run), metrics.jsonl (one object per line),
+ckpt.pt (the last checkpoint) and best.pt (the one of lowest validation loss). The same seed gives
+the same run: the batch and the dropout of a step depend on (seed, step) alone, and not on the number
+of processes, on evaluations or on restarts.
 
-A run that was killed goes on with --init_from=resume, to the same bits, and with --init_from=auto, which starts where
-there is nothing to go on from: for a job that is queued again. SIGTERM, Ctrl-C, SIGHUP (a closed terminal) and SIGUSR1
-(a cluster's warning) save first; the status is then 128 and the signal's number. A loss or a gradient that is not
-finite ends a run with status 1; the checkpoint stays good.
+--init_from=resume goes on with a run that was killed, to the same bits. A key that neither a config
+file nor the command line gives is then the checkpoint's. --init_from=auto does the same if there is
+a ckpt.pt and else starts the run, for jobs that are queued again. SIGTERM, Ctrl-C, SIGHUP (a closed
+terminal) and SIGUSR1 (a cluster's warning) save first; the exit status is then 128 plus the signal's
+number. A loss or a gradient that is not finite ends a run with status 1; the checkpoint stays good.
 """
 
 import os
 
-# a busy neighbour makes spinning OpenMP threads three times slower; sleeping ones give way. Read when torch is loaded
+# on a busy machine, OpenMP threads that spin are three times slower than ones that sleep; read when torch is loaded
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import configurator
@@ -49,10 +51,10 @@ from runs.resume import check_data, load_optimizers, make_model, optimizer_state
 
 @dataclass
 class TrainConfig(GPTConfig):
-    """Every key of a run: the model's, and these."""
+    """Every key of a run: those of the model, and these."""
 
-    elsewhere = {  # nanoGPT's keys that are none here, and what takes their place
-        "eval_iters": "leave it out, every evaluation is of the whole validation split",
+    elsewhere = {  # keys of nanoGPT that are not keys here, and what to do instead
+        "eval_iters": "leave it out, every evaluation reads the whole validation split",
         "eval_only": "python evaluate.py --checkpoint=out",
         "always_save_checkpoint": "leave it out, ckpt.pt is the last and best.pt the best",
         **dict.fromkeys(
@@ -62,48 +64,46 @@ class TrainConfig(GPTConfig):
         "backend": "leave it out, it is nccl between GPUs and gloo between CPUs",
     }
     dataset: str = key("data/pystdlib", "folder of the data, written by one of data/*/prepare.py")
-    out_dir: str = key("out", "where the run is written", is_path=True)
+    out_dir: str = key("out", "folder that the run is written to", is_path=True)
     init_from: str = key(
         "scratch",
-        "scratch; resume: go on from out_dir's ckpt.pt, which gives every key that neither a config file nor the "
-        "command line does; auto: resume where there is a ckpt.pt, else scratch; or a checkpoint whose weights start "
-        "a new run",
+        "scratch; resume: go on with out_dir's ckpt.pt; auto: resume if it is there, else scratch; or a checkpoint",
     )
-    overwrite: bool = key(False, "true: replace the run that is in out_dir, or files that are none of a run")
-    seed: int = key(1337, "of the weights, the order of the data and the dropout", at_least=0)
+    overwrite: bool = key(False, "true: replace the run in out_dir, or write among files that are not of a run")
+    seed: int = key(1337, "seed of the weights, the order of the data and the dropout", at_least=0)
 
-    batch_size: int = key(12, "rows of one micro-step of one process", at_least=1)
-    gradient_accumulation_steps: int = key(1, "micro-steps of one step, over all processes", at_least=1)
-    max_iters: int = key(5000, "steps", at_least=1)
+    batch_size: int = key(12, "rows per micro-step of a process", at_least=1)
+    gradient_accumulation_steps: int = key(1, "micro-steps per step, over all processes together", at_least=1)
+    max_iters: int = key(5000, "number of steps (updates of the weights)", at_least=1)
     learning_rate: float = key(6e-4, "peak of AdamW's learning rate", above=0)
-    decay_lr: bool = key(True, "cosine decay to min_lr (false: constant after the warmup)")
+    decay_lr: bool = key(True, "true: cosine decay to min_lr; false: constant after the warmup")
     warmup_iters: int = key(100, "steps of linear warmup", at_least=0)
     lr_decay_iters: int | None = key(None, "step at which min_lr is reached (None: max_iters)", at_least=1)
-    min_lr: float | None = key(None, "end of the decay (None: learning_rate / 10)", at_least=0)
-    weight_decay: float = key(0.1, "of matrices; vectors have none", at_least=0)
-    beta1: float = key(0.9, "of AdamW", at_least=0, below=1)
-    beta2: float = key(0.95, "of AdamW", at_least=0, below=1)
-    grad_clip: float | None = key(1.0, "largest norm of the gradient (None: any)", above=0)
+    min_lr: float | None = key(None, "learning rate at the end of the decay (None: learning_rate / 10)", at_least=0)
+    weight_decay: float = key(0.1, "weight decay of matrices; vectors have none", at_least=0)
+    beta1: float = key(0.9, "AdamW's decay of the mean gradient", at_least=0, below=1)
+    beta2: float = key(0.95, "AdamW's decay of the mean squared gradient", at_least=0, below=1)
+    grad_clip: float | None = key(1.0, "norm that a larger gradient is scaled down to (None: no limit)", above=0)
 
     eval_interval: int = key(
-        500, "steps between evaluations of the whole validation split, and checkpoints", at_least=1
+        500, "steps between evaluations on the whole validation split; each saves a checkpoint", at_least=1
     )
-    keep_checkpoints: int = key(0, "evaluations whose ckpt_STEP.pt is kept, the last ones", at_least=0)
-    eval_batch_size: int | None = key(None, "rows at a time in evaluation (None: batch_size)", at_least=1)
+    keep_checkpoints: int = key(0, "how many of the last evaluations keep a ckpt_STEP.pt", at_least=0)
+    eval_batch_size: int | None = key(None, "rows evaluated at once (None: batch_size)", at_least=1)
     log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
-    meters: bool = key(True, "gate, sink and activation meters at every evaluation (meters.py: training_meters)")
+    meters: bool = key(True, "measure gates, sinks and activations at every evaluation (docs/meters.md)")
 
-    device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
-    dtype: str = key("auto", "of matrix products; weights stay float32", choices=("auto", *DTYPES))
+    device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
+    dtype: str = key("auto", "dtype of matrix products; weights stay float32", choices=("auto", *DTYPES))
     compile: str = key(
-        "auto", "torch.compile; auto: on a GPU, for runs of 500 steps or more", choices=("auto", "true", "false")
+        "auto", "use torch.compile; auto: on a GPU, for runs of 500 steps or more", choices=("auto", "true", "false")
     )
-    threads: int = key(0, "CPU threads of a process (0: cores / processes)", at_least=0)
-    memory_check: bool = key(True, "refuse what needs more memory than there is")
+    threads: int = key(0, "CPU threads per process (0: cores / processes)", at_least=0)
+    memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
 
 def learning_rate(config, step):
-    """Linear warmup, then a cosine from learning_rate to min_lr."""
+    """The learning rate of a step: linear warmup, then a cosine from learning_rate to min_lr."""
     if step < config.warmup_iters:
         return config.learning_rate * (step + 1) / (config.warmup_iters + 1)
     if not config.decay_lr:
@@ -115,7 +115,7 @@ def learning_rate(config, step):
 
 
 def notes_on_keys(config):
-    """A line for each key that was given and changes nothing in this run."""
+    """A line of text for each key that was given and has no effect in this run."""
     unused = unused_keys(config)
     if not config.decay_lr:
         unused |= dict.fromkeys(("min_lr", "lr_decay_iters"), "decay_lr is false")
@@ -147,10 +147,10 @@ def train(config, processes, resumed=None, weights=None, notes=()):
             f"{processes.world_size} processes that share the micro-steps"
         )
     if processes.device_type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32: what is left of float32 products is then not the slow part
+        torch.set_float32_matmul_precision("high")  # TF32: float32 products would be slow without it
     dataset = open_dataset(config.dataset)
     check_data(resumed, dataset, config)
-    dataset.examples_per_epoch("train", config.block_size)  # what is wrong with the data is said before any work
+    dataset.examples_per_epoch("train", config.block_size)  # raises for wrong data before any work is done
     dataset.examples_per_epoch("val", config.block_size if dataset.kind == "examples" else 1)
     config.vocab_size = config.vocab_size or dataset.vocab_size
     if config.vocab_size < dataset.vocab_size:
@@ -162,18 +162,18 @@ def train(config, processes, resumed=None, weights=None, notes=()):
 
 
 def run_steps(run):
-    """Every step from run.first_step on, with its evaluations, its rows and its checkpoints."""
+    """Runs every step from run.first_step on, with evaluations, rows of metrics.jsonl and checkpoints."""
     config, processes, out = run.config, run.processes, run.out
     bar = tqdm(
         range(run.first_step, config.max_iters), "training", config.max_iters, initial=run.first_step, unit="step",
-        mininterval=0.1 if sys.stderr.isatty() else 30,  # a log file wants a line now and then
+        mininterval=0.1 if sys.stderr.isatty() else 30,  # a log file gets a line every 30 s
         disable=not processes.is_main,
     )  # fmt: skip
     result, logged_at = None, (run.first_step, time.perf_counter())
-    losses = [row["loss"] for row in out.kept if row["event"] == "train"]  # a run that goes on has some already
+    losses = [row["loss"] for row in out.kept if row["event"] == "train"]  # a resumed run has some already
     for step in bar:
         if step % config.eval_interval == 0:
-            # at first_step the run that is resumed has evaluated
+            # a resumed run has already evaluated at first_step
             result = run.evaluate_and_save(step) if step > run.first_step or step == 0 else None
             logged_at = (step, time.perf_counter())
         if number := processes.stop_signal():
@@ -182,7 +182,7 @@ def run_steps(run):
             lr, loss, grad_norm = run.step(step)
         if step % config.log_interval == 0 or step == config.max_iters - 1:
             run.stop_if_not_finite(step)
-            # JSON has no inf, and float16 has it often
+            # JSON has no inf, which is common in float16
             loss, grad_norm = float(loss), float(grad_norm) if math.isfinite(grad_norm) else None
             now = time.perf_counter()
             speed = run.tokens_per_step * (step + 1 - logged_at[0]) / (now - logged_at[1])
@@ -206,8 +206,8 @@ def run_steps(run):
 
 
 def stop_for_signal(run, step, number):
-    """Saves, and leaves with the status that shells give to a process that the signal ended."""
-    if step % run.config.eval_interval:  # else it has been saved just now
+    """Saves, and exits with the status that shells report for a process that the signal ended."""
+    if step % run.config.eval_interval:  # otherwise the evaluation has just saved
         run.stop_if_not_finite(step)
         run.save(step)
     name = signal.Signals(number).name
@@ -220,7 +220,7 @@ def stop_for_signal(run, step, number):
 
 
 class Run:
-    """What a run is made of, and how far it has come: a step, an evaluation, a checkpoint, the end of a bad one."""
+    """A run and how far it has come; its methods take a step, evaluate, save, and end a run that is not finite."""
 
     def __init__(self, config, processes, dataset, out, resumed, weights, notes):
         self.config, self.processes, self.dataset, self.out = config, processes, dataset, out
@@ -234,10 +234,10 @@ class Run:
         self.scaler = torch.amp.GradScaler(processes.device_type, enabled=self.dtype == "float16")
         self.first_step, self.best, self.seconds_before, self.saved_step = 0, math.inf, 0.0, None
         self.run_id = processes.from_main(uuid.uuid4().hex)
-        self.code_sha256, self.code_files = code_sha256()  # now: an edit during the run changes nothing in it
+        self.code_sha256, self.code_files = code_sha256()  # read now: later edits do not change this run
         if resumed is not None:
             self.resume(resumed)
-        # the first step whose loss or gradient was not finite. It stays on the device: nobody waits for the GPU
+        # the first step whose loss or gradient was not finite, or -1; on the device, so that nothing waits for a GPU
         self.bad_step = torch.tensor(-1, device=processes.device)
 
         self.compiled, why = is_compiled(config, processes.device_type)
@@ -264,30 +264,30 @@ class Run:
 
     def resume(self, resumed):
         try:
-            # with the betas and the weight decay of the config, which may have been given anew
+            # betas and weight decay come from the config, where they may have changed
             load_optimizers(self.optimizers, resumed["optimizer"], self.model)
             self.scaler.load_state_dict(resumed["scaler"])
             torch.set_rng_state(resumed["rng"].cpu())
             self.first_step = self.saved_step = resumed["iter_num"]
             self.best = float(resumed["best_val_loss"])
-            # what an older version saved has no seconds, and no run_id
+            # a checkpoint of an older version has no seconds and no run_id
             self.seconds_before = float(resumed.get("seconds", 0.0))
             self.run_id = resumed.get("run_id", self.run_id)
-            self.set_learning_rate(max(0, self.first_step - 1))  # as it was saved: a finished run takes no step
+            self.set_learning_rate(max(0, self.first_step - 1))  # of the last step: a finished run takes no other
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             file = self.out.path / "ckpt.pt"
             raise UserError(f"{file}: no run can go on from it ({str(error)[:200]})") from None
 
     def seconds(self):
-        """Of training and evaluation up to now; of what a kill has undone, none."""
+        """Seconds of training and evaluation so far, without the work that a kill has undone."""
         return self.seconds_before + time.perf_counter() - self.started
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def step(self, step):
-        """One update. Returns learning rate, mean loss of the global batch and norm of its gradient, of all ranks.
+        """One update. Returns (learning rate, mean loss of the global batch, norm of its gradient), over all ranks.
 
-        Nothing here waits for a GPU: no value of a tensor on it is read, and no copy to it holds the host up.
+        The last two are tensors. Nothing here waits for a GPU: no tensor's value is read, and copies do not block.
         """
         config, processes = self.config, self.processes
         lr = self.set_learning_rate(step)
@@ -304,7 +304,7 @@ class Run:
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip or math.inf)
         self.update(step, total, grad_norm)
         self.model.zero_grad(set_to_none=True)
-        self.loaded = self.load(step + 1)  # while a GPU is still at work on this one
+        self.loaded = self.load(step + 1)  # while a GPU still computes this step
         return lr, total, grad_norm
 
     def set_learning_rate(self, step):
@@ -324,7 +324,7 @@ class Run:
 
     @contextlib.contextmanager
     def compile_time_said(self, step):
-        """Around the first step, in which torch.compile does its work."""
+        """Prints how long the first step took, in which torch.compile does its work."""
         is_said = self.compiled and step == self.first_step and self.processes.is_main
         start = time.perf_counter()
         if is_said:
@@ -334,9 +334,9 @@ class Run:
             tqdm.write(f"compiled in {time.perf_counter() - start:.0f} s")
 
     def load(self, step):
-        """(step, its micro-steps of this process as [(micro-step, inputs, targets)], labels of the global batch).
+        """(step, [(micro-step, inputs, targets)] of this process, number of labels in the global batch).
 
-        A function of (seed, step) alone. The tensors are on their way to the device; the labels are counted before.
+        It depends on (seed, step) alone. Labels are counted before the copies to the device, which do not block.
         """
         config, processes = self.config, self.processes
         batches = [
@@ -352,32 +352,32 @@ class Run:
         return step, on_device, max(1, int(n_labels))
 
     def micro_losses(self, step, model):
-        """Yields this process's shares of the mean loss of the global batch, one for each of its micro-steps."""
+        """Yields this process's shares of the global batch's mean loss, one per micro-step."""
         config, processes = self.config, self.processes
         # divide by the labels of the global batch, not by those of a micro-step: rows may hold different numbers
         _, batches, n_labels = self.loaded if self.loaded[0] == step else self.load(step)
         for m, inputs, targets in batches:
-            if config.dropout > 0:  # dropout, too, is a function of (seed, step, micro-step)
+            if config.dropout > 0:  # dropout depends on (seed, step, micro-step) alone
                 torch.manual_seed(zlib.crc32(f"{config.seed} {step} {m}".encode()))
             waits = isinstance(model, DistributedDataParallel) and m != batches[-1][0]
             with model.no_sync() if waits else contextlib.nullcontext():
                 with torch.autocast(processes.device_type, DTYPES[self.dtype], enabled=self.dtype != "float32"):
                     loss = model(inputs, targets, reduction="sum") / n_labels
-                yield loss  # the backward pass is where this waits, inside of no_sync
+                yield loss  # the caller runs the backward pass here, inside no_sync
 
     def update(self, step, loss, grad_norm):
-        """The optimizer's step, unless the loss or the gradient is not finite, in this step or in one before.
+        """The optimizer's step, unless the loss or the gradient is not finite in this step or in an earlier one.
 
-        Of float16 an infinite gradient is no more than a loss scale that was too high: that step is left out.
+        In float16 an infinite gradient only means that the loss scale was too high: this step alone is skipped.
         """
         bad = ~(loss + grad_norm).isfinite()
         is_the_end = ~loss.isfinite() if self.scaler.is_enabled() else bad
-        # not torch.where(..., step, ...), which copies the number to the GPU and waits for it
+        # torch.where(..., step, ...) would copy the number to the GPU and wait for it
         self.bad_step = self.bad_step.masked_fill((self.bad_step < 0) & is_the_end, step)
         skip = bad | (self.bad_step >= 0)
         for optimizer in self.optimizers:
             if optimizer.defaults.get("fused"):
-                optimizer.found_inf = skip.float()  # the kernel looks at it, as for a GradScaler
+                optimizer.found_inf = skip.float()  # the fused kernel skips the step if it is 1
                 optimizer.step()
             elif not skip:
                 optimizer.step()
@@ -386,7 +386,7 @@ class Run:
     # -- evaluation, checkpoints ---------------------------------------------------------------------------------------
 
     def evaluate_and_save(self, step):
-        """The numbers of the whole validation split; ckpt.pt, and best.pt where the loss is the lowest so far."""
+        """Evaluates on the whole validation split; saves ckpt.pt, and best.pt if the loss is the lowest so far."""
         self.stop_if_not_finite(step)
         result = evaluate(
             self.model,
@@ -397,7 +397,7 @@ class Run:
             rank=self.processes.rank,
             world_size=self.processes.world_size,
         )
-        # before the save, which would overwrite the last good checkpoint
+        # before the save: it would overwrite the last good checkpoint
         if not math.isfinite(result["loss"]):
             self.stop(step, f"validation loss is {result['loss']}", bad_weight(self.model))
         is_best = result["loss"] < self.best
@@ -410,7 +410,7 @@ class Run:
         return result
 
     def meters(self, step):
-        """The cheap meters, on the first rows of the validation split."""
+        """The cheap meters (meters.training_meters), on the first rows of the validation split."""
         inputs, _, _ = first_rows(self.dataset, "val", TRAINING_ROWS, self.config.block_size)
         found = training_meters(self.model, inputs.to(self.processes.device), self.dtype)
         if step > 0 and step >= self.config.warmup_iters:  # every gate starts collapsed: its weights are zero
@@ -423,7 +423,7 @@ class Run:
         self.saved_step = step
 
     def state(self, step):
-        """What ckpt.pt holds: all that the rest of the run depends on."""
+        """The contents of ckpt.pt: all that the rest of the run depends on."""
         return {
             "model": self.model.state_dict(),
             "model_args": {f.name: getattr(self.config, f.name) for f in dataclasses.fields(GPTConfig)},
@@ -451,14 +451,17 @@ class Run:
     # -- the end of a run that is not finite ---------------------------------------------------------------------------
 
     def stop_if_not_finite(self, step):
-        """Ends the run, with status 1, if a step up to this one was bad. The weights are those from before it."""
+        """Ends the run with status 1 if a step up to this one was bad. The weights are those from before that step."""
         if (bad_step := int(self.bad_step)) >= 0:
             found = self.processes.from_all(first_bad_tensor(self.model, self.micro_losses(bad_step, self.model)))
             self.stop(bad_step, "the loss or its gradient is not finite", next(filter(None, found), None))
         if self.scaler.is_enabled() and self.scaler.get_scale() < 1:
-            self.stop(step, "float16's loss scale fell below 1: the gradient overflows at any", bad_weight(self.model))
+            self.stop(
+                step, "float16's loss scale fell below 1 and the gradient still overflows", bad_weight(self.model)
+            )
 
     def stop(self, step, what, bad):
+        """Logs and prints why and where the run ends, and exits with status 1."""
         self.out.log(event="stopped", step=step)
         if self.processes.is_main:
             where = f"first bad tensor: {bad}" if bad else "all weights are still finite"
@@ -473,7 +476,7 @@ class Run:
 
 
 def is_compiled(config, device_type):
-    """Whether torch.compile is used; and why, where that is not what the config says."""
+    """(whether torch.compile is used, the reason in words if compile is auto)."""
     if config.compile != "auto":
         return config.compile == "true", ""
     if device_type != "cuda":
@@ -484,7 +487,7 @@ def is_compiled(config, device_type):
 
 
 def describe(run, why_compiled):
-    """What a run says at its start."""
+    """The lines about the model, the data and the device that a run prints at its start."""
     config, model, processes = run.config, run.model, run.processes
     gated = (
         f", gate {config.gate} ({config.gate_activation})"
@@ -501,7 +504,7 @@ def describe(run, why_compiled):
         f"torch {torch.__version__}",
     ]
     if config.attention_softcap is not None:
-        lines.append("attention_softcap: softmax layers take the manual path, slower than the fused one")
+        lines.append("attention_softcap: softmax layers run without the fused kernel, which is slower")
     if config.match_params:
         twin = GPT(dataclasses.replace(model.config, gate="none", match_params=False))
         lines.append(f"match_params: {model.n_params() - twin.n_params():+,} parameters against the ungated model")

@@ -1,7 +1,7 @@
-"""An experiment's figures and its report.html, from its rows and from nothing else.
+"""Draws an experiment's figures and writes its report.html, from its rows and from nothing else.
 
-experiment.py writes them at its end; python plot.py results/NAME draws the figures again, and
-python experiment.py CONFIG --run=false all of it, with the tables and stats.
+experiment.py does both at its end. `python plot.py results/NAME` draws the figures again; `python experiment.py CONFIG
+--run=false` also writes report.html again, with the tables and verdicts.
 """
 
 from configurator import UserError
@@ -22,13 +22,13 @@ GATE_LOOKS = dict(zip(GATES, zip("o^vsD", COLOURS, strict=False), strict=True)) 
 
 
 def figures(rows, folder):
-    """Every figure that the rows of an experiment have something for; not of those that chose rates. Their paths."""
+    """Draws each figure that these rows have data for, and returns the paths. Runs that chose a rate are left out."""
     rows = [row for row in rows if row.get("purpose") != "selection"]
     if not rows:
         raise UserError(f"{folder}: has no row of a compared run yet, nothing to draw")
-    rows = sorted(rows, key=lambda row: (row["arm"], row["seed"]))  # whatever order they ended in: the same figure
+    rows = sorted(rows, key=lambda row: (row["arm"], row["seed"]))  # the order in which runs ended is not shown
     scores = [score for row in rows for score in row.get("scores", {}).values()]
-    if by_learning_rate(rows):  # too many lines for the curves
+    if by_learning_rate(rows):  # a sweep has too many runs for curves
         drawn = [rate_curves(rows, folder / "learning_rates.png")]
     else:
         drawn = [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
@@ -46,7 +46,7 @@ def figures(rows, folder):
 
 
 def arms_of(rows):
-    """{mixer: its arms}."""
+    """{mixer: [its arms]}, in the order of the rows."""
     arms = {}
     for row in rows:
         own = arms.setdefault(mixer_of(row), [])
@@ -55,15 +55,15 @@ def arms_of(rows):
 
 
 def has_many_arms(rows):
-    """Several mixers, and one of them with more arms than there are line styles: a panel for each mixer, then."""
+    """Whether one of several mixers has more arms than there are line styles; each mixer then gets a panel."""
     arms = arms_of(rows)
     return len(arms) > 1 and max(map(len, arms.values())) > len(LINES)
 
 
 def styles(rows):
-    """{arm: how its lines are drawn}, the same in every figure: a colour per mixer, a line style per arm of it.
+    """{arm: matplotlib's keys for its lines}, the same in every figure: a colour per mixer, a line style per arm of it.
 
-    With a panel for each mixer it is a colour per kind of gate; where all arms have one mixer, a colour per arm.
+    If each mixer has a panel, it is a colour per kind of gate; if there is one mixer, a colour per arm.
     """
     arms = arms_of(rows)
     if has_many_arms(rows):
@@ -78,7 +78,7 @@ def styles(rows):
 
 
 def metric_curves(rows, path):
-    """What the experiment measures against the step: a panel per setting, a line per run, a colour per arm."""
+    """The metric against the step: a panel per setting, a line per run, a colour per arm. Returns the path."""
     settings = list(dict.fromkeys(row.get("setting") for row in rows))
     panels = [(setting, [row for row in rows if row.get("setting") == setting]) for setting in settings]
     columns, style = min(len(settings), 4), styles(rows)
@@ -117,7 +117,7 @@ def metric_panel(axes, rows, style):
         look = {"label": f"{row['arm']} (seeds {', '.join(map(str, seeds))})"} | style[row["arm"]]
         look |= {} if first_of_arm else {"label": None}
         axes.plot(steps, [scale * value for value in values], linewidth=1.6, **look)
-    pairs = rows[0]["data"].get("pairs")  # several slices have several, other data have none
+    pairs = rows[0]["data"].get("pairs")  # there is no single number with several slices, or without pairs
     if pairs and is_accuracy(rows):
         label = "chance among the values in context"
         axes.axhline(100 / pairs, color=COLOURS[6], linestyle=":", linewidth=1, label=label)
@@ -129,18 +129,18 @@ def metric_panel(axes, rows, style):
 
 
 def is_accuracy(rows):
-    """What the experiment measures: accuracy, or the validation loss."""
+    """Whether the experiment measures accuracy; if not, it measures the validation loss."""
     return rows[0].get("metric", "accuracy") == "accuracy"
 
 
 def end_of(row):
-    """Accuracy in per cent, or loss; NaN for a run that was not finite."""
+    """The metric at the end of a run: accuracy in per cent, or loss; NaN if the run was not finite."""
     value, scale = (row["accuracy"], 100) if is_accuracy([row]) else (row["val_loss"], 1)
     return math.nan if value is None else scale * value
 
 
 def ends(rows, path):
-    """Where every run ended: a line per setting, a point per seed, a colour per arm, a bar at its mean."""
+    """The metric at the end of every run: a line per setting, a point per seed, a colour per arm, a bar at the mean."""
     settings, style = list(dict.fromkeys(row.get("setting") for row in rows)), styles(rows)
     figure, axes = plt.subplots(figsize=(8, 1 + 0.17 * len(settings) * (1 + len(style))))
     for i, setting in enumerate(settings):
@@ -161,8 +161,8 @@ def ends(rows, path):
 
 
 def state_arrows(rows, path):
-    """Accuracy against the bytes of the state: a marker per kind of gate, at the mean over the seeds, and an arrow of a
-    point or more from none to elementwise. Dashes are seeds: of none on the left, of elementwise on the right."""
+    """Accuracy against the bytes of the state: a marker per kind of gate at the mean over the seeds, and an arrow from
+    none to elementwise if they differ by more than a point. Dashes are seeds: left none's, right elementwise's."""
     figure, axes = plt.subplots(figsize=(9, 5.5))
     beside, colours = {"none": 0.94, "elementwise": 1.06}, mixer_colours(by_mixer(rows))
     for mixer in by_mixer(rows):
@@ -201,7 +201,7 @@ def mixer_of(row):
 
 
 def gate_of(row):
-    """The kind of arm this is: a gate, or "matched", where the rest is narrower to make room for the gate."""
+    """The kind of gate of a row's arm: `gate`, or "matched" if the MLP is narrower to make room for the gate."""
     keys = row["config"]
     return "matched" if keys.get("match_params") else keys.get("gate", "none")
 
@@ -211,7 +211,7 @@ def gate_label(gate):
 
 
 def by_mixer(rows):
-    """{mixer: [(line style, gate, the rows of that arm: one per seed)]}: solid without a gate, dashed with one."""
+    """{mixer: [(line style, kind of gate, its rows, one per seed)]}: solid without a gate, dashed with one."""
     mixers = {}
     for row in rows:
         gates = mixers.setdefault(mixer_of(row), {})
@@ -223,9 +223,9 @@ def by_mixer(rows):
 
 
 def slice_curves(rows, path):
-    """Recall beyond what was trained: longer rows with as many pairs, and with more; a row of panels per setting.
+    """Recall on longer rows than in training, with as many pairs and with more: a row of panels per setting.
 
-    Without a gate and with the elementwise one. Lines are means over the seeds.
+    It shows the arms without a gate and with an elementwise one. Lines are means over the seeds.
     """
     rows = [row for row in rows if gate_of(row) in ("none", "elementwise")]
     name = next(name for row in rows for name, score in row["scores"].items() if "slices" in score)
@@ -270,7 +270,7 @@ def slice_panel(axes, rows, shown, name):
 
 
 def context_curves(rows, path):
-    """Loss by position at the longest context each mixer reached: a panel per mixer, a colour per scaling of RoPE."""
+    """Loss by position at the longest context of each mixer: a panel per mixer, a colour per scaling of RoPE."""
     mixers = by_mixer([row for row in rows if any("lengths" in score for score in row["scores"].values())])
     figure, panels = plt.subplots(1, len(mixers), figsize=(4.2 * len(mixers), 4.2), sharey=True, squeeze=False)
     for axes, (mixer, arms) in zip(panels[0], mixers.items(), strict=True):
@@ -299,10 +299,10 @@ def context_curves(rows, path):
 
 
 def claims(judged, path):
-    """What was claimed: each contrast's mean with its 95% interval, and a bar where its threshold is.
+    """The mean of each claim's contrast with its 95% interval, and a bar at its threshold.
 
-    judged: as experiment.py's judge_claims returns them; those that were not run are left out. A panel for each number
-    of the rows that claims are about.
+    judged: what tables.judge_claims returns; claims without runs are left out. Each number of the rows that claims are
+    about gets a panel.
     """
     panels = {}
     for claim in judged:
@@ -333,7 +333,7 @@ def claims(judged, path):
 
 
 def by_learning_rate(rows):
-    """{arm: {learning rate: its rows}} of an experiment with learning_rates, whose arms are named "ARM at RATE"."""
+    """{arm: {learning rate: its rows}} of a sweep, whose arms are named "ARM at RATE"."""
     rates = {}
     for row in rows:
         arm, at, rate = row["arm"].rpartition(" at ")
@@ -343,7 +343,7 @@ def by_learning_rate(rows):
 
 
 def has_diverged(row):
-    """A run that was not finite, or ended with a higher validation loss than it began with."""
+    """Whether a run was not finite, or ended with a higher validation loss than it began with."""
     return not row["finite"] or row["val_loss"] > row["curve"][0][1]
 
 
@@ -372,9 +372,9 @@ def rate_curves(rows, path):
 
 
 def page(rows, figures, path, said="", command=""):
-    """Writes an HTML file that holds the figures and the tables of an experiment, and needs nothing else. Its path.
+    """Writes the figures and tables of an experiment as one HTML file that needs no other. Returns its path.
 
-    said: the tables and verdicts, as experiment.py prints them. command: what makes all of this.
+    said: the tables and verdicts, as experiment.py prints them. command: the command that writes all of this.
     """
     name = html.escape(path.parent.resolve().name)
     parts = [f"<h1>{name}</h1>", f"<p><code>{html.escape(command)}</code></p>", f"<pre>{html.escape(said)}</pre>"]

@@ -93,7 +93,7 @@ def test_float16_that_overflows_at_any_scale_ends(run, helpers, capfd, monkeypat
     monkeypatch.setattr(Run, "update", lambda self, *args: self.scaler.update(0.5))
     with pytest.raises(SystemExit):
         run("out", dtype="float16")
-    assert "float16's loss scale fell below 1: the gradient overflows at any at step 0" in capfd.readouterr().err
+    assert "float16's loss scale fell below 1 and the gradient still overflows at step 0" in capfd.readouterr().err
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -287,7 +287,7 @@ def test_without_max_new_tokens_it_is_500_or_as_many_as_there_can_be_with_a_note
     words = helpers.words(checkpoint=text_runs[mixer], start="The", num_samples=1, device="cpu", temperature=0)
     sample.main(words)
     whole = capsys.readouterr()
-    note = f"note: {n_new} new tokens, not 500: nothing is past block_size=32\n" if n_new < 500 else ""
+    note = f"note: {n_new} new tokens, not 500: the model ends at block_size=32\n" if n_new < 500 else ""
     assert whole.err == note
     sample.main([*words, f"--max_new_tokens={n_new}"])
     assert capsys.readouterr().out == whole.out
@@ -328,7 +328,7 @@ def test_an_mqar_checkpoint_answers_the_rows_of_validation(mqar_run, mixed_mqar,
 def test_an_mqar_checkpoint_does_not_answer_other_data(mqar_run, mqar, text, helpers):
     for folder in (text, mqar):  # mqar has 32 ids
         words = helpers.words(checkpoint=mqar_run, dataset=folder, device="cpu")
-        assert "no MQAR of at most 16 token ids" in helpers.error_of(sample.main, words)
+        assert "is no MQAR data set of at most 16 token ids" in helpers.error_of(sample.main, words)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

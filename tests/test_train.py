@@ -636,12 +636,12 @@ def test_a_gate_that_stays_where_it_starts_is_no_alarm_before_the_end_of_the_war
 @pytest.mark.parametrize(
     "keys, notes",
     [
-        (dict(gate_activation="silu"), ["gate_activation=silu changes nothing: there is no such gate"]),
-        (dict(attention="gla", state_size=64), ["state_size=64 changes nothing: only of mamba2"]),
-        (dict(attention="gla", gate="native", n_kv_head=1), ["n_kv_head=1 changes nothing: only of softmax"]),
+        (dict(gate_activation="silu"), ["gate_activation=silu changes nothing: gate is none or native"]),
+        (dict(attention="gla", state_size=64), ["state_size=64 changes nothing: read only by mamba2"]),
+        (dict(attention="gla", gate="native", n_kv_head=1), ["n_kv_head=1 changes nothing: read only by softmax"]),
         (dict(attention="softmax,cosformer", gate="native", gate_rank=2), [
-            "gate_rank=2 changes nothing: there is no such gate",
-            "gate=native changes nothing: softmax,cosformer was published without a gate, so native is none",
+            "gate_rank=2 changes nothing: gate is none or native",
+            "gate=native changes nothing: softmax,cosformer was published without a gate, so native means none",
         ]),
         (dict(decay_lr=False, min_lr=0.1), ["min_lr=0.1 changes nothing: decay_lr is false"]),
         (dict(rope_factor=2, gate="scalar", gate_rank=2), ["rope_factor=2.0 changes nothing: rope_scaling is none"]),
@@ -684,7 +684,7 @@ def test_the_keys_of_nanogpt_that_are_none_here_are_named_at_once_with_what_take
     words = ["--bias=False", "--backend=nccl", "--eval_only=True", '--config_override={"always_save_checkpoint": 1}']
     message = str(pytest.raises(configurator.UserError, train.main, [str(tmp_path / "train_gpt2.py"), *words]).value)
     assert message == (
-        "eval_iters: leave it out, every evaluation is of the whole validation split; "
+        "eval_iters: leave it out, every evaluation reads the whole validation split; "
         "eval_only: python evaluate.py --checkpoint=out; "
         "always_save_checkpoint: leave it out, ckpt.pt is the last and best.pt the best; "
         "wandb_log, wandb_project, wandb_run_name: leave it out, metrics.jsonl and plot.py show the run; "
