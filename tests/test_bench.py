@@ -183,7 +183,7 @@ def test_the_last_line_is_one_json_object_that_holds_every_claim(tmp_path, monke
     for claim, raw in zip(about["claims"], part["claims"], strict=True):
         assert raw == claim | {"pairs": raw["pairs"]} and len(raw["pairs"]) == 6
         assert any(claim["name"] in line and claim["met"] in line for line in said)
-    assert (tmp_path / "ratios.png").is_file() and not (tmp_path / "cost.png").exists()  # neither length nor decode was run
+    assert (tmp_path / "ratios.png").is_file() and not (tmp_path / "cost.png").exists()  # no length, no decode
 
 
 def test_the_figures_show_every_part_that_was_measured(tmp_path):
