@@ -1,14 +1,15 @@
-"""Measure speed and memory: tables, figures, and as the last line one JSON object.
+"""Measures speed and memory; prints tables and, as its last line, one JSON object, and draws figures.
 
     python bench.py ops                              the chunked forms against scaled_dot_product_attention and the loop
     python bench.py train --against=PATH/model.py    a training step against nanoGPT's own (its file is not kept here)
     python bench.py all --pairs=30                   train, overhead, length, decode, ops and data
     python bench.py --profile=true                   where a training step goes
 
-Absolute times of a shared machine mean little, so a claim is a ratio: the two sides run in turn in one process, with as
-many threads, and the order changes from pair to pair. Its interval is that of the median of the paired ratios, by
-order statistics (95%, no assumption about the noise). A claim is *met* where the whole interval clears the target,
-*missed* where it falls short of it, else *unresolved*. out_dir gets a JSON file per part, with the raw pairs.
+Absolute times of a shared machine mean little, so a claim is a ratio: the two sides run in turn in one process, with
+the same number of threads, and their order changes from pair to pair. The interval of a claim is that of the median of
+the paired ratios, by order statistics (95%, no assumption about the noise). A claim is *met* if the whole interval
+clears the target, *missed* if the whole interval falls short of it, else *unresolved*. out_dir gets a JSON file per
+part, with the raw pairs.
 """
 
 import os
@@ -63,13 +64,13 @@ class BenchConfig:
     what: list[str] = key(["all"], "train, overhead, length, decode, ops, data, or all of them")
     profile: bool = key(False, "instead: where a training step goes")
     against: str | None = key(None, "nanoGPT's model.py, to be measured beside ours")
-    pairs: int = key(30, "alternating pairs of a ratio whose sides are short", at_least=6)
-    long_pairs: int = key(7, "the same where a side takes seconds", at_least=6)
-    longest: int = key(32_768, "the largest T of length", at_least=1024)
+    pairs: int = key(30, "pairs of a ratio whose sides take less than a second", at_least=6)
+    long_pairs: int = key(7, "pairs of a ratio whose sides take seconds", at_least=6)
+    longest: int = key(32_768, "the longest sequence of the part length", at_least=1024)
     threads: int = key(0, "CPU threads (0: as many as cores)", at_least=0)
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
-    dtype: str = key("auto", "of matrix products", choices=("auto", *DTYPES))
-    compile: bool = key(False, "torch.compile our side of train and overhead")
+    dtype: str = key("auto", "dtype of matrix products", choices=("auto", *DTYPES))
+    compile: bool = key(False, "compile our side in train and overhead")
     out_dir: str = key("results/bench", "where the JSON files and the figures go", is_path=True)
     overwrite: bool = key(False, "true: take an out_dir that holds files which are none of a benchmark")
 
@@ -81,7 +82,7 @@ def main(argv):
     check_threads(config.threads)
     config.threads = config.threads or usable_cores()
     torch.set_num_threads(config.threads)
-    keep_freed_memory()  # all sides have it
+    keep_freed_memory()  # for all sides
     config.device = pick_device(config.device)
     config.dtype = pick_dtype(config.dtype, config.device)
     if config.device == "cuda":
@@ -117,7 +118,7 @@ def is_ours(file):
 
 
 def describe(config):
-    # of the recurrence in a model, as in Mixer.read; the part ops measures the plain forms
+    # these kernels compute the recurrence of a model (Mixer.read); the part ops measures the forms in PyTorch
     kernels = "fla" if config.device == "cuda" and has_fla() else "plain PyTorch"
     machine = torch.cuda.get_device_name() if config.device == "cuda" else platform.processor() or platform.machine()
     return {
@@ -135,7 +136,7 @@ def describe(config):
 
 
 def interleave(sides, pairs, config):
-    """{name: [seconds, ...]}: each side once untimed, then in turn; every other round in the opposite order."""
+    """{name: [seconds, ...]}: calls each side once untimed, then all in turn, every other round in reverse order."""
     seconds = {name: [] for name in sides}
     for call in sides.values():
         seconds_of(call, config.device)
@@ -146,9 +147,9 @@ def interleave(sides, pairs, config):
 
 
 def median_interval(values):
-    """(median, low, high): the 95% interval of the median by order statistics, of at least 6 values.
+    """(median, low, high): the median of at least 6 values, and its 95% interval by order statistics.
 
-    One value is a size, which does not vary, and is its own interval.
+    A single value is a size in bytes, which does not vary: it is its own interval.
     """
     values, n = sorted(values), len(values)
     if n == 1:
@@ -161,7 +162,7 @@ def median_interval(values):
 
 
 def judge(low, high, target, at_most=False):
-    """met, missed or unresolved: the interval against the target."""
+    """Compares the interval with the target: met, missed or unresolved."""
     if at_most:
         low, high, target = -high, -low, -target
     return "met" if low >= target else "missed" if high < target else "unresolved"
@@ -205,11 +206,11 @@ def show(value):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Sides: a training step of ours, of ours in plain PyTorch, of nanoGPT
+# Sides: a training step of ours, and one of nanoGPT
 
 
 def update(model, optimizer, loss):
-    """The rest of a step, the same for all sides."""
+    """Backward, clipping and the optimizer's step, the same for all sides."""
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
@@ -217,7 +218,7 @@ def update(model, optimizer, loss):
 
 
 def our_step(config, dtype, batch, compiled=False, **keys):
-    """step() trains ours once on the batch (inputs, targets), as train.py does."""
+    """Returns step(), which trains our model once on the batch (inputs, targets), as train.py does."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(**keys)).to(config.device)
     optimizer = torch.optim.AdamW(model.parameter_groups(0.1), lr=1e-4, betas=(0.9, 0.95), fused=True)
@@ -233,7 +234,7 @@ def our_step(config, dtype, batch, compiled=False, **keys):
 
 
 def nanogpt(path):
-    """nanoGPT's model.py as a module. Raises UserError where the file is none."""
+    """Imports nanoGPT's model.py. Raises UserError if there is no such file."""
     if not Path(path).is_file():
         raise UserError(f"against={path!r}: no such file; it is model.py of a copy of nanoGPT")
     spec = importlib.util.spec_from_file_location("nanogpt_model", path)
@@ -247,12 +248,12 @@ def nanogpt_model(path, config, vocab_size, block_size=256):
     module = nanogpt(path)
     torch.manual_seed(0)
     keys = dict(n_layer=6, n_head=6, n_embd=384, block_size=block_size, dropout=0.0, bias=False)
-    with contextlib.redirect_stdout(sys.stderr):  # it prints its size
+    with contextlib.redirect_stdout(sys.stderr):  # nanoGPT prints its size
         return module.GPT(module.GPTConfig(vocab_size=vocab_size, **keys)).to(config.device)
 
 
 def nanogpt_step(path, config, batch, vocab_size, dtype="float32"):
-    """A step as nanoGPT's train.py makes it; float32 is its CPU path."""
+    """Returns step(), a step as nanoGPT's train.py makes it, which on a CPU is in float32."""
     model = nanogpt_model(path, config, vocab_size)
     with contextlib.redirect_stdout(sys.stderr):
         optimizer = model.configure_optimizers(0.1, 1e-4, (0.9, 0.95), config.device)
@@ -271,13 +272,13 @@ def random_batch(config, vocab_size, B, T):
 
 
 def alone(function, *arguments):
-    """function(*arguments) in a new process: its peak memory is its own."""
+    """Calls function(*arguments) in a new process, whose peak memory then has no other cause."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, arguments)
 
 
 def peak_bytes(make_step, arguments, keywords):
-    """Peak resident memory of a process (on a GPU: of its tensors) that takes three steps."""
+    """Peak resident memory, on a GPU of the tensors alone, of a process that takes three steps."""
     config = arguments[0] if isinstance(arguments[0], BenchConfig) else arguments[1]
     torch.set_num_threads(config.threads)
     keep_freed_memory()
@@ -298,7 +299,7 @@ def peak_bytes(make_step, arguments, keywords):
 
 
 def bench_train(config, report):
-    """6 x 384, T = 256, B = 8: ours in float32 and with defaults, nanoGPT in float32 and with one line of autocast."""
+    """6 x 384, T = 256, B = 8: our step in float32 and with defaults, nanoGPT's in float32 and under autocast."""
     targets = {256: 1.75, 50_304: 1.8}
     for vocab_size, target in targets.items():
         batch = random_batch(config, vocab_size, 8, 256)
@@ -348,7 +349,7 @@ def tiny_batch(B=64):
 
 
 def bench_overhead(config, report):
-    """4 x 768, T = 512: what a gate costs in a training step, forward, in decoding and in memory, beside its FLOPs."""
+    """4 x 768, T = 512: what a gate costs in a training step, a forward, decoding and memory, beside its FLOPs."""
     arms = {
         "elementwise": dict(gate="elementwise"),
         "headwise": dict(gate="headwise"),
@@ -381,7 +382,7 @@ def forward_of(step):
 
 @torch.no_grad()
 def prefilled(model, context):
-    """decode() makes one more token behind a context of that many."""
+    """Returns decode(), which makes one more token behind a context of that many tokens."""
     device = model.wte.weight.device
     idx = torch.zeros(1, context, dtype=torch.long, device=device)
     _, state = model.features(idx, model.init_state(1), 0)
@@ -406,7 +407,7 @@ def keeps_every_token(name):
 
 
 def bench_length(config, report):
-    """2 x 256, as many tokens at every T: tokens/s of a training step, and its memory."""
+    """2 x 256, the same number of tokens at every T: tokens/s of a training step, and its memory."""
     for name in MIXERS:
         calls, T, keeps_all = {}, 256, keeps_every_token(name)
         keys = dict(n_layer=2, n_head=4, n_embd=256, vocab_size=256, attention=name)
@@ -424,8 +425,8 @@ def bench_length(config, report):
 
 
 def bench_decode(config, report):
-    """6 x 384, batch 1, float32, one thread: ms a token against the context; nanoGPT reads the whole context again."""
-    torch.set_num_threads(1)  # a second one only waits for products of one row
+    """6 x 384, batch 1, float32, one thread: ms per token at several contexts. nanoGPT reads the context each time."""
+    torch.set_num_threads(1)  # products of one row leave a second thread nothing to do
     contexts = (64, 256, 1024, 4096)
     keys = dict(n_layer=6, n_head=6, n_embd=384, vocab_size=256, block_size=4097)
     decoders = {}
@@ -464,7 +465,7 @@ def bench_decode(config, report):
 
 
 def matrix_vector_products(model):
-    """call() does what no step of decoding can do without: one row times every matrix of the model."""
+    """Returns call(), which multiplies one row by every matrix of the model: no step of decoding can do less."""
     weights = [p.detach() for p in model.parameters() if p.dim() == 2]
     rows = {n: torch.zeros(1, n, device=weights[0].device) for n in {w.shape[1] for w in weights}}
     return lambda: [F.linear(rows[w.shape[1]], w) for w in weights]
@@ -472,7 +473,7 @@ def matrix_vector_products(model):
 
 @torch.no_grad()
 def closed_heads(config, keys):
-    """Softmax at a context of 4,000 with a headwise gate that closes five heads of six: is skipping them faster?"""
+    """Times softmax at a context of 4,000 with a headwise gate that closes five of six heads, which can be skipped."""
     model = GPT(GPTConfig(**keys, gate="headwise", gate_bias=1.0)).to(config.device).eval()
     for block in model.blocks:
         block.mixer.gates["readout"].proj.bias[1:] = -40.0
@@ -497,7 +498,7 @@ def cosformer(q, k, v, *, form=chunked):
     return o[..., :-1] / o[..., -1:].clamp(min=1e-6)
 
 
-OPS = {  # form: (its function, targets against SDPA at T = 1,024 and 4,096)
+OPS = {  # form: (its function, its targets: SDPA's time over its own at T = 1,024 and at 4,096)
     "no decay": (decayed, (3, 7)),
     "scalar decay": (decayed, (2.8, 7)),
     "channel decay to -5": (decayed, (2.2, 5.5)),
@@ -508,14 +509,14 @@ OPS = {  # form: (its function, targets against SDPA at T = 1,024 and 4,096)
 
 
 def both_ways(function, inputs, **keys):
-    """call() computes function(*inputs) and the gradients of all inputs that want one."""
+    """Returns call(), which computes function(*inputs) and the gradients of all inputs that require one."""
     weight = torch.randn_like(inputs[2])
     wanted = [x for x in inputs if x.requires_grad]
     return lambda: torch.autograd.grad((function(*inputs, **keys) * weight).sum(), wanted)
 
 
 def op_inputs(T, device, B=1, H=12, D=64):
-    """{form: its inputs}, all of them leaves of the graph."""
+    """{form: its inputs}, each of which requires a gradient."""
     torch.manual_seed(0)
     q, k, v, channel = torch.randn(4, B, T, H, D, device=device).unbind()
     scalar, beta = torch.randn(2, B, T, H, device=device).sigmoid().unbind()
@@ -527,7 +528,7 @@ def op_inputs(T, device, B=1, H=12, D=64):
 
 
 def bench_ops(config, report):
-    """B = 1, H = 12, D = 64, float32, forward and backward."""
+    """B = 1, H = 12, D = 64, float32, forward and backward: the chunked forms against SDPA and the loop."""
     for i, T in enumerate((1024, 4096)):
         inputs = op_inputs(T, config.device)
         sides = {name: both_ways(function, inputs[name]) for name, (function, _) in OPS.items()}
@@ -598,7 +599,7 @@ PARTS = {
 
 
 def profile(config):
-    """The operations of a training step (6 x 384, GLA, gated), by the time they take themselves."""
+    """A table of the operations of a training step (6 x 384, GLA, gated), by the time that they take themselves."""
     batch = random_batch(config, 256, 8, 256)
     keys = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=256, attention="gla", gate="elementwise")
     step = our_step(config, config.dtype, batch, **keys)
@@ -611,9 +612,9 @@ def profile(config):
 
 
 def compiled_ran_eager(config):
-    """Says so where a compiled function ran eager in part: past dynamo's recompile limit, or around a graph break."""
+    """Warns if a compiled function ran eager in part: past dynamo's recompile limit, or around a graph break."""
     counters = torch._dynamo.utils.counters
-    # the recompile limit stands among what dynamo calls unimplemented
+    # dynamo counts the recompile limit as unimplemented
     reasons = [reason.splitlines()[0] for name in ("unimplemented", "graph_break") for reason in counters[name]]
     if config.compile and reasons:
         print(

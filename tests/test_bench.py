@@ -1,5 +1,5 @@
 """
-bench.py: its intervals, its verdicts, that it measures the same thing on both sides. Nothing here asserts a time.
+bench.py: its intervals and verdicts, its sides, and that its parts take every mixer. No test here asserts a time.
 
     python -m pytest tests/test_bench.py
 """
@@ -26,7 +26,7 @@ class GPTConfig:
 
 
 class GPT(torch.nn.Module):
-    """Of nanoGPT's model.py no more than what bench.py calls."""
+    """The part of nanoGPT's model.py that bench.py calls."""
 
     def __init__(self, config):
         super().__init__()
@@ -49,7 +49,7 @@ def cpu():
 
 @pytest.fixture
 def seen_losses(monkeypatch):
-    """The losses of the steps that are taken from here on."""
+    """Collects the losses of all steps that follow."""
     losses, update = [], bench.update
     monkeypatch.setattr(bench, "update", lambda *args: losses.append(args[2].item()) or update(*args))
     return losses
@@ -117,7 +117,7 @@ def test_nanogpt_is_any_file_with_its_classes(cpu, tmp_path, seen_losses, capsys
     assert model.keys["vocab_size"] == 11 and (model.keys["n_layer"], model.keys["n_embd"]) == (6, 384)
     bench.nanogpt_step(path, cpu, bench.random_batch(cpu, 11, 2, 16), 11)()
     assert len(seen_losses) == 1
-    assert capsys.readouterr().out == ""  # what it prints is not the table's
+    assert capsys.readouterr().out == ""  # nanoGPT's own prints do not mix with the table
 
 
 def test_profile_lists_the_operations_of_a_step(cpu, monkeypatch):
@@ -183,10 +183,10 @@ def test_the_last_line_is_one_json_object_that_holds_every_claim(tmp_path, monke
     for claim, raw in zip(about["claims"], part["claims"], strict=True):
         assert raw == claim | {"pairs": raw["pairs"]} and len(raw["pairs"]) == 6
         assert any(claim["name"] in line and claim["met"] in line for line in said)
-    assert (tmp_path / "ratios.png").is_file() and not (tmp_path / "cost.png").exists()  # of no length, no decoding
+    assert (tmp_path / "ratios.png").is_file() and not (tmp_path / "cost.png").exists()  # no length, no decode
 
 
-def test_the_figures_are_of_all_parts_that_are_there(tmp_path):
+def test_the_figures_show_every_part_that_was_measured(tmp_path):
     claim = dict(name="a step", ratio=2.0, low=1.8, high=2.2, target=1.5, at_most=False, met="met")
     length = [dict(mixer="gla", T=T, tokens_s=1e3, peak_mb=T / 4) for T in (256, 512)]
     decode = [dict(mixer="gla", context=64, ms=7.0), dict(mixer="gla", batch=8, tokens_s=1.0)]
@@ -206,7 +206,7 @@ def test_kernels_are_those_that_run_on_the_device(cpu, monkeypatch):
     assert bench.describe(cpu)["kernels"] == "plain PyTorch, compile off"
 
 
-def test_it_is_said_where_a_compiled_function_ran_eager(cpu, capsys):
+def test_a_warning_says_where_a_compiled_function_ran_eager(cpu, capsys):
     def length_added(x, words):
         return x + len(words)
 

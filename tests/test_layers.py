@@ -1,4 +1,4 @@
-"""Parts whose backward is written by hand: those of ops/layers.py by their definitions, second derivatives of all.
+"""Compares the parts of ops/layers.py with their definitions; second derivatives of every backward written by hand.
 
 python -m pytest tests/test_layers.py
 """
@@ -105,7 +105,7 @@ ROOT = Path(layers.__file__).parents[1]
 
 
 def own_functions():
-    """Every autograd function of the repository, found where torch keeps the classes that derive from its own."""
+    """Every autograd function of ops/, found among the subclasses of torch's own."""
     found = (f for f in torch.autograd.Function.__subclasses__() if ROOT in Path(inspect.getfile(f)).parents)
     return {f.__name__: f for f in found if f.__module__.partition(".")[0] == "ops"}
 
@@ -119,7 +119,7 @@ def strictly_lower(x):
     return x.tril(-1)
 
 
-INPUTS = {  # of each function: float64 tensors that have gradients, and what else it takes
+INPUTS = {  # {function: its inputs}: float64 tensors that have gradients, and its other arguments
     "_Product": lambda: (random(2, 1, 3, 4), random(1, 3, 4, 2)),
     "_Chunks": lambda: (
         random(4, 2, 2), random(4, 2, 3), random(4, 2, 3), random(4, 2, 2), random(4, 2, 3), random(4, 3, 1),
@@ -131,11 +131,11 @@ INPUTS = {  # of each function: float64 tensors that have gradients, and what el
     "_Rotation": lambda: (random(1, 2, 1, 4), random(2, 1, 2).detach(), random(1, 2, 2).view(2, 1, 2).detach()),
     "_ChunkedCrossEntropy": lambda: (random(3, 4), random(5, 4), torch.tensor([1, 0, 3]), 5, None),
 }  # fmt: skip
-ARGUMENT = {"_Inverse": strictly_lower}  # what a function takes for granted of what it reads
+ARGUMENT = {"_Inverse": strictly_lower}  # {function: what makes a random input one that the function expects}
 
 
 def refuses(derivative):
-    """Whether it raises our error of functions that are differentiable once; any other error is raised."""
+    """Whether derivative() raises our error for functions that are differentiable once. Other errors pass through."""
     try:
         derivative()
     except RuntimeError as error:
@@ -151,7 +151,7 @@ def test_every_function_with_a_backward_of_its_own_has_inputs_to_test_it_with():
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_a_second_derivative_is_right_or_refused(name):
-    """Intermediates that a forward saves are constants to its backward: without a word, their part would be missing."""
+    """A backward treats saved intermediates as constants, so a second derivative could silently miss a part."""
     function, argument = own_functions()[name].apply, ARGUMENT.get(name, lambda x: x)
     inputs = INPUTS[name]()
 

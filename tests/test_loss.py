@@ -54,7 +54,7 @@ def test_no_label_gives_no_loss_and_no_gradient():
 
 
 def test_ignored_labels_that_stay_in_the_matrix_count_for_nothing():
-    """On a GPU they are not taken out first: nobody waits for their number."""
+    """On a GPU the model leaves them in: counting them would make the host wait."""
     x, weight, targets = make_inputs(CHUNK_TOKENS + 9, 45, 40, 0.5)
     ours = with_gradients(_ChunkedCrossEntropy.apply, x, weight, targets, 40, None)
     expected = with_gradients(plain, x, weight, targets, 40)

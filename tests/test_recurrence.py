@@ -45,7 +45,7 @@ with_and_without_the_delta_rule = pytest.mark.parametrize("delta", [False, True]
 
 
 def make_inputs(T, kind, decay, delta, dtype=torch.float64, seed=0):
-    """Arguments of the three forms, random but for what is asked for: (positional, keyword)."""
+    """Arguments of the forms by name: random, with the decays and the delta rule that are asked for."""
     torch.manual_seed(seed)
     q, k, v = torch.randn(B, T, H, DK).double(), torch.randn(B, T, H, DK).double(), torch.randn(B, T, H, DV).double()
     k = F.normalize(k, dim=-1) if delta else k
@@ -59,7 +59,7 @@ def make_inputs(T, kind, decay, delta, dtype=torch.float64, seed=0):
 
 
 def run(form, inputs, **options):
-    """Outputs, final state, and the gradient of a random weighting of both for every input."""
+    """Outputs, final state, and for every input the gradient of a random weighting of both."""
     leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items() if x is not None}
     o, state = form(**leaves, **options)
     torch.manual_seed(1)
@@ -224,7 +224,7 @@ def test_float32_is_finite_and_near_float64_however_far_a_channel_decays(step, d
 @pytest.mark.parametrize("chunk_size", [2, 8])
 @with_and_without_the_delta_rule
 def test_gradcheck(kind, decay, chunk_size, delta):
-    """Of outputs and final state, for every input: over several chunks, the last one padded, and inside one."""
+    """Outputs and final state, for every input: over several chunks, the last one padded, and inside one chunk."""
     inputs = make_inputs(5, kind, decay, delta)
     names = [name for name, x in inputs.items() if x is not None]
 
@@ -264,7 +264,7 @@ def definition(q, k, v, *, log_decay=None, beta=None, initial_state):
     ],
 )
 def test_a_long_text_is_the_definition_in_every_form(kind, decay, beta):
-    """Of 2,000 tokens; the weights of 500. float32: measured 5e-6 with reflections alone (beta 2), 1.3e-5 with -inf."""
+    """2,000 tokens, 500 for the weights. float32 measured 5e-6 with reflections alone (beta 2), 1.3e-5 with -inf."""
     inputs = {name: x if x is None else x[:1] for name, x in make_inputs(2000, kind, decay, beta is not None).items()}
     if beta == "up to 2":
         inputs["beta"] *= 2
