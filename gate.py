@@ -3,8 +3,8 @@
     gate = "none" | "native" | GRANULARITY[@POSITION][+ ...][, next layer's ...]
 
 `parse_gate` reads one layer's entry of that string, `check_gate` refuses a gate that makes no sense for a mixer, and
-`Gate` computes one gate, for any mixer and position. A new activation is one line in GATE_ACTIVATIONS; a new position is one in POSITIONS, and the call
-`self.gated(position, y, x)` where model.py computes the y that it gates.
+`Gate` computes one gate, for any mixer and position. A new activation is one line in GATE_ACTIVATIONS. A new position
+is one line in POSITIONS, and the call `self.gated(position, y, x)` where model.py computes the y that it gates.
 """
 
 from configurator import UserError, check_choice
