@@ -1,4 +1,4 @@
-"""Writes a checkpoint as safetensors, to share it or to use it in other programs. Loading it runs no code.
+"""Writes a checkpoint as safetensors, to share it or to use it elsewhere. Loading it runs no code.
 
     python export.py --checkpoint=out/best.pt --safetensors=export
 

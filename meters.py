@@ -1,7 +1,7 @@
 """Measures the gates of a checkpoint and what they do: sinks, activations, pruning, 8-bit arithmetic.
 
     python meters.py --checkpoint=out/best.pt                    a table, and out/meters.json
-    python meters.py --checkpoint=out/best.pt --maps=0.1,3.0     maps of layer 0 head 1, layer 3 head 0
+    python meters.py --checkpoint=out/best.pt --maps=0.1,3.0     maps of layer.head 0.1 and 3.0
     python meters.py --checkpoint=early/ckpt.pt,late/ckpt.pt     several checkpoints, to compare
     python plot.py out                                           draws out/meters.json: out/page.png
 
@@ -14,8 +14,7 @@ and map. All meters read the same first rows of the split, in the run's dtype:
     sink        share of key 0 in the weights of queries 1..T-1, |w_i0| / sum_j |w_ij|, mean over
                 queries and rows. softmax and cosformer: their own weights. Other mixers: a proxy,
                 the weights that the recurrence implies, which have both signs (mean_weight keeps
-                the sign).
-                Baseline: uniform weights, the mean of 1/(i+1) over the same queries
+                the sign). Baseline: uniform weights, the mean of 1/(i+1) over the same queries
     token_0     norm of token 0's part of the readout over the sum of the norms of all tokens'
                 parts, of all heads together, mean over queries 1..T-1, before and after the gate.
                 A norm between the two is left out

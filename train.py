@@ -5,14 +5,15 @@
 
 out_dir gets config.json, code/ (the source files of the run), metrics.jsonl (one object per line),
 ckpt.pt (the last checkpoint) and best.pt (the one of lowest validation loss). The same seed gives
-the same run: the batch and the dropout of a step depend on (seed, step) alone, and not on the number
-of processes, on evaluations or on restarts.
+the same run: the batch and the dropout of a step depend on (seed, step) alone, and not on the
+number of processes, on evaluations or on restarts.
 
 --init_from=resume goes on with a run that was killed, to the same bits. A key that neither a config
 file nor the command line gives is then the checkpoint's. --init_from=auto does the same if there is
 a ckpt.pt and else starts the run, for jobs that are queued again. SIGTERM, Ctrl-C, SIGHUP (a closed
-terminal) and SIGUSR1 (a cluster's warning) save first; the exit status is then 128 plus the signal's
-number. A loss or a gradient that is not finite ends a run with status 1; the checkpoint stays good.
+terminal) and SIGUSR1 (a cluster's warning) save first; the exit status is then 128 plus the
+signal's number. A loss or a gradient that is not finite ends a run with status 1; the checkpoint
+stays good.
 """
 
 import os
