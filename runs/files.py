@@ -61,7 +61,7 @@ def claim(folder, kind, overwrite=False):
             raise UserError(f"{folder}: is the folder of another kind of output, {found!r}; name another folder")
         if others and not overwrite:
             raise UserError(
-                f"{folder}: holds what is not of a {kind} ({', '.join(sorted(others)[:3])[:99]}); name another folder, "
+                f"{folder}: holds what is not of {'an' if kind[0] in 'aeio' else 'a'} {kind} ({', '.join(sorted(others)[:3])[:99]}); name another folder, "
                 f"or add --overwrite=true: files of the same names are then replaced"
             )
         folder.mkdir(parents=True, exist_ok=True)

@@ -533,7 +533,7 @@ def test_the_folder_of_somebody_else_is_refused_before_anything_is_written(run, 
         (folder / name).write_text(content)
         for keys in (dict(seeds="0"), dict(seeds="0", run=False)):
             message = helpers.error_of(run, folder, **keys)
-            assert "holds what is not of a experiment" in message or "another kind of output, 'run'" in message
+            assert "holds what is not of an experiment" in message or "another kind of output, 'run'" in message
         assert [file.read_text() for file in folder.iterdir()] == [content]
     assert not started
     run(tmp_path / "model.py", run=False, overwrite=True)

@@ -3,7 +3,8 @@ Whatever comes in, what goes out is the right result or one clear line: command 
 checkpoints, prompts, what plot.py draws. Hundreds of cases in CI; NANOGATE_CASES of each by hand.
 
     python -m pytest tests/test_fuzz.py -m "not slow"
-    NANOGATE_CASES=5000 python -m pytest tests/test_fuzz.py -m slow
+    NANOGATE_CASES=5000 python -m pytest tests/test_fuzz.py -m slow -k "not script"
+    NANOGATE_SCRIPT_CASES=300 python -m pytest tests/test_fuzz.py -m slow -k script
 """
 
 import configurator
@@ -18,8 +19,12 @@ import json
 import math
 import operator
 import os
+import random
 import shutil
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import matplotlib.figure
 import matplotlib.pyplot as plt
@@ -29,9 +34,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import bench
 import data.mqar.prepare as mqar_prepare
+import data.pystdlib.prepare as pystdlib_prepare
 import data.text.prepare as text_prepare
+import data.wikitext103.prepare as wikitext103_prepare
 import evaluate
+import experiment
+import export
+import meters
 import plot
 import sample
 import train
@@ -41,7 +52,9 @@ from evaluate import score, summarize
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 
+ROOT = Path(__file__).resolve().parent.parent
 LONG = int(os.environ.get("NANOGATE_CASES", 2000))
+SCRIPT_CASES = int(os.environ.get("NANOGATE_SCRIPT_CASES", 300))
 HOW_MANY = pytest.mark.parametrize("cases", [60, pytest.param(LONG, marks=pytest.mark.slow)], ids=["quick", "long"])
 ARGS = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=256)
 anything = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
@@ -69,6 +82,33 @@ def one_line(function, *args, **keys):
     except UserError as error:
         assert str(error).isprintable() and 0 < len(str(error)) < 1000
         return None
+
+
+def places(value, path=()):
+    """The paths of all that a value holds."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in items:
+        yield (*path, name)
+        yield from places(part, (*path, name))
+
+
+def with_change(value, at, new):
+    """A copy, in which the at-th of its places holds something else; GONE: is not there."""
+    value, found = copy.deepcopy(value), list(places(value))
+    *path, name = found[at % len(found)]
+    parent = functools.reduce(operator.getitem, path, value)
+    if new is GONE:
+        del parent[name]
+    else:
+        parent[name] = new
+    return value
+
+
+GONE = object()
+STRANGE = st.sampled_from(
+    [GONE, None, True, [], {}, "", "x" * 5000, -5, 0, 10**400, 2**63, -1e300, 1e-300, "$\\x$", "../x"]
+)
+STRANGE_FLOATS = st.sampled_from([math.nan, math.inf, -math.inf])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -99,6 +139,27 @@ def test_any_config_file_is_a_config_or_one_line(cases, tmp_path):
     def check(content, ending):
         (tmp_path / f"fuzz.{ending}").write_bytes(content)
         one_line(configurator.load, train.TrainConfig, [str(tmp_path / f"fuzz.{ending}")])
+
+
+@HOW_MANY
+def test_an_experiment_of_anything_is_a_config_or_one_line(cases):
+    whole = dict(
+        name="a", base={"dtype": "float32", "n_layer": 1}, arms={"none": {}, "gated": {"gate": "elementwise"}},
+        settings={"d8": {"n_embd": 16, "n_head": 2, "data": {"pairs": 4}}, "d9": {"n_embd": 32, "n_head": 2}},
+        seeds=[0, 1], learning_rates=[0.1, 0.2], selection_seeds=[5], rate_of={"gated": "none"}, rates_at="d8",
+        data={"vocab_size": 64}, scores={"x": {"batch_size": 8}}, score_data={"pairs": 4}, prepare="mqar",
+        baseline="none", treatment="gated", success_above=0.7, success_below=0.5, failure_within=0.1,
+        claims={
+            "c": {"contrast": {"none": 1, "gated": -1}, "above": 0.1, "setting": "d8", "of": ["accuracy"]},
+            "e": {"contrast": {"d8": {"none": 1}, "d9": {"none": -1}}, "above": 0},
+        },
+        scenarios={"A": {"c": "supported"}},
+    )  # fmt: skip
+    experiment.ExperimentConfig(**whole)
+
+    @fuzz(cases, st.integers(0, 10**6), STRANGE | STRANGE_FLOATS | nested)
+    def check(at, value):
+        one_line(configurator.build, experiment.ExperimentConfig, with_change(whole, at, value))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -189,33 +250,6 @@ def test_any_damage_to_a_data_set_is_found_or_changes_nothing(cases, tmp_path):
             return
         (tmp_path / name).write_bytes(content)
         assert (one_line(open_dataset, tmp_path) is None) == damaged
-
-
-def places(value, path=()):
-    """The paths of all that a value holds."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, part in items:
-        yield (*path, name)
-        yield from places(part, (*path, name))
-
-
-def with_change(value, at, new):
-    """A copy, in which the at-th of its places holds something else; GONE: is not there."""
-    value, found = copy.deepcopy(value), list(places(value))
-    *path, name = found[at % len(found)]
-    parent = functools.reduce(operator.getitem, path, value)
-    if new is GONE:
-        del parent[name]
-    else:
-        parent[name] = new
-    return value
-
-
-GONE = object()
-STRANGE = st.sampled_from(
-    [GONE, None, True, [], {}, "", "x" * 5000, -5, 0, 10**400, 2**63, -1e300, 1e-300, "$\\x$", "../x"]
-)
-STRANGE_FLOATS = st.sampled_from([math.nan, math.inf, -math.inf])
 
 
 @HOW_MANY
@@ -464,3 +498,171 @@ def test_any_prompt_and_option_of_sample_is_text_or_one_line(cases, text, tmp_pa
         argv = [f"--checkpoint={out}", "--device=cpu", "--num_samples=1", "--max_new_tokens=3", f"--start={start}"]
         if start != "-":
             one_line(sample.main, argv + [f"--{option}" for option in options])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Whole scripts
+
+# A process imports a script once and forks for each command line, in a folder of its own: what the child prints and the
+# status it leaves with are those of `python SCRIPT ...`. A child that is still at work after a while is stopped: it has
+# taken the command line. PATCH leaves out what would take minutes, or reach for the internet.
+DRIVER = """
+import importlib, json, os, resource, signal, sys, traceback
+from pathlib import Path
+import configurator
+name, patch, cases = json.load(open(sys.argv[1]))
+module = importlib.import_module(name)
+exec(patch)
+for folder, argv in cases:
+    os.makedirs(folder, exist_ok=True)
+    said = Path(f"{sys.argv[1]}.said")
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
+            signal.alarm(SECONDS)
+            os.chdir(folder)
+            os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+            os.dup2(0, 1)
+            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+            sys.argv = [name, *argv]
+            configurator.run(module.main)
+            status = 0
+        except SystemExit as error:
+            status = error.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(json.dumps([argv, status, said.read_text(errors="replace")]), flush=True)
+"""
+STRANGE_WORDS = ["", " ", "0", "1", "-1", "3", "1e3", "nan", "-inf", "1e999", "9" * 30, "None", "true", "[1]", "[]"]
+STRANGE_WORDS += [
+    "{}",
+    '{"a": {}}',
+    '{"a": null}',
+    "[[[]]]",
+    "'",
+    "x" * 5000,
+    "\udcff",
+    "\U0001f642",
+    "a,b",
+    "0.5",
+    "64/4",
+]
+RUN = dict(
+    n_layer=1, n_embd=8, n_head=2, block_size=16, batch_size=2, max_iters=2, eval_interval=2, device="cpu",
+    dtype="float32", threads=1,
+)  # fmt: skip
+SCRIPTS = {  # the module, its keys, the words of each command line, and what is not run
+    "train": (train, train.TrainConfig, {"dataset": "{text}", "out_dir": "{new}"} | RUN, ""),
+    "sample": (sample, sample.SampleConfig, {"checkpoint": "{run}", "max_new_tokens": 2, "num_samples": 1}, ""),
+    "evaluate": (evaluate, evaluate.EvaluateConfig, {"checkpoint": "{run}", "threads": 1}, ""),
+    "meters": (meters, meters.MetersConfig, {"checkpoint": "{run}", "threads": 1, "rows": 2}, ""),
+    "experiment": (
+        experiment,
+        experiment.ExperimentConfig,
+        {"arms": '{{"a": {{}}}}', "base": json.dumps(RUN).replace("{", "{{").replace("}", "}}"), "out_dir": "{new}"},
+        "module.run_side_by_side = lambda *args: []",
+    ),
+    "plot": (plot, plot.PlotConfig, {}, ""),
+    "export": (export, export.ExportConfig, {"checkpoint": "{run}", "safetensors": "{new}"}, ""),
+    "bench": (
+        bench,
+        bench.BenchConfig,
+        {"out_dir": "{new}", "device": "cpu"},
+        "module.PARTS = {name: lambda config, report: report.row(x=1) for name in module.PARTS};"
+        "module.gemm_rate = lambda *args: 1e9; module.profile = lambda config: ''",
+    ),
+    "data.mqar.prepare": (mqar_prepare, mqar_prepare.Config, {"out_dir": "{new}", "train_size": 9, "val_size": 3}, ""),
+    "data.text.prepare": (text_prepare, text_prepare.Config, {"paths": "{file}", "out_dir": "{new}"}, ""),
+    "data.pystdlib.prepare": (
+        pystdlib_prepare,
+        pystdlib_prepare.Config,
+        {"out_dir": "{new}"},
+        "find = module.find_sources; module.find_sources = lambda root: find(root / 'json')",
+    ),
+    "data.wikitext103.prepare": (
+        wikitext103_prepare,
+        wikitext103_prepare.Config,
+        {"from_dir": "{wiki}", "tokenizer": "byte", "out_dir": "{new}"},
+        "",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(text, mqar, tmp_path_factory, helpers):
+    """{name: path} of what the scripts may be given: right files, damaged ones, folders, a pipe, devices."""
+    folder = tmp_path_factory.mktemp("inputs")
+    found = {"text": text, "mqar": mqar, "wiki": folder / "wiki", "file": folder / "a.txt", "pipe": folder / "pipe"}
+    for name, data in (("run", text), ("mqar_run", mqar)):
+        found[name] = helpers.train(data, folder / name, max_iters=2, n_layer=1, n_embd=8)
+    found["file"].write_text("The quick brown fox.\n" * 40)
+    found["wiki"].mkdir()
+    for split, times in {"train": 30, "valid": 30, "test": 10}.items():
+        (found["wiki"] / f"wiki.{split}.tokens").write_text(" \n = A Title = \n \n One two three .\n" * times)
+    os.mkfifo(found["pipe"])
+    whole = (found["run"] / "ckpt.pt").read_bytes()
+    for name, content in {
+        "empty.txt": b"", "cut.pt": whole[: len(whole) // 2], "flipped.pt": whole[:999] + b"x" + whole[1000:],
+        "noise.py": bytes(range(256)), "keys.py": b"n_layer = 1\nseed = 3\n", "wrong.py": b"import os\n",
+        "deep.json": b"[" * 100_000, "rows.jsonl": b'{"arm": 1}\n', "list.json": b"[1]", "keys.json": b'{"seed": 4}',
+        "lengths.json": b'{"lengths": [{"block_size": "a"}]}',
+    }.items():  # fmt: skip
+        found[name] = folder / name
+        found[name].write_bytes(content)
+    for name in ("rows.jsonl", "metrics.jsonl", "meters.json", "meta.json"):
+        found[f"folder of {name}"] = folder / f"of_{name}"
+        found[f"folder of {name}"].mkdir()
+        (found[f"folder of {name}"] / name).write_text('{"arm": 1, "layers": {}, "splits": []}\n')
+    return found | {"null": "/dev/null", "full": "/dev/full", "zero": "/dev/zero", "none": folder / "no such"}
+
+
+def command_line(draw, config_class, words, inputs, new):
+    """Words of a script's command line: those it needs, some of them lacking, and keys with values of any kind."""
+    paths = [str(path) for path in inputs.values()]
+    words = {name: str(value).format(**inputs, new=new) for name, value in words.items()}
+    argv = [f"--{name}={value}" for name, value in words.items() if name in SAFE or draw.random() < 0.95]
+    fields = [name for name in config_class.__dataclass_fields__ if name not in ("run", "dry_run", "from_dir")]
+    for _ in range(draw.randint(0, 4)):
+        name = draw.choice(fields)
+        values = [*STRANGE_WORDS, *config_class.__dataclass_fields__[name].metadata.get("choices", ())]
+        value = str(draw.choice(paths if draw.random() < 0.3 else values))
+        if name in SAFE and value in ("None", "gpt2") or (name, value) == ("memory_check", "false"):
+            continue  # that is the repository's own folder, the internet, or all memory
+        shapes = ["--{}={}"] * 30 + ["--{}", "-{}={}", "{}={}", "--{} {}", "--x{}={}", "\u2014{}={}"]
+        argv.append(draw.choice(shapes).format(name, value))
+    if draw.random() < 0.2:
+        argv.insert(draw.randint(0, len(argv)), draw.choice([*paths, *STRANGE_WORDS, "--help", "--"]))
+    return argv
+
+
+SAFE = ("out_dir", "safetensors", "tokenizer", "from_dir", "max_iters")  # keys without which a script leaves its folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_any_command_line_of_a_script_ends_with_a_status_and_no_traceback(name, inputs, tmp_path):
+    _, config_class, words, patch = SCRIPTS[name]
+    draw, cases = random.Random(f"{name} {os.environ.get('NANOGATE_SEED', 1)}"), []
+    for i in range(SCRIPT_CASES):
+        folder = tmp_path / str(i)
+        cases.append((str(folder), command_line(draw, config_class, words, inputs, folder / "new")))
+    file = tmp_path / "cases.json"
+    file.write_text(json.dumps([name, patch, cases]))
+    driver = DRIVER.replace("SECONDS", "60")
+    keys = dict(cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    ended = subprocess.run([sys.executable, "-c", driver, str(file)], **keys)
+    done = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert len(done) == len(cases), ended.stderr
+    wrong = [
+        (argv, status, said)
+        for argv, status, said in done
+        if status not in (0, 1, 2, -14) or "Traceback" in said or (status == 2 and "error: " not in said)
+    ]
+    assert not wrong, f"{len(wrong)} of {len(cases)}: {json.dumps(wrong[:5])[:5000]}"
+    assert {status for _, status, _ in done} >= {0, 2}
