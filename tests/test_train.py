@@ -6,6 +6,7 @@ Training: that it learns, that a run is a function of its seed alone, what it wr
 
 import configurator
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -487,7 +488,7 @@ class HostReads(torch.utils._python_dispatch.TorchDispatchMode):
         if torch.Tag.data_dependent_output in function.tags or torch.Tag.dynamic_output_shape in function.tags:
             folders = (outdir.ROOT, outdir.ROOT / "ops", outdir.ROOT / "runs")
             ours = [f for f in traceback.extract_stack() if Path(f.filename).parent in folders]
-            self.places.add((Path(ours[-1].filename).name, ours[-1].line.split("#")[0].strip()))
+            self.places.add((Path(ours[-1].filename).name, ours[-1].name, ours[-1].lineno))
         return function(*args, **(kwargs or {}))
 
 
@@ -503,12 +504,10 @@ def test_no_step_waits_for_a_gpu(run, text, helpers, monkeypatch, mixer, dtype):
     monkeypatch.setattr(train.Run, "step", watched)
     keys = dict(dropout=0.1, gradient_accumulation_steps=2, max_iters=2, log_interval=1000)
     run("out", dataset=text, attention=mixer, gate="elementwise", dtype=dtype, **keys)
-    of_the_cpu = {
-        ("train.py", "return step, on_device, max(1, int(n_labels))"),  # not yet on the device
-        ("model.py", 'if only.device.type != "cpu" or only.all():'),
-    }
-    left = reads.places - of_the_cpu
-    assert not left
+    found = collections.Counter((file, function) for file, function, _ in reads.places)
+    # one read each: load counts the labels before they are on the device, and forward looks at them on a CPU only
+    assert found <= collections.Counter({("train.py", "load"): 1, ("model.py", "forward"): 1})
+    assert found["train.py", "load"] == 1  # or nothing was watched
 
 
 def test_to_a_gpu_a_batch_goes_from_pinned_memory_without_a_wait():
