@@ -238,7 +238,7 @@ class Mixer(nn.Module):
         """
         super().__init__()
         self.config, self.norm_kind = config, self.norm_of(config)
-        self.has_fla = config.kernels != "torch" and recurrence.has_fla()
+        self.has_fla = config.kernels != "torch" and recurrence.has_fla()  # not in read, which torch.compile traces
         self.n_head, self.key_width, self.value_width = n_head or query[0], query[1], value[1]
         self.shapes = dict(query=query, key=key, value=value)
         self.gates = nn.ModuleDict()
@@ -309,7 +309,7 @@ class Mixer(nn.Module):
             q, k = (x.repeat_interleave(self.n_head // x.shape[2], dim=2) for x in (q, k))
         if self.norm_kind == "denominator":
             v = F.pad(v, (0, 1), value=1.0)  # a channel of ones sums the weights
-        uses_fla = q.is_cuda and self.config.kernels != "torch" and recurrence.has_fla()
+        uses_fla = self.has_fla and q.is_cuda and recurrence.fla_computes(q, v, p.beta)
         form = recurrence.recurrent if q.shape[1] <= 1 else recurrence.fla if uses_fla else recurrence.chunked
         initial = None if state is None else state["S"]
         o, final = form(q, k, v, log_decay=p.log_decay, beta=p.beta, initial_state=initial)

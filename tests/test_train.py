@@ -334,7 +334,7 @@ def project(tmp_path, monkeypatch):
     for name in outdir.code_of("train.py"):
         (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(outdir.ROOT / name, tmp_path / "project" / name)
-    monkeypatch.setattr(outdir, "HERE", tmp_path / "project")
+    monkeypatch.setattr(outdir, "ROOT", tmp_path / "project")
     return tmp_path / "project"
 
 
