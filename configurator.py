@@ -1,5 +1,5 @@
 """
-Settings of a script: a dataclass of keys, set by config files and by --key=value, checked before anything else happens.
+The settings of a script: a dataclass of keys, set by config files and by --key=value, and checked before any work.
 
     @dataclasses.dataclass
     class Config:
@@ -8,14 +8,15 @@ Settings of a script: a dataclass of keys, set by config files and by --key=valu
 
     config = load(Config, argv)    # python train.py config/small.py --n_layer=6 --config_override='{"device": "cpu"}'
 
-The class may say of keys that are none of its own what takes their place: `elsewhere = {"eval_iters": "leave it out"}`.
+A class may name keys that it lacks and what to write instead: `elsewhere = {"eval_iters": "leave it out"}`.
 
-The dataclass is the whole table of checks: the annotation says the type (int, float, bool, str, list, dict, each also
-as `... | None`; `list[int]` types the items), key() the values. Config files apply first, in order, then the -- words,
-in order; the later one wins. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but is parsed, never executed:
-one that came with somebody's checkpoint cannot run code, and a misspelled name cannot pass unseen. Every mistake a user
-can fix is a UserError of one line; a script that ends in `configurator.run(main)` prints it and exits with status 2.
-A script imports this module first, so that Ctrl-C is one line while torch is being loaded, too.
+The dataclass defines all checks. The annotation gives the type: int, float, bool, str, list or dict, each also as
+`... | None`; `list[int]` gives the type of the items. key() gives the allowed values. Config files apply first, in
+their order, then the -- words, in theirs; the later value wins. A config file looks as in nanoGPT (`batch_size = 5 *
+8`), but it is parsed and never executed: a config that came with somebody's checkpoint cannot run code, and a
+misspelled name is an error. Every mistake that a user can fix is a UserError of one line. A script that ends in
+`configurator.run(main)` prints that line and exits with status 2. A script imports this module first, so that Ctrl-C
+while torch is being loaded prints one line, too.
 """
 
 import ast
@@ -37,9 +38,9 @@ import typing
 
 
 class UserError(ValueError):
-    """A mistake a user can fix. Its text is one line: whatever would break the line, or the terminal, is escaped.
+    """A mistake that a user can fix. Its text is one line: characters that break lines or terminals are escaped.
 
-    It is no endless one: of a path of thousands of characters the middle is left out.
+    The middle of a text of more than 900 characters is left out, as with a path of thousands of characters.
     """
 
     def __init__(self, text):
@@ -49,21 +50,21 @@ class UserError(ValueError):
 
 def run(main):
     """
-    Calls main(argv) as the whole of a script. Exit status 2 for a UserError, 130 for an interrupt, 1 for what the
-    machine refuses (a full disk, too little memory); each is one line. Any other exception keeps its traceback.
+    Calls main(argv) as the whole of a script. A UserError ends it with status 2, an interrupt with 130, and what the
+    machine refuses (a full disk, little memory) with 1; each prints one line. Other exceptions keep their traceback.
     """
-    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character gets its escape
+    for stream in (sys.stdout, sys.stderr):  # a character that the terminal lacks is printed escaped
         stream.reconfigure(errors="backslashreplace")
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
-    except BrokenPipeError:  # `--help | head`: nobody reads on; the status is that of SIGPIPE, which Python ignores
+    except BrokenPipeError:  # `--help | head`: nobody reads on. 141 is the status of SIGPIPE, which Python ignores
         os._exit(141)
     except (Exception, KeyboardInterrupt) as error:
         status = report(error)
         try:
             sys.stdout.flush()
-        except OSError:  # a full disk: what Python would write at its end goes nowhere
+        except OSError:  # a full disk: Python would fail once more when it flushes at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(status)
 
@@ -75,19 +76,19 @@ def report(error):
     line, status = _line_of(error)
     if line is None:
         traceback.print_exception(error)
-    elif os.environ.get("LOCAL_RANK", "0") == "0":  # torchrun's processes all make the user's mistake: one reports it
+    elif os.environ.get("LOCAL_RANK", "0") == "0":  # all of torchrun's processes fail alike: one reports it
         print(line, file=sys.stderr)
     return status
 
 
 def _line_of(error):
-    """(the line that says why a script ends, its exit status). No line: the traceback says more."""
+    """(the line that says why a script ends, its exit status). The line is None where the traceback helps more."""
     if isinstance(error, UserError):
         return f"error: {error}", 2
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", 130
     text = _escape(_shorten(str(error).strip().partition("\n")[0], 300))
-    # torch has its own words for it, on a CPU, on CUDA and on MPS
+    # torch words it differently on a CPU, on CUDA and on MPS
     if isinstance(error, MemoryError) or re.search("can't allocate memory|not enough memory|out of memory", text):
         return f"error: not enough memory ({text or 'malloc failed'}); lower batch_size, block_size or the model", 1
     is_of_model = any(frame.filename.endswith(MODEL_FILES) for frame in traceback.extract_tb(error.__traceback__))
@@ -98,22 +99,17 @@ def _line_of(error):
 
 
 def _report_uncaught(kind, error, trace):
-    """For sys.excepthook: Ctrl-C outside of run(), while modules are being imported, is one line."""
+    """For sys.excepthook: Ctrl-C outside of run(), while modules are being imported, prints one line."""
     if issubclass(kind, KeyboardInterrupt):
         print(_line_of(error)[0], file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
 
 
-MODEL_FILES = (
-    "model.py",
-    "gate.py",
-    "ops/recurrence.py",
-    "ops/layers.py",
-    "ops/loss.py",
-)  # an error in these is an editor's to read
+# whoever edits these files wants the traceback of an error in them
+MODEL_FILES = ("model.py", "gate.py", "ops/recurrence.py", "ops/layers.py", "ops/loss.py")
 if os.path.realpath(getattr(sys.modules["__main__"], "__file__", "")).startswith(os.path.dirname(__file__) + os.sep):
-    sys.excepthook = _report_uncaught  # in our own scripts alone
+    sys.excepthook = _report_uncaught  # only where one of our own scripts runs
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -136,8 +132,8 @@ def key(
     """
     A dataclass field with its checks. `help` is one line. In a list, choices and limits hold for each item.
 
-    merge: a later dict is added to the ones set before it, instead of taking their place.
-    is_path: something will be written there, so the text is a name that a file or folder can have.
+    merge: a later dict is added to the earlier ones instead of replacing them.
+    is_path: something will be written there, so the text must be a name that a file or folder can have.
     """
     limits = [
         (f"{words} {limit}", holds, limit)
@@ -158,14 +154,14 @@ def key(
 
 def build(config_class, values, source=""):
     """
-    An instance of config_class from a dict, every value checked. Text is read by the type of its key: "1e3" sets an int
-    to 1000. `source` (a file name) opens the messages. Raises UserError; so may the class's own __post_init__.
+    An instance of config_class from a dict, with every value checked. Text is read by the type of its key: "1e3" sets
+    an int to 1000. Messages begin with `source`, a file name. Raises UserError, as the class's __post_init__ may, too.
     """
     return config_class(**_check(config_class, values, source))
 
 
 def check(instance):
-    """The checks of `build` on a dataclass made by hand: for its __post_init__."""
+    """Checks and converts the values of an instance as `build` does, for the __post_init__ of its class."""
     vars(instance).update(_check(type(instance), vars(instance)))
 
 
@@ -200,7 +196,7 @@ def _check(config_class, values, source=""):
 
 
 def _check_elsewhere(config_class, names, prefix=""):
-    """Raises the UserError that says of all these keys at once what takes their place."""
+    """Raises one UserError that says for all such keys among `names` what to write instead."""
     found = {}
     for name, instead in getattr(config_class, "elsewhere", {}).items():
         if name in names:
@@ -236,7 +232,7 @@ def _convert(label, value, hint, choices):
     except (ValueError, TypeError, LookupError, OverflowError, SyntaxError, RecursionError, MemoryError):
         allowed = _one_of(choices, value) or TYPES[base]
         raise _wrong(label, value, allowed + "; None is not allowed" * says_none) from None
-    if base is int and abs(value_read) >= 2**63:  # torch would say so later, with a stack trace
+    if base is int and abs(value_read) >= 2**63:  # torch would fail later, with a stack trace
         raise _wrong(label, value, "a whole number of 64 bits")
     if item_hint is not None:
         return [_convert(f"{label}[{i}]", item, item_hint, choices) for i, item in enumerate(value_read)]
@@ -244,7 +240,7 @@ def _convert(label, value, hint, choices):
 
 
 def _read(value, base, typed_items):
-    """The value as a `base`; or one of the exceptions that _convert catches."""
+    """The value as a `base`. Raises one of the exceptions that _convert catches."""
     if base is bool:
         return BOOLS[str(value).strip().lower()]
     if base in (int, float):
@@ -289,7 +285,7 @@ def _number_or_word(text):
 
 
 def check_choice(label, value, choices):
-    """Raises the UserError of a wrong word, naming the nearest right one."""
+    """Raises a UserError if the value is not one of the choices; the message names the nearest one."""
     if value not in choices:
         raise _wrong(label, value, _one_of(choices, value))
 
@@ -315,7 +311,7 @@ def _did_you_mean(word, candidates):
 
 
 def show(value):
-    """repr, cut after 60 characters."""
+    """repr(value), cut to 60 characters."""
     try:
         return _shorten(repr(value))
     except (ValueError, RecursionError):  # an int of more than 4,300 digits; lists nested a thousand deep
@@ -338,15 +334,15 @@ def load(config_class, argv, *, positional="config", program="train.py", descrip
     """
     An instance of config_class from the words of a command line. Its attribute `given` has the names that were set.
 
-    positional="config": words without dashes are config files. positional=NAME: they are collected in that list key.
-    positional=None: there are none. --help prints every key and exits. Raises UserError.
+    positional="config": words without dashes are config files. positional=NAME: they become the items of that list key.
+    positional=None: such words are refused. --help prints every key and exits. Raises UserError.
     """
     fields = _fields(config_class)
     if "--help" in argv or "-h" in argv:
         print(_help(config_class, positional, program, description))
         raise SystemExit(0)
 
-    # Spelling first, files second: in `--batch_size 4 config.py` the mistake is not that there is no file called 4.
+    # Spelling is checked before files: the mistake in `--batch_size 4 config.py` is not that no file is called 4.
     words, settings = [], []
     for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
         name, equals, text = word.lstrip("-–—").partition("=")  # web pages turn -- into one long dash
@@ -376,12 +372,12 @@ def load(config_class, argv, *, positional="config", program="train.py", descrip
     checked = [_check(config_class, each, source) for each, source in given]
     values = functools.reduce(functools.partial(_merged, merge=merge), checked, {})
     config = config_class(**values)
-    config.given = frozenset(values)  # what was said, where the others are defaults
+    config.given = frozenset(values)  # the other keys have their defaults
     return config
 
 
 def _merged(before, after, merge):
-    """Both dicts in one: the later value of each name; of a name in merge both values in one, where they are dicts."""
+    """Both dicts in one. The later value of a name wins; under a name in `merge`, two dicts are joined likewise."""
     merged = before | after
     for name in merge:
         if isinstance(before.get(name), dict) and isinstance(after.get(name), dict):
@@ -390,7 +386,7 @@ def _merged(before, after, merge):
 
 
 def _value_after(field, following):
-    """What a --key without its '=' most likely meant: the next word, or true for a switch."""
+    """The value that a --key without '=' most likely meant: the next word, or true for a switch."""
     choices = field.metadata.get("choices", ()) if field else ()
     if field and (isinstance(field.default, bool) or "true" in choices):
         return following if following.lower() in (*BOOLS, *choices) else "true"
@@ -417,7 +413,7 @@ def _help(config_class, positional, program, description):
 
     column = min(36, 2 + max(len(left) for left, _ in rows))
     for left, text in rows:
-        if len(left) > column - 2:  # a long one gets a line of its own
+        if len(left) > column - 2:  # a long name gets a line of its own
             lines.append(left)
             left = ""
         indent = {"initial_indent": left.ljust(column), "subsequent_indent": " " * column}
@@ -428,7 +424,7 @@ def _help(config_class, positional, program, description):
 # ----------------------------------------------------------------------------------------------------------------------
 # Config files
 
-MOST_BYTES = 1 << 20  # of a config file, and of the value of a key
+MOST_BYTES = 1 << 20  # the largest config file, and the largest value of a key
 ARITHMETIC = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -446,9 +442,9 @@ ALLOWED = (
 
 def read_config_file(path, merge=(), _open_files=()):
     """
-    The keys of a config file as a dict, unchecked. `.py`: assignments of literals. `.json`: an object. The key
-    `include = "base.py"`, relative to the file, puts the keys of that file first. merge: the keys whose dicts are added
-    to those of that file. Raises UserError with file and line.
+    The keys of a config file as a dict, unchecked. A .py file holds assignments of literals, a .json file one object.
+    `include = "base.py"`, a path relative to the file, puts the keys of that file first. merge: the names whose dicts
+    are joined with those of the included file. Raises UserError with file and line.
     """
     path = os.fspath(path)
     text, name = _read_text(path), _shorten(path, 200)
@@ -467,10 +463,10 @@ def read_config_file(path, merge=(), _open_files=()):
 
 
 def read_regular(path, most):
-    """The bytes of a file, at most so many. Raises UserError, too for a pipe or a device, which may never end."""
+    """The bytes of a file of at most `most` bytes. Raises UserError, also for a pipe or device, which may never end."""
     try:
         is_file = stat.S_ISREG(os.stat(path).st_mode)
-        if is_file:  # to open a pipe would wait for who writes to it
+        if is_file:  # opening a pipe would wait for its writer
             with open(path, "rb") as file:
                 data = file.read(most + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
@@ -478,7 +474,7 @@ def read_regular(path, most):
     if not is_file:
         raise UserError(f"{path}: is a folder, a pipe or a device, where a file is needed")
     if len(data) > most:
-        raise UserError(f"{path}: has more than {most:,} bytes, which is too large for what it should be")
+        raise UserError(f"{path}: has more than {most:,} bytes, which is too large for a file of this kind")
     return data
 
 
@@ -498,7 +494,7 @@ def _read_text(path):
     if not path.endswith((".py", ".json")):
         raise UserError(f"{name}: a config file ends in .py or .json")
     try:
-        text = read_regular(path, MOST_BYTES).decode("utf-8-sig")  # -sig: some editors put a byte order mark
+        text = read_regular(path, MOST_BYTES).decode("utf-8-sig")  # -sig: some editors write a byte order mark
     except UnicodeDecodeError:
         raise UserError(f"{name}: is not UTF-8 text") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
@@ -548,8 +544,11 @@ def _parse_python(text, name):
 
 
 def _check_size(value):
-    """ValueError for what is nested too deep to be shown, or so large that a list which names another twice, thirty
-    times over, must have made it: its parts are counted as often as they are named."""
+    """Raises ValueError for a value that is nested too deep to be printed, or too large.
+
+    A part counts as often as it occurs: thirty lists, each holding the one before it twice, take little memory and
+    would print a billion items.
+    """
     left, size = [(value, 0)], 0
     while left:
         value, depth = left.pop()
