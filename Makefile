@@ -25,7 +25,7 @@ test: .venv/.installed-dev ## the tests, then ruff (CI runs this)
 check: .venv/.installed-dev ## make check MIXER=name: what a mixer promises, in seconds
 	MIXER=$(MIXER) $(PY) -m pytest tests/test_contract.py
 
-test-all: .venv/.installed-dev ## every test, the slow ones that train models too
+test-all: .venv/.installed-all ## every test, the slow ones that train models and run fla's kernels too
 	$(PY) -m pytest -n 2
 	@$(MAKE) --no-print-directory lint
 
@@ -53,7 +53,11 @@ clean: ## remove what the demo and the tests made (not .venv)
 
 .venv/.installed-dev: requirements-dev.txt .venv/.installed
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
-	@touch $@ 
+	@touch $@
+
+.venv/.installed-all: requirements-all.txt .venv/.installed-dev
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-all.txt
+	@touch $@
 
 data/pystdlib/meta.json: | .venv/.installed
 	$(PY) data/pystdlib/prepare.py

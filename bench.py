@@ -55,6 +55,7 @@ from runs.hardware import (
     seconds_of,
     usable_cores,
 )
+from train import TrainConfig, make_optimizers
 
 HERE = Path(__file__).resolve().parent
 
@@ -209,25 +210,26 @@ def show(value):
 # Sides: a training step of ours, and one of nanoGPT
 
 
-def update(model, optimizer, loss):
+def update(model, optimizers, loss):
     """Backward, clipping and the optimizer's step, the same for all sides."""
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    for optimizer in optimizers:
+        optimizer.step()
+    model.zero_grad(set_to_none=True)
 
 
 def our_step(config, dtype, batch, compiled=False, **keys):
     """Returns step(), which trains our model once on the batch (inputs, targets), as train.py does."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(**keys)).to(config.device)
-    optimizer = torch.optim.AdamW(model.parameter_groups(0.1), lr=1e-4, betas=(0.9, 0.95), fused=True)
+    optimizers = make_optimizers(model, TrainConfig(learning_rate=1e-4), config.device)
     forward = torch.compile(model) if compiled else model
 
     def step():
         with torch.autocast(config.device, DTYPES[dtype], enabled=dtype != "float32"):
             loss = forward(*batch)
-        update(model, optimizer, loss)
+        update(model, optimizers, loss)
 
     step.model = model
     return step
@@ -256,12 +258,12 @@ def nanogpt_step(path, config, batch, vocab_size, dtype="float32"):
     """Returns step(), a step as nanoGPT's train.py makes it, which on a CPU is in float32."""
     model = nanogpt_model(path, config, vocab_size)
     with contextlib.redirect_stdout(sys.stderr):
-        optimizer = model.configure_optimizers(0.1, 1e-4, (0.9, 0.95), config.device)
+        optimizers = [model.configure_optimizers(0.1, 1e-4, (0.9, 0.95), config.device)]
 
     def step():
         with torch.autocast(config.device, DTYPES[dtype], enabled=dtype != "float32"):
             _, loss = model(*batch)
-        update(model, optimizer, loss)
+        update(model, optimizers, loss)
 
     return step
 

@@ -49,7 +49,7 @@ from runs.hardware import keep_freed_memory, pick_device, seconds_of, signals_to
 from runs.outdir import write_text
 from study import report, stats, tables
 from study.rows import as_read, find_row, missing_scores, read_rows, rows_of_other_keys, run_of, with_scores
-from train import TrainConfig
+from train import TrainConfig, make_optimizers
 
 HERE = Path(__file__).resolve().parent
 RULE = ("baseline", "treatment", "success_above", "success_below", "failure_within")  # of the verdict: all or none
@@ -355,7 +355,7 @@ def seconds_by_steps(run, threads):
     keys.vocab_size = keys.vocab_size or run["data"].get("vocab_size", 256)
     device = pick_device(keys.device)
     model = GPT(keys).to(device)
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizers = make_optimizers(model, keys, device)
     slices = run["data"].get("slices", str(run["data"].get("seq_len", keys.block_size)))  # length/pairs, ...
     longest = max(int(part.split("/")[0]) for part in slices.split(","))
     idx = torch.randint(keys.vocab_size, (keys.batch_size, min(longest, keys.block_size)), device=device)
@@ -365,8 +365,9 @@ def seconds_by_steps(run, threads):
 
     def step():
         model(idx, targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
 
     seconds = [seconds_of(step, device) for _ in range(6)]
     return statistics.median(seconds[1:]) * keys.gradient_accumulation_steps * keys.max_iters
