@@ -1,10 +1,10 @@
-"""Many runs of train.py, paired by seed, and what came of them:
+"""Runs train.py many times, paired by seed, and reports what came of it:
 
     python experiment.py config/experiments/minimum.py
     python experiment.py config/experiments/minimum.py --out_dir=out/minimum --jobs=4
-    python experiment.py config/experiments/matrix.py --dry_run=true        the list, and its estimated hours
-    python experiment.py config/experiments/matrix.py --shard=2/8           a part of it, of 8 in a shared folder
-    python experiment.py config/experiments/matrix.py --run=false           tables and figures from the rows there are
+    python experiment.py config/experiments/matrix.py --dry_run=true        prints the list and its estimated hours
+    python experiment.py config/experiments/matrix.py --shard=2/8           runs one part of eight, in a shared folder
+    python experiment.py config/experiments/matrix.py --run=false           shows the rows that are there
 
 An experiment is a config file: arms x settings x seeds, the keys of train.py that all runs share (base), the data, how
 a finished run is scored besides (scores), and what is claimed. Runs go on side by side, one process each. out_dir gets
@@ -52,7 +52,13 @@ from study.rows import as_read, find_row, missing_scores, read_rows, rows_of_oth
 from train import TrainConfig, make_optimizers
 
 HERE = Path(__file__).resolve().parent
-RULE = ("baseline", "treatment", "success_above", "success_below", "failure_within")  # of the verdict: all or none
+RULE = (
+    "baseline",
+    "treatment",
+    "success_above",
+    "success_below",
+    "failure_within",
+)  # the verdict needs all of them, or none is given
 # keys of train.py and evaluate.py that the experiment sets: they say where files are read and written
 OURS = {"base": ("out_dir", "dataset", "init_from", "overwrite"), "scores": ("out", "checkpoint")}
 
@@ -80,7 +86,7 @@ class ExperimentConfig:
     failure_within: float | None = key(
         None, "failure: the mean accuracies are no further apart than this, or a run is not finite"
     )
-    solved_above: float | None = key(None, "a run with a higher accuracy has solved the task; how many did is said")
+    solved_above: float | None = key(None, "a run with a higher accuracy has solved the task; the table counts them")
     claims: dict = key(
         {},
         '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged by study/stats; '
@@ -202,7 +208,7 @@ CLAIM = {
 
 
 def check_names(kind, names):
-    """UserError for a name that is none of a file in out_dir: the folders of runs and the files of scores have them."""
+    """Raises UserError for a name that cannot be a file name: runs' folders and scores' files in out_dir bear these."""
     for name in names:
         is_text = isinstance(name, str) and name.isprintable() and bool(name.strip())
         if not is_text or name[0] == "." or "/" in name or "\\" in name or len(name.encode()) > 80:
@@ -213,7 +219,7 @@ def check_names(kind, names):
 
 
 def check_keys(kind, name, keys, script, taken):
-    """UserError for what is no dict of keys, or has a key that the experiment itself sets."""
+    """Raises UserError for anything but a dict of keys, and for a key that the experiment itself sets."""
     label = f"{kind}: {name}" if name else kind
     if not isinstance(keys, dict):
         raise UserError(f"{label}={show(keys)}: must be a dict of keys of {script}")
@@ -222,7 +228,7 @@ def check_keys(kind, name, keys, script, taken):
 
 
 def check_named(label, value, choices, kind):
-    """UserError for a value that is none of the names that the config itself gives to its arms, claims, settings."""
+    """Raises UserError for a value that is not one of the config's own names of arms, claims or settings."""
     if not choices:
         raise UserError(f"{label}={show(value)}: the experiment has no {kind}")
     configurator.check_choice(label, value, list(choices))
@@ -238,14 +244,14 @@ def main(argv):
     if rows is None:
         return
     judged = tables.judge_claims(config, rows)
-    said = tables.summary(config, rows, judged)
-    print(said)
+    summary = tables.summary(config, rows, judged)
+    print(summary)
     figures = report.figures(rows, out_dir)
     if any("mean" in claim for claim in judged):
         figures.append(report.claims(judged, out_dir / "claims.png"))
     about = [word for word in argv if not word.startswith(("--run", "--out_dir", "--jobs", "--shard"))]
     command = " ".join(["python experiment.py", *about])
-    page = report.page(rows, figures, out_dir / "report.html", said, command)
+    page = report.page(rows, figures, out_dir / "report.html", summary, command)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
 
 
@@ -282,7 +288,7 @@ def selection_runs(config):
 
 
 def choose_rates(config, rows):
-    """{(setting, arm): learning rate}, of the best mean over the selection seeds; None if some of their rows lack."""
+    """{(setting, arm): the learning rate with the best mean over the selection seeds}; None while rows are missing."""
     sign, best = (1 if config.metric == "accuracy" else -1), {}
     runs = selection_runs(config)
     found = [find_row(rows, run) for run in runs]
@@ -323,7 +329,7 @@ def of_shard(config, runs):
 
 
 def estimate(config, rows):
-    """The list of runs that have no row, and the hours they will take: by the rows of their arm, else by some steps.
+    """Lists the runs that have no row, with their hours: by the rows of the same arm, or else by timing some steps.
 
     With a shard, its part of the list. Runs whose rate isn't chosen yet are listed at the first of the rates.
     """
@@ -348,7 +354,7 @@ def estimate(config, rows):
 
 
 def seconds_by_steps(run, threads):
-    """What a run without a row may take, by five steps of it here and now, on random tokens."""
+    """Estimates the seconds of a run that has no row, from five of its steps here and now, on random tokens."""
     keys = configurator.build(TrainConfig, run["config"])
     torch.set_num_threads(threads)
     keep_freed_memory()
@@ -385,9 +391,9 @@ def name_of(run):
 
 
 def run_all(config, out_dir):
-    """The rows of all runs, in the order of the list: those that are there, and the others, run now.
+    """Starts the runs that have no row, and returns the rows of all runs in the order of the list.
 
-    None where another shard has some of them still to do.
+    Returns None while another shard still has some of them to do.
     """
     claim_out_dir(config, out_dir)
     chosen = None
@@ -408,14 +414,14 @@ def run_all(config, out_dir):
 
 
 def claim_out_dir(config, out_dir):
-    """Marks out_dir as the folder of an experiment. UserError for the folder of somebody else."""
+    """Marks out_dir as the folder of an experiment. Raises UserError for a folder that is somebody else's."""
     # one without a marker may be of an older version, or results/NAME of a clone: it has our rows
     has_our_rows = any({"arm", "seed", "config", "data", "finite"} <= row.keys() for row in read_rows(out_dir))
     files.claim(out_dir, "experiment", config.overwrite or has_our_rows)
 
 
 def run_list(config, runs, out_dir, title):
-    """Runs what has no row, this shard's part of it, and scores what lacks a score. Returns all rows there are then."""
+    """Starts this shard's runs that have no row, computes missing scores, and returns all rows that are there then."""
     rows, (first, count) = read_rows(out_dir), parse_shard(config.shard)
     rows_found = [find_row(rows, run) for run in runs]
     lacking = [run for run, row in zip(runs, rows_found, strict=True) if row is None]
@@ -524,7 +530,7 @@ def steps_to_do(waiting):
 
 
 def start(config, item, out_dir, threads, gpu):
-    """Starts a run: train.py, and behind it evaluate.py for each of the scores. Of a row, for the scores it lacks."""
+    """Starts train.py for a run, and evaluate.py after it for each score; for a row only the scores that it lacks."""
     run, is_finished_run = run_of(item), "finite" in item
     folder, commands = out_dir / name_of(run), []
     changes_data = "data" in config.settings.get(run.get("setting"), {})
@@ -585,7 +591,7 @@ def prepare(config, keys, seed, place):
         keys, folder = keys | {"seed": seed}, place / f"seed{seed}"
     if is_prepared(keys, folder):
         return folder
-    # shards that start together need the same data. The folder itself holds nothing yet that is no data set's
+    # shards that start together need the same data; the lock lies beside the folder, which is the data set's alone
     lock_folder = place / f".{folder.name}"
     lock_folder.mkdir(parents=True, exist_ok=True)
     with lock(lock_folder, wait=True):
@@ -622,7 +628,7 @@ def last_row(folder):
 
 
 def finish(config, job):
-    """The row of a run that has ended. A run that was not finite has its row, a run that failed is an error."""
+    """The row of a run that has ended. Divergence gives a row; a crash raises UserError."""
     item, folder, status = job["item"], job["folder"], job["process"].returncode
     metrics = read_jsonl(folder / "metrics.jsonl")
     evaluations = [row for row in metrics if row["event"] == "eval"]
@@ -663,7 +669,7 @@ def scored(config, row, folder):
         "scored": (row.get("scored", {}) if is_same_data else {}) | wanted,
         "score_data": data,
         "scores": (row["scores"] if is_same_data else {}) | found,
-        "ended": time.time(),  # of two rows of a run the later one counts
+        "ended": time.time(),  # where a run has two rows, the later one counts
     }
 
 

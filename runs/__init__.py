@@ -1,1 +1,1 @@
-"""What a run needs around its model: devices and memory, folders, files, checkpoints, where it starts, how it ends."""
+"""What a run needs around its model: devices and memory, folders, files, checkpoints, its start and its end."""

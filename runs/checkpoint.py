@@ -54,7 +54,7 @@ def import_safetensors():
 
 
 def load(path, device="cpu"):
-    """The checkpoint's dict. Raises UserError for what is missing, damaged, or no checkpoint of this project."""
+    """Returns the checkpoint's dict. Raises UserError for a file that is missing, damaged or no checkpoint of ours."""
     path = Path(path)
     if os.path.isdir(path):
         names = ("ckpt.pt", "model.safetensors")
@@ -102,7 +102,7 @@ FIELDS = {
 
 
 def _is_plain(tensor):
-    """A dense tensor with memory of its own for each number: one row, repeated a billion times, is none."""
+    """Whether it is dense, with memory for each of its numbers: expand() can repeat one row a billion times."""
     if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
         return False
     return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
@@ -113,7 +113,7 @@ def _load_torch(path, device):
         with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise zipfile.BadZipFile
-            damaged = archive.testzip()  # torch looks at no checksum; 0.2 s for 500 MB
+            damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB
         if damaged is not None:
             raise UserError(f"{path}: damaged, the checksum of {damaged[:60]!r} in it is wrong; use another checkpoint")
         return torch.load(path, map_location=device, weights_only=True)
@@ -155,7 +155,7 @@ def build_model(config, weights, path, device="cpu"):
     try:
         if config.n_layer > len(weights):
             raise UserError(f"{path}: n_layer={config.n_layer}, and it has {len(weights)} tensors")
-        with torch.device("meta"):  # without memory first: the config of a stranger's file may ask for terabytes
+        with torch.device("meta"):  # first without memory: the config of a stranger's file may ask for terabytes
             GPT(config).load_state_dict(weights, assign=True)
         model = GPT(config).to(device)
         model.load_state_dict(weights)

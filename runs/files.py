@@ -45,9 +45,10 @@ MARKER = ".nanogate"  # in every folder that this project writes to: what kind i
 
 
 def claim(folder, kind, overwrite=False):
-    """Makes the folder, and marks it as one of this kind ("run", "data set", "export" ...), before anything is written.
+    """Makes the folder and marks it as one of this kind ("run", "data set", "export" ...), before anything is written.
 
-    UserError for a folder that holds something else: with overwrite it may be anything but another kind of ours.
+    Raises UserError for a folder that holds anything else. With overwrite it may hold strangers' files, but it may
+    still not be a folder that is marked as another kind.
     """
     folder = Path(folder)
     marker, own = folder / MARKER, folder / f"{MARKER}.{socket.gethostname()}.{os.getpid()}"
@@ -60,9 +61,10 @@ def claim(folder, kind, overwrite=False):
         if found is not None:
             raise UserError(f"{folder}: is the folder of another kind of output, {found!r}; name another folder")
         if others and not overwrite:
+            article, some = "an" if kind[0] in "aeio" else "a", ", ".join(sorted(others)[:3])[:99]
             raise UserError(
-                f"{folder}: holds what is not of {'an' if kind[0] in 'aeio' else 'a'} {kind} ({', '.join(sorted(others)[:3])[:99]}); name another folder, "
-                f"or add --overwrite=true: files of the same names are then replaced"
+                f"{folder}: holds what is not of {article} {kind} ({some}); name another folder, "
+                "or add --overwrite=true: files of the same names are then replaced"
             )
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(own, lambda file: file.write(f"{kind}\n".encode()))
@@ -72,10 +74,10 @@ def claim(folder, kind, overwrite=False):
 
 
 def check_output(name, path, *marks):
-    """UserError where a script may not write its output to `path`, which the key `name` gives: before any work.
+    """Raises UserError, before any work, where a script may not write its output to `path`, which the key `name` gives.
 
-    An output replaces nothing but an older output of its own kind: a .png of figures, or a .json, an object that has
-    all the names in `marks`.
+    An output replaces nothing but an older output of its own kind: a .png of figures, or a .json that holds an object
+    with all the names in `marks`.
     """
     path = Path(path)
     ending = ".json" if marks else ".png"
@@ -102,7 +104,7 @@ def write_output(name, path, write):
 
 
 def read_json(path, most=1 << 26):
-    """What a JSON file holds, of at most so many bytes. Raises UserError: there is none, it is damaged, a pipe."""
+    """What a JSON file of at most `most` bytes holds. UserError if it is missing, damaged, too large or a pipe."""
 
     def refuse(constant):
         raise ValueError(f"{constant} is no JSON")
@@ -115,7 +117,7 @@ def read_json(path, most=1 << 26):
 
 
 def wrong_field(value, rule, name=""):
-    """What is wrong with a value that a file held, in words; None where it is as the rule says. A rule is
+    """Says in words what is wrong with a value that a file held, or returns None if it obeys the rule. A rule is one of
 
     (int, least, most)      a whole number; float: a finite number, or inf where that is the most; bool: of 0 to 1
     (str, least, most)      a text of that length; and so dict
@@ -192,10 +194,10 @@ def read_jsonl(file, fields=None):
 
 
 def lock(folder, wait=False):
-    """The open file that keeps others out of the folder until it is closed, or its process dies.
+    """Returns an open file that keeps other processes out of the folder until it is closed or this process dies.
 
-    If another one has it: UserError, or with `wait` only once that one has closed it. A system or a file system without
-    such locks goes without.
+    While another process holds the lock, this raises UserError, or waits if `wait` is true. On a system or a file
+    system without such locks nobody is kept out.
     """
     file = open(Path(folder) / "lock", "a+")
     if fcntl is None:

@@ -1,4 +1,4 @@
-"""Which tensor was the first that is not finite: what a run that has gone wrong says before it ends."""
+"""Finds the first tensor that is not finite, which a run that diverges names before it ends."""
 
 
 def bad_weight(model):
@@ -7,9 +7,9 @@ def bad_weight(model):
 
 
 def first_bad_tensor(model, losses):
-    """In words: a weight, the output of a module, a gradient; None if all are finite.
+    """Names the first bad weight, output of a module or gradient, or returns None if all are finite.
 
-    losses: an iterator that computes a loss of the model each time. Leaves the gradients behind.
+    losses: an iterator whose every item is a loss, computed when it is asked for. The gradients stay in the model.
     """
     if name := bad_weight(model):
         return name

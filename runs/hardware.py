@@ -1,4 +1,4 @@
-"""What a run computes on: device, dtype, threads, the processes that share it. A run says them at its start."""
+"""What a run computes on: device, dtype, threads, the processes that share it. A run prints them at its start."""
 
 import configurator
 from configurator import UserError
@@ -73,7 +73,7 @@ def gemm_rate(device, dtype):
 
 
 def seconds_of(call, device):
-    """Of a call, until the device has done what it asks for."""
+    """The seconds that one call takes, with the device synchronised."""
     start = time.perf_counter()
     call()
     if device != "cpu":
@@ -93,7 +93,10 @@ def check_threads(threads):
 
 
 def memory_available(device_type, processes_here=1):
-    """(bytes that a process may still take on its device, whose they are). processes_here: that share this machine."""
+    """(bytes that a process may still take on its device, words for whose memory it is).
+
+    processes_here: how many processes share this machine.
+    """
     if device_type == "cuda":
         return torch.cuda.mem_get_info()[0], "this GPU"
     if device_type == "mps":
@@ -103,7 +106,7 @@ def memory_available(device_type, processes_here=1):
 
 
 def keep_freed_memory():
-    """Tells glibc to keep what is freed. It would give large blocks back, and every step then faults them in again."""
+    """Tells glibc to keep what is freed: it would return large blocks, and every step would fault them in again."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         m_trim_threshold, m_mmap_max = -1, -4  # malloc.h
@@ -171,7 +174,7 @@ class Processes:
         self.is_main, self.signal, self.local_size = self.rank == 0, 0, local_size
         self.device_type = pick_device(device_name)
         self.device = f"cuda:{local_rank}" if self.device_type == "cuda" else self.device_type
-        # torchrun says OMP_NUM_THREADS=1 to every process: divide the cores instead
+        # torchrun sets OMP_NUM_THREADS=1 for every process: divide the cores instead
         check_threads(threads)
         self.threads = threads or max(1, usable_cores() // local_size)
         torch.set_num_threads(self.threads)
@@ -258,7 +261,10 @@ class Processes:
             torch.distributed.destroy_process_group()
             status = 0
         elif isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error):
-            print(f"error: rank {self.rank} has lost the others: one of them has ended, and says why", file=sys.stderr)
+            print(
+                f"error: rank {self.rank} has lost the others: one of them has ended, and has printed why",
+                file=sys.stderr,
+            )
             status = 1
         else:
             status = configurator.report(error)

@@ -1,4 +1,4 @@
-"""How much memory and disk this process may still take. No torch in here: data/*/prepare.py start without it."""
+"""How much memory and disk this process may still take. No torch is imported here: prepare.py starts without."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ PROC = Path("/proc")
 
 
 def ram_available():
-    """(bytes, whose limit it is): the least of what the machine, the container and ulimit leave to this process."""
+    """(bytes, words for whose limit it is): the least that machine, container and ulimit leave to this process."""
     return min(_of_machine() + _of_container() + _of_ulimit())
 
 
@@ -29,7 +29,7 @@ def disk_free(folder):
 
 def _of_machine():
     available = _fields(PROC / "meminfo").get("MemAvailable")
-    if available is None:  # no Linux: all that is built in
+    if available is None:  # not Linux: take all of the memory
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return [(available, "this machine")]
 

@@ -132,7 +132,7 @@ def answering(model, tally, idx, autocast):
 
 @torch.no_grad()
 def prefill(model, tally, idx, autocast):
-    """Of a prompt, with the state that decoding keeps."""
+    """Reads a prompt into the state that decoding keeps."""
     model.logits(_Mark.apply(model.features(idx, model.init_state(len(idx)))[0], tally)[:, -1])
 
 
@@ -219,7 +219,7 @@ def _trace(call, keys, dtype, B, T):
 
 
 def _shell(config):
-    """A GPT of shapes alone with no blocks."""
+    """A GPT on the meta device, without its blocks."""
     kinds = kinds_of(config)[0]
     layers = next(i for i in range(1, len(kinds) + 1) if len(set(kinds[:i])) == len(set(kinds)))
     with torch.random.fork_rng(devices=[]), torch.device("meta"):  # a GPT draws its seed
@@ -255,12 +255,14 @@ def weight_bytes(config):
 
 
 def training(config, dtype, dataset, processes):
-    """Of one process of train.py."""
+    """What one process of train.py needs."""
     from meters import TRAINING_ROWS  # here, since meters.py imports this file
 
     device, micro_steps = processes.device_type, config.gradient_accumulation_steps // processes.world_size
     weights = weight_bytes(config)
-    copies = (config.init_from != "scratch") + (processes.world_size > 1)  # of the checkpoint; DDP's of the gradients
+    copies = (config.init_from != "scratch") + (
+        processes.world_size > 1
+    )  # the checkpoint's weights; DDP's copy of the gradients
     length = longest_row(dataset, "train", config.block_size)
     step = peak_of(train_step, config, dtype, config.batch_size, length, device, accumulates=micro_steps > 1)
     step += 2 * 16 * micro_steps * config.batch_size * length  # a step's rows are alive while the next are loaded
@@ -274,7 +276,7 @@ def training(config, dtype, dataset, processes):
 
 
 def evaluating(config, dataset, split, rows, block_size, device="cpu", stride=None):
-    """Of evaluate.score with a model of this config, without its weights."""
+    """What evaluate.score needs beside the weights of a model of this config."""
     length, n_rows = longest_row(dataset, split, block_size), dataset.counts(split).get("rows")
     rows = min(rows, n_rows or -(-dataset.counts(split)["tokens"] // min(stride or block_size, block_size)))
     need = peak_of(scoring, config, "float32", rows, length, device)
@@ -284,7 +286,7 @@ def evaluating(config, dataset, split, rows, block_size, device="cpu", stride=No
 
 def longest_row(dataset, split, block_size):
     """Tokens of the longest row that is read; the windows of a stream are filled up to block_size."""
-    dataset.counts(split)  # says so where there is no such split
+    dataset.counts(split)  # raises UserError where there is no such split
     shards = dataset.meta["splits"][split]["shards"]
     return block_size if dataset.kind == "stream" else max(shard["seq_len"] for shard in shards)
 
@@ -294,8 +296,11 @@ def longest_row(dataset, split, block_size):
 
 
 def check(config, need, device="cpu", processes_here=1):
-    """A line on what need(config) comes to. UserError where that is more than there is, unless config.memory_check is
-    false; it names the key that, made smaller, helps the most."""
+    """Returns a line about what need(config) comes to.
+
+    Raises UserError where that is more than there is, unless config.memory_check is false. The message names the key
+    that helps the most when it is made smaller.
+    """
     parts = _parts(need, config)
     if isinstance(parts, str):
         return f"memory: not estimated ({parts})"
@@ -316,7 +321,9 @@ def _parts(need, config):
         return need(config)
     except UserError:
         raise
-    except Exception as error:  # the code that is traced may be anybody's; if it is broken, the run itself says how
+    except (
+        Exception
+    ) as error:  # the traced code may be anybody's: if it is broken, the run's own error is the one to read
         words = (str(error).splitlines() or [""])[0][:100]
         return {"total": math.inf} if "overflow" in words.lower() else f"{type(error).__name__}: {words}"
 
@@ -417,7 +424,7 @@ def check_metering(config, model, dataset, dtype):
         rows = min(config.rows, dataset.counts(config.split).get("rows", math.inf))
         scored = evaluating(model.config, dataset, config.split, rows, model.config.block_size, device)["total"]
         seen = peak_of(metering, model.config, dtype, rows, T, device)
-        # of every head of a row: the weights, squared, and the sizes of the parts before and behind the gate
+        # for every head of a row: the weights, squared, and the sizes of the parts before and behind the gate
         return {"total": max(scored, seen + 5 * 4 * model.config.n_head * T * T)}
 
     if not clearly_fits(model.config, config.rows, model.config.block_size, device):

@@ -1,4 +1,4 @@
-"""out_dir: the files of a run, and that only one run at a time writes them.
+"""out_dir holds the files of a run, and only one run at a time writes them.
 
     with OutDir(config, processes, resumed) as out:         # UserError for a folder that is another's, or at work
         out.start(about, first_step=0, max_iters=5000)      # config.json, code/, metrics.jsonl
@@ -74,7 +74,7 @@ class OutDir:
                 raise self._cannot_write(error) from None
 
     def save(self, state, is_best=False, keep=False):
-        """ckpt.pt, and before it, for it says that they are there: best.pt, and with `keep` ckpt_STEP.pt.
+        """Writes best.pt if it is the best, ckpt_STEP.pt with `keep`, and ckpt.pt last: it vouches for the others.
 
         Ends the run, with status 1, where somebody has removed the folder or its rows meanwhile.
         """
@@ -87,18 +87,20 @@ class OutDir:
     # -- on rank 0 -----------------------------------------------------------------------------------------------------
 
     def _lock(self):
-        is_older = self.resumed and run_id(self.path) is not None  # of a version that left no marker: where_to_start
+        is_older = (
+            self.resumed and run_id(self.path) is not None
+        )  # where_to_start has accepted it; an older version left no marker
         files.claim(self.path, "run", self.config.overwrite or (is_older and (self.path / "metrics.jsonl").is_file()))
         try:
             self.lock = files.lock(self.path)
             self._refuse_to_start_over()
-            for leftover in self.path.glob(".*.tmp"):  # of a process that was killed while it wrote
+            for leftover in self.path.glob(".*.tmp"):  # a process that was killed while it wrote has left it
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         except OSError as error:
             raise self._cannot_write(error) from None
 
     def _refuse_to_start_over(self):
-        """What a run has saved is not replaced without a word."""
+        """Raises UserError rather than replace what a run has saved."""
         if self.resumed is not None or self.config.overwrite:
             return
         found = [file.name for file in self._checkpoints()]
@@ -125,7 +127,7 @@ class OutDir:
                     row["step"] == first_step < max_iters and row["event"] == "eval"
                 )]  # fmt: skip
             if self.resumed is None:
-                for old in self._checkpoints():  # nobody is to go on from the run that is replaced
+                for old in self._checkpoints():  # no later start may go on from the run that is replaced
                     old.unlink()
             about |= {"command": sys.argv, "versions": versions(), "git_commit": git("rev-parse", "HEAD")}
             about |= {"git_dirty": bool(git("status", "--porcelain"))}
@@ -152,7 +154,7 @@ class OutDir:
         temporary.rename(code)
 
     def _gone(self):
-        """What has been removed, or replaced by a file of another run; None on other ranks, which write nothing."""
+        """Names what has been removed or replaced by another run. None on the other ranks, which write nothing."""
         file = self.path / "metrics.jsonl"
         if self.metrics is None or file.is_file() and os.path.samestat(file.stat(), os.fstat(self.metrics.fileno())):
             return None
@@ -169,7 +171,7 @@ class OutDir:
             checkpoints.save(self.path / "ckpt.pt", state)
             if keep and self.keep_checkpoints:
                 saved = {int(file.stem[5:]): file for file in self.path.glob("ckpt_*.pt") if file.stem[5:].isdecimal()}
-                later = [s for s in saved if s > step]  # of an earlier run in this folder
+                later = [s for s in saved if s > step]  # an earlier run in this folder has left them
                 for old in later + sorted(s for s in saved if s <= step)[: -self.keep_checkpoints]:
                     saved[old].unlink()
         except OSError as error:
@@ -215,7 +217,7 @@ def versions():
 
 
 def git(*words):
-    """What git says of the repository; nothing where there is none."""
+    """The output of a git command in this repository; empty where there is no git."""
     try:
         return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True).stdout.strip()
     except OSError:

@@ -20,12 +20,21 @@ from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 from runs.outdir import code_sha256, run_id
 
-STATE = ("optimizer", "scaler", "iter_num", "best_val_loss", "rng", "data", "config", "dtype")  # what resume needs
-OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that no checkpoint has a say in
+STATE = (
+    "optimizer",
+    "scaler",
+    "iter_num",
+    "best_val_loss",
+    "rng",
+    "data",
+    "config",
+    "dtype",
+)  # what --init_from=resume needs
+OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come from a checkpoint
 
 
 def where_to_start(config):
-    """(config, the checkpoint to resume or None, the weights to begin with or None, what to say about it)."""
+    """(config, the checkpoint to resume or None, the weights to begin with or None, lines to print)."""
     file = Path(config.out_dir) / "ckpt.pt"
     goes_on = file.is_file() and (config.init_from == "auto" or is_restart(config, file))
     if config.init_from != "resume" and not goes_on:
@@ -47,7 +56,9 @@ def where_to_start(config):
                 "new one"
             )
     known = {field.name for field in dataclasses.fields(config)} - {*OF_THIS_START, "kernels"}
-    before = {name: value for name, value in resumed["config"].items() if name in known}  # an older version's: fewer
+    before = {
+        name: value for name, value in resumed["config"].items() if name in known
+    }  # an older version has fewer keys
     asked |= {name: getattr(config, name) for name in OF_THIS_START}
     config = configurator.build(type(config), before | asked | of_model, source=str(file))
     config.given = frozenset(asked)
@@ -63,7 +74,7 @@ def where_to_start(config):
 
 
 def is_restart(config, file):
-    """Whether torchrun --max-restarts has given the command again that wrote this ckpt.pt, and not another run's."""
+    """Whether torchrun --max-restarts repeats the very command that wrote this ckpt.pt."""
     if not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
         return False
     before = checkpoints.load(file).get("config", {})
@@ -71,13 +82,13 @@ def is_restart(config, file):
 
 
 def check_data(resumed, dataset, config):
-    """Raises UserError where a run would go on with other data than it began with."""
+    """Raises UserError where a run would go on with data other than its own."""
     if resumed is not None and resumed["data"].get("sha256") != dataset.sha256:
         raise UserError(f"{config.dataset}: not the data that {Path(config.out_dir) / 'ckpt.pt'} was trained on")
 
 
 def what_changed(before):
-    """What to say about the code that made a checkpoint, {file: SHA-256}, where it is not today's."""
+    """Lines to print where the code that made a checkpoint, {file: SHA-256}, is not today's."""
     if not isinstance(before, dict):
         return ["  the checkpoint does not say which code made it: its results may be those of other code"]
     changed = [name for name, sha256 in code_sha256()[1].items() if before.get(name) != sha256]
@@ -128,7 +139,7 @@ def load_optimizers(optimizers, saved, model):
 
 
 def make_model(config, resumed, weights):
-    """The model a run starts from, and what to say about it."""
+    """(the model a run starts from, lines to print)"""
     model_args = {f.name: getattr(config, f.name) for f in dataclasses.fields(GPTConfig)}
     torch.manual_seed(config.seed)
     model_config = configurator.build(GPTConfig, model_args)
@@ -144,6 +155,10 @@ def make_model(config, resumed, weights):
     model.load_state_dict(own | fitting)
     fresh, unused = [n for n in own if n not in fitting], [n for n in weights if n not in fitting]
     notes = [f"starting from {config.init_from}: {len(fitting)} of {len(own)} tensors taken"]
-    notes += [f"  not there, or of another shape, and so as at a fresh start: {', '.join(fresh)}"] if fresh else []
+    notes += (
+        [f"  initialised anew, because they are missing there or have another shape: {', '.join(fresh)}"]
+        if fresh
+        else []
+    )
     notes += [f"  left out: {', '.join(unused)}"] if unused else []
     return model, notes

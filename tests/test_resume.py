@@ -556,7 +556,7 @@ def test_a_rank_that_dies_stops_the_others_and_torchrun_starts_again_from_the_la
     os.kill(workers(process)[1], signal.SIGKILL)
     said, complained = process.communicate(timeout=120)
     assert process.returncode == 0, complained
-    assert "has lost the others: one of them has ended, and says why" in complained
+    assert "has lost the others: one of them has ended, and has printed why" in complained
     assert f"resuming {out} at step 40" in said or f"resuming {out} at step 80" in said
     assert helpers.losses(out) == pytest.approx(helpers.losses(long_run), rel=1e-3)
     assert list(helpers.losses(out)) == list(range(120))

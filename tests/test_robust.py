@@ -11,6 +11,7 @@ import math
 import os
 import re
 import shutil
+import subprocess
 import sys
 import time
 
@@ -311,6 +312,31 @@ def test_an_out_dir_that_is_no_name_is_refused_by_every_script_and_nothing_is_wr
         message = helpers.error_of(main, [*more, *words])
         assert "out_dir=" in message and "must be the name of a file or folder" in message
     assert not list(tmp_path.iterdir())
+
+
+def test_a_benchmark_writes_into_no_folder_of_somebody_else(tmp_path, helpers, monkeypatch):
+    monkeypatch.setattr(bench, "PARTS", {"ops": lambda config, report: report.row(form="no decay", T=1024, ms=1.0)})
+    monkeypatch.setattr(bench, "gemm_rate", lambda device, dtype: 1e9)
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    for folder, content in ((theirs, '{"theirs": 1}'), (ours, '{"part": "data", "rows": [], "claims": []}')):
+        folder.mkdir()
+        (folder / "data.json").write_text(content)
+    words = ["ops", "--device=cpu", "--threads=1"]
+    message = helpers.error_of(bench.main, [*words, f"--out_dir={theirs}"])
+    assert message.startswith(f"{theirs}: holds what is not of a bench (data.json); name another folder, or add --over")
+    assert [file.name for file in theirs.iterdir()] == ["data.json"]
+    bench.main([*words, f"--out_dir={ours}"])  # such as results/bench of a clone, which has no marker
+    bench.main([*words, f"--out_dir={ours}"])
+    assert (ours / ".nanogate").read_text() == "bench\n" and (ours / "ops.json").is_file()
+
+
+def test_processes_that_share_a_folder_may_claim_it_at_once(tmp_path):
+    at_once = 8
+    claim = "import sys; from runs.files import claim; claim(sys.argv[1], 'experiment'); open(sys.argv[1] + '/a', 'w')"
+    command = [sys.executable, "-c", claim, str(tmp_path / "shared")]
+    processes = [subprocess.Popen(command, cwd=experiment.HERE) for _ in range(at_once)]
+    assert [process.wait(timeout=300) for process in processes] == [0] * at_once
+    assert sorted(file.name for file in (tmp_path / "shared").iterdir()) == [".nanogate", "a"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

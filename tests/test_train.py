@@ -252,7 +252,7 @@ def test_a_gate_can_be_added_to_a_trained_model(run, trained, capsys):
     said = capsys.readouterr().out
     assert "14 of 16 tensors taken" in said
     gates = [f"blocks.{i}.mixer.gates.readout.proj.weight" for i in (0, 1)]
-    assert f"as at a fresh start: {', '.join(gates)}\n" in said
+    assert f"or have another shape: {', '.join(gates)}\n" in said
     assert "left out" not in said
     # sigmoid2 of a new gate keeps the readout: the gated model begins where the other one ended
     first = json.loads((out / "metrics.jsonl").read_text().splitlines()[0])
