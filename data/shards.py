@@ -3,18 +3,18 @@ Shards: how a data set lies on disk, how it is checked, and in which order train
 
 A data set is a folder of .npy shards of uint16 and a meta.json that lists them. There are two kinds:
 
-    stream    shards of shape (tokens,): running text. The shards of a split are one long row of tokens
-    examples  shards of shape (rows, 2, T): tokens and labels. Label 0 means: nothing is predicted here
+    stream    shards of shape (tokens,) hold running text: the shards of a split are one long row of tokens
+    examples  shards of shape (rows, 2, T) hold tokens and labels. Where the label is 0, nothing is predicted
 
-    dataset = open_dataset("data/mqar")         # every shard is checked against its sha256, once; one-line errors
+    dataset = open_dataset("data/mqar")         # checks every shard against its sha256, once; errors are one line
     dataset.batch("train", step, seed=0, batch_size=8, block_size=64, micro_step=0, gradient_accumulation_steps=4)
     dataset.eval_batches("val", batch_size=8, block_size=64)
 
 The global batch of a training step is a pure function of (seed, step). Nothing is remembered from call to call, so a
 restart, an evaluation in between, or another number of processes cannot change what a step trains on.
 
-A new data set is written to .new inside its folder. It takes the place of the old one when all of it is there: a
-prepare that fails, or is killed, leaves the old one as it was.
+A new data set is written to .new inside its folder, and replaces the old one when it is complete: a prepare script that
+fails or is killed leaves the old data set as it was.
 """
 
 from configurator import UserError, show
@@ -48,25 +48,25 @@ MAX_VOCAB = 1 << 16  # a shard is uint16
 DATA = Path(__file__).resolve().parent
 MOST_META = 1 << 26  # bytes of a meta.json
 
-# what meta.json and progress.json hold; files.wrong_field says how these tables are read
+# the fields of meta.json and progress.json, as rules of files.wrong_field
 TEXT, COUNT = (str, 1, 99), (int, 1, 1 << 60)
 FILE = {"file": (str, 1, 99), "sha256": (str, 64, 64), "bytes": COUNT}
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Writing: the shards first, meta.json last, into a folder of their own until all are whole
+# Writing: the shards first, meta.json last, in the folder .new until all files are complete
 
 NEW = ".new"
-OURS = re.compile(r"\w{1,80}_(\d{4,9}|documents)\.npy")  # what _save_shard and write_stream call their files
+OURS = re.compile(r"\w{1,80}_(\d{4,9}|documents)\.npy")  # the names that _save_shard and write_stream give
 
 
 def claim(out_dir, overwrite):
     """Marks the folder as a data set, and returns its Path. UserError where it holds something else, unless overwrite.
 
-    Three folders without a mark are ours, too: an older version's data set, a script's own folder under data/, and one
-    in which nothing but a lock or a stopped prepare has left something.
+    Three kinds of folder need no mark: a data set of an older version, a script's own folder under data/, and a folder
+    that holds nothing but a lock and what a stopped script has left in .new.
     """
     out_dir = Path(out_dir)
-    with contextlib.suppress(OSError):  # files.claim says why a folder cannot be had
+    with contextlib.suppress(OSError):  # files.claim meets the same error and reports it
         is_scripts = os.path.dirname(os.path.realpath(out_dir)) == str(DATA) and (out_dir / "prepare.py").is_file()
         overwrite = overwrite or is_scripts or bool(_listed(out_dir)) or set(os.listdir(out_dir)) <= {"lock", NEW}
     files.claim(out_dir, "data set", overwrite)
@@ -82,13 +82,13 @@ def report(meta, out_dir):
 
 
 def parameters_of(config):
-    """The keys of a prepare script that say which data it makes, for meta.json; not where they are written."""
+    """The keys of a prepare script that decide which data it makes, for meta.json: all but those about the folder."""
     keys = dataclasses.asdict(config)
     return {name: value for name, value in keys.items() if name not in ("out_dir", "overwrite")}
 
 
 def _listed(folder):
-    """The files that the meta.json of a folder names, and meta.json; none where it is no meta.json of ours."""
+    """meta.json and the files that it names. The set is empty unless the folder has a meta.json of our format."""
     try:
         meta = read_json(folder / "meta.json", MOST_META)
         splits = meta["splits"].values() if meta["format"] == FORMAT else ()
@@ -104,9 +104,9 @@ def _listed(folder):
 
 @contextlib.contextmanager
 def _new_folder(out_dir, vocab_size, restartable=False):
-    """A folder to write to, whose files then take the place of those of the data set in out_dir. Raises UserError.
+    """A folder to write to. At the end its files replace those of the data set in out_dir. Raises UserError.
 
-    restartable: what an error or a kill leaves in it stays there for the next call.
+    restartable: after an error or a kill its files stay there for the next call.
     """
     if vocab_size > MAX_VOCAB:
         raise UserError(f"vocabulary of {vocab_size}: a shard holds ids below {MAX_VOCAB} (uint16)")
@@ -117,7 +117,7 @@ def _new_folder(out_dir, vocab_size, restartable=False):
         with lock(new):
             try:
                 if not restartable:
-                    for left in new.iterdir():  # by a run that was killed
+                    for left in new.iterdir():  # files of a run that was killed
                         if left.name != "lock":
                             left.unlink()
                 yield new
@@ -134,13 +134,13 @@ def _new_folder(out_dir, vocab_size, restartable=False):
 def _swap(new, out_dir):
     """Moves the files of `new` to out_dir, meta.json last, and removes the shards that only the old data set had.
 
-    A kill in between leaves new shards beside the old meta.json, whose sha256 they have not: open_dataset says so.
+    A kill in between leaves new shards beside the old meta.json. Their sha256 differ, so open_dataset refuses them.
     """
     old, written = _listed(out_dir), _listed(new)
     for name in sorted(written - {"meta.json"}) + ["meta.json"]:
         os.replace(new / name, out_dir / name)
     for name in old - written:
-        if OURS.fullmatch(name):  # the old meta.json may have come from a stranger
+        if OURS.fullmatch(name):  # the old meta.json may come from a stranger and name any file
             (out_dir / name).unlink(missing_ok=True)
 
 
@@ -157,15 +157,16 @@ def write_stream(
     **about,
 ):
     """
-    Write running text. `splits` is {"train": documents, ...}, an iterable of str each; `tokenizer` is one of
-    data/tokenizer.py. Documents are joined with nothing in between; where each begins is kept. Returns what meta.json
-    holds.
+    Writes running text and returns the content of meta.json. `splits` is {"train": documents, ...}, an iterable of str
+    each; `tokenizer` is one of data/tokenizer.py. Documents are joined with nothing in between; the offset of each is
+    stored.
 
-    workers: threads that encode            count_words(text): where a word is not what stands between two spaces
-    check(split, counts): may raise UserError once a split is written, and with it keep meta.json from being written
-    restartable: the parameters say which text it is (by a sha256), so a killed run of equal ones goes on after its last
-        whole shard; progress.json remembers it
-    about: the rest of _write_meta's keywords
+    workers: how many threads encode
+    count_words(text): counts words differently than len(text.split())
+    check(split, counts): is called when a split is written; if it raises UserError, no meta.json is written
+    restartable: after a kill, a call with the same parameters goes on behind the last whole shard, which progress.json
+        lists. The parameters must identify the text, for instance by a sha256
+    about: the other keywords of _write_meta
     """
     about |= {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
     with _new_folder(out_dir, tokenizer.vocab_size, restartable) as folder:
@@ -173,7 +174,7 @@ def write_stream(
         progress = _read_progress(folder, about | {"shard_tokens": shard_tokens}) if restartable else {"splits": {}}
         for split, documents in splits.items():
             shards, counts = _still_whole(folder, progress["splits"].get(split), tokenizer.vocab_size)
-            progress["splits"][split] = {"shards": shards, "documents": counts}  # both grow below
+            progress["splits"][split] = {"shards": shards, "documents": counts}  # both lists grow below
             skip = sum(shard["tokens"] for shard in shards) - sum(tokens for tokens, _, _ in counts)
             documents, tokens = itertools.islice(documents, len(counts), None), array("H")
 
@@ -211,7 +212,7 @@ def _count_words(text):
 
 
 def _encode(documents, tokenizer, workers, count_words):
-    """Yield (ids, words, bytes) of each document, in order."""
+    """Yields (ids, words, bytes) of each document, in order."""
 
     def encode(text):
         return tokenizer.encode_array(text), count_words(text), len(text.encode())
@@ -219,8 +220,8 @@ def _encode(documents, tokenizer, workers, count_words):
     if workers == 1:
         yield from map(encode, documents)
         return
-    with ThreadPoolExecutor(workers) as pool:  # threads are enough: tiktoken lets go of the GIL
-        waiting = collections.deque()  # a few for each thread: a whole training split need not be in memory
+    with ThreadPoolExecutor(workers) as pool:  # threads are enough: tiktoken releases the GIL
+        waiting = collections.deque()  # a few for each thread, so that no whole split is in memory
         for text in documents:
             waiting.append(pool.submit(encode, text))
             if len(waiting) > 4 * workers:
@@ -230,7 +231,7 @@ def _encode(documents, tokenizer, workers, count_words):
 
 
 def _read_progress(out_dir, of):
-    """What a killed run of the same parameters has left in progress.json, or an empty one."""
+    """The progress.json of a killed run with the same parameters `of`, or an empty one."""
     of = json.loads(json.dumps(of))
     try:
         progress = read_json(out_dir / "progress.json", MOST_META)
@@ -252,7 +253,7 @@ PROGRESS = {
 
 
 def _still_whole(out_dir, left, vocab_size):
-    """The leading shards of a split that are as progress.json says, and the counts of the documents they hold whole."""
+    """The leading shards of a split that match progress.json, and the counts of the documents that end in them."""
     shards, left = [], left or {"shards": [], "documents": []}
     for shard in left["shards"]:
         try:
@@ -266,8 +267,8 @@ def _still_whole(out_dir, left, vocab_size):
 
 def write_examples(out_dir, splits, *, vocab_size, **about):
     """
-    Write separate examples. `splits` is {"train": slices, ...}: an iterable of (examples (N, 2, T), facts), where facts
-    holds the name of the "slice", such as "64/4", and whatever else meta.json should say about it.
+    Writes separate examples and returns the content of meta.json. `splits` is {"train": slices, ...}, an iterable of
+    (examples (N, 2, T), facts) each. The facts go to meta.json; one of them is the name of the "slice", such as "64/4".
     """
     with _new_folder(out_dir, vocab_size) as folder:
         written = {}
@@ -285,8 +286,8 @@ def write_examples(out_dir, splits, *, vocab_size, **about):
 
 def split_documents(sizes, val_fraction, seed):
     """
-    Which documents are validation: a bool array. In a random order, each is taken that keeps validation at or under
-    val_fraction of the whole size; if none is small enough, the smallest one.
+    A bool array: which documents are for validation. In a random order, each document is taken that keeps validation at
+    or below val_fraction of the total size. If no document is small enough, the smallest one is taken.
     """
     sizes = np.asarray(sizes)
     is_val, room = np.zeros(len(sizes), bool), val_fraction * sizes.sum()
@@ -317,7 +318,7 @@ def _sha256(file):
 
 
 def _write_meta(out_dir, splits, *, kind, name, tokenizer, vocab_size, generator, generator_version, parameters, seed):
-    """`generator` is the script that made the data, `parameters` its keys: with the seed, all it takes to repeat it."""
+    """`generator` is the script that made the data and `parameters` are its keys; with the seed they reproduce it."""
     meta = {"format": FORMAT, "kind": kind, "name": name, "tokenizer": tokenizer, "vocab_size": vocab_size}
     meta |= {"generator": generator, "generator_version": generator_version, "parameters": parameters, "seed": seed}
     text = json.dumps(meta | {"splits": splits}, indent=1) + "\n"
@@ -333,13 +334,13 @@ def _write_whole(file, write):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Opening: whatever is wrong with a folder is said here, in one line, before training starts
+# Opening: whatever is wrong with a folder is reported here, in one line, before training starts
 
 
 def open_dataset(path):
-    """A Dataset, every file of it checked. Raises UserError, which names the file and what to do."""
+    """A Dataset whose files have all been checked. Raises UserError, which names the file and what to do."""
     folder = Path(path)
-    name = folder.name.split("-")[0]  # wikitext103-mini is a way to prepare wikitext103
+    name = folder.name.split("-")[0]  # data/wikitext103/prepare.py makes wikitext103-mini, too
     known = os.path.isfile(DATA / name / "prepare.py")
     prepare = f"run python data/{name if known else '<name>'}/prepare.py"
     if not os.path.isdir(folder):
@@ -373,9 +374,9 @@ def open_dataset(path):
 
 
 class _Verified:
-    """Which files were found whole, in .verified.json beside them: reading 100M tokens once is enough.
+    """Remembers in .verified.json which files were found undamaged: reading 100M tokens once is enough.
 
-    A file is known by its size, inode and times. Whoever writes to it, or puts another one in its place, changes them.
+    A file is recognised by its size, inode and times, which change when it is written to or replaced.
     """
 
     def __init__(self, folder):
@@ -387,14 +388,14 @@ class _Verified:
 
     def knows(self, name, stat, sha256, limit):
         mark = [sha256, limit, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
-        # of a file written just now, the clock could not tell a second write from the first
+        # a file younger than a second is left out: a second write could leave it the same times
         if time.time_ns() - stat.st_ctime_ns > 1e9:
             self.now[name] = mark
         return isinstance(self.before, dict) and self.before.get(name) == mark
 
     def save(self):
         if self.now and self.now != self.before:
-            with contextlib.suppress(OSError):  # a folder that cannot be written to is read anew each time
+            with contextlib.suppress(OSError):  # in a folder that cannot be written to, the files are read each time
                 write_whole(self.file, lambda out: out.write(json.dumps(self.now).encode()))
 
 
@@ -426,7 +427,7 @@ SPLITS = {
         "shards": [FILE | {"rows": COUNT, "seq_len": COUNT, "tokens": COUNT, "slice": TEXT}, 1, 1 << 20],
     },
 }
-PARAMETERS = {"text?": {str: {"published_words?": COUNT}}}  # which word perplexity is computed from
+PARAMETERS = {"text?": {str: {"published_words?": COUNT}}}  # word perplexity is computed from these
 
 
 def _check_meta(meta):
@@ -440,13 +441,13 @@ def _check_meta(meta):
                 raise _Damaged("meta.json", f"the shards of {split} do not add up to its {facts[name]} {name}")
         for shard in facts["shards"] if meta["kind"] == "examples" else ():
             if shard["rows"] * shard["seq_len"] != shard["tokens"]:
-                raise _Damaged("meta.json", f"{shard['file'][:40]} of {split} has not rows * seq_len tokens")
+                raise _Damaged("meta.json", f"{shard['file'][:40]} of {split} does not have rows * seq_len tokens")
 
 
 def verify(folder, entry, dtype, shape, limit, verified=None):
-    """The Shard of one file: its size, shape and sha256 are as in meta.json, and every value is below `limit`.
+    """The Shard of one file, after a check that its size, shape and sha256 match meta.json and its values are < limit.
 
-    verified: what an earlier check is remembered in; such a file is not read through again. Raises _Damaged.
+    verified: a _Verified; the content of a file that it knows is not read again. Raises _Damaged.
     """
     name, size = entry["file"], entry["bytes"]
     # a meta.json may come from a stranger: it names files of its own folder, nothing else
@@ -474,7 +475,7 @@ def verify(folder, entry, dtype, shape, limit, verified=None):
 
 
 def _read_header(file):
-    """(shape, is column by column, dtype) of a .npy file, which is then read up to its first number; None: no .npy."""
+    """(shape, fortran_order, dtype) of a .npy file, which is then read up to its first number; None for other files."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         return readers[np.lib.format.read_magic(file)](file)
@@ -485,7 +486,7 @@ def _read_header(file):
 
 
 def _check_content(file, name, sha256, shard, limit):
-    """The sha256 of the whole file and the largest number in it, of one reading. Raises _Damaged."""
+    """Checks the sha256 of the whole file and its largest number in one reading. Raises _Damaged."""
     file.seek(0)
     digest, largest = hashlib.sha256(file.read(shard.start)), 0
     while block := file.read(1 << 20):
@@ -504,9 +505,9 @@ def _check_content(file, name, sha256, shard, limit):
 
 
 class Shard:
-    """The numbers of an open .npy file, read by position when they are asked for: shard[row], shard[start:stop].
+    """The numbers of an open .npy file. shard[row] and shard[start:stop] read them from the file by position.
 
-    A memory map would be no faster, and end the process with SIGBUS where the file is cut short under it.
+    A memory map would be no faster, and would end the process with SIGBUS if the file were cut short meanwhile.
     """
 
     def __init__(self, file, path, dtype, shape):
@@ -541,11 +542,11 @@ def _read_at(fd, size, start):
 
 class Dataset:
     """
-    An open data set; open_dataset makes it. Shards stay on disk.
+    An open data set, which open_dataset makes. Shards stay on disk.
 
-    name, kind, tokenizer, vocab_size: as in meta.json, which is `meta`
+    meta: the content of meta.json       name, kind, tokenizer, vocab_size: its fields
     splits: the names of the splits      slices: the names of the slices ("64/4"), none for a stream
-    sha256: one digest over all shards, which tells whether two runs had the same data
+    sha256: one digest of all shards: two runs had the same data if it is the same
     """
 
     def __init__(self, folder, meta, shards):
@@ -566,11 +567,11 @@ class Dataset:
         return {name: value for name, value in self._facts(split).items() if isinstance(value, int)}
 
     def document_offsets(self, split):
-        """Where each document of a stream begins, in tokens, and last the end: (documents + 1,) int64."""
+        """The token at which each document of a stream begins, and the end of the last one: (documents + 1,) int64."""
         return np.load(self.folder / self._facts(split)["document_offsets"]["file"], allow_pickle=False)
 
     def examples_per_epoch(self, split, block_size):
-        """Rows, or a stream's windows of block_size + 1 tokens. Raises UserError if none fits, or a row does not."""
+        """The number of rows, or of windows of block_size + 1 tokens. Raises UserError if block_size does not fit."""
         self._facts(split)
         length = self._starts[split][-1]
         if self.kind == "examples":
@@ -584,7 +585,7 @@ class Dataset:
         return (length - 1) // block_size
 
     def tokens_per_example(self, split, block_size):
-        """Mean length of a row; block_size for a stream."""
+        """The mean length of a row; block_size for a stream."""
         facts = self._facts(split)
         return facts["tokens"] / facts["rows"] if self.kind == "examples" else block_size
 
@@ -601,10 +602,10 @@ class Dataset:
         same_length=False,
     ):
         """
-        (inputs, targets), int64 (B, T), of one micro-step. The global batch of a step is the next batch_size *
-        gradient_accumulation_steps examples of an endless row of epochs, each shuffled anew; micro-step m is its m-th
-        part. Processes divide the micro-steps among them. same_length: every batch is as long as the longest row of the
-        split, for torch.compile, which takes minutes for each new length.
+        (inputs, targets) of one micro-step, both int64 (B, T). Epochs follow each other without end, each in its own
+        order. The global batch of a step is the next batch_size * gradient_accumulation_steps examples; micro-step m
+        is its m-th part, and processes divide the micro-steps among them. same_length: every batch is as long as the
+        longest row of the split, because torch.compile takes minutes for each new length.
         """
         if not 0 <= micro_step < gradient_accumulation_steps:
             raise ValueError(f"micro_step {micro_step} of {gradient_accumulation_steps}")
@@ -624,11 +625,11 @@ class Dataset:
 
     def eval_batches(self, split, batch_size, block_size, rank=0, world_size=1, stride=None):
         """
-        Yield (inputs, targets, slice) over the whole split, in order, every token scored once: batches rank, rank +
-        world_size, ... of it. A stream is read in windows of block_size, so all its tokens but the first are scored;
-        its slice is None. With a stride below block_size windows overlap, and each scores what the one before it did
-        not reach; a stride above it would leave tokens out, and raises UserError. Batches of examples hold one slice
-        each.
+        Yields (inputs, targets, slice) over the whole split, in order, so that every token is scored once. A process
+        gets the batches rank, rank + world_size, ... A stream is read in windows of block_size; all tokens but the
+        first are scored, and the slice is None. With a stride below block_size windows overlap, and each scores what
+        lies behind the window before it; a larger stride would leave tokens out, and raises UserError. All examples of
+        a batch are of one slice.
         """
         stride = stride or block_size
         if stride > block_size:
@@ -648,7 +649,7 @@ class Dataset:
         for name, batch in itertools.islice(batches, rank, None, world_size):
             if self.kind == "stream":
                 inputs, targets = _collate([self._window(split, start, block_size) for start in batch], block_size)
-                targets[int(batch[0] == 0) :, : block_size - stride] = IGNORE  # scored by the window before
+                targets[int(batch[0] == 0) :, : block_size - stride] = IGNORE  # the window before has scored them
                 yield inputs, targets, name
             else:
                 yield *_collate([self._row(split, row) for row in batch]), name
@@ -669,7 +670,7 @@ class Dataset:
             )
 
     def _window(self, split, start, block_size):
-        """Inputs and targets of block_size tokens from `start`, or as many as are left; shard borders do not show."""
+        """Inputs and targets: block_size tokens from `start` on, or as many as are left; shards are read as one row."""
         starts, stop = self._starts[split], min(start + block_size + 1, self._starts[split][-1])
         parts = []
         for i in range(bisect.bisect_right(starts, start) - 1, bisect.bisect_left(starts, stop)):
@@ -685,15 +686,15 @@ class Dataset:
 
 @functools.lru_cache(maxsize=4)
 def _epoch(seed, epoch, n, block_size):
-    """The order of an epoch's n examples, and the phase of a stream's windows."""
+    """The order of the n examples of an epoch, and where the windows of a stream begin."""
     rng = np.random.default_rng([seed, epoch])
     order = rng.permutation(n)
-    order.flags.writeable = False  # it is shared by all who call
+    order.flags.writeable = False  # all callers share this array
     return order, int(rng.integers(block_size))
 
 
 def _collate(rows, length=0):
-    """Rows of (inputs, targets) -> two (B, T) tensors, T the longest row or `length`; the padding predicts nothing."""
+    """Rows of (inputs, targets) -> two (B, T) tensors; T is at least `length`; padding has no target."""
     import torch  # here, so that the prepare scripts start without it
 
     length = max(length, *(len(inputs) for inputs, _ in rows))

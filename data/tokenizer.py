@@ -2,14 +2,14 @@
 Tokenizers by name, as the "tokenizer" of a data set's meta.json gives it.
 
     byte   UTF-8 bytes, 256 ids: needs no file
-    gpt2   GPT-2's byte-level BPE, 50,257 ids, through tiktoken
+    gpt2   GPT-2's byte-level BPE, 50,257 ids, computed by tiktoken
 
     tokenizer = get_tokenizer("gpt2")
     ids = tokenizer.encode("Hello")          # a list of ints; special tokens in the text are plain text
     tokenizer.encode_array("Hello")          # the same as uint16, without a Python int for each
     tokenizer.decode_bytes(ids)              # b"Hello". Bytes: a cut can fall inside a character
 
-Made-up data, such as data/mqar, have ids that are no text: they have no tokenizer here.
+The ids of synthetic data, such as data/mqar, stand for no text: they have no tokenizer here.
 """
 
 from configurator import UserError
@@ -29,7 +29,7 @@ END_OF_TEXT = 50256
 
 
 def get_tokenizer(name):
-    """The tokenizer of that name. Raises UserError for an unknown name, and where GPT-2's files cannot be had."""
+    """The tokenizer of that name. Raises UserError for an unknown name, or if GPT-2's files cannot be downloaded."""
     if name not in TOKENIZERS:
         raise UserError(f"tokenizer {name!r}: must be one of {', '.join(TOKENIZERS)}")
     return TOKENIZERS[name]()

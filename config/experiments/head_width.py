@@ -1,12 +1,13 @@
 """
 Is the gate's effect larger where the state is smaller? The minimum experiment with heads of 8, 16, 32 and 64.
 
-The width of the model stays 64, so there are 8, 4, 2 heads and 1, as many parameters in each setting, and a state that
-grows with the head: n_head x 2 head_dim x head_dim numbers a layer. The hypothesis, written before the first run: the
-gate's gain is more than 5 points at heads of 8, and larger there than at 64. 32 runs, 25 minutes on two CPU cores.
+The width of the model stays 64, so there are 8, 4, 2 heads or 1. All settings have the same number of parameters, and
+the state grows with the head: n_head x 2 head_dim x head_dim numbers a layer. The hypothesis was written before the
+first run: the gate's gain is more than 5 points at heads of 8, and larger there than at 64. 32 runs take 25 minutes on
+two CPU cores.
 
-Result (results/head_width/): no. Nothing is solved at any width; the gain is -0.5 points [-1.1, +0.1] at heads of 8,
-and two ungated runs with a head of 64 are on their way (41 and 50%), no gated one is.
+Result (results/head_width/): not supported. No run solves the task at any width. The gain is -0.5 points [-1.1, +0.1]
+at heads of 8. With a head of 64, two ungated runs rise above chance (41 and 50%), and no gated run does.
 """
 
 include = "base/recall.py"

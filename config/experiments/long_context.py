@@ -1,12 +1,13 @@
 """
 Loss beyond the training length: a small byte-level GPT trained at 256 tokens, read at 256, 512 and 1,024.
 
-RoPE as it was trained, NTK-scaled and with YaRN, both at 4 times the trained length; GLA has no positions to scale, and
-cosFormer refuses what lies past its M, which is block_size. Six runs of one seed, a quarter of an hour on two CPU
-cores: a look at the curves, and no comparison of arms.
+RoPE is evaluated as it was trained, NTK-scaled, and with YaRN, both at 4 times the trained length. GLA has no positions
+to scale, and cosFormer refuses positions past its M, which is block_size. Six runs of one seed take a quarter of an
+hour on two CPU cores: they show the curves, and do not compare arms.
 
-Result (results/long_context/): as trained, softmax loses 0.16 nats a byte from 256 to 1,024 tokens, 0.20 with the gate;
-0.05 and 0.05 with NTK scaling, next to nothing with YaRN, which costs 0.11 and 0.15 at 256. GLA gains 0.01.
+Result (results/long_context/): from 256 to 1,024 tokens, softmax as trained loses 0.16 nats a byte, and 0.20 with the
+gate. With NTK scaling both lose 0.05. With YaRN they lose next to nothing, but YaRN costs 0.11 and 0.15 at 256 tokens.
+GLA gains 0.01.
 """
 
 include = "base/bytes.py"

@@ -1,8 +1,9 @@
 """
-After the fact: the matrix's gated softmax once more, at the learning rate that softmax without a gate chose.
+The matrix's gated softmax once more, at the learning rate that softmax without a gate chose.
 
-In the matrix it had chosen 3e-2 by less than a tenth of a point, and lost two seeds of five at both sizes. This asks
-whether that was the rate. Not part of the matrix's claims; exploratory. 10 runs, five minutes on two CPU cores.
+In the matrix, gated softmax chose 3e-2 by less than a tenth of a point, and failed on two seeds of five at both sizes.
+This experiment asks whether the rate was the cause. It was added after the fact, is exploratory, and no part of the
+matrix's claims. 10 runs take five minutes on two CPU cores.
 """
 
 include = "base/matrix.py"

@@ -1,12 +1,12 @@
 """
 Recall beyond the training length: MQAR trained at 64 tokens and 4 pairs, scored at up to 1,024 tokens and 64 pairs.
 
-Every mixer has a width-4 short convolution, with which all of them can solve what they are trained on, and a block_size
-of 1,024: cosFormer's M, past which it refuses. Twenty runs, about an hour on two CPU cores.
+Every mixer has a short convolution of width 4, with which it can solve the task it is trained on. block_size is 1,024,
+cosFormer's M: it refuses longer rows. Twenty runs take about an hour on two CPU cores.
 
-Result (two seeds, results/mqar_length/): with 4 pairs all but mamba2 keep at least 86% up to 1,024 tokens; with 64
-pairs softmax keeps 58%, gla 23%, gated_deltanet 21%, cosformer 14%, mamba2 5%. With the gate: 38, 19, 15, 14 and 6%.
-In seed 1 mamba2 was still at 48 and 57% of its own task.
+Result (two seeds, results/mqar_length/): with 4 pairs all mixers but mamba2 keep at least 86% up to 1,024 tokens. With
+64 pairs softmax keeps 58%, gla 23%, gated_deltanet 21%, cosformer 14%, mamba2 5%; with the gate they keep 38, 19, 15,
+14 and 6%. In seed 1 the two mamba2 runs had reached only 48 and 57% on the task they were trained on.
 """
 
 name = "mqar_length"

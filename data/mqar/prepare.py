@@ -1,14 +1,14 @@
 """
-MQAR, multi-query associative recall (Arora et al. 2023, "Zoology"): name the value that went with a
-key.
+MQAR, multi-query associative recall (Arora et al. 2023, "Zoology"): the model must name the value that
+was shown with a key.
 
     python data/mqar/prepare.py                                   # length 64, 4 pairs, 100,000 + 3,000 rows
     python data/mqar/prepare.py --slices=64/4,128/8,256/16        # several lengths / numbers of pairs in one set
     python data/mqar/prepare.py --seq_len=64 --pairs=4 --queries=2 --vocab_size=16 --power=1 --train_size=10000
 
-A row shows `pairs` key-value pairs, then asks for keys again at some of the even positions that are
-left. The label sits at the query itself: the model sees the key and must name its value, which is
-not shown again. For length 16, 3 pairs, vocabulary 16 (keys 1..7, values 8..15) and zero filler:
+A row shows `pairs` key-value pairs, and then repeats keys, the queries, at some of the remaining even
+positions. The label stands at the query: there the model sees the key, and must name its value, which
+is not shown again. For length 16, 3 pairs, vocabulary 16 (keys 1..7, values 8..15) and zero filler:
 
     position   0  1  2  3  4  5 | 6  7  8  9 10 11 12 13 14 15
     token      3  9  7 14  1  8 | 7  0  0  0  3  0  1  0  0  0
@@ -16,13 +16,14 @@ not shown again. For length 16, 3 pairs, vocabulary 16 (keys 1..7, values 8..15)
               a key, its value ... slot 1      slot 3, slot 4
 
 Keys are drawn without replacement from 1..V/2-1, values from V/2..V-1; 0 is filler, and as a label,
-"nothing to predict". Of the (length - 2 * pairs) / 2 slots, slot i = 1, 2, ... is drawn with a
-probability ~ i^(power - 1), without replacement, and given to the queried keys in the order of
-their pairs. With power=0.01, the paper's, queries crowd where the context ends, and earlier keys
-tend to be asked earlier; with power=1 all slots are alike. With filler=random, every position
-without a pair or a query holds a token that is not among the keys and values of its row.
+"nothing to predict". There are (length - 2 * pairs) / 2 slots. Slots are drawn without
+replacement, slot i = 1, 2, ... with a probability ~ i^(power - 1), and given to the queried keys in
+the order of their pairs. With the paper's power=0.01 most queries follow soon after the pairs, and
+earlier keys tend to be asked earlier; with power=1 all slots are equally likely. With filler=random,
+every position without a pair or a query holds a token that is not among the keys and values of its
+row.
 
-A row of validation is never a row of training: one that is, is drawn again.
+No row of validation is also a row of training: such a row is drawn again.
 """
 
 import sys
@@ -39,8 +40,8 @@ from configurator import UserError, key  # noqa: E402
 from data.shards import MAX_VOCAB, claim, parameters_of, report, write_examples  # noqa: E402
 from runs.limits import disk_free, ram_available, show_bytes  # noqa: E402
 
-VERSION = 1  # of the generator: raise it when the same seed no longer gives the same rows
-BLOCK = 1024  # rows made at a time: it bounds the memory, and it is part of what a seed means
+VERSION = 1  # raise it when the same seed no longer gives the same rows
+BLOCK = 1024  # rows made at a time, to bound the memory; another number would give other rows for the same seed
 
 
 @dataclass
@@ -51,12 +52,12 @@ class Config:
     queries: int | None = key(None, "how many of the pairs are asked for; None: all", at_least=1)
     vocab_size: int = key(8192, "keys are 1..V/2-1, values V/2..V-1", at_least=4, at_most=MAX_VOCAB)
     power: float = key(
-        0.01, "slot i is drawn with a probability ~ i^(power-1); 1: all slots alike", at_least=0, at_most=10
+        0.01, "slot i is drawn with a probability ~ i^(power-1); 1: all are equally likely", at_least=0, at_most=10
     )
     filler: str = key("zero", "what stands between the queries", choices=("zero", "random"))
     train_size: int = key(100_000, "rows of training, for each slice", at_least=1)
     val_size: int = key(3_000, "rows of validation, for each slice", at_least=1)
-    seed: int = key(0, "of everything that is random", at_least=0)
+    seed: int = key(0, "seeds all rows", at_least=0)
     out_dir: str | None = key(None, "where to write; None: beside this script", is_path=True)
     overwrite: bool = key(False, "write to a folder that holds something else, too")
 
@@ -91,7 +92,7 @@ def main(argv):
 
 
 def parse_slices(config):
-    """[(length, pairs), ...], every one of them checked."""
+    """[(length, pairs), ...], each of them checked."""
     slices = []
     for text in [f"{config.seq_len}/{config.pairs}"] if config.slices is None else config.slices:
         length, slash, pairs = text.partition("/")
@@ -106,11 +107,11 @@ def parse_slices(config):
 
 
 def check_sizes(config, slices, out_dir):
-    """Raise UserError where the rows, which are all held at once and then written, have no room in RAM or on disk."""
+    """Raises UserError if memory or the disk is too small for the rows: all are held at once, then written."""
     rows = config.train_size + config.val_size
     sizes = {slice_: 4 * slice_[0] * rows for slice_ in slices}
     largest = max(sizes, key=sizes.get)
-    # beside them a hash a row; of a block, the clocks and their order a slot, and the decks of keys and values
+    # besides, a hash for each row; for a block, the clocks and their order for each slot, the decks of keys and values
     block = min(BLOCK, max(config.train_size, config.val_size)) * (24 * max(sizes)[0] + 8 * config.vocab_size)
     ram, where = ram_available()
     for need, available, place in (
@@ -126,13 +127,13 @@ def check_sizes(config, slices, out_dir):
 
 
 def check_settings(seq_len, pairs, *, vocab_size, queries):
-    """Raise UserError, with the reason, where no row can be made."""
+    """Raises UserError with the reason if no row can be made."""
     where, queries = f"slice {seq_len}/{pairs}", pairs if queries is None else queries
     n_keys, slots = vocab_size // 2 - 1, seq_len // 2 - pairs
     if pairs < 1:
         raise UserError(f"{where}: needs at least one pair")
     if seq_len % 2:
-        raise UserError(f"{where}: the length must be even, for queries stand at even positions")
+        raise UserError(f"{where}: the length must be even, because queries stand at even positions")
     if pairs > n_keys:
         raise UserError(f"{where}: {pairs} pairs need as many keys, and vocab_size={vocab_size} has {n_keys}")
     if queries > pairs:
@@ -142,7 +143,7 @@ def check_settings(seq_len, pairs, *, vocab_size, queries):
 
 
 def generate(rng, rows, seq_len, pairs, *, vocab_size=8192, queries=None, power=0.01, filler="zero"):
-    """Rows of one slice, drawn independently: (rows, 2, seq_len) uint16, tokens and labels. Raises UserError."""
+    """Rows of one slice, drawn independently: tokens and labels as (rows, 2, seq_len) uint16. Raises UserError."""
     check_settings(seq_len, pairs, vocab_size=vocab_size, queries=queries)
     queries = pairs if queries is None else queries
     slots = seq_len // 2 - pairs
@@ -157,7 +158,7 @@ def generate(rng, rows, seq_len, pairs, *, vocab_size=8192, queries=None, power=
         tokens[:, 1 : 2 * pairs : 2] = values
 
         asked = np.sort(draw(rng, n, queries, 0, pairs), axis=1)  # (n, queries): which pairs
-        # A race: clocks that ring at the rates `chance`. The order in which they ring is a draw without replacement.
+        # clocks ring at the rates `chance`: the order in which they ring is a draw of slots without replacement
         race = rng.exponential(size=(n, slots)) / chance
         first = np.argpartition(race, queries - 1, axis=1)[:, :queries]
         order = np.argsort(np.take_along_axis(race, first, axis=1), axis=1)
@@ -171,7 +172,7 @@ def generate(rng, rows, seq_len, pairs, *, vocab_size=8192, queries=None, power=
 
 
 def draw(rng, n, count, low, high):
-    """(n, count) distinct numbers of low..high-1 in each row, every order alike: the first steps of a card shuffle."""
+    """(n, count): in each row distinct numbers of low..high-1 in random order, by the first steps of a card shuffle."""
     deck, row = np.tile(np.arange(low, high, dtype=np.uint16), (n, 1)), np.arange(n)
     for i in range(count):
         pick = rng.integers(i, high - low, size=n)
@@ -180,9 +181,9 @@ def draw(rng, n, count, low, high):
 
 
 def draw_other(rng, context, count, vocab_size):
-    """(n, count) tokens of 1..vocab_size-1, any but the distinct ones in the same row of `context` (n, used)."""
+    """(n, count) tokens of 1..vocab_size-1, none of them in the same row of `context` (n, used), which are distinct."""
     n, used = context.shape
-    # the rank among the tokens allowed; as pairs <= V/2-1, there is at least one
+    # the rank among the allowed tokens; there is at least one, because pairs <= V/2-1
     rank = rng.integers(1, vocab_size - used, size=(n, count))
     # the allowed token of rank r is r + the number of used tokens below it, u_0 < u_1 < ... with u_i - i <= r
     shifted = np.sort(context, axis=1).astype(np.int64) - np.arange(used)
@@ -192,7 +193,7 @@ def draw_other(rng, context, count, vocab_size):
 
 
 def generate_splits(config, slices):
-    """{"train": one array for each slice, "val": ...}, no row in both. No slice depends on another."""
+    """{"train": one array for each slice, "val": ...}. No row is in both, and no slice depends on another."""
     settings = dict(vocab_size=config.vocab_size, queries=config.queries, power=config.power, filler=config.filler)
     splits = {"train": [], "val": []}
     for slice_ in slices:
@@ -218,7 +219,7 @@ def generate_splits(config, slices):
 
 
 def row_hashes(examples):
-    """A 64-bit hash of each row's tokens, which settle its labels. Two rows that share one by chance cost a redraw."""
+    """A 64-bit hash of the tokens of each row, which determine its labels. A collision only costs one more draw."""
     factors = np.random.default_rng(0).integers(1 << 63, size=examples.shape[2], dtype=np.uint64) * 2 + 1
     blocks = [examples[i : i + BLOCK, 0].astype(np.uint64) @ factors for i in range(0, len(examples), BLOCK)]
     return np.concatenate(blocks)

@@ -1,11 +1,11 @@
 """
-The sources of Python's standard library, as bytes: about 12 MB of real text that every machine has.
+The sources of Python's standard library as bytes: about 12 MB of real text that every machine has.
 
     python data/pystdlib/prepare.py
 
-It takes the .py files of the Python that runs it, without the tests and without installed packages,
-in the order of their paths, and splits them by file. Other versions of Python give other text:
-meta.json tells which one it was.
+The script takes the .py files of the Python that runs it, without tests and installed packages, in
+the order of their paths, and splits them by file. Other versions of Python give other text, so
+meta.json holds the version.
 """
 
 import platform
@@ -30,7 +30,7 @@ LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__p
 class Config:
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
-    seed: int = key(0, "of the split into training and validation", at_least=0)
+    seed: int = key(0, "seeds the choice of the files for validation", at_least=0)
     out_dir: str | None = key(None, "where to write; None: beside this script", is_path=True)
     overwrite: bool = key(False, "write to a folder that holds something else, too")
 
@@ -58,7 +58,7 @@ def main(argv):
 
 
 def find_sources(root):
-    """The .py files under `root` that are no test, no installed package, not empty and valid UTF-8, sorted by path."""
+    """The .py files under `root`, sorted by path, without tests, installed packages, empty files and invalid UTF-8."""
     found = []
     for file in root.rglob("*.py"):
         path = file.relative_to(root)
@@ -71,7 +71,9 @@ def find_sources(root):
         except UnicodeDecodeError:
             pass
     if len(found) < 2:
-        raise UserError("this Python comes without the sources of its standard library; use data/text/prepare.py")
+        raise UserError(
+            "this Python comes without the sources of its standard library; run data/text/prepare.py on your own text"
+        )
     return [file for _, file in sorted(found)]
 
 

@@ -1,12 +1,13 @@
 """
-Anyone's text: files, and folders that are searched for files, made into a data set.
+A data set of your own text: of files, and of folders that are searched for files.
 
     python data/text/prepare.py book.txt
     python data/text/prepare.py notes/ more/ --ext=.txt,.md,.rst --tokenizer=gpt2 --out_dir=data/notes
 
-Several files are split by file, a single one by position: its last lines are validation. Files are
-taken in the order of their paths, a file that is named twice once, an empty one not at all. A file
-that is not UTF-8 ends the script; with --errors=skip it is named and left out.
+Several files are split by file. A single file is split by position: its last lines are for
+validation. Files are taken in the order of their paths. A file that is named twice is taken once, and
+empty files are left out. A file that is not UTF-8 ends the script; with --errors=skip it is named and
+left out.
 """
 
 import os
@@ -34,10 +35,8 @@ class Config:
     tokenizer: str = key("byte", "how text becomes tokens", choices=tuple(TOKENIZERS))
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
-    seed: int = key(0, "of the split into training and validation", at_least=0)
-    errors: str = key(
-        "stop", "what a file that is not UTF-8 does: ends the script, or is left out", choices=("stop", "skip")
-    )
+    seed: int = key(0, "seeds the choice of the files for validation", at_least=0)
+    errors: str = key("stop", "a file that is not UTF-8 ends the script, or is left out", choices=("stop", "skip"))
     out_dir: str | None = key(None, "where to write; None: beside this script", is_path=True)
     overwrite: bool = key(False, "write to a folder that holds something else, too")
 
@@ -75,7 +74,7 @@ def main(argv):
 
 
 def find_files(paths, ext):
-    """The files that are named, and those of the folders that end in one of `ext`: sorted, each once, no empty one."""
+    """The named files, and the files in the named folders that end in one of `ext`: sorted, once each, none empty."""
     if not paths:
         raise UserError("no text: name files or folders, as in python data/text/prepare.py book.txt")
     found = {}
@@ -91,7 +90,7 @@ def find_files(paths, ext):
             raise UserError(f"{path}: is neither a file nor a folder")
         else:
             raise UserError(f"{path}: no such file or folder")
-        # by real path: the same text in training and in validation would make the loss a lie
+        # by real path: the same text in training and in validation would make the loss meaningless
         found |= {os.path.realpath(file): Path(file) for file in files}
     files = sorted((file for file in found.values() if file.stat().st_size), key=lambda file: file.as_posix())
     if not files:
@@ -100,13 +99,13 @@ def find_files(paths, ext):
 
 
 def read_texts(files, wanted, split):
-    """One text after the other, each read when its turn comes."""
+    """Yields one text after the other, each read only when it is needed."""
     for i in tqdm(wanted.nonzero()[0], desc=split, unit="file"):
         yield read_text(files[i])
 
 
 def is_text(file):
-    """Whether a file is UTF-8; one that is not is named."""
+    """Whether a file is UTF-8 text; prints its name if it is not."""
     try:
         read_text(file)
     except NotText as error:
@@ -129,9 +128,9 @@ def read_text(file):
 
 
 def split_lines(text, val_fraction, file):
-    """The text in two, cut at the border of lines nearest before its last val_fraction; else at the first border.
+    """The text in two parts, cut at the last end of a line before the final val_fraction, or else at the first one.
 
-    Neither part is blank: the empty lines at the end of a text are no lines to cut at.
+    Neither part is blank: blank lines at the end stay with the line before them.
     """
     end = len(text.rstrip())
     cut = text.rfind("\n", 0, min(round(len(text) * (1 - val_fraction)), end)) + 1 or text.find("\n") + 1

@@ -5,16 +5,16 @@ WikiText-103 (Merity et al. 2016), the tokenised or the raw version, in GPT-2's 
     python data/wikitext103/prepare.py --version=raw --tokenizer=byte
     python data/wikitext103/prepare.py --from_dir=copies --mini=true  # no internet needed, seconds
 
---from_dir takes wiki.{train,valid,test}.tokens, the same in .raw, or the hub's parquet files, of
-whole or partial splits; a split that is not there is left out. --mini trains on the validation
-articles and validates on the test articles: real text for a machine without the training split.
-Its name is wikitext103-mini, for what a model reaches on it is no WikiText-103 perplexity.
+--from_dir names a folder with wiki.{train,valid,test}.tokens, the same files in .raw, or the hub's
+parquet files. Splits may be whole or partial; a missing split is left out. --mini=true trains on the
+validation articles and validates on the test articles: real text for a machine without the training
+split. That data set is called wikitext103-mini, because its perplexities are not WikiText-103's.
 
-A document is an article, from its line " = Title = " on, and no token is put between two: the
-shards of a split decode to the bytes of its file. Words are counted as in published perplexities:
-what stands between spaces, and the end of each line, the empty ones too. Where a split is whole (it
-has the published number of lines), the words of the tokenised version must be the published ones.
-A killed run goes on after its last whole shard when the same command is given again.
+A document is an article, which begins with a line " = Title = ". No token is put between documents:
+the shards of a split decode to the bytes of its file. Words are counted as for published perplexities:
+whatever stands between spaces is a word, and so is the end of each line, also of an empty one. If a
+split of the tokenised version is whole (has the published number of lines), its number of words must be
+the published one. After a kill, the same command goes on behind the last whole shard.
 """
 
 import hashlib
@@ -41,10 +41,10 @@ HUB_CONFIG = {"tokens": "wikitext-103-v1", "raw": "wikitext-103-raw-v1"}
 HUB_SPLIT = {"train": "train", "valid": "validation", "test": "test"}
 SOURCES = {"train": "train", "val": "valid", "test": "test"}  # our split: theirs
 MINI_SOURCES = {"train": "valid", "val": "test"}
-LINES = {"train": 1_801_350, "valid": 3_760, "test": 4_358}  # of both versions
-WORDS = {"train": 103_227_021, "valid": 217_646, "test": 245_569}  # of the tokenised one
-# a title between two empty lines; " = = Section = = " is none, nor is the " = note " under a table. It opens with a
-# plain newline and looks back from there: ten times as fast as a search for "^ ?\n = "
+LINES = {"train": 1_801_350, "valid": 3_760, "test": 4_358}  # the same in both versions
+WORDS = {"train": 103_227_021, "valid": 217_646, "test": 245_569}  # of the tokenised version
+# A title stands between two empty lines; " = = Section = = " and the " = note " under a table are no titles. The
+# pattern begins with a plain newline and looks back from there: that is ten times as fast as a search for "^ ?\n = "
 TITLE = re.compile(rb"\n(?:(?<=\n \n)|(?<=\n\n)|(?<=\A \n)|(?<=\A\n)) = (?!= )[^\n]+ = \n(?= ?\n)")
 
 IS_SPACE = np.array([chr(i).isspace() for i in range(0x3002)])  # U+3000 is the last space there is
@@ -71,7 +71,9 @@ def main(argv):
     name = "wikitext103" + "-raw" * (config.version == "raw") + "-mini" * config.mini
     out_dir = claim(config.out_dir or Path(__file__).resolve().parents[1] / name, config.overwrite)
     texts = {split: data for split, data in read_splits(config).items() if data is not None}
-    tokenizer = get_tokenizer(config.tokenizer)  # after the text: offline, that error names the ways to both
+    tokenizer = get_tokenizer(
+        config.tokenizer
+    )  # after the text: without the internet, the error about the text names the ways to get both
     sources = MINI_SOURCES if config.mini else SOURCES
     about = {split: describe(data, sources[split], config.version) for split, data in texts.items()}
     for split in about:
@@ -113,11 +115,11 @@ def main(argv):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The text of a split: the bytes of its file, or None where there is none
+# The text of a split: the bytes of its file, or None if the split is missing
 
 
 def read_splits(config):
-    """{our split: its text as bytes, or None}. Raises UserError where there is no text at all."""
+    """{our split: its text as bytes, or None}. Raises UserError if there is no text at all."""
     sources = MINI_SOURCES if config.mini else SOURCES
     if config.from_dir is None:
         dataset = download(HUB_CONFIG[config.version])
@@ -138,7 +140,7 @@ def read_splits(config):
 
 
 def read_copy(folder, source, version):
-    """The text of wiki.SOURCE.VERSION, or of parquet files under the hub's names, there or in the hub's subfolder."""
+    """The text of wiki.SOURCE.VERSION, or of the hub's parquet files in the folder or in the hub's subfolder of it."""
     file = folder / f"wiki.{source}.{version}"
     try:
         if os.path.isfile(file):
@@ -152,7 +154,7 @@ def read_copy(folder, source, version):
 
 
 def read_parquet(file):
-    import pyarrow  # comes with datasets; copies as text need neither
+    import pyarrow  # installed with datasets; text files need neither
     import pyarrow.parquet
 
     try:
@@ -162,17 +164,19 @@ def read_parquet(file):
 
 
 def join_rows(rows):
-    """The file again: a row is a line of it, except that the hub has made its empty lines, " \\n", rows of nothing."""
+    """The bytes of the original file. Each row is a line of it; the hub emptied the rows of blank lines, " \\n"."""
     return "".join(row or " \n" for row in rows.to_pylist()).encode()
 
 
 def download(name):
-    """The DatasetDict of the hub, or of what an earlier download left in the cache of `datasets`. Raises UserError."""
+    """The DatasetDict from the hub, or from the cache that an earlier download left. Raises UserError."""
     try:
         import datasets
         import huggingface_hub
 
-        if not hub_answers(huggingface_hub):  # or load_dataset would retry for half a minute before it took the cache
+        if not hub_answers(
+            huggingface_hub
+        ):  # otherwise load_dataset retries for half a minute before it uses the cache
             datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
         return datasets.load_dataset(HUB, name)
     except Exception as error:  # whatever the hub, the network library, a proxy or the cache raises
@@ -196,19 +200,19 @@ def hub_answers(huggingface_hub):
 
 
 def describe(data, source, version):
-    """Which text it is, for meta.json. It is the whole split if it has the published number of lines."""
+    """What identifies the text, for meta.json. A text with the published number of lines is the whole split."""
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     if lines > LINES[source]:
         raise UserError(f"{source}: has {lines:,} lines, where WikiText-103's {source} split has {LINES[source]:,}")
     facts = {"source": source, "sha256": hashlib.sha256(data).hexdigest(), "lines": lines}
     if lines < LINES[source]:
         return facts | {"whole": False}
-    # word perplexity of the raw version is published per word of the tokenised one
+    # word perplexities of the raw version, too, are published per word of the tokenised version
     return facts | {"whole": True, "published_words": WORDS[source]}
 
 
 def documents(data, split):
-    """The articles, as str. Text before the first title is a document of its own, unless it is blank."""
+    """Yields the articles as str. Text before the first title is a document of its own, unless it is blank."""
     starts = [match.start() + 1 for match in TITLE.finditer(data)]
     if starts and data[: starts[0]].isspace():
         del starts[0]
@@ -223,8 +227,8 @@ def documents(data, split):
 
 def count_words(text):
     """
-    Words as language models of WikiText-103 count them: len(text.split()), and one more for the end of each line. The
-    words are counted by where they end: split would hold the GIL, and with it the other threads, four times as long.
+    The number of words as WikiText-103's language models count them: len(text.split()), and one for each end of a line.
+    It is counted by the ends of words: text.split would hold the GIL, which other threads need, four times as long.
     """
     if not text:
         return 0
