@@ -30,8 +30,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -76,7 +78,7 @@ class BenchConfig:
     overwrite: bool = key(False, "true: take an out_dir that holds files which are none of a benchmark")
 
 
-def main(argv):
+def main(argv: list[str]) -> None:
     config = configurator.load(BenchConfig, argv, positional="what", program="bench.py", description=__doc__)
     for name in config.what:
         check_choice("what", name, (*PARTS, "all"))
@@ -109,7 +111,7 @@ def main(argv):
     print(json.dumps(about | {"claims": [{k: v for k, v in claim.items() if k != "pairs"} for claim in claims]}))
 
 
-def is_ours(file):
+def is_ours(file: Path) -> bool:
     """Whether a JSON file is what this script writes of a part."""
     try:
         found = files.read_json(file)
@@ -118,7 +120,7 @@ def is_ours(file):
     return isinstance(found, dict) and {"part", "rows", "claims"} <= found.keys()
 
 
-def describe(config):
+def describe(config: BenchConfig) -> dict:
     # these kernels compute the recurrence of a model (Mixer.read); the part ops measures the forms in PyTorch
     kernels = "fla" if config.device == "cuda" and has_fla() else "plain PyTorch"
     machine = torch.cuda.get_device_name() if config.device == "cuda" else platform.processor() or platform.machine()
@@ -136,7 +138,7 @@ def describe(config):
 # Pairs, ratios, intervals
 
 
-def interleave(sides, pairs, config):
+def interleave(sides: dict, pairs: int, config: BenchConfig) -> dict:
     """{name: [seconds, ...]}: calls each side once untimed, then all in turn, every other round in reverse order."""
     seconds = {name: [] for name in sides}
     for call in sides.values():
@@ -147,7 +149,7 @@ def interleave(sides, pairs, config):
     return seconds
 
 
-def median_interval(values):
+def median_interval(values: list[float]) -> tuple[float, float, float]:
     """(median, low, high): the median of at least 6 values, and its 95% interval by order statistics.
 
     A single value is a size in bytes, which does not vary: it is its own interval.
@@ -162,7 +164,7 @@ def median_interval(values):
     return statistics.median(values), values[k - 1], values[n - k]
 
 
-def judge(low, high, target, at_most=False):
+def judge(low: float, high: float, target: float, at_most: bool = False) -> str:
     """Compares the interval with the target: met, missed or unresolved."""
     if at_most:
         low, high, target = -high, -low, -target
@@ -178,13 +180,13 @@ class Report:
     claims: list = field(default_factory=list)
     rows: list = field(default_factory=list)
 
-    def claim(self, name, pairs, target, at_most=False):
+    def claim(self, name: str, pairs: list[tuple], target: float, at_most: bool = False) -> None:
         """pairs: [(what is divided, what it is divided by), ...], as measured side by side."""
         ratio, low, high = median_interval([a / b for a, b in pairs])
         claim = {"name": name, "ratio": ratio, "low": low, "high": high, "target": target, "at_most": at_most}
         self.claims.append(claim | {"met": judge(low, high, target, at_most), "pairs": pairs})
 
-    def row(self, **values):
+    def row(self, **values: object) -> None:
         self.rows.append(values)
         self.lines.append("  ".join(f"{name} {show(value)}" for name, value in values.items()))
 
@@ -198,11 +200,11 @@ class Report:
             )
         return "\n".join(lines)
 
-    def as_dict(self):
+    def as_dict(self) -> dict:
         return {"part": self.name, "rows": self.rows, "claims": self.claims}
 
 
-def show(value):
+def show(value: object) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
@@ -210,7 +212,7 @@ def show(value):
 # Sides: a training step of ours, and one of nanoGPT
 
 
-def update(model, optimizers, loss):
+def update(model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], loss: torch.Tensor) -> None:
     """Backward, clipping and the optimizer's step, the same for all sides."""
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -235,7 +237,7 @@ def our_step(config, dtype, batch, compiled=False, **keys):
     return step
 
 
-def nanogpt(path):
+def nanogpt(path: Path | str) -> ModuleType:
     """Imports nanoGPT's model.py. Raises UserError if there is no such file."""
     if not Path(path).is_file():
         raise UserError(f"against={path!r}: no such file; it is model.py of a copy of nanoGPT")
@@ -246,7 +248,7 @@ def nanogpt(path):
     return module
 
 
-def nanogpt_model(path, config, vocab_size, block_size=256):
+def nanogpt_model(path: Path | str, config: BenchConfig, vocab_size: int, block_size: int = 256):
     module = nanogpt(path)
     torch.manual_seed(0)
     keys = dict(n_layer=6, n_head=6, n_embd=384, block_size=block_size, dropout=0.0, bias=False)
@@ -254,7 +256,9 @@ def nanogpt_model(path, config, vocab_size, block_size=256):
         return module.GPT(module.GPTConfig(vocab_size=vocab_size, **keys)).to(config.device)
 
 
-def nanogpt_step(path, config, batch, vocab_size, dtype="float32"):
+def nanogpt_step(
+    path: Path | str, config: BenchConfig, batch: tuple[torch.Tensor, ...], vocab_size: int, dtype: str = "float32"
+) -> Callable:
     """Returns step(), a step as nanoGPT's train.py makes it, which on a CPU is in float32."""
     model = nanogpt_model(path, config, vocab_size)
     with contextlib.redirect_stdout(sys.stderr):
@@ -268,18 +272,18 @@ def nanogpt_step(path, config, batch, vocab_size, dtype="float32"):
     return step
 
 
-def random_batch(config, vocab_size, B, T):
+def random_batch(config: BenchConfig, vocab_size: int, B: int, T: int) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(0)
     return tuple(torch.randint(vocab_size, (2, B, T), generator=generator).to(config.device))
 
 
-def alone(function, *arguments):
+def alone(function: Callable, *arguments: object):
     """Calls function(*arguments) in a new process, whose peak memory then has no other cause."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, arguments)
 
 
-def peak_bytes(make_step, arguments, keywords):
+def peak_bytes(make_step: Callable, arguments: tuple, keywords: dict) -> int:
     """Peak resident memory, on a GPU of the tensors alone, of a process that takes three steps."""
     config = arguments[0] if isinstance(arguments[0], BenchConfig) else arguments[1]
     torch.set_num_threads(config.threads)
@@ -300,7 +304,7 @@ def peak_bytes(make_step, arguments, keywords):
 # The parts
 
 
-def bench_train(config, report):
+def bench_train(config: BenchConfig, report: Report) -> None:
     """6 x 384, T = 256, B = 8: our step in float32 and with defaults, nanoGPT's in float32 and under autocast."""
     targets = {256: 1.75, 50_304: 1.8}
     for vocab_size, target in targets.items():
@@ -344,15 +348,15 @@ TINY = dict(
 )  # fmt: skip
 
 
-def tiny_batch(B=64):
+def tiny_batch(B: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
     rows = mqar.generate(np.random.default_rng(0), B, 64, 4, vocab_size=16, queries=2, power=1.0).astype(np.int64)
     labels = np.where(rows[:, 1] == 0, IGNORE, rows[:, 1])
     return torch.from_numpy(rows[:, 0].copy()), torch.from_numpy(labels)
 
 
-def bench_overhead(config, report):
+def bench_overhead(config: BenchConfig, report: Report) -> None:
     """4 x 768, T = 512: what a gate costs in a training step, a forward, decoding and memory, beside its FLOPs."""
-    arms = {
+    arms: dict = {
         "elementwise": dict(gate="elementwise"),
         "headwise": dict(gate="headwise"),
         "rank 16": dict(gate="elementwise", gate_rank=16),
@@ -377,13 +381,13 @@ def bench_overhead(config, report):
         report.claim(f"training step, {name} / none", columns["step"], round(limit, 4), at_most=True)
 
 
-def forward_of(step):
+def forward_of(step) -> Callable:
     idx = torch.zeros(2, 512, dtype=torch.long, device=step.model.wte.weight.device)
     return lambda: step.model(idx, idx).item()
 
 
 @torch.no_grad()
-def prefilled(model, context):
+def prefilled(model: GPT, context: int) -> Callable:
     """Returns decode(), which makes one more token behind a context of that many tokens."""
     device = model.wte.weight.device
     idx = torch.zeros(1, context, dtype=torch.long, device=device)
@@ -397,18 +401,18 @@ def prefilled(model, context):
     return decode
 
 
-def decode_of(step):
+def decode_of(step) -> Callable:
     return prefilled(step.model, 256)
 
 
-def keeps_every_token(name):
+def keeps_every_token(name: str) -> bool:
     """Whether the mixer's state grows with the context, as a KV cache does and a recurrent state does not."""
-    keys = dict(n_layer=1, n_head=1, n_embd=16, vocab_size=1, attention=name)
+    keys: dict = dict(n_layer=1, n_head=1, n_embd=16, vocab_size=1, attention=name)
     short, long = (GPT(GPTConfig(**keys, block_size=T)).state_bytes() for T in (16, 32))
     return short < long
 
 
-def bench_length(config, report):
+def bench_length(config: BenchConfig, report: Report) -> None:
     """2 x 256, the same number of tokens at every T: tokens/s of a training step, and its memory."""
     for name in MIXERS:
         calls, T, keeps_all = {}, 256, keeps_every_token(name)
@@ -426,11 +430,11 @@ def bench_length(config, report):
             report.claim(f"{name}: tokens/s at 16,384 / at 1,024", pairs, 0.85)
 
 
-def bench_decode(config, report):
+def bench_decode(config: BenchConfig, report: Report) -> None:
     """6 x 384, batch 1, float32, one thread: ms per token at several contexts. nanoGPT reads the context each time."""
     torch.set_num_threads(1)  # products of one row leave a second thread nothing to do
     contexts = (64, 256, 1024, 4096)
-    keys = dict(n_layer=6, n_head=6, n_embd=384, vocab_size=256, block_size=4097)
+    keys: dict = dict(n_layer=6, n_head=6, n_embd=384, vocab_size=256, block_size=4097)
     decoders = {}
     for name in MIXERS:
         torch.manual_seed(0)
@@ -466,7 +470,7 @@ def bench_decode(config, report):
     torch.set_num_threads(config.threads)
 
 
-def matrix_vector_products(model):
+def matrix_vector_products(model: GPT) -> Callable:
     """Returns call(), which multiplies one row by every matrix of the model: no step of decoding can do less."""
     weights = [p.detach() for p in model.parameters() if p.dim() == 2]
     rows = {n: torch.zeros(1, n, device=weights[0].device) for n in {w.shape[1] for w in weights}}
@@ -474,7 +478,7 @@ def matrix_vector_products(model):
 
 
 @torch.no_grad()
-def closed_heads(config, keys):
+def closed_heads(config: BenchConfig, keys: dict) -> dict:
     """Times softmax at a context of 4,000 with a headwise gate that closes five of six heads, which can be skipped."""
     model = GPT(GPTConfig(**keys, gate="headwise", gate_bias=1.0)).to(config.device).eval()
     for block in model.blocks:
@@ -483,16 +487,24 @@ def closed_heads(config, keys):
     return {"closed heads": "5 of 6"} | decoding_speed(model, prompt, 0.1)
 
 
-def sdpa(q, k, v):
+def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
-def decayed(q, k, v, log_decay=None, beta=None, *, form=chunked):
+def decayed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    log_decay: torch.Tensor | None = None,
+    beta: torch.Tensor | None = None,
+    *,
+    form: Callable = chunked,
+) -> torch.Tensor:
     return form(q, k, v, log_decay=log_decay, beta=beta)[0]
 
 
-def cosformer(q, k, v, *, form=chunked):
+def cosformer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, form: Callable = chunked) -> torch.Tensor:
     angle = torch.arange(q.shape[1], device=q.device) * (math.pi / 2 / q.shape[1])
     cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
     q, k = (torch.cat([x.relu() * cos, x.relu() * sin], -1) for x in (q, k))
@@ -510,14 +522,14 @@ OPS = {  # form: (its function, its targets: SDPA's time over its own at T = 1,0
 }
 
 
-def both_ways(function, inputs, **keys):
+def both_ways(function: Callable, inputs: list[torch.Tensor], **keys: object) -> Callable:
     """Returns call(), which computes function(*inputs) and the gradients of all inputs that require one."""
     weight = torch.randn_like(inputs[2])
     wanted = [x for x in inputs if x.requires_grad]
     return lambda: torch.autograd.grad((function(*inputs, **keys) * weight).sum(), wanted)
 
 
-def op_inputs(T, device, B=1, H=12, D=64):
+def op_inputs(T: int, device: str, B: int = 1, H: int = 12, D: int = 64) -> dict[str, list[torch.Tensor]]:
     """{form: its inputs}, each of which requires a gradient."""
     torch.manual_seed(0)
     q, k, v, channel = torch.randn(4, B, T, H, D, device=device).unbind()
@@ -529,7 +541,7 @@ def op_inputs(T, device, B=1, H=12, D=64):
     return {name: [x.detach().requires_grad_() for x in tensors] for name, tensors in inputs.items()}
 
 
-def bench_ops(config, report):
+def bench_ops(config: BenchConfig, report: Report) -> None:
     """B = 1, H = 12, D = 64, float32, forward and backward: the chunked forms against SDPA and the loop."""
     for i, T in enumerate((1024, 4096)):
         inputs = op_inputs(T, config.device)
@@ -550,7 +562,7 @@ def bench_ops(config, report):
             report.claim(f"{name}, T = {T:,}: token by token / chunked", paired, 15)
 
 
-def bench_data(config, report):
+def bench_data(config: BenchConfig, report: Report) -> None:
     """How long MQAR rows take, BPE tokens against tiktoken, the loader against a step, and the start of a run."""
 
     def make_rows():
@@ -600,7 +612,7 @@ PARTS = {
 }
 
 
-def profile(config):
+def profile(config: BenchConfig) -> str:
     """A table of the operations of a training step (6 x 384, GLA, gated), by the time that they take themselves."""
     batch = random_batch(config, 256, 8, 256)
     keys = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=256, attention="gla", gate="elementwise")
@@ -613,7 +625,7 @@ def profile(config):
     return profiler.key_averages().table(sort_by=order, row_limit=20)
 
 
-def compiled_ran_eager(config):
+def compiled_ran_eager(config: BenchConfig) -> None:
     """Warns if a compiled function ran eager in part: past dynamo's recompile limit, or around a graph break."""
     counters = torch._dynamo.utils.counters
     # dynamo counts the recompile limit as unimplemented

@@ -19,6 +19,7 @@ from configurator import UserError, key
 import json
 import math
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from data.shards import IGNORE, open_dataset
+from data.shards import IGNORE, Dataset, open_dataset
 from model import GPT
 from runs import memory
 from runs.checkpoint import load_model
@@ -38,7 +39,7 @@ POSITION_BINS = 16  # the number of parts of the context that the loss by positi
 
 
 @torch.no_grad()
-def score(model, batches, *, block_size, device="cpu"):
+def score(model: Callable, batches: Iterable[tuple], *, block_size: int, device: torch.device | str = "cpu") -> dict:
     """Scores batches of (inputs (B, T), targets (B, T), slice).
 
     Returns {slice: (block_size, 3) float64}, the sums of nats, labels and correct answers at each position of a row.
@@ -52,7 +53,7 @@ def score(model, batches, *, block_size, device="cpu"):
     return sums
 
 
-def logit_chunks(model, inputs, labelled):
+def logit_chunks(model: Callable, inputs: torch.Tensor, labelled: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yields logits (n, V) of the labelled positions, in order: a GPT's in chunks, another model's all at once."""
     if isinstance(model, GPT):
         for hidden in model.features(inputs, only=labelled)[0][0].split(CHUNK_TOKENS):
@@ -61,7 +62,14 @@ def logit_chunks(model, inputs, labelled):
         yield model(inputs)[labelled].float()
 
 
-def add_scores(sums, name, block_size, chunks, targets, labelled):
+def add_scores(
+    sums: dict,
+    name: str,
+    block_size: int,
+    chunks: Iterable[torch.Tensor],
+    targets: torch.Tensor,
+    labelled: torch.Tensor,
+) -> None:
     """Adds what the chunks of logits score to sums[name]; targets, labelled (B, T)."""
     rows = sums.setdefault(name, torch.zeros(block_size, 3, dtype=torch.float64))
     positions, targets, done = labelled.nonzero()[:, 1].cpu(), targets[labelled], 0
@@ -75,7 +83,7 @@ def add_scores(sums, name, block_size, chunks, targets, labelled):
 
 
 @torch.no_grad()
-def score_carried(model, dataset, split, block_size):
+def score_carried(model: GPT, dataset: Dataset, split: str, block_size: int) -> dict:
     """The sums of `score` for a text that is read once, from start to end, with the state carried between blocks.
 
     cosformer's state ends at the model's block_size, and a new one begins. Raises UserError for softmax layers and
@@ -97,10 +105,10 @@ def score_carried(model, dataset, split, block_size):
     return sums
 
 
-def summarize(sums, dataset, split):
+def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
     """Sums -> the numbers of the split: loss (nats per label), perplexity, accuracy; slices, or those of a text."""
     nats, labels, correct = (float(x) for x in sum(rows.sum(0) for rows in sums.values()))
-    result = {"loss": nats / labels, "perplexity": perplexity(nats / labels), "accuracy": correct / labels}
+    result: dict = {"loss": nats / labels, "perplexity": perplexity(nats / labels), "accuracy": correct / labels}
     result["labels"] = int(labels)
     if dataset.kind == "examples":
         result["slices"] = {name: float(rows[:, 2].sum() / rows[:, 1].sum()) for name, rows in sums.items()}
@@ -115,7 +123,7 @@ def summarize(sums, dataset, split):
     }
 
 
-def words_of(dataset, split):
+def words_of(dataset: Dataset, split: str) -> int:
     """The words that word perplexity divides by: a text's published number of words or, without one, those counted.
 
     The two differ for raw WikiText-103 alone: published figures divide its nats by the words of the tokenised version.
@@ -124,11 +132,11 @@ def words_of(dataset, split):
     return texts.get(split, {}).get("published_words") or dataset.counts(split)["words"]
 
 
-def perplexity(nats):
+def perplexity(nats: float) -> float:
     return math.exp(min(nats, 700.0))  # exp(710) is too large for a float
 
 
-def loss_by_position(sums):
+def loss_by_position(sums: dict) -> list[list]:
     """[[first position, mean loss]] of each part of the context that has labels."""
     (rows,) = sums.values()
     width = max(1, len(rows) // POSITION_BINS)
@@ -136,7 +144,9 @@ def loss_by_position(sums):
     return [[i, float(part[0] / part[1])] for i, part in parts if part[1] > 0]
 
 
-def evaluate(model, dataset, split, *, batch_size, block_size, rank=0, world_size=1):
+def evaluate(
+    model: GPT, dataset: Dataset, split: str, *, batch_size: int, block_size: int, rank: int = 0, world_size: int = 1
+) -> dict:
     """The numbers of the split (`summarize`). Sums are taken over all ranks before any division: each gets the same."""
     was_training, device = model.training, model.wte.weight.device
     model.eval()
@@ -146,7 +156,7 @@ def evaluate(model, dataset, split, *, batch_size, block_size, rank=0, world_siz
     return summarize(sum_over_ranks(sums, dataset, block_size, device, world_size), dataset, split)
 
 
-def sum_over_ranks(sums, dataset, block_size, device, world_size):
+def sum_over_ranks(sums: dict, dataset: Dataset, block_size: int, device: torch.device | str, world_size: int) -> dict:
     """Adds the sums of all processes; each of them gets the result."""
     if world_size == 1:
         return sums
@@ -179,13 +189,13 @@ class EvaluateConfig:
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
 
-def main(argv):
+def main(argv: list[str]) -> None:
     config = configurator.load(EvaluateConfig, argv, program="evaluate.py", description=__doc__)
     with Processes(config.device, config.threads) as processes:
         run(config, processes)
 
 
-def run(config, processes):
+def run(config: EvaluateConfig, processes: Processes) -> None:
     if config.out:
         check_output("out", config.out, "checkpoint", "split")
     device, rope = processes.device, dict(rope_scaling=config.rope_scaling, rope_factor=config.rope_factor)
@@ -231,14 +241,14 @@ def run(config, processes):
         write_output("out", config.out, lambda file: file.write(line.encode() + b"\n"))
 
 
-def has_changed(dataset, trained_on):
+def has_changed(dataset: Dataset, trained_on: dict) -> bool | None:
     """Whether the folder that the model was trained on now holds other shards. None if that is not known."""
     if "sha256" not in trained_on or Path(trained_on.get("path", "")).resolve() != dataset.folder.resolve():
         return None
     return trained_on["sha256"] != dataset.sha256
 
 
-def read(model, dataset, config, block_size, processes):
+def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, processes: Processes) -> dict:
     """Scores the split at one context length, in windows and, with carry, again with one state. Returns the numbers."""
     stride = config.stride or block_size
     processes.on_main(memory.check_evaluation, config, model, dataset, block_size, processes)
@@ -260,7 +270,7 @@ def read(model, dataset, config, block_size, processes):
     return result
 
 
-def table(config, about, results):
+def table(config: EvaluateConfig, about: dict, results: list[dict]) -> str:
     """The numbers as text: a column for each context length and way of reading."""
     title = f"{config.checkpoint} (step {about['step']}, {about['attention']}, gate {about['gate']})"
     version = f" ({about['version']})" if about.get("version") else ""
@@ -275,7 +285,7 @@ def table(config, about, results):
     return "\n".join(lines)
 
 
-def show(value):
+def show(value: int | float | str) -> str:
     return f"{value:,d}" if isinstance(value, int) else f"{value:.4f}" if isinstance(value, float) else value
 
 

@@ -25,13 +25,13 @@ class ExportConfig:
     overwrite: bool = key(False, "true: write into a folder that holds other files, and replace these two")
 
 
-def main(argv):
+def main(argv: list[str]) -> None:
     config = configurator.load(ExportConfig, argv, positional=None, program="export.py", description=__doc__)
     export(config.checkpoint, config.safetensors, config.overwrite)
     print(f"written to {config.safetensors}/: model.safetensors, config.json")
 
 
-def export(path, folder, overwrite=False):
+def export(path: Path | str, folder: Path | str, overwrite: bool = False) -> None:
     """Writes folder/model.safetensors, the weights, and folder/config.json, the model's keys. Raises UserError."""
     to_bytes, folder, checkpoint = import_safetensors().save, Path(folder), load(path)
     tensors = {name: tensor.contiguous() for name, tensor in checkpoint["model"].items()}

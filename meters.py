@@ -44,15 +44,16 @@ import math
 import os
 import statistics
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
 import torch.nn as nn
 
-from data.shards import IGNORE, open_dataset
+from data.shards import IGNORE, Dataset, open_dataset
 from evaluate import score
-from gate import ADDITIVE_ACTIVATIONS
-from model import Softmax
+from gate import ADDITIVE_ACTIVATIONS, Gate
+from model import GPT, Mixer, Softmax
 from runs import memory
 from runs.checkpoint import load_model
 from runs.files import check_output, write_output
@@ -78,7 +79,7 @@ SPIKE_WINDOW, SPIKE_AT_LEAST, SPIKE_DEVIATIONS = 100, 20, 5
 
 
 @torch.no_grad()
-def probe(model, inputs, measure, dtype="float32"):
+def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "float32") -> list:
     """Runs the model on inputs (B, T) and calls measure(block, seen) after each block. Returns the results by layer.
 
     seen: x (B, T, C), the mixer's input; before and after (B, T, H, D), the readout as its first gate gets it and as
@@ -118,11 +119,11 @@ def probe(model, inputs, measure, dtype="float32"):
     return results
 
 
-def autocast(device_type, dtype):
+def autocast(device_type: str, dtype: str) -> torch.autocast:
     return torch.autocast(device_type, DTYPES[dtype], enabled=dtype != "float32")
 
 
-def numbers(x):
+def numbers(x: torch.Tensor | list | float):
     """A tensor, list or number, rounded to four digits, as lists and numbers; not finite: None, as JSON has no NaN."""
     if isinstance(x, torch.Tensor):
         return numbers(x.tolist())
@@ -135,7 +136,7 @@ def numbers(x):
 # The meters of a layer
 
 
-def gate_meter(gate, x):
+def gate_meter(gate: Gate, x: torch.Tensor) -> dict:
     """x (B, T, C) -> the distribution of the gate's values, one entry per head (shared, scalar: one in all)."""
     values = gate.value(gate.logits(x)).float().abs()  # (B, T, heads or 1, width or 1)
     start = float(gate.value(x.new_zeros(1)).abs())
@@ -158,17 +159,17 @@ def gate_meter(gate, x):
     }
 
 
-def gate_meters(mixer, seen):
+def gate_meters(mixer: Mixer, seen: dict) -> dict[str, dict]:
     """{position: the meter of its gate}."""
     return {position: gate_meter(gate, seen["x"]) for position, gate in mixer.gates.items()}
 
 
-def baseline(T):
+def baseline(T: int) -> float:
     """The sink of uniform weights: the mean of 1/(i+1) over queries i = 1..T-1."""
     return statistics.fmean(1 / (i + 1) for i in range(1, T)) if T > 1 else math.nan
 
 
-def sink_meter(mixer, seen):
+def sink_meter(mixer: Mixer, seen: dict) -> dict:
     """The share of key 0 in each head's weights, as the docstring of this file defines it."""
     shares, means = [], []
     for row in seen["x"].split(1):  # one row at a time: the weights of every head are large
@@ -185,7 +186,7 @@ def sink_meter(mixer, seen):
     }
 
 
-def early_meter(mixer, seen):
+def early_meter(mixer: Mixer, seen: dict) -> dict:
     """Mean norm of the keys at positions 0, 1, 2-3, 4-7, ...; token 0's share of the readout, without and with gate."""
     p = mixer.gated_projection(seen["x"], None, 0)
     norms = p.k.float().norm(dim=-1).mean((0, 2))  # (T,)
@@ -205,7 +206,7 @@ def early_meter(mixer, seen):
     }
 
 
-def token_0_shares(mixer, x, v, factor):
+def token_0_shares(mixer: Mixer, x: torch.Tensor, v: torch.Tensor, factor: torch.Tensor) -> list[float]:
     """|part of token 0| / sum_j |part of token j| of a readout and of factor * readout; v, factor (B, T, H, D)."""
     shares = []
     for x_i, v_i, f_i in zip(x.split(1), v.square(), factor.square(), strict=True):
@@ -217,19 +218,19 @@ def token_0_shares(mixer, x, v, factor):
     return numbers(torch.stack(shares).mean(0))
 
 
-def effective_rank(singular_values):
+def effective_rank(singular_values: torch.Tensor) -> torch.Tensor:
     """(..., n) -> (...): exp of the entropy of the singular values over their sum (Roy & Vetterli 2007)."""
     share = singular_values / singular_values.sum(-1, keepdim=True).clamp(min=1e-30)
     return torch.special.entr(share).sum(-1).exp()
 
 
-def readout_rank(readout):
+def readout_rank(readout: torch.Tensor) -> torch.Tensor:
     """Effective rank of each head: (B, T, H, D) -> (H,), from the D x D Gram matrix in float64."""
     tokens = readout.flatten(0, 1).transpose(0, 1).cpu().double()  # (H, B T, D)
     return effective_rank(torch.linalg.eigvalsh(tokens.mT @ tokens).clamp(min=0).sqrt())
 
 
-def value_weight(mixer):
+def value_weight(mixer: Mixer) -> torch.Tensor | None:
     """W_v (Hv, D, C): the rows that the mixer's value_rows names. None if the mixer has no such layer."""
     layer, part = mixer.value_rows
     if not hasattr(mixer, layer):
@@ -238,7 +239,7 @@ def value_weight(mixer):
     return weight.split(n)[part].unflatten(0, (-1, mixer.value_width))
 
 
-def projection_rank(mixer):
+def projection_rank(mixer: Mixer) -> torch.Tensor | None:
     """Effective rank (H,) of W_v W_o by head, or None; a convolution and a SiLU between the two are left out."""
     value = value_weight(mixer)
     if value is None:
@@ -249,7 +250,7 @@ def projection_rank(mixer):
     return effective_rank(torch.linalg.svdvals(torch.linalg.qr(output).R @ torch.linalg.qr(value.mT).R.mT))
 
 
-def rank_meter(mixer, seen):
+def rank_meter(mixer: Mixer, seen: dict) -> dict:
     of_projection = projection_rank(mixer)
     return {
         "before": numbers(readout_rank(seen["before"])),
@@ -258,7 +259,7 @@ def rank_meter(mixer, seen):
     }
 
 
-def residual_meter(inputs, seen):
+def residual_meter(inputs: torch.Tensor, seen: dict) -> dict:
     """Largest |h| and its place; inputs (B, T) are the tokens, of which the one at that place is named."""
     size = seen["residual"].float().abs()  # (B, T, C)
     row, position, channel = (int(i) for i in torch.unravel_index(size.argmax(), size.shape))
@@ -267,7 +268,7 @@ def residual_meter(inputs, seen):
     return {"max": numbers(largest), "max_over_median": numbers(largest / max(median, 1e-30))} | where
 
 
-def layer_meters(model, inputs, dtype):
+def layer_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[dict]:
     """[{meter: its numbers}], one dict per layer; inputs (B, T)."""
 
     def measure(block, seen):
@@ -289,7 +290,7 @@ def layer_meters(model, inputs, dtype):
 # The cheap ones, for the training log
 
 
-def training_meters(model, inputs, dtype):
+def training_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> dict:
     """The `summary` of one forward pass on inputs (B, T), for a line of metrics.jsonl."""
 
     def measure(block, seen):
@@ -299,7 +300,7 @@ def training_meters(model, inputs, dtype):
     return summary(probe(model, inputs, measure, dtype), inputs.shape[1])
 
 
-def summary(layers, T):
+def summary(layers: list[dict], T: int) -> dict:
     """Means of gates (by position) and sinks over layers and heads, the largest activation, the collapsed gates."""
     gates = {}
     for layer in layers:
@@ -318,23 +319,23 @@ def summary(layers, T):
     }
 
 
-def collapsed_gates(layers):
+def collapsed_gates(layers: list[dict]) -> list[str]:
     """A line of text for each gate that has collapsed."""
     gates = [(i, position, gate) for i, layer in enumerate(layers) for position, gate in layer["gates"].items()]
     return [f"layer {i}, {position}: {gate['collapsed']}" for i, position, gate in gates if gate["collapsed"]]
 
 
-def mean(values):
+def mean(values: Iterable[float | None]) -> float | None:
     values = [x for x in values if x is not None]  # no gate, or a number that is not finite
     return numbers(statistics.fmean(values)) if values else None
 
 
-def maximum(values):
+def maximum(values: Iterable[float | None]) -> float | None:
     values = list(values)
     return None if None in values else max(values)
 
 
-def is_spike(loss, earlier):
+def is_spike(loss: float, earlier: list[float]) -> bool:
     """Whether loss is over 5 standard deviations above the mean of the last 100 logged losses (at least 20)."""
     window = earlier[-SPIKE_WINDOW:]
     if len(window) < SPIKE_AT_LEAST:
@@ -347,7 +348,7 @@ def is_spike(loss, earlier):
 
 
 @contextlib.contextmanager
-def pruned(model, threshold):
+def pruned(model: GPT, threshold: float) -> Iterator[list[int]]:
     """A context in which gate values are zero if their absolute value is below the threshold.
 
     It yields the counts [zeroed, all], which grow as the model runs. Gates on the denominator and additive gates are
@@ -372,7 +373,7 @@ def pruned(model, threshold):
             handle.remove()
 
 
-def pruning_curve(model, batches, block_size):
+def pruning_curve(model: GPT, batches: Iterable[tuple], block_size: int) -> list[dict]:
     """[{threshold, zeroed, loss, accuracy}], empty if no gate multiplies."""
     curve = []
     for threshold in THRESHOLDS:
@@ -384,7 +385,7 @@ def pruning_curve(model, batches, block_size):
 
 
 @contextlib.contextmanager
-def closed_heads_skipped(model, threshold):
+def closed_heads_skipped(model: GPT, threshold: float) -> Iterator[list[int]]:
     """A context in which decoding one sequence skips the cache of heads whose headwise gate is below the threshold.
 
     The result is that of `pruned`, at a lower cost. It yields the counts [skipped, all] of heads, which grow.
@@ -425,14 +426,14 @@ def closed_heads_skipped(model, threshold):
             del mixer.read  # uncovers the method of the class
 
 
-def has_heads_to_skip(mixer):
+def has_heads_to_skip(mixer: Mixer) -> bool:
     gate = mixer.gates["readout"] if "readout" in mixer.gates else None
     is_headwise = gate is not None and gate.static is None and gate.shape == (mixer.n_head, 1)
     is_factor = is_headwise and gate.activation not in ADDITIVE_ACTIVATIONS
     return is_factor and isinstance(mixer, Softmax) and mixer.config.attention_softcap is None
 
 
-def decoding_speed(model, prompt, threshold):
+def decoding_speed(model: GPT, prompt: torch.Tensor, threshold: float) -> dict:
     """Tokens/s of greedy decoding after prompt (1, T), as usual and with closed heads skipped; the share of those."""
     if not any(has_heads_to_skip(block.mixer) for block in model.blocks):
         raise UserError(f"skip_below={threshold}: no softmax layer has a headwise gate on its readout")
@@ -456,7 +457,7 @@ def decoding_speed(model, prompt, threshold):
     return {"threshold": threshold, "heads_skipped": numbers(share)} | speeds
 
 
-def quantised(model):
+def quantised(model: GPT) -> GPT:
     """A copy that simulates 8-bit arithmetic: it rounds weights and inputs of every nn.Linear of its blocks.
 
     Both are rounded to 255 levels, symmetric around zero: weights with one scale per row, inputs with one per tensor,
@@ -478,7 +479,7 @@ def quantised(model):
     return model
 
 
-def loss_of(model, batches, block_size):
+def loss_of(model: GPT, batches: Iterable[tuple], block_size: int) -> dict[str, float]:
     """{loss, accuracy} over batches of (inputs, targets, slice), in float32, as evaluate.py reads them."""
     sums = score(model, batches, block_size=block_size, device=model.wte.weight.device)
     nats, labels, correct = (float(x) for x in sum(rows.sum(0) for rows in sums.values()))
@@ -489,7 +490,7 @@ def loss_of(model, batches, block_size):
 # A checkpoint
 
 
-def first_rows(dataset, split, rows, block_size):
+def first_rows(dataset: Dataset, split: str, rows: int, block_size: int) -> tuple:
     """The first batch of the split, (inputs, targets, slice): whole windows of a text, or rows of one slice."""
     if dataset.kind == "stream":
         block_size = min(block_size, dataset.counts(split)["tokens"] - 1)
@@ -497,7 +498,7 @@ def first_rows(dataset, split, rows, block_size):
     return next(dataset.eval_batches(split, rows, block_size))
 
 
-def packing(dataset):
+def packing(dataset: Dataset) -> str:
     """How the rows begin, in words: it decides which token is at position 0."""
     if dataset.kind == "stream":
         return "no BOS; windows of running text, which begin anywhere in it"
@@ -522,7 +523,7 @@ class MetersConfig:
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
 
-def main(argv):
+def main(argv: list[str]) -> None:
     config = configurator.load(MetersConfig, argv, positional=None, program="meters.py", description=__doc__)
     if not config.checkpoint:
         raise UserError("checkpoint=[]: give at least one, as in --checkpoint=out/best.pt")
@@ -547,7 +548,7 @@ def main(argv):
     print(json.dumps({"checkpoints": short}))
 
 
-def meters_of(model, checkpoint, path, dataset, config):
+def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, config: MetersConfig) -> dict:
     """Every number of one checkpoint, ready for JSON. Raises UserError if the loss is not finite."""
     dtype, T = config.dtype or checkpoint.get("dtype", "float32"), model.config.block_size
     memory.check_metering(config, model, dataset, dtype)
@@ -574,7 +575,7 @@ def meters_of(model, checkpoint, path, dataset, config):
     return result | {"pruning": pruning_curve(model, batches, T), "quantised": loss_of(quantised(model), batches, T)}
 
 
-def attention_maps(model, inputs, layers, wanted, dtype):
+def attention_maps(model: GPT, inputs: torch.Tensor, layers: list[dict], wanted: list[str], dtype: str) -> list[dict]:
     """[{layer, head, weights}]: weights (t, t) of the first row's first t <= MAP_TOKENS tokens, of the wanted heads."""
     sinks = {(i, head): share for i, layer in enumerate(layers) for head, share in enumerate(layer["sink"]["share"])}
     heads = []
@@ -589,7 +590,7 @@ def attention_maps(model, inputs, layers, wanted, dtype):
     return [{"layer": layer, "head": head, "weights": numbers(weights[layer][head])} for layer, head in heads]
 
 
-def table(result):
+def table(result: dict) -> str:
     """The numbers of a checkpoint as text, a line per layer."""
     gate = result["gate"] if result["gate"] in ("none", "native") else f"{result['gate']} {result['gate_activation']}"
     lines = [
@@ -637,18 +638,18 @@ def table(result):
     return "\n".join([*lines, f"8-bit weights and inputs: {change(result['quantised'], result)}"])
 
 
-def shown_gate(layer):
+def shown_gate(layer: dict) -> tuple[str | None, dict]:
     """(position, meter) of the gate in a layer's line of the table: the gate of the readout, if there is one."""
     gates = layer["gates"]
     position = next((name for name in ("readout", "native", *gates) if name in gates), None)
     return position, gates.get(position, {})
 
 
-def show(x, form="6.1%"):
+def show(x: float | None, form: str = "6.1%") -> str:
     return "-".rjust(len(format(1.0, form))) if x is None else format(x, form)
 
 
-def change(row, result):
+def change(row: dict, result: dict) -> str:
     return f"loss {row['loss']:.4f} ({row['loss'] - result['loss']:+.4f}), accuracy {row['accuracy']:.1%}"
 
 

@@ -15,6 +15,7 @@ import itertools
 import math
 import warnings
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from gate import (
     POSITIONS,
     READOUT_ACTIVATIONS,
     Gate,
+    LayerGate,
     check_gate,
     parse_gate,
 )
@@ -135,7 +137,7 @@ class GPTConfig:
                 "norm_first=False: no layer has a norm for the gate to come before (readout_norm='rms' adds one)"
             )
 
-    def layers(self):
+    def layers(self) -> list[tuple[str, LayerGate]]:
         """[(mixer name, LayerGate)], one per layer: `attention` and `gate` repeat up to n_layer. Raises UserError."""
         names, gates = [part.strip() for part in self.attention.split(",")], self.gate.split(",")
         for name in names:
@@ -144,7 +146,7 @@ class GPTConfig:
         return list(itertools.islice(zip(itertools.cycle(names), itertools.cycle(gates), strict=False), self.n_layer))
 
 
-def unused_keys(config):
+def unused_keys(config: GPTConfig) -> dict[str, str]:
     """{key: reason} of each key of GPTConfig that has no effect in this model, whatever its value."""
     layers = [(MIXERS[name], gate) for name, gate in config.layers()]
     mixers, unused = {mixer for mixer, _ in layers}, {}
@@ -199,30 +201,34 @@ class Mixer(nn.Module):
     """
 
     layer = 0  # the index of the mixer's layer, which GPT sets
-    keys = ("kernels",)  # the keys of GPTConfig that only some mixers read; a run reports those that have no effect
+    # the keys of GPTConfig that only some mixers read; a run reports those that have no effect
+    keys: tuple[str, ...] = ("kernels",)
     past_block_size = "goes on"  # what decoding does there; softmax "rolls" its window, cosformer "ends"
     published_norm = "none"  # none, rms (over what norm_over says) or denominator (the sum of the weights)
-    native_gate = None  # (activation, "before norm" or "after norm") of the gate the mixer was published with
+    # (activation, "before norm" or "after norm") of the gate the mixer was published with
+    native_gate: tuple[str, str] | None = None
     has_nonnegative_weights = False  # a denominator is a sum of weights, and needs them to have one sign
     why_no_denominator = "its weights have both signs, so their sum can be 0"
-    linear_in = ("query", "key", "value")  # a factor on one of these is a factor on the readout before its norm
+    # a factor on one of these is a factor on the readout before its norm
+    linear_in: tuple[str, ...] = ("query", "key", "value")
     has_delta_rule = False  # whether project returns a beta
     norm_over = "head"  # the readout's RMSNorm is over each "head" or over the whole "width"
     value_rows = ("qkv", -1)  # (layer, i): part i of that layer's rows computes v; parts are as long as v (meters.py)
-    colour = None  # colour of the mixer's lines in figures; it is not inherited, and None takes an unused one
+    # colour of the mixer's lines in figures; it is not inherited, and None takes an unused one
+    colour: str | None = None
 
     @classmethod
-    def norm_of(cls, config):
+    def norm_of(cls, config: GPTConfig) -> str:
         """The norm of the readout in this config: "none", "rms" or "denominator"."""
         return cls.published_norm if config.readout_norm == "published" else config.readout_norm
 
     @classmethod
-    def heads_per_norm(cls, config):
+    def heads_per_norm(cls, config: GPTConfig) -> int:
         """The number of heads that the readout's RMSNorm normalises together."""
         return 1 if cls.norm_over == "head" else config.n_head
 
     @classmethod
-    def check(cls, config):
+    def check(cls, config: GPTConfig) -> None:
         """Raises UserError for keys that don't fit this mixer; gate.check_gate checks its norm and gates."""
         widest = recurrence.FLA_DELTA_KEYS
         if cls.has_delta_rule and config.kernels != "torch" and config.head_dim > widest and recurrence.has_fla():
@@ -263,7 +269,7 @@ class Mixer(nn.Module):
         self.readout_steps = [step for step in (*before, "norm", "activation", *after) if step in there]
         self.out_proj = ResidualLinear(self.n_head * self.value_width, config.n_embd, bias=False)
 
-    def project(self, x, state, start):
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         """x (B, T, C) -> Projection. If `state` is a dict, a convolution reads its past there and writes it back."""
         raise NotImplementedError
 
@@ -291,7 +297,7 @@ class Mixer(nn.Module):
         y = self.out_proj(o.flatten(2))  # (B, T, C)
         return self.gated("output", y[:, :, None], x).squeeze(2), state
 
-    def gated_projection(self, x, state, start):
+    def gated_projection(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         """project(x), with the gates on q, k and v applied."""
         p = self.project(x, state, start)
         skip = None if p.skip is None else self.gated("value", p.skip, x)  # a second path of v to the readout
@@ -299,10 +305,10 @@ class Mixer(nn.Module):
         q, k, v = (self.gated(at, y, x).to(y.dtype) for at, y in (("query", p.q), ("key", p.k), ("value", p.v)))
         return p._replace(q=q, k=k, v=v, skip=skip)
 
-    def gated(self, position, y, x):
+    def gated(self, position: str, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return self.gates[position](y, x) if position in self.gates else y
 
-    def read(self, p, state, start):
+    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         """The readout (B, T, H, Dv); with a denominator (B, T, H, Dv + 1), and the last channel is the denominator."""
         q, k, v = p.q, p.k, p.v
         if 1 < q.shape[2] < self.n_head:
@@ -317,29 +323,33 @@ class Mixer(nn.Module):
             state["S"] = final
         return o
 
-    def normed(self, o):
+    def normed(self, o: torch.Tensor) -> torch.Tensor:
         """The readout's RMSNorm: (B, T, H, Dv) -> the same shape, in at least float32."""
         o = at_least_float32(o)
         return self.norm(o if self.norm_over == "head" else o.flatten(2)).view_as(o)
 
-    def init_state(self, batch_size, device=None, dtype=None):
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> dict[str, torch.Tensor]:
         """The state at the start of a text: zeros, "S" (B, H, Dk, Dv) and, with a convolution, "conv"."""
         width = self.value_width + (self.norm_kind == "denominator")
         state = {"S": torch.zeros(batch_size, self.n_head, self.key_width, width, device=device, dtype=dtype)}
         return state | self.init_conv_state(batch_size, device, dtype)
 
-    def init_conv_state(self, batch_size, device, dtype):
+    def init_conv_state(
+        self, batch_size: int, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> dict[str, torch.Tensor]:
         conv = next((m for m in self.modules() if isinstance(m, ShortConv)), None)
         if conv is None:
             return {}
         return {"conv": torch.zeros(batch_size, conv.width - 1, conv.channels, device=device, dtype=dtype)}
 
-    def weights(self, x, start=0):
+    def weights(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
         """x (B, T, C) -> (B, H, T, T): each value's weight in each readout, before RMSNorm and gates. No state."""
         p = self.gated_projection(x, None, start)
         return self.explicit_weights(p, start)
 
-    def explicit_weights(self, p, start):
+    def explicit_weights(self, p: Projection, start: int) -> torch.Tensor:
         repeat = self.n_head // p.q.shape[2]
         q, k = (x.repeat_interleave(repeat, dim=2) for x in (p.q, p.k))
         weights = recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta)
@@ -347,7 +357,7 @@ class Mixer(nn.Module):
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=DENOMINATOR_MIN)
         return weights
 
-    def flops_per_token(self, T):
+    def flops_per_token(self, T: int) -> float:
         """FLOPs of the recurrence for one token, forward: write, read and decay of S. A multiply-add counts 2."""
         return 5 * self.n_head * self.key_width * self.value_width
 
@@ -376,7 +386,7 @@ class Softmax(Mixer):
         self.split = (H, Hk)
         self.rope = config.rope_base, config.rope_scaling, config.rope_factor, config.block_size
 
-    def project(self, x, state, start):
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv = self.qkv(x)
         if self.conv is not None:
             qkv = self.conv(qkv, state)
@@ -390,7 +400,7 @@ class Softmax(Mixer):
         q, k = qk.to(v.dtype).split((H, Hk), dim=2)
         return Projection(q, k, v)
 
-    def read(self, p, state, start):
+    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         (q, k, v), mask = (x.transpose(1, 2) for x in (p.q, p.k, p.v)), None  # (B, H, T, D)
         if state is not None:
             k, v, mask = self.remember(k, v, state, start)
@@ -402,7 +412,9 @@ class Softmax(Mixer):
             o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=state is None)
         return o.transpose(1, 2)
 
-    def remember(self, k, v, state, start):
+    def remember(
+        self, k: torch.Tensor, v: torch.Tensor, state: dict | None, start: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Writes k, v (B, Hk, T, D) to the ring; returns k, v (B, Hk, S, D) that the queries see, and a mask."""
         M, T = self.config.block_size, k.shape[2]
         if T == 1:  # a single query sees the whole ring, and the order does not matter
@@ -420,23 +432,25 @@ class Softmax(Mixer):
             state[name][:, :, new[-M:] % M] = x[:, :, -M:].to(state[name])
         return all_k, all_v, (distance >= 0) & (distance < M)
 
-    def init_state(self, batch_size, device=None, dtype=None):
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> dict[str, torch.Tensor]:
         # a head's keys lie side by side in memory: a single query reads them twice as fast
         shape = (batch_size, self.split[1], self.config.block_size, self.value_width)
         state = {name: torch.zeros(shape, device=device, dtype=dtype) for name in ("k", "v")}
         return state | self.init_conv_state(batch_size, device, dtype)
 
-    def explicit_weights(self, p, start):
+    def explicit_weights(self, p: Projection, start: int) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
         k, v = (x.repeat_interleave(self.n_head // x.shape[1], dim=1) for x in (k, v))
         return manual_attention(q, k, v, None, self.config.attention_softcap, is_causal=True)[1]
 
-    def flops_per_token(self, T):
+    def flops_per_token(self, T: int) -> float:
         """FLOPs for one token: scores and weighted sum over the (T + 1) / 2 keys that a query sees on average."""
         return 2 * 2 * self.n_head * self.value_width * (T + 1) / 2
 
 
-def quarter_turn(M):
+def quarter_turn(M: int) -> tuple[float, float]:
     """(angle per position, factor) for cos_sin: the angle reaches pi/2 after M positions."""
     return math.pi / 2 / M, 1.0
 
@@ -460,14 +474,14 @@ class CosFormer(Mixer):
         self.qkv = nn.Linear(config.n_embd, 3 * H * D, bias=False)
         self.conv = make_conv(config, 3 * H * D)
 
-    def project(self, x, state, start):
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv = self.qkv(x)
         if self.conv is not None:
             qkv = self.conv(qkv, state)
         q, k, v = qkv.unflatten(-1, (-1, self.value_width)).chunk(3, dim=2)  # (B, T, H, D)
         return Projection(F.relu(q), F.relu(k), v)
 
-    def reweigh(self, p, start):
+    def reweigh(self, p: Projection, start: int) -> Projection:
         """q and k with features [cos, sin], width 2D: cos(a - b) = cos a cos b + sin a sin b. UserError past M."""
         M, end = self.config.block_size, start + p.q.shape[1]
         if end > M:
@@ -476,10 +490,10 @@ class CosFormer(Mixer):
         cos, sin = cos_sin(q, start, quarter_turn, M)  # (T, 1, 1)
         return p._replace(q=torch.cat([q * cos, q * sin], -1), k=torch.cat([k * cos, k * sin], -1))
 
-    def read(self, p, state, start):
+    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         return super().read(self.reweigh(p, start), state, start)
 
-    def explicit_weights(self, p, start):
+    def explicit_weights(self, p: Projection, start: int) -> torch.Tensor:
         return super().explicit_weights(self.reweigh(p, start), start)
 
 
@@ -498,7 +512,7 @@ class GLA(Mixer):
         self.decay_in = nn.Linear(C, 16, bias=False)
         self.decay_out = nn.Linear(16, H * D)
 
-    def project(self, x, state, start):
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv = self.qkv(x)
         if self.conv is not None:
             qkv = self.conv(qkv, state)
@@ -519,11 +533,11 @@ class Mamba2(Mixer):
     colour = "#CC79A7"
 
     @classmethod
-    def heads_per_norm(cls, config):
+    def heads_per_norm(cls, config: GPTConfig) -> int:
         return config.expand * config.n_head // config.n_groups
 
     @classmethod
-    def check(cls, config):
+    def check(cls, config: GPTConfig) -> None:
         super().check(config)
         if config.n_groups > 1 and cls.norm_of(config) not in ("rms", "none"):
             raise UserError(f"n_groups={config.n_groups}: mamba2's readout then has an RMSNorm a group, or none")
@@ -539,13 +553,13 @@ class Mamba2(Mixer):
         self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(H)) for _ in range(3))
         self.split = (H * D, G * N, G * N)
 
-    def init_parameter(self, name, start, generator):
+    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
         if name == "D":
             start.fill_(1.0)
         else:
             init_decay(name, start, generator, A_range=(1.0, 16.0))
 
-    def normed(self, o):
+    def normed(self, o: torch.Tensor) -> torch.Tensor:
         """The RMSNorm is over the whole readout or, with several groups, over the heads of each group."""
         if self.config.n_groups == 1:
             return super().normed(o)
@@ -553,7 +567,7 @@ class Mamba2(Mixer):
         o_normed = F.rms_norm(groups, groups.shape[-1:], eps=self.norm.eps).flatten(2)
         return (o_normed * self.norm.weight).view_as(o)
 
-    def project(self, x, state, start):
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         vkq, dt = self.in_proj(x).split([sum(self.split), self.n_head], dim=-1)
         if self.conv is not None:
             vkq = self.conv(vkq, state)
@@ -582,10 +596,10 @@ class GatedDeltaNet(Mixer):
         self.conv = make_conv(config, 3 * H * D, published_width=4)
         self.dt_bias, self.A_log = (nn.Parameter(torch.empty(H)) for _ in range(2))
 
-    def init_parameter(self, name, start, generator):
+    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
         init_decay(name, start, generator, A_range=(0.01, 16.0))
 
-    def project(self, x, state, start):
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         H = self.n_head
         qkv, beta, dt = self.in_proj(x).split([3 * H * self.value_width, H, H], dim=-1)
         if self.conv is not None:
@@ -595,7 +609,7 @@ class GatedDeltaNet(Mixer):
         beta = at_least_float32(beta).sigmoid()
         return Projection(l2_norm(q) * self.key_width**-0.5, l2_norm(k), v, -self.A_log.exp() * dt, beta)
 
-    def flops_per_token(self, T):
+    def flops_per_token(self, T: int) -> float:
         """As for the others, and one more read of S: what it holds under k."""
         return 7 * self.n_head * self.key_width * self.value_width
 
@@ -615,7 +629,7 @@ class DeltaNet(Mixer):
         self.in_proj = nn.Linear(config.n_embd, 3 * H * D + H, bias=False)
         self.conv = make_conv(config, 3 * H * D, published_width=4)
 
-    def project(self, x, state, start):
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         H = self.n_head
         qkv, beta = self.in_proj(x).split([3 * H * self.value_width, H], dim=-1)
         if self.conv is not None:
@@ -624,7 +638,7 @@ class DeltaNet(Mixer):
         beta = at_least_float32(beta).sigmoid()  # (B, T, H)
         return Projection(l2_norm(q) * self.key_width**-0.5, l2_norm(k), v, beta=beta)
 
-    def flops_per_token(self, T):
+    def flops_per_token(self, T: int) -> float:
         """As for the others, and one more read of S: what it holds under k."""
         return 7 * self.n_head * self.key_width * self.value_width
 
@@ -641,10 +655,10 @@ class KDA(DeltaNet):
         self.decay_in, self.decay_out = nn.Linear(C, D, bias=False), nn.Linear(D, H * D, bias=False)
         self.dt_bias, self.A_log = nn.Parameter(torch.empty(H * D)), nn.Parameter(torch.empty(H))
 
-    def init_parameter(self, name, start, generator):
+    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
         init_decay(name, start, generator, A_range=(1.0, 16.0))
 
-    def project(self, x, state, start):
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         dt = F.softplus(at_least_float32(self.decay_out(self.decay_in(x))) + self.dt_bias)
         dt = dt.unflatten(-1, (-1, self.key_width))  # (B, T, H, D)
         return super().project(x, state, start)._replace(log_decay=-self.A_log.exp()[:, None] * dt)
@@ -670,7 +684,7 @@ class MLP(nn.Module):
         self.up = nn.Linear(config.n_embd, hidden, bias=False)
         self.down = ResidualLinear(hidden, config.n_embd, bias=False)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(F.gelu(self.up(x)))
 
 
@@ -691,7 +705,9 @@ class Block(nn.Module):
         self.mlp = MLP(config, hidden)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x, state=None, start=0, only=None):
+    def forward(
+        self, x: torch.Tensor, state: dict | None = None, start: int = 0, only: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict | None]:
         y, state = self.mixer(self.norm_1(x), state, start, only)
         x = (x if only is None else x[only][None]) + self.dropout(y)
         return x + self.dropout(self.mlp(self.norm_2(x))), state
@@ -716,7 +732,7 @@ class GPT(nn.Module):
             self.init_weights(seed)
 
     @torch.no_grad()
-    def init_weights(self, seed):
+    def init_weights(self, seed: int) -> None:
         """How every parameter starts. s = 0.02.
 
         | module, parameter                        | start                                               |
@@ -766,7 +782,9 @@ class GPT(nn.Module):
                     )
                 p.copy_(start)
 
-    def features(self, idx, state=None, start=0, only=None):
+    def features(
+        self, idx: torch.Tensor, state: list[dict] | None = None, start: int = 0, only: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, list[dict] | None]:
         """idx (B, T) -> the hidden states after the last norm (B, T, C), and the new state (None if state is None).
 
         only: (B, T), true for M tokens; the hidden states are then theirs, (1, M, C). Raises UserError where cosformer
@@ -787,13 +805,13 @@ class GPT(nn.Module):
                 new_state.append(layer_state)
         return self.norm(x), new_state
 
-    def logits(self, x):
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states (..., C) -> float logits (..., vocab_size)."""
         logits = at_least_float32(F.linear(x, self.wte.weight)[..., : self.config.vocab_size])
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def forward(self, idx, targets=None, reduction="mean"):
+    def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None, reduction: str = "mean") -> torch.Tensor:
         """Logits (B, T, vocab_size) or, with targets (B, T), the loss in nats. Targets of -100 are masked.
 
         reduction: "mean" over the labels, or "sum", for a mean over more than this batch.
@@ -813,12 +831,22 @@ class GPT(nn.Module):
 
     # -- sampling ------------------------------------------------------------------------------------------------------
 
-    def init_state(self, batch_size=1, device=None, dtype=None):
+    def init_state(
+        self, batch_size: int = 1, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> list[dict[str, torch.Tensor]]:
         """The state at the start of a text, a dict per layer: KV cache or recurrent state, past of the convolution."""
         device = device or self.wte.weight.device
         return [block.mixer.init_state(batch_size, device, dtype) for block in self.blocks]
 
-    def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, n_tokens=None):
+    def stream(
+        self,
+        idx: torch.Tensor,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        n_tokens: int | None = None,
+    ) -> Iterator[torch.Tensor]:
         """Yields the next ids (B, 1) after idx (B, T), max_new_tokens times.
 
         temperature=0 is greedy; n_tokens: only ids below it are drawn. The state is kept, so that a token costs one
@@ -837,28 +865,36 @@ class GPT(nn.Module):
             idx = draw(self.logits(x[:, -1])[:, :n_tokens], temperature, top_k, top_p)
             yield idx
 
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, n_tokens=None):
+    def generate(
+        self,
+        idx: torch.Tensor,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        n_tokens: int | None = None,
+    ) -> torch.Tensor:
         """idx (B, T) followed by the ids that `stream` draws: (B, T + max_new_tokens)."""
         new = self.stream(idx, max_new_tokens, temperature, top_k, top_p, n_tokens)
         return torch.cat([idx, *new], dim=1)
 
     # -- sizes ---------------------------------------------------------------------------------------------------------
 
-    def n_params(self):
+    def n_params(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
-    def state_bytes(self, batch_size=1):
+    def state_bytes(self, batch_size: int = 1) -> int:
         """Bytes of the state of batch_size sequences: the size of the tensors of init_state, in float32."""
         state = self.init_state(batch_size, device="meta")  # no data: a cache can be larger than the memory
         return sum(tensor.nbytes for layer in state for tensor in layer.values())
 
-    def flops_per_token(self, T=None):
+    def flops_per_token(self, T: int | None = None) -> float:
         """FLOPs of a token, forward, at context T (None: block_size); a multiply-add counts 2. Training: 3 times it."""
         looked_up = 0 if self.wpe is None else self.wpe.weight.numel()  # wte counts: it is also the output layer
         mixing = sum(block.mixer.flops_per_token(T or self.config.block_size) for block in self.blocks)
         return 2 * (self.n_params() - looked_up) + mixing
 
-    def parameter_groups(self, weight_decay):
+    def parameter_groups(self, weight_decay: float) -> list[dict]:
         """Two groups for an optimizer, with names: matrices, and vectors (norms, biases, A_log), which do not decay."""
         matrices = [(name, p) for name, p in self.named_parameters() if p.dim() >= 2]
         vectors = [(name, p) for name, p in self.named_parameters() if p.dim() < 2]

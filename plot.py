@@ -17,6 +17,7 @@ import configurator
 from configurator import UserError, key
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,7 @@ class PlotConfig:
     folders: list[str] = key([], "folders of runs or experiments, or files of evaluate.py --lengths --out")
 
 
-def main(argv):
+def main(argv: list[str]) -> None:
     config = configurator.load(PlotConfig, argv, positional="folders", program="plot.py", description=__doc__)
     if not config.folders:
         raise UserError("folders=[]: name what to draw, as in: python plot.py out")
@@ -88,19 +89,19 @@ ROW = {
 }  # fmt: skip
 
 
-def read_checked(file, rule):
+def read_checked(file: Path, rule: dict) -> dict:
     """Reads a JSON file. Raises UserError if it does not fit the rule."""
     found = read_json(file)
     check_drawable(file, found, rule)
     return found
 
 
-def check_drawable(file, found, rule):
+def check_drawable(file: Path, found: object, rule: dict) -> None:
     if wrong := wrong_field(found, rule):
         raise UserError(f"{file}: cannot be drawn: {wrong}")
 
 
-def draw_experiment(folder):
+def draw_experiment(folder: Path) -> list[Path]:
     """Draws the figures of an experiment's rows. Returns their paths; raises UserError if the rows don't fit."""
     rows = read_rows(folder)
     for row in rows:
@@ -119,12 +120,12 @@ def draw_experiment(folder):
 # The page of a run: a panel for each thing that was measured
 
 
-def page(folder):
+def page(folder: Path) -> Path:
     """Draws a run's page.png and returns its path. Raises UserError for a file that cannot be drawn."""
     metrics = read_jsonl(folder / "metrics.jsonl")
     for row in metrics:
         check_drawable(folder / "metrics.jsonl", row, METRICS_OF.get(str(row.get("event")), {}) | METRICS)
-    panels = [lambda axes: loss_panel(axes, metrics)]
+    panels: list[Callable] = [lambda axes: loss_panel(axes, metrics)]
     title = str(folder)
     if os.path.isfile(folder / "meters.json"):
         meters = read_checked(folder / "meters.json", {"checkpoints": [METERS, 1, 1 << 10]})["checkpoints"][-1]
@@ -151,7 +152,7 @@ def page(folder):
     return write(figure, folder / "page.png")
 
 
-def check_maps(meters, file):
+def check_maps(meters: dict, file: Path) -> None:
     """Raises UserError for a map that is not rectangular, or whose head does not exist."""
     for shown in meters["maps"]:
         heads = [len(layer["sink"]["share"]) for layer in meters["layers"]]
@@ -160,7 +161,7 @@ def check_maps(meters, file):
             raise UserError(f"{file}: cannot be drawn: no map fits layer {shown['layer']}, head {shown['head']}")
 
 
-def loss_panel(axes, metrics):
+def loss_panel(axes: plt.Axes, metrics: list[dict]) -> None:
     train = [(row["step"], row["loss"]) for row in metrics if row["event"] == "train"]
     val = [(row["step"], row["val_loss"]) for row in metrics if row["event"] == "eval"]
     spikes = [(row["step"], row["loss"]) for row in metrics if row["event"] == "train" and row.get("spike")]
@@ -176,7 +177,7 @@ def loss_panel(axes, metrics):
     dress(axes)
 
 
-def gate_panel(axes, meters):
+def gate_panel(axes: plt.Axes, meters: dict) -> None:
     """The distribution of the gate's values: an image with a row per layer and position."""
     shown = [(i, *item) for i, layer in enumerate(meters["layers"]) for item in layer["gates"].items()]
     spread = [[mean(column) for column in zip(*gate["histogram"], strict=True)] for _, _, gate in shown]
@@ -195,7 +196,7 @@ def gate_panel(axes, meters):
     axes.set(xlabel=value, ylabel="layer", title=f"Gate: {small:.0%} of the values are under 0.1")
 
 
-def sink_panel(axes, meters):
+def sink_panel(axes: plt.Axes, meters: dict) -> None:
     """The weight on token 0 by layer: a dot per head."""
     layers = meters["layers"]
     colours = mixer_colours(layer["mixer"] for layer in layers)
@@ -215,7 +216,7 @@ def sink_panel(axes, meters):
     dress(axes)
 
 
-def early_panel(axes, meters):
+def early_panel(axes: plt.Axes, meters: dict) -> None:
     """Token 0's share of the readout by layer, before and after the gate."""
     early = [layer["early"] for layer in meters["layers"]]
     for name, label, colour, style in (("before", "before", COLOURS[0], "o-"), ("after", "after", COLOURS[1], "s--")):
@@ -229,7 +230,7 @@ def early_panel(axes, meters):
     dress(axes)
 
 
-def residual_panel(axes, meters):
+def residual_panel(axes: plt.Axes, meters: dict) -> None:
     """The largest and the median activation by layer."""
     residuals = [layer["residual"] for layer in meters["layers"]]
     top = [r["max"] for r in residuals]
@@ -251,7 +252,7 @@ def residual_panel(axes, meters):
     dress(axes)
 
 
-def map_panel(axes, shown, meters):
+def map_panel(axes: plt.Axes, shown: dict, meters: dict) -> None:
     """The weights of one head on the first row's first tokens."""
     weights, layer = shown["weights"], meters["layers"][shown["layer"]]
     is_signed = any(w < 0 for row in weights for w in row)
@@ -267,7 +268,7 @@ def map_panel(axes, shown, meters):
     axes.set_title(f"{what}: layer {shown['layer']}, head {shown['head']} ({share})")
 
 
-def pruning_panel(axes, meters):
+def pruning_panel(axes: plt.Axes, meters: dict) -> None:
     """Loss, and the share of gate values that are zero, against the threshold."""
     curve = meters["pruning"]
     thresholds = [row["threshold"] for row in curve]
@@ -280,7 +281,7 @@ def pruning_panel(axes, meters):
     dress(axes)
 
 
-def leave_room(axes):
+def leave_room(axes: plt.Axes) -> None:
     """Starts the y axis at zero and leaves room for the legend above the data."""
     axes.set_ylim(0, 1.4 * axes.dataLim.y1)
     axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
@@ -290,13 +291,13 @@ def leave_room(axes):
 # What evaluate.py --lengths and bench.py wrote
 
 
-def length_curve(evaluation, path):
+def length_curve(evaluation: dict, path: Path) -> Path:
     figure, axes = plt.subplots(figsize=(7, 4.2))
     length_panel(axes, evaluation)
     return write(figure, path)
 
 
-def length_panel(axes, evaluation):
+def length_panel(axes: plt.Axes, evaluation: dict) -> None:
     """Loss by position in the context: a line per context length, and a mark at the trained length."""
     reached = [
         result for result in evaluation["lengths"] if result.get("by_position") and result.get("loss") is not None
@@ -312,7 +313,7 @@ def length_panel(axes, evaluation):
     dress(axes)
 
 
-def bench(folder):
+def bench(folder: Path) -> list[Path]:
     """Draws all that bench.py wrote to the folder, in ratios.png and cost.png. Returns their paths."""
     parts = [read_json(file) for file in sorted(folder.glob("*.json"))]
     claims = [claim for part in parts for claim in part["claims"]]
@@ -321,7 +322,7 @@ def bench(folder):
     return figures + ([cost_curves(rows, folder / "cost.png")] if rows else [])
 
 
-def cost_curves(rows, path):
+def cost_curves(rows: list[dict], path: Path) -> Path:
     """Training speed and memory against T, at equal tokens per step; time of a decoded token against the context."""
     panels = [
         ("T", "tokens_s", "training (tokens/s)"), ("T", "peak_mb", "training, peak memory (MB)"),
@@ -342,7 +343,7 @@ def cost_curves(rows, path):
     return write(figure, path)
 
 
-def ratios(claims, path):
+def ratios(claims: list[dict], path: Path) -> Path:
     """Each ratio of bench.py over its target, with its interval; right of the line at 1 is better."""
     figure, axes = plt.subplots(figsize=(9, 1 + 0.3 * len(claims)))
     colours = {"met": COLOURS[2], "missed": COLOURS[1], "unresolved": "0.5"}

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 
 import torch
 
-from data.shards import open_dataset
-from data.tokenizer import get_tokenizer
+from data.shards import Dataset, open_dataset
+from data.tokenizer import ByteTokenizer, GPT2Tokenizer, get_tokenizer
+from model import GPT
 from ops.loss import IGNORE
 from ops.sampling import most_new_tokens
 from runs import memory
@@ -54,7 +55,7 @@ class SampleConfig:
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
 
-def main(argv):
+def main(argv: list[str]) -> None:
     config = configurator.load(SampleConfig, argv, program="sample.py", description=__doc__)
     model, checkpoint = load_model(config.checkpoint, pick_device(config.device))
     trained_on = checkpoint.get("data", {})
@@ -74,7 +75,7 @@ def main(argv):
 MOST_BYTES = 1 << 24  # the longest prompt
 
 
-def read_prompt(start):
+def read_prompt(start: str) -> str:
     """The text of the prompt. Raises UserError if it cannot be read, is too long, or is not UTF-8."""
     try:
         if start == "-":
@@ -90,12 +91,12 @@ def read_prompt(start):
         raise UserError(f"start={start!r}: is not UTF-8 text") from None
 
 
-def write_samples(model, tokenizer, config):
+def write_samples(model: GPT, tokenizer: ByteTokenizer | GPT2Tokenizer, config: SampleConfig) -> None:
     """Prints the prompt with its continuation, num_samples times."""
     prompt = read_prompt(config.start)
     idx = torch.tensor([tokenizer.encode(prompt)], dtype=torch.long, device=model.wte.weight.device)
     memory.check_sampling(config, model, None, max(1, idx.shape[1]))
-    options = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
+    options: dict = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
     # if not even one fits, stream raises with the reason
     n_new = config.max_new_tokens or max(1, min(500, most_new_tokens(model, idx.shape[1])))
     if config.max_new_tokens is None and n_new < 500:
@@ -115,7 +116,7 @@ def write_samples(model, tokenizer, config):
 
 
 @torch.no_grad()
-def show_answers(model, dataset, num_samples):
+def show_answers(model: GPT, dataset: Dataset, num_samples: int) -> None:
     """Prints rows of the validation split: the pairs in context, then every query with the model's answer."""
     block_size, right, asked = model.config.block_size, 0, 0
     for inputs, targets, name in dataset.eval_batches("val", num_samples, block_size):

@@ -32,7 +32,9 @@ import sys
 import time
 import uuid
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -103,7 +105,7 @@ class TrainConfig(GPTConfig):
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
 
-def learning_rate(config, step):
+def learning_rate(config: TrainConfig, step: int) -> float:
     """The learning rate of a step: linear warmup, then a cosine from learning_rate to min_lr."""
     if step < config.warmup_iters:
         return config.learning_rate * (step + 1) / (config.warmup_iters + 1)
@@ -115,7 +117,7 @@ def learning_rate(config, step):
     return lowest + 0.5 * (1 + math.cos(math.pi * progress)) * (config.learning_rate - lowest)
 
 
-def notes_on_keys(config):
+def notes_on_keys(config: TrainConfig) -> list[str]:
     """A line of text for each key that was given and has no effect in this run."""
     unused = unused_keys(config)
     if not config.decay_lr:
@@ -124,7 +126,7 @@ def notes_on_keys(config):
     return [f"note: {name}={getattr(config, name)} changes nothing: {unused[name]}" for name in given]
 
 
-def make_optimizers(model, config, device_type):
+def make_optimizers(model: GPT, config: TrainConfig, device_type: str) -> list[torch.optim.Optimizer]:
     """The optimizers of a run, each with parameter groups of its own: edit this function to take another one.
 
     The learning rate of a step is the schedule's times the group's lr_scale.
@@ -134,14 +136,16 @@ def make_optimizers(model, config, device_type):
     return [torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=is_fused)]
 
 
-def main(argv):
+def main(argv: list[str]) -> None:
     config = configurator.load(TrainConfig, argv, program="train.py", description=__doc__)
     config, resumed, weights, notes = where_to_start(config)
     with Processes(config.device, config.threads) as processes:
         train(config, processes, resumed, weights, notes)
 
 
-def train(config, processes, resumed=None, weights=None, notes=()):
+def train(
+    config: TrainConfig, processes: Processes, resumed: dict | None = None, weights: dict | None = None, notes=()
+) -> None:
     if config.gradient_accumulation_steps % processes.world_size:
         raise UserError(
             f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be a multiple of the "
@@ -162,7 +166,7 @@ def train(config, processes, resumed=None, weights=None, notes=()):
             run_steps(Run(config, processes, dataset, out, resumed, weights, notes))
 
 
-def run_steps(run):
+def run_steps(run: "Run") -> None:
     """Runs every step from run.first_step on, with evaluations, rows of metrics.jsonl and checkpoints."""
     config, processes, out = run.config, run.processes, run.out
     bar = tqdm(
@@ -206,7 +210,7 @@ def run_steps(run):
     run.say(f"written to {out.path}/: metrics.jsonl, ckpt.pt, best.pt (validation loss {run.best:.4f})")
 
 
-def stop_for_signal(run, step, number):
+def stop_for_signal(run: "Run", step: int, number: int) -> NoReturn:
     """Saves, and exits with the status that shells report for a process that the signal ended."""
     if step % run.config.eval_interval:  # otherwise the evaluation has just saved
         run.stop_if_not_finite(step)
@@ -263,7 +267,7 @@ class Run:
         out.start(about, self.first_step, config.max_iters)
         self.started = time.perf_counter()
 
-    def resume(self, resumed):
+    def resume(self, resumed: dict) -> None:
         try:
             # betas and weight decay come from the config, where they may have changed
             load_optimizers(self.optimizers, resumed["optimizer"], self.model)
@@ -279,13 +283,13 @@ class Run:
             file = self.out.path / "ckpt.pt"
             raise UserError(f"{file}: no run can go on from it ({str(error)[:200]})") from None
 
-    def seconds(self):
+    def seconds(self) -> float:
         """Seconds of training and evaluation so far, without the work that a kill has undone."""
         return self.seconds_before + time.perf_counter() - self.started
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
-    def step(self, step):
+    def step(self, step: int) -> tuple[float, torch.Tensor, torch.Tensor]:
         """One update. Returns (learning rate, mean loss of the global batch, norm of its gradient), over all ranks.
 
         The last two are tensors. Nothing here waits for a GPU: no tensor's value is read, and copies do not block.
@@ -308,13 +312,13 @@ class Run:
         self.loaded = self.load(step + 1)  # while a GPU still computes this step
         return lr, total, grad_norm
 
-    def set_learning_rate(self, step):
+    def set_learning_rate(self, step: int) -> float:
         lr = learning_rate(self.config, step)
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             group["lr"] = lr * group["lr_scale"]
         return lr
 
-    def check_that_all_is_used(self):
+    def check_that_all_is_used(self) -> None:
         """UserError for a parameter, such as that of a gate, which is built and which the loss does not depend on."""
         unused = [name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None]
         if unused:
@@ -324,7 +328,7 @@ class Run:
             )
 
     @contextlib.contextmanager
-    def compile_time_said(self, step):
+    def compile_time_said(self, step: int) -> Iterator[None]:
         """Prints how long the first step took, in which torch.compile does its work."""
         is_said = self.compiled and step == self.first_step and self.processes.is_main
         start = time.perf_counter()
@@ -334,7 +338,7 @@ class Run:
         if is_said:
             tqdm.write(f"compiled in {time.perf_counter() - start:.0f} s")
 
-    def load(self, step):
+    def load(self, step: int) -> tuple[int, list, int]:
         """(step, [(micro-step, inputs, targets)] of this process, number of labels in the global batch).
 
         It depends on (seed, step) alone. Labels are counted before the copies to the device, which do not block.
@@ -352,7 +356,7 @@ class Run:
         on_device = [(m, processes.to_device(inputs), processes.to_device(targets)) for m, inputs, targets in batches]
         return step, on_device, max(1, int(n_labels))
 
-    def micro_losses(self, step, model):
+    def micro_losses(self, step: int, model) -> Iterator[torch.Tensor]:
         """Yields this process's shares of the global batch's mean loss, one per micro-step."""
         config, processes = self.config, self.processes
         # divide by the labels of the global batch, not by those of a micro-step: rows may hold different numbers
@@ -366,7 +370,7 @@ class Run:
                     loss = model(inputs, targets, reduction="sum") / n_labels
                 yield loss  # the caller runs the backward pass here, inside no_sync
 
-    def update(self, step, loss, grad_norm):
+    def update(self, step: int, loss: torch.Tensor, grad_norm: torch.Tensor) -> None:
         """The optimizer's step, unless the loss or the gradient is not finite in this step or in an earlier one.
 
         In float16 an infinite gradient only means that the loss scale was too high: this step alone is skipped.
@@ -386,7 +390,7 @@ class Run:
 
     # -- evaluation, checkpoints ---------------------------------------------------------------------------------------
 
-    def evaluate_and_save(self, step):
+    def evaluate_and_save(self, step: int) -> dict:
         """Evaluates on the whole validation split; saves ckpt.pt, and best.pt if the loss is the lowest so far."""
         self.stop_if_not_finite(step)
         result = evaluate(
@@ -410,7 +414,7 @@ class Run:
         self.save(step, is_best, keep=True)
         return result
 
-    def meters(self, step):
+    def meters(self, step: int) -> dict:
         """The cheap meters (meters.training_meters), on the first rows of the validation split."""
         inputs, _, _ = first_rows(self.dataset, "val", TRAINING_ROWS, self.config.block_size)
         found = training_meters(self.model, inputs.to(self.processes.device), self.dtype)
@@ -419,11 +423,11 @@ class Run:
                 tqdm.write(f"step {step}: a gate has collapsed, {line}")
         return found
 
-    def save(self, step, is_best=False, keep=False):
+    def save(self, step: int, is_best: bool = False, keep: bool = False) -> None:
         self.out.save(self.state(step), is_best, keep)
         self.saved_step = step
 
-    def state(self, step):
+    def state(self, step: int) -> dict:
         """The contents of ckpt.pt: all that the rest of the run depends on."""
         return {
             "model": self.model.state_dict(),
@@ -451,7 +455,7 @@ class Run:
 
     # -- the end of a run that is not finite ---------------------------------------------------------------------------
 
-    def stop_if_not_finite(self, step):
+    def stop_if_not_finite(self, step: int) -> None:
         """Ends the run with status 1 if a step up to this one was bad. The weights are those from before that step."""
         if (bad_step := int(self.bad_step)) >= 0:
             found = self.processes.from_all(first_bad_tensor(self.model, self.micro_losses(bad_step, self.model)))
@@ -461,7 +465,7 @@ class Run:
                 step, "float16's loss scale fell below 1 and the gradient still overflows", bad_weight(self.model)
             )
 
-    def stop(self, step, what, bad):
+    def stop(self, step: int, what: str, bad: str | None) -> NoReturn:
         """Logs and prints why and where the run ends, and exits with status 1."""
         self.out.log(event="stopped", step=step)
         if self.processes.is_main:
@@ -476,7 +480,7 @@ class Run:
         sys.exit(1)
 
 
-def is_compiled(config, device_type):
+def is_compiled(config: TrainConfig, device_type: str) -> tuple[bool, str]:
     """(whether torch.compile is used, the reason in words if compile is auto)."""
     if config.compile != "auto":
         return config.compile == "true", ""
@@ -487,7 +491,7 @@ def is_compiled(config, device_type):
     return True, " (auto: a GPU, 500 steps or more)"
 
 
-def describe(run, why_compiled):
+def describe(run: Run, why_compiled: str) -> list[str]:
     """The lines about the model, the data and the device that a run prints at its start."""
     config, model, processes = run.config, run.model, run.processes
     gated = (

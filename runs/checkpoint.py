@@ -17,6 +17,7 @@ import os
 import pickle
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -28,7 +29,7 @@ from runs.hardware import DTYPES
 # Saving
 
 
-def save(path, checkpoint):
+def save(path: Path | str, checkpoint: dict) -> None:
     """torch.save, whole or not at all (files.write_whole). Raises UserError."""
     try:
         write_whole(path, lambda file: torch.save(checkpoint, file))
@@ -41,7 +42,7 @@ def save(path, checkpoint):
         ) from None
 
 
-def import_safetensors():
+def import_safetensors() -> ModuleType:
     try:
         import safetensors.torch
     except ImportError:
@@ -53,7 +54,7 @@ def import_safetensors():
 # Loading
 
 
-def load(path, device="cpu"):
+def load(path: Path | str, device: str = "cpu") -> dict:
     """Returns the checkpoint's dict. Raises UserError for a file that is missing, damaged or no checkpoint of ours."""
     path = Path(path)
     if os.path.isdir(path):
@@ -142,7 +143,7 @@ def _load_safetensors(path, device):
         raise UserError(f"{path}: damaged, or no safetensors ({str(error)[:200]})") from None
 
 
-def load_model(path, device="cpu", **changed):
+def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tuple[GPT, dict]:
     """(model in evaluation mode, checkpoint). `changed`: keys of GPTConfig that need no weights of their own."""
     checkpoint = load(path, device)
     model_args = checkpoint["model_args"] | {"kernels": "auto"} | changed  # this machine may lack those it had
@@ -150,7 +151,7 @@ def load_model(path, device="cpu", **changed):
     return build_model(config, checkpoint["model"], path, device).eval(), checkpoint
 
 
-def build_model(config, weights, path, device="cpu"):
+def build_model(config: GPTConfig, weights: dict[str, torch.Tensor], path: Path | str, device: str = "cpu") -> GPT:
     """The GPT of the config with these weights, which must be all of its own. Raises UserError."""
     try:
         if config.n_layer > len(weights):

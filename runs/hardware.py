@@ -11,6 +11,8 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -19,7 +21,7 @@ from runs.limits import ram_available
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def pick_device(name):
+def pick_device(name: str) -> str:
     """auto: a GPU where there is one. Raises UserError for a device this machine lacks."""
     has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
@@ -30,7 +32,7 @@ def pick_device(name):
 
 
 @functools.cache  # the probe takes a while, and might not find the same twice
-def pick_dtype(name, device):
+def pick_dtype(name: str, device: str) -> str:
     """The name of the dtype of matrix products. auto on a CPU: bfloat16 where a short probe finds it faster."""
     if name != "auto":
         return name
@@ -50,7 +52,7 @@ PEAK_FLOPS = {
 }  # fmt: skip
 
 
-def peak_flops(device, dtype):
+def peak_flops(device: str, dtype: str) -> tuple[float, str]:
     """(FLOP/s that one device can reach, how it is known): by its data sheet, or measured, where it is in no table."""
     name = torch.cuda.get_device_name() if device == "cuda" else ""
     if "MIG" not in name:  # a part of a GPU
@@ -60,7 +62,7 @@ def peak_flops(device, dtype):
     return gemm_rate(device, dtype), f"a matrix product in {dtype}, measured"
 
 
-def gemm_rate(device, dtype):
+def gemm_rate(device: str, dtype: str) -> float:
     """FLOP/s of a matrix product, the fastest of 0.05 s of them: a noisy neighbour can only make one slower."""
     # on a CPU about a millisecond, whatever the number of threads: some are then measured between a neighbour's turns
     n = 256 * round((2 * torch.get_num_threads()) ** (1 / 3)) if device == "cpu" else 4096
@@ -72,7 +74,7 @@ def gemm_rate(device, dtype):
     return 2 * n**3 / min(seconds)
 
 
-def seconds_of(call, device):
+def seconds_of(call: Callable, device: str) -> float:
     """The seconds that one call takes, with the device synchronised."""
     start = time.perf_counter()
     call()
@@ -81,18 +83,18 @@ def seconds_of(call, device):
     return time.perf_counter() - start
 
 
-def usable_cores():
+def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def check_threads(threads):
+def check_threads(threads: int) -> None:
     """Raises UserError: OpenMP ends the process where the system refuses it a thread."""
     most = max(64, 4 * usable_cores())
     if threads > most:
         raise UserError(f"threads={threads}: at most {most} on this machine of {usable_cores()} cores")
 
 
-def memory_available(device_type, processes_here=1):
+def memory_available(device_type: str, processes_here: int = 1) -> tuple[int, str]:
     """(bytes that a process may still take on its device, words for whose memory it is).
 
     processes_here: how many processes share this machine.
@@ -105,7 +107,7 @@ def memory_available(device_type, processes_here=1):
     return available // processes_here, where if processes_here == 1 else f"each of {processes_here} processes here"
 
 
-def keep_freed_memory():
+def keep_freed_memory() -> None:
     """Tells glibc to keep what is freed: it would return large blocks, and every step would fault them in again."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -114,7 +116,7 @@ def keep_freed_memory():
         mallopt(m_trim_threshold, 2**31 - 1)
 
 
-def places_of_torchrun():
+def places_of_torchrun() -> tuple[int, ...]:
     """(rank, world size, local rank, local world size): what torchrun has set, or those of one process alone."""
     if number_in_environment("WORLD_SIZE", 1) == 1:
         return 0, 1, 0, 1
@@ -127,7 +129,7 @@ def places_of_torchrun():
     return tuple(number_in_environment(name) for name in names)
 
 
-def number_in_environment(name, default=None):
+def number_in_environment(name: str, default: int | None = None) -> int:
     text = os.environ.get(name, default)
     try:
         return int(text)
@@ -136,7 +138,7 @@ def number_in_environment(name, default=None):
 
 
 @contextlib.contextmanager
-def signals_to(handler, is_alone=True):
+def signals_to(handler: Callable, is_alone: bool = True) -> Iterator[None]:
     """Inside, the first SIGTERM, Ctrl-C, SIGHUP or SIGUSR1 calls handler(number).
 
     A second SIGTERM or Ctrl-C ends a process that is alone at once. Under nohup SIGHUP stays ignored.
@@ -191,33 +193,33 @@ class Processes:
             store = torch.distributed.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
             torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
 
-    def to_device(self, tensor):
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the CPU on the device. To a GPU it goes from pinned memory, and nobody waits for it."""
         if self.device_type == "cuda":
             return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor.to(self.device)
 
-    def total(self, tensor):
+    def total(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over all processes, in place."""
         if self.world_size > 1:
             torch.distributed.all_reduce(tensor)
         return tensor
 
-    def from_main(self, value):
+    def from_main(self, value: object) -> Any:
         """Rank 0's value, on every process."""
         box = [value]
         if self.world_size > 1:
             torch.distributed.broadcast_object_list(box)
         return box[0]
 
-    def from_all(self, value):
+    def from_all(self, value: object) -> list:
         """The values of all processes, in the order of their ranks, on every process."""
         values = [value] * self.world_size
         if self.world_size > 1:
             torch.distributed.all_gather_object(values, value)
         return values
 
-    def on_main(self, function, *args):
+    def on_main(self, function: Callable, *args: object) -> None:
         """Calls it on rank 0, for which the others wait. A UserError there is raised on every process."""
         error = None
         if self.is_main:
@@ -230,7 +232,7 @@ class Processes:
             raise UserError(error)
 
     @contextlib.contextmanager
-    def signals_held(self):
+    def signals_held(self) -> Iterator[None]:
         """Inside, SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 wait until stop_signal() is asked."""
 
         def hold(number):
@@ -239,7 +241,7 @@ class Processes:
         with signals_to(hold, is_alone=self.world_size == 1):
             yield
 
-    def stop_signal(self):
+    def stop_signal(self) -> int:
         """The number of the signal that any of the processes has got, or 0: the same answer on all."""
         number = torch.tensor(self.signal)
         if self.world_size > 1:

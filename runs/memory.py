@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import math
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -24,9 +25,10 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from data.shards import Dataset
 from model import GPT, Block, GPTConfig
 from ops.loss import cross_entropy_sum
-from runs.hardware import DTYPES, memory_available, pick_dtype
+from runs.hardware import DTYPES, Processes, memory_available, pick_dtype
 from runs.limits import show_bytes
 
 # what is larger is extrapolated from these: the loops over chunks take their time here, too
@@ -54,7 +56,7 @@ class Tally(TorchDispatchMode):
                 self.count(tensor.untyped_storage())
         return output
 
-    def count(self, storage):
+    def count(self, storage: torch.UntypedStorage) -> None:
         number, size = storage._cdata, storage.nbytes()
         if number in self.alive:  # a view, or written in place
             return
@@ -67,7 +69,7 @@ class Tally(TorchDispatchMode):
         self.now += size
         self.peak = max(self.peak, self.now)
 
-    def end_phase(self):
+    def end_phase(self) -> None:
         """Notes the highest and the last number of bytes of the phase that ends here, from those at its start."""
         self.phases.append((self.peak - self.start, self.now - self.start))
         self.start = self.peak = self.now
@@ -106,7 +108,7 @@ class _MarkedBlock(nn.Module):
 # train_step, head, the kinds in reverse and embedding once more, on the way back
 
 
-def train_step(model, tally, idx, autocast):
+def train_step(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.autocast) -> None:
     """A micro-step in which every token has a label."""
     keys = dict(vocab_size=model.config.vocab_size, softcap=model.config.logit_softcap)
     with autocast:
@@ -116,7 +118,7 @@ def train_step(model, tally, idx, autocast):
 
 
 @torch.no_grad()
-def scoring(model, tally, idx, autocast):
+def scoring(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.autocast) -> None:
     """A batch of evaluate.score, which knows no autocast."""
     from evaluate import CHUNK_TOKENS  # here, since evaluate.py imports this file
 
@@ -125,19 +127,19 @@ def scoring(model, tally, idx, autocast):
 
 
 @torch.no_grad()
-def answering(model, tally, idx, autocast):
+def answering(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.autocast) -> None:
     """Logits of all tokens."""
     model.logits(_Mark.apply(model.features(idx)[0], tally))
 
 
 @torch.no_grad()
-def prefill(model, tally, idx, autocast):
+def prefill(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.autocast) -> None:
     """Reads a prompt into the state that decoding keeps."""
     model.logits(_Mark.apply(model.features(idx, model.init_state(len(idx)))[0], tally)[:, -1])
 
 
 @torch.no_grad()
-def metering(model, tally, idx, autocast):
+def metering(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.autocast) -> None:
     """The weights of all heads, a row at a time, as the sink meter wants them."""
 
     def measure(block, args, output):
@@ -155,13 +157,17 @@ def metering(model, tally, idx, autocast):
 # The trace, and what follows from it
 
 
-def peak_of(call, config, dtype, B, T, device="cpu", *, accumulates=False):
+def peak_of(
+    call: Callable, config: GPTConfig, dtype: str, B: int, T: int, device: str = "cpu", *, accumulates: bool = False
+) -> float:
     """Bytes that a call takes on idx (B, T) above the weights, at most. accumulates: there are gradients already."""
     alive = replay(phases_of(call, config, dtype, B, T), *sizes_of(config), accumulates)
     return float(alive * (HOLES if device == "cpu" else 1))
 
 
-def replay(phases, kinds, shell_bytes, kind_bytes, accumulates=False):
+def replay(
+    phases: np.ndarray, kinds: list[int], shell_bytes: int, kind_bytes: list[int], accumulates: bool = False
+) -> float:
     """The highest sum over all layers. kinds: which kind each of them is."""
     n, is_training = len(kind_bytes), len(phases) > len(kind_bytes) + 2
     order = [0, *(1 + kind for kind in kinds), n + 1]
@@ -177,7 +183,7 @@ def replay(phases, kinds, shell_bytes, kind_bytes, accumulates=False):
     return peak
 
 
-def phases_of(call, config, dtype, B, T):
+def phases_of(call: Callable, config: GPTConfig, dtype: str, B: int, T: int) -> np.ndarray:
     """(phases, 2): the highest and the last bytes of each, from those at its start. Exact up to MOST_TOKENS."""
     trace = functools.partial(_trace, call, model_keys(config), dtype)
     if B * T <= MOST_TOKENS:
@@ -195,7 +201,7 @@ def phases_of(call, config, dtype, B, T):
     return constant + B * (linear * float(T) + square * float(T) ** 2)
 
 
-def model_keys(config):
+def model_keys(config: GPTConfig) -> tuple:
     """The model's keys of a config, as what can be looked up."""
     return tuple((field.name, getattr(config, field.name)) for field in dataclasses.fields(GPTConfig))
 
@@ -228,7 +234,7 @@ def _shell(config):
     return model
 
 
-def kinds_of(config):
+def kinds_of(config: GPTConfig) -> tuple[list[int], list[tuple]]:
     """(number of the kind of each layer, the (mixer, gate) of each kind)"""
     layers = config.layers()
     kinds = {repr(layer): layer for layer in layers}
@@ -236,7 +242,7 @@ def kinds_of(config):
     return [number[repr(layer)] for layer in layers], list(kinds.values())
 
 
-def sizes_of(config):
+def sizes_of(config: GPTConfig) -> tuple[list[int], int, list[int]]:
     """(kinds of the layers, bytes of what is no block's, bytes of each kind of block)"""
     kinds, layers = kinds_of(config)
     with torch.device("meta"):
@@ -245,7 +251,7 @@ def sizes_of(config):
     return kinds, of[0], of[1:]
 
 
-def weight_bytes(config):
+def weight_bytes(config: GPTConfig) -> int:
     kinds, shell, of_kind = sizes_of(config)
     return shell + sum(of_kind[kind] for kind in kinds)
 
@@ -254,7 +260,7 @@ def weight_bytes(config):
 # The needs of the programs: {part: bytes}, and "total" for their worst moment
 
 
-def training(config, dtype, dataset, processes):
+def training(config, dtype: str, dataset: Dataset, processes: Processes) -> dict[str, float]:
     """What one process of train.py needs."""
     from meters import TRAINING_ROWS  # here, since meters.py imports this file
 
@@ -275,7 +281,15 @@ def training(config, dtype, dataset, processes):
     return parts | {"total": parts["weights"] + parts["optimizer"] + max(step, evaluation)}
 
 
-def evaluating(config, dataset, split, rows, block_size, device="cpu", stride=None):
+def evaluating(
+    config: GPTConfig,
+    dataset: Dataset,
+    split: str,
+    rows: int,
+    block_size: int,
+    device: str = "cpu",
+    stride: int | None = None,
+) -> dict[str, float]:
     """What evaluate.score needs beside the weights of a model of this config."""
     length, n_rows = longest_row(dataset, split, block_size), dataset.counts(split).get("rows")
     rows = min(rows, n_rows or -(-dataset.counts(split)["tokens"] // min(stride or block_size, block_size)))
@@ -284,7 +298,7 @@ def evaluating(config, dataset, split, rows, block_size, device="cpu", stride=No
     return {"total": need + 32 * rows * length + 24 * block_size * max(1, len(dataset.slices))}
 
 
-def longest_row(dataset, split, block_size):
+def longest_row(dataset: Dataset, split: str, block_size: int) -> int:
     """Tokens of the longest row that is read; the windows of a stream are filled up to block_size."""
     dataset.counts(split)  # raises UserError where there is no such split
     shards = dataset.meta["splits"][split]["shards"]
@@ -295,7 +309,7 @@ def longest_row(dataset, split, block_size):
 # The check
 
 
-def check(config, need, device="cpu", processes_here=1):
+def check(config, need: Callable, device: str = "cpu", processes_here: int = 1) -> str:
     """Returns a line about what need(config) comes to.
 
     Raises UserError where that is more than there is, unless config.memory_check is false. The message names the key
@@ -360,7 +374,7 @@ def _replaced(config, name, value):
     return dataclasses.replace(config, **keys)
 
 
-def clearly_fits(config, rows, length, device="cpu", processes_here=1):
+def clearly_fits(config: GPTConfig, rows: int, length: int, device: str = "cpu", processes_here: int = 1) -> bool:
     """Whether a forward pass is so small that no trace is needed: the first one in a process loads torch's compiler.
 
     A block's outputs are as wide as its weight matrices; a pass would have to hold 64 times all of them, and as many
@@ -376,7 +390,7 @@ def clearly_fits(config, rows, length, device="cpu", processes_here=1):
 # One call for each program, before it takes or writes anything
 
 
-def check_training(config, resumed, dataset, processes):
+def check_training(config, resumed: dict | None, dataset: Dataset, processes: Processes) -> str:
     """train.py's line about memory, or UserError."""
     dtype = (resumed or {}).get("dtype") or pick_dtype(config.dtype, processes.device_type)
 
@@ -391,7 +405,7 @@ def check_training(config, resumed, dataset, processes):
     return line
 
 
-def check_evaluation(config, model, dataset, block_size, processes):
+def check_evaluation(config, model: GPT, dataset: Dataset, block_size: int, processes: Processes) -> None:
     """UserError for what evaluate.py has no memory for, and for windows of text that are longer than the text."""
     tokens = dataset.counts(config.split)["tokens"]
     if dataset.kind == "stream" and block_size > max(model.config.block_size, tokens - 1):
@@ -406,7 +420,7 @@ def check_evaluation(config, model, dataset, block_size, processes):
         check(dataclasses.replace(config, block_size=block_size), need, **here)
 
 
-def check_sampling(config, model, rows, length):
+def check_sampling(config, model: GPT, rows: int | None, length: int) -> None:
     """UserError for a prompt (1, length), or for MQAR's rows, that sample.py has no memory for."""
     device = model.wte.weight.device.type
     call = prefill if rows is None else answering
@@ -415,7 +429,7 @@ def check_sampling(config, model, rows, length):
     check(config, lambda config: {"total": peak_of(call, model.config, "float32", rows or 1, length, device)}, device)
 
 
-def check_metering(config, model, dataset, dtype):
+def check_metering(config, model: GPT, dataset: Dataset, dtype: str) -> None:
     """UserError for rows that meters.py has no memory for."""
     device = model.wte.weight.device.type
     T = longest_row(dataset, config.split, model.config.block_size)

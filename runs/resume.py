@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from data.shards import Dataset
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 from runs.outdir import code_sha256, run_id
@@ -33,7 +34,7 @@ STATE = (
 OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come from a checkpoint
 
 
-def where_to_start(config):
+def where_to_start(config) -> tuple:
     """(config, the checkpoint to resume or None, the weights to begin with or None, lines to print)."""
     file = Path(config.out_dir) / "ckpt.pt"
     goes_on = file.is_file() and (config.init_from == "auto" or is_restart(config, file))
@@ -73,7 +74,7 @@ def where_to_start(config):
     return config, resumed, None, notes
 
 
-def is_restart(config, file):
+def is_restart(config, file: Path) -> bool:
     """Whether torchrun --max-restarts repeats the very command that wrote this ckpt.pt."""
     if not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
         return False
@@ -81,13 +82,13 @@ def is_restart(config, file):
     return before | {"vocab_size": None} == dataclasses.asdict(config) | {"vocab_size": None}
 
 
-def check_data(resumed, dataset, config):
+def check_data(resumed: dict | None, dataset: Dataset, config) -> None:
     """Raises UserError where a run would go on with data other than its own."""
     if resumed is not None and resumed["data"].get("sha256") != dataset.sha256:
         raise UserError(f"{config.dataset}: not the data that {Path(config.out_dir) / 'ckpt.pt'} was trained on")
 
 
-def what_changed(before):
+def what_changed(before: dict | None) -> list[str]:
     """Lines to print where the code that made a checkpoint, {file: SHA-256}, is not today's."""
     if not isinstance(before, dict):
         return ["  the checkpoint does not say which code made it: its results may be those of other code"]
@@ -98,7 +99,7 @@ def what_changed(before):
 ADAMW_STATE = {"exp_avg", "exp_avg_sq", "step"}
 
 
-def optimizer_state(optimizers):
+def optimizer_state(optimizers: list[torch.optim.Optimizer]) -> dict:
     """The state_dict of one optimizer, or those of several as one: groups in a row, parameters numbered through."""
     groups, state, first = [], {}, 0
     for optimizer in optimizers:
@@ -109,7 +110,7 @@ def optimizer_state(optimizers):
     return {"state": state, "param_groups": groups}
 
 
-def load_optimizers(optimizers, saved, model):
+def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict, model: GPT) -> None:
     """Puts a saved optimizer_state into the optimizers: each moment to the parameter of its name.
 
     What an older version saved has no names, and must have the order of today's. ValueError for what cannot be of this
@@ -138,7 +139,7 @@ def load_optimizers(optimizers, saved, model):
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
-def make_model(config, resumed, weights):
+def make_model(config, resumed: dict | None, weights: dict | None) -> tuple[GPT, list[str]]:
     """(the model a run starts from, lines to print)"""
     model_args = {f.name: getattr(config, f.name) for f in dataclasses.fields(GPTConfig)}
     torch.manual_seed(config.seed)
