@@ -108,6 +108,8 @@ def score_carried(model: GPT, dataset: Dataset, split: str, block_size: int) -> 
 def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
     """Sums -> the numbers of the split: loss (nats per label), perplexity, accuracy; slices, or those of a text."""
     nats, labels, correct = (float(x) for x in sum(rows.sum(0) for rows in sums.values()))
+    if not labels:
+        raise UserError(f"{dataset.folder}: no token of {split} has a label, so there is nothing to score")
     result: dict = {"loss": nats / labels, "perplexity": perplexity(nats / labels), "accuracy": correct / labels}
     result["labels"] = int(labels)
     if dataset.kind == "examples":

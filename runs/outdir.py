@@ -207,7 +207,7 @@ def code_sha256():
 def run_id(folder):
     """Which run the config.json of a folder is of, or None: no such file, or of an older version."""
     try:
-        return json.loads((folder / "config.json").read_bytes()).get("run_id")
+        return files.read_json(folder / "config.json").get("run_id")
     except (OSError, ValueError, AttributeError):
         return None
 

@@ -108,7 +108,16 @@ def checkpoint(path, small):
     if not (folder / "ckpt.pt").exists():
         mixer = "gla" if "gla" in folder.name else "softmax"
         gate = "headwise" if "headwise" in folder.name else "elementwise"
-        train.main(["config/pystdlib.py", f"--attention={mixer}", f"--gate={gate}", f"--out_dir={folder}", *small])
+        train.main(
+            [
+                "config/pystdlib.py",
+                f"--attention={mixer}",
+                f"--gate={gate}",
+                f"--out_dir={folder}",
+                "--overwrite=true",
+                *small,
+            ]
+        )
     if not path.exists():
         shutil.copy(folder / "ckpt.pt", path)
 

@@ -126,6 +126,12 @@ def test_the_numbers_of_a_text_follow_from_its_nats_words_and_bytes(text):
     assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
 
 
+def test_a_split_without_a_label_is_named(text):
+    sums = {"8/2": torch.zeros(8, 3, dtype=torch.float64)}
+    with pytest.raises(UserError, match="no token of val has a label"):
+        evaluate.summarize(sums, text, "val")
+
+
 def test_padded_ids_do_not_count(text):
     padded, model = make_model(pad_vocab_to=100), make_model()
     padded.load_state_dict(model.state_dict() | {"wte.weight": F.pad(model.wte.weight, (0, 0, 0, 44), value=9.0)})
