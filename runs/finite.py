@@ -1,12 +1,16 @@
 """Which tensor was the first that is not finite: what a run that has gone wrong says before it ends."""
 
+from collections.abc import Iterable
 
-def bad_weight(model):
+import torch
+
+
+def bad_weight(model: torch.nn.Module) -> str | None:
     """The name of the first weight that is not finite, or None."""
     return next((name for name, p in model.named_parameters() if not p.isfinite().all()), None)
 
 
-def first_bad_tensor(model, losses):
+def first_bad_tensor(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> str | None:
     """In words: a weight, the output of a module, a gradient; None if all are finite.
 
     losses: an iterator that computes a loss of the model each time. Leaves the gradients behind.
