@@ -34,6 +34,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,7 +158,7 @@ class ExperimentConfig:
             raise UserError(f"metric={self.metric!r}: with learning_rates it must be val_loss, which tells divergence")
         parse_shard(self.shard)
 
-    def check_folders(self):
+    def check_folders(self) -> None:
         """Every run needs a folder of its own: setting "a" with arm "b-c" would share that of "a-b" with "c"."""
         found = {}
         for run in runs_of(self, self.seeds[:1], []):
@@ -168,7 +169,7 @@ class ExperimentConfig:
                     f"{run['arm']!r} would share the folder {name_of(run)}; rename one of them"
                 )
 
-    def check_claim(self, name, claim):
+    def check_claim(self, name: str, claim: object) -> None:
         if not isinstance(claim, dict) or set(claim) - {"setting", "of"} != {"contrast", "above"}:
             raise UserError(f"claims: {name}: must have a contrast and above, and may have a setting and of")
         if wrong := wrong_field(claim, CLAIM):
@@ -182,7 +183,7 @@ class ExperimentConfig:
             for arm in weights:
                 check_named(f"claims: {name}", arm, self.arms, "arms")
 
-    def check_verdict(self):
+    def check_verdict(self) -> None:
         lacking = [name for name in RULE if getattr(self, name) is None]
         if 0 < len(lacking) < len(RULE):
             raise UserError(f"{', '.join(lacking)}: the verdict needs {'it' if len(lacking) == 1 else 'them'}, too")
@@ -207,7 +208,7 @@ CLAIM = {
 }
 
 
-def check_names(kind, names):
+def check_names(kind: str, names: Iterable[str]) -> None:
     """Raises UserError for a name that cannot be a file name: runs' folders and scores' files in out_dir bear these."""
     for name in names:
         is_text = isinstance(name, str) and name.isprintable() and bool(name.strip())
@@ -218,7 +219,7 @@ def check_names(kind, names):
             )
 
 
-def check_keys(kind, name, keys, script, taken):
+def check_keys(kind: str, name: str, keys: object, script: str, taken: tuple[str, ...]) -> None:
     """Raises UserError for anything but a dict of keys, and for a key that the experiment itself sets."""
     label = f"{kind}: {name}" if name else kind
     if not isinstance(keys, dict):
@@ -227,14 +228,14 @@ def check_keys(kind, name, keys, script, taken):
         raise UserError(f"{label}: {found[0]}: the experiment sets it, so that its files stay in out_dir; leave it out")
 
 
-def check_named(label, value, choices, kind):
+def check_named(label: str, value: object, choices: Iterable[str], kind: str) -> None:
     """Raises UserError for a value that is not one of the config's own names of arms, claims or settings."""
     if not choices:
         raise UserError(f"{label}={show(value)}: the experiment has no {kind}")
     configurator.check_choice(label, value, list(choices))
 
 
-def main(argv):
+def main(argv: list[str]) -> None:
     config = configurator.load(ExperimentConfig, argv, program="experiment.py", description=__doc__)
     out_dir = Path(config.out_dir or HERE / "results" / config.name)
     if config.dry_run:
@@ -259,7 +260,7 @@ def main(argv):
 # The list of runs
 
 
-def runs_of(config, seeds, rates, chosen=None):
+def runs_of(config: ExperimentConfig, seeds: list[int], rates: list[float], chosen: dict | None = None) -> list[dict]:
     """Every run of the seeds: settings x arms x rates. chosen: {(setting, arm): rate}, instead of rates."""
     runs = []
     for seed in seeds:
@@ -281,13 +282,13 @@ def runs_of(config, seeds, rates, chosen=None):
     return runs
 
 
-def selection_runs(config):
+def selection_runs(config: ExperimentConfig) -> list[dict]:
     """The runs that learning rates are chosen by."""
     runs = runs_of(config, config.selection_seeds, config.learning_rates) if config.selection_seeds else []
     return [r for r in runs if r["arm"] not in config.rate_of and config.rates_at in (None, r.get("setting"))]
 
 
-def choose_rates(config, rows):
+def choose_rates(config: ExperimentConfig, rows: list[dict]) -> dict | None:
     """{(setting, arm): the learning rate with the best mean over the selection seeds}; None while rows are missing."""
     sign, best = (1 if config.metric == "accuracy" else -1), {}
     runs = selection_runs(config)
@@ -310,11 +311,11 @@ def choose_rates(config, rows):
     }
 
 
-def steps_of(runs):
+def steps_of(runs: list[dict]) -> int:
     return sum(configurator.build(TrainConfig, run["config"]).max_iters for run in runs)
 
 
-def parse_shard(shard):
+def parse_shard(shard: str | None) -> tuple[int, int]:
     """i/n -> (i, n), counted from 1. None -> (1, 1)."""
     first, slash, count = (shard or "1/1").partition("/")
     if not (slash and first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
@@ -322,13 +323,13 @@ def parse_shard(shard):
     return int(first), int(count)
 
 
-def of_shard(config, runs):
+def of_shard(config: ExperimentConfig, runs: list) -> list:
     """This shard's part of a list."""
     first, count = parse_shard(config.shard)
     return runs[first - 1 :: count]
 
 
-def estimate(config, rows):
+def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     """Lists the runs that have no row, with their hours: by the rows of the same arm, or else by timing some steps.
 
     With a shard, its part of the list. Runs whose rate isn't chosen yet are listed at the first of the rates.
@@ -353,7 +354,7 @@ def estimate(config, rows):
     return "\n".join([*lines, f"{len(waiting)} of {len(runs)} runs{shard} to do: {hours}"])
 
 
-def seconds_by_steps(run, threads):
+def seconds_by_steps(run: dict, threads: int) -> float:
     """Estimates the seconds of a run that has no row, from five of its steps here and now, on random tokens."""
     keys = configurator.build(TrainConfig, run["config"])
     torch.set_num_threads(threads)
@@ -379,7 +380,7 @@ def seconds_by_steps(run, threads):
     return statistics.median(seconds[1:]) * keys.gradient_accumulation_steps * keys.max_iters
 
 
-def name_of(run):
+def name_of(run: dict) -> str:
     """The folder of a run."""
     rate = f"lr{run['config']['learning_rate']:g}" if "purpose" in run else None
     parts = [run.get("setting"), run["arm"], rate, f"seed{run['seed']}"]
@@ -390,7 +391,7 @@ def name_of(run):
 # Running
 
 
-def run_all(config, out_dir):
+def run_all(config: ExperimentConfig, out_dir: Path) -> list[dict] | None:
     """Starts the runs that have no row, and returns the rows of all runs in the order of the list.
 
     Returns None while another shard still has some of them to do.
@@ -413,14 +414,14 @@ def run_all(config, out_dir):
     return found if found and (len(found) == len(runs) or not config.run) else None
 
 
-def claim_out_dir(config, out_dir):
+def claim_out_dir(config: ExperimentConfig, out_dir: Path) -> None:
     """Marks out_dir as the folder of an experiment. Raises UserError for a folder that is somebody else's."""
     # one without a marker may be of an older version, or results/NAME of a clone: it has our rows
     has_our_rows = any({"arm", "seed", "config", "data", "finite"} <= row.keys() for row in read_rows(out_dir))
     files.claim(out_dir, "experiment", config.overwrite or has_our_rows)
 
 
-def run_list(config, runs, out_dir, title):
+def run_list(config: ExperimentConfig, runs: list[dict], out_dir: Path, title: str) -> list[dict]:
     """Starts this shard's runs that have no row, computes missing scores, and returns all rows that are there then."""
     rows, (first, count) = read_rows(out_dir), parse_shard(config.shard)
     rows_found = [find_row(rows, run) for run in runs]
@@ -442,7 +443,7 @@ def run_list(config, runs, out_dir, title):
     return rows
 
 
-def rows_to_score(config, rows, out_dir):
+def rows_to_score(config: ExperimentConfig, rows: list[dict], out_dir: Path) -> list[dict]:
     """The rows that lack a score and whose checkpoints are still there; the others are named."""
     unscored = [row for row in rows if row is not None and missing_scores(config, row)]
     kept = [row for row in unscored if is_finished(run_of(row), out_dir / name_of(row))]
@@ -458,7 +459,7 @@ def rows_to_score(config, rows, out_dir):
     return kept
 
 
-def run_side_by_side(config, waiting, out_dir):
+def run_side_by_side(config: ExperimentConfig, waiting: list[dict], out_dir: Path) -> Iterator[dict]:
     """Yields a row whenever a run ends. One bar over all steps, with the losses and the speed of what is running.
 
     waiting: runs, and rows of finished runs, of which only the scores that they lack are computed.
@@ -504,7 +505,7 @@ def run_side_by_side(config, waiting, out_dir):
             bar.close()
 
 
-def gpus_of(config):
+def gpus_of(config: ExperimentConfig) -> list[str]:
     """The names by which CUDA_VISIBLE_DEVICES knows the GPUs of this machine; none where the runs are on the CPU."""
     if pick_device(config.base.get("device", "auto")) != "cuda":
         return []
@@ -512,24 +513,24 @@ def gpus_of(config):
     return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
 
 
-def jobs_of(config, gpus):
+def jobs_of(config: ExperimentConfig, gpus: list[str]) -> int:
     """How many runs go on at a time."""
     rates = 1 if config.selection_seeds else len(config.learning_rates) or 1
     count = len(config.arms) * (len(config.settings) or 1) * len(config.seeds) * rates
     return min(config.jobs or len(gpus) or usable_cores(), count)
 
 
-def threads_of(jobs):
+def threads_of(jobs: int) -> int:
     """CPU threads of each run: the same for the first and for the last that is left, for results may depend on them."""
     return max(1, usable_cores() // jobs)
 
 
-def steps_to_do(waiting):
+def steps_to_do(waiting: list[dict]) -> int:
     """The steps of the runs; a row that only lacks a score has none left."""
     return steps_of([item for item in waiting if "finite" not in item])
 
 
-def start(config, item, out_dir, threads, gpu):
+def start(config: ExperimentConfig, item: dict, out_dir: Path, threads: int, gpu: str | None) -> dict:
     """Starts train.py for a run, and evaluate.py after it for each score; for a row only the scores that it lacks."""
     run, is_finished_run = run_of(item), "finite" in item
     folder, commands = out_dir / name_of(run), []
@@ -555,7 +556,7 @@ def start(config, item, out_dir, threads, gpu):
     }  # fmt: skip
 
 
-def make_room(run, folder):
+def make_room(run: dict, folder: Path) -> None:
     """Makes the folder of a run. One that holds another run is moved aside: no checkpoint is lost to an edit."""
     if any((folder / name).is_file() for name in ("ckpt.pt", "metrics.jsonl")) and not is_of(run, folder):
         lock(folder).close()  # UserError while that run is at work
@@ -565,18 +566,18 @@ def make_room(run, folder):
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def is_of(run, folder):
+def is_of(run: dict, folder: Path) -> bool:
     """Whether the folder is of this very run, and not of what the experiment was before an edit."""
     file = folder / "run.json"
     return file.is_file() and run_of(json.loads(file.read_text())) == run
 
 
-def is_finished(run, folder):
+def is_finished(run: dict, folder: Path) -> bool:
     """Whether the folder has the checkpoint of the end of this very run."""
     return is_of(run, folder) and (folder / "ckpt.pt").is_file() and last_row(folder).get("event") == "end"
 
 
-def prepare_config(config):
+def prepare_config(config: ExperimentConfig) -> type:
     """The keys of data/*/prepare.py, a dataclass."""
     return importlib.import_module(f"data.{config.prepare}.prepare").Config
 
@@ -606,12 +607,12 @@ def prepare(config, keys, seed, place):
     return folder
 
 
-def is_prepared(keys, folder):
+def is_prepared(keys: dict, folder: Path) -> bool:
     file = folder / "prepared.json"
     return file.is_file() and json.loads(file.read_text()) == keys and (folder / "meta.json").is_file()
 
 
-def start_process(command, folder, threads, gpu):
+def start_process(command, folder: Path, threads: int, gpu: str | None) -> subprocess.Popen:
     script, keys = command
     environment = {"OMP_NUM_THREADS": str(threads)} | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
     with open(folder / "log.txt", "a") as log:
@@ -622,12 +623,12 @@ def start_process(command, folder, threads, gpu):
         )  # fmt: skip
 
 
-def last_row(folder):
+def last_row(folder: Path) -> dict:
     rows = read_jsonl(folder / "metrics.jsonl")
     return rows[-1] if rows else {"step": 0}
 
 
-def finish(config, job):
+def finish(config: ExperimentConfig, job: dict) -> dict:
     """The row of a run that has ended. Divergence gives a row; a crash raises UserError."""
     item, folder, status = job["item"], job["folder"], job["process"].returncode
     metrics = read_jsonl(folder / "metrics.jsonl")
@@ -659,7 +660,7 @@ def finish(config, job):
     return nan_to_none(scored(config, row, folder))
 
 
-def scored(config, row, folder):
+def scored(config: ExperimentConfig, row: dict, folder: Path) -> dict:
     """The row with the scores that it lacked, which evaluate.py has written by now."""
     names, data = missing_scores(config, row), as_read(config.score_data)
     is_same_data = row.get("score_data", {}) == data
@@ -673,12 +674,12 @@ def scored(config, row, folder):
     }
 
 
-def read_score(file):
+def read_score(file: Path) -> dict:
     """What evaluate.py wrote, without the path of this machine's checkpoint."""
     return {name: value for name, value in json.loads(file.read_text()).items() if name != "checkpoint"}
 
 
-def nan_to_none(value):
+def nan_to_none(value: object):
     """What JSON can hold, at any depth."""
     if isinstance(value, dict):
         return {name: nan_to_none(item) for name, item in value.items()}

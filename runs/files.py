@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any
 
 try:
     import fcntl
@@ -14,7 +16,7 @@ except ImportError:  # Windows
     fcntl = None
 
 
-def write_whole(path, write):
+def write_whole(path: Path | str, write: Callable) -> int:
     """write(file) under a temporary name in the same folder, fsync, rename: a kill leaves the old file or the new one.
 
     Returns the size in bytes. Raises what open and `write` raise. What a kill leaves under the temporary name is
@@ -44,7 +46,7 @@ def write_whole(path, write):
 MARKER = ".nanogate"  # in every folder that this project writes to: what kind it is
 
 
-def claim(folder, kind, overwrite=False):
+def claim(folder: Path | str, kind: str, overwrite: bool = False) -> None:
     """Makes the folder and marks it as one of this kind ("run", "data set", "export" ...), before anything is written.
 
     Raises UserError for a folder that holds anything else. With overwrite it may hold strangers' files, but it may
@@ -73,7 +75,7 @@ def claim(folder, kind, overwrite=False):
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
 
 
-def check_output(name, path, *marks):
+def check_output(name: str, path: Path | str, *marks: str) -> None:
     """Raises UserError, before any work, where a script may not write its output to `path`, which the key `name` gives.
 
     An output replaces nothing but an older output of its own kind: a .png of figures, or a .json that holds an object
@@ -95,7 +97,7 @@ def check_output(name, path, *marks):
         raise UserError(f"{name}={show(str(path))}: is something else already, which this would replace; name another")
 
 
-def write_output(name, path, write):
+def write_output(name: str, path: Path | str, write: Callable) -> None:
     """write_whole, for the output that the key `name` gives. Raises UserError."""
     try:
         write_whole(path, write)
@@ -103,7 +105,7 @@ def write_output(name, path, write):
         raise UserError(f"{name}={show(str(path))}: cannot be written ({error.strerror or error})") from None
 
 
-def read_json(path, most=1 << 26):
+def read_json(path: Path | str, most: int = 1 << 26) -> Any:
     """What a JSON file of at most `most` bytes holds. UserError if it is missing, damaged, too large or a pipe."""
 
     def refuse(constant):
@@ -116,7 +118,7 @@ def read_json(path, most=1 << 26):
         raise UserError(f"{path}: cannot be read as JSON ({error})") from None
 
 
-def wrong_field(value, rule, name=""):
+def wrong_field(value: object, rule, name: str = "") -> str | None:
     """Says in words what is wrong with a value that a file held, or returns None if it obeys the rule. A rule is one of
 
     (int, least, most)      a whole number; float: a finite number, or inf where that is the most; bool: of 0 to 1
@@ -176,7 +178,7 @@ def _words_of(kind, least, most, *none):
     return f"{what} of length {least}" + (f" to {most}" if most < 1 << 50 else " or more") * (most > least)
 
 
-def read_jsonl(file, fields=None):
+def read_jsonl(file: Path | str, fields: dict[str, type] | None = None) -> list[dict]:
     """The objects of a file of JSON lines; none where there is no file. A last line that a kill cut short is left out.
 
     fields: {name: type} that each object has. UserError names a damaged line.
@@ -193,7 +195,7 @@ def read_jsonl(file, fields=None):
     return rows
 
 
-def lock(folder, wait=False):
+def lock(folder: Path | str, wait: bool = False) -> IO:
     """Returns an open file that keeps other processes out of the folder until it is closed or this process dies.
 
     While another process holds the lock, this raises UserError, or waits if `wait` is true. On a system or a file

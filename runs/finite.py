@@ -1,12 +1,16 @@
 """Finds the first tensor that is not finite, which a run that diverges names before it ends."""
 
+from collections.abc import Iterable
 
-def bad_weight(model):
+import torch
+
+
+def bad_weight(model: torch.nn.Module) -> str | None:
     """The name of the first weight that is not finite, or None."""
     return next((name for name, p in model.named_parameters() if not p.isfinite().all()), None)
 
 
-def first_bad_tensor(model, losses):
+def first_bad_tensor(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> str | None:
     """Names the first bad weight, output of a module or gradient, or returns None if all are finite.
 
     losses: an iterator whose every item is a loss, computed when it is asked for. The gradients stay in the model.

@@ -14,12 +14,12 @@ CGROUPS = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
 
 
-def ram_available():
+def ram_available() -> tuple[int, str]:
     """(bytes, words for whose limit it is): the least that machine, container and ulimit leave to this process."""
     return min(_of_machine() + _of_container() + _of_ulimit())
 
 
-def disk_free(folder):
+def disk_free(folder: Path | str) -> int:
     """Bytes free where the folder is, or will be."""
     folder = Path(folder).absolute()
     while not folder.exists():
@@ -92,7 +92,7 @@ def _number(file):
     return int(text) if text.isdigit() else None
 
 
-def show_bytes(size):
+def show_bytes(size: float) -> str:
     for unit, name in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
         if size >= unit:
             return f"{size / unit:,.1f} {name}" if size < 1e6 * unit else "a million PB or more"

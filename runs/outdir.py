@@ -61,10 +61,10 @@ class OutDir:
             if file is not None:
                 file.close()
 
-    def start(self, about, first_step, max_iters):
+    def start(self, about: dict, first_step: int, max_iters: int) -> None:
         self.processes.on_main(self._start, about, first_step, max_iters)
 
-    def log(self, **row):
+    def log(self, **row: object) -> None:
         """A line of metrics.jsonl, written at once. A number that is not finite is no JSON, and raises ValueError."""
         if self.metrics is not None:
             try:
@@ -73,7 +73,7 @@ class OutDir:
             except OSError as error:
                 raise self._cannot_write(error) from None
 
-    def save(self, state, is_best=False, keep=False):
+    def save(self, state: dict, is_best: bool = False, keep: bool = False) -> None:
         """Writes best.pt if it is the best, ckpt_STEP.pt with `keep`, and ckpt.pt last: it vouches for the others.
 
         Ends the run, with status 1, where somebody has removed the folder or its rows meanwhile.
@@ -182,7 +182,7 @@ class OutDir:
         return UserError(f"out_dir={str(self.path)!r}: {file} cannot be written ({error.strerror or error})")
 
 
-def code_of(script):
+def code_of(script: str) -> list[str]:
     """The script and the files of this project that it imports, directly or not: enough to run it."""
     found, waiting = [], [script]
     while waiting:
@@ -198,13 +198,13 @@ def code_of(script):
     return sorted(found)
 
 
-def code_sha256():
+def code_sha256() -> tuple[str, dict[str, str]]:
     """(SHA-256 of RESULT_FILES together, {file: its own})."""
     own = {name: hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in RESULT_FILES}
     return hashlib.sha256(json.dumps(own).encode()).hexdigest(), own
 
 
-def run_id(folder):
+def run_id(folder: Path) -> str | None:
     """Which run the config.json of a folder is of, or None: no such file, or of an older version."""
     try:
         return files.read_json(folder / "config.json").get("run_id")
@@ -212,11 +212,11 @@ def run_id(folder):
         return None
 
 
-def versions():
+def versions() -> dict[str, str]:
     return {"python": sys.version.split()[0], "torch": str(torch.__version__), "numpy": numpy.__version__}
 
 
-def git(*words):
+def git(*words: str) -> str:
     """The output of a git command in this repository; empty where there is no git."""
     try:
         return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True).stdout.strip()
@@ -224,5 +224,5 @@ def git(*words):
         return ""
 
 
-def write_text(path, text):
+def write_text(path: Path | str, text: str) -> None:
     files.write_whole(path, lambda file: file.write(text.encode()))

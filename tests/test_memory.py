@@ -242,7 +242,8 @@ def test_a_containers_limit_is_found(tmp_path, monkeypatch, line, files, left):
 
 @on_linux
 def test_a_ulimit_is_found():
-    code = "import resource; from runs import limits; resource.setrlimit(resource.RLIMIT_AS, (10**9, 10**9)); print(limits.ram_available())"
+    code = "import resource; from runs import limits; resource.setrlimit(resource.RLIMIT_AS, (10**9, 10**9)); "
+    code += "print(limits.ram_available())"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     available, where = eval(run.stdout)
     assert where == "ulimit -v" and 0 < available < 10**9
