@@ -129,7 +129,7 @@ class GPTConfig:
             warnings.warn(f"kernels=auto: {missing}; on the GPU the recurrence runs in plain PyTorch", stacklevel=3)
         classes = set()
         for name, gate in self.layers():
-            MIXERS[name].check(self)
+            MIXERS[name].check(name, self)
             check_gate(name, MIXERS[name], self, gate)
             classes.add(MIXERS[name])
         if not self.norm_first and not any(mixer.norm_of(self) in READOUT_NORMS for mixer in classes):
@@ -228,11 +228,11 @@ class Mixer(nn.Module):
         return 1 if cls.norm_over == "head" else config.n_head
 
     @classmethod
-    def check(cls, config: GPTConfig) -> None:
+    def check(cls, name: str, config: GPTConfig) -> None:
         """Raises UserError for keys that don't fit this mixer; gate.check_gate checks its norm and gates."""
         widest = recurrence.FLA_DELTA_KEYS
         if cls.has_delta_rule and config.kernels != "torch" and config.head_dim > widest and recurrence.has_fla():
-            limit = f"fla's delta rule takes keys of width at most {widest}, not head_dim={config.head_dim}"
+            limit = f"{name}: fla's delta rule takes keys of width at most {widest}, not head_dim={config.head_dim}"
             if config.kernels == "fla":
                 raise UserError(f"kernels='fla': {limit}; lower head_dim, or set kernels=auto")
             warnings.warn(f"kernels=auto: {limit}; it runs in plain PyTorch", stacklevel=3)
@@ -537,8 +537,8 @@ class Mamba2(Mixer):
         return config.expand * config.n_head // config.n_groups
 
     @classmethod
-    def check(cls, config: GPTConfig) -> None:
-        super().check(config)
+    def check(cls, name: str, config: GPTConfig) -> None:
+        super().check(name, config)
         if config.n_groups > 1 and cls.norm_of(config) not in ("rms", "none"):
             raise UserError(f"n_groups={config.n_groups}: mamba2's readout then has an RMSNorm a group, or none")
         if config.expand * config.n_head % config.n_groups:

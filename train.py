@@ -144,7 +144,7 @@ def main(argv: list[str]) -> None:
 
 
 def train(
-    config: TrainConfig, processes: Processes, resumed: dict | None = None, weights: dict | None = None, notes=()
+    config: TrainConfig, processes: Processes, resumed: dict | None, weights: dict | None, notes: list[str]
 ) -> None:
     if config.gradient_accumulation_steps % processes.world_size:
         raise UserError(
