@@ -34,6 +34,7 @@ import shutil
 import time
 import weakref
 from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -59,7 +60,7 @@ NEW = ".new"
 OURS = re.compile(r"\w{1,80}_(\d{4,9}|documents)\.npy")  # what _save_shard and write_stream call their files
 
 
-def claim(out_dir, overwrite):
+def claim(out_dir: Path | str, overwrite: bool) -> Path:
     """Marks the folder as a data set, and returns its Path. UserError where it holds something else, unless overwrite.
 
     Three folders without a mark are ours, too: an older version's data set, a script's own folder under data/, and one
@@ -73,7 +74,7 @@ def claim(out_dir, overwrite):
     return out_dir
 
 
-def report(meta, out_dir):
+def report(meta: dict, out_dir: Path | str) -> None:
     """Prints the counts of every split, and where the data set lies: the end of a prepare script."""
     for split, facts in meta["splits"].items():
         counts = ", ".join(f"{value:,} {name}" for name, value in facts.items() if isinstance(value, int))
@@ -81,7 +82,7 @@ def report(meta, out_dir):
     print(f"written to {out_dir}")
 
 
-def parameters_of(config):
+def parameters_of(config) -> dict:
     """The keys of a prepare script that say which data it makes, for meta.json; not where they are written."""
     keys = dataclasses.asdict(config)
     return {name: value for name, value in keys.items() if name not in ("out_dir", "overwrite")}
@@ -145,17 +146,17 @@ def _swap(new, out_dir):
 
 
 def write_stream(
-    out_dir,
-    splits,
+    out_dir: Path | str,
+    splits: dict[str, Iterable[str]],
     *,
     tokenizer,
-    shard_tokens=100_000_000,
-    workers=1,
-    count_words=None,
-    check=None,
-    restartable=False,
+    shard_tokens: int = 100_000_000,
+    workers: int = 1,
+    count_words: Callable[[str], int] | None = None,
+    check: Callable[[str, dict], object] | None = None,
+    restartable: bool = False,
     **about,
-):
+) -> dict:
     """
     Write running text. `splits` is {"train": documents, ...}, an iterable of str each; `tokenizer` is one of
     data/tokenizer.py. Documents are joined with nothing in between; where each begins is kept. Returns what meta.json
@@ -264,7 +265,9 @@ def _still_whole(out_dir, left, vocab_size):
     return shards, [row for row, stop in zip(left["documents"], ends, strict=True) if stop <= end]
 
 
-def write_examples(out_dir, splits, *, vocab_size, **about):
+def write_examples(
+    out_dir: Path | str, splits: dict[str, Iterable[tuple[np.ndarray, dict]]], *, vocab_size: int, **about
+) -> dict:
     """
     Write separate examples. `splits` is {"train": slices, ...}: an iterable of (examples (N, 2, T), facts), where facts
     holds the name of the "slice", such as "64/4", and whatever else meta.json should say about it.
@@ -283,7 +286,7 @@ def write_examples(out_dir, splits, *, vocab_size, **about):
         return _write_meta(folder, written, kind="examples", vocab_size=vocab_size, **about)
 
 
-def split_documents(sizes, val_fraction, seed):
+def split_documents(sizes: Sequence[int], val_fraction: float, seed: int) -> np.ndarray:
     """
     Which documents are validation: a bool array. In a random order, each is taken that keeps validation at or under
     val_fraction of the whole size; if none is small enough, the smallest one.
@@ -336,7 +339,7 @@ def _write_whole(file, write):
 # Opening: whatever is wrong with a folder is said here, in one line, before training starts
 
 
-def open_dataset(path):
+def open_dataset(path: Path | str) -> "Dataset":
     """A Dataset, every file of it checked. Raises UserError, which names the file and what to do."""
     folder = Path(path)
     name = folder.name.split("-")[0]  # wikitext103-mini is a way to prepare wikitext103
@@ -443,7 +446,9 @@ def _check_meta(meta):
                 raise _Damaged("meta.json", f"{shard['file'][:40]} of {split} has not rows * seq_len tokens")
 
 
-def verify(folder, entry, dtype, shape, limit, verified=None):
+def verify(
+    folder: Path, entry: dict, dtype: type, shape: tuple[int, ...], limit: int, verified: "_Verified | None" = None
+) -> "Shard":
     """The Shard of one file: its size, shape and sha256 are as in meta.json, and every value is below `limit`.
 
     verified: what an earlier check is remembered in; such a file is not read through again. Raises _Damaged.
@@ -561,15 +566,15 @@ class Dataset:
             for split, maps in shards.items()
         }
 
-    def counts(self, split):
+    def counts(self, split: str) -> dict[str, int]:
         """documents, words, bytes, tokens of a stream; rows, tokens, labels of examples."""
         return {name: value for name, value in self._facts(split).items() if isinstance(value, int)}
 
-    def document_offsets(self, split):
+    def document_offsets(self, split: str) -> np.ndarray:
         """Where each document of a stream begins, in tokens, and last the end: (documents + 1,) int64."""
         return np.load(self.folder / self._facts(split)["document_offsets"]["file"], allow_pickle=False)
 
-    def examples_per_epoch(self, split, block_size):
+    def examples_per_epoch(self, split: str, block_size: int) -> int:
         """Rows, or a stream's windows of block_size + 1 tokens. Raises UserError if none fits, or a row does not."""
         self._facts(split)
         length = self._starts[split][-1]
@@ -583,23 +588,23 @@ class Dataset:
             )
         return (length - 1) // block_size
 
-    def tokens_per_example(self, split, block_size):
+    def tokens_per_example(self, split: str, block_size: int) -> float:
         """Mean length of a row; block_size for a stream."""
         facts = self._facts(split)
         return facts["tokens"] / facts["rows"] if self.kind == "examples" else block_size
 
     def batch(
         self,
-        split,
-        step,
+        split: str,
+        step: int,
         *,
-        seed,
-        batch_size,
-        block_size,
-        micro_step=0,
-        gradient_accumulation_steps=1,
-        same_length=False,
-    ):
+        seed: int,
+        batch_size: int,
+        block_size: int,
+        micro_step: int = 0,
+        gradient_accumulation_steps: int = 1,
+        same_length: bool = False,
+    ) -> tuple:
         """
         (inputs, targets), int64 (B, T), of one micro-step. The global batch of a step is the next batch_size *
         gradient_accumulation_steps examples of an endless row of epochs, each shuffled anew; micro-step m is its m-th
@@ -622,7 +627,15 @@ class Dataset:
                 rows.append(self._window(split, min(phase + int(order[position]) * block_size, last), block_size))
         return _collate(rows, self._longest(split) if same_length and self.kind == "examples" else 0)
 
-    def eval_batches(self, split, batch_size, block_size, rank=0, world_size=1, stride=None):
+    def eval_batches(
+        self,
+        split: str,
+        batch_size: int,
+        block_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        stride: int | None = None,
+    ) -> Iterator[tuple]:
         """
         Yield (inputs, targets, slice) over the whole split, in order, every token scored once: batches rank, rank +
         world_size, ... of it. A stream is read in windows of block_size, so all its tokens but the first are scored;
