@@ -18,7 +18,7 @@ demo: .venv/.installed ## install, run the minimum experiment, train a small GPT
 	$(PY) plot.py out/pystdlib
 	$(PY) sample.py --checkpoint=out/pystdlib/best.pt --start="def main(" --num_samples=1 --max_new_tokens=240
 
-test: .venv/.installed-dev ## the tests, then ruff (CI runs this)
+test: .venv/.installed-dev ## the tests, then ruff and mypy (CI runs this)
 	$(PY) -m pytest -n 2 -m "not slow"
 	@$(MAKE) --no-print-directory lint
 
@@ -32,9 +32,10 @@ test-all: .venv/.installed-all ## every test, the slow ones that train models an
 results: .venv/.installed ## every table, figure and report of results/ again, from the rows
 	for rows in results/*/rows.jsonl; do $(PY) experiment.py config/experiments/$$(basename $$(dirname $$rows)).py --run=false || exit 1; done
 
-lint: .venv/.installed-dev ## ruff, on the files that git knows
+lint: .venv/.installed-dev ## ruff, on the files that git knows, and mypy, on the hints of public functions
 	$(PY) -m ruff check $(OURS)
 	$(PY) -m ruff format --check $(OURS)
+	$(PY) -m mypy
 
 format: .venv/.installed-dev ## let ruff format the code
 	$(PY) -m ruff format .

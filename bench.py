@@ -588,9 +588,11 @@ def bench_data(config: BenchConfig, report: Report) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
         mqar.main([f"--out_dir={folder}", "--train_size=20000", "--val_size=100", "--vocab_size=16", "--queries=2"])
         dataset, steps = open_dataset(folder), iter(range(1_000_000))
-        keys = dict(seed=0, batch_size=64, block_size=64)
         step = our_step(cpu, "float32", tiny_batch(), **TINY)
-        sides = {"loader": lambda: dataset.batch("train", next(steps), **keys), "step": step}
+        sides = {
+            "loader": lambda: dataset.batch("train", next(steps), seed=0, batch_size=64, block_size=64),
+            "step": step,
+        }
         seconds = interleave(sides, config.pairs, cpu)
         pairs = list(zip(seconds["loader"], seconds["step"], strict=True))
         report.row(what="loader", batches_s=1 / statistics.median(seconds["loader"]))

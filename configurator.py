@@ -35,6 +35,7 @@ import sys
 import textwrap
 import traceback
 import typing
+from collections.abc import Collection, Iterable
 
 
 class UserError(ValueError):
@@ -69,7 +70,7 @@ def run(main):
         sys.exit(status)
 
 
-def report(error):
+def report(error: BaseException) -> int | str:
     """Prints on standard error why a script ends, and returns its exit status."""
     if isinstance(error, SystemExit):
         return error.code or 0
@@ -127,8 +128,17 @@ BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no":
 
 
 def key(
-    default, help, *, choices=None, at_least=None, at_most=None, above=None, below=None, merge=False, is_path=False
-):
+    default: typing.Any,
+    help: str,
+    *,
+    choices: Iterable | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    merge: bool = False,
+    is_path: bool = False,
+) -> typing.Any:
     """
     A dataclass field with its checks. `help` is one line. In a list, choices and limits hold for each item.
 
@@ -145,14 +155,14 @@ def key(
         )
         if limit is not None
     ]
-    metadata = {"help": help, "choices": tuple(choices or ()), "limits": limits}
+    metadata: dict = {"help": help, "choices": tuple(choices or ()), "limits": limits}
     metadata |= {"merge": merge, "is_path": is_path}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def build(config_class, values, source=""):
+def build(config_class: type, values: dict, source: str = "") -> typing.Any:
     """
     An instance of config_class from a dict, with every value checked. Text is read by the type of its key: "1e3" sets
     an int to 1000. Messages begin with `source`, a file name. Raises UserError, as the class's __post_init__ may, too.
@@ -160,7 +170,7 @@ def build(config_class, values, source=""):
     return config_class(**_check(config_class, values, source))
 
 
-def check(instance):
+def check(instance: object) -> None:
     """Checks and converts the values of an instance as `build` does, for the __post_init__ of its class."""
     vars(instance).update(_check(type(instance), vars(instance)))
 
@@ -284,7 +294,7 @@ def _number_or_word(text):
 # The wording of messages
 
 
-def check_choice(label, value, choices):
+def check_choice(label: str, value: object, choices: Collection) -> None:
     """Raises a UserError if the value is not one of the choices; the message names the nearest one."""
     if value not in choices:
         raise _wrong(label, value, _one_of(choices, value))
@@ -310,7 +320,7 @@ def _did_you_mean(word, candidates):
     return ""
 
 
-def show(value):
+def show(value: object) -> str:
     """repr(value), cut to 60 characters."""
     try:
         return _shorten(repr(value))
@@ -330,7 +340,14 @@ def _shorten(text, width=60):
 # The command line
 
 
-def load(config_class, argv, *, positional="config", program="train.py", description=""):
+def load(
+    config_class: type,
+    argv: list[str],
+    *,
+    positional: str | None = "config",
+    program: str = "train.py",
+    description: str = "",
+) -> typing.Any:
     """
     An instance of config_class from the words of a command line. Its attribute `given` has the names that were set.
 
@@ -440,7 +457,7 @@ ALLOWED = (
 )
 
 
-def read_config_file(path, merge=(), _open_files=()):
+def read_config_file(path: str | os.PathLike, merge: Iterable[str] = (), _open_files: tuple[str, ...] = ()) -> dict:
     """
     The keys of a config file as a dict, unchecked. A .py file holds assignments of literals, a .json file one object.
     `include = "base.py"`, a path relative to the file, puts the keys of that file first. merge: the names whose dicts
@@ -462,7 +479,7 @@ def read_config_file(path, merge=(), _open_files=()):
     return values
 
 
-def read_regular(path, most):
+def read_regular(path: str | os.PathLike, most: int) -> bytes:
     """The bytes of a file of at most `most` bytes. Raises UserError, also for a pipe or device, which may never end."""
     try:
         is_file = stat.S_ISREG(os.stat(path).st_mode)

@@ -50,7 +50,7 @@ class LayerGate(NamedTuple):
     positions: dict  # {position: granularity}
 
 
-def parse_gate(text):
+def parse_gate(text: str) -> LayerGate:
     """Reads `none`, or terms joined by +, each `native` or GRANULARITY[@POSITION]. Raises UserError."""
     terms = text.replace(" ", "").split("+")
     if terms == ["none"]:
@@ -71,7 +71,7 @@ def parse_gate(text):
     return LayerGate("native" in terms, positions)
 
 
-def check_gate(name, mixer, config, gate):
+def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
     """Raises UserError, with the reason, for a readout norm or a gate that makes no sense for a mixer.
 
     name: the mixer as the user writes it; mixer: its class, a model.Mixer; gate: the LayerGate of one layer.
@@ -100,7 +100,7 @@ def check_gate(name, mixer, config, gate):
             raise UserError(f"{term}: a denominator is one number per head; use headwise or scalar")
 
 
-def has_no_effect(granularity, position, mixer, config):
+def has_no_effect(granularity: str, position: str, mixer, config) -> bool:
     """Whether the readout's norm cancels the gate. A norm cancels any factor that all its inputs share.
 
     A gate on the readout is such a factor if it comes before the norm. A gate on q, k or v is one if the readout is
@@ -126,7 +126,7 @@ class ZeroLinear(nn.Linear):
         super().__init__(n_in, n_out, bias=bias_start is not None)
         self.bias_start = bias_start
 
-    def init_parameter(self, name, start, generator):
+    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
         start.fill_(self.bias_start if name == "bias" else 0.0)
 
 
@@ -156,19 +156,19 @@ class Gate(nn.Module):
             self.proj = nn.Linear(n_in, size, bias=False) if is_native else ZeroLinear(n_in, size, bias)
         self.slope = nn.Parameter(torch.empty(1)) if activation == "learned" else None
 
-    def init_parameter(self, name, start, generator):
+    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
         start.fill_(1.0 if name == "slope" else self.static_start)
 
-    def forward(self, y, x):
+    def forward(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return GATE_ACTIVATIONS[self.activation](y, self.logits(x), self.slope)
 
-    def logits(self, x):
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
         """x (B, T, C) -> g (B, T, heads or 1, width or 1), without B and T if the gate is static."""
         if self.static is not None:
             return self.static.unflatten(-1, self.shape)
         return self.proj(x if self.down is None else self.down(x)).unflatten(-1, self.shape)
 
-    def value(self, g):
+    def value(self, g: torch.Tensor) -> torch.Tensor:
         """The factor on y or, for an additive activation, what is added to y. It has the shape of g."""
         y = 0.0 if self.activation in ADDITIVE_ACTIVATIONS else 1.0
         return GATE_ACTIVATIONS[self.activation](y, g, self.slope)

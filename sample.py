@@ -98,7 +98,7 @@ def write_samples(model: GPT, tokenizer: ByteTokenizer | GPT2Tokenizer, config: 
     memory.check_sampling(config, model, None, max(1, idx.shape[1]))
     options: dict = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
     # if not even one fits, stream raises with the reason
-    n_new = config.max_new_tokens or max(1, min(500, most_new_tokens(model, idx.shape[1])))
+    n_new = config.max_new_tokens or int(max(1, min(500, most_new_tokens(model, idx.shape[1]))))
     if config.max_new_tokens is None and n_new < 500:
         note = f"note: {n_new} new tokens, not 500: the model ends at block_size={model.config.block_size}"
         print(note, file=sys.stderr)

@@ -34,6 +34,7 @@ import shutil
 import time
 import weakref
 from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -59,7 +60,7 @@ NEW = ".new"
 OURS = re.compile(r"\w{1,80}_(\d{4,9}|documents)\.npy")  # the names that _save_shard and write_stream give
 
 
-def claim(out_dir, overwrite):
+def claim(out_dir: Path | str, overwrite: bool) -> Path:
     """Marks the folder as a data set, and returns its Path. UserError where it holds something else, unless overwrite.
 
     Three kinds of folder need no mark: a data set of an older version, a script's own folder under data/, and a folder
@@ -73,7 +74,7 @@ def claim(out_dir, overwrite):
     return out_dir
 
 
-def report(meta, out_dir):
+def report(meta: dict, out_dir: Path | str) -> None:
     """Prints the counts of every split, and where the data set lies: the end of a prepare script."""
     for split, facts in meta["splits"].items():
         counts = ", ".join(f"{value:,} {name}" for name, value in facts.items() if isinstance(value, int))
@@ -81,7 +82,7 @@ def report(meta, out_dir):
     print(f"written to {out_dir}")
 
 
-def parameters_of(config):
+def parameters_of(config) -> dict:
     """The keys of a prepare script that decide which data it makes, for meta.json: all but those about the folder."""
     keys = dataclasses.asdict(config)
     return {name: value for name, value in keys.items() if name not in ("out_dir", "overwrite")}
@@ -145,17 +146,17 @@ def _swap(new, out_dir):
 
 
 def write_stream(
-    out_dir,
-    splits,
+    out_dir: Path | str,
+    splits: dict[str, Iterable[str]],
     *,
     tokenizer,
-    shard_tokens=100_000_000,
-    workers=1,
-    count_words=None,
-    check=None,
-    restartable=False,
+    shard_tokens: int = 100_000_000,
+    workers: int = 1,
+    count_words: Callable[[str], int] | None = None,
+    check: Callable[[str, dict], object] | None = None,
+    restartable: bool = False,
     **about,
-):
+) -> dict:
     """
     Writes running text and returns the content of meta.json. `splits` is {"train": documents, ...}, an iterable of str
     each; `tokenizer` is one of data/tokenizer.py. Documents are joined with nothing in between; the offset of each is
@@ -265,7 +266,9 @@ def _still_whole(out_dir, left, vocab_size):
     return shards, [row for row, stop in zip(left["documents"], ends, strict=True) if stop <= end]
 
 
-def write_examples(out_dir, splits, *, vocab_size, **about):
+def write_examples(
+    out_dir: Path | str, splits: dict[str, Iterable[tuple[np.ndarray, dict]]], *, vocab_size: int, **about
+) -> dict:
     """
     Writes separate examples and returns the content of meta.json. `splits` is {"train": slices, ...}, an iterable of
     (examples (N, 2, T), facts) each. The facts go to meta.json; one of them is the name of the "slice", such as "64/4".
@@ -284,7 +287,7 @@ def write_examples(out_dir, splits, *, vocab_size, **about):
         return _write_meta(folder, written, kind="examples", vocab_size=vocab_size, **about)
 
 
-def split_documents(sizes, val_fraction, seed):
+def split_documents(sizes: Sequence[int], val_fraction: float, seed: int) -> np.ndarray:
     """
     A bool array: which documents are for validation. In a random order, each document is taken that keeps validation at
     or below val_fraction of the total size. If no document is small enough, the smallest one is taken.
@@ -337,7 +340,7 @@ def _write_whole(file, write):
 # Opening: whatever is wrong with a folder is reported here, in one line, before training starts
 
 
-def open_dataset(path):
+def open_dataset(path: Path | str) -> "Dataset":
     """A Dataset whose files have all been checked. Raises UserError, which names the file and what to do."""
     folder = Path(path)
     name = folder.name.split("-")[0]  # data/wikitext103/prepare.py makes wikitext103-mini, too
@@ -444,7 +447,9 @@ def _check_meta(meta):
                 raise _Damaged("meta.json", f"{shard['file'][:40]} of {split} does not have rows * seq_len tokens")
 
 
-def verify(folder, entry, dtype, shape, limit, verified=None):
+def verify(
+    folder: Path, entry: dict, dtype: type, shape: tuple[int, ...], limit: int, verified: "_Verified | None" = None
+) -> "Shard":
     """The Shard of one file, after a check that its size, shape and sha256 match meta.json and its values are < limit.
 
     verified: a _Verified; the content of a file that it knows is not read again. Raises _Damaged.
@@ -562,15 +567,15 @@ class Dataset:
             for split, maps in shards.items()
         }
 
-    def counts(self, split):
+    def counts(self, split: str) -> dict[str, int]:
         """documents, words, bytes, tokens of a stream; rows, tokens, labels of examples."""
         return {name: value for name, value in self._facts(split).items() if isinstance(value, int)}
 
-    def document_offsets(self, split):
+    def document_offsets(self, split: str) -> np.ndarray:
         """The token at which each document of a stream begins, and the end of the last one: (documents + 1,) int64."""
         return np.load(self.folder / self._facts(split)["document_offsets"]["file"], allow_pickle=False)
 
-    def examples_per_epoch(self, split, block_size):
+    def examples_per_epoch(self, split: str, block_size: int) -> int:
         """The number of rows, or of windows of block_size + 1 tokens. Raises UserError if block_size does not fit."""
         self._facts(split)
         length = self._starts[split][-1]
@@ -584,23 +589,23 @@ class Dataset:
             )
         return (length - 1) // block_size
 
-    def tokens_per_example(self, split, block_size):
+    def tokens_per_example(self, split: str, block_size: int) -> float:
         """The mean length of a row; block_size for a stream."""
         facts = self._facts(split)
         return facts["tokens"] / facts["rows"] if self.kind == "examples" else block_size
 
     def batch(
         self,
-        split,
-        step,
+        split: str,
+        step: int,
         *,
-        seed,
-        batch_size,
-        block_size,
-        micro_step=0,
-        gradient_accumulation_steps=1,
-        same_length=False,
-    ):
+        seed: int,
+        batch_size: int,
+        block_size: int,
+        micro_step: int = 0,
+        gradient_accumulation_steps: int = 1,
+        same_length: bool = False,
+    ) -> tuple:
         """
         (inputs, targets) of one micro-step, both int64 (B, T). Epochs follow each other without end, each in its own
         order. The global batch of a step is the next batch_size * gradient_accumulation_steps examples; micro-step m
@@ -623,7 +628,15 @@ class Dataset:
                 rows.append(self._window(split, min(phase + int(order[position]) * block_size, last), block_size))
         return _collate(rows, self._longest(split) if same_length and self.kind == "examples" else 0)
 
-    def eval_batches(self, split, batch_size, block_size, rank=0, world_size=1, stride=None):
+    def eval_batches(
+        self,
+        split: str,
+        batch_size: int,
+        block_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        stride: int | None = None,
+    ) -> Iterator[tuple]:
         """
         Yields (inputs, targets, slice) over the whole split, in order, so that every token is scored once. A process
         gets the batches rank, rank + world_size, ... A stream is read in windows of block_size; all tokens but the

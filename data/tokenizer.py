@@ -17,6 +17,7 @@ from configurator import UserError
 import hashlib
 import os
 from importlib import metadata
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ GPT2_FILES = {
 END_OF_TEXT = 50256
 
 
-def get_tokenizer(name):
+def get_tokenizer(name: str) -> Any:
     """The tokenizer of that name. Raises UserError for an unknown name, or if GPT-2's files cannot be downloaded."""
     if name not in TOKENIZERS:
         raise UserError(f"tokenizer {name!r}: must be one of {', '.join(TOKENIZERS)}")
@@ -38,13 +39,13 @@ def get_tokenizer(name):
 class ByteTokenizer:
     name, vocab_size = "byte", 256
 
-    def encode(self, text):
+    def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def encode_array(self, text):
+    def encode_array(self, text: str) -> np.ndarray:
         return np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
 
-    def decode_bytes(self, ids):
+    def decode_bytes(self, ids: list[int]) -> bytes:
         return bytes(ids)
 
 
@@ -54,17 +55,17 @@ class GPT2Tokenizer:
     def __init__(self):
         self._encoding = _gpt2_from_package() or _gpt2_from_tiktoken()
 
-    def encode(self, text):
+    def encode(self, text: str) -> list[int]:
         return self._encoding.encode_ordinary(text)
 
-    def encode_array(self, text):
+    def encode_array(self, text: str) -> np.ndarray:
         return self._encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
 
-    def decode_bytes(self, ids):
+    def decode_bytes(self, ids: list[int]) -> bytes:
         return self._encoding.decode_bytes(ids)
 
 
-TOKENIZERS = {"byte": ByteTokenizer, "gpt2": GPT2Tokenizer}
+TOKENIZERS: dict[str, type] = {"byte": ByteTokenizer, "gpt2": GPT2Tokenizer}
 
 
 def _gpt2_from_tiktoken():

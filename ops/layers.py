@@ -5,6 +5,7 @@ Where a part has a backward of its own, a test compares it with the definition i
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn as nn
@@ -20,7 +21,7 @@ class RMSNorm(nn.RMSNorm):
     backward took 1.4 ms a call and not 3.8 (results/bench/README.md).
     """
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_cuda:
             return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
         fine = at_least_float32(x)
@@ -62,10 +63,10 @@ class ShortConv(nn.Module):
         self.weight = nn.Parameter(torch.empty(width, channels))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
 
-    def init_parameter(self, name, start, generator):
+    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
         start.uniform_(-(self.width**-0.5), self.width**-0.5, generator=generator)
 
-    def forward(self, x, state):
+    def forward(self, x: torch.Tensor, state: dict | None) -> torch.Tensor:
         T = x.shape[1]
         past = x.new_zeros(x.shape[0], self.width - 1, x.shape[2]) if state is None else state["conv"].to(x.dtype)
         x = torch.cat([past, x], dim=1)
@@ -76,12 +77,12 @@ class ShortConv(nn.Module):
         return (y if self.bias is None else y + self.bias).to(x.dtype)
 
 
-def make_conv(config, channels, published_width=0, bias=False):
+def make_conv(config, channels: int, published_width: int = 0, bias: bool = False) -> ShortConv | None:
     width = published_width if config.short_conv is None else config.short_conv
     return ShortConv(channels, width, bias) if width else None
 
 
-def init_decay(name, start, generator, A_range):
+def init_decay(name: str, start: torch.Tensor, generator: torch.Generator, A_range: tuple[float, float]) -> None:
     """Fills A_log or dt_bias of a decay exp(-A softplus(. + dt_bias)), as Dao & Gu 2024 start them.
 
     A is uniform in A_range, and softplus(dt_bias) is log-uniform in [0.001, 0.1].
@@ -93,7 +94,9 @@ def init_decay(name, start, generator, A_range):
         start.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
 
 
-def manual_attention(q, k, v, mask, softcap, is_causal):
+def manual_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, softcap: float | None, is_causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Writes out scaled_dot_product_attention. q, k, v (B, H, T, D) -> output (B, H, T, D), weights (B, H, T, T)."""
     scores = at_least_float32(q @ k.mT) * q.shape[-1] ** -0.5
     if softcap is not None:
@@ -106,7 +109,9 @@ def manual_attention(q, k, v, mask, softcap, is_causal):
     return weights.to(v.dtype) @ v, weights
 
 
-def rope_frequencies(D, base, scaling, factor, trained_length):
+def rope_frequencies(
+    D: int, base: float, scaling: str, factor: float, trained_length: int
+) -> tuple[torch.Tensor, float]:
     """The angle by which one position turns each of the D/2 pairs, float64 (D/2,), and a factor on the rotated vector.
 
     factor: how many times trained_length the context is to be. `ntk` raises the base, so that the slowest pair turns as
@@ -127,7 +132,7 @@ def rope_frequencies(D, base, scaling, factor, trained_length):
     return frequency * keep + frequency / factor * (1 - keep), 0.1 * math.log(factor) + 1
 
 
-def cos_sin(x, start, frequency_of, *settings):
+def cos_sin(x: torch.Tensor, start: int, frequency_of: Callable, *settings) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of the angles of x's positions, (T, 1, n) each in x's dtype. x (B, T, ...).
 
     frequency_of(*settings) returns the angle per position, float64 (n,) or a number, and a factor on cos and sin.
@@ -151,7 +156,9 @@ def _cos_sin(start, length, dtype, device, frequency_of, *settings):
 _kept_cos_sin = functools.lru_cache(maxsize=8)(_cos_sin)
 
 
-def rotate(x, start, base, scaling="none", factor=1.0, trained_length=1):
+def rotate(
+    x: torch.Tensor, start: int, base: float, scaling: str = "none", factor: float = 1.0, trained_length: int = 1
+) -> torch.Tensor:
     """RoPE (Su et al. 2021) in the half-split layout: pairs (i, i + D/2). x (B, T, H, D), in at least float32."""
     x = at_least_float32(x)
     settings = x.shape[-1], base, scaling, factor, trained_length
@@ -179,7 +186,7 @@ class _Rotation(torch.autograd.Function):
         return _Rotation.apply(dy, cos, -sin), None, None
 
 
-def l2_norm(x):
+def l2_norm(x: torch.Tensor) -> torch.Tensor:
     """x / |x| over the last axis, computed in at least float32, in the dtype of x."""
     fine = at_least_float32(x)
     return (fine * torch.rsqrt((fine * fine).sum(-1, keepdim=True) + 1e-6)).to(x.dtype)

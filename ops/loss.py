@@ -12,7 +12,9 @@ from ops.recurrence import at_least_float32, first_derivative_only
 CHUNK_TOKENS = 512
 
 
-def cross_entropy_sum(x, weight, targets, *, vocab_size, softcap=None):
+def cross_entropy_sum(
+    x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, *, vocab_size: int, softcap: float | None = None
+) -> torch.Tensor:
     """Sum over tokens of -log softmax(x @ weight.T)[target], in nats: a float32 scalar.
 
     x (..., C) are hidden states. weight is (V, C) with V >= vocab_size; rows past vocab_size get no probability.

@@ -25,6 +25,7 @@ the state as it was. No form scales anything: a mixer scales its q.
 import functools
 import importlib.metadata
 import re
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -33,11 +34,11 @@ import torch.nn.functional as F
 LOG_DECAY_MIN = -104.0
 
 
-def at_least_float32(x):
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def without_autocast(backward):
+def without_autocast(backward: Callable) -> Callable:
     """Decorates a backward: when it is called inside an autocast context, its products would be rounded, or fail."""
 
     @functools.wraps(backward)
@@ -48,7 +49,7 @@ def without_autocast(backward):
     return wrapped
 
 
-def first_derivative_only(backward):
+def first_derivative_only(backward: Callable) -> Callable:
     """Decorates a backward that treats saved intermediates as constants: it raises under create_graph=True.
 
     torch's once_differentiable raises only if the incoming gradient needs a gradient. The gradient of a loss needs
@@ -64,7 +65,15 @@ def first_derivative_only(backward):
     return wrapped
 
 
-def recurrent(q, k, v, *, log_decay=None, beta=None, initial_state=None):
+def recurrent(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    log_decay: torch.Tensor | None = None,
+    beta: torch.Tensor | None = None,
+    initial_state: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The definition. Returns o (B, T, H, Dv) and the final state (B, H, Dk, Dv), as plain_chunked and chunked do."""
     q, k, v, log_decay, beta, S = _prepare(q, k, v, log_decay, beta, initial_state)
     outputs = [S[:, :, :0]]  # no token yet
@@ -80,7 +89,16 @@ def recurrent(q, k, v, *, log_decay=None, beta=None, initial_state=None):
         return torch.cat(outputs, dim=2).transpose(1, 2), S
 
 
-def plain_chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_size=64):
+def plain_chunked(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    log_decay: torch.Tensor | None = None,
+    beta: torch.Tensor | None = None,
+    initial_state: torch.Tensor | None = None,
+    chunk_size: int = 64,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The recurrence chunk by chunk, in the fewest lines. T need not be a multiple of chunk_size.
 
     c_i is the sum of the log-decays from the start of the chunk to i, and S is the state before the chunk:
@@ -113,7 +131,16 @@ def plain_chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chu
     return torch.cat(outputs, dim=2).transpose(1, 2), S
 
 
-def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_size=None):
+def chunked(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    log_decay: torch.Tensor | None = None,
+    beta: torch.Tensor | None = None,
+    initial_state: torch.Tensor | None = None,
+    chunk_size: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """plain_chunked in fewer and larger products. chunk_size must be a power of two.
 
     Four things differ. All chunks are computed at once, except that a loop computes the states, with a backward written
@@ -231,7 +258,7 @@ FLA_DELTA_KEYS = 256
 
 
 @functools.cache  # every layer asks for it
-def missing_for_fla():
+def missing_for_fla() -> str:
     """What this machine lacks to run fla's kernels, as one clause; an empty text if it lacks nothing."""
     wanted = f"flash-linear-attention {FLA_VERSION[0]}.{FLA_VERSION[1]} or later"
     if not torch.cuda.is_available():
@@ -245,16 +272,24 @@ def missing_for_fla():
     return ""
 
 
-def has_fla():
+def has_fla() -> bool:
     return not missing_for_fla()
 
 
-def fla_computes(q, v, beta):
+def fla_computes(q: torch.Tensor, v: torch.Tensor, beta: torch.Tensor | None) -> bool:
     """Whether fla's kernels take these tensors: they refuse float64, and wide keys with the delta rule."""
     return v.dtype != torch.float64 and (beta is None or q.shape[-1] <= FLA_DELTA_KEYS)
 
 
-def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
+def fla(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    log_decay: torch.Tensor | None = None,
+    beta: torch.Tensor | None = None,
+    initial_state: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes what chunked does, in flash-linear-attention's kernels: products in v's dtype, states in float32."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     from fla.ops.gla import chunk_gla
@@ -288,7 +323,14 @@ def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
     return o[..., :value_width], S[..., :key_width, :value_width]
 
 
-def quadratic(q, k, v=None, *, log_decay=None, beta=None):
+def quadratic(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None = None,
+    *,
+    log_decay: torch.Tensor | None = None,
+    beta: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The weights (B, H, T, T) that the recurrence from an empty state gives each earlier v: o = weights @ v.
 
     With the delta rule, v is the value before the rule corrects it. Weights may be negative and need not sum to one.

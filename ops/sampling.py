@@ -8,14 +8,22 @@ import warnings
 import torch
 
 
-def most_new_tokens(model, length):
+def most_new_tokens(model, length: int) -> float:
     """How many tokens the model can add to a prompt of `length` tokens; infinity if it can go on for ever."""
     ends = model.wpe is not None or any(block.mixer.past_block_size == "ends" for block in model.blocks)
     # one more than the positions that are left: the model never reads the last token it draws
     return max(0, model.config.block_size + 1 - length) if ends else math.inf
 
 
-def check_request(model, idx, max_new_tokens, temperature, top_k, top_p, n_tokens):
+def check_request(
+    model,
+    idx: torch.Tensor,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    n_tokens: int | None,
+) -> None:
     """Raises UserError for a request that GPT.stream cannot meet; warns if softmax layers will forget tokens."""
     window, end = model.config.block_size, idx.shape[1] + max_new_tokens
     if idx.numel() == 0:
@@ -44,7 +52,7 @@ def check_request(model, idx, max_new_tokens, temperature, top_k, top_p, n_token
         warnings.warn(f"past block_size={window} softmax layers see the last {window} tokens only", stacklevel=3)
 
 
-def draw(logits, temperature, top_k, top_p):
+def draw(logits: torch.Tensor, temperature: float, top_k: int | None, top_p: float | None) -> torch.Tensor:
     """Draws ids (B, 1) from logits (B, V). temperature 0 takes the largest."""
     if not logits.isfinite().all():
         raise UserError("the model's logits are not finite: its weights are broken, or the run has diverged")

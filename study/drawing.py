@@ -1,6 +1,8 @@
 """How every figure looks, and how it is written."""
 
 import itertools
+from collections.abc import Iterable
+from pathlib import Path
 
 import matplotlib
 
@@ -17,7 +19,7 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 SPARE_COLOURS = ["#999933", "#332288", "#44AA99", "#117733", "#CC6677"]
 
 
-def mixer_colours(names):
+def mixer_colours(names: Iterable[str]) -> dict[str, str]:
     """{name: colour}: the colour that a mixer's class declares; all others take those that no class declares, in turn.
 
     names: mixers, or patterns of mixers; the patterns come last, so that each mixer has one colour in every figure.
@@ -27,12 +29,12 @@ def mixer_colours(names):
     return {name: declared.get(name) or next(unused) for name in dict.fromkeys([*MIXERS, *names])}
 
 
-def mean(values):
+def mean(values: Iterable[float]) -> float:
     values = list(values)
     return sum(values) / len(values)
 
 
-def interval_lines(axes, lines):
+def interval_lines(axes: plt.Axes, lines: list[tuple]) -> None:
     """lines: [(name, low, middle, high, colour)], from the top down."""
     for i, (_, low, middle, high, colour) in enumerate(lines):
         axes.plot([low, high], [-i, -i], color=colour, linewidth=3)
@@ -40,12 +42,12 @@ def interval_lines(axes, lines):
     axes.set_yticks([-i for i in range(len(lines))], [name for name, *_ in lines], fontsize=8)
 
 
-def dress(axes):
+def dress(axes: plt.Axes) -> None:
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def write(figure, path):
+def write(figure: plt.Figure, path: Path) -> Path:
     """The path, once the figure is there as a .png. Raises UserError."""
     check_output("figure", path)
     figure.tight_layout()

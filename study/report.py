@@ -9,6 +9,7 @@ from configurator import UserError
 import base64
 import html
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -21,7 +22,7 @@ GATES = ("none", "elementwise", "matched", "native", "native+elementwise")
 GATE_LOOKS = dict(zip(GATES, zip("o^vsD", COLOURS, strict=False), strict=True))  # marker, colour
 
 
-def figures(rows, folder):
+def figures(rows: list[dict], folder: Path) -> list[Path]:
     """Draws each figure that these rows have data for, and returns the paths. Runs that chose a rate are left out."""
     rows = [row for row in rows if row.get("purpose") != "selection"]
     if not rows:
@@ -45,7 +46,7 @@ def figures(rows, folder):
     return drawn
 
 
-def arms_of(rows):
+def arms_of(rows: list[dict]) -> dict[str, list[str]]:
     """{mixer: [its arms]}, in the order of the rows."""
     arms = {}
     for row in rows:
@@ -54,13 +55,13 @@ def arms_of(rows):
     return arms
 
 
-def has_many_arms(rows):
+def has_many_arms(rows: list[dict]) -> bool:
     """Whether one of several mixers has more arms than there are line styles; each mixer then gets a panel."""
     arms = arms_of(rows)
     return len(arms) > 1 and max(map(len, arms.values())) > len(LINES)
 
 
-def styles(rows):
+def styles(rows: list[dict]) -> dict[str, dict]:
     """{arm: matplotlib's keys for its lines}, the same in every figure: a colour per mixer, a line style per arm of it.
 
     If each mixer has a panel, it is a colour per kind of gate; if there is one mixer, a colour per arm.
@@ -77,7 +78,7 @@ def styles(rows):
     return {arm: dict(color=colour, linestyle=line) for arm, colour, line in pairs}
 
 
-def metric_curves(rows, path):
+def metric_curves(rows: list[dict], path: Path) -> Path:
     """The metric against the step: a panel per setting, a line per run, a colour per arm. Returns the path."""
     settings = list(dict.fromkeys(row.get("setting") for row in rows))
     panels = [(setting, [row for row in rows if row.get("setting") == setting]) for setting in settings]
@@ -103,12 +104,12 @@ def metric_curves(rows, path):
     if columns == 1 and len(labels) <= 3:
         grid[0, 0].legend(frameon=False)
     else:
-        look = dict(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        look: dict = dict(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
         figure.legend(labels.values(), labels.keys(), **look)
     return write(figure, path)
 
 
-def metric_panel(axes, rows, style):
+def metric_panel(axes: plt.Axes, rows: list[dict], style: dict[str, dict]) -> None:
     scale = 100 if is_accuracy(rows) else 1
     for row in rows:
         first_of_arm = row is next(other for other in rows if other["arm"] == row["arm"])
@@ -128,18 +129,18 @@ def metric_panel(axes, rows, style):
         axes.set(ylabel="validation loss (nats a token)")
 
 
-def is_accuracy(rows):
+def is_accuracy(rows: list[dict]) -> bool:
     """Whether the experiment measures accuracy; if not, it measures the validation loss."""
     return rows[0].get("metric", "accuracy") == "accuracy"
 
 
-def end_of(row):
+def end_of(row: dict) -> float:
     """The metric at the end of a run: accuracy in per cent, or loss; NaN if the run was not finite."""
     value, scale = (row["accuracy"], 100) if is_accuracy([row]) else (row["val_loss"], 1)
     return math.nan if value is None else scale * value
 
 
-def ends(rows, path):
+def ends(rows: list[dict], path: Path) -> Path:
     """The metric at the end of every run: a line per setting, a point per seed, a colour per arm, a bar at the mean."""
     settings, style = list(dict.fromkeys(row.get("setting") for row in rows)), styles(rows)
     figure, axes = plt.subplots(figsize=(8, 1 + 0.17 * len(settings) * (1 + len(style))))
@@ -160,7 +161,7 @@ def ends(rows, path):
     return write(figure, path)
 
 
-def state_arrows(rows, path):
+def state_arrows(rows: list[dict], path: Path) -> Path:
     """Accuracy against the bytes of the state: a marker per kind of gate at the mean over the seeds, and an arrow from
     none to elementwise if they differ by more than a point. Dashes are seeds: left none's, right elementwise's."""
     figure, axes = plt.subplots(figsize=(9, 5.5))
@@ -177,7 +178,7 @@ def state_arrows(rows, path):
                 means[gate] = size, mean([end_of(row) for row in own])
                 axes.plot(*means[gate], marker, color=colour, fillstyle="none", markersize=7)
                 if gate in beside:
-                    dashes = dict(marker="_", linestyle="", markersize=6, alpha=0.5)
+                    dashes: dict = dict(marker="_", linestyle="", markersize=6, alpha=0.5)
                     axes.plot([beside[gate] * size] * len(own), [end_of(row) for row in own], color=colour, **dashes)
             if {"none", "elementwise"} <= means.keys() and abs(means["none"][1] - means["elementwise"][1]) > 1:
                 arrow = dict(arrowstyle="->", color=colour, linewidth=1.6)
@@ -196,21 +197,21 @@ def state_arrows(rows, path):
     return write(figure, path)
 
 
-def mixer_of(row):
+def mixer_of(row: dict) -> str:
     return row["config"].get("attention", "softmax")
 
 
-def gate_of(row):
+def gate_of(row: dict) -> str:
     """The kind of gate of a row's arm: `gate`, or "matched" if the MLP is narrower to make room for the gate."""
     keys = row["config"]
     return "matched" if keys.get("match_params") else keys.get("gate", "none")
 
 
-def gate_label(gate):
+def gate_label(gate: str) -> str:
     return "elementwise, parameters matched" if gate == "matched" else f"gate {gate}"
 
 
-def by_mixer(rows):
+def by_mixer(rows: list[dict]) -> dict[str, list[tuple[str, str, list[dict]]]]:
     """{mixer: [(line style, kind of gate, its rows, one per seed)]}: solid without a gate, dashed with one."""
     mixers = {}
     for row in rows:
@@ -222,7 +223,7 @@ def by_mixer(rows):
     }
 
 
-def slice_curves(rows, path):
+def slice_curves(rows: list[dict], path: Path) -> Path:
     """Recall on longer rows than in training, with as many pairs and with more: a row of panels per setting.
 
     It shows the arms without a gate and with an elementwise one. Lines are means over the seeds.
@@ -249,7 +250,7 @@ def slice_curves(rows, path):
     return write(figure, path)
 
 
-def slice_panel(axes, rows, shown, name):
+def slice_panel(axes: plt.Axes, rows: list[dict], shown: list[tuple], name: str) -> None:
     """shown: [(length, pairs)], the x axis. name: of the score."""
     colours = mixer_colours(by_mixer(rows))
     for mixer, arms in by_mixer(rows).items():
@@ -269,7 +270,7 @@ def slice_panel(axes, rows, shown, name):
     dress(axes)
 
 
-def context_curves(rows, path):
+def context_curves(rows: list[dict], path: Path) -> Path:
     """Loss by position at the longest context of each mixer: a panel per mixer, a colour per scaling of RoPE."""
     mixers = by_mixer([row for row in rows if any("lengths" in score for score in row["scores"].values())])
     figure, panels = plt.subplots(1, len(mixers), figsize=(4.2 * len(mixers), 4.2), sharey=True, squeeze=False)
@@ -298,7 +299,7 @@ def context_curves(rows, path):
     return write(figure, path)
 
 
-def claims(judged, path):
+def claims(judged: list[dict], path: Path) -> Path:
     """The mean of each claim's contrast with its 95% interval, and a bar at its threshold.
 
     judged: what tables.judge_claims returns; claims without runs are left out. Each number of the rows that claims are
@@ -309,7 +310,7 @@ def claims(judged, path):
         if "mean" in claim:
             panels.setdefault(tuple(claim["of"]), []).append(claim)
     heights = [0.7 + 0.3 * len(own) for own in panels.values()]
-    look = dict(squeeze=False, height_ratios=heights)
+    look: dict = dict(squeeze=False, height_ratios=heights)
     figure, grid = plt.subplots(len(panels), 1, figsize=(9, sum(heights)), **look)
     colours = {"supported": COLOURS[2], "not supported": COLOURS[1], "inconclusive": "0.5"}
     for axes, (of, own) in zip(grid.flat, panels.items(), strict=True):
@@ -332,7 +333,7 @@ def claims(judged, path):
     return write(figure, path)
 
 
-def by_learning_rate(rows):
+def by_learning_rate(rows: list[dict]) -> dict[str, dict[float, list[dict]]]:
     """{arm: {learning rate: its rows}} of a sweep, whose arms are named "ARM at RATE"."""
     rates = {}
     for row in rows:
@@ -342,7 +343,7 @@ def by_learning_rate(rows):
     return {arm: dict(sorted(own.items())) for arm, own in rates.items()}
 
 
-def has_diverged(row):
+def has_diverged(row: dict) -> bool:
     """Whether a run was not finite, or ended with a higher validation loss than it began with."""
     return not row["finite"] or row["val_loss"] > row["curve"][0][1]
 
@@ -371,7 +372,7 @@ def rate_curves(rows, path):
 # The report
 
 
-def page(rows, figures, path, said="", command=""):
+def page(rows: list[dict], figures: list[Path], path: Path, said: str = "", command: str = "") -> Path:
     """Writes the figures and tables of an experiment as one HTML file that needs no other. Returns its path.
 
     said: the tables and verdicts, as experiment.py prints them. command: the command that writes all of this.
@@ -394,14 +395,14 @@ def page(rows, figures, path, said="", command=""):
     return path
 
 
-def html_table(columns, rows):
+def html_table(columns: list[str], rows: Iterable[Iterable]) -> str:
     def line(tag, cells):
         return "<tr>" + "".join(f"<{tag}>{html.escape(cell_text(cell))}</{tag}>" for cell in cells) + "</tr>"
 
     return "<table>\n" + "\n".join([line("th", columns), *(line("td", row) for row in rows)]) + "\n</table>"
 
 
-def cell_text(value):
+def cell_text(value: object) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
 
 

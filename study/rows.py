@@ -10,6 +10,9 @@ computed for the finished run, and a newer row is written.
 
 import collections
 import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from runs.files import read_jsonl
 
@@ -17,7 +20,7 @@ KEYS = ("config", "data")
 RUN = ("arm", "setting", "seed", "purpose", *KEYS)  # what identifies a run
 
 
-def read_rows(folder):
+def read_rows(folder: Path) -> list[dict]:
     """The rows of all machines that share the folder, one for each run: the row that ended last."""
     found = {}
     for file in sorted(folder.glob("rows*.jsonl")):
@@ -28,22 +31,22 @@ def read_rows(folder):
     return list(found.values())
 
 
-def as_read(value):
+def as_read(value: Any) -> Any:
     """The value as JSON gives it back: a tuple becomes a list."""
     return json.loads(json.dumps(value))
 
 
-def run_of(row):
+def run_of(row: dict) -> dict:
     """The run that a row belongs to."""
     return {name: row[name] for name in RUN if name in row}
 
 
-def find_row(rows, run):
+def find_row(rows: Iterable[dict], run: dict) -> dict | None:
     """The row with the same arm, setting, seed, data and keys as the run, or None."""
     return next((row for row in rows if run_of(row) == run), None)
 
 
-def rows_of_other_keys(rows, lacking):
+def rows_of_other_keys(rows: list[dict], lacking: Iterable[dict]) -> list[str]:
     """For runs without a row: how the rows of the same arm, setting and seed differ. One line for each difference."""
     told = collections.Counter()
     for run in lacking:
@@ -54,7 +57,7 @@ def rows_of_other_keys(rows, lacking):
     return [f"  {count} {about}: {'; '.join(words)}" for words, count in told.items()]
 
 
-def difference(row, run):
+def difference(row: dict, run: dict) -> tuple[str, ...]:
     """How the keys of a row differ from the keys of a run, in words: one text for each key."""
     words = []
     for part in KEYS:
@@ -65,7 +68,7 @@ def difference(row, run):
     return tuple(words)
 
 
-def scores_of(config, row):
+def scores_of(config, row: dict) -> dict[str, dict]:
     """{name: score}: the scores of a row that the config asks for and that were made with the same keys and data."""
     if row.get("score_data", {}) != as_read(config.score_data):
         return {}
@@ -74,12 +77,12 @@ def scores_of(config, row):
     return {name: found[name] for name, keys in wanted if name in found and scored.get(name) == keys}
 
 
-def with_scores(config, row):
+def with_scores(config, row: dict) -> dict:
     """The row with only the scores that the config asks for. The file keeps the others."""
     return row | {"scored": as_read(config.scores), "scores": scores_of(config, row)}
 
 
-def missing_scores(config, row):
+def missing_scores(config, row: dict) -> list[str]:
     """The names of the scores that a finished run lacks. A run that diverged or chose a rate is not scored."""
     if "purpose" in row or not row["finite"]:
         return []

@@ -13,6 +13,8 @@ the gain on softmax; the same arms of two settings, with opposite signs, show ho
 
 import math
 import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -23,7 +25,7 @@ RANDOM_PATTERNS = 100_000
 WORDS = ("supported", "not supported", "inconclusive", "not run")
 
 
-def contrast(rows, weights, path):
+def contrast(rows: list[dict], weights: dict[tuple, float], path: Sequence[str]) -> dict[int, float]:
     """{seed: sum of weight * value}, for the seeds in which every (setting, arm) has a finite value.
 
     path: the keys that lead to the value in a row, ["accuracy"] or ["scores", "longer", "slices", "320/40"].
@@ -38,18 +40,18 @@ def contrast(rows, weights, path):
     return sums
 
 
-def look_up(row, path):
+def look_up(row: dict, path: Iterable[str]) -> Any:
     """The value at the end of the path, or None."""
     for name in path:
         row = row.get(name) if isinstance(row, dict) else None
     return row
 
 
-def judge(claims):
+def judge(claims: Iterable[tuple[Sequence[float], float]]) -> list[dict]:
     """claims: [(values by seed, threshold), ...], one family -> [{verdict, mean, low, high, p, p_holm, p_exact, n}]."""
     judged = []
     for values, threshold in claims:
-        result = {"verdict": "not run", "n": len(values), "threshold": threshold}
+        result: dict = {"verdict": "not run", "n": len(values), "threshold": threshold}
         if len(values) >= 2:
             mean, low, high = t_interval(values)
             result |= {"mean": mean, "low": low, "high": high, "p": t_test(values, threshold)}
@@ -65,14 +67,14 @@ def judge(claims):
     return judged
 
 
-def t_interval(values, level=0.95):
+def t_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
     """(mean, low, high): Student's interval of the mean of at least two values."""
     mean, n = statistics.fmean(values), len(values)
     half = stats.t.ppf((1 + level) / 2, n - 1) * statistics.stdev(values) / math.sqrt(n)
     return mean, float(mean - half), float(mean + half)
 
 
-def t_test(values, threshold=0.0):
+def t_test(values: Sequence[float], threshold: float = 0.0) -> float:
     """Two-sided p of Student's test that the mean is the threshold. If all values are equal, it is 0 or 1."""
     difference, spread = statistics.fmean(values) - threshold, statistics.stdev(values)
     if spread == 0:
@@ -81,7 +83,7 @@ def t_test(values, threshold=0.0):
     return float(2 * stats.t.sf(t, len(values) - 1))
 
 
-def sign_flip_test(values, threshold=0.0):
+def sign_flip_test(values: Sequence[float], threshold: float = 0.0) -> float:
     """Two-sided p: the share of all sign patterns whose sum is at least as far from 0. It is never below 2 / 2^n.
 
     It is exact up to EXACT_SEEDS values: each sum is a sum over the first half plus a sum over the second half, so only
@@ -100,7 +102,7 @@ def sign_flip_test(values, threshold=0.0):
     return min(1.0, float(2 * far / 2 ** len(differences)))
 
 
-def signed_sums(values):
+def signed_sums(values: Iterable[float]) -> np.ndarray:
     """The 2^n sums of all sign patterns."""
     sums = np.zeros(1)
     for value in values:
@@ -108,7 +110,7 @@ def signed_sums(values):
     return sums
 
 
-def holm(p_values):
+def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down correction (1979): p-values that may all be compared with 0.05."""
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     corrected, largest = [0.0] * len(p_values), 0.0

@@ -9,22 +9,23 @@ stats.py computes the statistics; report.py draws the figures and writes the pag
 import collections
 import math
 import statistics
+from typing import Any
 
 from study import report, stats
 
 
-def number(value):
+def number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def aligned(rows):
+def aligned(rows: list[list[str]]) -> list[str]:
     """Rows of cells as lines: names to the left, all other columns to the right, each as wide as its longest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = (zip(row, widths, strict=True) for row in rows)
     return ["  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(row)) for row in cells]
 
 
-def summary(config, rows, judged):
+def summary(config, rows: list[dict], judged: list[dict]) -> str:
     """The whole report on the rows: tables and verdicts by setting, then the claims."""
     parts = []
     for setting in config.settings or [None]:
@@ -42,12 +43,12 @@ def summary(config, rows, judged):
     return "\n" + "\n\n".join(filter(None, parts)) + "\n"
 
 
-def show(config, row):
+def show(config, row: dict) -> str:
     end = number(row[config.metric])
     return f"accuracy {end:.1%}" if config.metric == "accuracy" else f"loss {end:.4f}"
 
 
-def table(config, rows, setting=None):
+def table(config, rows: list[dict], setting: str | None = None) -> str:
     """One line per arm that shows every seed; with solved_above also how many seeds solved the task, and how soon."""
     title = "End accuracy" if config.metric == "accuracy" else "Validation loss at the end (nats a token)"
     title += f", {setting}" if setting else ""
@@ -68,13 +69,13 @@ def table(config, rows, setting=None):
     return "\n".join([f"{title}, by seed", *aligned(cells)])
 
 
-def made_by(row, name):
+def made_by(row: dict, name: str) -> Any:
     """dtype, device, threads or code_sha256 of a row; None for a row of a version that did not store it."""
     value = row.get(name) or row["config"].get(name)
     return None if value in ("auto", 0) else value
 
 
-def unlike_arms(rows):
+def unlike_arms(rows: list[dict]) -> list[str]:
     """A line for each of dtype, device and threads that differs between the arms of a seed; it names the first seed."""
     lines = []
     for name in ("dtype", "device", "threads"):
@@ -89,7 +90,7 @@ def unlike_arms(rows):
     return lines
 
 
-def origins(rows):
+def origins(rows: list[dict]) -> str:
     """One line if the rows were made by different or unknown code, dtypes, devices or numbers of threads."""
     parts = []
     for name, word in {"code_sha256": "code", "dtype": "dtype", "device": "device", "threads": "threads"}.items():
@@ -100,7 +101,7 @@ def origins(rows):
     return f"made by: {'; '.join(parts)}" if parts else ""
 
 
-def gains_table(config, rows):
+def gains_table(config, rows: list[dict]) -> str:
     """One line per gated arm: its paired gain over the arm that differs in the keys of the gate alone. Not corrected.
 
     In a sweep both arms have the same learning rate; where each arm chose its own rate, the two rates may differ.
@@ -125,7 +126,7 @@ def gains_table(config, rows):
     return "\n".join([title, *map(str.__add__, aligned(cells), steps)]) if cells else ""
 
 
-def compare_steps(config, rows, arm, other):
+def compare_steps(config, rows: list[dict], arm: str, other: str) -> str:
     """In how many of the seeds that both arms solve the first arm gets above solved_above later, and sooner."""
     if config.solved_above is None:
         return ""
@@ -136,7 +137,7 @@ def compare_steps(config, rows, arm, other):
     return f"; solved later in {later}, sooner in {sooner} of {len(both)} seeds that both solve" if both else ""
 
 
-def slices_table(rows):
+def slices_table(rows: list[dict]) -> str:
     """One line per arm: its accuracy by length/pairs on the data of a score, averaged over the seeds."""
     lines, arms = [], list(dict.fromkeys(row["arm"] for row in rows))
     for name in rows[0].get("scored", {}):
@@ -153,16 +154,16 @@ def slices_table(rows):
     return "\n".join(lines)
 
 
-def steps_to(curve, accuracy):
+def steps_to(curve: list, accuracy: float) -> int | None:
     """The first evaluated step whose accuracy is above `accuracy`, or None."""
     return next((step for step, value in curve if value > accuracy), None)
 
 
-def is_across_settings(claim):
+def is_across_settings(claim: dict) -> bool:
     return any(isinstance(weights, dict) for weights in claim["contrast"].values())
 
 
-def contrasts_of(config, claim):
+def contrasts_of(config, claim: dict) -> dict[str | None, dict[tuple, float]]:
     """{setting or None: {(setting, arm): weight}}. A claim across settings, or with a setting, gives one contrast; any
     other claim gives one in each setting."""
     if is_across_settings(claim):
@@ -171,7 +172,7 @@ def contrasts_of(config, claim):
     return {setting: {(setting, arm): w for arm, w in claim["contrast"].items()} for setting in settings}
 
 
-def judge_claims(config, rows):
+def judge_claims(config, rows: list[dict]) -> list[dict]:
     """[{claim, setting, verdict, ...}]. All claims about one number of the rows, in all settings, form one family."""
     judged, families = [], {}
     for name, claim in config.claims.items():
@@ -187,7 +188,7 @@ def judge_claims(config, rows):
     return judged
 
 
-def claims_table(judged):
+def claims_table(judged: list[dict]) -> str:
     """A line per claim: its verdict, and the numbers behind it. Accuracies are fractions, losses are in nats."""
     lines = []
     for claim in judged:
@@ -205,7 +206,7 @@ def claims_table(judged):
     return "\n".join(lines)
 
 
-def scenarios_table(config, judged):
+def scenarios_table(config, judged: list[dict]) -> str:
     """A line per setting that names the scenarios of which every claim has the needed verdict there."""
     lines = []
     for setting in (config.settings or [None]) if config.scenarios else []:
@@ -215,7 +216,7 @@ def scenarios_table(config, judged):
     return "\n".join(lines)
 
 
-def divergence(rows):
+def divergence(rows: list[dict]) -> str:
     """Where each arm diverges: its loss is not finite, or its validation loss is higher at the end than at first."""
     cells = [["arm", "highest rate without", "diverges at"]]
     for arm, rates in report.by_learning_rate(rows).items():
@@ -225,7 +226,7 @@ def divergence(rows):
     return "\n".join(aligned(cells))
 
 
-def verdict(config, rows):
+def verdict(config, rows: list[dict]) -> str:
     """success, failure or in between, by the rules of the config, with the numbers behind the word."""
     base = [row for row in rows if row["arm"] == config.baseline]
     treated = [row for row in rows if row["arm"] == config.treatment]
@@ -243,7 +244,7 @@ def verdict(config, rows):
     return f"failure {numbers}" if abs(gain) <= config.failure_within else f"in between {numbers}"
 
 
-def cost(config, rows):
+def cost(config, rows: list[dict]) -> str:
     """What the treatment costs beside the baseline: parameters, FLOPs and speed."""
 
     def median(name, arm):
