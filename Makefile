@@ -41,7 +41,8 @@ format: .venv/.installed-dev ## let ruff format the code
 	$(PY) -m ruff format .
 
 clean: ## remove what the demo and the tests made (not .venv)
-	rm -rf out .pytest_cache .ruff_cache .hypothesis data/*/*.npy data/*/*.json data/*/.*.json
+	rm -rf out .pytest_cache .ruff_cache .mypy_cache .hypothesis data/*/*.npy data/*/*.json data/*/.*.json
+	rm -rf data/*/.nanogate data/*/.new data/*/lock
 	find data -type d -empty -delete
 
 .venv/bin/python:
