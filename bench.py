@@ -41,10 +41,11 @@ import torch.nn.functional as F
 
 import plot
 from data.mqar import prepare as mqar
-from data.shards import IGNORE, open_dataset
+from data.shards import open_dataset
 from data.tokenizer import get_tokenizer
 from meters import decoding_speed
 from model import GPT, MIXERS, GPTConfig
+from ops import IGNORE
 from ops.recurrence import chunked, has_fla, recurrent
 from runs import files
 from runs.hardware import (

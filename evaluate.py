@@ -27,8 +27,9 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from data.shards import IGNORE, Dataset, open_dataset
+from data.shards import Dataset, open_dataset
 from model import GPT
+from ops import IGNORE
 from runs import memory
 from runs.checkpoint import load_model
 from runs.files import check_output, write_output

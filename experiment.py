@@ -43,7 +43,7 @@ from tqdm import tqdm
 
 from evaluate import EvaluateConfig
 from model import GPT
-from ops.loss import IGNORE
+from ops import IGNORE
 from runs import files
 from runs.files import lock, read_jsonl, wrong_field
 from runs.hardware import keep_freed_memory, pick_device, seconds_of, signals_to, usable_cores

@@ -50,10 +50,11 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 
-from data.shards import IGNORE, Dataset, open_dataset
+from data.shards import Dataset, open_dataset
 from evaluate import score
 from gate import ADDITIVE_ACTIVATIONS, Gate
 from model import GPT, Mixer, Softmax
+from ops import IGNORE
 from runs import memory
 from runs.checkpoint import load_model
 from runs.files import check_output, write_output

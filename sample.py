@@ -23,7 +23,7 @@ import torch
 from data.shards import Dataset, open_dataset
 from data.tokenizer import ByteTokenizer, GPT2Tokenizer, get_tokenizer
 from model import GPT
-from ops.loss import IGNORE
+from ops import IGNORE
 from ops.sampling import most_new_tokens
 from runs import memory
 from runs.checkpoint import load_model

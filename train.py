@@ -43,11 +43,12 @@ from tqdm import tqdm
 from data.shards import open_dataset
 from evaluate import evaluate
 from meters import TRAINING_ROWS, first_rows, is_spike, training_meters
-from model import GPT, GPTConfig, unused_keys
-from ops.loss import IGNORE
+from model import GPT, GPTConfig
+from ops import IGNORE
 from runs import memory
 from runs.finite import bad_weight, first_bad_tensor
 from runs.hardware import DTYPES, Processes, peak_flops, pick_dtype
+from runs.keys import notes_on_keys
 from runs.outdir import OutDir, code_sha256, versions
 from runs.resume import check_data, load_optimizers, make_model, optimizer_state, where_to_start
 
@@ -115,15 +116,6 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     lowest = config.learning_rate / 10 if config.min_lr is None else config.min_lr
     progress = min(1.0, (step - config.warmup_iters) / max(1, end - config.warmup_iters))
     return lowest + 0.5 * (1 + math.cos(math.pi * progress)) * (config.learning_rate - lowest)
-
-
-def notes_on_keys(config: TrainConfig) -> list[str]:
-    """A line of text for each key that was given and has no effect in this run."""
-    unused = unused_keys(config)
-    if not config.decay_lr:
-        unused |= dict.fromkeys(("min_lr", "lr_decay_iters"), "decay_lr is false")
-    given = [name for name in unused if name in getattr(config, "given", ())]
-    return [f"note: {name}={getattr(config, name)} changes nothing: {unused[name]}" for name in given]
 
 
 def make_optimizers(model: GPT, config: TrainConfig, device_type: str) -> list[torch.optim.Optimizer]:

@@ -40,11 +40,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ops import IGNORE
 from runs import files
 from runs.files import lock, read_json, write_whole, wrong_field
 
 FORMAT = 1
-IGNORE = -100  # the target where nothing is predicted, as in torch's cross_entropy
 MAX_VOCAB = 1 << 16  # a shard is uint16
 DATA = Path(__file__).resolve().parent
 MOST_META = 1 << 26  # bytes of a meta.json

@@ -13,7 +13,7 @@ import torch
 
 from gate import GATE_ACTIVATIONS
 from model import GPT, MIXERS, GPTConfig
-from ops.loss import IGNORE
+from ops import IGNORE
 
 T, VOCAB, CHUNK = 140, 50, 64
 GATES = [

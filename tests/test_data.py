@@ -24,8 +24,9 @@ from hypothesis import strategies as st
 from data import shards, tokenizer
 from data.mqar import prepare as mqar
 from data.pystdlib import prepare as pystdlib
-from data.shards import IGNORE, Dataset, open_dataset, write_examples, write_stream
+from data.shards import Dataset, open_dataset, write_examples, write_stream
 from data.text import prepare as text
+from ops import IGNORE
 
 ROOT = Path(__file__).resolve().parents[1]
 ABOUT = dict(generator="tests", generator_version=1, parameters={}, seed=0)

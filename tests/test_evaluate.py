@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import evaluate
-from data.shards import IGNORE, open_dataset, write_stream
+from data.shards import open_dataset, write_stream
 from data.tokenizer import get_tokenizer
 from model import GPT, GPTConfig
+from ops import IGNORE
 from ops.layers import rope_frequencies
 from runs import checkpoint as checkpoints
 

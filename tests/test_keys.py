@@ -10,7 +10,8 @@ import dataclasses
 import pytest
 import torch
 
-from model import GPT, MIXERS, GPTConfig, unused_keys
+from model import GPT, MIXERS, GPTConfig
+from runs.keys import unused_keys
 
 # another value of each key. ELSEWHERE: those whose effect is on the data, the ids or the choice of a kernel
 OTHER = dict(
