@@ -193,7 +193,7 @@ def code_of(script: str) -> list[str]:
                 modules += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
                 modules += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        paths = {module.replace(".", "/") + ".py" for module in modules}
+        paths = {module.replace(".", "/") + end for module in modules for end in (".py", "/__init__.py")}
         waiting += [path for path in paths if path not in found + waiting and (ROOT / path).is_file()]
     return sorted(found)
 

@@ -733,7 +733,7 @@ def test_an_out_dir_that_cannot_be_made_is_one_line(run, tmp_path, helpers):
 def test_micro_steps_that_the_processes_cannot_share_are_refused(mqar, helpers, steps, processes):
     config = train.TrainConfig(dataset=str(mqar), gradient_accumulation_steps=steps)
     group = types.SimpleNamespace(world_size=processes, is_main=True)
-    message = helpers.error_of(train.train, config, group)
+    message = helpers.error_of(train.train, config, group, None, None, [])
     assert f"gradient_accumulation_steps={steps}: must be a multiple of the {processes} processes" in message
 
 
