@@ -512,7 +512,7 @@ def test_keys_that_would_lead_out_of_out_dir_are_refused(run, tmp_path, base, he
         dict(base=base | {"out_dir": "/tmp"}),
         dict(arms='{"none": {"dataset": "/tmp"}, "elementwise": {}}'),
         dict(settings='{"a": {"init_from": "/tmp"}}'),
-        dict(scores='{"longer": {"out": "/tmp/a.json"}}'),
+        dict(scores='{"longer": {"out": "/elsewhere/a.json"}}'),
         dict(scores='{"longer": {"checkpoint": "/tmp"}}'),
     ]:
         message = helpers.error_of(run, tmp_path / "out", **keys)
