@@ -21,16 +21,8 @@ from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 from runs.outdir import code_sha256, run_id
 
-STATE = (
-    "optimizer",
-    "scaler",
-    "iter_num",
-    "best_val_loss",
-    "rng",
-    "data",
-    "config",
-    "dtype",
-)  # what --init_from=resume needs
+# what a checkpoint must hold for --init_from=resume
+STATE = ("optimizer", "scaler", "iter_num", "best_val_loss", "rng", "data", "config", "dtype")
 OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come from a checkpoint
 
 
@@ -57,9 +49,7 @@ def where_to_start(config) -> tuple:
                 "new one"
             )
     known = {field.name for field in dataclasses.fields(config)} - {*OF_THIS_START, "kernels"}
-    before = {
-        name: value for name, value in resumed["config"].items() if name in known
-    }  # an older version has fewer keys
+    before = {name: value for name, value in resumed["config"].items() if name in known}  # older versions had fewer
     asked |= {name: getattr(config, name) for name in OF_THIS_START}
     config = configurator.build(type(config), before | asked | of_model, source=str(file))
     config.given = frozenset(asked)
