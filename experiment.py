@@ -71,6 +71,7 @@ class ExperimentConfig:
     arms: dict = key({}, "{name of the arm: its keys of train.py}")
     settings: dict = key({}, '{name: keys of train.py, and under "data" of the prepare script}: all arms in each')
     seeds: list[int] = key([0], "one run of every arm each; it seeds the data, too, unless data has a seed", at_least=0)
+    seeds_of: dict = key({}, "{arm: the only ones of the seeds that it is run with}")
     learning_rates: list[float] = key([], "with selection_seeds: to choose from; without: all are run", above=0)
     selection_seeds: list[int] = key([], "seeds that the learning rates are chosen on, and nothing else", at_least=0)
     rate_of: dict = key({}, "{arm: the arm whose chosen rate it takes, untried itself}")
@@ -91,7 +92,8 @@ class ExperimentConfig:
     claims: dict = key(
         {},
         '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged by study/stats; '
-        'there may be a "setting", and "of": the keys that lead to another number of the rows than the metric',
+        'there may be a "setting", and "of": the keys that lead to another number of the rows than the metric; '
+        '"sides": 1 for a one-sided test; "in": n for a count, which passes if n seeds are above the threshold',
     )
     scenarios: dict = key({}, "{scenario: {claim: the verdict it needs}}, looked for in each setting")
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
@@ -137,6 +139,10 @@ class ExperimentConfig:
         configurator.build(prepare_config(self), self.score_data, source="score_data")
         for name, claim in self.claims.items():
             self.check_claim(name, claim)
+        for arm, seeds in self.seeds_of.items():
+            check_named("seeds_of", arm, self.arms, "arms")
+            if wrong := wrong_field(seeds, [(int, 0, 1 << 60), 1, 999]):
+                raise UserError(f"seeds_of: {arm}: {wrong}")
         for arm, other in self.rate_of.items():
             check_named("rate_of", arm, self.arms, "arms")
             check_named(f"rate_of: {arm}", other, [arm for arm in self.arms if arm not in self.rate_of], "other arms")
@@ -170,8 +176,8 @@ class ExperimentConfig:
                 )
 
     def check_claim(self, name: str, claim: object) -> None:
-        if not isinstance(claim, dict) or set(claim) - {"setting", "of"} != {"contrast", "above"}:
-            raise UserError(f"claims: {name}: must have a contrast and above, and may have a setting and of")
+        if not isinstance(claim, dict) or set(claim) - {"setting", "of", "sides", "in"} != {"contrast", "above"}:
+            raise UserError(f"claims: {name}: must have contrast and above, and may have setting, of, sides or in")
         if wrong := wrong_field(claim, CLAIM):
             raise UserError(f"claims: {name}: {wrong}")
         is_across = tables.is_across_settings(claim)
@@ -205,6 +211,8 @@ CLAIM = {
     "above": (float, -1e9, 1e9),
     "setting?": (str, 0, 999),
     "of?": [(str, 0, 999), 1, 9],
+    "sides?": (int, 1, 2),
+    "in?": (int, 1, 999),
 }
 
 
@@ -268,6 +276,8 @@ def runs_of(config: ExperimentConfig, seeds: list[int], rates: list[float], chos
             data = config.data | changes.get("data", {})
             base = config.base | {name: value for name, value in changes.items() if name != "data"}
             for arm, keys in config.arms.items():
+                if seed in config.seeds and seed not in config.seeds_of.get(arm, [seed]):
+                    continue
                 for rate in [chosen[setting, arm]] if chosen else rates or [None]:
                     run = {"arm": arm, "seed": seed, "data": data, "config": base | keys | {"seed": seed}}
                     if rate is not None:
@@ -649,6 +659,7 @@ def finish(config: ExperimentConfig, job: dict) -> dict:
         "metric": config.metric,
         "curve": [[row["step"], row[config.metric]] for row in evaluations],
         "meters": evaluations[-1].get("meters", {}),
+        "sinks": sink_curve(evaluations),
         "tokens_per_second": speed,
         "step_ms": 1000 * about["tokens_per_step"] / speed,
         "scores": {},
@@ -658,6 +669,17 @@ def finish(config: ExperimentConfig, job: dict) -> dict:
         **{name: about[name] for name in ("git_commit", "git_dirty", "versions")},
     }
     return nan_to_none(scored(config, row, folder))
+
+
+def sink_curve(evaluations: list[dict]) -> list[dict]:
+    """The meters of each kind of query at each evaluation, for the figures; empty if the data set names no kinds."""
+    names = ("share", "effective", "gate_mean", "loss")
+    return [
+        {"step": row["step"], "value_norm": row["meters"]["value_norm"]}
+        | {kind: {name: found[name] for name in names} for kind, found in row["meters"]["kinds"].items()}
+        for row in evaluations
+        if row.get("meters", {}).get("kinds")
+    ]
 
 
 def scored(config: ExperimentConfig, row: dict, folder: Path) -> dict:

@@ -15,9 +15,13 @@ and map. All meters read the same first rows of the split, in the run's dtype:
                 queries and rows. softmax and cosformer: their own weights. Other mixers: a proxy,
                 the weights that the recurrence implies, which have both signs (mean_weight keeps
                 the sign). Baseline: uniform weights, the mean of 1/(i+1) over the same queries
-    token_0     norm of token 0's part of the readout over the sum of the norms of all tokens'
-                parts, of all heads together, mean over queries 1..T-1, before and after the gate.
-                A norm between the two is left out
+    token_0     norm of token 0's part of a head's readout over the sum of the norms of all tokens'
+                parts, mean over the same queries, before norm and gates and as the output
+                projection gets it. A gate with one number per head cannot change it
+    effective   effective sink, |W_o (g_i * w_i0 v_0)| / |x_i|: the norm of what a head writes of
+                token 0 over that of the residual stream it is added to; * is the gate and all else
+                that multiplies the readout. Beside it the same with uniform weights, 1/(i+1)
+    value_norm  |v_0| over the median of the other tokens' |v|
     rank        effective rank (Roy & Vetterli 2007), exp of the entropy of the normalised singular
                 values: of each head's readout (tokens x width) before the gate and as the output
                 projection gets it, and of W_v W_o
@@ -27,8 +31,12 @@ and map. All meters read the same first rows of the split, in the run's dtype:
                 gate closes
     quantised   loss with 8-bit weights and inputs in every linear layer of the blocks
 
+A data set may name kinds of query, as data/backcopy does: a list of tokens each. Sink, token_0,
+effective, gates and loss are then measured for each kind apart, and for all other queries.
+--queries=REGEX makes a kind of the queries whose token's text matches: '\\s+' is white space.
+
 Sinks grow with training, and tiny models may have none. heads_above is the share of heads whose
-sink is above 0.3 (Gu et al. 2024).
+sink is above 0.3 on the first 64 tokens (Gu et al. 2024).
 """
 
 import configurator
@@ -42,6 +50,7 @@ import itertools
 import json
 import math
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -51,10 +60,12 @@ import torch
 import torch.nn as nn
 
 from data.shards import Dataset, open_dataset
+from data.tokenizer import get_tokenizer
 from evaluate import score
-from gate import ADDITIVE_ACTIVATIONS, Gate
+from gate import ADDITIVE_ACTIVATIONS, READOUT_ACTIVATIONS, Gate
 from model import GPT, Mixer, Softmax
 from ops import IGNORE
+from ops.recurrence import at_least_float32
 from runs import memory
 from runs.checkpoint import load_model
 from runs.files import check_output, write_output
@@ -63,6 +74,7 @@ from runs.hardware import DTYPES, Processes
 BINS = 20  # bins of width 0.05 from 0 to 1; one more bin holds the values above 1
 COLLAPSE = 0.05
 SINK_HEAD = 0.3
+SINK_TOKENS = 64  # of Gu et al.'s count of heads
 MAP_TOKENS = 64
 DECODED_TOKENS = 64
 SINK_KINDS = {
@@ -72,7 +84,8 @@ SINK_KINDS = {
 }
 GATE_COLUMNS = {"mean": "6.3f", "below_0.1": "6.1%", "above_0.9": "6.1%"}  # columns of the table, and their formats
 THRESHOLDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
-TRAINING_ROWS = 4  # rows that the meters in the training log look at
+WEIGHTS_AT_ONCE = 1 << 22  # entries of the weights that the sink meter holds at once, at least a row's
+TRAINING_TOKENS = 16384  # that the meters in the training log look at, in at least four rows
 SPIKE_WINDOW, SPIKE_AT_LEAST, SPIKE_DEVIATIONS = 100, 20, 5
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -83,8 +96,9 @@ SPIKE_WINDOW, SPIKE_AT_LEAST, SPIKE_DEVIATIONS = 100, 20, 5
 def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "float32") -> list:
     """Runs the model on inputs (B, T) and calls measure(block, seen) after each block. Returns the results by layer.
 
-    seen: x (B, T, C), the mixer's input; before and after (B, T, H, D), the readout as its first gate gets it and as
-    the output projection gets it; residual (B, T, C), the block's output. The model is left as it was, without hooks.
+    seen: stream and x (B, T, C), the inputs of the block and of its mixer; before and after (B, T, H, D), the readout
+    as its first gate gets it and as the output projection gets it; residual (B, T, C), the block's output. The model is
+    left as it was, without hooks.
     """
     seen, results, handles, was_training = {}, [], [], model.training
 
@@ -100,7 +114,7 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
     def of_block(block, args, output):
         seen["after"] = seen["after"].unflatten(-1, (block.mixer.n_head, -1))
         seen.setdefault("before", seen["after"])  # no gate
-        results.append(measure(block, seen | {"residual": output[0]}))
+        results.append(measure(block, seen | {"stream": args[0], "residual": output[0]}))
         seen.clear()
 
     try:
@@ -138,8 +152,8 @@ def numbers(x: torch.Tensor | list | float):
 
 
 def gate_meter(gate: Gate, x: torch.Tensor) -> dict:
-    """x (B, T, C) -> the distribution of the gate's values, one entry per head (shared, scalar: one in all)."""
-    values = gate.value(gate.logits(x)).float().abs()  # (B, T, heads or 1, width or 1)
+    """x (..., C) -> the distribution of the gate's values, one entry per head (shared, scalar: one in all)."""
+    values = gate.value(gate.logits(x)).float().abs()  # (..., heads or 1, width or 1)
     start = float(gate.value(x.new_zeros(1)).abs())
     heads = values.movedim(-2, 0).flatten(1)  # (heads, values)
     bins = (heads * BINS).clamp(max=BINS).long()
@@ -160,9 +174,9 @@ def gate_meter(gate: Gate, x: torch.Tensor) -> dict:
     }
 
 
-def gate_meters(mixer: Mixer, seen: dict) -> dict[str, dict]:
-    """{position: the meter of its gate}."""
-    return {position: gate_meter(gate, seen["x"]) for position, gate in mixer.gates.items()}
+def gate_meters(mixer: Mixer, x: torch.Tensor) -> dict[str, dict]:
+    """{position: the meter of its gate}, over the tokens of x (..., C)."""
+    return {position: gate_meter(gate, x) for position, gate in mixer.gates.items()}
 
 
 def baseline(T: int) -> float:
@@ -170,53 +184,108 @@ def baseline(T: int) -> float:
     return statistics.fmean(1 / (i + 1) for i in range(1, T)) if T > 1 else math.nan
 
 
-def sink_meter(mixer: Mixer, seen: dict) -> dict:
-    """The share of key 0 in each head's weights, as the docstring of this file defines it."""
-    shares, means = [], []
-    for row in seen["x"].split(1):  # one row at a time: the weights of every head are large
-        weights = mixer.weights(row)[0, :, 1:]  # (H, T - 1, T)
-        total = weights.abs().sum(-1).clamp(min=1e-30)
-        shares.append((weights[..., 0].abs() / total).mean(-1))
-        means.append(weights[..., 0].mean(-1))
-    share = torch.stack(shares).mean(0)
-    return {
+def sink_meter(mixer: Mixer, seen: dict, kinds: dict[str, torch.Tensor]) -> dict:
+    """What the queries 1..T-1 get from token 0, as the docstring of this file defines it: numbers per head.
+
+    kinds: {name: (B, T) bool}, the queries that are measured apart; their gates, too.
+    """
+    x, stream = seen["x"], seen["stream"]
+    B, T = x.shape[:2]
+    rows = rows_at_once(mixer, T)  # the weights of every head are large
+    parts = [query_meters(mixer, *part) for part in zip(x.split(rows), stream.split(rows), strict=True)]
+    by_query = {name: torch.cat([part[name] for part in parts])[..., 1:] for name in parts[0]}  # (B, H, T - 1) each
+    by_query["uniform"] = (1 / torch.arange(2, T + 1, device=x.device)).expand(B, 1, -1)
+
+    def means(mask):  # (B, T - 1)
+        return {name: numbers(values.transpose(1, 2)[mask].mean(0)) for name, values in by_query.items()}
+
+    everything = means(torch.ones(B, T - 1, dtype=torch.bool, device=x.device))
+    early = by_query["share"][..., : SINK_TOKENS - 1].mean((0, 2))  # (H,)
+    norms = values_of(mixer, x).norm(dim=-1)  # (B, T, H)
+    others = norms[:, 1:].median(1).values if T > 1 else torch.full_like(norms[:, 0], math.nan)
+    return everything | {
         "kind": "weights" if isinstance(mixer, Softmax) else "share" if mixer.has_nonnegative_weights else "proxy",
-        "share": numbers(share),
-        "mean_weight": numbers(torch.stack(means).mean(0)),
-        "heads_above": numbers((share > SINK_HEAD).float().mean().item()),
+        "heads_above": numbers((early > SINK_HEAD).float().mean().item()),
+        "value_norm": numbers((norms[:, 0] / others.clamp(min=1e-30)).mean(0)),
+        "key_norm": key_norms(mixer, x),
+        "kinds": {
+            name: means(mask[:, 1:]) | {"queries": int(mask[:, 1:].sum()), "gates": gate_meters(mixer, x[mask])}
+            for name, mask in kinds.items()
+        },
     }
 
 
-def early_meter(mixer: Mixer, seen: dict) -> dict:
-    """Mean norm of the keys at positions 0, 1, 2-3, 4-7, ...; token 0's share of the readout, without and with gate."""
-    p = mixer.gated_projection(seen["x"], None, 0)
-    norms = p.k.float().norm(dim=-1).mean((0, 2))  # (T,)
+def rows_at_once(mixer: Mixer, T: int) -> int:
+    return max(1, WEIGHTS_AT_ONCE // max(1, mixer.n_head * T * T))
+
+
+def query_meters(mixer: Mixer, x: torch.Tensor, stream: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What each query gets from token 0 in the rows x, stream (B, T, C): {name: (B, H, T)}."""
+    weights, v = mixer.weights(x), values_of(mixer, x)  # (B, H, T, T); (B, T, H, D)
+    size = weights.abs()
+    o = torch.einsum("bhij,bjhd->bihd", weights.to(v.dtype), v)
+    skip = mixer.gated_projection(x, None, 0).skip
+    factor = readout_factor(mixer, x, o if skip is None else o + skip)  # (B, T, H, D)
+
+    def token_0_share(factor):
+        # |w_ij (f_i * v_j)|^2 = w_ij^2 (f_i^2 . v_j^2)
+        parts = size * (factor.square().transpose(1, 2) @ v.square().permute(0, 2, 3, 1)).sqrt()  # (B, H, T, T)
+        return parts[..., 0] / parts.sum(-1).clamp(min=1e-30)
+
+    out = mixer.out_proj.weight.unflatten(1, (mixer.n_head, -1)).to(v.dtype)  # (C, H, D)
+    written = torch.einsum("bihd,chd->bihc", factor * v[:, :1], out)  # by a weight of one on token 0
+    if "output" in mixer.gates and mixer.gates["output"].activation not in ADDITIVE_ACTIVATIONS:
+        written = written * mixer.gates["output"].value(mixer.gates["output"].logits(x))
+    reach = written.norm(dim=-1) / stream.to(v.dtype).norm(dim=-1, keepdim=True).clamp(min=1e-30)  # (B, T, H)
+    reach = reach.transpose(1, 2)
+    return {
+        "share": size[..., 0] / size.sum(-1).clamp(min=1e-30),
+        "mean_weight": weights[..., 0],
+        "token_0_before": token_0_share(torch.ones_like(factor)),
+        "token_0_after": token_0_share(factor),
+        "effective": size[..., 0] * reach,
+        "effective_uniform": reach / torch.arange(1, x.shape[1] + 1, device=x.device),
+    }
+
+
+def values_of(mixer: Mixer, x: torch.Tensor) -> torch.Tensor:
+    """v (B, T, H, D) in at least float32, repeated where several heads share it."""
+    v = mixer.gated_projection(x, None, 0).v
+    return at_least_float32(v).repeat_interleave(mixer.n_head // v.shape[2], dim=2)
+
+
+def readout_factor(mixer: Mixer, x: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
+    """What norm, activation and gates multiply the readout o (B, T, H, D) by, entry by entry; addends are left out."""
+    factor = torch.ones_like(o)
+    for step in mixer.readout_steps:
+        if step in mixer.gates:
+            gate = mixer.gates[step]
+            if gate.activation not in ADDITIVE_ACTIVATIONS:
+                factor = factor * gate.value(gate.logits(x))
+            o = gate(o, x)
+        else:
+            after = mixer.normed(o) if step == "norm" else READOUT_ACTIVATIONS[mixer.config.readout_activation](o)
+            factor = factor * torch.where(o == 0, 0.0, after / o)
+            o = after
+    return factor
+
+
+def key_norms(mixer: Mixer, x: torch.Tensor) -> list[list]:
+    """[[first position, mean norm of its keys], ...] for the positions 0, 1, 2-3, 4-7, ..."""
+    norms = mixer.gated_projection(x, None, 0).k.float().norm(dim=-1).mean((0, 2))  # (T,)
     starts = [0] + [1 << i for i in range((len(norms) - 1).bit_length())]
     parts = zip(starts, [*starts[1:], len(norms)], strict=True)
-    v = p.v.float().repeat_interleave(mixer.n_head // p.v.shape[2], dim=2)  # (B, T, H, D)
-    gates = [mixer.gates[name] for name in ("native", "readout") if name in mixer.gates]
-    factor = torch.ones_like(v)
-    for gate in gates:
-        if gate.activation not in ADDITIVE_ACTIVATIONS:
-            factor = factor * gate.value(gate.logits(seen["x"]))
-    before, after = token_0_shares(mixer, seen["x"], v, factor)
-    return {
-        "key_norm": [[start, numbers(norms[start:end].mean().item())] for start, end in parts],
-        "token_0_before": before,
-        "token_0_after": after if gates else None,
-    }
+    return [[start, numbers(norms[start:end].mean().item())] for start, end in parts]
 
 
-def token_0_shares(mixer: Mixer, x: torch.Tensor, v: torch.Tensor, factor: torch.Tensor) -> list[float]:
-    """|part of token 0| / sum_j |part of token j| of a readout and of factor * readout; v, factor (B, T, H, D)."""
-    shares = []
-    for x_i, v_i, f_i in zip(x.split(1), v.square(), factor.square(), strict=True):
-        weights = mixer.weights(x_i)[0].square()  # (H, T, T)
-        # |w_tj (f_t * v_j)|^2 = w_tj^2 (f_t^2 . v_j^2), summed over the heads
-        parts = [(weights * (f.transpose(0, 1) @ v_i.permute(1, 2, 0))).sum(0) for f in (torch.ones_like(f_i), f_i)]
-        parts = torch.stack(parts).sqrt()[:, 1:]  # (2, T - 1, T)
-        shares.append((parts[..., 0] / parts.sum(-1).clamp(min=1e-30)).mean(-1))
-    return numbers(torch.stack(shares).mean(0))
+def kinds_of(inputs: torch.Tensor, kinds: dict[str, list[int]]) -> dict[str, torch.Tensor]:
+    """{kind: (B, T) bool}: the queries behind token 0 whose token is in the kind's list; "other": those in none."""
+    if not kinds:
+        return {}
+    found = {name: torch.isin(inputs, torch.tensor(ids, device=inputs.device)) for name, ids in kinds.items()}
+    found["other"] = ~torch.stack(list(found.values())).any(0)
+    is_query = torch.arange(inputs.shape[1], device=inputs.device) > 0
+    return {name: mask & is_query for name, mask in found.items()}
 
 
 def effective_rank(singular_values: torch.Tensor) -> torch.Tensor:
@@ -269,15 +338,14 @@ def residual_meter(inputs: torch.Tensor, seen: dict) -> dict:
     return {"max": numbers(largest), "max_over_median": numbers(largest / max(median, 1e-30))} | where
 
 
-def layer_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[dict]:
-    """[{meter: its numbers}], one dict per layer; inputs (B, T)."""
+def layer_meters(model: GPT, inputs: torch.Tensor, kinds: dict[str, torch.Tensor], dtype: str) -> list[dict]:
+    """[{meter: its numbers}], one dict per layer; inputs (B, T), kinds as kinds_of gives them."""
 
     def measure(block, seen):
         mixer = block.mixer
         return {
-            "gates": gate_meters(mixer, seen),
-            "sink": sink_meter(mixer, seen),
-            "early": early_meter(mixer, seen),
+            "gates": gate_meters(mixer, seen["x"]),
+            "sink": sink_meter(mixer, seen, kinds),
             "rank": rank_meter(mixer, seen),
             "residual": residual_meter(inputs, seen),
         }
@@ -291,14 +359,39 @@ def layer_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[dict]:
 # The cheap ones, for the training log
 
 
-def training_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> dict:
-    """The `summary` of one forward pass on inputs (B, T), for a line of metrics.jsonl."""
+def training_rows(T: int) -> int:
+    return max(4, TRAINING_TOKENS // T)
+
+
+def training_meters(
+    model: GPT, inputs: torch.Tensor, targets: torch.Tensor, kinds: dict[str, list[int]], dtype: str
+) -> dict:
+    """The `summary` of one forward pass on inputs (B, T), for a line of metrics.jsonl; kinds: the token ids of each."""
+    masks = kinds_of(inputs, kinds)
 
     def measure(block, seen):
-        meters = {"gates": gate_meters(block.mixer, seen), "sink": sink_meter(block.mixer, seen)}
+        meters = {"gates": gate_meters(block.mixer, seen["x"]), "sink": sink_meter(block.mixer, seen, masks)}
         return meters | {"residual": residual_meter(inputs, seen)}
 
-    return summary(probe(model, inputs, measure, dtype), inputs.shape[1])
+    found = summary(probe(model, inputs, measure, dtype), inputs.shape[1])
+    for name, loss in losses_by_kind(model, inputs, targets, masks, dtype).items():
+        found["kinds"][name]["loss"] = loss
+    return found
+
+
+@torch.no_grad()
+def losses_by_kind(
+    model: GPT, inputs: torch.Tensor, targets: torch.Tensor, masks: dict[str, torch.Tensor], dtype: str
+) -> dict[str, float | None]:
+    """{kind: nats a label, of the labels at its queries}; None where it has none."""
+    losses, was_training = {}, model.training
+    model.eval()
+    with autocast(inputs.device.type, dtype):
+        for name, mask in masks.items():
+            labels = targets.masked_fill(~mask, IGNORE)
+            losses[name] = numbers(model(inputs, labels).item()) if (labels != IGNORE).any() else None
+    model.train(was_training)
+    return losses
 
 
 def summary(layers: list[dict], T: int) -> dict:
@@ -313,11 +406,30 @@ def summary(layers: list[dict], T: int) -> dict:
             position: mean(x for gate in own for x in gate["below_0.1"]) for position, own in gates.items()
         },
         "sink": mean(x for layer in layers for x in layer["sink"]["share"]),
+        "sink_max": max((x for layer in layers for x in layer["sink"]["share"] if x is not None), default=None),
         "sink_baseline": numbers(baseline(T)),
+        "effective_sink": mean(x for layer in layers for x in layer["sink"]["effective"]),
+        "value_norm": mean(x for layer in layers for x in layer["sink"]["value_norm"]),
+        "heads_above": mean(layer["sink"]["heads_above"] for layer in layers),
         "max_activation": maximum(layer["residual"]["max"] for layer in layers),
         "max_over_median": maximum(layer["residual"]["max_over_median"] for layer in layers),
         "collapsed": collapsed_gates(layers),
+        "kinds": {
+            name: kind_summary([layer["sink"]["kinds"][name] for layer in layers])
+            for name in layers[0]["sink"]["kinds"]
+        },
     }
+
+
+def kind_summary(kinds: list[dict]) -> dict:
+    """One kind of query, given by layer: means over layers and heads, and the largest share of a head."""
+    names = ("share", "uniform", "effective", "effective_uniform", "token_0_before", "token_0_after")
+    gates = {}
+    for position, gate in (item for kind in kinds for item in kind["gates"].items()):
+        gates.setdefault(position, []).extend(gate["mean"])
+    found = {name: mean(x for kind in kinds for x in kind[name]) for name in names}
+    largest = max((x for kind in kinds for x in kind["share"] if x is not None), default=None)
+    return found | {"share_max": largest, "gate_mean": {position: mean(own) for position, own in gates.items()}}
 
 
 def collapsed_gates(layers: list[dict]) -> list[str]:
@@ -503,7 +615,9 @@ def packing(dataset: Dataset) -> str:
     """How the rows begin, in words: it decides which token is at position 0."""
     if dataset.kind == "stream":
         return "no BOS; windows of running text, which begin anywhere in it"
-    return "no BOS; each row is an example of its own and begins with the first key of its pairs"
+    if dataset.name == "mqar":
+        return "no BOS; each row is an example of its own and begins with the first key of its pairs"
+    return "each row is an example of its own"
 
 
 @dataclasses.dataclass
@@ -511,6 +625,9 @@ class MetersConfig:
     checkpoint: list[str] = key(["out/best.pt"], "checkpoints, earliest first (a folder: its ckpt.pt)")
     dataset: str | None = key(None, "folder of the data (None: the data that the first checkpoint was trained on)")
     split: str = key("val", "the split of the data to read")
+    queries: str | None = key(
+        None, r"a regular expression: queries whose token's text it matches are measured apart, as in '\s+'"
+    )
     rows: int = key(16, "how many of the split's first rows the meters read", at_least=1)
     score_batches: int = key(4, "number of batches of that many rows for the losses", at_least=1)
     skip_below: float | None = key(
@@ -557,27 +674,52 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
     scores = loss_of(model, batches, T)
     if not math.isfinite(scores["loss"]):
         raise UserError(f"{path}: its loss is {scores['loss']}: its weights are broken, or the run has diverged")
-    inputs, _, name = first_rows(dataset, config.split, config.rows, T)
-    inputs = inputs.to(model.wte.weight.device)
+    inputs, targets, name = first_rows(dataset, config.split, config.rows, T)
+    inputs, targets = inputs.to(model.wte.weight.device), targets.to(model.wte.weight.device)
+    kinds = kinds_of(inputs, dataset.kinds if config.queries is None else matching_tokens(dataset, config.queries))
     result = {"checkpoint": str(path), "step": checkpoint.get("iter_num"), "attention": model.config.attention}
     result |= {"gate": model.config.gate, "gate_activation": model.config.gate_activation}
     result |= {"dataset": dataset.name, "split": config.split, "slice": name, "dtype": dtype}
     result |= {"rows": len(inputs), "tokens": inputs.shape[1], "packing": packing(dataset)}
-    result |= {"sink_baseline": baseline(inputs.shape[1]), "layers": layer_meters(model, inputs, dtype)}
+    result |= {"sink_baseline": baseline(inputs.shape[1]), "layers": layer_meters(model, inputs, kinds, dtype)}
+    result["losses"] = losses_by_kind(model, inputs, targets, kinds, dtype)
     generator = torch.Generator().manual_seed(0)
     noise = torch.randint(dataset.vocab_size, inputs.shape, generator=generator).to(inputs.device)
-    controls = probe(model, noise, lambda block, seen: sink_meter(block.mixer, seen), dtype)
+    controls = probe(model, noise, lambda block, seen: sink_meter(block.mixer, seen, {}), dtype)
     for layer, control in zip(result["layers"], controls, strict=True):
         layer["sink"]["random_tokens"] = control["share"]
-    result["maps"] = attention_maps(model, inputs, result["layers"], config.maps, dtype)
+    result["maps"] = attention_maps(model, inputs, result["layers"], kinds, config.maps, dtype)
     result |= scores | {"labels": sum(int((targets != IGNORE).sum()) for _, targets, _ in batches)}
     if config.skip_below is not None:
         result["decoding"] = decoding_speed(model, inputs[:1, : max(1, T - DECODED_TOKENS - 1)], config.skip_below)
     return result | {"pruning": pruning_curve(model, batches, T), "quantised": loss_of(quantised(model), batches, T)}
 
 
-def attention_maps(model: GPT, inputs: torch.Tensor, layers: list[dict], wanted: list[str], dtype: str) -> list[dict]:
-    """[{layer, head, weights}]: weights (t, t) of the first row's first t <= MAP_TOKENS tokens, of the wanted heads."""
+def matching_tokens(dataset: Dataset, expression: str) -> dict[str, list[int]]:
+    """{expression: the ids of the tokens whose text it matches as a whole}. Raises UserError if there is none."""
+    alphabet = dataset.meta["parameters"].get("alphabet")
+    if alphabet is not None:
+        texts = {i: character for i, character in enumerate(alphabet, start=1)}
+    else:
+        tokenizer = get_tokenizer(dataset.tokenizer)
+        texts = {i: tokenizer.decode_bytes([i]).decode(errors="replace") for i in range(dataset.vocab_size)}
+    try:
+        found = [i for i, text in texts.items() if re.fullmatch(expression, text)]
+    except re.error as error:
+        raise UserError(f"queries={expression!r}: is no regular expression ({error})") from None
+    if not found:
+        raise UserError(f"queries={expression!r}: matches none of the {len(texts):,} tokens of {dataset.folder}")
+    return {expression: found}
+
+
+def attention_maps(
+    model: GPT, inputs: torch.Tensor, layers: list[dict], kinds: dict, wanted: list[str], dtype: str
+) -> list[dict]:
+    """The wanted heads' maps on the first row's first t <= MAP_TOKENS tokens: [{layer, head, weights, gate, queries}].
+
+    weights: (t, t). gate: (t,), the mean over the head's channels of the gate on its readout, if it multiplies.
+    queries: {kind: their positions}, without those of kind "other".
+    """
     sinks = {(i, head): share for i, layer in enumerate(layers) for head, share in enumerate(layer["sink"]["share"])}
     heads = []
     for text in wanted:
@@ -587,8 +729,23 @@ def attention_maps(model: GPT, inputs: torch.Tensor, layers: list[dict], wanted:
         heads.append((int(layer), int(number)))
     heads = heads or list(dict.fromkeys([max(sinks, key=sinks.get), min(sinks, key=sinks.get)]))
     prefix = inputs[:1, :MAP_TOKENS]  # causal: the first tokens' weights do not depend on the others
-    weights = probe(model, prefix, lambda block, seen: block.mixer.weights(seen["x"])[0], dtype)  # (H, t, t) each
-    return [{"layer": layer, "head": head, "weights": numbers(weights[layer][head])} for layer, head in heads]
+
+    def measure(block, seen):
+        mixer, gate = block.mixer, None
+        name = next((name for name in ("readout", "native") if name in mixer.gates), None)
+        if name and mixer.gates[name].activation not in ADDITIVE_ACTIVATIONS:
+            values = mixer.gates[name].value(mixer.gates[name].logits(seen["x"])).mean(-1)  # a static one has no B, T
+            gate = values.expand(*prefix.shape, mixer.n_head)[0]  # (t, H)
+        return mixer.weights(seen["x"])[0], gate
+
+    seen = probe(model, prefix, measure, dtype)
+    marks = {name: mask[0, :MAP_TOKENS].nonzero().flatten().tolist() for name, mask in kinds.items() if name != "other"}
+    maps = []
+    for layer, head in heads:
+        weights, gate = seen[layer]
+        values = None if gate is None else numbers(gate[:, head])
+        maps.append({"layer": layer, "head": head, "weights": numbers(weights[head]), "gate": values, "queries": marks})
+    return maps
 
 
 def table(result: dict) -> str:
@@ -606,14 +763,14 @@ def table(result: dict) -> str:
     ]
     for i, layer in enumerate(result["layers"]):
         _, gate = shown_gate(layer)
-        sink, early, rank, residual = (layer[name] for name in ("sink", "early", "rank", "residual"))
+        sink, rank, residual = (layer[name] for name in ("sink", "rank", "residual"))
         where = f"{residual['position']} ({residual['token']}) {residual['channel']}"
         cells = [
             f"{i:<5} {layer['mixer']:<14}",
             *(show(mean(gate.get(name, ())), form) for name, form in GATE_COLUMNS.items()),
             f" {show(mean(sink['share']))} {show(mean(sink['random_tokens']), '7.1%')}",
             show(sink["heads_above"], "8.0%"),
-            f"{show(early['token_0_before'])} {show(early['token_0_after'])}",
+            f"{show(mean(sink['token_0_before']))} {show(mean(sink['token_0_after']))}",
             f"{show(mean(rank['before']), '6.1f')} {show(mean(rank['after']), '5.1f')}",
             f"{show(mean(rank['value_output'] or ()), '12.1f')}",
             f"{show(residual['max'], '8.4g')} {show(residual['max_over_median'], '12.4g')}, {where}",
@@ -626,6 +783,7 @@ def table(result: dict) -> str:
                 lines.append(f"{i:<5} {'@' + position:<14} {' '.join(numbers_of)}")
     kinds = dict.fromkeys(layer["sink"]["kind"] for layer in result["layers"])
     lines += [f"sink: {SINK_KINDS[kind]}" for kind in kinds]
+    lines += kinds_table(result)
     lines += [f"collapsed: {line}" for line in collapsed_gates(result["layers"])]
     lines += ["", f"loss {result['loss']:.4f}, accuracy {result['accuracy']:.1%}, over {result['labels']:,} labels"]
     for row in result["pruning"]:
@@ -637,6 +795,30 @@ def table(result: dict) -> str:
         skipping = f"{row['heads_skipped']:.1%} of the heads skipped, {row['skipping']:,.0f} tokens/s"
         lines.append(f"decoding: {row['tokens_per_second']:,.0f} tokens/s; below {row['threshold']}, {skipping}")
     return "\n".join([*lines, f"8-bit weights and inputs: {change(result['quantised'], result)}"])
+
+
+def kinds_table(result: dict) -> list[str]:
+    """A line per layer and kind of query; means over the heads. Empty if the data set names no kinds."""
+    if not result["losses"]:
+        return []
+    lines = [
+        "",
+        "queries                          sink    effective sink    token 0 of    gate    loss",
+        "layer kind      number   mean uniform     mean  uniform   the readout    mean",
+    ]
+    for i, layer in enumerate(result["layers"]):
+        for name, kind in layer["sink"]["kinds"].items():
+            _, gate = shown_gate(kind)
+            cells = [
+                f"{i:<5} {name[:9]:<9} {kind['queries']:>6,}",
+                f"{show(mean(kind['share']))} {show(mean(kind['uniform']), '7.1%')}",
+                f"{show(mean(kind['effective']), '8.3f')} {show(mean(kind['effective_uniform']), '8.3f')}",
+                f"{show(mean(kind['token_0_before']))} {show(mean(kind['token_0_after']))}",
+                f"{show(mean(gate.get('mean', ())), '7.3f')} {show(result['losses'][name], '7.4f')}",
+            ]
+            lines.append(" ".join(cells))
+        lines.append(f"{i:<5} value norm of token 0 over the median: {show(mean(layer['sink']['value_norm']), '.2f')}")
+    return [*lines, ""]
 
 
 def shown_gate(layer: dict) -> tuple[str | None, dict]:

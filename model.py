@@ -316,16 +316,17 @@ class Mixer(nn.Module):
 
     def weights(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
         """x (B, T, C) -> (B, H, T, T): each value's weight in each readout, before RMSNorm and gates. No state."""
-        p = self.gated_projection(x, None, start)
-        return self.explicit_weights(p, start)
+        weights = self.explicit_weights(self.gated_projection(x, None, start), start)
+        if self.norm_kind == "denominator":
+            denominator = weights.sum(-1).transpose(1, 2)[..., None]  # (B, T, H, 1)
+            denominator = self.gated("denominator", denominator, x).clamp(min=DENOMINATOR_MIN)
+            weights = weights / denominator.transpose(1, 2)
+        return weights
 
     def explicit_weights(self, p: Projection, start: int) -> torch.Tensor:
         repeat = self.n_head // p.q.shape[2]
         q, k = (x.repeat_interleave(repeat, dim=2) for x in (p.q, p.k))
-        weights = recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta)
-        if self.norm_kind == "denominator":
-            weights = weights / weights.sum(-1, keepdim=True).clamp(min=DENOMINATOR_MIN)
-        return weights
+        return recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta)
 
     def flops_per_token(self, T: int) -> float:
         """FLOPs of the recurrence for one token, forward: write, read and decay of S. A multiply-add counts 2."""

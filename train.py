@@ -42,7 +42,7 @@ from tqdm import tqdm
 
 from data.shards import open_dataset
 from evaluate import evaluate
-from meters import TRAINING_ROWS, first_rows, is_spike, training_meters
+from meters import first_rows, is_spike, training_meters, training_rows
 from model import GPT, GPTConfig
 from ops import IGNORE
 from runs import memory
@@ -408,8 +408,10 @@ class Run:
 
     def meters(self, step: int) -> dict:
         """The cheap meters (meters.training_meters), on the first rows of the validation split."""
-        inputs, _, _ = first_rows(self.dataset, "val", TRAINING_ROWS, self.config.block_size)
-        found = training_meters(self.model, inputs.to(self.processes.device), self.dtype)
+        rows = training_rows(memory.longest_row(self.dataset, "val", self.config.block_size))
+        inputs, targets, _ = first_rows(self.dataset, "val", rows, self.config.block_size)
+        inputs, targets = inputs.to(self.processes.device), targets.to(self.processes.device)
+        found = training_meters(self.model, inputs, targets, self.dataset.kinds, self.dtype)
         if step > 0 and step >= self.config.warmup_iters:  # every gate starts collapsed: its weights are zero
             for line in found["collapsed"]:
                 tqdm.write(f"step {step}: a gate has collapsed, {line}")
@@ -492,10 +494,12 @@ def describe(run: Run, why_compiled: str) -> list[str]:
         else f", gate {config.gate}"
     )
     products = " by TF32" if processes.device_type == "cuda" and run.dtype == "float32" else ""
+    floor = run.dataset.perfect_loss("val")
     lines = [
         f"model: {config.n_layer} x {config.n_embd}, {config.attention}{gated}, {model.n_params():,} parameters, "
         f"{model.flops_per_token() / 1e6:,.1f} MFLOPs a token forward, state {model.state_bytes():,} bytes a sequence",
-        f"data: {run.dataset.folder}, {run.dataset.vocab_size:,} ids, {run.tokens_per_step:,} tokens a step",
+        f"data: {run.dataset.folder}, {run.dataset.vocab_size:,} ids, {run.tokens_per_step:,} tokens a step"
+        + ("" if floor is None else f", the perfect predictor's validation loss is {floor:.4f}"),
         f"device: {processes.device_type}, {run.dtype}{products}, {processes.world_size} process(es) of "
         f"{processes.threads} threads, compile {'on' if run.compiled else 'off'}{why_compiled}, "
         f"torch {torch.__version__}",

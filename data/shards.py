@@ -43,6 +43,7 @@ import numpy as np
 from ops import IGNORE
 from runs import files
 from runs.files import lock, read_json, write_whole, wrong_field
+from runs.limits import disk_free, ram_available, show_bytes
 
 FORMAT = 1
 MAX_VOCAB = 1 << 16  # a shard is uint16
@@ -72,6 +73,20 @@ def claim(out_dir: Path | str, overwrite: bool) -> Path:
         overwrite = overwrite or is_scripts or bool(_listed(out_dir)) or set(os.listdir(out_dir)) <= {"lock", NEW}
     files.claim(out_dir, "data set", overwrite)
     return out_dir
+
+
+def check_room(out_dir: Path | str, memory: int, disk: int, what: str, keys: str) -> None:
+    """Raises UserError if less than that many bytes of memory or of disk are left, before anything is computed.
+
+    what: the rows, in words, which take `disk` bytes; keys: what the user may lower.
+    """
+    ram, where = ram_available()
+    for need, available, place in ((memory, ram, where), (disk, disk_free(out_dir), f"the disk of {out_dir}")):
+        if need > available:
+            raise UserError(
+                f"about {show_bytes(need)} would be needed, and {place} has {show_bytes(available)} left: "
+                f"{what} are {show_bytes(disk)}; lower {keys}"
+            )
 
 
 def report(meta: dict, out_dir: Path | str) -> None:
@@ -272,6 +287,7 @@ def write_examples(
     """
     Writes separate examples and returns the content of meta.json. `splits` is {"train": slices, ...}, an iterable of
     (examples (N, 2, T), facts) each. The facts go to meta.json; one of them is the name of the "slice", such as "64/4".
+    kinds: {name: token ids}: the kinds of query that meters.py measures apart; all other tokens are one more kind.
     """
     with _new_folder(out_dir, vocab_size) as folder:
         written = {}
@@ -320,10 +336,13 @@ def _sha256(file):
         return hashlib.file_digest(data, "sha256").hexdigest()
 
 
-def _write_meta(out_dir, splits, *, kind, name, tokenizer, vocab_size, generator, generator_version, parameters, seed):
+def _write_meta(
+    out_dir, splits, *, kind, name, tokenizer, vocab_size, generator, generator_version, parameters, seed, kinds=None
+):
     """`generator` is the script that made the data and `parameters` are its keys; with the seed they reproduce it."""
     meta = {"format": FORMAT, "kind": kind, "name": name, "tokenizer": tokenizer, "vocab_size": vocab_size}
     meta |= {"generator": generator, "generator_version": generator_version, "parameters": parameters, "seed": seed}
+    meta |= {"kinds": kinds} if kinds else {}
     text = json.dumps(meta | {"splits": splits}, indent=1) + "\n"
     _write_whole(out_dir / "meta.json", lambda out: out.write(text.encode()))
     return json.loads(text)
@@ -412,6 +431,7 @@ META = {
     "tokenizer": TEXT,
     "vocab_size": (int, 1, MAX_VOCAB),
     "parameters": (dict, 0, 1 << 20),
+    "kinds?": {str: [(int, 0, MAX_VOCAB - 1), 1, MAX_VOCAB]},
     "splits": {str: (dict, 1, 99)},
 }
 SPLITS = {
@@ -427,15 +447,22 @@ SPLITS = {
         "rows": COUNT,
         "tokens": COUNT,
         "labels": COUNT,
-        "shards": [FILE | {"rows": COUNT, "seq_len": COUNT, "tokens": COUNT, "slice": TEXT}, 1, 1 << 20],
+        "shards": [
+            FILE | {"rows": COUNT, "seq_len": COUNT, "tokens": COUNT, "slice": TEXT, "perfect_loss?": (float, 0, 99)},
+            1,
+            1 << 20,
+        ],
     },
 }
-PARAMETERS = {"text?": {str: {"published_words?": COUNT}}}  # word perplexity is computed from these
+PARAMETERS = {  # word perplexity of a text is computed from these
+    "stream": {"text?": {str: {"published_words?": COUNT}}},
+    "examples": {"alphabet?": (str, 1, MAX_VOCAB)},
+}
 
 
 def _check_meta(meta):
     wrong = wrong_field(meta, META) or wrong_field(meta["splits"], {str: SPLITS[meta["kind"]]}, "splits")
-    if wrong := wrong or wrong_field(meta["parameters"], PARAMETERS, "parameters"):
+    if wrong := wrong or wrong_field(meta["parameters"], PARAMETERS[meta["kind"]], "parameters"):
         raise _Damaged("meta.json", wrong)
     for split, facts in meta["splits"].items():
         sums = ("tokens",) if meta["kind"] == "stream" else ("tokens", "rows")
@@ -552,6 +579,7 @@ class Dataset:
     meta: the content of meta.json       name, kind, tokenizer, vocab_size: its fields
     splits: the names of the splits      slices: the names of the slices ("64/4"), none for a stream
     sha256: one digest of all shards: two runs had the same data if it is the same
+    kinds: {name: token ids} of the queries that meters.py measures apart; empty if the data set names none
     """
 
     def __init__(self, folder, meta, shards):
@@ -559,6 +587,7 @@ class Dataset:
         self.name, self.kind, self.tokenizer = meta["name"], meta["kind"], meta["tokenizer"]
         self.vocab_size, self.splits = meta["vocab_size"], list(meta["splits"])
         listed = [shard for facts in meta["splits"].values() for shard in facts["shards"]]
+        self.kinds = meta.get("kinds", {})
         self.slices = list(dict.fromkeys(shard["slice"] for shard in listed)) if self.kind == "examples" else []
         self.sha256 = hashlib.sha256("\n".join(shard["sha256"] for shard in listed).encode()).hexdigest()
         # where each shard begins in its split, then the split's length: in tokens, or in rows
@@ -570,6 +599,13 @@ class Dataset:
     def counts(self, split: str) -> dict[str, int]:
         """documents, words, bytes, tokens of a stream; rows, tokens, labels of examples."""
         return {name: value for name, value in self._facts(split).items() if isinstance(value, int)}
+
+    def perfect_loss(self, split: str) -> float | None:
+        """Nats a token of the predictor that knows how the rows were drawn, if meta.json gives it for every shard."""
+        shards = self._facts(split)["shards"]
+        if any("perfect_loss" not in shard for shard in shards):
+            return None
+        return sum(shard["perfect_loss"] * shard["tokens"] for shard in shards) / sum(s["tokens"] for s in shards)
 
     def document_offsets(self, split: str) -> np.ndarray:
         """The token at which each document of a stream begins, and the end of the last one: (documents + 1,) int64."""

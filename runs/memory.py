@@ -140,11 +140,12 @@ def prefill(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.autocas
 
 @torch.no_grad()
 def metering(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.autocast) -> None:
-    """The weights of all heads, a row at a time, as the sink meter wants them."""
+    """What the sink meter computes of some rows at a time, for all heads."""
+    from meters import query_meters, rows_at_once  # here, since meters.py imports this file
 
     def measure(block, args, output):
-        weights = block.mixer.weights(args[0][:1])[0, :, 1:]
-        weights.abs().sum(-1)
+        x = args[0][: rows_at_once(block.mixer, args[0].shape[1])]
+        query_meters(block.mixer, x, x)
 
     handles = [block.register_forward_hook(measure) for block in model.blocks]
     with autocast:
@@ -262,7 +263,7 @@ def weight_bytes(config: GPTConfig) -> int:
 
 def training(config, dtype: str, dataset: Dataset, processes: Processes) -> dict[str, float]:
     """What one process of train.py needs."""
-    from meters import TRAINING_ROWS  # here, since meters.py imports this file
+    from meters import training_rows  # here, since meters.py imports this file
 
     device, micro_steps = processes.device_type, config.gradient_accumulation_steps // processes.world_size
     weights = weight_bytes(config)
@@ -275,7 +276,8 @@ def training(config, dtype: str, dataset: Dataset, processes: Processes) -> dict
     rows = config.eval_batch_size or config.batch_size
     evaluation = evaluating(config, dataset, "val", rows, config.block_size, device)["total"]
     if config.meters:
-        meters = peak_of(metering, config, dtype, TRAINING_ROWS, longest_row(dataset, "val", config.block_size), device)
+        longest = longest_row(dataset, "val", config.block_size)
+        meters = peak_of(metering, config, dtype, training_rows(longest), longest, device)
         evaluation = max(evaluation, meters)
     parts = {"weights": weights * (1 + copies), "optimizer": 2 * weights, "a step": step, "evaluation": evaluation}
     return parts | {"total": parts["weights"] + parts["optimizer"] + max(step, evaluation)}
@@ -438,8 +440,7 @@ def check_metering(config, model: GPT, dataset: Dataset, dtype: str) -> None:
         rows = min(config.rows, dataset.counts(config.split).get("rows", math.inf))
         scored = evaluating(model.config, dataset, config.split, rows, model.config.block_size, device)["total"]
         seen = peak_of(metering, model.config, dtype, rows, T, device)
-        # for every head of a row: the weights, squared, and the sizes of the parts before and behind the gate
-        return {"total": max(scored, seen + 5 * 4 * model.config.n_head * T * T)}
+        return {"total": max(scored, seen)}
 
     if not clearly_fits(model.config, config.rows, model.config.block_size, device):
         check(config, need, device)

@@ -37,8 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
-from data.shards import MAX_VOCAB, claim, parameters_of, report, write_examples  # noqa: E402
-from runs.limits import disk_free, ram_available, show_bytes  # noqa: E402
+from data.shards import MAX_VOCAB, check_room, claim, parameters_of, report, write_examples  # noqa: E402
 
 VERSION = 1  # raise it when the same seed no longer gives the same rows
 BLOCK = 1024  # rows made at a time, to bound the memory; another number would give other rows for the same seed
@@ -113,17 +112,9 @@ def check_sizes(config, slices, out_dir):
     largest = max(sizes, key=sizes.get)
     # besides, a hash for each row; for a block, the clocks and their order for each slot, the decks of keys and values
     block = min(BLOCK, max(config.train_size, config.val_size)) * (24 * max(sizes)[0] + 8 * config.vocab_size)
-    ram, where = ram_available()
-    for need, available, place in (
-        (sum(sizes.values()) + 24 * rows + block, ram, where),
-        (sum(sizes.values()), disk_free(out_dir), f"the disk of {out_dir}"),
-    ):
-        if need > available:
-            raise UserError(
-                f"about {show_bytes(need)} would be needed, and {place} has {show_bytes(available)} left: "
-                f"{rows:,} rows of slice {largest[0]}/{largest[1]} are {show_bytes(sizes[largest])}; "
-                "lower train_size, val_size or the length"
-            )
+    what = f"{rows:,} rows of slice {largest[0]}/{largest[1]}"
+    size = sum(sizes.values())
+    check_room(out_dir, size + 24 * rows + block, size, what, "train_size, val_size or the length")
 
 
 def check_settings(seq_len, pairs, *, vocab_size, queries):

@@ -2,10 +2,12 @@
 The sources of Python's standard library as bytes: about 12 MB of real text that every machine has.
 
     python data/pystdlib/prepare.py
+    python data/pystdlib/prepare.py --row_len=512 --out_dir=data/rows      # rows of 512, each behind the byte 0
 
 The script takes the .py files of the Python that runs it, without tests and installed packages, in
 the order of their paths, and splits them by file. Other versions of Python give other text, so
-meta.json holds the version.
+meta.json holds the version. With row_len the text is not one stream but rows of its own, and all rows
+begin with the same first token: the setting in which attention sinks are strongest (Gu et al. 2024).
 """
 
 import platform
@@ -14,12 +16,14 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
-from data.shards import claim, parameters_of, report, split_documents, write_stream  # noqa: E402
+from data.shards import claim, parameters_of, report, split_documents, write_examples, write_stream  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 
 VERSION = 1
@@ -29,6 +33,7 @@ LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__p
 @dataclass
 class Config:
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
+    row_len: int | None = key(None, "rows of this length that begin with the byte 0 (None: running text)", at_least=2)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
     seed: int = key(0, "seeds the choice of the files for validation", at_least=0)
     out_dir: str | None = key(None, "where to write; None: beside this script", is_path=True)
@@ -43,18 +48,29 @@ def main(argv):
     splits = {"train": [], "val": []}
     for file, validates in zip(files, is_val, strict=True):
         splits["val" if validates else "train"].append(file.read_bytes().decode())
-    meta = write_stream(
-        out_dir,
-        splits,
-        tokenizer=get_tokenizer("byte"),
-        shard_tokens=config.shard_tokens,
+    about = dict(
         name="pystdlib",
         generator="data/pystdlib/prepare.py",
         generator_version=VERSION,
         parameters=parameters_of(config) | {"python": platform.python_version()},
         seed=config.seed,
     )
+    if config.row_len is None:
+        meta = write_stream(out_dir, splits, tokenizer=get_tokenizer("byte"), shard_tokens=config.shard_tokens, **about)
+    else:
+        rows = {split: rows_of("".join(texts), config.row_len) for split, texts in splits.items()}
+        slices = {split: [(examples, {"slice": str(config.row_len)})] for split, examples in rows.items()}
+        meta = write_examples(out_dir, slices, tokenizer="byte", vocab_size=256, **about)
     report(meta, out_dir)
+
+
+def rows_of(text, row_len):
+    """(N, 2, row_len) uint16: tokens and labels. Each byte but those of the last, broken row is a label once."""
+    data = np.frombuffer(text.encode(), np.uint8)
+    labels = data[: len(data) // row_len * row_len].reshape(-1, row_len).astype(np.uint16)
+    if not len(labels):
+        raise UserError(f"row_len={row_len}: a split has {len(data):,} bytes, not one row")
+    return np.stack([np.pad(labels[:, :-1], ((0, 0), (1, 0))), labels], axis=1)
 
 
 def find_sources(root):

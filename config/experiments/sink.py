@@ -1,0 +1,108 @@
+"""
+The attention sink on a laptop: what does a gate take over from the first token?
+
+The task is Bigram-Backcopy (data/backcopy): the one head of a one-layer GPT has work at the triggers, a third of the
+queries, and must be silent at the others. Softmax cannot be silent: it looks at the first token, <s>, whose value has
+shrunk. Every number below is about the queries that are no triggers.
+"""
+
+name = "sink"
+metric = "val_loss"
+seeds = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+arms = {
+    "none": {},
+    "elementwise": {"gate": "elementwise"},
+    "sigmoid2": {"gate": "elementwise", "gate_activation": "sigmoid2"},
+    "headwise": {"gate": "headwise"},
+    "elementwise@value": {"gate": "elementwise@value"},
+    # exploratory, five seeds: other gates, the two controls without a gate on x, and mixers that can forget
+    "elementwise@query": {"gate": "elementwise@query"},
+    "static": {"gate": "elementwise", "gate_input": "static"},
+    "rms": {"readout_norm": "rms"},
+    "non_sparse": {"gate": "elementwise", "gate_activation": "non_sparse"},
+    "silu": {"gate": "elementwise", "gate_activation": "silu"},
+    "cosformer": {"attention": "cosformer"},
+    "cosformer gated": {"attention": "cosformer", "gate": "elementwise"},
+    "gla": {"attention": "gla"},
+    "gla gated": {"attention": "gla", "gate": "elementwise"},
+    "mamba2": {"attention": "mamba2"},
+    "mamba2 gated": {"attention": "mamba2", "gate": "elementwise"},
+    "gated_deltanet": {"attention": "gated_deltanet"},
+    "gated_deltanet gated": {"attention": "gated_deltanet", "gate": "elementwise"},
+    "two layers": {"n_layer": 2},
+    "two layers elementwise": {"n_layer": 2, "gate": "elementwise"},
+    "two layers headwise": {"n_layer": 2, "gate": "headwise"},
+}
+seeds_of = {
+    "elementwise@query": [0, 1, 2, 3, 4],
+    "static": [0, 1, 2, 3, 4],
+    "rms": [0, 1, 2, 3, 4],
+    "non_sparse": [0, 1, 2, 3, 4],
+    "silu": [0, 1, 2, 3, 4],
+    "cosformer": [0, 1, 2, 3, 4],
+    "cosformer gated": [0, 1, 2, 3, 4],
+    "gla": [0, 1, 2, 3, 4],
+    "gla gated": [0, 1, 2, 3, 4],
+    "mamba2": [0, 1, 2, 3, 4],
+    "mamba2 gated": [0, 1, 2, 3, 4],
+    "gated_deltanet": [0, 1, 2, 3, 4],
+    "gated_deltanet gated": [0, 1, 2, 3, 4],
+    "two layers": [0, 1, 2, 3, 4],
+    "two layers elementwise": [0, 1, 2, 3, 4],
+    "two layers headwise": [0, 1, 2, 3, 4],
+}
+
+# all about the queries that are no triggers. A pilot (seed 100) fixed the task and the thresholds before the first run:
+# uniform weights would put 0.065 on <s>, and write 0.0099 of the residual stream of it
+claims = {
+    "instrument: without a gate the weight on <s> is over 0.5": {
+        "contrast": {"none": 1},
+        "above": 0.5,
+        "in": 9,
+        "of": ["meters", "kinds", "other", "share"],
+    },
+    "elementwise halves the weight's excess over uniform": {
+        "contrast": {"none": 0.5, "elementwise": -1},
+        "above": -0.0326,
+        "sides": 1,
+        "of": ["meters", "kinds", "other", "share"],
+    },
+    "headwise halves the weight's excess over uniform": {
+        "contrast": {"none": 0.5, "headwise": -1},
+        "above": -0.0326,
+        "sides": 1,
+        "of": ["meters", "kinds", "other", "share"],
+    },
+    "elementwise halves the effective sink's excess": {
+        "contrast": {"none": 0.5, "elementwise": -1},
+        "above": -0.0049,
+        "sides": 1,
+        "of": ["meters", "kinds", "other", "effective"],
+    },
+    "headwise halves the effective sink's excess": {
+        "contrast": {"none": 0.5, "headwise": -1},
+        "above": -0.0049,
+        "sides": 1,
+        "of": ["meters", "kinds", "other", "effective"],
+    },
+}
+
+prepare = "backcopy"
+
+base = {
+    "n_layer": 1,
+    "n_head": 1,
+    "n_embd": 64,
+    "block_size": 64,
+    "position": "learned",
+    "batch_size": 64,
+    "expand": 1,
+    "state_size": 64,
+    "max_iters": 1000,
+    "warmup_iters": 50,
+    "learning_rate": 3e-3,
+    "eval_interval": 50,
+    "eval_batch_size": 250,
+    "device": "cpu",
+    "dtype": "float32",
+}

@@ -1,0 +1,170 @@
+"""
+Bigram-Backcopy (Guo et al. 2024, "Active-Dormant Attention Heads"): a chain of characters in which a few, the triggers,
+ask for a copy. A head has work at triggers and nowhere else.
+
+    python data/backcopy/prepare.py                                # length 64, 8 triggers, 64,000 + 1,000 rows
+    python data/backcopy/prepare.py --text=shakespeare.txt         # another text for the table of character pairs
+    python data/backcopy/prepare.py --first_token=false            # rows begin with a character
+
+A row is a chain behind a first token, <s>. After a trigger the character before the trigger is repeated. After any
+other one the next is drawn from a table: how often each character follows it in the text. For the trigger "e":
+
+    position   0   1  2  3  4  5  6  7  8
+    token      <s> t  h  e  h  a  v  e  v
+    label      t   h  e  h  a  v  e  v  ...
+                         copies h     copies v
+
+The text is by default the source code of Python's standard library, of which the `characters` most frequent ones are
+taken; pairs with any other are not counted. Ids are 0 for <s>, then the characters by falling frequency, so that the
+triggers, the most frequent ones, are 1 .. n_triggers. The first character is drawn by frequency, and is no trigger: it
+would copy <s>. So no two triggers ever stand side by side. Every position has a label, the next token.
+
+meta.json names the triggers as a kind of query (meters.py measures each kind apart) and holds the loss of the perfect
+predictor, which knows the table and the rule: the entropy of the next token, which is 0 behind a trigger.
+"""
+
+import platform
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import configurator  # noqa: E402
+from configurator import UserError, key  # noqa: E402
+
+from data.pystdlib.prepare import find_sources  # noqa: E402
+from data.shards import MAX_VOCAB, check_room, claim, parameters_of, report, write_examples  # noqa: E402
+from data.text.prepare import read_text  # noqa: E402
+
+VERSION = 1  # raise it when the same seed no longer gives the same rows
+
+
+@dataclass
+class Config:
+    text: str | None = key(None, "a text file for the table of pairs (None: Python's standard library)")
+    characters: int = key(96, "how many characters, the most frequent of the text", at_least=2, at_most=MAX_VOCAB - 1)
+    triggers: int = key(8, "how many of them, the most frequent, are triggers", at_least=1)
+    first_token: bool = key(True, "true: each row begins with <s>")
+    seq_len: int = key(64, "length of a row", at_least=3)
+    train_size: int = key(64_000, "rows of training", at_least=1)
+    val_size: int = key(1_000, "rows of validation", at_least=1)
+    seed: int = key(0, "seeds the rows; the table does not depend on it", at_least=0)
+    out_dir: str | None = key(None, "where to write; None: beside this script", is_path=True)
+    overwrite: bool = key(False, "write to a folder that holds something else, too")
+
+
+def main(argv):
+    config = configurator.load(Config, argv, positional=None, program="data/backcopy/prepare.py", description=__doc__)
+    out_dir = config.out_dir or Path(__file__).resolve().parent
+    rows = config.train_size + config.val_size
+    # tokens and labels, uint16; while they are drawn, a row's tokens once more and its random numbers
+    size = 4 * config.seq_len * rows
+    check_room(
+        out_dir, 2 * size + 64 * rows, size, f"{rows:,} rows of {config.seq_len}", "train_size, val_size or seq_len"
+    )
+    alphabet, table, first = chain_of(config)
+    out_dir = claim(out_dir, config.overwrite)
+    splits, losses = {}, {}
+    for i, (split, size) in enumerate((("train", config.train_size), ("val", config.val_size))):
+        rng = np.random.default_rng([config.seed, i])
+        examples = generate(rng, size, config.seq_len, table, first, config.triggers, config.first_token)
+        losses[split] = perfect_loss(examples[:, 0], table, first, config.triggers)
+        splits[split] = [(examples, {"slice": str(config.seq_len), "perfect_loss": losses[split]})]
+    source = {"python": platform.python_version()} if config.text is None else {}
+    meta = write_examples(
+        out_dir,
+        splits,
+        name="backcopy",
+        tokenizer="backcopy",
+        vocab_size=len(alphabet) + 1,
+        kinds={"trigger": list(range(1, config.triggers + 1))},
+        generator="data/backcopy/prepare.py",
+        generator_version=VERSION,
+        parameters=parameters_of(config) | {"alphabet": alphabet} | source,
+        seed=config.seed,
+    )
+    triggers = ", ".join(map(repr, alphabet[: config.triggers]))
+    share = np.isin(examples[:, 0], range(1, config.triggers + 1)).mean()
+    print(f"triggers: {triggers}, {share:.1%} of the tokens")
+    print(f"loss of the perfect predictor: {losses['val']:.4f} nats on val, 0 behind triggers")
+    report(meta, out_dir)
+
+
+def chain_of(config):
+    """The alphabet, and the probabilities of the chain: pairs (K + 1, K + 1) and first character (K + 1,), by id."""
+    if config.triggers >= config.characters:
+        raise UserError(
+            f"triggers={config.triggers}: must be fewer than characters={config.characters}: a row begins with another"
+        )
+    if config.text is None:
+        text = "".join(file.read_bytes().decode() for file in find_sources(Path(sysconfig.get_path("stdlib"))))
+    else:
+        text = read_text(Path(config.text))
+    alphabet, ids = most_frequent(text, config.characters)
+    if len(alphabet) < config.characters:
+        where = config.text or "Python's standard library"
+        raise UserError(f"{where}: has {len(alphabet)} different characters; lower characters={config.characters}")
+    table, counts = pair_table(ids, len(alphabet))
+    first = np.where(np.arange(len(counts)) > config.triggers, counts, 0)  # id 0 and the triggers: no first character
+    return alphabet, table, first / first.sum()
+
+
+def most_frequent(text, n):
+    """The n most frequent characters as one string, and the text as their ids, 1..n; 0 stands for any other one."""
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    found, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:n]  # of two that are as frequent, the one of the smaller code
+    ids = np.zeros(len(found), np.int64)
+    ids[order] = np.arange(1, len(order) + 1)
+    return "".join(map(chr, found[order])), ids[inverse]
+
+
+def pair_table(ids, n):
+    """Of a text as ids 0..n: P(next | character) as (n + 1, n + 1), and how often each id occurs (n + 1,).
+
+    Row and column 0, of characters outside the alphabet, are 0. A character that no other one follows is followed by
+    any character, as often as that one occurs.
+    """
+    pairs = np.bincount(ids[:-1] * (n + 1) + ids[1:], minlength=(n + 1) ** 2).reshape(n + 1, n + 1)
+    counts = np.bincount(ids, minlength=n + 1)
+    pairs[:, 0], counts[0] = 0, 0
+    pairs[pairs.sum(1) == 0] = counts
+    pairs[0] = 0
+    return pairs / np.maximum(pairs.sum(1, keepdims=True), 1), counts
+
+
+def generate(rng, rows, seq_len, table, first, triggers, first_token=True):
+    """Rows drawn independently: tokens and labels as (rows, 2, seq_len) uint16.
+
+    table (K + 1, K + 1), first (K + 1,): the probabilities of the next and of the first character.
+    """
+    # all rows of cumulated probabilities in one sorted array, row i between i and i + 1: one search draws for any row
+    cumulated = np.minimum(np.cumsum(table, axis=1), 1.0)
+    cumulated[:, -1] = 1.0
+    flat = (cumulated + np.arange(len(table))[:, None]).ravel()
+    tokens = np.zeros((rows, seq_len + 1), np.uint16)
+    start = int(first_token)
+    tokens[:, start] = rng.choice(len(first), rows, p=first)
+    for t in range(start + 1, seq_len + 1):
+        now = tokens[:, t - 1].astype(np.int64)
+        drawn = np.searchsorted(flat, now + rng.random(rows), side="right") - now * len(table)
+        drawn = np.minimum(drawn, len(table) - 1)  # a sum of floats may round up to the next row
+        tokens[:, t] = np.where(now <= triggers, tokens[:, t - 2], drawn)
+    return np.stack([tokens[:, :-1], tokens[:, 1:]], axis=1)
+
+
+def perfect_loss(tokens, table, first, triggers):
+    """Nats a token: the mean entropy of the next token after those of `tokens` (N, T), 0 being <s>."""
+    logs = np.log(table, out=np.zeros_like(table), where=table > 0)
+    entropy = -(table * logs).sum(1)
+    known = first[first > 0]
+    entropy[0], entropy[1 : triggers + 1] = -(known * np.log(known)).sum(), 0.0
+    return float((np.bincount(tokens.ravel(), minlength=len(table)) * entropy).sum() / tokens.size)
+
+
+if __name__ == "__main__":
+    configurator.run(main)
