@@ -2,8 +2,8 @@
 Does a sink appear in text at this size? One pilot in the setting where sinks are strongest in small models.
 
 Gu et al. 2024 (2410.10781) find sinks weak with little data and small rates, and strongest with a fixed first token,
-learned positions and weight decay 0.5. Here: bytes of the standard library in rows of 512 behind a first token, 4 layers
-x 128, 3,000 steps of 4,096 bytes. Two seeds: a look, and no claim. Four runs take an hour on two CPU cores.
+learned positions and weight decay 0.5. Here: bytes of the standard library in rows of 512 behind a first token, 4
+layers x 128, 3,000 steps of 4,096 bytes. Two seeds: a look, and no claim. Four runs take an hour on two CPU cores.
 """
 
 include = "base/bytes.py"
