@@ -209,7 +209,8 @@ def sink_meter(mixer: Mixer, seen: dict, kinds: dict[str, torch.Tensor]) -> dict
         "value_norm": numbers((norms[:, 0] / others.clamp(min=1e-30)).mean(0)),
         "key_norm": key_norms(mixer, x),
         "kinds": {
-            name: means(mask[:, 1:]) | {"queries": int(mask[:, 1:].sum()), "gates": gate_meters(mixer, x[mask])}
+            name: means(mask[:, 1:])
+            | {"queries": int(mask[:, 1:].sum()), "gates": gate_meters(mixer, x[mask]) if mask.any() else {}}
             for name, mask in kinds.items()
         },
     }
@@ -717,7 +718,7 @@ def attention_maps(
 ) -> list[dict]:
     """The wanted heads' maps on the first row's first t <= MAP_TOKENS tokens: [{layer, head, weights, gate, queries}].
 
-    weights: (t, t). gate: (t,), the mean over the head's channels of the gate on its readout, if it multiplies.
+    weights: (t, t). gate: (t,), the mean over the head's channels of the gate on its readout; empty if none multiplies.
     queries: {kind: their positions}, without those of kind "other".
     """
     sinks = {(i, head): share for i, layer in enumerate(layers) for head, share in enumerate(layer["sink"]["share"])}
@@ -743,7 +744,7 @@ def attention_maps(
     maps = []
     for layer, head in heads:
         weights, gate = seen[layer]
-        values = None if gate is None else numbers(gate[:, head])
+        values = [] if gate is None else numbers(gate[:, head])
         maps.append({"layer": layer, "head": head, "weights": numbers(weights[head]), "gate": values, "queries": marks})
     return maps
 

@@ -6,7 +6,10 @@
                                      accuracy.png, val_loss.png or learning_rates.png; ends.png,
                                      state.png, slices.png and lengths.png if its rows have the
                                      numbers (experiment.py CONFIG --run=false adds claims.png and
-                                     report.html)
+                                     report.html); sink.png and sink_arms.png if its data set
+                                     names kinds of query
+    python plot.py out/meters.json   a file of meters.py with several checkpoints: an attention map
+                                     of each, side by side
     python plot.py lengths.json      a file of evaluate.py --lengths --out: its loss by position
 
 A figure is written beside its data. This file draws runs, lengths and the figures of bench.py;
@@ -22,18 +25,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from matplotlib.colors import PowerNorm
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from runs.files import read_json, read_jsonl, wrong_field
-from study import report
+from study import report, sinks
 from study.drawing import COLOURS, dress, interval_lines, mean, mixer_colours, write
 from study.rows import read_rows
 
 
 @dataclass
 class PlotConfig:
-    folders: list[str] = key([], "folders of runs or experiments, or files of evaluate.py --lengths --out")
+    folders: list[str] = key([], "folders of runs or experiments, or files of meters.py and evaluate.py --lengths")
 
 
 def main(argv: list[str]) -> None:
@@ -42,7 +44,7 @@ def main(argv: list[str]) -> None:
         raise UserError("folders=[]: name what to draw, as in: python plot.py out")
     for folder in map(Path, config.folders):
         if folder.suffix == ".json" and not os.path.isdir(folder):
-            print(length_curve(read_checked(folder, LENGTHS), folder.with_suffix(".png")))
+            print(draw_json(folder))
         elif os.path.isdir(folder) and any(folder.glob("rows*.jsonl")):
             print(*draw_experiment(folder), sep="\n")
         elif os.path.isfile(folder / "metrics.jsonl"):
@@ -56,18 +58,24 @@ def main(argv: list[str]) -> None:
 
 TEXT, COUNT, SHARE = (str, 0, 99), (int, 0, 1 << 40), (float, -1e-3, 1.001)
 NUMBER, POSITIVE = (float, -1e9, 1e9), (float, 1e-30, 1e30)
-SHARES = [SHARE, 1, 1 << 12]
+SHARES, NUMBERS = [SHARE, 1, 1 << 12], [NUMBER, 1, 1 << 12]
 METERS = {
     "attention": TEXT, "gate": TEXT, "step": (*COUNT, None), "rows": COUNT, "tokens": COUNT, "dataset": TEXT,
     "split": TEXT, "packing": (str, 0, 200), "dtype": TEXT, "sink_baseline": SHARE,
     "layers": [{
         "mixer": TEXT,
-        "gates": {str: {"histogram": [[SHARE, 21, 21], 1, 1 << 12], "mean": [NUMBER, 1, 1 << 12], "below_0.1": SHARES}},
-        "sink": {"kind": TEXT, "share": [NUMBER, 1, 1 << 12], "random_tokens": [NUMBER, 1, 1 << 12]},
-        "early": {"token_0_before": (*SHARE, None), "token_0_after": (*SHARE, None)},
+        "gates": {str: {"histogram": [[SHARE, 21, 21], 1, 1 << 12], "mean": NUMBERS, "below_0.1": SHARES}},
+        "sink": {
+            "kind": TEXT, "share": NUMBERS, "random_tokens": NUMBERS, "effective": NUMBERS,
+            "token_0_before": NUMBERS, "token_0_after": NUMBERS,
+            "kinds": {str: {"share": [(*NUMBER, None), 1, 1 << 12]}},
+        },
         "residual": {"max": POSITIVE, "max_over_median": POSITIVE, "position": COUNT, "channel": COUNT},
     }, 1, 1 << 10],
-    "maps": [{"weights": [[NUMBER, 1, 1 << 10], 1, 1 << 10], "layer": COUNT, "head": COUNT}, 0, 99],
+    "maps": [{
+        "weights": [[NUMBER, 1, 1 << 10], 1, 1 << 10], "layer": COUNT, "head": COUNT, "gate": [NUMBER, 0, 1 << 10],
+        "queries": {str: [COUNT, 0, 1 << 10]},
+    }, 0, 99],
     "pruning": [{"threshold": NUMBER, "loss": NUMBER, "zeroed": SHARE}, 0, 1 << 10],
 }  # fmt: skip
 LENGTHS = {
@@ -85,7 +93,7 @@ ROW = {
     "config": {"attention?": TEXT, "gate?": TEXT, "match_params?": (bool, 0, 1), "learning_rate?": NUMBER},
     "finite?": (bool, 0, 1), "accuracy?": (*SHARE, None), "val_loss?": (*NUMBER, None),
     "state_bytes?": (int, 1, 1 << 60), "curve": [[NUMBER, 2, 2], 1, 1 << 20],
-    "scores": {str: {"slices?": {str: SHARE}}},
+    "scores": {str: {"slices?": {str: SHARE}}}, "sinks?": [(dict, 1, 99), 0, 1 << 16],
 }  # fmt: skip
 
 
@@ -106,14 +114,33 @@ def draw_experiment(folder: Path) -> list[Path]:
     rows = read_rows(folder)
     for row in rows:
         check_drawable(folder / "rows.jsonl", row, ROW)
+    drawn = [draw_json(folder / "meters.json")] if os.path.isfile(folder / "meters.json") else []
     try:
-        return report.figures(rows, folder)
+        return [*report.figures(rows, folder), *drawn]
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, StopIteration) as error:
         if isinstance(error, UserError):
             raise
         # each row fits the rule: they belong to different experiments
         what = f"{type(error).__name__}: {error}"
         raise UserError(f"{folder}: its rows do not fit together, and cannot be drawn ({what})") from error
+
+
+def draw_json(file: Path) -> Path:
+    """Draws a file of meters.py or of evaluate.py --lengths. Returns the path of the figure; raises UserError."""
+    found = read_json(file)
+    if isinstance(found, dict) and "checkpoints" in found:
+        checkpoints = read_meters(file)
+        return sinks.maps([meters for meters in checkpoints if meters["maps"]], file.with_name("maps.png"))
+    check_drawable(file, found, LENGTHS)
+    return length_curve(found, file.with_suffix(".png"))
+
+
+def read_meters(file: Path) -> list[dict]:
+    """The checkpoints of a meters.json. Raises UserError for what cannot be drawn."""
+    checkpoints = read_checked(file, {"checkpoints": [METERS, 1, 1 << 10]})["checkpoints"]
+    for meters in checkpoints:
+        check_maps(meters, file)
+    return checkpoints
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -128,13 +155,12 @@ def page(folder: Path) -> Path:
     panels: list[Callable] = [lambda axes: loss_panel(axes, metrics)]
     title = str(folder)
     if os.path.isfile(folder / "meters.json"):
-        meters = read_checked(folder / "meters.json", {"checkpoints": [METERS, 1, 1 << 10]})["checkpoints"][-1]
-        check_maps(meters, folder / "meters.json")
+        meters = read_meters(folder / "meters.json")[-1]
         title = f"{meters['attention']}, gate {meters['gate']}, step {meters['step']}: meters on the first "
         title += f"{meters['rows']} rows of {meters['tokens']} tokens of {meters['dataset']}, {meters['split']}\n"
         title += f"packing: {meters['packing']}\n"
         panels += [lambda axes: gate_panel(axes, meters)] if any(layer["gates"] for layer in meters["layers"]) else []
-        panels += [lambda axes: sink_panel(axes, meters), lambda axes: early_panel(axes, meters)]
+        panels += [lambda axes: sink_panel(axes, meters), lambda axes: token_0_panel(axes, meters)]
         panels += [lambda axes: residual_panel(axes, meters)]
         panels += [lambda axes, shown=shown: map_panel(axes, shown, meters) for shown in meters["maps"]]
         panels += [lambda axes: pruning_panel(axes, meters)] if meters["pruning"] else []
@@ -157,7 +183,8 @@ def check_maps(meters: dict, file: Path) -> None:
     for shown in meters["maps"]:
         heads = [len(layer["sink"]["share"]) for layer in meters["layers"]]
         is_there = shown["layer"] < len(heads) and shown["head"] < heads[shown["layer"]]
-        if not is_there or len({len(row) for row in shown["weights"]}) > 1:
+        n = len(shown["weights"])
+        if not is_there or {len(row) for row in shown["weights"]} != {n} or len(shown["gate"]) not in (0, n):
             raise UserError(f"{file}: cannot be drawn: no map fits layer {shown['layer']}, head {shown['head']}")
 
 
@@ -208,6 +235,12 @@ def sink_panel(axes: plt.Axes, meters: dict) -> None:
     random = [100 * mean(layer["sink"]["random_tokens"]) for layer in layers]
     axes.plot(x, means, color="black", label="mean of the heads")
     axes.plot(x, random, "D--", color="0.4", markerfacecolor="white", label="the same on random tokens")
+    for kind, marker in zip(layers[0]["sink"]["kinds"], "v^<>" * len(layers[0]["sink"]["kinds"]), strict=False):
+        found = [
+            (i, [s for s in layer["sink"]["kinds"][kind]["share"] if s is not None]) for i, layer in enumerate(layers)
+        ]
+        points = [(i, 100 * mean(shares)) for i, shares in found if shares]
+        axes.plot(*zip(*points, strict=True), marker, color=COLOURS[1], label=f"queries: {kind}")
     axes.axhline(100 * meters["sink_baseline"], color="0.4", linestyle=":", label="uniform weights")
     proxies = dict.fromkeys(layer["mixer"] for layer in layers if layer["sink"]["kind"] == "proxy")
     axes.set(xlabel="layer", title="Sink" + f" ({', '.join(proxies)}: a proxy)" * bool(proxies))
@@ -216,16 +249,18 @@ def sink_panel(axes: plt.Axes, meters: dict) -> None:
     dress(axes)
 
 
-def early_panel(axes: plt.Axes, meters: dict) -> None:
-    """Token 0's share of the readout by layer, before and after the gate."""
-    early = [layer["early"] for layer in meters["layers"]]
-    for name, label, colour, style in (("before", "before", COLOURS[0], "o-"), ("after", "after", COLOURS[1], "s--")):
-        shares = [(i, 100 * e[f"token_0_{name}"]) for i, e in enumerate(early) if e[f"token_0_{name}"] is not None]
-        if shares:
-            axes.plot(*zip(*shares, strict=True), style, color=colour, label=f"{label} the gate")
+def token_0_panel(axes: plt.Axes, meters: dict) -> None:
+    """Token 0's share of the readout by layer, before norm and gate and behind them, and the effective sink."""
+    layers = [layer["sink"] for layer in meters["layers"]]
+    for name, label, colour, style in (
+        ("token_0_before", "share of the readout, before the gate", COLOURS[0], "o-"),
+        ("token_0_after", "share behind the gate", COLOURS[1], "s--"),
+        ("effective", "written / residual (effective sink)", COLOURS[2], "^-"),
+    ):
+        axes.plot(range(len(layers)), [100 * mean(sink[name]) for sink in layers], style, color=colour, label=label)
     axes.axhline(100 * meters["sink_baseline"], color="0.4", linestyle=":", label="equal parts")
-    axes.set(xlabel="layer", ylabel="token 0's share of the readout (%)", title="Token 0 in the readout")
-    axes.set(xticks=range(len(early)))
+    axes.set(xlabel="layer", ylabel="%, mean of the heads", title="Token 0 in the readout")
+    axes.set(xticks=range(len(layers)))
     leave_room(axes)
     dress(axes)
 
@@ -254,18 +289,12 @@ def residual_panel(axes: plt.Axes, meters: dict) -> None:
 
 def map_panel(axes: plt.Axes, shown: dict, meters: dict) -> None:
     """The weights of one head on the first row's first tokens."""
-    weights, layer = shown["weights"], meters["layers"][shown["layer"]]
-    is_signed = any(w < 0 for row in weights for w in row)
-    limit = max(abs(w) for row in weights for w in row)
-    colours = (
-        dict(cmap="PuOr", vmin=-limit, vmax=limit) if is_signed else dict(cmap="cividis", norm=PowerNorm(0.5, 0, limit))
-    )
-    image = axes.imshow(weights, **colours)
-    axes.figure.colorbar(image, ax=axes, label="weight")
+    layer = meters["layers"][shown["layer"]]
+    image = sinks.attention_map(axes, shown, sinks.largest(shown))
+    axes.figure.colorbar(image, ax=axes, label="weight", pad=0.16 if shown["gate"] else 0.05)
     what = "Implied weights" if layer["sink"]["kind"] == "proxy" else "Attention"
     share = f"token 0: {layer['sink']['share'][shown['head']]:.1%}"
-    axes.set(xlabel="key (position)", ylabel="query (position)")
-    axes.set_title(f"{what}: layer {shown['layer']}, head {shown['head']} ({share})")
+    axes.set_title(f"{what}: layer {shown['layer']}, head {shown['head']} ({share})", fontsize=10)
 
 
 def pruning_panel(axes: plt.Axes, meters: dict) -> None:

@@ -15,11 +15,12 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from study import sinks
 from study.drawing import COLOURS, dress, interval_lines, mean, mixer_colours, write
 
 LINES = ["-", "--", ":"]
 GATES = ("none", "elementwise", "matched", "native", "native+elementwise")
-GATE_LOOKS = dict(zip(GATES, zip("o^vsD", COLOURS, strict=False), strict=True))  # marker, colour
+MARKERS = "o^vsDPX*<>"
 
 
 def figures(rows: list[dict], folder: Path) -> list[Path]:
@@ -41,6 +42,8 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
         drawn.append(state_arrows(rows, folder / "state.png"))
     if any("slices" in score for score in scores):
         drawn.append(slice_curves(rows, folder / "slices.png"))
+    if any(row.get("sinks") for row in rows):
+        drawn += sinks.figures(rows, folder)
     if any("lengths" in score for score in scores):
         drawn.append(context_curves(rows, folder / "lengths.png"))
     return drawn
@@ -67,8 +70,13 @@ def styles(rows: list[dict]) -> dict[str, dict]:
     If each mixer has a panel, it is a colour per kind of gate; if there is one mixer, a colour per arm.
     """
     arms = arms_of(rows)
-    if has_many_arms(rows):
-        return {row["arm"]: dict(color=GATE_LOOKS[gate_of(row)][1], label=gate_label(gate_of(row))) for row in rows}
+    if has_many_arms(rows) and not any(is_same_gate(row, other) for row in rows for other in rows):
+        looks = gate_looks(rows)
+        return {row["arm"]: dict(color=looks[gate_of(row)][1], label=gate_label(gate_of(row))) for row in rows}
+    if has_many_arms(rows):  # arms that share a mixer and a kind of gate differ in something else
+        places = [(i, arm) for own in arms.values() for i, arm in enumerate(own)]
+        lines = {arm: LINES[i // len(COLOURS) % len(LINES)] for i, arm in places}
+        return {arm: dict(color=COLOURS[i % len(COLOURS)], linestyle=lines[arm]) for i, arm in places}
     if len(arms) > 1:
         colours = mixer_colours(arms)
         pairs = [(arm, colours[mixer], LINES[i]) for mixer, own in arms.items() for i, arm in enumerate(own)]
@@ -76,6 +84,17 @@ def styles(rows: list[dict]) -> dict[str, dict]:
         names = [arm for own in arms.values() for arm in own]
         pairs = [(arm, COLOURS[i % len(COLOURS)], LINES[i // len(COLOURS) % len(LINES)]) for i, arm in enumerate(names)]
     return {arm: dict(color=colour, linestyle=line) for arm, colour, line in pairs}
+
+
+def is_same_gate(row: dict, other: dict) -> bool:
+    """Whether two arms of a mixer have the same kind of gate."""
+    return row["arm"] != other["arm"] and (mixer_of(row), gate_of(row)) == (mixer_of(other), gate_of(other))
+
+
+def gate_looks(rows: list[dict]) -> dict[str, tuple[str, str]]:
+    """{kind of gate: (marker, colour)}: those of GATES first, so that they look the same in every experiment."""
+    names = list(dict.fromkeys([*GATES, *map(gate_of, rows)]))
+    return {name: (MARKERS[i % len(MARKERS)], COLOURS[i % len(COLOURS)]) for i, name in enumerate(names)}
 
 
 def metric_curves(rows: list[dict], path: Path) -> Path:
@@ -170,7 +189,7 @@ def state_arrows(rows: list[dict], path: Path) -> Path:
         colour = colours[mixer]
         for setting in dict.fromkeys(row.get("setting") for row in rows):
             means = {}
-            for gate, (marker, _) in GATE_LOOKS.items():
+            for gate, (marker, _) in gate_looks(rows).items():
                 own = [r for r in rows if (r.get("setting"), mixer_of(r), gate_of(r)) == (setting, mixer, gate)]
                 if not own:
                     continue
@@ -184,7 +203,7 @@ def state_arrows(rows: list[dict], path: Path) -> Path:
                 arrow = dict(arrowstyle="->", color=colour, linewidth=1.6)
                 axes.annotate("", means["elementwise"], means["none"], arrowprops=arrow)
         axes.plot([], [], color=colour, linewidth=3, label=mixer)
-    for gate, (marker, _) in GATE_LOOKS.items():
+    for gate, (marker, _) in gate_looks(rows).items():
         if gate in map(gate_of, rows):
             axes.plot([], [], marker, color="0.3", fillstyle="none", label=gate_label(gate))
     axes.plot([], [], "_", color="0.3", label="a seed: left without, right with the gate")

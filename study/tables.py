@@ -11,7 +11,7 @@ import math
 import statistics
 from typing import Any
 
-from study import report, stats
+from study import report, sinks, stats
 
 
 def number(value: float | None) -> float:
@@ -34,7 +34,7 @@ def summary(config, rows: list[dict], judged: list[dict]) -> str:
             parts.append(f"{setting}: none of its runs has a row yet")
             continue
         parts.append("\n".join([table(config, own, setting), *unlike_arms(own)]))
-        parts += [gains_table(config, own), slices_table(own)]
+        parts += [gains_table(config, own), slices_table(own), sinks_table(own)]
         if config.baseline is not None and {config.baseline, config.treatment} <= {row["arm"] for row in own}:
             parts.append(f"verdict: {verdict(config, own)}\ncost of the gate: {cost(config, own)}")
     if config.learning_rates and not config.selection_seeds:
@@ -152,6 +152,15 @@ def slices_table(rows: list[dict]) -> str:
             cells.append([arm, *(f"{value:.1%}" for value in means)])
         lines += [f"{name}: accuracy by length/pairs, means over the seeds", *aligned(cells)]
     return "\n".join(lines)
+
+
+def sinks_table(rows: list[dict]) -> str:
+    """What token 0 gets by kind of query: the reading in sentences, then a line per arm."""
+    rows = sinks.with_sinks(rows)
+    if not rows:
+        return ""
+    title = "token 0 by kind of query, means over the seeds; effective: written of it over the residual stream"
+    return "\n".join([*sinks.reading(rows), "", title, *aligned(sinks.table(rows))])
 
 
 def steps_to(curve: list, accuracy: float) -> int | None:

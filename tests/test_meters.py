@@ -57,6 +57,10 @@ def uniform(mixer, head):
     mixer.qkv.weight.view(3, H, D, C)[:2, head] = 0
 
 
+def sink_of(mixer, x, stream=None, **kinds):
+    return meters.sink_meter(mixer, {"x": x, "stream": x if stream is None else stream}, kinds)
+
+
 # -- sinks -------------------------------------------------------------------------------------------------------------
 
 
@@ -64,7 +68,7 @@ def test_a_head_that_attends_only_to_key_0_has_a_sink_of_1_and_uniform_attention
     mixer = make_model().blocks[0].mixer
     x = only_key_0(mixer, 0)
     uniform(mixer, 1)
-    sink = meters.sink_meter(mixer, {"x": x})
+    sink = sink_of(mixer, x)
     assert sink["share"] == [1.0, pytest.approx(meters.baseline(T), rel=1e-3)]
     assert sink["mean_weight"] == sink["share"]
     assert (sink["heads_above"], sink["kind"]) == (0.5, "weights")
@@ -81,7 +85,7 @@ def test_a_recurrence_that_forgets_nothing_and_has_one_key_and_query_has_the_uni
     mixer.qkv.weight.view(3, -1, C)[:2] = 1.0
     mixer.decay_out.bias.fill_(1e4)  # log-decay 0
     mixer.decay_out.weight.zero_()
-    sink = meters.sink_meter(mixer, {"x": torch.ones(1, T, C)})
+    sink = sink_of(mixer, torch.ones(1, T, C))
     assert sink["share"] == [pytest.approx(meters.baseline(T), rel=1e-3)] * H and sink["kind"] == "proxy"
 
 
@@ -94,11 +98,11 @@ def test_weights_of_both_signs_count_by_their_size_and_cosformers_as_a_share():
     mixer.decay_out.weight.zero_()
     x = torch.zeros(1, 3, C)
     x[0, :, 0] = torch.tensor([-2.0, 1.0, 1.0])  # q = k = x / sqrt(D): the weights of query 2 are -2, 1 and 1
-    sink = meters.sink_meter(mixer, {"x": x})
+    sink = sink_of(mixer, x)
     assert sink["share"] == [pytest.approx((2 / 3 + 2 / 4) / 2, rel=1e-3)] * H
     assert sink["mean_weight"] == [pytest.approx(-2 * D**-0.5, rel=1e-3)] * H
     mixers = [make_model(attention="cosformer", readout_norm=norm).blocks[0].mixer for norm in ("none", "denominator")]
-    plain, divided = (meters.sink_meter(mixer, {"x": random_x()}) for mixer in mixers)
+    plain, divided = (sink_of(mixer, random_x()) for mixer in mixers)
     assert plain["share"] == pytest.approx(divided["share"], rel=2e-3) and plain["kind"] == "share"
     assert divided["mean_weight"] == pytest.approx(divided["share"], rel=2e-3)  # they sum to one
 
@@ -177,7 +181,7 @@ def test_a_signed_gate_counts_by_its_size_and_an_additive_one_by_what_it_adds():
 
 
 @torch.no_grad()
-def test_closing_the_head_that_attends_to_token_0_leaves_the_uniform_share_of_it():
+def test_closing_the_head_that_attends_to_token_0_leaves_nothing_of_its_effective_sink():
     mixer = make_model(gate="headwise", gate_bias=0.0).blocks[0].mixer
     x = only_key_0(mixer, 0)
     uniform(mixer, 1)
@@ -185,11 +189,10 @@ def test_closing_the_head_that_attends_to_token_0_leaves_the_uniform_share_of_it
     mixer.qkv.weight.view(3, H, D, C)[2, :, 0, 1] = 1.0  # every value is the same
     mixer.gates["readout"].proj.weight.zero_()
     mixer.gates["readout"].proj.bias.copy_(torch.tensor([-100.0, 0.0]))
-    early = meters.early_meter(mixer, {"x": x})
-    i = torch.arange(1.0, T)
-    before = (1 + (i + 1) ** -2) ** 0.5
-    assert early["token_0_before"] == pytest.approx((before / (before + i / (i + 1))).mean().item(), rel=1e-3)
-    assert early["token_0_after"] == pytest.approx(meters.baseline(T), rel=1e-3)
+    sink = sink_of(mixer, x)
+    assert sink["token_0_before"] == pytest.approx([1.0, meters.baseline(T)], rel=1e-3)
+    assert sink["token_0_after"] == [0.0, pytest.approx(meters.baseline(T), rel=1e-3)]
+    assert sink["effective"][0] == 0.0 < sink["effective"][1] == sink["effective_uniform"][1]
 
 
 @torch.no_grad()
@@ -199,8 +202,142 @@ def test_key_norms_stand_by_position_in_parts_that_double():
     mixer.qkv.weight.view(3, H, D, C)[1, :, 0, 0] = 1.0  # |k| = |x in channel 0|
     x = torch.zeros(1, T, C)
     x[0, :, 0] = torch.arange(T)
-    norms = meters.early_meter(mixer, {"x": x})["key_norm"]
+    norms = sink_of(mixer, x)["key_norm"]
     assert norms == [[0, 0.0], [1, 1.0], [2, 2.5], [4, 5.5], [8, 9.5]]
+
+
+# -- token 0, by query -------------------------------------------------------------------------------------------------
+
+
+def by_definition(mixer, x, stream, b, h, i):
+    """What query i of row b gets from token 0 in head h: every part of the readout on its own, in loops."""
+    p, heads = mixer.gated_projection(x, None, 0), range(mixer.n_head)
+    weights, v = mixer.weights(x)[b, :, i], p.v[b].repeat_interleave(mixer.n_head // p.v.shape[2], dim=1)  # (T, H, D)
+    parts = torch.stack([torch.stack([weights[head, j] * v[j, head] for head in heads]) for j in range(T)])  # (T, H, D)
+    readout, factor = parts.sum(0), torch.ones_like(v[0])
+    if p.skip is not None:
+        readout = readout + p.skip[b, i]
+    for step in mixer.readout_steps:
+        if step == "norm":
+            over = (-1,) if mixer.norm_over == "head" else (-2, -1)
+            by = (readout.square().mean(over, keepdim=True) + 1e-5).rsqrt() * mixer.norm.weight.view(-1, v.shape[2])
+        elif step == "activation":
+            by = readout.sigmoid()
+        else:
+            gate = mixer.gates[step]
+            by = gate.value(gate.logits(x))[b, i]
+        readout, factor = readout * by, factor * by
+    written = mixer.out_proj.weight.view(C, mixer.n_head, -1)[:, h] @ (factor * parts[0])[h]
+    if "output" in mixer.gates:
+        gate = mixer.gates["output"]
+        written = written * gate.value(gate.logits(x))[b, i, 0]
+    before, after = parts[:, h].norm(dim=-1), (factor * parts)[:, h].norm(dim=-1)  # (T,) each
+    return {
+        "share": weights[h, 0].abs() / weights[h].abs().sum(),
+        "token_0_before": before[0] / before.sum(),
+        "token_0_after": after[0] / after.sum(),
+        "effective": written.norm() / stream[b, i].norm(),
+    }
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "keys",
+    [dict(attention=name, gate=gate) for name in MIXERS for gate in ("none", "elementwise+headwise@value")]
+    + [
+        dict(gate="elementwise@output"),
+        dict(gate="headwise", n_kv_head=1),
+        dict(gate="elementwise", readout_norm="rms", norm_first=False),
+        dict(gate="headwise", readout_norm="rms", readout_activation="silu"),
+        dict(attention="mamba2", gate="native+elementwise"),
+        dict(attention="gla", gate="native"),
+        dict(attention="cosformer", gate="headwise@denominator"),
+    ],
+    ids=lambda keys: "-".join(map(str, keys.values())),
+)
+def test_what_a_query_gets_from_token_0_is_the_definition(keys):
+    mixer = make_model(noise=0.3, **keys).double().blocks[0].mixer
+    x, stream = random_x(torch.float64), 3 * random_x(torch.float64).flip(0)
+    found = meters.query_meters(mixer, x, stream)
+    for b, h, i in ((0, 0, 1), (1, mixer.n_head - 1, 5), (2, 0, T - 1)):
+        for name, value in by_definition(mixer, x, stream, b, h, i).items():
+            torch.testing.assert_close(found[name][b, h, i], value, rtol=1e-8, atol=1e-12, msg=name)
+
+
+@torch.no_grad()
+def test_the_effective_sink_of_known_weights():
+    mixer = make_model(noise=0.0, gate="headwise", gate_bias=0.0, n_head=1, head_dim=D).blocks[0].mixer
+    x = torch.zeros(1, T, C)
+    x[0, :, 0], x[0, 0, 1] = 1, 1
+    q, k, v = mixer.qkv.weight.view(3, D, C)
+    q[:], k[:], v[:] = 0, 0, 0
+    q[0, 0], k[0, 1] = 100, 100  # all weight on token 0
+    v[0, 1], v[1, 0] = 3, 0.5  # |v_0| is sqrt(9.25), that of the others 0.5
+    mixer.out_proj.weight.copy_(2 * torch.eye(C)[:, :D])
+    mixer.gates["readout"].proj.bias.fill_(-1.0)
+    sink = sink_of(mixer, x, 5 * torch.eye(C)[:1].expand(1, T, C))
+    written = 2 * 9.25**0.5 / (1 + torch.tensor(1.0).exp().item()) / 5
+    assert sink["effective"] == [pytest.approx(written, rel=1e-3)]
+    assert sink["effective_uniform"] == [pytest.approx(written * meters.baseline(T), rel=1e-3)]
+    assert sink["value_norm"] == [pytest.approx(9.25**0.5 / 0.5, rel=1e-3)]
+    assert sink["token_0_before"] == sink["token_0_after"] == [1.0]  # a headwise gate cannot change it
+
+
+@torch.no_grad()
+def test_kinds_of_query_are_measured_apart_and_position_0_is_in_none():
+    model = make_model(gate="headwise", gate_bias=0.0)
+    mixer, tokens = model.blocks[0].mixer, torch.tensor([[1, 5, 1, 6, 2, 7, 1, 5, 8, 9, 5, 5]])
+    masks = meters.kinds_of(tokens, {"one": [1, 2], "five": [5]})
+    positions = {name: mask[0].nonzero().flatten().tolist() for name, mask in masks.items()}
+    assert positions == {"one": [2, 4, 6], "five": [1, 7, 10, 11], "other": [3, 5, 8, 9]}
+    assert meters.kinds_of(tokens, {}) == {}
+    x = random_x()[:1]
+    sink, each = sink_of(mixer, x, **masks), meters.query_meters(mixer, x, x)
+    for name, own in positions.items():
+        kind = sink["kinds"][name]
+        assert kind["queries"] == len(own)
+        assert kind["uniform"] == [pytest.approx(sum(1 / (i + 1) for i in own) / len(own), rel=1e-3)]
+        for meter in ("share", "effective", "token_0_after"):
+            assert kind[meter] == pytest.approx(each[meter][0][:, own].mean(1).tolist(), rel=1e-3)
+        gate = mixer.gates["readout"]
+        values = gate.value(gate.logits(x))[0, own, :, 0]
+        assert kind["gates"]["readout"]["mean"] == pytest.approx(values.mean(0).tolist(), rel=1e-3)
+
+
+def test_rows_read_in_parts_give_the_same_and_a_kind_without_queries_has_no_numbers(monkeypatch):
+    mixer, x = make_model(gate="elementwise").blocks[0].mixer, random_x()
+    nobody = torch.zeros(3, T, dtype=torch.bool)
+    whole = sink_of(mixer, x, nobody=nobody)
+    assert whole["kinds"]["nobody"]["share"] == [None] * H and whole["kinds"]["nobody"]["queries"] == 0
+    monkeypatch.setattr(meters, "WEIGHTS_AT_ONCE", H * T * T)
+    assert sink_of(mixer, x, nobody=nobody) == whole
+
+
+@torch.no_grad()
+def test_losses_by_kind_are_those_of_their_labels_and_their_mean_is_the_loss():
+    model, tokens = make_model(), random_tokens()
+    targets = tokens.roll(-1, 1)
+    masks = meters.kinds_of(tokens, {"low": list(range(10))})
+    losses = meters.losses_by_kind(model, tokens, targets, masks, "float32")
+    each = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="none")
+    for name, mask in masks.items():
+        assert losses[name] == pytest.approx(each[mask.flatten()].mean().item(), rel=1e-3)
+    assert meters.losses_by_kind(model, tokens, targets, {"none": torch.zeros_like(tokens) > 0}, "float32") == {
+        "none": None
+    }
+
+
+def test_gu_et_al_count_heads_on_the_first_64_tokens():
+    keys = dict(n_layer=1, n_head=1, n_embd=8, block_size=128, vocab_size=20, position="none")
+    model = GPT(GPTConfig(**keys))
+    mixer, x = model.blocks[0].mixer, torch.ones(1, 128, 8)
+    with torch.no_grad():
+        q, k, _ = mixer.qkv.weight.view(3, 8, 8)
+        q[:], k[:] = 0, 0
+        q[0, 0], k[0, 1] = 100, 1
+        x[0, 0, 1], x[0, 1:, 1], x[0, 64:, 0] = 1, 0, 0  # queries 1..63 look at token 0, the later ones at all
+    sink = sink_of(mixer, x)
+    assert sink["heads_above"] == 1.0 and sink["share"][0] < 0.6
 
 
 # -- ranks -------------------------------------------------------------------------------------------------------------
@@ -255,7 +392,7 @@ def test_the_largest_activation_is_found_with_its_token_and_channel():
     tokens[tokens == 7] = 6
     tokens[2, 5] = 7
     model.wte.weight[7, 3] = -1000.0
-    for layer in meters.layer_meters(model, tokens, "float32"):
+    for layer in meters.layer_meters(model, tokens, {}, "float32"):
         found = layer["residual"]
         assert [found[name] for name in ("row", "position", "token", "channel")] == [2, 5, 7, 3]
         assert found["max"] == pytest.approx(1000, rel=1e-2) and found["max_over_median"] > 1e4
@@ -265,7 +402,7 @@ def test_the_largest_activation_is_found_with_its_token_and_channel():
 @pytest.mark.parametrize("gate", ["none", "native+elementwise+headwise@value"])
 def test_every_mixer_has_every_meter_and_its_own_readout(name, gate):
     model, seen = make_model(attention=name, gate=gate), []
-    layers = meters.layer_meters(model, random_tokens(), "float32")
+    layers = meters.layer_meters(model, random_tokens(), {}, "float32")
     assert json.loads(json.dumps(layers, allow_nan=False)) == layers
     assert all(set(layer["gates"]) == set(model.blocks[0].mixer.gates) for layer in layers)
     meters.probe(model, random_tokens(), lambda block, tensors: seen.append((block.mixer, dict(tensors))))
@@ -281,7 +418,7 @@ def test_a_probe_leaves_no_trace_and_a_compiled_model_is_not_compiled_again():
     compiled = torch.compile(model, backend="eager")
     before = compiled(tokens)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        meters.training_meters(model, tokens, "float32")
+        meters.training_meters(model, tokens, tokens, {"some": [1, 2, 3]}, "float32")
         with meters.pruned(model, 0.7):
             pass
         assert torch.equal(compiled(tokens), before)
@@ -313,7 +450,7 @@ def test_pruning_at_threshold_0_changes_nothing_and_above_every_value_closes_all
 
 def test_the_pruned_share_is_that_of_the_values_under_the_threshold():
     model, tokens = make_model(gate="elementwise"), random_tokens()
-    layers = meters.layer_meters(model, tokens, "float32")
+    layers = meters.layer_meters(model, tokens, {}, "float32")
     with meters.pruned(model, 0.1) as counts:
         model(tokens)
     assert counts[0] / counts[1] == pytest.approx(meters.summary(layers, T)["gate_below_0.1"]["readout"], abs=1e-3)
