@@ -127,7 +127,12 @@ class ExperimentConfig:
             configurator.build(EvaluateConfig, keys, source=f"score {name!r}")
         scripts = sorted(file.parent.name for file in (HERE / "data").glob("*/prepare.py"))
         configurator.check_choice("prepare", self.prepare, scripts)
-        for run in runs_of(self, self.seeds[:1], self.learning_rates[:1]):  # a wrong key is found before the first run
+        for arm, seeds in self.seeds_of.items():
+            check_named("seeds_of", arm, self.arms, "arms")
+            if wrong := wrong_field(seeds, [(int, 0, 1 << 60), 1, 999]):
+                raise UserError(f"seeds_of: {arm}: {wrong}")
+        each_arm = {(run.get("setting"), run["arm"]): run for run in runs_of(self, self.seeds, self.learning_rates[:1])}
+        for run in each_arm.values():  # a wrong key is found before the first run
             keys = configurator.build(TrainConfig, run["config"], source=f"arm {run['arm']!r}")
             if keys.dtype == "auto":
                 raise UserError(
@@ -139,10 +144,6 @@ class ExperimentConfig:
         configurator.build(prepare_config(self), self.score_data, source="score_data")
         for name, claim in self.claims.items():
             self.check_claim(name, claim)
-        for arm, seeds in self.seeds_of.items():
-            check_named("seeds_of", arm, self.arms, "arms")
-            if wrong := wrong_field(seeds, [(int, 0, 1 << 60), 1, 999]):
-                raise UserError(f"seeds_of: {arm}: {wrong}")
         for arm, other in self.rate_of.items():
             check_named("rate_of", arm, self.arms, "arms")
             check_named(f"rate_of: {arm}", other, [arm for arm in self.arms if arm not in self.rate_of], "other arms")
@@ -167,7 +168,7 @@ class ExperimentConfig:
     def check_folders(self) -> None:
         """Every run needs a folder of its own: setting "a" with arm "b-c" would share that of "a-b" with "c"."""
         found = {}
-        for run in runs_of(self, self.seeds[:1], []):
+        for run in runs_of(self, self.seeds, []):
             other = found.setdefault(name_of(run), run)
             if other is not run:
                 raise UserError(

@@ -60,7 +60,7 @@ import torch
 import torch.nn as nn
 
 from data.shards import Dataset, open_dataset
-from data.tokenizer import get_tokenizer
+from data.tokenizer import tokenizer_of
 from evaluate import score
 from gate import ADDITIVE_ACTIVATIONS, READOUT_ACTIVATIONS, Gate
 from model import GPT, Mixer, Softmax
@@ -698,12 +698,8 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
 
 def matching_tokens(dataset: Dataset, expression: str) -> dict[str, list[int]]:
     """{expression: the ids of the tokens whose text it matches as a whole}. Raises UserError if there is none."""
-    alphabet = dataset.meta["parameters"].get("alphabet")
-    if alphabet is not None:
-        texts = {i: character for i, character in enumerate(alphabet, start=1)}
-    else:
-        tokenizer = get_tokenizer(dataset.tokenizer)
-        texts = {i: tokenizer.decode_bytes([i]).decode(errors="replace") for i in range(dataset.vocab_size)}
+    tokenizer = tokenizer_of(dataset)
+    texts = {i: tokenizer.decode_bytes([i]).decode(errors="replace") for i in range(tokenizer.vocab_size)}
     try:
         found = [i for i, text in texts.items() if re.fullmatch(expression, text)]
     except re.error as error:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from data.shards import Dataset, open_dataset
-from data.tokenizer import ByteTokenizer, GPT2Tokenizer, get_tokenizer
+from data.tokenizer import AlphabetTokenizer, ByteTokenizer, GPT2Tokenizer, get_tokenizer, tokenizer_of
 from model import GPT
 from ops import IGNORE
 from ops.sampling import most_new_tokens
@@ -50,7 +50,7 @@ class SampleConfig:
         None, "draw from the fewest tokens that together reach this probability", above=0, at_most=1
     )
     seed: int = key(1337, "seed of the draws", at_least=0)
-    dataset: str | None = key(None, "MQAR: folder of the data (None: the data that the checkpoint was trained on)")
+    dataset: str | None = key(None, "synthetic data: their folder (None: the data that the checkpoint was trained on)")
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
@@ -68,6 +68,8 @@ def main(argv: list[str]) -> None:
         rows = min(config.num_samples, dataset.counts("val")["rows"])
         memory.check_sampling(config, model, rows, memory.longest_row(dataset, "val", model.config.block_size))
         show_answers(model, dataset, rows)
+    elif trained_on.get("tokenizer") == "backcopy":
+        write_samples(model, tokenizer_of(open_dataset(config.dataset or trained_on.get("path", ""))), config)
     else:
         write_samples(model, get_tokenizer(trained_on.get("tokenizer", "")), config)
 
@@ -91,7 +93,9 @@ def read_prompt(start: str) -> str:
         raise UserError(f"start={start!r}: is not UTF-8 text") from None
 
 
-def write_samples(model: GPT, tokenizer: ByteTokenizer | GPT2Tokenizer, config: SampleConfig) -> None:
+def write_samples(
+    model: GPT, tokenizer: AlphabetTokenizer | ByteTokenizer | GPT2Tokenizer, config: SampleConfig
+) -> None:
     """Prints the prompt with its continuation, num_samples times."""
     prompt = read_prompt(config.start)
     idx = torch.tensor([tokenizer.encode(prompt)], dtype=torch.long, device=model.wte.weight.device)

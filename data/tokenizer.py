@@ -9,7 +9,8 @@ Tokenizers by name, as the "tokenizer" of a data set's meta.json gives it.
     tokenizer.encode_array("Hello")          # the same as uint16, without a Python int for each
     tokenizer.decode_bytes(ids)              # b"Hello". Bytes: a cut can fall inside a character
 
-The ids of synthetic data, such as data/mqar, stand for no text: they have no tokenizer here.
+Of synthetic data, data/backcopy has characters, which its meta.json lists (`tokenizer_of` reads them); the ids of
+data/mqar stand for no text: they have no tokenizer here.
 """
 
 from configurator import UserError
@@ -34,6 +35,28 @@ def get_tokenizer(name: str) -> Any:
     if name not in TOKENIZERS:
         raise UserError(f"tokenizer {name!r}: must be one of {', '.join(TOKENIZERS)}")
     return TOKENIZERS[name]()
+
+
+def tokenizer_of(dataset) -> Any:
+    """The tokenizer of an open data set (shards.Dataset). Raises UserError as get_tokenizer does."""
+    alphabet = dataset.meta["parameters"].get("alphabet")
+    return get_tokenizer(dataset.tokenizer) if alphabet is None else AlphabetTokenizer(alphabet)
+
+
+class AlphabetTokenizer:
+    """Characters as the ids 1, 2, ...; 0 is a first token, <s>, which begins every text and is decoded as nothing."""
+
+    def __init__(self, alphabet: str):
+        self.alphabet, self.vocab_size = alphabet, len(alphabet) + 1
+
+    def encode(self, text: str) -> list[int]:
+        """Raises UserError for a character that is not in the alphabet."""
+        if unknown := next((character for character in text if character not in self.alphabet), None):
+            raise UserError(f"{unknown!r} is not among the {len(self.alphabet)} characters of the data")
+        return [0, *(self.alphabet.index(character) + 1 for character in text)]
+
+    def decode_bytes(self, ids: list[int]) -> bytes:
+        return "".join(self.alphabet[i - 1] for i in ids if i > 0).encode()
 
 
 class ByteTokenizer:

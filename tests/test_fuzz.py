@@ -370,13 +370,30 @@ def make_drawable():
     layer = {
         "mixer": "gla",
         "gates": {"readout": spread},
-        "sink": {"kind": "proxy", "share": [0.1, 0.2], "random_tokens": [0.1, 0.1]},
-        "early": {"token_0_before": 0.1, "token_0_after": None},
+        "sink": {
+            "kind": "proxy",
+            "share": [0.1, 0.2],
+            "random_tokens": [0.1, 0.1],
+            "token_0_before": [0.1, 0.2],
+            "token_0_after": [0.1, 0.2],
+            "effective": [0.1, 0.2],
+            "kinds": {"trigger": {"share": [0.1, None]}, "other": {"share": [0.2, 0.3]}},
+        },
         "residual": {"max": 2.0, "max_over_median": 4.0, "position": 0, "channel": 1},
     }
     meters = {"attention": "gla", "gate": "elementwise", "step": 3, "rows": 1, "tokens": 2, "dataset": "text"}
     meters |= {"split": "val", "packing": "no BOS", "dtype": "float32", "sink_baseline": 0.5, "layers": [layer, layer]}
-    meters |= {"maps": [{"layer": 1, "head": 1, "weights": [[1.0, 0.0], [0.5, -0.5]]}]}
+    meters |= {
+        "maps": [
+            {
+                "layer": 1,
+                "head": 1,
+                "weights": [[1.0, 0.0], [0.5, -0.5]],
+                "gate": [0.5, 1.0],
+                "queries": {"trigger": [1]},
+            }
+        ]
+    }
     meters |= {"pruning": [{"threshold": 0.1, "loss": 2.0, "zeroed": 0.5}]}
     lengths = {"attention": "gla", "gate": "none", "rope_scaling": "none", "trained_length": 4}
     lengths |= {

@@ -1,0 +1,135 @@
+"""What an experiment says about sinks: its table, its sentences and its figures, from rows made by hand.
+
+python -m pytest tests/test_sinks.py
+"""
+
+import configurator
+from configurator import UserError
+
+import json
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+
+import experiment
+import plot
+from study import report, sinks, tables
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def kind(share, gate=None, loss=1.0):
+    gates = {} if gate is None else {"readout": gate}
+    return {"share": share, "effective": share / 10, "gate_mean": gates, "loss": loss}
+
+
+def row(arm, seed, share, gate=None, norm=0.5, attention="softmax"):
+    ends = {"other": kind(share, gate and gate / 10, 2.0), "trigger": kind(0.0, gate, 0.5)}
+    points = [{"step": 0, "value_norm": 1.0, "trigger": kind(0.06, gate), "other": kind(0.06, gate)}]
+    points.append({"step": 10, "value_norm": norm} | ends)
+    keys = {"attention": attention, "gate": "none" if gate is None else "headwise"}
+    about = {"finite": True, "accuracy": 0.5, "val_loss": 1.0, "metric": "val_loss", "data": {}, "config": keys}
+    meters = {"kinds": {"other": {"share": share, "uniform": 0.0625}, "trigger": {"share": 0.0, "uniform": 0.05}}}
+    curve = {"curve": [[0, 2.0], [10, 1.0]], "sinks": points, "meters": meters}
+    return {"arm": arm, "seed": seed, "scores": {}, "state_bytes": 4} | about | curve
+
+
+ROWS = [row("headwise", s, 0.5, 0.9) for s in range(2)] + [row("none", s, (0.8, 0.9)[s], norm=0.1) for s in range(2)]
+
+
+def test_the_table_has_a_line_per_arm_with_its_means_and_spread():
+    title, gated, plain = sinks.table(ROWS)
+    assert title[:5] == ["arm", "seeds", "weight, other", "weight, trigger", "sd"]
+    by_name = dict(zip(title, plain, strict=True))
+    assert (by_name["weight, other"], by_name["sd"], by_name["|v_0|"]) == ("85.0%", "7.1%", "0.10")
+    assert (by_name["effective, other"], by_name["gate, other"], by_name["loss, other"]) == ("0.085", "-", "2.0000")
+    assert dict(zip(title, gated, strict=True))["gate, trigger"] == "0.90"
+
+
+def test_the_reading_begins_with_the_ungated_arm_and_says_what_each_gate_changes():
+    first, second = sinks.reading(ROWS)
+    assert first.startswith("Without a gate, queries with nothing to do put 85% of their weight on the first token")
+    assert "shrunk to 0.10 of the others'" in first and "is 0.085 of the stream" in first
+    assert second == (
+        "With headwise: weight 50%, value 0.50, written 0.050; the gate is 0.09 there and 0.90 at triggers."
+    )
+    assert sinks.reading([r for r in ROWS if r["arm"] != "none"]) == []
+    assert tables.sinks_table([{"sinks": []}, {}]) == ""
+
+
+def test_arms_with_fewer_seeds_have_panels_of_their_own(tmp_path):
+    more = [*ROWS, row("gla", 0, 0.1, attention="gla"), row("gla gated", 0, 0.1, 0.3, attention="gla")]
+    assert sinks.arms_by_seeds(more) == (["headwise", "none"], ["gla", "gla gated"])
+    names = [path.name for path in report.figures(more, tmp_path)]
+    assert names == ["val_loss.png", "sink.png", "sink_arms.png"]
+    assert [path.name for path in report.figures(ROWS, tmp_path)] == ["val_loss.png", "sink.png"]
+
+
+def test_every_seed_is_a_line_and_the_gate_has_one_for_each_kind(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(sinks, "write", lambda figure, path: drawn.append(figure) or path)
+    sinks.figures(ROWS, tmp_path)
+    weight, effective, norm, gate = drawn[0].axes
+    assert [len(axes.lines) for axes in (weight, effective, norm, gate)] == [5, 4, 4, 4]  # weight: the uniform one
+    black = [line for line in weight.lines if line.get_color() == "#000000"]
+    assert sorted(line.get_ydata()[-1] for line in black) == [80.0, 90.0]  # none
+    assert sorted(round(line.get_ydata()[-1], 2) for line in gate.lines) == [0.09, 0.09, 0.9, 0.9]
+    plt.close(drawn[0])
+
+
+def test_arms_that_share_mixer_and_gate_still_differ_in_their_lines():
+    arms = [row(f"arm {i}", 0, 0.5, 0.9) for i in range(12)] + [row("gla", 0, 0.1, attention="gla")]
+    looks = report.styles(arms)
+    assert len({(looks[f"arm {i}"]["color"], looks[f"arm {i}"]["linestyle"]) for i in range(12)}) == 12
+
+
+def test_maps_stand_side_by_side_with_their_triggers_and_gates(tmp_path, monkeypatch):
+    layer = {
+        "mixer": "softmax",
+        "gates": {},
+        "residual": {"max": 1.0, "max_over_median": 2.0, "position": 0, "channel": 0},
+    }
+    layer["sink"] = {name: [0.5] for name in ("share", "random_tokens", "token_0_before", "token_0_after", "effective")}
+    layer["sink"] |= {"kind": "weights", "kinds": {}}
+    about = {"attention": "softmax", "step": 1, "rows": 1, "tokens": 2, "dataset": "backcopy", "split": "val"}
+    about |= {"packing": "", "dtype": "float32", "sink_baseline": 0.5, "layers": [layer], "pruning": []}
+    shown = {"layer": 0, "head": 0, "weights": [[1.0, 0.0], [0.25, 0.75]], "queries": {"trigger": [1]}}
+    plain = about | {"gate": "none", "maps": [shown | {"gate": []}]}
+    gated = about | {"gate": "headwise", "maps": [shown | {"gate": [0.1, 0.9]}]}
+    file = tmp_path / "meters.json"
+    file.write_text(json.dumps({"checkpoints": [plain, gated]}))
+    drawn = []
+    monkeypatch.setattr(sinks, "write", lambda figure, path: drawn.append(figure) or path)
+    assert plot.draw_json(file) == tmp_path / "maps.png"
+    left, right, colours = drawn[0].axes
+    assert (left.get_title(), right.get_title()) == ("without a gate", "gate headwise")
+    assert [len(axes.child_axes) for axes in (left, right)] == [0, 1]
+    assert right.child_axes[0].images[0].get_array().ravel().tolist() == [0.1, 0.9]
+    assert left.lines[0].get_ydata().tolist() == [1]
+    plt.close(drawn[0])
+    for wrong in ({"gate": [0.1]}, {"weights": [[1.0], [0.0]]}, {"layer": 1}):
+        file.write_text(json.dumps({"checkpoints": [about | {"gate": "none", "maps": [shown | {"gate": []} | wrong]}]}))
+        with pytest.raises(UserError, match="no map fits"):
+            plot.draw_json(file)
+
+
+def test_arms_run_with_the_seeds_that_seeds_of_gives_them():
+    config = configurator.load(experiment.ExperimentConfig, [str(ROOT / "config/experiments/sink.py")])
+    runs = experiment.runs_of(config, config.seeds, [])
+    seeds = {arm: [run["seed"] for run in runs if run["arm"] == arm] for arm in config.arms}
+    ten = ["none", "elementwise", "sigmoid2", "headwise", "elementwise@value"]
+    assert all(seeds[arm] == list(range(10)) for arm in ten) and len(runs) == 5 * 10 + 16 * 5
+    assert all(seeds[arm] == list(range(5)) for arm in config.arms if arm not in ten)
+    for seeds_of in ({"nobody": [1]}, {"none": [-1]}, {"none": "0"}):
+        with pytest.raises(UserError, match="seeds_of"):
+            experiment.ExperimentConfig(arms={"none": {}}, base={"dtype": "float32"}, seeds_of=seeds_of)
+
+
+def test_the_demo_has_arms_of_the_experiment():
+    whole, demo = (
+        configurator.load(experiment.ExperimentConfig, [str(ROOT / f"config/experiments/{name}.py")])
+        for name in ("sink", "sink_demo")
+    )
+    assert all(whole.arms[arm] == keys for arm, keys in demo.arms.items())
+    assert demo.base | {"max_iters": whole.base["max_iters"]} == whole.base and not demo.claims
