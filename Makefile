@@ -11,7 +11,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /: /' | column -t -s: -l2
 
 demo: .venv/.installed ## install, run the minimum experiment, train a small GPT and sample from it (10 minutes)
-	$(PY) experiment.py config/experiments/minimum.py --seeds=0,1,2 --out_dir=out/minimum
+	$(PY) experiment.py config/experiments/minimum.py --seeds=0,1,2 --exploratory=true --out_dir=out/minimum
 	@$(MAKE) --no-print-directory out/pystdlib/.trained
 	$(PY) evaluate.py --checkpoint=out/pystdlib/best.pt
 	$(PY) meters.py --checkpoint=out/pystdlib/best.pt
