@@ -24,7 +24,7 @@ demo: .venv/.installed ## a sink, and what a gate does to it; then a small gated
 	@echo; echo "Look at out/sink/maps.png and out/sink/sink.png (the sink), out/sink/report.html (all of it), out/pystdlib/page.png (the GPT)"
 
 minimum: .venv/.installed ## the smallest recall experiment, three of its ten seeds (6 minutes)
-	$(PY) experiment.py config/experiments/minimum.py --seeds=0,1,2 --out_dir=out/minimum
+	$(PY) experiment.py config/experiments/minimum.py --seeds=0,1,2 --exploratory=true --out_dir=out/minimum
 
 test: .venv/.installed-dev ## the tests, then ruff and mypy (CI runs this)
 	$(PY) -m pytest -n 2 -m "not slow"

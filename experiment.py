@@ -92,9 +92,11 @@ class ExperimentConfig:
     claims: dict = key(
         {},
         '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged by study/stats; '
-        'there may be a "setting", and "of": the keys that lead to another number of the rows than the metric; '
-        '"sides": 1 for a one-sided test; "in": n for a count, which passes if n seeds are above the threshold',
+        'there may be a "setting"; "of": the keys that lead to another number of the rows than the metric; "sides": 1 '
+        'for a one-sided test; "in": n for a count, which passes if n seeds are above the threshold; "within": half of '
+        'a band around zero that counts as no effect; "family": a name for the question; "exploratory": true',
     )
+    exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")
     scenarios: dict = key({}, "{scenario: {claim: the verdict it needs}}, looked for in each setting")
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
     dry_run: bool = key(False, "show the list and its estimated hours, and do nothing")
@@ -177,10 +179,16 @@ class ExperimentConfig:
                 )
 
     def check_claim(self, name: str, claim: object) -> None:
-        if not isinstance(claim, dict) or set(claim) - {"setting", "of", "sides", "in"} != {"contrast", "above"}:
-            raise UserError(f"claims: {name}: must have contrast and above, and may have setting, of, sides or in")
+        if not isinstance(claim, dict) or "contrast" not in claim or not {"above", "within"} & set(claim):
+            raise UserError(f"claims: {name}: must have a contrast and above, or within")
+        if unknown := set(claim) - {rule.rstrip("?") for rule in CLAIM}:
+            configurator.check_choice(f"claims: {name}", min(unknown, key=str), [rule.rstrip("?") for rule in CLAIM])
         if wrong := wrong_field(claim, CLAIM):
             raise UserError(f"claims: {name}: {wrong}")
+        if "in" in claim and ("above" not in claim or {"sides", "within", "family"} & set(claim)):
+            raise UserError(
+                f"claims: {name}: a count (in) needs above, and has no sides, within or family: it is no test"
+            )
         is_across = tables.is_across_settings(claim)
         for setting in claim["contrast"] if is_across else [claim["setting"]] if "setting" in claim else []:
             check_named(f"claims: {name}: setting", setting, self.settings, "settings")
@@ -209,11 +217,14 @@ class ExperimentConfig:
 WEIGHTS = {str: (float, -1e9, 1e9)}
 CLAIM = {
     "contrast": (dict, 1, 999),
-    "above": (float, -1e9, 1e9),
+    "above?": (float, -1e9, 1e9),
+    "within?": (float, 1e-9, 1e9),
     "setting?": (str, 0, 999),
     "of?": [(str, 0, 999), 1, 9],
     "sides?": (int, 1, 2),
     "in?": (int, 1, 999),
+    "family?": (str, 1, 99),
+    "exploratory?": (bool, 0, 1),
 }
 
 
@@ -257,7 +268,7 @@ def main(argv: list[str]) -> None:
     summary = tables.summary(config, rows, judged)
     print(summary)
     figures = report.figures(rows, out_dir)
-    if any("mean" in claim for claim in judged):
+    if any(claim["verdict"] != "not run" and claim["by_seed"] for claim in judged):
         figures.append(report.claims(judged, out_dir / "claims.png"))
     about = [word for word in argv if not word.startswith(("--run", "--out_dir", "--jobs", "--shard"))]
     command = " ".join(["python experiment.py", *about])

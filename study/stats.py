@@ -1,14 +1,23 @@
-"""What a comparison over paired seeds shows: an interval, an exact test, and one word as the verdict.
+"""What a comparison over paired seeds shows: an exact test, the interval that inverts it, and one word as the verdict.
 
-    supported       the whole 95% interval of the mean lies beyond the threshold, and Holm's correction leaves p < 0.05
-    not supported   the whole interval lies short of the threshold
-    inconclusive    neither of the two
-    not run         fewer than two seeds have all values that the claim compares
+    supported       the test's p, corrected by Holm (1979) over the family, is under 0.05, and the mean is over the
+                    threshold
+    not supported   the upper bound lies under the threshold
+    refuted         the upper bound lies under zero, and the threshold does not
+    equivalent      the claim declares a band ("within"), and two one-sided tests place the mean inside it
+    inconclusive    none of these
+    passed, failed  a count ("in"): as many seeds as the claim asks for are above the threshold, or fewer
+    not run         fewer than two seeds have all values that the claim compares; of a count, not all of them
 
 A claim is about a contrast: {(setting, arm): weight}. The weighted values are summed within each seed, so that whatever
 the runs of a seed share (data, order, initial weights) cancels. Three examples: {"gla gated": 1, "gla": -1} is the gain
 of the gate on GLA; {"gla gated": 1, "gla": -1, "softmax gated": -1, "softmax": 1} is how much larger this gain is than
 the gain on softmax; the same arms of two settings, with opposite signs, show how the gain changes between the settings.
+
+The test flips the signs of the seeds' distances from the threshold, in all 2^n ways. It is exact if these distances are
+as likely to have one sign as the other (a distribution that is symmetric about the threshold), and needs no shape
+beyond that: where runs are lost now and then, Student's interval does not hold its level. n seeds give no smaller p
+than 1 / 2^n one-sided, or 2 / 2^n two-sided. All differences being identical is no certainty: the p stays at that.
 """
 
 import math
@@ -19,10 +28,13 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-EXACT_SEEDS = 40  # up to this many seeds all sign patterns are counted; with more seeds, RANDOM_PATTERNS are drawn
+LEVEL = 0.05
+EXACT_SEEDS = 16  # up to this many seeds all 2^n sign patterns are listed; with more, RANDOM_PATTERNS are drawn
 RANDOM_PATTERNS = 100_000
 
-WORDS = ("supported", "not supported", "inconclusive", "not run")
+WORDS = (
+    "supported", "not supported", "refuted", "equivalent", "inconclusive", "passed", "failed", "not run"
+)  # fmt: skip
 
 
 def contrast(rows: list[dict], weights: dict[tuple, float], path: Sequence[str]) -> dict[int, float]:
@@ -47,67 +59,149 @@ def look_up(row: dict, path: Iterable[str]) -> Any:
     return row
 
 
-def judge(claims: Iterable[tuple[Sequence[float], float]]) -> list[dict]:
-    """claims: [(values by seed, threshold), ...], one family -> [{verdict, mean, low, high, p, p_holm, p_exact, n}]."""
-    judged = []
-    for values, threshold in claims:
-        result: dict = {"verdict": "not run", "n": len(values), "threshold": threshold}
-        if len(values) >= 2:
-            mean, low, high = t_interval(values)
-            result |= {"mean": mean, "low": low, "high": high, "p": t_test(values, threshold)}
-            result["p_exact"] = sign_flip_test(values, threshold)
+def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
+    """One family of claims, each with its values by seed -> what came of each, in order.
+
+    A claim has "above", a threshold, or "within", half the width of a band around zero, or both; "sides" is 2 if it has
+    none. With "in", it is a count, and in no family. Each result holds
+
+        verdict, n, threshold, sides
+        over, needed                        of a count: numbers of seeds
+        mean, low, high, identical          of two values or more; low and high are the exact interval
+        student_low, student_high, p_student
+        p, p_error, p_holm                  of the sign flips about the threshold; p_error: of a p that is sampled, or 0
+        within, p_within, p_within_holm     of the two one-sided tests of a band
+    """
+    asked, judged, family = list(asked), [], []
+    for values, claim in asked:
+        threshold, sides, band = claim.get("above"), claim.get("sides", 2), claim.get("within")
+        result: dict = {"verdict": "not run", "n": len(values), "threshold": threshold, "sides": sides}
         judged.append(result)
-    run = [result for result in judged if "p" in result]
-    for result, corrected in zip(run, holm([result["p"] for result in run]), strict=True):
-        result["p_holm"] = corrected
-        if result["low"] > result["threshold"] and corrected < 0.05:
-            result["verdict"] = "supported"
-        else:
-            result["verdict"] = "not supported" if result["high"] < result["threshold"] else "inconclusive"
+        if "in" in claim:
+            over = sum(value > threshold for value in values)
+            result |= {"over": over, "needed": claim["in"], "verdict": "passed" if over >= claim["in"] else "failed"}
+        elif len(values) >= 2:
+            result |= describe(values, threshold, sides)
+            if threshold is not None:
+                family.append((result, "p"))
+            if band is not None:
+                tests = sign_flip_test(values, -band, "greater"), sign_flip_test(values, band, "less")
+                result |= {"within": band, "p_within": max(tests)}
+                family.append((result, "p_within"))
+    corrected = holm([result[name] for result, name in family])
+    for (result, name), p in zip(family, corrected, strict=True):
+        result[f"{name}_holm"] = p
+    for (values, claim), result in zip(asked, judged, strict=True):
+        if "mean" in result:
+            result["verdict"] = verdict(values, claim, result)
     return judged
 
 
-def t_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
-    """(mean, low, high): Student's interval of the mean of at least two values."""
-    mean, n = statistics.fmean(values), len(values)
-    half = stats.t.ppf((1 + level) / 2, n - 1) * statistics.stdev(values) / math.sqrt(n)
-    return mean, float(mean - half), float(mean + half)
+def verdict(values: Sequence[float], claim: dict, result: dict) -> str:
+    """The word for a claim whose numbers `judge` has computed."""
+    threshold, band = claim.get("above"), claim.get("within")
+    level = LEVEL / result["sides"]
+
+    def is_under(bound):  # the upper bound is; the test says so despite rounding
+        return sign_flip_test(values, bound, "less") < level
+
+    if threshold is not None and result["p_holm"] < LEVEL and result["mean"] > threshold:
+        return "supported"
+    if band is not None and result["p_within_holm"] < LEVEL:
+        return "equivalent"
+    if threshold is None:
+        is_outside = is_under(-band) or sign_flip_test(values, band, "greater") < level
+        return "not supported" if is_outside else "inconclusive"
+    if threshold >= 0 and is_under(0.0):
+        return "refuted"
+    return "not supported" if is_under(threshold) else "inconclusive"
 
 
-def t_test(values: Sequence[float], threshold: float = 0.0) -> float:
-    """Two-sided p of Student's test that the mean is the threshold. If all values are equal, it is 0 or 1."""
-    difference, spread = statistics.fmean(values) - threshold, statistics.stdev(values)
-    if spread == 0:
-        return float(difference == 0)
-    t = abs(difference) / spread * math.sqrt(len(values))
-    return float(2 * stats.t.sf(t, len(values) - 1))
+def describe(values: Sequence[float], threshold: float | None, sides: int) -> dict:
+    """The mean of the values, its exact interval and Student's, and both p-values for a mean over the threshold."""
+    mean = statistics.fmean(values)
+    low, high = exact_interval(values, sides)
+    result: dict = {"mean": mean, "low": low, "high": high, "identical": are_identical(values)}
+    _, student_low, student_high = t_interval(values, 1 - 2 * LEVEL / sides)
+    result |= {"student_low": student_low, "student_high": student_high}
+    if threshold is not None:
+        alternative = "greater" if sides == 1 else "two-sided"
+        p = sign_flip_test(values, threshold, alternative)
+        is_sampled = len(values) > EXACT_SEEDS
+        result |= {"p": p, "p_error": math.sqrt(p * (1 - p) / RANDOM_PATTERNS) if is_sampled else 0.0}
+        found = None if result["identical"] else stats.ttest_1samp(values, threshold, alternative=alternative).pvalue
+        result["p_student"] = None if found is None else float(found)
+    return result
 
 
-def sign_flip_test(values: Sequence[float], threshold: float = 0.0) -> float:
-    """Two-sided p: the share of all sign patterns whose sum is at least as far from 0. It is never below 2 / 2^n.
+def are_identical(values: Sequence[float]) -> bool:
+    return max(values) - min(values) <= rounding(values)
 
-    It is exact up to EXACT_SEEDS values: each sum is a sum over the first half plus a sum over the second half, so only
-    2 * 2^(n/2) sums are listed instead of 2^n. With more values it is the share among RANDOM_PATTERNS fixed patterns.
+
+def rounding(values: Sequence[float], threshold: float = 0.0) -> float:
+    """Numbers this close are equal: the same sums may be added up in another order."""
+    return 1e-12 * (max(map(abs, values)) + abs(threshold))
+
+
+def t_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float | None, float | None]:
+    """(mean, low, high): Student's interval of the mean of at least two values. Identical values have none: None."""
+    if are_identical(values):
+        return statistics.fmean(values), None, None
+    found = stats.ttest_1samp(values, 0.0).confidence_interval(level)
+    return statistics.fmean(values), float(found.low), float(found.high)
+
+
+def subset_means(values: Sequence[float]) -> np.ndarray:
+    """The sorted means of all 2^n subsets of the values; with more than EXACT_SEEDS values, of RANDOM_PATTERNS subsets.
+
+    The empty subset, which is always among them, comes first, as -inf. To flip the signs of the distances x - t in a
+    subset leaves a sum as large as the observed one, or larger, if the subset's distances add up to no more than zero:
+    if its mean is at most t. So the share of these means that are at most t is the one-sided p of the threshold t, and
+    the t whose p is 0.05 is one of them (Hartigan 1969, "Using subsample values as typical values").
     """
-    differences = np.asarray(values) - threshold
-    slack = 1e-12 * np.abs(differences).sum()  # rounding: the same numbers summed in another order
-    observed = abs(differences.sum()) - slack
-    if len(differences) > EXACT_SEEDS:
-        signs = np.random.default_rng(0).choice(np.array([-1.0, 1.0]), (RANDOM_PATTERNS, len(differences)))
-        return float((1 + (np.abs(signs @ differences) >= observed).sum()) / (1 + RANDOM_PATTERNS))
-    first, second = (signed_sums(half) for half in np.array_split(differences, 2))
-    second.sort()
-    # the number of sums >= observed; by symmetry as many are <= -observed
-    far = (len(second) - np.searchsorted(second, observed - first)).sum()
-    return min(1.0, float(2 * far / 2 ** len(differences)))
+    numbers = np.asarray(values, dtype=float)
+    if len(numbers) > EXACT_SEEDS:
+        members = np.random.default_rng(0).integers(0, 2, (RANDOM_PATTERNS, len(numbers)))
+        sums, sizes = np.append(members @ numbers, 0.0), np.append(members.sum(axis=1), 0)
+    else:
+        sums, sizes = np.zeros(1), np.zeros(1)
+        for value in numbers:
+            sums, sizes = np.concatenate([sums, sums + value]), np.concatenate([sizes, sizes + 1])
+    return np.sort(np.where(sizes > 0, sums / np.maximum(sizes, 1), -math.inf))
 
 
-def signed_sums(values: Iterable[float]) -> np.ndarray:
-    """The 2^n sums of all sign patterns."""
-    sums = np.zeros(1)
-    for value in values:
-        sums = np.concatenate([sums + value, sums - value])
-    return sums
+def sign_flip_test(values: Sequence[float], threshold: float = 0.0, alternative: str = "two-sided") -> float:
+    """p of the hypothesis that the values are symmetric about the threshold: the share of all sign patterns whose sum
+    is at least as far out. alternative: "greater", "less" or "two-sided", as in scipy.
+
+    It is exact up to EXACT_SEEDS values. With more, it is a share among RANDOM_PATTERNS fixed patterns and the values'
+    own, with a standard error of sqrt(p (1 - p) / RANDOM_PATTERNS).
+    """
+    if alternative == "two-sided":
+        tails = (sign_flip_test(values, threshold, tail) for tail in ("greater", "less"))
+        return min(1.0, 2 * min(tails))
+    sign = 1 if alternative == "greater" else -1
+    means = subset_means([sign * value for value in values])
+    return float((means <= sign * threshold + rounding(values, threshold)).mean())
+
+
+def exact_interval(values: Sequence[float], sides: int = 2) -> tuple[float, float]:
+    """(low, high): the thresholds that the sign-flip test does not reject; with too few values it is the whole line.
+
+    sides 2: the 95% interval. sides 1: two bounds, each of which holds with 95% by itself.
+    """
+
+    def bound(numbers):  # the smallest t with p(t) >= level
+        means = subset_means(numbers)
+        return float(means[math.ceil(LEVEL / sides * len(means)) - 1])
+
+    return bound(values), -bound([-value for value in values])
+
+
+def smallest_p(n: int, sides: int = 2) -> float:
+    """The smallest p that n seeds can give: that of n values on one side of the threshold."""
+    patterns = 2**n if n <= EXACT_SEEDS else RANDOM_PATTERNS + 1
+    return min(1.0, sides / patterns)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -120,7 +120,8 @@ def gains_table(config, rows: list[dict]) -> str:
         gains = list(stats.contrast(rows, {(setting, arm): 1, (setting, same[0]): -1}, [config.metric]).values())
         if len(gains) >= 2:
             mean, low, high = stats.t_interval(gains)
-            cells.append([arm, f"{mean:+.4f}", f"{low:+.4f} to {high:+.4f}"])
+            interval = "identical in all seeds" if low is None else f"{low:+.4f} to {high:+.4f}"
+            cells.append([arm, f"{mean:+.4f}", interval])
             steps.append(compare_steps(config, rows, arm, same[0]))
     title = "gain over the same without a gate: mean, 95% interval, not corrected for their number"
     return "\n".join([title, *map(str.__add__, aligned(cells), steps)]) if cells else ""
@@ -182,19 +183,42 @@ def contrasts_of(config, claim: dict) -> dict[str | None, dict[tuple, float]]:
 
 
 def judge_claims(config, rows: list[dict]) -> list[dict]:
-    """[{claim, setting, verdict, ...}]. All claims about one number of the rows, in all settings, form one family."""
+    """[{claim, setting, of, by_seed, verdict, ...}], with what stats.judge finds out about each claim.
+
+    Claims about one number of the rows, in all settings, are one family, unless they name another ("family"). The
+    exploratory ones are a family of their own.
+    """
     judged, families = [], {}
     for name, claim in config.claims.items():
-        path = claim.get("of", [config.metric])
+        path, is_exploratory = claim.get("of", [config.metric]), claim.get("exploratory", config.exploratory)
         for setting, weights in contrasts_of(config, claim).items():
             values = stats.contrast(rows, weights, path)
-            judged.append({"claim": name, "setting": setting, "of": path, "by_seed": values})
-            family = families.setdefault(tuple(path), [])
-            family.append((judged[-1], (list(values.values()), claim["above"])))
+            result = {"claim": name, "setting": setting, "of": path, "by_seed": values, "exploratory": is_exploratory}
+            result |= unseen(config, rows, weights, values)
+            judged.append(result)
+            if "in" in claim and result["missing"]:
+                result |= {"verdict": "not run", "n": len(values), "threshold": claim["above"]}
+                continue
+            family = families.setdefault((is_exploratory, claim.get("family") or tuple(path)), [])
+            family.append((result, (list(values.values()), claim)))
     for family in families.values():
-        for claim, result in zip(family, stats.judge([asked for _, asked in family]), strict=True):
-            claim[0].update(result)
+        for (result, _), found in zip(family, stats.judge([asked for _, asked in family]), strict=True):
+            result.update(found)
     return judged
+
+
+def seeds_of_claim(config, weights: dict[tuple, float]) -> list[int]:
+    """The seeds that all arms of a contrast are run with."""
+    return [seed for seed in config.seeds if all(seed in config.seeds_of.get(arm, [seed]) for _, arm in weights)]
+
+
+def unseen(config, rows: list[dict], weights: dict[tuple, float], values: dict[int, float]) -> dict[str, list[int]]:
+    """The seeds without a value: "missing" where a run has no row; "lost" where all have one, but one lacks the number
+    that the claim is about, as that of a run that was not finite does."""
+    there = {(row.get("setting"), row["arm"], row["seed"]) for row in rows}
+    seeds = seeds_of_claim(config, weights)
+    missing = [seed for seed in seeds if any((*cell, seed) not in there for cell in weights)]
+    return {"missing": missing, "lost": [seed for seed in seeds if seed not in values and seed not in missing]}
 
 
 def claims_table(judged: list[dict]) -> str:
@@ -202,17 +226,37 @@ def claims_table(judged: list[dict]) -> str:
     lines = []
     for claim in judged:
         where = f", {claim['setting']}" if claim["setting"] else ""
-        line = f"{claim['claim']}{where}: {claim['verdict']}"
-        if "mean" in claim:
-            is_exact = claim["n"] <= stats.EXACT_SEEDS
-            method = "exact" if is_exact else f"by {stats.RANDOM_PATTERNS:,} random sign patterns"
-            line += (
-                f" ({claim['mean']:+.4f}, 95% interval {claim['low']:+.4f} to {claim['high']:+.4f}, beyond "
-                f"{claim['threshold']:g}; p {claim['p_holm']:.3g} after Holm, {method} {claim['p_exact']:.3g}, "
-                f"{claim['n']} seeds)"
-            )
+        word = f"exploratory: {claim['verdict']}" if claim["exploratory"] else claim["verdict"]
+        line = f"{claim['claim']}{where}: {word}"
+        if "over" in claim:
+            values = ", ".join(f"{value:+.4f}" for value in claim["by_seed"].values())
+            count = f"{claim['over']} of {claim['n'] + len(claim['lost'])} seeds over {claim['threshold']:g}"
+            line += f" ({count}, {claim['needed']} needed: {values})"
+        elif "mean" in claim:
+            line += f" ({numbers_of(claim)})"
+        if claim["lost"]:
+            line += f"; no value in seeds {', '.join(map(str, claim['lost']))}"
         lines.append(line)
     return "\n".join(lines)
+
+
+def numbers_of(claim: dict) -> str:
+    """The mean of a claim, its intervals and its tests, in words."""
+    interval = "95% interval" if claim["sides"] == 2 else "one-sided 95% bounds"
+    parts = [f"{claim['mean']:+.4f}, exact {interval} {claim['low']:+.4f} to {claim['high']:+.4f}"]
+    if claim["identical"]:
+        parts[0] += ", identical in all seeds"
+    else:
+        parts[0] += f", Student's {claim['student_low']:+.4f} to {claim['student_high']:+.4f}"
+    if "p" in claim:
+        sampled = (
+            f" +-{claim['p_error']:.1g}, {stats.RANDOM_PATTERNS:,} random sign patterns" if claim["p_error"] else ""
+        )
+        parts.append(f"over {claim['threshold']:g}: p {claim['p']:.3g}{sampled}, {claim['p_holm']:.3g} after Holm")
+    if "p_within" in claim:
+        p = f"p {claim['p_within']:.3g}, {claim['p_within_holm']:.3g} after Holm"
+        parts.append(f"within +-{claim['within']:g}: {p}")
+    return "; ".join([*parts, f"{claim['n']} seeds"])
 
 
 def scenarios_table(config, judged: list[dict]) -> str:

@@ -111,7 +111,7 @@ def test_claims_may_be_about_other_numbers_of_the_rows_each_with_its_own_correct
     longer = {"of": ["scores", "longer", "slices", "64/8"]}
     claims = {"it helps": gain, "it helps on more pairs": gain | longer, "it helps there, too": gain | longer}
     claims["it is sparse"] = {"contrast": {"gated": 1}, "above": 0.5, "of": ["meters", "gate_below_0.1", "readout"]}
-    config, rows = listed(seeds=[0, 1, 2], settings={}, claims=claims), []
+    config, rows = listed(seeds=list(range(7)), settings={}, claims=claims), []
     for run in experiment.runs_of(config, config.seeds, []):
         noise, is_gated = run["seed"] / 1000, run["arm"] == "gated"
         row = made_row(run, 0.5 + is_gated * (0.1 + noise))
@@ -122,19 +122,21 @@ def test_claims_may_be_about_other_numbers_of_the_rows_each_with_its_own_correct
     words = ["supported", "supported", "supported", "not supported"]
     assert [claim["verdict"] for claim in judged.values()] == words
     alone, paired = judged["it helps"], judged["it helps on more pairs"]
-    assert paired["p"] == pytest.approx(alone["p"]) and alone["p_holm"] == alone["p"]
-    assert paired["p_holm"] == pytest.approx(2 * paired["p"])
-    assert judged["it is sparse"]["by_seed"] == pytest.approx({0: 0.2, 1: 0.201, 2: 0.202})
+    assert paired["p"] == alone["p"] == alone["p_holm"] == 2 / 2**7
+    assert paired["p_holm"] == 2 * paired["p"]
+    assert judged["it is sparse"]["by_seed"] == pytest.approx({seed: 0.2 + seed / 1000 for seed in range(7)})
     report.claims(list(judged.values()), tmp_path / "claims.png")
     names = ["accuracy (points)", "scores longer slices 64/8 (points)", "meters gate_below_0.1 readout (points)"]
     assert [axes.get_xlabel() for axes in drawn["claims.png"]] == names
     del rows[0]["scores"]["longer"]  # as in a run that was not finite
-    assert tables.judge_claims(config, rows)[1]["n"] == 2
+    assert tables.judge_claims(config, rows)[1]["n"] == 6
 
 
-def test_claims_have_a_figure_of_their_intervals_and_thresholds(tmp_path, drawn):
-    claims = {"it helps": {"contrast": {"gated": 1, "none": -1}, "above": 0.05}}
-    config = listed(seeds=[0, 1, 2], claims=claims)
+def test_claims_have_a_figure_of_their_intervals_thresholds_and_seeds(tmp_path, drawn):
+    gain = {"contrast": {"gated": 1, "none": -1}, "above": 0.05}
+    claims = {"it helps": gain, "it helps in two seeds": gain | {"in": 2}, "it is equal": gain | {"within": 0.2}}
+    del claims["it is equal"]["above"]
+    config = listed(seeds=list(range(7)), claims=claims)
     rows = [
         made_row(run, 0.5 + run["seed"] / 100 * (run["arm"] == "gated"))
         for run in experiment.runs_of(config, config.seeds, [])
@@ -143,10 +145,45 @@ def test_claims_have_a_figure_of_their_intervals_and_thresholds(tmp_path, drawn)
     judged = tables.judge_claims(config, rows)
     report.claims(judged, tmp_path / "claims.png")
     axes = drawn["claims.png"][0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["it helps, d16"]
-    threshold, interval, mean = axes.lines[:3]
+    names = ["it helps, d16", "it helps in two seeds, d16", "it is equal, d16"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == names
+    first, second, interval, mean = axes.lines[:4]
+    assert list(first.get_xdata()) == list(second.get_xdata()) == [5]  # thresholds; the third claim has none
     assert list(interval.get_xdata()) == pytest.approx([100 * judged[0]["low"], 100 * judged[0]["high"]])
-    assert list(mean.get_xdata()) == pytest.approx([1]) and list(threshold.get_xdata()) == [5]
+    assert list(mean.get_xdata()) == pytest.approx([3])
+    assert any(list(line.get_xdata()) == pytest.approx([0, 1, 2, 3, 4, 5, 6]) for line in axes.lines)
+    report.claims(tables.judge_claims(config, rows[:6]), tmp_path / "few.png")  # the exact interval is the whole line
+    edge = drawn["few.png"][0].lines[0]
+    assert list(edge.get_xdata()) == pytest.approx([0, 1])
+
+
+def test_a_count_is_judged_when_all_its_runs_are_there_and_a_run_without_a_value_is_not_above():
+    claims = {"most": {"contrast": {"gated": 1}, "above": 0.4, "in": 2}}
+    config = listed(seeds=[0, 1, 2], settings={}, claims=claims)
+    values = {0: 0.5, 1: None, 2: 0.6}  # seed 1 is not finite
+    rows = [made_row(run, values[run["seed"]]) for run in experiment.runs_of(config, config.seeds, [])]
+    (judged,) = tables.judge_claims(config, rows)
+    said = "most: passed (2 of 3 seeds over 0.4, 2 needed: +0.5000, +0.6000); no value in seeds 1"
+    assert judged["verdict"] == "passed" and tables.claims_table([judged]) == said
+    few = [row for row in rows if row["seed"] < 2]
+    assert tables.claims_table(tables.judge_claims(config, few)) == "most: not run; no value in seeds 1"
+    some = listed(seeds=[0, 1, 2], settings={}, claims=claims, seeds_of={"gated": [0, 1]})
+    assert tables.judge_claims(some, few)[0]["verdict"] == "failed"  # no other seed is to be run
+
+
+def test_a_claim_is_corrected_within_its_question_and_exploratory_ones_by_themselves():
+    gain = {"contrast": {"gated": 1, "none": -1}, "above": 0.01}
+    claims = {name: gain for name in ("a", "b", "c")} | {"mine": gain | {"family": "another question"}}
+    claims |= {f"look {i}": gain | {"exploratory": True} for i in range(2)}
+    config = listed(seeds=list(range(8)), settings={}, claims=claims)
+    gated = {"none": 0, "gated": 0.1}
+    runs = experiment.runs_of(config, config.seeds, [])
+    rows = [made_row(run, 0.5 + gated[run["arm"]] * (1 + run["seed"] / 100)) for run in runs]
+    judged = {claim["claim"]: claim for claim in tables.judge_claims(config, rows)}
+    sizes = {name: claim["p_holm"] / claim["p"] for name, claim in judged.items()}
+    assert sizes == {"a": 3, "b": 3, "c": 3, "mine": 1, "look 0": 2, "look 1": 2}
+    lines = tables.claims_table(list(judged.values())).splitlines()
+    assert lines[0].startswith("a: supported (") and lines[-1].startswith("look 1: exploratory: supported (")
 
 
 def test_every_setting_has_every_arm_and_its_own_data():
@@ -228,10 +265,10 @@ def test_a_scenario_holds_where_all_its_claims_have_their_verdicts():
         "two": {"a": "not supported"},
         "three": {"a": "not run"},
     }
-    config = listed(seeds=[0, 1, 2], claims=claims, scenarios=scenarios)
+    config = listed(seeds=list(range(8)), claims=claims, scenarios=scenarios)
     rows = []
     for run in experiment.runs_of(config, config.seeds, []):
-        gain = {"d16": 0.2, "d32": 0.1 * run["seed"]}[run["setting"]]
+        gain = {"d16": 0.2, "d32": 0.04 * run["seed"]}[run["setting"]]
         rows.append(made_row(run, 0.5 + run["seed"] / 100 + (gain if run["arm"] == "gated" else 0)))
     said = tables.scenarios_table(config, tables.judge_claims(config, rows))
     assert said == "scenario, d16: one\nscenario, d32: none of them"
@@ -254,7 +291,7 @@ def test_claims_are_judged_by_setting_and_tables_are_made_again_from_the_rows(tm
     claims = {"it helps": {"contrast": gain, "above": 0.05}}  # in each setting
     claims["it helps at 16"] = {"contrast": gain, "above": 0.05, "setting": "d16"}
     claims["it helps more at 16"] = {"contrast": {"d16": gain, "d32": {"gated": -1, "none": 1}}, "above": 0.0}
-    config = listed(seeds=[0, 1, 2], claims=claims, solved_above=0.75, run=False)
+    config = listed(seeds=list(range(8)), claims=claims, solved_above=0.75, run=False)
     value = {("d16", "none"): 0.5, ("d16", "gated"): 0.8, ("d32", "none"): 0.5, ("d32", "gated"): 0.5}
     runs = experiment.runs_of(config, config.seeds, [])
     rows = [made_row(run, value[run["setting"], run["arm"]] + run["seed"] / 1000) for run in runs]
@@ -263,8 +300,9 @@ def test_claims_are_judged_by_setting_and_tables_are_made_again_from_the_rows(tm
     assert [claim["setting"] for claim in judged] == ["d16", "d32", "d16", None]
     assert [claim["verdict"] for claim in judged] == ["supported", "not supported", "supported", "supported"]
     for claim, gained in zip(judged, (0.3, 0.0, 0.3, 0.3), strict=True):
-        assert claim["by_seed"] == pytest.approx({0: gained, 1: gained, 2: gained}, abs=1e-12)
-    assert "it helps, d16: supported (+0.3000, 95% interval" in tables.claims_table(judged)
+        assert claim["by_seed"] == pytest.approx(dict.fromkeys(range(8), gained), abs=1e-12)
+    said = "it helps, d16: supported (+0.3000, exact 95% interval +0.3000 to +0.3000, identical in all seeds; over 0.05"
+    assert said in tables.claims_table(judged)
     words = [f"--config_override={json.dumps(dataclasses.asdict(config))}", f"--out_dir={tmp_path}"]
     capsys.readouterr()
     experiment.main(words)
@@ -274,8 +312,8 @@ def test_claims_are_judged_by_setting_and_tables_are_made_again_from_the_rows(tm
     assert "claims.png" in files and tables.summary(config, rows, judged) in first
     assert first.split("\n\n")[1] in page and "<code>python experiment.py --config_override=" in page
     gains = tables.gains_table(config, [row for row in rows if row["setting"] == "d16"])
-    assert gains.splitlines()[1:] == ["gated  +0.3000  +0.3000 to +0.3000"] and gains in first
-    assert "gated  80.0%  80.1%  80.2%  80.1%     3/3          100" in first
+    assert gains.splitlines()[1:] == ["gated  +0.3000  identical in all seeds"] and gains in first
+    assert "gated  80.0%  80.1%  80.2%  80.3%  80.4%  80.5%  80.6%  80.7%  80.4%     8/8          100" in first
     experiment.main(words)
     assert capsys.readouterr().out == first
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == files
@@ -286,7 +324,7 @@ def test_the_gain_is_over_the_arm_that_lacks_the_keys_of_the_gate_and_no_others(
     arms = {"none": {}, "static": gated | {"gate_input": "static"}, "other": gated | {"readout_norm": "none"}}
     config = listed(arms=arms, settings={}, seeds=[0, 1])
     rows = [made_row(run, 0.5 + 0.1 * (run["arm"] == "static")) for run in experiment.runs_of(config, config.seeds, [])]
-    assert tables.gains_table(config, rows).splitlines()[1:] == ["static  +0.1000  +0.1000 to +0.1000"]
+    assert tables.gains_table(config, rows).splitlines()[1:] == ["static  +0.1000  identical in all seeds"]
 
 
 def test_in_a_sweep_the_gain_is_over_the_same_rate_and_with_chosen_rates_over_whichever_was_chosen():
@@ -301,7 +339,7 @@ def test_in_a_sweep_the_gain_is_over_the_same_rate_and_with_chosen_rates_over_wh
     runs = experiment.runs_of(chosen, chosen.seeds, chosen.learning_rates, rates)
     rows = [made_row(run, 0.5 + 0.2 * (run["arm"] == "gated")) for run in runs]
     assert tables.gains_table(chosen, rows[1:]).splitlines()[1:] == []  # one pair
-    assert tables.gains_table(chosen, rows).splitlines()[1:] == ["gated  +0.2000  +0.2000 to +0.2000"]
+    assert tables.gains_table(chosen, rows).splitlines()[1:] == ["gated  +0.2000  identical in all seeds"]
     three = dataclasses.replace(chosen, seeds=[0, 1, 2])
     rows = [made_row(run, 0.5) for run in experiment.runs_of(three, three.seeds, chosen.learning_rates, rates)]
     assert tables.gains_table(three, rows[1:]).splitlines()[1:]  # though the first seed lacks an arm
@@ -402,8 +440,9 @@ def test_with_many_seeds_the_sign_flip_test_is_called_what_it_is():
     config = listed(settings={}, seeds=list(range(50)), claims={"it helps": {"contrast": {"gated": 1}, "above": 0.4}})
     rows = [made_row(run, 0.5 + run["seed"] / 100) for run in experiment.runs_of(config, config.seeds, [])]
     said = tables.claims_table(tables.judge_claims(config, rows))
-    assert ", by 100,000 random sign patterns 1e-05, 50 seeds)" in said
-    assert ", exact 4.66e-10, 32 seeds)" in tables.claims_table(tables.judge_claims(config, rows[:64]))
+    assert "; over 0.4: p 2e-05 +-1e-05, 100,000 random sign patterns, 2e-05 after Holm; 50 seeds)" in said
+    some = tables.claims_table(tables.judge_claims(config, rows[:30]))  # two arms
+    assert "; over 0.4: p 6.1e-05, 6.1e-05 after Holm; 15 seeds)" in some
 
 
 def test_a_verdict_has_no_thresholds_of_its_own_and_is_about_accuracy(helpers):

@@ -40,4 +40,5 @@ settings = {
 }
 seeds = [0, 1, 2, 3]
 
+exploratory = True  # its seeds are too few for any claim to be supported by the exact test
 base = {"n_head": 4, "learning_rate": 1e-3}

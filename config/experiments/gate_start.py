@@ -23,6 +23,7 @@ arms = {
     "static": {"gate": "elementwise", "gate_input": "static"},
 }
 seeds = [4, 5, 6, 7, 8, 9]
+exploratory = True  # its seeds are too few for any claim to be supported by the exact test
 claims = {
     "the gate lowers accuracy by more than 5 points": {"contrast": {"none": 1, "sigmoid": -1}, "above": 0.05},
     "starting at identity is more than 5 points better": {"contrast": {"sigmoid2": 1, "sigmoid": -1}, "above": 0.05},

@@ -20,6 +20,7 @@ settings = {
     "heads of 64": {"n_head": 1},
 }
 seeds = [0, 1, 2, 3]
+exploratory = True  # its seeds are too few for any claim to be supported by the exact test
 claims = {
     "the gate adds more than 5 points": {"contrast": {"elementwise": 1, "none": -1}, "above": 0.05},
     "it adds more at heads of 8 than at 64": {

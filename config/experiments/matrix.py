@@ -65,6 +65,7 @@ rate_of = {
     "gated_deltanet native+sigmoid": "gated_deltanet sigmoid",
 }
 
+exploratory = True  # its seeds are too few for any claim to be supported by the exact test
 claims = {
     "it adds more than a point to softmax": {"contrast": {"softmax sigmoid": 1, "softmax": -1}, "above": 0.01},
     "it adds more than a point to cosformer": {"contrast": {"cosformer sigmoid": 1, "cosformer": -1}, "above": 0.01},
