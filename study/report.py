@@ -34,7 +34,9 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
         raise UserError(f"{folder}: has no row of a compared run yet, nothing to draw")
     rows = sorted(rows, key=lambda row: (row["arm"], row["seed"]))  # the order in which runs ended is not shown
     scores = [score for row in rows for score in row.get("scores", {}).values()]
-    if by_learning_rate(rows):  # a sweep has too many runs for curves
+    if any(row.get("sinks") for row in rows):
+        drawn = sinks.figures(rows, folder)
+    elif by_learning_rate(rows):  # a sweep has too many runs for curves
         drawn = [rate_curves(rows, folder / "learning_rates.png")]
     else:
         drawn = [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
@@ -46,8 +48,6 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
         drawn.append(state_arrows(rows, folder / "state.png"))
     if any("slices" in score for score in scores):
         drawn.append(slice_curves(rows, folder / "slices.png"))
-    if any(row.get("sinks") for row in rows):
-        drawn += sinks.figures(rows, folder)
     if any("lengths" in score for score in scores):
         drawn.append(context_curves(rows, folder / "lengths.png"))
     return drawn
@@ -63,7 +63,7 @@ def arms_of(rows: list[dict]) -> dict[str, list[str]]:
 
 
 def has_many_arms(rows: list[dict]) -> bool:
-    """Whether one of several mixers has more arms than there are line styles; each mixer then gets a panel."""
+    """Whether one of several mixers has more arms than there are line styles: each arm then gets a panel."""
     arms = arms_of(rows)
     return len(arms) > 1 and max(map(len, arms.values())) > len(LINES)
 
@@ -71,28 +71,18 @@ def has_many_arms(rows: list[dict]) -> bool:
 def styles(rows: list[dict]) -> dict[str, dict]:
     """{arm: matplotlib's keys for its lines}, the same in every figure: a colour per mixer, a line style per arm of it.
 
-    If each mixer has a panel, it is a colour per kind of gate; if there is one mixer, a colour per arm.
+    If there is one mixer, a colour per arm.
     """
     arms = arms_of(rows)
-    if has_many_arms(rows) and not any(is_same_gate(row, other) for row in rows for other in rows):
-        looks = gate_looks(rows)
-        return {row["arm"]: dict(color=looks[gate_of(row)][1], label=gate_label(gate_of(row))) for row in rows}
-    if has_many_arms(rows):  # arms that share a mixer and a kind of gate differ in something else
-        places = [(i, arm) for own in arms.values() for i, arm in enumerate(own)]
-        lines = {arm: LINES[i // len(COLOURS) % len(LINES)] for i, arm in places}
-        return {arm: dict(color=COLOURS[i % len(COLOURS)], linestyle=lines[arm]) for i, arm in places}
     if len(arms) > 1:
         colours = mixer_colours(arms)
-        pairs = [(arm, colours[mixer], LINES[i]) for mixer, own in arms.items() for i, arm in enumerate(own)]
+        pairs = [
+            (arm, colours[mixer], LINES[i % len(LINES)]) for mixer, own in arms.items() for i, arm in enumerate(own)
+        ]
     else:
         names = [arm for own in arms.values() for arm in own]
         pairs = [(arm, COLOURS[i % len(COLOURS)], LINES[i // len(COLOURS) % len(LINES)]) for i, arm in enumerate(names)]
     return {arm: dict(color=colour, linestyle=line) for arm, colour, line in pairs}
-
-
-def is_same_gate(row: dict, other: dict) -> bool:
-    """Whether two arms of a mixer have the same kind of gate."""
-    return row["arm"] != other["arm"] and (mixer_of(row), gate_of(row)) == (mixer_of(other), gate_of(other))
 
 
 def gate_looks(rows: list[dict]) -> dict[str, tuple[str, str]]:
@@ -101,18 +91,51 @@ def gate_looks(rows: list[dict]) -> dict[str, tuple[str, str]]:
     return {name: (MARKERS[i % len(MARKERS)], COLOURS[i % len(COLOURS)]) for i, name in enumerate(names)}
 
 
+def variant_of(row: dict) -> str:
+    """What an arm adds to its mixer: the arm's name without the mixer's, "none" if nothing is left."""
+    return row["arm"].removeprefix(mixer_of(row)).strip(" ,") or "none"
+
+
+def small_multiples(rows: list[dict], path: Path) -> Path:
+    """The metric against the step: a column per mixer, a row per kind of arm, a line per run, a colour per setting.
+
+    The runs of the mixer's arm "none" are grey in every panel of its column. Returns the path.
+    """
+    mixers, scale = list(arms_of(rows)), 100 if is_accuracy(rows) else 1
+    variants = sorted(dict.fromkeys(map(variant_of, rows)), key=lambda name: name != "none")
+    settings = list(dict.fromkeys(row.get("setting") for row in rows))
+    look: dict = dict(figsize=(2.6 * len(mixers), 1.9 * len(variants) + 0.6), sharex=True, sharey=True, squeeze=False)
+    figure, grid = plt.subplots(len(variants), len(mixers), **look)
+    for i, variant in enumerate(variants):
+        for j, mixer in enumerate(mixers):
+            axes, own = grid[i, j], [row for row in rows if mixer_of(row) == mixer]
+            found = [row for row in own if variant_of(row) == variant]
+            if not found:
+                axes.set_axis_off()
+                continue
+            grey = [(row, "0.82") for row in own if variant_of(row) == "none" and variant != "none"]
+            for row, colour in grey + [(row, COLOURS[settings.index(row.get("setting"))]) for row in found]:
+                steps, values = zip(*row["curve"], strict=True)
+                axes.plot(steps, [scale * value for value in values], color=colour, linewidth=1.2)
+            draw_chance(axes, rows)
+            axes.set_title(f"{mixer}, {variant}", fontsize=9)
+            axes.set(ylim=(0, 100) if is_accuracy(rows) else None)
+            dress(axes)
+    figure.supxlabel("step", fontsize=10)
+    figure.supylabel(axis_label(rows), fontsize=10)
+    handles = [plt.Line2D([], [], color=COLOURS[i], label=s) for i, s in enumerate(settings) if s is not None]
+    handles.append(plt.Line2D([], [], color="0.82", label="without a gate"))
+    figure.legend(handles=handles, frameon=False, ncols=len(handles), loc="upper center", bbox_to_anchor=(0.5, 0.0))
+    return write(figure, path)
+
+
 def metric_curves(rows: list[dict], path: Path) -> Path:
     """The metric against the step: a panel per setting, a line per run, a colour per arm. Returns the path."""
+    if has_many_arms(rows):
+        return small_multiples(rows, path)
     settings = list(dict.fromkeys(row.get("setting") for row in rows))
     panels = [(setting, [row for row in rows if row.get("setting") == setting]) for setting in settings]
     columns, style = min(len(settings), 4), styles(rows)
-    if has_many_arms(rows):
-        columns = len(arms_of(rows))
-        panels = [
-            (", ".join(filter(None, (mixer, setting))), [row for row in own if mixer_of(row) == mixer])
-            for setting, own in panels
-            for mixer in arms_of(rows)
-        ]
     size = (7, 4.2) if columns == 1 else (4 * columns, 3.6 * -(-len(panels) // columns))
     figure, grid = plt.subplots(-(-len(panels) // columns), columns, figsize=size, squeeze=False, sharey=True)
     for axes in grid.flat[len(panels) :]:
@@ -141,15 +164,21 @@ def metric_panel(axes: plt.Axes, rows: list[dict], style: dict[str, dict]) -> No
         look = {"label": f"{row['arm']} (seeds {', '.join(map(str, seeds))})"} | style[row["arm"]]
         look |= {} if first_of_arm else {"label": None}
         axes.plot(steps, [scale * value for value in values], linewidth=1.6, **look)
+    draw_chance(axes, rows)
+    axes.set(xlabel="step", xlim=(0, max(step for row in rows for step, _ in row["curve"])))
+    axes.set(ylabel=axis_label(rows), ylim=(0, 100) if is_accuracy(rows) else None)
+
+
+def draw_chance(axes: plt.Axes, rows: list[dict]) -> None:
+    """A line at the accuracy of a guess among the values in context."""
     pairs = rows[0]["data"].get("pairs")  # there is no single number with several slices, or without pairs
     if pairs and is_accuracy(rows):
         label = "chance among the values in context"
         axes.axhline(100 / pairs, color=COLOURS[6], linestyle=":", linewidth=1, label=label)
-    axes.set(xlabel="step", xlim=(0, max(step for row in rows for step, _ in row["curve"])))
-    if is_accuracy(rows):
-        axes.set(ylabel="accuracy at the queries (%)", ylim=(0, 100))
-    else:
-        axes.set(ylabel="validation loss (nats a token)")
+
+
+def axis_label(rows: list[dict]) -> str:
+    return "accuracy at the queries (%)" if is_accuracy(rows) else "validation loss (nats a token)"
 
 
 def is_accuracy(rows: list[dict]) -> bool:

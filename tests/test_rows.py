@@ -70,7 +70,7 @@ def labels_of(axes):
     return {line.get_label() for line in axes.lines if not line.get_label().startswith("_")}
 
 
-def test_many_arms_have_a_panel_for_each_mixer_and_scores_one_for_each_setting(tmp_path, drawn):
+def test_many_arms_have_a_panel_each_beside_the_ungated_runs_and_scores_one_for_each_setting(tmp_path, drawn):
     kinds = {
         "none": {}, "native": {"gate": "native"}, "sigmoid": {"gate": "elementwise"},
         "matched": {"gate": "elementwise", "match_params": True},
@@ -82,13 +82,13 @@ def test_many_arms_have_a_panel_for_each_mixer_and_scores_one_for_each_setting(t
     rows = [made_row(run, 0.5) | about for run in experiment.runs_of(config, config.seeds, [])]
     report.figures(rows, tmp_path)
     assert list(drawn) == ["accuracy.png", "state.png", "slices.png"]
-    titles, chance = [axes.get_title() for axes in drawn["accuracy.png"]], {"chance among the values in context"}
-    assert titles == ["gla, d16", "mamba2, d16", "gla, d32", "mamba2, d32"]
-    for axes in drawn["accuracy.png"]:
-        assert len(axes.lines) == 4 * 2 + 1  # arms, seeds; chance
-        assert labels_of(axes) - chance == {
-            "gate none", "gate native", "gate elementwise", "elementwise, parameters matched"
-        }  # fmt: skip
+    panels, chance = drawn["accuracy.png"], {"chance among the values in context"}
+    kinds_down = ("none", "matched", "native", "sigmoid")
+    assert [axes.get_title() for axes in panels] == [f"{m}, {kind}" for kind in kinds_down for m in ("gla", "mamba2")]
+    for axes in panels:
+        grey = 0 if axes.get_title().endswith("none") else 2 * 2
+        assert len(axes.lines) == grey + 2 * 2 + 1  # none's seeds in both settings; its own; chance
+        assert len({line.get_color() for line in axes.lines}) == (3 if grey == 0 else 4)
     assert [axes.get_title().partition(":")[0] for axes in drawn["slices.png"]] == ["d16", "d16", "d32", "d32"]
     shown = {f"{mixer}, gate {gate}" for mixer in ("gla", "mamba2") for gate in ("none", "elementwise")}
     assert all(labels_of(axes) - chance == shown for axes in drawn["slices.png"])

@@ -62,8 +62,8 @@ def test_arms_with_fewer_seeds_have_panels_of_their_own(tmp_path):
     more = [*ROWS, row("gla", 0, 0.1, attention="gla"), row("gla gated", 0, 0.1, 0.3, attention="gla")]
     assert sinks.arms_by_seeds(more) == (["headwise", "none"], ["gla", "gla gated"])
     names = [path.name for path in report.figures(more, tmp_path)]
-    assert names == ["val_loss.png", "sink.png", "sink_arms.png"]
-    assert [path.name for path in report.figures(ROWS, tmp_path)] == ["val_loss.png", "sink.png"]
+    assert names == ["sink.png", "sink_arms.png"]
+    assert [path.name for path in report.figures(ROWS, tmp_path)] == ["sink.png"]
 
 
 def test_every_seed_is_a_line_and_the_gate_has_one_for_each_kind(tmp_path, monkeypatch):
@@ -76,12 +76,6 @@ def test_every_seed_is_a_line_and_the_gate_has_one_for_each_kind(tmp_path, monke
     assert sorted(line.get_ydata()[-1] for line in black) == [80.0, 90.0]  # none
     assert sorted(round(line.get_ydata()[-1], 2) for line in gate.lines) == [0.09, 0.09, 0.9, 0.9]
     plt.close(drawn[0])
-
-
-def test_arms_that_share_mixer_and_gate_still_differ_in_their_lines():
-    arms = [row(f"arm {i}", 0, 0.5, 0.9) for i in range(12)] + [row("gla", 0, 0.1, attention="gla")]
-    looks = report.styles(arms)
-    assert len({(looks[f"arm {i}"]["color"], looks[f"arm {i}"]["linestyle"]) for i in range(12)}) == 12
 
 
 def test_maps_stand_side_by_side_with_their_triggers_and_gates(tmp_path, monkeypatch):
