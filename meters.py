@@ -25,6 +25,8 @@ and map. All meters read the same first rows of the split, in the run's dtype:
     rank        effective rank (Roy & Vetterli 2007), exp of the entropy of the normalised singular
                 values: of each head's readout (tokens x width) before the gate and as the output
                 projection gets it, and of W_v W_o
+    branch      |y| / |x|, the norm of the mixer's output over that of the residual stream it is added
+                to, mean over tokens
     residual    largest |h| after a block, its ratio to the median |h|, and where it is
     pruning     loss with the gate values below a threshold set to zero
     decoding    with --skip_below: tokens/s, with and without the softmax heads that a headwise
@@ -96,9 +98,9 @@ SPIKE_WINDOW, SPIKE_AT_LEAST, SPIKE_DEVIATIONS = 100, 20, 5
 def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "float32") -> list:
     """Runs the model on inputs (B, T) and calls measure(block, seen) after each block. Returns the results by layer.
 
-    seen: stream and x (B, T, C), the inputs of the block and of its mixer; before and after (B, T, H, D), the readout
-    as its first gate gets it and as the output projection gets it; residual (B, T, C), the block's output. The model is
-    left as it was, without hooks.
+    seen: stream and x (B, T, C), the inputs of the block and of its mixer; y (B, T, C), the mixer's output; residual
+    (B, T, C), the block's output; before and after (B, T, H, D), the readout as its first gate gets it and as the output
+    projection gets it. The model is left as it was, without hooks.
     """
     seen, results, handles, was_training = {}, [], [], model.training
 
@@ -109,7 +111,7 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
         seen["after"] = args[0]
 
     def of_mixer(mixer, args, output):
-        seen["x"] = args[0]
+        seen["x"], seen["y"] = args[0], output[0]
 
     def of_block(block, args, output):
         seen["after"] = seen["after"].unflatten(-1, (block.mixer.n_head, -1))
@@ -339,6 +341,12 @@ def residual_meter(inputs: torch.Tensor, seen: dict) -> dict:
     return {"max": numbers(largest), "max_over_median": numbers(largest / max(median, 1e-30))} | where
 
 
+def branch_norm(seen: dict) -> float | None:
+    """|y| / |stream|, mean over tokens: how much the mixer's branch adds to the residual stream."""
+    y, stream = (seen[name].float().norm(dim=-1) for name in ("y", "stream"))
+    return numbers((y / stream.clamp(min=1e-30)).mean().item())
+
+
 def layer_meters(model: GPT, inputs: torch.Tensor, kinds: dict[str, torch.Tensor], dtype: str) -> list[dict]:
     """[{meter: its numbers}], one dict per layer; inputs (B, T), kinds as kinds_of gives them."""
 
@@ -348,6 +356,7 @@ def layer_meters(model: GPT, inputs: torch.Tensor, kinds: dict[str, torch.Tensor
             "gates": gate_meters(mixer, seen["x"]),
             "sink": sink_meter(mixer, seen, kinds),
             "rank": rank_meter(mixer, seen),
+            "branch": branch_norm(seen),
             "residual": residual_meter(inputs, seen),
         }
 
@@ -372,7 +381,7 @@ def training_meters(
 
     def measure(block, seen):
         meters = {"gates": gate_meters(block.mixer, seen["x"]), "sink": sink_meter(block.mixer, seen, masks)}
-        return meters | {"residual": residual_meter(inputs, seen)}
+        return meters | {"branch": branch_norm(seen), "residual": residual_meter(inputs, seen)}
 
     found = summary(probe(model, inputs, measure, dtype), inputs.shape[1])
     for name, loss in losses_by_kind(model, inputs, targets, masks, dtype).items():
@@ -412,6 +421,7 @@ def summary(layers: list[dict], T: int) -> dict:
         "effective_sink": mean(x for layer in layers for x in layer["sink"]["effective"]),
         "value_norm": mean(x for layer in layers for x in layer["sink"]["value_norm"]),
         "heads_above": mean(layer["sink"]["heads_above"] for layer in layers),
+        "branch": [layer["branch"] for layer in layers],
         "max_activation": maximum(layer["residual"]["max"] for layer in layers),
         "max_over_median": maximum(layer["residual"]["max_over_median"] for layer in layers),
         "collapsed": collapsed_gates(layers),

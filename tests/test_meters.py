@@ -398,6 +398,17 @@ def test_the_largest_activation_is_found_with_its_token_and_channel():
         assert found["max"] == pytest.approx(1000, rel=1e-2) and found["max_over_median"] > 1e4
 
 
+@torch.no_grad()
+def test_the_branch_is_what_a_mixer_adds_over_what_it_is_added_to():
+    model, tokens = make_model(gate="elementwise"), random_tokens()
+    block, x = model.blocks[0], model.wte(tokens)
+    added = block.mixer(block.norm_1(x))[0].norm(dim=-1) / x.norm(dim=-1)
+    assert meters.layer_meters(model, tokens, {}, "float32")[0]["branch"] == pytest.approx(
+        added.mean().item(), rel=1e-3
+    )
+    assert len(meters.training_meters(model, tokens, tokens, {}, "float32")["branch"]) == 2
+
+
 @every_mixer
 @pytest.mark.parametrize("gate", ["none", "native+elementwise+headwise@value"])
 def test_every_mixer_has_every_meter_and_its_own_readout(name, gate):
