@@ -48,7 +48,7 @@ from runs import files
 from runs.files import lock, read_jsonl, wrong_field
 from runs.hardware import keep_freed_memory, pick_device, seconds_of, signals_to, usable_cores
 from runs.outdir import write_text
-from study import report, stats, tables
+from study import curves, power, report, stats, tables
 from study.rows import as_read, find_row, missing_scores, read_rows, rows_of_other_keys, run_of, with_scores
 from train import TrainConfig, make_optimizers
 
@@ -97,6 +97,7 @@ class ExperimentConfig:
         'a band around zero that counts as no effect; "family": a name for the question; "exploratory": true',
     )
     exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")
+    pilot: str | None = key(None, "--dry_run: a folder of rows whose spread says what claims can show", is_path=True)
     scenarios: dict = key({}, "{scenario: {claim: the verdict it needs}}, looked for in each setting")
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
     dry_run: bool = key(False, "show the list and its estimated hours, and do nothing")
@@ -146,6 +147,7 @@ class ExperimentConfig:
         configurator.build(prepare_config(self), self.score_data, source="score_data")
         for name, claim in self.claims.items():
             self.check_claim(name, claim)
+        power.check_reach(self)
         for arm, other in self.rate_of.items():
             check_named("rate_of", arm, self.arms, "arms")
             check_named(f"rate_of: {arm}", other, [arm for arm in self.arms if arm not in self.rate_of], "other arms")
@@ -189,6 +191,13 @@ class ExperimentConfig:
             raise UserError(
                 f"claims: {name}: a count (in) needs above, and has no sides, within or family: it is no test"
             )
+        path = claim.get("of", [self.metric])
+        kinds = [int, float] if path[0] in curves.METRICS else [str]
+        if any(type(part) not in kinds for part in path[1:]) or type(path[0]) is not str:
+            raise UserError(f"claims: {name}: of={show(path)}: must be names; log_steps and lost take a number")
+        if path[0] in curves.METRICS and len(path) != 1 + curves.PARAMETERS[path[0]]:
+            example = ["auc"] if path[0] == "auc" else [path[0], 0.9]
+            raise UserError(f"claims: {name}: of={show(path)}: must be like {show(example)}")
         is_across = tables.is_across_settings(claim)
         for setting in claim["contrast"] if is_across else [claim["setting"]] if "setting" in claim else []:
             check_named(f"claims: {name}: setting", setting, self.settings, "settings")
@@ -197,6 +206,9 @@ class ExperimentConfig:
                 raise UserError(f"claims: {name}: {wrong}")
             for arm in weights:
                 check_named(f"claims: {name}", arm, self.arms, "arms")
+        for weights in tables.contrasts_of(self, claim).values():
+            if claim.get("in", 0) > len(tables.seeds_of_claim(self, weights)):
+                raise UserError(f"claims: {name}: in={claim['in']}: is more than the seeds of its arms")
 
     def check_verdict(self) -> None:
         lacking = [name for name in RULE if getattr(self, name) is None]
@@ -220,7 +232,7 @@ CLAIM = {
     "above?": (float, -1e9, 1e9),
     "within?": (float, 1e-9, 1e9),
     "setting?": (str, 0, 999),
-    "of?": [(str, 0, 999), 1, 9],
+    "of?": [object, 1, 9],
     "sides?": (int, 1, 2),
     "in?": (int, 1, 999),
     "family?": (str, 1, 99),
@@ -264,7 +276,8 @@ def main(argv: list[str]) -> None:
     rows = run_all(config, out_dir)
     if rows is None:
         return
-    judged = tables.judge_claims(config, rows)
+    selection = [row for row in read_rows(out_dir) if row.get("purpose") == "selection"]
+    judged = tables.judge_claims(config, rows, selection)
     summary = tables.summary(config, rows, judged)
     print(summary)
     figures = report.figures(rows, out_dir)
@@ -354,7 +367,8 @@ def of_shard(config: ExperimentConfig, runs: list) -> list:
 def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     """Lists the runs that have no row, with their hours: by the rows of the same arm, or else by timing some steps.
 
-    With a shard, its part of the list. Runs whose rate isn't chosen yet are listed at the first of the rates.
+    Then what each claim can show. With a shard, its part of the list. Runs whose rate isn't chosen yet are listed at
+    the first of the rates.
     """
     chosen = choose_rates(config, rows) if config.selection_seeds else None
     compared = runs_of(config, config.seeds, config.learning_rates[: 1 if config.selection_seeds else None], chosen)
@@ -373,7 +387,8 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     shard = f" in shard {config.shard}" if config.shard else ""
     hours = f"about {total / 3600 / jobs:.1f} hours, {jobs} at a time"
     hours += f"; {len(unscored)} finished runs lack a score" if unscored else ""
-    return "\n".join([*lines, f"{len(waiting)} of {len(runs)} runs{shard} to do: {hours}"])
+    total = f"{len(waiting)} of {len(runs)} runs{shard} to do: {hours}"
+    return "\n".join([*lines, total, *power.lines(config, rows)])
 
 
 def seconds_by_steps(run: dict, threads: int) -> float:

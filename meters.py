@@ -99,8 +99,8 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
     """Runs the model on inputs (B, T) and calls measure(block, seen) after each block. Returns the results by layer.
 
     seen: stream and x (B, T, C), the inputs of the block and of its mixer; y (B, T, C), the mixer's output; residual
-    (B, T, C), the block's output; before and after (B, T, H, D), the readout as its first gate gets it and as the output
-    projection gets it. The model is left as it was, without hooks.
+    (B, T, C), the block's output; before and after (B, T, H, D), the readout as its first gate gets it and as the
+    output projection gets it. The model is left as it was, without hooks.
     """
     seen, results, handles, was_training = {}, [], [], model.training
 

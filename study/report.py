@@ -365,7 +365,11 @@ def claims(judged: list[dict], path: Path) -> Path:
     look: dict = dict(squeeze=False, height_ratios=heights)
     figure, grid = plt.subplots(len(panels), 1, figsize=(9, sum(heights)), **look)
     for axes, (of, own) in zip(grid.flat, panels.items(), strict=True):
-        scale, unit = (1, "nats a token") if of[0] == "val_loss" else (100, "points")
+        scale, unit = 100, "points"
+        if of[0] == "log_steps":
+            scale, unit = 1, "natural logarithm of the steps"
+        elif of[0] == "val_loss" or (of[0] == "auc" and own[0]["metric"] == "val_loss"):
+            scale, unit = 1, "nats a token"
         seeds = [scale * value for claim in own for value in claim["by_seed"].values()]
         edges, lines = (min(0.0, *seeds), max(0.0, *seeds)), []
         for i, claim in enumerate(own):

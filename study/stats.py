@@ -20,15 +20,21 @@ beyond that: where runs are lost now and then, Student's interval does not hold 
 than 1 / 2^n one-sided, or 2 / 2^n two-sided. All differences being identical is no certainty: the p stays at that.
 """
 
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, stats
+
+from study import curves
 
 LEVEL = 0.05
+POWER = 0.8
+SIMULATED_SEEDS = 12  # up to this many the power of the exact test is simulated; Student's is within 3% beyond
+SIMULATIONS = 4000
 EXACT_SEEDS = 16  # up to this many seeds all 2^n sign patterns are listed; with more, RANDOM_PATTERNS are drawn
 RANDOM_PATTERNS = 100_000
 
@@ -40,7 +46,8 @@ WORDS = (
 def contrast(rows: list[dict], weights: dict[tuple, float], path: Sequence[str]) -> dict[int, float]:
     """{seed: sum of weight * value}, for the seeds in which every (setting, arm) has a finite value.
 
-    path: the keys that lead to the value in a row, ["accuracy"] or ["scores", "longer", "slices", "320/40"].
+    path: the keys that lead to the value in a row, ["accuracy"] or ["scores", "longer", "slices", "320/40"], or a
+    number of its curve, ["log_steps", 0.9].
     """
     values = {((row.get("setting"), row["arm"]), row["seed"]): look_up(row, path) for row in rows}
     seeds = sorted({seed for _, seed in values})
@@ -53,7 +60,10 @@ def contrast(rows: list[dict], weights: dict[tuple, float], path: Sequence[str])
 
 
 def look_up(row: dict, path: Iterable[str]) -> Any:
-    """The value at the end of the path, or None."""
+    """The value at the end of the path, or None; of a path that begins with a name of curves.METRICS, that number."""
+    path = list(path)
+    if path[0] in curves.METRICS:
+        return curves.METRICS[path[0]](row, *path[1:])
     for name in path:
         row = row.get(name) if isinstance(row, dict) else None
     return row
@@ -67,10 +77,11 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
 
         verdict, n, threshold, sides
         over, needed                        of a count: numbers of seeds
-        mean, low, high, identical          of two values or more; low and high are the exact interval
+        mean, sd, low, high, identical      of two values or more; low and high are the exact interval
         student_low, student_high, p_student
         p, p_error, p_holm                  of the sign flips about the threshold; p_error: of a p that is sampled, or 0
         within, p_within, p_within_holm     of the two one-sided tests of a band
+        detectable, detectable_within       what a comparison of this spread sees in 80% of cases: see `detectable`
     """
     asked, judged, family = list(asked), [], []
     for values, claim in asked:
@@ -91,6 +102,13 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
     corrected = holm([result[name] for result, name in family])
     for (result, name), p in zip(family, corrected, strict=True):
         result[f"{name}_holm"] = p
+        if not result["identical"]:
+            if name == "p":
+                effect, _ = detectable(result["n"], LEVEL / len(family) / result["sides"])
+                result["detectable"] = result["sd"] * effect
+            else:
+                _, band = detectable(result["n"], LEVEL / len(family))
+                result["detectable_within"] = result["sd"] * band
     for (values, claim), result in zip(asked, judged, strict=True):
         if "mean" in result:
             result["verdict"] = verdict(values, claim, result)
@@ -121,7 +139,8 @@ def describe(values: Sequence[float], threshold: float | None, sides: int) -> di
     """The mean of the values, its exact interval and Student's, and both p-values for a mean over the threshold."""
     mean = statistics.fmean(values)
     low, high = exact_interval(values, sides)
-    result: dict = {"mean": mean, "low": low, "high": high, "identical": are_identical(values)}
+    result: dict = {"mean": mean, "sd": statistics.stdev(values), "low": low, "high": high}
+    result["identical"] = are_identical(values)
     _, student_low, student_high = t_interval(values, 1 - 2 * LEVEL / sides)
     result |= {"student_low": student_low, "student_high": student_high}
     if threshold is not None:
@@ -202,6 +221,43 @@ def smallest_p(n: int, sides: int = 2) -> float:
     """The smallest p that n seeds can give: that of n values on one side of the threshold."""
     patterns = 2**n if n <= EXACT_SEEDS else RANDOM_PATTERNS + 1
     return min(1.0, sides / patterns)
+
+
+@functools.cache
+def detectable(n: int, level: float) -> tuple[float, float]:
+    """(effect, band), in units of the spread of the differences, that n seeds show in 80% of cases at a one-sided p.
+
+    effect: a mean so far over the threshold is seen to be over it. band: where the mean is zero, it is seen to lie
+    within so much of zero. Both are infinite if n seeds give no p under the level. Differences are taken as normal.
+    Up to SIMULATED_SEEDS seeds these are quantiles over SIMULATIONS sets of differences around zero: a shift of all
+    values shifts the bounds of the test with them. Beyond, the effect is that of Student's test, by the noncentral t,
+    and the band adds its quantiles.
+    """
+    if smallest_p(n, 1) >= level:
+        return math.inf, math.inf
+    if n > SIMULATED_SEEDS:
+        quantiles = stats.t.isf(level, n - 1) + stats.norm.isf((1 - POWER) / 2)
+        return student_detectable(n, level), float(quantiles / math.sqrt(n))
+    members = (np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1  # (subsets, n), without the empty one
+    share, rng = members / members.sum(axis=1, keepdims=True), np.random.default_rng(0)
+    k, lows, highs = math.ceil(level * 2**n) - 2, [], []
+    for _ in range(SIMULATIONS // 500):
+        means = share @ rng.normal(size=(n, 500))
+        means.partition((k, len(means) - 1 - k), axis=0)
+        lows.append(-means[k])
+        highs.append(means[len(means) - 1 - k])
+    low, high = np.concatenate(lows), np.concatenate(highs)
+    return float(np.quantile(low, POWER)), float(np.quantile(np.maximum(low, high), POWER))
+
+
+def student_detectable(n: int, level: float) -> float:
+    """The effect, in units of the spread, that Student's test of n > 1 seeds sees in 80% of cases, one-sided."""
+    critical = stats.t.isf(level, n - 1)
+
+    def excess(effect):
+        return stats.nct.sf(critical, n - 1, effect * math.sqrt(n)) - POWER
+
+    return float(optimize.brentq(excess, 0.0, 10 * (critical + 1)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

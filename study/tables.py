@@ -9,9 +9,10 @@ stats.py computes the statistics; report.py draws the figures and writes the pag
 import collections
 import math
 import statistics
+from collections.abc import Iterable
 from typing import Any
 
-from study import report, sinks, stats
+from study import power, report, sinks, stats
 
 
 def number(value: float | None) -> float:
@@ -182,27 +183,42 @@ def contrasts_of(config, claim: dict) -> dict[str | None, dict[tuple, float]]:
     return {setting: {(setting, arm): w for arm, w in claim["contrast"].items()} for setting in settings}
 
 
-def judge_claims(config, rows: list[dict]) -> list[dict]:
-    """[{claim, setting, of, by_seed, verdict, ...}], with what stats.judge finds out about each claim.
+def questions(config) -> list[dict]:
+    """[{claim, setting, of, rule, weights, seeds, exploratory, family}]: every claim in every setting that it is judged
+    in. rule: the claim itself. weights: {(setting, arm): weight}.
 
     Claims about one number of the rows, in all settings, are one family, unless they name another ("family"). The
     exploratory ones are a family of their own.
     """
+    found = []
+    for name, rule in config.claims.items():
+        path, is_exploratory = rule.get("of", [config.metric]), rule.get("exploratory", config.exploratory)
+        about = {"claim": name, "of": path, "metric": config.metric, "rule": rule, "exploratory": is_exploratory}
+        about["family"] = is_exploratory, rule.get("family") or tuple(path)
+        for setting, weights in contrasts_of(config, rule).items():
+            seeds = seeds_of_claim(config, weights)
+            found.append(about | {"setting": setting, "weights": weights, "seeds": seeds})
+    return found
+
+
+def judge_claims(config, rows: list[dict], selection: Iterable[dict] = ()) -> list[dict]:
+    """Every question with what stats.judge finds out about it, and by_seed, missing, lost (see `unseen`) and flags.
+
+    selection: the rows that learning rates were chosen by, for the flags about that choice.
+    """
     judged, families = [], {}
-    for name, claim in config.claims.items():
-        path, is_exploratory = claim.get("of", [config.metric]), claim.get("exploratory", config.exploratory)
-        for setting, weights in contrasts_of(config, claim).items():
-            values = stats.contrast(rows, weights, path)
-            result = {"claim": name, "setting": setting, "of": path, "by_seed": values, "exploratory": is_exploratory}
-            result |= unseen(config, rows, weights, values)
-            judged.append(result)
-            if "in" in claim and result["missing"]:
-                result |= {"verdict": "not run", "n": len(values), "threshold": claim["above"]}
-                continue
-            family = families.setdefault((is_exploratory, claim.get("family") or tuple(path)), [])
-            family.append((result, (list(values.values()), claim)))
+    for question in questions(config):
+        values = stats.contrast(rows, question["weights"], question["of"])
+        result = question | {"by_seed": values} | unseen(rows, question, values)
+        result["flags"] = power.flags(config, rows, list(selection), question)
+        judged.append(result)
+        if "in" in question["rule"] and result["missing"]:
+            result |= {"verdict": "not run", "n": len(values), "threshold": question["rule"]["above"]}
+        else:
+            families.setdefault(question["family"], []).append(result)
     for family in families.values():
-        for (result, _), found in zip(family, stats.judge([asked for _, asked in family]), strict=True):
+        asked = [(list(result["by_seed"].values()), result["rule"]) for result in family]
+        for result, found in zip(family, stats.judge(asked), strict=True):
             result.update(found)
     return judged
 
@@ -212,12 +228,12 @@ def seeds_of_claim(config, weights: dict[tuple, float]) -> list[int]:
     return [seed for seed in config.seeds if all(seed in config.seeds_of.get(arm, [seed]) for _, arm in weights)]
 
 
-def unseen(config, rows: list[dict], weights: dict[tuple, float], values: dict[int, float]) -> dict[str, list[int]]:
+def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> dict[str, list[int]]:
     """The seeds without a value: "missing" where a run has no row; "lost" where all have one, but one lacks the number
     that the claim is about, as that of a run that was not finite does."""
     there = {(row.get("setting"), row["arm"], row["seed"]) for row in rows}
-    seeds = seeds_of_claim(config, weights)
-    missing = [seed for seed in seeds if any((*cell, seed) not in there for cell in weights)]
+    seeds = question["seeds"]
+    missing = [seed for seed in seeds if any((*cell, seed) not in there for cell in question["weights"])]
     return {"missing": missing, "lost": [seed for seed in seeds if seed not in values and seed not in missing]}
 
 
@@ -234,10 +250,18 @@ def claims_table(judged: list[dict]) -> str:
             line += f" ({count}, {claim['needed']} needed: {values})"
         elif "mean" in claim:
             line += f" ({numbers_of(claim)})"
-        if claim["lost"]:
-            line += f"; no value in seeds {', '.join(map(str, claim['lost']))}"
+        if claim["verdict"] != "not run":
+            line += "".join(f"; {flag}" for flag in notes(claim))
         lines.append(line)
     return "\n".join(lines)
+
+
+def notes(claim: dict) -> list[str]:
+    """What a reader must know beside the verdict: seeds without a value, and the flags."""
+    words = []
+    for name, text in {"lost": "no value in seeds", "missing": "a look before all seeds have run, without"}.items():
+        words += [f"{text} {', '.join(map(str, claim[name]))}"] if claim[name] else []
+    return words + claim["flags"]
 
 
 def numbers_of(claim: dict) -> str:
@@ -256,7 +280,14 @@ def numbers_of(claim: dict) -> str:
     if "p_within" in claim:
         p = f"p {claim['p_within']:.3g}, {claim['p_within_holm']:.3g} after Holm"
         parts.append(f"within +-{claim['within']:g}: {p}")
-    return "; ".join([*parts, f"{claim['n']} seeds"])
+    seen = []
+    if "detectable" in claim and math.isinf(claim["detectable"]):
+        seen.append("too few seeds to see anything")
+    elif "detectable" in claim:
+        seen.append(f"sees {claim['detectable']:.3g} beyond {claim['threshold']:g} in 80% of cases")
+    if "detectable_within" in claim:
+        seen.append(f"shows a band of +-{claim['detectable_within']:.3g} in 80% of cases")
+    return "; ".join([*parts, *seen, f"{claim['n']} seeds"])
 
 
 def scenarios_table(config, judged: list[dict]) -> str:

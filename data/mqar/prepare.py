@@ -105,6 +105,12 @@ def parse_slices(config):
     return slices
 
 
+def chance(config) -> float:
+    """The accuracy of a guess among the values in context, over all queries of all slices."""
+    queries = [(pairs, min(pairs, config.queries or pairs)) for _, pairs in parse_slices(config)]
+    return sum(asked / pairs for pairs, asked in queries) / sum(asked for _, asked in queries)
+
+
 def check_sizes(config, slices, out_dir):
     """Raises UserError if memory or the disk is too small for the rows: all are held at once, then written."""
     rows = config.train_size + config.val_size

@@ -1,0 +1,103 @@
+"""What a run's learning curve says beyond its end: numbers with more power, which claims may be about.
+
+    "of": ["auc"]               the mean height of the curve over the steps of the run
+    "of": ["log_steps", 0.9]    the logarithm of the steps to the first evaluation over 0.9; of a run that never gets
+                                there, that of its horizon
+    "of": ["lost", 0.9]         1 if the run never gets there, else 0: the mean is the fraction of runs lost
+
+A curve is [[step, value], ...], of accuracy or of loss; of a loss, "over" reads "under". The horizon of a run is the
+last step that it was to make. One that stopped before it, because it had solved the task, keeps its last value until
+there; one that was not finite has no area under its curve, and never gets there. If every run has the same horizon, the
+mean of log_steps is the restricted mean of the logarithm. Where both runs of a pair never get there, the difference is
+zero, a tie.
+
+Survival curves and the log-rank test take all runs that have not solved the task at a step as still at risk of solving
+it: see `survival` and `log_rank`.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from scipy import stats
+
+
+def horizon_of(row: dict) -> float:
+    """The last step that the run was to make: "horizon" where the row has it, else max_iters, else its last step."""
+    planned = row.get("horizon") or row.get("config", {}).get("max_iters")
+    return float(planned) if planned else float(row["curve"][-1][0])
+
+
+def steps_to(row: dict, threshold: float) -> int | None:
+    """The first evaluated step with an accuracy over the threshold, or a loss under it; None if there is none."""
+    sign = -1 if row.get("metric") == "val_loss" else 1
+    known = ((step, value) for step, value in row["curve"] if value is not None)
+    return next((step for step, value in known if sign * value > sign * threshold), None)
+
+
+def area(row: dict) -> float | None:
+    """The mean height of the curve from its first step to the horizon, by trapezoids; None if it was not finite."""
+    steps, values = zip(*row["curve"], strict=True)
+    if not row.get("finite", True) or None in values:
+        return None
+    end = max(horizon_of(row), steps[-1])
+    steps, values = [*steps, end], [*values, values[-1]]
+    return float(np.trapezoid(values, steps) / (end - steps[0])) if end > steps[0] else float(values[0])
+
+
+def log_steps(row: dict, threshold: float) -> float:
+    found = steps_to(row, threshold)
+    return math.log(max(1.0, horizon_of(row) if found is None else found))
+
+
+def lost(row: dict, threshold: float) -> float:
+    return float(steps_to(row, threshold) is None)
+
+
+METRICS = {"auc": area, "log_steps": log_steps, "lost": lost}
+PARAMETERS = {"auc": 0, "log_steps": 1, "lost": 1}  # how many numbers follow the name
+
+
+def times(rows: Iterable[dict], threshold: float) -> tuple[list[float], list[bool]]:
+    """(steps to the threshold, whether each is censored at the horizon), for `survival` and `log_rank`."""
+    found = [(steps_to(row, threshold), horizon_of(row)) for row in rows]
+    return [horizon if step is None else float(step) for step, horizon in found], [step is None for step, _ in found]
+
+
+def survival(steps: Sequence[float], is_censored: Sequence[bool]) -> list[tuple[float, float, int]]:
+    """Kaplan and Meier's curve: [(step, share of the runs not yet there after it, number at risk before it), ...]."""
+    sf = stats.ecdf(censored(steps, is_censored)).sf
+    at_risk = [sum(other >= step for other in steps) for step in sf.quantiles]
+    return list(zip(map(float, sf.quantiles), map(float, sf.probabilities), at_risk, strict=True))
+
+
+def censored(steps: Sequence[float], is_censored: Sequence[bool]) -> stats.CensoredData:
+    there = [step for step, is_open in zip(steps, is_censored, strict=True) if not is_open]
+    return stats.CensoredData(there, right=[s for s, is_open in zip(steps, is_censored, strict=True) if is_open])
+
+
+def log_rank(strata: Iterable[tuple]) -> tuple[float, float]:
+    """The stratified log-rank test that two groups get there equally soon -> (z, two-sided p).
+
+    strata: [((steps, is_censored), (steps, is_censored)), ...], what `times` returns for the two groups in each stratum
+    (a mixer, a setting). A positive z: the first group is sooner. With one stratum it is scipy.stats.logrank. The
+    runs of a stratum are taken as independent: pairs by seed are not used.
+    """
+    surplus = variance = 0.0
+    for first, second in strata:
+        for moment in {*first[0], *second[0]}:
+            (risk, there), (other_risk, other_there) = (at(moment, *group) for group in (first, second))
+            total, events = risk + other_risk, there + other_there
+            surplus += there - events * risk / total
+            if total > 1:
+                variance += events * (risk / total) * (other_risk / total) * (total - events) / (total - 1)
+    if variance == 0:
+        return 0.0, 1.0
+    z = surplus / math.sqrt(variance)
+    return z, float(2 * stats.norm.sf(abs(z)))
+
+
+def at(moment: float, steps: Sequence[float], is_censored: Sequence[bool]) -> tuple[int, int]:
+    """(runs at risk just before the moment, runs that get there at it)."""
+    there = sum(step == moment and not is_open for step, is_open in zip(steps, is_censored, strict=True))
+    return sum(step >= moment for step in steps), there
