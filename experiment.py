@@ -48,7 +48,7 @@ from runs import files
 from runs.files import lock, read_jsonl, wrong_field
 from runs.hardware import keep_freed_memory, pick_device, seconds_of, signals_to, usable_cores
 from runs.outdir import write_text
-from study import curves, power, report, stats, tables
+from study import claims, curves, power, report, stats, tables
 from study.rows import as_read, find_row, missing_scores, read_rows, rows_of_other_keys, run_of, with_scores
 from train import TrainConfig, make_optimizers
 
@@ -281,8 +281,7 @@ def main(argv: list[str]) -> None:
     summary = tables.summary(config, rows, judged)
     print(summary)
     figures = report.figures(rows, out_dir)
-    if any(claim["verdict"] != "not run" and claim["by_seed"] for claim in judged):
-        figures.append(report.claims(judged, out_dir / "claims.png"))
+    figures += claims.figures(judged, rows, config.solved_above, out_dir)
     about = [word for word in argv if not word.startswith(("--run", "--out_dir", "--jobs", "--shard"))]
     command = " ".join(["python experiment.py", *about])
     page = report.page(rows, figures, out_dir / "report.html", summary, command)

@@ -16,15 +16,11 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from study import sinks
-from study.drawing import COLOURS, dress, interval_lines, mean, mixer_colours, write
+from study.drawing import COLOURS, dress, mean, mixer_colours, write
 
 LINES = ["-", "--", ":"]
 GATES = ("none", "elementwise", "matched", "native", "native+elementwise")
 MARKERS = "o^vsDPX*<>"
-CLAIM_COLOURS = {
-    "supported": COLOURS[2], "passed": COLOURS[2], "equivalent": COLOURS[0], "not supported": COLOURS[4],
-    "refuted": COLOURS[1], "failed": COLOURS[1], "inconclusive": "0.5",
-}  # fmt: skip
 
 
 def figures(rows: list[dict], folder: Path) -> list[Path]:
@@ -348,54 +344,6 @@ def context_curves(rows: list[dict], path: Path) -> Path:
         axes.legend(frameon=False, fontsize=8)
         dress(axes)
     panels[0][0].set(ylabel="loss (nats a token)")
-    return write(figure, path)
-
-
-def claims(judged: list[dict], path: Path) -> Path:
-    """The mean of each claim's contrast with its exact interval, a bar at its threshold, and a dot for each seed.
-
-    judged: what tables.judge_claims returns; claims without runs are left out. Each number of the rows that claims are
-    about gets a panel. An end that few seeds leave open is drawn thin, up to the edge.
-    """
-    panels = {}
-    for claim in judged:
-        if claim["verdict"] != "not run" and claim["by_seed"]:
-            panels.setdefault(tuple(claim["of"]), []).append(claim)
-    heights = [0.7 + 0.3 * len(own) for own in panels.values()]
-    look: dict = dict(squeeze=False, height_ratios=heights)
-    figure, grid = plt.subplots(len(panels), 1, figsize=(9, sum(heights)), **look)
-    for axes, (of, own) in zip(grid.flat, panels.items(), strict=True):
-        scale, unit = 100, "points"
-        if of[0] == "log_steps":
-            scale, unit = 1, "natural logarithm of the steps"
-        elif of[0] == "val_loss" or (of[0] == "auc" and own[0]["metric"] == "val_loss"):
-            scale, unit = 1, "nats a token"
-        seeds = [scale * value for claim in own for value in claim["by_seed"].values()]
-        edges, lines = (min(0.0, *seeds), max(0.0, *seeds)), []
-        for i, claim in enumerate(own):
-            name = ", ".join(filter(None, (claim["claim"], claim["setting"])))
-            middle = scale * mean(claim["by_seed"].values())
-            low, high = (scale * claim.get(end, middle / scale) for end in ("low", "high"))
-            if math.isinf(low) or math.isinf(high):
-                axes.plot(edges, [-i, -i], color="0.7", linewidth=1)
-            ends = (low if math.isfinite(low) else middle), middle, (high if math.isfinite(high) else middle)
-            lines.append((name, *ends, CLAIM_COLOURS[claim["verdict"]]))
-            if claim["threshold"] is not None:
-                axes.plot([scale * claim["threshold"]], [-i], "|", color="black", markersize=11)
-        interval_lines(axes, lines)
-        for i, claim in enumerate(own):
-            values = [scale * value for value in claim["by_seed"].values()]
-            axes.plot(values, [-i] * len(values), ".", color="0.4", markersize=4, zorder=3)
-        axes.axvline(0, color="0.3", linewidth=1)
-        axes.set(xlabel=f"{' '.join(map(str, of))} ({unit})", ylim=(-len(own), 1))
-        dress(axes)
-    axes.plot([], [], "|", color="black", markersize=11, label="threshold")
-    axes.plot([], [], ".", color="0.4", markersize=4, label="a seed")
-    for word in {claim["verdict"]: None for own in panels.values() for claim in own}:
-        axes.plot([], [], color=CLAIM_COLOURS[word], linewidth=3, label=word)
-    figure.legend(
-        *axes.get_legend_handles_labels(), frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5)
-    )
     return write(figure, path)
 
 

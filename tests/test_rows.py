@@ -17,6 +17,7 @@ import pytest
 
 import experiment
 from model import MIXERS
+from study import claims as claim_figures
 from study import report, tables
 from study.rows import read_rows
 
@@ -58,11 +59,12 @@ def test_settings_and_mixers_have_figures_of_their_ends(tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """{name of a figure file: its panels}, of what report.py draws from here on."""
+    """{name of a figure file: its panels}, of what is drawn from here on."""
     panels, write = {}, report.write
-    monkeypatch.setattr(
-        report, "write", lambda figure, path: panels.update({path.name: figure.axes}) or write(figure, path)
-    )
+    for module in (report, claim_figures):
+        monkeypatch.setattr(
+            module, "write", lambda figure, path: panels.update({path.name: figure.axes}) or write(figure, path)
+        )
     return panels
 
 
@@ -125,7 +127,7 @@ def test_claims_may_be_about_other_numbers_of_the_rows_each_with_its_own_correct
     assert paired["p"] == alone["p"] == alone["p_holm"] == 2 / 2**7
     assert paired["p_holm"] == 2 * paired["p"]
     assert judged["it is sparse"]["by_seed"] == pytest.approx({seed: 0.2 + seed / 1000 for seed in range(7)})
-    report.claims(list(judged.values()), tmp_path / "claims.png")
+    claim_figures.forest(list(judged.values()), tmp_path / "claims.png")
     names = ["accuracy (points)", "scores longer slices 64/8 (points)", "meters gate_below_0.1 readout (points)"]
     assert [axes.get_xlabel() for axes in drawn["claims.png"]] == names
     del rows[0]["scores"]["longer"]  # as in a run that was not finite
@@ -143,7 +145,7 @@ def test_claims_have_a_figure_of_their_intervals_thresholds_and_seeds(tmp_path, 
         if run["setting"] == "d16" or run["seed"] == 0  # one seed: not run
     ]
     judged = tables.judge_claims(config, rows)
-    report.claims(judged, tmp_path / "claims.png")
+    claim_figures.forest(judged, tmp_path / "claims.png")
     axes = drawn["claims.png"][0]
     names = ["it helps, d16", "it helps in two seeds, d16", "it is equal, d16"]
     assert [label.get_text() for label in axes.get_yticklabels()] == names
@@ -152,7 +154,9 @@ def test_claims_have_a_figure_of_their_intervals_thresholds_and_seeds(tmp_path, 
     assert list(interval.get_xdata()) == pytest.approx([100 * judged[0]["low"], 100 * judged[0]["high"]])
     assert list(mean.get_xdata()) == pytest.approx([3])
     assert any(list(line.get_xdata()) == pytest.approx([0, 1, 2, 3, 4, 5, 6]) for line in axes.lines)
-    report.claims(tables.judge_claims(config, rows[:6]), tmp_path / "few.png")  # the exact interval is the whole line
+    claim_figures.forest(
+        tables.judge_claims(config, rows[:6]), tmp_path / "few.png"
+    )  # the exact interval is the whole line
     edge = drawn["few.png"][0].lines[0]
     assert list(edge.get_xdata()) == pytest.approx([0, 1])
 
