@@ -139,7 +139,10 @@ def run_plot(words, small):
         run_on_checkpoint("evaluate", ["--checkpoint=out/pystdlib", "--lengths=16,32", "--out=lengths.json"], small)
     for word in words:
         if word.startswith("out/"):
-            checkpoint(word, small)
+            folder = word.removesuffix("/meters.json")
+            checkpoint(folder, small)
+            if folder != word and not Path(word).exists():
+                run_on_checkpoint("meters", [f"--checkpoint={folder}"], small)
     importlib.import_module("plot").main(words)
 
 
@@ -155,7 +158,7 @@ def run_prepare(name, words):
     if name == "wikitext103":  # tests/test_wikitext103.py runs it on a text of its own
         configurator.load(prepare.Config, words, positional=None)
         return
-    prepare.main([*words, "--train_size=200", "--val_size=20"] if name == "mqar" else words)
+    prepare.main([*words, "--train_size=200", "--val_size=20"] if name in ("mqar", "backcopy") else words)
     assert json.loads(Path(f"prepared/{name}/meta.json").read_text())["splits"].keys() == {"train", "val"}
 
 

@@ -128,7 +128,7 @@ def test_claims_may_be_about_other_numbers_of_the_rows_each_with_its_own_correct
     assert paired["p_holm"] == 2 * paired["p"]
     assert judged["it is sparse"]["by_seed"] == pytest.approx({seed: 0.2 + seed / 1000 for seed in range(7)})
     claim_figures.forest(list(judged.values()), tmp_path / "claims.png")
-    names = ["accuracy (points)", "scores longer slices 64/8 (points)", "meters gate_below_0.1 readout (points)"]
+    names = ["accuracy (points)", "scores longer slices 64/8 (points)", "meters gate_below_0.1 readout (%)"]
     assert [axes.get_xlabel() for axes in drawn["claims.png"]] == names
     del rows[0]["scores"]["longer"]  # as in a run that was not finite
     assert tables.judge_claims(config, rows)[1]["n"] == 6
