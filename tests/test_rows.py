@@ -336,7 +336,7 @@ def test_a_claim_may_be_about_the_curve_and_pool_settings(helpers):
     assert d16["by_seed"] == pytest.approx(dict.fromkeys(range(8), math.log(2))) and d16["verdict"] == "supported"
     assert set(d32["by_seed"].values()) == {0} and d32["verdict"] == "inconclusive"
     assert pooled["by_seed"] == pytest.approx(dict.fromkeys(range(8), 0.05))  # the mean of 0.1 and 0
-    for path in (["auc", 1], ["log_steps"], ["lost", "x"], ["log_steps", True], [1], ["scores", 1], []):
+    for path in (["auc", 1], ["log_steps"], ["lost", "x"], ["log_steps", True], [1], [["auc"]], ["scores", 1], []):
         claim = {"contrast": GAIN, "above": 0, "of": path}
         assert "claims: a: of=" in helpers.error_of(listed, seeds=list(range(8)), claims={"a": claim})
 
