@@ -192,8 +192,9 @@ class ExperimentConfig:
                 f"claims: {name}: a count (in) needs above, and has no sides, within or family: it is no test"
             )
         path = claim.get("of", [self.metric])
-        kinds = [int, float] if path[0] in curves.METRICS else [str]
-        if any(type(part) not in kinds for part in path[1:]) or type(path[0]) is not str:
+        is_text = type(path[0]) is str
+        kinds = [int, float] if is_text and path[0] in curves.METRICS else [str]
+        if not is_text or any(type(part) not in kinds for part in path[1:]):
             raise UserError(f"claims: {name}: of={show(path)}: must be names; log_steps and lost take a number")
         if path[0] in curves.METRICS and len(path) != 1 + curves.PARAMETERS[path[0]]:
             example = ["auc"] if path[0] == "auc" else [path[0], 0.9]

@@ -25,7 +25,7 @@ POSITIONS = {  # {position: the (heads, width) of what it gates in a mixer}; rea
     "output": lambda mixer: (1, mixer.config.n_embd),
     "denominator": lambda mixer: (mixer.n_head, 1),
 }
-READOUT_ACTIVATIONS = {"none": None, "silu": F.silu, "square": torch.square}
+READOUT_ACTIVATIONS: dict = {"none": None, "silu": F.silu, "square": torch.square}
 
 GATE_ACTIVATIONS = {  # (y, g, slope) -> y'
     "sigmoid": lambda y, g, slope: y * g.sigmoid(),

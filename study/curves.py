@@ -54,7 +54,7 @@ def lost(row: dict, threshold: float) -> float:
     return float(steps_to(row, threshold) is None)
 
 
-METRICS = {"auc": area, "log_steps": log_steps, "lost": lost}
+METRICS: dict = {"auc": area, "log_steps": log_steps, "lost": lost}
 PARAMETERS = {"auc": 0, "log_steps": 1, "lost": 1}  # how many numbers follow the name
 
 

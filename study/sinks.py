@@ -204,8 +204,8 @@ def attention_map(axes: plt.Axes, shown: dict, limit: float):
     limit: the weight at the end of the scale. Weights that have both signs get a scale around zero.
     """
     weights, n = shown["weights"], len(shown["weights"])
-    signed = dict(cmap="PuOr", vmin=-limit, vmax=limit)
-    positive = dict(cmap="cividis", norm=PowerNorm(0.5, 0, limit))
+    signed: dict = dict(cmap="PuOr", vmin=-limit, vmax=limit)
+    positive: dict = dict(cmap="cividis", norm=PowerNorm(0.5, 0, limit))
     image = axes.imshow(weights, **(signed if any(w < 0 for row in weights for w in row) else positive))
     for i, (kind, positions) in enumerate(shown["queries"].items()):
         label = f"{kind}s"

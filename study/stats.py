@@ -16,8 +16,10 @@ the gain on softmax; the same arms of two settings, with opposite signs, show ho
 
 The test flips the signs of the seeds' distances from the threshold, in all 2^n ways. It is exact if these distances are
 as likely to have one sign as the other (a distribution that is symmetric about the threshold), and needs no shape
-beyond that: where runs are lost now and then, Student's interval does not hold its level. n seeds give no smaller p
-than 1 / 2^n one-sided, or 2 / 2^n two-sided. All differences being identical is no certainty: the p stays at that.
+beyond that. Two arms that lose runs equally often are such a case; where one arm alone does, the differences are not
+symmetric about their mean, and neither this interval nor Student's covers it (tests/test_stats.py has the numbers): the
+claim to make then is about "lost" (curves.py). n seeds give no smaller p than 1 / 2^n one-sided, or 2 / 2^n two-sided.
+All differences being identical is no certainty: the p stays at that.
 """
 
 import functools

@@ -11,6 +11,7 @@ import dataclasses
 import html
 import json
 import math
+import statistics
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ import pytest
 import experiment
 from model import MIXERS
 from study import claims as claim_figures
-from study import report, tables
+from study import power, report, stats, tables
 from study.rows import read_rows
 
 DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
@@ -188,6 +189,160 @@ def test_a_claim_is_corrected_within_its_question_and_exploratory_ones_by_themse
     assert sizes == {"a": 3, "b": 3, "c": 3, "mine": 1, "look 0": 2, "look 1": 2}
     lines = tables.claims_table(list(judged.values())).splitlines()
     assert lines[0].startswith("a: supported (") and lines[-1].startswith("look 1: exploratory: supported (")
+
+
+GAIN = {"gated": 1, "none": -1}
+
+
+def test_a_claim_that_its_seeds_cannot_support_is_refused_unless_it_is_exploratory(helpers):
+    def error(seeds, **keys):
+        return helpers.error_of(listed, seeds=list(range(seeds)), settings={}, **keys)
+
+    claim = {"contrast": GAIN, "above": 0.05}
+    message = "claims: it helps: 5 seeds give no p under 0.062, so it cannot be supported; it needs 6 seeds, or exp"
+    assert error(5, claims={"it helps": claim}).startswith(message)
+    assert "4 seeds give no p under 0.062" in error(4, claims={"it helps": claim | {"sides": 1}})
+    assert "4 seeds" in error(4, claims={"it is equal": {"contrast": GAIN, "within": 0.05}})
+    message = (
+        "6 seeds give no p under 0.062 after Holm's correction for 2 claims, so it cannot be supported; it needs 7"
+    )
+    assert message in error(6, claims={"a": claim, "b": claim})
+    assert "4 seeds" in error(6, claims={"a": claim}, seeds_of={"gated": [0, 1, 2, 3]})
+    assert "in=7: is more than the seeds" in error(6, claims={"most": claim | {"in": 7}})
+    for count, claims in [
+        (6, {"a": claim}), (5, {"a": claim | {"sides": 1}}), (6, {"a": claim, "b": claim | {"family": "b"}}),
+        (6, {"a": claim, "b": claim | {"in": 3}}), (2, {"a": claim | {"exploratory": True}}),
+    ]:  # fmt: skip
+        listed(seeds=list(range(count)), settings={}, claims=claims)
+    listed(seeds=[0], claims={"a": claim}, exploratory=True)
+
+
+def test_a_dry_run_says_what_each_claim_can_show(tmp_path, helpers):
+    claim = {"contrast": GAIN, "above": 0.05}
+    claims = {"it helps": claim | {"sides": 1}, "equal": {"contrast": GAIN, "within": 0.1}, "most": claim | {"in": 3}}
+    config = listed(seeds=list(range(8)), settings={}, claims=claims, jobs=1)
+    runs = experiment.runs_of(config, config.seeds, [])
+    rows = [made_row(run, 0.5 + (run["arm"] == "gated") * 0.1 * run["seed"] / 7) for run in runs]
+    spread = statistics.stdev(0.1 * seed / 7 for seed in range(8))
+    effect, band = stats.detectable(8, 0.05 / 2)  # two tests in the family
+    of = f"(spread {spread:.3g}, of 8 seeds of"
+    assert experiment.estimate(config, rows).splitlines()[1:] == [
+        "it helps: 8 seeds give no p under 0.0078 after Holm, 2 claims; "
+        f"sees {spread * effect:.3g} beyond 0.05 in 80% of cases {of} its rows)",
+        f"equal: 8 seeds give no p under 0.0078 after Holm, 2 claims; shows a band of +-{spread * band:.3g} in 80% of "
+        f"cases {of} its rows)",
+        "most: a count: 3 of 8 seeds pass it",
+    ]
+    assert "; no rows to take a spread from" in power.lines(config, [])[0]
+    pilot = dataclasses.replace(config, pilot=str(tmp_path))
+    assert "has no rows" in helpers.error_of(power.lines, pilot, [])
+    write_rows(tmp_path, rows)
+    assert power.lines(pilot, [])[0].endswith(f"{of} {tmp_path})")
+    few = listed(seeds=[0, 1, 2], settings={}, claims={"it helps": claim}, exploratory=True)
+    (said,) = power.lines(few, rows)
+    assert said.startswith("it helps: exploratory: 3 seeds give no p under 0.25; cannot be supported; even Student's")
+
+
+def test_the_dry_run_of_the_matrix_says_that_it_could_not_have_shown_a_gain_of_a_point():
+    config = configurator.load(experiment.ExperimentConfig, [str(ROOT / "config/experiments/matrix.py")])
+    lines = power.lines(config, read_rows(ROOT / "results/matrix"))
+    own = [line for line in lines if line.startswith("it adds more than a point") and "320 tokens" not in line]
+    assert len(own) == 10 and all("cannot be supported; even Student's test would see no less than" in x for x in own)
+    least = [float(line.partition("no less than ")[2].split()[0]) for line in own]
+    assert min(least) > 0.01
+
+
+def flags_of(values, settings=None, selection=(), changes=None, **keys):
+    """The flags of the gain in made-up rows. values: {arm: accuracy}. changes: what else the gated rows hold."""
+    config = listed(
+        seeds=list(range(8)),
+        settings=settings or {},
+        claims={"a": {"contrast": GAIN, "above": 0}} | keys.pop("claims", {}),
+        **keys,
+    )
+    chosen = {(None, arm): 0.01 for arm in values} if keys else None
+    rows = [made_row(run, values[run["arm"]]) for run in experiment.runs_of(config, config.seeds, [], chosen)]
+    rows = [row | (changes or {}) if row["arm"] == "gated" else row for row in rows]
+    return tables.judge_claims(config, rows, selection)[0]["flags"]
+
+
+def test_a_verdict_at_the_ceiling_or_at_chance_is_flagged():
+    assert flags_of({"none": 0.99, "gated": 1.0}) == ["ceiling: all arms are at the top"]
+    assert flags_of({"none": 0.26, "gated": 0.25}) == ["floor: all arms are at chance"]  # of 4 pairs: a quarter
+    assert flags_of({"none": 0.26, "gated": 0.6}) == flags_of({"none": 0.9, "gated": 1.0}) == []
+    config = listed(data={"slices": "80/2,80/5,80/10,80/20", "vocab_size": 96})
+    row = {"data": dataclasses.asdict(config)["data"]}
+    assert power.chance(config, row, ["accuracy"]) == pytest.approx(4 / 37)
+    assert power.chance(config, row, ["scores", "longer", "slices", "320/40"]) == 1 / 40
+    assert power.chance(listed(prepare="pystdlib", data={}, settings={}), row, ["accuracy"]) is None
+
+
+def test_a_pair_of_unlike_commits_dtypes_or_threads_is_flagged():
+    values = {"none": 0.5, "gated": 0.7}
+    for changes, expected in [
+        ({"dtype": "bfloat16"}, ["mixed dtypes within 8 of 8 seeds"]),
+        ({"threads": 2}, []),  # the other rows do not store it
+        ({"git_commit": "b"}, []),
+    ]:
+        assert flags_of(values, changes=changes) == expected
+    config = listed(seeds=list(range(8)), settings={}, claims={"a": {"contrast": GAIN, "above": 0}})
+    about = {"git_commit": "a", "threads": 1, "code_sha256": "x"}
+    rows = [made_row(run, values[run["arm"]]) | about for run in experiment.runs_of(config, config.seeds, [])]
+    rows[0] |= {"git_commit": "b", "threads": 2}
+    assert tables.judge_claims(config, rows)[0]["flags"] == ["mixed threads within 1 of 8 seeds"]  # of the same code
+    del rows[0]["code_sha256"]
+    (line,) = tables.claims_table(tables.judge_claims(config, rows)).splitlines()
+    assert line.endswith("; mixed commits within 1 of 8 seeds; mixed threads within 1 of 8 seeds")
+
+
+def test_a_rate_at_the_end_of_its_grid_or_within_a_standard_error_is_flagged():
+    keys = dict(selection_seeds=[20, 21], learning_rates=[0.001, 0.01], metric="accuracy")
+    config = listed(settings={}, **keys)
+    ends = {
+        ("none", 0.001): (0.5, 0.6),
+        ("none", 0.01): (0.8, 0.9),
+        ("gated", 0.001): (0.5, 0.7),
+        ("gated", 0.01): (0.7, 0.6),
+    }
+
+    def tried(rates):
+        runs = experiment.runs_of(dataclasses.replace(config, learning_rates=rates), [20, 21], rates)
+        return [
+            made_row(r, ends.get((r["arm"], r["config"]["learning_rate"]), (0.1, 0.1))[r["seed"] - 20]) for r in runs
+        ]
+
+    values = {"none": 0.5, "gated": 0.7}
+    assert flags_of(values, selection=tried([0.001, 0.01, 0.1]), **keys) == [
+        "margin: gated's rate 0.01 and 0.001 are within a standard error"
+    ]
+    assert "edge: none chose 0.01 at the end of its grid" in flags_of(values, selection=tried([0.001, 0.01]), **keys)
+    one = [row for row in tried([0.001, 0.01, 0.1]) if row["seed"] == 20]
+    said = "one selection seed: the margin of none's rate over 0.001 has no standard error"
+    assert said in flags_of(values, selection=one, **keys)
+
+
+def test_a_claim_may_be_about_the_curve_and_pool_settings(helpers):
+    half = {arm: weight / 2 for arm, weight in GAIN.items()}
+    claims = {
+        "sooner": {"contrast": {"none": 1, "gated": -1}, "above": 0, "of": ["log_steps", 0.6]},
+        "pooled": {"contrast": {"d16": half, "d32": half}, "above": 0, "of": ["auc"], "sides": 1},
+    }
+    config = listed(seeds=list(range(8)), claims=claims)
+    rows = []
+    for run in experiment.runs_of(config, config.seeds, []):
+        row, is_gated = made_row(run, 0.9), run["arm"] == "gated"
+        row["horizon"], row["curve"] = (
+            100,
+            [[0, 0.1], [50, 0.7 if is_gated and run["setting"] == "d16" else 0.5], [100, 0.9]],
+        )
+        rows.append(row)
+    d16, d32, pooled = tables.judge_claims(config, rows)
+    assert d16["by_seed"] == pytest.approx(dict.fromkeys(range(8), math.log(2))) and d16["verdict"] == "supported"
+    assert set(d32["by_seed"].values()) == {0} and d32["verdict"] == "inconclusive"
+    assert pooled["by_seed"] == pytest.approx(dict.fromkeys(range(8), 0.05))  # the mean of 0.1 and 0
+    for path in (["auc", 1], ["log_steps"], ["lost", "x"], ["log_steps", True], [1], [["auc"]], ["scores", 1], []):
+        claim = {"contrast": GAIN, "above": 0, "of": path}
+        assert "claims: a: of=" in helpers.error_of(listed, seeds=list(range(8)), claims={"a": claim})
 
 
 def test_every_setting_has_every_arm_and_its_own_data():

@@ -13,7 +13,7 @@ import scipy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from study import stats
+from study import curves, stats
 
 
 @pytest.mark.parametrize(("n", "t"), [(2, 12.7062), (3, 4.3027), (5, 2.7764), (10, 2.2622), (401, 1.96591)])
@@ -151,6 +151,105 @@ def test_a_claim_among_many_needs_more():
     assert together[0]["p_holm"] == 2 * alone["p"]  # a count is in no family
     banded = stats.judge([(close, {"above": 0.05, "within": 0.5})])[0]  # two questions
     assert banded["p_within"] == 1 / 64 and banded["p_within_holm"] == banded["p_holm"] == 2 / 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("chances", "n", "exact", "student"),
+    [
+        ((0.1, 0.1), 10, 0.955, 0.98),
+        ((0.2, 0.2), 6, 0.973, 0.985),
+        ((0.1, 0), 10, 0.64, 0.64),
+        ((0.2, 0), 6, 0.75, 0.75),
+    ],
+)
+def test_where_one_arm_alone_loses_runs_no_interval_covers_the_mean(chances, n, exact, student):
+    rng, covered, trials = np.random.default_rng(0), np.zeros(2), 2000
+    for _ in range(trials):
+        ends = [np.where(rng.random(n) < chance, 0.25, 0.95) + rng.normal(0, 0.01, n) for chance in chances]
+        gains, truth = (ends[0] - ends[1]).tolist(), -0.7 * (chances[0] - chances[1])
+        for i, (low, high) in enumerate((stats.exact_interval(gains), stats.t_interval(gains)[1:])):
+            covered[i] += low <= truth <= high
+    assert covered / trials == pytest.approx([exact, student], abs=0.03)
+
+
+@pytest.mark.parametrize(("n", "sides"), [(6, 2), (8, 1), (10, 2), (13, 2)])
+def test_an_effect_that_a_comparison_can_see_is_seen_in_four_cases_of_five(n, sides):
+    rng, trials = np.random.default_rng(1), 600
+    effect, band = stats.detectable(n, stats.LEVEL / sides)
+    alternative = "greater" if sides == 1 else "two-sided"
+    draws = rng.normal(0, 0.3, (trials, n))
+    seen = sum(stats.sign_flip_test(draw + 0.3 * effect, 0.0, alternative) < stats.LEVEL for draw in draws)
+    assert seen / trials == pytest.approx(0.8, abs=0.05)
+    assert stats.student_detectable(n, stats.LEVEL / sides) == pytest.approx(effect, rel=0.25 if n < 8 else 0.05)
+    _, band = stats.detectable(n, stats.LEVEL)
+    inside = sum(stats.judge([(draw.tolist(), {"within": 0.3 * band})])[0]["verdict"] == "equivalent" for draw in draws)
+    assert inside / trials == pytest.approx(0.8, abs=0.05)
+
+
+def test_students_power_is_that_of_the_tables():
+    # Cohen 1988: d = 0.5, one sample, two-sided 0.05, 80%: 34 pairs; d = 0.8: 15 pairs
+    assert stats.student_detectable(34, 0.025) == pytest.approx(0.495, abs=0.005)
+    assert stats.detectable(15, 0.025)[0] == stats.student_detectable(15, 0.025) == pytest.approx(0.78, abs=0.01)
+
+
+def test_five_seeds_can_see_nothing_two_sided_and_the_verdict_says_what_its_spread_can():
+    assert stats.detectable(5, 0.025) == (math.inf, math.inf) and math.isfinite(stats.detectable(5, 0.05)[0])
+    assert stats.smallest_p(5) == 2 / 32 and stats.smallest_p(5, 1) == 1 / 32
+    (judged,) = stats.judge([(HIGH, {"above": 0.0})])
+    assert judged["detectable"] == pytest.approx(statistics.stdev(HIGH) * stats.detectable(6, 0.025)[0])
+    assert {claim["detectable"] for claim in stats.judge([(HIGH, {"above": 0.0})] * 2)} == {
+        math.inf
+    }  # the level is halved
+    assert "detectable" not in stats.judge([([0.1] * 6, {"above": 0.0})])[0]  # there is no spread
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Learning curves
+
+
+def run_of(*values, horizon=None, finite=True, metric="accuracy"):
+    curve = [[100 * i, value] for i, value in enumerate(values)]
+    return {"curve": curve, "metric": metric, "finite": finite} | ({"horizon": horizon} if horizon else {})
+
+
+def test_the_area_under_a_curve_is_its_mean_height_up_to_the_horizon():
+    assert stats.look_up(run_of(0.0, 0.5, 1.0), ["auc"]) == 0.5
+    assert stats.look_up(run_of(0.0, 1.0, horizon=400), ["auc"]) == 0.875  # it stopped early, and stays at 1
+    assert stats.look_up(run_of(0.0, 0.5, None, finite=False), ["auc"]) is None
+    assert stats.look_up(run_of(0.0, 0.5, finite=False), ["auc"]) is None
+
+
+def test_steps_to_a_threshold_are_censored_at_the_horizon_and_two_censored_runs_are_a_tie():
+    solved, unsolved = run_of(0.1, 0.8, 0.95), run_of(0.1, 0.2, 0.3)
+    assert stats.look_up(solved, ["log_steps", 0.9]) == math.log(200)
+    assert stats.look_up(unsolved, ["log_steps", 0.25]) == stats.look_up(unsolved, ["log_steps", 0.9]) == math.log(200)
+    assert [stats.look_up(unsolved, ["lost", bar]) for bar in (0.25, 0.9)] == [0, 1]
+    assert stats.look_up(run_of(0.1, 0.8, horizon=1000, finite=False), ["log_steps", 0.9]) == math.log(1000)
+    assert stats.look_up(run_of(3.0, 2.0, 1.0, metric="val_loss"), ["log_steps", 2.5]) == math.log(100)
+    rows = [run_of(0.1, 0.2) | {"arm": arm, "seed": 0} for arm in "ab"]
+    assert stats.contrast(rows, {(None, "a"): 1, (None, "b"): -1}, ["log_steps", 0.9]) == {0: 0}
+
+
+def test_survival_curves_count_the_runs_that_are_not_there_yet():
+    rows = [run_of(0, 1), run_of(0, 0, 1), run_of(0, 0, 1), run_of(0, 0, 0, 0), run_of(0, 0, 0, horizon=100)]
+    steps, is_censored = curves.times(rows, 0.5)
+    assert (steps, is_censored) == ([100, 200, 200, 300, 100], [False, False, False, True, True])
+    shown = curves.survival(steps, is_censored)
+    assert [(step, at_risk) for step, _, at_risk in shown] == [(100, 5), (200, 3), (300, 1)]
+    assert [share for _, share, _ in shown] == pytest.approx([4 / 5, 4 / 5 * 1 / 3, 4 / 5 * 1 / 3])
+
+
+def test_the_log_rank_test_is_scipys_in_one_stratum_and_adds_up_strata():
+    rng = np.random.default_rng(3)
+    groups = [(np.ceil(rng.exponential(scale, 12) * 5).tolist(), (rng.random(12) < 0.3).tolist()) for scale in (1, 2)]
+    z, p = curves.log_rank([groups])
+    theirs = scipy.stats.logrank(*(curves.censored(*group) for group in groups))
+    assert (z, p) == pytest.approx((theirs.statistic, theirs.pvalue)) and z > 0  # the first group is sooner
+    assert curves.log_rank([groups, groups])[0] == pytest.approx(math.sqrt(2) * z)
+    assert curves.log_rank([groups, groups[::-1]])[0] == pytest.approx(0)
+    never = ([10.0, 10.0], [True, True])
+    assert curves.log_rank([(never, never)]) == (0, 1)
 
 
 def test_a_contrast_is_within_seeds_and_leaves_out_a_seed_that_lacks_a_run():
