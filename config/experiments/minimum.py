@@ -7,7 +7,7 @@ two means are within 3 points, or that a run is not finite. Anything else is in 
 than 5 points is judged separately. Twenty runs take about 16 minutes on two CPU cores; `make demo` runs three seeds.
 
 Result (ten seeds, results/minimum/): failure. Accuracy is 27.1% without the gate and 25.5% with it, where chance among
-the values in context is 25%. The gain is -1.6 points (95% interval -3.9 to +0.6), and so not more than 5.
+the values in context is 25%. The gain is -1.6 points (exact 95% interval -4.0 to +0.3), and so not more than 5.
 """
 
 include = "base/recall.py"

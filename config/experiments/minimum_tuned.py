@@ -8,7 +8,7 @@ first run, to fit the machine time. The other five seeds were added after the ve
 so both verdicts are reported.
 
 Result (results/minimum_tuned/): in between. Both arms choose 5e-4, the smallest rate. Accuracy is 54.9% without the
-gate and 50.0% with it; the gain is -4.9 points [-14.5, +4.7] over ten seeds (-4.2 [-22.0, +13.5] over the first five).
+gate and 50.0% with it; the gain is -4.9 points [-14.7, +4.9] over ten seeds (-4.2 [-22.0, +13.5] over the first five).
 No run solves the task.
 """
 
