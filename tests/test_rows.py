@@ -534,20 +534,20 @@ def test_base_and_data_on_the_command_line_are_added_to_those_of_the_file():
 
 
 def test_a_dry_run_knows_the_chosen_rates_and_guesses_what_is_not_chosen_yet():
-    config = listed(settings={}, seeds=[0, 1], selection_seeds=[7], learning_rates=[0.001, 0.01, 0.1], jobs=1)
-    value = by_rate({0.001: 0.3, 0.01: 0.5, 0.1: 0.4})
+    config, value = choosing(seeds=[0, 1], selection_seeds=[7], jobs=1), by_rate({0.001: 0.3, 0.01: 0.5, 0.1: 0.4})
     choices, _ = chosen(config, value)
     selection = [made_row(run, value(run)) for choice in choices for run in choice["runs"]]
     rows = selection + [made_row(run, 0.5) for run in compared_runs(config, choices)]
-    assert experiment.estimate(config, rows).startswith("0 of 14 runs to do")
-    assert experiment.estimate(config, rows[:-1]).splitlines()[0].startswith("gated-seed1 ")
-    assert experiment.estimate(config, selection).splitlines()[-1].startswith("4 of 14 runs to do")
-    short = experiment.estimate(config, selection[:3]).splitlines()  # of one arm; what follows is guessed
-    assert short[-1].startswith("11 of 14 runs to do")
-    # a step of a short run costs as much as one of a full run
-    assert [line.split()[-2] for line in short if line.startswith("none-lr0.01-seed7")] == ["144"]
+    assert experiment.estimate(config, rows).startswith("0 of 7 runs to do")
+    assert experiment.estimate(config, rows[:-1]).splitlines()[0].startswith("none-seed1 ")
+    assert experiment.estimate(config, selection).splitlines()[-1].startswith("2 of 7 runs to do")
+    lines = [line.split()[:2] for line in experiment.estimate(config, selection[:2]).splitlines()]
+    assert lines == [  # a step of a short run, which took 36 s here, costs as much as one of a full run
+        ["none-lr0.1-short-seed7", "36"], ["none-lr0.001-seed7", "144"], ["none-lr0.01-seed7", "144"],
+        ["none-seed0", "144"], ["none-seed1", "144"], ["5", "of"],
+    ]  # fmt: skip
     scored = dataclasses.replace(config, scores={"longer": {}})
-    assert experiment.estimate(scored, rows).endswith("; 4 finished runs lack a score")
+    assert experiment.estimate(scored, rows).endswith("; 2 finished runs lack a score")
 
 
 def test_with_many_seeds_the_sign_flip_test_is_called_what_it_is():
