@@ -502,7 +502,7 @@ def test_prepare_is_one_of_the_names_under_data_and_no_code_of_another_folder_ru
     (tmp_path / "any" / "prepare.py").write_text("raise SystemExit('this ran')")
     for each in (name, str(tmp_path / "any"), f"../{tmp_path.name}/any"):
         message = helpers.error_of(run, tmp_path / "out", prepare=each)
-        assert message.startswith("prepare=") and "must be one of mqar, pystdlib, text, wikitext103" in message
+        assert message.startswith("prepare=") and "must be one of backcopy, mqar, pystdlib" in message
     assert [file.name for file in tmp_path.iterdir()] == ["any"]
 
 
