@@ -3,7 +3,7 @@
     python experiment.py config/experiments/minimum.py
     python experiment.py config/experiments/minimum.py --out_dir=out/minimum --jobs=4
     python experiment.py config/experiments/matrix.py --dry_run=true        prints the list and its estimated hours
-    python experiment.py config/experiments/matrix.py --shard=2/8           runs one part of eight, in a shared folder
+    python experiment.py CONFIG --out_dir=SHARED                            again, here or elsewhere: another worker
     python experiment.py config/experiments/matrix.py --run=false           shows the rows that are there
 
 An experiment is a config file: arms x settings x seeds, the keys of train.py that all runs share (base), the data, how
@@ -14,42 +14,38 @@ setting, seed, data and keys of train.py; a folder that holds another run is mov
 A folder that is none of an experiment is refused before anything is written. SIGTERM, Ctrl-C, SIGHUP (a closed
 terminal) and SIGUSR1 stop the runs, each of which saves first; the status is then 128 and the signal's number.
 
+Any number of these calls may share an out_dir, on one machine or on several: each is a worker that takes runs nobody
+else has, goes on with those of a worker that is gone, and ends when all runs have a row (study/runner.py).
+
 base and data given on the command line, or beside an include, are added to those of the file: --base='{"n_layer": 4}'
 changes one key. Every other key takes the place of the file's.
 
 All arms of a seed see the same data in the same order, and start from the same weights where they share them. With
-selection_seeds each arm's learning rate is chosen on those, in each setting, and the seeds are run at that one.
+selection_seeds each arm's learning rate is chosen on those, in each setting, and the seeds are run at that one: by the
+area under the curve, short runs for all rates and full ones for the best two (study/plan.py).
 """
 
 import configurator
 from configurator import UserError, key, show
 
-import dataclasses
-import importlib
-import itertools
-import json
-import math
-import os
+import contextlib
 import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from evaluate import EvaluateConfig
 from model import GPT
 from ops import IGNORE
-from runs import files
-from runs.files import lock, read_jsonl, wrong_field
-from runs.hardware import keep_freed_memory, pick_device, seconds_of, signals_to, usable_cores
-from runs.outdir import write_text
+from runs.files import wrong_field
+from runs.hardware import keep_freed_memory, pick_device, seconds_of
 from study import claims, curves, power, report, stats, tables
-from study.rows import as_read, find_row, missing_scores, read_rows, rows_of_other_keys, run_of, with_scores
+from study.leases import alone
+from study.plan import choose_rates, known_runs, name_of, runs_of, steps_of, unknown_runs
+from study.rows import by_run, missing_scores, read_rows, text_of
+from study.runner import gpus_of, jobs_of, prepare_config, run_all, threads_of
 from train import TrainConfig, make_optimizers
 
 HERE = Path(__file__).resolve().parent
@@ -75,6 +71,12 @@ class ExperimentConfig:
     learning_rates: list[float] = key([], "with selection_seeds: to choose from; without: all are run", above=0)
     selection_seeds: list[int] = key([], "seeds that the learning rates are chosen on, and nothing else", at_least=0)
     rate_of: dict = key({}, "{arm: the arm whose chosen rate it takes, untried itself}")
+    select_by: str = key(
+        "auc",
+        "auc: area under the curve, of short runs first; end: end of full runs at all rates (older experiments)",
+        choices=("auc", "end"),
+    )
+    selection_iters: int | None = key(None, "steps of the short runs (None: a quarter of max_iters)", at_least=1)
     rates_at: str | None = key(None, "the setting that rates are chosen in, for all (None: in each its own)")
     prepare: str = key("mqar", "which data/*/prepare.py makes the data")
     data: dict = key({}, "keys of that script; a later data is added to it", merge=True)
@@ -101,8 +103,9 @@ class ExperimentConfig:
     scenarios: dict = key({}, "{scenario: {claim: the verdict it needs}}, looked for in each setting")
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
     dry_run: bool = key(False, "show the list and its estimated hours, and do nothing")
-    shard: str | None = key(None, "i/n: run every n-th of the list, from the i-th on (several machines, one folder)")
-    out_dir: str | None = key(None, "where rows, figure and runs go (None: results/NAME)", is_path=True)
+    out_dir: str | None = key(
+        None, "where rows, figure and runs go (None: results/NAME); several workers may share it", is_path=True
+    )
     overwrite: bool = key(False, "true: take an out_dir that holds files which are none of an experiment")
     jobs: int = key(0, "runs at a time (0: as many as there are GPUs, or cores)", at_least=0)
 
@@ -142,6 +145,11 @@ class ExperimentConfig:
                     f"arm {run['arm']!r}: dtype=auto is timed anew in each run, so that paired runs may differ: "
                     'add "dtype": "float32", or bfloat16, to base'
                 )
+            if self.selection_seeds and (self.selection_iters or 0) >= keys.max_iters:
+                raise UserError(
+                    f"selection_iters={self.selection_iters}: short runs must be shorter than arm {run['arm']!r}'s, "
+                    f"max_iters={keys.max_iters}"
+                )
             configurator.build(prepare_config(self), run["data"], source="data")
         self.check_folders()
         configurator.build(prepare_config(self), self.score_data, source="score_data")
@@ -167,7 +175,6 @@ class ExperimentConfig:
             raise UserError(f"selection_seeds={self.selection_seeds}: the comparison uses some of them, too")
         if self.learning_rates and not self.selection_seeds and self.metric != "val_loss":
             raise UserError(f"metric={self.metric!r}: with learning_rates it must be val_loss, which tells divergence")
-        parse_shard(self.shard)
 
     def check_folders(self) -> None:
         """Every run needs a folder of its own: setting "a" with arm "b-c" would share that of "a-b" with "c"."""
@@ -277,122 +284,53 @@ def main(argv: list[str]) -> None:
     rows = run_all(config, out_dir)
     if rows is None:
         return
-    selection = [row for row in read_rows(out_dir) if row.get("purpose") == "selection"]
-    judged = tables.judge_claims(config, rows, selection)
+    choices = choose_rates(config, read_rows(out_dir))
+    judged = tables.judge_claims(config, rows, choices)
     summary = tables.summary(config, rows, judged)
+    if rates := tables.rates_table(config, choices):
+        summary += f"\n{rates}\n"
     print(summary)
-    figures = report.figures(rows, out_dir)
-    figures += claims.figures(judged, rows, config.solved_above, out_dir)
-    about = [word for word in argv if not word.startswith(("--run", "--out_dir", "--jobs", "--shard"))]
+    about = [word for word in argv if not word.startswith(("--run", "--out_dir", "--jobs"))]
     command = " ".join(["python experiment.py", *about])
-    page = report.page(rows, figures, out_dir / "report.html", summary, command)
+    with alone(out_dir, "report") if config.run else contextlib.nullcontext():  # workers end at the same time
+        figures = report.figures(rows, out_dir)
+        figures += claims.figures(judged, rows, config.solved_above, out_dir)
+        page = report.page(rows, figures, out_dir / "report.html", summary, command)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The list of runs
-
-
-def runs_of(config: ExperimentConfig, seeds: list[int], rates: list[float], chosen: dict | None = None) -> list[dict]:
-    """Every run of the seeds: settings x arms x rates. chosen: {(setting, arm): rate}, instead of rates."""
-    runs = []
-    for seed in seeds:
-        for setting, changes in (config.settings or {None: {}}).items():
-            data = config.data | changes.get("data", {})
-            base = config.base | {name: value for name, value in changes.items() if name != "data"}
-            for arm, keys in config.arms.items():
-                if seed in config.seeds and seed not in config.seeds_of.get(arm, [seed]):
-                    continue
-                for rate in [chosen[setting, arm]] if chosen else rates or [None]:
-                    run = {"arm": arm, "seed": seed, "data": data, "config": base | keys | {"seed": seed}}
-                    if rate is not None:
-                        run["config"]["learning_rate"] = rate
-                    if rate is not None and not config.selection_seeds:
-                        run["arm"] = f"{arm} at {rate:g}"
-                    elif rate is not None and chosen is None:
-                        run["purpose"] = "selection"
-                    if setting is not None:
-                        run["setting"] = setting
-                    runs.append(as_read(run))
-    return runs
-
-
-def selection_runs(config: ExperimentConfig) -> list[dict]:
-    """The runs that learning rates are chosen by."""
-    runs = runs_of(config, config.selection_seeds, config.learning_rates) if config.selection_seeds else []
-    return [r for r in runs if r["arm"] not in config.rate_of and config.rates_at in (None, r.get("setting"))]
-
-
-def choose_rates(config: ExperimentConfig, rows: list[dict]) -> dict | None:
-    """{(setting, arm): the learning rate with the best mean over the selection seeds}; None while rows are missing."""
-    sign, best = (1 if config.metric == "accuracy" else -1), {}
-    runs = selection_runs(config)
-    found = [find_row(rows, run) for run in runs]
-    if None in found:
-        return None
-    for setting, arm in dict.fromkeys((run.get("setting"), run["arm"]) for run in runs):
-        means = {}
-        for rate in config.learning_rates:
-            own = [
-                r for r in found if (r.get("setting"), r["arm"], r["config"]["learning_rate"]) == (setting, arm, rate)
-            ]
-            ends = [-math.inf if row[config.metric] is None else sign * row[config.metric] for row in own]
-            means[rate] = statistics.fmean(ends)
-        best[setting, arm] = max(means, key=means.get)
-    return {
-        (setting, arm): best[config.rates_at or setting, config.rate_of.get(arm, arm)]
-        for setting in config.settings or [None]
-        for arm in config.arms
-    }
-
-
-def steps_of(runs: list[dict]) -> int:
-    return sum(configurator.build(TrainConfig, run["config"]).max_iters for run in runs)
-
-
-def parse_shard(shard: str | None) -> tuple[int, int]:
-    """i/n -> (i, n), counted from 1. None -> (1, 1)."""
-    first, slash, count = (shard or "1/1").partition("/")
-    if not (slash and first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
-        raise UserError(f"shard={shard!r}: write i/n, from 1/n to n/n")
-    return int(first), int(count)
-
-
-def of_shard(config: ExperimentConfig, runs: list) -> list:
-    """This shard's part of a list."""
-    first, count = parse_shard(config.shard)
-    return runs[first - 1 :: count]
+# What is left to do
 
 
 def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     """Lists the runs that have no row, with their hours: by the rows of the same arm, or else by timing some steps.
 
-    Then what each claim can show. With a shard, its part of the list. Runs whose rate isn't chosen yet are listed at
-    the first of the rates.
+    Then what each claim can show. Runs whose rate isn't chosen yet are listed at one of the rates.
     """
-    chosen = choose_rates(config, rows) if config.selection_seeds else None
-    compared = runs_of(config, config.seeds, config.learning_rates[: 1 if config.selection_seeds else None], chosen)
-    runs = of_shard(config, selection_runs(config)) + of_shard(config, compared)
-    rows_found = [find_row(rows, run) for run in runs]
-    waiting = [run for run, row in zip(runs, rows_found, strict=True) if row is None]
-    unscored = [row for row in rows_found if row is not None and missing_scores(config, row)]
+    choices, by_text = choose_rates(config, rows), by_run(rows)
+    runs = known_runs(config, choices) + unknown_runs(config, choices)
+    waiting = [run for run in runs if text_of(run) not in by_text]
+    unscored = [by_text[text_of(run)] for run in runs if text_of(run) in by_text]
+    unscored = [row for row in unscored if missing_scores(config, row)]
     jobs, found, lines, total = jobs_of(config, gpus_of(config)), {}, [], 0.0
     for run in waiting:
         kind = run.get("setting"), run["arm"].split(" at ")[0]
-        if kind not in found:
-            same = [r["seconds"] for r in rows if (r.get("setting"), r["arm"].split(" at ")[0]) == kind]
-            found[kind] = statistics.median(same) if same else seconds_by_steps(run, threads_of(jobs))
-        lines.append(f"{name_of(run):<60}{found[kind]:>8,.0f} s")
-        total += found[kind]
-    shard = f" in shard {config.shard}" if config.shard else ""
+        if kind not in found:  # seconds a step
+            same = [row for row in rows if (row.get("setting"), row["arm"].split(" at ")[0]) == kind]
+            steps = [row["seconds"] / (row.get("last_step") or steps_of([row])) for row in same]
+            found[kind] = statistics.median(steps) if same else seconds_by_steps(run, threads_of(jobs))
+        seconds = found[kind] * steps_of([run])
+        lines.append(f"{name_of(run):<60}{seconds:>8,.0f} s")
+        total += seconds
     hours = f"about {total / 3600 / jobs:.1f} hours, {jobs} at a time"
     hours += f"; {len(unscored)} finished runs lack a score" if unscored else ""
-    total = f"{len(waiting)} of {len(runs)} runs{shard} to do: {hours}"
+    total = f"{len(waiting)} of {len(runs)} runs to do: {hours}"
     return "\n".join([*lines, total, *power.lines(config, rows)])
 
 
 def seconds_by_steps(run: dict, threads: int) -> float:
-    """Estimates the seconds of a run that has no row, from five of its steps here and now, on random tokens."""
+    """Estimates the seconds that a step of a run takes, from five of them here and now, on random tokens."""
     keys = configurator.build(TrainConfig, run["config"])
     torch.set_num_threads(threads)
     keep_freed_memory()
@@ -414,327 +352,7 @@ def seconds_by_steps(run: dict, threads: int) -> float:
         model.zero_grad()
 
     seconds = [seconds_of(step, device) for _ in range(6)]
-    return statistics.median(seconds[1:]) * keys.gradient_accumulation_steps * keys.max_iters
-
-
-def name_of(run: dict) -> str:
-    """The folder of a run."""
-    rate = f"lr{run['config']['learning_rate']:g}" if "purpose" in run else None
-    parts = [run.get("setting"), run["arm"], rate, f"seed{run['seed']}"]
-    return "-".join(part for part in parts if part)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Running
-
-
-def run_all(config: ExperimentConfig, out_dir: Path) -> list[dict] | None:
-    """Starts the runs that have no row, and returns the rows of all runs in the order of the list.
-
-    Returns None while another shard still has some of them to do.
-    """
-    claim_out_dir(config, out_dir)
-    chosen = None
-    if config.selection_seeds:
-        chosen = choose_rates(config, run_list(config, selection_runs(config), out_dir, "choosing learning rates"))
-        if chosen is None:
-            print("the learning rates are chosen when all runs of the selection seeds are there")
-            return None
-        for (setting, arm), rate in chosen.items():
-            if config.rates_at in (None, setting):
-                print(f"learning rate of {f'{setting}: ' if setting and not config.rates_at else ''}{arm}: {rate:g}")
-    runs = runs_of(config, config.seeds, config.learning_rates, chosen)
-    rows = run_list(config, runs, out_dir, config.name)
-    found = [with_scores(config, row) for run in runs if (row := find_row(rows, run)) is not None]
-    if len(found) < len(runs):
-        print(f"{len(runs) - len(found)} of {len(runs)} runs have no row yet")
-    return found if found and (len(found) == len(runs) or not config.run) else None
-
-
-def claim_out_dir(config: ExperimentConfig, out_dir: Path) -> None:
-    """Marks out_dir as the folder of an experiment. Raises UserError for a folder that is somebody else's."""
-    # one without a marker may be of an older version, or results/NAME of a clone: it has our rows
-    has_our_rows = any({"arm", "seed", "config", "data", "finite"} <= row.keys() for row in read_rows(out_dir))
-    files.claim(out_dir, "experiment", config.overwrite or has_our_rows)
-
-
-def run_list(config: ExperimentConfig, runs: list[dict], out_dir: Path, title: str) -> list[dict]:
-    """Starts this shard's runs that have no row, computes missing scores, and returns all rows that are there then."""
-    rows, (first, count) = read_rows(out_dir), parse_shard(config.shard)
-    rows_found = [find_row(rows, run) for run in runs]
-    lacking = [run for run, row in zip(runs, rows_found, strict=True) if row is None]
-    print(f"{title}: {len(runs)} runs, {steps_of(runs):,} steps; {len(runs) - len(lacking)} runs are done already")
-    for line in rows_of_other_keys(rows, lacking):
-        print(line)
-    waiting = [run for run in of_shard(config, runs) if run in lacking]
-    waiting += rows_to_score(config, of_shard(config, rows_found), out_dir)
-    if waiting and config.run:
-        file = out_dir / ("rows.jsonl" if count == 1 else f"rows.{first}-of-{count}.jsonl")
-        if file.is_file():
-            os.truncate(file, file.read_bytes().rfind(b"\n") + 1)  # a kill may have cut the last row short
-        with open(file, "a") as rows_file:
-            for row in run_side_by_side(config, waiting, out_dir):
-                rows_file.write(json.dumps(row, allow_nan=False) + "\n")
-                rows_file.flush()
-        rows = read_rows(out_dir)
-    return rows
-
-
-def rows_to_score(config: ExperimentConfig, rows: list[dict], out_dir: Path) -> list[dict]:
-    """The rows that lack a score and whose checkpoints are still there; the others are named."""
-    unscored = [row for row in rows if row is not None and missing_scores(config, row)]
-    kept = [row for row in unscored if is_finished(run_of(row), out_dir / name_of(row))]
-    if len(kept) < len(unscored):
-        names = ", ".join(dict.fromkeys(name for row in unscored for name in missing_scores(config, row)))
-        lost = [name_of(row) for row in unscored if row not in kept]
-        print(
-            f"  {len(lost)} finished runs lack a score ({names}), and their checkpoints are not in {out_dir}: "
-            f"{', '.join(lost[:3])}{', ...' if lost[3:] else ''}; to run one again, remove its row"
-        )
-    if kept and not config.run:
-        print(f"  {len(kept)} finished runs lack a score, which --run=true computes")
-    return kept
-
-
-def run_side_by_side(config: ExperimentConfig, waiting: list[dict], out_dir: Path) -> Iterator[dict]:
-    """Yields a row whenever a run ends. One bar over all steps, with the losses and the speed of what is running.
-
-    waiting: runs, and rows of finished runs, of which only the scores that they lack are computed.
-    A signal stops the runs, each of which saves first.
-    """
-    gpus = gpus_of(config)
-    jobs = jobs_of(config, gpus)
-    threads = threads_of(jobs)
-    waiting, running, ended_steps = list(waiting), [], 0
-    bar = tqdm(
-        total=steps_to_do(waiting), desc=config.name, unit="step", smoothing=0.05,
-        mininterval=0.5 if sys.stderr.isatty() else 30,
-    )  # fmt: skip
-    with signals_to(lambda number: sys.exit(128 + number)):
-        try:
-            while waiting or running:
-                while waiting and len(running) < jobs:
-                    taken = [job["gpu"] for job in running]
-                    gpu = min(gpus, key=taken.count) if gpus else None
-                    running.append(start(config, waiting.pop(0), out_dir, threads, gpu))
-                time.sleep(0.2)
-                for job in [job for job in running if job["process"].poll() is not None]:
-                    if job["process"].returncode == 0 and job["commands"]:
-                        job["process"] = start_process(job["commands"].pop(0), job["folder"], threads, job["gpu"])
-                        continue
-                    running.remove(job)
-                    ended_steps += steps_to_do([job["item"]])
-                    row = finish(config, job)
-                    bar.write(f"{row['arm']}, seed {row['seed']}: {tables.show(config, row)}, {row['seconds']:.0f} s")
-                    yield row
-                states = [(job["item"], last_row(job["folder"])) for job in running if steps_to_do([job["item"]])]
-                bar.n = ended_steps + sum(state["step"] for _, state in states)
-                losses = [(f"{run['arm']}/{run['seed']}", state["loss"]) for run, state in states if "loss" in state]
-                shown = {name: f"{loss:.3f}" for name, loss in losses}
-                speed = sum(state.get("tokens_per_second", 0) for _, state in states)
-                bar.set_postfix(shown | {"tok_s": f"{speed:,.0f}"}, refresh=False)
-                bar.update(0)
-        finally:
-            for job in running:
-                job["process"].terminate()
-            for job in running:
-                job["process"].wait()
-            bar.close()
-
-
-def gpus_of(config: ExperimentConfig) -> list[str]:
-    """The names by which CUDA_VISIBLE_DEVICES knows the GPUs of this machine; none where the runs are on the CPU."""
-    if pick_device(config.base.get("device", "auto")) != "cuda":
-        return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
-
-
-def jobs_of(config: ExperimentConfig, gpus: list[str]) -> int:
-    """How many runs go on at a time."""
-    rates = 1 if config.selection_seeds else len(config.learning_rates) or 1
-    count = len(config.arms) * (len(config.settings) or 1) * len(config.seeds) * rates
-    return min(config.jobs or len(gpus) or usable_cores(), count)
-
-
-def threads_of(jobs: int) -> int:
-    """CPU threads of each run: the same for the first and for the last that is left, for results may depend on them."""
-    return max(1, usable_cores() // jobs)
-
-
-def steps_to_do(waiting: list[dict]) -> int:
-    """The steps of the runs; a row that only lacks a score has none left."""
-    return steps_of([item for item in waiting if "finite" not in item])
-
-
-def start(config: ExperimentConfig, item: dict, out_dir: Path, threads: int, gpu: str | None) -> dict:
-    """Starts train.py for a run, and evaluate.py after it for each score; for a row only the scores that it lacks."""
-    run, is_finished_run = run_of(item), "finite" in item
-    folder, commands = out_dir / name_of(run), []
-    changes_data = "data" in config.settings.get(run.get("setting"), {})
-    data = prepare(config, run["data"], run["seed"], out_dir / "data" / (run["setting"] if changes_data else ""))
-    if not is_finished_run:
-        make_room(run, folder)
-        files.claim(folder, "run", overwrite=is_of(run, folder))  # an older version left no marker
-        keys = run["config"] | {"dataset": str(data), "out_dir": str(folder), "threads": threads, "init_from": "auto"}
-        write_text(folder / "run.json", json.dumps(run))
-        (folder / "log.txt").unlink(missing_ok=True)
-        commands.append(["train.py", keys])
-    names = missing_scores(config, item if is_finished_run else run | {"finite": True})
-    if names and config.score_data:
-        data = prepare(config, as_read(config.score_data), run["seed"], out_dir / "score_data")
-    about = {"checkpoint": str(folder / "ckpt.pt"), "dataset": str(data), "device": run["config"].get("device", "auto")}
-    for name in names:
-        out = {"out": str(folder / f"score_{name}.json")}
-        commands.append(["evaluate.py", about | config.scores[name] | out])
-    process = start_process(commands.pop(0), folder, threads, gpu)
-    return {
-        "item": item, "folder": folder, "gpu": gpu, "process": process, "commands": commands, "started": time.time()
-    }  # fmt: skip
-
-
-def make_room(run: dict, folder: Path) -> None:
-    """Makes the folder of a run. One that holds another run is moved aside: no checkpoint is lost to an edit."""
-    if any((folder / name).is_file() for name in ("ckpt.pt", "metrics.jsonl")) and not is_of(run, folder):
-        lock(folder).close()  # UserError while that run is at work
-        places = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))
-        aside = folder.rename(next(place for place in places if not place.exists()))
-        tqdm.write(f"{folder} holds a run of other keys: it is now {aside.name}, and may be removed")
-    folder.mkdir(parents=True, exist_ok=True)
-
-
-def is_of(run: dict, folder: Path) -> bool:
-    """Whether the folder is of this very run, and not of what the experiment was before an edit."""
-    file = folder / "run.json"
-    return file.is_file() and run_of(json.loads(file.read_text())) == run
-
-
-def is_finished(run: dict, folder: Path) -> bool:
-    """Whether the folder has the checkpoint of the end of this very run."""
-    return is_of(run, folder) and (folder / "ckpt.pt").is_file() and last_row(folder).get("event") == "end"
-
-
-def prepare_config(config: ExperimentConfig) -> type:
-    """The keys of data/*/prepare.py, a dataclass."""
-    return importlib.import_module(f"data.{config.prepare}.prepare").Config
-
-
-def prepare(config, keys, seed, place):
-    """The folder of the data that data/*/prepare.py makes of these keys, made now unless it is there.
-
-    The data have the run's seed, unless the keys name another; where the script has none, all seeds share the data.
-    """
-    folder = place / "all"
-    if "seed" in {field.name for field in dataclasses.fields(prepare_config(config))} - keys.keys():
-        keys, folder = keys | {"seed": seed}, place / f"seed{seed}"
-    if is_prepared(keys, folder):
-        return folder
-    # shards that start together need the same data; the lock lies beside the folder, which is the data set's alone
-    lock_folder = place / f".{folder.name}"
-    lock_folder.mkdir(parents=True, exist_ok=True)
-    with lock(lock_folder, wait=True):
-        if not is_prepared(keys, folder):
-            (folder / "prepared.json").unlink(missing_ok=True)
-            script = HERE / "data" / config.prepare / "prepare.py"
-            command = [sys.executable, script, f"--config_override={json.dumps(keys | {'out_dir': str(folder)})}"]
-            prepared = subprocess.run(command, capture_output=True, text=True)
-            if prepared.returncode:
-                raise UserError(f"data/{config.prepare}/prepare.py failed: {prepared.stderr.strip()}")
-            write_text(folder / "prepared.json", json.dumps(keys))
-    return folder
-
-
-def is_prepared(keys: dict, folder: Path) -> bool:
-    file = folder / "prepared.json"
-    return file.is_file() and json.loads(file.read_text()) == keys and (folder / "meta.json").is_file()
-
-
-def start_process(command, folder: Path, threads: int, gpu: str | None) -> subprocess.Popen:
-    script, keys = command
-    environment = {"OMP_NUM_THREADS": str(threads)} | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
-    with open(folder / "log.txt", "a") as log:
-        return subprocess.Popen(
-            [sys.executable, HERE / script, f"--config_override={json.dumps(keys)}"],
-            stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment,
-            start_new_session=True,  # a terminal's Ctrl-C is for this process, which then asks each run once
-        )  # fmt: skip
-
-
-def last_row(folder: Path) -> dict:
-    rows = read_jsonl(folder / "metrics.jsonl")
-    return rows[-1] if rows else {"step": 0}
-
-
-def finish(config: ExperimentConfig, job: dict) -> dict:
-    """The row of a run that has ended. Divergence gives a row; a crash raises UserError."""
-    item, folder, status = job["item"], job["folder"], job["process"].returncode
-    metrics = read_jsonl(folder / "metrics.jsonl")
-    evaluations = [row for row in metrics if row["event"] == "eval"]
-    was_stopped = status == 1 and metrics[-1:] and metrics[-1]["event"] == "stopped"  # status 1 is any exception's, too
-    if status and not was_stopped or not evaluations:
-        tail = (folder / "log.txt").read_text().strip().splitlines()[-1:]
-        raise UserError(f"{folder.name} ended with status {status}: {' '.join(tail)} (all of it: {folder / 'log.txt'})")
-    if "finite" in item:
-        return scored(config, item, folder)
-    about = json.loads((folder / "config.json").read_text())
-    speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
-    speed = statistics.median(speeds) if speeds else math.nan
-    row = item | {
-        "finite": status == 0,
-        "accuracy": evaluations[-1]["accuracy"] if status == 0 else math.nan,
-        "val_loss": evaluations[-1]["val_loss"] if status == 0 else math.nan,
-        "metric": config.metric,
-        "curve": [[row["step"], row[config.metric]] for row in evaluations],
-        "meters": evaluations[-1].get("meters", {}),
-        "sinks": sink_curve(evaluations),
-        "tokens_per_second": speed,
-        "step_ms": 1000 * about["tokens_per_step"] / speed,
-        "scores": {},
-        "seconds": time.time() - job["started"],
-        **{name: about[name] for name in ("n_params", "flops_per_token", "state_bytes")},
-        **{name: about.get(name) for name in ("dtype", "device", "threads", "code_sha256")},
-        **{name: about[name] for name in ("git_commit", "git_dirty", "versions")},
-    }
-    return nan_to_none(scored(config, row, folder))
-
-
-def sink_curve(evaluations: list[dict]) -> list[dict]:
-    """The meters of each kind of query at each evaluation, for the figures; empty if the data set names no kinds."""
-    names = ("share", "effective", "gate_mean", "loss")
-    return [
-        {"step": row["step"], "value_norm": row["meters"]["value_norm"]}
-        | {kind: {name: found[name] for name in names} for kind, found in row["meters"]["kinds"].items()}
-        for row in evaluations
-        if row.get("meters", {}).get("kinds")
-    ]
-
-
-def scored(config: ExperimentConfig, row: dict, folder: Path) -> dict:
-    """The row with the scores that it lacked, which evaluate.py has written by now."""
-    names, data = missing_scores(config, row), as_read(config.score_data)
-    is_same_data = row.get("score_data", {}) == data
-    wanted = {name: as_read(config.scores[name]) for name in names}
-    found = {name: read_score(folder / f"score_{name}.json") for name in names}
-    return row | {
-        "scored": (row.get("scored", {}) if is_same_data else {}) | wanted,
-        "score_data": data,
-        "scores": (row["scores"] if is_same_data else {}) | found,
-        "ended": time.time(),  # where a run has two rows, the later one counts
-    }
-
-
-def read_score(file: Path) -> dict:
-    """What evaluate.py wrote, without the path of this machine's checkpoint."""
-    return {name: value for name, value in json.loads(file.read_text()).items() if name != "checkpoint"}
-
-
-def nan_to_none(value: object):
-    """What JSON can hold, at any depth."""
-    if isinstance(value, dict):
-        return {name: nan_to_none(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [nan_to_none(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return statistics.median(seconds[1:]) * keys.gradient_accumulation_steps
 
 
 if __name__ == "__main__":

@@ -92,6 +92,9 @@ class TrainConfig(GPTConfig):
     eval_interval: int = key(
         500, "steps between evaluations on the whole validation split; each saves a checkpoint", at_least=1
     )
+    stop_above: float | None = key(
+        None, "end the run after two evaluations in a row with a higher accuracy (None: at max_iters)", at_least=0
+    )
     keep_checkpoints: int = key(0, "how many of the last evaluations keep a ckpt_STEP.pt", at_least=0)
     eval_batch_size: int | None = key(None, "rows evaluated at once (None: batch_size)", at_least=1)
     log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
@@ -159,19 +162,29 @@ def train(
 
 
 def run_steps(run: "Run") -> None:
-    """Runs every step from run.first_step on, with evaluations, rows of metrics.jsonl and checkpoints."""
+    """Runs every step from run.first_step on, with evaluations, rows of metrics.jsonl and checkpoints.
+
+    The run ends at max_iters, or before it where stop_above says that it is solved.
+    """
     config, processes, out = run.config, run.processes, run.out
     bar = tqdm(
         range(run.first_step, config.max_iters), "training", config.max_iters, initial=run.first_step, unit="step",
         mininterval=0.1 if sys.stderr.isatty() else 30,  # a log file gets a line every 30 s
         disable=not processes.is_main,
     )  # fmt: skip
-    result, logged_at = None, (run.first_step, time.perf_counter())
+    logged_at = (run.first_step, time.perf_counter())
     losses = [row["loss"] for row in out.kept if row["event"] == "train"]  # a resumed run has some already
+    # rank 0 has read them, and every rank must come to the same end
+    evaluations = processes.from_main([row for row in out.kept if row["event"] == "eval"])
+    end = config.max_iters
     for step in bar:
         if step % config.eval_interval == 0:
             # a resumed run has already evaluated at first_step
-            result = run.evaluate_and_save(step) if step > run.first_step or step == 0 else None
+            if step > run.first_step or step == 0:
+                evaluations.append(run.evaluate_and_save(step))
+            if is_solved(config, evaluations):
+                end = step
+                break
             logged_at = (step, time.perf_counter())
         if number := processes.stop_signal():
             stop_for_signal(run, step, number)
@@ -192,14 +205,24 @@ def run_steps(run: "Run") -> None:
             row = dict(loss=loss, lr=lr, grad_norm=grad_norm, spike=spike, tokens_per_second=speed, mfu=mfu)
             out.log(event="train", step=step, **row)
             shown = dict(loss=f"{loss:.4f}", tok_s=f"{speed:,.0f}", mfu=f"{mfu:.1%}")
-            if result is not None:
-                shown["val"] = f"{result['loss']:.4f}"
+            if evaluations:
+                shown["val"] = f"{evaluations[-1]['val_loss']:.4f}"
             bar.set_postfix(shown, refresh=False)
-    result, seconds = run.evaluate_and_save(config.max_iters), run.seconds()
-    out.log(event="end", step=config.max_iters, seconds=seconds)
+    else:
+        evaluations.append(run.evaluate_and_save(end))
+    bar.close()
+    result, seconds = evaluations[-1], run.seconds()
+    out.log(event="end", step=end, seconds=seconds)
     accuracy = f", accuracy {result['accuracy']:.1%}" if run.dataset.kind == "examples" else ""
-    run.say(f"validation loss {result['loss']:.4f} nats{accuracy} after {config.max_iters} steps in {seconds:.0f} s")
+    steps = f"{end} steps" if end == config.max_iters else f"{end} of {config.max_iters} steps (solved)"
+    run.say(f"validation loss {result['val_loss']:.4f} nats{accuracy} after {steps} in {seconds:.0f} s")
     run.say(f"written to {out.path}/: metrics.jsonl, ckpt.pt, best.pt (validation loss {run.best:.4f})")
+
+
+def is_solved(config: TrainConfig, evaluations: list[dict]) -> bool:
+    """Whether the last two evaluations are above stop_above."""
+    last = [row["accuracy"] for row in evaluations[-2:]]
+    return config.stop_above is not None and len(last) == 2 and min(last) > config.stop_above
 
 
 def stop_for_signal(run: "Run", step: int, number: int) -> NoReturn:
@@ -383,7 +406,10 @@ class Run:
     # -- evaluation, checkpoints ---------------------------------------------------------------------------------------
 
     def evaluate_and_save(self, step: int) -> dict:
-        """Evaluates on the whole validation split; saves ckpt.pt, and best.pt if the loss is the lowest so far."""
+        """Evaluates on the whole validation split; saves ckpt.pt, and best.pt if the loss is the lowest so far.
+
+        Returns the row of metrics.jsonl, on ranks other than 0 without the meters.
+        """
         self.stop_if_not_finite(step)
         result = evaluate(
             self.model,
@@ -404,7 +430,7 @@ class Run:
             row["meters"] = self.meters(step)
         self.out.log(event="eval", step=step, **row)
         self.save(step, is_best, keep=True)
-        return result
+        return row
 
     def meters(self, step: int) -> dict:
         """The cheap meters (meters.training_meters), on the first rows of the validation split."""

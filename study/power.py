@@ -98,20 +98,15 @@ def spread_of(question: dict, sources: list[tuple[str, list[dict]]]) -> tuple[fl
 # After the runs
 
 
-def flags(config, rows: list[dict], selection: list[dict], question: dict) -> list[str]:
-    """Words on what limits the verdict of a question. selection: the rows that learning rates were chosen by."""
+def flags(config, rows: list[dict], choices: list[dict], question: dict) -> list[str]:
+    """Words on what limits the verdict of a question. choices: of learning rates, as plan.choose_rates gives them."""
     cells = {cell: [r for r in rows if (r.get("setting"), r["arm"]) == cell] for cell in question["weights"]}
     if not all(cells.values()):
         return []
     words = ends_of_the_scale(config, cells, question["of"]) + unlike_pairs(cells)
-    chosen = {}
-    for setting, arm in cells:
-        tried = config.rates_at or setting, config.rate_of.get(arm, arm)
-        own = [row for row in selection if (row.get("setting"), row["arm"]) == tried]
-        if own:
-            chosen.setdefault(tried, (own, cells[setting, arm][0]["config"]["learning_rate"]))
-    for (_, arm), (own, rate) in chosen.items():
-        words += rate_flags(config, arm, own, rate)
+    tried = {(config.rates_at or setting, config.rate_of.get(arm, arm)) for setting, arm in cells}
+    for choice in choices:
+        words += rate_flags(choice) if (choice["setting"], choice["arm"]) in tried else []
     return list(dict.fromkeys(words))
 
 
@@ -160,21 +155,15 @@ def is_mixed(rows: list[dict], name: str) -> bool:
     return len({value for row in rows if (value := tables.made_by(row, name)) is not None}) > 1
 
 
-def rate_flags(config, arm: str, tried: list[dict], rate: float) -> list[str]:
+def rate_flags(choice: dict) -> list[str]:
     """Edge: the chosen rate is the lowest or the highest of those tried. Margin: the next best is within a standard
     error, over the selection seeds, of the difference."""
-    sign, by_rate = -1 if config.metric == "val_loss" else 1, {}
-    for row in tried:
-        end, own = row[config.metric], by_rate.setdefault(row["config"]["learning_rate"], {})
-        own[row["seed"]] = -math.inf if end is None else sign * end
-    if rate not in by_rate or len(by_rate) < 2:
-        return []
-    words = [f"edge: {arm} chose {rate:g} at the end of its grid"] if rate in (min(by_rate), max(by_rate)) else []
-    others = {other: statistics.fmean(values.values()) for other, values in by_rate.items() if other != rate}
-    second = max(others, key=others.get)
-    gaps = [by_rate[rate][seed] - value for seed, value in by_rate[second].items() if seed in by_rate[rate]]
-    if len(gaps) == 1:
-        words.append(f"one selection seed: the margin of {arm}'s rate over {second:g} has no standard error")
-    elif all(map(math.isfinite, gaps)) and abs(statistics.fmean(gaps)) < statistics.stdev(gaps) / math.sqrt(len(gaps)):
-        words.append(f"margin: {arm}'s rate {rate:g} and {second:g} are within a standard error")
+    arm, rate, other = (choice.get(name) for name in ("arm", "rate", "other"))
+    words = [f"edge: {arm} chose {rate:g} at the end of its grid"] if choice.get("is_edge") else []
+    if other is None or not math.isfinite(choice["margin"]):
+        return words
+    if math.isnan(choice["error"]):
+        words.append(f"one selection seed: the margin of {arm}'s rate over {other:g} has no standard error")
+    elif abs(choice["margin"]) < choice["error"]:
+        words.append(f"margin: {arm}'s rate {rate:g} and {other:g} are within a standard error")
     return words

@@ -25,7 +25,7 @@ MARKERS = "o^vsDPX*<>"
 
 def figures(rows: list[dict], folder: Path) -> list[Path]:
     """Draws each figure that these rows have data for, and returns the paths. Runs that chose a rate are left out."""
-    rows = [row for row in rows if row.get("purpose") != "selection"]
+    rows = [row for row in rows if "purpose" not in row]
     if not rows:
         raise UserError(f"{folder}: has no row of a compared run yet, nothing to draw")
     rows = sorted(rows, key=lambda row: (row["arm"], row["seed"]))  # the order in which runs ended is not shown

@@ -1,7 +1,7 @@
 """The rows of an experiment: which run a row belongs to, and which of its scores count.
 
     rows = read_rows(folder)
-    row = find_row(rows, run)       # None: this run has no row yet
+    row = by_run(rows).get(text_of(run))        # None: this run has no row yet
 
 A row of rows.jsonl holds a run (its arm, setting, seed, data and keys of train.py), its results, and the code and
 machine that made them. Scores are not part of what identifies a run: if the config asks for another score, it is
@@ -21,11 +21,11 @@ RUN = ("arm", "setting", "seed", "purpose", *KEYS)  # what identifies a run
 
 
 def read_rows(folder: Path) -> list[dict]:
-    """The rows of all machines that share the folder, one for each run: the row that ended last."""
+    """The rows of all workers that share the folder, one for each run: the row that ended last."""
     found = {}
     for file in sorted(folder.glob("rows*.jsonl")):
         for row in read_jsonl(file):
-            name = json.dumps(run_of(row), sort_keys=True)
+            name = text_of(row)
             if name not in found or row.get("ended", 0) > found[name].get("ended", 0):
                 found[name] = row
     return list(found.values())
@@ -41,9 +41,23 @@ def run_of(row: dict) -> dict:
     return {name: row[name] for name in RUN if name in row}
 
 
-def find_row(rows: Iterable[dict], run: dict) -> dict | None:
-    """The row with the same arm, setting, seed, data and keys as the run, or None."""
-    return next((row for row in rows if run_of(row) == run), None)
+def text_of(row: dict) -> str:
+    """The run that a row belongs to, as a text that two rows share if they are of the same run."""
+    return json.dumps(whole_numbers(run_of(row)), sort_keys=True)
+
+
+def whole_numbers(value: Any) -> Any:
+    """The value with 1 in place of 1.0, at any depth: a key means the same however its number is written."""
+    if isinstance(value, dict):
+        return {name: whole_numbers(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [whole_numbers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def by_run(rows: Iterable[dict]) -> dict[str, dict]:
+    """{text_of(run): its row}."""
+    return {text_of(row): row for row in rows}
 
 
 def rows_of_other_keys(rows: list[dict], lacking: Iterable[dict]) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from study import power, report, sinks, stats
+from study.plan import rates_of
 
 
 def number(value: float | None) -> float:
@@ -50,11 +51,16 @@ def show(config, row: dict) -> str:
 
 
 def table(config, rows: list[dict], setting: str | None = None) -> str:
-    """One line per arm that shows every seed; with solved_above also how many seeds solved the task, and how soon."""
+    """One line per arm that shows every seed; with solved_above also how many seeds solved the task, and how soon.
+
+    The last column is the learning rate, where the rows name it.
+    """
     title = "End accuracy" if config.metric == "accuracy" else "Validation loss at the end (nats a token)"
     title += f", {setting}" if setting else ""
     cells = [["arm", *map(str, config.seeds), "mean"]]
     cells[0] += ["solved", "steps to it"] if config.solved_above is not None else []
+    has_rates = any("learning_rate" in row["config"] for row in rows)
+    cells[0] += ["rate"] if has_rates else []
     form = ".1%" if config.metric == "accuracy" else ".4f"
     for arm in dict.fromkeys(row["arm"] for row in rows):
         by_seed = {row["seed"]: row for row in rows if row["arm"] == arm}
@@ -66,8 +72,70 @@ def table(config, rows: list[dict], setting: str | None = None) -> str:
             reached = [step for step in steps if step is not None]
             solved = sum(end > config.solved_above for end in ends)
             line += [f"{solved}/{len(ends)}", f"{statistics.median(reached):,.0f}" if reached else "-"]
+        rates = dict.fromkeys(row["config"].get("learning_rate") for row in by_seed.values())
+        line += [", ".join("-" if rate is None else f"{rate:g}" for rate in rates)] if has_rates else []
         cells.append(line)
     return "\n".join([f"{title}, by seed", *aligned(cells)])
+
+
+def rate_lines(config, choices: list[dict]) -> list[str]:
+    """One line per arm that chooses its learning rate, or takes that of another arm: which one, and why."""
+    own, lines = {(choice["setting"], choice["arm"]): choice for choice in choices}, []
+    for (setting, arm), rate in rates_of(config, choices).items():
+        if config.rates_at in (None, setting):
+            where = f"{setting}: " if setting and not config.rates_at else ""
+            is_own = (setting, arm) in own
+            why = why_chosen(config, own[setting, arm]) if is_own else f"that of {config.rate_of[arm]}"
+            lines.append(f"learning rate of {where}{arm}: {rate:g} ({why})")
+    if missing := sum(choice["rate"] is None for choice in choices):
+        lines.append(
+            f"{missing} of {len(choices)} learning rates are not chosen yet: rows of selection seeds are missing"
+        )
+    return lines
+
+
+def why_chosen(config, choice: dict) -> str:
+    """The mean that a rate was chosen by, its margin over the next best rate, and what makes the choice doubtful."""
+    by = "area under the curve" if config.select_by == "auc" else "at the end"
+    full = {trial["rate"]: trial["area"] for trial in choice["trials"] if not trial["is_short"]}
+    words = [f"mean {by} {in_metric(config, full[choice['rate']])}"]
+    if "other" in choice:
+        scale, unit = (100, " points") if config.metric == "accuracy" else (1, "")
+        margin, error = scale * choice["margin"], scale * choice["error"]
+        form = "+.1f" if scale == 100 else "+.4f"
+        if math.isnan(margin):
+            words.append(f"{choice['other']:g} was not finite in every seed")
+        elif math.isnan(error):
+            words.append(f"{margin:{form}}{unit} over {choice['other']:g}, one seed")
+        else:
+            words.append(f"{margin:{form}} over {choice['other']:g}, standard error {error:{form[1:]}}{unit}")
+            words += ["margin under a standard error"] if abs(margin) < error else []
+    return "; ".join(words + (["at the edge of the rates"] if choice["is_edge"] else []))
+
+
+def in_metric(config, value: float) -> str:
+    """A mean that rates are chosen by, in which more is better, as the metric is shown."""
+    return f"{value:.1%}" if config.metric == "accuracy" else f"{-value:.4f}"
+
+
+def rates_table(config, choices: list[dict]) -> str:
+    """The end of every run that a learning rate was chosen by: a line per arm and rate, a star at the chosen rate."""
+    by = ["area"] if config.select_by == "auc" else []
+    cells = [["arm", "rate", "", "steps", *(f"seed {seed}" for seed in config.selection_seeds), "mean", *by]]
+    for choice in choices:
+        name = ", ".join(filter(None, (choice["arm"], choice["setting"])))
+        for trial in sorted(choice["trials"], key=lambda trial: (not trial["is_short"], trial["rate"])):
+            is_chosen = trial["rate"] == choice["rate"] and not trial["is_short"]
+            ends = [math.nan if row is None else number(row[config.metric]) for row in trial["rows"]]
+            form = ".1%" if config.metric == "accuracy" else ".4f"
+            seeds = [
+                "not run" if row is None else f"{end:{form}}" for row, end in zip(trial["rows"], ends, strict=True)
+            ]
+            line = [name, f"{trial['rate']:g}", "*" if is_chosen else "", f"{trial['steps']:,}", *seeds]
+            cells.append([*line, f"{statistics.fmean(ends):{form}}", *(in_metric(config, trial["area"]) for _ in by)])
+    what = "accuracy" if config.metric == "accuracy" else "validation loss"
+    title = f"Learning rates: {what} at the end of the runs that chose them (*)"
+    return "\n".join([title, *aligned(cells)]) if choices else ""
 
 
 def made_by(row: dict, name: str) -> Any:
@@ -201,16 +269,16 @@ def questions(config) -> list[dict]:
     return found
 
 
-def judge_claims(config, rows: list[dict], selection: Iterable[dict] = ()) -> list[dict]:
+def judge_claims(config, rows: list[dict], choices: Iterable[dict] = ()) -> list[dict]:
     """Every question with what stats.judge finds out about it, and by_seed, missing, lost (see `unseen`) and flags.
 
-    selection: the rows that learning rates were chosen by, for the flags about that choice.
+    choices: of learning rates, as plan.choose_rates gives them, for the flags about them.
     """
     judged, families = [], {}
     for question in questions(config):
         values = stats.contrast(rows, question["weights"], question["of"])
         result = question | {"by_seed": values} | unseen(rows, question, values)
-        result["flags"] = power.flags(config, rows, list(selection), question)
+        result["flags"] = power.flags(config, rows, list(choices), question)
         judged.append(result)
         if "in" in question["rule"] and result["missing"]:
             result |= {"verdict": "not run", "n": len(values), "threshold": question["rule"]["above"]}

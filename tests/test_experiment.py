@@ -26,7 +26,8 @@ from data.shards import open_dataset
 from runs.checkpoint import load
 from runs.files import lock, read_jsonl
 from runs.hardware import usable_cores
-from study import report, tables
+from study import report, runner, tables
+from study.leases import Leases
 from study.rows import read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,14 +85,14 @@ def copied(finished, tmp_path):
 @pytest.fixture
 def started(monkeypatch):
     """The folders of the runs that the experiment starts from here on."""
-    folders, popen = [], experiment.subprocess.Popen
+    folders, popen = [], runner.subprocess.Popen
 
     def watch(command, **keys):
         if str(command[1]).endswith("train.py"):
             folders.append(json.loads(command[-1].partition("=")[2])["out_dir"].rpartition("/")[2])
         return popen(command, **keys)
 
-    monkeypatch.setattr(experiment.subprocess, "Popen", watch)
+    monkeypatch.setattr(runner.subprocess, "Popen", watch)
     return folders
 
 
@@ -106,7 +107,7 @@ def in_process(monkeypatch):
         {"train.py": train, "evaluate.py": evaluate}[script].main([f"--config_override={json.dumps(keys)}"])
         return types.SimpleNamespace(returncode=0, poll=lambda: 0)
 
-    monkeypatch.setattr(experiment, "start_process", start)
+    monkeypatch.setattr(runner, "start_process", start)
     return commands
 
 
@@ -127,7 +128,7 @@ def test_every_arm_is_run_with_every_seed_and_has_its_row(finished, base, helper
         assert row["curve"] == [[step, evaluations[i]["accuracy"]] for i, step in enumerate((0, 3, 6))]
         assert (row["accuracy"], row["val_loss"]) == (evaluations[-1]["accuracy"], evaluations[-1]["val_loss"])
         assert (row["dtype"], row["device"], row["threads"]) == ("float32", "cpu", max(1, usable_cores() // 2))
-        assert "code_sha256" in row
+        assert "code_sha256" in row and row["horizon"] == row["last_step"] == 6
         assert row["config"] == base | {"gate": arm, "seed": seed} and row["data"] == DATA and row["finite"]
         assert {"git_commit", "git_dirty", "versions", "step_ms", "state_bytes", "flops_per_token"} <= row.keys()
     assert rows["elementwise", 0]["n_params"] == rows["none", 0]["n_params"] + 2 * 16 * 16
@@ -154,14 +155,14 @@ def test_a_figure_is_drawn_and_drawn_again_from_the_rows_alone(finished, tmp_pat
     ]  # fmt: skip
 
 
-def test_a_folder_of_shards_is_drawn_and_a_damaged_row_is_named(finished, tmp_path):
+def test_a_folder_of_several_workers_is_drawn_and_a_damaged_row_is_named(finished, tmp_path):
     first, *others = (finished / "rows.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "rows.1-of-2.jsonl").write_text(first)
-    (tmp_path / "rows.2-of-2.jsonl").write_text("".join(others) + '{"cut": ')
+    (tmp_path / "rows.here-1.jsonl").write_text(first)
+    (tmp_path / "rows.here-2.jsonl").write_text("".join(others) + '{"cut": ')
     plot.main([str(tmp_path)])
     assert (tmp_path / "accuracy.png").read_bytes() == (finished / "accuracy.png").read_bytes()
-    (tmp_path / "rows.2-of-2.jsonl").write_text("".join([others[0][:9], *others[1:]]))
-    with pytest.raises(UserError, match=r"rows.2-of-2.jsonl line 1: damaged; remove the line"):
+    (tmp_path / "rows.here-2.jsonl").write_text("".join([others[0][:9], *others[1:]]))
+    with pytest.raises(UserError, match=r"rows.here-2.jsonl line 1: damaged; remove the line"):
         plot.main([str(tmp_path)])
 
 
@@ -229,11 +230,13 @@ def test_a_signal_stops_every_run_which_saves_first(base, tmp_path, helpers, num
         assert load(file.parent)["iter_num"] > 0
         assert "SIGTERM: saved at step" in (file.parent / "log.txt").read_text()
     assert (tmp_path / "rows.jsonl").read_text() == ""
+    given_back = {file.name: file.stat().st_mtime for file in (tmp_path / "leases").iterdir()}
+    assert given_back == {"none-seed0.0": 0, "elementwise-seed0.0": 0}  # another machine need not wait
 
 
 @pytest.mark.parametrize("jobs, at_a_time", [(0, 2), (4, 4)])
 def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(monkeypatch, tmp_path, jobs, at_a_time):
-    monkeypatch.setattr(experiment, "pick_device", lambda name: "cuda")
+    monkeypatch.setattr(runner, "pick_device", lambda name: "cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     started, seen = [], []  # the GPU of each process; those of all that were started before one was first asked
 
@@ -247,14 +250,15 @@ def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(monkeypa
             seen.append(list(started))
             return 0
 
-    monkeypatch.setattr(experiment.subprocess, "Popen", Ended)
-    monkeypatch.setattr(experiment, "prepare", lambda config, keys, seed, place: place)
+    monkeypatch.setattr(runner.subprocess, "Popen", Ended)
+    monkeypatch.setattr(runner, "prepare", lambda config, keys, seed, place: place)
     monkeypatch.setattr(tables, "show", lambda config, row: "")
-    monkeypatch.setattr(experiment, "finish", lambda config, job: job["item"] | {"seconds": 1.0})
+    monkeypatch.setattr(runner, "finish", lambda config, job: job["item"] | {"seconds": 1.0, "finite": True})
     arms = {"none": {}, "gated": {"gate": "elementwise"}}
     config = experiment.ExperimentConfig(arms=arms, seeds=[0, 1, 2, 3], data=DATA, jobs=jobs, base=FLOAT32)
-    runs = experiment.runs_of(config, config.seeds, [])
-    assert len(list(experiment.run_side_by_side(config, runs, tmp_path))) == len(started) == 8
+    with Leases(tmp_path) as leases:
+        runner.work(config, tmp_path, leases)
+    assert len(read_rows(tmp_path)) == len(started) == 8
     assert sorted(seen[0]) == ["4"] * (at_a_time // 2) + ["7"] * (at_a_time // 2)
     assert started.count("4") == started.count("7") == 4
 
@@ -281,28 +285,19 @@ def test_a_folder_in_which_another_run_is_at_work_is_left_alone(run, copied, bas
 # The data of the runs
 
 
-def test_shards_that_start_together_prepare_their_data_once(tmp_path, monkeypatch):
+def test_workers_that_start_together_prepare_their_data_once(tmp_path, monkeypatch):
     made, call = [], subprocess.run
 
     def watch(command, **keys):
         made.append(command)
         return call(command, **keys)
 
-    monkeypatch.setattr(experiment.subprocess, "run", watch)
+    monkeypatch.setattr(runner.subprocess, "run", watch)
     keys = DATA | {"train_size": 20_000}
     with ThreadPoolExecutor(4) as pool:  # a lock is that of an open file: threads exclude each other as processes do
-        folders = list(pool.map(lambda _: experiment.prepare(PLAIN, keys, 3, tmp_path), range(4)))
+        folders = list(pool.map(lambda _: runner.prepare(PLAIN, keys, 3, tmp_path), range(4)))
     assert folders == [tmp_path / "seed3"] * 4 and len(made) == 1
     assert open_dataset(folders[0]).meta["seed"] == 3
-
-
-@pytest.mark.slow
-def test_four_shards_in_one_folder_make_all_rows(base, tmp_path, helpers):
-    keys = dict(arms={str(i): {} for i in range(4)}, base=base, data=DATA | {"train_size": 20_000}, out_dir=tmp_path)
-    commands = [[sys.executable, "experiment.py", *helpers.words(**keys, jobs=1, shard=f"{i}/4")] for i in (1, 2, 3, 4)]
-    processes = [subprocess.Popen(command, cwd=ROOT) for command in commands]
-    assert [process.wait(timeout=600) for process in processes] == [0] * 4
-    assert len(read_rows(tmp_path)) == 4
 
 
 def test_the_data_are_shared_by_all_runs_that_ask_for_the_same(tmp_path, monkeypatch):
@@ -316,24 +311,24 @@ def test_the_data_are_shared_by_all_runs_that_ask_for_the_same(tmp_path, monkeyp
         made.append((str(folder.relative_to(tmp_path)), asked))
         return types.SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr(experiment.subprocess, "run", prepare)
-    monkeypatch.setattr(experiment, "start_process", lambda *words: None)
+    monkeypatch.setattr(runner.subprocess, "run", prepare)
+    monkeypatch.setattr(runner, "start_process", lambda *words: None)
     settings = {"a": {"n_layer": 1}, "b": {"n_layer": 2}, "c": {"data": {"pairs": 2}}}
     config = experiment.ExperimentConfig(
         arms={"x": {}, "y": {}}, settings=settings, seeds=[0, 1], base=FLOAT32, data=DATA
     )
     for run in experiment.runs_of(config, config.seeds, []):
-        experiment.start(config, run, tmp_path, 1, None)
+        runner.start(config, run, tmp_path, 1, None)
     fewer = DATA | {"pairs": 2}
     assert made == [
         ("data/seed0", DATA | {"seed": 0}), ("data/c/seed0", fewer | {"seed": 0}),
         ("data/seed1", DATA | {"seed": 1}), ("data/c/seed1", fewer | {"seed": 1}),
     ]  # fmt: skip
     made.clear()
-    experiment.prepare(PLAIN, DATA | {"seed": 7}, 0, tmp_path / "fixed")  # a seed among the keys of the data stays
+    runner.prepare(PLAIN, DATA | {"seed": 7}, 0, tmp_path / "fixed")  # a seed among the keys of the data stays
     text = experiment.ExperimentConfig(arms={"x": {}}, base=FLOAT32, prepare="wikitext103")
     for seed in (0, 1):
-        experiment.prepare(text, {"mini": True}, seed, tmp_path / "text")
+        runner.prepare(text, {"mini": True}, seed, tmp_path / "text")
     assert made == [("fixed/all", DATA | {"seed": 7}), ("text/all", {"mini": True})]
 
 
@@ -460,7 +455,11 @@ def test_a_wrong_key_is_found_before_the_first_run(run, tmp_path, base, started,
         (dict(rates_at="large"), "rates_at='large': the experiment has no settings"),
         (dict(scenarios='{"A": "C"}'), "scenarios: A='C': must be a dict"),
         (dict(scenarios='{"A": {"it helps": "supported"}}'), "scenarios: A='it helps': the experiment has no claims"),
-        (dict(shard="3/2"), "shard='3/2': write i/n"),
+        (
+            dict(selection_seeds="5", learning_rates="1", selection_iters=6),
+            "selection_iters=6: short runs must be shorter than arm 'none''s, max_iters=6",
+        ),
+        (dict(select_by="best"), "select_by='best': must be one of auc, end"),
         (dict(settings='{"a": {"n_layr": 1}}'), "unknown key 'n_layr'"),
         (dict(claims='{"helps": {"contrast": {"gatd": 1}, "above": 0}}'), "claims: helps"),
         (dict(claims='{"helps": {"contrast": {}}}'), "claims: helps: must have a contrast and above"),
@@ -516,7 +515,7 @@ def test_prepare_is_one_of_the_names_under_data_and_no_code_of_another_folder_ru
     (tmp_path / "any" / "prepare.py").write_text("raise SystemExit('this ran')")
     for each in (name, str(tmp_path / "any"), f"../{tmp_path.name}/any"):
         message = helpers.error_of(run, tmp_path / "out", prepare=each)
-        assert message.startswith("prepare=") and "must be one of mqar, pystdlib, text, wikitext103" in message
+        assert message.startswith("prepare=") and "must be one of backcopy, mqar, pystdlib" in message
     assert [file.name for file in tmp_path.iterdir()] == ["any"]
 
 
@@ -599,7 +598,7 @@ def ended(mqar, tmp_path, helpers):
 
 
 def test_a_run_that_was_not_finite_has_a_row(ended):
-    row = experiment.finish(PLAIN, ended(1, learning_rate=1e12, grad_clip=None, warmup_iters=0))
+    row = runner.finish(PLAIN, ended(1, learning_rate=1e12, grad_clip=None, warmup_iters=0))
     assert not row["finite"] and row["accuracy"] is None
     json.dumps(row, allow_nan=False)
     assert tables.show(PLAIN, row) == "accuracy nan%"
@@ -607,5 +606,5 @@ def test_a_run_that_was_not_finite_has_a_row(ended):
 
 
 def test_a_run_that_crashed_after_an_evaluation_is_not_one_that_was_not_finite(ended, helpers):
-    message = helpers.error_of(experiment.finish, PLAIN, ended(1, max_iters=1))  # an exception has status 1, too
+    message = helpers.error_of(runner.finish, PLAIN, ended(1, max_iters=1))  # an exception has status 1, too
     assert "ended with status 1: IndexError: list index out of range" in message

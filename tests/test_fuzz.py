@@ -584,7 +584,7 @@ SCRIPTS = {  # the module, its keys, the words of each command line, and what is
         experiment,
         experiment.ExperimentConfig,
         {"arms": '{{"a": {{}}}}', "base": json.dumps(RUN).replace("{", "{{").replace("}", "}}"), "out_dir": "{new}"},
-        "module.run_side_by_side = lambda *args: []",
+        "import study.runner; study.runner.work = lambda *args: None",
     ),
     "plot": (plot, plot.PlotConfig, {}, ""),
     "export": (export, export.ExportConfig, {"checkpoint": "{run}", "safetensors": "{new}"}, ""),

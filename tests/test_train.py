@@ -10,6 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import re
@@ -222,6 +223,69 @@ def test_resuming_a_finished_run_only_evaluates_it_again(run, helpers):
     assert helpers.without_times(helpers.metrics(out)) == helpers.without_times(before)
     for name in ("model", "optimizer"):
         assert helpers.equal(checkpoints.load(out)[name], saved[name])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A run that is solved ends early
+
+
+@pytest.fixture
+def accuracies(monkeypatch):
+    """accuracies(a, b, ...) -> the evaluations of train.py from here on have these accuracies."""
+
+    def call(*values):
+        evaluate, left = train.evaluate, itertools.chain(values, itertools.repeat(0.5))
+        monkeypatch.setattr(train, "evaluate", lambda *args, **keys: evaluate(*args, **keys) | {"accuracy": next(left)})
+
+    return call
+
+
+def test_two_evaluations_above_the_threshold_end_a_run_whose_files_are_whole(run, helpers, accuracies, capsys):
+    keys = dict(max_iters=20, eval_interval=2)
+    accuracies(0.1, 0.95, 0.9, 0.91, 0.92, 0.99)  # 0.9 is not above
+    out = run("out", stop_above=0.9, **keys)
+    assert [row["step"] for row in helpers.metrics(out, "eval")] == [0, 2, 4, 6, 8]
+    assert helpers.metrics(out)[-1]["event"] == "end" and helpers.metrics(out)[-1]["step"] == 8
+    assert "accuracy 92.0% after 8 of 20 steps (solved) in" in capsys.readouterr().out
+    whole = run("whole", **keys | dict(max_iters=8, lr_decay_iters=20))
+    for name in ("model", "optimizer", "rng", "iter_num"):
+        assert helpers.equal(checkpoints.load(out)[name], checkpoints.load(whole)[name]), name
+
+
+def test_a_solved_run_that_is_resumed_ends_at_once_and_without_the_threshold_goes_on(run, helpers, accuracies):
+    keys = dict(max_iters=8, eval_interval=2)
+    accuracies(0.1, 0.95, 0.95, 0.95, 0.95)
+    out = run("out", stop_above=0.9, **keys)
+    before = helpers.metrics(out)
+    assert before[-1]["step"] == 4
+    run("out", init_from="resume", **keys)
+    assert helpers.without_times(helpers.metrics(out)) == helpers.without_times(before)
+    run("out", init_from="resume", stop_above=None, **keys)
+    assert [row["step"] for row in helpers.metrics(out, "eval")] == [0, 2, 4, 6, 8]
+
+
+def test_a_run_that_is_stopped_between_two_good_evaluations_is_solved_at_the_second(run, helpers, accuracies):
+    keys = dict(eval_interval=2, lr_decay_iters=20, stop_above=0.9)
+    accuracies(0.1, 0.95, 0.95)
+    out = run("out", max_iters=2, **keys)
+    run("out", init_from="resume", max_iters=20, **keys)
+    assert [row["step"] for row in helpers.metrics(out, "eval")] == [0, 2, 4]
+    assert helpers.metrics(out)[-1]["event"] == "end"
+
+
+def test_under_torchrun_all_ranks_end_where_the_run_is_solved(mixed_mqar, tmp_path, helpers):
+    keys = dict(dataset=mixed_mqar, out_dir=tmp_path, gradient_accumulation_steps=2, stop_above=0, max_iters=50)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py"]
+    ended = helpers.script(*launch, *helpers.words(**helpers.tiny | keys))
+    assert ended.returncode == 0, ended.stderr.decode()
+    rows = helpers.metrics(tmp_path, "eval")
+    assert len(rows) >= 2 and all(row["accuracy"] > 0 for row in rows[-2:])
+    assert helpers.metrics(tmp_path)[-1]["event"] == "end" and rows[-1]["step"] < 50
+    assert checkpoints.load(tmp_path)["iter_num"] == rows[-1]["step"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Resuming
 
 
 def test_resume_takes_the_model_from_the_checkpoint(run, text, tmp_path, helpers):

@@ -9,8 +9,8 @@ reached at most 67% from N(0, 0.02), and had always solved it with a short convo
 a half on two CPU cores.
 
 Result (results/factorial/): a convolution solves the task; so does PyTorch's initialisation in the plain cell. With the
-denominator that initialisation gives 52 to 96% without the gate and 25 to 42% with it. Whether the gate adds more than 5
-points is inconclusive in all fourteen cells: four seeds cannot decide it, and twelve cells are at the ceiling or at
+denominator that initialisation gives 52 to 96% without the gate and 25 to 42% with it. Whether the gate adds more than
+5 points is inconclusive in all fourteen cells: four seeds cannot decide it, and twelve cells are at the ceiling or at
 chance. In the 26 pairs of which both runs solve the task, the gated run is later in 15 and sooner in 2.
 """
 

@@ -8,10 +8,10 @@ input, and also starts at a half. Three hypotheses were written before the first
 than 5 points; sigmoid2 is more than 5 points above sigmoid; the constant half alone loses more than 5 points. 24 runs
 take half an hour on two CPU cores.
 
-Result (results/gate_start/): all three differences have one sign in six of six seeds, and each has p 0.031, which is 0.094
-after Holm's correction: inconclusive by the exact test. Accuracy is 71.4% with no gate, 39.3 with sigmoid, 78.8 with
-sigmoid2, 31.9 with static. The sigmoid loses 32 points [13, 64]; a gate that starts at identity shows no loss (+7 points
-[-6, +21] over no gate).
+Result (results/gate_start/): all three differences have one sign in six of six seeds, and each has p 0.031, which is
+0.094 after Holm's correction: inconclusive by the exact test. Accuracy is 71.4% with no gate, 39.3 with sigmoid, 78.8
+with sigmoid2, 31.9 with static. The sigmoid loses 32 points [13, 64]; a gate that starts at identity shows no loss (+7
+points [-6, +21] over no gate).
 """
 
 include = "base/recall.py"

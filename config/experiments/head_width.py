@@ -6,8 +6,9 @@ the state grows with the head: n_head x 2 head_dim x head_dim numbers a layer. T
 first run: the gate's gain is more than 5 points at heads of 8, and larger there than at 64. 32 runs take 25 minutes on
 two CPU cores.
 
-Result (results/head_width/): inconclusive, with four seeds. No run solves the task at any width. The gain is -0.5 points [-1.1, +0.1]
-at heads of 8. With a head of 64, two ungated runs rise above chance (41 and 50%), and no gated run does.
+Result (results/head_width/): inconclusive, with four seeds. No run solves the task at any width. The gain is -0.5
+points [-1.1, +0.1] at heads of 8. With a head of 64, two ungated runs rise above chance (41 and 50%), and no gated run
+does.
 """
 
 include = "base/recall.py"

@@ -50,6 +50,7 @@ arms = {
 }
 learning_rates = [3e-3, 1e-2, 3e-2]
 selection_seeds = [100, 101]
+select_by = "end"  # as before there was another way
 rates_at = "4 heads"
 rate_of = {
     "softmax matched": "softmax sigmoid",

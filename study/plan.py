@@ -1,0 +1,224 @@
+"""The list of an experiment's runs, and the learning rates that are chosen on the way. All of it follows from the rows.
+
+    choices = choose_rates(config, rows)        # of each arm and setting that chooses a rate: what is known by now
+    runs = known_runs(config, choices)          # of these, what has no row can be run now
+
+An arm chooses its rate on the selection seeds, by the area under the curve of the metric. With more than two rates all
+of them first get short runs, a quarter of max_iters with a schedule of their own, and the best two get full ones. A
+rate that wins at the edge of the grid widens the grid by one more, which is a full run, once on each side. Of two rates
+whose means differ by less than a standard error, the smaller one is taken.
+"""
+
+import configurator
+
+import math
+import statistics
+from collections.abc import Iterable
+
+from study.curves import area
+from study.rows import as_read, by_run, text_of
+from train import TrainConfig
+
+
+def runs_of(config, seeds: list[int], rates: list[float], chosen: dict | None = None) -> list[dict]:
+    """Every run of the seeds: settings x arms x rates. chosen: {(setting, arm): rate}, instead of rates."""
+    runs = []
+    for seed in seeds:
+        for setting in config.settings or [None]:
+            for arm in config.arms:
+                if seed in config.seeds and seed not in config.seeds_of.get(arm, [seed]):
+                    continue
+                own = rates or [None] if chosen is None else [chosen[setting, arm]] if (setting, arm) in chosen else []
+                for rate in own:
+                    run = make_run(config, seed, setting, arm, rate)
+                    if rate is not None and not config.selection_seeds:
+                        run["arm"] = f"{arm} at {rate:g}"
+                    runs.append(run)
+    return runs
+
+
+def make_run(config, seed: int, setting: str | None, arm: str, rate: float | None, purpose: str | None = None) -> dict:
+    """A run as it stands in its row: arm, seed, data and keys of train.py."""
+    changes = config.settings.get(setting, {})
+    keys = config.base | {name: value for name, value in changes.items() if name != "data"} | config.arms[arm]
+    keys |= {"seed": seed} | ({} if rate is None else {"learning_rate": rate})
+    run = {"arm": arm, "seed": seed, "data": config.data | changes.get("data", {}), "config": keys}
+    run |= ({} if purpose is None else {"purpose": purpose}) | ({} if setting is None else {"setting": setting})
+    return as_read(run)
+
+
+def make_trial(config, seed: int, setting: str | None, arm: str, rate: float, is_short: bool) -> dict:
+    """A run that a rate is chosen by. The schedule and the evaluations of a short one are those of a full run, scaled
+    down."""
+    run = make_run(config, seed, setting, arm, rate, "short selection" if is_short else "selection")
+    if is_short:
+        keys = configurator.build(TrainConfig, run["config"])
+        scale = short_steps(config, keys) / keys.max_iters
+        run["config"] |= {"max_iters": short_steps(config, keys), "warmup_iters": round(scale * keys.warmup_iters)}
+        run["config"]["eval_interval"] = max(1, round(scale * keys.eval_interval))
+        if keys.lr_decay_iters is not None:
+            run["config"]["lr_decay_iters"] = max(1, round(scale * keys.lr_decay_iters))
+    return run
+
+
+def short_steps(config, keys: TrainConfig) -> int:
+    return config.selection_iters or max(1, keys.max_iters // 4)
+
+
+def name_of(run: dict) -> str:
+    """The folder of a run."""
+    rate = f"lr{run['config']['learning_rate']:g}" if "purpose" in run else None
+    short = "short" if run.get("purpose") == "short selection" else None
+    parts = [run.get("setting"), run["arm"], rate, short, f"seed{run['seed']}"]
+    return "-".join(part for part in parts if part)
+
+
+def steps_of(runs: Iterable[dict]) -> int:
+    return sum(configurator.build(TrainConfig, run["config"]).max_iters for run in runs)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Learning rates
+
+
+def choose_rates(config, rows: list[dict]) -> list[dict]:
+    """For each arm and setting that chooses a rate of its own: the runs that this takes, and what their rows show.
+
+    {setting, arm, rate (None while rows are missing), runs: those known by now, guess: stand-ins for those that are
+    not, trials: [{rate, is_short, steps, area, rows}], other: the next best rate, margin: how much better the mean area
+    is than the other's, error: the standard error of that difference over the seeds, is_edge}. An area is negative
+    where the metric is a loss: more is better.
+    """
+    found = by_run(rows)
+    return [
+        choose_rate(config, setting, arm, found)
+        for setting in (config.settings or [None] if config.selection_seeds else [])
+        for arm in config.arms
+        if arm not in config.rate_of and config.rates_at in (None, setting)
+    ]
+
+
+def choose_rate(config, setting: str | None, arm: str, found: dict[str, dict]) -> dict:
+    choice: dict = {"setting": setting, "arm": arm, "rate": None, "runs": [], "guess": [], "trials": []}
+    rates, areas, widened = sorted(set(config.learning_rates)), {}, set()
+    if config.select_by == "auc" and len(rates) > 2:
+        short = measure(config, choice, found, rates, is_short=True)
+        if short is None:
+            choice["guess"] = [
+                make_trial(config, s, setting, arm, r, False) for r in rates[:2] for s in config.selection_seeds
+            ]
+            return choice
+        waiting = sorted(sorted(rates, key=lambda rate: (-mean(short[rate]), rate))[:2])
+    else:
+        waiting = rates
+    while waiting:
+        full = measure(config, choice, found, waiting, is_short=False)
+        if full is None:
+            return choice
+        areas |= full
+        rate = best_rate(areas, config.select_by == "auc")
+        waiting = [] if config.select_by == "end" else wider(rates, rate, widened)
+        rates = sorted(rates + waiting)
+    others = [other for other in areas if other != rate]
+    if others:
+        other = max(others, key=lambda other: (mean(areas[other]), -other))
+        margin, error = difference(areas[rate], areas[other])
+        choice |= {"other": other, "margin": margin, "error": error}
+    return choice | {"rate": rate, "is_edge": rate in (rates[0], rates[-1])}
+
+
+def measure(config, choice: dict, found: dict, rates: list[float], is_short: bool) -> dict | None:
+    """{rate: its areas by seed}, higher is better, or None while a row is missing. Adds to choice what is there."""
+    areas = {}
+    for rate in rates:
+        runs = [
+            make_trial(config, seed, choice["setting"], choice["arm"], rate, is_short)
+            for seed in config.selection_seeds
+        ]
+        rows = [found.get(text_of(run)) for run in runs]
+        values = [value_of(config, row) for row in rows if row is not None]
+        choice["runs"] += runs
+        trial = {"rate": rate, "is_short": is_short, "steps": steps_of(runs[:1])}
+        choice["trials"].append(trial | {"area": mean(values) if values else math.nan, "rows": rows})
+        if None not in rows:
+            areas[rate] = values
+    return areas if len(areas) == len(rates) else None
+
+
+def value_of(config, row: dict) -> float:
+    """What a rate is chosen by, of one run: more is better, and a run that was not finite is the worst."""
+    value = area(row) if config.select_by == "auc" else row[config.metric]
+    return -math.inf if value is None or not row["finite"] else value if config.metric == "accuracy" else -value
+
+
+def mean(values: list[float]) -> float:
+    return -math.inf if -math.inf in values else statistics.fmean(values)
+
+
+def difference(values: list[float], others: list[float]) -> tuple[float, float]:
+    """(mean, its standard error) of values - others, paired by seed. NaN where a run was not finite, or of one seed."""
+    if -math.inf in values + others:
+        return math.nan, math.nan
+    pairs = [value - other for value, other in zip(values, others, strict=True)]
+    error = statistics.stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else math.nan
+    return statistics.fmean(pairs), error
+
+
+def best_rate(areas: dict[float, list[float]], by_error: bool) -> float:
+    """The rate of the highest mean; by_error: or the smallest whose mean is less than a standard error below it."""
+    best = max(areas, key=lambda rate: (mean(areas[rate]), -rate))
+    near = []
+    for rate in areas if by_error else ():
+        margin, error = difference(areas[best], areas[rate])
+        near += [rate] if margin < error else []  # NaN is not less
+    return min([best, *near])
+
+
+def wider(rates: list[float], rate: float, widened: set[str]) -> list[float]:
+    """The one rate by which a choice at the edge widens the sorted grid, if it has not done so on that side before."""
+    if len(rates) > 1 and rate == rates[-1] and "up" not in widened:
+        widened.add("up")
+        return [float(f"{rate * rate / rates[-2]:.6g}")]
+    if len(rates) > 1 and rate == rates[0] and "down" not in widened:
+        widened.add("down")
+        return [float(f"{rate * rate / rates[1]:.6g}")]
+    return []
+
+
+def rates_of(config, choices: list[dict]) -> dict[tuple, float]:
+    """{(setting, arm): its learning rate}, its own or that of another arm or setting, where it is chosen by now."""
+    own = {(choice["setting"], choice["arm"]): choice["rate"] for choice in choices if choice["rate"] is not None}
+    taken = {
+        (setting, arm): own.get((config.rates_at or setting, config.rate_of.get(arm, arm)))
+        for setting in config.settings or [None]
+        for arm in config.arms
+    }
+    return {which: rate for which, rate in taken.items() if rate is not None}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is to be run
+
+
+def compared_runs(config, choices: list[dict]) -> list[dict]:
+    """The runs that are compared, as far as their rates are chosen."""
+    chosen = rates_of(config, choices) if config.selection_seeds else None
+    return runs_of(config, config.seeds, config.learning_rates, chosen)
+
+
+def known_runs(config, choices: list[dict]) -> list[dict]:
+    """The runs that can be run by now: those that rates are chosen by, and those that are compared."""
+    return [run for choice in choices for run in choice["runs"]] + compared_runs(config, choices)
+
+
+def unknown_runs(config, choices: list[dict]) -> list[dict]:
+    """Stand-ins for the runs that are not known yet: they have one of the learning rates, and cost as much."""
+    known = rates_of(config, choices)
+    guessed = {
+        (setting, arm): config.learning_rates[0]
+        for setting in config.settings or [None]
+        for arm in config.arms
+        if config.selection_seeds and (setting, arm) not in known
+    }
+    later = runs_of(config, config.seeds, [], guessed)
+    return [run for choice in choices for run in choice["guess"]] + later

@@ -1,0 +1,421 @@
+"""The running of an experiment: processes side by side, in one worker or in several that share out_dir.
+
+    rows = run_all(config, out_dir)     # the rows of the compared runs, in the order of the list
+
+Each `python experiment.py CONFIG --out_dir=SHARED`, on one machine or on several, is a worker. It takes the lease of a
+run that has no row (leases.py), runs train.py and evaluate.py for it, writes the row, and takes the next, until no run
+is left; what can be run follows from the rows alone (plan.py). A worker that has nothing to do waits for the runs of
+the others, and takes over those of a worker that is gone. The first writes rows.jsonl, each other one a file of its
+own. What the processes of a run write lies in its folder, so that another worker goes on where it was stopped.
+"""
+
+from configurator import UserError
+
+import dataclasses
+import importlib
+import itertools
+import json
+import math
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+import torch
+from tqdm import tqdm
+
+from runs import files
+from runs.files import lock, read_jsonl
+from runs.hardware import pick_device, signals_to, usable_cores
+from runs.outdir import ROOT, write_text
+from study import tables
+from study.leases import Leases
+from study.plan import choose_rates, compared_runs, known_runs, name_of, steps_of
+from study.rows import as_read, by_run, missing_scores, read_rows, rows_of_other_keys, run_of, text_of, with_scores
+
+LOOK = 2.0  # seconds between looks at the rows and leases of other workers
+
+
+def run_all(config, out_dir: Path) -> list[dict] | None:
+    """Starts the runs that have no row, and returns the rows of all compared runs in the order of the list.
+
+    With run=false, the rows that are there; None if there is none.
+    """
+    claim_out_dir(config, out_dir)
+    say_what_is_left(config, read_rows(out_dir), out_dir)
+    if config.run and to_do(config, read_rows(out_dir), out_dir):
+        with signals_to(lambda number: sys.exit(128 + number)), Leases(out_dir) as leases:
+            work(config, out_dir, leases)
+    rows = read_rows(out_dir)
+    choices, found = choose_rates(config, rows), by_run(rows)
+    for line in tables.rate_lines(config, choices):
+        print(line)
+    runs = compared_runs(config, choices)
+    shown = [with_scores(config, found[text_of(run)]) for run in runs if text_of(run) in found]
+    if len(shown) < len(runs):
+        print(f"{len(runs) - len(shown)} of {len(runs)} runs have no row yet")
+    return shown or None
+
+
+def claim_out_dir(config, out_dir: Path) -> None:
+    """Marks out_dir as the folder of an experiment. Raises UserError for a folder that is somebody else's."""
+    # one without a marker may be of an older version, or results/NAME of a clone: it has our rows
+    has_our_rows = any({"arm", "seed", "config", "data", "finite"} <= row.keys() for row in read_rows(out_dir))
+    files.claim(out_dir, "experiment", config.overwrite or has_our_rows)
+
+
+def say_what_is_left(config, rows: list[dict], out_dir: Path) -> None:
+    """Prints how many runs are known and done, and for those without a row, how rows of the same arm differ."""
+    choices, found = choose_rates(config, rows), by_run(rows)
+    runs = known_runs(config, choices)
+    lacking = [run for run in runs if text_of(run) not in found]
+    more = "; more follow when learning rates are chosen" if any(choice["rate"] is None for choice in choices) else ""
+    done = f"{len(runs) - len(lacking)} runs are done already"
+    print(f"{config.name}: {len(runs)} runs, {steps_of(runs):,} steps; {done}{more}")
+    for line in rows_of_other_keys(rows, lacking):
+        print(line)
+    unscored = [found[text_of(run)] for run in runs if text_of(run) in found]
+    unscored = [row for row in unscored if missing_scores(config, row)]
+    lost = [row for row in unscored if not is_kept(row, out_dir)]
+    if lost:
+        names = ", ".join(dict.fromkeys(name for row in unscored for name in missing_scores(config, row)))
+        print(
+            f"  {len(lost)} finished runs lack a score ({names}), and their checkpoints are not in {out_dir}: "
+            f"{', '.join(map(name_of, lost[:3]))}{', ...' if lost[3:] else ''}; to run one again, remove its row"
+        )
+    if len(lost) < len(unscored) and not config.run:
+        print(f"  {len(unscored) - len(lost)} finished runs lack a score, which --run=true computes")
+
+
+def to_do(config, rows: list[dict], out_dir: Path) -> list[dict]:
+    """What can be done now: runs without a row, and rows that lack a score whose checkpoints are still there."""
+    found, runs = by_run(rows), known_runs(config, choose_rates(config, rows))
+    lacking = [run for run in runs if text_of(run) not in found]
+    done = [found[text_of(run)] for run in runs if text_of(run) in found]
+    return lacking + [row for row in done if missing_scores(config, row) and is_kept(row, out_dir)]
+
+
+def steps_to_do(items: list[dict]) -> int:
+    """The steps of the runs; a row that only lacks a score has none left."""
+    return steps_of([item for item in items if "finite" not in item])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A worker
+
+
+def work(config, out_dir: Path, leases: Leases) -> None:
+    """Runs what no other worker runs, until nothing is left to do for any of them.
+
+    One bar over all steps, with the losses and the speed of what runs here. A signal stops the runs, which save first.
+    """
+    gpus = gpus_of(config)
+    jobs = jobs_of(config, gpus)
+    threads = threads_of(jobs)
+    running, left, ended_steps, look_at, told = [], {}, 0, 0.0, ""
+    bar = tqdm(
+        total=0, desc=config.name, unit="step", smoothing=0.05, mininterval=0.5 if sys.stderr.isatty() else 30,
+    )  # fmt: skip
+    rows_file = open_rows(out_dir, leases)
+    try:
+        while True:
+            if len(running) < jobs and time.monotonic() >= look_at:
+                items = to_do(config, read_rows(out_dir), out_dir)
+                now = {text_of(item): steps_to_do([item]) for item in items}
+                ended_steps += sum(steps for text, steps in left.items() if text not in now)
+                left, bar.total = now, ended_steps + sum(now.values())
+                if not items and not running:
+                    show_progress(bar, running, ended_steps)
+                    return
+                taken = [job["name"] for job in running]
+                waiting = [item for item in items if name_of(item) not in taken]
+                while waiting and len(running) < jobs:
+                    item = waiting.pop(0)
+                    busy = [job["gpu"] for job in running]
+                    gpu = min(gpus, key=busy.count) if gpus else None
+                    if take(config, item, out_dir, leases):
+                        running.append(start(config, item, out_dir, threads, gpu))
+                if not running and told != (text := others_in_words(items, leases)):
+                    bar.write(told := text)
+                look_at = time.monotonic() + LOOK
+            time.sleep(0.2)
+            for job in list(running):
+                if job["process"].poll() is None:
+                    continue
+                if job["process"].returncode == 0 and job["commands"]:
+                    job["process"] = start_process(job["commands"].pop(0), job["folder"], threads, job["gpu"])
+                    continue
+                running.remove(job)
+                look_at = 0.0
+                # a worker that was suspended may have lost its lease to another one, which writes the row
+                if leases.is_mine(job["name"]):
+                    row = finish(config, job)
+                    rows_file.write(json.dumps(row, allow_nan=False) + "\n")
+                    rows_file.flush()
+                    os.fsync(rows_file.fileno())  # other machines see it before the lease goes
+                    bar.write(f"{job['name']}: {tables.show(config, row)}, {row['seconds']:.0f} s")
+                leases.drop(job["name"])
+            show_progress(bar, running, ended_steps)
+    finally:
+        for job in running:
+            job["process"].terminate()
+        for job in running:
+            job["process"].wait()
+        bar.close()
+        rows_file.close()
+        if "rows.jsonl" in leases.held:
+            leases.drop("rows.jsonl")
+        elif not os.path.getsize(rows_file.name):
+            os.remove(rows_file.name)
+
+
+def open_rows(out_dir: Path, leases: Leases) -> IO:
+    """The file that this worker alone appends its rows to."""
+    is_first = leases.take("rows.jsonl")
+    file = out_dir / ("rows.jsonl" if is_first else f"rows.{socket.gethostname()}-{os.getpid()}.jsonl")
+    if file.is_file():
+        os.truncate(file, file.read_bytes().rfind(b"\n") + 1)  # a kill may have cut the last row short
+    return open(file, "a")
+
+
+def take(config, item: dict, out_dir: Path, leases: Leases) -> bool:
+    """Takes the lease of a run. False: another worker has it, its processes still run, or it is done."""
+    name = name_of(item)
+    if not leases.take(name, lambda: not is_at_work(run_of(item), out_dir / name)):
+        return False
+    if text_of(item) in map(text_of, to_do(config, read_rows(out_dir), out_dir)):
+        return True
+    leases.drop(name)
+    return False
+
+
+def is_at_work(run: dict, folder: Path) -> bool:
+    """Whether train.py is at work on this run: it outlives a worker that was killed."""
+    if not is_of(run, folder):
+        return False
+    try:
+        lock(folder).close()
+    except UserError:
+        return True
+    return False
+
+
+def others_in_words(items: list[dict], leases: Leases) -> str:
+    held = [f"{name_of(item)} ({leases.holder(name_of(item))})" for item in items[:3]]
+    return f"waiting for {len(items)} runs of other workers: {', '.join(held)}{', ...' if items[3:] else ''}"
+
+
+def show_progress(bar: tqdm, running: list[dict], ended_steps: int) -> None:
+    states = [(job["item"], last_row(job["folder"])) for job in running if steps_to_do([job["item"]])]
+    bar.n = ended_steps + sum(state["step"] for _, state in states)
+    losses = [(f"{run['arm']}/{run['seed']}", state["loss"]) for run, state in states if "loss" in state]
+    shown = {name: f"{loss:.3f}" for name, loss in losses}
+    speed = sum(state.get("tokens_per_second", 0) for _, state in states)
+    bar.set_postfix(shown | {"tok_s": f"{speed:,.0f}"}, refresh=False)
+    bar.update(0)
+
+
+def gpus_of(config) -> list[str]:
+    """The names by which CUDA_VISIBLE_DEVICES knows the GPUs of this machine; none where the runs are on the CPU."""
+    if pick_device(config.base.get("device", "auto")) != "cuda":
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+
+
+def jobs_of(config, gpus: list[str]) -> int:
+    """How many runs go on at a time."""
+    rates = 1 if config.selection_seeds else len(config.learning_rates) or 1
+    count = len(config.arms) * (len(config.settings) or 1) * len(config.seeds) * rates
+    return min(config.jobs or len(gpus) or usable_cores(), count)
+
+
+def threads_of(jobs: int) -> int:
+    """CPU threads of each run: the same for the first and for the last that is left, for results may depend on them."""
+    return max(1, usable_cores() // jobs)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A run: its data, its processes, its row
+
+
+def start(config, item: dict, out_dir: Path, threads: int, gpu: str | None) -> dict:
+    """Starts train.py for a run, and evaluate.py after it for each score; for a row only the scores that it lacks."""
+    run, is_finished_run = run_of(item), "finite" in item
+    folder, commands = out_dir / name_of(run), []
+    changes_data = "data" in config.settings.get(run.get("setting"), {})
+    data = prepare(config, run["data"], run["seed"], out_dir / "data" / (run["setting"] if changes_data else ""))
+    if not is_finished_run:
+        make_room(run, folder)
+        files.claim(folder, "run", overwrite=is_of(run, folder))  # an older version left no marker
+        keys = run["config"] | {"dataset": str(data), "out_dir": str(folder), "threads": threads, "init_from": "auto"}
+        write_text(folder / "run.json", json.dumps(run))
+        (folder / "log.txt").unlink(missing_ok=True)
+        commands.append(["train.py", keys])
+    names = missing_scores(config, item if is_finished_run else run | {"finite": True})
+    if names and config.score_data:
+        data = prepare(config, as_read(config.score_data), run["seed"], out_dir / "score_data")
+    about = {"checkpoint": str(folder / "ckpt.pt"), "dataset": str(data), "device": run["config"].get("device", "auto")}
+    for name in names:
+        out = {"out": str(folder / f"score_{name}.json")}
+        commands.append(["evaluate.py", about | config.scores[name] | out])
+    process = start_process(commands.pop(0), folder, threads, gpu)
+    return {
+        "item": item, "name": name_of(run), "folder": folder, "gpu": gpu, "process": process, "commands": commands,
+        "started": time.time(),
+    }  # fmt: skip
+
+
+def make_room(run: dict, folder: Path) -> None:
+    """Makes the folder of a run. One that holds another run is moved aside: no checkpoint is lost to an edit."""
+    if any((folder / name).is_file() for name in ("ckpt.pt", "metrics.jsonl")) and not is_of(run, folder):
+        lock(folder).close()  # UserError while that run is at work
+        places = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))
+        aside = folder.rename(next(place for place in places if not place.exists()))
+        tqdm.write(f"{folder} holds a run of other keys: it is now {aside.name}, and may be removed")
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def is_of(run: dict, folder: Path) -> bool:
+    """Whether the folder is of this very run, and not of what the experiment was before an edit."""
+    file = folder / "run.json"
+    return file.is_file() and run_of(json.loads(file.read_text())) == run
+
+
+def is_finished(run: dict, folder: Path) -> bool:
+    """Whether the folder has the checkpoint of the end of this very run."""
+    return is_of(run, folder) and (folder / "ckpt.pt").is_file() and last_row(folder).get("event") == "end"
+
+
+def is_kept(row: dict, out_dir: Path) -> bool:
+    """Whether the checkpoint that a row is of is still there."""
+    return is_finished(run_of(row), out_dir / name_of(row))
+
+
+def prepare_config(config) -> type:
+    """The keys of data/*/prepare.py, a dataclass."""
+    return importlib.import_module(f"data.{config.prepare}.prepare").Config
+
+
+def prepare(config, keys, seed, place):
+    """The folder of the data that data/*/prepare.py makes of these keys, made now unless it is there.
+
+    The data have the run's seed, unless the keys name another; where the script has none, all seeds share the data.
+    """
+    folder = place / "all"
+    if "seed" in {field.name for field in dataclasses.fields(prepare_config(config))} - keys.keys():
+        keys, folder = keys | {"seed": seed}, place / f"seed{seed}"
+    if is_prepared(keys, folder):
+        return folder
+    # workers that start together need the same data; the lock lies beside the folder, which is the data set's alone
+    lock_folder = place / f".{folder.name}"
+    lock_folder.mkdir(parents=True, exist_ok=True)
+    with lock(lock_folder, wait=True):
+        if not is_prepared(keys, folder):
+            (folder / "prepared.json").unlink(missing_ok=True)
+            script = ROOT / "data" / config.prepare / "prepare.py"
+            command = [sys.executable, script, f"--config_override={json.dumps(keys | {'out_dir': str(folder)})}"]
+            prepared = subprocess.run(command, capture_output=True, text=True)
+            if prepared.returncode:
+                raise UserError(f"data/{config.prepare}/prepare.py failed: {prepared.stderr.strip()}")
+            write_text(folder / "prepared.json", json.dumps(keys))
+    return folder
+
+
+def is_prepared(keys: dict, folder: Path) -> bool:
+    file = folder / "prepared.json"
+    return file.is_file() and json.loads(file.read_text()) == keys and (folder / "meta.json").is_file()
+
+
+def start_process(command, folder: Path, threads: int, gpu: str | None) -> subprocess.Popen:
+    script, keys = command
+    environment = {"OMP_NUM_THREADS": str(threads)} | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
+    with open(folder / "log.txt", "a") as log:
+        return subprocess.Popen(
+            [sys.executable, ROOT / script, f"--config_override={json.dumps(keys)}"],
+            stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment,
+            start_new_session=True,  # a terminal's Ctrl-C is for this process, which then asks each run once
+        )  # fmt: skip
+
+
+def last_row(folder: Path) -> dict:
+    rows = read_jsonl(folder / "metrics.jsonl")
+    return rows[-1] if rows else {"step": 0}
+
+
+def finish(config, job: dict) -> dict:
+    """The row of a run that has ended. Divergence gives a row; a crash raises UserError."""
+    item, folder, status = job["item"], job["folder"], job["process"].returncode
+    metrics = read_jsonl(folder / "metrics.jsonl")
+    evaluations = [row for row in metrics if row["event"] == "eval"]
+    was_stopped = status == 1 and metrics[-1:] and metrics[-1]["event"] == "stopped"  # status 1 is any exception's, too
+    if status and not was_stopped or not evaluations:
+        tail = (folder / "log.txt").read_text().strip().splitlines()[-1:]
+        raise UserError(f"{folder.name} ended with status {status}: {' '.join(tail)} (all of it: {folder / 'log.txt'})")
+    if "finite" in item:
+        return scored(config, item, folder)
+    about = json.loads((folder / "config.json").read_text())
+    speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
+    speed = statistics.median(speeds) if speeds else math.nan
+    row = item | {
+        "finite": status == 0,
+        "horizon": about["config"]["max_iters"],
+        "last_step": metrics[-1]["step"],  # before the horizon: solved, or not finite
+        "accuracy": evaluations[-1]["accuracy"] if status == 0 else math.nan,
+        "val_loss": evaluations[-1]["val_loss"] if status == 0 else math.nan,
+        "metric": config.metric,
+        "curve": [[row["step"], row[config.metric]] for row in evaluations],
+        "meters": evaluations[-1].get("meters", {}),
+        "sinks": sink_curve(evaluations),
+        "tokens_per_second": speed,
+        "step_ms": 1000 * about["tokens_per_step"] / speed,
+        "scores": {},
+        "seconds": time.time() - job["started"],
+        **{name: about[name] for name in ("n_params", "flops_per_token", "state_bytes")},
+        **{name: about.get(name) for name in ("dtype", "device", "threads", "code_sha256")},
+        **{name: about[name] for name in ("git_commit", "git_dirty", "versions")},
+    }
+    return nan_to_none(scored(config, row, folder))
+
+
+def sink_curve(evaluations: list[dict]) -> list[dict]:
+    """The meters of each kind of query at each evaluation, for the figures; empty if the data set names no kinds."""
+    names = ("share", "effective", "gate_mean", "loss")
+    return [
+        {"step": row["step"], "value_norm": row["meters"]["value_norm"]}
+        | {kind: {name: found[name] for name in names} for kind, found in row["meters"]["kinds"].items()}
+        for row in evaluations
+        if row.get("meters", {}).get("kinds")
+    ]
+
+
+def scored(config, row: dict, folder: Path) -> dict:
+    """The row with the scores that it lacked, which evaluate.py has written by now."""
+    names, data = missing_scores(config, row), as_read(config.score_data)
+    is_same_data = row.get("score_data", {}) == data
+    wanted = {name: as_read(config.scores[name]) for name in names}
+    found = {name: read_score(folder / f"score_{name}.json") for name in names}
+    return row | {
+        "scored": (row.get("scored", {}) if is_same_data else {}) | wanted,
+        "score_data": data,
+        "scores": (row["scores"] if is_same_data else {}) | found,
+        "ended": time.time(),  # where a run has two rows, the later one counts
+    }
+
+
+def read_score(file: Path) -> dict:
+    """What evaluate.py wrote, without the path of this machine's checkpoint."""
+    return {name: value for name, value in json.loads(file.read_text()).items() if name != "checkpoint"}
+
+
+def nan_to_none(value: object):
+    """What JSON can hold, at any depth."""
+    if isinstance(value, dict):
+        return {name: nan_to_none(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [nan_to_none(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
