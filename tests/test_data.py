@@ -746,7 +746,7 @@ def test_the_standard_library_becomes_a_stream_of_its_files(tmp_path, monkeypatc
     assert dataset.meta["parameters"]["python"].startswith("3.")
 
 
-def test_most_bytes_takes_some_files_of_the_standard_library_by_seed(tmp_path, monkeypatch):
+def test_most_bytes_takes_a_random_choice_of_files_by_seed(tmp_path, monkeypatch):
     lib = tmp_path / "lib"
     lib.mkdir()
     for i in range(40):
@@ -767,7 +767,7 @@ def test_most_bytes_takes_some_files_of_the_standard_library_by_seed(tmp_path, m
     assert taken(most_bytes=300, seed=2) != (train, val)
     assert sorted(sum(taken(most_bytes=10**9), [])) == sorted(sum(everything, []))
     words = [f"--out_dir={tmp_path / 'none'}", "--most_bytes=20"]
-    assert "most_bytes=20: holds less than two files" in user_error(pystdlib.main, words)
+    assert "most_bytes=20: holds fewer than two files" in user_error(pystdlib.main, words)
 
 
 def test_this_python_has_megabytes_of_it():

@@ -34,7 +34,7 @@ LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__p
 @dataclass
 class Config:
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
-    most_bytes: int | None = key(None, "take some of the files, of this size together (None: all of them)", at_least=1)
+    most_bytes: int | None = key(None, "take a random choice of files of at most this size (None: all files)", at_least=1)
     row_len: int | None = key(None, "rows of this length that begin with the byte 0 (None: running text)", at_least=2)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
     seed: int = key(0, "seeds the choice of the files, for validation and for most_bytes", at_least=0)
@@ -78,7 +78,7 @@ def rows_of(text, row_len):
 
 
 def choose_files(files, most_bytes, seed):
-    """A random choice of the files that has at most this size, in the order given. Raises UserError for less than two.
+    """A random choice of the files that has at most this size, in the order given. Raises UserError for fewer than two.
 
     What is missing to most_bytes is less than any of the files left out.
     """
@@ -86,7 +86,7 @@ def choose_files(files, most_bytes, seed):
     is_chosen = split_documents(sizes, min(1.0, most_bytes / sum(sizes)), seed)
     chosen = [file for file, is_in in zip(files, is_chosen, strict=True) if is_in]
     if len(chosen) < 2:
-        raise UserError(f"most_bytes={most_bytes:,}: holds less than two files, and validation needs one; raise it")
+        raise UserError(f"most_bytes={most_bytes:,}: holds fewer than two files, and validation needs one; raise it")
     return chosen
 
 
