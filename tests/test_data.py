@@ -746,6 +746,30 @@ def test_the_standard_library_becomes_a_stream_of_its_files(tmp_path, monkeypatc
     assert dataset.meta["parameters"]["python"].startswith("3.")
 
 
+def test_most_bytes_takes_a_random_choice_of_files_by_seed(tmp_path, monkeypatch):
+    lib = tmp_path / "lib"
+    lib.mkdir()
+    for i in range(40):
+        (lib / f"{i:02}.py").write_bytes(bytes([65 + i]) * (10 + i))
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(lib))
+
+    def taken(**keys):
+        out = tmp_path / "-".join(map(str, ("out", *keys.values())))
+        pystdlib.main([f"--out_dir={out}", "--val_fraction=0.2", *(f"--{k}={v}" for k, v in keys.items())])
+        dataset = open_dataset(out)
+        assert dataset.meta["parameters"]["most_bytes"] == keys.get("most_bytes")
+        return [contents(dataset, split) for split in ("train", "val")]
+
+    (train, val), everything = taken(most_bytes=300, seed=1), taken()
+    size = sum(map(len, train + val))
+    assert 290 < size <= 300 and 0 < sum(map(len, val)) <= 60 and train == sorted(train)
+    assert len({*train, *val}) == len(train + val) and {*train, *val} <= {*everything[0], *everything[1]}
+    assert taken(most_bytes=300, seed=2) != (train, val)
+    assert sorted(sum(taken(most_bytes=10**9), [])) == sorted(sum(everything, []))
+    words = [f"--out_dir={tmp_path / 'none'}", "--most_bytes=20"]
+    assert "most_bytes=20: holds fewer than two files" in user_error(pystdlib.main, words)
+
+
 def test_this_python_has_megabytes_of_it():
     files = pystdlib.find_sources(Path(pystdlib.sysconfig.get_path("stdlib")))
     assert sum(file.stat().st_size for file in files) > 5_000_000

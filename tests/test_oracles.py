@@ -6,19 +6,13 @@ python -m pytest tests/test_oracles.py
 import re
 from pathlib import Path
 
+import published
 import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from transformers import KimiLinearConfig, Mamba2Config, MiniMaxConfig, Qwen3NextConfig
-from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
-from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+from transformers import MiniMaxConfig
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
-from transformers.models.qwen3_next.modeling_qwen3_next import (
-    Qwen3NextAttention,
-    Qwen3NextGatedDeltaNet,
-    Qwen3NextRotaryEmbedding,
-)
 
 import model as nanogate
 from gate import parse_gate
@@ -52,94 +46,27 @@ def assert_same(ours, theirs):
 
 
 @pytest.mark.parametrize("n_kv_head", [4, 2, 1])
-@torch.no_grad()
 def test_gated_softmax_with_gqa_qk_norm_and_rope_is_qwen3_next_attention(n_kv_head):
     ours = make("softmax", "elementwise", qk_norm=True, n_kv_head=n_kv_head)
-    config = Qwen3NextConfig(
-        hidden_size=C, num_attention_heads=H, num_key_value_heads=n_kv_head, head_dim=D, rms_norm_eps=NORM_EPS,
-        attn_implementation="eager", max_position_embeddings=T,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
-    )  # fmt: skip
-    oracle = Qwen3NextAttention(config, layer_idx=3).eval()
-    q, k, v = ours.qkv.weight.split([H * D, n_kv_head * D, n_kv_head * D])
-    gate = ours.gates["readout"].proj.weight
-    # theirs holds, head by head, D rows of q and D rows of the gate
-    oracle.q_proj.weight.copy_(torch.cat([q.view(H, D, C), gate.view(H, D, C)], dim=1).reshape(2 * H * D, C))
-    oracle.k_proj.weight.copy_(k)
-    oracle.v_proj.weight.copy_(v)
-    oracle.o_proj.weight.copy_(ours.out_proj.weight)
-    oracle.q_norm.weight.copy_(ours.q_norm.weight - 1)  # theirs is 1 + weight
-    oracle.k_norm.weight.copy_(ours.k_norm.weight - 1)
-    position = Qwen3NextRotaryEmbedding(config)
-    mask = torch.full((T, T), -torch.inf).triu(1)[None, None]
-    assert_same(ours, lambda x: oracle(x, position(x, torch.arange(T)[None]), mask)[0])
+    assert_same(ours, published.qwen3_next_attention(ours))
 
 
 @pytest.mark.parametrize("n_groups", [1, 2])
-@torch.no_grad()
 def test_native_mamba2_is_mamba2_mixer(n_groups):
     N, inner = 24, 2 * C
     ours = make("mamba2", "native", state_size=N, n_groups=n_groups)
-    config = Mamba2Config(
-        hidden_size=C, num_heads=2 * H, head_dim=D, state_size=N, n_groups=n_groups, expand=2, conv_kernel=4,
-        use_bias=False, use_conv_bias=True, layer_norm_epsilon=NORM_EPS, chunk_size=32, num_hidden_layers=1,
-    )  # fmt: skip
-    oracle = Mamba2Mixer(config, layer_idx=0).eval()
-    # theirs holds the rows [z, x, B, C, dt] in one projection: z is our native gate
-    oracle.in_proj.weight.copy_(torch.cat([ours.gates["native"].proj.weight, ours.in_proj.weight]))
-    oracle.conv1d.weight.copy_(ours.conv.weight.T[:, None])
-    oracle.conv1d.bias.copy_(ours.conv.bias)
-    for name in ("dt_bias", "A_log", "D"):
-        getattr(oracle, name).copy_(getattr(ours, name))
-    oracle.norm.weight.copy_(ours.norm.weight)
-    oracle.out_proj.weight.copy_(ours.out_proj.weight)
     assert ours.in_proj.weight.shape[0] == inner + 2 * n_groups * N + 2 * H
-    assert_same(ours, oracle)
+    assert_same(ours, published.mamba2_mixer(ours))
 
 
-@torch.no_grad()
 def test_native_gated_deltanet_is_qwen3_next_gated_deltanet():
     ours = make("gated_deltanet", "native")
-    config = Qwen3NextConfig(
-        hidden_size=C, linear_num_value_heads=H, linear_num_key_heads=H, linear_key_head_dim=D,
-        linear_value_head_dim=D, linear_conv_kernel_dim=4, rms_norm_eps=NORM_EPS,
-    )  # fmt: skip
-    oracle = Qwen3NextGatedDeltaNet(config, layer_idx=0).eval()
-    q, k, v, beta, dt = ours.in_proj.weight.split([C, C, C, H, H])
-    z = ours.gates["native"].proj.weight
-    # theirs holds, head by head, D rows of each of q, k, v, z; then b, a
-    qkvz = torch.cat([w.view(H, D, C) for w in (q, k, v, z)], dim=1)
-    oracle.in_proj_qkvz.weight.copy_(qkvz.reshape(4 * C, C))
-    oracle.in_proj_ba.weight.copy_(torch.stack([beta, dt], dim=1).reshape(2 * H, C))
-    oracle.conv1d.weight.copy_(ours.conv.weight.T[:, None])
-    oracle.dt_bias.copy_(ours.dt_bias)
-    oracle.A_log.copy_(ours.A_log)
-    oracle.norm.weight.copy_(ours.norm.weight)
-    oracle.out_proj.weight.copy_(ours.out_proj.weight)
-    assert_same(ours, oracle)
+    assert_same(ours, published.qwen3_next_gated_deltanet(ours))
 
 
-@torch.no_grad()
 def test_native_kda_is_kimi_linears_delta_attention():
     ours = make("kda", "native")
-    config = KimiLinearConfig(
-        hidden_size=C, linear_num_heads=H, linear_head_dim=D, linear_conv_kernel_dim=4, rms_norm_eps=NORM_EPS,
-        num_hidden_layers=1, layer_types=["linear_attention"], hidden_act="silu",
-    )  # fmt: skip
-    oracle = KimiLinearDeltaAttention(config, layer_idx=0).eval()
-    q, k, v, beta = ours.in_proj.weight.split([C, C, C, H])
-    gate = ours.gates["native"]
-    theirs = oracle.forget_gate
-    pairs = [(oracle.q_proj, q), (oracle.k_proj, k), (oracle.v_proj, v), (oracle.b_proj, beta)]
-    pairs += [(oracle.g_a_proj, gate.down.weight), (oracle.g_b_proj, gate.proj.weight)]
-    pairs += [(theirs.f_a_proj, ours.decay_in.weight), (theirs.f_b_proj, ours.decay_out.weight)]
-    pairs += [(oracle.o_norm, ours.norm.weight), (oracle.o_proj, ours.out_proj.weight)]
-    for module, weight in pairs:
-        module.weight.copy_(weight)
-    oracle.conv1d.weight.copy_(ours.conv.weight.T[:, None])
-    theirs.dt_bias.copy_(ours.dt_bias)
-    theirs.A_log.copy_(ours.A_log.view(1, 1, H, 1))
-    assert_same(ours, oracle)
+    assert_same(ours, published.kimi_linear_attention(ours))
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@ The sources of Python's standard library as bytes: about 12 MB of real text that
 
     python data/pystdlib/prepare.py
     python data/pystdlib/prepare.py --row_len=512 --out_dir=data/rows      # rows of 512, each behind the byte 0
+    python data/pystdlib/prepare.py --most_bytes=1_000_000 --out_dir=data/megabyte
 
 The script takes the .py files of the Python that runs it, without tests and installed packages, in
 the order of their paths, and splits them by file. Other versions of Python give other text, so
@@ -33,9 +34,10 @@ LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__p
 @dataclass
 class Config:
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
+    most_bytes: int | None = key(None, "take a random choice of files of at most this size (None: all files)", at_least=1)
     row_len: int | None = key(None, "rows of this length that begin with the byte 0 (None: running text)", at_least=2)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
-    seed: int = key(0, "seeds the choice of the files for validation", at_least=0)
+    seed: int = key(0, "seeds the choice of the files, for validation and for most_bytes", at_least=0)
     out_dir: str | None = key(None, "where to write; None: beside this script", is_path=True)
     overwrite: bool = key(False, "write to a folder that holds something else, too")
 
@@ -43,6 +45,8 @@ class Config:
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program="data/pystdlib/prepare.py", description=__doc__)
     files = find_sources(Path(sysconfig.get_path("stdlib")))
+    if config.most_bytes is not None:
+        files = choose_files(files, config.most_bytes, config.seed)
     out_dir = claim(config.out_dir or Path(__file__).resolve().parent, config.overwrite)
     is_val = split_documents([file.stat().st_size for file in files], config.val_fraction, config.seed)
     splits = {"train": [], "val": []}
@@ -71,6 +75,19 @@ def rows_of(text, row_len):
     if not len(labels):
         raise UserError(f"row_len={row_len}: a split has {len(data):,} bytes, not one row")
     return np.stack([np.pad(labels[:, :-1], ((0, 0), (1, 0))), labels], axis=1)
+
+
+def choose_files(files, most_bytes, seed):
+    """A random choice of the files that has at most this size, in the order given. Raises UserError for fewer than two.
+
+    What is missing to most_bytes is less than any of the files left out.
+    """
+    sizes = [file.stat().st_size for file in files]
+    is_chosen = split_documents(sizes, min(1.0, most_bytes / sum(sizes)), seed)
+    chosen = [file for file, is_in in zip(files, is_chosen, strict=True) if is_in]
+    if len(chosen) < 2:
+        raise UserError(f"most_bytes={most_bytes:,}: holds fewer than two files, and validation needs one; raise it")
+    return chosen
 
 
 def find_sources(root):

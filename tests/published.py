@@ -1,0 +1,131 @@
+"""Layers as transformers publishes them, made with the weights of ours.
+
+test_oracles.py compares their outputs with ours, and test_anchors.py the runs in which they are trained.
+"""
+
+import torch
+import torch.nn as nn
+from torch.overrides import TorchFunctionMode
+from transformers import KimiLinearConfig, Mamba2Config, Qwen3NextConfig
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+from transformers.models.qwen3_next.modeling_qwen3_next import (
+    Qwen3NextAttention,
+    Qwen3NextGatedDeltaNet,
+    Qwen3NextRotaryEmbedding,
+)
+
+from model import NORM_EPS
+
+
+class InFloat64(TorchFunctionMode):
+    """A context in which every cast to float32 goes to float64: published layers cast where half precision needs it."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        function = torch.Tensor.double if function is torch.Tensor.float else function
+        args, kwargs = tuple(map(self.widened, args)), {k: self.widened(v) for k, v in (kwargs or {}).items()}
+        return function(*args, **kwargs)
+
+    @staticmethod
+    def widened(value: object) -> object:
+        return torch.float64 if value is torch.float32 else value
+
+
+class CausalAttention(Qwen3NextAttention):
+    """Qwen3-Next's attention, called as a mixer is: x (B, T, C) -> y (B, T, C)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        T = x.shape[1]
+        position = Qwen3NextRotaryEmbedding(self.config)(x, torch.arange(T)[None])
+        mask = torch.full((T, T), -torch.inf).triu(1)[None, None]
+        return super().forward(x, position, mask)[0]
+
+
+@torch.no_grad()
+def qwen3_next_attention(ours) -> nn.Module:
+    """For softmax with an elementwise gate, QK-norm and RoPE."""
+    C, (H, Hk), D = ours.config.n_embd, ours.split, ours.value_width
+    config = Qwen3NextConfig(
+        hidden_size=C, num_attention_heads=H, num_key_value_heads=Hk, head_dim=D, rms_norm_eps=NORM_EPS,
+        attn_implementation="eager", max_position_embeddings=ours.config.block_size,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+    )  # fmt: skip
+    theirs = CausalAttention(config, layer_idx=3).eval()
+    q, k, v = ours.qkv.weight.split([H * D, Hk * D, Hk * D])
+    gate = ours.gates["readout"].proj.weight
+    # theirs holds, head by head, D rows of q and D rows of the gate
+    theirs.q_proj.weight.copy_(torch.cat([q.view(H, D, C), gate.view(H, D, C)], dim=1).reshape(2 * H * D, C))
+    theirs.k_proj.weight.copy_(k)
+    theirs.v_proj.weight.copy_(v)
+    theirs.o_proj.weight.copy_(ours.out_proj.weight)
+    theirs.q_norm.weight.copy_(ours.q_norm.weight - 1)  # theirs is 1 + weight
+    theirs.k_norm.weight.copy_(ours.k_norm.weight - 1)
+    return theirs
+
+
+@torch.no_grad()
+def mamba2_mixer(ours) -> nn.Module:
+    """For mamba2 with its native gate."""
+    H, D, config = ours.n_head, ours.value_width, ours.config
+    config = Mamba2Config(
+        hidden_size=config.n_embd, num_heads=H, head_dim=D, state_size=config.state_size, n_groups=config.n_groups,
+        expand=config.expand, conv_kernel=4, use_bias=False, use_conv_bias=True, layer_norm_epsilon=NORM_EPS,
+        chunk_size=32, num_hidden_layers=1,
+    )  # fmt: skip
+    theirs = Mamba2Mixer(config, layer_idx=0).eval()
+    # theirs holds the rows [z, x, B, C, dt] in one projection: z is our native gate
+    theirs.in_proj.weight.copy_(torch.cat([ours.gates["native"].proj.weight, ours.in_proj.weight]))
+    theirs.conv1d.weight.copy_(ours.conv.weight.T[:, None])
+    theirs.conv1d.bias.copy_(ours.conv.bias)
+    for name in ("dt_bias", "A_log", "D"):
+        getattr(theirs, name).copy_(getattr(ours, name))
+    theirs.norm.weight.copy_(ours.norm.weight)
+    theirs.out_proj.weight.copy_(ours.out_proj.weight)
+    return theirs
+
+
+@torch.no_grad()
+def qwen3_next_gated_deltanet(ours) -> nn.Module:
+    """For gated_deltanet with its native gate."""
+    C, H, D = ours.config.n_embd, ours.n_head, ours.value_width
+    config = Qwen3NextConfig(
+        hidden_size=C, linear_num_value_heads=H, linear_num_key_heads=H, linear_key_head_dim=D,
+        linear_value_head_dim=D, linear_conv_kernel_dim=4, rms_norm_eps=NORM_EPS,
+    )  # fmt: skip
+    theirs = Qwen3NextGatedDeltaNet(config, layer_idx=0).eval()
+    q, k, v, beta, dt = ours.in_proj.weight.split([H * D, H * D, H * D, H, H])
+    z = ours.gates["native"].proj.weight
+    # theirs holds, head by head, D rows of each of q, k, v, z; then b, a
+    qkvz = torch.cat([w.view(H, D, C) for w in (q, k, v, z)], dim=1)
+    theirs.in_proj_qkvz.weight.copy_(qkvz.reshape(4 * H * D, C))
+    theirs.in_proj_ba.weight.copy_(torch.stack([beta, dt], dim=1).reshape(2 * H, C))
+    theirs.conv1d.weight.copy_(ours.conv.weight.T[:, None])
+    theirs.dt_bias.copy_(ours.dt_bias)
+    theirs.A_log.copy_(ours.A_log)
+    theirs.norm.weight.copy_(ours.norm.weight)
+    theirs.out_proj.weight.copy_(ours.out_proj.weight)
+    return theirs
+
+
+@torch.no_grad()
+def kimi_linear_attention(ours) -> nn.Module:
+    """For kda with its native gate."""
+    C, H, D = ours.config.n_embd, ours.n_head, ours.value_width
+    config = KimiLinearConfig(
+        hidden_size=C, linear_num_heads=H, linear_head_dim=D, linear_conv_kernel_dim=4, rms_norm_eps=NORM_EPS,
+        num_hidden_layers=1, layer_types=["linear_attention"], hidden_act="silu",
+    )  # fmt: skip
+    theirs = KimiLinearDeltaAttention(config, layer_idx=0).eval()
+    q, k, v, beta = ours.in_proj.weight.split([H * D, H * D, H * D, H])
+    gate = ours.gates["native"]
+    forget = theirs.forget_gate
+    pairs = [(theirs.q_proj, q), (theirs.k_proj, k), (theirs.v_proj, v), (theirs.b_proj, beta)]
+    pairs += [(theirs.g_a_proj, gate.down.weight), (theirs.g_b_proj, gate.proj.weight)]
+    pairs += [(forget.f_a_proj, ours.decay_in.weight), (forget.f_b_proj, ours.decay_out.weight)]
+    pairs += [(theirs.o_norm, ours.norm.weight), (theirs.o_proj, ours.out_proj.weight)]
+    for module, weight in pairs:
+        module.weight.copy_(weight)
+    theirs.conv1d.weight.copy_(ours.conv.weight.T[:, None])
+    forget.dt_bias.copy_(ours.dt_bias)
+    forget.A_log.copy_(ours.A_log.view(1, 1, H, 1))
+    return theirs

@@ -1,0 +1,237 @@
+"""Runs of train.py against the same training with published code, from identical weights, on identical batches.
+
+python -m pytest tests/test_anchors.py
+
+On our side a run is all of train.main: its batches, schedule, loss, clipping and AdamW. The other side is a loop in
+plain PyTorch, as nanoGPT trains, around a model or a layer of transformers. All is float64, so that what is left of a
+difference is rounding: about 1e-14, where another constant (an eps, a beta, the form of GELU) makes over 1e-6.
+"""
+
+import copy
+import math
+
+import published
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import train
+from data.shards import open_dataset
+from model import GPT, MLP, GPTConfig
+
+KEYS = dict(
+    n_layer=2, n_head=2, block_size=24, batch_size=2, learning_rate=3e-3, min_lr=3e-4, warmup_iters=5,
+    weight_decay=0.1, beta1=0.9, beta2=0.99, grad_clip=0.5, log_interval=1, meters=False, memory_check=False,
+)  # fmt: skip
+STEPS = [20, pytest.param(200, marks=pytest.mark.slow)]
+TOLERANCE = 1e-9  # of losses, norms of gradients and final weights, which are all of order one
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class GPT2(GPT):
+    """Our GPT with what GPT-2 has and ours lacks: LayerNorm, biases and, if asked for, its approximation of GELU."""
+
+    def __init__(self, config, mlp=MLP):
+        super().__init__(config)
+        C = config.n_embd
+        self.norm = nn.LayerNorm(C)
+        for block in self.blocks:
+            block.norm_1, block.norm_2 = nn.LayerNorm(C), nn.LayerNorm(C)
+            block.mlp = mlp(config, round(config.mlp_ratio * C))
+            for module, name in self.linear_layers(block):
+                old = getattr(module, name)
+                setattr(module, name, type(old)(old.in_features, old.out_features, bias=True))
+        self.init_weights(seed=0)
+
+    @staticmethod
+    def linear_layers(block):
+        return (block.mixer, "qkv"), (block.mixer, "out_proj"), (block.mlp, "up"), (block.mlp, "down")
+
+    def pairs(self, theirs):
+        """Yields (name, our parameter, transformers' parameter in our layout), each parameter once."""
+        theirs = theirs.transformer
+        yield "wte", self.wte.weight, theirs.wte.weight
+        yield "wpe", self.wpe.weight, theirs.wpe.weight
+        norms, linear = [("norm", self.norm, theirs.ln_f)], []
+        for i, (block, layer) in enumerate(zip(self.blocks, theirs.h, strict=True)):
+            norms += [(f"{i}.norm_1", block.norm_1, layer.ln_1), (f"{i}.norm_2", block.norm_2, layer.ln_2)]
+            published_layers = layer.attn.c_attn, layer.attn.c_proj, layer.mlp.c_fc, layer.mlp.c_proj
+            for (module, name), published_layer in zip(self.linear_layers(block), published_layers, strict=True):
+                linear.append((f"{i}.{name}", getattr(module, name), published_layer))
+        for name, our, their in norms + linear:
+            weight = their.weight.T if isinstance(our, nn.Linear) else their.weight  # theirs is (inputs, outputs)
+            yield f"{name}.weight", our.weight, weight
+            yield f"{name}.bias", our.bias, their.bias
+
+
+class TanhMLP(MLP):
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+def gpt2_and_ours(gelu="gelu_new", mlp=TanhMLP, n_embd=32):
+    torch.manual_seed(0)
+    theirs = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=256, n_positions=KEYS["block_size"], n_embd=n_embd, n_layer=2, n_head=2, n_inner=2 * n_embd,
+            activation_function=gelu, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, attn_implementation="eager",
+        )
+    )  # fmt: skip
+    keys = {name: value for name, value in KEYS.items() if name in GPTConfig.__dataclass_fields__}
+    ours = GPT2(GPTConfig(n_embd=n_embd, mlp_ratio=2, vocab_size=256, position="learned", **keys), mlp)
+    assert len(list(ours.pairs(theirs))) == len(list(ours.parameters())) == len(list(theirs.parameters()))
+    return theirs, ours
+
+
+@torch.no_grad()
+def give_weights(theirs, ours):
+    """Gives both the same weights: biases that are not 0, norms that are not 1."""
+    for _, our, their in ours.pairs(theirs):
+        their += 0.1 * torch.randn_like(their)
+        our.copy_(their)
+
+
+def our_run(model, data, out_dir, monkeypatch, helpers, **keys):
+    """train.main with this model. Returns [(learning rate, loss, norm of the gradient)] of its steps."""
+    monkeypatch.setattr(train, "make_model", lambda *args: (model, []))
+    keys = KEYS | dict(eval_interval=keys["max_iters"]) | keys
+    rows = helpers.metrics(helpers.train(data, out_dir, **keys), "train")
+    return [(row["lr"], row["loss"], row["grad_norm"]) for row in rows]
+
+
+def plain_run(model, logits_of, data, max_iters, micro_steps=1, **changes):
+    """The same training written out, as nanoGPT trains. Returns what our_run does."""
+    keys, dataset, curve = KEYS | changes, open_dataset(data), []
+    # a vector may come with axes of length 1, and then still has no weight decay
+    decayed = [p for p in model.parameters() if p.squeeze().dim() >= 2]
+    others = [p for p in model.parameters() if p.squeeze().dim() < 2]
+    groups = [dict(params=decayed, weight_decay=keys["weight_decay"]), dict(params=others, weight_decay=0.0)]
+    optimizer = torch.optim.AdamW(groups, betas=(keys["beta1"], keys["beta2"]), foreach=False, fused=False)
+    peak, lowest, warmup = keys["learning_rate"], keys["min_lr"], keys["warmup_iters"]
+    for step in range(max_iters):
+        share = (step - warmup) / (max_iters - warmup)
+        lr = lowest + (peak - lowest) * (1 + math.cos(math.pi * share)) / 2
+        lr = peak * (step + 1) / (warmup + 1) if step < warmup else lr
+        total = 0.0
+        for m in range(micro_steps):
+            x, y = dataset.batch(
+                "train", step, seed=1337, batch_size=keys["batch_size"], block_size=keys["block_size"], micro_step=m,
+                gradient_accumulation_steps=micro_steps,
+            )  # fmt: skip
+            loss = F.cross_entropy(logits_of(model, x).flatten(0, 1), y.flatten()) / micro_steps
+            loss.backward()
+            total += loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), keys["grad_clip"], foreach=False)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        optimizer.zero_grad()
+        curve.append((lr, total, norm.item()))
+    return curve
+
+
+def largest_difference(ours, theirs):
+    """Of the rows of two curves."""
+    assert len(ours) == len(theirs)
+    return max(abs(a - b) for our, their in zip(ours, theirs, strict=True) for a, b in zip(our, their, strict=True))
+
+
+def assert_has_trained(curve):
+    """The loss falls, and some gradients are clipped: else the comparison would say little."""
+    losses, norms = [loss for _, loss, _ in curve], [norm for _, _, norm in curve]
+    assert sum(losses[-5:]) / 5 < losses[0] - 0.3 and max(norms) > KEYS["grad_clip"]
+
+
+@pytest.mark.parametrize("max_iters", STEPS)
+@pytest.mark.parametrize("gelu, mlp", [("gelu", MLP), ("gelu_new", TanhMLP)])
+def test_with_gpt2s_norms_biases_and_weights_a_run_is_gpt2s(gelu, mlp, max_iters, text, tmp_path, monkeypatch, helpers):
+    theirs, ours = gpt2_and_ours(gelu, mlp)
+    give_weights(theirs, ours)
+    keys = dict(max_iters=max_iters, gradient_accumulation_steps=2)
+    curve = our_run(ours, text, tmp_path, monkeypatch, helpers, **keys)
+    with published.InFloat64():
+        expected = plain_run(theirs, lambda model, x: model(x).logits, text, max_iters, micro_steps=2)
+    assert_has_trained(curve)
+    assert largest_difference(curve, expected) < TOLERANCE
+    for name, our, their in ours.pairs(theirs):
+        assert (our - their).abs().max() < TOLERANCE, name
+
+
+def test_the_comparison_sees_each_constant(text, tmp_path, monkeypatch, helpers):
+    theirs, ours = gpt2_and_ours()
+    give_weights(theirs, ours)
+    curve = our_run(ours, text, tmp_path, monkeypatch, helpers, max_iters=8)
+    other_gelu, other_eps = (copy.deepcopy(theirs) for _ in range(2))
+    for layer in other_gelu.transformer.h:
+        layer.mlp.act = nn.GELU()
+    other_eps.transformer.ln_f.eps = 1e-6
+    changes = dict(beta1=0.91, beta2=0.95, weight_decay=0.11, grad_clip=1.5, warmup_iters=4, min_lr=4e-4)
+    runs = [(theirs, {name: value}) for name, value in changes.items()] + [(other_gelu, {}), (other_eps, {})]
+    for model, change in [(theirs, {}), *runs]:
+        with published.InFloat64():
+            found = plain_run(copy.deepcopy(model), lambda model, x: model(x).logits, text, 8, **change)
+        difference = largest_difference(curve, found)
+        assert (difference < TOLERANCE) if model is theirs and not change else (difference > 1000 * TOLERANCE), change
+
+
+@torch.no_grad()
+def test_weights_start_as_gpt2s():
+    """Each parameter has the mean and the spread of GPT-2's: 0.02, less for residual layers, biases 0, norms 1."""
+    theirs, ours = gpt2_and_ours(n_embd=64)
+    for name, our, their in ours.pairs(theirs):
+        n = our.numel()  # below, 5 standard errors of the difference
+        assert (our.mean() - their.mean()).abs() <= 5 * (2 / n) ** 0.5 * their.std(), name
+        assert (our.std() - their.std()).abs() <= 5 * n**-0.5 * their.std(), name
+
+
+class Published(nn.Module):
+    """A layer of transformers in the place of a mixer."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, state=None, start=0, only=None):
+        return self.layer(x), state
+
+
+LAYERS = {
+    "softmax": (published.qwen3_next_attention, dict(gate="elementwise", qk_norm=True, n_kv_head=1)),
+    "mamba2": (published.mamba2_mixer, dict(gate="native", state_size=8)),
+    "gated_deltanet": (published.qwen3_next_gated_deltanet, dict(gate="native")),
+    "kda": (published.kimi_linear_attention, dict(gate="native")),
+}
+RUNS = [(name, 20) for name in ("softmax", "mamba2", "gated_deltanet")]
+RUNS += [pytest.param(name, 200, marks=pytest.mark.slow) for name, _ in RUNS]
+RUNS += [pytest.param("kda", 20, marks=pytest.mark.slow)]  # a step of the published code takes 0.2 s
+
+
+@pytest.mark.parametrize("name, max_iters", RUNS)
+def test_a_run_with_our_mixer_is_one_with_the_published_layer(name, max_iters, text, tmp_path, monkeypatch, helpers):
+    publish, keys = LAYERS[name]
+    keys = keys | dict(attention=name, n_embd=32, mlp_ratio=2, init="pytorch")
+    shared = {name: value for name, value in KEYS.items() if name in GPTConfig.__dataclass_fields__}
+    torch.manual_seed(0)
+    ours = GPT(GPTConfig(vocab_size=256, **shared, **keys))
+    ours.wte.weight.data *= 0.1  # the loss starts near log 256
+    theirs = copy.deepcopy(ours)
+    with published.InFloat64():
+        for block in theirs.blocks:
+            block.mixer = Published(publish(block.mixer))
+        expected = plain_run(theirs, lambda model, x: model(x), text, max_iters)
+    curve = our_run(ours, text, tmp_path, monkeypatch, helpers, max_iters=max_iters, **keys)
+    assert_has_trained(curve)
+    assert largest_difference(curve, expected) < TOLERANCE
+    with published.InFloat64():
+        for block in ours.blocks:
+            block.mixer = Published(publish(block.mixer))
+    for (path, our), their in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert (our - their).abs().max() < TOLERANCE, path
