@@ -596,6 +596,12 @@ SCRIPTS = {  # the module, its keys, the words of each command line, and what is
         "module.gemm_rate = lambda *args: 1e9; module.profile = lambda config: ''",
     ),
     "data.mqar.prepare": (mqar_prepare, mqar_prepare.Config, {"out_dir": "{new}", "train_size": 9, "val_size": 3}, ""),
+    "data.backcopy.prepare": (
+        backcopy_prepare,
+        backcopy_prepare.Config,
+        {"out_dir": "{new}", "text": "{file}", "characters": 8, "triggers": 2, "train_size": 9, "val_size": 3},
+        "",
+    ),
     "data.text.prepare": (text_prepare, text_prepare.Config, {"paths": "{file}", "out_dir": "{new}"}, ""),
     "data.pystdlib.prepare": (
         pystdlib_prepare,
