@@ -47,6 +47,7 @@ import meters
 import plot
 import sample
 import train
+from data.backcopy import prepare as backcopy_prepare
 from data.shards import open_dataset, write_stream
 from data.tokenizer import get_tokenizer
 from evaluate import score, summarize
