@@ -28,6 +28,7 @@ area under the curve, short runs for all rates and full ones for the best two (s
 import configurator
 from configurator import UserError, key, show
 
+import ast
 import contextlib
 import statistics
 from collections.abc import Iterable
@@ -290,13 +291,20 @@ def main(argv: list[str]) -> None:
     if rates := tables.rates_table(config, choices):
         summary += f"\n{rates}\n"
     print(summary)
-    about = [word for word in argv if not word.startswith(("--run", "--out_dir", "--jobs"))]
-    command = " ".join(["python experiment.py", *about])
+    words = [word for word in argv if not word.startswith(("--run", "--out_dir", "--jobs"))]
+    command = " ".join(["python experiment.py", *words])
     with alone(out_dir, "report") if config.run else contextlib.nullcontext():  # workers end at the same time
         figures = report.figures(rows, out_dir)
         figures += claims.figures(judged, rows, config.solved_above, out_dir)
-        page = report.page(rows, figures, out_dir / "report.html", summary, command)
+        about, lines = about_of(argv), tables.claim_lines(judged)
+        page = report.page(rows, figures, out_dir / "report.html", summary, command, about, lines)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
+
+
+def about_of(argv: list[str]) -> str:
+    """The docstring of the config file, which states the hypothesis; empty if no file is given."""
+    file = next((word for word in argv if word.endswith(".py") and not word.startswith("--")), None)
+    return "" if file is None else ast.get_docstring(ast.parse(Path(file).read_text())) or ""
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -307,21 +307,25 @@ def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> dict[s
 
 def claims_table(judged: list[dict]) -> str:
     """A line per claim: its verdict, and the numbers behind it. Accuracies are fractions, losses are in nats."""
+    return "\n".join(f"{name}: {words}" for name, words in claim_lines(judged))
+
+
+def claim_lines(judged: list[dict]) -> list[tuple[str, str]]:
+    """[(claim and setting, verdict and numbers)]."""
     lines = []
     for claim in judged:
-        where = f", {claim['setting']}" if claim["setting"] else ""
-        word = f"exploratory: {claim['verdict']}" if claim["exploratory"] else claim["verdict"]
-        line = f"{claim['claim']}{where}: {word}"
+        name = ", ".join(filter(None, (claim["claim"], claim["setting"])))
+        words = f"exploratory: {claim['verdict']}" if claim["exploratory"] else claim["verdict"]
         if "over" in claim:
             values = ", ".join(f"{value:+.4f}" for value in claim["by_seed"].values())
             count = f"{claim['over']} of {claim['n'] + len(claim['lost'])} seeds over {claim['threshold']:g}"
-            line += f" ({count}, {claim['needed']} needed: {values})"
+            words += f" ({count}, {claim['needed']} needed: {values})"
         elif "mean" in claim:
-            line += f" ({numbers_of(claim)})"
+            words += f" ({numbers_of(claim)})"
         if claim["verdict"] != "not run":
-            line += "".join(f"; {flag}" for flag in notes(claim))
-        lines.append(line)
-    return "\n".join(lines)
+            words += "".join(f"; {flag}" for flag in notes(claim))
+        lines.append((name, words))
+    return lines
 
 
 def notes(claim: dict) -> list[str]:
