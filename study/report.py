@@ -395,7 +395,7 @@ def page(
     said: str = "",
     command: str = "",
     about: str = "",
-    claims: str = "",
+    claims: Iterable[tuple[str, str]] = (),
 ) -> Path:
     """Writes the figures and tables of an experiment as one HTML file that needs no other. Returns its path.
 
