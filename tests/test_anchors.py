@@ -23,7 +23,8 @@ from model import GPT, MLP, GPTConfig
 
 KEYS = dict(
     n_layer=2, n_head=2, block_size=24, batch_size=2, learning_rate=3e-3, min_lr=3e-4, warmup_iters=5,
-    weight_decay=0.1, beta1=0.9, beta2=0.99, grad_clip=0.5, log_interval=1, meters=False, memory_check=False,
+    weight_decay=0.1, beta1=0.9, beta2=0.99, grad_clip=0.5, log_interval=1, seed=7, meters=False,
+    memory_check=False,
 )  # fmt: skip
 STEPS = [20, pytest.param(200, marks=pytest.mark.slow)]
 TOLERANCE = 1e-9  # of losses, norms of gradients and final weights, which are all of order one
@@ -123,8 +124,8 @@ def plain_run(model, logits_of, data, max_iters, micro_steps=1, **changes):
         total = 0.0
         for m in range(micro_steps):
             x, y = dataset.batch(
-                "train", step, seed=1337, batch_size=keys["batch_size"], block_size=keys["block_size"], micro_step=m,
-                gradient_accumulation_steps=micro_steps,
+                "train", step, seed=keys["seed"], batch_size=keys["batch_size"], block_size=keys["block_size"],
+                micro_step=m, gradient_accumulation_steps=micro_steps,
             )  # fmt: skip
             loss = F.cross_entropy(logits_of(model, x).flatten(0, 1), y.flatten()) / micro_steps
             loss.backward()

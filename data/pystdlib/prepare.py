@@ -34,7 +34,7 @@ LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__p
 @dataclass
 class Config:
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
-    most_bytes: int | None = key(None, "a random choice of files of at most this size (None: all files)", at_least=1)
+    most_bytes: int | None = key(None, "take a random choice of files, of at most this size (None: all)", at_least=1)
     row_len: int | None = key(None, "rows of this length that begin with the byte 0 (None: running text)", at_least=2)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
     seed: int = key(0, "seeds the choice of the files, for validation and for most_bytes", at_least=0)
