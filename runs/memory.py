@@ -353,7 +353,7 @@ def _reason(config, need, total):
     names = [name for name in SIZES if name in fields and getattr(config, name)]
     for name in sorted(names, key=lambda name: getattr(config, name) <= (fields[name].default or 0)):
         value, default = getattr(config, name), fields[name].default
-        if value <= (default or 0) and min(size for size, _, _ in found) < total / 2:
+        if value <= (default or 0) and min(size for size, _, _ in found) < 0.6 * total:
             break
         smaller = type(value)(value / (2 if total < math.inf else 2**40))
         smaller = max(1, min(smaller, default) if default else smaller)
