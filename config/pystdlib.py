@@ -15,8 +15,8 @@ attention = "softmax"
 gate = "elementwise"
 
 batch_size = 16
-max_iters = 250
+max_iters = 200
 learning_rate = 2e-3
 warmup_iters = 50
-eval_interval = 250
+eval_interval = 200
 eval_batch_size = 64
