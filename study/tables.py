@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from study import power, report, sinks, stats
+from study import curves, power, report, sinks, stats
 from study.plan import rates_of
 
 
@@ -68,7 +68,7 @@ def table(config, rows: list[dict], setting: str | None = None) -> str:
         line = [f"{number(by_seed[s][config.metric]):{form}}" if s in by_seed else "not run" for s in config.seeds]
         line = [arm, *line, f"{statistics.fmean(ends):{form}}"]
         if config.solved_above is not None:
-            steps = [steps_to(row["curve"], config.solved_above) for row in by_seed.values()]
+            steps = [curves.steps_to(row, config.solved_above) for row in by_seed.values()]
             reached = [step for step in steps if step is not None]
             solved = sum(end > config.solved_above for end in ends)
             line += [f"{solved}/{len(ends)}", f"{statistics.median(reached):,.0f}" if reached else "-"]
@@ -200,7 +200,7 @@ def compare_steps(config, rows: list[dict], arm: str, other: str) -> str:
     """In how many of the seeds that both arms solve the first arm gets above solved_above later, and sooner."""
     if config.solved_above is None:
         return ""
-    steps = {(row["arm"], row["seed"]): steps_to(row["curve"], config.solved_above) for row in rows}
+    steps = {(row["arm"], row["seed"]): curves.steps_to(row, config.solved_above) for row in rows}
     pairs = [(steps.get((arm, seed)), steps.get((other, seed))) for seed in config.seeds]
     both = [one - two for one, two in pairs if None not in (one, two)]
     later, sooner = sum(step > 0 for step in both), sum(step < 0 for step in both)
@@ -231,11 +231,6 @@ def sinks_table(rows: list[dict]) -> str:
         return ""
     title = "token 0 by kind of query, means over the seeds; effective: written of it over the residual stream"
     return "\n".join([*sinks.reading(rows), "", title, *aligned(sinks.table(rows))])
-
-
-def steps_to(curve: list, accuracy: float) -> int | None:
-    """The first evaluated step whose accuracy is above `accuracy`, or None."""
-    return next((step for step, value in curve if value > accuracy), None)
 
 
 def is_across_settings(claim: dict) -> bool:
