@@ -77,7 +77,9 @@ class ExperimentConfig:
         "auc: area under the curve, of short runs first; end: end of full runs at all rates (older experiments)",
         choices=("auc", "end"),
     )
-    selection_iters: int | None = key(None, "steps of the short runs (None: a quarter of max_iters)", at_least=1)
+    selection_iters: list[int] = key(
+        [], "steps of the short runs, then of those at the best two rates (empty: max_iters / 4, max_iters)", at_least=1
+    )
     rates_at: str | None = key(None, "the setting that rates are chosen in, for all (None: in each its own)")
     prepare: str = key("mqar", "which data/*/prepare.py makes the data")
     data: dict = key({}, "keys of that script; a later data is added to it", merge=True)
@@ -146,10 +148,11 @@ class ExperimentConfig:
                     f"arm {run['arm']!r}: dtype=auto is timed anew in each run, so that paired runs may differ: "
                     'add "dtype": "float32", or bfloat16, to base'
                 )
-            if self.selection_seeds and (self.selection_iters or 0) >= keys.max_iters:
+            steps = self.selection_iters
+            if steps and not (len(steps) == 2 and steps[0] < steps[1] <= keys.max_iters):
                 raise UserError(
-                    f"selection_iters={self.selection_iters}: short runs must be shorter than arm {run['arm']!r}'s, "
-                    f"max_iters={keys.max_iters}"
+                    f"selection_iters={steps}: must be two numbers, the smaller one first, and none over "
+                    f"max_iters={keys.max_iters} of arm {run['arm']!r}"
                 )
             configurator.build(prepare_config(self), run["data"], source="data")
         self.check_folders()

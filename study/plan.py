@@ -4,9 +4,10 @@
     runs = known_runs(config, choices)          # of these, what has no row can be run now
 
 An arm chooses its rate on the selection seeds, by the area under the curve of the metric. With more than two rates all
-of them first get short runs, a quarter of max_iters with a schedule of their own, and the best two get full ones. A
-rate that wins at the edge of the grid widens the grid by one more, which is a full run, once on each side. Of two rates
-whose means differ by less than a standard error, the smaller one is taken.
+of them first get short runs, and the best two get longer ones: a quarter of max_iters and all of it (or the steps that
+selection_iters gives), each with a schedule of its own. A rate that wins at the edge of the grid widens the grid by one
+more, which is a longer run, once on each side. Of two rates whose means differ by less than a standard error, the
+smaller one is taken.
 """
 
 import configurator
@@ -48,21 +49,19 @@ def make_run(config, seed: int, setting: str | None, arm: str, rate: float | Non
 
 
 def make_trial(config, seed: int, setting: str | None, arm: str, rate: float, is_short: bool) -> dict:
-    """A run that a rate is chosen by. The schedule and the evaluations of a short one are those of a full run, scaled
+    """A run that a rate is chosen by. The schedule and the evaluations of a shorter one are those of a full run, scaled
     down."""
     run = make_run(config, seed, setting, arm, rate, "short selection" if is_short else "selection")
-    if is_short:
-        keys = configurator.build(TrainConfig, run["config"])
-        scale = short_steps(config, keys) / keys.max_iters
-        run["config"] |= {"max_iters": short_steps(config, keys), "warmup_iters": round(scale * keys.warmup_iters)}
+    keys = configurator.build(TrainConfig, run["config"])
+    short, longer = config.selection_iters or (max(1, keys.max_iters // 4), keys.max_iters)
+    steps = short if is_short else longer
+    if steps < keys.max_iters:
+        scale = steps / keys.max_iters
+        run["config"] |= {"max_iters": steps, "warmup_iters": round(scale * keys.warmup_iters)}
         run["config"]["eval_interval"] = max(1, round(scale * keys.eval_interval))
         if keys.lr_decay_iters is not None:
             run["config"]["lr_decay_iters"] = max(1, round(scale * keys.lr_decay_iters))
     return run
-
-
-def short_steps(config, keys: TrainConfig) -> int:
-    return config.selection_iters or max(1, keys.max_iters // 4)
 
 
 def name_of(run: dict) -> str:

@@ -428,8 +428,12 @@ def test_a_short_run_is_the_run_scaled_down_with_a_schedule_of_its_own():
     assert {name: run["config"][name] for name in keys} == {name: steps // 4 for name, steps in keys.items()}
     assert run["purpose"] == "short selection" and run["config"]["learning_rate"] == 0.001
     assert "lr_decay_iters" not in experiment.choose_rates(choosing(), [])[0]["runs"][0]["config"]  # max_iters
-    longer = choosing(base=BASE | keys, selection_iters=200)
-    assert experiment.choose_rates(longer, [])[0]["runs"][0]["config"]["eval_interval"] == 25
+    cheap = choosing(base=BASE | keys, selection_iters=[200, 320])
+    assert experiment.choose_rates(cheap, [])[0]["runs"][0]["config"]["eval_interval"] == 25
+    choices, _ = chosen(cheap, by_rate({0.001: 0.1, 0.01: 0.5, 0.1: 0.4}))
+    longest = choices[0]["runs"][-1]
+    assert longest["purpose"] == "selection"
+    assert {name: longest["config"][name] for name in keys} == {name: 4 * n // 5 for name, n in keys.items()}
 
 
 def chosen(config, value):
