@@ -33,7 +33,7 @@ from ops import IGNORE
 from runs import memory
 from runs.checkpoint import load_model
 from runs.files import check_output, write_output
-from runs.hardware import Processes
+from runs.hardware import DTYPES, Processes
 
 CHUNK_TOKENS = 1024  # the most tokens whose logits are held at once
 POSITION_BINS = 16  # the number of parts of the context that the loss by position is reported for
@@ -107,7 +107,10 @@ def score_carried(model: GPT, dataset: Dataset, split: str, block_size: int) -> 
 
 
 def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
-    """Sums -> the numbers of the split: loss (nats per label), perplexity, accuracy; slices, or those of a text."""
+    """Sums -> the numbers of the split: loss (nats per label), perplexity, accuracy; slices, or those of a text.
+
+    The last ones divide by the words and the bytes of the split, so a sample of it has none.
+    """
     nats, labels, correct = (float(x) for x in sum(rows.sum(0) for rows in sums.values()))
     if not labels:
         raise UserError(f"{dataset.folder}: no token of {split} has a label, so there is nothing to score")
@@ -117,6 +120,8 @@ def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
         result["slices"] = {name: float(rows[:, 2].sum() / rows[:, 1].sum()) for name, rows in sums.items()}
         return result
     counts, words = dataset.counts(split), words_of(dataset, split)
+    if labels < counts["tokens"] - 1:
+        return result
     return result | {
         "word_perplexity": perplexity(nats / words),
         "tokens_per_word": counts["tokens"] / words,
@@ -148,15 +153,32 @@ def loss_by_position(sums: dict) -> list[list]:
 
 
 def evaluate(
-    model: GPT, dataset: Dataset, split: str, *, batch_size: int, block_size: int, rank: int = 0, world_size: int = 1
+    model: GPT,
+    dataset: Dataset,
+    split: str,
+    *,
+    batch_size: int,
+    block_size: int,
+    dtype: str = "float32",
+    tokens: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> dict:
-    """The numbers of the split (`summarize`). Sums are taken over all ranks before any division: each gets the same."""
+    """The numbers of the split (`summarize`). Sums are taken over all ranks before any division: each gets the same.
+
+    dtype: of matrix products; tokens: score a fixed sample of about that many tokens (Dataset.eval_batches)
+    """
     was_training, device = model.training, model.wte.weight.device
     model.eval()
-    batches = dataset.eval_batches(split, batch_size, block_size, rank, world_size)
-    sums = score(model, batches, block_size=block_size, device=device)
+    batches = dataset.eval_batches(split, batch_size, block_size, rank, world_size, tokens=tokens)
+    with autocast(device.type, dtype):
+        sums = score(model, batches, block_size=block_size, device=device)
     model.train(was_training)
     return summarize(sum_over_ranks(sums, dataset, block_size, device, world_size), dataset, split)
+
+
+def autocast(device_type: str, dtype: str) -> torch.autocast:
+    return torch.autocast(device_type, DTYPES[dtype], enabled=dtype != "float32")
 
 
 def sum_over_ranks(sums: dict, dataset: Dataset, block_size: int, device: torch.device | str, world_size: int) -> dict:
@@ -184,6 +206,7 @@ class EvaluateConfig:
     lengths: list[int] = key([], "text: context lengths to compare, each with its loss by position", at_least=1)
     rope_scaling: str = key("none", "how RoPE is extended past the trained length", choices=("none", "ntk", "yarn"))
     rope_factor: float = key(1.0, "context extension factor, with rope_scaling", at_least=1)
+    dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=tuple(DTYPES))
     out: str | None = key(
         None, "file for the JSON; from it plot.py draws the loss by position (None: no file)", is_path=True
     )
@@ -218,12 +241,13 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
         raise UserError(
             f"{dataset.folder}: stride, carry and lengths are for text, and this data set has separate rows"
         )
+    config.dtype = config.dtype or checkpoint.get("dtype", "float32")
     if config.carry and processes.world_size > 1:
         raise UserError("carry=True: one process has to read the whole text with its state; start without torchrun")
     about = {"checkpoint": config.checkpoint, "step": checkpoint.get("iter_num"), "attention": model.config.attention}
     about |= {"gate": model.config.gate, "dataset": dataset.name, "split": config.split, "tokenizer": dataset.tokenizer}
     about |= {"version": dataset.meta["parameters"].get("version")} if dataset.kind == "stream" else {}
-    about |= {"trained_length": model.config.block_size} | rope
+    about |= {"trained_length": model.config.block_size, "dtype": config.dtype} | rope
     about |= {"data_has_changed": has_changed(dataset, trained_on)}
     results = []
     for block_size in config.lengths or [config.block_size or model.config.block_size]:
@@ -259,13 +283,15 @@ def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, 
     batches = dataset.eval_batches(config.split, config.batch_size, block_size, stride=stride, **share)
     quiet = not (processes.is_main and sys.stderr.isatty())
     batches = tqdm(batches, f"T={block_size}", unit=" batch", disable=quiet, leave=False)
-    sums = score(model, batches, block_size=block_size, device=processes.device)
+    with autocast(processes.device_type, config.dtype):
+        sums = score(model, batches, block_size=block_size, device=processes.device)
     sums = sum_over_ranks(sums, dataset, block_size, processes.device, processes.world_size)
     result = {"block_size": block_size, "reading": f"windows, stride {stride}"} | summarize(sums, dataset, config.split)
     if config.lengths:
         result["by_position"] = loss_by_position(sums)
     if config.carry:
-        sums = score_carried(model, dataset, config.split, block_size)
+        with autocast(processes.device_type, config.dtype):
+            sums = score_carried(model, dataset, config.split, block_size)
         anew = any(block.mixer.past_block_size == "ends" for block in model.blocks)
         reading = f"state, anew at {model.config.block_size}" if anew else "carried state"
         carried = {"block_size": block_size, "reading": reading}

@@ -86,7 +86,7 @@ LENGTHS = {
     }, 1, 1 << 10],
 }  # fmt: skip
 METRICS = {"event": TEXT, "step": COUNT}
-METRICS_OF = {"train": {"loss": NUMBER}, "eval": {"val_loss": NUMBER}}
+METRICS_OF: dict = {"train": {"loss": NUMBER}, "eval": {"val_loss": NUMBER, "labels?": COUNT}}
 ROW = {
     "arm": TEXT, "seed": COUNT, "setting?": (*TEXT, None), "purpose?": TEXT, "metric?": {"accuracy", "val_loss"},
     "data": {"pairs?": (int, 1, 1 << 30)},
@@ -190,11 +190,13 @@ def check_maps(meters: dict, file: Path) -> None:
 
 def loss_panel(axes: plt.Axes, metrics: list[dict]) -> None:
     train = [(row["step"], row["loss"]) for row in metrics if row["event"] == "train"]
-    val = [(row["step"], row["val_loss"]) for row in metrics if row["event"] == "eval"]
+    evaluations = [row for row in metrics if row["event"] == "eval"]
+    val = [(row["step"], row["val_loss"]) for row in evaluations]
+    size = f" ({evaluations[-1]['labels']:,} tokens)" if evaluations and "labels" in evaluations[-1] else ""
     spikes = [(row["step"], row["loss"]) for row in metrics if row["event"] == "train" and row.get("spike")]
     for points, look in (
         (train, dict(color=COLOURS[5], linewidth=1, label="training (one batch)")),
-        (val, dict(color=COLOURS[0], marker="o", markersize=3, label="validation (whole split)")),
+        (val, dict(color=COLOURS[0], marker="o", markersize=3, label=f"validation{size}")),
         (spikes, dict(color=COLOURS[6], marker="x", linestyle="", label="spike")),
     ):
         if points:

@@ -4,7 +4,8 @@
     torchrun --standalone --nproc_per_node=4 train.py config/NAME.py
 
 out_dir gets config.json, code/ (the source files of the run), metrics.jsonl (one object per line),
-ckpt.pt (the last checkpoint) and best.pt (the one of lowest validation loss). The same seed gives
+ckpt.pt (the last checkpoint) and best.pt (the one of lowest validation loss). Evaluations read a
+fixed sample of the validation split, the end of a run all of it. The same seed gives
 the same run: the batch and the dropout of a step depend on (seed, step) alone, and not on the
 number of processes, on evaluations or on restarts.
 
@@ -58,7 +59,7 @@ class TrainConfig(GPTConfig):
     """Every key of a run: those of the model, and these."""
 
     elsewhere = {  # keys of nanoGPT that are not keys here, and what to do instead
-        "eval_iters": "leave it out, every evaluation reads the whole validation split",
+        "eval_iters": "eval_tokens, the size of the fixed sample that evaluations read",
         "eval_only": "python evaluate.py --checkpoint=out",
         "always_save_checkpoint": "leave it out, ckpt.pt is the last and best.pt the best",
         **dict.fromkeys(
@@ -89,14 +90,18 @@ class TrainConfig(GPTConfig):
     beta2: float = key(0.95, "AdamW's decay of the mean squared gradient", at_least=0, below=1)
     grad_clip: float | None = key(1.0, "norm that a larger gradient is scaled down to (None: no limit)", above=0)
 
-    eval_interval: int = key(
-        500, "steps between evaluations on the whole validation split; each saves a checkpoint", at_least=1
+    eval_interval: int = key(500, "steps between evaluations; each saves a checkpoint", at_least=1)
+    # read whole: every data set of rows that the experiments use; a sample of text takes a tenth of their time
+    eval_tokens: int | None = key(
+        100_000,
+        "size of the sample that evaluations read, the same each time (None: all); a run's end reads the whole split",
+        at_least=1,
     )
     stop_above: float | None = key(
         None, "end the run after two evaluations in a row with a higher accuracy (None: at max_iters)", at_least=0
     )
     keep_checkpoints: int = key(0, "how many of the last evaluations keep a ckpt_STEP.pt", at_least=0)
-    eval_batch_size: int | None = key(None, "rows evaluated at once (None: batch_size)", at_least=1)
+    eval_batch_size: int | None = key(None, "rows evaluated at once (None: what fits into a step's memory)", at_least=1)
     log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
     meters: bool = key(True, "measure gates, sinks and activations at every evaluation (docs/meters.md)")
 
@@ -211,12 +216,14 @@ def run_steps(run: "Run") -> None:
     else:
         evaluations.append(run.evaluate_and_save(end))
     bar.close()
-    result, seconds = evaluations[-1], run.seconds()
-    out.log(event="end", step=end, seconds=seconds)
+    result = run.score_whole(end, evaluations[-1])
+    seconds = run.seconds()
+    out.log(event="end", step=end, seconds=seconds, **result)
     accuracy = f", accuracy {result['accuracy']:.1%}" if run.dataset.kind == "examples" else ""
     steps = f"{end} steps" if end == config.max_iters else f"{end} of {config.max_iters} steps (solved)"
     run.say(f"validation loss {result['val_loss']:.4f} nats{accuracy} after {steps} in {seconds:.0f} s")
-    run.say(f"written to {out.path}/: metrics.jsonl, ckpt.pt, best.pt (validation loss {run.best:.4f})")
+    scored = f"validation loss {run.best:.4f}{' on the sample' if run.reads_a_sample else ''}"
+    run.say(f"written to {out.path}/: metrics.jsonl, ckpt.pt, best.pt ({scored})")
 
 
 def is_solved(config: TrainConfig, evaluations: list[dict]) -> bool:
@@ -250,6 +257,7 @@ class Run:
         )
         self.model, notes_of_model = make_model(config, resumed, weights)
         self.model.to(processes.device)
+        self.reads_a_sample = (config.eval_tokens or math.inf) < dataset.counts("val")["tokens"]
         self.optimizers = make_optimizers(self.model, config, processes.device_type)
         self.scaler = torch.amp.GradScaler(processes.device_type, enabled=self.dtype == "float16")
         self.first_step, self.best, self.seconds_before, self.saved_step = 0, math.inf, 0.0, None
@@ -406,31 +414,43 @@ class Run:
     # -- evaluation, checkpoints ---------------------------------------------------------------------------------------
 
     def evaluate_and_save(self, step: int) -> dict:
-        """Evaluates on the whole validation split; saves ckpt.pt, and best.pt if the loss is the lowest so far.
+        """Evaluates on the sample of eval_tokens; saves ckpt.pt, and best.pt if the loss is the lowest so far.
 
-        Returns the row of metrics.jsonl, on ranks other than 0 without the meters.
+        Returns the row of metrics.jsonl, on ranks other than 0 without the meters. A run's rows are all of the same
+        tokens, so that they can be compared; "labels" is how many.
         """
         self.stop_if_not_finite(step)
-        result = evaluate(
-            self.model,
-            self.dataset,
-            "val",
-            batch_size=self.config.eval_batch_size or self.config.batch_size,
-            block_size=self.config.block_size,
-            rank=self.processes.rank,
-            world_size=self.processes.world_size,
-        )
-        # before the save: it would overwrite the last good checkpoint
-        if not math.isfinite(result["loss"]):
-            self.stop(step, f"validation loss is {result['loss']}", bad_weight(self.model))
-        is_best = result["loss"] < self.best
-        self.best = min(self.best, result["loss"])
-        row = {("val_loss" if name == "loss" else name): x for name, x in result.items()}
+        row = self.score(step, self.config.eval_tokens)  # before the save: a loss that is not finite ends the run
+        is_best = row["val_loss"] < self.best
+        self.best = min(self.best, row["val_loss"])
         if self.config.meters and self.processes.is_main:
             row["meters"] = self.meters(step)
         self.out.log(event="eval", step=step, **row)
         self.save(step, is_best, keep=True)
         return row
+
+    def score(self, step: int, tokens: int | None) -> dict:
+        """The loss and the other numbers of the validation split, or of a fixed sample of about that many tokens."""
+        result = evaluate(
+            self.model,
+            self.dataset,
+            "val",
+            batch_size=memory.evaluation_rows(self.config, self.dataset),
+            block_size=self.config.block_size,
+            dtype=self.dtype,
+            tokens=tokens,
+            rank=self.processes.rank,
+            world_size=self.processes.world_size,
+        )
+        if not math.isfinite(result["loss"]):
+            self.stop(step, f"validation loss is {result['loss']}", bad_weight(self.model))
+        return {("val_loss" if name == "loss" else name): x for name, x in result.items()}
+
+    def score_whole(self, step: int, last: dict) -> dict:
+        """The numbers of the whole validation split, for the row of event "end". last: the last evaluation's row."""
+        if self.reads_a_sample:
+            return self.score(step, None)
+        return {name: x for name, x in last.items() if name not in ("event", "step", "meters")}
 
     def meters(self, step: int) -> dict:
         """The cheap meters (meters.training_meters), on the first rows of the validation split."""

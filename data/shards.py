@@ -672,6 +672,7 @@ class Dataset:
         rank: int = 0,
         world_size: int = 1,
         stride: int | None = None,
+        tokens: int | None = None,
     ) -> Iterator[tuple]:
         """
         Yields (inputs, targets, slice) over the whole split, in order, so that every token is scored once. A process
@@ -679,6 +680,9 @@ class Dataset:
         first are scored, and the slice is None. With a stride below block_size windows overlap, and each scores what
         lies behind the window before it; a larger stride would leave tokens out, and raises UserError. All examples of
         a batch are of one slice.
+
+        tokens: read a sample of about that many tokens instead, the same in every call: windows or rows that are evenly
+        spread over the split, of each slice its share
         """
         stride = stride or block_size
         if stride > block_size:
@@ -693,7 +697,10 @@ class Dataset:
             rows = {}
             for shard, start, stop in zip(facts["shards"], self._starts[split], self._starts[split][1:], strict=False):
                 rows.setdefault(shard["slice"], []).extend(range(start, stop))
-            plan = rows.items()
+            plan = list(rows.items())
+        if tokens is not None:
+            size = length if self.kind == "stream" else facts["tokens"]
+            plan = [(name, _spread(rows, -(-tokens * len(rows) // size))) for name, rows in plan]
         batches = ((name, rows[i : i + batch_size]) for name, rows in plan for i in range(0, len(rows), batch_size))
         for name, batch in itertools.islice(batches, rank, None, world_size):
             if self.kind == "stream":
@@ -731,6 +738,12 @@ class Dataset:
         i = bisect.bisect_right(self._starts[split], row) - 1
         tokens, labels = self._shards[split][i][row - self._starts[split][i]].astype(np.int64)
         return tokens, np.where(labels == 0, IGNORE, labels)
+
+
+def _spread(rows, n):
+    """n of the rows at even distances, each in the middle of its n-th part; all of them where there are fewer."""
+    n = min(n, len(rows))
+    return [rows[(2 * i + 1) * len(rows) // (2 * n)] for i in range(n)]
 
 
 @functools.lru_cache(maxsize=4)

@@ -33,6 +33,7 @@ from runs.limits import show_bytes
 
 # what is larger is extrapolated from these: the loops over chunks take their time here, too
 MOST_TOKENS, LONGEST = 8192, 2048
+EVALUATED_AT_ONCE = 8192  # tokens of a batch; measured: twice as many take 1.1 to 1.3 times as long per token
 # a CPU's heap has holes between what is kept: resident memory over what is alive, measured: 1.1 to 1.5 (test_memory.py)
 HOLES = 1.35
 SIZES = (
@@ -119,11 +120,12 @@ def train_step(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.auto
 
 @torch.no_grad()
 def scoring(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.autocast) -> None:
-    """A batch of evaluate.score, which knows no autocast."""
+    """A batch of evaluate.score."""
     from evaluate import CHUNK_TOKENS  # here, since evaluate.py imports this file
 
-    logits = model.logits(_Mark.apply(model.features(idx)[0], tally).flatten(0, 1)[:CHUNK_TOKENS])
-    F.cross_entropy(logits, idx.flatten()[:CHUNK_TOKENS], reduction="none")
+    with autocast:
+        logits = model.logits(_Mark.apply(model.features(idx)[0], tally).flatten(0, 1)[:CHUNK_TOKENS])
+        F.cross_entropy(logits, idx.flatten()[:CHUNK_TOKENS], reduction="none")
 
 
 @torch.no_grad()
@@ -273,8 +275,8 @@ def training(config, dtype: str, dataset: Dataset, processes: Processes) -> dict
     length = longest_row(dataset, "train", config.block_size)
     step = peak_of(train_step, config, dtype, config.batch_size, length, device, accumulates=micro_steps > 1)
     step += 2 * 16 * micro_steps * config.batch_size * length  # a step's rows are alive while the next are loaded
-    rows = config.eval_batch_size or config.batch_size
-    evaluation = evaluating(config, dataset, "val", rows, config.block_size, device)["total"]
+    rows = evaluation_rows(config, dataset)
+    evaluation = evaluating(config, dtype, dataset, "val", rows, config.block_size, device)["total"]
     if config.meters:
         longest = longest_row(dataset, "val", config.block_size)
         meters = peak_of(metering, config, dtype, training_rows(longest), longest, device)
@@ -283,8 +285,21 @@ def training(config, dtype: str, dataset: Dataset, processes: Processes) -> dict
     return parts | {"total": parts["weights"] + parts["optimizer"] + max(step, evaluation)}
 
 
+def evaluation_rows(config, dataset: Dataset) -> int:
+    """How many rows train.py evaluates at once: eval_batch_size.
+
+    If that is None: n_layer times batch_size. A step keeps the activations of every layer for the way back, and an
+    evaluation those of one. That is at most EVALUATED_AT_ONCE tokens, unless batch_size is more.
+    """
+    if config.eval_batch_size:
+        return config.eval_batch_size
+    most = EVALUATED_AT_ONCE // longest_row(dataset, "val", config.block_size)
+    return max(config.batch_size, min(config.batch_size * config.n_layer, most))
+
+
 def evaluating(
     config: GPTConfig,
+    dtype: str,
     dataset: Dataset,
     split: str,
     rows: int,
@@ -295,7 +310,7 @@ def evaluating(
     """What evaluate.score needs beside the weights of a model of this config."""
     length, n_rows = longest_row(dataset, split, block_size), dataset.counts(split).get("rows")
     rows = min(rows, n_rows or -(-dataset.counts(split)["tokens"] // min(stride or block_size, block_size)))
-    need = peak_of(scoring, config, "float32", rows, length, device)
+    need = peak_of(scoring, config, dtype, rows, length, device)
     # inputs, targets and labels; the sums by position
     return {"total": need + 32 * rows * length + 24 * block_size * max(1, len(dataset.slices))}
 
@@ -415,7 +430,8 @@ def check_evaluation(config, model: GPT, dataset: Dataset, block_size: int, proc
 
     def need(config):
         options = dict(device=processes.device_type, stride=config.stride)
-        return evaluating(model.config, dataset, config.split, config.batch_size, config.block_size, **options)
+        sizes = config.batch_size, config.block_size
+        return evaluating(model.config, config.dtype, dataset, config.split, *sizes, **options)
 
     here = dict(device=processes.device_type, processes_here=processes.local_size)
     if not clearly_fits(model.config, config.batch_size * max(1, len(dataset.slices)), block_size, **here):
@@ -438,7 +454,9 @@ def check_metering(config, model: GPT, dataset: Dataset, dtype: str) -> None:
 
     def need(config):
         rows = min(config.rows, dataset.counts(config.split).get("rows", math.inf))
-        scored = evaluating(model.config, dataset, config.split, rows, model.config.block_size, device)["total"]
+        scored = evaluating(model.config, "float32", dataset, config.split, rows, model.config.block_size, device)[
+            "total"
+        ]
         seen = peak_of(metering, model.config, dtype, rows, T, device)
         return {"total": max(scored, seen)}
 

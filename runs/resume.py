@@ -42,7 +42,9 @@ def where_to_start(config) -> tuple:
     kept = {name: value for name, value in resumed["model_args"].items() if name != "kernels"}  # the machine's
     of_model = dataclasses.asdict(configurator.build(GPTConfig, kept, source=str(file)))
     del of_model["kernels"]
-    for name, value in (of_model | {"dtype": resumed["dtype"]}).items():
+    # a run's evaluations are compared with each other; older versions read the whole split
+    of_run = of_model | {"eval_tokens": resumed["config"].get("eval_tokens")}
+    for name, value in (of_run | {"dtype": resumed["dtype"]}).items():
         if name in asked and asked[name] not in (value, {"dtype": "auto"}.get(name)):
             raise UserError(
                 f"{name}={asked[name]}: {file} has {value}, which a resumed run keeps; --init_from={file} starts a "
@@ -51,7 +53,7 @@ def where_to_start(config) -> tuple:
     known = {field.name for field in dataclasses.fields(config)} - {*OF_THIS_START, "kernels"}
     before = {name: value for name, value in resumed["config"].items() if name in known}  # older versions had fewer
     asked |= {name: getattr(config, name) for name in OF_THIS_START}
-    config = configurator.build(type(config), before | asked | of_model, source=str(file))
+    config = configurator.build(type(config), before | asked | of_run, source=str(file))
     config.given = frozenset(asked)
     if resumed["iter_num"] > config.max_iters:
         raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")

@@ -361,7 +361,8 @@ def by_learning_rate(rows: list[dict]) -> dict[str, dict[float, list[dict]]]:
 
 def has_diverged(row: dict) -> bool:
     """Whether a run was not finite, or ended with a higher validation loss than it began with."""
-    return not row["finite"] or row["val_loss"] > row["curve"][0][1]
+    (_, first), *_, (_, last) = row["curve"]  # both on the same tokens; val_loss is of the whole split
+    return not row["finite"] or last > first
 
 
 def rate_curves(rows, path):

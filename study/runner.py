@@ -361,12 +361,13 @@ def finish(config, job: dict) -> dict:
     about = json.loads((folder / "config.json").read_text())
     speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
     speed = statistics.median(speeds) if speeds else math.nan
+    end = evaluations[-1] | metrics[-1]  # the row of event "end" has the numbers of the whole split
     row = item | {
         "finite": status == 0,
         "horizon": about["config"]["max_iters"],
         "last_step": metrics[-1]["step"],  # before the horizon: solved, or not finite
-        "accuracy": evaluations[-1]["accuracy"] if status == 0 else math.nan,
-        "val_loss": evaluations[-1]["val_loss"] if status == 0 else math.nan,
+        "accuracy": end["accuracy"] if status == 0 else math.nan,
+        "val_loss": end["val_loss"] if status == 0 else math.nan,
         "metric": config.metric,
         "curve": [[row["step"], row[config.metric]] for row in evaluations],
         "meters": evaluations[-1].get("meters", {}),

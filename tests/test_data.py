@@ -9,6 +9,7 @@ from configurator import UserError
 import copy
 import itertools
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -336,6 +337,29 @@ def test_evaluation_reads_every_row_once_and_one_slice_at_a_time(two_slices, wor
     assert sorted(seen["4/1"]) == [*range(5), *range(20, 23)] and sorted(seen["8/1"]) == [*range(10, 16)]
     if world_size == 1:
         assert list(seen) == two_slices.slices == ["4/1", "8/1"] and seen["4/1"] == sorted(seen["4/1"])
+
+
+@settings(deadline=None, max_examples=60)
+@given(streams(extra=0), st.integers(1, 90), st.integers(1, 5), st.integers(1, 4))
+def test_a_sample_is_windows_evenly_spread_and_the_same_for_all_batches_and_processes(case, tokens, rows, world_size):
+    n, block_size, dataset = case
+    whole = [int(inputs[0, 0]) for inputs, _, _ in dataset.eval_batches("train", 1, block_size)]
+    by_rank = [
+        dataset.eval_batches("train", rows, block_size, rank, world_size, tokens=tokens) for rank in range(world_size)
+    ]
+    chosen = sorted(int(first) for batches in by_rank for inputs, _, _ in batches for first in inputs[:, 0])
+    wanted = min(len(whole), math.ceil(tokens * len(whole) / n))
+    assert len(chosen) == wanted and set(chosen) <= set(whole)
+    places = [whole.index(first) for first in chosen]
+    assert {b - a for a, b in itertools.pairwise(places)} <= {len(whole) // wanted, len(whole) // wanted + 1}
+    assert abs(places[0] - (len(whole) - 1 - places[-1])) <= 1
+
+
+def test_a_sample_of_rows_has_each_slice_in_its_share(two_slices):
+    batches = list(two_slices.eval_batches("val", 2, 8, tokens=40))  # of 80 tokens: 8 rows of 4, 6 of 8
+    assert [(name, inputs[:, 0].tolist()) for inputs, _, name in batches] == [
+        ("4/1", [201, 203]), ("4/1", [220, 222]), ("8/1", [211, 213]), ("8/1", [215])
+    ]  # fmt: skip
 
 
 def test_what_does_not_fit_the_block_size_is_one_line(two_slices):

@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 import torch
 
+import evaluate
 import model
 import sample
 import train
@@ -444,10 +445,11 @@ def test_metrics_hold_every_step_and_evaluation_and_end(trained, helpers):
     assert [row["step"] for row in rows if row["event"] == "eval"] == [0, 4, 8]
     assert rows[-1]["event"] == "end" and rows[-1]["step"] == 8
     for row in rows:
+        scores = {"val_loss", "perplexity", "accuracy", "labels", "slices"}
         names = {
             "train": {"loss", "lr", "grad_norm", "spike", "tokens_per_second", "mfu"},
-            "eval": {"val_loss", "perplexity", "accuracy", "labels", "slices", "meters"},
-            "end": {"seconds"},
+            "eval": {"meters"} | scores,
+            "end": {"seconds"} | scores,
         }[row["event"]]
         assert row.keys() == names | {"event", "step"}
 
@@ -459,6 +461,38 @@ def test_best_is_the_checkpoint_of_the_lowest_validation_loss(run, helpers):
     best, last = checkpoints.load(out / "best.pt"), checkpoints.load(out / "ckpt.pt")
     assert best["iter_num"] == min(losses, key=losses.get) != 6 == last["iter_num"]
     assert best["best_val_loss"] == last["best_val_loss"] == min(losses.values())
+
+
+def test_evaluations_read_the_same_sample_and_the_end_of_a_run_the_whole_split(text, tmp_path, helpers, capsys):
+    keys = dict(dtype="bfloat16", eval_tokens=70, batch_size=2, max_iters=3, eval_interval=1)
+    out = helpers.train(text, tmp_path / "out", **keys)
+    end, evaluations = helpers.metrics(out)[-1], helpers.metrics(out, "eval")
+    assert [row["labels"] for row in evaluations] == 4 * [3 * 32] and "bits_per_byte" not in evaluations[-1]
+    best = checkpoints.load(out / "best.pt")
+    assert best["best_val_loss"] == min(row["val_loss"] for row in evaluations) != end["val_loss"]
+    assert end["labels"] == open_dataset(text).counts("val")["tokens"] - 1
+    assert f"(validation loss {best['best_val_loss']:.4f} on the sample)" in capsys.readouterr().out
+    # the checkpoint alone gives the same, in the dtype of the run
+    evaluate.main([f"--checkpoint={out}", "--device=cpu", "--batch_size=4"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["loss"] == end["val_loss"] and found["dtype"] == "bfloat16"
+    evaluate.main([f"--checkpoint={out}", "--device=cpu", "--dtype=float32"])
+    exact = json.loads(capsys.readouterr().out.splitlines()[-1])["loss"]
+    assert exact != end["val_loss"] == pytest.approx(exact, rel=1e-2)
+    helpers.train(text, out, **keys | dict(init_from="resume", max_iters=5))
+    assert [row["labels"] for row in helpers.metrics(out, "eval")] == 6 * [3 * 32]
+    words = helpers.words(**helpers.tiny | keys | dict(dataset=text, out_dir=out, init_from="resume", eval_tokens=99))
+    message = helpers.error_of(train.main, words)
+    assert message.startswith("eval_tokens=99: ") and "has 70, which a resumed run keeps" in message
+
+
+def test_a_run_of_an_older_version_goes_on_with_evaluations_of_the_whole_split(text, tmp_path, helpers):
+    out = helpers.train(text, tmp_path, max_iters=2)
+    saved = checkpoints.load(out)
+    del saved["config"]["eval_tokens"]
+    checkpoints.save(out / "ckpt.pt", saved)
+    helpers.train(text, out, max_iters=3, init_from="resume")
+    assert checkpoints.load(out)["config"]["eval_tokens"] is None
 
 
 def test_a_checkpoint_says_what_it_was_trained_on(trained, mqar):
@@ -747,7 +781,7 @@ def test_the_keys_of_nanogpt_that_are_none_here_are_named_at_once_with_what_take
     words = ["--bias=False", "--backend=nccl", "--eval_only=True", '--config_override={"always_save_checkpoint": 1}']
     message = str(pytest.raises(configurator.UserError, train.main, [str(tmp_path / "train_gpt2.py"), *words]).value)
     assert message == (
-        "eval_iters: leave it out, every evaluation reads the whole validation split; "
+        "eval_iters: eval_tokens, the size of the fixed sample that evaluations read; "
         "eval_only: python evaluate.py --checkpoint=out; "
         "always_save_checkpoint: leave it out, ckpt.pt is the last and best.pt the best; "
         "wandb_log, wandb_project, wandb_run_name: leave it out, metrics.jsonl and plot.py show the run; "
