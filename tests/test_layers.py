@@ -12,7 +12,15 @@ import torch.nn.functional as F
 
 from model import GPT, MIXERS, GPTConfig, quarter_turn
 from ops import layers
-from ops.layers import RMSNorm, cos_sin, l2_norm, make_conv, rope_frequencies, rotate
+from ops.layers import (
+    RMSNorm,
+    cos_sin,
+    l2_norm,
+    make_conv,
+    manual_attention,
+    rope_frequencies,
+    rotate,
+)
 
 
 def norm_of(dtype):
@@ -99,6 +107,37 @@ def test_the_l2_norm_keeps_the_dtype_and_rounds_once():
     assert torch.equal(l2_norm(x), l2_norm(x.float()).bfloat16())
 
 
+@pytest.mark.parametrize(("T", "heads", "width"), [(20, 2, 6), (100, 2, 24), (256, 1, 8), (600, 3, 32)])
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.bfloat16, 0.02)])
+def test_causal_attention_and_its_gradients_are_the_definition(T, heads, width, dtype, error):
+    torch.manual_seed(T)
+    qk, v, do = (torch.randn(2, T, n, width).to(dtype).transpose(1, 2) for n in (2 * heads, heads, heads))
+    qkv = [x.requires_grad_() for x in (*(3 * qk).split(heads, dim=1), v)]  # views, as in a model; peaked weights
+    exact = [x.detach().double().requires_grad_() for x in qkv]
+    o, expected = layers._CausalAttention.apply(*qkv), manual_attention(*exact, None, None, is_causal=True)[0]
+    gradients, exact_gradients = torch.autograd.grad(o, qkv, do), torch.autograd.grad(expected, exact, do.double())
+    for y, exact_y in zip((o, *gradients), (expected, *exact_gradients), strict=True):
+        assert y.dtype == dtype and (y - exact_y).norm() < error * exact_y.norm()
+
+
+def test_attention_in_bfloat16_trains_grouped_heads_as_the_definition(monkeypatch):
+    model = GPT(GPTConfig(n_layer=1, n_embd=32, n_head=4, n_kv_head=2, vocab_size=9, block_size=300))
+    idx, p = torch.randint(9, (2, 301)), model.blocks[0].mixer.qkv.weight
+
+    def gradient():
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.autograd.grad(model(idx[:, :-1], idx[:, 1:]), p)[0]
+
+    def definition(*arguments, is_causal):
+        return manual_attention(*arguments, None, is_causal)[0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", None)  # not called
+        ours = gradient()
+    monkeypatch.setattr("model.attention", definition)
+    assert (ours - gradient()).norm() < 0.03 * ours.norm()
+
+
 # -- second derivatives ------------------------------------------------------------------------------------------------
 
 ROOT = Path(layers.__file__).parents[1]
@@ -127,6 +166,7 @@ INPUTS = {  # {function: its inputs}: float64 tensors that have gradients, and i
     ),
     "_ChannelWeights": lambda: (random(2, 4, 3), random(2, 4, 3), random(2, 4, 3)),
     "_Inverse": lambda: (random(2, 4, 4),),
+    "_CausalAttention": lambda: (random(1, 1, 3, 2), random(1, 1, 3, 2), random(1, 1, 3, 2)),
     "_RMSNorm": lambda: (random(2, 3, 4), random(4), 1e-5),
     "_Rotation": lambda: (random(1, 2, 1, 4), random(2, 1, 2).detach(), random(1, 2, 2).view(2, 1, 2).detach()),
     "_ChunkedCrossEntropy": lambda: (random(3, 4), random(5, 4), torch.tensor([1, 0, 3]), 5, None),
