@@ -74,9 +74,36 @@ class ShortConv(nn.Module):
         x = torch.cat([past, x], dim=1)
         if state is not None:
             state["conv"] = x[:, T:].clone()  # a view would keep the whole prefill alive
+        return _ShortConv.apply(x, self.weight, self.bias)
+
+
+class _ShortConv(torch.autograd.Function):
+    """x (B, W - 1 + T, C), weight (W, C), bias (C,) or None -> (B, T, C).
+
+    In autograd's backward, each of the W slices of x would get a gradient of x's size, which is mostly zeros.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        T, fine = x.shape[1] - len(weight) + 1, x.to(torch.promote_types(x.dtype, weight.dtype))
         # W shifted products give the same bits whatever T is; conv1d does not
-        y = sum(self.weight[i] * x[:, i : i + T] for i in range(self.width))
-        return (y if self.bias is None else y + self.bias).to(x.dtype)
+        y = fine[:, :T] * weight[0]
+        for i, w in enumerate(weight[1:], 1):
+            y += fine[:, i : i + T] * w
+        return (y if bias is None else y.add_(bias)).to(x.dtype)
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        T, dtype = dy.shape[1], torch.promote_types(x.dtype, weight.dtype)
+        dy, fine = dy.to(dtype), x.to(dtype)
+        dx, dw = torch.zeros_like(fine), torch.empty_like(weight)
+        for i, w in enumerate(weight):
+            dx[:, i : i + T].addcmul_(dy, w)
+            dw[i] = (dy * fine[:, i : i + T]).sum((0, 1))
+        return dx.to(x.dtype), dw, dy.sum((0, 1)).to(weight.dtype) if ctx.needs_input_grad[2] else None
 
 
 def make_conv(config, channels: int, published_width: int = 0, bias: bool = False) -> ShortConv | None:
