@@ -37,6 +37,7 @@ from ops.layers import (
     ResidualLinear,
     RMSNorm,
     ShortConv,
+    attention,
     cos_sin,
     init_decay,
     l2_norm,
@@ -380,7 +381,7 @@ class Softmax(Mixer):
         if self.config.attention_softcap is not None:
             o, _ = manual_attention(q, k, v, mask, self.config.attention_softcap, is_causal=state is None)
         else:
-            o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=state is None)
+            o = attention(q, k, v, mask, is_causal=state is None)
         return o.transpose(1, 2)
 
     def remember(

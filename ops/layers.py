@@ -13,6 +13,8 @@ import torch.nn.functional as F
 
 from ops.recurrence import at_least_float32, first_derivative_only, without_autocast
 
+ATTENTION_KEYS = 256  # keys of a block in softmax attention's backward
+
 
 class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019), in the dtype of x.
@@ -72,9 +74,36 @@ class ShortConv(nn.Module):
         x = torch.cat([past, x], dim=1)
         if state is not None:
             state["conv"] = x[:, T:].clone()  # a view would keep the whole prefill alive
+        return _ShortConv.apply(x, self.weight, self.bias)
+
+
+class _ShortConv(torch.autograd.Function):
+    """x (B, W - 1 + T, C), weight (W, C), bias (C,) or None -> (B, T, C).
+
+    In autograd's backward, each of the W slices of x would get a gradient of x's size, which is mostly zeros.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        T, fine = x.shape[1] - len(weight) + 1, x.to(torch.promote_types(x.dtype, weight.dtype))
         # W shifted products give the same bits whatever T is; conv1d does not
-        y = sum(self.weight[i] * x[:, i : i + T] for i in range(self.width))
-        return (y if self.bias is None else y + self.bias).to(x.dtype)
+        y = fine[:, :T] * weight[0]
+        for i, w in enumerate(weight[1:], 1):
+            y += fine[:, i : i + T] * w
+        return (y if bias is None else y.add_(bias)).to(x.dtype)
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        T, dtype = dy.shape[1], torch.promote_types(x.dtype, weight.dtype)
+        dy, fine = dy.to(dtype), x.to(dtype)
+        dx, dw = torch.zeros_like(fine), torch.empty_like(weight)
+        for i, w in enumerate(weight):
+            dx[:, i : i + T].addcmul_(dy, w)
+            dw[i] = (dy * fine[:, i : i + T]).sum((0, 1))
+        return dx.to(x.dtype), dw, dy.sum((0, 1)).to(weight.dtype) if ctx.needs_input_grad[2] else None
 
 
 def make_conv(config, channels: int, published_width: int = 0, bias: bool = False) -> ShortConv | None:
@@ -107,6 +136,53 @@ def manual_attention(
         scores = scores.masked_fill(~mask, -torch.inf)
     weights = scores.softmax(-1)
     return weights.to(v.dtype) @ v, weights
+
+
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, is_causal: bool
+) -> torch.Tensor:
+    """scaled_dot_product_attention of q, k, v (B, H, T, D), with a faster backward on a CPU in bfloat16."""
+    is_slow = is_causal and q.dtype == torch.bfloat16 and q.device.type == "cpu" and q.shape[2] > 1
+    if is_slow and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return _CausalAttention.apply(q, k, v)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+
+
+class _CausalAttention(torch.autograd.Function):
+    """scaled_dot_product_attention's kernel for CPUs, with a backward made of products over blocks of keys.
+
+    That kernel's own backward took two to six times as long in bfloat16 (results/bench/README.md). In float32 it is as
+    fast as this one. Each block takes the weights anew from the scores, so that no more is saved than by the kernel.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        # log_sums (B, H, T): logarithm of the sum of a query's exponentials
+        o, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=True)
+        ctx.save_for_backward(q, k, v, o, log_sums)
+        return o
+
+    @staticmethod
+    @first_derivative_only
+    @without_autocast
+    def backward(ctx, do):
+        q, k, v, o, log_sums = ctx.saved_tensors
+        shape, T, scale = q.shape, q.shape[2], q.shape[-1] ** -0.5
+        minus_sums = -log_sums.to(q.dtype)[..., None]
+        # what that rounding changes is one factor on all weights of a query, and so on its gradient
+        do = (do * (-minus_sums - log_sums[..., None]).exp()).to(q.dtype)
+        minus_along = -(do * o).sum(-1, keepdim=True)  # the part along the weights, which the softmax cancels
+        q, k, v, do, minus_sums, minus_along = (x.flatten(0, 1) for x in (q, k, v, do, minus_sums, minus_along))
+        dq, dk, dv = torch.zeros_like(at_least_float32(q)), torch.empty_like(k), torch.empty_like(v)  # (B H, T, D)
+        for start in range(0, T, ATTENTION_KEYS):
+            keys, queries = slice(start, start + ATTENTION_KEYS), slice(start, T)  # no earlier query sees these keys
+            k_block, v_block, q_rest, do_rest = k[:, keys], v[:, keys], q[:, queries], do[:, queries]
+            weights = torch.baddbmm(minus_sums[:, queries], q_rest, k_block.mT, alpha=scale).exp_().tril_()
+            d_scores = torch.baddbmm(minus_along[:, queries], do_rest, v_block.mT).mul_(weights)
+            dq[:, queries] += d_scores @ k_block
+            dk[:, keys] = d_scores.mT @ q_rest
+            dv[:, keys] = weights.mT @ do_rest
+        return tuple(x.to(q.dtype).view(shape) for x in (dq.mul_(scale), dk.mul_(scale), dv))
 
 
 def rope_frequencies(

@@ -12,7 +12,15 @@ import torch.nn.functional as F
 
 from model import GPT, MIXERS, GPTConfig, quarter_turn
 from ops import layers
-from ops.layers import RMSNorm, cos_sin, l2_norm, make_conv, rope_frequencies, rotate
+from ops.layers import (
+    RMSNorm,
+    cos_sin,
+    l2_norm,
+    make_conv,
+    manual_attention,
+    rope_frequencies,
+    rotate,
+)
 
 
 def norm_of(dtype):
@@ -94,9 +102,68 @@ def test_under_autocast_a_convolution_keeps_the_dtype_and_rounds_once(bias):
     assert torch.equal(y, conv(x.float(), None).bfloat16())
 
 
+@pytest.mark.parametrize("T", [1, 2, 9])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_convolution_and_its_gradients_are_their_definition(T, bias, has_state):
+    config = GPTConfig(n_layer=1, n_embd=6, n_head=1, vocab_size=9)
+    conv, x, past = make_conv(config, 6, published_width=4, bias=bias).double(), random(2, T, 6), random(2, 3, 6)
+    inputs = [x, *[past] * has_state, *(torch.nn.init.normal_(p) for p in conv.parameters())]
+    y = conv(x, {"conv": past} if has_state else None)
+    padded = torch.cat([past if has_state else torch.zeros_like(past), x], dim=1)
+    expected = F.conv1d(padded.mT, conv.weight.T[:, None], conv.bias, groups=6).mT
+    torch.testing.assert_close(y, expected)
+    gradients = torch.autograd.grad(y.sin().sum(), inputs)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected.sin().sum(), inputs))
+
+
+def test_under_autocast_a_convolutions_gradients_round_once():
+    config = GPTConfig(n_layer=1, n_embd=16, n_head=2, vocab_size=9)
+    conv, x = make_conv(config, 16, published_width=4, bias=True), torch.randn(2, 9, 16).bfloat16().requires_grad_()
+    weights = [torch.nn.init.normal_(p) for p in conv.parameters()]
+    with torch.autocast("cpu", torch.bfloat16):
+        y = conv(x, None)
+    exact_x = x.detach().float().requires_grad_()
+    dx, *d_weights = torch.autograd.grad(y, (x, *weights), torch.ones_like(y))
+    exact_dx, *exact = torch.autograd.grad(conv(exact_x, None).sum(), (exact_x, *weights))
+    assert torch.equal(dx, exact_dx.bfloat16())
+    torch.testing.assert_close(d_weights, exact)
+
+
 def test_the_l2_norm_keeps_the_dtype_and_rounds_once():
     x = torch.randn(2, 9, 16).bfloat16()
     assert torch.equal(l2_norm(x), l2_norm(x.float()).bfloat16())
+
+
+@pytest.mark.parametrize(("T", "heads", "width"), [(20, 2, 6), (100, 2, 24), (256, 1, 8), (600, 3, 32)])
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.bfloat16, 0.02)])
+def test_causal_attention_and_its_gradients_are_the_definition(T, heads, width, dtype, error):
+    torch.manual_seed(T)
+    qk, v, do = (torch.randn(2, T, n, width).to(dtype).transpose(1, 2) for n in (2 * heads, heads, heads))
+    qkv = [x.requires_grad_() for x in (*(3 * qk).split(heads, dim=1), v)]  # views, as in a model; peaked weights
+    exact = [x.detach().double().requires_grad_() for x in qkv]
+    o, expected = layers._CausalAttention.apply(*qkv), manual_attention(*exact, None, None, is_causal=True)[0]
+    gradients, exact_gradients = torch.autograd.grad(o, qkv, do), torch.autograd.grad(expected, exact, do.double())
+    for y, exact_y in zip((o, *gradients), (expected, *exact_gradients), strict=True):
+        assert y.dtype == dtype and (y - exact_y).norm() < error * exact_y.norm()
+
+
+def test_attention_in_bfloat16_trains_grouped_heads_as_the_definition(monkeypatch):
+    model = GPT(GPTConfig(n_layer=1, n_embd=32, n_head=4, n_kv_head=2, vocab_size=9, block_size=300))
+    idx, p = torch.randint(9, (2, 301)), model.blocks[0].mixer.qkv.weight
+
+    def gradient():
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.autograd.grad(model(idx[:, :-1], idx[:, 1:]), p)[0]
+
+    def definition(*arguments, is_causal):
+        return manual_attention(*arguments, None, is_causal)[0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", None)  # not called
+        ours = gradient()
+    monkeypatch.setattr("model.attention", definition)
+    assert (ours - gradient()).norm() < 0.03 * ours.norm()
 
 
 # -- second derivatives ------------------------------------------------------------------------------------------------
@@ -127,6 +194,8 @@ INPUTS = {  # {function: its inputs}: float64 tensors that have gradients, and i
     ),
     "_ChannelWeights": lambda: (random(2, 4, 3), random(2, 4, 3), random(2, 4, 3)),
     "_Inverse": lambda: (random(2, 4, 4),),
+    "_CausalAttention": lambda: (random(1, 1, 3, 2), random(1, 1, 3, 2), random(1, 1, 3, 2)),
+    "_ShortConv": lambda: (random(2, 5, 3), random(3, 3), random(3)),
     "_RMSNorm": lambda: (random(2, 3, 4), random(4), 1e-5),
     "_Rotation": lambda: (random(1, 2, 1, 4), random(2, 1, 2).detach(), random(1, 2, 2).view(2, 1, 2).detach()),
     "_ChunkedCrossEntropy": lambda: (random(3, 4), random(5, 4), torch.tensor([1, 0, 3]), 5, None),
