@@ -1,0 +1,54 @@
+"""
+Do ten variants of Qiu et al. (2025, tables 1, 3 and 4) come in their published order? Softmax, on text.
+
+The setting is that of text.py, with one key and value head for four query heads (theirs: 4 for 32). The published models
+are mixtures of experts with 15B parameters, read by perplexity after 400B tokens: baseline 6.026, G5 6.017, SiLU
+without parameters 5.975, static 5.917, non-sparse 5.900, RMSNorm 5.847, G2 5.820, one gate for all heads 5.801,
+headwise 5.792, elementwise 5.761. Each of those is one run, and all have one learning rate; here each arm chooses its
+own. Six seeds can tell the top from the bottom, which is the one claim.
+"""
+
+include = "base/bytes.py"
+
+name = "qiu"
+seeds = [20, 21, 22, 23, 24, 25]
+arms = {
+    "baseline": {},
+    "elementwise": {"gate": "elementwise"},
+    "headwise": {"gate": "headwise"},
+    "shared": {"gate": "shared"},
+    "value": {"gate": "elementwise@value"},
+    "output": {"gate": "elementwise@output"},
+    "RMSNorm": {"readout_norm": "rms"},
+    "SiLU": {"readout_activation": "silu"},
+    "static": {"gate": "elementwise", "gate_input": "static"},
+    "non-sparse": {"gate": "elementwise", "gate_activation": "non_sparse"},
+}
+
+learning_rates = [1e-3, 3e-3, 1e-2]
+selection_seeds = [100, 101]
+selection_iters = [100, 400]
+
+claims = {
+    "the published top is lower than the published bottom": {
+        "contrast": {
+            "baseline": 1 / 3,
+            "output": 1 / 3,
+            "SiLU": 1 / 3,
+            "elementwise": -1 / 3,
+            "headwise": -1 / 3,
+            "shared": -1 / 3,
+        },
+        "above": 0,
+        "sides": 1,
+    },
+}
+
+base = {
+    "n_kv_head": 1,
+    "max_iters": 1500,
+    "warmup_iters": 100,
+    "eval_interval": 250,
+    "threads": 1,
+    "dtype": "bfloat16",
+}

@@ -1,0 +1,47 @@
+"""
+The hybrid of Qwen3-Next, three layers of Gated DeltaNet and one of softmax, without gates and with its own, on text.
+
+Its gates: Gated DeltaNet's native one in three layers, the elementwise sigmoid gate in the softmax layer. `static` is
+the elementwise gate on softmax alone whose value does not depend on the input. The setting is that of text.py.
+"""
+
+include = "base/bytes.py"
+
+name = "text_hybrid"
+seeds = [10, 11, 12, 13, 14]
+arms = {
+    "hybrid": {"attention": "gated_deltanet,gated_deltanet,gated_deltanet,softmax"},
+    "hybrid gated": {
+        "attention": "gated_deltanet,gated_deltanet,gated_deltanet,softmax",
+        "gate": "native,native,native,elementwise",
+    },
+    "softmax": {"attention": "softmax"},
+    "softmax static": {"attention": "softmax", "gate": "elementwise", "gate_input": "static"},
+}
+
+learning_rates = [1e-3, 3e-3, 1e-2]
+selection_seeds = [100, 101]
+selection_iters = [100, 400]
+
+claims = {
+    "its gates lower the hybrid's loss": {
+        "contrast": {"hybrid": 1, "hybrid gated": -1},
+        "above": 0,
+        "sides": 1,
+        "family": "hybrid",
+    },
+    "a static gate lowers softmax's loss": {
+        "contrast": {"softmax": 1, "softmax static": -1},
+        "above": 0,
+        "sides": 1,
+        "family": "static",
+    },
+}
+
+base = {
+    "max_iters": 1500,
+    "warmup_iters": 100,
+    "eval_interval": 250,
+    "threads": 1,
+    "dtype": "bfloat16",
+}
