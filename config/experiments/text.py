@@ -1,7 +1,7 @@
 """
-Does the gate lower the loss of a language model, and by how much? Five mixers, on the bytes of Python's standard library.
+Does the gate lower the loss of a language model, and by how much? Five mixers, on bytes of Python's standard library.
 
-4 layers x 128, 256 tokens, 1,500 steps of 2,048 bytes: a twentieth of what these models could read. The arms of a mixer
+4 layers x 128, 256 tokens, 1,500 steps of 2,048 bytes: a quarter of the text, once. The arms of a mixer
 are no gate, a sigmoid gate, a wide one (sigmoid2, the identity at the start), a sigmoid gate whose parameters are taken
 from the MLP (matched), and the native gate of the three mixers that have one. The matched arm costs as many FLOPs as
 the arm without a gate, so it is the comparison at equal compute, too. Each arm chooses a learning rate of its own, on
