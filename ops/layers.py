@@ -20,14 +20,17 @@ class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019), in the dtype of x.
 
     On a GPU nn.RMSNorm is one kernel. On a CPU it makes many passes over x, so it is written out there: forward and
-    backward took 1.4 ms a call and not 3.8 (results/bench/README.md).
+    backward took 1.4 ms a call and not 3.8 (results/bench/README.md). There its result is in autocast's dtype under
+    autocast, so that it is rounded once for all products that read it.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_cuda:
             return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
         fine = at_least_float32(x)
-        return _RMSNorm.apply(fine, self.weight.to(fine.dtype), self.eps).to(x.dtype)
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        return _RMSNorm.apply(fine, self.weight.to(fine.dtype), self.eps).to(dtype)
 
 
 class _RMSNorm(torch.autograd.Function):
