@@ -295,7 +295,7 @@ class Mixer(nn.Module):
         return o
 
     def normed(self, o: torch.Tensor) -> torch.Tensor:
-        """The readout's RMSNorm: (B, T, H, Dv) -> the same shape, in at least float32."""
+        """The readout's RMSNorm, computed in at least float32: (B, T, H, Dv) -> the same shape."""
         o = at_least_float32(o)
         return self.norm(o if self.norm_over == "head" else o.flatten(2)).view_as(o)
 

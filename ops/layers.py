@@ -20,14 +20,17 @@ class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019), in the dtype of x.
 
     On a GPU nn.RMSNorm is one kernel. On a CPU it makes many passes over x, so it is written out there: forward and
-    backward took 1.4 ms a call and not 3.8 (results/bench/README.md).
+    backward took 1.4 ms a call and not 3.8 (results/bench/README.md). There its result is in autocast's dtype under
+    autocast, so that it is rounded once for all products that read it.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_cuda:
             return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
         fine = at_least_float32(x)
-        return _RMSNorm.apply(fine, self.weight.to(fine.dtype), self.eps).to(x.dtype)
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        return _RMSNorm.apply(fine, self.weight.to(fine.dtype), self.eps).to(dtype)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -168,21 +171,29 @@ class _CausalAttention(torch.autograd.Function):
     def backward(ctx, do):
         q, k, v, o, log_sums = ctx.saved_tensors
         shape, T, scale = q.shape, q.shape[2], q.shape[-1] ** -0.5
-        minus_sums = -log_sums.to(q.dtype)[..., None]
-        # what that rounding changes is one factor on all weights of a query, and so on its gradient
-        do = (do * (-minus_sums - log_sums[..., None]).exp()).to(q.dtype)
-        minus_along = -(do * o).sum(-1, keepdim=True)  # the part along the weights, which the softmax cancels
-        q, k, v, do, minus_sums, minus_along = (x.flatten(0, 1) for x in (q, k, v, do, minus_sums, minus_along))
-        dq, dk, dv = torch.zeros_like(at_least_float32(q)), torch.empty_like(k), torch.empty_like(v)  # (B H, T, D)
+        along = (do * o).sum(-1, keepdim=True, dtype=log_sums.dtype)  # the part that the softmax cancels
+        # with two more columns, a product subtracts a number per query before it is rounded
+        q, do = _with_columns(q, log_sums[..., None] / scale), _with_columns(do, along)
+        k, v = (F.pad(x, (0, 2), value=-1.0).flatten(0, 1) for x in (k, v))  # (B H, T, D + 2)
+        dk, dv, no_input = torch.empty_like(k), torch.empty_like(v), k.new_zeros(())
         for start in range(0, T, ATTENTION_KEYS):
             keys, queries = slice(start, start + ATTENTION_KEYS), slice(start, T)  # no earlier query sees these keys
-            k_block, v_block, q_rest, do_rest = k[:, keys], v[:, keys], q[:, queries], do[:, queries]
-            weights = torch.baddbmm(minus_sums[:, queries], q_rest, k_block.mT, alpha=scale).exp_().tril_()
-            d_scores = torch.baddbmm(minus_along[:, queries], do_rest, v_block.mT).mul_(weights)
-            dq[:, queries] += d_scores @ k_block
-            dk[:, keys] = d_scores.mT @ q_rest
-            dv[:, keys] = weights.mT @ do_rest
-        return tuple(x.to(q.dtype).view(shape) for x in (dq.mul_(scale), dk.mul_(scale), dv))
+            scores = torch.baddbmm(no_input, q[:, queries], k[:, keys].mT, beta=0, alpha=scale)
+            weights = scores.exp_().tril_()
+            d_scores = torch.bmm(do[:, queries], v[:, keys].mT).mul_(weights)
+            if start == 0:
+                dq = at_least_float32(d_scores @ k[:, keys])
+            else:
+                dq[:, queries] += d_scores @ k[:, keys]
+            dk[:, keys] = d_scores.mT @ q[:, queries]
+            dv[:, keys] = weights.mT @ do[:, queries]
+        return tuple(x[..., :-2].to(q.dtype).view(shape) for x in (dq.mul_(scale), dk.mul_(scale), dv))
+
+
+def _with_columns(x, number):
+    """x (B, H, T, D) and (B, H, T, 1), whose digits take two columns of x's dtype -> (B H, T, D + 2)."""
+    high = number.to(x.dtype)
+    return torch.cat([x, high, (number - high).to(x.dtype)], -1).flatten(0, 1)
 
 
 def rope_frequencies(

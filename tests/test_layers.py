@@ -45,6 +45,15 @@ def test_the_norm_keeps_the_dtype_of_what_it_reads(dtype):
     torch.testing.assert_close(norm(x).double(), expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
 
 
+def test_under_autocast_the_norm_rounds_once_and_its_gradient_is_float32():
+    norm, x, dy = norm_of(torch.float32), torch.randn(2, 8, requires_grad=True), torch.randn(2, 8).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = norm(x)
+    assert torch.equal(y, norm(x).bfloat16())
+    gradients = torch.autograd.grad(y, (x, norm.weight), dy)
+    assert all(map(torch.equal, gradients, torch.autograd.grad(norm(x), (x, norm.weight), dy.float())))
+
+
 def test_the_norm_of_zeros_is_zero_with_a_finite_gradient():
     x = torch.zeros(1, 8, requires_grad=True)
     y = norm_of(torch.float32)(x)
