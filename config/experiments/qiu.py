@@ -25,6 +25,8 @@ arms = {
     "non-sparse": {"gate": "elementwise", "gate_activation": "non_sparse"},
 }
 
+data = {"val_fraction": 0.03}
+
 learning_rates = [1e-3, 3e-3, 1e-2]
 selection_seeds = [100, 101]
 selection_iters = [100, 400]

@@ -19,6 +19,8 @@ arms = {
     "softmax static": {"attention": "softmax", "gate": "elementwise", "gate_input": "static"},
 }
 
+data = {"val_fraction": 0.03}
+
 learning_rates = [1e-3, 3e-3, 1e-2]
 selection_seeds = [100, 101]
 selection_iters = [100, 400]
