@@ -353,9 +353,8 @@ def difference(rows: list, others: list, dataset: Dataset, stride: int) -> dict:
     nats, labels = np.array(rows).T
     paired = np.stack([nats - np.array(others)[:, 0], labels], axis=1)
     blocks = block_sums(paired, max(1, BLOCK_TOKENS // stride) if dataset.kind == "stream" else 1)
-    if len(blocks) < 2:
-        raise UserError(f"{dataset.folder}: the split is one block of text, and the error needs two; leave against out")
-    found = {"difference": float(paired[:, 0].sum() / labels.sum()), "standard_error": standard_error(blocks)}
+    error = standard_error(blocks) if len(blocks) > 1 else None  # one block says nothing about how blocks vary
+    found = {"difference": float(paired[:, 0].sum() / labels.sum()), "standard_error": error}
     return found | {"loss": float(np.array(others)[:, 0].sum() / labels.sum()), "blocks": len(blocks)}
 
 
@@ -371,7 +370,12 @@ def table(config: EvaluateConfig, about: dict, results: list[dict]) -> str:
     for result in reached:
         lines += [f"  accuracy {name:<8}{value:>24.4f}" for name, value in result.get("slices", {}).items()]
     for found in [result["against"] for result in reached if "against" in result]:
-        error = f"standard error {found['standard_error']:.4f} over {found['blocks']:,} blocks"
+        known = found["standard_error"] is not None
+        error = (
+            f"standard error {found['standard_error']:.4f} over {found['blocks']:,} blocks"
+            if known
+            else "one block: no error"
+        )
         lines.append(f"  loss minus that of {found['checkpoint']}: {found['difference']:+.4f} ({error})")
     lines += [f"  T = {result['block_size']}: {result['limit']}" for result in results if "limit" in result]
     return "\n".join(lines)
