@@ -4,6 +4,7 @@
     python evaluate.py --checkpoint=out/best.pt --stride=128          windows overlap: more context
     python evaluate.py --checkpoint=out/best.pt --carry=true          and again with a carried state
     python evaluate.py --checkpoint=out/best.pt --lengths=256,512     at several context lengths
+    python evaluate.py --checkpoint=a/best.pt --against=b/best.pt     the difference, with its error
     python evaluate.py --checkpoint=out/best.pt --dataset=data/mqar --block_size=1024
     torchrun --standalone --nproc_per_node=8 evaluate.py --checkpoint=out/best.pt    on 8 GPUs
 
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
@@ -34,23 +36,36 @@ from runs import memory
 from runs.checkpoint import load_model
 from runs.files import check_output, write_output
 from runs.hardware import DTYPES, Processes
+from study.bootstrap import block_sums, standard_error
 
 CHUNK_TOKENS = 1024  # the most tokens whose logits are held at once
+BLOCK_TOKENS = 4096  # consecutive tokens of a text that the error of a difference takes as one
 POSITION_BINS = 16  # the number of parts of the context that the loss by position is reported for
 
 
 @torch.no_grad()
-def score(model: Callable, batches: Iterable[tuple], *, block_size: int, device: torch.device | str = "cpu") -> dict:
+def score(
+    model: Callable,
+    batches: Iterable[tuple],
+    *,
+    block_size: int,
+    device: torch.device | str = "cpu",
+    by_row: list | None = None,
+) -> dict:
     """Scores batches of (inputs (B, T), targets (B, T), slice).
 
     Returns {slice: (block_size, 3) float64}, the sums of nats, labels and correct answers at each position of a row.
     model: a GPT, or any function of inputs (B, T) to logits (B, T, V).
+    by_row: a list, which gets the [nats, labels] of every row
     """
     sums = {}
     for inputs, targets, name in batches:
         labelled = (targets != IGNORE).to(device)
         targets, inputs = targets.to(device), inputs.to(device)
-        add_scores(sums, name, block_size, logit_chunks(model, inputs, labelled), targets, labelled)
+        nats = add_scores(sums, name, block_size, logit_chunks(model, inputs, labelled), targets, labelled)
+        if by_row is not None:
+            rows, of_row = labelled.nonzero()[:, 0].cpu(), torch.zeros(len(inputs), 2, dtype=torch.float64)
+            by_row += of_row.index_add_(0, rows, torch.stack([nats, torch.ones_like(nats)], dim=1)).tolist()
     return sums
 
 
@@ -70,10 +85,11 @@ def add_scores(
     chunks: Iterable[torch.Tensor],
     targets: torch.Tensor,
     labelled: torch.Tensor,
-) -> None:
-    """Adds what the chunks of logits score to sums[name]; targets, labelled (B, T)."""
+) -> torch.Tensor:
+    """Adds what the chunks of logits score to sums[name]; targets, labelled (B, T). Returns the nats of each label."""
     rows = sums.setdefault(name, torch.zeros(block_size, 3, dtype=torch.float64))
     positions, targets, done = labelled.nonzero()[:, 1].cpu(), targets[labelled], 0
+    found = [torch.zeros(0, dtype=torch.float64)]
     for logits in chunks:
         target = targets[done : done + len(logits)]
         nats = F.cross_entropy(logits, target, reduction="none").cpu().double()
@@ -81,6 +97,8 @@ def add_scores(
         scores = torch.stack([nats, torch.ones_like(nats), correct], dim=1)
         rows.index_add_(0, positions[done : done + len(logits)], scores)
         done += len(logits)
+        found.append(nats)
+    return torch.cat(found)
 
 
 @torch.no_grad()
@@ -195,6 +213,9 @@ def sum_over_ranks(sums: dict, dataset: Dataset, block_size: int, device: torch.
 @dataclass
 class EvaluateConfig:
     checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)")
+    against: str | None = key(
+        None, "a second checkpoint: also report the difference of the losses, with its standard error"
+    )
     dataset: str | None = key(None, "folder of the data (None: the data that the checkpoint was trained on)")
     split: str = key("val", "the split of the data to score")
     batch_size: int = key(32, "number of rows scored at once", at_least=1)
@@ -228,15 +249,11 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     model, checkpoint = load_model(config.checkpoint, device, **rope)
     trained_on = checkpoint.get("data", {})
     dataset = open_dataset(config.dataset or trained_on.get("path", ""))
-    if dataset.vocab_size > model.config.vocab_size:
-        raise UserError(
-            f"{dataset.folder}: has {dataset.vocab_size} token ids, the model knows {model.config.vocab_size}"
-        )
-    tokenizer = trained_on.get("tokenizer", dataset.tokenizer)
-    if dataset.tokenizer != tokenizer:
-        raise UserError(
-            f"{dataset.folder}: its tokenizer is {dataset.tokenizer!r}, the model was trained with {tokenizer!r}"
-        )
+    check_vocabulary(model, checkpoint, dataset)
+    other = None
+    if config.against:
+        other, of_other = load_model(config.against, device, **rope)
+        check_vocabulary(other, of_other, dataset)
     if dataset.kind == "examples" and (config.stride or config.carry or config.lengths):
         raise UserError(
             f"{dataset.folder}: stride, carry and lengths are for text, and this data set has separate rows"
@@ -244,6 +261,8 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     config.dtype = config.dtype or checkpoint.get("dtype", "float32")
     if config.carry and processes.world_size > 1:
         raise UserError("carry=True: one process has to read the whole text with its state; start without torchrun")
+    if other is not None and processes.world_size > 1:
+        raise UserError(f"against={config.against}: one process has to read all of the split; start without torchrun")
     about = {"checkpoint": config.checkpoint, "step": checkpoint.get("iter_num"), "attention": model.config.attention}
     about |= {"gate": model.config.gate, "dataset": dataset.name, "split": config.split, "tokenizer": dataset.tokenizer}
     about |= {"version": dataset.meta["parameters"].get("version")} if dataset.kind == "stream" else {}
@@ -252,7 +271,7 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     results = []
     for block_size in config.lengths or [config.block_size or model.config.block_size]:
         try:
-            results.append(read(model, dataset, config, block_size, processes))
+            results.append(read(model, other, dataset, config, block_size, processes))
         except UserError as limit:
             if not config.lengths:
                 raise
@@ -268,6 +287,19 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
         write_output("out", config.out, lambda file: file.write(line.encode() + b"\n"))
 
 
+def check_vocabulary(model: GPT, checkpoint: dict, dataset: Dataset) -> None:
+    """UserError for data whose ids mean something else to the model."""
+    if dataset.vocab_size > model.config.vocab_size:
+        raise UserError(
+            f"{dataset.folder}: has {dataset.vocab_size} token ids, the model knows {model.config.vocab_size}"
+        )
+    tokenizer = checkpoint.get("data", {}).get("tokenizer", dataset.tokenizer)
+    if dataset.tokenizer != tokenizer:
+        raise UserError(
+            f"{dataset.folder}: its tokenizer is {dataset.tokenizer!r}, the model was trained with {tokenizer!r}"
+        )
+
+
 def has_changed(dataset: Dataset, trained_on: dict) -> bool | None:
     """Whether the folder that the model was trained on now holds other shards. None if that is not known."""
     if "sha256" not in trained_on or Path(trained_on.get("path", "")).resolve() != dataset.folder.resolve():
@@ -275,20 +307,34 @@ def has_changed(dataset: Dataset, trained_on: dict) -> bool | None:
     return trained_on["sha256"] != dataset.sha256
 
 
-def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, processes: Processes) -> dict:
-    """Scores the split at one context length, in windows and, with carry, again with one state. Returns the numbers."""
+def read(
+    model: GPT, other: GPT | None, dataset: Dataset, config: EvaluateConfig, block_size: int, processes: Processes
+) -> dict:
+    """Scores the split at one context length, in windows and, with carry, again with one state. Returns the numbers.
+
+    other: a model that reads the same windows, for the difference
+    """
     stride = config.stride or block_size
-    processes.on_main(memory.check_evaluation, config, model, dataset, block_size, processes)
+    for each in (model, other) if other is not None else (model,):
+        processes.on_main(memory.check_evaluation, config, each, dataset, block_size, processes)
     share = dict(rank=processes.rank, world_size=processes.world_size)
-    batches = dataset.eval_batches(config.split, config.batch_size, block_size, stride=stride, **share)
     quiet = not (processes.is_main and sys.stderr.isatty())
-    batches = tqdm(batches, f"T={block_size}", unit=" batch", disable=quiet, leave=False)
-    with autocast(processes.device_type, config.dtype):
-        sums = score(model, batches, block_size=block_size, device=processes.device)
+
+    def score_windows(model, by_row):
+        batches = dataset.eval_batches(config.split, config.batch_size, block_size, stride=stride, **share)
+        batches = tqdm(batches, f"T={block_size}", unit=" batch", disable=quiet, leave=False)
+        with autocast(processes.device_type, config.dtype):
+            return score(model, batches, block_size=block_size, device=processes.device, by_row=by_row)
+
+    rows: list = []
+    sums = score_windows(model, rows)
     sums = sum_over_ranks(sums, dataset, block_size, processes.device, processes.world_size)
     result = {"block_size": block_size, "reading": f"windows, stride {stride}"} | summarize(sums, dataset, config.split)
     if config.lengths:
         result["by_position"] = loss_by_position(sums)
+    if other is not None:
+        score_windows(other, others := [])
+        result["against"] = {"checkpoint": config.against} | difference(rows, others, dataset, stride)
     if config.carry:
         with autocast(processes.device_type, config.dtype):
             sums = score_carried(model, dataset, config.split, block_size)
@@ -299,17 +345,38 @@ def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, 
     return result
 
 
+def difference(rows: list, others: list, dataset: Dataset, stride: int) -> dict:
+    """How much higher the first model's loss is, with its standard error over blocks of text, or over rows of a task.
+
+    rows, others: the [nats, labels] of every row, in the order of the split
+    """
+    nats, labels = np.array(rows).T
+    paired = np.stack([nats - np.array(others)[:, 0], labels], axis=1)
+    blocks = block_sums(paired, max(1, BLOCK_TOKENS // stride) if dataset.kind == "stream" else 1)
+    error = standard_error(blocks) if len(blocks) > 1 else None  # one block says nothing about how blocks vary
+    found = {"difference": float(paired[:, 0].sum() / labels.sum()), "standard_error": error}
+    return found | {"loss": float(np.array(others)[:, 0].sum() / labels.sum()), "blocks": len(blocks)}
+
+
 def table(config: EvaluateConfig, about: dict, results: list[dict]) -> str:
     """The numbers as text: a column for each context length and way of reading."""
     title = f"{config.checkpoint} (step {about['step']}, {about['attention']}, gate {about['gate']})"
     version = f" ({about['version']})" if about.get("version") else ""
     lines = [f"{title} on {about['dataset']}{version}, {about['split']}, tokenizer {about['tokenizer']}"]
     reached = [column for result in results if "limit" not in result for column in (result, result.get("carried"))]
-    reached, hidden = [column for column in reached if column], ("slices", "by_position", "carried")
+    reached, hidden = [column for column in reached if column], ("slices", "by_position", "carried", "against")
     for name in [name for name in (reached or [{}])[0] if name not in hidden]:
         lines.append(f"  {name:<17}" + "".join(f"{show(result[name]):>24}" for result in reached))
     for result in reached:
         lines += [f"  accuracy {name:<8}{value:>24.4f}" for name, value in result.get("slices", {}).items()]
+    for found in [result["against"] for result in reached if "against" in result]:
+        known = found["standard_error"] is not None
+        error = (
+            f"standard error {found['standard_error']:.4f} over {found['blocks']:,} blocks"
+            if known
+            else "one block: no error"
+        )
+        lines.append(f"  loss minus that of {found['checkpoint']}: {found['difference']:+.4f} ({error})")
     lines += [f"  T = {result['block_size']}: {result['limit']}" for result in results if "limit" in result]
     return "\n".join(lines)
 

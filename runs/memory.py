@@ -391,16 +391,31 @@ def _replaced(config, name, value):
     return dataclasses.replace(config, **keys)
 
 
-def clearly_fits(config: GPTConfig, rows: int, length: int, device: str = "cpu", processes_here: int = 1) -> bool:
-    """Whether a forward pass is so small that no trace is needed: the first one in a process loads torch's compiler.
+def at_most(config: GPTConfig, rows: int, length: int) -> float:
+    """Bytes that a forward pass certainly stays below, without a trace: the first one in a process takes a second.
 
     A block's outputs are as wide as its weight matrices; a pass would have to hold 64 times all of them, and as many
     times the weights of all pairs of tokens.
     """
     _, shell, of_kind = sizes_of(config)
     width = (max(of_kind) + shell) / config.n_embd + 4 * config.expand * config.n_head * length
-    # the last: a state for each layer
-    return rows * length * width * (64 + 4 * config.n_layer) < memory_available(device, processes_here)[0]
+    return rows * length * width * (64 + 4 * config.n_layer)  # the last: a state for each layer
+
+
+def clearly_fits(config: GPTConfig, rows: int, length: int, device: str = "cpu", processes_here: int = 1) -> bool:
+    return at_most(config, rows, length) < memory_available(device, processes_here)[0]
+
+
+def training_at_most(config, dataset: Dataset) -> float:
+    """Bytes that one process of train.py certainly stays below, without a trace."""
+    from meters import training_rows  # here, since meters.py imports this file
+
+    length = max(longest_row(dataset, split, config.block_size) for split in ("train", "val"))
+    # a step keeps of each layer what a forward pass takes at most for one
+    rows = max(config.batch_size * config.n_layer, evaluation_rows(config, dataset), training_rows(length))
+    loaded = 32 * config.gradient_accumulation_steps * config.batch_size * length
+    scores = 24 * config.block_size * max(1, len(dataset.slices))
+    return at_most(config, rows, length) + 8 * weight_bytes(config) + loaded + scores
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -414,7 +429,12 @@ def check_training(config, resumed: dict | None, dataset: Dataset, processes: Pr
     def need(config):
         return training(config, dtype, dataset, processes)
 
-    line = check(config, need, processes.device_type, processes.local_size)
+    here = processes.device_type, processes.local_size
+    available, where = memory_available(*here)
+    parts = _parts(lambda config: {"total": training_at_most(config, dataset)}, config)
+    if not isinstance(parts, str) and parts["total"] < available:
+        return f"memory: far less is needed than the {show_bytes(available)} that {where} has left"
+    line = check(config, need, *here)
     if processes.device_type != "cpu" and config.memory_check:  # a model is made in RAM
         available, where = memory_available("cpu", processes.local_size)
         if (size := weight_bytes(config)) > available:

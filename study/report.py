@@ -361,8 +361,8 @@ def by_learning_rate(rows: list[dict]) -> dict[str, dict[float, list[dict]]]:
 
 def has_diverged(row: dict) -> bool:
     """Whether a run was not finite, or ended with a higher validation loss than it began with."""
-    (_, first), *_, (_, last) = row["curve"]  # both on the same tokens; val_loss is of the whole split
-    return not row["finite"] or last > first
+    # both on the same tokens, where val_loss is of the whole split
+    return not row["finite"] or row["curve"][-1][1] > row["curve"][0][1]
 
 
 def rate_curves(rows, path):

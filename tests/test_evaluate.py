@@ -213,6 +213,30 @@ def test_the_table_names_the_version_and_raw_text_is_divided_by_the_published_wo
     assert result["word_perplexity"] == pytest.approx(math.exp(result["loss"] * result["labels"] / 1000))
 
 
+def test_the_difference_of_two_checkpoints_comes_with_its_error_over_blocks_of_text(
+    checkpoint, tmp_path, capsys, helpers
+):
+    long = dict(name="made", generator="test", generator_version=1, parameters={}, seed=0)
+    write_stream(tmp_path / "long", {"train": [TEXT], "val": [60 * TEXT]}, tokenizer=get_tokenizer("byte"), **long)
+    (tmp_path / "a").write_bytes((checkpoint() / "ckpt.pt").read_bytes())
+    words = [f"--checkpoint={tmp_path / 'a'}", f"--dataset={tmp_path / 'long'}", "--device=cpu"]
+    checkpoint(gate="elementwise")
+    evaluate.main([*words, f"--against={tmp_path / 'ckpt.pt'}"])
+    *table, line = capsys.readouterr().out.splitlines()
+    first, found = json.loads(line), json.loads(line)["against"]
+    assert found["difference"] == pytest.approx(first["loss"] - found["loss"]) != 0
+    assert found["blocks"] == -(-(first["labels"] // 32 + 1) // (4096 // 32)) and 0 < found["standard_error"] < 0.1
+    assert table[-1].startswith(
+        f"  loss minus that of {tmp_path / 'ckpt.pt'}: {found['difference']:+.4f} (standard error"
+    )
+    evaluate.main([*words, f"--against={tmp_path / 'a'}"])
+    same = json.loads(capsys.readouterr().out.splitlines()[-1])["against"]
+    assert same["difference"] == same["standard_error"] == 0
+    evaluate.main([f"--checkpoint={tmp_path}", f"--against={tmp_path}", "--device=cpu"])
+    *table, line = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["against"]["standard_error"] is None and table[-1].endswith("(one block: no error)")
+
+
 def test_lengths_past_a_mixers_reach_are_named_and_the_others_scored(checkpoint, tmp_path, capsys):
     words = ["--lengths=16,32,64", f"--out={tmp_path / 'lengths.json'}", "--device=cpu"]
     evaluate.main([f"--checkpoint={checkpoint(attention='cosformer')}", *words])

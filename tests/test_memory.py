@@ -4,6 +4,8 @@ python -m pytest tests/test_memory.py
 python -m pytest tests/test_memory.py -m slow      the estimate of gated, softcapped and half-precision models
 """
 
+import itertools
+import math
 import re
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import torch
 import evaluate
 import meters
 import sample
+import train
 from data import shards
 from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
@@ -29,6 +32,9 @@ MEASURE = """
 import sys
 import torch._dynamo  # the optimizer loads it
 import train
+from runs import memory
+
+memory.training_at_most = lambda *_: float("inf")  # the estimate is what is tested
 
 def status(name):
     (line,) = (line for line in open("/proc/self/status") if line.startswith(name + ":"))
@@ -139,7 +145,18 @@ def test_too_large_a_run_is_refused_before_anything_is_written(helpers, mqar, tm
     assert not (tmp_path / "out").exists()
 
 
+def test_what_a_run_takes_at_most_is_far_more_than_the_estimate(mqar, text):
+    here = SimpleNamespace(device_type="cpu", world_size=1)
+    for attention, dataset in itertools.product(MIXERS, map(open_dataset, (mqar, text))):
+        keys = dict(attention=attention, position="none", gate="elementwise", vocab_size=256, block_size=32)
+        config = train.TrainConfig(**keys, n_layer=2, n_embd=16, n_head=2, batch_size=4)
+        exact = memory.training(config, "float32", dataset, here)["total"]
+        assert 4 * exact < memory.training_at_most(config, dataset)
+
+
 def test_memory_check_false_runs_all_the_same(helpers, mqar, tmp_path, monkeypatch, capsys):
+    helpers.train(mqar, tmp_path / "small", max_iters=1)
+    assert "memory: far less is needed than the " in capsys.readouterr().out  # so it is not traced
     monkeypatch.setattr(hardware, "ram_available", lambda: (1000, "this machine"))
     assert "this machine has 1 kB left" in helpers.error_of(helpers.train, mqar, tmp_path / "out")
     helpers.train(mqar, tmp_path / "out", memory_check=False, max_iters=1)
@@ -153,6 +170,7 @@ def test_model_code_that_cannot_be_traced_is_no_obstacle(helpers, mqar, tmp_path
 
     before = Softmax.read
     monkeypatch.setattr(Softmax, "read", read)
+    monkeypatch.setattr(memory, "training_at_most", lambda *_: math.inf)
     helpers.train(mqar, tmp_path / "out", max_iters=1, n_embd=20)  # no width of another test
     assert "memory: not estimated" in capsys.readouterr().out
 

@@ -89,7 +89,7 @@ def test_nothing_is_learned_from_labels_that_do_not_belong_to_their_rows(mqar, r
 def one_process(mixed_mqar, tmp_path_factory, helpers):
     """dropout -> the run of one process that takes the four micro-steps of a step one after the other."""
     folder = tmp_path_factory.mktemp("one_process")
-    keys = dict(gradient_accumulation_steps=4, max_iters=6)
+    keys = dict(gradient_accumulation_steps=4, max_iters=6, eval_tokens=700, eval_batch_size=3)
     return {p: helpers.train(mixed_mqar, folder / f"{p}", dropout=p, **keys) for p in (0.0, 0.1)}
 
 
@@ -100,11 +100,13 @@ def test_the_micro_steps_of_these_tests_have_different_numbers_of_labels(mixed_m
         assert len({int((targets != -100).sum()) for _, targets in batches}) > 1
 
 
-@pytest.mark.parametrize("processes, dropout", [(2, 0.0), (2, 0.1), (4, 0.1)])
+@pytest.mark.parametrize("processes, dropout", [(2, 0.1), (4, 0.0)])
 def test_processes_share_the_micro_steps_and_change_nothing(
     processes, dropout, one_process, mixed_mqar, tmp_path, helpers
 ):
-    keys = dict(dataset=mixed_mqar, out_dir=tmp_path / "out", dropout=dropout, gradient_accumulation_steps=4)
+    keys = dict(
+        dataset=mixed_mqar, out_dir=tmp_path / "out", dropout=dropout, gradient_accumulation_steps=4, eval_tokens=700
+    )
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", "train.py"]
     ended = helpers.script(*launch, *helpers.words(**helpers.tiny | keys | dict(max_iters=6)))
     assert ended.returncode == 0, ended.stderr.decode()

@@ -169,12 +169,18 @@ def generate(rng, rows, seq_len, pairs, *, vocab_size=8192, queries=None, power=
 
 
 def draw(rng, n, count, low, high):
-    """(n, count): in each row distinct numbers of low..high-1 in random order, by the first steps of a card shuffle."""
-    deck, row = np.tile(np.arange(low, high, dtype=np.uint16), (n, 1)), np.arange(n)
-    for i in range(count):
-        pick = rng.integers(i, high - low, size=n)
-        deck[row, i], deck[row, pick] = deck[row, pick], deck[row, i]
-    return deck[:, :count]
+    """(n, count): in each row distinct numbers of low..high-1 in random order, by the first steps of a card shuffle.
+
+    Only the cards that have moved are kept: a whole deck for each row would be most of the time.
+    """
+    drawn, places, moved = (np.empty((count, n), np.uint16) for _ in range(3))
+    for i in range(count):  # swap the card at place i with one that lies there or behind it
+        places[i] = rng.integers(i, high - low, size=n)
+        moved[i], drawn[i] = i, places[i]
+        for j in range(i):  # where step j has put a card
+            np.copyto(moved[i], moved[j], where=places[j] == i)
+            np.copyto(drawn[i], moved[j], where=places[j] == places[i])
+    return low + drawn.T
 
 
 def draw_other(rng, context, count, vocab_size):
