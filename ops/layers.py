@@ -154,8 +154,8 @@ def attention(
 class _CausalAttention(torch.autograd.Function):
     """scaled_dot_product_attention's kernel for CPUs, with a backward made of products over blocks of keys.
 
-    That kernel's own backward took twice as long in bfloat16 at 256 tokens (results/bench/README.md); in float32 it is as
-    fast as this one. Each block takes the weights anew from the scores, so that no more is saved than by the kernel.
+    That kernel's own backward took twice as long in bfloat16 at 256 tokens (results/bench/README.md). In float32 it is
+    as fast as this one. Each block takes the weights anew from the scores, so that no more is saved than by the kernel.
     """
 
     @staticmethod
