@@ -4,15 +4,19 @@ bench.py: its intervals and verdicts, its sides, and that its parts take every m
     python -m pytest tests/test_bench.py
 """
 
+import contextlib
 import json
+import types
 
 import numpy as np
 import pytest
 import torch
 
 import bench
+from data.pystdlib import prepare as pystdlib
+from data.shards import Dataset
 from model import GLA, MIXERS, GPTConfig, Softmax
-from speed import decoding, figures, forms, report, sides, training
+from speed import decoding, figures, forms, loss, report, sides, training
 from speed.report import BenchConfig, Report
 from study.drawing import mixer_colours
 
@@ -245,3 +249,85 @@ def test_a_warning_says_where_a_compiled_function_ran_eager(cpu, capsys):
     assert line.startswith("warning: a compiled function ran eager in part: ") and "recompile limit" in line
     assert "graph_break()" in run(torch.compile(broken, backend="eager"), limit=8)
     torch._dynamo.utils.counters.clear()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Training against nanoGPT: steps, tiny steps, loss against processor time
+
+
+def test_a_step_is_compared_with_nanogpts_in_float32_and_with_autocast(beside_nanogpt, monkeypatch, seen_losses):
+    beside_nanogpt.dtype = "bfloat16"
+    monkeypatch.setattr(training, "SMALL", dict(n_layer=1, n_head=2, n_embd=16))
+    monkeypatch.setattr(training, "alone", lambda *arguments: 1)
+    monkeypatch.setattr(training, "random_batch", lambda config, V, B, T: sides.random_batch(config, V, 1, 8))
+    part = Report("train")
+    bench.PARTS["train"](beside_nanogpt, part)
+    targets = {claim["name"]: claim["target"] for claim in part.claims[:-1]}
+    assert targets == {
+        f"step in {dtype}, {ids} ids, nanoGPT / ours": target
+        for ids in ("256", "50,304")
+        for dtype, target in (("float32", 1.0), ("bfloat16", 1.05))
+    }
+    assert len(seen_losses) == 2 * 4 * (1 + 6)
+
+
+def test_tiny_steps_are_compared_alone_and_two_at_a_time(beside_nanogpt, monkeypatch):
+    class Inline(contextlib.nullcontext):
+        def starmap(self, function, tasks, chunksize):
+            assert len(tasks) == 2 and [function(*task, steps=1) for task in tasks]
+
+    context = types.SimpleNamespace(Pool=lambda n, **keys: Inline(Inline()))
+    monkeypatch.setattr(training.multiprocessing, "get_context", lambda name: context)
+    part = Report("tiny")
+    bench.PARTS["tiny"](beside_nanogpt, part)
+    assert [(claim["target"], claim["at_most"]) for claim in part.claims] == [(1.6, False), (0.65, True)]
+
+
+def test_loss_is_followed_on_the_same_batches_for_every_side_and_seed(beside_nanogpt, monkeypatch, tmp_path):
+    beside_nanogpt.seeds, seen = [0, 1], []
+    find, batch = pystdlib.find_sources, Dataset.batch
+    monkeypatch.setattr(pystdlib, "find_sources", lambda root: find(root / "json"))
+    monkeypatch.setattr(loss, "each_alone", lambda function, tasks, n: [function(*task) for task in tasks])
+    monkeypatch.setattr(loss, "EVAL_WINDOWS", 8)
+    monkeypatch.setattr(loss, "SIZE", dict(n_layer=1, n_head=2, n_embd=16, block_size=16))
+    monkeypatch.setattr(loss, "SCHEDULE", loss.SCHEDULE | dict(max_iters=6, warmup_iters=1, learning_rate=1e-2))
+    monkeypatch.setattr(Dataset, "batch", lambda *args, **keys: seen.append(batch(*args, **keys)) or seen[-1])
+    part = Report("loss")
+    bench.PARTS["loss"](beside_nanogpt, part)
+    runs = [row for row in part.rows if "curve" in row]
+    assert [(run["side"], run["seed"]) for run in runs] == [(side, seed) for seed in (0, 1) for side in loss.SIDES]
+    for run in runs:
+        steps, seconds, losses = zip(*run["curve"], strict=True)
+        assert steps == tuple(range(7)) and sorted(seconds) == list(seconds) and losses[-1] < losses[0]
+    firsts = [inputs for inputs, _ in seen[::6]]  # the first batch of each run
+    assert all(torch.equal(firsts[0], x) for x in firsts[:3]) and not torch.equal(firsts[0], firsts[3])
+    assert [claim["name"].partition(":")[0] for claim in part.claims] == ["softmax", "gated_deltanet"]
+    (tmp_path / "loss.json").write_text(json.dumps(part.as_dict()))
+    assert tmp_path / "loss.png" in figures.draw(tmp_path)
+
+
+def test_the_time_to_a_loss_lies_on_the_line_between_two_evaluations():
+    curve = [(0, 0.0, 5.0), (10, 1.0, 4.0), (20, 2.0, 2.0), (30, 3.0, 3.0)]
+    assert loss.seconds_to(4.5, curve) == 0.5 and loss.seconds_to(3.0, curve) == 1.5
+    assert loss.seconds_to(1.0, curve) is None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is not met, and why
+
+
+def test_a_claim_that_is_not_met_is_printed_with_its_reason(tmp_path, monkeypatch):
+    (tmp_path / "README.md").write_text("## Why a target is not met\n\n| `slow / fast` | it is slow |\n\n## Next\n")
+    monkeypatch.setattr(report, "REASONS", tmp_path / "README.md")
+    part = Report("part")
+    part.claim("slow / fast", [(1, 1)], 2.0)
+    assert "missed\n      it is slow" in str(part)
+    part.claims[0]["met"] = "met"
+    assert "it is slow" not in str(part)
+
+
+def test_the_page_gives_a_reason_for_every_measured_claim_that_is_not_met_and_for_no_other():
+    claims = [
+        claim for file in report.REASONS.parent.glob("*.json") for claim in json.loads(file.read_text())["claims"]
+    ]
+    assert set(report.reasons()) == {claim["name"] for claim in claims if claim["met"] != "met"}
