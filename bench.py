@@ -4,6 +4,7 @@
     python bench.py train --against=PATH/model.py    a training step against nanoGPT's own (its file is not kept here)
     python bench.py all --against=PATH/model.py      every part but gpu
     python bench.py loss --against=PATH/model.py     loss against processor time, five seeds
+    python bench.py gpu --compile=true --against=PATH/model.py     what can be measured on a GPU alone
     python bench.py --profile=true                   where a training step goes
 
 Absolute times of a shared machine mean little, so a claim is a ratio: the two sides run in turn in one process, with
@@ -34,6 +35,7 @@ from speed import figures
 from speed.data import bench_data
 from speed.decoding import bench_decode
 from speed.forms import bench_ops
+from speed.gpu import bench_gpu
 from speed.loss import bench_loss
 from speed.report import BenchConfig, Report
 from speed.sides import our_step, random_batch
@@ -48,6 +50,7 @@ PARTS = {
     "ops": bench_ops,
     "loss": bench_loss,
     "data": bench_data,
+    "gpu": bench_gpu,  # not in all
 }
 
 
@@ -60,6 +63,8 @@ def main(argv: list[str]) -> None:
     torch.set_num_threads(config.threads)
     keep_freed_memory()  # for all sides
     config.device = pick_device(config.device)
+    if "gpu" in config.what and config.device != "cuda":
+        raise UserError(f"what=gpu: measures on a GPU, and the device is {config.device}; docs/gpu.md has estimates")
     config.dtype = pick_dtype(config.dtype, config.device)
     if config.device == "cuda":
         torch.set_float32_matmul_precision("high")  # for all sides, as train.py and nanoGPT's do
@@ -73,7 +78,7 @@ def main(argv: list[str]) -> None:
     about = describe(config)
     print("\n".join(f"{name}: {value}" for name, value in about.items()))
     claims = []
-    for name in PARTS if "all" in config.what else config.what:
+    for name in parts_of(config.what):
         report = Report(name)
         PARTS[name](config, report)
         print(report)
@@ -82,6 +87,10 @@ def main(argv: list[str]) -> None:
     compiled_ran_eager(config)
     print("written:", ", ".join([f"{out_dir}/", *map(str, figures.draw(out_dir))]))
     print(json.dumps(about | {"claims": [{k: v for k, v in claim.items() if k != "pairs"} for claim in claims]}))
+
+
+def parts_of(what: list[str]) -> list[str]:
+    return [name for name in PARTS if name != "gpu" or name in what] if "all" in what else what
 
 
 def is_ours(file: Path) -> bool:

@@ -50,7 +50,7 @@ def interleave(sides: dict, pairs: int, config: BenchConfig) -> dict:
 def median_interval(values: list[float]) -> tuple[float, float, float]:
     """(median, low, high): the median of at least 6 values, and its 95% interval by order statistics.
 
-    A single value is a size in bytes, which does not vary: it is its own interval.
+    A single value is a size in bytes or an error, which do not vary: it is its own interval.
     """
     values, n = sorted(values), len(values)
     if n == 1:

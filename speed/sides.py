@@ -76,15 +76,18 @@ def nanogpt_optimizer(
         return model.configure_optimizers(0.1, learning_rate, (0.9, beta2), config.device)
 
 
-def nanogpt_step(config: BenchConfig, dtype: str, batch: tuple[torch.Tensor, ...], **keys) -> Callable:
+def nanogpt_step(
+    config: BenchConfig, dtype: str, batch: tuple[torch.Tensor, ...], compiled: bool = False, **keys
+) -> Callable:
     """Returns step(), a step as nanoGPT's train.py makes it; that one runs in float32 on a CPU."""
     torch.manual_seed(0)
     model = nanogpt_model(config, **keys)
     optimizers = [nanogpt_optimizer(model, config, 1e-4, 0.95)]
+    forward = torch.compile(model) if compiled else model
 
     def step():
         with torch.autocast(config.device, DTYPES[dtype], enabled=dtype != "float32"):
-            _, loss = model(*batch)
+            _, loss = forward(*batch)
         update(model, optimizers, loss)
 
     return step
