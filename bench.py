@@ -38,7 +38,7 @@ from speed.forms import bench_ops
 from speed.gpu import bench_gpu
 from speed.loss import bench_loss
 from speed.report import BenchConfig, Report
-from speed.sides import our_step, random_batch
+from speed.sides import SMALL, our_step, random_batch
 from speed.training import bench_length, bench_overhead, bench_tiny, bench_train
 
 PARTS = {
@@ -119,7 +119,7 @@ def describe(config: BenchConfig) -> dict:
 def profile(config: BenchConfig) -> str:
     """A table of the operations of a training step (6 x 384, GLA, gated), by the time that they take themselves."""
     batch = random_batch(config, 256, 8, 256)
-    keys = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=256, attention="gla", gate="elementwise")
+    keys: dict = SMALL | dict(block_size=256, vocab_size=256, attention="gla", gate="elementwise")
     step = our_step(config, config.dtype, batch, **keys)
     step()
     with torch.profiler.profile() as profiler:

@@ -26,7 +26,7 @@ from speed.report import BenchConfig, Report, interleave, paired
 from speed.sides import nanogpt_step, our_step, random_batch
 
 H100 = (989e12, 3.35e12)  # FLOP/s of dense bfloat16 products and bytes/s of memory, by the data sheet (SXM)
-SIZE = dict(n_layer=12, n_head=12, n_embd=768, vocab_size=50_304, block_size=1024)  # 125M parameters
+SIZE: dict = dict(n_layer=12, n_head=12, n_embd=768, vocab_size=50_304, block_size=1024)  # 125M parameters
 
 
 @dataclass
@@ -201,7 +201,7 @@ def compare_kernels(config: BenchConfig, report: Report, T: int = 1000, form: Ca
         for side, compute in (("fla", form), ("chunked", chunked)):
             leaves = {key: x.detach().clone().requires_grad_() for key, x in inputs.items()}
             q, k, v = (leaves[key] for key in "qkv")
-            more = {key: x for key, x in leaves.items() if key not in "qkv"}
+            more: dict = {key: x for key, x in leaves.items() if key not in "qkv"}
             o, S = compute(q, k, v, **more)
             weight = torch.randn(o.shape, generator=torch.Generator().manual_seed(1)).to(o)
             gradients = torch.autograd.grad((o.float() * weight).sum(), list(leaves.values()))
@@ -234,7 +234,8 @@ def recurrence_inputs(mixer: torch.nn.Module, x: torch.Tensor) -> dict[str, torc
 
 
 def relative_error(x: torch.Tensor, y: torch.Tensor) -> float:
-    return float((x.float() - y.float()).norm() / y.float().norm())
+    x, y = x.detach().float(), y.detach().float()
+    return float((x - y).norm() / y.norm())
 
 
 def gate_overhead(config: BenchConfig, report: Report, B: int = 8, **smaller) -> None:
@@ -284,7 +285,7 @@ def compile_counts(config: BenchConfig, report: Report, B: int = 8, backend: str
         for T in (keys["block_size"], keys["block_size"], keys["block_size"] // 2):
             batch = random_batch(config, keys["vocab_size"], B, T)
             with torch.autocast(config.device, DTYPES[config.dtype], enabled=config.dtype != "float32"):
-                seconds = seconds_of(lambda batch=batch: compiled(*batch).backward(), config.device)
+                seconds = seconds_of(lambda call=compiled, batch=batch: call(*batch).backward(), config.device)
             if not row:
                 row = {"kernels": metrics.generated_kernel_count, "first_step_s": seconds}
         counters = torch._dynamo.utils.counters

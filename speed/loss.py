@@ -22,8 +22,8 @@ from speed.sides import each_alone, nanogpt_model, nanogpt_optimizer, update
 from study.stats import t_interval
 from train import TrainConfig, learning_rate, make_optimizers
 
-SIZE = dict(n_layer=4, n_head=4, n_embd=128, block_size=64)
-SCHEDULE = dict(
+SIZE: dict = dict(n_layer=4, n_head=4, n_embd=128, block_size=64)
+SCHEDULE: dict = dict(
     batch_size=12, max_iters=2000, warmup_iters=100, learning_rate=1e-3, min_lr=1e-4, weight_decay=0.1, beta2=0.99
 )
 EVALUATIONS = 40  # of a run, evenly over its steps

@@ -64,7 +64,7 @@ def median_interval(values: list[float]) -> tuple[float, float, float]:
     return statistics.median(values), values[k - 1], values[n - k]
 
 
-def paired(seconds: dict, above: str, below: str) -> list[tuple]:
+def paired(seconds: dict, above: object, below: object) -> list[tuple]:
     """The pairs of two sides of `interleave`: [(seconds of the one, seconds of the other), ...]."""
     return list(zip(seconds[above], seconds[below], strict=True))
 

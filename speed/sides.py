@@ -21,8 +21,8 @@ from runs.hardware import DTYPES, keep_freed_memory
 from speed.report import BenchConfig
 from train import TrainConfig, make_optimizers
 
-SMALL = dict(n_layer=6, n_head=6, n_embd=384)  # the size at which a step and a token are compared with nanoGPT's
-TINY = dict(n_layer=2, n_head=4, n_embd=64)  # the size of the recall experiments
+SMALL: dict = dict(n_layer=6, n_head=6, n_embd=384)  # the size at which a step and a token are compared with nanoGPT's
+TINY: dict = dict(n_layer=2, n_head=4, n_embd=64)  # the size of the recall experiments
 
 
 def update(model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], loss: torch.Tensor) -> None:
@@ -34,7 +34,7 @@ def update(model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], loss
     model.zero_grad(set_to_none=True)
 
 
-def our_step(config: BenchConfig, dtype: str, batch: tuple[torch.Tensor, ...], compiled: bool = False, **keys):
+def our_step(config, dtype, batch, compiled=False, **keys):
     """Returns step(), which trains our model, step.model, once on the batch (inputs, targets), as train.py does."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(**keys)).to(config.device)
@@ -61,7 +61,7 @@ def nanogpt(path: Path | str) -> ModuleType:
     return module
 
 
-def nanogpt_model(config: BenchConfig, **keys) -> torch.nn.Module:
+def nanogpt_model(config: BenchConfig, **keys):
     """nanoGPT's model without dropout and biases, as its train.py makes it; keys are those of its GPTConfig."""
     module = nanogpt(config.against)
     with contextlib.redirect_stdout(sys.stderr):  # nanoGPT prints its size
@@ -69,9 +69,7 @@ def nanogpt_model(config: BenchConfig, **keys) -> torch.nn.Module:
     return model.to(config.device)
 
 
-def nanogpt_optimizer(
-    model: torch.nn.Module, config: BenchConfig, learning_rate: float, beta2: float
-) -> torch.optim.Optimizer:
+def nanogpt_optimizer(model, config: BenchConfig, learning_rate: float, beta2: float) -> torch.optim.Optimizer:
     with contextlib.redirect_stdout(sys.stderr):  # it prints its groups
         return model.configure_optimizers(0.1, learning_rate, (0.9, beta2), config.device)
 

@@ -94,7 +94,7 @@ def bench_overhead(config: BenchConfig, report: Report) -> None:
         "rank 16": dict(gate="elementwise", gate_rank=16),
         "elementwise, match_params": dict(gate="elementwise", match_params=True),
     }
-    keys = dict(n_layer=4, n_head=12, n_embd=768, block_size=512, vocab_size=256)
+    keys: dict = dict(n_layer=4, n_head=12, n_embd=768, block_size=512, vocab_size=256)
     batch = random_batch(config, 256, 2, 512)
     base = our_step(config, config.dtype, batch, config.compile, **keys)
     base_memory = alone(peak_bytes, our_step, (config, config.dtype, batch), keys)
@@ -126,7 +126,7 @@ def bench_length(config: BenchConfig, report: Report) -> None:
     """2 x 256, as many tokens a step at every T: tokens/s of a training step, and its memory. Then the GEMM share."""
     for name in MIXERS:
         calls, T, keeps_all = {}, 256, keeps_every_token(name)
-        keys = dict(n_layer=2, n_head=4, n_embd=256, vocab_size=256, attention=name)
+        keys: dict = dict(n_layer=2, n_head=4, n_embd=256, vocab_size=256, attention=name)
         while T <= config.longest:
             batch = random_batch(config, 256, config.longest // T, T)
             calls[T] = our_step(config, config.dtype, batch, **keys | {"block_size": T})
