@@ -92,6 +92,8 @@ def count(make_step: Callable, **keys) -> Counts:
 @contextlib.contextmanager
 def without_autocast() -> Iterator[None]:
     """The device meta has no autocast: torch raises an error there even for switching it off, or asking for it."""
+    import torch._dynamo  # noqa: F401 - it keeps the functions that it finds when it is first imported
+
     with (
         mock.patch.object(torch, "autocast", lambda *args, **keys: contextlib.nullcontext()),
         mock.patch.object(torch, "is_autocast_enabled", lambda *args: False),
