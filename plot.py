@@ -12,8 +12,8 @@
                                      of each, side by side
     python plot.py lengths.json      a file of evaluate.py --lengths --out: its loss by position
 
-A figure is written beside its data. This file draws runs, lengths and the figures of bench.py;
-study/report.py draws experiments, and study/drawing.py has what all figures share.
+A figure is written beside its data. This file draws runs and lengths; study/report.py draws experiments,
+speed/figures.py what bench.py measured, and study/drawing.py has what all figures share.
 """
 
 import configurator
@@ -29,7 +29,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from runs.files import read_json, read_jsonl, wrong_field
 from study import report, sinks
-from study.drawing import COLOURS, dress, interval_lines, mean, mixer_colours, write
+from study.drawing import COLOURS, dress, mean, mixer_colours, write
 from study.rows import read_rows
 
 
@@ -319,7 +319,7 @@ def leave_room(axes: plt.Axes) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What evaluate.py --lengths and bench.py wrote
+# What evaluate.py --lengths wrote
 
 
 def length_curve(evaluation: dict, path: Path) -> Path:
@@ -342,60 +342,6 @@ def length_panel(axes: plt.Axes, evaluation: dict) -> None:
     axes.set_title(f"{evaluation['attention']}, gate {evaluation['gate']}, RoPE scaling {evaluation['rope_scaling']}")
     axes.legend(frameon=False)
     dress(axes)
-
-
-def bench(folder: Path) -> list[Path]:
-    """Draws all that bench.py wrote to the folder, in ratios.png and cost.png. Returns their paths."""
-    parts = [read_json(file) for file in sorted(folder.glob("*.json"))]
-    claims = [claim for part in parts for claim in part["claims"]]
-    rows = [row for part in parts for row in part["rows"] if "mixer" in row and ("T" in row or "context" in row)]
-    figures = [ratios(claims, folder / "ratios.png")] if claims else []
-    return figures + ([cost_curves(rows, folder / "cost.png")] if rows else [])
-
-
-def cost_curves(rows: list[dict], path: Path) -> Path:
-    """Training speed and memory against T, at equal tokens per step; time of a decoded token against the context."""
-    panels = [
-        ("T", "tokens_s", "training (tokens/s)"), ("T", "peak_mb", "training, peak memory (MB)"),
-        ("context", "ms", "decoding (ms a token)"),
-    ]  # fmt: skip
-    panels = [(x, y, title) for x, y, title in panels if any(x in row and y in row for row in rows)]
-    figure, axes_of = plt.subplots(1, len(panels), figsize=(4.4 * len(panels), 4), squeeze=False)
-    colours = mixer_colours(row["mixer"] for row in rows)
-    for axes, (x, y, title) in zip(axes_of[0], panels, strict=True):
-        for mixer in dict.fromkeys(row["mixer"] for row in rows):
-            points = [(row[x], row[y]) for row in rows if row["mixer"] == mixer and x in row and y in row]
-            if points:  # a mixer that one part of bench.py has measured, and another not yet
-                axes.plot(*zip(*points, strict=True), color=colours[mixer], marker="o", ms=3, label=mixer)
-        axes.set(ylim=(0, None), title=title, xlabel="context" if x == "context" else "sequence length")
-        axes.set_xscale("log", base=2)
-        dress(axes)
-    axes_of[0, 0].legend(frameon=False, fontsize=8)
-    return write(figure, path)
-
-
-def ratios(claims: list[dict], path: Path) -> Path:
-    """Each ratio of bench.py over its target, with its interval; right of the line at 1 is better."""
-    figure, axes = plt.subplots(figsize=(9, 1 + 0.3 * len(claims)))
-    colours = {"met": COLOURS[2], "missed": COLOURS[1], "unresolved": "0.5"}
-    lines = []
-    for claim in claims:
-        name = f"{claim['name']}: {claim['ratio']:.2f} ({'<=' if claim['at_most'] else '>='} {claim['target']:g})"
-        sign = -1 if claim["at_most"] else 1
-        low, middle, high = sorted((claim[end] / claim["target"]) ** sign for end in ("low", "ratio", "high"))
-        lines.append((name, low, middle, high, colours[claim["met"]]))
-    interval_lines(axes, lines)
-    axes.axvline(1, color="0.3", linewidth=1)
-    axes.set(xscale="log", xlabel="ratio over its target (inverted where less is better), 95% interval")
-    left, right = axes.get_xlim()
-    ticks = [tick for tick in (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20) if left <= tick <= right]
-    axes.set_xticks(ticks, map(str, ticks))
-    axes.minorticks_off()
-    for name, colour in colours.items():
-        axes.plot([], [], color=colour, linewidth=3, label=name)
-    axes.legend(frameon=False)
-    dress(axes)
-    return write(figure, path)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,125 @@
+"""What every part of bench.py takes and fills: the keys, pairs of times, ratios with intervals, and a Report.
+
+seconds = interleave({"theirs": step, "ours": step}, config.pairs, config)
+report.claim("step, theirs / ours", paired(seconds, "theirs", "ours"), 1.05)
+"""
+
+from configurator import key
+
+import math
+import re
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runs.hardware import DTYPES, seconds_of
+
+HERE = Path(__file__).resolve().parents[1]
+REASONS = HERE / "results" / "bench" / "README.md"
+
+
+@dataclass
+class BenchConfig:
+    what: list[str] = key(["all"], "train, tiny, overhead, length, decode, ops, loss, data, all of them, or gpu")
+    profile: bool = key(False, "instead: where a training step goes")
+    against: str | None = key(None, "nanoGPT's model.py, to be measured beside ours")
+    pairs: int = key(30, "pairs of a ratio whose sides take less than a second", at_least=6)
+    long_pairs: int = key(7, "pairs of a ratio whose sides take seconds", at_least=6)
+    longest: int = key(32_768, "the longest sequence of the part length", at_least=1024)
+    seeds: list[int] = key([0, 1, 2, 3, 4], "seeds of the part loss; each takes about 9 minutes of a core")
+    threads: int = key(0, "CPU threads (0: as many as cores)", at_least=0)
+    device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
+    dtype: str = key("auto", "dtype of matrix products", choices=("auto", *DTYPES))
+    compile: bool = key(False, "compile our side in train and overhead")
+    out_dir: str = key("results/bench", "where the JSON files and the figures go", is_path=True)
+    overwrite: bool = key(False, "true: take an out_dir that holds files which are none of a benchmark")
+
+
+def interleave(sides: dict, pairs: int, config: BenchConfig) -> dict:
+    """{name: [seconds, ...]}: calls each side once untimed, then all in turn, every other round in reverse order."""
+    seconds = {name: [] for name in sides}
+    for call in sides.values():
+        seconds_of(call, config.device)
+    for i in range(pairs):
+        for name in list(sides)[:: -1 if i % 2 else 1]:
+            seconds[name].append(seconds_of(sides[name], config.device))
+    return seconds
+
+
+def median_interval(values: list[float]) -> tuple[float, float, float]:
+    """(median, low, high): the median of at least 6 values, and its 95% interval by order statistics.
+
+    A single value is a size in bytes or an error, which do not vary: it is its own interval.
+    """
+    values, n = sorted(values), len(values)
+    if n == 1:
+        return values[0], values[0], values[0]
+    if n < 6:
+        raise ValueError(f"{n} values: the order statistics of fewer than 6 have no 95% interval of the median")
+    tail, k = 0.0, 0
+    while tail + math.comb(n, k) / 2**n <= 0.025:
+        tail += math.comb(n, k) / 2**n
+        k += 1
+    return statistics.median(values), values[k - 1], values[n - k]
+
+
+def paired(seconds: dict, above: object, below: object) -> list[tuple]:
+    """The pairs of two sides of `interleave`: [(seconds of the one, seconds of the other), ...]."""
+    return list(zip(seconds[above], seconds[below], strict=True))
+
+
+def judge(low: float, high: float, target: float, at_most: bool = False) -> str:
+    """Compares the interval with the target: met, missed or unresolved."""
+    if at_most:
+        low, high, target = -high, -low, -target
+    return "met" if low >= target else "missed" if high < target else "unresolved"
+
+
+@dataclass
+class Report:
+    """What a part found: lines of a table, claims with their raw pairs, and rows for figures."""
+
+    name: str
+    lines: list = field(default_factory=list)
+    claims: list = field(default_factory=list)
+    rows: list = field(default_factory=list)
+
+    def claim(
+        self, name: str, pairs: list[tuple], target: float, at_most: bool = False, interval: Callable = median_interval
+    ) -> None:
+        """pairs: [(what is divided, what it is divided by), ...], as measured side by side."""
+        ratio, low, high = interval([a / b for a, b in pairs])
+        claim = {"name": name, "ratio": ratio, "low": low, "high": high, "target": target, "at_most": at_most}
+        self.claims.append(claim | {"met": judge(low, high, target, at_most), "pairs": pairs})
+
+    def row(self, **values: object) -> None:
+        self.rows.append(values)
+        self.lines.append("  ".join(f"{name} {show(value)}" for name, value in values.items()))
+
+    def __str__(self):
+        why = reasons()
+        lines = [f"\n{self.name}", *(f"  {line}" for line in self.lines)]
+        for claim in self.claims:
+            sign = "<=" if claim["at_most"] else ">="
+            lines.append(
+                f"  {claim['name']:<58}{claim['ratio']:>8.3f}  [{claim['low']:.3f}, {claim['high']:.3f}]"
+                f"  {sign} {claim['target']:g}: {claim['met']}"
+            )
+            if claim["met"] != "met" and claim["name"] in why:
+                lines.append(f"      {why[claim['name']]}")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict:
+        return {"part": self.name, "rows": self.rows, "claims": self.claims}
+
+
+def reasons() -> dict[str, str]:
+    """{name of a claim: why it is not met}: the table under that heading of results/bench/README.md."""
+    text = REASONS.read_text() if REASONS.is_file() else ""
+    table = text.partition("## Why a target is not met")[2].partition("\n## ")[0]
+    return dict(re.findall(r"^\| `(.+?)` \| (.+?) \|$", table, re.M))
+
+
+def show(value: object) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
