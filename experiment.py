@@ -30,6 +30,7 @@ from configurator import UserError, key, show
 
 import ast
 import contextlib
+import json
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ from model import GPT
 from ops import IGNORE
 from runs.files import wrong_field
 from runs.hardware import keep_freed_memory, pick_device, seconds_of
+from runs.outdir import write_text
 from study import claims, curves, power, report, stats, tables
 from study.leases import alone
 from study.plan import choose_rates, known_runs, name_of, runs_of, steps_of, unknown_runs
@@ -287,17 +289,19 @@ def main(argv: list[str]) -> None:
         return
     choices = choose_rates(config, read_rows(out_dir))
     judged = tables.judge_claims(config, rows, choices)
-    summary = tables.summary(config, rows, judged)
-    if rates := tables.rates_table(config, choices):
-        summary += f"\n{rates}\n"
-    print(summary)
+    rates = tables.rates_table(config, choices)
+    print(tables.summary(config, rows, judged) + (f"\n{rates}\n" if rates else ""))
     words = [word for word in argv if not word.startswith(("--run", "--out_dir", "--jobs"))]
     command = " ".join(["python experiment.py", *words])
     with alone(out_dir, "report") if config.run else contextlib.nullcontext():  # workers end at the same time
         figures = report.figures(rows, out_dir)
         figures += claims.figures(judged, rows, config.solved_above, out_dir)
-        about, lines = about_of(argv), tables.claim_lines(judged)
-        page = report.page(rows, figures, out_dir / "report.html", summary, command, about, lines)
+        records = list(map(claims.record, judged))
+        if records:
+            write_text(out_dir / "claims.json", json.dumps({"claims": records}, indent=1) + "\n")
+        shown = [tables.scenarios_table(config, judged), *tables.parts(config, rows), *([rates] if rates else [])]
+        verdicts = claims.table(records) if records else None
+        page = report.write_page(rows, figures, out_dir / "report.html", shown, command, about_of(argv), verdicts)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
 
 

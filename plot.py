@@ -8,12 +8,14 @@
                                      numbers (experiment.py CONFIG --run=false adds claims.png and
                                      report.html); sink.png and sink_arms.png if its data set
                                      names kinds of query
+    python plot.py results           all experiments: every claim that was judged, in claims.png and
+                                     claims.html
     python plot.py out/meters.json   a file of meters.py with several checkpoints: an attention map
                                      of each, side by side
     python plot.py lengths.json      a file of evaluate.py --lengths --out: its loss by position
 
 A figure is written beside its data. This file draws runs, lengths and the figures of bench.py;
-study/report.py draws experiments, and study/drawing.py has what all figures share.
+study/report.py draws experiments, study/overview.py all of them, and study/drawing.py has what all figures share.
 """
 
 import configurator
@@ -28,7 +30,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from runs.files import read_json, read_jsonl, wrong_field
-from study import report, sinks
+from study import overview, report, sinks
 from study.drawing import COLOURS, dress, interval_lines, mean, mixer_colours, write
 from study.rows import read_rows
 
@@ -49,8 +51,13 @@ def main(argv: list[str]) -> None:
             print(*draw_experiment(folder), sep="\n")
         elif os.path.isfile(folder / "metrics.jsonl"):
             print(page(folder))
+        elif any(folder.glob("*/claims.json")):
+            print(*overview.draw(folder), sep="\n")
         else:
-            raise UserError(f"{folder}: has neither metrics.jsonl (a run) nor rows.jsonl (an experiment)")
+            raise UserError(
+                f"{folder}: has neither metrics.jsonl (a run) nor rows.jsonl (an experiment), and none of its folders "
+                "has claims.json (judged claims of an experiment)"
+            )
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -6,10 +6,7 @@ experiment.py does both at its end. `python plot.py results/NAME` draws the figu
 
 from configurator import UserError
 
-import base64
-import csv
 import html
-import io
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,8 +14,10 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from runs.outdir import write_text
 from study import sinks
 from study.drawing import COLOURS, dress, mean, mixer_colours, write
+from study.page import Table, csv_link, figure_html, heading, page, paragraphs, table_html
 
 LINES = ["-", "--", ":"]
 GATES = ("none", "elementwise", "matched", "native", "native+elementwise")
@@ -388,73 +387,43 @@ def rate_curves(rows, path):
 # The report
 
 
-def page(
+def write_page(
     rows: list[dict],
     figures: list[Path],
     path: Path,
-    said: str = "",
+    tables: Iterable[str | Table] = (),
     command: str = "",
     about: str = "",
-    claims: Iterable[tuple[str, str]] = (),
+    verdicts: Table | None = None,
 ) -> Path:
     """Writes the figures and tables of an experiment as one HTML file that needs no other. Returns its path.
 
-    said: the tables and verdicts, as experiment.py prints them. command: the command that writes all of this. about:
-    the config's docstring, with the hypothesis. claims: a line per claim; with its figure it comes before all else.
+    tables: those that experiment.py prints, and texts among them. command: the command that writes all of this. about:
+    the config's docstring, with the hypothesis. verdicts: a row per claim; with its figure it comes before all else.
     """
-    name = html.escape(path.parent.resolve().name)
-    parts = [f"<h1>{name}</h1>"]
-    parts += [f"<p>{html.escape(paragraph)}</p>" for paragraph in about.split("\n\n") if paragraph]
-    if items := [f"<li><b>{html.escape(claim)}</b>: {html.escape(words)}</li>" for claim, words in claims]:
-        parts += ["<h2>Verdicts</h2>", "<ul>", *items, "</ul>"]
-    for figure in sorted(figures, key=lambda figure: Path(figure).stem != "claims"):
-        image = base64.b64encode(Path(figure).read_bytes()).decode()
-        parts.append(f'<figure><img alt="{html.escape(figure.stem)}" src="data:image/png;base64,{image}"></figure>')
-    parts += ["<h2>Tables</h2>", f"<pre>{html.escape(said)}</pre>"]
-    parts += ["<h2>How this was made</h2>", f"<p><code>{html.escape(command)}</code></p>"]
+    name = path.parent.resolve().name
+    parts = paragraphs(about)
+    parts += [heading("Verdicts"), table_html(verdicts)] if verdicts else []
+    parts += map(figure_html, sorted(figures, key=lambda figure: figure.stem != "claims"))
+    parts.append(heading("Tables"))
+    for part in tables:
+        parts += [table_html(part)] if isinstance(part, Table) else paragraphs(part)
+    parts += [heading("How this was made"), f"<p><code>{html.escape(command)}</code></p>"]
     columns = ["setting", "arm", "seed", "accuracy", "val_loss", "finite", "n_params", "state_bytes", "flops_per_token"]
     columns = [name for name in [*columns, "step_ms", "tokens_per_second", "seconds"] if name in rows[0]]
-    cells = [[row.get(name, "") for name in columns] for row in rows]
     configs = [row["config"] | {f"data: {name}": value for name, value in row["data"].items()} for row in rows]
     shared = {name: value for name, value in configs[0].items() if all(c.get(name) == value for c in configs)}
     for key in ("dtype", "device", "threads", "code_sha256", "git_commit", "git_dirty", "versions"):
         found = dict.fromkeys(str(row[key]) for row in rows if key in row)
         shared |= {key: "; ".join(found)} if found else {}
-    parts += [html_table(["key, the same in all runs", "value"], shared.items())]
-    link = base64.b64encode(csv_of(columns, cells).encode()).decode()
-    parts += ["<h2>Runs</h2>", f'<p><a download="{name}.csv" href="data:text/csv;base64,{link}">as CSV</a></p>']
-    parts += [html_table(columns, cells)]
-    path.write_text(REPORT.format(title=name, body="\n".join(parts)))
+    keys = [[name, cell_text(value)] for name, value in shared.items()]
+    parts.append(table_html(Table("", ["key, the same in all runs", "value"], keys)))
+    raw = [["" if row.get(name) is None else str(row[name]) for name in columns] for row in rows]
+    runs = Table("", columns, [[cell_text(row.get(name, "")) for name in columns] for row in rows])
+    parts += [heading("Runs"), csv_link(Table("", columns, raw), name), table_html(runs)]
+    write_text(path, page(name, parts))
     return path
-
-
-def csv_of(columns: list[str], rows: Iterable[Iterable]) -> str:
-    text = io.StringIO()
-    csv.writer(text).writerows([columns, *rows])
-    return text.getvalue()
-
-
-def html_table(columns: list[str], rows: Iterable[Iterable]) -> str:
-    def line(tag, cells):
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell_text(cell))}</{tag}>" for cell in cells) + "</tr>"
-
-    lines = "\n".join([line("th", columns), *(line("td", row) for row in rows)])
-    return f'<div class="wide"><table>\n{lines}\n</table></div>'
 
 
 def cell_text(value: object) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
-
-
-REPORT = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
-<style>
-body {{ font: 15px/1.5 sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }}
-figure {{ margin: 1rem 0 }} img {{ max-width: 100% }}
-pre, .wide {{ overflow-x: auto; font-size: 12px }} li {{ margin: .4rem 0 }} code {{ overflow-wrap: anywhere }}
-table {{ border-collapse: collapse }} th, td {{ padding: .2rem .8rem; border-bottom: 1px solid #ddd; text-align: left }}
-td {{ overflow-wrap: anywhere; min-width: 3rem; max-width: 40rem }}
-</style></head><body>
-{body}
-</body></html>
-"""

@@ -219,6 +219,15 @@ def exact_interval(values: Sequence[float], sides: int = 2) -> tuple[float, floa
     return bound(values), -bound([-value for value in values])
 
 
+def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """(low, high), the 95% interval of a mean that tables and figures show: exact where that is finite, from six values
+    on, else Student's. None, None for fewer than two values, identical ones, or one that is not finite."""
+    if len(values) < 2 or not all(map(math.isfinite, values)) or are_identical(values):
+        return None, None
+    low, high = exact_interval(values)
+    return (low, high) if math.isfinite(low) else t_interval(values)[1:]
+
+
 def smallest_p(n: int, sides: int = 2) -> float:
     """The smallest p that n seeds can give: that of n values on one side of the threshold."""
     patterns = 2**n if n <= EXACT_SEEDS else RANDOM_PATTERNS + 1
