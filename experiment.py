@@ -99,7 +99,8 @@ class ExperimentConfig:
         '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged by study/stats; '
         'there may be a "setting"; "of": the keys that lead to another number of the rows than the metric; "sides": 1 '
         'for a one-sided test; "in": n for a count, which passes if n seeds are above the threshold; "within": half of '
-        'a band around zero that counts as no effect; "family": a name for the question; "exploratory": true',
+        'a band around zero that counts as no effect; "family": a name for the question; "looks": [6, 12] for two looks, '
+        'after so many seeds; "exploratory": true',
     )
     exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")
     pilot: str | None = key(None, "--dry_run: a folder of rows whose spread says what claims can show", is_path=True)
@@ -197,9 +198,9 @@ class ExperimentConfig:
             configurator.check_choice(f"claims: {name}", min(unknown, key=str), [rule.rstrip("?") for rule in CLAIM])
         if wrong := wrong_field(claim, CLAIM):
             raise UserError(f"claims: {name}: {wrong}")
-        if "in" in claim and ("above" not in claim or {"sides", "within", "family"} & set(claim)):
+        if "in" in claim and ("above" not in claim or {"sides", "within", "family", "looks"} & set(claim)):
             raise UserError(
-                f"claims: {name}: a count (in) needs above, and has no sides, within or family: it is no test"
+                f"claims: {name}: a count (in) needs above, and has no sides, within, family or looks: it is no test"
             )
         path = claim.get("of", [self.metric])
         is_text = type(path[0]) is str
@@ -217,7 +218,15 @@ class ExperimentConfig:
                 raise UserError(f"claims: {name}: {wrong}")
             for arm in weights:
                 check_named(f"claims: {name}", arm, self.arms, "arms")
+        looks = claim.get("looks", [])
+        if looks and looks[0] >= looks[1]:
+            raise UserError(f"claims: {name}: looks={looks}: must be two numbers of seeds, the smaller one first")
         for weights in tables.contrasts_of(self, claim).values():
+            if looks and len(tables.seeds_of_claim(self, weights)) not in looks:
+                raise UserError(
+                    f"claims: {name}: looks={looks}: its arms have {len(tables.seeds_of_claim(self, weights))} seeds, "
+                    "which must be those of one of the looks"
+                )
             if claim.get("in", 0) > len(tables.seeds_of_claim(self, weights)):
                 raise UserError(f"claims: {name}: in={claim['in']}: is more than the seeds of its arms")
 
@@ -247,6 +256,7 @@ CLAIM = {
     "sides?": (int, 1, 2),
     "in?": (int, 1, 999),
     "family?": (str, 1, 99),
+    "looks?": [(int, 2, 999), 2, 2],
     "exploratory?": (bool, 0, 1),
 }
 

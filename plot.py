@@ -3,8 +3,8 @@
     python plot.py out               a run: out/page.png, from metrics.jsonl and, if they are there,
                                      meters.json (meters.py) and lengths.json (evaluate.py)
     python plot.py results/minimum   an experiment: its metric against the step, every seed, in
-                                     accuracy.png, val_loss.png or learning_rates.png; ends.png,
-                                     state.png, slices.png and lengths.png if its rows have the
+                                     accuracy.png, val_loss.png or learning_rates.png; branch.png,
+                                     ends.png, state.png, slices.png and lengths.png if its rows have the
                                      numbers (experiment.py CONFIG --run=false adds claims.png and
                                      report.html); sink.png and sink_arms.png if its data set
                                      names kinds of query
@@ -101,6 +101,7 @@ ROW = {
     "finite?": (bool, 0, 1), "accuracy?": (*SHARE, None), "val_loss?": (*NUMBER, None),
     "state_bytes?": (int, 1, 1 << 60), "curve": [[NUMBER, 2, 2], 1, 1 << 20],
     "scores": {str: {"slices?": {str: SHARE}}}, "sinks?": [(dict, 1, 99), 0, 1 << 16],
+    "meter_curve?": (dict, 0, 99),
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from study import curves, stats
 from study.drawing import COLOURS, dress, interval_lines, mean, write
@@ -56,8 +56,8 @@ def unit_of(claim: dict) -> str:
 
 RATIO = "ratio of steps"
 UNITS = {  # {unit: (how a number of the rows is shown in it, its format)}
-    "points": (lambda x: 100 * x, "+.1f"), "%": (lambda x: 100 * x, "+.1f"), "nats a token": (lambda x: x, "+.4f"),
-    "of the residual stream": (lambda x: x, "+.3f"), RATIO: (math.exp, ".2f"), "steps": (math.exp, ",.0f"),
+    "of the residual stream": (lambda x: x, "+.3f"), "nats a token": (lambda x: x, "+.4f"), RATIO: (math.exp, ".2f"),
+    "steps": (math.exp, ",.0f"), "%": (lambda x: 100 * x, "+.1f"), "points": (lambda x: 100 * x, "+.1f"),
 }  # fmt: skip
 
 
@@ -93,8 +93,8 @@ def notes(claim: dict) -> list[str]:
 
 def table(records: list[dict], title: str = "") -> Table:
     """A row per claim: its verdict, and the numbers behind it in the unit of the claim."""
-    header = ["claim", "verdict", "estimate", "exact interval", "Student's", "threshold", "p after Holm", "can see"]
-    return Table(title, [*header, "seeds", "remarks"], [line_of(one) for one in records])
+    header = ["claim", "verdict", "estimate", "unit", "exact interval", "Student's", "threshold", "p after Holm"]
+    return Table(title, [*header, "can see", "seeds", "remarks"], [line_of(one) for one in records])
 
 
 def line_of(one: dict) -> list[str]:
@@ -115,7 +115,7 @@ def line_of(one: dict) -> list[str]:
     seen = one["detectable"] if one["detectable"] is not None else one["detectable_within"]
     remarks = [f"{one['over']} of {len(one['seeds'])} seeds are over it"] if one["over"] is not None else []
     return [
-        name_of(one), word, f"{text(one['estimate'])} {one['unit']}" if one["seeds"] else "",
+        name_of(one), word, text(one["estimate"]) if one["seeds"] else "", one["unit"],
         interval(one["low"], one["high"]), interval(one["student_low"], one["student_high"]), ", ".join(rule),
         "" if p is None else f"{p:.2g}", "" if seen is None else text(seen).removeprefix("+"), str(len(one["seeds"])),
         "; ".join(remarks + one["flags"]),
@@ -130,8 +130,8 @@ def forest(records: list[dict], path: Path, panel: str = "of") -> Path:
     """The mean of each claim's contrast with its exact interval, a bar at its threshold, and a dot for each seed.
 
     records: what `record` returns; claims without runs are left out. panel: the field by which claims share a panel.
-    Records that have an "experiment" stand under its name. An end that few seeds leave open is drawn thin, up to the
-    edge; what is exploratory has a hollow mark.
+    Records that have an "experiment" stand under its name. Where few seeds leave the exact interval open, a
+    thin line goes up to the edge, and a darker one is Student's interval; what is exploratory has a hollow mark.
     """
     panels = {}
     for one in records:
@@ -153,11 +153,14 @@ def forest(records: list[dict], path: Path, panel: str = "of") -> Path:
             axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
             axes.xaxis.set_major_formatter("{x:g}")
             axes.xaxis.set_minor_formatter(NullFormatter())
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(7))
         dress(axes)
     axes.plot([], [], "|", color="black", markersize=11, label="threshold")
     axes.plot([], [], ".", color="0.4", markersize=4, label="a seed")
     axes.plot([], [], "o", color="0.4", fillstyle="none", label="mean, exploratory")
-    axes.plot([], [], color="0.7", linewidth=1, label="open: too few seeds")
+    axes.plot([], [], color="0.8", linewidth=0.8, label="exact interval open: too few seeds")
+    axes.plot([], [], color="0.4", linewidth=1.2, label="Student's, there")
     for word in {one["verdict"]: None for own in panels.values() for one in own if "verdict" in one}:
         axes.plot([], [], color=CLAIM_COLOURS[word], linewidth=3, label=word)
     look = dict(loc="center left", bbox_to_anchor=(1, 0.5)) if panel == "of" else dict(
@@ -179,7 +182,9 @@ def forest_panel(axes: plt.Axes, own: list[dict], zero: float) -> None:
         if "over" in one and one["over"] is not None:
             low = high = middle  # a count has no interval
         if low is None or high is None:
-            axes.plot(edges, [-i, -i], color="0.7", linewidth=1)
+            axes.plot(edges, [-i, -i], color="0.8", linewidth=0.8)
+            if one["student_low"] is not None:
+                axes.plot([one["student_low"], one["student_high"]], [-i, -i], color="0.4", linewidth=1.2)
         ends = (middle if low is None else low), middle, (middle if high is None else high)
         lines.append((name_of(one), *ends, CLAIM_COLOURS[one["verdict"]]))
         if one["threshold"] is not None:

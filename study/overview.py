@@ -16,10 +16,13 @@ from runs.outdir import write_text
 from study import claims, stats
 from study.page import figure_html, page, paragraphs, table_html
 
-ABOUT = """Every claim of every experiment of this folder: the mean of its contrast within seeds with the exact 95% \
-interval (two bounds of 95% each where the claim is one-sided), its threshold, and each seed. Claims of one unit share a \
-panel. "Can see": the effect beyond the threshold that a comparison of this spread shows in 80% of cases. How claims are \
-judged: docs/experiments.md."""
+ABOUT = (
+    "Every claim of every experiment of this folder: the mean of its contrast within seeds with the exact 95% interval "
+    "(two bounds of 95% each where the claim is one-sided), its threshold, and each seed. Claims of one unit share a "
+    "panel. Where few seeds leave the exact interval open, Student's is drawn; hollow marks are exploratory. "
+    "'Can see' is the effect beyond the threshold that a comparison of this spread shows in 80% of cases. How claims are judged: "
+    "docs/experiments.md."
+)
 
 NUMBER = (float, -1e30, 1e30, None)
 RECORD = {
@@ -33,7 +36,7 @@ RECORD = {
 
 
 def read_claims(folder: Path) -> dict[str, list[dict]]:
-    """{experiment: its claims}, from the claims.json of each folder in this one. Raises UserError for a damaged file."""
+    """{experiment: its claims}, from the claims.json in each folder of this one. Raises UserError for a damaged one."""
     found = {}
     for file in sorted(folder.glob("*/claims.json")):
         about = read_json(file)
@@ -50,8 +53,9 @@ def draw(folder: Path) -> list[Path]:
     records = [one for one in records if one["verdict"] != "not run" and one["seeds"]]
     if not records:
         raise UserError(f"{folder}: no claim of an experiment has been judged yet, nothing to draw")
-    units = list(claims.UNITS)
-    figure = claims.forest(sorted(records, key=lambda one: units.index(one["unit"])), folder / "claims.png", "unit")
+    declared, units = {one["experiment"] for one in records if not one["exploratory"]}, list(claims.UNITS)
+    records.sort(key=lambda one: (units.index(one["unit"]), one["experiment"] not in declared))
+    figure = claims.forest(records, folder / "claims.png", "unit")
     parts = [*paragraphs(ABOUT), figure_html(figure)]
     for name, own in found.items():
         link = f"{html.escape(name)}/report.html"

@@ -43,8 +43,13 @@ def heading(text: str) -> str:
 
 
 def paragraphs(text: str) -> list[str]:
-    """A paragraph for each part between empty lines; other line ends are kept."""
+    """A paragraph for each part between empty lines; other line ends are spaces."""
     return [f"<p>{html.escape(part)}</p>" for part in text.split("\n\n") if part.strip()]
+
+
+def lines_html(text: str) -> str:
+    """A paragraph that keeps its line ends."""
+    return f'<p class="lines">{html.escape(text)}</p>'
 
 
 def figure_html(path: Path) -> str:
@@ -54,8 +59,10 @@ def figure_html(path: Path) -> str:
 
 
 def table_html(table: Table) -> str:
+    is_pairs = len(table.header) == 2  # names and values
+
     def cell(text: str, name: str) -> str:
-        kind = ' class="number"' if NUMBER.match(text) else ' class="empty"' if not text else ""
+        kind = ' class="empty"' if not text else ' class="number"' if NUMBER.match(text) and not is_pairs else ""
         return f'<td{kind} data-name="{html.escape(name)}">{html.escape(text)}</td>'
 
     head = "".join(f"<th>{html.escape(name)}</th>" for name in table.header)
@@ -64,7 +71,8 @@ def table_html(table: Table) -> str:
         for row in table.cells
     ]
     caption = f"<caption>{html.escape(table.title)}</caption>" if table.title else ""
-    return "\n".join([f"<table>{caption}", f"<thead><tr>{head}</tr></thead><tbody>", *rows, "</tbody></table>"])
+    kind = ' class="pairs"' if is_pairs else ""
+    return "\n".join([f"<table{kind}>{caption}", f"<thead><tr>{head}</tr></thead><tbody>", *rows, "</tbody></table>"])
 
 
 NUMBER = re.compile(r"[-+]?(\d|inf|nan)|-$|not run$")  # what stands on the right of its column
@@ -83,19 +91,19 @@ PAGE = """<!doctype html>
 <style>
 body {{ font: 15px/1.5 sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }}
 figure {{ margin: 1rem 0 }} img {{ max-width: 100% }} code, p {{ overflow-wrap: anywhere }}
-p {{ white-space: pre-line }} code {{ font-size: 13px }}
+.lines {{ white-space: pre-line }} code {{ font-size: 13px }}
 table {{ border-collapse: collapse; font-size: 13px; line-height: 1.35; margin: 1rem 0 1.6rem }}
 caption {{ text-align: left; font-weight: bold; padding-bottom: .3rem }}
-th, td {{ padding: .2rem .6rem .2rem 0; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top }}
-th {{ vertical-align: bottom; font-weight: normal; color: #555 }} td {{ overflow-wrap: anywhere }}
-.number {{ text-align: right; font-variant-numeric: tabular-nums }}
-@media (min-width: 701px) {{ td.number {{ overflow-wrap: normal }} }}
+th, td {{ padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top }}
+th {{ vertical-align: bottom; font-weight: normal; color: #555 }} td {{ overflow-wrap: break-word; max-width: 30rem }}
+.number {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }}
 @media (max-width: 700px) {{
-  table, tbody, caption {{ display: block }} thead {{ display: none }}
+  table, tbody, caption {{ display: block }} thead, .empty {{ display: none }}
   tr {{ display: flex; flex-wrap: wrap; gap: .1rem .9rem; border-bottom: 1px solid #ddd; padding: .4rem 0 }}
-  td {{ border: 0; padding: 0; text-align: left }} td:first-child {{ flex: 0 0 100%; font-weight: bold }}
+  td {{ border: 0; padding: 0; overflow-wrap: anywhere }} td:first-child {{ flex: 0 0 100%; font-weight: bold }}
   td:not(:first-child)::before {{ content: attr(data-name); display: block; color: #666; font-size: 11px }}
-  .empty {{ display: none }}
+  .pairs td:first-child {{ flex: 0 0 45%; font-weight: normal }} .pairs td {{ flex: 1 }}
+  .pairs td:not(:first-child)::before {{ display: none }}
 }}
 </style></head><body>
 <h1>{title}</h1>

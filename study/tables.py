@@ -3,8 +3,8 @@
     judged = judge_claims(config, rows)
     print(summary(config, rows, judged))
 
-stats.py computes the statistics; page.py makes text and HTML of a table; report.py draws the figures and writes the page
-that shows everything.
+stats.py computes the statistics; page.py makes text and HTML of a table; report.py draws the figures and writes the
+page that shows everything.
 """
 
 import collections
@@ -283,6 +283,8 @@ def judge_claims(config, rows: list[dict], choices: Iterable[dict] = ()) -> list
         values = stats.contrast(rows, question["weights"], question["of"])
         result = question | {"by_seed": values} | unseen(rows, question, values)
         result["flags"] = power.flags(config, rows, list(choices), question)
+        if said := undeclared_look(rows, result):
+            result |= {"exploratory": True, "flags": [*said, *result["flags"]]}  # its family keeps the correction for it
         judged.append(result)
         if "in" in question["rule"] and result["missing"]:
             result |= {"verdict": "not run", "n": len(values), "threshold": question["rule"]["above"]}
@@ -307,6 +309,27 @@ def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> dict[s
     seeds = question["seeds"]
     missing = [seed for seed in seeds if any((*cell, seed) not in there for cell in question["weights"])]
     return {"missing": missing, "lost": [seed for seed in seeds if seed not in values and seed not in missing]}
+
+
+def undeclared_look(rows: list[dict], question: dict) -> list[str]:
+    """Why this is a look at the verdict that was not declared before the runs; empty if it is none.
+
+    A look is declared if all seeds have run, or the first n of them for an n of the claim's looks. Each row holds the
+    seeds that its arm was to be run with, and the looks that claims declared then: seeds that were not among these were
+    added later, which only a declared first look at the earlier ones allows. Older rows do not hold it.
+    """
+    looks, seeds, missing = question["rule"].get("looks", []), question["seeds"], question["missing"]
+    n, words = len(seeds) - len(missing), []
+    if missing and not (n in looks and missing == seeds[n:]):
+        words.append("the seeds so far are no declared look")
+    cells = [row for row in rows if (row.get("setting"), row["arm"]) in question["weights"]]
+    for row in cells:
+        planned = [seed for seed in seeds if seed in row.get("planned_seeds", seeds)]
+        is_declared = bool(looks) and row.get("planned_looks", {}).get(question["claim"]) == looks
+        if planned != seeds and not (is_declared and len(planned) in looks and planned == seeds[: len(planned)]):
+            words.append(f"seeds were added to the {len(planned)} that were planned at first, without a declared look")
+            break
+    return words
 
 
 def claims_table(judged: list[dict]) -> str:
@@ -334,7 +357,8 @@ def claim_lines(judged: list[dict]) -> list[tuple[str, str]]:
 
 def numbers_of(claim: dict) -> str:
     """The mean of a claim, its intervals and its tests, in words."""
-    interval = "95% interval" if claim["sides"] == 2 else "one-sided 95% bounds"
+    level = f"{100 * (1 - stats.LEVEL / claim['looks']):g}%"
+    interval = f"{level} interval" if claim["sides"] == 2 else f"one-sided {level} bounds"
     parts = [f"{claim['mean']:+.4f}, exact {interval} {claim['low']:+.4f} to {claim['high']:+.4f}"]
     if claim["identical"]:
         parts[0] += ", identical in all seeds"
@@ -345,6 +369,7 @@ def numbers_of(claim: dict) -> str:
             f" +-{claim['p_error']:.1g}, {stats.RANDOM_PATTERNS:,} random sign patterns" if claim["p_error"] else ""
         )
         parts.append(f"over {claim['threshold']:g}: p {claim['p']:.3g}{sampled}, {claim['p_holm']:.3g} after Holm")
+        parts[-1] += " and two looks" if claim["looks"] > 1 else ""
     if "p_within" in claim:
         p = f"p {claim['p_within']:.3g}, {claim['p_within_holm']:.3g} after Holm"
         parts.append(f"within +-{claim['within']:g}: {p}")
