@@ -99,7 +99,7 @@ class ExperimentConfig:
         '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged by study/stats; '
         'there may be a "setting"; "of": the keys that lead to another number of the rows than the metric; "sides": 1 '
         'for a one-sided test; "in": n for a count, which passes if n seeds are above the threshold; "within": half of '
-        'a band around zero that counts as no effect; "family": a name for the question; "looks": [6, 12] for two looks, '
+        'a band around zero that counts as no effect; "family": a name for the question; "looks": [6, 12] for two, '
         'after so many seeds; "exploratory": true',
     )
     exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")

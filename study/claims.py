@@ -150,7 +150,7 @@ def forest(records: list[dict], path: Path, panel: str = "of") -> Path:
         name = unit if of == unit else f"{of} ({unit})"
         axes.set(xlabel=name, ylim=(-len(own) + 0.2, 0.8), xscale="log" if unit == RATIO else "linear")
         if unit == RATIO:
-            axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.2, 1.5, 2, 3, 5, 7, 8, 9)))
             axes.xaxis.set_major_formatter("{x:g}")
             axes.xaxis.set_minor_formatter(NullFormatter())
         else:

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from runs.outdir import write_text
 from study import sinks, stats
@@ -264,41 +263,40 @@ def ends(rows: list[dict], path: Path) -> Path:
 
 
 def state_arrows(rows: list[dict], path: Path) -> Path:
-    """Accuracy against the bytes of the state: a marker per kind of gate at the mean over the seeds with its interval.
-
-    An arrow goes from none to elementwise if they differ by more than a point. The gates of a cell stand side by side.
-    """
-    figure, axes = plt.subplots(figsize=(9, 5.5))
-    kinds, colours = dict.fromkeys(map(gate_of, rows)), mixer_colours(by_mixer(rows))
-    looks = {gate: marker for gate, (marker, _) in gate_looks(rows).items() if gate in kinds}
-    cells = list(dict.fromkeys((row.get("setting"), mixer_of(row)) for row in rows))
-    sizes = {(row.get("setting"), mixer_of(row)): row["state_bytes"] for row in rows}
-    for setting, mixer in cells:
-        colour, means = colours[mixer], {}
-        own = [row for row in rows if (row.get("setting"), mixer_of(row)) == (setting, mixer)]
-        same = [cell for cell in cells if sizes[cell] == sizes[setting, mixer]]  # these stand beside each other, too
-        for i, (gate, marker) in enumerate(looks.items()):
-            found = [row for row in own if gate_of(row) == gate]
-            if found:
-                place = same.index((setting, mixer)) - (len(same) - 1) / 2 + 0.7 * (i / len(looks) - 0.5)
-                x = sizes[setting, mixer] * 1.07**place
-                values = [end_of(row) for row in found]
-                mean_mark(axes, x, values, colour, marker, fillstyle="none", markersize=7)
-                means[gate] = x, mean(values)
-        if {"none", "elementwise"} <= means.keys() and abs(means["none"][1] - means["elementwise"][1]) > 1:
-            arrow = dict(arrowstyle="->", color=colour, linewidth=1.6)
-            axes.annotate("", means["elementwise"], means["none"], arrowprops=arrow)
-    for mixer in by_mixer(rows):
-        axes.plot([], [], color=colours[mixer], linewidth=3, label=mixer)
-    for gate, marker in looks.items():
-        axes.plot([], [], marker, color="0.3", fillstyle="none", label=gate_label(gate))
-    axes.plot([], [], color="0.3", linewidth=1, alpha=0.6, label="95% interval of the mean")
-    axes.set(xscale="log", xlabel="state (bytes a sequence)", ylabel="accuracy at the end (%)", ylim=(0, 102))
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    dress(axes)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    """Accuracy by the bytes of the state: a panel per mixer, a marker per kind of gate at the mean over the seeds with
+    its interval, and an arrow from none to elementwise if they differ by more than a point. Returns the path."""
+    mixers, looks = by_mixer(rows), gate_looks(rows)
+    kinds = [gate for gate in looks if gate in set(map(gate_of, rows))]
+    colours = mixer_colours(mixers)
+    look: dict = dict(figsize=(2.1 * len(mixers) + 0.6, 4.4), squeeze=False, sharey=True)
+    figure, grid = plt.subplots(1, len(mixers), **look)
+    for axes, mixer in zip(grid[0], mixers, strict=True):
+        own = [row for row in rows if mixer_of(row) == mixer]
+        sizes = sorted({row["state_bytes"] for row in own})
+        for place, size in enumerate(sizes):
+            means = {}
+            for i, gate in enumerate(kinds):
+                values = [end_of(row) for row in own if (gate_of(row), row["state_bytes"]) == (gate, size)]
+                if values:
+                    x = place + 0.16 * (i - (len(kinds) - 1) / 2)
+                    mean_mark(axes, x, values, colours[mixer], looks[gate][0], fillstyle="none", markersize=6)
+                    means[gate] = x, mean(values)
+            if {"none", "elementwise"} <= means.keys() and abs(means["none"][1] - means["elementwise"][1]) > 1:
+                arrow = dict(arrowstyle="->", color=colours[mixer], linewidth=1.4)
+                axes.annotate("", means["elementwise"], means["none"], arrowprops=arrow)
+        axes.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes], fontsize=8)
+        axes.set(xlim=(-0.6, len(sizes) - 0.4), ylim=(0, 102))
+        axes.set_title(mixer, fontsize=10)
+        dress(axes)
+    grid[0, 0].set(ylabel="accuracy at the end (%)")
+    figure.supxlabel("state (bytes a sequence)", fontsize=10)
+    handles = [
+        plt.Line2D([], [], marker=looks[gate][0], color="0.3", linestyle="", fillstyle="none", label=gate_label(gate))
+        for gate in kinds
+    ]
+    handles.append(plt.Line2D([], [], color="0.3", linewidth=1, alpha=0.6, label="95% interval of the mean"))
+    place_of: dict = dict(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, fontsize=8, frameon=False)
+    figure.legend(handles=handles, **place_of)
     return write(figure, path)
 
 

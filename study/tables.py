@@ -283,8 +283,6 @@ def judge_claims(config, rows: list[dict], choices: Iterable[dict] = ()) -> list
         values = stats.contrast(rows, question["weights"], question["of"])
         result = question | {"by_seed": values} | unseen(rows, question, values)
         result["flags"] = power.flags(config, rows, list(choices), question)
-        if said := undeclared_look(rows, result):
-            result |= {"exploratory": True, "flags": [*said, *result["flags"]]}  # its family keeps the correction for it
         judged.append(result)
         if "in" in question["rule"] and result["missing"]:
             result |= {"verdict": "not run", "n": len(values), "threshold": question["rule"]["above"]}
@@ -294,6 +292,9 @@ def judge_claims(config, rows: list[dict], choices: Iterable[dict] = ()) -> list
         asked = [(list(result["by_seed"].values()), result["rule"]) for result in family]
         for result, found in zip(family, stats.judge(asked), strict=True):
             result.update(found)
+    for result in judged:  # each was corrected for in the family that it was declared in
+        if result["verdict"] != "not run" and (words := undeclared_look(rows, result)):
+            result |= {"exploratory": True, "flags": [*words, *result["flags"]]}
     return judged
 
 

@@ -595,7 +595,7 @@ def test_the_report_opens_and_holds_its_figures_and_its_table(tmp_path):
     ]  # fmt: skip
     figures = report.figures(rows, tmp_path)
     page = Page()
-    page.feed(report.page(rows, figures, tmp_path / "report.html").read_text())
+    page.feed(report.write_page(rows, figures, tmp_path / "report.html").read_text())
     page.close()
     assert page.images == [figure.read_bytes() for figure in figures] and not page.open_tags
     first = page.cells.index("none")  # behind the keys that all runs share
