@@ -43,7 +43,6 @@ import plot
 from data.mqar import prepare as mqar
 from data.shards import open_dataset
 from data.tokenizer import get_tokenizer
-from meters import decoding_speed
 from model import GPT, MIXERS, GPTConfig
 from ops import IGNORE
 from ops.recurrence import chunked, has_fla, recurrent
@@ -58,6 +57,7 @@ from runs.hardware import (
     seconds_of,
     usable_cores,
 )
+from study.interventions import decoding_speed
 from train import TrainConfig, make_optimizers
 
 HERE = Path(__file__).resolve().parent

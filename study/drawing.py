@@ -46,12 +46,16 @@ def mean_lines(axes: plt.Axes, curves: Iterable[list], **look) -> None:
     steps = sorted({step for curve in curves for step, _ in curve})
     columns = [[at(curve, step) for curve in curves] for step in steps]
     found = [(step, values) for step, values in zip(steps, columns, strict=True) if all(map(is_finite, values))]
-    if found:
-        axes.plot([step for step, _ in found], [mean(values) for _, values in found], **look)
-        ends = [(step, *stats.interval(values)) for step, values in found]
-        ends = [(step, mean(v), mean(v)) if low is None else (step, low, high)
-                for (step, low, high), (_, v) in zip(ends, found, strict=True)]  # fmt: skip
-        axes.fill_between(*zip(*ends, strict=True), color=look.get("color"), alpha=0.15, linewidth=0)
+    if not found:
+        return
+    steps, middles = [step for step, _ in found], [mean(values) for _, values in found]
+    intervals = [stats.interval(values) for _, values in found]
+    lows, highs = (
+        [middle if end is None else end for middle, end in zip(middles, ends, strict=True)]
+        for ends in zip(*intervals, strict=True)
+    )
+    axes.plot(steps, middles, **look)
+    axes.fill_between(steps, lows, highs, color=look.get("color"), alpha=0.15, linewidth=0)
 
 
 def at(curve: list, step: float) -> float | None:
@@ -64,10 +68,11 @@ def is_finite(value: float | None) -> bool:
 
 
 def mean_mark(axes: plt.Axes, x: float, values: list[float], colour: str, marker: str = "o", **look) -> None:
-    """The mean of the seeds' values at x, and an upright line: its 95% interval."""
+    """The mean of the seeds' values at x, an upright line along its 95% interval, and a dash at each seed."""
     low, high = stats.interval(values)
     if low is not None:
         axes.plot([x, x], [low, high], color=colour, linewidth=1, alpha=0.6)
+    axes.plot([x] * len(values), values, "_", color=colour, markersize=5, alpha=0.5)
     axes.plot([x], [mean(values)], marker, color=colour, **look)
 
 

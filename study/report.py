@@ -294,7 +294,7 @@ def state_arrows(rows: list[dict], path: Path) -> Path:
         plt.Line2D([], [], marker=looks[gate][0], color="0.3", linestyle="", fillstyle="none", label=gate_label(gate))
         for gate in kinds
     ]
-    handles.append(plt.Line2D([], [], color="0.3", linewidth=1, alpha=0.6, label="95% interval of the mean"))
+    handles.append(plt.Line2D([], [], color="0.3", linewidth=1, marker="_", label="95% interval of the mean; a seed"))
     place_of: dict = dict(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, fontsize=8, frameon=False)
     figure.legend(handles=handles, **place_of)
     return write(figure, path)
@@ -357,13 +357,13 @@ def slice_panel(axes: plt.Axes, rows: list[dict], shown: list[tuple], name: str)
     """shown: [(length, pairs)], the x axis. name: of the score."""
     colours, arms = mixer_colours(by_mixer(rows)), [(m, arm) for m, own in by_mixer(rows).items() for arm in own]
     for i, (mixer, (linestyle, gate, own)) in enumerate(arms):
-        look, places = dict(color=colours[mixer]), [x + 0.4 * ((i + 0.5) / len(arms) - 0.5) for x in range(len(shown))]
+        places = [x + 0.4 * ((i + 0.5) / len(arms) - 0.5) for x in range(len(shown))]
         found = [row["scores"][name]["slices"] for row in own]
         each = [[100 * slices[f"{length}/{pairs}"] for slices in found] for length, pairs in shown]
         label = f"{mixer}, gate {gate}"
-        axes.plot(places, list(map(mean, each)), linestyle=linestyle, label=label, **look)
+        axes.plot(places, list(map(mean, each)), color=colours[mixer], linestyle=linestyle, label=label)
         for x, values in zip(places, each, strict=True):
-            mean_mark(axes, x, values, look["color"], markersize=3)
+            mean_mark(axes, x, values, colours[mixer], markersize=3)
     chance = [100 / pairs for _, pairs in shown]
     axes.plot(range(len(shown)), chance, color="0.5", linestyle=":", label="chance among the values in context")
     axes.set_xticks(range(len(shown)), [f"{length:,} / {pairs}" for length, pairs in shown])
