@@ -113,11 +113,14 @@ def line_of(one: dict) -> list[str]:
     rule += [f"in {one['needed']} seeds"] if one["needed"] is not None else []
     p = one["p_holm"] if one["p_holm"] is not None else one["p_within_holm"]
     seen = one["detectable"] if one["detectable"] is not None else one["detectable_within"]
+    can_see = "" if seen is None else text(seen).removeprefix("+")
+    if seen is None and p is not None and one["student_low"] is not None:  # there is a spread
+        can_see = "nothing"  # so few seeds have no p under the level
     remarks = [f"{one['over']} of {len(one['seeds'])} seeds are over it"] if one["over"] is not None else []
     return [
         name_of(one), word, text(one["estimate"]) if one["seeds"] else "", one["unit"],
         interval(one["low"], one["high"]), interval(one["student_low"], one["student_high"]), ", ".join(rule),
-        "" if p is None else f"{p:.2g}", "" if seen is None else text(seen).removeprefix("+"), str(len(one["seeds"])),
+        "" if p is None else f"{p:.2g}", can_see, str(len(one["seeds"])),
         "; ".join(remarks + one["flags"]),
     ]  # fmt: skip
 

@@ -20,7 +20,8 @@ ABOUT = (
     "Every claim of every experiment of this folder: the mean of its contrast within seeds with the exact 95% interval "
     "(two bounds of 95% each where the claim is one-sided), its threshold, and each seed. Claims of one unit share a "
     "panel. Where few seeds leave the exact interval open, Student's is drawn; hollow marks are exploratory. "
-    "'Can see' is the effect beyond the threshold that a comparison of this spread shows in 80% of cases. "
+    "'Can see' is the effect beyond the threshold that a comparison of this spread shows in 80% of cases "
+    "(nothing: its seeds give no p under the level). "
     "How claims are judged: docs/experiments.md."
 )
 

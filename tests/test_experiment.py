@@ -1,5 +1,5 @@
 """
-Experiments: what is run, what is kept, what stops it. What is made of rows is in test_rows.py.
+Experiments: what is run, what is kept, what stops it. What is made of rows: test_rows.py and the others with made_rows.
 
     python -m pytest tests/test_experiment.py
 """
