@@ -30,6 +30,7 @@ from configurator import UserError, key, show
 
 import ast
 import contextlib
+import json
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ from model import GPT
 from ops import IGNORE
 from runs.files import wrong_field
 from runs.hardware import keep_freed_memory, pick_device, seconds_of
+from runs.outdir import write_text
 from study import claims, curves, power, report, stats, tables
 from study.leases import alone
 from study.plan import choose_rates, known_runs, name_of, runs_of, steps_of, unknown_runs
@@ -99,7 +101,8 @@ class ExperimentConfig:
         '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged by study/stats; '
         'there may be a "setting"; "of": the keys that lead to another number of the rows than the metric; "sides": 1 '
         'for a one-sided test; "in": n for a count, which passes if n seeds are above the threshold; "within": half of '
-        'a band around zero that counts as no effect; "family": a name for the question; "exploratory": true',
+        'a band around zero that counts as no effect; "family": a name for the question; "looks": [6, 12] for two, '
+        'after so many seeds; "exploratory": true',
     )
     exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")
     pilot: str | None = key(None, "--dry_run: a folder of rows whose spread says what claims can show", is_path=True)
@@ -198,9 +201,9 @@ class ExperimentConfig:
             configurator.check_choice(f"claims: {name}", min(unknown, key=str), [rule.rstrip("?") for rule in CLAIM])
         if wrong := wrong_field(claim, CLAIM):
             raise UserError(f"claims: {name}: {wrong}")
-        if "in" in claim and ("above" not in claim or {"sides", "within", "family"} & set(claim)):
+        if "in" in claim and ("above" not in claim or {"sides", "within", "family", "looks"} & set(claim)):
             raise UserError(
-                f"claims: {name}: a count (in) needs above, and has no sides, within or family: it is no test"
+                f"claims: {name}: a count (in) needs above, and has no sides, within, family or looks: it is no test"
             )
         path = claim.get("of", [self.metric])
         is_text = type(path[0]) is str
@@ -218,7 +221,15 @@ class ExperimentConfig:
                 raise UserError(f"claims: {name}: {wrong}")
             for arm in weights:
                 check_named(f"claims: {name}", arm, self.arms, "arms")
+        looks = claim.get("looks", [])
+        if looks and looks[0] >= looks[1]:
+            raise UserError(f"claims: {name}: looks={looks}: must be two numbers of seeds, the smaller one first")
         for weights in tables.contrasts_of(self, claim).values():
+            if looks and len(tables.seeds_of_claim(self, weights)) not in looks:
+                raise UserError(
+                    f"claims: {name}: looks={looks}: its arms have {len(tables.seeds_of_claim(self, weights))} seeds, "
+                    "which must be those of one of the looks"
+                )
             if claim.get("in", 0) > len(tables.seeds_of_claim(self, weights)):
                 raise UserError(f"claims: {name}: in={claim['in']}: is more than the seeds of its arms")
 
@@ -248,6 +259,7 @@ CLAIM = {
     "sides?": (int, 1, 2),
     "in?": (int, 1, 999),
     "family?": (str, 1, 99),
+    "looks?": [(int, 2, 999), 2, 2],
     "exploratory?": (bool, 0, 1),
 }
 
@@ -290,17 +302,19 @@ def main(argv: list[str]) -> None:
         return
     choices = choose_rates(config, read_rows(out_dir))
     judged = tables.judge_claims(config, rows, choices)
-    summary = tables.summary(config, rows, judged)
-    if rates := tables.rates_table(config, choices):
-        summary += f"\n{rates}\n"
-    print(summary)
+    rates = tables.rates_table(config, choices)
+    print(tables.summary(config, rows, judged) + (f"\n{rates}\n" if rates else ""))
     words = [word for word in argv if not word.startswith(("--run", "--out_dir", "--jobs"))]
     command = " ".join(["python experiment.py", *words])
     with alone(out_dir, "report") if config.run else contextlib.nullcontext():  # workers end at the same time
         figures = report.figures(rows, out_dir)
         figures += claims.figures(judged, rows, config.solved_above, out_dir)
-        about, lines = about_of(argv), tables.claim_lines(judged)
-        page = report.page(rows, figures, out_dir / "report.html", summary, command, about, lines)
+        records = list(map(claims.record, judged))
+        if records:
+            write_text(out_dir / "claims.json", json.dumps({"claims": records}, indent=1) + "\n")
+        shown = [tables.scenarios_table(config, judged), *tables.parts(config, rows), *([rates] if rates else [])]
+        verdicts = claims.table(records) if records else None
+        page = report.write_page(rows, figures, out_dir / "report.html", shown, command, about_of(argv), verdicts)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
 
 

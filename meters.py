@@ -37,6 +37,8 @@ A data set may name kinds of query, as data/backcopy does: a list of tokens each
 effective, gates and loss are then measured for each kind apart, and for all other queries.
 --queries=REGEX makes a kind of the queries whose token's text matches: '\\s+' is white space.
 
+What pruning, skipping and 8 bits do is in study/interventions.py.
+
 Sinks grow with training, and tiny models may have none. heads_above is the share of heads whose
 sink is above 0.3 on the first 64 tokens (Gu et al. 2024).
 """
@@ -44,9 +46,6 @@ sink is above 0.3 on the first 64 tokens (Gu et al. 2024).
 import configurator
 from configurator import UserError, key
 
-import collections
-import contextlib
-import copy
 import dataclasses
 import itertools
 import json
@@ -54,16 +53,13 @@ import math
 import os
 import re
 import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
-import torch.nn as nn
 
 from data.shards import Dataset, open_dataset
 from data.tokenizer import tokenizer_of
-from evaluate import score
 from gate import ADDITIVE_ACTIVATIONS, READOUT_ACTIVATIONS, Gate
 from model import GPT, Mixer, Softmax
 from ops import IGNORE
@@ -72,20 +68,19 @@ from runs import memory
 from runs.checkpoint import load_model
 from runs.files import check_output, write_output
 from runs.hardware import DTYPES, Processes
+from study.interventions import DECODED_TOKENS, decoding_speed, loss_of, pruning_curve, quantised
 
 BINS = 20  # bins of width 0.05 from 0 to 1; one more bin holds the values above 1
 COLLAPSE = 0.05
 SINK_HEAD = 0.3
 SINK_TOKENS = 64  # of Gu et al.'s count of heads
 MAP_TOKENS = 64
-DECODED_TOKENS = 64
 SINK_KINDS = {
     "weights": "softmax weights",
     "share": "cosFormer's own weights, as a share",
     "proxy": "a proxy, the absolute share of the weights the recurrence implies",
 }
 GATE_COLUMNS = {"mean": "6.3f", "below_0.1": "6.1%", "above_0.9": "6.1%"}  # columns of the table, and their formats
-THRESHOLDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 WEIGHTS_AT_ONCE = 1 << 22  # entries of the weights that the sink meter holds at once, at least a row's
 TRAINING_TOKENS = 16384  # that the meters in the training log look at, in at least four rows
 SPIKE_WINDOW, SPIKE_AT_LEAST, SPIKE_DEVIATIONS = 100, 20, 5
@@ -465,149 +460,6 @@ def is_spike(loss: float, earlier: list[float]) -> bool:
     if len(window) < SPIKE_AT_LEAST:
         return False
     return loss > statistics.fmean(window) + SPIKE_DEVIATIONS * statistics.pstdev(window)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What changes of the gate and of the arithmetic do to the loss
-
-
-@contextlib.contextmanager
-def pruned(model: GPT, threshold: float) -> Iterator[list[int]]:
-    """A context in which gate values are zero if their absolute value is below the threshold.
-
-    It yields the counts [zeroed, all], which grow as the model runs. Gates on the denominator and additive gates are
-    left alone: a zero there closes nothing. If only some tokens have labels, the last layer computes and counts those.
-    """
-    counts, handles = [0, 0], []
-
-    def prune(gate, args, output):
-        closed = gate.value(gate.logits(args[1])).abs() < threshold
-        counts[0] += int(closed.sum())
-        counts[1] += closed.numel()
-        return output.masked_fill(closed, 0.0)
-
-    try:
-        for block in model.blocks:
-            for position, gate in block.mixer.gates.items():
-                if position != "denominator" and gate.activation not in ADDITIVE_ACTIVATIONS:
-                    handles.append(gate.register_forward_hook(prune))
-        yield counts
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def pruning_curve(model: GPT, batches: Iterable[tuple], block_size: int) -> list[dict]:
-    """[{threshold, zeroed, loss, accuracy}], empty if no gate multiplies."""
-    curve = []
-    for threshold in THRESHOLDS:
-        with pruned(model, threshold) as counts:
-            result = loss_of(model, batches, block_size)
-        if counts[1]:
-            curve.append({"threshold": threshold, "zeroed": numbers(counts[0] / counts[1])} | result)
-    return curve
-
-
-@contextlib.contextmanager
-def closed_heads_skipped(model: GPT, threshold: float) -> Iterator[list[int]]:
-    """A context in which decoding one sequence skips the cache of heads whose headwise gate is below the threshold.
-
-    The result is that of `pruned`, at a lower cost. It yields the counts [skipped, all] of heads, which grow.
-    Softmax layers only: a recurrent head has to write its state whether it is read or not.
-    """
-    counts, mixers, handles = [0, 0], [block.mixer for block in model.blocks if has_heads_to_skip(block.mixer)], []
-
-    def skip(mixer):
-        box = {}
-
-        def of_input(mixer, args):
-            box["x"] = args[0]
-
-        def read(p, state, start):
-            if p.q.shape[:2] != (1, 1):  # the prefill
-                return Softmax.read(mixer, p, state, start)
-            gate, q = mixer.gates["readout"], p.q.transpose(1, 2)  # (1, H, 1, D)
-            k, v, _ = mixer.remember(p.k.transpose(1, 2), p.v.transpose(1, 2), state, start)
-            heads = (gate.value(gate.logits(box["x"])).abs().flatten() >= threshold).nonzero().flatten()
-            shared = heads // (mixer.n_head // k.shape[1])  # the key and value heads that these use
-            o = torch.zeros_like(q)
-            attention = nn.functional.scaled_dot_product_attention
-            o[:, heads] = attention(q[:, heads], k[:, shared], v[:, shared])
-            counts[0] += mixer.n_head - len(heads)
-            counts[1] += mixer.n_head
-            return o.transpose(1, 2)
-
-        handles.append(mixer.register_forward_pre_hook(of_input))
-        mixer.read = read
-
-    try:
-        for mixer in mixers:
-            skip(mixer)
-        yield counts
-    finally:
-        for mixer, handle in zip(mixers, handles, strict=True):
-            handle.remove()
-            del mixer.read  # uncovers the method of the class
-
-
-def has_heads_to_skip(mixer: Mixer) -> bool:
-    gate = mixer.gates["readout"] if "readout" in mixer.gates else None
-    is_headwise = gate is not None and gate.static is None and gate.shape == (mixer.n_head, 1)
-    is_factor = is_headwise and gate.activation not in ADDITIVE_ACTIVATIONS
-    return is_factor and isinstance(mixer, Softmax) and mixer.config.attention_softcap is None
-
-
-def decoding_speed(model: GPT, prompt: torch.Tensor, threshold: float) -> dict:
-    """Tokens/s of greedy decoding after prompt (1, T), as usual and with closed heads skipped; the share of those."""
-    if not any(has_heads_to_skip(block.mixer) for block in model.blocks):
-        raise UserError(f"skip_below={threshold}: no softmax layer has a headwise gate on its readout")
-
-    def seconds():
-        stream = model.stream(prompt, DECODED_TOKENS + 1, temperature=0)
-        next(stream)  # reads the prompt
-        started = time.perf_counter()
-        int(collections.deque(stream, maxlen=1)[0])  # int() waits until a GPU has drawn the last id
-        return time.perf_counter() - started
-
-    usual, fewer = [], []
-    with closed_heads_skipped(model, threshold) as counts:
-        seconds()
-        share = counts[0] / counts[1]
-    for _ in range(3):  # in turns: a noisy neighbour disturbs both
-        usual.append(seconds())
-        with closed_heads_skipped(model, threshold):
-            fewer.append(seconds())
-    speeds = {"tokens_per_second": DECODED_TOKENS / min(usual), "skipping": DECODED_TOKENS / min(fewer)}
-    return {"threshold": threshold, "heads_skipped": numbers(share)} | speeds
-
-
-def quantised(model: GPT) -> GPT:
-    """A copy that simulates 8-bit arithmetic: it rounds weights and inputs of every nn.Linear of its blocks.
-
-    Both are rounded to 255 levels, symmetric around zero: weights with one scale per row, inputs with one per tensor,
-    from the largest |x| of the batch. The embedding, which is also the output layer, stays as it is.
-    """
-    model = copy.deepcopy(model)
-
-    def round_to_8_bits(x, largest):
-        scale = largest.clamp(min=1e-30) / 127
-        return (x / scale).round() * scale
-
-    def of_input(linear, args):
-        return (round_to_8_bits(args[0], args[0].abs().max()),)
-
-    with torch.no_grad():
-        for linear in (m for m in model.blocks.modules() if isinstance(m, nn.Linear)):
-            linear.weight.copy_(round_to_8_bits(linear.weight, linear.weight.abs().amax(1, keepdim=True)))
-            linear.register_forward_pre_hook(of_input)
-    return model
-
-
-def loss_of(model: GPT, batches: Iterable[tuple], block_size: int) -> dict[str, float]:
-    """{loss, accuracy} over batches of (inputs, targets, slice), in float32, as evaluate.py reads them."""
-    sums = score(model, batches, block_size=block_size, device=model.wte.weight.device)
-    nats, labels, correct = (float(x) for x in sum(rows.sum(0) for rows in sums.values()))
-    return {"loss": nats / labels, "accuracy": correct / labels}
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -3,17 +3,19 @@
     python plot.py out               a run: out/page.png, from metrics.jsonl and, if they are there,
                                      meters.json (meters.py) and lengths.json (evaluate.py)
     python plot.py results/minimum   an experiment: its metric against the step, every seed, in
-                                     accuracy.png, val_loss.png or learning_rates.png; ends.png,
-                                     state.png, slices.png and lengths.png if its rows have the
+                                     accuracy.png, val_loss.png or learning_rates.png; branch.png,
+                                     ends.png, state.png, slices.png and lengths.png if its rows have the
                                      numbers (experiment.py CONFIG --run=false adds claims.png and
                                      report.html); sink.png and sink_arms.png if its data set
                                      names kinds of query
+    python plot.py results           all experiments: every claim that was judged, in claims.png and
+                                     claims.html
     python plot.py out/meters.json   a file of meters.py with several checkpoints: an attention map
                                      of each, side by side
     python plot.py lengths.json      a file of evaluate.py --lengths --out: its loss by position
 
 A figure is written beside its data. This file draws runs and lengths; study/report.py draws experiments,
-speed/figures.py what bench.py measured, and study/drawing.py has what all figures share.
+study/overview.py all of them, speed/figures.py what bench.py measured, and study/drawing.py has what all figures share.
 """
 
 import configurator
@@ -28,7 +30,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from runs.files import read_json, read_jsonl, wrong_field
-from study import report, sinks
+from study import overview, report, sinks
 from study.drawing import COLOURS, dress, mean, mixer_colours, write
 from study.rows import read_rows
 
@@ -49,8 +51,13 @@ def main(argv: list[str]) -> None:
             print(*draw_experiment(folder), sep="\n")
         elif os.path.isfile(folder / "metrics.jsonl"):
             print(page(folder))
+        elif any(folder.glob("*/claims.json")):
+            print(*overview.draw(folder), sep="\n")
         else:
-            raise UserError(f"{folder}: has neither metrics.jsonl (a run) nor rows.jsonl (an experiment)")
+            raise UserError(
+                f"{folder}: has neither metrics.jsonl (a run) nor rows.jsonl (an experiment), and none of its folders "
+                "has claims.json (judged claims of an experiment)"
+            )
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -94,6 +101,7 @@ ROW = {
     "finite?": (bool, 0, 1), "accuracy?": (*SHARE, None), "val_loss?": (*NUMBER, None),
     "state_bytes?": (int, 1, 1 << 60), "curve": [[NUMBER, 2, 2], 1, 1 << 20],
     "scores": {str: {"slices?": {str: SHARE}}}, "sinks?": [(dict, 1, 99), 0, 1 << 16],
+    "meter_curve?": (dict, 0, 99),
 }  # fmt: skip
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from meters import decoding_speed
 from model import GPT, MIXERS, GPTConfig
 from speed.report import BenchConfig, Report, interleave, paired
 from speed.sides import SMALL, keeps_every_token, nanogpt_model
+from study.interventions import decoding_speed
 
 
 @torch.no_grad()

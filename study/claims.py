@@ -1,15 +1,18 @@
 """The figures of an experiment's claims: every interval, every pair of seeds, and how soon each arm solves the task.
 
-They are drawn from what tables.judge_claims returns, and from the rows.
+They are drawn from what tables.judge_claims returns, and from the rows; `record` is what claims.json keeps of it, from
+which overview.py draws the claims of all experiments.
 """
 
 import math
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from study import curves, stats
 from study.drawing import COLOURS, dress, interval_lines, mean, write
+from study.page import Table
 
 CLAIM_COLOURS = {
     "supported": COLOURS[2], "passed": COLOURS[2], "equivalent": COLOURS[0], "not supported": COLOURS[4],
@@ -22,7 +25,8 @@ PANELS = 12  # of a figure with a panel per claim
 
 def figures(judged: list[dict], rows: list[dict], solved_above: float | None, folder: Path) -> list[Path]:
     """Draws claims.png, pairs.png and survival.png, each if there is something to show. Returns the paths."""
-    drawn = [forest(judged, folder / "claims.png")] if any(is_shown(claim) for claim in judged) else []
+    records = list(map(record, judged))
+    drawn = [forest(records, folder / "claims.png")] if any(is_shown(claim) for claim in judged) else []
     if any(is_pair(claim) for claim in judged):
         drawn.append(pairs([claim for claim in judged if is_pair(claim)], rows, folder / "pairs.png"))
     if solved_above is not None:
@@ -40,58 +44,163 @@ def is_pair(claim: dict) -> bool:
     return is_shown(claim) and len(weights) == 2 and min(weights) < 0 < max(weights)
 
 
-def unit_of(claim: dict) -> tuple[float, str]:
-    """(factor, unit) of a claim's number in figures."""
+def unit_of(claim: dict) -> str:
+    """The unit that a claim's numbers are shown in, one of UNITS."""
     of = claim["of"]
     if of[0] == "log_steps":
-        return 1, "natural logarithm of the steps"
+        return RATIO if abs(sum(claim["weights"].values())) < 1e-9 else "steps"
     if of[0] == "val_loss" or (of[0] == "auc" and claim["metric"] == "val_loss"):
-        return 1, "nats a token"
-    return 100, "%" if of[0] == "meters" else "points"
+        return "nats a token"
+    return "of the residual stream" if of[-1] == "effective" else "%" if of[0] == "meters" else "points"
 
 
-def forest(judged: list[dict], path: Path) -> Path:
+RATIO = "ratio of steps"
+UNITS = {  # {unit: (how a number of the rows is shown in it, its format)}
+    "of the residual stream": (lambda x: x, "+.3f"), "nats a token": (lambda x: x, "+.4f"), RATIO: (math.exp, ".2f"),
+    "steps": (math.exp, ",.0f"), "%": (lambda x: 100 * x, "+.1f"), "points": (lambda x: 100 * x, "+.1f"),
+}  # fmt: skip
+
+
+def record(claim: dict) -> dict:
+    """What claims.json keeps of a judged claim, with all numbers in its unit.
+
+    null: an end that too few seeds leave open, and what a claim does not have. detectable: so far beyond the threshold,
+    or, of a ratio, by this factor.
+    """
+    unit = unit_of(claim)
+    convert, _ = UNITS[unit]
+
+    def shown(value: float | None) -> float | None:
+        return None if value is None or not math.isfinite(value) else float(f"{convert(value):.6g}")
+
+    values = claim["by_seed"]
+    numbers = {name: shown(claim.get(name)) for name in ("low", "high", "student_low", "student_high", "threshold")}
+    numbers |= {name: shown(claim.get(name)) for name in ("within", "detectable", "detectable_within")}
+    tests = {name: claim.get(name) for name in ("p", "p_holm", "p_within_holm", "over", "needed", "sides")}
+    about = {"name": claim["claim"], "setting": claim["setting"], "of": " ".join(map(str, claim["of"])), "unit": unit}
+    about |= {"verdict": claim["verdict"], "exploratory": claim["exploratory"]}
+    about |= {"estimate": shown(mean(values.values())) if values else None} | numbers | tests
+    return about | {"seeds": {str(seed): shown(value) for seed, value in values.items()}, "flags": notes(claim)}
+
+
+def notes(claim: dict) -> list[str]:
+    """What a reader must know beside the verdict: seeds without a value, and the flags."""
+    words = []
+    for name, text in {"lost": "no value in seeds", "missing": "a look before all seeds have run, without"}.items():
+        words += [f"{text} {', '.join(map(str, claim[name]))}"] if claim[name] else []
+    return words + claim["flags"]
+
+
+def table(records: list[dict], title: str = "") -> Table:
+    """A row per claim: its verdict, and the numbers behind it in the unit of the claim."""
+    header = ["claim", "verdict", "estimate", "unit", "exact interval", "Student's", "threshold", "p after Holm"]
+    return Table(title, [*header, "can see", "seeds", "remarks"], [line_of(one) for one in records])
+
+
+def line_of(one: dict) -> list[str]:
+    _, form = UNITS[one["unit"]]
+
+    def text(value: float | None) -> str:
+        return "-" if value is None else format(value, form)
+
+    def interval(low: float | None, high: float | None) -> str:
+        is_open = low is None and high is None
+        return "" if is_open else f"{'-inf' if low is None else text(low)} to {'inf' if high is None else text(high)}"
+
+    word = f"exploratory: {one['verdict']}" if one["exploratory"] else one["verdict"]
+    rule = [] if one["threshold"] is None else [f"over {text(one['threshold'])}"]
+    rule += [] if one["within"] is None else [f"within {text(one['within']).removeprefix('+')}"]
+    rule += [f"in {one['needed']} seeds"] if one["needed"] is not None else []
+    p = one["p_holm"] if one["p_holm"] is not None else one["p_within_holm"]
+    seen = one["detectable"] if one["detectable"] is not None else one["detectable_within"]
+    can_see = "" if seen is None else text(seen).removeprefix("+")
+    if seen is None and p is not None and one["student_low"] is not None:  # there is a spread
+        can_see = "nothing"  # so few seeds have no p under the level
+    remarks = [f"{one['over']} of {len(one['seeds'])} seeds are over it"] if one["over"] is not None else []
+    return [
+        name_of(one), word, text(one["estimate"]) if one["seeds"] else "", one["unit"],
+        interval(one["low"], one["high"]), interval(one["student_low"], one["student_high"]), ", ".join(rule),
+        "" if p is None else f"{p:.2g}", can_see, str(len(one["seeds"])),
+        "; ".join(remarks + one["flags"]),
+    ]  # fmt: skip
+
+
+def name_of(one: dict) -> str:
+    return ", ".join(filter(None, (one["name"], one["setting"])))
+
+
+def forest(records: list[dict], path: Path, panel: str = "of") -> Path:
     """The mean of each claim's contrast with its exact interval, a bar at its threshold, and a dot for each seed.
 
-    judged: what tables.judge_claims returns; claims without runs are left out. Each number of the rows that claims are
-    about gets a panel. An end that few seeds leave open is drawn thin, up to the edge.
+    records: what `record` returns; claims without runs are left out. panel: the field by which claims share a panel.
+    Records that have an "experiment" stand under its name. Where few seeds leave the exact interval open, a
+    thin line goes up to the edge, and a darker one is Student's interval; what is exploratory has a hollow mark.
     """
     panels = {}
-    for claim in judged:
-        if is_shown(claim):
-            panels.setdefault(tuple(claim["of"]), []).append(claim)
-    heights = [0.7 + 0.3 * len(own) for own in panels.values()]
+    for one in records:
+        if one["verdict"] != "not run" and one["seeds"]:
+            lines = panels.setdefault((one[panel], one["unit"]), [])
+            experiment = one.get("experiment")
+            if experiment and experiment not in [line.get("experiment") for line in lines]:
+                lines.append({"heading": experiment})
+            lines.append(one)
+    step = 0.3 if panel == "of" else 0.22
+    heights = [0.7 + step * len(own) for own in panels.values()]
     look: dict = dict(squeeze=False, height_ratios=heights)
     figure, grid = plt.subplots(len(panels), 1, figsize=(9, sum(heights)), **look)
-    for axes, (of, own) in zip(grid.flat, panels.items(), strict=True):
-        scale, unit = unit_of(own[0])
-        seeds = [scale * value for claim in own for value in claim["by_seed"].values()]
-        edges, lines = (min(0.0, *seeds), max(0.0, *seeds)), []
-        for i, claim in enumerate(own):
-            name = ", ".join(filter(None, (claim["claim"], claim["setting"])))
-            middle = scale * mean(claim["by_seed"].values())
-            low, high = (scale * claim.get(end, middle / scale) for end in ("low", "high"))
-            if math.isinf(low) or math.isinf(high):
-                axes.plot(edges, [-i, -i], color="0.7", linewidth=1)
-            ends = (low if math.isfinite(low) else middle), middle, (high if math.isfinite(high) else middle)
-            lines.append((name, *ends, CLAIM_COLOURS[claim["verdict"]]))
-            if claim["threshold"] is not None:
-                axes.plot([scale * claim["threshold"]], [-i], "|", color="black", markersize=11)
-        interval_lines(axes, lines)
-        for i, claim in enumerate(own):
-            values = [scale * value for value in claim["by_seed"].values()]
-            axes.plot(values, [-i] * len(values), ".", color="0.4", markersize=4, zorder=3)
-        axes.axvline(0, color="0.3", linewidth=1)
-        axes.set(xlabel=f"{' '.join(map(str, of))} ({unit})", ylim=(-len(own), 1))
+    for axes, ((of, unit), own) in zip(grid.flat, panels.items(), strict=True):
+        forest_panel(axes, own, 1.0 if unit == RATIO else 0.0)
+        name = unit if of == unit else f"{of} ({unit})"
+        axes.set(xlabel=name, ylim=(-len(own) + 0.2, 0.8), xscale="log" if unit == RATIO else "linear")
+        if unit == RATIO:
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.2, 1.5, 2, 3, 5, 7, 8, 9)))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(7))
         dress(axes)
     axes.plot([], [], "|", color="black", markersize=11, label="threshold")
     axes.plot([], [], ".", color="0.4", markersize=4, label="a seed")
-    for word in {claim["verdict"]: None for own in panels.values() for claim in own}:
+    axes.plot([], [], "o", color="0.4", fillstyle="none", label="mean, exploratory")
+    axes.plot([], [], color="0.8", linewidth=0.8, label="exact interval open: too few seeds")
+    axes.plot([], [], color="0.4", linewidth=1.2, label="Student's, there")
+    for word in {one["verdict"]: None for own in panels.values() for one in own if "verdict" in one}:
         axes.plot([], [], color=CLAIM_COLOURS[word], linewidth=3, label=word)
-    figure.legend(
-        *axes.get_legend_handles_labels(), frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5)
-    )
+    look = dict(loc="center left", bbox_to_anchor=(1, 0.5)) if panel == "of" else dict(
+        loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4
+    )  # fmt: skip
+    figure.legend(*axes.get_legend_handles_labels(), frameon=False, fontsize=8, **look)
     return write(figure, path)
+
+
+def forest_panel(axes: plt.Axes, own: list[dict], zero: float) -> None:
+    """own: records, and headings among them. zero: where a contrast shows no difference."""
+    seeds = [value for one in own for value in one.get("seeds", {}).values()]
+    edges, lines = (min(zero, *seeds), max(zero, *seeds)), []
+    for i, one in enumerate(own):
+        if "heading" in one:
+            lines.append((one["heading"], zero, zero, zero, "none"))
+            continue
+        middle, low, high = one["estimate"], one["low"], one["high"]
+        if "over" in one and one["over"] is not None:
+            low = high = middle  # a count has no interval
+        if low is None or high is None:
+            axes.plot(edges, [-i, -i], color="0.8", linewidth=0.8)
+            if one["student_low"] is not None:
+                axes.plot([one["student_low"], one["student_high"]], [-i, -i], color="0.4", linewidth=1.2)
+        ends = (middle if low is None else low), middle, (middle if high is None else high)
+        lines.append((name_of(one), *ends, CLAIM_COLOURS[one["verdict"]]))
+        if one["threshold"] is not None:
+            axes.plot([one["threshold"]], [-i], "|", color="black", markersize=11)
+    interval_lines(axes, lines)
+    for i, (one, label) in enumerate(zip(own, axes.get_yticklabels(), strict=True)):
+        if "heading" in one:
+            label.set_fontweight("bold")
+            continue
+        axes.plot(list(one["seeds"].values()), [-i] * len(one["seeds"]), ".", color="0.4", markersize=4, zorder=3)
+        if one["exploratory"]:
+            axes.plot([one["estimate"]], [-i], "o", color="white", markersize=3.5, zorder=4)
+    axes.axvline(zero, color="0.3", linewidth=1)
 
 
 def pairs(judged: list[dict], rows: list[dict], path: Path) -> Path:
@@ -103,11 +212,13 @@ def pairs(judged: list[dict], rows: list[dict], path: Path) -> Path:
     for axes in grid.flat[len(judged) :]:
         axes.set_axis_off()
     for axes, claim in zip(grid.flat, judged, strict=False):
-        scale, unit = unit_of(claim)
+        unit = unit_of(claim)
+        unit = "steps" if unit == RATIO else unit  # of one arm
+        convert, _ = UNITS[unit]
         cells = sorted(claim["weights"], key=claim["weights"].get)  # from the arm that is subtracted to the other
         sides = [stats.contrast(rows, {cell: 1}, claim["of"]) for cell in cells]
         for seed in claim["by_seed"]:
-            ends = [scale * side[seed] for side in sides]
+            ends = [convert(side[seed]) for side in sides]
             axes.plot([0, 1], ends, "o-", color=COLOURS[2] if ends[1] > ends[0] else COLOURS[1], lw=1, ms=3, alpha=0.8)
         axes.set_xticks([0, 1], [arm for _, arm in cells], fontsize=8)
         axes.set(xlim=(-0.2, 1.2))

@@ -1,6 +1,7 @@
 """How every figure looks, and how it is written."""
 
 import itertools
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import matplotlib.pyplot as plt
 
 from model import MIXERS
 from runs.files import check_output, write_output
+from study import stats
 
 plt.rcParams["text.parse_math"] = False  # a name may hold a $
 
@@ -32,6 +34,46 @@ def mixer_colours(names: Iterable[str]) -> dict[str, str]:
 def mean(values: Iterable[float]) -> float:
     values = list(values)
     return sum(values) / len(values)
+
+
+def mean_lines(axes: plt.Axes, curves: Iterable[list], **look) -> None:
+    """The mean of the seeds' curves, [[step, value], ...] each, and its 95% interval as a band.
+
+    A curve that ends before the others keeps its last value, as that of a run that was stopped when it had solved the
+    task. Steps at which a curve has no finite value have no mean.
+    """
+    curves = [list(curve) for curve in curves]
+    steps = sorted({step for curve in curves for step, _ in curve})
+    columns = [[at(curve, step) for curve in curves] for step in steps]
+    found = [(step, values) for step, values in zip(steps, columns, strict=True) if all(map(is_finite, values))]
+    if not found:
+        return
+    steps, middles = [step for step, _ in found], [mean(values) for _, values in found]
+    intervals = [stats.interval(values) for _, values in found]
+    lows, highs = (
+        [middle if end is None else end for middle, end in zip(middles, ends, strict=True)]
+        for ends in zip(*intervals, strict=True)
+    )
+    axes.plot(steps, middles, **look)
+    axes.fill_between(steps, lows, highs, color=look.get("color"), alpha=0.15, linewidth=0)
+
+
+def at(curve: list, step: float) -> float | None:
+    """The value of a curve at a step, or the last one before it."""
+    return next((value for moment, value in reversed(curve) if moment <= step), None)
+
+
+def is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def mean_mark(axes: plt.Axes, x: float, values: list[float], colour: str, marker: str = "o", **look) -> None:
+    """The mean of the seeds' values at x, an upright line along its 95% interval, and a dash at each seed."""
+    low, high = stats.interval(values)
+    if low is not None:
+        axes.plot([x, x], [low, high], color=colour, linewidth=1, alpha=0.6)
+    axes.plot([x] * len(values), values, "_", color=colour, markersize=5, alpha=0.5)
+    axes.plot([x], [mean(values)], marker, color=colour, **look)
 
 
 def interval_lines(axes: plt.Axes, lines: list[tuple]) -> None:

@@ -26,7 +26,7 @@ def reach(config) -> list[tuple[dict, str, float, int]]:
         claim = question["rule"]
         for kind, sides in (("above", claim.get("sides", 2)), ("within", 1)):
             if kind in claim and "in" not in claim:
-                p = stats.smallest_p(len(question["seeds"]), sides)
+                p = min(1.0, len(claim.get("looks", [0])) * stats.smallest_p(len(question["seeds"]), sides))
                 families.setdefault(question["family"], []).append((question, kind, p))
     found = []
     for family in families.values():
@@ -39,8 +39,10 @@ def check_reach(config) -> None:
     for question, kind, p, size in reach(config):
         if p >= stats.LEVEL and not question["exploratory"]:
             sides = question["rule"].get("sides", 2) if kind == "above" else 1
-            needed = next(n for n in range(2, 64) if size * stats.smallest_p(n, sides) < stats.LEVEL)
+            looks = len(question["rule"].get("looks", [0]))
+            needed = next(n for n in range(2, 64) if looks * size * stats.smallest_p(n, sides) < stats.LEVEL)
             n, others = len(question["seeds"]), f" after Holm's correction for {size} claims" if size > 1 else ""
+            others += " and the correction for two looks" if looks > 1 else ""
             raise UserError(
                 f"claims: {question['claim']}: {n} seeds give no p under {p:.2g}{others}, so it cannot be "
                 f"supported; it needs {needed} seeds, or exploratory=true (docs/experiments.md, Claims)"
@@ -57,9 +59,10 @@ def lines(config, rows: list[dict]) -> list[str]:
     found = {(q["claim"], q["setting"]): q for q in tables.questions(config)}
     said = {name: [] for name in found}
     for question, kind, p, size in reach(config):
-        rule, n = question["rule"], len(question["seeds"])
-        level = stats.LEVEL / size / (rule.get("sides", 2) if kind == "above" else 1)
+        rule, n, looks = question["rule"], len(question["seeds"]), question["rule"].get("looks", [])
+        level = stats.LEVEL / size / max(1, len(looks)) / (rule.get("sides", 2) if kind == "above" else 1)
         words = [f"{n} seeds give no p under {p:.2g}" + f" after Holm, {size} claims" * (size > 1)]
+        words += [f"looked at after {' and '.join(map(str, looks))} seeds, each at half of the level"] if looks else []
         words += ["cannot be supported"] if p >= stats.LEVEL else []
         spread, source, count = spread_of(question, sources)
         if spread is not None and n > 1:

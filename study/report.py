@@ -6,19 +6,18 @@ experiment.py does both at its end. `python plot.py results/NAME` draws the figu
 
 from configurator import UserError
 
-import base64
-import csv
 import html
-import io
+import itertools
 import math
 from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from matplotlib.ticker import LogLocator, NullFormatter
 
-from study import sinks
-from study.drawing import COLOURS, dress, mean, mixer_colours, write
+from runs.outdir import write_text
+from study import sinks, stats
+from study.drawing import COLOURS, dress, mean, mean_lines, mean_mark, mixer_colours, write
+from study.page import Table, csv_link, figure_html, heading, lines_html, page, paragraphs, table_html
 
 LINES = ["-", "--", ":"]
 GATES = ("none", "elementwise", "matched", "native", "native+elementwise")
@@ -38,6 +37,8 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
         drawn = [rate_curves(rows, folder / "learning_rates.png")]
     else:
         drawn = [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
+    if any(row.get("meter_curve") for row in rows):
+        drawn.append(branch_curves(rows, folder / "branch.png"))
     settings, arms = {row.get("setting") for row in rows}, {row["arm"] for row in rows}
     if len(settings) > 1 and len(arms) <= len(COLOURS):
         drawn.append(ends(rows, folder / "ends.png"))
@@ -95,11 +96,12 @@ def variant_of(row: dict) -> str:
 
 
 def small_multiples(rows: list[dict], path: Path) -> Path:
-    """The metric against the step: a column per mixer, a row per kind of arm, a line per run, a colour per setting.
+    """The metric against the step: a column per mixer, a row per kind of arm, a colour per setting.
 
-    The runs of the mixer's arm "none" are grey in every panel of its column. Returns the path.
+    A thin line is a run, a thick one the mean, with its interval. The runs of the mixer's arm "none" are grey in every
+    panel of its column. Returns the path.
     """
-    mixers, scale = list(arms_of(rows)), 100 if is_accuracy(rows) else 1
+    mixers = list(arms_of(rows))
     variants = sorted(dict.fromkeys(map(variant_of, rows)), key=lambda name: name != "none")
     settings = list(dict.fromkeys(row.get("setting") for row in rows))
     look: dict = dict(figsize=(2.6 * len(mixers), 1.9 * len(variants) + 0.6), sharex=True, sharey=True, squeeze=False)
@@ -113,8 +115,10 @@ def small_multiples(rows: list[dict], path: Path) -> Path:
                 continue
             grey = [(row, "0.82") for row in own if variant_of(row) == "none" and variant != "none"]
             for row, colour in grey + [(row, COLOURS[settings.index(row.get("setting"))]) for row in found]:
-                steps, values = zip(*row["curve"], strict=True)
-                axes.plot(steps, [scale * value for value in values], color=colour, linewidth=1.2)
+                axes.plot(*zip(*curve_of(row), strict=True), color=colour, linewidth=0.7, alpha=0.6)
+            for setting, colour in zip(settings, COLOURS, strict=False):
+                curves = [curve_of(row) for row in found if row.get("setting") == setting]
+                mean_lines(axes, curves, color=colour, linewidth=1.8)
             draw_chance(axes, rows)
             axes.set_title(f"{mixer}, {variant}", fontsize=9)
             axes.set(ylim=(0, 100) if is_accuracy(rows) else None)
@@ -128,7 +132,8 @@ def small_multiples(rows: list[dict], path: Path) -> Path:
 
 
 def metric_curves(rows: list[dict], path: Path) -> Path:
-    """The metric against the step: a panel per setting, a line per run, a colour per arm. Returns the path."""
+    """The metric against the step: a panel per setting, a colour per arm; a thin line per run, and a thick one at the
+    mean, with its interval. Returns the path."""
     if has_many_arms(rows):
         return small_multiples(rows, path)
     settings = list(dict.fromkeys(row.get("setting") for row in rows))
@@ -154,17 +159,22 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
 
 
 def metric_panel(axes: plt.Axes, rows: list[dict], style: dict[str, dict]) -> None:
-    scale = 100 if is_accuracy(rows) else 1
-    for row in rows:
-        first_of_arm = row is next(other for other in rows if other["arm"] == row["arm"])
-        seeds = [other["seed"] for other in rows if other["arm"] == row["arm"]]
-        steps, values = zip(*row["curve"], strict=True)
-        look = {"label": f"{row['arm']} (seeds {', '.join(map(str, seeds))})"} | style[row["arm"]]
-        look |= {} if first_of_arm else {"label": None}
-        axes.plot(steps, [scale * value for value in values], linewidth=1.6, **look)
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        own = [row for row in rows if row["arm"] == arm]
+        curves = [curve_of(row) for row in own]
+        for curve in curves if len(own) > 1 else []:
+            axes.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **style[arm])
+        label = f"{arm} (seeds {', '.join(str(row['seed']) for row in own)})"
+        mean_lines(axes, curves, linewidth=2, label=label, **style[arm])
     draw_chance(axes, rows)
     axes.set(xlabel="step", xlim=(0, max(step for row in rows for step, _ in row["curve"])))
     axes.set(ylabel=axis_label(rows), ylim=(0, 100) if is_accuracy(rows) else None)
+
+
+def curve_of(row: dict) -> list[tuple]:
+    """[(step, the metric)], accuracy in per cent; NaN where it was not finite."""
+    scale = 100 if is_accuracy([row]) else 1
+    return [(step, math.nan if value is None else scale * value) for step, value in row["curve"]]
 
 
 def draw_chance(axes: plt.Axes, rows: list[dict]) -> None:
@@ -190,8 +200,47 @@ def end_of(row: dict) -> float:
     return math.nan if value is None else scale * value
 
 
+def branch_curves(rows: list[dict], path: Path) -> Path:
+    """Branch over residual norm, and below it the mean of the gates, against the step: a column of panels per setting
+    and mixer, a colour per arm. Means over the seeds with their intervals. Returns the path."""
+    rows = [row for row in rows if row.get("meter_curve")]
+    panels, gated = {}, any(row["meter_curve"]["gate_mean"] for row in rows)
+    for row in rows:
+        place = ", ".join(filter(None, (row.get("setting"), mixer_of(row))))
+        panels.setdefault(place, {}).setdefault(row["arm"], []).append(row["meter_curve"])
+    columns, each = min(4, len(panels)), 1 + gated
+    lines = each * -(-len(panels) // columns)
+    look: dict = dict(figsize=(3.6 * columns + 0.6, 2.5 * lines + 0.4), squeeze=False, sharex=True)
+    figure, grid = plt.subplots(lines, columns, **look)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for i, (place, arms) in enumerate(panels.items()):
+        above, *below = grid[each * (i // columns) : each * (i // columns + 1), i % columns]
+        for (arm, curves), colour in zip(arms.items(), itertools.cycle(COLOURS)):  # noqa: B905 (a cycle has no end)
+            mean_lines(above, [pairs_of(curve, curve["branch"]) for curve in curves], color=colour, label=arm)
+            for position, style in zip(curves[0]["gate_mean"], itertools.cycle(LINES)):  # noqa: B905
+                own = [pairs_of(curve, curve["gate_mean"][position]) for curve in curves]
+                label = f"{arm}, {position}" if len(curves[0]["gate_mean"]) > 1 else arm
+                mean_lines(below[0], own, color=colour, linestyle=style, label=label)
+        above.set(title=place, ylabel="|branch| / |residual|" if i % columns == 0 else None)
+        for axes in [above, *below]:
+            axes.set_axis_on()
+            axes.set(ylim=(0, None))
+            axes.legend(frameon=False, fontsize=7)
+            dress(axes)
+        [above, *below][-1].set(xlabel="step")
+        if below:
+            below[0].set(ylabel="mean of the gate" if i % columns == 0 else None)
+    return write(figure, path)
+
+
+def pairs_of(curve: dict, values: list) -> list[tuple]:
+    return list(zip(curve["step"], values, strict=True))
+
+
 def ends(rows: list[dict], path: Path) -> Path:
-    """The metric at the end of every run: a line per setting, a point per seed, a colour per arm, a bar at the mean."""
+    """The metric at the end of every run: a line per setting, a point per seed, a colour per arm, a bar at the mean and
+    a line along its interval."""
     settings, style = list(dict.fromkeys(row.get("setting") for row in rows)), styles(rows)
     figure, axes = plt.subplots(figsize=(8, 1 + 0.17 * len(settings) * (1 + len(style))))
     for i, setting in enumerate(settings):
@@ -200,6 +249,8 @@ def ends(rows: list[dict], path: Path) -> Path:
             y, label = -i - (j + 1) / (len(style) + 1), arm if i == 0 else None
             axes.plot(values, [y] * len(values), "o", color=look["color"], markersize=6, alpha=0.6, label=label)
             axes.plot([mean(values)] if values else [], [y] * bool(values), "|", color=look["color"], markersize=14)
+            low, high = stats.interval(values)
+            axes.plot([] if low is None else [low, high], [] if low is None else [y, y], color=look["color"], lw=1.5)
         axes.axhline(-i, color="0.85", linewidth=0.8)
     axes.set_yticks([-i - 0.5 for i in range(len(settings))], settings)
     axes.set(xlabel="validation loss at the end (nats)", ylim=(-len(settings), 0))
@@ -212,38 +263,40 @@ def ends(rows: list[dict], path: Path) -> Path:
 
 
 def state_arrows(rows: list[dict], path: Path) -> Path:
-    """Accuracy against the bytes of the state: a marker per kind of gate at the mean over the seeds, and an arrow from
-    none to elementwise if they differ by more than a point. Dashes are seeds: left none's, right elementwise's."""
-    figure, axes = plt.subplots(figsize=(9, 5.5))
-    beside, colours = {"none": 0.94, "elementwise": 1.06}, mixer_colours(by_mixer(rows))
-    for mixer in by_mixer(rows):
-        colour = colours[mixer]
-        for setting in dict.fromkeys(row.get("setting") for row in rows):
+    """Accuracy by the bytes of the state: a panel per mixer, a marker per kind of gate at the mean over the seeds with
+    its interval, and an arrow from none to elementwise if they differ by more than a point. Returns the path."""
+    mixers, looks = by_mixer(rows), gate_looks(rows)
+    kinds = [gate for gate in looks if gate in set(map(gate_of, rows))]
+    colours = mixer_colours(mixers)
+    look: dict = dict(figsize=(2.1 * len(mixers) + 0.6, 4.4), squeeze=False, sharey=True)
+    figure, grid = plt.subplots(1, len(mixers), **look)
+    for axes, mixer in zip(grid[0], mixers, strict=True):
+        own = [row for row in rows if mixer_of(row) == mixer]
+        sizes = sorted({row["state_bytes"] for row in own})
+        for place, size in enumerate(sizes):
             means = {}
-            for gate, (marker, _) in gate_looks(rows).items():
-                own = [r for r in rows if (r.get("setting"), mixer_of(r), gate_of(r)) == (setting, mixer, gate)]
-                if not own:
-                    continue
-                size = own[0]["state_bytes"]
-                means[gate] = size, mean([end_of(row) for row in own])
-                axes.plot(*means[gate], marker, color=colour, fillstyle="none", markersize=7)
-                if gate in beside:
-                    dashes: dict = dict(marker="_", linestyle="", markersize=6, alpha=0.5)
-                    axes.plot([beside[gate] * size] * len(own), [end_of(row) for row in own], color=colour, **dashes)
+            for i, gate in enumerate(kinds):
+                values = [end_of(row) for row in own if (gate_of(row), row["state_bytes"]) == (gate, size)]
+                if values:
+                    x = place + 0.16 * (i - (len(kinds) - 1) / 2)
+                    mean_mark(axes, x, values, colours[mixer], looks[gate][0], fillstyle="none", markersize=6)
+                    means[gate] = x, mean(values)
             if {"none", "elementwise"} <= means.keys() and abs(means["none"][1] - means["elementwise"][1]) > 1:
-                arrow = dict(arrowstyle="->", color=colour, linewidth=1.6)
+                arrow = dict(arrowstyle="->", color=colours[mixer], linewidth=1.4)
                 axes.annotate("", means["elementwise"], means["none"], arrowprops=arrow)
-        axes.plot([], [], color=colour, linewidth=3, label=mixer)
-    for gate, (marker, _) in gate_looks(rows).items():
-        if gate in map(gate_of, rows):
-            axes.plot([], [], marker, color="0.3", fillstyle="none", label=gate_label(gate))
-    axes.plot([], [], "_", color="0.3", label="a seed: left without, right with the gate")
-    axes.set(xscale="log", xlabel="state (bytes a sequence)", ylabel="accuracy at the end (%)", ylim=(0, 102))
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    dress(axes)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        axes.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes], fontsize=8)
+        axes.set(xlim=(-0.6, len(sizes) - 0.4), ylim=(0, 102))
+        axes.set_title(mixer, fontsize=10)
+        dress(axes)
+    grid[0, 0].set(ylabel="accuracy at the end (%)")
+    figure.supxlabel("state (bytes a sequence)", fontsize=10)
+    handles = [
+        plt.Line2D([], [], marker=looks[gate][0], color="0.3", linestyle="", fillstyle="none", label=gate_label(gate))
+        for gate in kinds
+    ]
+    handles.append(plt.Line2D([], [], color="0.3", linewidth=1, marker="_", label="95% interval of the mean; a seed"))
+    place_of: dict = dict(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, fontsize=8, frameon=False)
+    figure.legend(handles=handles, **place_of)
     return write(figure, path)
 
 
@@ -276,7 +329,7 @@ def by_mixer(rows: list[dict]) -> dict[str, list[tuple[str, str, list[dict]]]]:
 def slice_curves(rows: list[dict], path: Path) -> Path:
     """Recall on longer rows than in training, with as many pairs and with more: a row of panels per setting.
 
-    It shows the arms without a gate and with an elementwise one. Lines are means over the seeds.
+    It shows the arms without a gate and with an elementwise one. Lines are means over the seeds, with their intervals.
     """
     rows = [row for row in rows if gate_of(row) in ("none", "elementwise")]
     name = next(name for row in rows for name, score in row["scores"].items() if "slices" in score)
@@ -302,17 +355,15 @@ def slice_curves(rows: list[dict], path: Path) -> Path:
 
 def slice_panel(axes: plt.Axes, rows: list[dict], shown: list[tuple], name: str) -> None:
     """shown: [(length, pairs)], the x axis. name: of the score."""
-    colours = mixer_colours(by_mixer(rows))
-    for mixer, arms in by_mixer(rows).items():
-        colour = colours[mixer]
-        for linestyle, gate, own in arms:
-            found = [row["scores"][name]["slices"] for row in own]
-            each = [[100 * slices[f"{length}/{pairs}"] for length, pairs in shown] for slices in found]
-            means = [mean(values) for values in zip(*each, strict=True)]
-            label = f"{mixer}, gate {gate}"
-            axes.plot(range(len(shown)), means, color=colour, linestyle=linestyle, marker="o", ms=3, label=label)
-            for values in each:
-                axes.plot(range(len(shown)), values, color=colour, linestyle="", marker="_", ms=6, alpha=0.5)
+    colours, arms = mixer_colours(by_mixer(rows)), [(m, arm) for m, own in by_mixer(rows).items() for arm in own]
+    for i, (mixer, (linestyle, gate, own)) in enumerate(arms):
+        places = [x + 0.4 * ((i + 0.5) / len(arms) - 0.5) for x in range(len(shown))]
+        found = [row["scores"][name]["slices"] for row in own]
+        each = [[100 * slices[f"{length}/{pairs}"] for slices in found] for length, pairs in shown]
+        label = f"{mixer}, gate {gate}"
+        axes.plot(places, list(map(mean, each)), color=colours[mixer], linestyle=linestyle, label=label)
+        for x, values in zip(places, each, strict=True):
+            mean_mark(axes, x, values, colours[mixer], markersize=3)
     chance = [100 / pairs for _, pairs in shown]
     axes.plot(range(len(shown)), chance, color="0.5", linestyle=":", label="chance among the values in context")
     axes.set_xticks(range(len(shown)), [f"{length:,} / {pairs}" for length, pairs in shown])
@@ -331,13 +382,11 @@ def context_curves(rows: list[dict], path: Path) -> Path:
             for colour, name in zip(COLOURS, names, strict=False):
                 scores = [row["scores"][name] for row in own if name in row["scores"]]
                 longest = [[result for result in score["lengths"] if "by_position" in result][-1] for score in scores]
-                positions = [position for position, _ in longest[0]["by_position"]]
-                losses = zip(*([loss for _, loss in result["by_position"]] for result in longest), strict=True)
-                curve = [mean(values) for values in losses]
-                if curve in shown:  # without RoPE there is nothing to scale
+                curves = [result["by_position"] for result in longest]
+                if curves in shown:  # without RoPE there is nothing to scale
                     continue
-                shown.append(curve)
-                axes.plot(positions, curve, color=colour, linestyle=linestyle, label=f"{name}, gate {gate}")
+                shown.append(curves)
+                mean_lines(axes, curves, color=colour, linestyle=linestyle, label=f"{name}, gate {gate}")
                 trained = scores[0]["trained_length"]
         axes.axvline(trained, color="0.5", linestyle=":", linewidth=1)
         unreached = [result["block_size"] for result in scores[0]["lengths"] if "limit" in result]
@@ -374,7 +423,9 @@ def rate_curves(rows, path):
     for i, (arm, rates) in enumerate(arms.items()):
         ends = {rate: [row["val_loss"] for row in own if not has_diverged(row)] for rate, own in rates.items()}
         kept = {rate: mean(losses) for rate, losses in ends.items() if losses}
-        axes.plot(kept.keys(), kept.values(), marker="o", ms=4, label=arm, **style[arm])
+        axes.plot(kept.keys(), kept.values(), label=arm, **style[arm])
+        for rate in kept:
+            mean_mark(axes, rate, ends[rate], style[arm]["color"], markersize=4)
         lost = [rate for rate, own in rates.items() if any(map(has_diverged, own))]
         axes.plot(lost, [top * (1 + 0.03 * i)] * len(lost), "x", color=style[arm]["color"])  # side by side
     if any(map(has_diverged, rows)):
@@ -389,73 +440,43 @@ def rate_curves(rows, path):
 # The report
 
 
-def page(
+def write_page(
     rows: list[dict],
     figures: list[Path],
     path: Path,
-    said: str = "",
+    tables: Iterable[str | Table] = (),
     command: str = "",
     about: str = "",
-    claims: Iterable[tuple[str, str]] = (),
+    verdicts: Table | None = None,
 ) -> Path:
     """Writes the figures and tables of an experiment as one HTML file that needs no other. Returns its path.
 
-    said: the tables and verdicts, as experiment.py prints them. command: the command that writes all of this. about:
-    the config's docstring, with the hypothesis. claims: a line per claim; with its figure it comes before all else.
+    tables: those that experiment.py prints, and texts among them. command: the command that writes all of this. about:
+    the config's docstring, with the hypothesis. verdicts: a row per claim; with its figure it comes before all else.
     """
-    name = html.escape(path.parent.resolve().name)
-    parts = [f"<h1>{name}</h1>"]
-    parts += [f"<p>{html.escape(paragraph)}</p>" for paragraph in about.split("\n\n") if paragraph]
-    if items := [f"<li><b>{html.escape(claim)}</b>: {html.escape(words)}</li>" for claim, words in claims]:
-        parts += ["<h2>Verdicts</h2>", "<ul>", *items, "</ul>"]
-    for figure in sorted(figures, key=lambda figure: Path(figure).stem != "claims"):
-        image = base64.b64encode(Path(figure).read_bytes()).decode()
-        parts.append(f'<figure><img alt="{html.escape(figure.stem)}" src="data:image/png;base64,{image}"></figure>')
-    parts += ["<h2>Tables</h2>", f"<pre>{html.escape(said)}</pre>"]
-    parts += ["<h2>How this was made</h2>", f"<p><code>{html.escape(command)}</code></p>"]
+    name = path.parent.resolve().name
+    parts = paragraphs(about)
+    parts += [heading("Verdicts"), table_html(verdicts)] if verdicts else []
+    parts += map(figure_html, sorted(figures, key=lambda figure: figure.stem != "claims"))
+    parts.append(heading("Tables"))
+    for part in filter(None, tables):
+        parts.append(table_html(part) if isinstance(part, Table) else lines_html(part))
+    parts += [heading("How this was made"), f"<p><code>{html.escape(command)}</code></p>"]
     columns = ["setting", "arm", "seed", "accuracy", "val_loss", "finite", "n_params", "state_bytes", "flops_per_token"]
     columns = [name for name in [*columns, "step_ms", "tokens_per_second", "seconds"] if name in rows[0]]
-    cells = [[row.get(name, "") for name in columns] for row in rows]
     configs = [row["config"] | {f"data: {name}": value for name, value in row["data"].items()} for row in rows]
     shared = {name: value for name, value in configs[0].items() if all(c.get(name) == value for c in configs)}
     for key in ("dtype", "device", "threads", "code_sha256", "git_commit", "git_dirty", "versions"):
         found = dict.fromkeys(str(row[key]) for row in rows if key in row)
         shared |= {key: "; ".join(found)} if found else {}
-    parts += [html_table(["key, the same in all runs", "value"], shared.items())]
-    link = base64.b64encode(csv_of(columns, cells).encode()).decode()
-    parts += ["<h2>Runs</h2>", f'<p><a download="{name}.csv" href="data:text/csv;base64,{link}">as CSV</a></p>']
-    parts += [html_table(columns, cells)]
-    path.write_text(REPORT.format(title=name, body="\n".join(parts)))
+    keys = [[name, cell_text(value)] for name, value in shared.items()]
+    parts.append(table_html(Table("", ["key, the same in all runs", "value"], keys)))
+    raw = [["" if row.get(name) is None else str(row[name]) for name in columns] for row in rows]
+    runs = Table("", columns, [[cell_text(row.get(name, "")) for name in columns] for row in rows])
+    parts += [heading("Runs"), csv_link(Table("", columns, raw), name), table_html(runs)]
+    write_text(path, page(name, parts))
     return path
-
-
-def csv_of(columns: list[str], rows: Iterable[Iterable]) -> str:
-    text = io.StringIO()
-    csv.writer(text).writerows([columns, *rows])
-    return text.getvalue()
-
-
-def html_table(columns: list[str], rows: Iterable[Iterable]) -> str:
-    def line(tag, cells):
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell_text(cell))}</{tag}>" for cell in cells) + "</tr>"
-
-    lines = "\n".join([line("th", columns), *(line("td", row) for row in rows)])
-    return f'<div class="wide"><table>\n{lines}\n</table></div>'
 
 
 def cell_text(value: object) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
-
-
-REPORT = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
-<style>
-body {{ font: 15px/1.5 sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }}
-figure {{ margin: 1rem 0 }} img {{ max-width: 100% }}
-pre, .wide {{ overflow-x: auto; font-size: 12px }} li {{ margin: .4rem 0 }} code {{ overflow-wrap: anywhere }}
-table {{ border-collapse: collapse }} th, td {{ padding: .2rem .8rem; border-bottom: 1px solid #ddd; text-align: left }}
-td {{ overflow-wrap: anywhere; min-width: 3rem; max-width: 40rem }}
-</style></head><body>
-{body}
-</body></html>
-"""

@@ -372,12 +372,15 @@ def finish(config, job: dict) -> dict:
         "curve": [[row["step"], row[config.metric]] for row in evaluations],
         "meters": evaluations[-1].get("meters", {}),
         "sinks": sink_curve(evaluations),
+        "meter_curve": meter_curve(evaluations),
         "tokens_per_second": speed,
         "step_ms": 1000 * about["tokens_per_step"] / speed,
         "scores": {},
         "seconds": time.time() - job["started"],
         **{name: about[name] for name in ("n_params", "flops_per_token", "state_bytes")},
         **{name: about.get(name) for name in ("dtype", "device", "threads", "code_sha256")},
+        "planned_seeds": config.seeds_of.get(item["arm"], config.seeds),  # a claim whose seeds were added later shows
+        "planned_looks": {name: claim["looks"] for name, claim in config.claims.items() if "looks" in claim},
         **{name: about[name] for name in ("git_commit", "git_dirty", "versions")},
     }
     return nan_to_none(scored(config, row, folder))
@@ -392,6 +395,20 @@ def sink_curve(evaluations: list[dict]) -> list[dict]:
         for row in evaluations
         if row.get("meters", {}).get("kinds")
     ]
+
+
+def meter_curve(evaluations: list[dict]) -> dict:
+    """{step: [...], branch: [...], gate_mean: {position: [...]}}: the branch over the residual norm, mean over layers,
+    and the mean of the gates, at each evaluation; empty if the meters were off."""
+    found = [(row["step"], row["meters"]) for row in evaluations if row.get("meters")]
+    if not found:
+        return {}
+    ends = [meters["branch"] for _, meters in found]
+    return {
+        "step": [step for step, _ in found],
+        "branch": [None if None in layers else float(f"{statistics.fmean(layers):.4g}") for layers in ends],
+        "gate_mean": {name: [meters["gate_mean"][name] for _, meters in found] for name in found[0][1]["gate_mean"]},
+    }
 
 
 def scored(config, row: dict, folder: Path) -> dict:

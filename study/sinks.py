@@ -12,7 +12,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.colors import PowerNorm
 
-from study.drawing import COLOURS, dress, write
+from study.drawing import COLOURS, dress, mean_lines, write
 
 Z = "the first token"
 ARM_COLOURS = [COLOURS[6], *COLOURS[:6]]  # black is the first arm, in general without a gate
@@ -112,7 +112,8 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
 
 
 def curves(rows: list[dict], arms: list[str], path: Path) -> Path:
-    """Weight, effective sink, value norm and gate against the step: a colour per arm, a line per seed."""
+    """Weight, effective sink, value norm and gate against the step: a colour per arm, a thin line per seed, a thick one
+    at the mean, with its interval."""
     idle, *busy = kinds_in(rows)
     figure, grid = plt.subplots(2, 2, figsize=(10, 6.6), sharex=True)
     panels = {
@@ -123,10 +124,10 @@ def curves(rows: list[dict], arms: list[str], path: Path) -> Path:
     }
     for axes, (title, value) in zip(grid.flat, panels.items(), strict=True):
         for arm, colour in zip(arms, ARM_COLOURS * len(arms), strict=False):
-            for row in (row for row in rows if row["arm"] == arm):
-                line(axes, row, value, color=colour)
-                if title == "Gate" and busy:
-                    line(axes, row, lambda point: gate_of(point[busy[0]]), color=colour, linestyle="--")
+            own = [row for row in rows if row["arm"] == arm]
+            lines(axes, own, value, color=colour)
+            if title == "Gate" and busy:
+                lines(axes, own, lambda point: gate_of(point[busy[0]]), color=colour, linestyle="--")
         axes.set_title(title, fontsize=11)
         axes.set(ylim=(0, None))
         dress(axes)
@@ -139,15 +140,17 @@ def curves(rows: list[dict], arms: list[str], path: Path) -> Path:
         axes.set(xlabel="step")
     figure.legend(handles=handles, frameon=False, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 0.0))
     where = f"queries that are no {' and no '.join(f'{kind}s' for kind in busy)}" if busy else "all queries"
-    figure.suptitle(f"{where[0].upper()}{where[1:]}; a line per seed", fontsize=11)
+    figure.suptitle(f"{where[0].upper()}{where[1:]}; thin: a seed; thick: the mean, with its 95% interval", fontsize=11)
     return write(figure, path)
 
 
-def line(axes: plt.Axes, row: dict, value, **look) -> None:
-    points = [(point["step"], value(point)) for point in row["sinks"]]
-    points = [(step, y) for step, y in points if y is not None]
-    if points:
-        axes.plot(*zip(*points, strict=True), linewidth=1.2, alpha=0.75, **look)
+def lines(axes: plt.Axes, rows: list[dict], value, **look) -> None:
+    """A thin line per row, and a thick one at their mean. value: what is drawn of a point of "sinks", or None."""
+    curves = [[(point["step"], y) for point in row["sinks"] if (y := value(point)) is not None] for row in rows]
+    curves = [curve for curve in curves if curve]
+    for curve in curves:
+        axes.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **look)
+    mean_lines(axes, curves, linewidth=1.8, **look)
 
 
 def uniform(rows: list[dict], kind: str) -> float:
@@ -156,7 +159,8 @@ def uniform(rows: list[dict], kind: str) -> float:
 
 
 def small_multiples(rows: list[dict], arms: list[str], path: Path) -> Path:
-    """The weight on token 0 against the step: a panel per arm, with the arm "none" in grey behind it."""
+    """The weight on token 0 against the step: a panel per arm, with the arm "none" in grey behind it; thin lines
+    are seeds."""
     idle = kinds_in(rows)[0]
     n = -(-len(arms) // 4)
     look: dict = dict(sharex=True, sharey=True, squeeze=False)
@@ -164,10 +168,9 @@ def small_multiples(rows: list[dict], arms: list[str], path: Path) -> Path:
     for axes in grid.flat[len(arms) :]:
         axes.set_axis_off()
     for axes, arm in zip(grid.flat, arms, strict=False):
-        for row in (row for row in rows if row["arm"] == "none"):
-            line(axes, row, lambda point: 100 * point[idle]["share"], color="0.8")
-        for row in (row for row in rows if row["arm"] == arm):
-            line(axes, row, lambda point: 100 * point[idle]["share"], color=COLOURS[0])
+        for name, colour in (("none", "0.75"), (arm, COLOURS[0])):
+            own = [row for row in rows if row["arm"] == name]
+            lines(axes, own, lambda point: 100 * point[idle]["share"], color=colour)
         axes.axhline(100 * uniform(rows, idle), color="0.4", linestyle=":", linewidth=1)
         axes.set_title(arm, fontsize=10)
         axes.set(ylim=(0, 102))

@@ -1,9 +1,10 @@
-"""The tables and verdicts of an experiment as text, made from its rows and from nothing else.
+"""The tables and verdicts of an experiment, made from its rows and from nothing else.
 
     judged = judge_claims(config, rows)
     print(summary(config, rows, judged))
 
-stats.py computes the statistics; report.py draws the figures and writes the page that shows everything.
+stats.py computes the statistics; page.py makes text and HTML of a table; report.py draws the figures and writes the
+page that shows everything.
 """
 
 import collections
@@ -13,6 +14,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from study import curves, power, report, sinks, stats
+from study.claims import notes
+from study.page import Table
 from study.plan import rates_of
 
 
@@ -20,29 +23,27 @@ def number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def aligned(rows: list[list[str]]) -> list[str]:
-    """Rows of cells as lines: names to the left, all other columns to the right, each as wide as its longest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = (zip(row, widths, strict=True) for row in rows)
-    return ["  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(row)) for row in cells]
-
-
 def summary(config, rows: list[dict], judged: list[dict]) -> str:
-    """The whole report on the rows: tables and verdicts by setting, then the claims."""
-    parts = []
+    """The whole report on the rows as text: tables and verdicts by setting, then the claims."""
+    shown = [*parts(config, rows), claims_table(judged), scenarios_table(config, judged)]
+    return "\n" + "\n\n".join(str(part) for part in shown if part) + "\n"
+
+
+def parts(config, rows: list[dict]) -> list[str | Table]:
+    """What the report has beside the claims: tables, and texts of one or more lines."""
+    found: list[str | Table | None] = []
     for setting in config.settings or [None]:
         own = [row for row in rows if row.get("setting") == setting]
         if not own:
-            parts.append(f"{setting}: none of its runs has a row yet")
+            found.append(f"{setting}: none of its runs has a row yet")
             continue
-        parts.append("\n".join([table(config, own, setting), *unlike_arms(own)]))
-        parts += [gains_table(config, own), slices_table(own), sinks_table(own)]
+        found += [table(config, own, setting), "\n".join(unlike_arms(own)), gains_table(config, own)]
+        found += [*slices_tables(own), *sinks_tables(own)]
         if config.baseline is not None and {config.baseline, config.treatment} <= {row["arm"] for row in own}:
-            parts.append(f"verdict: {verdict(config, own)}\ncost of the gate: {cost(config, own)}")
+            found.append(f"verdict: {verdict(config, own)}\ncost of the gate: {cost(config, own)}")
     if config.learning_rates and not config.selection_seeds:
-        parts.append(divergence(rows))
-    parts += [origins(rows), claims_table(judged), scenarios_table(config, judged)]
-    return "\n" + "\n\n".join(filter(None, parts)) + "\n"
+        found.append(divergence(rows))
+    return [part for part in [*found, origins(rows)] if part]
 
 
 def show(config, row: dict) -> str:
@@ -50,23 +51,22 @@ def show(config, row: dict) -> str:
     return f"accuracy {end:.1%}" if config.metric == "accuracy" else f"loss {end:.4f}"
 
 
-def table(config, rows: list[dict], setting: str | None = None) -> str:
-    """One line per arm that shows every seed; with solved_above also how many seeds solved the task, and how soon.
-
-    The last column is the learning rate, where the rows name it.
+def table(config, rows: list[dict], setting: str | None = None) -> Table:
+    """One line per arm that shows every seed, and the mean with its interval; with solved_above also how many seeds
+    solved the task, and how soon. The last column is the learning rate, where the rows name it.
     """
     title = "End accuracy" if config.metric == "accuracy" else "Validation loss at the end (nats a token)"
     title += f", {setting}" if setting else ""
-    cells = [["arm", *map(str, config.seeds), "mean"]]
-    cells[0] += ["solved", "steps to it"] if config.solved_above is not None else []
-    has_rates = any("learning_rate" in row["config"] for row in rows)
-    cells[0] += ["rate"] if has_rates else []
+    header = ["arm", *map(str, config.seeds), "mean", "95% interval"]
+    header += ["solved", "steps to it"] if config.solved_above is not None else []
+    has_rates, cells = any("learning_rate" in row["config"] for row in rows), []
+    header += ["rate"] if has_rates else []
     form = ".1%" if config.metric == "accuracy" else ".4f"
     for arm in dict.fromkeys(row["arm"] for row in rows):
         by_seed = {row["seed"]: row for row in rows if row["arm"] == arm}
         ends = [number(row[config.metric]) for row in by_seed.values()]
         line = [f"{number(by_seed[s][config.metric]):{form}}" if s in by_seed else "not run" for s in config.seeds]
-        line = [arm, *line, f"{statistics.fmean(ends):{form}}"]
+        line = [arm, *line, f"{statistics.fmean(ends):{form}}", interval_text(ends, form)]
         if config.solved_above is not None:
             steps = [curves.steps_to(row, config.solved_above) for row in by_seed.values()]
             reached = [step for step in steps if step is not None]
@@ -75,7 +75,13 @@ def table(config, rows: list[dict], setting: str | None = None) -> str:
         rates = dict.fromkeys(row["config"].get("learning_rate") for row in by_seed.values())
         line += [", ".join("-" if rate is None else f"{rate:g}" for rate in rates)] if has_rates else []
         cells.append(line)
-    return "\n".join([f"{title}, by seed", *aligned(cells)])
+    return Table(f"{title}, by seed", header, cells)
+
+
+def interval_text(values: list[float], form: str) -> str:
+    """The 95% interval of the mean, as the figures draw it; "-" where there is none."""
+    low, high = stats.interval(values)
+    return "-" if low is None or high is None else f"{low:{form}} to {high:{form}}"
 
 
 def rate_lines(config, choices: list[dict]) -> list[str]:
@@ -118,10 +124,11 @@ def in_metric(config, value: float) -> str:
     return f"{value:.1%}" if config.metric == "accuracy" else f"{-value:.4f}"
 
 
-def rates_table(config, choices: list[dict]) -> str:
+def rates_table(config, choices: list[dict]) -> Table | None:
     """The end of every run that a learning rate was chosen by: a line per arm and rate, a star at the chosen rate."""
     by = ["area"] if config.select_by == "auc" else []
-    cells = [["arm", "rate", "", "steps", *(f"seed {seed}" for seed in config.selection_seeds), "mean", *by]]
+    header = ["arm", "rate", "chosen", "steps", *(f"seed {seed}" for seed in config.selection_seeds), "mean", *by]
+    cells = []
     for choice in choices:
         name = ", ".join(filter(None, (choice["arm"], choice["setting"])))
         for trial in sorted(choice["trials"], key=lambda trial: (not trial["is_short"], trial["rate"])):
@@ -135,7 +142,7 @@ def rates_table(config, choices: list[dict]) -> str:
             cells.append([*line, f"{statistics.fmean(ends):{form}}", *(in_metric(config, trial["area"]) for _ in by)])
     what = "accuracy" if config.metric == "accuracy" else "validation loss"
     title = f"Learning rates: {what} at the end of the runs that chose them (*)"
-    return "\n".join([title, *aligned(cells)]) if choices else ""
+    return Table(title, header, cells) if choices else None
 
 
 def made_by(row: dict, name: str) -> Any:
@@ -170,12 +177,12 @@ def origins(rows: list[dict]) -> str:
     return f"made by: {'; '.join(parts)}" if parts else ""
 
 
-def gains_table(config, rows: list[dict]) -> str:
+def gains_table(config, rows: list[dict]) -> Table | None:
     """One line per gated arm: its paired gain over the arm that differs in the keys of the gate alone. Not corrected.
 
     In a sweep both arms have the same learning rate; where each arm chose its own rate, the two rates may differ.
     """
-    cells, steps, arms = [], [], {row["arm"]: row["config"] for row in reversed(rows)}  # the keys of the first seed
+    cells, arms = [], {row["arm"]: row["config"] for row in reversed(rows)}  # the keys of the first seed
     chosen = ("match_params", "seed", *(["learning_rate"] if config.selection_seeds else []))
     plain = {
         arm: {name: value for name, value in keys.items() if not name.startswith("gate") and name not in chosen}
@@ -190,47 +197,49 @@ def gains_table(config, rows: list[dict]) -> str:
         if len(gains) >= 2:
             mean, low, high = stats.t_interval(gains)
             interval = "identical in all seeds" if low is None else f"{low:+.4f} to {high:+.4f}"
-            cells.append([arm, f"{mean:+.4f}", interval])
-            steps.append(compare_steps(config, rows, arm, same[0]))
-    title = "gain over the same without a gate: mean, 95% interval, not corrected for their number"
-    return "\n".join([title, *map(str.__add__, aligned(cells), steps)]) if cells else ""
+            solved = [] if config.solved_above is None else [compare_steps(config, rows, arm, same[0])]
+            cells.append([arm, f"{mean:+.4f}", interval, *solved])
+    header = ["arm", "gain", "Student's 95% interval"]
+    header += [] if config.solved_above is None else ["solved later, sooner, of seeds that both solve"]
+    title = "Gain over the same without a gate: mean, not corrected for their number"
+    return Table(title, header, cells) if cells else None
 
 
 def compare_steps(config, rows: list[dict], arm: str, other: str) -> str:
     """In how many of the seeds that both arms solve the first arm gets above solved_above later, and sooner."""
-    if config.solved_above is None:
-        return ""
     steps = {(row["arm"], row["seed"]): curves.steps_to(row, config.solved_above) for row in rows}
     pairs = [(steps.get((arm, seed)), steps.get((other, seed))) for seed in config.seeds]
     both = [one - two for one, two in pairs if None not in (one, two)]
     later, sooner = sum(step > 0 for step in both), sum(step < 0 for step in both)
-    return f"; solved later in {later}, sooner in {sooner} of {len(both)} seeds that both solve" if both else ""
+    return f"{later}, {sooner} of {len(both)}" if both else "-"
 
 
-def slices_table(rows: list[dict]) -> str:
-    """One line per arm: its accuracy by length/pairs on the data of a score, averaged over the seeds."""
-    lines, arms = [], list(dict.fromkeys(row["arm"] for row in rows))
+def slices_tables(rows: list[dict]) -> list[Table]:
+    """A table per score: one line per arm, its accuracy by length/pairs, averaged over the seeds."""
+    found, arms = [], list(dict.fromkeys(row["arm"] for row in rows))
     for name in rows[0].get("scored", {}):
-        found = [row for row in rows if name in row["scores"]]
-        scores = {arm: [row["scores"][name] for row in found if row["arm"] == arm] for arm in arms}
+        scored = [row for row in rows if name in row["scores"]]
+        scores = {arm: [row["scores"][name] for row in scored if row["arm"] == arm] for arm in arms}
         slices = next((score.get("slices", ()) for own in scores.values() for score in own), ())
         if not slices:
             continue
-        cells = [["arm", *slices]]
+        cells = []
         for arm, own in scores.items():
             means = [statistics.fmean(score["slices"][part] for score in own) if own else math.nan for part in slices]
             cells.append([arm, *(f"{value:.1%}" for value in means)])
-        lines += [f"{name}: accuracy by length/pairs, means over the seeds", *aligned(cells)]
-    return "\n".join(lines)
+        title = f"{name}: accuracy by length/pairs, means over the seeds"
+        found.append(Table(title, ["arm", *slices], cells))
+    return found
 
 
-def sinks_table(rows: list[dict]) -> str:
+def sinks_tables(rows: list[dict]) -> list[str | Table]:
     """What token 0 gets by kind of query: the reading in sentences, then a line per arm."""
     rows = sinks.with_sinks(rows)
     if not rows:
-        return ""
+        return []
     title = "token 0 by kind of query, means over the seeds; effective: written of it over the residual stream"
-    return "\n".join([*sinks.reading(rows), "", title, *aligned(sinks.table(rows))])
+    header, *cells = sinks.table(rows)
+    return ["\n".join(sinks.reading(rows)), Table(title, header, cells)]
 
 
 def is_across_settings(claim: dict) -> bool:
@@ -283,6 +292,9 @@ def judge_claims(config, rows: list[dict], choices: Iterable[dict] = ()) -> list
         asked = [(list(result["by_seed"].values()), result["rule"]) for result in family]
         for result, found in zip(family, stats.judge(asked), strict=True):
             result.update(found)
+    for result in judged:  # each was corrected for in the family that it was declared in
+        if result["verdict"] != "not run" and (words := undeclared_look(rows, result)):
+            result |= {"exploratory": True, "flags": [*words, *result["flags"]]}
     return judged
 
 
@@ -298,6 +310,27 @@ def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> dict[s
     seeds = question["seeds"]
     missing = [seed for seed in seeds if any((*cell, seed) not in there for cell in question["weights"])]
     return {"missing": missing, "lost": [seed for seed in seeds if seed not in values and seed not in missing]}
+
+
+def undeclared_look(rows: list[dict], question: dict) -> list[str]:
+    """Why this is a look at the verdict that was not declared before the runs; empty if it is none.
+
+    A look is declared if all seeds have run, or the first n of them for an n of the claim's looks. Each row holds the
+    seeds that its arm was to be run with, and the looks that claims declared then: seeds that were not among these were
+    added later, which only a declared first look at the earlier ones allows. Older rows do not hold it.
+    """
+    looks, seeds, missing = question["rule"].get("looks", []), question["seeds"], question["missing"]
+    n, words = len(seeds) - len(missing), []
+    if missing and not (n in looks and missing == seeds[n:]):
+        words.append("the seeds so far are no declared look")
+    cells = [row for row in rows if (row.get("setting"), row["arm"]) in question["weights"]]
+    for row in cells:
+        planned = [seed for seed in seeds if seed in row.get("planned_seeds", seeds)]
+        is_declared = bool(looks) and row.get("planned_looks", {}).get(question["claim"]) == looks
+        if planned != seeds and not (is_declared and len(planned) in looks and planned == seeds[: len(planned)]):
+            words.append(f"seeds were added to the {len(planned)} that were planned at first, without a declared look")
+            break
+    return words
 
 
 def claims_table(judged: list[dict]) -> str:
@@ -323,17 +356,10 @@ def claim_lines(judged: list[dict]) -> list[tuple[str, str]]:
     return lines
 
 
-def notes(claim: dict) -> list[str]:
-    """What a reader must know beside the verdict: seeds without a value, and the flags."""
-    words = []
-    for name, text in {"lost": "no value in seeds", "missing": "a look before all seeds have run, without"}.items():
-        words += [f"{text} {', '.join(map(str, claim[name]))}"] if claim[name] else []
-    return words + claim["flags"]
-
-
 def numbers_of(claim: dict) -> str:
     """The mean of a claim, its intervals and its tests, in words."""
-    interval = "95% interval" if claim["sides"] == 2 else "one-sided 95% bounds"
+    level = f"{100 * (1 - stats.LEVEL / claim['looks']):g}%"
+    interval = f"{level} interval" if claim["sides"] == 2 else f"one-sided {level} bounds"
     parts = [f"{claim['mean']:+.4f}, exact {interval} {claim['low']:+.4f} to {claim['high']:+.4f}"]
     if claim["identical"]:
         parts[0] += ", identical in all seeds"
@@ -344,6 +370,7 @@ def numbers_of(claim: dict) -> str:
             f" +-{claim['p_error']:.1g}, {stats.RANDOM_PATTERNS:,} random sign patterns" if claim["p_error"] else ""
         )
         parts.append(f"over {claim['threshold']:g}: p {claim['p']:.3g}{sampled}, {claim['p_holm']:.3g} after Holm")
+        parts[-1] += " and two looks" if claim["looks"] > 1 else ""
     if "p_within" in claim:
         p = f"p {claim['p_within']:.3g}, {claim['p_within_holm']:.3g} after Holm"
         parts.append(f"within +-{claim['within']:g}: {p}")
@@ -367,14 +394,14 @@ def scenarios_table(config, judged: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def divergence(rows: list[dict]) -> str:
+def divergence(rows: list[dict]) -> Table:
     """Where each arm diverges: its loss is not finite, or its validation loss is higher at the end than at first."""
-    cells = [["arm", "highest rate without", "diverges at"]]
+    cells = []
     for arm, rates in report.by_learning_rate(rows).items():
         lost = [rate for rate, own in rates.items() if any(map(report.has_diverged, own))]
         kept = [rate for rate in rates if rate not in lost]
         cells.append([arm, f"{max(kept):g}" if kept else "none", f"{min(lost):g}" if lost else "none"])
-    return "\n".join(aligned(cells))
+    return Table("", ["arm", "highest rate without", "diverges at"], cells)
 
 
 def verdict(config, rows: list[dict]) -> str:

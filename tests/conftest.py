@@ -13,12 +13,14 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from configurator import UserError  # noqa: E402
 
+import matplotlib.pyplot as plt  # noqa: E402
 import torch  # noqa: E402
 
 import train  # noqa: E402
 from data.mqar import prepare as mqar_prepare  # noqa: E402
 from data.shards import write_stream  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
+from study import claims, report  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = dict(
@@ -124,3 +126,14 @@ def text(tmp_path_factory):
     about = dict(generator="tests", generator_version=1, parameters={}, seed=0)
     write_stream(folder, splits, tokenizer=get_tokenizer("byte"), name="text", **about)
     return folder
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """{name of a figure file: its figure}, of what an experiment and its claims draw from here on, without a file."""
+    figures = {}
+    for module in (report, claims):
+        monkeypatch.setattr(module, "write", lambda figure, path: figures.update({path.name: figure}) or path)
+    yield figures
+    for figure in figures.values():
+        plt.close(figure)

@@ -1,76 +1,426 @@
-"""The figures of claims: pairs of seeds, and how many runs have not solved the task, from rows made by hand.
+"""The claims of an experiment: how they are judged, what limits them, their lines, tables and figures.
+
+Rows are made by hand; the tests and intervals themselves are in test_stats.py.
 
 python -m pytest tests/test_claims.py
 """
 
-import matplotlib.pyplot as plt
+import configurator
+from configurator import UserError
+
+import dataclasses
+import json
+import math
+import statistics
+
 import pytest
+from made_rows import BASE, GAIN, ROOT, RULE, listed, made_row, write_rows
 
 import experiment
-from study import claims, tables
-
-ARMS = {"none": {}, "elementwise": {"gate": "elementwise"}}
-CLAIMS = {
-    "more": {"contrast": {"elementwise": 1, "none": -1}, "above": 0},
-    "half": {"contrast": {"none": 0.5, "elementwise": -1}, "above": 0},
-    "alone": {"contrast": {"none": 1}, "above": 0, "in": 1},
-}
-CURVES = {"none": (0.5, 0.95, 0.2), "elementwise": (0.99, 0.97, 0.4)}
+import plot
+from study import claims as claim_figures
+from study import overview, power, stats, tables
+from study.rows import read_rows
 
 
-def judged():
-    config = experiment.ExperimentConfig(
-        arms=ARMS, claims=CLAIMS, seeds=[0, 1, 2], base={"dtype": "float32", "max_iters": 100}, exploratory=True
+def test_claims_may_be_about_other_numbers_of_the_rows_each_with_its_own_correction(tmp_path, drawn):
+    gain = {"contrast": {"gated": 1, "none": -1}, "above": 0.01}
+    longer = {"of": ["scores", "longer", "slices", "64/8"]}
+    claims = {"it helps": gain, "it helps on more pairs": gain | longer, "it helps there, too": gain | longer}
+    claims["it is sparse"] = {"contrast": {"gated": 1}, "above": 0.5, "of": ["meters", "gate_below_0.1", "readout"]}
+    config, rows = listed(seeds=list(range(7)), settings={}, claims=claims), []
+    for run in experiment.runs_of(config, config.seeds, []):
+        noise, is_gated = run["seed"] / 1000, run["arm"] == "gated"
+        row = made_row(run, 0.5 + is_gated * (0.1 + noise))
+        row["scores"] = {"longer": {"slices": {"64/8": 0.3 + is_gated * (0.1 + noise)}}}
+        row["meters"] = {"gate_below_0.1": {"readout": 0.2 + noise}} if is_gated else {}
+        rows.append(row)
+    judged = {claim["claim"]: claim for claim in tables.judge_claims(config, rows)}
+    words = ["supported", "supported", "supported", "not supported"]
+    assert [claim["verdict"] for claim in judged.values()] == words
+    alone, paired = judged["it helps"], judged["it helps on more pairs"]
+    assert paired["p"] == alone["p"] == alone["p_holm"] == 2 / 2**7
+    assert paired["p_holm"] == 2 * paired["p"]
+    assert judged["it is sparse"]["by_seed"] == pytest.approx({seed: 0.2 + seed / 1000 for seed in range(7)})
+    claim_figures.forest(list(map(claim_figures.record, judged.values())), tmp_path / "claims.png")
+    names = ["accuracy (points)", "scores longer slices 64/8 (points)", "meters gate_below_0.1 readout (%)"]
+    assert [axes.get_xlabel() for axes in drawn["claims.png"].axes] == names
+    del rows[0]["scores"]["longer"]  # as in a run that was not finite
+    assert tables.judge_claims(config, rows)[1]["n"] == 6
+
+
+def test_claims_have_a_figure_of_their_intervals_thresholds_and_seeds(tmp_path, drawn):
+    gain = {"contrast": {"gated": 1, "none": -1}, "above": 0.05}
+    claims = {"it helps": gain, "it helps in two seeds": gain | {"in": 2}, "it is equal": gain | {"within": 0.2}}
+    del claims["it is equal"]["above"]
+    config = listed(seeds=list(range(7)), claims=claims)
+    rows = [
+        made_row(run, 0.5 + run["seed"] / 100 * (run["arm"] == "gated"))
+        for run in experiment.runs_of(config, config.seeds, [])
+        if run["setting"] == "d16" or run["seed"] == 0  # one seed: not run
+    ]
+    judged = tables.judge_claims(config, rows)
+    claim_figures.forest(list(map(claim_figures.record, judged)), tmp_path / "claims.png")
+    axes = drawn["claims.png"].axes[0]
+    names = ["it helps, d16", "it helps in two seeds, d16", "it is equal, d16"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == names
+    first, second, interval, mean = axes.lines[:4]
+    assert list(first.get_xdata()) == list(second.get_xdata()) == [5]  # thresholds; the third claim has none
+    assert list(interval.get_xdata()) == pytest.approx([100 * judged[0]["low"], 100 * judged[0]["high"]])
+    assert list(mean.get_xdata()) == pytest.approx([3])
+    assert any(list(line.get_xdata()) == pytest.approx([0, 1, 2, 3, 4, 5, 6]) for line in axes.lines)
+    few = tables.judge_claims(config, rows[:6])  # the exact interval is the whole line
+    claim_figures.forest(list(map(claim_figures.record, few)), tmp_path / "few.png")
+    edge = drawn["few.png"].axes[0].lines[0]
+    assert list(edge.get_xdata()) == pytest.approx([0, 1])
+
+
+def test_a_count_is_judged_when_all_its_runs_are_there_and_a_run_without_a_value_is_not_above():
+    claims = {"most": {"contrast": {"gated": 1}, "above": 0.4, "in": 2}}
+    config = listed(seeds=[0, 1, 2], settings={}, claims=claims)
+    values = {0: 0.5, 1: None, 2: 0.6}  # seed 1 is not finite
+    rows = [made_row(run, values[run["seed"]]) for run in experiment.runs_of(config, config.seeds, [])]
+    (judged,) = tables.judge_claims(config, rows)
+    said = "most: passed (2 of 3 seeds over 0.4, 2 needed: +0.5000, +0.6000); no value in seeds 1"
+    assert judged["verdict"] == "passed" and tables.claims_table([judged]) == said
+    few = [row for row in rows if row["seed"] < 2]
+    assert tables.claims_table(tables.judge_claims(config, few)) == "most: not run"
+    some = listed(seeds=[0, 1, 2], settings={}, claims=claims, seeds_of={"gated": [0, 1]})
+    assert tables.judge_claims(some, few)[0]["verdict"] == "failed"  # no other seed is to be run
+
+
+def test_a_claim_is_corrected_within_its_question_and_exploratory_ones_by_themselves():
+    gain = {"contrast": {"gated": 1, "none": -1}, "above": 0.01}
+    claims = {name: gain for name in ("a", "b", "c")} | {"mine": gain | {"family": "another question"}}
+    claims |= {f"look {i}": gain | {"exploratory": True} for i in range(2)}
+    config = listed(seeds=list(range(8)), settings={}, claims=claims)
+    gated = {"none": 0, "gated": 0.1}
+    runs = experiment.runs_of(config, config.seeds, [])
+    rows = [made_row(run, 0.5 + gated[run["arm"]] * (1 + run["seed"] / 100)) for run in runs]
+    judged = {claim["claim"]: claim for claim in tables.judge_claims(config, rows)}
+    sizes = {name: claim["p_holm"] / claim["p"] for name, claim in judged.items()}
+    assert sizes == {"a": 3, "b": 3, "c": 3, "mine": 1, "look 0": 2, "look 1": 2}
+    lines = tables.claims_table(list(judged.values())).splitlines()
+    assert lines[0].startswith("a: supported (") and lines[-1].startswith("look 1: exploratory: supported (")
+
+
+def test_a_claim_that_its_seeds_cannot_support_is_refused_unless_it_is_exploratory(helpers):
+    def error(seeds, **keys):
+        return helpers.error_of(listed, seeds=list(range(seeds)), settings={}, **keys)
+
+    claim = {"contrast": GAIN, "above": 0.05}
+    message = "claims: it helps: 5 seeds give no p under 0.062, so it cannot be supported; it needs 6 seeds, or exp"
+    assert error(5, claims={"it helps": claim}).startswith(message)
+    assert "4 seeds give no p under 0.062" in error(4, claims={"it helps": claim | {"sides": 1}})
+    assert "4 seeds" in error(4, claims={"it is equal": {"contrast": GAIN, "within": 0.05}})
+    message = (
+        "6 seeds give no p under 0.062 after Holm's correction for 2 claims, so it cannot be supported; it needs 7"
     )
+    assert message in error(6, claims={"a": claim, "b": claim})
+    assert "4 seeds" in error(6, claims={"a": claim}, seeds_of={"gated": [0, 1, 2, 3]})
+    assert "in=7: is more than the seeds" in error(6, claims={"most": claim | {"in": 7}})
+    for count, claims in [
+        (6, {"a": claim}), (5, {"a": claim | {"sides": 1}}), (6, {"a": claim, "b": claim | {"family": "b"}}),
+        (6, {"a": claim, "b": claim | {"in": 3}}), (2, {"a": claim | {"exploratory": True}}),
+    ]:  # fmt: skip
+        listed(seeds=list(range(count)), settings={}, claims=claims)
+    listed(seeds=[0], claims={"a": claim}, exploratory=True)
+
+
+def test_a_dry_run_says_what_each_claim_can_show(tmp_path, helpers):
+    claim = {"contrast": GAIN, "above": 0.05}
+    claims = {"it helps": claim | {"sides": 1}, "equal": {"contrast": GAIN, "within": 0.1}, "most": claim | {"in": 3}}
+    config = listed(seeds=list(range(8)), settings={}, claims=claims, jobs=1)
+    runs = experiment.runs_of(config, config.seeds, [])
+    rows = [made_row(run, 0.5 + (run["arm"] == "gated") * 0.1 * run["seed"] / 7) for run in runs]
+    spread = statistics.stdev(0.1 * seed / 7 for seed in range(8))
+    effect, band = stats.detectable(8, 0.05 / 2)  # two tests in the family
+    of = f"(spread {spread:.3g}, of 8 seeds of"
+    assert experiment.estimate(config, rows).splitlines()[1:] == [
+        "it helps: 8 seeds give no p under 0.0078 after Holm, 2 claims; "
+        f"sees {spread * effect:.3g} beyond 0.05 in 80% of cases {of} its rows)",
+        f"equal: 8 seeds give no p under 0.0078 after Holm, 2 claims; shows a band of +-{spread * band:.3g} in 80% of "
+        f"cases {of} its rows)",
+        "most: a count: 3 of 8 seeds pass it",
+    ]
+    assert "; no rows to take a spread from" in power.lines(config, [])[0]
+    pilot = dataclasses.replace(config, pilot=str(tmp_path))
+    assert "has no rows" in helpers.error_of(power.lines, pilot, [])
+    write_rows(tmp_path, rows)
+    assert power.lines(pilot, [])[0].endswith(f"{of} {tmp_path})")
+    few = listed(seeds=[0, 1, 2], settings={}, claims={"it helps": claim}, exploratory=True)
+    (said,) = power.lines(few, rows)
+    assert said.startswith("it helps: exploratory: 3 seeds give no p under 0.25; cannot be supported; even Student's")
+
+
+def test_the_dry_run_of_the_matrix_says_that_it_could_not_have_shown_a_gain_of_a_point():
+    config = configurator.load(experiment.ExperimentConfig, [str(ROOT / "config/experiments/matrix.py")])
+    lines = power.lines(config, read_rows(ROOT / "results/matrix"))
+    own = [line for line in lines if line.startswith("it adds more than a point") and "320 tokens" not in line]
+    assert len(own) == 10 and all("cannot be supported; even Student's test would see no less than" in x for x in own)
+    least = [float(line.partition("no less than ")[2].split()[0]) for line in own]
+    assert min(least) > 0.01
+
+
+def flags_of(values, settings=None, choices=(), changes=None, **keys):
+    """The flags of the gain in made-up rows. values: {arm: accuracy}. changes: what else the gated rows hold."""
+    config = listed(
+        seeds=list(range(8)),
+        settings=settings or {},
+        claims={"a": {"contrast": GAIN, "above": 0}} | keys.pop("claims", {}),
+        **keys,
+    )
+    chosen = {(None, arm): 0.01 for arm in values} if keys else None
+    rows = [made_row(run, values[run["arm"]]) for run in experiment.runs_of(config, config.seeds, [], chosen)]
+    rows = [row | (changes or {}) if row["arm"] == "gated" else row for row in rows]
+    return tables.judge_claims(config, rows, choices)[0]["flags"]
+
+
+def test_a_verdict_at_the_ceiling_or_at_chance_is_flagged():
+    assert flags_of({"none": 0.99, "gated": 1.0}) == ["ceiling: all arms are at the top"]
+    assert flags_of({"none": 0.26, "gated": 0.25}) == ["floor: all arms are at chance"]  # of 4 pairs: a quarter
+    assert flags_of({"none": 0.26, "gated": 0.6}) == flags_of({"none": 0.9, "gated": 1.0}) == []
+    config = listed(data={"slices": "80/2,80/5,80/10,80/20", "vocab_size": 96})
+    row = {"data": dataclasses.asdict(config)["data"]}
+    assert power.chance(config, row, ["accuracy"]) == pytest.approx(4 / 37)
+    assert power.chance(config, row, ["scores", "longer", "slices", "320/40"]) == 1 / 40
+    assert power.chance(listed(prepare="pystdlib", data={}, settings={}), row, ["accuracy"]) is None
+
+
+def test_a_pair_of_unlike_commits_dtypes_or_threads_is_flagged():
+    values = {"none": 0.5, "gated": 0.7}
+    for changes, expected in [
+        ({"dtype": "bfloat16"}, ["mixed dtypes within 8 of 8 seeds"]),
+        ({"threads": 2}, []),  # the other rows do not store it
+        ({"git_commit": "b"}, []),
+    ]:
+        assert flags_of(values, changes=changes) == expected
+    config = listed(seeds=list(range(8)), settings={}, claims={"a": {"contrast": GAIN, "above": 0}})
+    about = {"git_commit": "a", "threads": 1, "code_sha256": "x"}
+    rows = [made_row(run, values[run["arm"]]) | about for run in experiment.runs_of(config, config.seeds, [])]
+    rows[0] |= {"git_commit": "b", "threads": 2}
+    assert tables.judge_claims(config, rows)[0]["flags"] == ["mixed threads within 1 of 8 seeds"]  # of the same code
+    del rows[0]["code_sha256"]
+    (line,) = tables.claims_table(tables.judge_claims(config, rows)).splitlines()
+    assert line.endswith("; mixed commits within 1 of 8 seeds; mixed threads within 1 of 8 seeds")
+
+
+def test_a_rate_at_the_end_of_its_grid_or_within_a_standard_error_is_flagged():
+    values, keys = {"none": 0.5, "gated": 0.7}, dict(selection_seeds=[20, 21], learning_rates=[0.001, 0.01])
+    chosen = {"setting": None, "rate": 0.01, "other": 0.001, "margin": 0.2, "error": 0.1, "is_edge": False}
+    none, gated = (chosen | {"arm": arm} for arm in ("none", "gated"))
+    assert flags_of(values, choices=[none, gated], **keys) == []
+    assert flags_of(values, choices=[none | {"is_edge": True}, gated | {"error": 0.3}], **keys) == [
+        "edge: none chose 0.01 at the end of its grid",
+        "margin: gated's rate 0.01 and 0.001 are within a standard error",
+    ]
+    said = "one selection seed: the margin of none's rate over 0.001 has no standard error"
+    assert flags_of(values, choices=[none | {"error": math.nan}, gated], **keys) == [said]
+    assert flags_of(values, choices=[none | {"margin": math.nan, "error": math.nan}, gated], **keys) == []
+    assert flags_of(values, choices=[{"setting": None, "arm": "none", "rate": None}], **keys) == []  # not chosen yet
+
+
+def test_a_claim_may_be_about_the_curve_and_pool_settings(helpers):
+    half = {arm: weight / 2 for arm, weight in GAIN.items()}
+    claims = {
+        "sooner": {"contrast": {"none": 1, "gated": -1}, "above": 0, "of": ["log_steps", 0.6]},
+        "pooled": {"contrast": {"d16": half, "d32": half}, "above": 0, "of": ["auc"], "sides": 1},
+    }
+    config = listed(seeds=list(range(8)), claims=claims)
     rows = []
     for run in experiment.runs_of(config, config.seeds, []):
-        end = CURVES[run["arm"]][run["seed"]]
-        rows.append(
-            run | {"finite": True, "accuracy": end, "metric": "accuracy", "curve": [[0, 0.1], [50, end], [100, end]]}
+        row, is_gated = made_row(run, 0.9), run["arm"] == "gated"
+        row["horizon"], row["curve"] = (
+            100,
+            [[0, 0.1], [50, 0.7 if is_gated and run["setting"] == "d16" else 0.5], [100, 0.9]],
         )
-    return tables.judge_claims(config, rows), rows
+        rows.append(row)
+    d16, d32, pooled = tables.judge_claims(config, rows)
+    assert d16["by_seed"] == pytest.approx(dict.fromkeys(range(8), math.log(2))) and d16["verdict"] == "supported"
+    assert set(d32["by_seed"].values()) == {0} and d32["verdict"] == "inconclusive"
+    assert pooled["by_seed"] == pytest.approx(dict.fromkeys(range(8), 0.05))  # the mean of 0.1 and 0
+    for path in (["auc", 1], ["log_steps"], ["lost", "x"], ["log_steps", True], [1], [["auc"]], ["scores", 1], []):
+        claim = {"contrast": GAIN, "above": 0, "of": path}
+        assert "claims: a: of=" in helpers.error_of(listed, seeds=list(range(8)), claims={"a": claim})
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """{name of a figure file: its figure}, of what is drawn from here on."""
-    figures = {}
-    monkeypatch.setattr(claims, "write", lambda figure, path: figures.update({path.name: figure}) or path)
-    yield figures
-    for figure in figures.values():
-        plt.close(figure)
+def test_a_scenario_holds_where_all_its_claims_have_their_verdicts():
+    claims = {name: {"contrast": {"gated": 1, "none": -1}, "above": above} for name, above in (("a", 0.1), ("b", 0.3))}
+    scenarios = {
+        "one": {"a": "supported", "b": "not supported"},
+        "two": {"a": "not supported"},
+        "three": {"a": "not run"},
+    }
+    config = listed(seeds=list(range(8)), claims=claims, scenarios=scenarios)
+    rows = []
+    for run in experiment.runs_of(config, config.seeds, []):
+        gain = {"d16": 0.2, "d32": 0.04 * run["seed"]}[run["setting"]]
+        rows.append(made_row(run, 0.5 + run["seed"] / 100 + (gain if run["arm"] == "gated" else 0)))
+    said = tables.scenarios_table(config, tables.judge_claims(config, rows))
+    assert said == "scenario, d16: one\nscenario, d32: none of them"
+    none = tables.scenarios_table(config, tables.judge_claims(config, rows[:4]))  # one seed
+    assert none == "scenario, d16: three\nscenario, d32: three"
+    assert tables.scenarios_table(listed(), []) == ""
 
 
-def test_a_claim_of_two_arms_shows_both_in_every_seed_and_a_count_is_no_pair(drawn, tmp_path):
-    claims.figures(*judged(), 0.9, tmp_path)
-    assert list(drawn) == ["claims.png", "pairs.png", "survival.png"]
-    more, half = (axes for axes in drawn["pairs.png"].axes if axes.axison)
-    assert [tick.get_text() for tick in more.get_xticklabels()] == ["none", "elementwise"]
-    assert [list(line.get_ydata()) for line in more.lines] == [
-        pytest.approx(ends) for ends in [[50.0, 99.0], [95.0, 97.0], [20.0, 40.0]]
+def test_with_many_seeds_the_sign_flip_test_is_called_what_it_is():
+    config = listed(settings={}, seeds=list(range(50)), claims={"it helps": {"contrast": {"gated": 1}, "above": 0.4}})
+    rows = [made_row(run, 0.5 + run["seed"] / 100) for run in experiment.runs_of(config, config.seeds, [])]
+    said = tables.claims_table(tables.judge_claims(config, rows))
+    assert "; over 0.4: p 2e-05 +-1e-05, 100,000 random sign patterns, 2e-05 after Holm; sees 0.0589 beyond" in said
+    some = tables.claims_table(tables.judge_claims(config, rows[:30]))  # two arms
+    assert "; over 0.4: p 6.1e-05, 6.1e-05 after Holm; sees" in some
+
+
+def test_a_verdict_has_no_thresholds_of_its_own_and_is_about_accuracy(helpers):
+    about = dict(baseline="none", treatment="gated")
+    message = helpers.error_of(listed, **about)
+    assert message == "success_above, success_below, failure_within: the verdict needs them, too"
+    assert "baseline, treatment: the verdict needs" in helpers.error_of(listed, **RULE)
+    assert "write a claim" in helpers.error_of(listed, **about, **RULE, metric="val_loss")
+    assert helpers.error_of(listed, solved_above=0.9, metric="val_loss").startswith("solved_above: is about accuracy")
+    assert listed(metric="val_loss").success_above is None
+
+
+def judging(arms, **keys):
+    about = dict(baseline="none", treatment="elementwise", base=BASE) | RULE
+    return experiment.ExperimentConfig(arms=arms, **about | keys)
+
+
+def judged(plain, gated, **keys):
+    """The verdict on made-up accuracies, seed by seed; None is a run that was not finite."""
+    config = judging({"none": {}, "elementwise": {}}, **keys)
+    rows = [
+        {"arm": arm, "seed": seed, "accuracy": accuracy or math.nan, "finite": accuracy is not None}
+        for arm, accuracies in (("none", plain), ("elementwise", gated))
+        for seed, accuracy in enumerate(accuracies)
     ]
-    assert [tick.get_text() for tick in half.get_xticklabels()] == ["elementwise", "none"]
-    assert [list(line.get_ydata()) for line in half.lines] == [
-        pytest.approx(ends) for ends in [[99.0, 50.0], [97.0, 95.0], [40.0, 20.0]]
+    return tables.verdict(config, rows)
+
+
+@pytest.mark.parametrize(
+    "plain, gated, expected",
+    [
+        ([0.54, 0.30, 0.50], [0.76, 0.99, 0.80], "success"),
+        ([0.54, 0.30, 0.56], [0.76, 0.99, 0.80], "in between"),  # one seed of the baseline is too good
+        ([0.54, 0.30, 0.50], [0.76, 0.99, 0.75], "in between"),  # one seed of the treatment is not above
+        ([0.50, 0.60, 0.70], [0.53, 0.63, 0.72], "failure"),
+        ([0.50, 0.60, 0.70], [0.47, 0.58, 0.70], "failure"),
+        ([0.50, 0.60, 0.70], [0.54, 0.64, 0.74], "in between"),
+        ([0.90, 0.90, 0.90], [0.30, 0.30, 0.30], "in between"),  # the gate harms: neither of the two
+        ([0.50, 0.50, 0.50], [0.80, 0.80, None], "failure (a run was not finite)"),
+        ([0.50, None, 0.50], [0.80, 0.80, 0.80], "failure (a run was not finite)"),
+    ],
+)
+def test_verdict_follows_the_rules_of_the_config(plain, gated, expected):
+    assert judged(plain, gated).startswith(expected)
+
+
+def test_the_rules_are_keys_of_the_config():
+    plain, gated = [0.5, 0.6], [0.7, 0.8]
+    assert judged(plain, gated).startswith("in between")
+    assert judged(plain, gated, success_above=0.65, success_below=0.61).startswith("success")
+    assert judged(plain, gated, failure_within=0.21).startswith("failure")
+    assert "(elementwise - none = +20.0 points over 2 seeds;" in judged(plain, gated)
+
+
+def test_other_arms_than_the_two_do_not_count():
+    config = judging({"none": {}, "elementwise": {}, "conv": {}})
+    scores = {"none": 0.4, "elementwise": 0.9, "conv": math.nan}
+    rows = [{"arm": arm, "seed": 0, "accuracy": x, "finite": not math.isnan(x)} for arm, x in scores.items()]
+    assert tables.verdict(config, rows).startswith("success")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Looks, and all experiments together
+
+
+def looked_at(n_seeds, planned, looks=None, now=None, gain=0.1):
+    """The claim with `now` for its looks, of n_seeds seeds that have rows, each of which was planned with `planned`."""
+    claim = {"contrast": GAIN, "above": 0.0, "sides": 1}
+    config = listed(seeds=list(range(12)), settings={}, claims={"a": claim | ({"looks": now} if now else {})})
+    rows = [
+        made_row(run, 0.5 + (gain + run["seed"] / 1000) * (run["arm"] == "gated"))
+        | {"planned_seeds": list(range(planned)), "planned_looks": {"a": looks} if looks else {}}
+        for run in experiment.runs_of(config, list(range(n_seeds)), [])
     ]
+    return tables.judge_claims(config, rows)[0]
 
 
-def test_runs_not_yet_solved_fall_at_their_steps_and_those_at_risk_are_counted(drawn, tmp_path):
-    claims.figures(*judged(), 0.9, tmp_path)
-    (axes,) = drawn["survival.png"].axes
-    none, gated = axes.lines
-    assert none.get_xdata().tolist() == [0, 50, 100, 100]
-    assert none.get_ydata() == pytest.approx([100, 200 / 3, 200 / 3, 200 / 3])
-    assert gated.get_ydata() == pytest.approx([100, 100 / 3, 100 / 3, 100 / 3])
-    assert [text.get_text() for text in axes.texts] == ["3", "3", "2", "3", "3", "1"]  # at 0, 50 and 100 steps
+def test_seeds_that_were_added_without_a_declared_look_make_a_claim_exploratory():
+    whole = looked_at(12, planned=12)
+    assert not whole["exploratory"] and whole["flags"] == [] and whole["p_holm"] == whole["p"] == 2**-12
+    added = looked_at(12, planned=6)
+    words = "seeds were added to the 6 that were planned at first, without a declared look"
+    assert added["exploratory"] and added["flags"] == [words]
+    assert tables.claims_table([added]).startswith("a: exploratory: supported (")
+    late = looked_at(12, planned=6, now=[6, 12])  # looks that were written down after the first six
+    assert late["exploratory"] and late["flags"] == [words]
+    declared = looked_at(12, planned=6, looks=[6, 12], now=[6, 12])
+    assert not declared["exploratory"] and declared["p_holm"] == 2 * declared["p"]
+    assert " 97.5% bounds " in tables.claims_table([declared]) and "after Holm and two looks" in tables.claims_table(
+        [declared]
+    )
+    assert looked_at(12, planned=7, looks=[6, 12], now=[6, 12])["exploratory"]
 
 
-def test_without_a_threshold_or_rows_there_is_no_figure_of_them(drawn, tmp_path):
-    found, rows = judged()
-    claims.figures(found, rows, None, tmp_path)
-    assert list(drawn) == ["claims.png", "pairs.png"]
-    assert claims.figures([], rows, None, tmp_path) == []
+def test_a_first_look_is_declared_at_its_seeds_alone():
+    first = looked_at(6, planned=12, looks=[6, 12], now=[6, 12])
+    assert not first["exploratory"] and first["verdict"] == "supported" and first["p_holm"] == 2 / 2**6
+    early = looked_at(7, planned=12, looks=[6, 12], now=[6, 12])
+    assert early["exploratory"] and early["flags"] == ["the seeds so far are no declared look"]
+    assert looked_at(7, planned=12)["exploratory"]  # as is any look before all seeds have run
 
 
-def test_long_claims_are_wrapped_between_words():
-    assert claims.wrapped("one two three four", 8) == "one two\nthree\nfour"
+def test_looks_are_numbers_of_seeds_and_the_power_is_that_of_half_the_level(helpers):
+    claim = {"contrast": GAIN, "above": 0.05, "sides": 1, "looks": [6, 12]}
+
+    def error(seeds, **changes):
+        claims = {"a": claim | changes}
+        return helpers.error_of(listed, seeds=list(range(seeds)), settings={}, claims=claims)
+
+    assert error(10) == "claims: a: looks=[6, 12]: its arms have 10 seeds, which must be those of one of the looks"
+    assert "the smaller one first" in error(12, looks=[12, 6])
+    assert "it is no test" in helpers.error_of(
+        listed,
+        seeds=list(range(12)),
+        settings={},
+        claims={"a": {k: claim[k] for k in claim if k != "sides"} | {"in": 3}},
+    )
+    assert error(5, looks=[5, 12]).startswith("claims: a: 5 seeds give no p under 0.062 and the correction for two")
+    config = listed(seeds=list(range(12)), settings={}, claims={"a": claim})
+    rows = [
+        made_row(run, 0.5 + run["seed"] / 100 * (run["arm"] == "gated"))
+        for run in experiment.runs_of(config, config.seeds, [])
+    ]
+    (line,) = power.lines(config, rows)
+    effect = statistics.stdev(seed / 100 for seed in range(12)) * stats.detectable(12, 0.025)[0]
+    assert (
+        "looked at after 6 and 12 seeds, each at half of the level; sees" in line
+        and f"sees {effect:.3g} beyond" in line
+    )
+
+
+def test_all_claims_of_all_experiments_stand_on_one_page(tmp_path, capsys):
+    words = {"it helps <more>": {"contrast": GAIN, "above": 0.05}}
+    words["later"] = {"contrast": GAIN, "above": 0, "of": ["log_steps", 0.4], "exploratory": True}
+    config = listed(seeds=list(range(8)), settings={}, claims=words, run=False)
+    runs = experiment.runs_of(config, config.seeds, [])
+    for name in ("one", "two"):
+        write_rows(tmp_path / name, [made_row(run, 0.5 + run["seed"] / 100) for run in runs])
+        keys = json.dumps(dataclasses.asdict(config))
+        experiment.main([f"--config_override={keys}", f"--out_dir={tmp_path / name}"])
+    (tmp_path / "empty").mkdir()
+    plot.main([str(tmp_path)])
+    assert capsys.readouterr().out.endswith(f"{tmp_path / 'claims.png'}\n{tmp_path / 'claims.html'}\n")
+    found = overview.read_claims(tmp_path)
+    assert list(found) == ["one", "two"]
+    helps, later = found["one"]
+    assert (helps["unit"], helps["verdict"], helps["estimate"], helps["threshold"]) == ("points", "not supported", 0, 5)
+    assert (later["unit"], later["estimate"], later["seeds"]["0"]) == ("ratio of steps", 1, 1)
+    page = (tmp_path / "claims.html").read_text()
+    assert '<a href="one/report.html">one</a>' in page and "it helps &lt;more&gt;" in page
+    assert "data:image/png;base64," in page and "http" not in page
+    (tmp_path / "two" / "claims.json").write_text('{"claims": [{"name": 3}]}')
+    with pytest.raises(UserError, match=r"two/claims.json: cannot be drawn: claims\[0\]"):
+        plot.main([str(tmp_path)])

@@ -1,5 +1,5 @@
 """
-Experiments: what is run, what is kept, what stops it. What is made of rows is in test_rows.py.
+Experiments: what is run, what is kept, what stops it. What is made of rows: test_rows.py and the others with made_rows.
 
     python -m pytest tests/test_experiment.py
 """
@@ -9,6 +9,7 @@ from configurator import UserError
 import json
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -130,6 +131,13 @@ def test_every_arm_is_run_with_every_seed_and_has_its_row(finished, base, helper
         assert (row["dtype"], row["device"], row["threads"]) == ("float32", "cpu", max(1, usable_cores() // 2))
         assert "code_sha256" in row and row["horizon"] == row["last_step"] == 6
         assert row["config"] == base | {"gate": arm, "seed": seed} and row["data"] == DATA and row["finite"]
+        meters = [evaluation["meters"] for evaluation in evaluations]
+        curve = row["meter_curve"]
+        assert curve["step"] == [0, 3, 6] and len(meters[0]["branch"]) == base.get("n_layer", 2)
+        assert curve["branch"] == pytest.approx([statistics.fmean(found["branch"]) for found in meters], rel=1e-3)
+        gates = {} if arm == "none" else {"readout": [found["gate_mean"]["readout"] for found in meters]}
+        assert curve["gate_mean"] == gates and gates.get("readout", [0.5])[0] == 0.5
+        assert row["planned_seeds"] == [0, 1]
         assert {"git_commit", "git_dirty", "versions", "step_ms", "state_bytes", "flops_per_token"} <= row.keys()
     assert rows["elementwise", 0]["n_params"] == rows["none", 0]["n_params"] + 2 * 16 * 16
 
@@ -151,7 +159,7 @@ def test_a_figure_is_drawn_and_drawn_again_from_the_rows_alone(finished, tmp_pat
     assert (tmp_path / "accuracy.png").read_bytes() == (finished / "accuracy.png").read_bytes()
     assert (finished / "none-seed0" / "page.png").read_bytes().startswith(png)
     assert capsys.readouterr().out.split() == [
-        str(tmp_path / "accuracy.png"), str(finished / "none-seed0" / "page.png")
+        *(str(tmp_path / name) for name in ("accuracy.png", "branch.png")), str(finished / "none-seed0" / "page.png")
     ]  # fmt: skip
 
 
@@ -365,13 +373,14 @@ def test_finished_runs_are_scored_on_other_data_and_the_figures_are_drawn(base, 
         assert list(score["slices"]) == ["32/4", "64/4", "64/7"] and score["attention"] == row["arm"]
         assert score["labels"] == 50 * (4 + 4 + 7) and score["step"] == 6
     assert experiment.run_all(config, tmp_path) == rows
-    title, head, *lines = tables.slices_table([rows[0], rows[1] | {"scores": {}}]).split("\n")  # one not finite
+    (table,) = tables.slices_tables([rows[0], rows[1] | {"scores": {}}])  # one not finite
+    title, head, *lines = str(table).split("\n")
     assert title.startswith("longer: ") and head.split() == ["arm", "32/4", "64/4", "64/7"]
     shown = [f"{value:.1%}" for value in rows[0]["scores"]["longer"]["slices"].values()]
     assert [line.split() for line in lines] == [["softmax", *shown], ["gla", "nan%", "nan%", "nan%"]]
-    assert tables.slices_table([rows[0] | {"scored": {}}]) == ""
+    assert tables.slices_tables([rows[0] | {"scored": {}}]) == []
     figures = report.figures(rows, tmp_path)
-    assert [figure.name for figure in figures] == ["accuracy.png", "slices.png"]
+    assert [figure.name for figure in figures] == ["accuracy.png", "branch.png", "slices.png"]
     assert all(figure.read_bytes().startswith(b"\x89PNG") for figure in figures)
 
 
@@ -421,7 +430,7 @@ def test_an_experiment_on_text_shows_losses_and_has_no_verdict(base, tmp_path):
         for arm, gate in (("plain", "none"), ("gated", "elementwise")) for seed in (0, 1)
     ]  # fmt: skip
     config = experiment.ExperimentConfig(arms={"plain": {}, "gated": {}}, seeds=[0, 1], metric="val_loss", base=FLOAT32)
-    assert "gated  2.0000  3.0000  2.5000" in tables.table(config, rows)
+    assert "gated  2.0000  3.0000  2.5000  -3.8531 to 8.8531" in str(tables.table(config, rows))
     assert [figure.name for figure in report.figures(rows, tmp_path)] == ["val_loss.png", "lengths.png"]
 
 

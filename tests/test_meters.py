@@ -16,7 +16,7 @@ from gate import Gate
 from model import GPT, MIXERS, GPTConfig
 from ops.layers import manual_attention
 from ops.recurrence import recurrent
-from study import report
+from study import interventions, report
 
 T, C, H, D = 12, 16, 2, 8
 every_mixer = pytest.mark.parametrize("name", MIXERS)
@@ -430,7 +430,7 @@ def test_a_probe_leaves_no_trace_and_a_compiled_model_is_not_compiled_again():
     before = compiled(tokens)
     with torch._dynamo.config.patch(error_on_recompile=True):
         meters.training_meters(model, tokens, tokens, {"some": [1, 2, 3]}, "float32")
-        with meters.pruned(model, 0.7):
+        with interventions.pruned(model, 0.7):
             pass
         assert torch.equal(compiled(tokens), before)
     with pytest.raises(ZeroDivisionError):
@@ -447,10 +447,10 @@ def test_a_probe_leaves_no_trace_and_a_compiled_model_is_not_compiled_again():
 def test_pruning_at_threshold_0_changes_nothing_and_above_every_value_closes_all(name):
     model, tokens = make_model(attention=name, gate="elementwise"), random_tokens()
     before = model(tokens)
-    with meters.pruned(model, 0.0) as counts:
+    with interventions.pruned(model, 0.0) as counts:
         assert torch.equal(model(tokens), before)
     assert counts[0] == 0 and counts[1] == 2 * 3 * T * model.blocks[0].mixer.n_head * D
-    with meters.pruned(model, 1.01) as counts:
+    with interventions.pruned(model, 1.01) as counts:
         closed = model(tokens)
     assert counts[0] == counts[1]
     with torch.no_grad():
@@ -462,7 +462,7 @@ def test_pruning_at_threshold_0_changes_nothing_and_above_every_value_closes_all
 def test_the_pruned_share_is_that_of_the_values_under_the_threshold():
     model, tokens = make_model(gate="elementwise"), random_tokens()
     layers = meters.layer_meters(model, tokens, {}, "float32")
-    with meters.pruned(model, 0.1) as counts:
+    with interventions.pruned(model, 0.1) as counts:
         model(tokens)
     assert counts[0] / counts[1] == pytest.approx(meters.summary(layers, T)["gate_below_0.1"]["readout"], abs=1e-3)
 
@@ -472,13 +472,13 @@ def test_the_pruned_share_is_that_of_the_values_under_the_threshold():
 def test_decoding_without_closed_heads_is_the_pruned_model(keys):
     model, tokens = make_model(noise=0.5, gate="headwise", **keys), random_tokens()[:1]
     before, (state, skipped_state) = model(tokens), (model.init_state() for _ in range(2))
-    with meters.closed_heads_skipped(model, 0.5) as counts:
+    with interventions.closed_heads_skipped(model, 0.5) as counts:
         skipped = []
         for start, end in ((0, 4), *((i, i + 1) for i in range(4, T))):
             x, skipped_state = model.features(tokens[:, start:end], skipped_state, start)
             skipped.append(x)
     for start, end in ((0, 4), *((i, i + 1) for i in range(4, T))):
-        with meters.pruned(model, 0.5 if start else 0.0):  # the prefill is whole
+        with interventions.pruned(model, 0.5 if start else 0.0):  # the prefill is whole
             x, state = model.features(tokens[:, start:end], state, start)
         torch.testing.assert_close(skipped.pop(0), x)
     assert 0 < counts[0] < counts[1] == (T - 4) * 2 * H
@@ -492,7 +492,7 @@ def test_eight_bits_keep_what_they_can_say_and_lose_what_an_outlier_hides():
     before = {name: p.clone() for name, p in model.named_parameters()}
     up = model.blocks[0].mlp.up
     up.weight[:, 0], up.weight[:, 1:] = 127.0, torch.randint(-127, 128, up.weight[:, 1:].shape).float()
-    small = meters.quantised(model)
+    small = interventions.quantised(model)
     assert torch.equal(small.blocks[0].mlp.up.weight, up.weight)
     x = torch.zeros(1, C)
     x[0, 0], x[0, 1] = 127.0, 0.4  # 0.4 is less than half a level
@@ -595,7 +595,7 @@ def test_the_report_opens_and_holds_its_figures_and_its_table(tmp_path):
     ]  # fmt: skip
     figures = report.figures(rows, tmp_path)
     page = Page()
-    page.feed(report.page(rows, figures, tmp_path / "report.html").read_text())
+    page.feed(report.write_page(rows, figures, tmp_path / "report.html").read_text())
     page.close()
     assert page.images == [figure.read_bytes() for figure in figures] and not page.open_tags
     first = page.cells.index("none")  # behind the keys that all runs share

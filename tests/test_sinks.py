@@ -55,7 +55,7 @@ def test_the_reading_begins_with_the_ungated_arm_and_says_what_each_gate_changes
         "With headwise: weight 50%, value 0.50, written 0.050; the gate is 0.09 there and 0.90 at triggers."
     )
     assert sinks.reading([r for r in ROWS if r["arm"] != "none"]) == []
-    assert tables.sinks_table([{"sinks": []}, {}]) == ""
+    assert tables.sinks_tables([{"sinks": []}, {}]) == []
 
 
 def test_arms_with_fewer_seeds_have_panels_of_their_own(tmp_path):
@@ -71,10 +71,10 @@ def test_every_seed_is_a_line_and_the_gate_has_one_for_each_kind(tmp_path, monke
     monkeypatch.setattr(sinks, "write", lambda figure, path: drawn.append(figure) or path)
     sinks.figures(ROWS, tmp_path)
     weight, effective, norm, gate = drawn[0].axes
-    assert [len(axes.lines) for axes in (weight, effective, norm, gate)] == [5, 4, 4, 4]  # weight: the uniform one
+    assert [len(axes.lines) for axes in (weight, effective, norm, gate)] == [7, 6, 6, 6]  # weight: the uniform one
     black = [line for line in weight.lines if line.get_color() == "#000000"]
-    assert sorted(line.get_ydata()[-1] for line in black) == [80.0, 90.0]  # none
-    assert sorted(round(line.get_ydata()[-1], 2) for line in gate.lines) == [0.09, 0.09, 0.9, 0.9]
+    assert sorted(line.get_ydata()[-1] for line in black) == [80.0, pytest.approx(85.0), 90.0]  # none, and the mean
+    assert sorted(round(line.get_ydata()[-1], 2) for line in gate.lines) == [0.09] * 3 + [0.9] * 3
     plt.close(drawn[0])
 
 

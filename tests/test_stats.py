@@ -153,6 +153,17 @@ def test_a_claim_among_many_needs_more():
     assert banded["p_within"] == 1 / 64 and banded["p_within_holm"] == banded["p_holm"] == 2 / 64
 
 
+def test_two_looks_keep_the_level_and_undeclared_ones_do_not():
+    draws, looks = np.random.default_rng(0).normal(size=(1200, 9)), [6, 9]
+
+    def is_supported(draw, claim):
+        return any(stats.judge([(draw[:n].tolist(), claim)])[0]["verdict"] == "supported" for n in looks)
+
+    claim = {"above": 0.0, "sides": 1}
+    found = [sum(is_supported(draw, claim | more) for draw in draws) / 1200 for more in ({"looks": looks}, {})]
+    assert found[0] < 0.05 < 0.06 < found[1]  # about 4 and 7%
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("chances", "n", "exact", "student"),

@@ -1,0 +1,171 @@
+"""What a model loses and gains when its gates are pruned, its closed heads are skipped, or its arithmetic has 8 bits.
+
+    with pruned(model, 0.1) as counts:              # gate values under 0.1 are zero: the loss
+        loss_of(model, batches, block_size)
+    decoding_speed(model, prompt, 0.1)              # heads whose gate is under 0.1 are skipped: tokens/s
+    loss_of(quantised(model), batches, block_size)
+
+meters.py prints these beside what it measures in one forward pass of the model as it is.
+"""
+
+from configurator import UserError
+
+import collections
+import contextlib
+import copy
+import time
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.nn as nn
+
+from evaluate import score
+from gate import ADDITIVE_ACTIVATIONS
+from model import GPT, Mixer, Softmax
+
+DECODED_TOKENS = 64
+THRESHOLDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+
+
+@contextlib.contextmanager
+def pruned(model: GPT, threshold: float) -> Iterator[list[int]]:
+    """A context in which gate values are zero if their absolute value is below the threshold.
+
+    It yields the counts [zeroed, all], which grow as the model runs. Gates on the denominator and additive gates are
+    left alone: a zero there closes nothing. If only some tokens have labels, the last layer computes and counts those.
+    """
+    counts, handles = [0, 0], []
+
+    def prune(gate, args, output):
+        closed = gate.value(gate.logits(args[1])).abs() < threshold
+        counts[0] += int(closed.sum())
+        counts[1] += closed.numel()
+        return output.masked_fill(closed, 0.0)
+
+    try:
+        for block in model.blocks:
+            for position, gate in block.mixer.gates.items():
+                if position != "denominator" and gate.activation not in ADDITIVE_ACTIVATIONS:
+                    handles.append(gate.register_forward_hook(prune))
+        yield counts
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def pruning_curve(model: GPT, batches: Iterable[tuple], block_size: int) -> list[dict]:
+    """[{threshold, zeroed, loss, accuracy}], empty if no gate multiplies."""
+    curve = []
+    for threshold in THRESHOLDS:
+        with pruned(model, threshold) as counts:
+            result = loss_of(model, batches, block_size)
+        if counts[1]:
+            curve.append({"threshold": threshold, "zeroed": share_of(counts)} | result)
+    return curve
+
+
+def share_of(counts: list[int]) -> float:
+    """Of [some, all], rounded to four digits."""
+    return float(f"{counts[0] / counts[1]:.4g}")
+
+
+@contextlib.contextmanager
+def closed_heads_skipped(model: GPT, threshold: float) -> Iterator[list[int]]:
+    """A context in which decoding one sequence skips the cache of heads whose headwise gate is below the threshold.
+
+    The result is that of `pruned`, at a lower cost. It yields the counts [skipped, all] of heads, which grow.
+    Softmax layers only: a recurrent head has to write its state whether it is read or not.
+    """
+    counts, mixers, handles = [0, 0], [block.mixer for block in model.blocks if has_heads_to_skip(block.mixer)], []
+
+    def skip(mixer):
+        box = {}
+
+        def of_input(mixer, args):
+            box["x"] = args[0]
+
+        def read(p, state, start):
+            if p.q.shape[:2] != (1, 1):  # the prefill
+                return Softmax.read(mixer, p, state, start)
+            gate, q = mixer.gates["readout"], p.q.transpose(1, 2)  # (1, H, 1, D)
+            k, v, _ = mixer.remember(p.k.transpose(1, 2), p.v.transpose(1, 2), state, start)
+            heads = (gate.value(gate.logits(box["x"])).abs().flatten() >= threshold).nonzero().flatten()
+            shared = heads // (mixer.n_head // k.shape[1])  # the key and value heads that these use
+            o = torch.zeros_like(q)
+            attention = nn.functional.scaled_dot_product_attention
+            o[:, heads] = attention(q[:, heads], k[:, shared], v[:, shared])
+            counts[0] += mixer.n_head - len(heads)
+            counts[1] += mixer.n_head
+            return o.transpose(1, 2)
+
+        handles.append(mixer.register_forward_pre_hook(of_input))
+        mixer.read = read
+
+    try:
+        for mixer in mixers:
+            skip(mixer)
+        yield counts
+    finally:
+        for mixer, handle in zip(mixers, handles, strict=True):
+            handle.remove()
+            del mixer.read  # uncovers the method of the class
+
+
+def has_heads_to_skip(mixer: Mixer) -> bool:
+    gate = mixer.gates["readout"] if "readout" in mixer.gates else None
+    is_headwise = gate is not None and gate.static is None and gate.shape == (mixer.n_head, 1)
+    is_factor = is_headwise and gate.activation not in ADDITIVE_ACTIVATIONS
+    return is_factor and isinstance(mixer, Softmax) and mixer.config.attention_softcap is None
+
+
+def decoding_speed(model: GPT, prompt: torch.Tensor, threshold: float) -> dict:
+    """Tokens/s of greedy decoding after prompt (1, T), as usual and with closed heads skipped; the share of those."""
+    if not any(has_heads_to_skip(block.mixer) for block in model.blocks):
+        raise UserError(f"skip_below={threshold}: no softmax layer has a headwise gate on its readout")
+
+    def seconds():
+        stream = model.stream(prompt, DECODED_TOKENS + 1, temperature=0)
+        next(stream)  # reads the prompt
+        started = time.perf_counter()
+        int(collections.deque(stream, maxlen=1)[0])  # int() waits until a GPU has drawn the last id
+        return time.perf_counter() - started
+
+    usual, fewer = [], []
+    with closed_heads_skipped(model, threshold) as counts:
+        seconds()
+        share = share_of(counts)
+    for _ in range(3):  # in turns: a noisy neighbour disturbs both
+        usual.append(seconds())
+        with closed_heads_skipped(model, threshold):
+            fewer.append(seconds())
+    speeds = {"tokens_per_second": DECODED_TOKENS / min(usual), "skipping": DECODED_TOKENS / min(fewer)}
+    return {"threshold": threshold, "heads_skipped": share} | speeds
+
+
+def quantised(model: GPT) -> GPT:
+    """A copy that simulates 8-bit arithmetic: it rounds weights and inputs of every nn.Linear of its blocks.
+
+    Both are rounded to 255 levels, symmetric around zero: weights with one scale per row, inputs with one per tensor,
+    from the largest |x| of the batch. The embedding, which is also the output layer, stays as it is.
+    """
+    model = copy.deepcopy(model)
+
+    def round_to_8_bits(x, largest):
+        scale = largest.clamp(min=1e-30) / 127
+        return (x / scale).round() * scale
+
+    def of_input(linear, args):
+        return (round_to_8_bits(args[0], args[0].abs().max()),)
+
+    with torch.no_grad():
+        for linear in (m for m in model.blocks.modules() if isinstance(m, nn.Linear)):
+            linear.weight.copy_(round_to_8_bits(linear.weight, linear.weight.abs().amax(1, keepdim=True)))
+            linear.register_forward_pre_hook(of_input)
+    return model
+
+
+def loss_of(model: GPT, batches: Iterable[tuple], block_size: int) -> dict[str, float]:
+    """{loss, accuracy} over batches of (inputs, targets, slice), in float32, as evaluate.py reads them."""
+    sums = score(model, batches, block_size=block_size, device=model.wte.weight.device)
+    nats, labels, correct = (float(x) for x in sum(rows.sum(0) for rows in sums.values()))
+    return {"loss": nats / labels, "accuracy": correct / labels}

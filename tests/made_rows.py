@@ -1,0 +1,38 @@
+"""Rows of experiments made by hand, for the tests of what is made of rows: claims, rates, figures, tables."""
+
+import json
+from pathlib import Path
+
+import experiment
+
+DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
+BASE = {"n_head": 2, "dtype": "float32"}
+RULE = dict(success_above=0.75, success_below=0.55, failure_within=0.03)
+
+
+def made_row(run, value):
+    """A row as a finished run writes it, with that accuracy."""
+    row = run | {"finite": value is not None, "accuracy": value, "val_loss": 1.0, "metric": "accuracy"}
+    row |= {"curve": [[0, 0.1], [50, 0.5], [100, value or 0.0]], "horizon": 100}
+    return row | {"seconds": 36.0, "scores": {}}
+
+
+def listed(**keys):
+    arms = {"none": {"gate": "none"}, "gated": {"gate": "elementwise"}}
+    settings = {"d16": {"n_embd": 16, "data": {"pairs": 2}}, "d32": {"n_embd": 32}}
+    return experiment.ExperimentConfig(
+        **dict(name="listed", arms=arms, settings=settings, seeds=[0, 1], data=DATA, base=BASE) | keys
+    )
+
+
+def write_rows(out_dir, rows, name="rows.jsonl"):
+    out_dir.mkdir(exist_ok=True)
+    (out_dir / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def labels_of(axes):
+    return {line.get_label() for line in axes.lines if not line.get_label().startswith("_")}
+
+
+GAIN = {"gated": 1, "none": -1}
+ROOT = Path(experiment.__file__).parent

@@ -1,0 +1,120 @@
+"""The figures of an experiment and of its claims, from rows made by hand.
+
+python -m pytest tests/test_figures.py
+"""
+
+import pytest
+from made_rows import labels_of, listed, made_row
+
+import experiment
+from model import MIXERS
+from study import claims, report, tables
+
+
+def test_settings_and_mixers_have_figures_of_their_ends(tmp_path):
+    arms = {mixer: {"attention": mixer} for mixer in ("softmax", "gla")}
+    arms |= {f"{mixer} gated": keys | {"gate": "elementwise"} for mixer, keys in arms.items()}
+    config = listed(arms=arms)
+    rows = [made_row(run, 0.5 + 0.1 * run["seed"]) for run in experiment.runs_of(config, config.seeds, [])]
+    rows[0] = made_row(rows[0], None)  # not finite: it has no end
+    rows = [row | {"state_bytes": 512} for row in rows]
+    assert [figure.name for figure in report.figures(rows, tmp_path)] == ["accuracy.png", "ends.png", "state.png"]
+    rows = [row for row in rows if row["setting"] == "d16" and row["config"]["attention"] == "gla"]
+    assert [figure.name for figure in report.figures(rows, tmp_path)] == ["accuracy.png"]
+
+
+def test_many_arms_have_a_panel_each_beside_the_ungated_runs_and_scores_one_for_each_setting(tmp_path, drawn):
+    kinds = {
+        "none": {}, "native": {"gate": "native"}, "sigmoid": {"gate": "elementwise"},
+        "matched": {"gate": "elementwise", "match_params": True},
+    }  # fmt: skip
+    arms = {f"{m} {kind}": {"attention": m} | keys for m in ("gla", "mamba2") for kind, keys in kinds.items()}
+    config = listed(arms=arms)
+    slices = {"32/4": 0.9, "64/4": 0.8, "64/8": 0.4}
+    about = {"state_bytes": 512, "scores": {"longer": {"slices": slices}}}
+    rows = [made_row(run, 0.5) | about for run in experiment.runs_of(config, config.seeds, [])]
+    report.figures(rows, tmp_path)
+    assert list(drawn) == ["accuracy.png", "state.png", "slices.png"]
+    panels, chance = drawn["accuracy.png"].axes, {"chance among the values in context"}
+    kinds_down = ("none", "matched", "native", "sigmoid")
+    assert [axes.get_title() for axes in panels] == [f"{m}, {kind}" for kind in kinds_down for m in ("gla", "mamba2")]
+    for axes in panels:
+        grey = 0 if axes.get_title().endswith("none") else 2 * 2
+        assert len(axes.lines) == grey + 2 * 2 + 2 + 1  # none's seeds in both settings; its own; their means; chance
+        assert len(axes.collections) == 2  # the intervals of the means
+        assert len({line.get_color() for line in axes.lines}) == (3 if grey == 0 else 4)
+    assert [axes.get_title().partition(":")[0] for axes in drawn["slices.png"].axes] == ["d16", "d16", "d32", "d32"]
+    shown = {f"{mixer}, gate {gate}" for mixer in ("gla", "mamba2") for gate in ("none", "elementwise")}
+    assert all(labels_of(axes) - chance == shown for axes in drawn["slices.png"].axes)
+
+
+def test_every_mixer_and_a_pattern_of_mixers_have_every_figure_of_an_experiment(tmp_path, drawn, monkeypatch):
+    monkeypatch.setitem(MIXERS, "mine", type("Mine", (MIXERS["gla"],), {}))
+    mixers = [*MIXERS, "gla,softmax"]
+    arms = {f"{m} {gate}": {"attention": m, "gate": gate} for m in mixers for gate in ("none", "elementwise")}
+    about = {"state_bytes": 512, "scores": {"longer": {"slices": {"32/4": 0.9, "64/8": 0.4}}}}
+    rows = [made_row(run, 0.5) | about for run in experiment.runs_of(listed(arms=arms), [0], [])]
+    report.figures(rows, tmp_path)
+    assert list(drawn) == ["accuracy.png", "state.png", "slices.png"]
+    assert set(mixers) == {axes.get_title() for axes in drawn["state.png"].axes}
+    assert len({look["color"] for look in report.styles(rows).values()}) == len(mixers)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Claims
+
+ARMS = {"none": {}, "elementwise": {"gate": "elementwise"}}
+CLAIMS = {
+    "more": {"contrast": {"elementwise": 1, "none": -1}, "above": 0},
+    "half": {"contrast": {"none": 0.5, "elementwise": -1}, "above": 0},
+    "alone": {"contrast": {"none": 1}, "above": 0, "in": 1},
+}
+CURVES = {"none": (0.5, 0.95, 0.2), "elementwise": (0.99, 0.97, 0.4)}
+
+
+def three_claims():
+    config = experiment.ExperimentConfig(
+        arms=ARMS, claims=CLAIMS, seeds=[0, 1, 2], base={"dtype": "float32", "max_iters": 100}, exploratory=True
+    )
+    rows = []
+    for run in experiment.runs_of(config, config.seeds, []):
+        end = CURVES[run["arm"]][run["seed"]]
+        rows.append(
+            run | {"finite": True, "accuracy": end, "metric": "accuracy", "curve": [[0, 0.1], [50, end], [100, end]]}
+        )
+    return tables.judge_claims(config, rows), rows
+
+
+def test_a_claim_of_two_arms_shows_both_in_every_seed_and_a_count_is_no_pair(drawn, tmp_path):
+    claims.figures(*three_claims(), 0.9, tmp_path)
+    assert list(drawn) == ["claims.png", "pairs.png", "survival.png"]
+    more, half = (axes for axes in drawn["pairs.png"].axes if axes.axison)
+    assert [tick.get_text() for tick in more.get_xticklabels()] == ["none", "elementwise"]
+    assert [list(line.get_ydata()) for line in more.lines] == [
+        pytest.approx(ends) for ends in [[50.0, 99.0], [95.0, 97.0], [20.0, 40.0]]
+    ]
+    assert [tick.get_text() for tick in half.get_xticklabels()] == ["elementwise", "none"]
+    assert [list(line.get_ydata()) for line in half.lines] == [
+        pytest.approx(ends) for ends in [[99.0, 50.0], [97.0, 95.0], [40.0, 20.0]]
+    ]
+
+
+def test_runs_not_yet_solved_fall_at_their_steps_and_those_at_risk_are_counted(drawn, tmp_path):
+    claims.figures(*three_claims(), 0.9, tmp_path)
+    (axes,) = drawn["survival.png"].axes
+    none, gated = axes.lines
+    assert none.get_xdata().tolist() == [0, 50, 100, 100]
+    assert none.get_ydata() == pytest.approx([100, 200 / 3, 200 / 3, 200 / 3])
+    assert gated.get_ydata() == pytest.approx([100, 100 / 3, 100 / 3, 100 / 3])
+    assert [text.get_text() for text in axes.texts] == ["3", "3", "2", "3", "3", "1"]  # at 0, 50 and 100 steps
+
+
+def test_without_a_threshold_or_rows_there_is_no_figure_of_them(drawn, tmp_path):
+    found, rows = three_claims()
+    claims.figures(found, rows, None, tmp_path)
+    assert list(drawn) == ["claims.png", "pairs.png"]
+    assert claims.figures([], rows, None, tmp_path) == []
+
+
+def test_long_claims_are_wrapped_between_words():
+    assert claims.wrapped("one two three four", 8) == "one two\nthree\nfour"

@@ -1,0 +1,243 @@
+"""How an arm's learning rate is chosen: which runs it takes, which rate wins, and what the report says of it.
+
+python -m pytest tests/test_rates.py
+"""
+
+from configurator import UserError
+
+import dataclasses
+import json
+import math
+import re
+import types
+
+import pytest
+from made_rows import BASE, listed, made_row, write_rows
+
+import experiment
+from study import curves, report, runner, tables
+from study.plan import compared_runs, rates_of
+from study.rows import by_run, read_rows, text_of
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """made(value) -> the names of the runs that are made from here on; value(run) is the accuracy of a run, or None."""
+
+    def call(value):
+        names, process = [], types.SimpleNamespace(returncode=0, poll=lambda: 0, terminate=int, wait=int)
+
+        def start(config, run, out_dir, threads, gpu):
+            names.append(experiment.name_of(run))
+            job = {"item": run, "name": names[-1], "folder": out_dir / names[-1], "gpu": gpu}
+            return job | {"process": process, "commands": []}
+
+        monkeypatch.setattr(runner, "start", start)
+        monkeypatch.setattr(runner, "finish", lambda config, job: made_row(job["item"], value(job["item"])))
+        monkeypatch.setattr(runner.time, "sleep", lambda seconds: None)
+        return names
+
+    return call
+
+
+def choosing(**keys):
+    about = dict(settings={}, seeds=[0], selection_seeds=[7, 8], learning_rates=[0.001, 0.01, 0.1], jobs=8)
+    return listed(**about | {"arms": {"none": {"gate": "none"}}, "base": BASE | {"max_iters": 400}} | keys)
+
+
+def by_rate(values):
+    """A value(run) that depends on the rate alone."""
+    return lambda run: values[run["config"]["learning_rate"]]
+
+
+def test_rates_are_chosen_on_the_selection_seeds_and_the_seeds_run_at_them(tmp_path, made, capsys):
+    config = listed(settings={}, seeds=[0], selection_seeds=[7, 8], learning_rates=[0.001, 0.01])
+    scores = {("none", 0.001): 0.6, ("none", 0.01): 0.5, ("gated", 0.001): 0.6, ("gated", 0.01): 0.7}
+
+    def value(run):
+        rate, seed = run["config"]["learning_rate"], run["seed"]
+        diverged = (run["arm"], rate, seed) == ("none", 0.001, 8)  # one seed of the better rate is not finite
+        return None if diverged else scores.get((run["arm"], rate), 0.3)
+
+    made(value)
+    rows = experiment.run_all(config, tmp_path)
+    assert [(row["arm"], row["seed"], row["config"]["learning_rate"]) for row in rows] == [
+        ("none", 0, 0.01), ("gated", 0, 0.01)
+    ]  # fmt: skip
+    assert "learning rate of none: 0.01 (" in capsys.readouterr().out
+    every = read_rows(tmp_path)
+    assert len(every) == 2 * 3 * 2 + 2
+    compared = report.figures(rows, tmp_path)[0].read_bytes()
+    assert report.figures(every, tmp_path)[0].read_bytes() == compared  # runs that chose a rate are in no figure
+    with pytest.raises(UserError, match="no row of a compared run yet"):
+        report.figures([row for row in every if "purpose" in row], tmp_path)
+
+
+def test_all_rates_get_short_runs_and_the_best_two_full_ones_in_one_call(tmp_path, made, capsys):
+    config = choosing(learning_rates=[0.001, 0.003, 0.01, 0.03])
+    names = made(by_rate({0.001: 0.2, 0.003: 0.6, 0.01: 0.7, 0.03: 0.1}))
+    rows = experiment.run_all(config, tmp_path)
+    short = [f"none-lr{rate}-short-seed{seed}" for rate in (0.001, 0.003, 0.01, 0.03) for seed in (7, 8)]
+    full = [f"none-lr{rate}-seed{seed}" for rate in (0.003, 0.01) for seed in (7, 8)]
+    assert names == [*short, *full, "none-seed0"] and rows[0]["config"]["learning_rate"] == 0.01
+    said = capsys.readouterr().out
+    assert "none: 0.01 (mean area under the curve 45.0%; +2.5 over 0.003, standard error 0.0 points)\n" in said
+    assert experiment.run_all(config, tmp_path) == rows and len(names) == 13
+    (choice,) = experiment.choose_rates(config, read_rows(tmp_path))  # again from the rows alone
+    assert (choice["rate"], choice["other"], choice["is_edge"]) == (0.01, 0.003, False)
+    assert choice["margin"] == pytest.approx(0.025) and choice["error"] == pytest.approx(0)
+
+
+def test_a_short_run_is_the_run_scaled_down_with_a_schedule_of_its_own():
+    keys = dict(max_iters=400, warmup_iters=40, eval_interval=50, lr_decay_iters=400)
+    config = choosing(base=BASE | keys)
+    (choice,) = experiment.choose_rates(config, [])
+    run = choice["runs"][0]
+    assert {name: run["config"][name] for name in keys} == {name: steps // 4 for name, steps in keys.items()}
+    assert run["purpose"] == "short selection" and run["config"]["learning_rate"] == 0.001
+    assert "lr_decay_iters" not in experiment.choose_rates(choosing(), [])[0]["runs"][0]["config"]  # max_iters
+    cheap = choosing(base=BASE | keys, selection_iters=[200, 320])
+    assert experiment.choose_rates(cheap, [])[0]["runs"][0]["config"]["eval_interval"] == 25
+    choices, _ = chosen(cheap, by_rate({0.001: 0.1, 0.01: 0.5, 0.1: 0.4}))
+    longest = choices[0]["runs"][-1]
+    assert longest["purpose"] == "selection"
+    assert {name: longest["config"][name] for name in keys} == {name: 4 * n // 5 for name, n in keys.items()}
+
+
+def chosen(config, value):
+    """The choices, all runs that they ask for made, and how many that were."""
+    rows = []
+    while True:
+        choices = experiment.choose_rates(config, rows)
+        lacking = [run for choice in choices for run in choice["runs"] if text_of(run) not in by_run(rows)]
+        if not lacking:
+            return choices, len(rows)
+        rows += [made_row(run, value(run)) for run in lacking]
+
+
+@pytest.mark.parametrize(
+    "values, rate, n_full, is_edge",
+    [
+        ({0.001: 0.1, 0.01: 0.5, 0.1: 0.4}, 0.01, 2, False),
+        ({0.001: 0.1, 0.01: 0.5, 0.1: 0.6, 1.0: 0.2}, 0.1, 3, False),
+        ({0.001: 0.1, 0.01: 0.5, 0.1: 0.6, 1.0: 0.7, 10.0: 0.9}, 1.0, 3, True),  # once on each side
+        ({0.001: 0.6, 0.01: 0.5, 0.1: 0.1, 0.0001: 0.7}, 0.0001, 3, True),
+        ({0.001: 0.5, 0.01: 0.1, 0.1: 0.6, 1.0: 0.2}, 0.1, 3, False),
+    ],
+)
+def test_a_choice_at_the_edge_widens_the_grid_by_one_full_run_once_on_each_side(values, rate, n_full, is_edge):
+    (choice,), n_runs = chosen(choosing(), by_rate(values))
+    assert (choice["rate"], choice["is_edge"]) == (rate, is_edge)
+    assert n_runs == 2 * (3 + n_full)
+    said = tables.rate_lines(choosing(), [choice])[0]
+    assert ("at the edge of the rates" in said) == is_edge
+
+
+@pytest.mark.parametrize("noise, rate", [(0.0, 0.1), (0.05, 0.01)])
+def test_of_two_rates_within_a_standard_error_the_smaller_one_is_taken(noise, rate):
+    values = {0.001: 0.1, 0.01: 0.5, 0.1: 0.52, 1.0: 0.2}
+    config = choosing()
+    signs = {(0.1, 7): 1, (0.1, 8): -1}
+    (choice,), _ = chosen(
+        config, lambda run: (r := run["config"]["learning_rate"]) and values[r] + noise * signs.get((r, run["seed"]), 0)
+    )
+    assert choice["rate"] == rate
+    assert ("margin under a standard error" in tables.rate_lines(config, [choice])[0]) == (noise > 0)
+
+
+def test_one_seed_has_no_standard_error_and_a_loss_is_better_when_lower():
+    config = choosing(selection_seeds=[7], metric="val_loss")
+
+    def row(run):
+        loss = {0.001: 3.0, 0.01: 2.0, 0.1: 2.1}[run["config"]["learning_rate"]]
+        return made_row(run, 0.5) | {"val_loss": loss, "metric": "val_loss", "curve": [[0, 4.0], [100, loss]]}
+
+    rows = []
+    for _ in range(3):
+        (choice,) = experiment.choose_rates(config, rows)
+        rows = [row(run) for run in choice["runs"]]
+    assert choice["rate"] == 0.01 and math.isnan(choice["error"])
+    (line,) = tables.rate_lines(config, [choice])
+    assert line == "learning rate of none: 0.01 (mean area under the curve 3.0000; +0.0500 over 0.1, one seed)"
+
+
+def test_a_rate_that_diverged_in_a_seed_is_never_chosen_over_one_that_did_not():
+    values = by_rate({0.001: 0.1, 0.01: 0.2, 0.1: 0.9, 1.0: 0.1})
+    (choice,), _ = chosen(choosing(), lambda run: None if (run["seed"], values(run)) == (8, 0.9) else values(run))
+    assert choice["rate"] == 0.01
+
+
+def test_the_area_of_a_run_that_was_solved_early_counts_up_to_the_horizon():
+    run = {"finite": True, "curve": [[0, 0.0], [10, 1.0], [20, 1.0]]}
+    assert curves.area(run) == pytest.approx(0.75)
+    assert curves.area(run | {"horizon": 100}) == pytest.approx(0.95)
+    assert curves.area(run | {"curve": [[0, 0.5]], "horizon": 0}) == 0.5
+    assert curves.area(run | {"finite": False}) is None
+
+
+def test_older_experiments_choose_by_the_end_of_full_runs_and_widen_nothing():
+    config = choosing(select_by="end")
+    (choice,), n_runs = chosen(config, by_rate({0.001: 0.1, 0.01: 0.5, 0.1: 0.6}))
+    assert (choice["rate"], choice["is_edge"], n_runs) == (0.1, True, 6)
+
+
+def test_the_rates_table_has_every_run_that_chose_a_rate_and_the_end_table_the_rate(tmp_path, made, capsys):
+    config = choosing(arms={"none": {"gate": "none"}, "gated": {"gate": "elementwise"}})
+    made(by_rate({0.001: 0.2, 0.01: 0.5, 0.1: 0.3}))
+    keys = dataclasses.asdict(config)
+    experiment.main([f"--config_override={json.dumps(keys)}", f"--out_dir={tmp_path}"])
+    said = capsys.readouterr().out
+    lines = [line.split() for line in said[said.index("Learning rates: accuracy at the end") :].splitlines()]
+    assert lines[1] == "arm rate chosen steps seed 7 seed 8 mean area".split()
+    assert lines[2:7] == [
+        "none 0.001 100 20.0% 20.0% 20.0% 32.5%".split(),
+        "none 0.01 100 50.0% 50.0% 50.0% 40.0%".split(),
+        "none 0.1 100 30.0% 30.0% 30.0% 35.0%".split(),
+        "none 0.01 * 400 50.0% 50.0% 50.0% 40.0%".split(),
+        "none 0.1 400 30.0% 30.0% 30.0% 35.0%".split(),
+    ]
+    assert "arm        0   mean  95% interval  rate\nnone   50.0%  50.0%             -  0.01\n" in said
+    cells = [cell for line in lines[2:7] for cell in line]
+    page = re.sub("<[^>]*>", " ", (tmp_path / "report.html").read_text())
+    assert [word for word in page[page.index("Learning rates: ") :].split() if word in cells][: len(cells)] == cells
+    first = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    experiment.main([f"--config_override={json.dumps(keys | {'run': False})}", f"--out_dir={tmp_path}"])
+    assert capsys.readouterr().out.endswith(said[said.index("End accuracy") :])
+    again = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    assert {name for name in first if first[name] != again[name]} <= {"report.html"}  # it has the command
+
+
+def test_one_arm_and_one_setting_may_choose_the_rate_for_others(tmp_path, capsys):
+    arms = {"none": {}, "gated": {"gate": "elementwise"}, "matched": {"gate": "elementwise", "match_params": True}}
+    keys = dict(selection_seeds=[7], learning_rates=[0.001, 0.01], rate_of={"matched": "gated"}, rates_at="d32")
+    config = listed(arms=arms, seeds=[0], scores={"longer": {"lengths": [64]}}, run=False, **keys)
+    tried = [run for choice in experiment.choose_rates(config, []) for run in choice["runs"]]
+    assert {(run["setting"], run["arm"]) for run in tried} == {("d32", "none"), ("d32", "gated")} and len(tried) == 4
+    best = {"none": 0.001, "gated": 0.01}
+    value = lambda run: 0.9 if run["config"]["learning_rate"] == best[run["arm"]] else 0.5  # noqa: E731
+    choices, _ = chosen(config, value)
+    rows = [made_row(run, value(run)) for choice in choices for run in choice["runs"]]
+    assert rates_of(config, choices) == {(s, arm): best.get(arm, 0.01) for s in ("d16", "d32") for arm in arms}
+    rows += [made_row(run, 0.5) for run in compared_runs(config, choices)]
+    write_rows(tmp_path, rows)
+    assert len(experiment.run_all(config, tmp_path)) == 6
+    assert "learning rate of matched: 0.01 (that of gated)\n" in capsys.readouterr().out
+    assert experiment.choose_rates(config, rows[1:])[0]["rate"] is None
+    assert experiment.estimate(config, rows[1:]).startswith("d32-none-lr0.001-seed7 ")
+
+
+def test_a_dry_run_knows_the_chosen_rates_and_guesses_what_is_not_chosen_yet():
+    config, value = choosing(seeds=[0, 1], selection_seeds=[7], jobs=1), by_rate({0.001: 0.3, 0.01: 0.5, 0.1: 0.4})
+    choices, _ = chosen(config, value)
+    selection = [made_row(run, value(run)) for choice in choices for run in choice["runs"]]
+    rows = selection + [made_row(run, 0.5) for run in compared_runs(config, choices)]
+    assert experiment.estimate(config, rows).startswith("0 of 7 runs to do")
+    assert experiment.estimate(config, rows[:-1]).splitlines()[0].startswith("none-seed1 ")
+    assert experiment.estimate(config, selection).splitlines()[-1].startswith("2 of 7 runs to do")
+    lines = [line.split()[:2] for line in experiment.estimate(config, selection[:2]).splitlines()]
+    assert lines == [  # a step of a short run, which took 36 s here, costs as much as one of a full run
+        ["none-lr0.1-short-seed7", "36"], ["none-lr0.001-seed7", "144"], ["none-lr0.01-seed7", "144"],
+        ["none-seed0", "144"], ["none-seed1", "144"], ["5", "of"],
+    ]  # fmt: skip
+    scored = dataclasses.replace(config, scores={"longer": {}})
+    assert experiment.estimate(scored, rows).endswith("; 2 finished runs lack a score")
