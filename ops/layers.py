@@ -11,7 +11,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from ops.recurrence import at_least_float32, first_derivative_only, without_autocast
+from ops.recurrence import apply, at_least_float32, first_derivative_only, without_autocast
 
 
 class RMSNorm(nn.RMSNorm):
@@ -25,7 +25,7 @@ class RMSNorm(nn.RMSNorm):
         if x.is_cuda:
             return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
         fine = at_least_float32(x)
-        return _RMSNorm.apply(fine, self.weight.to(fine.dtype), self.eps).to(x.dtype)
+        return apply(_RMSNorm, fine, self.weight.to(fine.dtype), self.eps).to(x.dtype)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -162,7 +162,7 @@ def rotate(
     """RoPE (Su et al. 2021) in the half-split layout: pairs (i, i + D/2). x (B, T, H, D), in at least float32."""
     x = at_least_float32(x)
     settings = x.shape[-1], base, scaling, factor, trained_length
-    return _Rotation.apply(x, *cos_sin(x, start, rope_frequencies, *settings))
+    return apply(_Rotation, x, *cos_sin(x, start, rope_frequencies, *settings))
 
 
 class _Rotation(torch.autograd.Function):
