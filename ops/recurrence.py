@@ -400,17 +400,47 @@ def _weights(q, k, log_decay):
     if log_decay is None:
         return _product(q, k.mT).tril(), q, k, None
     if log_decay.shape[-1] == 1:
-        c = log_decay.clamp(min=LOG_DECAY_MIN).cumsum(-2)
-        exponent = c - c.mT
-        above = torch.ones(exponent.shape[-2:], dtype=torch.bool, device=c.device).triu(1)
-        # mask before exp: exp overflows above the diagonal, and inf * 0 is NaN in the backward
-        inside = _product(q, k.mT) * exponent.masked_fill_(above, -torch.inf).exp_()
-        end = c[..., -1:, :]
-        return inside, q * c.exp(), k * (end - c).exp(), end.exp()
+        return apply(_HeadWeights, q, k, log_decay.clamp(min=LOG_DECAY_MIN).cumsum(-2))
     heads = max(x.shape[1] for x in (q, k, log_decay))
     outputs = apply(_ChannelWeights, *(_flat(x, heads) for x in (q, k, log_decay)))
     inside, q, k, decay = (x.unflatten(0, (-1, heads, log_decay.shape[2])) for x in outputs)
     return inside, q, k, decay.mT
+
+
+class _HeadWeights(torch.autograd.Function):
+    """_weights with a decay per head. q, k (B, H or 1, N, C, Dk), c (B, H, N, C, 1).
+
+    Autograd would go over the (C, C) weights and the keys about twice as often.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, c):
+        end = c[..., -1:, :]
+        from_start, to_end, decay = c.exp(), (end - c).exp(), end.exp()
+        # exp overflows above the diagonal, where it is replaced: this is never differentiated
+        between = (c - c.mT).exp_().tril_()
+        inside = (q @ k.mT) * between
+        ctx.save_for_backward(q, k, from_start, to_end, decay, between, inside)
+        return inside, q * from_start, k * to_end, decay
+
+    @staticmethod
+    @first_derivative_only
+    @without_autocast
+    def backward(ctx, d_inside, dq, dk, d_decay):
+        q, k, from_start, to_end, decay, between, inside = ctx.saved_tensors
+        d_product = (d_inside * between).sum_to_size(*q.shape[:-1], q.shape[-2])
+        d_exponent = d_inside * inside  # of c_i - c_j
+        dq, dk = dq * from_start, dk * to_end
+        d_end = (dk * k).sum(-1, keepdim=True)  # of c_C - c
+        dc = (d_exponent.sum(-1) - d_exponent.sum(-2))[..., None].add_((dq * q).sum(-1, keepdim=True)).sub_(d_end)
+        dc[..., -1:, :] += d_end.sum(-2, keepdim=True) + decay * d_decay
+        dq, dk = dq.sum_to_size(q.shape), dk.sum_to_size(k.shape)
+        return _flat_add(dq, d_product, k), _flat_add(dk, d_product.mT, q), dc
+
+
+def _flat_add(y, w, x):
+    """y + w @ x, in place."""
+    return y.flatten(0, 2).baddbmm_(w.flatten(0, 2), x.flatten(0, 2)).view_as(y)
 
 
 class _ChannelWeights(torch.autograd.Function):
