@@ -11,7 +11,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from ops.recurrence import at_least_float32, first_derivative_only, without_autocast
+from ops.recurrence import apply, at_least_float32, first_derivative_only, without_autocast
 
 ATTENTION_KEYS = 256  # keys of a block in softmax attention's backward
 
@@ -30,7 +30,7 @@ class RMSNorm(nn.RMSNorm):
         fine = at_least_float32(x)
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        return _RMSNorm.apply(fine, self.weight.to(fine.dtype), self.eps).to(dtype)
+        return apply(_RMSNorm, fine, self.weight.to(fine.dtype), self.eps).to(dtype)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -77,7 +77,7 @@ class ShortConv(nn.Module):
         x = torch.cat([past, x], dim=1)
         if state is not None:
             state["conv"] = x[:, T:].clone()  # a view would keep the whole prefill alive
-        return _ShortConv.apply(x, self.weight, self.bias)
+        return apply(_ShortConv, x, self.weight, self.bias)
 
 
 class _ShortConv(torch.autograd.Function):
@@ -249,7 +249,7 @@ def rotate(
     """RoPE (Su et al. 2021) in the half-split layout: pairs (i, i + D/2). x (B, T, H, D), in at least float32."""
     x = at_least_float32(x)
     settings = x.shape[-1], base, scaling, factor, trained_length
-    return _Rotation.apply(x, *cos_sin(x, start, rope_frequencies, *settings))
+    return apply(_Rotation, x, *cos_sin(x, start, rope_frequencies, *settings))
 
 
 class _Rotation(torch.autograd.Function):

@@ -65,6 +65,18 @@ def first_derivative_only(backward: Callable) -> Callable:
     return wrapped
 
 
+class _NoContext:
+    """The ctx of a forward whose backward is never called."""
+
+    def save_for_backward(self, *tensors: torch.Tensor | None) -> None:
+        pass
+
+
+def apply(function: type[torch.autograd.Function], *inputs):
+    """function.apply(*inputs). Without gradients its forward alone: autograd takes half the time of a small call."""
+    return function.apply(*inputs) if torch.is_grad_enabled() else function.forward(_NoContext(), *inputs)
+
+
 def recurrent(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -76,17 +88,18 @@ def recurrent(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The definition. Returns o (B, T, H, Dv) and the final state (B, H, Dk, Dv), as plain_chunked and chunked do."""
     q, k, v, log_decay, beta, S = _prepare(q, k, v, log_decay, beta, initial_state)
-    outputs = [S[:, :, :0]]  # no token yet
+    inputs = ([None] * q.shape[1] if x is None else x[:, :, :, None].unbind(1) for x in (q, k, v, log_decay, beta))
+    outputs = []
     with torch.autocast(q.device.type, enabled=False):
-        for t in range(q.shape[1]):
-            q_t, k_t, v_t = q[:, t, :, None], k[:, t, :, None], v[:, t, :, None]  # (B, H, 1, D)
-            if log_decay is not None:
-                S = S * log_decay[:, t, :, :, None].exp()
-            if beta is not None:
-                v_t = beta[:, t, :, :, None] * (v_t - _product(k_t, S))
-            S = S + k_t.mT * v_t
+        for q_t, k_t, v_t, log_a, beta_t in zip(*inputs, strict=True):  # (B, H, 1, D)
+            a = None if log_a is None else log_a.exp()
+            if beta_t is not None:
+                v_t = beta_t * (v_t - _product(k_t if a is None else k_t * a, S))
+            new = k_t.mT * v_t
+            S = new.add_(S) if a is None else new.addcmul_(a.mT, S)
             outputs.append(_product(q_t, S))
-        return torch.cat(outputs, dim=2).transpose(1, 2), S
+        o = torch.cat(outputs, dim=2) if outputs else S[:, :, :0]  # no token
+        return o.transpose(1, 2), S
 
 
 def plain_chunked(
@@ -168,12 +181,12 @@ def chunked(
         w = None
         if beta is not None:
             erase, k_from_start, _, _ = _weights(k, k, log_decay)
-            inverse = _Inverse.apply((erase * beta).tril(-1)) * beta.mT
+            inverse = apply(_Inverse, (erase * beta).tril(-1)) * beta.mT
             v, w = _product(inverse, v), _product(inverse, k_from_start)
         if is_empty and v.shape[2] == 1:
             o, S = _product(inside, v), _product(k_to_end.mT, v)[:, :, 0].expand_as(S)
         else:
-            o, S = _Chunks.apply(*(_flat(x, S.shape[1]) for x in (inside, q_from_start, k_to_end, v, w, decay)), S)
+            o, S = apply(_Chunks, *(_flat(x, S.shape[1]) for x in (inside, q_from_start, k_to_end, v, w, decay)), S)
     return o.reshape(*S.shape[:2], -1, o.shape[-1])[:, :, :T].transpose(1, 2), S
 
 
@@ -192,7 +205,7 @@ class _Product(torch.autograd.Function):
         return (dy @ b.mT).sum_to_size(a.shape), (a.mT @ dy).sum_to_size(b.shape)
 
 
-_product = _Product.apply
+_product = functools.partial(apply, _Product)
 
 
 class _Chunks(torch.autograd.Function):
@@ -343,7 +356,7 @@ def quadratic(
         q, k, log_decay, beta = (_to_chunks(x, C) for x in (q, k, log_decay, beta))
         weights = _weights(q, k, log_decay)[0]
         if beta is not None:
-            inverse = _Inverse.apply((_weights(k, k, log_decay)[0] * beta).tril(-1))
+            inverse = apply(_Inverse, (_weights(k, k, log_decay)[0] * beta).tril(-1))
             weights = _product(weights, inverse) * beta.mT
     return weights[:, :, 0, :T, :T]
 
@@ -387,17 +400,47 @@ def _weights(q, k, log_decay):
     if log_decay is None:
         return _product(q, k.mT).tril(), q, k, None
     if log_decay.shape[-1] == 1:
-        c = log_decay.clamp(min=LOG_DECAY_MIN).cumsum(-2)
-        exponent = c - c.mT
-        above = torch.ones(exponent.shape[-2:], dtype=torch.bool, device=c.device).triu(1)
-        # mask before exp: exp overflows above the diagonal, and inf * 0 is NaN in the backward
-        inside = _product(q, k.mT) * exponent.masked_fill_(above, -torch.inf).exp_()
-        end = c[..., -1:, :]
-        return inside, q * c.exp(), k * (end - c).exp(), end.exp()
+        return apply(_HeadWeights, q, k, log_decay.clamp(min=LOG_DECAY_MIN).cumsum(-2))
     heads = max(x.shape[1] for x in (q, k, log_decay))
-    outputs = _ChannelWeights.apply(*(_flat(x, heads) for x in (q, k, log_decay)))
+    outputs = apply(_ChannelWeights, *(_flat(x, heads) for x in (q, k, log_decay)))
     inside, q, k, decay = (x.unflatten(0, (-1, heads, log_decay.shape[2])) for x in outputs)
     return inside, q, k, decay.mT
+
+
+class _HeadWeights(torch.autograd.Function):
+    """_weights with a decay per head. q, k (B, H or 1, N, C, Dk), c (B, H, N, C, 1).
+
+    Autograd would go over the (C, C) weights and the keys about twice as often.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, c):
+        end = c[..., -1:, :]
+        from_start, to_end, decay = c.exp(), (end - c).exp(), end.exp()
+        # exp overflows above the diagonal, where it is replaced: this is never differentiated
+        between = (c - c.mT).exp_().tril_()
+        inside = (q @ k.mT) * between
+        ctx.save_for_backward(q, k, from_start, to_end, decay, between, inside)
+        return inside, q * from_start, k * to_end, decay
+
+    @staticmethod
+    @first_derivative_only
+    @without_autocast
+    def backward(ctx, d_inside, dq, dk, d_decay):
+        q, k, from_start, to_end, decay, between, inside = ctx.saved_tensors
+        d_product = (d_inside * between).sum_to_size(*q.shape[:-1], q.shape[-2])
+        d_exponent = d_inside * inside  # of c_i - c_j
+        dq, dk = dq * from_start, dk * to_end
+        d_end = (dk * k).sum(-1, keepdim=True)  # of c_C - c
+        dc = (d_exponent.sum(-1) - d_exponent.sum(-2))[..., None].add_((dq * q).sum(-1, keepdim=True)).sub_(d_end)
+        dc[..., -1:, :] += d_end.sum(-2, keepdim=True) + decay * d_decay
+        dq, dk = dq.sum_to_size(q.shape), dk.sum_to_size(k.shape)
+        return _flat_add(dq, d_product, k), _flat_add(dk, d_product.mT, q), dc
+
+
+def _flat_add(y, w, x):
+    """y + w @ x, in place."""
+    return y.flatten(0, 2).baddbmm_(w.flatten(0, 2), x.flatten(0, 2)).view_as(y)
 
 
 class _ChannelWeights(torch.autograd.Function):

@@ -175,6 +175,13 @@ def test_greedy_text_is_the_argmax_of_the_full_forward(text_runs, sampled, mixer
     assert sampled(text_runs[mixer], start="The quick", top_k=1, temperature=1.5, max_new_tokens=20) == [text]
 
 
+def test_ids_that_were_drawn_can_be_trained_on(text_runs):
+    model, _ = load_model(text_runs["gla"])
+    ids = torch.cat(list(model.stream(torch.tensor([[84]]), 3)), dim=1)
+    assert not any(new.is_inference() for new in model.stream(ids, 2))
+    model(ids[:, :-1], ids[:, 1:]).backward()
+
+
 def test_the_same_seed_gives_the_same_text(text_runs, sampled):
     keys = dict(start="The", num_samples=3, max_new_tokens=20)
     first, again, other = (sampled(text_runs["softmax"], seed=seed, **keys) for seed in (1, 1, 2))
