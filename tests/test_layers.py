@@ -201,6 +201,7 @@ INPUTS = {  # {function: its inputs}: float64 tensors that have gradients, and i
         random(4, 2, 2), random(4, 2, 3), random(4, 2, 3), random(4, 2, 2), random(4, 2, 3), random(4, 3, 1),
         random(1, 2, 3, 2),
     ),
+    "_HeadWeights": lambda: (random(1, 2, 2, 3, 2), random(1, 1, 2, 3, 2), random(1, 2, 2, 3, 1)),
     "_ChannelWeights": lambda: (random(2, 4, 3), random(2, 4, 3), random(2, 4, 3)),
     "_Inverse": lambda: (random(2, 4, 4),),
     "_CausalAttention": lambda: (random(1, 1, 3, 2), random(1, 1, 3, 2), random(1, 1, 3, 2)),
