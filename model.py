@@ -271,7 +271,7 @@ class Mixer(nn.Module):
     def gated_projection(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         """project(x), with the gates on q, k and v applied."""
         p = self.project(x, state, start)
-        if self.gates.keys().isdisjoint(("query", "key", "value")):
+        if not any(position in self.gates for position in ("query", "key", "value")):
             return p
         skip = None if p.skip is None else self.gated("value", p.skip, x)  # a second path of v to the readout
         # a static gate is float32 even under autocast: without .to() its product would be float32, too

@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
             print(*draw_experiment(folder), sep="\n")
         elif os.path.isfile(folder / "metrics.jsonl"):
             print(page(folder))
-        elif any(folder.glob("*/claims.json")):
+        elif os.path.isdir(folder) and any(folder.glob("*/claims.json")):
             print(*overview.draw(folder), sep="\n")
         else:
             raise UserError(

@@ -28,8 +28,7 @@ class RMSNorm(nn.RMSNorm):
         if x.is_cuda:
             return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
         fine = at_least_float32(x)
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        dtype = torch.get_autocast_dtype("cpu") if x.is_cpu and torch.is_autocast_enabled("cpu") else x.dtype
         return apply(_RMSNorm, fine, self.weight.to(fine.dtype), self.eps).to(dtype)
 
 

@@ -400,7 +400,8 @@ def _weights(q, k, log_decay):
     if log_decay is None:
         return _product(q, k.mT).tril(), q, k, None
     if log_decay.shape[-1] == 1:
-        return apply(_HeadWeights, q, k, log_decay.clamp(min=LOG_DECAY_MIN).cumsum(-2))
+        # a view: torch.compile does not take one tensor for two inputs, and with the delta rule q is k
+        return apply(_HeadWeights, q.view_as(q), k, log_decay.clamp(min=LOG_DECAY_MIN).cumsum(-2))
     heads = max(x.shape[1] for x in (q, k, log_decay))
     outputs = apply(_ChannelWeights, *(_flat(x, heads) for x in (q, k, log_decay)))
     inside, q, k, decay = (x.unflatten(0, (-1, heads, log_decay.shape[2])) for x in outputs)
