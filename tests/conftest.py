@@ -11,7 +11,7 @@ import pytest
 
 # before torch is first imported: tests run side by side, one thread each
 os.environ["OMP_NUM_THREADS"] = "1"
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and every process of a test would inherit that
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, by what tests start, too
 
 from configurator import UserError  # noqa: E402
 
