@@ -29,7 +29,7 @@ data = {"val_fraction": 0.03}
 
 learning_rates = [1e-3, 3e-3, 1e-2]
 selection_seeds = [100, 101]
-selection_iters = [100, 400]
+selection_iters = [150, 400]
 
 claims = {
     "the published top is lower than the published bottom": {
@@ -49,7 +49,7 @@ claims = {
 base = {
     "n_kv_head": 1,
     "max_iters": 1500,
-    "warmup_iters": 100,
+    "warmup_iters": 150,
     "eval_interval": 250,
     "threads": 1,
     "dtype": "bfloat16",

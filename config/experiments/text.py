@@ -64,7 +64,7 @@ data = {"val_fraction": 0.03}
 
 learning_rates = [1e-3, 3e-3, 1e-2]
 selection_seeds = [100, 101]
-selection_iters = [100, 400]
+selection_iters = [150, 400]
 
 claims = {
     "the gate lowers the loss, pooled over five mixers": {
@@ -205,7 +205,7 @@ claims = {
 base = {
     "state_size": 32,
     "max_iters": 1500,
-    "warmup_iters": 100,
+    "warmup_iters": 150,
     "eval_interval": 250,
     "threads": 1,
     "dtype": "bfloat16",
