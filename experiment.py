@@ -44,7 +44,7 @@ from ops import IGNORE
 from runs.files import wrong_field
 from runs.hardware import keep_freed_memory, pick_device, seconds_of
 from runs.outdir import write_text
-from study import claims, curves, power, report, stats, tables
+from study import claims, curves, power, rates, report, stats, tables
 from study.leases import alone
 from study.plan import choose_rates, known_runs, name_of, runs_of, steps_of, unknown_runs
 from study.rows import by_run, missing_scores, read_rows, text_of
@@ -302,17 +302,18 @@ def main(argv: list[str]) -> None:
         return
     choices = choose_rates(config, read_rows(out_dir))
     judged = tables.judge_claims(config, rows, choices)
-    rates = tables.rates_table(config, choices)
-    print(tables.summary(config, rows, judged) + (f"\n{rates}\n" if rates else ""))
+    of_rates = rates.table(config, choices)
+    print(tables.summary(config, rows, judged) + (f"\n{of_rates}\n" if of_rates else ""))
     words = [word for word in argv if not word.startswith(("--run", "--out_dir", "--jobs"))]
     command = " ".join(["python experiment.py", *words])
     with alone(out_dir, "report") if config.run else contextlib.nullcontext():  # workers end at the same time
         figures = report.figures(rows, out_dir)
         figures += claims.figures(judged, rows, config.solved_above, out_dir)
+        figures += [rates.figure(config, choices, out_dir / "rates.png")] if choices else []
         records = list(map(claims.record, judged))
         if records:
             write_text(out_dir / "claims.json", json.dumps({"claims": records}, indent=1) + "\n")
-        shown = [tables.scenarios_table(config, judged), *tables.parts(config, rows), *([rates] if rates else [])]
+        shown = [tables.scenarios_table(config, judged), *tables.parts(config, rows), *([of_rates] if of_rates else [])]
         verdicts = claims.table(records) if records else None
         page = report.write_page(rows, figures, out_dir / "report.html", shown, command, about_of(argv), verdicts)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))

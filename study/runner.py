@@ -32,7 +32,7 @@ from runs import files
 from runs.files import lock, read_jsonl
 from runs.hardware import pick_device, signals_to, usable_cores
 from runs.outdir import ROOT, write_text
-from study import tables
+from study import rates, tables
 from study.leases import Leases
 from study.plan import choose_rates, compared_runs, known_runs, name_of, steps_of
 from study.rows import as_read, by_run, missing_scores, read_rows, rows_of_other_keys, run_of, text_of, with_scores
@@ -52,7 +52,7 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
             work(config, out_dir, leases)
     rows = read_rows(out_dir)
     choices, found = choose_rates(config, rows), by_run(rows)
-    for line in tables.rate_lines(config, choices):
+    for line in rates.lines(config, choices):
         print(line)
     runs = compared_runs(config, choices)
     shown = [with_scores(config, found[text_of(run)]) for run in runs if text_of(run) in found]

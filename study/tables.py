@@ -16,7 +16,6 @@ from typing import Any
 from study import curves, power, report, sinks, stats
 from study.claims import notes
 from study.page import Table
-from study.plan import rates_of
 
 
 def number(value: float | None) -> float:
@@ -82,67 +81,6 @@ def interval_text(values: list[float], form: str) -> str:
     """The 95% interval of the mean, as the figures draw it; "-" where there is none."""
     low, high = stats.interval(values)
     return "-" if low is None or high is None else f"{low:{form}} to {high:{form}}"
-
-
-def rate_lines(config, choices: list[dict]) -> list[str]:
-    """One line per arm that chooses its learning rate, or takes that of another arm: which one, and why."""
-    own, lines = {(choice["setting"], choice["arm"]): choice for choice in choices}, []
-    for (setting, arm), rate in rates_of(config, choices).items():
-        if config.rates_at in (None, setting):
-            where = f"{setting}: " if setting and not config.rates_at else ""
-            is_own = (setting, arm) in own
-            why = why_chosen(config, own[setting, arm]) if is_own else f"that of {config.rate_of[arm]}"
-            lines.append(f"learning rate of {where}{arm}: {rate:g} ({why})")
-    if missing := sum(choice["rate"] is None for choice in choices):
-        lines.append(
-            f"{missing} of {len(choices)} learning rates are not chosen yet: rows of selection seeds are missing"
-        )
-    return lines
-
-
-def why_chosen(config, choice: dict) -> str:
-    """The mean that a rate was chosen by, its margin over the next best rate, and what makes the choice doubtful."""
-    by = "area under the curve" if config.select_by == "auc" else "at the end"
-    full = {trial["rate"]: trial["area"] for trial in choice["trials"] if not trial["is_short"]}
-    words = [f"mean {by} {in_metric(config, full[choice['rate']])}"]
-    if "other" in choice:
-        scale, unit = (100, " points") if config.metric == "accuracy" else (1, "")
-        margin, error = scale * choice["margin"], scale * choice["error"]
-        form = "+.1f" if scale == 100 else "+.4f"
-        if math.isnan(margin):
-            words.append(f"{choice['other']:g} was not finite in every seed")
-        elif math.isnan(error):
-            words.append(f"{margin:{form}}{unit} over {choice['other']:g}, one seed")
-        else:
-            words.append(f"{margin:{form}} over {choice['other']:g}, standard error {error:{form[1:]}}{unit}")
-            words += ["margin under a standard error"] if abs(margin) < error else []
-    return "; ".join(words + (["at the edge of the rates"] if choice["is_edge"] else []))
-
-
-def in_metric(config, value: float) -> str:
-    """A mean that rates are chosen by, in which more is better, as the metric is shown."""
-    return f"{value:.1%}" if config.metric == "accuracy" else f"{-value:.4f}"
-
-
-def rates_table(config, choices: list[dict]) -> Table | None:
-    """The end of every run that a learning rate was chosen by: a line per arm and rate, a star at the chosen rate."""
-    by = ["area"] if config.select_by == "auc" else []
-    header = ["arm", "rate", "chosen", "steps", *(f"seed {seed}" for seed in config.selection_seeds), "mean", *by]
-    cells = []
-    for choice in choices:
-        name = ", ".join(filter(None, (choice["arm"], choice["setting"])))
-        for trial in sorted(choice["trials"], key=lambda trial: (not trial["is_short"], trial["rate"])):
-            is_chosen = trial["rate"] == choice["rate"] and not trial["is_short"]
-            ends = [math.nan if row is None else number(row[config.metric]) for row in trial["rows"]]
-            form = ".1%" if config.metric == "accuracy" else ".4f"
-            seeds = [
-                "not run" if row is None else f"{end:{form}}" for row, end in zip(trial["rows"], ends, strict=True)
-            ]
-            line = [name, f"{trial['rate']:g}", "*" if is_chosen else "", f"{trial['steps']:,}", *seeds]
-            cells.append([*line, f"{statistics.fmean(ends):{form}}", *(in_metric(config, trial["area"]) for _ in by)])
-    what = "accuracy" if config.metric == "accuracy" else "validation loss"
-    title = f"Learning rates: {what} at the end of the runs that chose them (*)"
-    return Table(title, header, cells) if choices else None
 
 
 def made_by(row: dict, name: str) -> Any:

@@ -15,7 +15,7 @@ import pytest
 from made_rows import BASE, listed, made_row, write_rows
 
 import experiment
-from study import curves, report, runner, tables
+from study import curves, rates, report, runner
 from study.plan import compared_runs, rates_of
 from study.rows import by_run, read_rows, text_of
 
@@ -129,7 +129,7 @@ def test_a_choice_at_the_edge_widens_the_grid_by_one_full_run_once_on_each_side(
     (choice,), n_runs = chosen(choosing(), by_rate(values))
     assert (choice["rate"], choice["is_edge"]) == (rate, is_edge)
     assert n_runs == 2 * (3 + n_full)
-    said = tables.rate_lines(choosing(), [choice])[0]
+    said = rates.lines(choosing(), [choice])[0]
     assert ("at the edge of the rates" in said) == is_edge
 
 
@@ -142,7 +142,7 @@ def test_of_two_rates_within_a_standard_error_the_smaller_one_is_taken(noise, ra
         config, lambda run: (r := run["config"]["learning_rate"]) and values[r] + noise * signs.get((r, run["seed"]), 0)
     )
     assert choice["rate"] == rate
-    assert ("margin under a standard error" in tables.rate_lines(config, [choice])[0]) == (noise > 0)
+    assert ("margin under a standard error" in rates.lines(config, [choice])[0]) == (noise > 0)
 
 
 def test_one_seed_has_no_standard_error_and_a_loss_is_better_when_lower():
@@ -157,7 +157,7 @@ def test_one_seed_has_no_standard_error_and_a_loss_is_better_when_lower():
         (choice,) = experiment.choose_rates(config, rows)
         rows = [row(run) for run in choice["runs"]]
     assert choice["rate"] == 0.01 and math.isnan(choice["error"])
-    (line,) = tables.rate_lines(config, [choice])
+    (line,) = rates.lines(config, [choice])
     assert line == "learning rate of none: 0.01 (mean area under the curve 3.0000; +0.0500 over 0.1, one seed)"
 
 
@@ -205,6 +205,17 @@ def test_the_rates_table_has_every_run_that_chose_a_rate_and_the_end_table_the_r
     assert capsys.readouterr().out.endswith(said[said.index("End accuracy") :])
     again = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
     assert {name for name in first if first[name] != again[name]} <= {"report.html"}  # it has the command
+
+
+def test_every_run_that_chose_a_rate_is_a_dot_in_the_figure_of_its_arm(tmp_path, drawn):
+    config = choosing(arms={"none": {"gate": "none"}, "gated": {"gate": "elementwise"}})
+    choices, n_runs = chosen(config, lambda run: None if (r := run["config"]["learning_rate"]) == 0.1 else 10 * r)
+    rates.figure(config, choices, tmp_path / "rates.png")
+    panels = drawn["rates.png"].axes
+    assert [axes.get_title() for axes in panels] == ["none", "gated"]
+    dots = [sum(len(line.get_xdata()) for line in axes.lines if line.get_marker() in "ox") for axes in panels]
+    assert sum(dots) == n_runs
+    assert [axes.lines[-1].get_xdata()[0] for axes in panels] == [choice["rate"] for choice in choices] == [0.01, 0.01]
 
 
 def test_one_arm_and_one_setting_may_choose_the_rate_for_others(tmp_path, capsys):
