@@ -273,6 +273,26 @@ class _Rotation(torch.autograd.Function):
         return _Rotation.apply(dy, cos, -sin), None, None
 
 
+def cos_sin_features(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """[x cos, x sin]: two of these have the product x . y cos(a - b). x (B, T, H, D) -> (B, T, H, 2D)."""
+    return apply(_CosSinFeatures, x, cos, sin)
+
+
+class _CosSinFeatures(torch.autograd.Function):
+    """Neither way copies its halves together or apart, as autograd does."""
+
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        return (x[..., None, :] * torch.stack([cos, sin], -2)).flatten(-2)
+
+    @staticmethod
+    def backward(ctx, dy):
+        cos, sin = ctx.saved_tensors
+        d_cos, d_sin = dy.chunk(2, dim=-1)
+        return (d_cos * cos).addcmul_(d_sin, sin), None, None
+
+
 def l2_norm(x: torch.Tensor) -> torch.Tensor:
     """x / |x| over the last axis, computed in at least float32, in the dtype of x."""
     fine = at_least_float32(x)

@@ -398,13 +398,32 @@ def _weights(q, k, log_decay):
     exp(c_C), as (B, H, N, 1 or Dk, 1). Without a decay the last three are q, k and None.
     """
     if log_decay is None:
-        return _product(q, k.mT).tril(), q, k, None
+        return *apply(_PlainWeights, q, k), None
     if log_decay.shape[-1] == 1:
         return apply(_HeadWeights, q, k, log_decay.clamp(min=LOG_DECAY_MIN).cumsum(-2))
     heads = max(x.shape[1] for x in (q, k, log_decay))
     outputs = apply(_ChannelWeights, *(_flat(x, heads) for x in (q, k, log_decay)))
     inside, q, k, decay = (x.unflatten(0, (-1, heads, log_decay.shape[2])) for x in outputs)
     return inside, q, k, decay.mT
+
+
+class _PlainWeights(torch.autograd.Function):
+    """_weights without a decay. q, k (B, H or 1, N, C, Dk).
+
+    q and k pass through it, so that their two gradients are added inside a product.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k):
+        ctx.save_for_backward(q, k)
+        return (q @ k.mT).tril_(), q, k
+
+    @staticmethod
+    @without_autocast
+    def backward(ctx, d_inside, dq, dk):
+        q, k = ctx.saved_tensors
+        d_product = d_inside.tril()
+        return _added_product(dq, d_product, k), _added_product(dk, d_product.mT, q)
 
 
 class _HeadWeights(torch.autograd.Function):
@@ -436,6 +455,11 @@ class _HeadWeights(torch.autograd.Function):
         dc[..., -1:, :] += d_end.sum(-2, keepdim=True) + decay * d_decay
         dq, dk = dq.sum_to_size(q.shape), dk.sum_to_size(k.shape)
         return _flat_add(dq, d_product, k), _flat_add(dk, d_product.mT, q), dc
+
+
+def _added_product(y, w, x):
+    """y + w @ x."""
+    return torch.baddbmm(y.flatten(0, 2), w.flatten(0, 2), x.flatten(0, 2)).view_as(y)
 
 
 def _flat_add(y, w, x):
