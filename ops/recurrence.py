@@ -538,10 +538,12 @@ def _lower_left(x, s):
 
 def _small_product(w, x):
     """w @ x. A small w is taken column by column: a batched product of tiny matrices is slow on a CPU."""
-    if w.shape[-1] > 2:
+    if w.shape[-1] > 2 and x[0].numel() > 64:
         return w @ x
     y = w[:, :, :1] * x[:, :1]
-    return y if w.shape[-1] == 1 else y.addcmul_(w[:, :, 1:], x[:, 1:])
+    for j in range(1, w.shape[-1]):
+        y.addcmul_(w[:, :, j : j + 1], x[:, j : j + 1])
+    return y
 
 
 def _flush(decay):
