@@ -39,6 +39,7 @@ from ops.layers import (
     ShortConv,
     attention,
     cos_sin,
+    cos_sin_features,
     init_decay,
     l2_norm,
     make_conv,
@@ -462,7 +463,7 @@ class CosFormer(Mixer):
             raise UserError(f"cosformer: position {end} is past block_size={M}, where its cosine turns negative")
         q, k = at_least_float32(p.q), at_least_float32(p.k)
         cos, sin = cos_sin(q, start, quarter_turn, M)  # (T, 1, 1)
-        return p._replace(q=torch.cat([q * cos, q * sin], -1), k=torch.cat([k * cos, k * sin], -1))
+        return p._replace(q=cos_sin_features(q, cos, sin), k=cos_sin_features(k, cos, sin))
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         return super().read(self.reweigh(p, start), state, start)

@@ -90,9 +90,10 @@ class _ShortConv(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         T, fine = x.shape[1] - len(weight) + 1, x.to(torch.promote_types(x.dtype, weight.dtype))
         # W shifted products give the same bits whatever T is; conv1d does not
-        y = fine[:, :T] * weight[0]
-        for i, w in enumerate(weight[1:], 1):
-            y += fine[:, i : i + T] * w
+        first, *shifted = zip(_windows(fine, T), weight.unbind(0), strict=True)
+        y = first[0] * first[1]
+        for x_i, w in shifted:
+            y.addcmul_(x_i, w)
         return (y if bias is None else y.add_(bias)).to(x.dtype)
 
     @staticmethod
@@ -102,10 +103,15 @@ class _ShortConv(torch.autograd.Function):
         T, dtype = dy.shape[1], torch.promote_types(x.dtype, weight.dtype)
         dy, fine = dy.to(dtype), x.to(dtype)
         dx, dw = torch.zeros_like(fine), torch.empty_like(weight)
-        for i, w in enumerate(weight):
-            dx[:, i : i + T].addcmul_(dy, w)
-            dw[i] = (dy * fine[:, i : i + T]).sum((0, 1))
+        for i, (x_i, dx_i, w) in enumerate(zip(_windows(fine, T), _windows(dx, T), weight, strict=True)):
+            dx_i.addcmul_(dy, w)
+            dw[i] = (dy * x_i).sum((0, 1))
         return dx.to(x.dtype), dw, dy.sum((0, 1)).to(weight.dtype) if ctx.needs_input_grad[2] else None
+
+
+def _windows(x, T):
+    """x[:, i : i + T] for every i, as views."""
+    return x.unfold(1, T, 1).mT.unbind(1)
 
 
 def make_conv(config, channels: int, published_width: int = 0, bias: bool = False) -> ShortConv | None:
@@ -272,7 +278,42 @@ class _Rotation(torch.autograd.Function):
         return _Rotation.apply(dy, cos, -sin), None, None
 
 
+def cos_sin_features(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """[x cos, x sin]: two of these have the product x . y cos(a - b). x (B, T, H, D) -> (B, T, H, 2D)."""
+    return apply(_CosSinFeatures, x, cos, sin)
+
+
+class _CosSinFeatures(torch.autograd.Function):
+    """Neither way copies its halves together or apart, as autograd does."""
+
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        return (x[..., None, :] * torch.stack([cos, sin], -2)).flatten(-2)
+
+    @staticmethod
+    def backward(ctx, dy):
+        cos, sin = ctx.saved_tensors
+        d_cos, d_sin = dy.chunk(2, dim=-1)
+        return (d_cos * cos).addcmul_(d_sin, sin), None, None
+
+
 def l2_norm(x: torch.Tensor) -> torch.Tensor:
     """x / |x| over the last axis, computed in at least float32, in the dtype of x."""
-    fine = at_least_float32(x)
-    return (fine * torch.rsqrt((fine * fine).sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
+    return apply(_L2Norm, at_least_float32(x)).to(x.dtype)
+
+
+class _L2Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().add_(1e-6).rsqrt_()
+        y = x * r
+        ctx.save_for_backward(y, r)
+        return y
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx, dy):
+        y, r = ctx.saved_tensors
+        along = (dy * y).sum(-1, keepdim=True)  # the part along x, which the norm cancels
+        return dy.addcmul(y, along, value=-1).mul_(r)

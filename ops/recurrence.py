@@ -398,7 +398,7 @@ def _weights(q, k, log_decay):
     exp(c_C), as (B, H, N, 1 or Dk, 1). Without a decay the last three are q, k and None.
     """
     if log_decay is None:
-        return _product(q, k.mT).tril(), q, k, None
+        return *apply(_PlainWeights, q, k), None
     if log_decay.shape[-1] == 1:
         # a view: torch.compile does not take one tensor for two inputs, and with the delta rule q is k
         return apply(_HeadWeights, q.view_as(q), k, log_decay.clamp(min=LOG_DECAY_MIN).cumsum(-2))
@@ -406,6 +406,25 @@ def _weights(q, k, log_decay):
     outputs = apply(_ChannelWeights, *(_flat(x, heads) for x in (q, k, log_decay)))
     inside, q, k, decay = (x.unflatten(0, (-1, heads, log_decay.shape[2])) for x in outputs)
     return inside, q, k, decay.mT
+
+
+class _PlainWeights(torch.autograd.Function):
+    """_weights without a decay. q, k (B, H or 1, N, C, Dk).
+
+    q and k pass through it, so that their two gradients are added inside a product.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k):
+        ctx.save_for_backward(q, k)
+        return (q @ k.mT).tril_(), q, k
+
+    @staticmethod
+    @without_autocast
+    def backward(ctx, d_inside, dq, dk):
+        q, k = ctx.saved_tensors
+        d_product = d_inside.tril()
+        return _added_product(dq, d_product, k), _added_product(dk, d_product.mT, q)
 
 
 class _HeadWeights(torch.autograd.Function):
@@ -439,6 +458,11 @@ class _HeadWeights(torch.autograd.Function):
         return _flat_add(dq, d_product, k), _flat_add(dk, d_product.mT, q), dc
 
 
+def _added_product(y, w, x):
+    """y + w @ x."""
+    return torch.baddbmm(y.flatten(0, 2), w.flatten(0, 2), x.flatten(0, 2)).view_as(y)
+
+
 def _flat_add(y, w, x):
     """y + w @ x, in place."""
     return y.flatten(0, 2).baddbmm_(w.flatten(0, 2), x.flatten(0, 2)).view_as(y)
@@ -460,7 +484,7 @@ class _ChannelWeights(torch.autograd.Function):
         a, decay = _flush(log_decay.exp()), _flush(log_decay.sum(1, keepdim=True).exp())
         ctx.save_for_backward(q, k, a, decay)
         q_from_start, k_to_end, inside = q * a, k.clone(), torch.diag_embed((q * k).sum(-1))
-        for s, right, left, _, _ in _doubled(q_from_start, k_to_end, a):
+        for s, right, left in _doubled(q_from_start, k_to_end, a):
             _lower_left(inside, s).copy_((right @ left.mT).view(len(q), -1, s, s))
         return inside, q_from_start, k_to_end, decay
 
@@ -469,37 +493,42 @@ class _ChannelWeights(torch.autograd.Function):
     @without_autocast
     def backward(ctx, d_inside, dq, dk, d_decay):
         q, k, a, decay = ctx.saved_tensors
-        q_from_start, k_to_end, levels = q * a, k.clone(), []
-        for s, right, left, right_decay, left_decay in _doubled(q_from_start, k_to_end, a):
-            levels.append((s, right.clone(), left.clone(), right_decay, left_decay))
-        d_end = decay * d_decay + (k_to_end * dk).sum(1, keepdim=True)
-        dq, dk = (x.clone(memory_format=torch.contiguous_format) for x in (dq, dk))
-        for s, right, left, right_decay, left_decay in reversed(levels):
+        # the doubling of the forward, with the decays alone: the gradient of a block's q is decayed as its q was
+        from_start, to_end, sum_q, sum_k = a.clone(), torch.ones_like(k), torch.zeros_like(q), torch.zeros_like(k)
+        for s, right_decay, left_decay in _doubled(from_start, to_end, a):
+            (_, right), (left, _), (_, d_right), (d_left, _) = (_halves(x, s) for x in (q, k, sum_q, sum_k))
             d = _lower_left(d_inside, s).reshape(-1, s, s)
-            _add_product(dq.view(-1, 2, s, q.shape[-1])[:, 1].mul_(left_decay), d, left)
-            _add_product(dk.view(-1, 2, s, q.shape[-1])[:, 0].mul_(right_decay), d.mT, right)
-        dq *= a
+            d_right.addcmul_(right_decay, _small_product(d, left * left_decay))
+            d_left.addcmul_(left_decay, _small_product(d.mT, right * right_decay))
+        dk = to_end.mul_(dk)
+        d_end = decay * d_decay + (k * dk).sum(1, keepdim=True)
+        dq, dk = sum_q.addcmul_(from_start, dq), sum_k.add_(dk)
         # c_i scales q_i by exp(c_i) and k_i by exp(-c_i); a log-decay is in the c of its token and of all later ones
         ones = torch.ones(a.shape[1], a.shape[1], dtype=a.dtype, device=a.device).triu()
-        d_log_decay = torch.baddbmm(d_end, ones.expand(len(a), -1, -1), q * dq - k * dk)
+        d_log_decay = torch.baddbmm(d_end, ones.expand(len(a), -1, -1), (q * dq).addcmul_(k, dk, value=-1))
         diagonal = d_inside.diagonal(dim1=1, dim2=2)[..., None]  # no decay acts on it: it is not in d_log_decay
         return dq.addcmul_(diagonal, k), dk.addcmul_(diagonal, q), d_log_decay
 
 
 def _doubled(q, k, decay):
-    """Yields, for s = 1, 2, ..., C/2: s, q of the right blocks, k of the left blocks (both views), and their decays.
+    """Yields, for s = 1, 2, ..., C/2: s, q of the right blocks and k of the left blocks, which are views.
 
     Then it decays the right block's q to the start of the pair and the left block's k to its end, in place.
     """
-    s, (_, C, D) = 1, q.shape
+    s, C = 1, q.shape[1]
     while s < C:
-        left_decay, right_decay = decay.view(-1, 2, 1, D).unbind(1)
-        right, left = q.view(-1, 2, s, D)[:, 1], k.view(-1, 2, s, D)[:, 0]
-        yield s, right, left, right_decay, left_decay
+        left_decay, right_decay = _halves(decay, 1)
+        (_, right), (left, _) = _halves(q, s), _halves(k, s)
+        yield s, right, left
         right *= left_decay
         left *= right_decay
         decay = _flush(left_decay * right_decay)
         s *= 2
+
+
+def _halves(x, s):
+    """The left and the right blocks of s tokens, as views: (M, C, D) -> two (M C / 2s, s, D)."""
+    return x.view(-1, 2, s, x.shape[-1]).unbind(1)
 
 
 def _lower_left(x, s):
@@ -508,13 +537,14 @@ def _lower_left(x, s):
     return blocks.permute(0, 3, 1, 2)[:, :, s:, :s]
 
 
-def _add_product(y, w, x):
-    """y += w @ x. A small w is taken column by column: a batched product of tiny matrices is slow on a CPU."""
-    if w.shape[-1] > 4:
-        y += w @ x
-    else:
-        for j in range(w.shape[-1]):
-            y.addcmul_(w[:, :, j : j + 1], x[:, j : j + 1])
+def _small_product(w, x):
+    """w @ x. A small w is taken column by column: a batched product of tiny matrices is slow on a CPU."""
+    if w.shape[-1] > 2 and x[0].numel() > 64:
+        return w @ x
+    y = w[:, :, :1] * x[:, :1]
+    for j in range(1, w.shape[-1]):
+        y.addcmul_(w[:, :, j : j + 1], x[:, j : j + 1])
+    return y
 
 
 def _flush(decay):

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from gate import parse_gate
 from model import GPTConfig, Projection, Softmax
+from ops.layers import cos_sin_features
 from ops.recurrence import chunked, recurrent
 from runs.hardware import DTYPES
 from speed.report import BenchConfig, Report, interleave, paired
@@ -40,7 +41,7 @@ def decayed(
 def cosformer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, form: Callable = chunked) -> torch.Tensor:
     angle = torch.arange(q.shape[1], device=q.device) * (math.pi / 2 / q.shape[1])
     cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
-    q, k = (torch.cat([x.relu() * cos, x.relu() * sin], -1) for x in (q, k))
+    q, k = (cos_sin_features(x.relu(), cos, sin) for x in (q, k))
     o, _ = form(q, k, F.pad(v, (0, 1), value=1.0))
     return o[..., :-1] / o[..., -1:].clamp(min=1e-6)
 

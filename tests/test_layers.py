@@ -4,6 +4,7 @@ python -m pytest tests/test_layers.py
 """
 
 import inspect
+import math
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from ops import layers
 from ops.layers import (
     RMSNorm,
     cos_sin,
+    cos_sin_features,
     l2_norm,
     make_conv,
     manual_attention,
@@ -144,6 +146,23 @@ def test_the_l2_norm_keeps_the_dtype_and_rounds_once():
     assert torch.equal(l2_norm(x), l2_norm(x.float()).bfloat16())
 
 
+def test_the_l2_norm_and_its_gradient_are_their_definition():
+    x = random(2, 3, 4)
+    torch.testing.assert_close(l2_norm(x), x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt())
+    assert torch.autograd.gradcheck(l2_norm, x) and torch.autograd.gradcheck(
+        l2_norm, (1e-3 * x.detach()).requires_grad_()
+    )
+
+
+def test_features_of_two_positions_have_the_product_times_the_cosine_of_their_distance():
+    q, k = random(1, 5, 2, 3), random(1, 5, 2, 4)[..., :3]
+    features = [cos_sin_features(x, *cos_sin(x, 0, quarter_turn, 9)) for x in (q, k)]
+    angle = torch.arange(5).double() * math.pi / 18
+    expected = torch.einsum("bihd,bjhd->bhij", q, k) * (angle[:, None] - angle).cos()
+    torch.testing.assert_close(torch.einsum("bihd,bjhd->bhij", *features), expected)
+    assert torch.autograd.gradcheck(lambda x: cos_sin_features(x, *cos_sin(x, 0, quarter_turn, 9)), q)
+
+
 @pytest.mark.parametrize(("T", "heads", "width"), [(20, 2, 6), (100, 2, 24), (256, 1, 8), (600, 3, 32)])
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.bfloat16, 0.02)])
 def test_causal_attention_and_its_gradients_are_the_definition(T, heads, width, dtype, error):
@@ -201,6 +220,7 @@ INPUTS = {  # {function: its inputs}: float64 tensors that have gradients, and i
         random(4, 2, 2), random(4, 2, 3), random(4, 2, 3), random(4, 2, 2), random(4, 2, 3), random(4, 3, 1),
         random(1, 2, 3, 2),
     ),
+    "_PlainWeights": lambda: (random(1, 2, 2, 3, 2), random(1, 2, 2, 3, 2)),
     "_HeadWeights": lambda: (random(1, 2, 2, 3, 2), random(1, 1, 2, 3, 2), random(1, 2, 2, 3, 1)),
     "_ChannelWeights": lambda: (random(2, 4, 3), random(2, 4, 3), random(2, 4, 3)),
     "_Inverse": lambda: (random(2, 4, 4),),
@@ -208,8 +228,11 @@ INPUTS = {  # {function: its inputs}: float64 tensors that have gradients, and i
     "_ShortConv": lambda: (random(2, 5, 3), random(3, 3), random(3)),
     "_RMSNorm": lambda: (random(2, 3, 4), random(4), 1e-5),
     "_Rotation": lambda: (random(1, 2, 1, 4), random(2, 1, 2).detach(), random(1, 2, 2).view(2, 1, 2).detach()),
+    "_CosSinFeatures": lambda: (random(1, 2, 1, 4), random(2, 1, 1).detach(), random(1, 2, 1).view(2, 1, 1).detach()),
+    "_L2Norm": lambda: (random(2, 3, 4),),
     "_ChunkedCrossEntropy": lambda: (random(3, 4), random(5, 4), torch.tensor([1, 0, 3]), 5, None),
 }  # fmt: skip
+TWICE_DIFFERENTIABLE = ("_Product", "_Inverse", "_PlainWeights", "_CosSinFeatures", "_Rotation")
 ARGUMENT = {"_Inverse": strictly_lower}  # {function: what makes a random input one that the function expects}
 
 
@@ -237,7 +260,7 @@ def test_a_second_derivative_is_right_or_refused(name):
     def gradgradcheck():
         torch.autograd.gradgradcheck(lambda first, *rest: function(argument(first), *rest), inputs)
 
-    assert refuses(gradgradcheck) == (name not in ("_Product", "_Inverse", "_Rotation"))
+    assert refuses(gradgradcheck) == (name not in TWICE_DIFFERENTIABLE)
 
 
 @pytest.mark.parametrize("attention", MIXERS)
