@@ -397,11 +397,11 @@ def _weights(q, k, log_decay):
     decayed from the chunk's start, q exp(c); k decayed to its end, k exp(c_C - c); and the decay of the whole chunk,
     exp(c_C), as (B, H, N, 1 or Dk, 1). Without a decay the last three are q, k and None.
     """
+    q = q.view_as(q)  # with the delta rule it is k, and torch.compile does not take one tensor for two inputs
     if log_decay is None:
         return *apply(_PlainWeights, q, k), None
     if log_decay.shape[-1] == 1:
-        # a view: torch.compile does not take one tensor for two inputs, and with the delta rule q is k
-        return apply(_HeadWeights, q.view_as(q), k, log_decay.clamp(min=LOG_DECAY_MIN).cumsum(-2))
+        return apply(_HeadWeights, q, k, log_decay.clamp(min=LOG_DECAY_MIN).cumsum(-2))
     heads = max(x.shape[1] for x in (q, k, log_decay))
     outputs = apply(_ChannelWeights, *(_flat(x, heads) for x in (q, k, log_decay)))
     inside, q, k, decay = (x.unflatten(0, (-1, heads, log_decay.shape[2])) for x in outputs)
