@@ -3,9 +3,10 @@
     save("out/ckpt.pt", {"model": model.state_dict(), ...})
     model, checkpoint = load_model("out/ckpt.pt", device="cpu")
 
-What train.py puts in one: model, model_args, optimizer, scaler, iter_num, best_val_loss, seconds, rng, run_id, config,
-data (name, path, sha256, tokenizer, vocab_size), dtype, code_sha256, code_files ({file: its own}), versions. A folder
-that export.py wrote has model, model_args, iter_num and data, and is loaded in the same way.
+What train.py puts in one: model, model_args, new (the parameters that the weights it started from lacked), optimizer,
+scaler, iter_num, best_val_loss, seconds, rng, run_id, config, data (name, path, sha256, tokenizer, vocab_size), dtype,
+code_sha256, code_files ({file: its own}), versions. A folder that export.py wrote has model, model_args, iter_num and
+data, and is loaded in the same way.
 """
 
 import configurator
@@ -83,6 +84,7 @@ def load(path: Path | str, device: str = "cpu") -> dict:
 TEXT = (str, 0, 999)
 FIELDS = {
     "model_args": (dict, 0, 999),
+    "new?": [TEXT, 0, 1 << 20],
     "optimizer?": (dict, 0, 99),
     "scaler?": (dict, 0, 99),
     "iter_num?": (int, 0, 1 << 60),
