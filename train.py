@@ -88,7 +88,9 @@ class TrainConfig(GPTConfig):
     lr_decay_iters: int | None = key(None, "step at which min_lr is reached (None: max_iters)", at_least=1)
     min_lr: float | None = key(None, "learning rate at the end of the decay (None: learning_rate / 10)", at_least=0)
     new_lr_scale: float = key(
-        1.0, "init_from=CHECKPOINT: learning rate of the parameters that it lacks, as a multiple of the others'", above=0
+        1.0,
+        "init_from=CHECKPOINT: learning rate of the parameters that it lacks, as a multiple of the others'",
+        above=0,
     )
     weight_decay: float = key(0.1, "weight decay of matrices; vectors have none", at_least=0)
     beta1: float = key(0.9, "AdamW's decay of the mean gradient", at_least=0, below=1)

@@ -97,6 +97,8 @@ def run_train(words, small):
     shutil.rmtree(config.out_dir, ignore_errors=True)
     if config.init_from in ("resume", "auto"):  # a run to go on with
         train.main([*(word for word in words if not word.startswith("--init_from=")), *small])
+    elif config.init_from != "scratch":
+        checkpoint(config.init_from, small)
     train.main([*words, *small])
     assert (Path(config.out_dir) / "ckpt.pt").is_file()
 

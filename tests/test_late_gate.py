@@ -7,14 +7,21 @@ A gate for a trained model: it starts at the same function, trains at a rate of 
 import configurator
 
 import dataclasses
+import json
+import shutil
+import types
 
 import pytest
 import torch
 
+import experiment
 import train
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import resume
+from study import runner
+from study.plan import name_of, parent_of
+from study.rows import read_rows
 
 
 @pytest.fixture
@@ -73,7 +80,9 @@ def test_additive_gates_and_a_static_factor_of_one_start_as_the_identity(run, tr
         assert first["val_loss"] == pytest.approx(last["val_loss"], rel=1e-6)
 
 
-def test_a_run_from_weights_has_their_keys_of_the_model_unless_others_are_given(trained, mqar, helpers, tmp_path, capsys):
+def test_a_run_from_weights_has_their_keys_of_the_model_unless_others_are_given(
+    trained, mqar, helpers, tmp_path, capsys
+):
     words = dict(dataset=mqar, out_dir=tmp_path / "out", init_from=trained, max_iters=1, device="cpu", threads=1)
     train.main(helpers.words(**words, rope_base=500.0, dtype="float32"))
     said, args = capsys.readouterr().out, checkpoints.load(tmp_path / "out")["model_args"]
@@ -100,3 +109,102 @@ def test_new_parameters_have_a_learning_rate_of_their_own_which_a_resumed_run_ke
     capsys.readouterr()
     run("scratch", new_lr_scale=2.0, max_iters=1)
     assert "note: new_lr_scale=2.0 changes nothing: init_from is scratch" in capsys.readouterr().out
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# In an experiment
+
+LATE = {"init_from_arm": "first", "gate": "elementwise", "gate_activation": "sigmoid2", "new_lr_scale": 3.0}
+ARMS = {"late": LATE, "never": {"init_from_arm": "first"}, "first": {"max_iters": 4, "decay_lr": False}}
+
+
+@pytest.fixture(scope="module")
+def call(helpers, tmp_path_factory):
+    """call(out_dir, key=value, ...) runs an experiment of three arms, two of which go on from the third."""
+    base = {name: value for name, value in helpers.tiny.items() if name != "threads"}
+    data = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
+    file = tmp_path_factory.mktemp("config") / "late.py"
+    file.write_text(f'name = "late"\narms = {ARMS}\nseeds = [0, 1]\ndata = {data}\nbase = {base}\n')
+    return lambda out_dir, **keys: experiment.main([str(file), *helpers.words(out_dir=out_dir, jobs=1, **keys)])
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The keys of the runs that are started from here on, in this process."""
+    found = []
+
+    def start(command, folder, threads, gpu):
+        found.append(command[1])
+        train.main([f"--config_override={json.dumps(command[1])}"])
+        return types.SimpleNamespace(returncode=0, poll=lambda: 0)
+
+    monkeypatch.setattr(runner, "start_process", start)
+    return found
+
+
+def test_an_arm_starts_from_the_end_of_anothers_run_and_its_row_says_so(call, started, helpers, tmp_path, capsys):
+    call(tmp_path / "out")
+    names = [keys["out_dir"].rpartition("/")[2] for keys in started]
+    assert sorted(names) == sorted(f"{arm}-seed{seed}" for arm in ARMS for seed in (0, 1))
+    rows = {name_of(row): row for row in read_rows(tmp_path / "out")}
+    for name, row in rows.items():
+        first = f"first-seed{row['seed']}"
+        ends = helpers.metrics(tmp_path / "out" / first, "eval")[-1]["val_loss"]
+        if name == first:
+            assert "init_from" not in row
+            continue
+        assert names.index(first) < names.index(name)
+        assert row["init_from"] == {"arm": "first"} | rows[first]["config"] and "init_from_arm" not in row["config"]
+        assert helpers.metrics(tmp_path / "out" / name, "eval")[0]["val_loss"] == pytest.approx(ends, rel=1e-6)
+        assert parent_of(row)["config"]["max_iters"] == 4
+
+    # started again, the run goes on from its own checkpoint, and not from the other arm's
+    file = tmp_path / "out" / "rows.jsonl"
+    without = [line for line in file.read_text().splitlines() if json.loads(line)["arm"] != "late"]
+    file.write_text("\n".join(without) + "\n")
+    started.clear()
+    call(tmp_path / "out")
+    assert [keys["init_from"] for keys in started] == ["auto", "auto"]
+    again = {name_of(row): row for row in read_rows(tmp_path / "out")}
+    assert [again[f"late-seed{i}"]["val_loss"] for i in (0, 1)] == [rows[f"late-seed{i}"]["val_loss"] for i in (0, 1)]
+
+    # other weights to start from make another run; without them it cannot start, and the experiment ends all the same
+    started.clear()
+    shutil.rmtree(tmp_path / "out" / "first-seed0")
+    file.write_text("\n".join(without) + "\n")
+    capsys.readouterr()
+    call(tmp_path / "out")
+    assert [keys["out_dir"].rpartition("/")[2] for keys in started] == ["late-seed1"]
+    assert "late-seed0 cannot start: the end of first-seed0 is not in" in capsys.readouterr().out
+    started.clear()
+    call(tmp_path / "out", run="false", arms=json.dumps(ARMS | {"first": ARMS["first"] | {"max_iters": 3}}))
+    assert "have other keys, and are left out: max_iters 4 in the row, 3 in the config" in capsys.readouterr().out
+
+
+def test_a_kill_in_the_first_save_of_a_late_arm_is_started_again(call, started, tmp_path):
+    call(tmp_path / "out", seeds="[0]")
+    folder, file = tmp_path / "out" / "late-seed0", tmp_path / "out" / "rows.jsonl"
+    (folder / "ckpt.pt").unlink()
+    file.write_text("".join(f"{line}\n" for line in file.read_text().splitlines() if '"late"' not in line))
+    started.clear()
+    call(tmp_path / "out", seeds="[0]")
+    assert [keys["init_from"] for keys in started] == [str(tmp_path / "out" / "first-seed0" / "ckpt.pt")]
+    assert (folder / "ckpt.pt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (dict(arms={"a": {"init_from_arm": "b"}, "c": {}}), "arms: a: init_from_arm='b': must be"),
+        (dict(arms={"a": {"init_from_arm": "a"}, "b": {}}), "arms: a: init_from_arm='a': must be"),
+        (
+            dict(arms=ARMS, learning_rates=[0.1], metric="val_loss"),
+            "init_from_arm: give learning_rate in base and arms",
+        ),
+        (dict(arms=ARMS, seeds=[0, 1], seeds_of={"first": [0]}), "'late' starts from it, and needs its seed 1, too"),
+        (dict(arms={"a": {}}, base={"init_from_arm": "a"}), "init_from_arm"),
+    ],
+)
+def test_an_arm_that_has_nothing_to_start_from_is_refused(helpers, keys, words):
+    keys = keys | {"base": {"dtype": "float32"} | keys.get("base", {})}
+    assert words in helpers.error_of(experiment.ExperimentConfig, **keys)
