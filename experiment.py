@@ -69,8 +69,8 @@ class ExperimentConfig:
     base: dict = key({}, "keys of train.py that every run has; a later base is added to it", merge=True)
     arms: dict = key(
         {},
-        "{name of the arm: its keys of train.py}; init_from_arm: an arm whose weights, at the end of its run of the same "
-        "seed and setting, it starts from",
+        "{name of the arm: its keys of train.py}; init_from_arm: an arm whose weights, at the end of its run of "
+        "the same seed and setting, it starts from",
     )
     settings: dict = key({}, '{name: keys of train.py, and under "data" of the prepare script}: all arms in each')
     seeds: list[int] = key([0], "one run of every arm each; it seeds the data, too, unless data has a seed", at_least=0)
@@ -191,7 +191,7 @@ class ExperimentConfig:
             raise UserError(f"metric={self.metric!r}: with learning_rates it must be val_loss, which tells divergence")
 
     def check_start(self, arm: str, other: object) -> None:
-        """Raises UserError unless every run of the arm can start from one of the other arm, which starts from scratch."""
+        """Raises UserError unless each run of the arm can start from one of the other, which starts from scratch."""
         from_scratch = [name for name, keys in self.arms.items() if "init_from_arm" not in keys]
         check_named(f"arms: {arm}: init_from_arm", other, from_scratch, "arms that start from scratch")
         if self.learning_rates:

@@ -5,8 +5,8 @@ check_data(resumed, dataset, config)
 model, new, notes = make_model(config, resumed, weights)
 scale_new(optimizers, new, config.new_lr_scale)
 
-A run that goes on has the keys of its checkpoint, but for those that a config file or the command line gives. A run that
-starts from the weights of another has that one's keys of the model, with the same exception.
+A run that goes on has the keys of its checkpoint, but for those that a config file or the command line gives. A run
+that starts from the weights of another has that one's keys of the model, with the same exception.
 """
 
 import configurator
@@ -197,8 +197,8 @@ def check_new_gates(model: GPT, fitting: dict, weights: dict, path: str) -> None
             if (value != start).any():
                 what = "the native gate" if position == "native" else f"gate_activation={gate.activation!r}"
                 raise UserError(
-                    f"{what}: a new gate would start at {float(value.flatten()[0]):.3g}, not {start:g}, and change what "
-                    f"{path} computes; --gate=elementwise --gate_activation=sigmoid2 starts at the same function"
+                    f"{what}: a new gate would start at {float(value.flatten()[0]):.3g}, not {start:g}, and change "
+                    f"what {path} computes; --gate=elementwise --gate_activation=sigmoid2 starts at the same function"
                 )
 
 

@@ -9,9 +9,9 @@ learning rate, the second one decays it. "never" has no gate in either part, "la
 the gate's weights, and "start" has the same gate in both parts.
 
 Qiu et al. (2025, A.7) report that a gate added in continued training does not help. A pilot of `text.py` saw gains of
-0.033 (softmax) and 0.093 (Gated DeltaNet) for a gate from the start after 600 steps, with a spread of 0.02 between pairs;
-five seeds then see 0.03 of one pair of arms. The loss is that of the whole validation split, in nats a byte, and every
-gain below is a loss without minus a loss with. The claims were written before the first run.
+0.033 (softmax) and 0.093 (Gated DeltaNet) for a gate from the start after 600 steps, with a spread of 0.02 between
+pairs; five seeds then see 0.03 of one pair of arms. The loss is that of the whole validation split, in nats a byte, and
+every gain below is a loss without minus a loss with. The claims were written before the first run.
 """
 
 include = "base/bytes.py"
