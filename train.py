@@ -13,10 +13,10 @@ number of processes, on evaluations or on restarts.
 file nor the command line gives is then the checkpoint's. --init_from=auto does the same if there is
 a ckpt.pt and else starts the run, for jobs that are queued again. --init_from=out/other starts a new
 run from the weights of another, and has its keys of the model but for those that are given: with
---gate=elementwise --gate_activation=sigmoid2 a model without a gate gets one (docs/gates.md). SIGTERM, Ctrl-C, SIGHUP (a closed
-terminal) and SIGUSR1 (a cluster's warning) save first; the exit status is then 128 plus the
-signal's number. A loss or a gradient that is not finite ends a run with status 1; the checkpoint
-stays good.
+--gate=elementwise --gate_activation=sigmoid2 a model without a gate gets one (docs/gates.md).
+SIGTERM, Ctrl-C, SIGHUP (a closed terminal) and SIGUSR1 (a cluster's warning) save first; the exit
+status is then 128 plus the signal's number. A loss or a gradient that is not finite ends a run with
+status 1; the checkpoint stays good.
 """
 
 import os

@@ -2,6 +2,7 @@
 
     save("out/ckpt.pt", {"model": model.state_dict(), ...})
     model, checkpoint = load_model("out/ckpt.pt", device="cpu")
+    model, checkpoint = open_model("out/ckpt.pt")               # with the memory of one layer
 
 What train.py puts in one: model, model_args, new (the parameters that the weights it started from lacked), optimizer,
 scaler, iter_num, best_val_loss, seconds, rng, run_id, config, data (name, path, sha256, tokenizer, vocab_size), dtype,
@@ -55,15 +56,25 @@ def import_safetensors() -> ModuleType:
 # Loading
 
 
-def load(path: Path | str, device: str = "cpu") -> dict:
-    """Returns the checkpoint's dict. Raises UserError for a file that is missing, damaged or no checkpoint of ours."""
+def file_of(path: Path | str) -> Path:
+    """The checkpoint's file; of a folder, its ckpt.pt or model.safetensors."""
     path = Path(path)
     if os.path.isdir(path):
         names = ("ckpt.pt", "model.safetensors")
         path = next((path / name for name in names if os.path.isfile(path / name)), path / "ckpt.pt")
+    return path
+
+
+def load(path: Path | str, device: str = "cpu", is_mapped: bool = False) -> dict:
+    """Returns the checkpoint's dict. Raises UserError for a file that is missing, damaged or no checkpoint of ours.
+
+    is_mapped: its tensors stay in the file, and take memory where they are read.
+    """
+    path = file_of(path)
     if not os.path.isfile(path):
         raise UserError(f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir")
-    checkpoint = (_load_safetensors if path.suffix == ".safetensors" else _load_torch)(path, device)
+    is_safetensors = path.suffix == ".safetensors"
+    checkpoint = _load_safetensors(path, device) if is_safetensors else _load_torch(path, device, is_mapped)
     found = checkpoint if isinstance(checkpoint, dict) else {}
     missing = [name for name in ("model", "model_args") if not isinstance(found.get(name), dict)]
     if missing:
@@ -111,7 +122,7 @@ def _is_plain(tensor):
     return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
 
 
-def _load_torch(path, device):
+def _load_torch(path, device, is_mapped):
     try:
         with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
@@ -119,7 +130,7 @@ def _load_torch(path, device):
             damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB
         if damaged is not None:
             raise UserError(f"{path}: damaged, the checksum of {damaged[:60]!r} in it is wrong; use another checkpoint")
-        return torch.load(path, map_location=device, weights_only=True)
+        return torch.load(path, map_location=device, weights_only=True, mmap=is_mapped)
     except UserError:
         raise
     except zipfile.BadZipFile:
@@ -132,17 +143,56 @@ def _load_torch(path, device):
 
 
 def _load_safetensors(path, device):
-    from_bytes, config = import_safetensors().load, path.with_name("config.json")
+    from_file = import_safetensors().load_file  # the tensors stay in the file until they are read
     try:
-        about, weights = read_json(config), path.read_bytes()
+        with open(path, "rb") as file:
+            about, found = read_json(path.with_name("config.json")), hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    if not isinstance(about, dict) or about.get("sha256") != hashlib.sha256(weights).hexdigest():
+    if not isinstance(about, dict) or about.get("sha256") != found:
         raise UserError(f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)")
     try:
-        return about | {"model": {name: tensor.to(device) for name, tensor in from_bytes(weights).items()}}
+        return about | {"model": from_file(path, device=str(device))}
     except Exception as error:
         raise UserError(f"{path}: damaged, or no safetensors ({str(error)[:200]})") from None
+
+
+def open_model(path: Path | str, device: str = "cpu") -> tuple[GPT, dict]:
+    """(model in evaluation mode, checkpoint without its weights), for a model that need not fit into the memory.
+
+    A block reads its weights from the file when it runs, in float32, and the next block drops them, so that
+    `model.features` takes the memory of one layer's weights. `model.logits` reads the embedding as the file has it.
+    """
+    checkpoint, file = load(path, is_mapped=True), file_of(path)
+    config = configurator.build(GPTConfig, checkpoint["model_args"] | {"kernels": "auto"}, source=str(path))
+    model, loaded = _on_meta(config, checkpoint.pop("model"), path).eval(), []
+    for name, module in model.named_children():
+        if name != "blocks" and name != "wte":
+            module.to(device, torch.float32)
+    if str(device) != "cpu":
+        model.wte.to(device)  # on a CPU a lookup reads its rows from the file
+    model.wte.register_forward_hook(lambda wte, args, x: x.float())
+
+    def fill(block, args):
+        if loaded:
+            loaded.pop().to("meta")
+        prefix = f"blocks.{block.mixer.layer}."
+        # mapped anew, so that the pages that a layer has touched are given back
+        weights = _tensors_of(file)
+        own = {name: weights[prefix + name].to(device, torch.float32, copy=True) for name in block.state_dict()}
+        block.load_state_dict(own, assign=True)
+        loaded.append(block)
+
+    for block in model.blocks:
+        block.to("meta").register_forward_pre_hook(fill)
+    return model, checkpoint
+
+
+def _tensors_of(file):
+    """The weights of a file that load has checked, mapped."""
+    if file.suffix == ".safetensors":
+        return import_safetensors().load_file(file)
+    return torch.load(file, map_location="cpu", weights_only=True, mmap=True)["model"]
 
 
 def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tuple[GPT, dict]:
@@ -155,14 +205,21 @@ def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tupl
 
 def build_model(config: GPTConfig, weights: dict[str, torch.Tensor], path: Path | str, device: str = "cpu") -> GPT:
     """The GPT of the config with these weights, which must be all of its own. Raises UserError."""
+    _on_meta(config, weights, path)  # first without memory: the config of a stranger's file may ask for terabytes
+    model = GPT(config).to(device)
+    model.load_state_dict(weights)
+    return model
+
+
+def _on_meta(config, weights, path):
+    """A GPT whose parameters are these tensors. Raises UserError unless they are all of its own."""
     try:
         if config.n_layer > len(weights):
             raise UserError(f"{path}: n_layer={config.n_layer}, and it has {len(weights)} tensors")
-        with torch.device("meta"):  # first without memory: the config of a stranger's file may ask for terabytes
-            GPT(config).load_state_dict(weights, assign=True)
-        model = GPT(config).to(device)
-        model.load_state_dict(weights)
+        with torch.device("meta"):
+            model = GPT(config)
+            model.load_state_dict(weights, assign=True)
+        return model
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[:2][-1].strip()
         raise UserError(f"{path}: its weights are not those of its config: {reason[:200]}") from None
-    return model

@@ -39,8 +39,8 @@ def runs_of(config, seeds: list[int], rates: list[float], chosen: dict | None = 
 
 
 def make_run(config, seed: int, setting: str | None, arm: str, rate: float | None, purpose: str | None = None) -> dict:
-    """A run as it stands in its row: arm, seed, data and keys of train.py; "init_from", the arm whose last checkpoint of
-    this seed it starts from, with that run's keys, so that a run that starts from other weights is another run."""
+    """A run as it stands in its row: arm, seed, data and keys of train.py; "init_from", the arm whose last checkpoint
+    of this seed it starts from, with that run's keys: a run that starts from other weights is another run."""
     changes, own = config.settings.get(setting, {}), dict(config.arms[arm])
     parent = own.pop("init_from_arm", None)
     keys = config.base | {name: value for name, value in changes.items() if name != "data"} | own

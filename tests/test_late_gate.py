@@ -80,9 +80,7 @@ def test_additive_gates_and_a_static_factor_of_one_start_as_the_identity(run, tr
         assert first["val_loss"] == pytest.approx(last["val_loss"], rel=1e-6)
 
 
-def test_a_run_from_weights_has_their_keys_of_the_model_unless_others_are_given(
-    trained, mqar, helpers, tmp_path, capsys
-):
+def test_a_run_from_weights_has_their_keys_of_the_model_unless_given(trained, mqar, helpers, tmp_path, capsys):
     words = dict(dataset=mqar, out_dir=tmp_path / "out", init_from=trained, max_iters=1, device="cpu", threads=1)
     train.main(helpers.words(**words, rope_base=500.0, dtype="float32"))
     said, args = capsys.readouterr().out, checkpoints.load(tmp_path / "out")["model_args"]
