@@ -3,11 +3,11 @@
     pip install lm-eval
     python harness.py run --model nanogate --model_args checkpoint=out/best.pt --tasks NAME --include_path FOLDER
 
-The words are those of `lm-eval` (see its documentation); FOLDER may hold task files of your own. model_args: checkpoint,
-dtype of matrix products (the run's if it isn't given). Any mixer is scored with its state: a context that several
-continuations share, as in multiple choice, is read once, and so is a long text where every layer is recurrent. Where a
-layer is softmax or cosformer, or positions are learned, the last block_size tokens are read, as the harness does it for
-other models. The token before a text without context is GPT-2's end of text, or a line end.
+The words are those of `lm-eval` (see its documentation); FOLDER may hold task files of your own. model_args are the
+checkpoint and the dtype of matrix products (the run's if it isn't given). Any mixer is scored with its state: a context
+that several continuations share, as in multiple choice, is read once, and so is a long text where every layer is
+recurrent. Where a layer is softmax or cosformer, or positions are learned, the last block_size tokens are read, as the
+harness does it for other models. The token before a text without context is GPT-2's end of text, or a line end.
 """
 
 import configurator
@@ -65,7 +65,7 @@ class NanogateLM(TemplateLM):
     # -- log-likelihoods -----------------------------------------------------------------------------------------------
 
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **keys) -> list[tuple[float, bool]]:
-        """[((context, continuation), their ids)] -> [(log-likelihood of the continuation, whether it is the likeliest)].
+        """[(texts, context ids, continuation ids)] -> [(log-likelihood of the continuation, whether it is likeliest)].
 
         Raises UserError for a continuation that is longer than the model's context.
         """
