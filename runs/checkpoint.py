@@ -13,6 +13,7 @@ data, and is loaded in the same way.
 import configurator
 from configurator import UserError, show
 
+import contextlib
 import hashlib
 import math
 import os
@@ -73,8 +74,10 @@ def load(path: Path | str, device: str = "cpu", is_mapped: bool = False) -> dict
     path = file_of(path)
     if not os.path.isfile(path):
         raise UserError(f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir")
-    is_safetensors = path.suffix == ".safetensors"
-    checkpoint = _load_safetensors(path, device) if is_safetensors else _load_torch(path, device, is_mapped)
+    if path.suffix == ".safetensors":
+        checkpoint = _load_safetensors(path, device)
+    else:
+        checkpoint = _load_torch(path, device, is_mapped)
     found = checkpoint if isinstance(checkpoint, dict) else {}
     missing = [name for name in ("model", "model_args") if not isinstance(found.get(name), dict)]
     if missing:
@@ -165,12 +168,11 @@ def open_model(path: Path | str, device: str = "cpu") -> tuple[GPT, dict]:
     """
     checkpoint, file = load(path, is_mapped=True), file_of(path)
     config = configurator.build(GPTConfig, checkpoint["model_args"] | {"kernels": "auto"}, source=str(path))
-    model, loaded = _on_meta(config, checkpoint.pop("model"), path).eval(), []
-    for name, module in model.named_children():
-        if name != "blocks" and name != "wte":
-            module.to(device, torch.float32)
-    if str(device) != "cpu":
-        model.wte.to(device)  # on a CPU a lookup reads its rows from the file
+    with _wrong_weights_named(path):
+        model, loaded = _on_meta(config, checkpoint.pop("model"), path).eval(), []
+    for module in filter(None, (model.norm, model.wpe)):
+        module.to(device, torch.float32)
+    model.wte.to(device)  # nothing on a CPU, where a lookup reads its rows from the file
     model.wte.register_forward_hook(lambda wte, args, x: x.float())
 
     def fill(block, args):
@@ -205,21 +207,27 @@ def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tupl
 
 def build_model(config: GPTConfig, weights: dict[str, torch.Tensor], path: Path | str, device: str = "cpu") -> GPT:
     """The GPT of the config with these weights, which must be all of its own. Raises UserError."""
-    _on_meta(config, weights, path)  # first without memory: the config of a stranger's file may ask for terabytes
-    model = GPT(config).to(device)
-    model.load_state_dict(weights)
+    with _wrong_weights_named(path):
+        _on_meta(config, weights, path)  # first without memory: a stranger's config may ask for terabytes
+        model = GPT(config).to(device)
+        model.load_state_dict(weights)
     return model
 
 
 def _on_meta(config, weights, path):
-    """A GPT whose parameters are these tensors. Raises UserError unless they are all of its own."""
+    """The GPT whose parameters are these very tensors."""
+    if config.n_layer > len(weights):
+        raise UserError(f"{path}: n_layer={config.n_layer}, and it has {len(weights)} tensors")
+    with torch.device("meta"):
+        model = GPT(config)
+        model.load_state_dict(weights, assign=True)
+    return model
+
+
+@contextlib.contextmanager
+def _wrong_weights_named(path):
     try:
-        if config.n_layer > len(weights):
-            raise UserError(f"{path}: n_layer={config.n_layer}, and it has {len(weights)} tensors")
-        with torch.device("meta"):
-            model = GPT(config)
-            model.load_state_dict(weights, assign=True)
-        return model
+        yield
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[:2][-1].strip()
         raise UserError(f"{path}: its weights are not those of its config: {reason[:200]}") from None
