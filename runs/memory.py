@@ -161,10 +161,10 @@ def layer_by_layer(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.
     """A row of `python meters.py --published=true`."""
     from study.layerwise import first_token_share
 
-    handles = [
-        block.mixer.register_forward_hook(lambda mixer, args, _: first_token_share(mixer, args[0]))
-        for block in model.blocks
-    ]
+    def measure(mixer, args, output):
+        first_token_share(mixer, args[0])
+
+    handles = [block.mixer.register_forward_hook(measure) for block in model.blocks]
     with autocast:
         _Mark.apply(model.features(idx)[0], tally)
     for handle in handles:

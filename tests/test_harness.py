@@ -4,6 +4,7 @@ lm-evaluation-harness: log-likelihoods with a state are those of whole forwards,
     python -m pytest tests/test_harness.py        without lm-eval a small stand-in takes the place of its base class
 """
 
+import importlib
 import importlib.util
 import json
 import math
@@ -70,7 +71,7 @@ def requests(*arguments):
 
 def definition(model, context, continuation):
     """(nats, greedy) by one forward over the whole text."""
-    logits = model(torch.tensor([[*context, *continuation]]))[0, len(context) - 1 : -1].log_softmax(-1)
+    logits = model(torch.tensor([[*context, *continuation[:-1]]]))[0, len(context) - 1 :].log_softmax(-1)
     targets = torch.tensor(continuation, dtype=torch.long)
     return float(logits.gather(1, targets[:, None]).sum()), bool((logits.argmax(-1) == targets).all())
 
@@ -108,12 +109,12 @@ def test_a_long_text_is_read_in_windows_or_where_all_layers_are_recurrent_at_onc
     if mixer == "gla":
         expected = definition(own.model, ids[:1], ids[1:])[0]
     else:
-        expected = definition(own.model, ids[:1], ids[1:33])[0] + definition(own.model, ids[:33][-1:], ids[33:65])[0]
-        expected += definition(own.model, ids[-33 : -len(ids) + 65], ids[65:])[0]
+        expected = definition(own.model, ids[:1], ids[1:33])[0] + definition(own.model, ids[32:33], ids[33:65])[0]
+        expected += definition(own.model, ids[-33:65], ids[65:])[0]
     assert found == pytest.approx(expected, abs=1e-3)
     assert own.loglikelihood(requests((written, "!")))[0][0] < 0  # a context is cut at its start
     ((nats, _),) = own.loglikelihood(requests((written, " It")))
-    context = ids[1:] if mixer == "gla" else (ids[1:] + [0, 0])[-32:][:-2][-30:]
+    context = ids[1:] if mixer == "gla" else ids[-30:]
     assert nats == pytest.approx(definition(own.model, context, list(b" It"))[0], abs=1e-3)
     assert sum(len(predicted) for _, predicted in harness.windows(ids, 32)) == len(ids) - 1
 
@@ -138,6 +139,14 @@ def test_what_cannot_be_scored_is_one_line(trained, mqar, helpers, tmp_path):
     out = helpers.train(mqar, tmp_path / "out", max_iters=1, meters="false")
     assert "tokenizer 'mqar'" in helpers.error_of(harness.NanogateLM, str(out), device="cpu")
     assert "dtype='int8'" in helpers.error_of(harness.NanogateLM, str(trained("softmax")), dtype="int8", device="cpu")
+
+
+@pytest.mark.skipif(not HAS_LIBRARY, reason="needs lm-eval")
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 16, 29])
+def test_the_windows_are_those_of_the_library(length):
+    utils, ids = importlib.import_module("lm_eval.utils"), list(range(100, 100 + length))
+    expected = map(utils.make_disjoint_window, utils.get_rolling_token_windows(ids, 0, 8, 1))
+    assert list(harness.windows([0, *ids], 8)) == list(expected)
 
 
 @pytest.mark.skipif(not HAS_LIBRARY, reason="needs lm-eval")
