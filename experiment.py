@@ -67,7 +67,11 @@ OURS = {"base": ("out_dir", "dataset", "init_from", "overwrite"), "scores": ("ou
 class ExperimentConfig:
     name: str = key("experiment", "what it is called")
     base: dict = key({}, "keys of train.py that every run has; a later base is added to it", merge=True)
-    arms: dict = key({}, "{name of the arm: its keys of train.py}")
+    arms: dict = key(
+        {},
+        "{name of the arm: its keys of train.py}; init_from_arm: an arm whose weights, at the end of its run of "
+        "the same seed and setting, it starts from",
+    )
     settings: dict = key({}, '{name: keys of train.py, and under "data" of the prepare script}: all arms in each')
     seeds: list[int] = key([0], "one run of every arm each; it seeds the data, too, unless data has a seed", at_least=0)
     seeds_of: dict = key({}, "{arm: the only ones of the seeds that it is run with}")
@@ -143,6 +147,9 @@ class ExperimentConfig:
             check_named("seeds_of", arm, self.arms, "arms")
             if wrong := wrong_field(seeds, [(int, 0, 1 << 60), 1, 999]):
                 raise UserError(f"seeds_of: {arm}: {wrong}")
+        for arm, keys in self.arms.items():
+            if "init_from_arm" in keys:
+                self.check_start(arm, keys["init_from_arm"])
         each_arm = {(run.get("setting"), run["arm"]): run for run in runs_of(self, self.seeds, self.learning_rates[:1])}
         for run in each_arm.values():  # a wrong key is found before the first run
             keys = configurator.build(TrainConfig, run["config"], source=f"arm {run['arm']!r}")
@@ -182,6 +189,16 @@ class ExperimentConfig:
             raise UserError(f"selection_seeds={self.selection_seeds}: the comparison uses some of them, too")
         if self.learning_rates and not self.selection_seeds and self.metric != "val_loss":
             raise UserError(f"metric={self.metric!r}: with learning_rates it must be val_loss, which tells divergence")
+
+    def check_start(self, arm: str, other: object) -> None:
+        """Raises UserError unless each run of the arm can start from one of the other, which starts from scratch."""
+        from_scratch = [name for name, keys in self.arms.items() if "init_from_arm" not in keys]
+        check_named(f"arms: {arm}: init_from_arm", other, from_scratch, "arms that start from scratch")
+        if self.learning_rates:
+            raise UserError(f"arms: {arm}: init_from_arm: give learning_rate in base and arms, not learning_rates")
+        lacking = set(self.seeds_of.get(arm, self.seeds)) - set(self.seeds_of.get(other, self.seeds))
+        if lacking:
+            raise UserError(f"seeds_of: {other}: {arm!r} starts from it, and needs its seed {min(lacking)}, too")
 
     def check_folders(self) -> None:
         """Every run needs a folder of its own: setting "a" with arm "b-c" would share that of "a-b" with "c"."""

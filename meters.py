@@ -3,6 +3,7 @@
     python meters.py --checkpoint=out/best.pt                    a table, and out/meters.json
     python meters.py --checkpoint=out/best.pt --maps=0.1,3.0     maps of layer.head 0.1 and 3.0
     python meters.py --checkpoint=early/ckpt.pt,late/ckpt.pt     several checkpoints, to compare
+    python meters.py --checkpoint=A,B --published=true           layer by layer, for models of any size
     python plot.py out                                           draws out/meters.json: out/page.png
 
 It prints a table and, as the last line, one JSON object of means; the file has every layer, head
@@ -37,7 +38,8 @@ A data set may name kinds of query, as data/backcopy does: a list of tokens each
 effective, gates and loss are then measured for each kind apart, and for all other queries.
 --queries=REGEX makes a kind of the queries whose token's text matches: '\\s+' is white space.
 
-What pruning, skipping and 8 bits do is in study/interventions.py.
+What pruning, skipping and 8 bits do is in study/interventions.py; published=true, in
+study/layerwise.py, measures the numbers of Qiu et al. alone, with the memory of one layer.
 
 Sinks grow with training, and tiny models may have none. heads_above is the share of heads whose
 sink is above 0.3 on the first 64 tokens (Gu et al. 2024).
@@ -65,9 +67,10 @@ from model import GPT, Mixer, Softmax
 from ops import IGNORE
 from ops.recurrence import at_least_float32
 from runs import memory
-from runs.checkpoint import load_model
+from runs.checkpoint import load_model, open_model
 from runs.files import check_output, write_output
 from runs.hardware import DTYPES, Processes
+from study import layerwise
 from study.interventions import DECODED_TOKENS, decoding_speed, loss_of, pruning_curve, quantised
 
 BINS = 20  # bins of width 0.05 from 0 to 1; one more bin holds the values above 1
@@ -496,9 +499,15 @@ class MetersConfig:
     skip_below: float | None = key(
         None, "time decoding without softmax heads whose headwise gate is below this (None: do not)", above=0
     )
+    published: bool = key(
+        False, "true: sinks, activations and gates alone, beside published numbers, with the memory of one layer"
+    )
+    tokens: int | None = key(None, "published: tokens of each row (None: the model's block_size)", at_least=2)
     maps: list[str] = key([], "attention maps to keep, as layer.head (empty: the heads of largest and smallest sink)")
     dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=tuple(DTYPES))
-    out: str | None = key(None, "file for the JSON (None: meters.json beside the last checkpoint)", is_path=True)
+    out: str | None = key(
+        None, "file for the JSON (None: meters.json or published.json beside the last checkpoint)", is_path=True
+    )
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = key(0, "CPU threads (0: cores)", at_least=0)
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
@@ -509,23 +518,36 @@ def main(argv: list[str]) -> None:
     if not config.checkpoint:
         raise UserError("checkpoint=[]: give at least one, as in --checkpoint=out/best.pt")
     last = Path(config.checkpoint[-1])
-    out = Path(config.out) if config.out else (last if os.path.isdir(last) else last.parent) / "meters.json"
+    name = "published.json" if config.published else "meters.json"
+    out = Path(config.out) if config.out else (last if os.path.isdir(last) else last.parent) / name
+    if config.published and (config.maps or config.queries or config.skip_below):
+        raise UserError("published=True: has no maps, queries or skip_below; leave them out, or published")
+    if config.tokens and not config.published:
+        raise UserError(f"tokens={config.tokens}: is for published=true; the other meters read rows of block_size")
     processes = Processes(config.device, config.threads)
     dataset, results = None, []
     for path in config.checkpoint:
-        model, checkpoint = load_model(path, processes.device)
+        model, checkpoint = (open_model if config.published else load_model)(path, processes.device)
         if dataset is None:
             check_output("out", out, "checkpoints")
             dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
         if dataset.vocab_size > model.config.vocab_size:
             raise UserError(f"{path}: the model knows {model.config.vocab_size} token ids, {dataset.folder} has more")
+        if config.published:
+            results.append(published_meters_of(model, checkpoint, path, dataset, config))
+            continue
         results.append(meters_of(model, checkpoint, path, dataset, config))
         print(table(results[-1]), end="\n\n")
+    if config.published:
+        print(layerwise.table(results))
     text = json.dumps({"checkpoints": results}) + "\n"
     write_output("out", out, lambda file: file.write(text.encode()))
     print(f"written: {out}")
     names = ("checkpoint", "step", "loss", "accuracy", "quantised")
-    short = [{name: r[name] for name in names} | summary(r["layers"], r["tokens"]) for r in results]
+    if config.published:
+        short = [{"checkpoint": r["checkpoint"]} | layerwise.over_layers(r["layers"]) for r in results]
+    else:
+        short = [{name: r[name] for name in names} | summary(r["layers"], r["tokens"]) for r in results]
     print(json.dumps({"checkpoints": short}))
 
 
@@ -556,6 +578,20 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
     if config.skip_below is not None:
         result["decoding"] = decoding_speed(model, inputs[:1, : max(1, T - DECODED_TOKENS - 1)], config.skip_below)
     return result | {"pruning": pruning_curve(model, batches, T), "quantised": loss_of(quantised(model), batches, T)}
+
+
+def published_meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, config: MetersConfig) -> dict:
+    """The numbers that Qiu et al. print, by layer, of a model of open_model."""
+    dtype, config = config.dtype or checkpoint.get("dtype", "float32"), dataclasses.replace(config)
+    config.tokens = min(config.tokens or model.config.block_size, model.config.block_size)
+    inputs, _, _ = first_rows(dataset, config.split, config.rows, config.tokens)
+    config.tokens = inputs.shape[1]
+    memory.check_layer_by_layer(config, model, dtype)
+    layers = layerwise.layer_numbers(model, inputs.to(model.norm.weight.device), dtype, probe)
+    about = {"checkpoint": str(path), "step": checkpoint.get("iter_num"), "gate": model.config.gate, "dtype": dtype}
+    about |= {"dataset": dataset.name, "split": config.split, "rows": len(inputs), "tokens": inputs.shape[1]}
+    layers = [{name: numbers(x) if type(x) is float else x for name, x in layer.items()} for layer in layers]
+    return about | {"layers": layers}
 
 
 def matching_tokens(dataset: Dataset, expression: str) -> dict[str, list[int]]:

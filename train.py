@@ -11,10 +11,12 @@ number of processes, on evaluations or on restarts.
 
 --init_from=resume goes on with a run that was killed, to the same bits. A key that neither a config
 file nor the command line gives is then the checkpoint's. --init_from=auto does the same if there is
-a ckpt.pt and else starts the run, for jobs that are queued again. SIGTERM, Ctrl-C, SIGHUP (a closed
-terminal) and SIGUSR1 (a cluster's warning) save first; the exit status is then 128 plus the
-signal's number. A loss or a gradient that is not finite ends a run with status 1; the checkpoint
-stays good.
+a ckpt.pt and else starts the run, for jobs that are queued again. --init_from=out/other starts a new
+run from the weights of another, and has its keys of the model but for those that are given: with
+--gate=elementwise --gate_activation=sigmoid2 a model without a gate gets one (docs/gates.md).
+SIGTERM, Ctrl-C, SIGHUP (a closed terminal) and SIGUSR1 (a cluster's warning) save first; the exit
+status is then 128 plus the signal's number. A loss or a gradient that is not finite ends a run with
+status 1; the checkpoint stays good.
 """
 
 import os
@@ -51,7 +53,7 @@ from runs.finite import bad_weight, first_bad_tensor
 from runs.hardware import DTYPES, Processes, peak_flops, pick_dtype
 from runs.keys import notes_on_keys
 from runs.outdir import OutDir, code_sha256, versions
-from runs.resume import check_data, load_optimizers, make_model, optimizer_state, where_to_start
+from runs.resume import check_data, load_optimizers, make_model, optimizer_state, scale_new, where_to_start
 
 
 @dataclass
@@ -85,6 +87,11 @@ class TrainConfig(GPTConfig):
     warmup_iters: int = key(100, "steps of linear warmup", at_least=0)
     lr_decay_iters: int | None = key(None, "step at which min_lr is reached (None: max_iters)", at_least=1)
     min_lr: float | None = key(None, "learning rate at the end of the decay (None: learning_rate / 10)", at_least=0)
+    new_lr_scale: float = key(
+        1.0,
+        "init_from=CHECKPOINT: learning rate of the parameters that it lacks, as a multiple of the others'",
+        above=0,
+    )
     weight_decay: float = key(0.1, "weight decay of matrices; vectors have none", at_least=0)
     beta1: float = key(0.9, "AdamW's decay of the mean gradient", at_least=0, below=1)
     beta2: float = key(0.95, "AdamW's decay of the mean squared gradient", at_least=0, below=1)
@@ -255,10 +262,11 @@ class Run:
         self.dtype = processes.from_main(
             (resumed or {}).get("dtype") or pick_dtype(config.dtype, processes.device_type)
         )
-        self.model, notes_of_model = make_model(config, resumed, weights)
+        self.model, self.new, notes_of_model = make_model(config, resumed, weights)
         self.model.to(processes.device)
         self.reads_a_sample = (config.eval_tokens or math.inf) < dataset.counts("val")["tokens"]
         self.optimizers = make_optimizers(self.model, config, processes.device_type)
+        scale_new(self.optimizers, self.new, config.new_lr_scale)
         self.scaler = torch.amp.GradScaler(processes.device_type, enabled=self.dtype == "float16")
         self.first_step, self.best, self.seconds_before, self.saved_step = 0, math.inf, 0.0, None
         self.run_id = processes.from_main(uuid.uuid4().hex)
@@ -472,6 +480,7 @@ class Run:
         return {
             "model": self.model.state_dict(),
             "model_args": {f.name: getattr(self.config, f.name) for f in dataclasses.fields(GPTConfig)},
+            "new": self.new,
             "optimizer": optimizer_state(self.optimizers),
             "scaler": self.scaler.state_dict(),
             "iter_num": step,

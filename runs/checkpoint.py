@@ -2,15 +2,18 @@
 
     save("out/ckpt.pt", {"model": model.state_dict(), ...})
     model, checkpoint = load_model("out/ckpt.pt", device="cpu")
+    model, checkpoint = open_model("out/ckpt.pt")               # with the memory of one layer
 
-What train.py puts in one: model, model_args, optimizer, scaler, iter_num, best_val_loss, seconds, rng, run_id, config,
-data (name, path, sha256, tokenizer, vocab_size), dtype, code_sha256, code_files ({file: its own}), versions. A folder
-that export.py wrote has model, model_args, iter_num and data, and is loaded in the same way.
+What train.py puts in one: model, model_args, new (the parameters that the weights it started from lacked), optimizer,
+scaler, iter_num, best_val_loss, seconds, rng, run_id, config, data (name, path, sha256, tokenizer, vocab_size), dtype,
+code_sha256, code_files ({file: its own}), versions. A folder that export.py wrote has model, model_args, iter_num and
+data, and is loaded in the same way.
 """
 
 import configurator
 from configurator import UserError, show
 
+import contextlib
 import hashlib
 import math
 import os
@@ -54,15 +57,27 @@ def import_safetensors() -> ModuleType:
 # Loading
 
 
-def load(path: Path | str, device: str = "cpu") -> dict:
-    """Returns the checkpoint's dict. Raises UserError for a file that is missing, damaged or no checkpoint of ours."""
+def file_of(path: Path | str) -> Path:
+    """The checkpoint's file; of a folder, its ckpt.pt or model.safetensors."""
     path = Path(path)
     if os.path.isdir(path):
         names = ("ckpt.pt", "model.safetensors")
         path = next((path / name for name in names if os.path.isfile(path / name)), path / "ckpt.pt")
+    return path
+
+
+def load(path: Path | str, device: str = "cpu", is_mapped: bool = False) -> dict:
+    """Returns the checkpoint's dict. Raises UserError for a file that is missing, damaged or no checkpoint of ours.
+
+    is_mapped: its tensors stay in the file, and take memory where they are read.
+    """
+    path = file_of(path)
     if not os.path.isfile(path):
         raise UserError(f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir")
-    checkpoint = (_load_safetensors if path.suffix == ".safetensors" else _load_torch)(path, device)
+    if path.suffix == ".safetensors":
+        checkpoint = _load_safetensors(path, device)
+    else:
+        checkpoint = _load_torch(path, device, is_mapped)
     found = checkpoint if isinstance(checkpoint, dict) else {}
     missing = [name for name in ("model", "model_args") if not isinstance(found.get(name), dict)]
     if missing:
@@ -83,6 +98,7 @@ def load(path: Path | str, device: str = "cpu") -> dict:
 TEXT = (str, 0, 999)
 FIELDS = {
     "model_args": (dict, 0, 999),
+    "new?": [TEXT, 0, 1 << 20],
     "optimizer?": (dict, 0, 99),
     "scaler?": (dict, 0, 99),
     "iter_num?": (int, 0, 1 << 60),
@@ -109,7 +125,7 @@ def _is_plain(tensor):
     return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
 
 
-def _load_torch(path, device):
+def _load_torch(path, device, is_mapped):
     try:
         with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
@@ -117,7 +133,7 @@ def _load_torch(path, device):
             damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB
         if damaged is not None:
             raise UserError(f"{path}: damaged, the checksum of {damaged[:60]!r} in it is wrong; use another checkpoint")
-        return torch.load(path, map_location=device, weights_only=True)
+        return torch.load(path, map_location=device, weights_only=True, mmap=is_mapped)
     except UserError:
         raise
     except zipfile.BadZipFile:
@@ -130,17 +146,55 @@ def _load_torch(path, device):
 
 
 def _load_safetensors(path, device):
-    from_bytes, config = import_safetensors().load, path.with_name("config.json")
+    from_file = import_safetensors().load_file  # the tensors stay in the file until they are read
     try:
-        about, weights = read_json(config), path.read_bytes()
+        with open(path, "rb") as file:
+            about, found = read_json(path.with_name("config.json")), hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    if not isinstance(about, dict) or about.get("sha256") != hashlib.sha256(weights).hexdigest():
+    if not isinstance(about, dict) or about.get("sha256") != found:
         raise UserError(f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)")
     try:
-        return about | {"model": {name: tensor.to(device) for name, tensor in from_bytes(weights).items()}}
+        return about | {"model": from_file(path, device=str(device))}
     except Exception as error:
         raise UserError(f"{path}: damaged, or no safetensors ({str(error)[:200]})") from None
+
+
+def open_model(path: Path | str, device: str = "cpu") -> tuple[GPT, dict]:
+    """(model in evaluation mode, checkpoint without its weights), for a model that need not fit into the memory.
+
+    A block reads its weights from the file when it runs, in float32, and the next block drops them, so that
+    `model.features` takes the memory of one layer's weights. `model.logits` reads the embedding as the file has it.
+    """
+    checkpoint, file = load(path, is_mapped=True), file_of(path)
+    config = configurator.build(GPTConfig, checkpoint["model_args"] | {"kernels": "auto"}, source=str(path))
+    with _wrong_weights_named(path):
+        model, loaded = _on_meta(config, checkpoint.pop("model"), path).eval(), []
+    for module in filter(None, (model.norm, model.wpe)):
+        module.to(device, torch.float32)
+    model.wte.to(device)  # nothing on a CPU, where a lookup reads its rows from the file
+    model.wte.register_forward_hook(lambda wte, args, x: x.float())
+
+    def fill(block, args):
+        if loaded:
+            loaded.pop().to("meta")
+        prefix = f"blocks.{block.mixer.layer}."
+        # mapped anew, so that the pages that a layer has touched are given back
+        weights = _tensors_of(file)
+        own = {name: weights[prefix + name].to(device, torch.float32, copy=True) for name in block.state_dict()}
+        block.load_state_dict(own, assign=True)
+        loaded.append(block)
+
+    for block in model.blocks:
+        block.to("meta").register_forward_pre_hook(fill)
+    return model, checkpoint
+
+
+def _tensors_of(file):
+    """The weights of a file that load has checked, mapped."""
+    if file.suffix == ".safetensors":
+        return import_safetensors().load_file(file)
+    return torch.load(file, map_location="cpu", weights_only=True, mmap=True)["model"]
 
 
 def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tuple[GPT, dict]:
@@ -153,14 +207,27 @@ def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tupl
 
 def build_model(config: GPTConfig, weights: dict[str, torch.Tensor], path: Path | str, device: str = "cpu") -> GPT:
     """The GPT of the config with these weights, which must be all of its own. Raises UserError."""
-    try:
-        if config.n_layer > len(weights):
-            raise UserError(f"{path}: n_layer={config.n_layer}, and it has {len(weights)} tensors")
-        with torch.device("meta"):  # first without memory: the config of a stranger's file may ask for terabytes
-            GPT(config).load_state_dict(weights, assign=True)
+    with _wrong_weights_named(path):
+        _on_meta(config, weights, path)  # first without memory: a stranger's config may ask for terabytes
         model = GPT(config).to(device)
         model.load_state_dict(weights)
+    return model
+
+
+def _on_meta(config, weights, path):
+    """The GPT whose parameters are these very tensors."""
+    if config.n_layer > len(weights):
+        raise UserError(f"{path}: n_layer={config.n_layer}, and it has {len(weights)} tensors")
+    with torch.device("meta"):
+        model = GPT(config)
+        model.load_state_dict(weights, assign=True)
+    return model
+
+
+@contextlib.contextmanager
+def _wrong_weights_named(path):
+    try:
+        yield
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[:2][-1].strip()
         raise UserError(f"{path}: its weights are not those of its config: {reason[:200]}") from None
-    return model

@@ -8,6 +8,8 @@ def notes_on_keys(config) -> list[str]:
     unused = unused_keys(config)
     if not config.decay_lr:
         unused |= dict.fromkeys(("min_lr", "lr_decay_iters"), "decay_lr is false")
+    if getattr(config, "init_from", "") == "scratch":
+        unused["new_lr_scale"] = "init_from is scratch"
     given = [name for name in unused if name in getattr(config, "given", ())]
     return [f"note: {name}={getattr(config, name)} changes nothing: {unused[name]}" for name in given]
 

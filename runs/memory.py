@@ -39,7 +39,7 @@ HOLES = 1.35
 SIZES = (
     "n_layer", "n_embd", "n_head", "head_dim", "mlp_ratio", "vocab_size", "pad_vocab_to", "expand", "state_size",
     "n_groups", "gate_rank", "short_conv", "batch_size", "block_size", "eval_batch_size", "gradient_accumulation_steps",
-    "rows", "num_samples",
+    "rows", "num_samples", "tokens",
 )  # fmt: skip
 
 
@@ -150,6 +150,21 @@ def metering(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.autoca
         query_meters(block.mixer, x, x)
 
     handles = [block.register_forward_hook(measure) for block in model.blocks]
+    with autocast:
+        _Mark.apply(model.features(idx)[0], tally)
+    for handle in handles:
+        handle.remove()
+
+
+@torch.no_grad()
+def layer_by_layer(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.autocast) -> None:
+    """A row of `python meters.py --published=true`."""
+    from study.layerwise import first_token_share
+
+    def measure(mixer, args, output):
+        first_token_share(mixer, args[0])
+
+    handles = [block.mixer.register_forward_hook(measure) for block in model.blocks]
     with autocast:
         _Mark.apply(model.features(idx)[0], tally)
     for handle in handles:
@@ -465,6 +480,17 @@ def check_sampling(config, model: GPT, rows: int | None, length: int) -> None:
     if clearly_fits(model.config, rows or 1, max(length, model.config.block_size), device):
         return
     check(config, lambda config: {"total": peak_of(call, model.config, "float32", rows or 1, length, device)}, device)
+
+
+def check_layer_by_layer(config, model: GPT, dtype: str) -> None:
+    """UserError for rows of config.tokens that meters.py has no memory for, beside one layer's weights."""
+    device = model.wte.weight.device.type
+    weights = max(4 * sum(p.numel() for p in block.parameters()) for block in model.blocks)
+    check(
+        config,
+        lambda config: {"total": weights + peak_of(layer_by_layer, model.config, dtype, 1, config.tokens, device)},
+        device,
+    )
 
 
 def check_metering(config, model: GPT, dataset: Dataset, dtype: str) -> None:

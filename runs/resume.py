@@ -2,9 +2,11 @@
 
 config, resumed, weights, notes = where_to_start(config)        # before any work
 check_data(resumed, dataset, config)
-model, notes = make_model(config, resumed, weights)
+model, new, notes = make_model(config, resumed, weights)
+scale_new(optimizers, new, config.new_lr_scale)
 
-A run that goes on has the keys of its checkpoint, but for those that a config file or the command line gives.
+A run that goes on has the keys of its checkpoint, but for those that a config file or the command line gives. A run
+that starts from the weights of another has that one's keys of the model, with the same exception.
 """
 
 import configurator
@@ -17,6 +19,7 @@ from pathlib import Path
 import torch
 
 from data.shards import Dataset
+from gate import ADDITIVE_ACTIVATIONS
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 from runs.outdir import code_sha256, run_id
@@ -31,8 +34,9 @@ def where_to_start(config) -> tuple:
     file = Path(config.out_dir) / "ckpt.pt"
     goes_on = file.is_file() and (config.init_from == "auto" or is_restart(config, file))
     if config.init_from != "resume" and not goes_on:
-        is_new = config.init_from in ("scratch", "auto")
-        return config, None, None if is_new else checkpoints.load(config.init_from)["model"], []
+        if config.init_from in ("scratch", "auto"):
+            return config, None, None, []
+        return start_from_weights(config)
     resumed = checkpoints.load(file)
     if lacks := [name for name in STATE if name not in resumed]:
         raise UserError(f"{file}: has no {lacks[0]}, to resume; --init_from={file} starts a new run from its weights")
@@ -64,6 +68,25 @@ def where_to_start(config) -> tuple:
         if name in asked and name != "dtype" and asked[name] != before[name]
     ]
     return config, resumed, None, notes
+
+
+def start_from_weights(config) -> tuple:
+    """What where_to_start returns for a run that starts from another's weights, with its keys of the model."""
+    loaded, source, given = checkpoints.load(config.init_from), config.init_from, getattr(config, "given", frozenset())
+    asked = {name: getattr(config, name) for name in given}
+    if config.gate != "none":  # the default, so that it was asked for: attention=gated sets it, too
+        asked["gate"] = config.gate
+    kept = {name: value for name, value in loaded["model_args"].items() if name != "kernels"}  # the machine's
+    of_model = dataclasses.asdict(configurator.build(GPTConfig, kept, source=source))
+    del of_model["kernels"]
+    config = configurator.build(type(config), dataclasses.asdict(config) | of_model | asked, source=source)
+    config.given = given
+    notes = [
+        f"{name}: {getattr(config, name)}, where {source} has {value}"
+        for name, value in of_model.items()
+        if name in asked and getattr(config, name) != value
+    ]
+    return config, None, loaded["model"], notes
 
 
 def is_restart(config, file: Path) -> bool:
@@ -131,20 +154,22 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict, model:
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
-def make_model(config, resumed: dict | None, weights: dict | None) -> tuple[GPT, list[str]]:
-    """(the model a run starts from, lines to print)"""
+def make_model(config, resumed: dict | None, weights: dict | None) -> tuple[GPT, list[str], list[str]]:
+    """(the model a run starts from, its parameters that the weights it started from lack, lines to print)"""
     model_args = {f.name: getattr(config, f.name) for f in dataclasses.fields(GPTConfig)}
     torch.manual_seed(config.seed)
     model_config = configurator.build(GPTConfig, model_args)
     if resumed is not None:
-        return checkpoints.build_model(model_config, resumed["model"], Path(config.out_dir) / "ckpt.pt"), []
+        model = checkpoints.build_model(model_config, resumed["model"], Path(config.out_dir) / "ckpt.pt")
+        return model, resumed.get("new", []), []  # an older version has no "new"
     model = GPT(model_config)
     if weights is None:
-        return model, []
+        return model, [], []
     own = model.state_dict()
     fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
     if not fitting:
         raise UserError(f"init_from={config.init_from!r}: none of its weights fit this model")
+    check_new_gates(model, fitting, weights, config.init_from)
     model.load_state_dict(own | fitting)
     fresh, unused = [n for n in own if n not in fitting], [n for n in weights if n not in fitting]
     notes = [f"starting from {config.init_from}: {len(fitting)} of {len(own)} tensors taken"]
@@ -154,4 +179,39 @@ def make_model(config, resumed: dict | None, weights: dict | None) -> tuple[GPT,
         else []
     )
     notes += [f"  left out: {', '.join(unused)}"] if unused else []
-    return model, notes
+    return model, fresh, notes
+
+
+@torch.no_grad()
+def check_new_gates(model: GPT, fitting: dict, weights: dict, path: str) -> None:
+    """UserError for a gate that is new in a trained mixer and does not start as the identity."""
+    for i, block in enumerate(model.blocks):
+        mixer = f"blocks.{i}.mixer."
+        if not any(name.startswith(mixer) for name in fitting):
+            continue  # the whole mixer is new
+        for position, gate in block.mixer.gates.items():
+            if any(name.startswith(f"{mixer}gates.{position}.") for name in weights):
+                continue
+            value = gate.value(gate.logits(torch.ones(1, 1, model.config.n_embd)))
+            start = 0.0 if gate.activation in ADDITIVE_ACTIVATIONS else 1.0
+            if (value != start).any():
+                what = "the native gate" if position == "native" else f"gate_activation={gate.activation!r}"
+                raise UserError(
+                    f"{what}: a new gate would start at {float(value.flatten()[0]):.3g}, not {start:g}, and change "
+                    f"what {path} computes; --gate=elementwise --gate_activation=sigmoid2 starts at the same function"
+                )
+
+
+def scale_new(optimizers: list[torch.optim.Optimizer], new: list[str], scale: float) -> None:
+    """Gives the parameters of these names groups of their own, in which lr_scale is `scale` times what it was."""
+    names = set(new) if scale != 1 else set()
+    for optimizer in optimizers:
+        for group in list(optimizer.param_groups):
+            parts = list(zip(group["param_names"], group["params"], strict=True))
+            fresh = [part for part in parts if part[0] in names]
+            if not fresh:
+                continue
+            kept = [part for part in parts if part[0] not in names]
+            group["param_names"], group["params"] = [name for name, _ in kept], [p for _, p in kept]
+            own = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+            optimizer.add_param_group(own | {"params": fresh, "lr_scale": scale * group["lr_scale"]})

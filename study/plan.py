@@ -39,13 +39,28 @@ def runs_of(config, seeds: list[int], rates: list[float], chosen: dict | None = 
 
 
 def make_run(config, seed: int, setting: str | None, arm: str, rate: float | None, purpose: str | None = None) -> dict:
-    """A run as it stands in its row: arm, seed, data and keys of train.py."""
-    changes = config.settings.get(setting, {})
-    keys = config.base | {name: value for name, value in changes.items() if name != "data"} | config.arms[arm]
+    """A run as it stands in its row: arm, seed, data and keys of train.py; "init_from", the arm whose last checkpoint
+    of this seed it starts from, with that run's keys: a run that starts from other weights is another run."""
+    changes, own = config.settings.get(setting, {}), dict(config.arms[arm])
+    parent = own.pop("init_from_arm", None)
+    keys = config.base | {name: value for name, value in changes.items() if name != "data"} | own
     keys |= {"seed": seed} | ({} if rate is None else {"learning_rate": rate})
     run = {"arm": arm, "seed": seed, "data": config.data | changes.get("data", {}), "config": keys}
     run |= ({} if purpose is None else {"purpose": purpose}) | ({} if setting is None else {"setting": setting})
+    if parent is not None:
+        run["init_from"] = {"arm": parent} | make_run(config, seed, setting, parent, rate)["config"]
     return as_read(run)
+
+
+def parent_of(run: dict) -> dict | None:
+    """The run whose last checkpoint a run starts from; None if it starts from scratch."""
+    if "init_from" not in run:
+        return None
+    keys = dict(run["init_from"])
+    return {name: value for name, value in run.items() if name != "init_from"} | {
+        "arm": keys.pop("arm"),
+        "config": keys,
+    }
 
 
 def make_trial(config, seed: int, setting: str | None, arm: str, rate: float, is_short: bool) -> dict:

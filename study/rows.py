@@ -16,7 +16,7 @@ from typing import Any
 
 from runs.files import read_jsonl
 
-KEYS = ("config", "data")
+KEYS = ("config", "data", "init_from")
 RUN = ("arm", "setting", "seed", "purpose", *KEYS)  # what identifies a run
 
 
@@ -75,7 +75,7 @@ def difference(row: dict, run: dict) -> tuple[str, ...]:
     """How the keys of a row differ from the keys of a run, in words: one text for each key."""
     words = []
     for part in KEYS:
-        was, now = row[part], run[part]
+        was, now = row.get(part, {}), run.get(part, {})  # init_from: only a run that starts from another's weights
         for name in [name for name in was | now if was.get(name) != now.get(name)]:
             there, here = (f"{of[name]!r}" if name in of else "not given" for of in (was, now))
             words.append(f"{name} {there} in the row, {here} in the config")

@@ -34,7 +34,7 @@ from runs.hardware import pick_device, signals_to, usable_cores
 from runs.outdir import ROOT, write_text
 from study import rates, tables
 from study.leases import Leases
-from study.plan import choose_rates, compared_runs, known_runs, name_of, steps_of
+from study.plan import choose_rates, compared_runs, known_runs, name_of, parent_of, steps_of
 from study.rows import as_read, by_run, missing_scores, read_rows, rows_of_other_keys, run_of, text_of, with_scores
 
 LOOK = 2.0  # seconds between looks at the rows and leases of other workers
@@ -78,6 +78,13 @@ def say_what_is_left(config, rows: list[dict], out_dir: Path) -> None:
     print(f"{config.name}: {len(runs)} runs, {steps_of(runs):,} steps; {done}{more}")
     for line in rows_of_other_keys(rows, lacking):
         print(line)
+    for run in lacking:
+        parent = parent_of(run)
+        if parent is not None and text_of(parent) in found and not is_kept(parent, out_dir):
+            print(
+                f"  {name_of(run)} cannot start: the end of {name_of(parent)} is not in {out_dir}, or that run was not "
+                "finite; to run that one again, remove its row"
+            )
     unscored = [found[text_of(run)] for run in runs if text_of(run) in found]
     unscored = [row for row in unscored if missing_scores(config, row)]
     lost = [row for row in unscored if not is_kept(row, out_dir)]
@@ -94,9 +101,15 @@ def say_what_is_left(config, rows: list[dict], out_dir: Path) -> None:
 def to_do(config, rows: list[dict], out_dir: Path) -> list[dict]:
     """What can be done now: runs without a row, and rows that lack a score whose checkpoints are still there."""
     found, runs = by_run(rows), known_runs(config, choose_rates(config, rows))
-    lacking = [run for run in runs if text_of(run) not in found]
+    lacking = [run for run in runs if text_of(run) not in found and can_start(run, found, out_dir)]
     done = [found[text_of(run)] for run in runs if text_of(run) in found]
     return lacking + [row for row in done if missing_scores(config, row) and is_kept(row, out_dir)]
+
+
+def can_start(run: dict, found: dict[str, dict], out_dir: Path) -> bool:
+    """Whether the run starts from scratch, or from the end of a run that is there."""
+    parent = parent_of(run)
+    return parent is None or text_of(parent) in found and is_kept(parent, out_dir)
 
 
 def steps_to_do(items: list[dict]) -> int:
@@ -253,6 +266,9 @@ def start(config, item: dict, out_dir: Path, threads: int, gpu: str | None) -> d
         make_room(run, folder)
         files.claim(folder, "run", overwrite=is_of(run, folder))  # an older version left no marker
         keys = run["config"] | {"dataset": str(data), "out_dir": str(folder), "threads": threads, "init_from": "auto"}
+        if (parent := parent_of(run)) is not None and not (folder / "ckpt.pt").is_file():
+            # a kill in its first save leaves best.pt alone, which is replaced
+            keys |= {"init_from": str(out_dir / name_of(parent) / "ckpt.pt"), "overwrite": True}
         write_text(folder / "run.json", json.dumps(run))
         (folder / "log.txt").unlink(missing_ok=True)
         commands.append(["train.py", keys])

@@ -120,7 +120,8 @@ def gains_table(config, rows: list[dict]) -> Table | None:
 
     In a sweep both arms have the same learning rate; where each arm chose its own rate, the two rates may differ.
     """
-    cells, arms = [], {row["arm"]: row["config"] for row in reversed(rows)}  # the keys of the first seed
+    # the keys of the first seed; a run that goes on from another's weights is compared with one that does, too
+    cells, arms = [], {row["arm"]: row["config"] | {"goes on": "init_from" in row} for row in reversed(rows)}
     chosen = ("match_params", "seed", *(["learning_rate"] if config.selection_seeds else []))
     plain = {
         arm: {name: value for name, value in keys.items() if not name.startswith("gate") and name not in chosen}

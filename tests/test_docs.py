@@ -97,6 +97,8 @@ def run_train(words, small):
     shutil.rmtree(config.out_dir, ignore_errors=True)
     if config.init_from in ("resume", "auto"):  # a run to go on with
         train.main([*(word for word in words if not word.startswith("--init_from=")), *small])
+    elif config.init_from != "scratch":
+        checkpoint(config.init_from, small)
     train.main([*words, *small])
     assert (Path(config.out_dir) / "ckpt.pt").is_file()
 
@@ -202,6 +204,8 @@ def run(command, small):
         run_plot(words, small)
     elif script == "experiment.py":
         run_experiment(words)
+    elif script == "harness.py":  # tests/test_harness.py runs it; the library need not be installed
+        assert words[:3] == ["run", "--model", "nanogate"]
     else:
         assert script == "bench.py", f"{command}: no test knows how to run it"
         bench = importlib.import_module("bench")  # tests/test_bench.py runs its parts
@@ -253,7 +257,7 @@ def keys_of_scripts():
     """The keys of all scripts, and the words of torchrun."""
     modules = ["train", "evaluate", "sample", "meters", "plot", "experiment", "bench", "export"]
     modules += [f"data.{file.parent.name}.prepare" for file in (ROOT / "data").glob("*/prepare.py")]
-    keys = {"config_override", "help", "key"}
+    keys = {"config_override", "help", "key", "model", "model_args", "tasks", "include_path"}  # four of lm-eval
     for module in map(importlib.import_module, modules):
         for value in vars(module).values():
             if dataclasses.is_dataclass(value):

@@ -1,0 +1,194 @@
+"""EleutherAI's lm-evaluation-harness on a checkpoint: its commands, with one more model, nanogate.
+
+    pip install lm-eval
+    python harness.py run --model nanogate --model_args checkpoint=out/best.pt --tasks NAME --include_path FOLDER
+
+The words are those of `lm-eval` (see its documentation); FOLDER may hold task files of your own. model_args are the
+checkpoint and the dtype of matrix products (the run's if it isn't given). Any mixer is scored with its state: a context
+that several continuations share, as in multiple choice, is read once, and so is a long text where every layer is
+recurrent. Where a layer is softmax or cosformer, or positions are learned, the last block_size tokens are read, as the
+harness does it for other models. The token before a text without context is GPT-2's end of text, or a line end.
+"""
+
+import configurator
+from configurator import UserError
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from data.tokenizer import END_OF_TEXT, get_tokenizer
+from evaluate import CHUNK_TOKENS, autocast
+from model import GPT
+from runs.checkpoint import load_model
+from runs.hardware import DTYPES, pick_device
+
+try:
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+except ImportError:
+    raise SystemExit("error: lm-eval is not installed: pip install lm-eval") from None
+
+
+@register_model("nanogate")
+class NanogateLM(TemplateLM):
+    """A checkpoint as the harness sees a model: strings in, log-likelihoods and strings out."""
+
+    def __init__(
+        self,
+        checkpoint: str = "out/best.pt",
+        dtype: str | None = None,
+        device: str | None = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+    ):
+        super().__init__()
+        self.model, loaded = load_model(checkpoint, pick_device(device or "auto"))
+        self.dtype = dtype or loaded.get("dtype", "float32")
+        configurator.check_choice("dtype", self.dtype, tuple(DTYPES))
+        self.coder = get_tokenizer(loaded.get("data", {}).get("tokenizer", ""))
+        # continuations of one context that are read at once
+        self.batch_size = int(batch_size) if str(batch_size).isdecimal() else 16
+        is_recurrent = all(block.mixer.past_block_size == "goes on" for block in self.model.blocks)
+        self.limit = None if is_recurrent and self.model.wpe is None else self.model.config.block_size
+
+    @property
+    def eot_token_id(self) -> int:
+        return END_OF_TEXT if self.coder.name == "gpt2" else self.coder.encode("\n")[0]
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **keys: object) -> list[int]:
+        return self.coder.encode(string)
+
+    # -- log-likelihoods -----------------------------------------------------------------------------------------------
+
+    def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **keys) -> list[tuple[float, bool]]:
+        """[(texts, context ids, continuation ids)] -> [(log-likelihood of the continuation, whether it is likeliest)].
+
+        Raises UserError for a continuation that is longer than the model's context.
+        """
+        groups, found = {}, [(0.0, True)] * len(requests)
+        for i, (_, context, continuation) in enumerate(requests):
+            if self.limit is not None:
+                if len(continuation) > self.limit:
+                    raise UserError(
+                        f"a continuation of {len(continuation)} tokens is longer than block_size={self.limit}"
+                    )
+                context = context[max(0, len(context) + len(continuation) - self.limit - 1) :]
+            groups.setdefault(tuple(context), []).append((i, continuation))
+        for context, members in groups.items():
+            scores = log_likelihoods(
+                self.model, list(context), [ids for _, ids in members], self.batch_size, self.dtype
+            )
+            for (i, _), score in zip(members, scores, strict=True):
+                found[i] = score
+                self.cache_hook.add_partial("loglikelihood", requests[i][0], score)
+        return found
+
+    def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
+        """The log-likelihood of each whole text: of every token once, after as many as there are in the window."""
+        found = []
+        for request in requests:
+            ids, total = [self.prefix_token_id, *self.tok_encode(request.args[0])], 0.0
+            for context, predicted in windows(ids, self.limit or len(ids)):
+                ((nats, _),) = log_likelihoods(self.model, context, [predicted], 1, self.dtype)
+                total += nats
+            found.append(total)
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return found
+
+    # -- text ----------------------------------------------------------------------------------------------------------
+
+    def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
+        """What the model writes after each context, up to the first of the request's stop strings."""
+        found = []
+        for request in requests:
+            context, keys = request.args
+            found.append(self.write(context, keys))
+            self.cache_hook.add_partial("generate_until", request.args, found[-1])
+        return found
+
+    def write(self, context: str, keys: dict) -> str:
+        until = keys.get("until") or []
+        until = [until] if isinstance(until, str) else until
+        names = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+        length = next((int(keys[name]) for name in names if keys.get(name) is not None), 256)
+        temperature = 0.0 if keys.get("do_sample") is False else float(keys.get("temperature") or 0.0)
+        ids = self.tok_encode(context) or [self.prefix_token_id]
+        if self.limit is not None:
+            length = max(1, min(length, self.limit - 1))
+            ids = ids[-(self.limit - length) :]
+        idx, new, text = torch.tensor([ids], device=self.model.wte.weight.device), [], ""
+        options = dict(top_k=keys.get("top_k"), top_p=keys.get("top_p"), n_tokens=self.coder.vocab_size)
+        with autocast(idx.device.type, self.dtype):
+            for token in self.model.stream(idx, length, temperature=temperature, **options):
+                if self.coder.name == "gpt2" and int(token) == END_OF_TEXT:
+                    break
+                new.append(int(token))
+                text = self.coder.decode_bytes(new).decode(errors="replace")
+                if ends := [text.index(stop) for stop in until if stop and stop in text]:
+                    return text[: min(ends)]
+        return text
+
+
+def windows(ids: list[int], limit: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Yields (context, the ids to predict after it), at most `limit` inputs each: every id but the first once."""
+    done = 0
+    while done < len(ids) - 1:
+        end = min(done + limit, len(ids) - 1)
+        yield ids[max(0, end - limit) : done + 1], ids[done + 1 : end + 1]
+        done = end
+
+
+@torch.no_grad()
+def log_likelihoods(
+    model: GPT, context: list[int], continuations: list[list[int]], batch_size: int = 16, dtype: str = "float32"
+) -> list[tuple[float, bool]]:
+    """[(log-likelihood of the continuation, whether each of its tokens is the likeliest)]; the context is read once."""
+    device, found = model.wte.weight.device, []
+    with autocast(device.type, dtype):
+        state, start = model.init_state(1, dtype=model.wte.weight.dtype), 0
+        for piece in pieces_of(torch.tensor([context], device=device)):
+            hidden, state = model.features(piece, state, start)
+            start += piece.shape[1]
+        for i in range(0, len(continuations), batch_size):
+            found += read_on(model, hidden[0, -1:], state, start, continuations[i : i + batch_size])
+    return found
+
+
+def read_on(
+    model: GPT, last: torch.Tensor, state: list[dict], start: int, continuations: list[list[int]]
+) -> list[tuple[float, bool]]:
+    """log_likelihoods of continuations read side by side, after a context with this last hidden state (1, C)."""
+    B, longest = len(continuations), max(map(len, continuations))
+    state = [{name: tensor.repeat_interleave(B, dim=0) for name, tensor in layer.items()} for layer in state]  # copies
+    idx = torch.tensor([ids + [0] * (longest - len(ids)) for ids in continuations], device=last.device)  # (B, longest)
+    nats, greedy, done = [0.0] * B, [True] * B, 0
+    hidden = last.expand(B, 1, -1)
+    for piece in [None, *pieces_of(idx[:, :-1])]:
+        if piece is not None:
+            hidden, state = model.features(piece, state, start + done - 1)
+        for i, ids in enumerate(continuations):
+            targets = idx[i, done : min(done + hidden.shape[1], len(ids))]
+            if len(targets):
+                logits = model.logits(hidden[i, : len(targets)])
+                nats[i] += float(logits.log_softmax(-1).gather(1, targets[:, None]).double().sum())
+                greedy[i] = greedy[i] and bool((logits.argmax(-1) == targets).all())
+        done += hidden.shape[1]
+    return list(zip(nats, greedy, strict=True))
+
+
+def pieces_of(idx: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """idx (B, T) in pieces of at most CHUNK_TOKENS tokens a row; none if T is 0."""
+    return idx.split(CHUNK_TOKENS, dim=1) if idx.shape[1] else ()
+
+
+def main(argv: list[str]) -> None:
+    sys.argv = [str(Path(__file__).name), *argv]
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    configurator.run(main)

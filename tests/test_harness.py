@@ -1,0 +1,180 @@
+"""
+lm-evaluation-harness: log-likelihoods with a state are those of whole forwards, and the library runs a local task.
+
+    python -m pytest tests/test_harness.py        without lm-eval a small stand-in takes the place of its base class
+"""
+
+import importlib
+import importlib.util
+import json
+import math
+import sys
+import types
+
+import pytest
+import torch
+
+from model import MIXERS
+from runs.checkpoint import load_model
+
+HAS_LIBRARY = importlib.util.find_spec("lm_eval") is not None
+if not HAS_LIBRARY:  # what harness.py takes from it; make test-all installs the library itself
+
+    class TemplateLM:
+        def __init__(self):
+            self.cache_hook = types.SimpleNamespace(add_partial=lambda *args: None)
+
+        @property
+        def prefix_token_id(self):
+            return self.eot_token_id
+
+        def loglikelihood(self, requests):
+            pairs = []
+            for context, continuation in (request.args for request in requests):
+                ids = self.tok_encode(context) or [self.prefix_token_id]
+                pairs.append(((context, continuation), ids, self.tok_encode(continuation)))
+            return self._loglikelihood_tokens(pairs)
+
+    for path, names in (
+        ("lm_eval", {}),
+        ("lm_eval.__main__", {"cli_evaluate": None}),
+        ("lm_eval.api", {}),
+        ("lm_eval.api.model", {"TemplateLM": TemplateLM}),
+        ("lm_eval.api.registry", {"register_model": lambda name: lambda cls: cls}),
+    ):
+        sys.modules[path] = types.ModuleType(path)
+        vars(sys.modules[path]).update(names)
+
+import harness  # noqa: E402
+
+CONTEXTS = ["The quick", "The quick", "Boxkämpfer jagen", "The quick", "x", "Boxkämpfer jagen"]
+CONTINUATIONS = [" brown fox", " f", " Eva", "", "yz", " dogs and foxes"]
+
+
+@pytest.fixture(scope="module")
+def trained(text, helpers, tmp_path_factory):
+    """trained(mixer) -> the folder of a run on bytes, made once."""
+    folders = {}
+
+    def call(mixer):
+        if mixer not in folders:
+            keys = dict(attention=mixer, gate="elementwise", state_size=8, meters="false", max_iters=2, block_size=32)
+            folders[mixer] = helpers.train(text, tmp_path_factory.mktemp("run") / "out", **keys)
+        return folders[mixer]
+
+    return call
+
+
+def requests(*arguments):
+    return [types.SimpleNamespace(args=args) for args in arguments]
+
+
+def definition(model, context, continuation):
+    """(nats, greedy) by one forward over the whole text."""
+    logits = model(torch.tensor([[*context, *continuation[:-1]]]))[0, len(context) - 1 :].log_softmax(-1)
+    targets = torch.tensor(continuation, dtype=torch.long)
+    return float(logits.gather(1, targets[:, None]).sum()), bool((logits.argmax(-1) == targets).all())
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_scores_with_a_state_are_those_of_whole_forwards_and_a_shared_context_is_read_once(mixer, trained, monkeypatch):
+    own = harness.NanogateLM(checkpoint=str(trained(mixer)), device="cpu", batch_size=2)
+    pairs, read, features = list(zip(CONTEXTS, CONTINUATIONS, strict=True)), [], own.model.features
+
+    def watch(idx, state=None, start=0, only=None):
+        read.append((start, tuple(idx.shape)))
+        return features(idx, state, start, only)
+
+    monkeypatch.setattr(own.model, "features", watch)
+    monkeypatch.setattr(harness, "CHUNK_TOKENS", 7)
+    found = own.loglikelihood(requests(*pairs))
+    begun = [shape for start, shape in read if start == 0]
+    assert len(begun) == len(set(CONTEXTS))
+    monkeypatch.undo()
+    for (context, continuation), (nats, greedy) in zip(pairs, found, strict=True):
+        context, continuation = list(context.encode()), list(continuation.encode())
+        expected = definition(own.model, context, continuation) if continuation else (0.0, True)
+        assert (nats, greedy) == (pytest.approx(expected[0], abs=1e-4), expected[1])
+    own.dtype = "bfloat16"
+    for (nats, _), (rounded, _) in zip(found, own.loglikelihood(requests(*pairs)), strict=True):
+        assert rounded == pytest.approx(nats, rel=0.03, abs=0.1)
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "gla", "cosformer"])
+def test_a_long_text_is_read_in_windows_or_where_all_layers_are_recurrent_at_once(mixer, trained, text):
+    own = harness.NanogateLM(checkpoint=str(trained(mixer)), device="cpu")
+    written = "The quick brown fox jumps over the lazy dog, and again over the other one."
+    ids = [10, *written.encode()]
+    (found,) = own.loglikelihood_rolling(requests((written,)))
+    if mixer == "gla":
+        expected = definition(own.model, ids[:1], ids[1:])[0]
+    else:
+        expected = definition(own.model, ids[:1], ids[1:33])[0] + definition(own.model, ids[32:33], ids[33:65])[0]
+        expected += definition(own.model, ids[-33:65], ids[65:])[0]
+    assert found == pytest.approx(expected, abs=1e-3)
+    assert own.loglikelihood(requests((written, "!")))[0][0] < 0  # a context is cut at its start
+    ((nats, _),) = own.loglikelihood(requests((written, " It")))
+    context = ids[1:] if mixer == "gla" else ids[-30:]
+    assert nats == pytest.approx(definition(own.model, context, list(b" It"))[0], abs=1e-3)
+    assert sum(len(predicted) for _, predicted in harness.windows(ids, 32)) == len(ids) - 1
+
+
+def test_text_is_written_up_to_a_stop_string(trained):
+    own = harness.NanogateLM(checkpoint=str(trained("gla")), device="cpu")
+    (whole,) = own.generate_until(requests(("The quick", {"max_gen_toks": 12, "until": []})))
+    idx = own.model.generate(torch.tensor([list(b"The quick")]), 12, temperature=0)[0, 9:]
+    assert whole == bytes(idx.tolist()).decode(errors="replace")
+    stop = whole[5:7]
+    keys = {"max_gen_toks": 12, "until": [stop, "no such text"], "do_sample": False, "temperature": 0.8}
+    assert own.generate_until(requests(("The quick", keys))) == [whole[: whole.index(stop)]]
+    limited = harness.NanogateLM(checkpoint=str(trained("cosformer")), device="cpu")
+    (long,) = limited.generate_until(requests(("The quick " * 9, {"max_gen_toks": 100})))
+    assert 0 < len(long) <= 31
+
+
+def test_what_cannot_be_scored_is_one_line(trained, mqar, helpers, tmp_path):
+    own = harness.NanogateLM(checkpoint=str(trained("softmax")), device="cpu")
+    message = helpers.error_of(own.loglikelihood, requests(("a", "b" * 33)))
+    assert message == "a continuation of 33 tokens is longer than block_size=32"
+    out = helpers.train(mqar, tmp_path / "out", max_iters=1, meters="false")
+    assert "tokenizer 'mqar'" in helpers.error_of(harness.NanogateLM, str(out), device="cpu")
+    assert "dtype='int8'" in helpers.error_of(harness.NanogateLM, str(trained("softmax")), dtype="int8", device="cpu")
+
+
+@pytest.mark.skipif(not HAS_LIBRARY, reason="needs lm-eval")
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 16, 29])
+def test_the_windows_are_those_of_the_library(length):
+    utils, ids = importlib.import_module("lm_eval.utils"), list(range(100, 100 + length))
+    expected = map(utils.make_disjoint_window, utils.get_rolling_token_windows(ids, 0, 8, 1))
+    assert list(harness.windows([0, *ids], 8)) == list(expected)
+
+
+@pytest.mark.skipif(not HAS_LIBRARY, reason="needs lm-eval")
+def test_the_library_runs_a_local_task_on_a_checkpoint(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    rows = [{"question": "The quick", "right": i % 2, "text": "The quick brown fox."} for i in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, lines in {
+        "choice": ["output_type: multiple_choice", 'doc_to_choice: [" brown", " f"]', "doc_to_target: right"],
+        "whole": ["output_type: loglikelihood_rolling", 'doc_to_target: "{{text}}"'],
+        "written": ["output_type: generate_until", 'doc_to_target: "{{text}}"', "generation_kwargs: {max_gen_toks: 4}"],
+    }.items():
+        metric = {"choice": "acc", "whole": "bits_per_byte", "written": "exact_match"}[name]
+        text = '""' if name == "whole" else '"{{question}}"'
+        files = json.dumps({"data_files": {"test": str(tmp_path / "rows.jsonl")}, "cache_dir": str(tmp_path / "cache")})
+        head = [f"task: {name}", "dataset_path: json", f"dataset_kwargs: {files}", "test_split: test"]
+        lines = [*head, f"doc_to_text: {text}", *lines, f"metric_list: [{{metric: {metric}}}]"]
+        (tmp_path / f"{name}.yaml").write_text("\n".join(lines) + "\n")
+    folder = trained("gla")
+    words = ["run", "--model", "nanogate", "--model_args", f"checkpoint={folder}", "--tasks", "choice,whole,written"]
+    words += ["--include_path", str(tmp_path), "--device", "cpu", "--output_path", str(tmp_path / "results")]
+    harness.main(words)
+    (file,) = (tmp_path / "results").rglob("results_*.json")
+    found = json.loads(file.read_text())["results"]
+    model, _ = load_model(folder)
+    scores = [definition(model, list(b"The quick"), list(words))[0] for words in (b" brown", b" f")]
+    right = scores.index(max(scores))
+    assert found["choice"]["acc,none"] == sum(row["right"] == right for row in rows) / len(rows)
+    nats = -definition(model, [10], list(b"The quick brown fox."))[0]
+    assert found["whole"]["bits_per_byte,none"] == pytest.approx(nats / math.log(2) / 20, rel=1e-4)
+    assert found["written"]["exact_match,none"] == 0

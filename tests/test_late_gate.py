@@ -1,0 +1,208 @@
+"""
+A gate for a trained model: it starts at the same function, trains at a rate of its own, and an experiment can do it.
+
+    python -m pytest tests/test_late_gate.py
+"""
+
+import configurator
+
+import dataclasses
+import json
+import shutil
+import types
+
+import pytest
+import torch
+
+import experiment
+import train
+from model import GPT, MIXERS, GPTConfig
+from runs import checkpoint as checkpoints
+from runs import resume
+from study import runner
+from study.plan import name_of, parent_of
+from study.rows import read_rows
+
+
+@pytest.fixture
+def run(mqar, tmp_path, helpers):
+    """run(name, key=value, ...) trains the tiny model on MQAR in the folder of that name, and returns the folder."""
+    return lambda name, **keys: helpers.train(**dict(dataset=mqar, out_dir=tmp_path / name) | keys)
+
+
+@pytest.fixture(scope="module")
+def trained(mqar, tmp_path_factory, helpers):
+    """A run of 8 steps without a gate, to start from; nobody writes to it."""
+    return helpers.train(mqar, tmp_path_factory.mktemp("trained") / "out")
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(name, dtype, helpers, tmp_path):
+    torch.manual_seed(0)
+    keys = dict(n_layer=2, n_embd=16, n_head=2, block_size=32, vocab_size=20, state_size=4, short_conv=3, rope_base=500)
+    model = GPT(GPTConfig(attention=name, **keys)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.2 * torch.randn_like(p))
+    args = dataclasses.asdict(model.config)
+    checkpoints.save(tmp_path / "ckpt.pt", {"model": model.state_dict(), "model_args": args})
+    gates = dict(gate="elementwise+headwise@value+elementwise@query+elementwise@output", gate_activation="sigmoid2")
+    words = helpers.words(init_from=tmp_path, out_dir=tmp_path / "out", dtype=dtype, **gates)
+    config, resumed, weights, notes = resume.where_to_start(configurator.load(train.TrainConfig, words))
+    gated, new, _ = resume.make_model(config, resumed, weights)
+    assert new and all(".gates." in name for name in new) and set(new) | set(weights) == set(gated.state_dict())
+    assert notes[0] == f"gate: {gates['gate']}, where {tmp_path} has none"
+    idx = torch.randint(20, (3, 32))
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        assert torch.equal(gated.eval()(idx), model(idx))
+
+
+@pytest.mark.parametrize(
+    ("keys", "start"),
+    [
+        (dict(gate="elementwise"), 0.5),
+        (dict(gate="headwise@value", gate_activation="non_sparse"), 0.75),
+        (dict(gate="elementwise", gate_activation="silu"), 0),
+        (dict(gate="elementwise", gate_input="static", gate_activation="identity"), 0),
+        (dict(attention="gated"), 0.5),
+    ],
+)
+def test_a_new_gate_that_is_not_the_identity_is_refused(run, trained, helpers, keys, start):
+    message = helpers.error_of(run, "gated", init_from=trained, max_iters=1, **keys)
+    assert f"a new gate would start at {start}, not 1, and change what {trained} computes" in message
+
+
+def test_additive_gates_and_a_static_factor_of_one_start_as_the_identity(run, trained, helpers):
+    for i, keys in enumerate((dict(gate_activation="add_silu"), dict(gate_activation="identity", gate_bias=1.0))):
+        out = run(f"{i}", init_from=trained, gate="elementwise", gate_input="static", max_iters=1, **keys)
+        first, last = helpers.metrics(out, "eval")[0], helpers.metrics(trained, "eval")[-1]
+        assert first["val_loss"] == pytest.approx(last["val_loss"], rel=1e-6)
+
+
+def test_a_run_from_weights_has_their_keys_of_the_model_unless_given(trained, mqar, helpers, tmp_path, capsys):
+    words = dict(dataset=mqar, out_dir=tmp_path / "out", init_from=trained, max_iters=1, device="cpu", threads=1)
+    train.main(helpers.words(**words, rope_base=500.0, dtype="float32"))
+    said, args = capsys.readouterr().out, checkpoints.load(tmp_path / "out")["model_args"]
+    assert [args[name] for name in ("n_layer", "n_embd", "block_size")] == [2, 16, 32]
+    assert f"rope_base: 500.0, where {trained} has 10000.0\n" in said and "14 of 14 tensors taken" in said
+
+
+def test_new_parameters_have_a_learning_rate_of_their_own_which_a_resumed_run_keeps(run, trained, helpers, capsys):
+    gate = dict(init_from=trained, gate="elementwise", gate_activation="sigmoid2", new_lr_scale=10.0)
+    whole = run("whole", max_iters=6, **gate)
+    parts = run("parts", max_iters=4, lr_decay_iters=6, **gate)
+    gates = {f"blocks.{i}.mixer.gates.readout.proj.weight" for i in (0, 1)}
+
+    def scales(out):
+        saved = checkpoints.load(out)
+        assert set(saved["new"]) == gates
+        return {name: g["lr_scale"] for g in saved["optimizer"]["param_groups"] for name in g["param_names"]}
+
+    assert {name: scale for name, scale in scales(whole).items() if scale != 1} == dict.fromkeys(gates, 10.0)
+    train.main(helpers.words(out_dir=parts, init_from="resume", max_iters=6))
+    assert scales(parts) == scales(whole)
+    a, b = (checkpoints.load(out) for out in (whole, parts))
+    assert helpers.equal(a["model"], b["model"]) and helpers.equal(a["optimizer"], b["optimizer"])
+    capsys.readouterr()
+    run("scratch", new_lr_scale=2.0, max_iters=1)
+    assert "note: new_lr_scale=2.0 changes nothing: init_from is scratch" in capsys.readouterr().out
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# In an experiment
+
+LATE = {"init_from_arm": "first", "gate": "elementwise", "gate_activation": "sigmoid2", "new_lr_scale": 3.0}
+ARMS = {"late": LATE, "never": {"init_from_arm": "first"}, "first": {"max_iters": 4, "decay_lr": False}}
+
+
+@pytest.fixture(scope="module")
+def call(helpers, tmp_path_factory):
+    """call(out_dir, key=value, ...) runs an experiment of three arms, two of which go on from the third."""
+    base = {name: value for name, value in helpers.tiny.items() if name != "threads"}
+    data = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
+    file = tmp_path_factory.mktemp("config") / "late.py"
+    file.write_text(f'name = "late"\narms = {ARMS}\nseeds = [0, 1]\ndata = {data}\nbase = {base}\n')
+    return lambda out_dir, **keys: experiment.main([str(file), *helpers.words(out_dir=out_dir, jobs=1, **keys)])
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The keys of the runs that are started from here on, in this process."""
+    found = []
+
+    def start(command, folder, threads, gpu):
+        found.append(command[1])
+        train.main([f"--config_override={json.dumps(command[1])}"])
+        return types.SimpleNamespace(returncode=0, poll=lambda: 0)
+
+    monkeypatch.setattr(runner, "start_process", start)
+    return found
+
+
+def test_an_arm_starts_from_the_end_of_anothers_run_and_its_row_says_so(call, started, helpers, tmp_path, capsys):
+    call(tmp_path / "out")
+    names = [keys["out_dir"].rpartition("/")[2] for keys in started]
+    assert sorted(names) == sorted(f"{arm}-seed{seed}" for arm in ARMS for seed in (0, 1))
+    rows = {name_of(row): row for row in read_rows(tmp_path / "out")}
+    for name, row in rows.items():
+        first = f"first-seed{row['seed']}"
+        ends = helpers.metrics(tmp_path / "out" / first, "eval")[-1]["val_loss"]
+        if name == first:
+            assert "init_from" not in row
+            continue
+        assert names.index(first) < names.index(name)
+        assert row["init_from"] == {"arm": "first"} | rows[first]["config"] and "init_from_arm" not in row["config"]
+        assert helpers.metrics(tmp_path / "out" / name, "eval")[0]["val_loss"] == pytest.approx(ends, rel=1e-6)
+        assert parent_of(row)["config"]["max_iters"] == 4
+
+    # started again, the run goes on from its own checkpoint, and not from the other arm's
+    file = tmp_path / "out" / "rows.jsonl"
+    without = [line for line in file.read_text().splitlines() if json.loads(line)["arm"] != "late"]
+    file.write_text("\n".join(without) + "\n")
+    started.clear()
+    call(tmp_path / "out")
+    assert [keys["init_from"] for keys in started] == ["auto", "auto"]
+    again = {name_of(row): row for row in read_rows(tmp_path / "out")}
+    assert [again[f"late-seed{i}"]["val_loss"] for i in (0, 1)] == [rows[f"late-seed{i}"]["val_loss"] for i in (0, 1)]
+
+    # other weights to start from make another run; without them it cannot start, and the experiment ends all the same
+    started.clear()
+    shutil.rmtree(tmp_path / "out" / "first-seed0")
+    file.write_text("\n".join(without) + "\n")
+    capsys.readouterr()
+    call(tmp_path / "out")
+    assert [keys["out_dir"].rpartition("/")[2] for keys in started] == ["late-seed1"]
+    assert "late-seed0 cannot start: the end of first-seed0 is not in" in capsys.readouterr().out
+    started.clear()
+    call(tmp_path / "out", run="false", arms=json.dumps(ARMS | {"first": ARMS["first"] | {"max_iters": 3}}))
+    assert "have other keys, and are left out: max_iters 4 in the row, 3 in the config" in capsys.readouterr().out
+
+
+def test_a_kill_in_the_first_save_of_a_late_arm_is_started_again(call, started, tmp_path):
+    call(tmp_path / "out", seeds="[0]")
+    folder, file = tmp_path / "out" / "late-seed0", tmp_path / "out" / "rows.jsonl"
+    (folder / "ckpt.pt").unlink()
+    file.write_text("".join(f"{line}\n" for line in file.read_text().splitlines() if '"late"' not in line))
+    started.clear()
+    call(tmp_path / "out", seeds="[0]")
+    assert [keys["init_from"] for keys in started] == [str(tmp_path / "out" / "first-seed0" / "ckpt.pt")]
+    assert (folder / "ckpt.pt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (dict(arms={"a": {"init_from_arm": "b"}, "c": {}}), "arms: a: init_from_arm='b': must be"),
+        (dict(arms={"a": {"init_from_arm": "a"}, "b": {}}), "arms: a: init_from_arm='a': must be"),
+        (
+            dict(arms=ARMS, learning_rates=[0.1], metric="val_loss"),
+            "init_from_arm: give learning_rate in base and arms",
+        ),
+        (dict(arms=ARMS, seeds=[0, 1], seeds_of={"first": [0]}), "'late' starts from it, and needs its seed 1, too"),
+        (dict(arms={"a": {}}, base={"init_from_arm": "a"}), "init_from_arm"),
+    ],
+)
+def test_an_arm_that_has_nothing_to_start_from_is_refused(helpers, keys, words):
+    keys = keys | {"base": {"dtype": "float32"} | keys.get("base", {})}
+    assert words in helpers.error_of(experiment.ExperimentConfig, **keys)
