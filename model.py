@@ -160,7 +160,7 @@ class GPTConfig:
 
     @property
     def mlp_hidden(self) -> int:
-        """Hidden width of the MLP, before match_params. A hidden unit of swiglu has three vectors of n_embd, not two."""
+        """Width of the MLP before match_params. A hidden unit has two vectors of n_embd, with swiglu three."""
         return self.mlp_width or round(self.mlp_ratio * self.n_embd * (2 / 3 if self.mlp == "swiglu" else 1))
 
     def layers(self) -> list[tuple[str, LayerGate]]:
@@ -209,7 +209,7 @@ class Mixer(nn.Module):
     linear_in: tuple[str, ...] = ("query", "key", "value")
     has_delta_rule = False  # whether project returns a beta
     norm_over = "head"  # the readout's RMSNorm is over each "head" or over the whole "width"
-    value_rows = ("qkv", ("query", "key"))  # (layer, whose rows lie before those that compute v), for meters.py
+    value_rows: tuple[str, tuple[str, ...]] = ("qkv", ("query", "key"))  # (layer, whose rows lie before v's)
     # colour of the mixer's lines in figures; it is not inherited, and None takes an unused one
     colour: str | None = None
 

@@ -22,7 +22,8 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
     if config.position != "learned" and Softmax not in mixers:
         unused["position"] = "only softmax layers have RoPE"
     if Softmax in mixers and config.position != "rope":
-        unused |= dict.fromkeys(("rope_base", "rope_fraction", "rope_scaling", "rope_factor"), f"position is {config.position}")
+        of_rope = ("rope_base", "rope_fraction", "rope_scaling", "rope_factor")
+        unused |= dict.fromkeys(of_rope, f"position is {config.position}")
     elif Softmax in mixers:
         unused |= {"rope_factor": "rope_scaling is none"} if config.rope_scaling == "none" else {}
         unused |= {"rope_scaling": "rope_factor is 1"} if config.rope_factor == 1 else {}

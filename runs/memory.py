@@ -38,8 +38,8 @@ EVALUATED_AT_ONCE = 8192  # tokens of a batch; measured: twice as many take 1.1 
 HOLES = 1.35
 SIZES = (
     "n_layer", "n_embd", "n_head", "head_dim", "mlp_ratio", "mlp_width", "vocab_size", "pad_vocab_to", "expand",
-    "state_size", "n_groups", "delta_heads", "delta_key_dim", "delta_value_dim", "gate_rank", "short_conv", "batch_size", "block_size", "eval_batch_size", "gradient_accumulation_steps",
-    "rows", "num_samples",
+    "state_size", "n_groups", "delta_heads", "delta_key_dim", "delta_value_dim", "gate_rank", "short_conv",
+    "batch_size", "block_size", "eval_batch_size", "gradient_accumulation_steps", "rows", "num_samples",
 )  # fmt: skip
 
 
@@ -398,7 +398,8 @@ def at_most(config: GPTConfig, rows: int, length: int) -> float:
     times the weights of all pairs of tokens.
     """
     _, shell, of_kind = sizes_of(config)
-    width = (max(of_kind) + shell) / config.n_embd + 4 * max(config.expand * config.n_head, config.delta_heads or 0) * length
+    heads = max(config.expand * config.n_head, config.delta_heads or 0)
+    width = (max(of_kind) + shell) / config.n_embd + 4 * heads * length
     return rows * length * width * (64 + 4 * config.n_layer)  # the last: a state for each layer
 
 
