@@ -12,10 +12,13 @@ import configurator
 from configurator import UserError, show
 
 import hashlib
+import itertools
+import json
 import math
 import os
 import pickle
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -48,6 +51,37 @@ def import_safetensors() -> ModuleType:
     except ImportError:
         raise UserError("safetensors is not installed: pip install safetensors") from None
     return safetensors.torch
+
+
+SAFETENSORS_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+def save_safetensors(path: Path | str, layout: dict[str, torch.Tensor], tensors: Iterable[torch.Tensor]) -> str:
+    """Writes a safetensors file and returns its sha256. Only one of the tensors has to be in memory. Raises UserError.
+
+    layout: {name: a tensor of that shape and dtype, maybe on the meta device}, wide numbers first; tensors: their
+    content in the same order. The library wants all tensors at once, and makes one text of bytes of them.
+    """
+    header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
+    end, digest = 0, hashlib.sha256()
+    for name, tensor in layout.items():
+        start, end = end, end + tensor.numel() * tensor.itemsize
+        about = {"dtype": SAFETENSORS_DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = about
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the numbers begin at a multiple of 8 bytes
+
+    def write(file):
+        content = (tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy() for tensor in tensors)
+        for block in itertools.chain([len(text).to_bytes(8, "little"), text], content):
+            digest.update(block)
+            file.write(block)
+
+    try:
+        write_whole(path, write)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
+    return digest.hexdigest()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -130,15 +164,22 @@ def _load_torch(path, device):
 
 
 def _load_safetensors(path, device):
-    from_bytes, config = import_safetensors().load, path.with_name("config.json")
+    library, config = import_safetensors(), path.with_name("config.json")
     try:
-        about, weights = read_json(config), path.read_bytes()
+        about = read_json(config)
+        with open(path, "rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    if not isinstance(about, dict) or about.get("sha256") != hashlib.sha256(weights).hexdigest():
+    if isinstance(about, dict) and "model_type" in about:
+        raise UserError(
+            f"{path.parent}: is a folder of transformers: python export.py --from_hf={path.parent} reads it"
+        )
+    if not isinstance(about, dict) or about.get("sha256") != sha256:
         raise UserError(f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)")
     try:
-        return about | {"model": {name: tensor.to(device) for name, tensor in from_bytes(weights).items()}}
+        with library.safe_open(path, framework="pt") as tensors:  # they stay in the file until they are read
+            return about | {"model": {name: tensors.get_tensor(name).to(device) for name in tensors.keys()}}
     except Exception as error:
         raise UserError(f"{path}: damaged, or no safetensors ({str(error)[:200]})") from None
 
@@ -152,14 +193,19 @@ def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tupl
 
 
 def build_model(config: GPTConfig, weights: dict[str, torch.Tensor], path: Path | str, device: str = "cpu") -> GPT:
-    """The GPT of the config with these weights, which must be all of its own. Raises UserError."""
+    """The GPT of the config with these weights, which must be all of its own. Raises UserError.
+
+    The weights are not copied where they have the model's dtype and are on its device: the model then owns them.
+    """
     try:
         if config.n_layer > len(weights):
             raise UserError(f"{path}: n_layer={config.n_layer}, and it has {len(weights)} tensors")
-        with torch.device("meta"):  # first without memory: the config of a stranger's file may ask for terabytes
-            GPT(config).load_state_dict(weights, assign=True)
-        model = GPT(config).to(device)
-        model.load_state_dict(weights)
+        with torch.device("meta"):  # without memory: the config of a stranger's file may ask for terabytes
+            model = GPT(config)
+        dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+        model.load_state_dict(weights, assign=True)
+        own = {name: weights[name].to(device, dtype).contiguous() for name, dtype in dtypes.items()}
+        model.load_state_dict(own, assign=True)
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[:2][-1].strip()
         raise UserError(f"{path}: its weights are not those of its config: {reason[:200]}") from None
