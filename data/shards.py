@@ -384,6 +384,8 @@ def _write_whole(file, write):
 
 def open_dataset(path: Path | str) -> "Dataset":
     """A Dataset whose files have all been checked. Raises UserError, which names the file and what to do."""
+    if not str(path):
+        raise UserError("dataset=None: the checkpoint names no data set; name one: --dataset=FOLDER")
     folder = Path(path)
     name = folder.name.split("-")[0]  # data/wikitext103/prepare.py makes wikitext103-mini, too
     known = os.path.isfile(DATA / name / "prepare.py")

@@ -22,6 +22,7 @@ from configurator import UserError, show
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from data.tokenizer import MOST_TOKENIZER, FileTokenizer
+from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer
 from model import GPT, GPTConfig
 from runs.checkpoint import SAFETENSORS_DTYPES, import_safetensors, load, save_safetensors
 from runs.files import claim, read_json, write_whole, wrong_field
@@ -44,7 +45,7 @@ NOT_READ = {  # why a model_type that people ask for is refused
     "mistral": "its attention may have a sliding window, and the model here has none",
 }
 TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
 # tensors of a folder that hold nothing of the text model: parts for images, extra layers that predict further tokens
@@ -93,7 +94,7 @@ def family_of(config: dict) -> str:
         return kind
     if isinstance(kind, str) and "moe" in kind or kind == "mixtral":
         raise UserError(f"model_type={show(kind)}: a mixture of experts, and every block here has one MLP")
-    reason = NOT_READ.get(kind, "not one of those that are read") if isinstance(kind, str) else "no text"
+    reason = NOT_READ.get(kind, "not read here") if isinstance(kind, str) else "must be a text"
     raise UserError(f"model_type={show(kind)}: {reason} ({', '.join(FAMILIES)} are read)")
 
 
@@ -109,10 +110,12 @@ def keys_of(config: dict, block_size: int) -> dict[str, Any]:
         raise UserError(f"{biased[0]}: its linear layers have biases, and those here have none")
     if config.get("quantization_config"):
         raise UserError("quantization_config: its weights are quantised; take the folder of those that are not")
-    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    scaling = rope.get("rope_type", rope.get("type", "default"))
-    if scaling != "default":
-        raise UserError(f"RoPE scaling {show(scaling)}: only plain RoPE is read")
+    rope = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        rope |= config.get(name, {})
+        scaling = rope.get("rope_type", rope.get("type", "default"))
+        if scaling != "default":
+            raise UserError(f"{name}: RoPE scaled by {show(scaling)}, and only plain RoPE is read")
     base = rope.get("rope_theta", config.get("rope_theta", 10000.0))
     fraction = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 0.25 if is_gated else 1.0))
     if wrong := wrong_field([base, fraction], [NUMBER, 2, 2], "rope"):
@@ -147,19 +150,15 @@ def keys_of(config: dict, block_size: int) -> dict[str, Any]:
 
 def layers_of(config: dict, family: str) -> dict[str, Any]:
     """The keys that say which mixer and which gate each layer has. Raises UserError."""
-    n_layer, is_gated, every = config["num_hidden_layers"], family in WITH_NORMS_OF_ONE_PLUS, 1
-    if is_gated:
-        every = config.get("full_attention_interval", 4)
-    types = config.get("layer_types") or [
-        "linear_attention" if (i + 1) % every else "full_attention" for i in range(n_layer)
-    ]
+    n_layer, is_gated = config["num_hidden_layers"], family in WITH_NORMS_OF_ONE_PLUS
+    every = config.get("full_attention_interval", 4) if is_gated else 1
+    default = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(n_layer)]
+    types = config.get("layer_types", default)
     mixers = {"full_attention": "softmax"} | ({"linear_attention": "gated_deltanet"} if is_gated else {})
-    if len(types) != n_layer or (unknown := next((kind for kind in types if kind not in mixers), None)):
-        raise UserError(
-            f"layer_types: {len(types)} for {n_layer} layers"
-            if len(types) != n_layer
-            else f"layer_types: {show(unknown)} is not read ({' and '.join(mixers)} are)"
-        )
+    if len(types) != n_layer:
+        raise UserError(f"layer_types: {len(types)} for {n_layer} layers")
+    if unknown := next((kind for kind in types if kind not in mixers), None):
+        raise UserError(f"layer_types: {show(unknown)} is not read ({' and '.join(mixers)} are)")
     if config.get("use_sliding_window"):
         raise UserError("use_sliding_window: its attention has a sliding window, and the model here has none")
     asked = [name for name in ("elementwise", "headwise") if config.get(f"{name}_attn_output_gate")]
@@ -438,12 +437,12 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
         where = "" if str(folder) in str(error) else f"{folder}: "
         raise UserError(f"{where}{error}") from None
 
+    about = {"model_args": dataclasses.asdict(config), "iter_num": 0}
+    if os.path.isfile(folder / TOKENIZER_FILE):
+        tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
+        about["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
     claim(out_dir, "export", overwrite)
     copied = copy_tokenizer(folder, out_dir)
-    about = {"model_args": dataclasses.asdict(config), "iter_num": 0}
-    if "tokenizer.json" in copied:
-        tokenizer = FileTokenizer(out_dir / "tokenizer.json")
-        about["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
     parts.sort(key=lambda part: -layout[part.ours[0]].itemsize)  # safetensors wants wide numbers first
     order = {name: layout[name] for part in parts for name in part.ours}
     about["sha256"] = save_safetensors(out_dir / "model.safetensors", order, _translated(parts, tensors, layout))
@@ -453,7 +452,7 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
         lines.append(f"left out: {some(tensors.left_out)}")
     if config.block_size < (longest := their_config["max_position_embeddings"]):
         lines.append(f"block_size={config.block_size}, of {longest} that it was made for; --block_size=... keeps more")
-    if "tokenizer.json" not in copied:
+    if TOKENIZER_FILE not in copied:
         lines.append(f"note: {folder} has no tokenizer.json, so sample.py cannot turn text into its ids")
     return lines
 
@@ -466,12 +465,15 @@ def layout_of(config: GPTConfig, parts: list[Part], tensors: Folder) -> dict[str
     unknown = tensors.shapes.keys() - set(wanted)
     if unknown := sorted(unknown - {"lm_head.weight"}):  # a tied output layer may be saved a second time
         raise UserError(f"holds {some(unknown)}, which the model here has no place for")
-    with torch.device("meta"):
-        expected = GPT(config).state_dict()
+    try:
+        with torch.device("meta"):
+            expected = GPT(config).state_dict()
+    except (RuntimeError, TypeError, OverflowError):
+        raise UserError("its config.json asks for tensors that are too large") from None
     layout = {}
     for part in parts:
         theirs = [tensors.shapes[name] for name in part.theirs]
-        dtype = max((tensor.dtype for tensor in theirs), key=lambda dtype: dtype.itemsize)
+        dtype = functools.reduce(torch.promote_types, [tensor.dtype for tensor in theirs])
         try:
             made = part.to_ours([tensor.to(dtype) for tensor in theirs])
             is_right = all(a.shape == expected[name].shape for a, name in zip(made, part.ours, strict=True))
@@ -560,8 +562,8 @@ def _check_same(config, back):
     """UserError for the first key that their config.json did not bring back."""
     if config.layers() != back.layers():
         raise UserError(
-            f"attention={config.attention!r}, gate={config.gate!r}: there, softmax layers are all without a gate or all "
-            "with an elementwise one; gated_deltanet is only beside the latter, with its native gate"
+            f"attention={config.attention!r}, gate={config.gate!r}: there, softmax layers have no gate, or all have an "
+            "elementwise one and may stand beside gated_deltanet with its native gate"
         )
     # None stands for a number that follows from others
     same = {"n_kv_head": "n_head", "delta_heads": "n_head", "delta_key_dim": "head_dim", "delta_value_dim": "head_dim"}

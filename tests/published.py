@@ -3,6 +3,10 @@
 test_oracles.py compares their outputs with ours, and test_anchors.py the runs in which they are trained.
 """
 
+import json
+from pathlib import Path
+
+import tokenizers
 import torch
 import torch.nn as nn
 from torch.overrides import TorchFunctionMode
@@ -16,6 +20,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     Qwen3NextRotaryEmbedding,
 )
 
+from data.tokenizer import BYTE_OF
 from model import NORM_EPS
 
 
@@ -160,6 +165,36 @@ class GatedQwen3Attention(Qwen3Attention):
         o = ((q @ k.mT) * D**-0.5 + mask).softmax(-1) @ v  # (B, H, T, D)
         gate = gate.reshape(B, T, H, 1 if self.kind == "headwise" else D)
         return self.o_proj((o.transpose(1, 2) * gate.sigmoid()).flatten(2)), None
+
+
+@torch.no_grad()
+def save(model: nn.Module, folder: Path, **how: object) -> nn.Module:
+    """The folder of a model of transformers whose weights are far from their start: its norms are not 1."""
+    torch.manual_seed(0)
+    for p in model.parameters():
+        p.add_(torch.randn_like(p) * 0.1)
+    model.save_pretrained(folder, **how)
+    return model.eval()
+
+
+def save_gated_qwen3(kind: str, folder: Path, **keys) -> nn.Module:
+    """A folder as the gated models are published in: "baseline", "headwise" or "elementwise". Returns the model."""
+    model = save(gated_qwen3(kind, **keys), folder)
+    about = json.loads((folder / "config.json").read_text()) | {"use_qk_norm": True, "qkv_bias": False}
+    about |= {f"{name}_attn_output_gate": name == kind for name in ("headwise", "elementwise")}
+    (folder / "config.json").write_text(json.dumps(about | {"auto_map": {"AutoModel": "there_is_no_such_file.Model"}}))
+    return model
+
+
+def save_tokenizer(file: Path, vocab_size: int) -> None:
+    """A byte-level tokenizer whose last ids are two special tokens, and those of the bytes before them."""
+    fillers = {f"filler{i}": i for i in range(vocab_size - 258)}
+    characters = {character: len(fillers) + byte for character, byte in BYTE_OF.items()}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=fillers | characters, merges=[]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens(["<|end|>", "<|im_start|>"])
+    made.save(str(file))
 
 
 def gated_qwen3(kind: str, **keys) -> nn.Module:
