@@ -1,46 +1,61 @@
 """Writes a checkpoint as safetensors, to share it or to use it elsewhere. Loading it runs no code.
 
     python export.py --checkpoint=out/best.pt --safetensors=export
+    python export.py --from_hf=Qwen3-0.6B --out_dir=out/qwen3           a folder from a hub: as a checkpoint
+    python export.py --checkpoint=out/best.pt --to_hf=exported          a checkpoint, for transformers
 
 The folder export/ gets model.safetensors and config.json. Every script that loads a checkpoint also
-loads such a folder: `train.py --init_from=export`, `sample.py --checkpoint=export`.
+loads such a folder: `train.py --init_from=export`, `sample.py --checkpoint=export`. docs/checkpoints.md
+lists which models of transformers can be read and written.
 """
 
 import configurator
 from configurator import UserError, key
 
-import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from runs.checkpoint import import_safetensors, load
+from runs.checkpoint import import_safetensors, load, save_safetensors
 from runs.files import claim, write_whole
+from runs.huggingface import copy_tokenizer, read_folder, write_folder
 
 
 @dataclass
 class ExportConfig:
     checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)")
     safetensors: str = key("export", "folder for model.safetensors and config.json", is_path=True)
-    overwrite: bool = key(False, "true: write into a folder that holds other files, and replace these two")
+    to_hf: str | None = key(None, "folder for the checkpoint as transformers reads it", is_path=True)
+    from_hf: str | None = key(None, "a folder of transformers, to be written to out_dir as a checkpoint")
+    out_dir: str = key("out/imported", "from_hf: folder for the checkpoint", is_path=True)
+    block_size: int = key(2048, "from_hf: the longest context to keep; a longer one takes more memory", at_least=1)
+    overwrite: bool = key(False, "true: write into a folder that holds other files, and replace those of these names")
 
 
 def main(argv: list[str]) -> None:
     config = configurator.load(ExportConfig, argv, positional=None, program="export.py", description=__doc__)
-    export(config.checkpoint, config.safetensors, config.overwrite)
-    print(f"written to {config.safetensors}/: model.safetensors, config.json")
+    if config.from_hf is not None:
+        lines = read_folder(config.from_hf, config.out_dir, config.block_size, config.overwrite)
+    elif config.to_hf is not None:
+        lines = write_folder(config.checkpoint, config.to_hf, config.overwrite)
+    else:
+        export(config.checkpoint, config.safetensors, config.overwrite)
+        lines = [f"written to {config.safetensors}/: model.safetensors, config.json"]
+    print(*lines, sep="\n")
 
 
 def export(path: Path | str, folder: Path | str, overwrite: bool = False) -> None:
     """Writes folder/model.safetensors, the weights, and folder/config.json, the model's keys. Raises UserError."""
-    to_bytes, folder, checkpoint = import_safetensors().save, Path(folder), load(path)
-    tensors = {name: tensor.contiguous() for name, tensor in checkpoint["model"].items()}
+    import_safetensors()  # whoever lacks it could not load the folder
+    folder, checkpoint = Path(folder), load(path)
     about = {name: checkpoint[name] for name in ("model_args", "iter_num", "data") if name in checkpoint}
-    weights = to_bytes(tensors, metadata={"format": "pt"})
-    text = json.dumps(about | {"sha256": hashlib.sha256(weights).hexdigest()}, indent=2)
     claim(folder, "export", overwrite)
+    copy_tokenizer(Path(path) if os.path.isdir(path) else Path(path).parent, folder)
+    tensors = dict(sorted(checkpoint["model"].items(), key=lambda item: -item[1].itemsize))
+    sha256 = save_safetensors(folder / "model.safetensors", tensors, tensors.values())
+    text = json.dumps(about | {"sha256": sha256}, indent=2)
     try:
-        write_whole(folder / "model.safetensors", lambda file: file.write(weights))
         write_whole(folder / "config.json", lambda file: file.write(text.encode()))
     except OSError as error:
         raise UserError(f"safetensors={str(folder)!r}: cannot be written ({error.strerror})") from None

@@ -303,11 +303,11 @@ def readout_rank(readout: torch.Tensor) -> torch.Tensor:
 
 def value_weight(mixer: Mixer) -> torch.Tensor | None:
     """W_v (Hv, D, C): the rows that the mixer's value_rows names. None if the mixer has no such layer."""
-    layer, part = mixer.value_rows
+    layer, before = mixer.value_rows
     if not hasattr(mixer, layer):
         return None
-    weight, n = getattr(mixer, layer).weight, mixer.shapes["value"][0] * mixer.value_width
-    return weight.split(n)[part].unflatten(0, (-1, mixer.value_width))
+    start, n = sum(math.prod(mixer.shapes[name]) for name in before), math.prod(mixer.shapes["value"])
+    return getattr(mixer, layer).weight[start : start + n].unflatten(0, (-1, mixer.value_width))
 
 
 def projection_rank(mixer: Mixer) -> torch.Tensor | None:

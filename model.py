@@ -50,7 +50,7 @@ from ops.loss import cross_entropy_sum
 from ops.recurrence import at_least_float32
 from ops.sampling import check_request, draw
 
-NORM_EPS = 1e-5
+NORM_EPS = 1e-5  # the default of norm_eps
 DENOMINATOR_MIN = 1e-6
 READOUT_NORMS = {"rms": RMSNorm}  # modules made as norm(width, eps=...); one that cancels a factor of its inputs
 
@@ -74,7 +74,11 @@ class GPTConfig:
     pad_vocab_to: int = key(
         1, "round the embedding's rows up to a multiple of this; padding is never scored or sampled", at_least=1
     )
-    mlp_ratio: float = key(4.0, "hidden width of the MLP, as a multiple of n_embd", above=0)
+    mlp_ratio: float = key(4.0, "hidden width of the MLP, as a multiple of n_embd; swiglu: 2/3 of that", above=0)
+    mlp_width: int | None = key(None, "hidden width of the MLP, in place of mlp_ratio", at_least=1)
+    mlp: str = key("gelu", "W gelu(U x), or swiglu: W (silu(G x) * U x)", choices=("gelu", "swiglu"))
+    tie_embeddings: bool = key(True, "one weight for the embedding and the output layer")
+    norm_eps: float = key(NORM_EPS, "the number under the root of every RMSNorm", above=0)
     dropout: float = key(0.0, "dropout on the embedding and on both residual branches", at_least=0, below=1)
 
     init: str = key("normal", "start of weights: N(0, 0.02) or PyTorch's default", choices=("normal", "pytorch"))
@@ -83,6 +87,7 @@ class GPTConfig:
     )
     position: str = key("rope", "positions; rope acts in softmax layers only", choices=("rope", "learned", "none"))
     rope_base: float = key(10000.0, "base of RoPE's angles", above=1)
+    rope_fraction: float = key(1.0, "share of a head's channels that RoPE turns: the first ones", above=0, at_most=1)
     rope_scaling: str = key("none", "how RoPE is extended past block_size", choices=("none", "ntk", "yarn"))
     rope_factor: float = key(1.0, "context extension factor, with rope_scaling", at_least=1)
     qk_norm: bool = key(False, "RMSNorm on q and k of softmax layers, before RoPE")
@@ -96,6 +101,12 @@ class GPTConfig:
     expand: int = key(2, "mamba2: inner width, as a multiple of n_embd", at_least=1)
     state_size: int = key(128, "mamba2: width of B and C, the number of rows of a head's state", at_least=1)
     n_groups: int = key(1, "mamba2: number of groups; the heads of a group share B and C", at_least=1)
+    delta_heads: int | None = key(None, "gated_deltanet: number of heads (None: n_head)", at_least=1)
+    delta_key_heads: int | None = key(
+        None, "gated_deltanet: number of query and key heads, each shared by as many heads (None: all)", at_least=1
+    )
+    delta_key_dim: int | None = key(None, "gated_deltanet: width of q and k (None: head_dim)", at_least=1)
+    delta_value_dim: int | None = key(None, "gated_deltanet: width of v (None: head_dim)", at_least=1)
 
     gate: str = key("none", "none, native, GRANULARITY[@POSITION] joined by +, or a pattern a,b,b (docs/gates.md)")
     gate_activation: str = key("sigmoid", "how the gate's g acts on y (docs/gates.md)", choices=GATE_ACTIVATIONS)
@@ -122,8 +133,12 @@ class GPTConfig:
         self.head_dim = self.head_dim or self.n_embd // self.n_head
         if self.n_head % (self.n_kv_head or self.n_head):
             raise UserError(f"n_kv_head={self.n_kv_head}: must divide n_head={self.n_head}")
-        if self.position == "rope" and self.head_dim % 2:
-            raise UserError(f"position='rope': needs an even head_dim, not {self.head_dim}")
+        delta_heads = self.delta_heads or self.n_head
+        if delta_heads % (self.delta_key_heads or delta_heads):
+            raise UserError(f"delta_key_heads={self.delta_key_heads}: must divide the {delta_heads} heads")
+        if self.position == "rope" and (self.rotated < 2 or self.rotated % 2):
+            of = "head_dim" if self.rope_fraction == 1 else f"rope_fraction * head_dim={self.head_dim}"
+            raise UserError(f"position='rope': needs an even {of}, not {self.rotated}")
         missing = recurrence.missing_for_fla()
         if missing and self.kernels == "fla":
             raise UserError(f"kernels='fla': {missing}; kernels=auto works without it")
@@ -138,6 +153,16 @@ class GPTConfig:
             raise UserError(
                 "norm_first=False: no layer has a norm for the gate to come before (readout_norm='rms' adds one)"
             )
+
+    @property
+    def rotated(self) -> int:
+        """How many channels of a softmax head RoPE turns."""
+        return int(self.head_dim * self.rope_fraction)
+
+    @property
+    def mlp_hidden(self) -> int:
+        """Width of the MLP before match_params. A hidden unit has two vectors of n_embd, with swiglu three."""
+        return self.mlp_width or round(self.mlp_ratio * self.n_embd * (2 / 3 if self.mlp == "swiglu" else 1))
 
     def layers(self) -> list[tuple[str, LayerGate]]:
         """[(mixer name, LayerGate)], one per layer: `attention` and `gate` repeat up to n_layer. Raises UserError."""
@@ -185,7 +210,7 @@ class Mixer(nn.Module):
     linear_in: tuple[str, ...] = ("query", "key", "value")
     has_delta_rule = False  # whether project returns a beta
     norm_over = "head"  # the readout's RMSNorm is over each "head" or over the whole "width"
-    value_rows = ("qkv", -1)  # (layer, i): part i of that layer's rows computes v; parts are as long as v (meters.py)
+    value_rows: tuple[str, tuple[str, ...]] = ("qkv", ("query", "key"))  # (layer, whose rows lie before v's)
     # colour of the mixer's lines in figures; it is not inherited, and None takes an unused one
     colour: str | None = None
 
@@ -202,11 +227,12 @@ class Mixer(nn.Module):
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
         """Raises UserError for keys that don't fit this mixer; gate.check_gate checks its norm and gates."""
-        widest = recurrence.FLA_DELTA_KEYS
-        if cls.has_delta_rule and config.kernels != "torch" and config.head_dim > widest and recurrence.has_fla():
-            limit = f"{name}: fla's delta rule takes keys of width at most {widest}, not head_dim={config.head_dim}"
+        key = "delta_key_dim" if config.delta_key_dim and "delta_key_dim" in cls.keys else "head_dim"
+        widest, width = recurrence.FLA_DELTA_KEYS, getattr(config, key)
+        if cls.has_delta_rule and config.kernels != "torch" and width > widest and recurrence.has_fla():
+            limit = f"{name}: fla's delta rule takes keys of width at most {widest}, not {key}={width}"
             if config.kernels == "fla":
-                raise UserError(f"kernels='fla': {limit}; lower head_dim, or set kernels=auto")
+                raise UserError(f"kernels='fla': {limit}; lower {key}, or set kernels=auto")
             warnings.warn(f"kernels=auto: {limit}; it runs in plain PyTorch", stacklevel=3)
 
     def __init__(self, config, gate, *, query, key, value, n_head=None, native_rank=0):
@@ -231,7 +257,7 @@ class Mixer(nn.Module):
             self.gates[position] = Gate(config.n_embd, granularity, *shape, config.gate_activation, **options)
         norm_width = self.value_width * (1 if self.norm_over == "head" else self.n_head)
         norm_class = READOUT_NORMS.get(self.norm_kind)
-        self.norm = None if norm_class is None else norm_class(norm_width, eps=NORM_EPS)
+        self.norm = None if norm_class is None else norm_class(norm_width, eps=config.norm_eps)
         native_comes_first = self.native_gate is not None and self.native_gate[1] == "before norm"
         before = ["native"] * native_comes_first + ["readout"] * (not config.norm_first)
         after = ["native"] * (not native_comes_first) + ["readout"] * config.norm_first
@@ -345,7 +371,7 @@ class Softmax(Mixer):
     """Softmax attention with RoPE, grouped key/value heads and, if asked for, QK-norm. Its state is the KV cache:
     the last block_size keys and values, a ring buffer in which a new entry replaces the oldest."""
 
-    keys = ("n_kv_head", "qk_norm", "attention_softcap", "rope_base", "rope_scaling", "rope_factor")
+    keys = ("n_kv_head", "qk_norm", "attention_softcap", "rope_base", "rope_fraction", "rope_scaling", "rope_factor")
     past_block_size = "rolls"
     why_no_denominator = "its weights sum to one"
     linear_in = ("value",)  # a gate on q or k changes the temperature of the softmax
@@ -356,8 +382,8 @@ class Softmax(Mixer):
         super().__init__(config, gate, query=(H, D), key=(Hk, D), value=(Hk, D))
         self.qkv = nn.Linear(config.n_embd, (H + 2 * Hk) * D, bias=False)
         self.conv = make_conv(config, (H + 2 * Hk) * D)
-        self.q_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
-        self.k_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
+        self.q_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
         self.split = (H, Hk)
         self.rope = config.rope_base, config.rope_scaling, config.rope_factor, config.block_size
 
@@ -371,7 +397,9 @@ class Softmax(Mixer):
             q, k = at_least_float32(qk).split((H, Hk), dim=2)
             qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=2)
         if self.config.position == "rope":
-            qk = rotate(qk, start, *self.rope)
+            turned, kept = qk.split((self.config.rotated, self.value_width - self.config.rotated), dim=-1)
+            turned = rotate(turned, start, *self.rope)
+            qk = torch.cat([turned, kept], dim=-1) if kept.shape[-1] else turned
         q, k = qk.to(v.dtype).split((H, Hk), dim=2)
         return Projection(q, k, v)
 
@@ -504,7 +532,7 @@ class Mamba2(Mixer):
     native_gate = ("silu", "before norm")
     linear_in = ("value",)  # the term D x has neither q nor k
     norm_over = "width"
-    value_rows = ("in_proj", 0)
+    value_rows = ("in_proj", ())
     colour = "#CC79A7"
 
     @classmethod
@@ -557,18 +585,21 @@ class Mamba2(Mixer):
 class GatedDeltaNet(Mixer):
     """Gated DeltaNet (Yang et al. 2024): a decay per head and the delta rule, on L2-normed q and k."""
 
+    keys = ("kernels", "delta_heads", "delta_key_heads", "delta_key_dim", "delta_value_dim")
     published_norm = "rms"
     native_gate = ("silu", "after norm")
     has_delta_rule = True
     linear_in = ("query", "value")  # the delta rule is not linear in k
-    value_rows = ("in_proj", 2)
+    value_rows = ("in_proj", ("query", "key"))
     colour = "#E69F00"
 
     def __init__(self, config, gate):
-        H, D = config.n_head, config.head_dim
-        super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
-        self.in_proj = nn.Linear(config.n_embd, 3 * H * D + 2 * H, bias=False)
-        self.conv = make_conv(config, 3 * H * D, published_width=4)
+        H, Dk, Dv = config.delta_heads or config.n_head, config.delta_key_dim, config.delta_value_dim
+        Hk, Dk, Dv = config.delta_key_heads or H, Dk or config.head_dim, Dv or config.head_dim
+        super().__init__(config, gate, query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv), n_head=H)
+        self.split = (Hk * Dk, Hk * Dk, H * Dv)
+        self.in_proj = nn.Linear(config.n_embd, sum(self.split) + 2 * H, bias=False)
+        self.conv = make_conv(config, sum(self.split), published_width=4)
         self.dt_bias, self.A_log = (nn.Parameter(torch.empty(H)) for _ in range(2))
 
     def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
@@ -576,10 +607,12 @@ class GatedDeltaNet(Mixer):
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         H = self.n_head
-        qkv, beta, dt = self.in_proj(x).split([3 * H * self.value_width, H, H], dim=-1)
+        qkv, beta, dt = self.in_proj(x).split([sum(self.split), H, H], dim=-1)
         if self.conv is not None:
             qkv = self.conv(qkv, state)
-        q, k, v = F.silu(qkv).unflatten(-1, (-1, self.value_width)).chunk(3, dim=2)  # (B, T, H, D)
+        q, k, v = F.silu(qkv).split(self.split, dim=-1)
+        q, k = (y.unflatten(-1, (-1, self.key_width)) for y in (q, k))  # (B, T, Hk, Dk)
+        v = v.unflatten(-1, (-1, self.value_width))  # (B, T, H, Dv)
         dt = F.softplus(at_least_float32(dt) + self.dt_bias)  # (B, T, H)
         beta = at_least_float32(beta).sigmoid()
         return Projection(l2_norm(q) * self.key_width**-0.5, l2_norm(k), v, -self.A_log.exp() * dt, beta)
@@ -595,7 +628,7 @@ class DeltaNet(Mixer):
     published_norm = "rms"
     has_delta_rule = True
     linear_in = ("query", "value")  # the delta rule is not linear in k
-    value_rows = ("in_proj", 2)
+    value_rows = ("in_proj", ("query", "key"))
     colour = "#56B4E9"
 
     def __init__(self, config, gate, native_rank=0):
@@ -657,10 +690,11 @@ class MLP(nn.Module):
     def __init__(self, config, hidden):
         super().__init__()
         self.up = nn.Linear(config.n_embd, hidden, bias=False)
+        self.glu = nn.Linear(config.n_embd, hidden, bias=False) if config.mlp == "swiglu" else None
         self.down = ResidualLinear(hidden, config.n_embd, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(F.gelu(self.up(x)))
+        return self.down(F.gelu(self.up(x)) if self.glu is None else F.silu(self.glu(x)) * self.up(x))
 
 
 class Block(nn.Module):
@@ -668,15 +702,15 @@ class Block(nn.Module):
 
     def __init__(self, config, name, gate):
         super().__init__()
-        C, hidden = config.n_embd, round(config.mlp_ratio * config.n_embd)
-        self.norm_1, self.norm_2 = RMSNorm(C, eps=NORM_EPS), RMSNorm(C, eps=NORM_EPS)
+        C, hidden = config.n_embd, config.mlp_hidden
+        self.norm_1, self.norm_2 = RMSNorm(C, eps=config.norm_eps), RMSNorm(C, eps=config.norm_eps)
         self.mixer = MIXERS[name](config, gate)
-        if config.match_params:  # each hidden unit of the MLP has 2C weights
-            hidden -= round(sum(p.numel() for p in self.mixer.gates.parameters()) / (2 * C))
+        if config.match_params:
+            unit = (3 if config.mlp == "swiglu" else 2) * C  # weights of a hidden unit of the MLP
+            hidden -= round(sum(p.numel() for p in self.mixer.gates.parameters()) / unit)
             if hidden < 1:
-                raise UserError(
-                    f"match_params=True: the gate has more parameters than the MLP of mlp_ratio={config.mlp_ratio}"
-                )
+                given = f"mlp_width={config.mlp_width}" if config.mlp_width else f"mlp_ratio={config.mlp_ratio}"
+                raise UserError(f"match_params=True: the gate has more parameters than the MLP of {given}")
         self.mlp = MLP(config, hidden)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -696,13 +730,14 @@ class GPT(nn.Module):
         self.config = config
         seed = int(torch.randint(2**31, (), device="cpu"))  # drawn first: the modules below draw weights, too
         rows = -(-config.vocab_size // config.pad_vocab_to) * config.pad_vocab_to
-        self.wte = nn.Embedding(rows, config.n_embd)  # also the output weights: tied
+        self.wte = nn.Embedding(rows, config.n_embd)
+        self.head = None if config.tie_embeddings else nn.Linear(config.n_embd, rows, bias=False)
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, name, gate) for name, gate in config.layers())
         for layer, block in enumerate(self.blocks):
             block.mixer.layer = layer
-        self.norm = RMSNorm(config.n_embd, eps=NORM_EPS)
+        self.norm = RMSNorm(config.n_embd, eps=config.norm_eps)
         if not self.wte.weight.is_meta:  # a meta tensor has a shape and no data
             self.init_weights(seed)
 
@@ -780,9 +815,14 @@ class GPT(nn.Module):
                 new_state.append(layer_state)
         return self.norm(x), new_state
 
+    @property
+    def output_weight(self) -> torch.Tensor:
+        """The weight of the output layer (rows, C): the embedding's own where they are tied."""
+        return (self.wte if self.head is None else self.head).weight
+
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states (..., C) -> float logits (..., vocab_size)."""
-        logits = at_least_float32(F.linear(x, self.wte.weight)[..., : self.config.vocab_size])
+        logits = at_least_float32(F.linear(x, self.output_weight)[..., : self.config.vocab_size])
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -800,7 +840,7 @@ class GPT(nn.Module):
         x, _ = self.features(idx, only=only)
         targets = targets if only is None else targets[only][None]
         total = cross_entropy_sum(
-            x, self.wte.weight, targets, vocab_size=self.config.vocab_size, softcap=self.config.logit_softcap
+            x, self.output_weight, targets, vocab_size=self.config.vocab_size, softcap=self.config.logit_softcap
         )
         return total if reduction == "sum" else total / (targets != IGNORE).sum().clamp(min=1)
 
@@ -869,7 +909,8 @@ class GPT(nn.Module):
 
     def flops_per_token(self, T: int | None = None) -> float:
         """FLOPs of a token, forward, at context T (None: block_size); a multiply-add counts 2. Training: 3 times it."""
-        looked_up = 0 if self.wpe is None else self.wpe.weight.numel()  # wte counts: it is also the output layer
+        tables = [self.wpe] + [self.wte] * (self.head is not None)  # a tied wte counts: it is also the output layer
+        looked_up = sum(table.weight.numel() for table in tables if table is not None)
         mixing = sum(block.mixer.flops_per_token(T or self.config.block_size) for block in self.blocks)
         return 2 * (self.n_params() - looked_up) + mixing
 

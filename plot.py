@@ -1,7 +1,8 @@
 """Draws figures from the files of runs and experiments, and from nothing else:
 
     python plot.py out               a run: out/page.png, from metrics.jsonl and, if they are there,
-                                     meters.json (meters.py) and lengths.json (evaluate.py)
+                                     meters.json (meters.py) and lengths.json (evaluate.py); of an
+                                     imported model, from meters.json alone
     python plot.py results/minimum   an experiment: its metric against the step, every seed, in
                                      accuracy.png, val_loss.png or learning_rates.png; branch.png,
                                      ends.png, state.png, slices.png and lengths.png if its rows have the
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> None:
             print(draw_json(folder))
         elif os.path.isdir(folder) and any(folder.glob("rows*.jsonl")):
             print(*draw_experiment(folder), sep="\n")
-        elif os.path.isfile(folder / "metrics.jsonl"):
+        elif os.path.isfile(folder / "metrics.jsonl") or os.path.isfile(folder / "meters.json"):
             print(page(folder))
         elif os.path.isdir(folder) and any(folder.glob("*/claims.json")):
             print(*overview.draw(folder), sep="\n")
@@ -160,7 +161,8 @@ def page(folder: Path) -> Path:
     metrics = read_jsonl(folder / "metrics.jsonl")
     for row in metrics:
         check_drawable(folder / "metrics.jsonl", row, METRICS_OF.get(str(row.get("event")), {}) | METRICS)
-    panels: list[Callable] = [lambda axes: loss_panel(axes, metrics)]
+    # an imported model has no run of its own
+    panels: list[Callable] = [lambda axes: loss_panel(axes, metrics)] if metrics else []
     title = str(folder)
     if os.path.isfile(folder / "meters.json"):
         meters = read_meters(folder / "meters.json")[-1]

@@ -13,15 +13,24 @@ import configurator
 from configurator import UserError, key, read_regular
 
 import codecs
+import os
 import re
 import sys
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from data.shards import Dataset, open_dataset
-from data.tokenizer import AlphabetTokenizer, ByteTokenizer, GPT2Tokenizer, get_tokenizer, tokenizer_of
+from data.tokenizer import (
+    AlphabetTokenizer,
+    ByteTokenizer,
+    FileTokenizer,
+    GPT2Tokenizer,
+    get_tokenizer,
+    tokenizer_of,
+)
 from model import GPT
 from ops import IGNORE
 from ops.sampling import most_new_tokens
@@ -71,7 +80,9 @@ def main(argv: list[str]) -> None:
     elif trained_on.get("tokenizer") == "backcopy":
         write_samples(model, tokenizer_of(open_dataset(config.dataset or trained_on.get("path", ""))), config)
     else:
-        write_samples(model, get_tokenizer(trained_on.get("tokenizer", "")), config)
+        own = Path(config.checkpoint)
+        folders = [own if os.path.isdir(own) else own.parent, trained_on.get("path") or "."]
+        write_samples(model, get_tokenizer(trained_on.get("tokenizer", ""), folders), config)
 
 
 MOST_BYTES = 1 << 24  # the longest prompt
@@ -94,7 +105,7 @@ def read_prompt(start: str) -> str:
 
 
 def write_samples(
-    model: GPT, tokenizer: AlphabetTokenizer | ByteTokenizer | GPT2Tokenizer, config: SampleConfig
+    model: GPT, tokenizer: AlphabetTokenizer | ByteTokenizer | GPT2Tokenizer | FileTokenizer, config: SampleConfig
 ) -> None:
     """Prints the prompt with its continuation, num_samples times."""
     prompt = read_prompt(config.start)

@@ -1,7 +1,8 @@
 """
 Shards: how a data set lies on disk, how it is checked, and in which order training and evaluation read it.
 
-A data set is a folder of .npy shards of uint16 and a meta.json that lists them. There are two kinds:
+A data set is a folder of .npy shards and a meta.json that lists them. Shards are uint16; for more than 65,536 token
+ids they are uint32. There are two kinds:
 
     stream    shards of shape (tokens,) hold running text: the shards of a split are one long row of tokens
     examples  shards of shape (rows, 2, T) hold tokens and labels. Where the label is 0, nothing is predicted
@@ -17,6 +18,7 @@ A new data set is written to .new inside its folder, and replaces the old one wh
 fails or is killed leaves the old data set as it was.
 """
 
+import configurator
 from configurator import UserError, show
 
 import bisect
@@ -40,13 +42,14 @@ from pathlib import Path
 
 import numpy as np
 
+from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE
 from ops import IGNORE
 from runs import files
 from runs.files import lock, read_json, write_whole, wrong_field
 from runs.limits import disk_free, ram_available, show_bytes
 
 FORMAT = 1
-MAX_VOCAB = 1 << 16  # a shard is uint16
+UINT16_VOCAB, MAX_VOCAB = 1 << 16, 1 << 31  # the most token ids of uint16, and at all
 DATA = Path(__file__).resolve().parent
 MOST_META = 1 << 26  # bytes of a meta.json
 
@@ -103,12 +106,18 @@ def parameters_of(config) -> dict:
     return {name: value for name, value in keys.items() if name not in ("out_dir", "overwrite")}
 
 
+def dtype_of(vocab_size: int) -> type:
+    """The dtype of the shards of a data set with so many token ids."""
+    return np.uint16 if vocab_size <= UINT16_VOCAB else np.uint32
+
+
 def _listed(folder):
     """meta.json and the files that it names. The set is empty unless the folder has a meta.json of our format."""
     try:
         meta = read_json(folder / "meta.json", MOST_META)
         splits = meta["splits"].values() if meta["format"] == FORMAT else ()
         entries = [entry for facts in splits for entry in (*facts["shards"], facts.get("document_offsets", {}))]
+        entries.append(meta.get("tokenizer_file", {}))
         return (
             {"meta.json", *(entry["file"] for entry in entries if isinstance(entry.get("file"), str))}
             if splits
@@ -125,7 +134,7 @@ def _new_folder(out_dir, vocab_size, restartable=False):
     restartable: after an error or a kill its files stay there for the next call.
     """
     if vocab_size > MAX_VOCAB:
-        raise UserError(f"vocabulary of {vocab_size}: a shard holds ids below {MAX_VOCAB} (uint16)")
+        raise UserError(f"vocabulary of {vocab_size}: a shard holds ids below {MAX_VOCAB}")
     out_dir = Path(out_dir)
     new = out_dir / NEW
     try:
@@ -185,6 +194,7 @@ def write_stream(
     about: the other keywords of _write_meta
     """
     about |= {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
+    dtype = dtype_of(tokenizer.vocab_size)
     with _new_folder(out_dir, tokenizer.vocab_size, restartable) as folder:
         written = {}
         progress = _read_progress(folder, about | {"shard_tokens": shard_tokens}) if restartable else {"splits": {}}
@@ -192,10 +202,13 @@ def write_stream(
             shards, counts = _still_whole(folder, progress["splits"].get(split), tokenizer.vocab_size)
             progress["splits"][split] = {"shards": shards, "documents": counts}  # both lists grow below
             skip = sum(shard["tokens"] for shard in shards) - sum(tokens for tokens, _, _ in counts)
-            documents, tokens = itertools.islice(documents, len(counts), None), array("H")
+            documents, tokens = (
+                itertools.islice(documents, len(counts), None),
+                array(np.dtype(dtype).char),
+            )
 
             def save(split=split, shards=shards, tokens=tokens):
-                shards.append(_save_shard(folder, split, len(shards), tokens[:shard_tokens]))
+                shards.append(_save_shard(folder, split, len(shards), tokens[:shard_tokens], dtype))
                 del tokens[:shard_tokens]
                 if restartable:
                     text = json.dumps(progress)
@@ -220,6 +233,8 @@ def write_stream(
                 check(split, total)
             saved = _save_npy(folder / f"{split}_documents.npy", offsets)
             written[split] = total | {"document_offsets": saved, "shards": shards}
+        if hasattr(tokenizer, "file"):  # the data set has a copy, so that it can be decoded wherever it lies
+            about["tokenizer_file"] = _save_tokenizer(folder, tokenizer)
         return _write_meta(folder, written, kind="stream", **about)
 
 
@@ -273,7 +288,7 @@ def _still_whole(out_dir, left, vocab_size):
     shards, left = [], left or {"shards": [], "documents": []}
     for shard in left["shards"]:
         try:
-            verify(out_dir, shard, np.uint16, (shard["tokens"],), vocab_size)
+            verify(out_dir, shard, dtype_of(vocab_size), (shard["tokens"],), vocab_size)
         except _Damaged:
             break
         shards.append(shard)
@@ -295,7 +310,7 @@ def write_examples(
             shards, labels = [], 0
             for examples, facts in slices:
                 labels += int(np.count_nonzero(examples[:, 1]))
-                shards.append(_save_shard(folder, split, len(shards), examples) | facts)
+                shards.append(_save_shard(folder, split, len(shards), examples, dtype_of(vocab_size)) | facts)
             if not labels:
                 raise UserError(f"the {split} split would hold no label: nothing to predict")
             rows, tokens = sum(shard["rows"] for shard in shards), sum(shard["tokens"] for shard in shards)
@@ -318,8 +333,14 @@ def split_documents(sizes: Sequence[int], val_fraction: float, seed: int) -> np.
     return is_val
 
 
-def _save_shard(out_dir, split, number, values):
-    values = np.asarray(values, np.uint16)
+def _save_tokenizer(out_dir, tokenizer):
+    file, content = out_dir / TOKENIZER_FILE, configurator.read_regular(tokenizer.file, MOST_TOKENIZER)
+    size = _write_whole(file, lambda out: out.write(content))
+    return {"file": file.name, "sha256": _sha256(file), "bytes": size}
+
+
+def _save_shard(out_dir, split, number, values, dtype):
+    values = np.asarray(values, dtype)
     saved = _save_npy(out_dir / f"{split}_{number:04d}.npy", values)
     if values.ndim == 1:
         return saved | {"tokens": values.size}
@@ -337,12 +358,14 @@ def _sha256(file):
 
 
 def _write_meta(
-    out_dir, splits, *, kind, name, tokenizer, vocab_size, generator, generator_version, parameters, seed, kinds=None
-):
+    out_dir, splits, *, kind, name, tokenizer, vocab_size, generator, generator_version, parameters, seed, kinds=None,
+    tokenizer_file=None,
+):  # fmt: skip
     """`generator` is the script that made the data and `parameters` are its keys; with the seed they reproduce it."""
     meta = {"format": FORMAT, "kind": kind, "name": name, "tokenizer": tokenizer, "vocab_size": vocab_size}
     meta |= {"generator": generator, "generator_version": generator_version, "parameters": parameters, "seed": seed}
     meta |= {"kinds": kinds} if kinds else {}
+    meta |= {"tokenizer_file": tokenizer_file} if tokenizer_file else {}
     text = json.dumps(meta | {"splits": splits}, indent=1) + "\n"
     _write_whole(out_dir / "meta.json", lambda out: out.write(text.encode()))
     return json.loads(text)
@@ -361,6 +384,8 @@ def _write_whole(file, write):
 
 def open_dataset(path: Path | str) -> "Dataset":
     """A Dataset whose files have all been checked. Raises UserError, which names the file and what to do."""
+    if not str(path):
+        raise UserError("dataset=None: the checkpoint names no data set; name one: --dataset=FOLDER")
     folder = Path(path)
     name = folder.name.split("-")[0]  # data/wikitext103/prepare.py makes wikitext103-mini, too
     known = os.path.isfile(DATA / name / "prepare.py")
@@ -380,11 +405,12 @@ def open_dataset(path: Path | str) -> "Dataset":
     shards, verified = {}, _Verified(folder)
     try:
         _check_meta(meta)
+        dtype = dtype_of(meta["vocab_size"])
         for split, facts in meta["splits"].items():
             shards[split] = []
             for shard in facts["shards"]:
                 shape = (shard["tokens"],) if meta["kind"] == "stream" else (shard["rows"], 2, shard["seq_len"])
-                shards[split].append(verify(folder, shard, np.uint16, shape, meta["vocab_size"], verified))
+                shards[split].append(verify(folder, shard, dtype, shape, meta["vocab_size"], verified))
             if meta["kind"] == "stream":
                 offsets = facts["document_offsets"]
                 verify(folder, offsets, np.int64, (facts["documents"] + 1,), facts["tokens"] + 1, verified)
@@ -431,6 +457,7 @@ META = {
     "tokenizer": TEXT,
     "vocab_size": (int, 1, MAX_VOCAB),
     "parameters": (dict, 0, 1 << 20),
+    "tokenizer_file?": FILE,
     "kinds?": {str: [(int, 0, MAX_VOCAB - 1), 1, MAX_VOCAB]},
     "splits": {str: (dict, 1, 99)},
 }

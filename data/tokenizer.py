@@ -3,21 +3,26 @@ Tokenizers by name, as the "tokenizer" of a data set's meta.json gives it.
 
     byte   UTF-8 bytes, 256 ids: needs no file
     gpt2   GPT-2's byte-level BPE, 50,257 ids, computed by tiktoken
+    tokenizer.json and the first digits of its sha256   the file of a model from a hub, computed by tokenizers
 
     tokenizer = get_tokenizer("gpt2")
     ids = tokenizer.encode("Hello")          # a list of ints; special tokens in the text are plain text
-    tokenizer.encode_array("Hello")          # the same as uint16, without a Python int for each
+    tokenizer.encode_array("Hello")          # the same as uint16 or uint32, without a Python int for each
     tokenizer.decode_bytes(ids)              # b"Hello". Bytes: a cut can fall inside a character
 
 Of synthetic data, data/backcopy has characters, which its meta.json lists (`tokenizer_of` reads them); the ids of
 data/mqar stand for no text: they have no tokenizer here.
 """
 
-from configurator import UserError
+from configurator import UserError, read_regular
 
 import hashlib
+import json
 import os
+import re
+from collections.abc import Iterable
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,19 +33,33 @@ GPT2_FILES = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
 }
 END_OF_TEXT = 50256
+TOKENIZER_FILE = "tokenizer.json"
+MOST_TOKENIZER = 1 << 28  # bytes of a file of a tokenizer
 
 
-def get_tokenizer(name: str) -> Any:
-    """The tokenizer of that name. Raises UserError for an unknown name, or if GPT-2's files cannot be downloaded."""
-    if name not in TOKENIZERS:
-        raise UserError(f"tokenizer {name!r}: must be one of {', '.join(TOKENIZERS)}")
-    return TOKENIZERS[name]()
+def get_tokenizer(name: str, folders: Iterable[Path | str] = ()) -> Any:
+    """The tokenizer of that name. Raises UserError for an unknown name, or if its files cannot be had.
+
+    folders: where its tokenizer.json may lie, for a name that FileTokenizer gave.
+    """
+    if name in TOKENIZERS:
+        return TOKENIZERS[name]()
+    if not name.startswith(f"{TOKENIZER_FILE} "):
+        raise UserError(
+            f"tokenizer {name!r}: must be one of {', '.join(TOKENIZERS)}, or a folder with a {TOKENIZER_FILE}"
+        )
+    files = [file for folder in folders if os.path.isfile(file := Path(folder) / TOKENIZER_FILE)]
+    for file in files:
+        if (tokenizer := FileTokenizer(file)).name == name:
+            return tokenizer
+    where = ", ".join(map(str, folders)) or "."
+    raise UserError(f"{name!r}: the {TOKENIZER_FILE} with this sha256 is not in {where}; copy it there")
 
 
 def tokenizer_of(dataset) -> Any:
     """The tokenizer of an open data set (shards.Dataset). Raises UserError as get_tokenizer does."""
     alphabet = dataset.meta["parameters"].get("alphabet")
-    return get_tokenizer(dataset.tokenizer) if alphabet is None else AlphabetTokenizer(alphabet)
+    return get_tokenizer(dataset.tokenizer, [dataset.folder]) if alphabet is None else AlphabetTokenizer(alphabet)
 
 
 class AlphabetTokenizer:
@@ -88,6 +107,63 @@ class GPT2Tokenizer:
         return self._encoding.decode_bytes(ids)
 
 
+class FileTokenizer:
+    """The tokenizer of a tokenizer.json, as `tokenizers` computes it: byte-level BPE, or pieces with byte fallback."""
+
+    def __init__(self, file: Path | str):
+        try:
+            import tokenizers
+        except ImportError:
+            raise UserError(f"{file}: tokenizers is not installed: pip install tokenizers") from None
+        self.file, content = Path(file), read_regular(file, MOST_TOKENIZER)
+        self.name = f"{TOKENIZER_FILE} {hashlib.sha256(content).hexdigest()[:16]}"
+        try:
+            about = json.loads(content)
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
+            decoder, self._added = about.get("decoder") or {}, {entry["id"] for entry in about["added_tokens"]}
+            kinds = {part["type"] for part in (decoder, *decoder.get("decoders", ())) if part}
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # tokenizers is Rust, whose panic is no Exception
+            raise UserError(f"{file}: damaged, or no tokenizer ({str(error)[:200]})") from None
+        if not kinds & {"ByteLevel", "ByteFallback"}:
+            raise UserError(
+                f"{file}: its tokens are neither bytes nor pieces with byte fallback, and only those are read"
+            )
+        self._byte_of = BYTE_OF if "ByteLevel" in kinds else None
+        self._tokenizer.encode_special_tokens = True  # special tokens in a text are plain text
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=0)
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_array(self, text: str) -> np.ndarray:
+        return np.array(self.encode(text), np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
+
+    def decode_bytes(self, ids: list[int]) -> bytes:
+        return b"".join(map(self._bytes_of, ids))
+
+    def _bytes_of(self, token):
+        text = self._tokenizer.id_to_token(token) or ""  # there may be ids that no token has
+        if token in self._added:
+            return text.encode()
+        if self._byte_of is not None:
+            return bytes(self._byte_of[character] for character in text)
+        if byte := re.fullmatch("<0x([0-9A-F]{2})>", text):
+            return bytes([int(byte[1], 16)])
+        return text.replace("\u2581", " ").encode()
+
+
+def _characters_of_bytes():
+    """{character: byte} as byte-level BPE spells bytes: printable ones as themselves, the others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+BYTE_OF = _characters_of_bytes()
 TOKENIZERS: dict[str, type] = {"byte": ByteTokenizer, "gpt2": GPT2Tokenizer}
 
 

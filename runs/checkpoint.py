@@ -15,10 +15,13 @@ from configurator import UserError, show
 
 import contextlib
 import hashlib
+import itertools
+import json
 import math
 import os
 import pickle
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -51,6 +54,37 @@ def import_safetensors() -> ModuleType:
     except ImportError:
         raise UserError("safetensors is not installed: pip install safetensors") from None
     return safetensors.torch
+
+
+SAFETENSORS_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+def save_safetensors(path: Path | str, layout: dict[str, torch.Tensor], tensors: Iterable[torch.Tensor]) -> str:
+    """Writes a safetensors file and returns its sha256. Only one of the tensors has to be in memory. Raises UserError.
+
+    layout: {name: a tensor of that shape and dtype, maybe on the meta device}, wide numbers first; tensors: their
+    content in the same order. The library wants all tensors at once, and makes one text of bytes of them.
+    """
+    header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
+    end, digest = 0, hashlib.sha256()
+    for name, tensor in layout.items():
+        start, end = end, end + tensor.numel() * tensor.itemsize
+        about = {"dtype": SAFETENSORS_DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = about
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the numbers begin at a multiple of 8 bytes
+
+    def write(file):
+        content = (tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy() for tensor in tensors)
+        for block in itertools.chain([len(text).to_bytes(8, "little"), text], content):
+            digest.update(block)
+            file.write(block)
+
+    try:
+        write_whole(path, write)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
+    return digest.hexdigest()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -146,16 +180,22 @@ def _load_torch(path, device, is_mapped):
 
 
 def _load_safetensors(path, device):
-    from_file = import_safetensors().load_file  # the tensors stay in the file until they are read
+    library, config = import_safetensors(), path.with_name("config.json")
     try:
+        about = read_json(config)
         with open(path, "rb") as file:
-            about, found = read_json(path.with_name("config.json")), hashlib.file_digest(file, "sha256").hexdigest()
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    if not isinstance(about, dict) or about.get("sha256") != found:
+    if isinstance(about, dict) and "model_type" in about:
+        raise UserError(
+            f"{path.parent}: is a folder of transformers: python export.py --from_hf={path.parent} reads it"
+        )
+    if not isinstance(about, dict) or about.get("sha256") != sha256:
         raise UserError(f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)")
     try:
-        return about | {"model": from_file(path, device=str(device))}
+        with library.safe_open(path, framework="pt") as tensors:  # they stay in the file until they are read
+            return about | {"model": {name: tensors.get_tensor(name).to(device) for name in tensors.keys()}}
     except Exception as error:
         raise UserError(f"{path}: damaged, or no safetensors ({str(error)[:200]})") from None
 
@@ -169,7 +209,7 @@ def open_model(path: Path | str, device: str = "cpu") -> tuple[GPT, dict]:
     checkpoint, file = load(path, is_mapped=True), file_of(path)
     config = configurator.build(GPTConfig, checkpoint["model_args"] | {"kernels": "auto"}, source=str(path))
     with _wrong_weights_named(path):
-        model, loaded = _on_meta(config, checkpoint.pop("model"), path).eval(), []
+        model, loaded = _on_meta(config, checkpoint.pop("model"), path)[0].eval(), []
     for module in filter(None, (model.norm, model.wpe)):
         module.to(device, torch.float32)
     model.wte.to(device)  # nothing on a CPU, where a lookup reads its rows from the file
@@ -206,22 +246,29 @@ def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tupl
 
 
 def build_model(config: GPTConfig, weights: dict[str, torch.Tensor], path: Path | str, device: str = "cpu") -> GPT:
-    """The GPT of the config with these weights, which must be all of its own. Raises UserError."""
+    """The GPT of the config with these weights, which must be all of its own. Raises UserError.
+
+    The weights are not copied where they have the model's dtype and are on its device: the model then owns them.
+    """
     with _wrong_weights_named(path):
-        _on_meta(config, weights, path)  # first without memory: a stranger's config may ask for terabytes
-        model = GPT(config).to(device)
-        model.load_state_dict(weights)
+        model, dtypes = _on_meta(config, weights, path)
+        own = {name: weights[name].to(device, dtype).contiguous() for name, dtype in dtypes.items()}
+        model.load_state_dict(own, assign=True)
     return model
 
 
 def _on_meta(config, weights, path):
-    """The GPT whose parameters are these very tensors."""
+    """(the GPT whose parameters are these very tensors, {name: the dtype that it would have given to each}).
+
+    No memory is taken: the config of a stranger's file may ask for terabytes.
+    """
     if config.n_layer > len(weights):
         raise UserError(f"{path}: n_layer={config.n_layer}, and it has {len(weights)} tensors")
     with torch.device("meta"):
         model = GPT(config)
-        model.load_state_dict(weights, assign=True)
-    return model
+    dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    model.load_state_dict(weights, assign=True)
+    return model, dtypes
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Which keys a user gave have no effect: a run names them at its start, since nothing else would tell."""
 
-from model import MIXERS, GPTConfig, Softmax
+from model import MIXERS, GatedDeltaNet, GPTConfig, Softmax
 
 
 def notes_on_keys(config) -> list[str]:
@@ -24,10 +24,15 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
     if config.position != "learned" and Softmax not in mixers:
         unused["position"] = "only softmax layers have RoPE"
     if Softmax in mixers and config.position != "rope":
-        unused |= dict.fromkeys(("rope_base", "rope_scaling", "rope_factor"), f"position is {config.position}")
+        of_rope = ("rope_base", "rope_fraction", "rope_scaling", "rope_factor")
+        unused |= dict.fromkeys(of_rope, f"position is {config.position}")
     elif Softmax in mixers:
         unused |= {"rope_factor": "rope_scaling is none"} if config.rope_scaling == "none" else {}
         unused |= {"rope_scaling": "rope_factor is 1"} if config.rope_factor == 1 else {}
+    if mixers == {GatedDeltaNet} and config.delta_key_dim and config.delta_value_dim:
+        unused["head_dim"] = "delta_key_dim and delta_value_dim are given"
+        unused |= {"n_head": "delta_heads is given"} if config.delta_heads else {}
+    unused |= {"mlp_ratio": "mlp_width gives the MLP's width"} if config.mlp_width else {}
     positions = {position for _, gate in layers for position in gate.positions}
     if not positions:
         unused |= dict.fromkeys(("gate_activation", "gate_rank", "gate_input", "gate_bias"), "gate is none or native")

@@ -37,9 +37,9 @@ EVALUATED_AT_ONCE = 8192  # tokens of a batch; measured: twice as many take 1.1 
 # a CPU's heap has holes between what is kept: resident memory over what is alive, measured: 1.1 to 1.5 (test_memory.py)
 HOLES = 1.35
 SIZES = (
-    "n_layer", "n_embd", "n_head", "head_dim", "mlp_ratio", "vocab_size", "pad_vocab_to", "expand", "state_size",
-    "n_groups", "gate_rank", "short_conv", "batch_size", "block_size", "eval_batch_size", "gradient_accumulation_steps",
-    "rows", "num_samples", "tokens",
+    "n_layer", "n_embd", "n_head", "head_dim", "mlp_ratio", "mlp_width", "vocab_size", "pad_vocab_to", "expand",
+    "state_size", "n_groups", "delta_heads", "delta_key_dim", "delta_value_dim", "gate_rank", "short_conv",
+    "batch_size", "block_size", "eval_batch_size", "gradient_accumulation_steps", "rows", "num_samples", "tokens",
 )  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def train_step(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.auto
     """A micro-step in which every token has a label."""
     keys = dict(vocab_size=model.config.vocab_size, softcap=model.config.logit_softcap)
     with autocast:
-        loss = cross_entropy_sum(_Mark.apply(model.features(idx)[0], tally), model.wte.weight, idx, **keys)
+        loss = cross_entropy_sum(_Mark.apply(model.features(idx)[0], tally), model.output_weight, idx, **keys)
     tally.end_phase()
     loss.backward()
 
@@ -413,7 +413,8 @@ def at_most(config: GPTConfig, rows: int, length: int) -> float:
     times the weights of all pairs of tokens.
     """
     _, shell, of_kind = sizes_of(config)
-    width = (max(of_kind) + shell) / config.n_embd + 4 * config.expand * config.n_head * length
+    heads = max(config.expand * config.n_head, config.delta_heads or 0)
+    width = (max(of_kind) + shell) / config.n_embd + 4 * heads * length
     return rows * length * width * (64 + 4 * config.n_layer)  # the last: a state for each layer
 
 

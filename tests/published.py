@@ -3,18 +3,24 @@
 test_oracles.py compares their outputs with ours, and test_anchors.py the runs in which they are trained.
 """
 
+import json
+from pathlib import Path
+
+import tokenizers
 import torch
 import torch.nn as nn
 from torch.overrides import TorchFunctionMode
-from transformers import KimiLinearConfig, Mamba2Config, Qwen3NextConfig
+from transformers import KimiLinearConfig, Mamba2Config, Qwen3Config, Qwen3ForCausalLM, Qwen3NextConfig
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotary_pos_emb
 from transformers.models.qwen3_next.modeling_qwen3_next import (
     Qwen3NextAttention,
     Qwen3NextGatedDeltaNet,
     Qwen3NextRotaryEmbedding,
 )
 
+from data.tokenizer import BYTE_OF
 from model import NORM_EPS
 
 
@@ -129,3 +135,72 @@ def kimi_linear_attention(ours) -> nn.Module:
     forget.dt_bias.copy_(ours.dt_bias)
     forget.A_log.copy_(ours.A_log.view(1, 1, H, 1))
     return theirs
+
+
+class GatedQwen3Attention(Qwen3Attention):
+    """Qiu et al.'s gate on the readout, as their checkpoints hold it.
+
+    q_proj gives, for each key/value head, the queries of its H / Hk heads and then their gates: one number a head
+    (headwise) or one a channel (elementwise).
+    """
+
+    def __init__(self, config, layer_idx: int, kind: str):
+        super().__init__(config, layer_idx)
+        self.kind, self.shape = kind, (config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+        H, _, D = self.shape
+        rows = H * D + {"headwise": H, "elementwise": H * D}[kind]
+        self.q_proj = nn.Linear(config.hidden_size, rows, bias=False)
+
+    def forward(self, hidden_states, position_embeddings, attention_mask=None, **_):
+        x = hidden_states
+        (B, T, _), (H, Hk, D) = x.shape, self.shape
+        group = self.q_proj(x).view(B, T, Hk, -1)
+        q, gate = group[..., : H // Hk * D], group[..., H // Hk * D :]
+        q = self.q_norm(q.reshape(B, T, H, D)).transpose(1, 2)
+        k = self.k_norm(self.k_proj(x).view(B, T, Hk, D)).transpose(1, 2)
+        v = self.v_proj(x).view(B, T, Hk, D).transpose(1, 2)
+        q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
+        k, v = (y.repeat_interleave(H // Hk, dim=1) for y in (k, v))
+        mask = torch.full((T, T), -torch.inf).triu(1)
+        o = ((q @ k.mT) * D**-0.5 + mask).softmax(-1) @ v  # (B, H, T, D)
+        gate = gate.reshape(B, T, H, 1 if self.kind == "headwise" else D)
+        return self.o_proj((o.transpose(1, 2) * gate.sigmoid()).flatten(2)), None
+
+
+@torch.no_grad()
+def save(model: nn.Module, folder: Path, **how: object) -> nn.Module:
+    """The folder of a model of transformers whose weights are far from their start: its norms are not 1."""
+    torch.manual_seed(0)
+    for p in model.parameters():
+        p.add_(torch.randn_like(p) * 0.1)
+    model.save_pretrained(folder, **how)
+    return model.eval()
+
+
+def save_gated_qwen3(kind: str, folder: Path, **keys) -> nn.Module:
+    """A folder as the gated models are published in: "baseline", "headwise" or "elementwise". Returns the model."""
+    model = save(gated_qwen3(kind, **keys), folder)
+    about = json.loads((folder / "config.json").read_text()) | {"use_qk_norm": True, "qkv_bias": False}
+    about |= {f"{name}_attn_output_gate": name == kind for name in ("headwise", "elementwise")}
+    (folder / "config.json").write_text(json.dumps(about | {"auto_map": {"AutoModel": "there_is_no_such_file.Model"}}))
+    return model
+
+
+def save_tokenizer(file: Path, vocab_size: int) -> None:
+    """A byte-level tokenizer whose last ids are two special tokens, and those of the bytes before them."""
+    fillers = {f"filler{i}": i for i in range(vocab_size - 258)}
+    characters = {character: len(fillers) + byte for character, byte in BYTE_OF.items()}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=fillers | characters, merges=[]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens(["<|end|>", "<|im_start|>"])
+    made.save(str(file))
+
+
+def gated_qwen3(kind: str, **keys) -> nn.Module:
+    """A Qwen3 of transformers: "baseline", or with a headwise or an elementwise gate in every layer."""
+    model = Qwen3ForCausalLM(Qwen3Config(**keys))
+    for i, layer in enumerate(model.model.layers):
+        if kind != "baseline":
+            layer.self_attn = GatedQwen3Attention(model.config, i, kind)
+    return model

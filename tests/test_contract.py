@@ -38,14 +38,17 @@ OPTIONS = {  # keys beside the gate string: each is tried with every mixer
     "an rms norm": dict(gate="headwise", readout_norm="rms"),
     "no norm": dict(gate="native+elementwise", readout_norm="none"),
     "a readout without weights": dict(gate="none", readout_activation="silu"),
-    "short convolutions": dict(gate="elementwise", short_conv=3),
+    "short convolutions": dict(gate="elementwise", short_conv=3, delta_key_heads=1, delta_value_dim=12),
     "no convolutions": dict(gate="native", short_conv=0),
-    "matched parameters": dict(gate="elementwise", match_params=True),
+    "matched parameters": dict(gate="elementwise", match_params=True, mlp="swiglu", tie_embeddings=False),
     "learned positions": dict(gate="none", position="learned"),
-    "grouped heads": dict(gate="elementwise@key+elementwise@value", n_kv_head=2, n_groups=2, qk_norm=True),
-    "soft-caps": dict(gate="none", attention_softcap=3.0, logit_softcap=5.0),
+    "grouped heads": dict(
+        gate="elementwise@key+elementwise@value", n_kv_head=2, n_groups=2, qk_norm=True,
+        delta_heads=6, delta_key_heads=2, delta_key_dim=4,
+    ),
+    "soft-caps": dict(gate="none", attention_softcap=3.0, logit_softcap=5.0, rope_fraction=0.5, tie_embeddings=False),
     **{f"activation {name}": dict(gate="elementwise", gate_activation=name) for name in GATE_ACTIVATIONS},
-}
+}  # fmt: skip
 HYBRID = "gated_deltanet,gated_deltanet,gated_deltanet,softmax"
 HYBRID_GATE = "native,native,native,elementwise"  # the Qwen3-Next shape
 

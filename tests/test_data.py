@@ -451,7 +451,8 @@ DAMAGES = {
     "another JSON": (overwrite("meta.json", b"[]"), "meta.json: format None"),
     "a later format": (change(["format", 2]), "meta.json: format 2, where this version reads 1"),
     "unknown kind": (change(["kind", "video"]), "meta.json: kind='video'"),
-    "vocabulary too large": (change(["vocab_size", 65_537]), "meta.json: .*vocab_size=65537"),
+    "vocabulary too large": (change(["vocab_size", 1 << 40]), "meta.json: .*vocab_size=1099511627776"),
+    "ids of another width": (change(["vocab_size", 65_537]), "train_0000.npy: holds uint16 .* says uint32"),
     "missing shard": (lambda folder: (folder / "train_0001.npy").unlink(), "train_0001.npy: is missing"),
     "missing offsets": (lambda folder: (folder / "val_documents.npy").unlink(), "val_documents.npy: is missing"),
     "truncated": (cut("train_0001.npy", 150), "train_0001.npy: has 150 bytes where meta.json says 208"),
@@ -695,8 +696,8 @@ def test_what_cannot_be_written_is_one_line(folder, tmp_path):
     assert "cannot be written" in user_error(write_stream, tmp_path / "file", {}, tokenizer=byte, **about)
     assert "would hold no text" in user_error(write_stream, tmp_path / "a", {"val": [""]}, tokenizer=byte, **about)
     splits = {"train": [(one, {"slice": "4/1"})]}
-    message = user_error(write_examples, tmp_path / "b", splits, vocab_size=65_537, tokenizer="x", **about)
-    assert "65537" in message and not (tmp_path / "b").exists()
+    message = user_error(write_examples, tmp_path / "b", splits, vocab_size=1 << 40, tokenizer="x", **about)
+    assert "1099511627776" in message and not (tmp_path / "b").exists()
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import published
 import pytest
 from conftest import LINES
 from torch.distributed.run import get_args_parser
@@ -103,10 +104,27 @@ def run_train(words, small):
     assert (Path(config.out_dir) / "ckpt.pt").is_file()
 
 
+def imported(folder):
+    """Makes the folder of a hub, the model that is imported from it, and a data set with its tokenizer."""
+    hub, data = Path("Qwen3-0.6B"), Path("data") / folder.name
+    if not hub.exists():
+        sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, head_dim=8)
+        sizes |= dict(num_key_value_heads=1, vocab_size=300, max_position_embeddings=64)
+        published.save_gated_qwen3("elementwise", hub, **sizes)
+        published.save_tokenizer(hub / "tokenizer.json", 300)
+    if not folder.exists():
+        importlib.import_module("export").main([f"--from_hf={hub}", f"--out_dir={folder}"])
+    if not data.exists():
+        words = ["book.txt", f"--tokenizer={folder}", f"--out_dir={data}"]
+        importlib.import_module("data.text.prepare").main(words)
+
+
 def checkpoint(path, small):
     """Makes the run that a command takes for granted: its gate or its mixer stands in the name."""
     path = Path(path)
     folder = path.parent if path.suffix == ".pt" else path
+    if folder.name == "qwen3":
+        return imported(folder)
     if not (folder / "ckpt.pt").exists():
         mixer = "gla" if "gla" in folder.name else "softmax"
         gate = "headwise" if "headwise" in folder.name else "elementwise"
@@ -130,6 +148,8 @@ def run_on_checkpoint(script, words, small):
         "sample": ["--max_new_tokens=4", "--num_samples=1"],
         "meters": ["--device=cpu", "--threads=1", "--rows=2", "--score_batches=1"],
     }
+    if any(word.startswith("--from_hf=") for word in words):
+        imported(Path("out/qwen3"))
     for paths in [word.partition("=")[2] for word in words if word.startswith("--checkpoint=")]:
         for path in paths.split(","):
             checkpoint(path, small)
@@ -143,8 +163,9 @@ def run_plot(words, small):
         if word.startswith("out/"):
             folder = word.removesuffix("/meters.json")
             checkpoint(folder, small)
-            if folder != word and not Path(word).exists():
-                run_on_checkpoint("meters", [f"--checkpoint={folder}"], small)
+            if (folder != word or folder == "out/qwen3") and not Path(folder, "meters.json").exists():
+                data = ["--dataset=data/qwen3"] if folder == "out/qwen3" else []
+                run_on_checkpoint("meters", [f"--checkpoint={folder}", *data], small)
     importlib.import_module("plot").main(words)
 
 
@@ -156,6 +177,8 @@ def run_experiment(words):
 
 def run_prepare(name, words):
     prepare = importlib.import_module(f"data.{name}.prepare")
+    if "--tokenizer=out/qwen3" in words:
+        imported(Path("out/qwen3"))
     words = [*words, f"--out_dir=prepared/{name}"]
     if name == "wikitext103":  # tests/test_wikitext103.py runs it on a text of its own
         configurator.load(prepare.Config, words, positional=None)

@@ -15,7 +15,9 @@ from runs.keys import unused_keys
 
 # another value of each key. ELSEWHERE: those whose effect is on the data, the ids or the choice of a kernel
 OTHER = dict(
-    n_layer=4, n_head=4, head_dim=4, n_kv_head=1, n_embd=32, pad_vocab_to=64, mlp_ratio=2.0, dropout=0.5,
+    n_layer=4, n_head=4, head_dim=4, n_kv_head=1, n_embd=32, pad_vocab_to=64, mlp_ratio=2.0, mlp_width=9,
+    mlp="swiglu", tie_embeddings=False, norm_eps=0.1, rope_fraction=0.75, delta_heads=4, delta_key_heads=1,
+    delta_key_dim=4, delta_value_dim=4, dropout=0.5,
     init="pytorch", attention="cosformer", position="none", rope_base=100.0, rope_scaling="ntk", rope_factor=3.0,
     qk_norm=True, attention_softcap=0.1, logit_softcap=0.1, short_conv=3, expand=3, state_size=4, n_groups=2,
     gate="headwise", gate_activation="tanh", gate_rank=2, gate_input="static", gate_bias=0.5,
@@ -29,6 +31,8 @@ SITUATIONS = [
     dict(attention="gla", gate="headwise@value", gate_input="static", readout_norm="none", match_params=True),
     dict(rope_scaling="yarn", rope_factor=1.0),
     dict(rope_scaling="yarn", rope_factor=2.0),
+    dict(mlp="swiglu", mlp_width=24, gate="elementwise", tie_embeddings=False, rope_fraction=0.5),
+    dict(attention="gated_deltanet", delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=8),
     dict(attention="cosformer,gla", gate="native,none", n_layer=2),
     dict(attention="cosformer,gla", gate="none,native", n_layer=2),
     dict(attention="gla,softmax,mamba2", gate="native+elementwise", n_layer=3),

@@ -174,35 +174,56 @@ def test_cosformer_refuses_a_position_past_its_m():
         make_model(attention="cosformer")(torch.zeros(1, T + 1, dtype=torch.long))
 
 
-def rms_norm(x, weight):
-    return x / (x.square().mean(-1, keepdim=True) + NORM_EPS).sqrt() * weight
+def rms_norm(x, weight, eps=NORM_EPS):
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def test_the_softmax_gpt_is_its_definition():
-    model = make_model(attention="softmax", gate="headwise", n_kv_head=2, qk_norm=True, logit_softcap=3.0)
+@pytest.mark.parametrize(
+    "keys", [dict(), dict(mlp="swiglu", mlp_width=40, tie_embeddings=False, norm_eps=0.1, rope_fraction=0.5)], ids=str
+)
+def test_the_softmax_gpt_is_its_definition(keys):
+    model = make_model(attention="softmax", gate="headwise", n_kv_head=2, qk_norm=True, logit_softcap=3.0, **keys)
+    eps, n = keys.get("norm_eps", NORM_EPS), round(D * keys.get("rope_fraction", 1))  # n: channels that turn
     idx = torch.randint(50, (2, T))
     x = model.wte.weight[idx]
     for block in model.blocks:
-        h, mixer = rms_norm(x, block.norm_1.weight), block.mixer
+        h, mixer = rms_norm(x, block.norm_1.weight, eps), block.mixer
         q, k, v = (h @ mixer.qkv.weight.T).split([C, C // 2, C // 2], dim=-1)
         q, k, v = (y.view(2, T, -1, D) for y in (q, k, v))
-        q, k = rms_norm(q, mixer.q_norm.weight), rms_norm(k, mixer.k_norm.weight)
-        # RoPE as complex numbers: the pair (d, d + D/2) turns by t * 10000^(-2d/D)
+        q, k = rms_norm(q, mixer.q_norm.weight, eps), rms_norm(k, mixer.k_norm.weight, eps)
+        # RoPE as complex numbers: the pair (d, d + n/2) turns by t * 10000^(-2d/n)
         turn = torch.polar(
-            torch.ones(T, D // 2).double(),
-            torch.arange(T).double()[:, None] * 1e4 ** (-torch.arange(0, D, 2) / D).double(),
+            torch.ones(T, n // 2).double(),
+            torch.arange(T).double()[:, None] * 1e4 ** (-torch.arange(0, n, 2) / n).double(),
         )
-        q, k = (torch.complex(*y.chunk(2, -1)) * turn[:, None] for y in (q, k))
-        q, k = (torch.cat([y.real, y.imag], -1) for y in (q, k))
+        turned = (torch.complex(*y[..., :n].chunk(2, -1)) * turn[:, None] for y in (q, k))
+        q, k = (torch.cat([z.real, z.imag, y[..., n:]], -1) for z, y in zip(turned, (q, k), strict=True))
         k, v = (y.repeat_interleave(2, dim=2) for y in (k, v))
         scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(D)
         scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf)
         y = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
         y = y * (h @ mixer.gates["readout"].proj.weight.T).sigmoid()[..., None]
         x = x + y.flatten(2) @ mixer.out_proj.weight.T
-        x = x + F.gelu(rms_norm(x, block.norm_2.weight) @ block.mlp.up.weight.T) @ block.mlp.down.weight.T
-    logits = 3 * torch.tanh(rms_norm(x, model.norm.weight) @ model.wte.weight.T / 3)
+        h, mlp = rms_norm(x, block.norm_2.weight, eps), block.mlp
+        hidden = h @ mlp.up.weight.T
+        hidden = F.silu(h @ mlp.glu.weight.T) * hidden if keys else F.gelu(hidden)
+        x = x + hidden @ mlp.down.weight.T
+    output = (model.head if keys else model.wte).weight
+    logits = 3 * torch.tanh(rms_norm(x, model.norm.weight, eps) @ output.T / 3)
     torch.testing.assert_close(model(idx), logits, rtol=1e-10, atol=1e-10)
+    loss = F.cross_entropy(logits.flatten(0, 1), idx.flatten())
+    torch.testing.assert_close(model(idx, idx), loss, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("gate", ["none", "elementwise"])
+def test_swiglu_and_match_params_keep_the_number_of_parameters(gate):
+    keys = dict(n_embd=48, mlp_ratio=4)
+    plain = GPT(make_config(**keys)).n_params()
+    other = GPT(make_config(mlp="swiglu", gate=gate, match_params=True, **keys))
+    assert other.n_params() == plain and other.blocks[0].mlp.glu.weight.shape == other.blocks[0].mlp.up.weight.shape
+    untied = GPT(make_config(tie_embeddings=False, **keys))
+    assert untied.n_params() == plain + 50 * 48
+    assert untied.flops_per_token() == GPT(make_config(**keys)).flops_per_token()  # a table that is read costs nothing
 
 
 def test_attention_softcap_is_its_formula():
@@ -444,6 +465,8 @@ REFUSED = {
     "key heads that don't divide": (dict(n_kv_head=3), "must divide n_head"),
     "groups that don't divide": (dict(attention="mamba2", n_groups=3), "must divide mamba2's 8 heads"),
     "rotary pairs of an odd head": (dict(n_embd=12), "even head_dim"),
+    "an odd share of rotary channels": (dict(rope_fraction=0.4), "even rope_fraction"),
+    "key heads of the delta rule that don't divide": (dict(delta_heads=6, delta_key_heads=4), "divide the 6 heads"),
     "no layer": (dict(n_layer=0), "at least 1"),
     "a misspelled mixer that n_layer doesn't reach": (dict(attention="softmax,gla,sofmax"), "did you mean 'softmax'"),
     "a misspelled gate that n_layer doesn't reach": (dict(gate="none,none,elemwise"), "did you mean 'elementwise'"),

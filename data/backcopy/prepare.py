@@ -37,7 +37,7 @@ import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
 from data.pystdlib.prepare import find_sources  # noqa: E402
-from data.shards import MAX_VOCAB, check_room, claim, parameters_of, report, write_examples  # noqa: E402
+from data.shards import UINT16_VOCAB, check_room, claim, parameters_of, report, write_examples  # noqa: E402
 from data.text.prepare import read_text  # noqa: E402
 
 VERSION = 1  # raise it when the same seed no longer gives the same rows
@@ -46,7 +46,9 @@ VERSION = 1  # raise it when the same seed no longer gives the same rows
 @dataclass
 class Config:
     text: str | None = key(None, "a text file for the table of pairs (None: Python's standard library)")
-    characters: int = key(96, "how many characters, the most frequent of the text", at_least=2, at_most=MAX_VOCAB - 1)
+    characters: int = key(
+        96, "how many characters, the most frequent of the text", at_least=2, at_most=UINT16_VOCAB - 1
+    )
     triggers: int = key(8, "how many of them, the most frequent, are triggers", at_least=1)
     first_token: bool = key(True, "true: each row begins with <s>")
     seq_len: int = key(64, "length of a row", at_least=3)

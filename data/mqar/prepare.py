@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
-from data.shards import MAX_VOCAB, check_room, claim, parameters_of, report, write_examples  # noqa: E402
+from data.shards import UINT16_VOCAB, check_room, claim, parameters_of, report, write_examples  # noqa: E402
 
 VERSION = 1  # raise it when the same seed no longer gives the same rows
 BLOCK = 1024  # rows made at a time, to bound the memory; another number would give other rows for the same seed
@@ -49,7 +49,7 @@ class Config:
     seq_len: int = key(64, "length of a row, even", at_least=2)
     pairs: int = key(4, "key-value pairs in a row", at_least=1)
     queries: int | None = key(None, "how many of the pairs are asked for; None: all", at_least=1)
-    vocab_size: int = key(8192, "keys are 1..V/2-1, values V/2..V-1", at_least=4, at_most=MAX_VOCAB)
+    vocab_size: int = key(8192, "keys are 1..V/2-1, values V/2..V-1", at_least=4, at_most=UINT16_VOCAB)
     power: float = key(
         0.01, "slot i is drawn with a probability ~ i^(power-1); 1: all are equally likely", at_least=0, at_most=10
     )

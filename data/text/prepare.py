@@ -3,6 +3,7 @@ A data set of your own text: of files, and of folders that are searched for file
 
     python data/text/prepare.py book.txt
     python data/text/prepare.py notes/ more/ --ext=.txt,.md,.rst --tokenizer=gpt2 --out_dir=data/notes
+    python data/text/prepare.py book.txt --tokenizer=out/qwen3 --out_dir=data/qwen3    an imported model's tokenizer
 
 Several files are split by file. A single file is split by position: its last lines are for
 validation. Files are taken in the order of their paths. A file that is named twice is taken once, and
@@ -23,7 +24,7 @@ import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
 from data.shards import claim, parameters_of, report, split_documents, write_stream  # noqa: E402
-from data.tokenizer import TOKENIZERS, get_tokenizer  # noqa: E402
+from data.tokenizer import TOKENIZER_FILE, TOKENIZERS, FileTokenizer, get_tokenizer  # noqa: E402
 
 VERSION = 1
 
@@ -32,7 +33,9 @@ VERSION = 1
 class Config:
     paths: list[str] = key([], "text files, and folders to search")
     ext: list[str] = key([".txt", ".md"], "endings of the files to take from folders")
-    tokenizer: str = key("byte", "how text becomes tokens", choices=tuple(TOKENIZERS))
+    tokenizer: str = key(
+        "byte", f"{', '.join(TOKENIZERS)}, or a folder with a tokenizer.json, as a hub's or export.py's"
+    )
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
     seed: int = key(0, "seeds the choice of the files for validation", at_least=0)
@@ -52,7 +55,8 @@ def main(argv):
             print(f"{len(found) - len(files)} of {len(found)} files are not UTF-8 and were left out")
         if not files:
             raise UserError(f"{', '.join(config.paths)}: no file is UTF-8 text")
-    tokenizer = get_tokenizer(config.tokenizer)
+    is_folder = config.tokenizer not in TOKENIZERS and os.path.isdir(config.tokenizer)
+    tokenizer = FileTokenizer(Path(config.tokenizer) / TOKENIZER_FILE) if is_folder else get_tokenizer(config.tokenizer)
     if len(files) == 1:
         train, val = split_lines(read_text(files[0]), config.val_fraction, files[0])
         splits = {"train": [train], "val": [val]}

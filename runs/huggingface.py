@@ -1,0 +1,578 @@
+"""Models in the folders of transformers: read as a checkpoint of ours, and written from one. Nothing in them is run.
+
+    read_folder("Qwen3-0.6B", "out/qwen3")          config.json, *.safetensors, tokenizer.json -> a checkpoint
+    write_folder("out/qwen3", "exported")           the other way, for what a class of transformers can hold
+
+Both ways go through one table: `parts_of` lists which tensors of theirs hold the numbers of which tensors of ours. The
+keys of the model are read by `keys_of` from their config.json and written by `config_of`. A tensor is in memory only
+while it is copied.
+
+| family         | what is special                                                                                   |
+|----------------|---------------------------------------------------------------------------------------------------|
+| llama          | no QK-norm                                                                                        |
+| qwen3          | QK-norm. Qiu et al.'s gated models: q_proj has, for each key/value head, rows of queries, then of |
+|                | their gates (headwise_attn_output_gate, elementwise_attn_output_gate)                             |
+| qwen3_next     | q_proj has rows of the query, then of the gate, head by head; norms of 1 + weight; Gated DeltaNet |
+|                | whose projections are interleaved by key head                                                     |
+| qwen3_5_text   | the same with projections that are not interleaved                                                |
+"""
+
+import configurator
+from configurator import UserError, show
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer
+from model import GPT, GPTConfig
+from runs.checkpoint import SAFETENSORS_DTYPES, import_safetensors, load, save_safetensors
+from runs.files import claim, read_json, write_whole, wrong_field
+from runs.keys import unused_keys
+
+FAMILIES = ("llama", "qwen3", "qwen3_next", "qwen3_5_text")
+WITH_NORMS_OF_ONE_PLUS = ("qwen3_next", "qwen3_5_text")
+NOT_READ = {  # why a model_type that people ask for is refused
+    "gpt2": "it has LayerNorm and biases, and the model here has neither",
+    "qwen2": "its q, k and v have biases, and the model here has none",
+    "mistral": "its attention may have a sliding window, and the model here has none",
+}
+TOKENIZER_FILES = (
+    TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "chat_template.jinja", "generation_config.json",
+)  # fmt: skip
+# tensors of a folder that hold nothing of the text model: parts for images, extra layers that predict further tokens
+LEFT_OUT = ("model.visual.", "visual.", "mtp.", "model.mtp.")
+
+# the fields of a config.json that are read; files.wrong_field says how the table is read
+COUNT, NUMBER, MAYBE = (int, 1, 1 << 40), (float, 0, 1e12), (int, 1, 1 << 40, None)
+ROPE = (dict, 0, 99, None)
+FIELDS = {
+    "vocab_size": COUNT,
+    "hidden_size": COUNT,
+    "intermediate_size": COUNT,
+    "num_hidden_layers": (int, 1, 10_000),
+    "num_attention_heads": COUNT,
+    "num_key_value_heads?": MAYBE,
+    "head_dim?": MAYBE,
+    "max_position_embeddings": COUNT,
+    "hidden_act?": (str, 1, 99),
+    "rms_norm_eps?": NUMBER,
+    "rope_theta?": NUMBER,
+    "rope_scaling?": ROPE,
+    "rope_parameters?": ROPE,
+    "partial_rotary_factor?": (float, 0, 1),
+    "tie_word_embeddings?": (bool, 0, 1),
+    "layer_types?": [(str, 1, 99), 1, 10_000],
+    "full_attention_interval?": COUNT,
+    "num_experts?": (int, 0, 1 << 40, None),
+    "decoder_sparse_step?": COUNT,
+    "mlp_only_layers?": [(int, 0, 10_000), 0, 10_000],
+    "linear_num_value_heads?": COUNT,
+    "linear_num_key_heads?": COUNT,
+    "linear_key_head_dim?": COUNT,
+    "linear_value_head_dim?": COUNT,
+    "linear_conv_kernel_dim?": COUNT,
+}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Their config.json and our keys
+
+
+def family_of(config: dict) -> str:
+    """One of FAMILIES. Raises UserError, with the reason, for a model that is not read."""
+    kind = config.get("model_type")
+    if kind in FAMILIES:
+        return kind
+    if isinstance(kind, str) and "moe" in kind or kind == "mixtral":
+        raise UserError(f"model_type={show(kind)}: a mixture of experts, and every block here has one MLP")
+    reason = NOT_READ.get(kind, "not read here") if isinstance(kind, str) else "must be a text"
+    raise UserError(f"model_type={show(kind)}: {reason} ({', '.join(FAMILIES)} are read)")
+
+
+def keys_of(config: dict, block_size: int) -> dict[str, Any]:
+    """The keys of GPTConfig for a config.json of theirs. Raises UserError for what the model here does not have."""
+    family = family_of(config)
+    if wrong := wrong_field(config, FIELDS):
+        raise UserError(wrong)
+    is_gated = family in WITH_NORMS_OF_ONE_PLUS
+    if config.get("hidden_act", "silu") != "silu":
+        raise UserError(f"hidden_act={show(config['hidden_act'])}: the MLP here is a swiglu, whose activation is silu")
+    if biased := [name for name in ("attention_bias", "qkv_bias", "mlp_bias") if config.get(name)]:
+        raise UserError(f"{biased[0]}: its linear layers have biases, and those here have none")
+    if config.get("quantization_config"):
+        raise UserError("quantization_config: its weights are quantised; take the folder of those that are not")
+    rope = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        rope |= config.get(name, {})
+        scaling = rope.get("rope_type", rope.get("type", "default"))
+        if scaling != "default":
+            raise UserError(f"{name}: RoPE scaled by {show(scaling)}, and only plain RoPE is read")
+    base = rope.get("rope_theta", config.get("rope_theta", 10000.0))
+    fraction = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 0.25 if is_gated else 1.0))
+    if wrong := wrong_field([base, fraction], [NUMBER, 2, 2], "rope"):
+        raise UserError(wrong)
+    n_layer, n_head, width = config["num_hidden_layers"], config["num_attention_heads"], config["hidden_size"]
+    experts = n_layer if config.get("num_experts") is None and family == "qwen3_next" else config.get("num_experts")
+    step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers", [])
+    if experts and any((i + 1) % step == 0 and i not in dense for i in range(n_layer)):
+        raise UserError("num_experts: a mixture of experts, and every block here has one MLP")
+    if config.get("head_dim") is None and family != "llama":
+        raise UserError("it has no head_dim")
+
+    head_dim = config.get("head_dim") or width // n_head
+    return {
+        "n_layer": n_layer,
+        "n_head": n_head,
+        "head_dim": head_dim,
+        "n_kv_head": config.get("num_key_value_heads") or n_head,
+        "n_embd": width,
+        "block_size": min(block_size, config["max_position_embeddings"]),
+        "vocab_size": config["vocab_size"],
+        "mlp": "swiglu",
+        "mlp_width": config["intermediate_size"],
+        "tie_embeddings": config["tie_word_embeddings"],
+        "norm_eps": config.get("rms_norm_eps", 1e-6),
+        "rope_base": base,
+        "rope_fraction": fraction,
+        "qk_norm": config.get("use_qk_norm", True) if family == "qwen3" else is_gated,
+        **layers_of(config, family),
+    }
+
+
+def layers_of(config: dict, family: str) -> dict[str, Any]:
+    """The keys that say which mixer and which gate each layer has. Raises UserError."""
+    n_layer, is_gated = config["num_hidden_layers"], family in WITH_NORMS_OF_ONE_PLUS
+    every = config.get("full_attention_interval", 4) if is_gated else 1
+    default = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(n_layer)]
+    types = config.get("layer_types", default)
+    mixers = {"full_attention": "softmax"} | ({"linear_attention": "gated_deltanet"} if is_gated else {})
+    if len(types) != n_layer:
+        raise UserError(f"layer_types: {len(types)} for {n_layer} layers")
+    if unknown := next((kind for kind in types if kind not in mixers), None):
+        raise UserError(f"layer_types: {show(unknown)} is not read ({' and '.join(mixers)} are)")
+    if config.get("use_sliding_window"):
+        raise UserError("use_sliding_window: its attention has a sliding window, and the model here has none")
+    asked = [name for name in ("elementwise", "headwise") if config.get(f"{name}_attn_output_gate")]
+    gate = "elementwise" if is_gated else asked[0] if asked and family == "qwen3" else "none"
+    gates = {"full_attention": gate, "linear_attention": "native"}
+    period = next(n for n in range(1, n_layer + 1) if all(types[i] == types[i % n] for i in range(n_layer)))
+    keys: dict[str, Any] = {
+        "attention": ",".join(mixers[kind] for kind in types[:period]),
+        "gate": ",".join(gates[kind] for kind in types[:period]),
+    }
+    if "linear_attention" not in types:
+        return keys
+    if config.get("linear_conv_kernel_dim", 4) != 4:
+        raise UserError(f"linear_conv_kernel_dim={config['linear_conv_kernel_dim']}: gated_deltanet's width is 4")
+    names = {
+        "delta_heads": "linear_num_value_heads",
+        "delta_key_heads": "linear_num_key_heads",
+        "delta_key_dim": "linear_key_head_dim",
+        "delta_value_dim": "linear_value_head_dim",
+    }
+    if missing := next((name for name in names.values() if name not in config), None):
+        raise UserError(f"it has no {missing}")
+    return keys | {ours: config[name] for ours, name in names.items()}
+
+
+def config_of(config: GPTConfig, mlp_width: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Their config.json for a model of ours. Whether it says all of the model is seen by reading it back."""
+    layers = config.layers()
+    has_gate = any(gate.native or gate.positions for _, gate in layers)
+    family = "qwen3_next" if has_gate else "qwen3" if config.qk_norm else "llama"
+    name = {"llama": "Llama", "qwen3": "Qwen3", "qwen3_next": "Qwen3Next"}[family]
+    heads = config.delta_heads or config.n_head
+    about = {
+        "architectures": [f"{name}ForCausalLM"],
+        "model_type": family,
+        "dtype": str(dtype).removeprefix("torch."),
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.n_embd,
+        "intermediate_size": mlp_width,
+        "num_hidden_layers": config.n_layer,
+        "num_attention_heads": config.n_head,
+        "num_key_value_heads": config.n_kv_head or config.n_head,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.block_size,
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tie_embeddings,
+        "attention_bias": False,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": config.rope_base,
+            "partial_rotary_factor": config.rope_fraction,
+        },
+        "rope_theta": config.rope_base,  # for versions of transformers before 5
+    }
+    if family != "qwen3_next":
+        return about
+    kinds = {"softmax": "full_attention", "gated_deltanet": "linear_attention"}
+    return about | {
+        "partial_rotary_factor": config.rope_fraction,
+        "layer_types": [kinds.get(mixer, mixer) for mixer, _ in layers],
+        "mlp_only_layers": list(range(config.n_layer)),  # no layer has experts
+        "linear_num_value_heads": heads,
+        "linear_num_key_heads": config.delta_key_heads or heads,
+        "linear_key_head_dim": config.delta_key_dim or config.head_dim,
+        "linear_value_head_dim": config.delta_value_dim or config.head_dim,
+        "linear_conv_kernel_dim": 4,
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Their tensors and ours
+
+
+class Part(NamedTuple):
+    """Tensors of theirs that hold the same numbers as tensors of ours. Both functions take and return lists."""
+
+    theirs: list[str]
+    ours: list[str]
+    to_ours: Callable = list
+    to_theirs: Callable = list
+
+
+def split_rows(weight: torch.Tensor, groups: int, sizes: list[int]) -> list[torch.Tensor]:
+    """Several weights whose rows lie in one, interleaved: the rows of each in group 0, then those in group 1 ..."""
+    parts = weight.unflatten(0, (groups, -1)).split([size // groups for size in sizes], dim=1)
+    return [part.flatten(0, 1) for part in parts]
+
+
+def join_rows(weights: list[torch.Tensor], groups: int) -> torch.Tensor:
+    """The inverse of split_rows."""
+    return torch.cat([weight.unflatten(0, (groups, -1)) for weight in weights], dim=1).flatten(0, 1)
+
+
+def parts_of(config: GPTConfig, family: str) -> Iterator[Part]:
+    """Yields every Part of the model, each tensor in one of them."""
+
+    def norm(theirs: str, ours: str) -> Part:
+        if family not in WITH_NORMS_OF_ONE_PLUS:
+            return Part([theirs], [ours])
+        # in bfloat16 the sum would lose digits
+        return Part([theirs], [ours], lambda w: [w[0].float() + 1], lambda w: [w[0].float() - 1])
+
+    yield Part(["model.embed_tokens.weight"], ["wte.weight"])
+    if not config.tie_embeddings:
+        yield Part(["lm_head.weight"], ["head.weight"])
+    yield norm("model.norm.weight", "norm.weight")
+    for i, (mixer, gate) in enumerate(config.layers()):
+        theirs, ours = f"model.layers.{i}.", f"blocks.{i}."
+        yield norm(f"{theirs}input_layernorm.weight", f"{ours}norm_1.weight")
+        yield norm(f"{theirs}post_attention_layernorm.weight", f"{ours}norm_2.weight")
+        for their, our in (("gate_proj", "glu"), ("up_proj", "up"), ("down_proj", "down")):
+            yield Part([f"{theirs}mlp.{their}.weight"], [f"{ours}mlp.{our}.weight"])
+        if mixer == "gated_deltanet":
+            yield from delta_parts(config, family, f"{theirs}linear_attn.", f"{ours}mixer.")
+        else:
+            granularity = gate.positions.get("readout", "none")
+            yield softmax_part(config, family, granularity, f"{theirs}self_attn.", f"{ours}mixer.")
+            yield Part([f"{theirs}self_attn.o_proj.weight"], [f"{ours}mixer.out_proj.weight"])
+            for name in ("q_norm", "k_norm") if config.qk_norm else ():
+                yield norm(f"{theirs}self_attn.{name}.weight", f"{ours}mixer.{name}.weight")
+
+
+def softmax_part(config: GPTConfig, family: str, granularity: str, theirs: str, ours: str) -> Part:
+    """q_proj, which may have the gate's rows, k_proj and v_proj."""
+    H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
+    gate = {"none": 0, "headwise": H, "elementwise": H * D}[granularity]
+    groups, sizes = H if family in WITH_NORMS_OF_ONE_PLUS else Hk, [H * D, gate]
+    of_theirs, of_ours = [f"{theirs}{name}_proj.weight" for name in "qkv"], [f"{ours}qkv.weight"]
+    rows = [H * D, Hk * D, Hk * D]
+    if not gate:
+        return Part(of_theirs, of_ours, lambda w: [torch.cat(w)], lambda w: list(w[0].split(rows)))
+
+    def to_ours(weights):
+        q, g = split_rows(weights[0], groups, sizes)
+        return [torch.cat([q, *weights[1:]]), g]
+
+    def to_theirs(weights):
+        q, k, v = weights[0].split(rows)
+        return [join_rows([q, weights[1]], groups), k, v]
+
+    return Part(of_theirs, [*of_ours, f"{ours}gates.readout.proj.weight"], to_ours, to_theirs)
+
+
+def delta_parts(config: GPTConfig, family: str, theirs: str, ours: str) -> Iterator[Part]:
+    """The parts of a Gated DeltaNet. Ours has rows [q, k, v, beta, dt] in in_proj, and its gate z apart."""
+    H, Dk, Dv = config.delta_heads or config.n_head, config.delta_key_dim, config.delta_value_dim
+    Hk, Dk, Dv = config.delta_key_heads or H, Dk or config.head_dim, Dv or config.head_dim
+    of_ours = [f"{ours}in_proj.weight", f"{ours}gates.native.proj.weight"]
+    rows = [Hk * Dk, Hk * Dk, H * Dv]
+    if family == "qwen3_next":
+        of_theirs = [f"{theirs}in_proj_{name}.weight" for name in ("qkvz", "ba")]
+
+        def to_ours(weights):
+            *qkv, z = split_rows(weights[0], Hk, [*rows, H * Dv])
+            return [torch.cat([*qkv, *split_rows(weights[1], Hk, [H, H])]), z]
+
+        def to_theirs(weights):
+            *qkv, b, a = weights[0].split([*rows, H, H])
+            return [join_rows([*qkv, weights[1]], Hk), join_rows([b, a], Hk)]
+
+    else:
+        of_theirs = [f"{theirs}in_proj_{name}.weight" for name in ("qkv", "b", "a", "z")]
+
+        def to_ours(weights):
+            return [torch.cat(weights[:3]), weights[3]]
+
+        def to_theirs(weights):
+            return [*weights[0].split([sum(rows), H, H]), weights[1]]
+
+    yield Part(of_theirs, of_ours, to_ours, to_theirs)
+    conv = [f"{theirs}conv1d.weight"], [f"{ours}conv.weight"]  # theirs (channels, 1, width), ours (width, channels)
+    yield Part(*conv, lambda w: [w[0].squeeze(1).T], lambda w: [w[0].T[:, None]])
+    for name in ("dt_bias", "A_log", "norm.weight", "out_proj.weight"):
+        yield Part([theirs + name], [ours + name])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Reading a folder
+
+
+class Folder:
+    """The tensors of a folder's safetensors files. At first only their headers are read."""
+
+    def __init__(self, folder: Path):
+        self._open = import_safetensors().safe_open
+        self.files: dict[str, tuple[Path, str]] = {}  # our spelling of a tensor's name: its file, its name there
+        self.shapes: dict[str, torch.Tensor] = {}  # tensors without memory
+        self.left_out: list[str] = []
+        dtypes = {word: dtype for dtype, word in SAFETENSORS_DTYPES.items()}
+        for file, names in self._shards(folder).items():
+            with self._reading(file) as tensors:
+                there = list(tensors.keys())
+                if lacking := sorted(set(names or ()) - set(there)):
+                    raise UserError(f"{file}: lacks {some(lacking)}, which the index says it has")
+                for name in there:
+                    if name.startswith(LEFT_OUT) or name.endswith("rotary_emb.inv_freq"):
+                        self.left_out.append(name)
+                        continue
+                    header = tensors.get_slice(name)
+                    if header.get_dtype() not in dtypes:
+                        raise UserError(f"{file}: {show(name)} is {header.get_dtype()}, not one of {', '.join(dtypes)}")
+                    own = name.replace("model.language_model.", "model.", 1)
+                    own = own if own.startswith(("model.", "lm_head.")) else f"model.{own}"
+                    self.files[own] = file, name
+                    dtype = dtypes[header.get_dtype()]
+                    self.shapes[own] = torch.empty(header.get_shape(), dtype=dtype, device="meta")
+
+    def _shards(self, folder):
+        """{file: the names that the index gives it, or None without an index}. Raises UserError."""
+        index = folder / "model.safetensors.index.json"
+        if not os.path.isfile(index):
+            if os.path.isfile(folder / "model.safetensors"):
+                return {folder / "model.safetensors": None}
+            if any(folder.glob("*.bin")):
+                raise UserError(f"{folder}: its weights are a pickle, which can run code; take its safetensors files")
+            raise UserError(f"{folder}: has no model.safetensors")
+        table = read_json(index)
+        if wrong := wrong_field(table, {"weight_map": (dict, 1, 1 << 20)}):
+            raise UserError(f"{index}: {wrong}")
+        shards: dict[Path, list[str]] = {}
+        for name, file in table["weight_map"].items():
+            if not isinstance(file, str) or file != os.path.basename(file) or not file.endswith(".safetensors"):
+                raise UserError(f"{index}: names {show(file)}, which is no .safetensors file of the folder itself")
+            shards.setdefault(folder / file, []).append(name)
+        return shards
+
+    @contextlib.contextmanager
+    def _reading(self, file):
+        if not os.path.isfile(file):
+            raise UserError(f"{file}: is missing")
+        try:
+            with self._open(file, framework="pt") as tensors:
+                yield tensors
+        except UserError:
+            raise
+        except Exception as error:  # safetensors has errors of its own
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise UserError(f"{file}: damaged, or no safetensors ({reason})") from None
+
+    def read(self, name: str) -> torch.Tensor:
+        # the file is opened anew for each tensor: what was read through one opening stays in memory until it is closed
+        file, spelling = self.files[name]
+        with self._reading(file) as tensors:
+            return tensors.get_tensor(spelling)
+
+
+def some(names) -> str:
+    names = list(names)
+    return ", ".join(names[:3])[:200] + f" and {len(names) - 3} more" * (len(names) > 3)
+
+
+def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwrite: bool = False) -> list[str]:
+    """Writes the model in a folder of transformers to out_dir, as a checkpoint. Returns lines to print.
+
+    block_size: the most tokens of context that are kept of what the model was trained with. Raises UserError.
+    """
+    folder, out_dir = Path(folder), Path(out_dir)
+    if not os.path.isdir(folder):
+        raise UserError(f"from_hf={show(str(folder))}: no such folder")
+    their_config = read_json(folder / "config.json")
+    if not isinstance(their_config, dict) or "model_type" not in their_config:
+        raise UserError(f"{folder}: its config.json names no model_type, so it is no folder of transformers")
+    text_config = their_config.get("text_config")
+    if isinstance(text_config, dict):  # a model of images and text: the text model has a config of its own
+        their_config |= {"model_type": f"{their_config['model_type']}_text"} | text_config
+    their_config = {name: value for name, value in their_config.items() if value is not None}
+    try:
+        family_of(their_config)  # before the tensors: the reason for a pickle of GPT-2 is GPT-2
+        tensors = Folder(folder)
+        their_config.setdefault("tie_word_embeddings", "lm_head.weight" not in tensors.files)
+        config = configurator.build(GPTConfig, keys_of(their_config, block_size))
+        parts = list(parts_of(config, family_of(their_config)))
+        layout = layout_of(config, parts, tensors)
+    except UserError as error:
+        where = "" if str(folder) in str(error) else f"{folder}: "
+        raise UserError(f"{where}{error}") from None
+
+    about = {"model_args": dataclasses.asdict(config), "iter_num": 0}
+    if os.path.isfile(folder / TOKENIZER_FILE):
+        tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
+        about["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
+    claim(out_dir, "export", overwrite)
+    copied = copy_tokenizer(folder, out_dir)
+    parts.sort(key=lambda part: -layout[part.ours[0]].itemsize)  # safetensors wants wide numbers first
+    order = {name: layout[name] for part in parts for name in part.ours}
+    about["sha256"] = save_safetensors(out_dir / "model.safetensors", order, _translated(parts, tensors, layout))
+    _write_json(out_dir / "config.json", about)
+    lines = [f"written to {out_dir}/: {', '.join(['model.safetensors', 'config.json', *copied])}"]
+    if tensors.left_out:
+        lines.append(f"left out: {some(tensors.left_out)}")
+    if config.block_size < (longest := their_config["max_position_embeddings"]):
+        lines.append(f"block_size={config.block_size}, of {longest} that it was made for; --block_size=... keeps more")
+    if TOKENIZER_FILE not in copied:
+        lines.append(f"note: {folder} has no tokenizer.json, so sample.py cannot turn text into its ids")
+    return lines
+
+
+def layout_of(config: GPTConfig, parts: list[Part], tensors: Folder) -> dict[str, torch.Tensor]:
+    """{name: our tensor without memory}. UserError names tensors that are missing, unknown, or of another shape."""
+    wanted = [name for part in parts for name in part.theirs]
+    if missing := [name for name in wanted if name not in tensors.shapes]:
+        raise UserError(f"lacks {some(missing)}, which its config.json asks for")
+    unknown = tensors.shapes.keys() - set(wanted)
+    if unknown := sorted(unknown - {"lm_head.weight"}):  # a tied output layer may be saved a second time
+        raise UserError(f"holds {some(unknown)}, which the model here has no place for")
+    try:
+        with torch.device("meta"):
+            expected = GPT(config).state_dict()
+    except (RuntimeError, TypeError, OverflowError):
+        raise UserError("its config.json asks for tensors that are too large") from None
+    layout = {}
+    for part in parts:
+        theirs = [tensors.shapes[name] for name in part.theirs]
+        dtype = functools.reduce(torch.promote_types, [tensor.dtype for tensor in theirs])
+        try:
+            made = part.to_ours([tensor.to(dtype) for tensor in theirs])
+            is_right = all(a.shape == expected[name].shape for a, name in zip(made, part.ours, strict=True))
+        except (RuntimeError, ValueError, IndexError):
+            is_right = False
+        if not is_right:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in theirs)
+            raise UserError(f"{some(part.theirs)}: {shapes} is not the shape that its config.json gives")
+        layout |= dict(zip(part.ours, made, strict=True))
+    return layout
+
+
+def _translated(parts, tensors, layout):
+    """Yields our tensors one after the other."""
+    for part in parts:
+        theirs = [tensors.read(name) for name in part.theirs]
+        for name, tensor in zip(part.ours, part.to_ours(theirs), strict=True):
+            yield tensor.to(layout[name].dtype)
+
+
+def copy_tokenizer(source: Path, target: Path) -> list[str]:
+    """Copies the files of a tokenizer, and returns their names. Raises UserError."""
+    names = [name for name in TOKENIZER_FILES if os.path.isfile(source / name)]
+    for name in names:
+        content = configurator.read_regular(source / name, MOST_TOKENIZER)
+        _write(target / name, content)
+    return names
+
+
+def _write(path, content):
+    try:
+        write_whole(path, lambda file: file.write(content))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def _write_json(path, value):
+    _write(path, json.dumps(value, indent=2).encode())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Writing a folder
+
+
+def write_folder(path: Path | str, folder: Path | str, overwrite: bool = False) -> list[str]:
+    """Writes a checkpoint of ours as a folder of transformers. Returns lines to print.
+
+    Raises UserError, with the key that stands in the way, for a model that no class of transformers here can hold.
+    """
+    checkpoint, folder = load(path), Path(folder)
+    config = configurator.build(GPTConfig, checkpoint["model_args"] | {"kernels": "auto"}, source=str(path))
+    weights = checkpoint["model"]
+    hidden = {len(tensor) for name, tensor in weights.items() if name.endswith("mlp.up.weight") and tensor.dim() == 2}
+    if len(hidden) != 1:
+        raise UserError(f"{path}: its MLPs have {len(hidden)} widths; in transformers all layers have one")
+    about = config_of(config, hidden.pop(), weights["wte.weight"].dtype)
+    try:
+        back = configurator.build(GPTConfig, keys_of(about, config.block_size))
+        _check_same(config, back)
+        parts = list(parts_of(back, about["model_type"]))
+        with torch.device("meta"):
+            expected = {name: tensor.shape for name, tensor in GPT(back).state_dict().items()}
+        if expected != {name: tensor.shape for name, tensor in weights.items()}:
+            raise UserError("its weights are not those of its config")
+    except UserError as error:
+        raise UserError(f"{path}: cannot be written for transformers: {error}") from None
+
+    claim(folder, "export", overwrite)
+    source = Path(path) if os.path.isdir(path) else Path(path).parent
+    copied = copy_tokenizer(source, folder)
+    theirs = {}
+    for part in parts:
+        made = part.to_theirs([weights[name] for name in part.ours])
+        theirs |= dict(zip(part.theirs, made, strict=True))
+    order = dict(sorted(theirs.items(), key=lambda item: -item[1].itemsize))
+    save_safetensors(folder / "model.safetensors", order, order.values())
+    _write_json(folder / "config.json", about)
+    return [f"written to {folder}/ for transformers: {', '.join(['model.safetensors', 'config.json', *copied])}"]
+
+
+# keys that say how a model is made or trained; the shapes of the weights say the rest
+NOT_IN_A_FOLDER = ("init", "dropout", "kernels", "match_params", "mlp_ratio", "mlp_width", "attention", "gate")
+
+
+def _check_same(config, back):
+    """UserError for the first key that their config.json did not bring back."""
+    if config.layers() != back.layers():
+        raise UserError(
+            f"attention={config.attention!r}, gate={config.gate!r}: there, softmax layers have no gate, or all have an "
+            "elementwise one and may stand beside gated_deltanet with its native gate"
+        )
+    # None stands for a number that follows from others
+    same = {"n_kv_head": "n_head", "delta_heads": "n_head", "delta_key_dim": "head_dim", "delta_value_dim": "head_dim"}
+    unused = unused_keys(config)
+    for field in dataclasses.fields(GPTConfig):
+        ours, theirs = getattr(config, field.name), getattr(back, field.name)
+        if ours is None and field.name in same:
+            ours = getattr(config, same[field.name])
+        if ours is None and field.name == "delta_key_heads":
+            ours = config.delta_heads or config.n_head
+        if ours != theirs and field.name not in (*unused, *NOT_IN_A_FOLDER):
+            raise UserError(f"{field.name}={ours!r}: there it can only be {theirs!r}")

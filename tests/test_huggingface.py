@@ -1,0 +1,477 @@
+"""Models of transformers, read from the folders that it writes, and ours, written for it.
+
+python -m pytest tests/test_huggingface.py
+
+No hub is needed: a model of each class gets random weights, is saved with save_pretrained, and read as a user's folder
+would be. published.py has the gated attention of Qiu et al., which no class of transformers has.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import published
+import pytest
+import safetensors.torch
+import tokenizers
+import torch
+import torch.nn.functional as F
+from conftest import LINES
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3_5Config,
+    Qwen3_5ForCausalLM,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
+
+import evaluate
+import export
+import meters
+import plot
+import sample
+from data.shards import open_dataset
+from data.text import prepare as text_prepare
+from data.tokenizer import FileTokenizer, get_tokenizer
+from model import GPT, GPTConfig
+from runs import checkpoint as checkpoints
+
+ROOT = Path(export.__file__).parent
+SIZES = dict(
+    vocab_size=300, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=16, max_position_embeddings=64, rms_norm_eps=1e-5, attn_implementation="eager",
+    tie_word_embeddings=False,
+)  # fmt: skip
+DELTA = dict(
+    linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=12,
+    num_hidden_layers=4,
+)  # fmt: skip
+ROPE = {"rope_type": "default", "rope_theta": 5e5}
+PARTIAL = ROPE | {"partial_rotary_factor": 0.25}
+DENSE = dict(mlp_only_layers=[0, 1, 2, 3], num_experts=4, moe_intermediate_size=8, num_experts_per_tok=2)
+
+
+FAMILIES = {
+    "Llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=ROPE)),
+    "Llama, tied, no GQA": lambda: LlamaForCausalLM(
+        LlamaConfig(**SIZES | dict(tie_word_embeddings=True, num_key_value_heads=4, head_dim=8))
+    ),
+    "Qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, rope_parameters=ROPE)),
+    "Qwen3, tied": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES | dict(tie_word_embeddings=True))),
+    "Qwen3-Next": lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**SIZES | DELTA, **DENSE, rope_parameters=PARTIAL)),
+    "Qwen3.5": lambda: Qwen3_5ForCausalLM(Qwen3_5TextConfig(**SIZES | DELTA, rope_parameters=PARTIAL)),
+    "Qwen3.5, another pattern, tied": lambda: Qwen3_5ForCausalLM(
+        Qwen3_5TextConfig(
+            **SIZES | DELTA | dict(num_hidden_layers=3, tie_word_embeddings=True),
+            layer_types=["full_attention", "linear_attention", "full_attention"],
+        )
+    ),
+    "Qwen3.5 with images": lambda: Qwen3_5ForConditionalGeneration(
+        Qwen3_5Config(
+            text_config=SIZES | DELTA | dict(rope_parameters=PARTIAL | {"mrope_section": [1, 1, 0]}),
+            vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32),
+        )
+    ),
+}
+
+
+def imported(helpers, folder, out, **keys):
+    export.main(helpers.words(from_hf=folder, out_dir=out, **keys))
+    return checkpoints.load_model(out)[0]
+
+
+IDX = torch.arange(2 * 48).view(2, 48) * 37 % 300
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_of_an_imported_model_are_those_of_transformers(name, helpers, tmp_path, capsys):
+    theirs = published.save(
+        FAMILIES[name](), tmp_path / "theirs", max_shard_size="30KB"
+    )  # several files and their index
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
+    ours = imported(helpers, tmp_path / "theirs", tmp_path / "ours")
+    with torch.no_grad():
+        expected = theirs(IDX).logits
+        torch.testing.assert_close(ours(IDX), expected, rtol=0, atol=1e-4)
+        state, logits = ours.init_state(2), []
+        for start, stop in ((0, 30), *((i, i + 1) for i in range(30, 48))):
+            x, state = ours.features(IDX[:, start:stop], state, start)
+            logits.append(ours.logits(x))
+        torch.testing.assert_close(torch.cat(logits, 1), expected, rtol=0, atol=1e-4)
+    assert expected.std() > 0.1
+    assert ("left out: model.visual." in capsys.readouterr().out) == ("images" in name)
+
+
+@pytest.mark.parametrize("kind", ["baseline", "headwise", "elementwise"])
+def test_logits_of_the_gated_models_are_those_of_their_definition(kind, helpers, tmp_path):
+    theirs = published.save_gated_qwen3(kind, tmp_path / "theirs", **SIZES, rope_parameters=ROPE)
+    ours = imported(helpers, tmp_path / "theirs", tmp_path / "ours")
+    assert ours.config.gate == ("none" if kind == "baseline" else kind)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(IDX), theirs(IDX).logits, rtol=0, atol=1e-4)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is refused
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory):
+    """A folder of a small Qwen3 in several files."""
+    folder = tmp_path_factory.mktemp("qwen3")
+    published.save(FAMILIES["Qwen3"](), folder, max_shard_size="30KB")
+    return folder
+
+
+def change(**fields):
+    def damage(folder):
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+    return damage
+
+
+def change_tensor(name, content):
+    """Another tensor under this name, or none; in the file that holds it."""
+
+    def damage(folder):
+        index = folder / "model.safetensors.index.json"
+        table = json.loads(index.read_text())
+        file = folder / table["weight_map"].get(name, sorted(table["weight_map"].values())[0])
+        tensors = safetensors.torch.load_file(file)
+        tensors.pop(name, None)
+        safetensors.torch.save_file(tensors | ({} if content is None else {name: content}), file)
+        weight_map = {key: value for key, value in table["weight_map"].items() if key != name}
+        index.write_text(json.dumps({"weight_map": weight_map | ({} if content is None else {name: file.name})}))
+
+    return damage
+
+
+def first_file(write):
+    def damage(folder):
+        file = sorted(folder.glob("*.safetensors"))[0]
+        write(file, file.read_bytes())
+
+    return damage
+
+
+def only(name, content):
+    def damage(folder):
+        for file in folder.iterdir():
+            if file.name != "config.json":
+                file.unlink()
+        (folder / name).write_bytes(content)
+
+    return damage
+
+
+REFUSED = {
+    "GPT-2": (change(model_type="gpt2"), "model_type='gpt2': it has LayerNorm and biases"),
+    "a mixture of experts": (change(model_type="qwen3_moe"), "a mixture of experts"),
+    "experts in Qwen3-Next": (change(model_type="qwen3_next", num_experts=8), "num_experts: a mixture of experts"),
+    "an unknown model": (change(model_type="falcon"), "model_type='falcon': not read here"),
+    "a model_type of anything": (change(model_type=[1]), "model_type=[1]: must be a text"),
+    "scaled RoPE": (
+        change(rope_parameters={"rope_type": "yarn", "factor": 4.0}),
+        "rope_parameters: RoPE scaled by 'yarn'",
+    ),
+    "scaled RoPE, old spelling": (change(rope_scaling={"type": "linear"}), "rope_scaling: RoPE scaled by 'linear'"),
+    "biases": (change(attention_bias=True), "attention_bias: its linear layers have biases"),
+    "a sliding window": (change(use_sliding_window=True), "use_sliding_window"),
+    "an unknown layer": (change(layer_types=["full_attention", "chunked"]), "layer_types: 'chunked' is not read"),
+    "too few layers": (change(layer_types=["full_attention"]), "layer_types: 1 for 2 layers"),
+    "another activation": (change(hidden_act="relu"), "hidden_act='relu'"),
+    "quantised weights": (change(quantization_config={"bits": 4}), "its weights are quantised"),
+    "a width of words": (change(hidden_size="wide"), "hidden_size='wide': must be a whole number"),
+    "a width of another model": (change(hidden_size=34), "is not the shape that its config.json gives"),
+    "more layers than there are": (change(num_hidden_layers=4, layer_types=None), "lacks model.layers.2."),
+    "fewer layers than there are": (change(num_hidden_layers=1, layer_types=None), "holds model.layers.1."),
+    "memory for nothing": (change(vocab_size=1 << 39), "is not the shape that its config.json gives"),
+    "more numbers than can be counted": (change(vocab_size=1 << 40, hidden_size=1 << 40), "tensors that are too large"),
+    "a tensor that is missing": (change_tensor("model.norm.weight", None), "lacks model.norm.weight"),
+    "a tensor that nobody reads": (
+        change_tensor("model.layers.0.self_attn.q_proj.bias", torch.ones(64)),
+        "holds model.layers.0.self_attn.q_proj.bias, which the model here has no place for",
+    ),
+    "a tensor of another shape": (change_tensor("model.norm.weight", torch.ones(31)), "model.norm.weight: (31,)"),
+    "a tensor of no axes": (
+        change_tensor("model.layers.0.self_attn.q_proj.weight", torch.ones(())),
+        "is not the shape",
+    ),
+    "whole numbers": (change_tensor("model.norm.weight", torch.ones(32, dtype=torch.int8)), "is I8, not one of"),
+    "a file cut short": (first_file(lambda file, data: file.write_bytes(data[:-9])), "damaged, or no safetensors"),
+    "a header of noise": (first_file(lambda file, data: file.write_bytes(b"\xff" * 99)), "damaged, or no safetensors"),
+    "a file that is missing": (first_file(lambda file, data: file.unlink()), "00001-of-"),
+    "a pickle": (only("pytorch_model.bin", b"x"), "its weights are a pickle, which can run code"),
+    "no weights": (only("readme.md", b"x"), "has no model.safetensors"),
+    "an index that leads elsewhere": (
+        only("model.safetensors.index.json", b'{"weight_map": {"a": "../a.safetensors"}}'),
+        "names '../a.safetensors', which is no .safetensors file of the folder itself",
+    ),
+    "an index of noise": (only("model.safetensors.index.json", b"{"), "cannot be read as JSON"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read"),
+    "a config of something else": (change(model_type=None), "model_type=None: must be a text"),
+    "a damaged tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "damaged, or no tokenizer"),
+}
+
+
+@pytest.mark.parametrize(("damage", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_damaged_or_foreign_folder_is_one_line(damage, words, qwen3, helpers, tmp_path):
+    folder = shutil.copytree(qwen3, tmp_path / "theirs")
+    damage(folder)
+    message = helpers.error_of(export.main, helpers.words(from_hf=folder, out_dir=tmp_path / "ours"))
+    assert words in message and str(folder) in message
+    assert not (tmp_path / "ours" / "config.json").exists()
+
+
+def test_a_folder_of_transformers_is_no_checkpoint_yet(qwen3, helpers, tmp_path):
+    single = shutil.copytree(qwen3, tmp_path / "single")
+    published.save(FAMILIES["Qwen3"](), single)
+    message = helpers.error_of(sample.main, helpers.words(checkpoint=single))
+    assert f"python export.py --from_hf={single}" in message
+    assert "no such folder" in helpers.error_of(export.main, ["--from_hf=nowhere"])
+    assert "names no model_type" in helpers.error_of(
+        export.main, [f"--from_hf={imported_folder(helpers, qwen3, tmp_path)}"]
+    )
+
+
+def imported_folder(helpers, qwen3, tmp_path):
+    export.main(helpers.words(from_hf=qwen3, out_dir=tmp_path / "out"))
+    return tmp_path / "out"
+
+
+def test_without_the_libraries_one_line_says_how_to_get_them(qwen3, tokenizer_file, helpers, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert "pip install tokenizers" in helpers.error_of(FileTokenizer, tokenizer_file)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    words = helpers.words(from_hf=qwen3, out_dir=tmp_path)
+    assert "pip install safetensors" in helpers.error_of(export.main, words)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Export
+
+
+OURS = dict(
+    n_layer=2, n_head=4, n_kv_head=2, head_dim=8, n_embd=16, vocab_size=50, block_size=32, mlp="swiglu", qk_norm=True,
+    rope_base=5e5, norm_eps=1e-6,
+)  # fmt: skip
+EXPORTED = {
+    "Qwen3ForCausalLM": OURS | dict(tie_embeddings=False),
+    "Qwen3ForCausalLM, tied": OURS,
+    "LlamaForCausalLM": OURS | dict(qk_norm=False, n_embd=32, n_kv_head=None),
+    "Qwen3NextForCausalLM": OURS | dict(gate="elementwise", rope_fraction=0.5),
+    "Qwen3NextForCausalLM, matched": OURS | dict(gate="elementwise", match_params=True, n_kv_head=None),
+    "Qwen3NextForCausalLM, hybrid": OURS
+    | dict(
+        n_layer=4, attention="gated_deltanet,gated_deltanet,gated_deltanet,softmax", delta_key_heads=2,
+        gate="native,native,native,elementwise", delta_value_dim=12, tie_embeddings=False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_an_exported_model_is_the_same_in_transformers_and_comes_back_bit_for_bit(name, helpers, tmp_path):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**EXPORTED[name])).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.rand_like(p))  # norms between 1 and 1.3: 1 + (weight - 1) is then exact
+    (tmp_path / "run").mkdir()
+    checkpoints.save(tmp_path / "run" / "ckpt.pt", {"model": model.state_dict(), "model_args": vars(model.config)})
+    export.main(helpers.words(checkpoint=tmp_path / "run", to_hf=tmp_path / "theirs"))
+    theirs, report = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", output_loading_info=True)
+    assert type(theirs).__name__ == name.partition(",")[0]
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    idx = IDX[:, :32] % 50
+    with torch.no_grad():
+        torch.testing.assert_close(theirs.eval()(idx).logits, model(idx), rtol=0, atol=1e-4)
+    back = imported(helpers, tmp_path / "theirs", tmp_path / "back")
+    assert helpers.equal(back.state_dict(), model.state_dict())
+    assert back.config.layers() == model.config.layers() and back.config.block_size == 32
+
+
+def test_a_bfloat16_model_goes_there_and_back_bit_for_bit(helpers, tmp_path):
+    published.save(FAMILIES["Qwen3"]().bfloat16(), tmp_path / "theirs")
+    imported(helpers, tmp_path / "theirs", tmp_path / "ours")
+    export.main(helpers.words(checkpoint=tmp_path / "ours", to_hf=tmp_path / "back"))
+    first, second = (safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
+    assert helpers.equal(first, second) and {tensor.dtype for tensor in second.values()} == {torch.bfloat16}
+
+
+NOT_HELD = {
+    "mlp": dict(mlp="gelu"),
+    "gate_activation": dict(gate="elementwise", gate_activation="sigmoid2"),
+    "gate='headwise'": dict(gate="headwise"),
+    "attention='gla'": dict(attention="gla"),
+    "qk_norm": dict(gate="elementwise", qk_norm=False),
+    "position": dict(position="none"),
+    "logit_softcap": dict(logit_softcap=30.0),
+    "short_conv": dict(short_conv=4),
+    "rope_scaling": dict(rope_scaling="yarn", rope_factor=2.0),
+    "pad_vocab_to": dict(pad_vocab_to=64),
+    "2 widths": dict(gate="none,elementwise", match_params=True),
+}
+
+
+@pytest.mark.parametrize(("named", "keys"), NOT_HELD.items(), ids=NOT_HELD)
+def test_what_no_class_holds_is_refused_by_name(named, keys, helpers, tmp_path):
+    model = GPT(GPTConfig(**OURS | keys))
+    checkpoints.save(tmp_path / "a.pt", {"model": model.state_dict(), "model_args": vars(model.config)})
+    message = helpers.error_of(export.main, helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs"))
+    assert named in message and not (tmp_path / "theirs").exists()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The tokenizer, and the programs on an imported model
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory):
+    """A byte-level tokenizer of 70,002 ids, whose bytes are the last ones but two."""
+    file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    published.save_tokenizer(file, 70_002)
+    return file
+
+
+def test_a_byte_level_tokenizer_gives_back_every_byte(tokenizer_file):
+    tokenizer = FileTokenizer(tokenizer_file)
+    text = "".join(LINES) + "".join(map(chr, range(300))) + "<|end|>"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode_bytes(ids) == text.encode()
+    assert len(ids) == len(text.encode())  # special tokens in the text are plain text
+    assert tokenizer.decode_bytes([70_000]) == b"<|end|>"
+    assert tokenizer.encode_array(text).tolist() == ids and tokenizer.encode_array(text).dtype == np.uint32
+    assert tokenizer.vocab_size == 70_002
+    assert get_tokenizer(tokenizer.name, ["nowhere", tokenizer_file.parent]).name == tokenizer.name
+
+
+def test_a_tokenizer_of_pieces_falls_back_to_bytes(tmp_path):
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "\u2581the", "fox", "t", "h", "e"]
+    made = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], byte_fallback=True, unk_token="<unk>"
+        )
+    )
+    made.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
+    made.decoder = tokenizers.decoders.Sequence(
+        [tokenizers.decoders.Replace("\u2581", " "), tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = FileTokenizer(tmp_path / "tokenizer.json")
+    for text in LINES:
+        assert tokenizer.decode_bytes(tokenizer.encode(text)) == text.encode()
+    assert tokenizer.encode_array("the").dtype == np.uint16
+
+
+def test_a_tokenizer_that_is_not_read_or_not_there_is_one_line(tokenizer_file, helpers, tmp_path):
+    about = json.loads(tokenizer_file.read_text())
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps(about | {"decoder": {"type": "WordPiece", "prefix": "#", "cleanup": True}})
+    )
+    assert "neither bytes nor pieces" in helpers.error_of(FileTokenizer, tmp_path / "tokenizer.json")
+    assert "copy it there" in helpers.error_of(get_tokenizer, "tokenizer.json 0123", [tmp_path.parent])
+    words = [str(tokenizer_file), f"--tokenizer={tmp_path / 'empty'}", f"--out_dir={tmp_path / 'data'}"]
+    assert "or a folder with a tokenizer.json" in helpers.error_of(text_prepare.main, words)
+
+
+def test_the_programs_run_on_an_imported_model(tokenizer_file, helpers, tmp_path, capsys):
+    model = published.save_gated_qwen3("elementwise", tmp_path / "theirs", **SIZES | dict(vocab_size=70_016))
+    shutil.copy(tokenizer_file, tmp_path / "theirs")
+    (tmp_path / "book.txt").write_text("".join(LINES * 20))
+    out, data = tmp_path / "ours", tmp_path / "data"
+    export.main(helpers.words(from_hf=tmp_path / "theirs", out_dir=out, block_size=32))
+    assert "block_size=32, of 64 that it was made for" in capsys.readouterr().out
+    text_prepare.main([str(tmp_path / "book.txt"), *helpers.words(tokenizer=out, out_dir=data)])
+    dataset = open_dataset(data)
+    inputs, _ = dataset.batch("train", 0, seed=0, batch_size=2, block_size=32)
+    assert inputs.min() > 65_535 and bytes(FileTokenizer(data / "tokenizer.json").decode_bytes(inputs[0].tolist()))
+    here = dict(device="cpu", threads=1)
+    assert "names no data set" in helpers.error_of(evaluate.main, helpers.words(checkpoint=out, **here))
+    capsys.readouterr()
+    evaluate.main(helpers.words(checkpoint=out, dataset=data, **here))
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    with torch.no_grad():
+        tokens = torch.cat([inputs for inputs, _, _ in dataset.eval_batches("val", 1, 32)], 1)
+        assert abs(result["loss"] - loss_of(model, dataset)) < 1e-4
+    assert tokens.max() < 70_002 and result["tokenizer"].startswith("tokenizer.json ")
+    meters.main(helpers.words(checkpoint=out, dataset=data, rows=2, score_batches=1, **here))
+    assert json.loads((out / "meters.json").read_text())["checkpoints"][0]["layers"][0]["gates"]["readout"]
+    plot.main([str(out)])
+    assert (out / "page.png").stat().st_size > 10_000
+    text_of = {}
+    run = helpers.train(data, tmp_path / "run", max_iters=1, meters=False)  # trained here, with their tokenizer
+    for checkpoint in (out, run):
+        capsys.readouterr()
+        words = dict(checkpoint=checkpoint, start="fox", num_samples=1, max_new_tokens=8, device="cpu")
+        sample.main(helpers.words(**words))
+        text_of[checkpoint] = capsys.readouterr().out
+        assert text_of[checkpoint].startswith("fox")
+    export.main(helpers.words(checkpoint=out, safetensors=tmp_path / "again"))
+    sample.main(helpers.words(**words | dict(checkpoint=tmp_path / "again")))
+    assert capsys.readouterr().out.endswith(text_of[out])
+
+
+def loss_of(model, dataset):
+    """Mean loss of transformers' model over the validation split, in windows of 32 tokens."""
+    total = count = 0
+    for inputs, targets, _ in dataset.eval_batches("val", 1, 32):
+        n = int((targets != -100).sum())
+        total += float(F.cross_entropy(model(inputs).logits[0], targets[0], reduction="sum", ignore_index=-100))
+        count += n
+    return total / count
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Memory
+
+
+MEASURE = """
+import sys
+import torch
+import model
+from runs import checkpoint, huggingface
+
+def status(name):
+    (line,) = (line for line in open("/proc/self/status") if line.startswith(name + ":"))
+    return 1024 * int(line.split()[1])
+
+with torch.device("meta"):  # torch loads what it needs for tensors without memory
+    model.GPT(model.GPTConfig(n_layer=1, vocab_size=9))
+    torch.cat([torch.ones(2, 2)]).unflatten(0, (1, -1)).flatten(0, 1).float()
+before = status("VmRSS")
+huggingface.read_folder(sys.argv[1], sys.argv[2], block_size=64)
+print("measured", status("VmHWM") - before)
+loaded, _ = checkpoint.load_model(sys.argv[2])
+loaded(torch.zeros(1, 8, dtype=torch.long))
+print("measured", status("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_import_takes_the_memory_of_a_few_tensors_and_a_load_that_of_one_model(tmp_path):
+    keys = dict(hidden_size=512, intermediate_size=2048, num_hidden_layers=5, vocab_size=8000)
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(Qwen3Config(**SIZES | keys | dict(head_dim=128)))
+    weights = {name: torch.zeros(tensor.shape) for name, tensor in model.state_dict().items()}
+    model.config.save_pretrained(tmp_path / "theirs")
+    safetensors.torch.save_file(weights, tmp_path / "theirs" / "model.safetensors")
+    size = sum(tensor.nbytes for tensor in weights.values())
+    assert size > 100e6
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "theirs"), str(tmp_path / "ours")]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    of_import, of_load = (int(number) / size for number in re.findall(r"measured (\d+)", ended.stdout))
+    assert of_import < 0.4 and of_load < 1.4
