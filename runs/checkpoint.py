@@ -194,8 +194,7 @@ def _load_safetensors(path, device):
     if not isinstance(about, dict) or about.get("sha256") != sha256:
         raise UserError(f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)")
     try:
-        with library.safe_open(path, framework="pt") as tensors:  # they stay in the file until they are read
-            return about | {"model": {name: tensors.get_tensor(name).to(device) for name in tensors.keys()}}
+        return about | {"model": library.load_file(path, device=str(device))}  # mapped: in the file until they are read
     except Exception as error:
         raise UserError(f"{path}: damaged, or no safetensors ({str(error)[:200]})") from None
 
