@@ -102,7 +102,7 @@ def give_weights(theirs, ours):
 
 def our_run(model, data, out_dir, monkeypatch, helpers, **keys):
     """train.main with this model. Returns [(learning rate, loss, norm of the gradient)] of its steps."""
-    monkeypatch.setattr(train, "make_model", lambda *args: (model, []))
+    monkeypatch.setattr(train, "make_model", lambda *args: (model, [], []))
     keys = KEYS | dict(eval_interval=keys["max_iters"]) | keys
     rows = helpers.metrics(helpers.train(data, out_dir, **keys), "train")
     return [(row["lr"], row["loss"], row["grad_norm"]) for row in rows]
