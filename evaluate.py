@@ -35,7 +35,7 @@ from ops import IGNORE
 from runs import memory
 from runs.checkpoint import load_model
 from runs.files import check_output, write_output
-from runs.hardware import DTYPES, Processes
+from runs.hardware import DTYPES, Processes, autocast
 from study.bootstrap import block_sums, standard_error
 
 CHUNK_TOKENS = 1024  # the most tokens whose logits are held at once
@@ -193,10 +193,6 @@ def evaluate(
         sums = score(model, batches, block_size=block_size, device=device)
     model.train(was_training)
     return summarize(sum_over_ranks(sums, dataset, block_size, device, world_size), dataset, split)
-
-
-def autocast(device_type: str, dtype: str) -> torch.autocast:
-    return torch.autocast(device_type, DTYPES[dtype], enabled=dtype != "float32")
 
 
 def sum_over_ranks(sums: dict, dataset: Dataset, block_size: int, device: torch.device | str, world_size: int) -> dict:

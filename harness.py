@@ -19,11 +19,11 @@ from pathlib import Path
 
 import torch
 
-from data.tokenizer import END_OF_TEXT, get_tokenizer
-from evaluate import CHUNK_TOKENS, autocast
+from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
+from evaluate import CHUNK_TOKENS
 from model import GPT
 from runs.checkpoint import load_model
-from runs.hardware import DTYPES, pick_device
+from runs.hardware import DTYPES, autocast, pick_device
 
 try:
     from lm_eval.__main__ import cli_evaluate
@@ -49,7 +49,7 @@ class NanogateLM(TemplateLM):
         self.model, loaded = load_model(checkpoint, pick_device(device or "auto"))
         self.dtype = dtype or loaded.get("dtype", "float32")
         configurator.check_choice("dtype", self.dtype, tuple(DTYPES))
-        self.coder = get_tokenizer(loaded.get("data", {}).get("tokenizer", ""))
+        self.coder = tokenizer_of_checkpoint(checkpoint, loaded.get("data", {}))
         # continuations of one context that are read at once
         self.batch_size = int(batch_size) if str(batch_size).isdecimal() else 16
         is_recurrent = all(block.mixer.past_block_size == "goes on" for block in self.model.blocks)

@@ -69,7 +69,7 @@ from ops.recurrence import at_least_float32
 from runs import memory
 from runs.checkpoint import load_model, open_model
 from runs.files import check_output, write_output
-from runs.hardware import DTYPES, Processes
+from runs.hardware import DTYPES, Processes, autocast
 from study import layerwise
 from study.interventions import DECODED_TOKENS, decoding_speed, loss_of, pruning_curve, quantised
 
@@ -132,10 +132,6 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
             handle.remove()
         model.train(was_training)
     return results
-
-
-def autocast(device_type: str, dtype: str) -> torch.autocast:
-    return torch.autocast(device_type, DTYPES[dtype], enabled=dtype != "float32")
 
 
 def numbers(x: torch.Tensor | list | float):

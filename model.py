@@ -133,9 +133,9 @@ class GPTConfig:
         self.head_dim = self.head_dim or self.n_embd // self.n_head
         if self.n_head % (self.n_kv_head or self.n_head):
             raise UserError(f"n_kv_head={self.n_kv_head}: must divide n_head={self.n_head}")
-        delta_heads = self.delta_heads or self.n_head
-        if delta_heads % (self.delta_key_heads or delta_heads):
-            raise UserError(f"delta_key_heads={self.delta_key_heads}: must divide the {delta_heads} heads")
+        key_heads, heads, _, _ = self.delta_sizes
+        if heads % key_heads:
+            raise UserError(f"delta_key_heads={key_heads}: must divide the {heads} heads")
         if self.position == "rope" and (self.rotated < 2 or self.rotated % 2):
             of = "head_dim" if self.rope_fraction == 1 else f"rope_fraction * head_dim={self.head_dim}"
             raise UserError(f"position='rope': needs an even {of}, not {self.rotated}")
@@ -158,6 +158,13 @@ class GPTConfig:
     def rotated(self) -> int:
         """How many channels of a softmax head RoPE turns."""
         return int(self.head_dim * self.rope_fraction)
+
+    @property
+    def delta_sizes(self) -> tuple[int, int, int, int]:
+        """Key heads, heads, and the widths of keys and values, in gated_deltanet layers."""
+        heads = self.delta_heads or self.n_head
+        widths = self.delta_key_dim or self.head_dim, self.delta_value_dim or self.head_dim
+        return self.delta_key_heads or heads, heads, *widths
 
     @property
     def mlp_hidden(self) -> int:
@@ -594,8 +601,7 @@ class GatedDeltaNet(Mixer):
     colour = "#E69F00"
 
     def __init__(self, config, gate):
-        H, Dk, Dv = config.delta_heads or config.n_head, config.delta_key_dim, config.delta_value_dim
-        Hk, Dk, Dv = config.delta_key_heads or H, Dk or config.head_dim, Dv or config.head_dim
+        Hk, H, Dk, Dv = config.delta_sizes
         super().__init__(config, gate, query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv), n_head=H)
         self.split = (Hk * Dk, Hk * Dk, H * Dv)
         self.in_proj = nn.Linear(config.n_embd, sum(self.split) + 2 * H, bias=False)

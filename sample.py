@@ -13,12 +13,10 @@ import configurator
 from configurator import UserError, key, read_regular
 
 import codecs
-import os
 import re
 import sys
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -28,8 +26,8 @@ from data.tokenizer import (
     ByteTokenizer,
     FileTokenizer,
     GPT2Tokenizer,
-    get_tokenizer,
     tokenizer_of,
+    tokenizer_of_checkpoint,
 )
 from model import GPT
 from ops import IGNORE
@@ -80,9 +78,7 @@ def main(argv: list[str]) -> None:
     elif trained_on.get("tokenizer") == "backcopy":
         write_samples(model, tokenizer_of(open_dataset(config.dataset or trained_on.get("path", ""))), config)
     else:
-        own = Path(config.checkpoint)
-        folders = [own if os.path.isdir(own) else own.parent, trained_on.get("path") or "."]
-        write_samples(model, get_tokenizer(trained_on.get("tokenizer", ""), folders), config)
+        write_samples(model, tokenizer_of_checkpoint(config.checkpoint, trained_on), config)
 
 
 MOST_BYTES = 1 << 24  # the longest prompt

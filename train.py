@@ -50,7 +50,7 @@ from model import GPT, GPTConfig
 from ops import IGNORE
 from runs import memory
 from runs.finite import bad_weight, first_bad_tensor
-from runs.hardware import DTYPES, Processes, peak_flops, pick_dtype
+from runs.hardware import DTYPES, Processes, autocast, peak_flops, pick_dtype
 from runs.keys import notes_on_keys
 from runs.outdir import OutDir, code_sha256, versions
 from runs.resume import check_data, load_optimizers, make_model, optimizer_state, scale_new, where_to_start
@@ -397,7 +397,7 @@ class Run:
                 torch.manual_seed(zlib.crc32(f"{config.seed} {step} {m}".encode()))
             waits = isinstance(model, DistributedDataParallel) and m != batches[-1][0]
             with model.no_sync() if waits else contextlib.nullcontext():
-                with torch.autocast(processes.device_type, DTYPES[self.dtype], enabled=self.dtype != "float32"):
+                with autocast(processes.device_type, self.dtype):
                     loss = model(inputs, targets, reduction="sum") / n_labels
                 yield loss  # the caller runs the backward pass here, inside no_sync
 

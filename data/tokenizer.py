@@ -37,6 +37,16 @@ TOKENIZER_FILE = "tokenizer.json"
 MOST_TOKENIZER = 1 << 28  # bytes of a file of a tokenizer
 
 
+def tokenizer_of_checkpoint(path: Path | str, data: dict) -> Any:
+    """The tokenizer that a model was trained with. data: what its checkpoint keeps of the data set.
+
+    A tokenizer.json lies beside the checkpoint or in the data set.
+    """
+    own = Path(path)
+    folders = own if os.path.isdir(own) else own.parent, data.get("path") or "."
+    return get_tokenizer(data.get("tokenizer", ""), folders)
+
+
 def get_tokenizer(name: str, folders: Iterable[Path | str] = ()) -> Any:
     """The tokenizer of that name. Raises UserError for an unknown name, or if its files cannot be had.
 

@@ -21,6 +21,11 @@ from runs.limits import ram_available
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+def autocast(device_type: str, dtype: str) -> torch.autocast:
+    """The context in which a model computes its products in a dtype of DTYPES."""
+    return torch.autocast(device_type, DTYPES[dtype], enabled=dtype != "float32")
+
+
 def pick_device(name: str) -> str:
     """auto: a GPU where there is one. Raises UserError for a device this machine lacks."""
     has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}

@@ -190,7 +190,7 @@ def config_of(config: GPTConfig, mlp_width: int, dtype: torch.dtype) -> dict[str
     has_gate = any(gate.native or gate.positions for _, gate in layers)
     family = "qwen3_next" if has_gate else "qwen3" if config.qk_norm else "llama"
     name = {"llama": "Llama", "qwen3": "Qwen3", "qwen3_next": "Qwen3Next"}[family]
-    heads = config.delta_heads or config.n_head
+    key_heads, heads, key_dim, value_dim = config.delta_sizes
     about = {
         "architectures": [f"{name}ForCausalLM"],
         "model_type": family,
@@ -222,9 +222,9 @@ def config_of(config: GPTConfig, mlp_width: int, dtype: torch.dtype) -> dict[str
         "layer_types": [kinds.get(mixer, mixer) for mixer, _ in layers],
         "mlp_only_layers": list(range(config.n_layer)),  # no layer has experts
         "linear_num_value_heads": heads,
-        "linear_num_key_heads": config.delta_key_heads or heads,
-        "linear_key_head_dim": config.delta_key_dim or config.head_dim,
-        "linear_value_head_dim": config.delta_value_dim or config.head_dim,
+        "linear_num_key_heads": key_heads,
+        "linear_key_head_dim": key_dim,
+        "linear_value_head_dim": value_dim,
         "linear_conv_kernel_dim": 4,
     }
 
@@ -305,8 +305,7 @@ def softmax_part(config: GPTConfig, family: str, granularity: str, theirs: str, 
 
 def delta_parts(config: GPTConfig, family: str, theirs: str, ours: str) -> Iterator[Part]:
     """The parts of a Gated DeltaNet. Ours has rows [q, k, v, beta, dt] in in_proj, and its gate z apart."""
-    H, Dk, Dv = config.delta_heads or config.n_head, config.delta_key_dim, config.delta_value_dim
-    Hk, Dk, Dv = config.delta_key_heads or H, Dk or config.head_dim, Dv or config.head_dim
+    Hk, H, Dk, Dv = config.delta_sizes
     of_ours = [f"{ours}in_proj.weight", f"{ours}gates.native.proj.weight"]
     rows = [Hk * Dk, Hk * Dk, H * Dv]
     if family == "qwen3_next":
@@ -566,13 +565,11 @@ def _check_same(config, back):
             "elementwise one and may stand beside gated_deltanet with its native gate"
         )
     # None stands for a number that follows from others
-    same = {"n_kv_head": "n_head", "delta_heads": "n_head", "delta_key_dim": "head_dim", "delta_value_dim": "head_dim"}
+    names = "delta_key_heads", "delta_heads", "delta_key_dim", "delta_value_dim"
+    follows = {"n_kv_head": config.n_head} | dict(zip(names, config.delta_sizes, strict=True))
     unused = unused_keys(config)
     for field in dataclasses.fields(GPTConfig):
         ours, theirs = getattr(config, field.name), getattr(back, field.name)
-        if ours is None and field.name in same:
-            ours = getattr(config, same[field.name])
-        if ours is None and field.name == "delta_key_heads":
-            ours = config.delta_heads or config.n_head
+        ours = follows.get(field.name) if ours is None else ours
         if ours != theirs and field.name not in (*unused, *NOT_IN_A_FOLDER):
             raise UserError(f"{field.name}={ours!r}: there it can only be {theirs!r}")

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from data.shards import Dataset
 from model import GPT, Block, GPTConfig
 from ops.loss import cross_entropy_sum
-from runs.hardware import DTYPES, Processes, memory_available, pick_dtype
+from runs.hardware import Processes, autocast, memory_available, pick_dtype
 from runs.limits import show_bytes
 
 # what is larger is extrapolated from these: the loops over chunks take their time here, too
@@ -237,7 +237,7 @@ def _trace(call, keys, dtype, B, T):
         model.train(call is train_step)
         idx = torch.zeros(B, T, dtype=torch.long)
         with tally:
-            call(model, tally, idx, torch.autocast("cpu", DTYPES[dtype], enabled=dtype != "float32"))
+            call(model, tally, idx, autocast("cpu", dtype))
             tally.end_phase()
     return np.array(tally.phases, dtype=float)
 
@@ -501,9 +501,8 @@ def check_metering(config, model: GPT, dataset: Dataset, dtype: str) -> None:
 
     def need(config):
         rows = min(config.rows, dataset.counts(config.split).get("rows", math.inf))
-        scored = evaluating(model.config, "float32", dataset, config.split, rows, model.config.block_size, device)[
-            "total"
-        ]
+        sizes = rows, model.config.block_size, device
+        scored = evaluating(model.config, "float32", dataset, config.split, *sizes)["total"]
         seen = peak_of(metering, model.config, dtype, rows, T, device)
         return {"total": max(scored, seen)}
 

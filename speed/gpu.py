@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry
 from model import GPT, MIXERS, GPTConfig
 from ops import recurrence
 from ops.recurrence import chunked, fla, has_fla, missing_for_fla, recurrent
-from runs.hardware import DTYPES, peak_flops, seconds_of
+from runs.hardware import autocast, peak_flops, seconds_of
 from speed.decoding import prefilled
 from speed.report import BenchConfig, Report, interleave, paired
 from speed.sides import nanogpt_step, our_step, random_batch
@@ -252,7 +252,7 @@ def gate_overhead(config: BenchConfig, report: Report, B: int = 8, **smaller) ->
     def forward(model):
         @torch.no_grad()
         def call():
-            with torch.autocast(config.device, DTYPES[config.dtype], enabled=config.dtype != "float32"):
+            with autocast(config.device, config.dtype):
                 model(*batch)
 
         return call
@@ -286,7 +286,7 @@ def compile_counts(config: BenchConfig, report: Report, B: int = 8, backend: str
         compiled = torch.compile(model, backend=backend)
         for T in (keys["block_size"], keys["block_size"], keys["block_size"] // 2):
             batch = random_batch(config, keys["vocab_size"], B, T)
-            with torch.autocast(config.device, DTYPES[config.dtype], enabled=config.dtype != "float32"):
+            with autocast(config.device, config.dtype):
                 seconds = seconds_of(lambda call=compiled, batch=batch: call(*batch).backward(), config.device)
             if not row:
                 row = {"kernels": metrics.generated_kernel_count, "first_step_s": seconds}

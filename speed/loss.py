@@ -16,7 +16,7 @@ import torch
 from data.pystdlib import prepare as pystdlib
 from data.shards import Dataset, open_dataset
 from model import GPT, GPTConfig
-from runs.hardware import DTYPES, keep_freed_memory
+from runs.hardware import autocast, keep_freed_memory
 from speed.report import BenchConfig, Report
 from speed.sides import each_alone, nanogpt_model, nanogpt_optimizer, update
 from study.stats import t_interval
@@ -103,11 +103,8 @@ def curve_of(
         scales = [[group["lr_scale"] for group in optimizer.param_groups] for optimizer in optimizers]
         loss_of = lambda batch: model(*batch)  # noqa: E731
 
-    def autocast():
-        return torch.autocast(config.device, DTYPES[config.dtype], enabled=config.dtype != "float32")
-
     def val_loss():
-        with torch.no_grad(), autocast():
+        with torch.no_grad(), autocast(config.device, config.dtype):
             return statistics.fmean(float(loss_of(batch)) for batch in sample)
 
     sample = validation_sample(dataset, train, config.device)
@@ -119,7 +116,7 @@ def curve_of(
         for optimizer, of_groups in zip(optimizers, scales, strict=True):
             for group, scale in zip(optimizer.param_groups, of_groups, strict=True):
                 group["lr"] = scale * learning_rate(train, step)
-        with autocast():
+        with autocast(config.device, config.dtype):
             loss = loss_of(batch)
         update(model, optimizers, loss)
         seconds += time.process_time() - start

@@ -17,7 +17,7 @@ import torch
 from data.mqar import prepare as mqar
 from model import GPT, GPTConfig
 from ops import IGNORE
-from runs.hardware import DTYPES, keep_freed_memory
+from runs.hardware import autocast, keep_freed_memory
 from speed.report import BenchConfig
 from train import TrainConfig, make_optimizers
 
@@ -42,7 +42,7 @@ def our_step(config, dtype, batch, compiled=False, **keys):
     forward = torch.compile(model) if compiled else model
 
     def step():
-        with torch.autocast(config.device, DTYPES[dtype], enabled=dtype != "float32"):
+        with autocast(config.device, dtype):
             loss = forward(*batch)
         update(model, optimizers, loss)
 
@@ -84,7 +84,7 @@ def nanogpt_step(
     forward = torch.compile(model) if compiled else model
 
     def step():
-        with torch.autocast(config.device, DTYPES[dtype], enabled=dtype != "float32"):
+        with autocast(config.device, dtype):
             _, loss = forward(*batch)
         update(model, optimizers, loss)
 

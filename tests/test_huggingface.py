@@ -42,7 +42,7 @@ import plot
 import sample
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
-from data.tokenizer import FileTokenizer, get_tokenizer
+from data.tokenizer import FileTokenizer, get_tokenizer, tokenizer_of_checkpoint
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 
@@ -373,6 +373,13 @@ def test_a_tokenizer_of_pieces_falls_back_to_bytes(tmp_path):
     for text in LINES:
         assert tokenizer.decode_bytes(tokenizer.encode(text)) == text.encode()
     assert tokenizer.encode_array("the").dtype == np.uint16
+
+
+def test_the_tokenizer_of_a_checkpoint_is_found_beside_it_or_in_its_data(tokenizer_file, tmp_path):
+    about = {"tokenizer": FileTokenizer(tokenizer_file).name}
+    assert tokenizer_of_checkpoint(tokenizer_file.with_name("best.pt"), about).name == about["tokenizer"]
+    own = about | {"path": str(tokenizer_file.parent)}
+    assert tokenizer_of_checkpoint(tmp_path, own).name == about["tokenizer"]
 
 
 def test_a_tokenizer_that_is_not_read_or_not_there_is_one_line(tokenizer_file, helpers, tmp_path):

@@ -6,6 +6,8 @@ with beta2 0.99. The text is 1 MB of characters of Python's standard library, ne
 validation. All five seeds have the same text and the same split, so that what differs is the weights at the start and
 the order of the batches. There is one arm and no claim: this is the first measured seed noise of text, on which the
 sizes of later experiments rest. nanoGPT's own loss there, 1.88, is of Shakespeare, and compares with no number here.
+
+Result (results/nanogpt_cpu/): 1.536 nats a byte, a standard deviation of 0.0054 over the seeds.
 """
 
 include = "base/bytes.py"

@@ -1,8 +1,8 @@
 """
 The small version, for a laptop: gated softmax, 4 x 256, T = 256, 16.3M parameters (12.9M of them the embedding).
 
-400 steps of 4,096 tokens, the recipe of base.py but for a learning rate of 1e-3. About 20 minutes on two CPU cores, a
-quarter of them for the three evaluations of the whole validation split. Other arms: --attention=gla --gate=none ...
+400 steps of 4,096 tokens, the recipe of base.py but for a learning rate of 1e-3. About 20 minutes on two CPU cores
+(measured when every evaluation read the whole validation split). Other arms: --attention=gla --gate=none ...
 
     python data/wikitext103/prepare.py
     python train.py config/wikitext103/laptop.py
