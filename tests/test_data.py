@@ -127,6 +127,13 @@ def test_the_first_key_of_many_has_the_first_draw():
     assert chi2(np.bincount(slots, minlength=24), 30_000 * law / law.sum()) < CHI2[23]
 
 
+@pytest.mark.parametrize("count", [1, 5, 16])
+def test_a_shuffle_with_a_whole_deck_draws_the_cards_that_one_without_it_draws(count):
+    places = np.array([np.random.default_rng(count).integers(i, 20, size=300) for i in range(count)], np.uint16)
+    cards = mqar.shuffle_few(places, 20)
+    assert (cards == mqar.shuffle_many(places, 20)).all() and all(len(set(row)) == count for row in cards.T)
+
+
 def test_keys_pairs_asked_for_and_filler_are_uniform():
     examples = mqar.generate(
         np.random.default_rng(3), 30_000, 20, 4, vocab_size=16, queries=2, power=1.0, filler="random"

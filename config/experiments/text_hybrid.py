@@ -44,6 +44,7 @@ base = {
     "max_iters": 1500,
     "warmup_iters": 150,
     "eval_interval": 250,
+    "eval_tokens": 20_000,  # of the curve and the rates; the loss that is compared is that of the whole split
     "threads": 1,
     "dtype": "bfloat16",
 }

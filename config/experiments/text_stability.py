@@ -23,6 +23,7 @@ base = {
     "max_iters": 300,
     "warmup_iters": 30,
     "eval_interval": 150,
+    "eval_tokens": 20_000,  # of the curve and the rates; the loss that is compared is that of the whole split
     "log_interval": 5,
     "threads": 1,
     "dtype": "bfloat16",

@@ -169,18 +169,33 @@ def generate(rng, rows, seq_len, pairs, *, vocab_size=8192, queries=None, power=
 
 
 def draw(rng, n, count, low, high):
-    """(n, count): in each row distinct numbers of low..high-1 in random order, by the first steps of a card shuffle.
-
-    Only the cards that have moved are kept: a whole deck for each row would be most of the time.
-    """
-    drawn, places, moved = (np.empty((count, n), np.uint16) for _ in range(3))
+    """(n, count): in each row distinct numbers of low..high-1 in random order, by the first steps of a card shuffle."""
+    places = np.empty((count, n), np.uint16)
     for i in range(count):  # swap the card at place i with one that lies there or behind it
         places[i] = rng.integers(i, high - low, size=n)
-        moved[i], drawn[i] = i, places[i]
+    shuffle = shuffle_few if count <= 16 else shuffle_many
+    return low + shuffle(places, high - low).T
+
+
+def shuffle_few(places, n_cards):
+    """(count, n): the cards at the places. Only those that have moved are kept: time ~ count^2, and no deck."""
+    drawn, moved = places.copy(), np.empty_like(places)
+    for i, place in enumerate(places):
+        moved[i] = i
         for j in range(i):  # where step j has put a card
             np.copyto(moved[i], moved[j], where=places[j] == i)
-            np.copyto(drawn[i], moved[j], where=places[j] == places[i])
-    return low + drawn.T
+            np.copyto(drawn[i], moved[j], where=places[j] == place)
+    return drawn
+
+
+def shuffle_many(places, n_cards):
+    """The same, with a whole deck for each row: time ~ count."""
+    drawn, row = np.empty_like(places), np.arange(places.shape[1])
+    decks = np.tile(np.arange(n_cards, dtype=np.uint16), (len(row), 1))  # (n, n_cards)
+    for i, place in enumerate(places):
+        drawn[i] = decks[row, place]
+        decks[row, place] = decks[:, i]
+    return drawn
 
 
 def draw_other(rng, context, count, vocab_size):
