@@ -20,8 +20,8 @@ import torch  # noqa: E402
 
 import train  # noqa: E402
 from data.mqar import prepare as mqar_prepare  # noqa: E402
-from data.shards import write_stream  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
+from data.writing import write_stream  # noqa: E402
 from study import claims, rates, report  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]

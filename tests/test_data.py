@@ -22,11 +22,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import shards, tokenizer
+from data import shards, tokenizer, writing
 from data.mqar import prepare as mqar
 from data.pystdlib import prepare as pystdlib
-from data.shards import Dataset, open_dataset, write_examples, write_stream
+from data.shards import Dataset, open_dataset
 from data.text import prepare as text
+from data.writing import write_examples, write_stream
 from ops import IGNORE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -438,7 +439,7 @@ def replace(values):
         file = folder / "train_0000.npy"
         np.save(file, values) if isinstance(values, np.ndarray) else file.write_bytes(values)
         change(["splits", "train", "shards", 0, "bytes", file.stat().st_size])(folder)
-        change(["splits", "train", "shards", 0, "sha256", shards._sha256(file)])(folder)
+        change(["splits", "train", "shards", 0, "sha256", writing._sha256(file)])(folder)
 
     return damage
 
@@ -559,7 +560,7 @@ def test_a_prepare_that_fails_leaves_the_old_data_set_as_it_was(folder, tmp_path
     with pytest.raises((KeyboardInterrupt, UserError, MemoryError)):
         write_stream(tmp_path / "first", {"train": documents()}, **keys, **ABOUT)
     assert "a run that did not finish" in user_error(open_dataset, tmp_path / "first")
-    assert shards.claim(tmp_path / "first", False) == tmp_path / "first"  # the next call may have the folder
+    assert writing.claim(tmp_path / "first", False) == tmp_path / "first"  # the next call may have the folder
 
 
 def test_a_smaller_data_set_leaves_nothing_of_the_larger_one_and_nothing_else_is_touched(folder, tmp_path):
@@ -646,20 +647,20 @@ def test_a_folder_that_holds_something_else_is_refused_unless_overwrite_says_so(
 def test_a_folder_without_a_mark_is_ours_where_an_older_version_a_script_or_a_lock_was(tmp_path, monkeypatch):
     byte, older, others = tokenizer.get_tokenizer("byte"), tmp_path / "older", tmp_path / "others"
     write_stream(older, {"train": ["x"], "val": ["y"]}, tokenizer=byte, name="text", **ABOUT)
-    monkeypatch.setattr(shards, "DATA", tmp_path / "data")
+    monkeypatch.setattr(writing, "DATA", tmp_path / "data")
     for name in ("data/mqar/prepare.py", "data/mqar/__pycache__/prepare.pyc", "locked/lock", "others/prepare.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     assert not (older / ".nanogate").exists()
     for folder in (older, tmp_path / "data" / "mqar", tmp_path / "locked", tmp_path / "new"):
         for _ in range(2):
-            assert shards.claim(folder, False) == folder
+            assert writing.claim(folder, False) == folder
         assert (folder / ".nanogate").read_text() == "data set\n"
-    assert "holds what is not of a data set (prepare.py)" in user_error(shards.claim, others, False)
+    assert "holds what is not of a data set (prepare.py)" in user_error(writing.claim, others, False)
     (others / ".nanogate").write_text("run\n")
-    assert "is the folder of another kind of output, 'run'" in user_error(shards.claim, others, True)
+    assert "is the folder of another kind of output, 'run'" in user_error(writing.claim, others, True)
     (tmp_path / "file").write_text("")
-    assert "cannot be written" in user_error(shards.claim, tmp_path / "file", False)
+    assert "cannot be written" in user_error(writing.claim, tmp_path / "file", False)
 
 
 def test_what_cannot_be_read_leaves_no_folder(tmp_path):
@@ -742,7 +743,7 @@ def test_gpt2_reads_special_tokens_as_text_and_gives_every_byte_back():
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.integers(1, 1000), min_size=2, max_size=30), st.floats(0.01, 0.99), st.integers(0, 9))
 def test_validation_documents_are_at_most_their_share_and_never_all_or_none(sizes, fraction, seed):
-    is_val = shards.split_documents(sizes, fraction, seed)
+    is_val = writing.split_documents(sizes, fraction, seed)
     share = np.array(sizes)[is_val].sum() / sum(sizes)
     assert is_val.any() and not is_val.all()
     assert share <= fraction or (is_val.sum() == 1 and sizes[is_val.argmax()] == min(sizes))

@@ -26,8 +26,8 @@ from conftest import LINES
 from torch.distributed.run import get_args_parser
 
 import train
-from data.shards import write_stream
 from data.tokenizer import get_tokenizer
+from data.writing import write_stream
 
 ROOT = Path(configurator.__file__).parent
 DOCUMENTS = [

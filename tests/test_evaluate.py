@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import evaluate
-from data.shards import open_dataset, write_stream
+from data.shards import open_dataset
 from data.tokenizer import get_tokenizer
+from data.writing import write_stream
 from model import GPT, GPTConfig
 from ops import IGNORE
 from ops.layers import rope_frequencies

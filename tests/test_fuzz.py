@@ -48,8 +48,9 @@ import plot
 import sample
 import train
 from data.backcopy import prepare as backcopy_prepare
-from data.shards import open_dataset, write_stream
+from data.shards import open_dataset
 from data.tokenizer import get_tokenizer
+from data.writing import write_stream
 from evaluate import score, summarize
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints

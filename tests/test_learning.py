@@ -10,7 +10,7 @@ import pytest
 
 import data.mqar.prepare as mqar
 import train
-from data.shards import write_examples
+from data.writing import write_examples
 from model import MIXERS
 
 SEQ_LEN, PAIRS, VOCAB = 64, 4, 64

@@ -28,8 +28,9 @@ import meters
 import plot
 import sample
 import train
-from data.shards import open_dataset, write_stream
+from data.shards import open_dataset
 from data.tokenizer import get_tokenizer
+from data.writing import write_stream
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 from train import Run

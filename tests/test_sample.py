@@ -23,8 +23,9 @@ import meters
 import plot
 import sample
 import train
-from data.shards import open_dataset, write_stream
+from data.shards import open_dataset
 from data.tokenizer import get_tokenizer
+from data.writing import write_stream
 from runs import outdir
 from runs.checkpoint import load_model
 

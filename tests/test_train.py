@@ -31,7 +31,8 @@ import model
 import sample
 import train
 from data.mqar import prepare as mqar_prepare
-from data.shards import Dataset, open_dataset, write_examples
+from data.shards import Dataset, open_dataset
+from data.writing import write_examples
 from model import MIXERS
 from runs import checkpoint as checkpoints
 from runs import hardware, outdir

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data import shards, tokenizer
+from data import tokenizer, writing
 from data.shards import open_dataset
 from data.wikitext103 import prepare
 
@@ -187,7 +187,7 @@ KEYS = ["--shard_tokens=70", "--workers=2"]
 @pytest.mark.parametrize("kept", [1, 2, 4, 7, 9, 11])
 def test_a_killed_run_goes_on_after_its_last_whole_shard_to_the_same_bytes(kept, made, tmp_path, monkeypatch):
     run(tmp_path / "once", made, *KEYS)
-    saved, save_npy, dies = [], shards._save_npy, True
+    saved, save_npy, dies = [], writing._save_npy, True
 
     def save(file, values):
         if dies and len(saved) == kept:
@@ -195,7 +195,7 @@ def test_a_killed_run_goes_on_after_its_last_whole_shard_to_the_same_bytes(kept,
         saved.append(file.name)
         return save_npy(file, values)
 
-    monkeypatch.setattr(shards, "_save_npy", save)
+    monkeypatch.setattr(writing, "_save_npy", save)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "killed", made, *KEYS)
     with pytest.raises(UserError, match="a run that did not finish"):
@@ -232,15 +232,15 @@ def test_a_process_killed_at_any_time_goes_on_to_the_same_bytes(made, tmp_path):
 def test_what_a_killed_run_left_is_used_only_if_it_is_whole_and_of_the_same_text(change, made, tmp_path, monkeypatch):
     out, keys = tmp_path / "out", KEYS
     new = out / ".new"
-    write_meta = shards._write_meta
+    write_meta = writing._write_meta
 
     def killed(*args, **about):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shards, "_write_meta", killed)
+    monkeypatch.setattr(writing, "_write_meta", killed)
     with pytest.raises(KeyboardInterrupt):
         run(out, made, *KEYS)
-    monkeypatch.setattr(shards, "_write_meta", write_meta)
+    monkeypatch.setattr(writing, "_write_meta", write_meta)
     if change == "text":
         (made / "wiki.train.tokens").write_bytes(MADE.replace("One", "Two").encode() * 3)
     elif change == "keys":

@@ -37,8 +37,9 @@ import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
 from data.pystdlib.prepare import find_sources  # noqa: E402
-from data.shards import UINT16_VOCAB, check_room, claim, parameters_of, report, write_examples  # noqa: E402
+from data.shards import UINT16_VOCAB  # noqa: E402
 from data.text.prepare import read_text  # noqa: E402
+from data.writing import check_room, claim, parameters_of, report, write_examples  # noqa: E402
 
 VERSION = 1  # raise it when the same seed no longer gives the same rows
 

@@ -37,7 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
-from data.shards import UINT16_VOCAB, check_room, claim, parameters_of, report, write_examples  # noqa: E402
+from data.shards import UINT16_VOCAB  # noqa: E402
+from data.writing import check_room, claim, parameters_of, report, write_examples  # noqa: E402
 
 VERSION = 1  # raise it when the same seed no longer gives the same rows
 BLOCK = 1024  # rows made at a time, to bound the memory; another number would give other rows for the same seed

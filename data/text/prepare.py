@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
-from data.shards import claim, parameters_of, report, split_documents, write_stream  # noqa: E402
 from data.tokenizer import TOKENIZER_FILE, TOKENIZERS, FileTokenizer, get_tokenizer  # noqa: E402
+from data.writing import claim, parameters_of, report, split_documents, write_stream  # noqa: E402
 
 VERSION = 1
 

@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
-from data.shards import claim, report, write_stream  # noqa: E402
 from data.tokenizer import TOKENIZERS, get_tokenizer  # noqa: E402
+from data.writing import claim, report, write_stream  # noqa: E402
 
 VERSION = 1
 HUB = "Salesforce/wikitext"

@@ -1,0 +1,346 @@
+"""
+Writing a data set: the shards first, meta.json last, in the folder .new until all files are complete.
+
+    write_stream(folder, {"train": documents, "val": documents}, tokenizer=get_tokenizer("byte"), **about)
+    write_examples(folder, {"train": [(examples, facts)], "val": [(examples, facts)]}, vocab_size=64, **about)
+
+The new files replace those of the old data set when they are complete: a prepare script that fails or is killed leaves
+the old data set as it was. data/shards.py describes the files, and opens them.
+"""
+
+import configurator
+from configurator import UserError
+
+import collections
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from data.shards import COUNT, DATA, FILE, FORMAT, MAX_VOCAB, MOST_META, Damaged, dtype_of, verify
+from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE
+from runs import files
+from runs.files import lock, read_json, write_whole, wrong_field
+from runs.limits import disk_free, ram_available, show_bytes
+
+NEW = ".new"
+OURS = re.compile(r"\w{1,80}_(\d{4,9}|documents)\.npy")  # the names that _save_shard and write_stream give
+
+
+def claim(out_dir: Path | str, overwrite: bool) -> Path:
+    """Marks the folder as a data set, and returns its Path. UserError where it holds something else, unless overwrite.
+
+    Three kinds of folder need no mark: a data set of an older version, a script's own folder under data/, and a folder
+    that holds nothing but a lock and what a stopped script has left in .new.
+    """
+    out_dir = Path(out_dir)
+    with contextlib.suppress(OSError):  # files.claim meets the same error and reports it
+        is_scripts = os.path.dirname(os.path.realpath(out_dir)) == str(DATA) and (out_dir / "prepare.py").is_file()
+        overwrite = overwrite or is_scripts or bool(_listed(out_dir)) or set(os.listdir(out_dir)) <= {"lock", NEW}
+    files.claim(out_dir, "data set", overwrite)
+    return out_dir
+
+
+def check_room(out_dir: Path | str, memory: int, disk: int, what: str, keys: str) -> None:
+    """Raises UserError if less than that many bytes of memory or of disk are left, before anything is computed.
+
+    what: the rows, in words, which take `disk` bytes; keys: what the user may lower.
+    """
+    ram, where = ram_available()
+    for need, available, place in ((memory, ram, where), (disk, disk_free(out_dir), f"the disk of {out_dir}")):
+        if need > available:
+            raise UserError(
+                f"about {show_bytes(need)} would be needed, and {place} has {show_bytes(available)} left: "
+                f"{what} are {show_bytes(disk)}; lower {keys}"
+            )
+
+
+def report(meta: dict, out_dir: Path | str) -> None:
+    """Prints the counts of every split, and where the data set lies: the end of a prepare script."""
+    for split, facts in meta["splits"].items():
+        counts = ", ".join(f"{value:,} {name}" for name, value in facts.items() if isinstance(value, int))
+        print(f"{split}: {counts}")
+    print(f"written to {out_dir}")
+
+
+def parameters_of(config) -> dict:
+    """The keys of a prepare script that decide which data it makes, for meta.json: all but those about the folder."""
+    keys = dataclasses.asdict(config)
+    return {name: value for name, value in keys.items() if name not in ("out_dir", "overwrite")}
+
+
+def _listed(folder):
+    """meta.json and the files that it names. The set is empty unless the folder has a meta.json of our format."""
+    try:
+        meta = read_json(folder / "meta.json", MOST_META)
+        splits = meta["splits"].values() if meta["format"] == FORMAT else ()
+        entries = [entry for facts in splits for entry in (*facts["shards"], facts.get("document_offsets", {}))]
+        entries.append(meta.get("tokenizer_file", {}))
+        return (
+            {"meta.json", *(entry["file"] for entry in entries if isinstance(entry.get("file"), str))}
+            if splits
+            else set()
+        )
+    except (UserError, LookupError, TypeError, AttributeError):
+        return set()
+
+
+@contextlib.contextmanager
+def _new_folder(out_dir, vocab_size, restartable=False):
+    """A folder to write to. At the end its files replace those of the data set in out_dir. Raises UserError.
+
+    restartable: after an error or a kill its files stay there for the next call.
+    """
+    if vocab_size > MAX_VOCAB:
+        raise UserError(f"vocabulary of {vocab_size}: a shard holds ids below {MAX_VOCAB}")
+    out_dir = Path(out_dir)
+    new = out_dir / NEW
+    try:
+        new.mkdir(parents=True, exist_ok=True)
+        with lock(new):
+            try:
+                if not restartable:
+                    for left in new.iterdir():  # files of a run that was killed
+                        if left.name != "lock":
+                            left.unlink()
+                yield new
+            except BaseException:
+                if not restartable:
+                    shutil.rmtree(new, ignore_errors=True)
+                raise
+            _swap(new, out_dir)
+            shutil.rmtree(new, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{error.filename or out_dir}: cannot be written ({error.strerror or error})") from None
+
+
+def _swap(new, out_dir):
+    """Moves the files of `new` to out_dir, meta.json last, and removes the shards that only the old data set had.
+
+    A kill in between leaves new shards beside the old meta.json. Their sha256 differ, so open_dataset refuses them.
+    """
+    old, written = _listed(out_dir), _listed(new)
+    for name in sorted(written - {"meta.json"}) + ["meta.json"]:
+        os.replace(new / name, out_dir / name)
+    for name in old - written:
+        if OURS.fullmatch(name):  # the old meta.json may come from a stranger and name any file
+            (out_dir / name).unlink(missing_ok=True)
+
+
+def write_stream(
+    out_dir: Path | str,
+    splits: dict[str, Iterable[str]],
+    *,
+    tokenizer,
+    shard_tokens: int = 100_000_000,
+    workers: int = 1,
+    count_words: Callable[[str], int] | None = None,
+    check: Callable[[str, dict], object] | None = None,
+    restartable: bool = False,
+    **about,
+) -> dict:
+    """
+    Writes running text and returns the content of meta.json. `splits` is {"train": documents, ...}, an iterable of str
+    each; `tokenizer` is one of data/tokenizer.py. Documents are joined with nothing in between; the offset of each is
+    stored.
+
+    workers: how many threads encode
+    count_words(text): counts words differently than len(text.split())
+    check(split, counts): is called when a split is written; if it raises UserError, no meta.json is written
+    restartable: after a kill, a call with the same parameters goes on behind the last whole shard, which progress.json
+        lists. The parameters must identify the text, for instance by a sha256
+    about: the other keywords of _write_meta
+    """
+    about |= {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
+    dtype = dtype_of(tokenizer.vocab_size)
+    with _new_folder(out_dir, tokenizer.vocab_size, restartable) as folder:
+        written = {}
+        progress = _read_progress(folder, about | {"shard_tokens": shard_tokens}) if restartable else {"splits": {}}
+        for split, documents in splits.items():
+            shards, counts = _still_whole(folder, progress["splits"].get(split), tokenizer.vocab_size)
+            progress["splits"][split] = {"shards": shards, "documents": counts}  # both lists grow below
+            skip = sum(shard["tokens"] for shard in shards) - sum(tokens for tokens, _, _ in counts)
+            documents, tokens = (
+                itertools.islice(documents, len(counts), None),
+                array(np.dtype(dtype).char),
+            )
+
+            def save(split=split, shards=shards, tokens=tokens):
+                shards.append(_save_shard(folder, split, len(shards), tokens[:shard_tokens], dtype))
+                del tokens[:shard_tokens]
+                if restartable:
+                    text = json.dumps(progress)
+                    _write_whole(folder / "progress.json", lambda out: out.write(text.encode()))
+
+            for ids, words, n_bytes in _encode(documents, tokenizer, workers, count_words or _count_words):
+                counts.append((len(ids), words, n_bytes))
+                tokens.frombytes(ids[skip:].tobytes())
+                skip = 0  # the first document began in the last whole shard
+                while len(tokens) >= shard_tokens:
+                    save()
+            if tokens:
+                save()
+            if not shards:
+                raise UserError(f"the {split} split would hold no text")
+            offsets = np.cumsum([0] + [tokens for tokens, _, _ in counts], dtype=np.int64)
+            _, n_words, n_bytes = (sum(column) for column in zip(*counts, strict=True))
+            total = {"documents": len(counts), "words": n_words, "bytes": n_bytes, "tokens": int(offsets[-1])}
+            if not n_words:
+                raise UserError(f"the {split} split would hold nothing but white space")
+            if check:
+                check(split, total)
+            saved = _save_npy(folder / f"{split}_documents.npy", offsets)
+            written[split] = total | {"document_offsets": saved, "shards": shards}
+        if hasattr(tokenizer, "file"):  # the data set has a copy, so that it can be decoded wherever it lies
+            about["tokenizer_file"] = _save_tokenizer(folder, tokenizer)
+        return _write_meta(folder, written, kind="stream", **about)
+
+
+def _count_words(text):
+    return len(text.split())
+
+
+def _encode(documents, tokenizer, workers, count_words):
+    """Yields (ids, words, bytes) of each document, in order."""
+
+    def encode(text):
+        return tokenizer.encode_array(text), count_words(text), len(text.encode())
+
+    if workers == 1:
+        yield from map(encode, documents)
+        return
+    with ThreadPoolExecutor(workers) as pool:  # threads are enough: tiktoken releases the GIL
+        waiting = collections.deque()  # a few for each thread, so that no whole split is in memory
+        for text in documents:
+            waiting.append(pool.submit(encode, text))
+            if len(waiting) > 4 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _read_progress(out_dir, of):
+    """The progress.json of a killed run with the same parameters `of`, or an empty one."""
+    of = json.loads(json.dumps(of))
+    try:
+        progress = read_json(out_dir / "progress.json", MOST_META)
+    except UserError:
+        progress = None
+    is_right = wrong_field(progress, PROGRESS) is None and progress["of"] == of
+    return progress if is_right else {"of": of, "splits": {}}
+
+
+PROGRESS = {
+    "of": (dict, 0, 99),
+    "splits": {
+        str: {
+            "shards": [FILE | {"tokens": COUNT}, 0, 1 << 20],
+            "documents": [[(int, 0, 1 << 60), 3, 3], 0, 1 << 60],
+        }
+    },
+}
+
+
+def _still_whole(out_dir, left, vocab_size):
+    """The leading shards of a split that match progress.json, and the counts of the documents that end in them."""
+    shards, left = [], left or {"shards": [], "documents": []}
+    for shard in left["shards"]:
+        try:
+            verify(out_dir, shard, dtype_of(vocab_size), (shard["tokens"],), vocab_size)
+        except Damaged:
+            break
+        shards.append(shard)
+    end, ends = sum(shard["tokens"] for shard in shards), itertools.accumulate(row[0] for row in left["documents"])
+    return shards, [row for row, stop in zip(left["documents"], ends, strict=True) if stop <= end]
+
+
+def write_examples(
+    out_dir: Path | str, splits: dict[str, Iterable[tuple[np.ndarray, dict]]], *, vocab_size: int, **about
+) -> dict:
+    """
+    Writes separate examples and returns the content of meta.json. `splits` is {"train": slices, ...}, an iterable of
+    (examples (N, 2, T), facts) each. The facts go to meta.json; one of them is the name of the "slice", such as "64/4".
+    kinds: {name: token ids}: the kinds of query that meters.py measures apart; all other tokens are one more kind.
+    """
+    with _new_folder(out_dir, vocab_size) as folder:
+        written = {}
+        for split, slices in splits.items():
+            shards, labels = [], 0
+            for examples, facts in slices:
+                labels += int(np.count_nonzero(examples[:, 1]))
+                shards.append(_save_shard(folder, split, len(shards), examples, dtype_of(vocab_size)) | facts)
+            if not labels:
+                raise UserError(f"the {split} split would hold no label: nothing to predict")
+            rows, tokens = sum(shard["rows"] for shard in shards), sum(shard["tokens"] for shard in shards)
+            written[split] = {"rows": rows, "tokens": tokens, "labels": labels, "shards": shards}
+        return _write_meta(folder, written, kind="examples", vocab_size=vocab_size, **about)
+
+
+def split_documents(sizes: Sequence[int], val_fraction: float, seed: int) -> np.ndarray:
+    """
+    A bool array: which documents are for validation. In a random order, each document is taken that keeps validation at
+    or below val_fraction of the total size. If no document is small enough, the smallest one is taken.
+    """
+    sizes = np.asarray(sizes)
+    is_val, room = np.zeros(len(sizes), bool), val_fraction * sizes.sum()
+    for i in np.random.default_rng(seed).permutation(len(sizes)):
+        if sizes[i] <= room:
+            is_val[i], room = True, room - sizes[i]
+    if not is_val.any():
+        is_val[sizes.argmin()] = True
+    return is_val
+
+
+def _save_tokenizer(out_dir, tokenizer):
+    file, content = out_dir / TOKENIZER_FILE, configurator.read_regular(tokenizer.file, MOST_TOKENIZER)
+    size = _write_whole(file, lambda out: out.write(content))
+    return {"file": file.name, "sha256": _sha256(file), "bytes": size}
+
+
+def _save_shard(out_dir, split, number, values, dtype):
+    values = np.asarray(values, dtype)
+    saved = _save_npy(out_dir / f"{split}_{number:04d}.npy", values)
+    if values.ndim == 1:
+        return saved | {"tokens": values.size}
+    return saved | {"rows": len(values), "seq_len": values.shape[2], "tokens": len(values) * values.shape[2]}
+
+
+def _save_npy(file, values):
+    size = _write_whole(file, lambda out: np.save(out, values, allow_pickle=False))
+    return {"file": file.name, "sha256": _sha256(file), "bytes": size}
+
+
+def _sha256(file):
+    with open(file, "rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+def _write_meta(
+    out_dir, splits, *, kind, name, tokenizer, vocab_size, generator, generator_version, parameters, seed, kinds=None,
+    tokenizer_file=None,
+):  # fmt: skip
+    """`generator` is the script that made the data and `parameters` are its keys; with the seed they reproduce it."""
+    meta = {"format": FORMAT, "kind": kind, "name": name, "tokenizer": tokenizer, "vocab_size": vocab_size}
+    meta |= {"generator": generator, "generator_version": generator_version, "parameters": parameters, "seed": seed}
+    meta |= {"kinds": kinds} if kinds else {}
+    meta |= {"tokenizer_file": tokenizer_file} if tokenizer_file else {}
+    text = json.dumps(meta | {"splits": splits}, indent=1) + "\n"
+    _write_whole(out_dir / "meta.json", lambda out: out.write(text.encode()))
+    return json.loads(text)
+
+
+def _write_whole(file, write):
+    try:
+        return write_whole(file, write)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be written ({error.strerror or error})") from None
