@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 
 from runs.outdir import write_text
 from study import sinks, stats
-from study.drawing import COLOURS, dress, mean, mean_lines, mean_mark, mixer_colours, write
+from study.drawing import COLOURS, dress, is_finite, mean, mean_lines, mean_mark, mixer_colours, write
 from study.page import Table, csv_link, figure_html, heading, lines_html, page, paragraphs, table_html
 
 LINES = ["-", "--", ":"]
@@ -121,7 +121,7 @@ def small_multiples(rows: list[dict], path: Path) -> Path:
                 mean_lines(axes, curves, color=colour, linewidth=1.8)
             draw_chance(axes, rows)
             axes.set_title(f"{mixer}, {variant}", fontsize=9)
-            axes.set(ylim=(0, 100) if is_accuracy(rows) else None)
+            set_range(axes, rows)
             dress(axes)
     figure.supxlabel("step", fontsize=10)
     figure.supylabel(axis_label(rows), fontsize=10)
@@ -145,6 +145,7 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
         axes.set_axis_off()
     for axes, (title, own) in zip(grid.flat, panels, strict=False):
         metric_panel(axes, own, style)
+        set_range(axes, rows)
         axes.set_title(title)
         dress(axes)
     labels = {}
@@ -168,13 +169,23 @@ def metric_panel(axes: plt.Axes, rows: list[dict], style: dict[str, dict]) -> No
         mean_lines(axes, curves, linewidth=2, label=label, **style[arm])
     draw_chance(axes, rows)
     axes.set(xlabel="step", xlim=(0, max(step for row in rows for step, _ in row["curve"])))
-    axes.set(ylabel=axis_label(rows), ylim=(0, 100) if is_accuracy(rows) else None)
+    axes.set(ylabel=axis_label(rows))
 
 
 def curve_of(row: dict) -> list[tuple]:
     """[(step, the metric)], accuracy in per cent; NaN where it was not finite."""
     scale = 100 if is_accuracy([row]) else 1
     return [(step, math.nan if value is None else scale * value) for step, value in row["curve"]]
+
+
+def set_range(axes: plt.Axes, rows: list[dict]) -> None:
+    """The whole range of an accuracy; for a loss, what all runs show behind their first evaluation, which is too high."""
+    values = [value for row in rows for _, value in curve_of(row)[1:] if is_finite(value)]
+    if is_accuracy(rows):
+        axes.set(ylim=(0, 100))
+    elif values:
+        margin = 0.04 * (max(values) - min(values))
+        axes.set(ylim=(min(values) - margin, max(values) + margin))
 
 
 def draw_chance(axes: plt.Axes, rows: list[dict]) -> None:

@@ -48,6 +48,19 @@ def test_many_arms_have_a_panel_each_beside_the_ungated_runs_and_scores_one_for_
     assert all(labels_of(axes) - chance == shown for axes in drawn["slices.png"].axes)
 
 
+@pytest.mark.parametrize("kinds", [["none"], ["none", "native", "sigmoid", "wide"]])
+def test_a_loss_is_drawn_from_the_lowest_run_to_the_highest_behind_its_first_evaluation(kinds, tmp_path, drawn):
+    arms = {f"{m} {kind}": {"attention": m} for m in ("gla", "mamba2") for kind in kinds}
+    config = listed(arms=arms, metric="val_loss")
+    rows = [made_row(run, 0.5) | {"metric": "val_loss"} for run in experiment.runs_of(config, config.seeds, [])]
+    for i, row in enumerate(rows):  # every panel is a bit lower than the one before
+        row["curve"] = [[0, 5.5], [50, 3 - 0.1 * i], [100, 2 - 0.1 * i]]
+    report.figures(rows, tmp_path)
+    low, high = 2 - 0.1 * (len(rows) - 1), 3
+    for axes in drawn["val_loss.png"].axes:
+        assert axes.get_ylim() == pytest.approx((low, high), abs=0.05 * (high - low))
+
+
 def test_every_mixer_and_a_pattern_of_mixers_have_every_figure_of_an_experiment(tmp_path, drawn, monkeypatch):
     monkeypatch.setitem(MIXERS, "mine", type("Mine", (MIXERS["gla"],), {}))
     mixers = [*MIXERS, "gla,softmax"]
