@@ -18,9 +18,6 @@ import functools
 from collections.abc import Iterator
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -42,11 +39,18 @@ def is_sharded(config, world_size: int) -> bool:
 
 
 def in_words(config, world_size: int) -> str:
-    """How the processes share the run, for the line that it prints; empty for one process."""
+    """How the processes share the run, for the line that it prints."""
+    if world_size == 1:
+        return ", fsdp: one process has nothing to share out" if config.parallel == "fsdp" else ""
+    if config.parallel == "ddp":
+        return ", ddp"
     shards = shards_of(config, world_size)
-    if not is_sharded(config, world_size):
-        return ", ddp" if world_size > 1 else ""
-    return f", fsdp ({shards} shards, {world_size // shards} replica{'s' if world_size > shards else ''})"
+    return f", fsdp: {shards} shards, {world_size // shards} times"
+
+
+def recompute(block: torch.nn.Module) -> None:
+    """Makes a block keep its input alone in a training step, and compute the rest again on the way back."""
+    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def share_out(model: GPT, config, processes, compiled: bool) -> torch.nn.Module:
@@ -62,8 +66,12 @@ def share_out(model: GPT, config, processes, compiled: bool) -> torch.nn.Module:
         if compiled:
             block.forward = torch.compile(block.forward)
         if config.activation_checkpointing:
-            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+            recompute(block)
     if is_sharded(config, processes.world_size):
+        # imported here, and looked for by what it has below: it takes half a second, which one process need not wait for
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
         replicas = processes.world_size // shards
         sizes, names = ((shards,), ("shards",)) if replicas == 1 else ((replicas, shards), ("replicas", "shards"))
         mesh = init_device_mesh(processes.device_type, sizes, mesh_dim_names=names)
@@ -79,7 +87,7 @@ def share_out(model: GPT, config, processes, compiled: bool) -> torch.nn.Module:
 @contextlib.contextmanager
 def summed(model: torch.nn.Module, is_last: bool) -> Iterator[None]:
     """Inside, the gradients of a backward pass go to the other processes if it is the step's last one."""
-    if isinstance(model, FSDPModule):
+    if hasattr(model, "set_requires_gradient_sync"):  # FSDP's
         model.set_requires_gradient_sync(is_last)
     waits = isinstance(model, DistributedDataParallel) and not is_last
     with model.no_sync() if waits else contextlib.nullcontext():
@@ -89,7 +97,7 @@ def summed(model: torch.nn.Module, is_last: bool) -> Iterator[None]:
 @torch.no_grad()
 def whole(model: GPT) -> GPT:
     """The model; of a sharded one, a plain GPT with all its weights, as they are now."""
-    if not isinstance(model, FSDPModule):
+    if not hasattr(model, "unshard"):  # FSDP's
         return model
     with torch.random.fork_rng(devices=[]), torch.device("meta"):  # a GPT draws its seed
         twin = GPT(model.config)
@@ -104,7 +112,7 @@ def gathered(tree: object, is_main: bool) -> object:
         found = copy.copy(tree)  # a state_dict is more than a dict
         found.update({name: gathered(value, is_main) for name, value in tree.items()})
         return found
-    if not isinstance(tree, DTensor):
+    if not hasattr(tree, "full_tensor"):
         return tree
     tensor = tree.full_tensor()  # every process takes part
     return tensor.cpu() if is_main else None
@@ -112,8 +120,10 @@ def gathered(tree: object, is_main: bool) -> object:
 
 def part_of(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """A whole tensor of the parameter's shape or, of a sharded parameter, the shard of it that this process holds."""
-    if not isinstance(parameter, DTensor):
+    if not hasattr(parameter, "full_tensor"):
         return tensor.contiguous()
+    from torch.distributed.tensor import distribute_tensor
+
     # every process has read the same file: nothing has to be sent
     where = parameter.device_mesh, parameter.placements
     return distribute_tensor(tensor.to(parameter.device), *where, src_data_rank=None)
@@ -121,4 +131,4 @@ def part_of(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The value of a tensor that may be spread over the processes, such as the norm of sharded gradients."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
