@@ -335,7 +335,7 @@ class Run:
         lr = self.set_learning_rate(step)
         total = torch.zeros((), device=processes.device)
         for loss in self.micro_losses(step, self.step_model):
-            # DDP and FSDP take the mean over the processes, and the loss is already divided by the labels of all of them
+            # DDP and FSDP take the mean over the processes; the loss is already divided by the labels of all of them
             self.scaler.scale(loss * processes.world_size).backward()
             total += loss.detach()
         total = processes.total(total)
@@ -435,7 +435,8 @@ class Run:
         """
         self.stop_if_not_finite(step)
         model = parallel.whole(self.model)
-        row = self.score(step, self.config.eval_tokens, model)  # before the save: a loss that is not finite ends the run
+        # before the save: a loss that is not finite ends the run
+        row = self.score(step, self.config.eval_tokens, model)
         is_best = row["val_loss"] < self.best
         self.best = min(self.best, row["val_loss"])
         if self.config.meters and self.processes.is_main:

@@ -219,9 +219,7 @@ def replay(
     return peak
 
 
-def phases_of(
-    call: Callable, config: GPTConfig, dtype: str, B: int, T: int, recomputes: bool = False
-) -> np.ndarray:
+def phases_of(call: Callable, config: GPTConfig, dtype: str, B: int, T: int, recomputes: bool = False) -> np.ndarray:
     """(phases, 2): the highest and the last bytes of each, from those at its start. Exact up to MOST_TOKENS."""
     trace = functools.partial(_trace, call, model_keys(config), dtype, recomputes)
     if B * T <= MOST_TOKENS:

@@ -68,7 +68,7 @@ def share_out(model: GPT, config, processes, compiled: bool) -> torch.nn.Module:
         if config.activation_checkpointing:
             recompute(block)
     if is_sharded(config, processes.world_size):
-        # imported here, and looked for by what it has below: it takes half a second, which one process need not wait for
+        # imported here, and known below by its attributes: one process need not wait half a second for it
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 

@@ -41,7 +41,7 @@ def collectives(config: TrainConfig, world_size: int) -> dict[str, tuple[int, fl
     # blocks are gathered on the way forward and once more on the way back; what is no block's stays in between
     gathered = config.gradient_accumulation_steps // world_size * (2 * weights - shell)
     found = {"all_gather": (shards, gathered), "reduce_scatter": (shards, weights)}
-    return found | {"all_reduce": (world_size // shards, weights / shards)}
+    return found | ({"all_reduce": (world_size // shards, weights / shards)} if shards < world_size else {})
 
 
 def sent(config: TrainConfig, world_size: int) -> float:

@@ -4,6 +4,7 @@ runs_in_turn.py JSON, a list of the words of each command line. Rank 0 prints a 
 status, and what every process held after its first step, {"parameters": bytes, ..., "sent": {collective: bytes}}.
 """
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -22,13 +23,14 @@ from runs.resume import where_to_start  # noqa: E402
 SENT: dict = {}
 
 
-def counted(name):
-    """The collective of that name, which then adds the bytes of its whole tensor to SENT."""
+def count(collective, name):
+    """From now on the function of torch.distributed adds the bytes of its whole tensor to SENT[collective]."""
     function = getattr(torch.distributed, name)
 
     def call(*args, **keys):
-        tensors = [x for x in (*args, *keys.values()) if isinstance(x, torch.Tensor) and x.numel() > 1]
-        SENT[name] = SENT.get(name, 0) + max((x.nbytes for x in tensors), default=0)
+        # FSDP's are vectors; the loss and the number of labels are single numbers
+        vectors = [x.nbytes for x in (*args, *keys.values()) if isinstance(x, torch.Tensor) and x.dim()]
+        SENT[collective] = SENT.get(collective, 0) + max(vectors, default=0)
         return function(*args, **keys)
 
     setattr(torch.distributed, name, call)
@@ -59,9 +61,12 @@ def look(run, step):
 
 
 FOUND: list = []
+torch.compile = functools.partial(torch.compile, backend="aot_eager")  # inductor would take a minute
 take_step, train.Run.step = train.Run.step, look
-for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"):
-    counted(name)
+OLDER = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
+for collective in ("all_gather", "reduce_scatter", "all_reduce"):
+    newer = "all_reduce" if collective == "all_reduce" else f"{collective}_single"
+    count(collective, newer if hasattr(torch.distributed, newer) else OLDER[collective])
 with Processes("cpu", 1) as processes:
     for words in json.loads(sys.argv[1]):
         FOUND.clear()
