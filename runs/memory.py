@@ -318,7 +318,7 @@ def held(config, world_size: int) -> dict[str, float]:
 def stepping(config, dtype: str, length: int, world_size: int, device: str) -> dict[str, float]:
     """What each of the processes needs for a training step on rows of that length.
 
-    The total is less than the sum: activations go while gradients come.
+    The total is not the sum: activations go while gradients come, and a CPU's heap has holes between all of them.
     """
     parts, accumulates = held(config, world_size), config.gradient_accumulation_steps > world_size
     options: dict = dict(recomputes=config.activation_checkpointing)
@@ -351,8 +351,8 @@ def training(config, dtype: str, dataset: Dataset, processes: Processes) -> dict
     saved = 0
     if is_sharded(config, world_size):
         evaluation += weights  # reads a copy that is whole
-        if device == "cpu":  # a model is whole before it is sharded, and rank 0 gathers a checkpoint
-            saved = max(weights + loaded, between + 3 * weights)
+        if device == "cpu":  # a model is whole before it is sharded, and rank 0 gathers a checkpoint beside that copy
+            saved = max(weights + loaded, between + 4 * weights)
     else:
         between += parts["gradients"] - weights  # DDP keeps its copy
     parts["parameters"] += loaded

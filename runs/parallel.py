@@ -16,6 +16,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -45,7 +46,7 @@ def in_words(config, world_size: int) -> str:
     if config.parallel == "ddp":
         return ", ddp"
     shards = shards_of(config, world_size)
-    return f", fsdp: {shards} shards, {world_size // shards} times"
+    return ", fsdp" if shards == world_size else f", fsdp: {world_size // shards} replicas of {shards} shards"
 
 
 def recompute(block: torch.nn.Module) -> None:
@@ -80,12 +81,12 @@ def share_out(model: GPT, config, processes, compiled: bool) -> torch.nn.Module:
             fully_shard(module, mesh=mesh)
         return model
     model.to(processes.device)
-    step_model = torch.compile(model) if compiled and not by_block else model
+    step_model: Any = torch.compile(model) if compiled and not by_block else model
     return DistributedDataParallel(step_model) if processes.world_size > 1 else step_model
 
 
 @contextlib.contextmanager
-def summed(model: torch.nn.Module, is_last: bool) -> Iterator[None]:
+def summed(model: Any, is_last: bool) -> Iterator[None]:
     """Inside, the gradients of a backward pass go to the other processes if it is the step's last one."""
     if hasattr(model, "set_requires_gradient_sync"):  # FSDP's
         model.set_requires_gradient_sync(is_last)
@@ -101,12 +102,12 @@ def whole(model: GPT) -> GPT:
         return model
     with torch.random.fork_rng(devices=[]), torch.device("meta"):  # a GPT draws its seed
         twin = GPT(model.config)
-    twin.load_state_dict({name: p.full_tensor() for name, p in model.named_parameters()}, assign=True)
+    twin.load_state_dict({name: plain(p) for name, p in model.named_parameters()}, assign=True)
     return twin.train(model.training)
 
 
 @torch.no_grad()
-def gathered(tree: object, is_main: bool) -> object:
+def gathered(tree: Any, is_main: bool) -> Any:
     """A dict of dicts with whole tensors, on the CPU, in place of the sharded ones; on ranks other than 0 with None."""
     if isinstance(tree, dict):
         found = copy.copy(tree)  # a state_dict is more than a dict
@@ -118,7 +119,7 @@ def gathered(tree: object, is_main: bool) -> object:
     return tensor.cpu() if is_main else None
 
 
-def part_of(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+def part_of(parameter: Any, tensor: torch.Tensor) -> torch.Tensor:
     """A whole tensor of the parameter's shape or, of a sharded parameter, the shard of it that this process holds."""
     if not hasattr(parameter, "full_tensor"):
         return tensor.contiguous()

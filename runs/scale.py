@@ -40,8 +40,9 @@ def collectives(config: TrainConfig, world_size: int) -> dict[str, tuple[int, fl
         return {"all_reduce": (world_size, weights)}
     # blocks are gathered on the way forward and once more on the way back; what is no block's stays in between
     gathered = config.gradient_accumulation_steps // world_size * (2 * weights - shell)
-    found = {"all_gather": (shards, gathered), "reduce_scatter": (shards, weights)}
-    return found | ({"all_reduce": (world_size // shards, weights / shards)} if shards < world_size else {})
+    found: dict[str, tuple[int, float]] = {"all_gather": (shards, gathered), "reduce_scatter": (shards, weights)}
+    found["all_reduce"] = (world_size // shards, weights / shards)
+    return {name: (n, size) for name, (n, size) in found.items() if n > 1}
 
 
 def sent(config: TrainConfig, world_size: int) -> float:
@@ -68,7 +69,7 @@ def table(models: dict[str, TrainConfig], processes: list[int]) -> str:
         for n in processes:
             ways = [("ddp", 0), ("fsdp", 0), ("fsdp", 8)]
             for parallel, shards in ways if n > 8 and n % 8 == 0 else ways[:2]:
-                keys = dict(parallel=parallel, shards=shards, gradient_accumulation_steps=n)
+                keys: dict = dict(parallel=parallel, shards=shards, gradient_accumulation_steps=n)
                 cells = [f"{size / 1e9:.2f}" for size in row(dataclasses.replace(config, **keys), n)]
                 way = f"{parallel}, {shards} shards" if shards else parallel
                 lines.append(f"| {' | '.join([model, str(n), way, *cells])} |")

@@ -72,7 +72,7 @@ def of_two(start, alone, helpers):
     runs["half"] = HALF | dict(parallel="fsdp", activation_checkpointing=True)
     runs["start"] = START | dict(parallel="fsdp", init_from=other)
     runs["float16"] = dict(parallel="fsdp", dtype="float16", max_iters=2)
-    runs["diverges"] = dict(parallel="fsdp", learning_rate=1e30, warmup_iters=0)
+    runs["diverges"] = dict(parallel="fsdp", learning_rate=1e30, warmup_iters=0, decay_lr=False)
     runs["even"] = dict(parallel="fsdp", n_embd=16, n_head=2, gate="none", gradient_accumulation_steps=2)
     runs["one shard"] = runs["even"] | dict(shards=1)
     (start("goes on")["out_dir"]).symlink_to(ours)  # the run of one process goes on under two
@@ -301,7 +301,7 @@ def test_the_document_has_todays_table():
 def test_shards_and_checkpointing_need_less_memory_by_the_estimate():
     base = dict(n_layer=4, n_embd=64, n_head=2, vocab_size=300, block_size=64, gradient_accumulation_steps=4)
     plain, fsdp, recomputed, one = (
-        memory.stepping(train.TrainConfig(**base, **keys), "float32", 64, n, "cpu")
+        memory.stepping(train.TrainConfig(**base, **keys), "float32", 64, n, "cuda")
         for keys, n in (({}, 4), (dict(parallel="fsdp"), 4), (dict(activation_checkpointing=True), 4), ({}, 1))
     )
     assert fsdp["total"] < plain["total"] and recomputed["total"] < plain["total"]
