@@ -39,12 +39,13 @@ from speed.gpu import bench_gpu
 from speed.loss import bench_loss
 from speed.report import BenchConfig, Report
 from speed.sides import SMALL, our_step, random_batch
-from speed.training import bench_length, bench_overhead, bench_tiny, bench_train
+from speed.training import bench_checkpointing, bench_length, bench_overhead, bench_tiny, bench_train
 
 PARTS = {
     "train": bench_train,
     "tiny": bench_tiny,
     "overhead": bench_overhead,
+    "checkpointing": bench_checkpointing,
     "length": bench_length,
     "decode": bench_decode,
     "ops": bench_ops,

@@ -40,7 +40,6 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from data.shards import open_dataset
@@ -48,7 +47,7 @@ from evaluate import evaluate
 from meters import first_rows, is_spike, training_meters, training_rows
 from model import GPT, GPTConfig
 from ops import IGNORE
-from runs import memory
+from runs import memory, parallel
 from runs.finite import bad_weight, first_bad_tensor
 from runs.hardware import DTYPES, Processes, autocast, peak_flops, pick_dtype
 from runs.keys import notes_on_keys
@@ -78,6 +77,16 @@ class TrainConfig(GPTConfig):
     )
     overwrite: bool = key(False, "true: replace the run in out_dir, or write among files that are not of a run")
     seed: int = key(1337, "seed of the weights, the order of the data and the dropout", at_least=0)
+
+    parallel: str = key(
+        "ddp", "what each of several processes holds; ddp: all of the model, fsdp: a shard", choices=("ddp", "fsdp")
+    )
+    shards: int = key(
+        0, "fsdp: processes that share one copy of the model (0: all); must divide their number", at_least=0
+    )
+    activation_checkpointing: bool = key(
+        False, "keep each block's input alone, and compute the block again on the way back: less memory, more time"
+    )
 
     batch_size: int = key(12, "rows per micro-step of a process", at_least=1)
     gradient_accumulation_steps: int = key(1, "micro-steps per step, over all processes together", at_least=1)
@@ -158,6 +167,7 @@ def train(
             f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be a multiple of the "
             f"{processes.world_size} processes that share the micro-steps"
         )
+    parallel.shards_of(config, processes.world_size)  # raises for a number that does not fit
     if processes.device_type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32: float32 products would be slow without it
     dataset = open_dataset(config.dataset)
@@ -263,7 +273,8 @@ class Run:
             (resumed or {}).get("dtype") or pick_dtype(config.dtype, processes.device_type)
         )
         self.model, self.new, notes_of_model = make_model(config, resumed, weights)
-        self.model.to(processes.device)
+        self.compiled, why = is_compiled(config, processes.device_type)
+        self.step_model = parallel.share_out(self.model, config, processes, self.compiled)
         self.reads_a_sample = (config.eval_tokens or math.inf) < dataset.counts("val")["tokens"]
         self.optimizers = make_optimizers(self.model, config, processes.device_type)
         scale_new(self.optimizers, self.new, config.new_lr_scale)
@@ -275,11 +286,6 @@ class Run:
             self.resume(resumed)
         # the first step whose loss or gradient was not finite, or -1; on the device, so that nothing waits for a GPU
         self.bad_step = torch.tensor(-1, device=processes.device)
-
-        self.compiled, why = is_compiled(config, processes.device_type)
-        self.step_model = torch.compile(self.model) if self.compiled else self.model
-        if processes.world_size > 1:
-            self.step_model = DistributedDataParallel(self.step_model)
 
         rows_per_step = config.batch_size * config.gradient_accumulation_steps
         length = dataset.tokens_per_example("train", config.block_size)
@@ -329,7 +335,7 @@ class Run:
         lr = self.set_learning_rate(step)
         total = torch.zeros((), device=processes.device)
         for loss in self.micro_losses(step, self.step_model):
-            # DDP takes the mean over the processes, and the loss is already divided by the labels of all of them
+            # DDP and FSDP take the mean over the processes; the loss is already divided by the labels of all of them
             self.scaler.scale(loss * processes.world_size).backward()
             total += loss.detach()
         total = processes.total(total)
@@ -338,6 +344,7 @@ class Run:
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip or math.inf)
+        grad_norm = parallel.plain(grad_norm)
         self.update(step, total, grad_norm)
         self.model.zero_grad(set_to_none=True)
         self.loaded = self.load(step + 1)  # while a GPU still computes this step
@@ -395,11 +402,10 @@ class Run:
         for m, inputs, targets in batches:
             if config.dropout > 0:  # dropout depends on (seed, step, micro-step) alone
                 torch.manual_seed(zlib.crc32(f"{config.seed} {step} {m}".encode()))
-            waits = isinstance(model, DistributedDataParallel) and m != batches[-1][0]
-            with model.no_sync() if waits else contextlib.nullcontext():
+            with parallel.summed(model, is_last=m == batches[-1][0]):
                 with autocast(processes.device_type, self.dtype):
                     loss = model(inputs, targets, reduction="sum") / n_labels
-                yield loss  # the caller runs the backward pass here, inside no_sync
+                yield loss  # the caller runs the backward pass here, inside summed
 
     def update(self, step: int, loss: torch.Tensor, grad_norm: torch.Tensor) -> None:
         """The optimizer's step, unless the loss or the gradient is not finite in this step or in an earlier one.
@@ -428,19 +434,21 @@ class Run:
         tokens, so that they can be compared; "labels" is how many.
         """
         self.stop_if_not_finite(step)
-        row = self.score(step, self.config.eval_tokens)  # before the save: a loss that is not finite ends the run
+        model = parallel.whole(self.model)
+        # before the save: a loss that is not finite ends the run
+        row = self.score(step, self.config.eval_tokens, model)
         is_best = row["val_loss"] < self.best
         self.best = min(self.best, row["val_loss"])
         if self.config.meters and self.processes.is_main:
-            row["meters"] = self.meters(step)
+            row["meters"] = self.meters(step, model)
         self.out.log(event="eval", step=step, **row)
         self.save(step, is_best, keep=True)
         return row
 
-    def score(self, step: int, tokens: int | None) -> dict:
+    def score(self, step: int, tokens: int | None, model: GPT) -> dict:
         """The loss and the other numbers of the validation split, or of a fixed sample of about that many tokens."""
         result = evaluate(
-            self.model,
+            model,
             self.dataset,
             "val",
             batch_size=memory.evaluation_rows(self.config, self.dataset),
@@ -451,21 +459,21 @@ class Run:
             world_size=self.processes.world_size,
         )
         if not math.isfinite(result["loss"]):
-            self.stop(step, f"validation loss is {result['loss']}", bad_weight(self.model))
+            self.stop(step, f"validation loss is {result['loss']}", bad_weight(model))
         return {("val_loss" if name == "loss" else name): x for name, x in result.items()}
 
     def score_whole(self, step: int, last: dict) -> dict:
         """The numbers of the whole validation split, for the row of event "end". last: the last evaluation's row."""
         if self.reads_a_sample:
-            return self.score(step, None)
+            return self.score(step, None, parallel.whole(self.model))
         return {name: x for name, x in last.items() if name not in ("event", "step", "meters")}
 
-    def meters(self, step: int) -> dict:
+    def meters(self, step: int, model: GPT) -> dict:
         """The cheap meters (meters.training_meters), on the first rows of the validation split."""
         rows = training_rows(memory.longest_row(self.dataset, "val", self.config.block_size))
         inputs, targets, _ = first_rows(self.dataset, "val", rows, self.config.block_size)
         inputs, targets = inputs.to(self.processes.device), targets.to(self.processes.device)
-        found = training_meters(self.model, inputs, targets, self.dataset.kinds, self.dtype)
+        found = training_meters(model, inputs, targets, self.dataset.kinds, self.dtype)
         if step > 0 and step >= self.config.warmup_iters:  # every gate starts collapsed: its weights are zero
             for line in found["collapsed"]:
                 tqdm.write(f"step {step}: a gate has collapsed, {line}")
@@ -476,8 +484,8 @@ class Run:
         self.saved_step = step
 
     def state(self, step: int) -> dict:
-        """The contents of ckpt.pt: all that the rest of the run depends on."""
-        return {
+        """The contents of ckpt.pt: all that the rest of the run depends on, on rank 0 with whole tensors."""
+        state = {
             "model": self.model.state_dict(),
             "model_args": {f.name: getattr(self.config, f.name) for f in dataclasses.fields(GPTConfig)},
             "new": self.new,
@@ -501,17 +509,21 @@ class Run:
             "code_files": self.code_files,
             "versions": versions(),
         }
+        return parallel.gathered(state, self.processes.is_main)
 
     # -- the end of a run that is not finite ---------------------------------------------------------------------------
 
     def stop_if_not_finite(self, step: int) -> None:
         """Ends the run with status 1 if a step up to this one was bad. The weights are those from before that step."""
         if (bad_step := int(self.bad_step)) >= 0:
-            found = self.processes.from_all(first_bad_tensor(self.model, self.micro_losses(bad_step, self.model)))
+            model = parallel.whole(self.model)
+            found = self.processes.from_all(first_bad_tensor(model, self.micro_losses(bad_step, model)))
             self.stop(bad_step, "the loss or its gradient is not finite", next(filter(None, found), None))
         if self.scaler.is_enabled() and self.scaler.get_scale() < 1:
             self.stop(
-                step, "float16's loss scale fell below 1 and the gradient still overflows", bad_weight(self.model)
+                step,
+                "float16's loss scale fell below 1 and the gradient still overflows",
+                bad_weight(parallel.whole(self.model)),
             )
 
     def stop(self, step: int, what: str, bad: str | None) -> NoReturn:
@@ -556,7 +568,8 @@ def describe(run: Run, why_compiled: str) -> list[str]:
         f"data: {run.dataset.folder}, {run.dataset.vocab_size:,} ids, {run.tokens_per_step:,} tokens a step"
         + ("" if floor is None else f", the perfect predictor's validation loss is {floor:.4f}"),
         f"device: {processes.device_type}, {run.dtype}{products}, {processes.world_size} process(es) of "
-        f"{processes.threads} threads, compile {'on' if run.compiled else 'off'}{why_compiled}, "
+        f"{processes.threads} threads{parallel.in_words(config, processes.world_size)}, "
+        f"compile {'on' if run.compiled else 'off'}{why_compiled}, "
         f"torch {torch.__version__}",
     ]
     if config.attention_softcap is not None:

@@ -103,8 +103,8 @@ class _ShortConv(torch.autograd.Function):
         T, dtype = dy.shape[1], torch.promote_types(x.dtype, weight.dtype)
         dy, fine = dy.to(dtype), x.to(dtype)
         dx, dw = torch.zeros_like(fine), torch.empty_like(weight)
-        for i, (x_i, dx_i, w) in enumerate(zip(_windows(fine, T), _windows(dx, T), weight, strict=True)):
-            dx_i.addcmul_(dy, w)
+        for i, (x_i, w) in enumerate(zip(_windows(fine, T), weight, strict=True)):
+            dx[:, i : i + T].addcmul_(dy, w)  # not a window of unfold: torch.compile refuses to write to one
             dw[i] = (dy * x_i).sum((0, 1))
         return dx.to(x.dtype), dw, dy.sum((0, 1)).to(weight.dtype) if ctx.needs_input_grad[2] else None
 

@@ -10,6 +10,8 @@ def notes_on_keys(config) -> list[str]:
         unused |= dict.fromkeys(("min_lr", "lr_decay_iters"), "decay_lr is false")
     if getattr(config, "init_from", "") == "scratch":
         unused["new_lr_scale"] = "init_from is scratch"
+    if getattr(config, "parallel", "") == "ddp":
+        unused["shards"] = "parallel is ddp"
     given = [name for name in unused if name in getattr(config, "given", ())]
     return [f"note: {name}={getattr(config, name)} changes nothing: {unused[name]}" for name in given]
 

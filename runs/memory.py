@@ -30,6 +30,7 @@ from model import GPT, Block, GPTConfig
 from ops.loss import cross_entropy_sum
 from runs.hardware import Processes, autocast, memory_available, pick_dtype
 from runs.limits import show_bytes
+from runs.parallel import is_sharded, recompute, shards_of
 
 # what is larger is extrapolated from these: the loops over chunks take their time here, too
 MOST_TOKENS, LONGEST = 8192, 2048
@@ -176,15 +177,32 @@ def layer_by_layer(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.
 
 
 def peak_of(
-    call: Callable, config: GPTConfig, dtype: str, B: int, T: int, device: str = "cpu", *, accumulates: bool = False
+    call: Callable,
+    config: GPTConfig,
+    dtype: str,
+    B: int,
+    T: int,
+    device: str = "cpu",
+    *,
+    accumulates: bool = False,
+    shards: float = 1,
+    recomputes: bool = False,
 ) -> float:
-    """Bytes that a call takes on idx (B, T) above the weights, at most. accumulates: there are gradients already."""
-    alive = replay(phases_of(call, config, dtype, B, T), *sizes_of(config), accumulates)
+    """Bytes that a call takes on idx (B, T) above the weights, at most. accumulates: there are gradients already.
+
+    shards: processes that a block's gradients are spread over; recomputes: activation_checkpointing
+    """
+    alive = replay(phases_of(call, config, dtype, B, T, recomputes), *sizes_of(config), accumulates, shards)
     return float(alive * (HOLES if device == "cpu" else 1))
 
 
 def replay(
-    phases: np.ndarray, kinds: list[int], shell_bytes: int, kind_bytes: list[int], accumulates: bool = False
+    phases: np.ndarray,
+    kinds: list[int],
+    shell_bytes: int,
+    kind_bytes: list[int],
+    accumulates: bool = False,
+    shards: float = 1,
 ) -> float:
     """The highest sum over all layers. kinds: which kind each of them is."""
     n, is_training = len(kind_bytes), len(phases) > len(kind_bytes) + 2
@@ -197,13 +215,13 @@ def replay(
     peak = now
     for i in order:
         peak = max(peak, now + phases[i][0])
-        now += phases[i][1] - (gradients[i] if accumulates else 0)
+        now += phases[i][1] - gradients[i] * (1 if accumulates else 1 - 1 / shards)
     return peak
 
 
-def phases_of(call: Callable, config: GPTConfig, dtype: str, B: int, T: int) -> np.ndarray:
+def phases_of(call: Callable, config: GPTConfig, dtype: str, B: int, T: int, recomputes: bool = False) -> np.ndarray:
     """(phases, 2): the highest and the last bytes of each, from those at its start. Exact up to MOST_TOKENS."""
-    trace = functools.partial(_trace, call, model_keys(config), dtype)
+    trace = functools.partial(_trace, call, model_keys(config), dtype, recomputes)
     if B * T <= MOST_TOKENS:
         return trace(B, T)
     if T <= LONGEST:
@@ -225,7 +243,7 @@ def model_keys(config: GPTConfig) -> tuple:
 
 
 @functools.lru_cache(maxsize=256)
-def _trace(call, keys, dtype, B, T):
+def _trace(call, keys, dtype, recomputes, B, T):
     config = GPTConfig(**dict(keys))
     model, tally = _shell(config), Tally()
     with FakeTensorMode():
@@ -233,6 +251,8 @@ def _trace(call, keys, dtype, B, T):
         for module in list(model.modules()):
             for name, p in list(module.named_parameters(recurse=False)):
                 setattr(module, name, nn.Parameter(torch.empty(p.shape, dtype=p.dtype)))
+        for block in blocks if recomputes else ():
+            recompute(block.block)
         model.blocks = nn.ModuleList(blocks)
         model.train(call is train_step)
         idx = torch.zeros(B, T, dtype=torch.long)
@@ -278,26 +298,65 @@ def weight_bytes(config: GPTConfig) -> int:
 # The needs of the programs: {part: bytes}, and "total" for their worst moment
 
 
+def held(config, world_size: int) -> dict[str, float]:
+    """What each of the processes holds in a training step, beside activations: bytes of each kind.
+
+    The parameters and AdamW's two moments, or their shards; the gradients, with DDP's copy of them; and under fsdp
+    what is whole for a while: what is no block's, one block, the next one, the buffer that it arrives in, and the
+    gradients that leave. Under fsdp micro-steps before the last one keep their gradients whole.
+    """
+    weights, (_, shell, of_kind) = weight_bytes(config), sizes_of(config)
+    if not is_sharded(config, world_size):
+        copies = 1 + (world_size > 1)
+        return {"parameters": weights, "gradients": copies * weights, "optimizer": 2 * weights}
+    own = weights / shards_of(config, world_size)
+    gradients = weights if config.gradient_accumulation_steps > world_size else own
+    gathered = shell + 3 * max(of_kind) + max(shell, *of_kind)
+    return {"parameters": own, "gradients": gradients, "optimizer": 2 * own, "gathered": gathered}
+
+
+def stepping(config, dtype: str, length: int, world_size: int, device: str) -> dict[str, float]:
+    """What each of the processes needs for a training step on rows of that length.
+
+    The total is not the sum: activations go while gradients come, and a CPU's heap has holes between all of them.
+    """
+    parts, accumulates = held(config, world_size), config.gradient_accumulation_steps > world_size
+    options: dict = dict(recomputes=config.activation_checkpointing)
+    peak = functools.partial(peak_of, train_step, config, dtype, config.batch_size, length, device, **options)
+    parts["activations"] = peak(shards=math.inf)  # as if gradients left at once
+    shards = shards_of(config, world_size)
+    gradients = weight_bytes(config) if accumulates else weight_bytes(config) / shards  # those that the peak has
+    together = peak(accumulates=accumulates, shards=shards) - gradients - parts["activations"]
+    return parts | {"total": sum(parts.values()) + together}
+
+
 def training(config, dtype: str, dataset: Dataset, processes: Processes) -> dict[str, float]:
     """What one process of train.py needs."""
     from meters import training_rows  # here, since meters.py imports this file
 
-    device, micro_steps = processes.device_type, config.gradient_accumulation_steps // processes.world_size
-    weights = weight_bytes(config)
-    copies = (config.init_from != "scratch") + (
-        processes.world_size > 1
-    )  # the checkpoint's weights; DDP's copy of the gradients
+    device, world_size, weights = processes.device_type, processes.world_size, weight_bytes(config)
+    loaded = weights if config.init_from != "scratch" else 0  # the checkpoint's weights
     length = longest_row(dataset, "train", config.block_size)
-    step = peak_of(train_step, config, dtype, config.batch_size, length, device, accumulates=micro_steps > 1)
-    step += 2 * 16 * micro_steps * config.batch_size * length  # a step's rows are alive while the next are loaded
-    rows = evaluation_rows(config, dataset)
-    evaluation = evaluating(config, dtype, dataset, "val", rows, config.block_size, device)["total"]
+    parts = stepping(config, dtype, length, world_size, device)
+    # a step's rows are alive while the next are loaded
+    rows = 2 * 16 * (config.gradient_accumulation_steps // world_size) * config.batch_size * length
+    step = parts.pop("total") + loaded + rows
+    between = parts["parameters"] + parts["optimizer"] + loaded
+    batch = evaluation_rows(config, dataset)
+    evaluation = evaluating(config, dtype, dataset, "val", batch, config.block_size, device)["total"]
     if config.meters:
         longest = longest_row(dataset, "val", config.block_size)
         meters = peak_of(metering, config, dtype, training_rows(longest), longest, device)
         evaluation = max(evaluation, meters)
-    parts = {"weights": weights * (1 + copies), "optimizer": 2 * weights, "a step": step, "evaluation": evaluation}
-    return parts | {"total": parts["weights"] + parts["optimizer"] + max(step, evaluation)}
+    saved = 0
+    if is_sharded(config, world_size):
+        evaluation += weights  # reads a copy that is whole
+        if device == "cpu":  # a model is whole before it is sharded, and rank 0 gathers a checkpoint beside that copy
+            saved = max(weights + loaded, between + 4 * weights)
+    else:
+        between += parts["gradients"] - weights  # DDP keeps its copy
+    parts["parameters"] += loaded
+    return parts | {"evaluation": evaluation, "total": max(step, between + evaluation, saved)}
 
 
 def evaluation_rows(config, dataset: Dataset) -> int:
@@ -449,7 +508,8 @@ def check_training(config, resumed: dict | None, dataset: Dataset, processes: Pr
     available, where = memory_available(*here)
     parts = _parts(lambda config: {"total": training_at_most(config, dataset)}, config)
     if not isinstance(parts, str) and parts["total"] < available:
-        return f"memory: far less is needed than the {show_bytes(available)} that {where} has left"
+        listed = ", ".join(f"{name} {show_bytes(size)}" for name, size in held(config, processes.world_size).items())
+        return f"memory: far less is needed than the {show_bytes(available)} that {where} has left ({listed})"
     line = check(config, need, *here)
     if processes.device_type != "cpu" and config.memory_check:  # a model is made in RAM
         available, where = memory_available("cpu", processes.local_size)

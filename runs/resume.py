@@ -23,6 +23,7 @@ from gate import ADDITIVE_ACTIVATIONS
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 from runs.outdir import code_sha256, run_id
+from runs.parallel import part_of
 
 # what a checkpoint must hold for --init_from=resume
 STATE = ("optimizer", "scaler", "iter_num", "best_val_loss", "rng", "data", "config", "dtype")
@@ -131,7 +132,8 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict, model:
     What an older version saved has no names, and must have the order of today's. ValueError for what cannot be of this
     model: AdamW's fused kernel would write past the end of a tensor of another shape.
     """
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    parameters = dict(model.named_parameters())
+    shapes = {name: tuple(p.shape) for name, p in parameters.items()}
     names = [name for optimizer in optimizers for group in optimizer.param_groups for name in group["param_names"]]
     saved_names = [name for group in saved["param_groups"] for name in group.get("param_names", ())] or names
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
@@ -150,7 +152,9 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict, model:
         state = {i: state_of[name] for i, name in enumerate(own) if state_of[name]}
         if isinstance(optimizer, torch.optim.AdamW) and any(set(parts) != ADAMW_STATE for parts in state.values()):
             raise ValueError("its optimizer's state is not AdamW's")
-        state = {i: {part: tensor.contiguous() for part, tensor in parts.items()} for i, parts in state.items()}
+        for i, parts in state.items():
+            whole = {part: tensor for part, tensor in parts.items() if part != "step"}
+            state[i] = parts | {part: part_of(parameters[own[i]], tensor) for part, tensor in whole.items()}
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 

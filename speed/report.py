@@ -21,7 +21,7 @@ REASONS = HERE / "results" / "bench" / "README.md"
 
 @dataclass
 class BenchConfig:
-    what: list[str] = key(["all"], "train, tiny, overhead, length, decode, ops, loss, data, all of them, or gpu")
+    what: list[str] = key(["all"], "train, tiny, overhead, checkpointing, length, decode, ops, loss, data, all, or gpu")
     profile: bool = key(False, "instead: where a training step goes")
     against: str | None = key(None, "nanoGPT's model.py, to be measured beside ours")
     pairs: int = key(30, "pairs of a ratio whose sides take less than a second", at_least=6)

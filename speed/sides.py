@@ -18,6 +18,7 @@ from data.mqar import prepare as mqar
 from model import GPT, GPTConfig
 from ops import IGNORE
 from runs.hardware import autocast, keep_freed_memory
+from runs.parallel import recompute
 from speed.report import BenchConfig
 from train import TrainConfig, make_optimizers
 
@@ -34,10 +35,15 @@ def update(model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], loss
     model.zero_grad(set_to_none=True)
 
 
-def our_step(config, dtype, batch, compiled=False, **keys):
-    """Returns step(), which trains our model, step.model, once on the batch (inputs, targets), as train.py does."""
+def our_step(config, dtype, batch, compiled=False, recomputes=False, **keys):
+    """Returns step(), which trains our model, step.model, once on the batch (inputs, targets), as train.py does.
+
+    recomputes: with activation_checkpointing
+    """
     torch.manual_seed(0)
     model = GPT(GPTConfig(**keys)).to(config.device)
+    for block in model.blocks if recomputes else ():
+        recompute(block)
     optimizers = make_optimizers(model, TrainConfig(learning_rate=1e-4), config.device)
     forward = torch.compile(model) if compiled else model
 

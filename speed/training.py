@@ -1,4 +1,4 @@
-"""The parts train, tiny, overhead and length: what a training step costs."""
+"""The parts train, tiny, overhead, checkpointing and length: what a training step costs."""
 
 import multiprocessing
 import statistics
@@ -22,6 +22,8 @@ from speed.sides import (
     random_batch,
     tiny_batch,
 )
+
+AGAIN = ("kept", "again")  # the activations of blocks are kept, or computed again on the way back
 
 
 def bench_train(config: BenchConfig, report: Report) -> None:
@@ -120,6 +122,28 @@ def forward_of(step) -> Callable:
 
 def decode_of(step) -> Callable:
     return prefilled(step.model, 256)
+
+
+def bench_checkpointing(config: BenchConfig, report: Report) -> None:
+    """6 x 384, T = 512, B = 8: what activation_checkpointing takes in time, and what it leaves of the memory.
+
+    A forward is a third of a step: to compute every block once more should take a third of a step at most.
+    """
+    batch = random_batch(config, 256, 8, 512)
+    for name in ("softmax", "gla"):
+        keys: dict = SMALL | dict(block_size=512, vocab_size=256, attention=name)
+        steps = {side: our_step(config, config.dtype, batch, recomputes=side == "again", **keys) for side in AGAIN}
+        seconds = interleave(steps, config.long_pairs, config)
+        memory = {
+            side: alone(peak_bytes, our_step, (config, config.dtype, batch), keys | dict(recomputes=side == "again"))
+            for side in AGAIN
+        }
+        for side, values in seconds.items():
+            report.row(mixer=name, blocks=side, ms=1e3 * statistics.median(values), peak_mb=memory[side] / 1e6)
+        pairs = paired(seconds, "again", "kept")
+        report.claim(f"{name}: step, activation_checkpointing / without", pairs, 1.35, at_most=True)
+        pairs = [(memory["again"], memory["kept"])]
+        report.claim(f"{name}: peak memory, activation_checkpointing / without", pairs, 0.6, at_most=True)
 
 
 def bench_length(config: BenchConfig, report: Report) -> None:

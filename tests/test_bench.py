@@ -177,6 +177,21 @@ def test_every_part_measures_every_mixer_and_draws_it(with_another_mixer, small_
     assert out_dir / "cost.png" in figures.draw(out_dir)
 
 
+def test_checkpointing_is_measured_in_time_and_memory(small_parts, cpu, monkeypatch):
+    recomputed, part = [], Report("checkpointing")
+    monkeypatch.setattr(sides, "recompute", recomputed.append)
+    bench.PARTS["checkpointing"](cpu, part)
+    assert len(recomputed) == 2  # the one block of the side that computes it again, for either mixer
+    rows = [(row["mixer"], row["blocks"]) for row in part.rows]
+    assert rows == [(mixer, side) for mixer in ("softmax", "gla") for side in ("kept", "again")]
+    names = [
+        f"{mixer}: {what}, activation_checkpointing / without"
+        for mixer, _ in rows[::2]
+        for what in ("step", "peak memory")
+    ]
+    assert [claim["name"] for claim in part.claims] == names and all(claim["at_most"] for claim in part.claims)
+
+
 def test_every_mixer_has_a_colour_of_its_own(with_another_mixer):
     colours = mixer_colours(["gla,softmax", "mine", "gla", "a mixer of an older version"])
     assert len(set(colours.values())) == len(colours) == len(MIXERS) + 2

@@ -213,6 +213,8 @@ def run(command, small):
     assert program == "python", f"{command}: no test knows how to run it"
     if words[:2] == ["-m", "pytest"]:
         return check_pytest(words[2:], environment)
+    if words[:2] == ["-m", "runs.scale"]:  # tests/test_parallel.py checks its numbers
+        return configurator.load(importlib.import_module("runs.scale").ScaleConfig, words[2:])
     script, *words = words
     if "--help" in words:
         with pytest.raises(SystemExit, match="0"):

@@ -128,6 +128,19 @@ def test_a_convolution_and_its_gradients_are_their_definition(T, bias, has_state
     torch.testing.assert_close(gradients, torch.autograd.grad(expected.sin().sum(), inputs))
 
 
+def test_a_convolution_compiles_with_its_backward():
+    """torch.compile makes what is written in place functional, and refuses to write to a window of unfold."""
+    conv, x = make_conv(GPTConfig(n_embd=6, n_head=1), 6, published_width=4, bias=True), random(2, 9, 6).float()
+    for p in conv.parameters():
+        torch.nn.init.normal_(p)
+    torch._dynamo.reset()
+    gradients = [
+        torch.autograd.grad(call(x, None).square().sum(), list(conv.parameters()))
+        for call in (conv, torch.compile(conv, backend="aot_eager"))
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
 def test_under_autocast_a_convolutions_gradients_round_once():
     config = GPTConfig(n_layer=1, n_embd=16, n_head=2, vocab_size=9)
     conv, x = make_conv(config, 16, published_width=4, bias=True), torch.randn(2, 9, 16).bfloat16().requires_grad_()

@@ -95,9 +95,10 @@ def test_estimate_is_within_30_percent_for_other_runs(helpers, text, tmp_path, a
         dict(attention_softcap=30.0, block_size=256),
         dict(attention="softmax,gla", gate="none,elementwise"),
         dict(batch_size=2, block_size=1024, meters=True),
+        dict(n_layer=8, batch_size=16, activation_checkpointing=True),
     ],
 )
-def test_estimate_is_within_30_percent_for_softcaps_patterns_and_meters(helpers, text, tmp_path, keys):
+def test_estimate_is_within_30_percent_for_softcaps_patterns_meters_and_checkpointing(helpers, text, tmp_path, keys):
     assert 0.7 < estimated_over_measured(helpers, text, tmp_path / "out", **keys) < 1.3
 
 

@@ -35,7 +35,7 @@ from data.shards import Dataset, open_dataset
 from data.writing import write_examples
 from model import MIXERS
 from runs import checkpoint as checkpoints
-from runs import hardware, outdir
+from runs import hardware, outdir, parallel
 
 # A convolution of width 2 lets a value see its key: 20 seeds of 20 passed 97% by step 250. Without decay, a seed that
 # finds the trick late still has the rate to learn it
@@ -139,7 +139,7 @@ def test_only_the_last_micro_step_of_a_process_is_all_reduced(run, monkeypatch):
         return take_step(run, step)
 
     waited, take_step = [], train.Run.step
-    monkeypatch.setattr(train, "DistributedDataParallel", Parallel)
+    monkeypatch.setattr(parallel, "DistributedDataParallel", Parallel)
     monkeypatch.setattr(train.Run, "step", watched)
     run("out", gradient_accumulation_steps=4, max_iters=2)
     assert waited == [[True, True, True, False]] * 2

@@ -1,0 +1,81 @@
+"""Several runs of train.py, one after the other, in the same processes: test_parallel.py starts this under torchrun.
+
+runs_in_turn.py JSON, a list of the words of each command line. Rank 0 prints a line of JSON for each run: its exit
+status, and what every process held after its first step, {"parameters": bytes, ..., "sent": {collective: bytes}}.
+"""
+
+import functools
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import configurator  # noqa: E402
+
+import torch  # noqa: E402
+from torch.distributed.tensor import DTensor  # noqa: E402
+
+import train  # noqa: E402
+from runs.hardware import Processes  # noqa: E402
+from runs.resume import where_to_start  # noqa: E402
+
+SENT: dict = {}
+
+
+def count(collective, name):
+    """From now on the function of torch.distributed adds the bytes of its whole tensor to SENT[collective]."""
+    function = getattr(torch.distributed, name)
+
+    def call(*args, **keys):
+        # FSDP's are vectors; the loss and the number of labels are single numbers
+        vectors = [x.nbytes for x in (*args, *keys.values()) if isinstance(x, torch.Tensor) and x.dim()]
+        SENT[collective] = SENT.get(collective, 0) + max(vectors, default=0)
+        return function(*args, **keys)
+
+    setattr(torch.distributed, name, call)
+
+
+def held(tensors):
+    tensors = [x.to_local() if isinstance(x, DTensor) else x for x in tensors if isinstance(x, torch.Tensor)]
+    return sum(x.nbytes for x in tensors if x.dim())
+
+
+def look(run, step):
+    """Run.step, which notes what this process holds and sends."""
+    update = run.update
+
+    def seen_update(*args):  # the gradients are there until the end of the step
+        update(*args)
+        parameters = list(run.model.parameters())
+        states = [state for optimizer in run.optimizers for state in optimizer.state.values()]
+        moments = [x for state in states for x in state.values()]
+        bytes_of = dict(parameters=parameters, gradients=[p.grad for p in parameters], optimizer=moments)
+        FOUND.append({name: held(tensors) for name, tensors in bytes_of.items()} | {"sent": dict(SENT)})
+
+    run.update = seen_update
+    SENT.clear()
+    result = take_step(run, step)
+    run.update = update
+    return result
+
+
+FOUND: list = []
+torch.compile = functools.partial(torch.compile, backend="aot_eager")  # inductor would take a minute
+take_step, train.Run.step = train.Run.step, look
+OLDER = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
+for collective in ("all_gather", "reduce_scatter", "all_reduce"):
+    newer = "all_reduce" if collective == "all_reduce" else f"{collective}_single"
+    count(collective, newer if hasattr(torch.distributed, newer) else OLDER[collective])
+with Processes("cpu", 1) as processes:
+    for words in json.loads(sys.argv[1]):
+        FOUND.clear()
+        status = 0
+        try:
+            config, *rest = where_to_start(configurator.load(train.TrainConfig, words))
+            train.train(config, processes, *rest)
+        except SystemExit as ended:
+            status = ended.code
+        every = processes.from_all(FOUND[0] if FOUND else None)
+        if processes.is_main:
+            print("run " + json.dumps({"status": status, "held": every}), flush=True)

@@ -1,0 +1,312 @@
+"""Several processes hold the whole model or a shard of it, and train as one process does.
+
+    python -m pytest tests/test_parallel.py
+    python -m pytest tests/test_parallel.py -m slow      four processes, two replicas of two shards
+
+The runs of several processes are made one after the other in the same processes (runs_in_turn.py).
+"""
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import evaluate
+import train
+from model import GPT, MIXERS, GPTConfig
+from runs import checkpoint as checkpoints
+from runs import memory, parallel, scale
+from runs.hardware import autocast
+
+ROOT = Path(__file__).resolve().parents[1]
+# three heads: two processes hold unequal parts of A_log. Two micro-steps for each process, with other numbers of labels
+KEYS = dict(
+    n_embd=24, n_head=3, gate="elementwise", gradient_accumulation_steps=4, max_iters=3, eval_interval=3,
+    eval_tokens=700, meters=False, keep_checkpoints=2,
+)  # fmt: skip
+WHOLE = dict(attention="gla,mamba2", max_iters=6, dropout=0.1)  # this run is stopped at 3, and goes on elsewhere
+HALF = WHOLE | dict(max_iters=3, lr_decay_iters=6)
+START = dict(gate="elementwise", gate_activation="sigmoid2", new_lr_scale=10, meters=True, dtype="bfloat16")
+
+
+def runs_in_turn(runs, helpers, processes=2):
+    """Makes the runs [keys] under one torchrun. Returns [{"status", "held"}] of each run, and what was complained."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    words = [helpers.words(**helpers.tiny | keys) for keys in runs]
+    ended = helpers.script(*launch, ROOT / "tests" / "runs_in_turn.py", json.dumps(words))
+    assert ended.returncode == 0, ended.stderr.decode()
+    return [json.loads(line) for line in re.findall(r"^run (.*)$", ended.stdout.decode(), re.M)], ended.stderr.decode()
+
+
+@pytest.fixture(scope="module")
+def start(mixed_mqar, tmp_path_factory, helpers):
+    """start(name, **keys): the keys of a run in a folder of that name."""
+    folder = tmp_path_factory.mktemp("runs")
+    return lambda name, **keys: KEYS | dict(dataset=mixed_mqar, out_dir=folder / name) | keys
+
+
+@pytest.fixture(scope="module")
+def alone(start, helpers):
+    """alone(name, **keys): the folder of a run of one process; each is made once."""
+    made = {}
+
+    def make(name, **keys):
+        if name not in made:
+            made[name] = helpers.train(**start(name, **keys))
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def of_two(start, alone, helpers):
+    """(name -> {"folder", "status", "held"} of a run of two processes, what they complained)"""
+    ours = alone("whole half", **HALF)
+    other = alone("ungated", gate="none")
+    runs = {f"{kind} {name}": dict(attention=name, parallel=kind) for name in MIXERS for kind in ("ddp", "fsdp")}
+    runs["half"] = HALF | dict(parallel="fsdp", activation_checkpointing=True)
+    runs["start"] = START | dict(parallel="fsdp", init_from=other)
+    runs["float16"] = dict(parallel="fsdp", dtype="float16", max_iters=2)
+    runs["diverges"] = dict(parallel="fsdp", learning_rate=1e30, warmup_iters=0, decay_lr=False)
+    runs["even"] = dict(parallel="fsdp", n_embd=16, n_head=2, gate="none", gradient_accumulation_steps=2)
+    runs["one shard"] = runs["even"] | dict(shards=1)
+    (start("goes on")["out_dir"]).symlink_to(ours)  # the run of one process goes on under two
+    runs["goes on"] = WHOLE | dict(parallel="fsdp", init_from="resume")
+    found, complained = runs_in_turn([start(name, **keys) for name, keys in runs.items()], helpers)
+    folders = {name: dict(folder=start(name)["out_dir"]) for name in runs}
+    return {name: folders[name] | one for name, one in zip(runs, found, strict=True)}, complained
+
+
+def check_same_curve(ours, theirs, helpers):
+    assert helpers.losses(ours) == pytest.approx(helpers.losses(theirs), rel=1e-5)
+    for event, name in (("train", "grad_norm"), ("eval", "val_loss"), ("eval", "accuracy"), ("eval", "labels")):
+        one, other = ([row[name] for row in helpers.metrics(out, event)] for out in (ours, theirs))
+        assert one == pytest.approx(other, rel=1e-4), name
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The losses are those of one process
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", MIXERS)
+def test_every_mixer_has_the_losses_of_one_process(name, kind, of_two, alone, helpers):
+    check_same_curve(of_two[0][f"{kind} {name}"]["folder"], alone(name, attention=name), helpers)
+
+
+def test_in_one_process_fsdp_changes_nothing(alone, start, helpers, capsys):
+    same = helpers.train(**start("one", attention="gla", parallel="fsdp", shards=4))
+    assert "fsdp: one process has nothing to share out" in capsys.readouterr().out
+    ours, theirs = (checkpoints.load(out) for out in (same, alone("gla", attention="gla")))
+    assert helpers.equal(ours["model"], theirs["model"]) and helpers.equal(ours["optimizer"], theirs["optimizer"])
+
+
+def test_a_gate_that_is_new_to_a_checkpoint_trains_the_same_in_shards(of_two, alone, start, helpers):
+    whole = alone("start alone", **START | dict(init_from=alone("ungated")))
+    sharded = of_two[0]["start"]["folder"]
+    assert helpers.losses(sharded) == pytest.approx(helpers.losses(whole), rel=1e-3)  # products are in bfloat16
+    ours, theirs = (helpers.metrics(out, "eval")[-1]["meters"] for out in (sharded, whole))
+    assert ours["sink"] == pytest.approx(theirs["sink"], rel=0.01) and ours.keys() == theirs.keys()
+    assert checkpoints.load(sharded)["new"] == checkpoints.load(whole)["new"] != []
+
+
+def test_float16_scales_its_loss_in_shards(of_two, alone, helpers):
+    whole = alone("float16 alone", dtype="float16", max_iters=2)
+    assert helpers.losses(of_two[0]["float16"]["folder"]) == pytest.approx(helpers.losses(whole), rel=1e-3)
+    scalers = [checkpoints.load(out)["scaler"] for out in (of_two[0]["float16"]["folder"], whole)]
+    assert scalers[0] == scalers[1]
+
+
+def test_a_run_in_shards_that_diverges_ends_and_names_a_tensor(of_two):
+    found, complained = of_two
+    assert found["diverges"]["status"] == 1
+    assert re.search(r"error: .* at step \d, learning rate 1e\+30; first bad tensor: ", complained)
+
+
+def test_shards_that_do_not_divide_the_processes_are_refused(helpers):
+    config = train.TrainConfig(parallel="fsdp", shards=3)
+    error = helpers.error_of(parallel.shards_of, config, 4)
+    assert error == "shards=3: must divide the 4 processes; --shards=0 takes all of them"
+    for shards, expected in ((0, 4), (1, 1), (2, 2)):
+        assert parallel.shards_of(dataclasses.replace(config, shards=shards), 4) == expected
+    assert parallel.shards_of(config, 1) == parallel.shards_of(train.TrainConfig(shards=3), 4) == 1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The checkpoint is one file that goes on anywhere
+
+
+def form(tree):
+    """The kinds, shapes and sizes of what a checkpoint holds, down to the bytes that a tensor takes in the file."""
+    if isinstance(tree, dict):
+        return type(tree), {name: form(value) for name, value in tree.items()}
+    if isinstance(tree, torch.Tensor):
+        return tree.dtype, tree.shape, tree.device, tree.stride(), tree.requires_grad, tree.untyped_storage().nbytes()
+    return type(tree)
+
+
+@pytest.mark.parametrize("name", ["softmax", "mamba2"])
+def test_checkpoints_of_all_kinds_have_one_form_and_start_with_the_same_bits(name, of_two, alone, helpers):
+    folders = alone(name, attention=name), of_two[0][f"ddp {name}"]["folder"], of_two[0][f"fsdp {name}"]["folder"]
+    for file in ("ckpt_0.pt", "ckpt.pt"):
+        whole, ddp, fsdp = (checkpoints.load(folder / file) for folder in folders)
+        assert form(whole) == form(ddp) == form(fsdp)
+        if file == "ckpt_0.pt":
+            for part in ("model", "optimizer", "rng", "scaler", "new", "model_args"):
+                assert helpers.equal(whole[part], ddp[part]) and helpers.equal(whole[part], fsdp[part]), part
+    assert whole["model"]["blocks.0.norm_1.weight"].dtype == torch.float32
+
+
+def test_a_run_that_two_processes_saved_in_shards_goes_on_in_one(of_two, alone, start, helpers):
+    folder = of_two[0]["half"]["folder"]
+    helpers.train(**start("half", **WHOLE, parallel="ddp", init_from="resume"))
+    check_same_curve(folder, alone("whole", **WHOLE), helpers)
+
+
+def test_a_run_that_one_process_saved_goes_on_in_two_shards(of_two, alone, helpers):
+    check_same_curve(of_two[0]["goes on"]["folder"], alone("whole", **WHOLE), helpers)
+
+
+def test_evaluate_reads_the_checkpoint_of_shards(of_two, helpers, capsys):
+    folder = of_two[0]["fsdp softmax"]["folder"]
+    evaluate.main([f"--checkpoint={folder}", "--device=cpu", "--threads=1"])
+    loss = json.loads(capsys.readouterr().out.splitlines()[-1])["loss"]
+    assert loss == pytest.approx(helpers.metrics(folder, "end")[-1]["val_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_four_processes_go_on_from_two_in_any_way(of_two, alone, start, helpers):
+    """As two replicas of two shards, as four shards, of which two have no part of a vector of two, and under ddp."""
+    for way in (dict(parallel="fsdp", shards=2), dict(parallel="fsdp"), dict(parallel="ddp")):
+        name = " ".join(map(str, way.values()))
+        half = start(name, **HALF, **way)
+        two, _ = runs_in_turn([half | dict(parallel="fsdp", shards=0)], helpers)
+        four, _ = runs_in_turn([start(name, **WHOLE, **way, init_from="resume")], helpers, processes=4)
+        assert two[0]["status"] == four[0]["status"] == 0
+        check_same_curve(half["out_dir"], alone("whole", **WHOLE), helpers)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# activation_checkpointing
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_blocks_that_are_computed_again_give_the_same_bits(name):
+    keys = dict(attention=name, gate="elementwise", n_layer=2, n_embd=16, n_head=2, block_size=16, vocab_size=11)
+    gradients, calls = [], []
+    for is_on in (False, True):
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(**keys, dropout=0.1))
+        for block in model.blocks:
+            block.mixer.register_forward_hook(lambda *_: calls.append(1))
+            if is_on:
+                parallel.recompute(block)
+        idx = torch.randint(11, (2, 16), generator=torch.Generator().manual_seed(1))
+        with autocast("cpu", "bfloat16"):
+            loss = model(idx, idx)
+        loss.backward()
+        gradients.append([loss.detach(), *(p.grad for p in model.parameters())])
+    assert len(calls) == 2 + 4  # each block once more, on the way back
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_a_run_with_activation_checkpointing_has_the_same_bits(alone, helpers):
+    runs = [alone(f"checkpointing {is_on}", activation_checkpointing=is_on, dropout=0.1) for is_on in (False, True)]
+    ours, theirs = (checkpoints.load(out) for out in runs)
+    assert helpers.equal(ours["model"], theirs["model"]) and helpers.losses(runs[0]) == helpers.losses(runs[1])
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_blocks_are_compiled_one_by_one_where_something_stands_between_them(sharded, monkeypatch):
+    compiled, fake = [], lambda function: compiled.append(function) or function
+    monkeypatch.setattr(torch, "compile", fake)
+    monkeypatch.setattr("torch.distributed.fsdp.fully_shard", lambda module, mesh: module)
+    monkeypatch.setattr("torch.distributed.device_mesh.init_device_mesh", lambda *_, **__: None)
+    model = GPT(GPTConfig(n_layer=3, n_embd=8, n_head=1, block_size=8, vocab_size=5))
+    config = train.TrainConfig(parallel="fsdp", activation_checkpointing=not sharded)
+    processes = SimpleNamespace(world_size=2 if sharded else 1, device_type="cpu", device="cpu")
+    assert parallel.share_out(model, config, processes, compiled=True) is model
+    assert [function.__self__ for function in compiled] == list(model.blocks)
+
+
+@pytest.mark.slow
+def test_compiled_blocks_in_shards_learn_what_the_model_does(of_two, start, helpers):
+    runs = {
+        f"{name} {is_on}": dict(attention=name, parallel="fsdp", compile="true", activation_checkpointing=is_on)
+        for name, is_on in (("softmax", False), ("mamba2", True))
+    }
+    runs_in_turn([start(name, **keys) for name, keys in runs.items()], helpers)
+    for name, keys in runs.items():
+        theirs = of_two[0][f"fsdp {keys['attention']}"]["folder"]
+        assert helpers.losses(start(name)["out_dir"]) == pytest.approx(helpers.losses(theirs), rel=1e-4)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a process holds and sends
+
+
+def config_of(folder):
+    config = checkpoints.load(folder)["config"]
+    return train.TrainConfig(**config)
+
+
+@pytest.mark.parametrize("name", ["even", "one shard"])
+def test_processes_hold_and_send_what_the_arithmetic_says(name, of_two):
+    run = of_two[0][name]
+    config = config_of(run["folder"])
+    held = {part: size for part, size in memory.held(config, 2).items() if part != "gathered"}
+    sent = {collective: size for collective, (_, size) in scale.collectives(config, 2).items()}
+    for seen in run["held"]:
+        assert {collective: size for collective, size in seen.pop("sent").items() if size} == sent
+        assert seen == held
+
+
+def test_unequal_shards_are_the_whole_together_and_micro_steps_gather_again(of_two):
+    run = of_two[0]["fsdp kda"]
+    config = config_of(run["folder"])
+    together = {part: sum(seen[part] for seen in run["held"]) for part in ("parameters", "gradients", "optimizer")}
+    weights = memory.weight_bytes(config)
+    assert together == {"parameters": weights, "gradients": weights, "optimizer": 2 * weights}
+    # what is padded is sent, too
+    assert run["held"][0]["sent"]["all_gather"] == pytest.approx(
+        scale.collectives(config, 2)["all_gather"][1], rel=0.05
+    )
+
+
+@pytest.mark.parametrize("model", scale.MODELS)
+def test_the_table_is_of_the_models_that_it_names(model):
+    config = scale.MODELS[model]
+    keys = {field.name: getattr(config, field.name) for field in dataclasses.fields(GPTConfig)}
+    with torch.device("meta"):
+        n_params = GPT(GPTConfig(**keys)).n_params()
+    assert n_params == pytest.approx({"125M": 125e6, "1B": 1e9}[model.split(":")[0]], rel=0.02)
+    held = memory.held(config, 8)
+    assert held == {"parameters": 4 * n_params, "gradients": 8 * n_params, "optimizer": 8 * n_params}
+    sharded = memory.held(dataclasses.replace(config, parallel="fsdp", gradient_accumulation_steps=8), 8)
+    assert {name: 8 * sharded[name] for name in held} == held | {"gradients": 4 * n_params}
+    # a ring sends nearly twice what is summed
+    assert scale.sent(config, 8) == 2 * 7 / 8 * 4 * n_params
+
+
+def test_the_document_has_todays_table():
+    text = (ROOT / "docs" / "scale_table.md").read_text()
+    assert scale.table(scale.MODELS, [8, 64]) in text
+
+
+def test_shards_and_checkpointing_need_less_memory_by_the_estimate():
+    base = dict(n_layer=4, n_embd=64, n_head=2, vocab_size=300, block_size=64, gradient_accumulation_steps=4)
+    plain, fsdp, recomputed, one = (
+        memory.stepping(train.TrainConfig(**base, **keys), "float32", 64, n, "cuda")
+        for keys, n in (({}, 4), (dict(parallel="fsdp"), 4), (dict(activation_checkpointing=True), 4), ({}, 1))
+    )
+    assert fsdp["total"] < plain["total"] and recomputed["total"] < plain["total"]
+    assert fsdp["activations"] == plain["activations"] > 2 * recomputed["activations"]
+    assert one["gradients"] == plain["gradients"] / 2  # DDP keeps a copy
+    for parts in (plain, fsdp, recomputed, one):
+        assert 0 < parts["total"] <= sum(size for name, size in parts.items() if name != "total")
+        assert math.isfinite(parts["total"])
