@@ -110,6 +110,11 @@ class TrainConfig(GPTConfig):
     keep_checkpoints: int = key(0, "how many of the last evaluations keep a ckpt_STEP.pt", at_least=0)
     eval_batch_size: int | None = key(None, "rows evaluated at once (None: what fits into a step's memory)", at_least=1)
     log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
+    log: str = key(
+        "jsonl",
+        "jsonl: rows go to metrics.jsonl; tensorboard: to out_dir/tensorboard, too",
+        choices=("jsonl", "tensorboard"),
+    )
     meters: bool = key(True, "measure gates, sinks and activations at every evaluation (docs/meters.md)")
 
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
@@ -161,6 +166,8 @@ def train(
     if processes.device_type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32: float32 products would be slow without it
     dataset = open_dataset(config.dataset)
+    processes.check_same(dataset.sha256, f"dataset={config.dataset!r}")
+    processes.check_same(resumed and (resumed.get("run_id"), resumed["iter_num"]), f"the ckpt.pt of {config.out_dir}")
     check_data(resumed, dataset, config)
     dataset.examples_per_epoch("train", config.block_size)  # raises for wrong data before any work is done
     dataset.examples_per_epoch("val", config.block_size if dataset.kind == "examples" else 1)
@@ -198,7 +205,7 @@ def run_steps(run: "Run") -> None:
                 end = step
                 break
             logged_at = (step, time.perf_counter())
-        if number := processes.stop_signal():
+        if number := processes.stop_signal(step, config.log_interval):
             stop_for_signal(run, step, number)
         with run.compile_time_said(step):
             lr, loss, grad_norm = run.step(step)
@@ -383,9 +390,15 @@ class Run:
             ))
             for m in range(processes.rank, config.gradient_accumulation_steps, processes.world_size)
         ]  # fmt: skip
-        n_labels = processes.total(sum((targets != IGNORE).sum() for _, _, targets in batches))
+        n_labels = int(sum((targets != IGNORE).sum() for _, _, targets in batches))
+        # the other processes' labels are counted here, too: to ask for them would be a wait for all in every step
+        others = set(range(config.gradient_accumulation_steps)) - {m for m, _, _ in batches}
+        n_labels += self.dataset.count_labels(
+            "train", step, seed=config.seed, batch_size=config.batch_size, block_size=config.block_size,
+            micro_steps=others, gradient_accumulation_steps=config.gradient_accumulation_steps,
+        )  # fmt: skip
         on_device = [(m, processes.to_device(inputs), processes.to_device(targets)) for m, inputs, targets in batches]
-        return step, on_device, max(1, int(n_labels))
+        return step, on_device, max(1, n_labels)
 
     def micro_losses(self, step: int, model) -> Iterator[torch.Tensor]:
         """Yields this process's shares of the global batch's mean loss, one per micro-step."""

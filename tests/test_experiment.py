@@ -102,7 +102,7 @@ def in_process(monkeypatch):
     """The commands of the runs from here on, which are carried out in this process: torch is imported once."""
     commands = []
 
-    def start(command, folder, threads, gpu):
+    def start(command, folder, threads, gpu, processes):
         script, keys = command
         commands.append(f"{script} {Path(keys['out']).name}" if "out" in keys else script)
         {"train.py": train, "evaluate.py": evaluate}[script].main([f"--config_override={json.dumps(keys)}"])
