@@ -710,7 +710,7 @@ class Dataset:
         return found
 
     def _drawn(self, split, first, count, seed, block_size):
-        """Yields (the row or window, the phase of its epoch) of examples first, first + 1, ... of all epochs in a row."""
+        """Yields (the row or window, the phase of its epoch) of examples first, first + 1, ..., epoch after epoch."""
         n = self.examples_per_epoch(split, block_size)
         for index in range(first, first + count):
             epoch, position = divmod(index, n)

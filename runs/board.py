@@ -1,9 +1,9 @@
 """TensorBoard beside metrics.jsonl: every number of its rows is a curve, "train/loss", "eval/meters/branch/0", ...
 
-    board = Board("out/tensorboard", rows=[])       # the rows that a resumed run has from before
-    board.add({"event": "train", "step": 0, "loss": 10.8})
+board = Board("out/tensorboard", rows=[])       # the rows that a resumed run has from before
+board.add({"event": "train", "step": 0, "loss": 10.8})
 
-    pip install tensorboard; tensorboard --logdir out
+pip install tensorboard; tensorboard --logdir out
 """
 
 from configurator import UserError
