@@ -121,7 +121,7 @@ class ExperimentConfig:
     processes_per_run: int = key(
         1, "processes, of a GPU each, that share the micro-steps of a run, under torchrun", at_least=1
     )
-    gpus: int = key(0, "--dry_run: plan for so many GPUs (0: those of this machine)", at_least=0)
+    gpus: int = key(0, "--dry_run: plan for so many GPUs (0: those of this machine)", at_least=0, at_most=1_000_000)
 
     def __post_init__(self):
         configurator.check(self)

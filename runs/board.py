@@ -8,7 +8,6 @@ pip install tensorboard; tensorboard --logdir out
 
 from configurator import UserError
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from pathlib import Path
 class Board:
     def __init__(self, folder: Path | str, rows: list[dict]):
         """Writes the rows anew, so that those of steps which a kill has undone stand there once, not twice."""
-        if Path(folder).exists():
-            shutil.rmtree(folder)
+        for old in Path(folder).glob("events.out.tfevents.*"):
+            old.unlink()
         self.writer = import_writer()(folder)
         for row in rows:
             self.add(row)

@@ -188,9 +188,8 @@ def test_machines_that_do_not_see_the_same_files_are_refused(keys, helpers):
 
 
 def test_restarts_on_several_machines_need_a_store_of_their_own(monkeypatch, helpers):
-    for name, value in dict(
-        RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1, MASTER_ADDR="a", MASTER_PORT=1
-    ).items():
+    places = dict(RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1, MASTER_ADDR="a", MASTER_PORT=1)
+    for name, value in places.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
