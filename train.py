@@ -166,8 +166,10 @@ def train(
     if processes.device_type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32: float32 products would be slow without it
     dataset = open_dataset(config.dataset)
-    processes.check_same(dataset.sha256, f"dataset={config.dataset!r}")
-    processes.check_same(resumed and (resumed.get("run_id"), resumed["iter_num"]), f"the ckpt.pt of {config.out_dir}")
+    processes.check_same(dataset.sha256, f"dataset={config.dataset!r}", "give all machines the same data")
+    start = resumed and (resumed.get("run_id"), resumed["iter_num"])
+    advice = "out_dir must be on a file system that all machines share, and init_from=auto makes them go on alike"
+    processes.check_same(start, f"the ckpt.pt of {config.out_dir}", advice)
     check_data(resumed, dataset, config)
     dataset.examples_per_epoch("train", config.block_size)  # raises for wrong data before any work is done
     dataset.examples_per_epoch("val", config.block_size if dataset.kind == "examples" else 1)

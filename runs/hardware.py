@@ -243,14 +243,13 @@ class Processes:
             torch.distributed.all_gather_object(values, value)
         return values
 
-    def check_same(self, value: object, what: str) -> None:
+    def check_same(self, value: object, what: str, advice: str) -> None:
         """Raises UserError, on every process, unless the value is the same on all: machines may see other files."""
         found = self.from_all((value, socket.gethostname()))
         for rank, (other, host) in enumerate(found):
             if other != found[0][0]:
                 raise UserError(
-                    f"{what} is another one for rank {rank} on {host} than for rank 0 on {found[0][1]}: all machines "
-                    "must see the same files, so put it on a file system that they share"
+                    f"{what} is another one for rank {rank} on {host} than for rank 0 on {found[0][1]}: {advice}"
                 )
 
     def on_main(self, function: Callable, *args: object) -> None:

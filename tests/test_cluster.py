@@ -79,6 +79,7 @@ class Ranks:
         for rank in range(count):
             environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            environment["TORCHELASTIC_RESTART_COUNT"] = rank  # each torchrun counts its own restarts
             environment = {name: str(value) for name, value in environment.items()}
             words = helpers.words(**of_each[rank])
             self.processes.append(FORKS.Process(target=a_rank, args=(environment, words, self.said, edit)))
@@ -286,7 +287,7 @@ def is_free(port):
 
 
 def wait_until(condition):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
