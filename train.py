@@ -1,7 +1,7 @@
 """Trains a GPT, in one process or in several under torchrun, on a CPU or on GPUs:
 
     python train.py config/NAME.py --key=value ...
-    torchrun --standalone --nproc_per_node=4 train.py config/NAME.py
+    torchrun --standalone --nproc_per_node=4 train.py config/NAME.py        (several machines, SLURM: docs/scale.md)
 
 out_dir gets config.json, code/ (the source files of the run), metrics.jsonl (one object per line),
 ckpt.pt (the last checkpoint) and best.pt (the one of lowest validation loss). Evaluations read a
@@ -52,7 +52,7 @@ from runs import memory
 from runs.finite import bad_weight, first_bad_tensor
 from runs.hardware import DTYPES, Processes, autocast, peak_flops, pick_dtype
 from runs.keys import notes_on_keys
-from runs.outdir import OutDir, code_sha256, versions
+from runs.outdir import OutDir, code_sha256, versions, wait_for_lock
 from runs.resume import check_data, load_optimizers, make_model, optimizer_state, scale_new, where_to_start
 
 
@@ -150,6 +150,8 @@ def make_optimizers(model: GPT, config: TrainConfig, device_type: str) -> list[t
 
 def main(argv: list[str]) -> None:
     config = configurator.load(TrainConfig, argv, program="train.py", description=__doc__)
+    if config.init_from == "auto":
+        wait_for_lock(config.out_dir)
     config, resumed, weights, notes = where_to_start(config)
     with Processes(config.device, config.threads) as processes:
         train(config, processes, resumed, weights, notes)

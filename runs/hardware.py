@@ -21,7 +21,7 @@ import torch
 from runs.limits import ram_available
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# how long processes wait for each other. Rank 0 alone saves and runs the meters meanwhile; torch's default is 30
+# how long processes wait for each other; rank 0 alone saves and runs the meters meanwhile. gloo's own are 30 minutes
 MOST_WAIT = datetime.timedelta(minutes=10)
 SIGNAL_STEPS = 10  # several processes look for a signal every so many steps, at most: each look is a wait for all
 

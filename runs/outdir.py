@@ -44,6 +44,21 @@ RESULT_FILES = (
 LOCK_WAIT = 120.0
 
 
+def wait_for_lock(out_dir: Path | str) -> None:
+    """Waits up to LOCK_WAIT seconds for the process that is at work in out_dir, and then raises UserError.
+
+    A job that goes on calls it before it reads ckpt.pt, which the one before may still be writing.
+    """
+    if not (Path(out_dir) / "lock").is_file():
+        return
+    try:
+        files.lock(out_dir).close()
+    except UserError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{str(error).partition(';')[0]}; waiting up to {LOCK_WAIT:g} seconds for its end", flush=True)
+        files.lock(out_dir, LOCK_WAIT).close()
+
+
 class OutDir:
     def __init__(self, config, processes, resumed=None):
         """resumed: the checkpoint of this folder that the run goes on from, or None."""
@@ -100,21 +115,12 @@ class OutDir:
         if self.config.log == "tensorboard":
             import_writer()  # UserError, before any work, where it is not installed
         try:
-            self.lock = self._wait_for_lock()
+            self.lock = files.lock(self.path)
             self._refuse_to_start_over()
             for leftover in self.path.glob(".*.tmp"):  # a process that was killed while it wrote has left it
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         except OSError as error:
             raise self._cannot_write(error) from None
-
-    def _wait_for_lock(self):
-        try:
-            return files.lock(self.path)
-        except UserError as error:
-            if self.config.init_from != "auto":
-                raise
-            print(f"{str(error).partition(';')[0]}; waiting up to {LOCK_WAIT:g} seconds for its end", flush=True)
-        return files.lock(self.path, LOCK_WAIT)
 
     def _refuse_to_start_over(self):
         """Raises UserError rather than replace what a run has saved."""

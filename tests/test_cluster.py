@@ -255,17 +255,25 @@ def test_a_run_is_handed_on_between_1_2_and_4_processes_in_every_way(keys, helpe
 def test_a_requeued_job_waits_for_the_lock_of_a_dead_machine_and_not_for_ever(keys, helpers, monkeypatch, capsys):
     pytest.importorskip("fcntl")
     out = helpers.train(**keys("out", max_iters=4))
-    held = files.lock(out)  # as a file server holds it for a while
-    timer = threading.Timer(0.5, held.close)
-    timer.start()
-    helpers.train(**keys("out", max_iters=6, init_from="auto"))
+    before = (out / "ckpt.pt").read_bytes()
+    helpers.train(**keys("out", max_iters=5, lr_decay_iters=4, init_from="resume"))
+    after = (out / "ckpt.pt").read_bytes()
+    (out / "ckpt.pt").write_bytes(before)
+    held = files.lock(out)  # as a file server holds it for a while, or the job before, which still saves
+
+    def end():
+        files.write_whole(out / "ckpt.pt", lambda file: file.write(after))
+        held.close()
+
+    threading.Timer(0.5, end).start()
+    helpers.train(**keys("out", max_iters=6, lr_decay_iters=4, init_from="auto"))
     said = capsys.readouterr().out
     assert f"process {os.getpid()} on {socket.gethostname()} is running in it; waiting up to 120 seconds" in said
-    assert checkpoints.load(out)["iter_num"] == 6
+    assert f"resuming {out} at step 5" in said and checkpoints.load(out)["iter_num"] == 6
     monkeypatch.setattr(outdir, "LOCK_WAIT", 0.2)
     with files.lock(out):
         assert "is running in it; wait, stop it" in helpers.error_of(
-            helpers.train, **keys("out", max_iters=6, init_from="auto")
+            helpers.train, **keys("out", max_iters=6, lr_decay_iters=4, init_from="auto")
         )
 
 
