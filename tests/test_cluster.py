@@ -160,16 +160,17 @@ def test_a_signal_to_one_rank_saves_and_ends_all_at_the_next_line_of_the_log(key
 
 
 def be_impatient():
-    hardware.MOST_WAIT = datetime.timedelta(seconds=30)
+    hardware.MOST_WAIT = datetime.timedelta(seconds=90)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_a_rank_that_dies_or_stops_to_answer_ends_the_others_with_one_line(keys, helpers, number):
     out = keys("out")["out_dir"]
-    ranks = Ranks(2, keys("out", max_iters=100_000, eval_interval=50_000), helpers, be_impatient)
+    edit = be_impatient if number == signal.SIGSTOP else None
+    ranks = Ranks(2, keys("out", max_iters=100_000, eval_interval=50_000), helpers, edit)
     wait_for_step(out, 3, ranks)
     ranks.kill(0, number)
-    ranks.processes[1].join(120)
+    ranks.processes[1].join(240)
     assert ranks.processes[1].exitcode == 1
     ranks.kill(0, signal.SIGKILL)
     ranks.end()
