@@ -172,7 +172,7 @@ def test_a_rank_that_dies_or_stops_to_answer_ends_the_others_with_one_line(keys,
     ranks.kill(0, number)
     ranks.processes[1].join(240)
     assert ranks.processes[1].exitcode == 1
-    ranks.kill(0, signal.SIGKILL)
+    ranks.processes[0].kill()
     ranks.end()
     (line,) = [line for line in ranks.said.read_text().splitlines() if "error" in line]
     assert line.startswith("error: rank 1 has lost the others: one of them has ended, and has printed why, or has not")
