@@ -277,7 +277,7 @@ class Processes:
     def stop_signal(self, step: int, log_interval: int) -> int:
         """The number of the signal that any of the processes has got before this step, or 0: the same answer on all.
 
-        One process looks at every step; several look where a line is logged, or every SIGNAL_STEPS steps.
+        One process looks at every step; several look every SIGNAL_STEPS steps, or every log_interval if that is less.
         """
         if self.world_size == 1:
             return self.signal
