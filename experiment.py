@@ -117,7 +117,11 @@ class ExperimentConfig:
         None, "where rows, figure and runs go (None: results/NAME); several workers may share it", is_path=True
     )
     overwrite: bool = key(False, "true: take an out_dir that holds files which are none of an experiment")
-    jobs: int = key(0, "runs at a time (0: as many as there are GPUs, or cores)", at_least=0)
+    jobs: int = key(0, "runs at a time (0: as many as the GPUs, or the cores, can hold)", at_least=0)
+    processes_per_run: int = key(
+        1, "processes, of a GPU each, that share the micro-steps of a run, under torchrun", at_least=1
+    )
+    gpus: int = key(0, "--dry_run: plan for so many GPUs (0: those of this machine)", at_least=0, at_most=1_000_000)
 
     def __post_init__(self):
         configurator.check(self)
@@ -158,6 +162,11 @@ class ExperimentConfig:
                     f"arm {run['arm']!r}: dtype=auto is timed anew in each run, so that paired runs may differ: "
                     'add "dtype": "float32", or bfloat16, to base'
                 )
+            if keys.gradient_accumulation_steps % self.processes_per_run:
+                raise UserError(
+                    f"arm {run['arm']!r}: gradient_accumulation_steps={keys.gradient_accumulation_steps}: must be a "
+                    f"multiple of processes_per_run={self.processes_per_run}, which share the micro-steps"
+                )
             steps = self.selection_iters
             if steps and not (len(steps) == 2 and steps[0] < steps[1] <= keys.max_iters):
                 raise UserError(
@@ -183,6 +192,8 @@ class ExperimentConfig:
             for claim, word in needed.items():
                 check_named(f"scenarios: {name}", claim, self.claims, "claims")
                 configurator.check_choice(f"scenarios: {name}: {claim}", word, stats.WORDS)
+        if self.gpus and not self.dry_run:
+            raise UserError(f"gpus={self.gpus}: is for --dry_run=true; CUDA_VISIBLE_DEVICES says which GPUs are used")
         if bool(self.selection_seeds) and not self.learning_rates:
             raise UserError("selection_seeds: there are no learning_rates to choose from")
         if set(self.selection_seeds) & set(self.seeds):
@@ -356,17 +367,25 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     waiting = [run for run in runs if text_of(run) not in by_text]
     unscored = [by_text[text_of(run)] for run in runs if text_of(run) in by_text]
     unscored = [row for row in unscored if missing_scores(config, row)]
-    jobs, found, lines, total = jobs_of(config, gpus_of(config)), {}, [], 0.0
+    gpus, each = gpus_of(config), config.processes_per_run
+    jobs, found, lines, total = jobs_of(config, gpus), {}, [], 0.0
     for run in waiting:
         kind = run.get("setting"), run["arm"].split(" at ")[0]
         if kind not in found:  # seconds a step
             same = [row for row in rows if (row.get("setting"), row["arm"].split(" at ")[0]) == kind]
-            steps = [row["seconds"] / (row.get("last_step") or steps_of([row])) for row in same]
-            found[kind] = statistics.median(steps) if same else seconds_by_steps(run, threads_of(jobs))
+            # micro-steps that other numbers of processes share are taken to take as long
+            steps = [
+                row["seconds"] * row.get("processes", 1) / each / (row.get("last_step") or steps_of([row]))
+                for row in same
+            ]
+            timed = steps or [seconds_by_steps(run, threads_of(config, jobs)) / each]
+            found[kind] = statistics.median(timed)
         seconds = found[kind] * steps_of([run])
         lines.append(f"{name_of(run):<60}{seconds:>8,.0f} s")
         total += seconds
     hours = f"about {total / 3600 / jobs:.1f} hours, {jobs} at a time"
+    hours += f", {each} {'GPUs' if gpus else 'processes'} each" if each > 1 else ""
+    hours += f" ({total * each / 3600:.1f} GPU-hours, {len(gpus) * each} GPUs)" if gpus else ""
     hours += f"; {len(unscored)} finished runs lack a score" if unscored else ""
     total = f"{len(waiting)} of {len(runs)} runs to do: {hours}"
     return "\n".join([*lines, total, *power.lines(config, rows)])

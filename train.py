@@ -1,7 +1,7 @@
 """Trains a GPT, in one process or in several under torchrun, on a CPU or on GPUs:
 
     python train.py config/NAME.py --key=value ...
-    torchrun --standalone --nproc_per_node=4 train.py config/NAME.py
+    torchrun --standalone --nproc_per_node=4 train.py config/NAME.py        (several machines, SLURM: docs/scale.md)
 
 out_dir gets config.json, code/ (the source files of the run), metrics.jsonl (one object per line),
 ckpt.pt (the last checkpoint) and best.pt (the one of lowest validation loss). Evaluations read a
@@ -51,7 +51,7 @@ from runs import memory, parallel
 from runs.finite import bad_weight, first_bad_tensor
 from runs.hardware import DTYPES, Processes, autocast, peak_flops, pick_dtype
 from runs.keys import notes_on_keys
-from runs.outdir import OutDir, code_sha256, versions
+from runs.outdir import OutDir, code_sha256, versions, wait_for_lock
 from runs.resume import check_data, load_optimizers, make_model, optimizer_state, scale_new, where_to_start
 
 
@@ -119,6 +119,11 @@ class TrainConfig(GPTConfig):
     keep_checkpoints: int = key(0, "how many of the last evaluations keep a ckpt_STEP.pt", at_least=0)
     eval_batch_size: int | None = key(None, "rows evaluated at once (None: what fits into a step's memory)", at_least=1)
     log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
+    log: str = key(
+        "jsonl",
+        "jsonl: rows go to metrics.jsonl; tensorboard: to out_dir/tensorboard, too",
+        choices=("jsonl", "tensorboard"),
+    )
     meters: bool = key(True, "measure gates, sinks and activations at every evaluation (docs/meters.md)")
 
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
@@ -154,6 +159,8 @@ def make_optimizers(model: GPT, config: TrainConfig, device_type: str) -> list[t
 
 def main(argv: list[str]) -> None:
     config = configurator.load(TrainConfig, argv, program="train.py", description=__doc__)
+    if config.init_from == "auto":
+        wait_for_lock(config.out_dir)
     config, resumed, weights, notes = where_to_start(config)
     with Processes(config.device, config.threads) as processes:
         train(config, processes, resumed, weights, notes)
@@ -171,6 +178,10 @@ def train(
     if processes.device_type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32: float32 products would be slow without it
     dataset = open_dataset(config.dataset)
+    processes.check_same(dataset.sha256, f"dataset={config.dataset!r}", "give all machines the same data")
+    start = resumed and (resumed.get("run_id"), resumed["iter_num"])
+    advice = "out_dir must be on a file system that all machines share, and init_from=auto makes them go on alike"
+    processes.check_same(start, f"the ckpt.pt of {config.out_dir}", advice)
     check_data(resumed, dataset, config)
     dataset.examples_per_epoch("train", config.block_size)  # raises for wrong data before any work is done
     dataset.examples_per_epoch("val", config.block_size if dataset.kind == "examples" else 1)
@@ -208,7 +219,7 @@ def run_steps(run: "Run") -> None:
                 end = step
                 break
             logged_at = (step, time.perf_counter())
-        if number := processes.stop_signal():
+        if number := processes.stop_signal(step, config.log_interval):
             stop_for_signal(run, step, number)
         with run.compile_time_said(step):
             lr, loss, grad_norm = run.step(step)
@@ -390,9 +401,15 @@ class Run:
             ))
             for m in range(processes.rank, config.gradient_accumulation_steps, processes.world_size)
         ]  # fmt: skip
-        n_labels = processes.total(sum((targets != IGNORE).sum() for _, _, targets in batches))
+        n_labels = int(sum((targets != IGNORE).sum() for _, _, targets in batches))
+        # the other processes' labels are counted here, too: to ask for them would be a wait for all in every step
+        others = set(range(config.gradient_accumulation_steps)) - {m for m, _, _ in batches}
+        n_labels += self.dataset.count_labels(
+            "train", step, seed=config.seed, batch_size=config.batch_size, block_size=config.block_size,
+            micro_steps=others, gradient_accumulation_steps=config.gradient_accumulation_steps,
+        )  # fmt: skip
         on_device = [(m, processes.to_device(inputs), processes.to_device(targets)) for m, inputs, targets in batches]
-        return step, on_device, max(1, int(n_labels))
+        return step, on_device, max(1, n_labels)
 
     def micro_losses(self, step: int, model) -> Iterator[torch.Tensor]:
         """Yields this process's shares of the global batch's mean loss, one per micro-step."""

@@ -350,19 +350,45 @@ class Dataset:
         """
         if not 0 <= micro_step < gradient_accumulation_steps:
             raise ValueError(f"micro_step {micro_step} of {gradient_accumulation_steps}")
-        n = self.examples_per_epoch(split, block_size)
         first = (step * gradient_accumulation_steps + micro_step) * batch_size
         rows = []
-        for index in range(first, first + batch_size):
-            epoch, position = divmod(index, n)
-            order, phase = _epoch(seed, epoch, n, block_size)
+        for number, phase in self._drawn(split, first, batch_size, seed, block_size):
             if self.kind == "examples":
-                rows.append(self._row(split, order[position]))
+                rows.append(self._row(split, number))
             else:
                 # the phase moves the borders of the windows from epoch to epoch; the last window ends with the split
                 last = self._starts[split][-1] - block_size - 1
-                rows.append(self._window(split, min(phase + int(order[position]) * block_size, last), block_size))
+                rows.append(self._window(split, min(phase + number * block_size, last), block_size))
         return _collate(rows, self._longest(split) if same_length and self.kind == "examples" else 0)
+
+    def count_labels(
+        self,
+        split: str,
+        step: int,
+        *,
+        seed: int,
+        batch_size: int,
+        block_size: int,
+        micro_steps: Iterable[int],
+        gradient_accumulation_steps: int,
+    ) -> int:
+        """The number of labels that `batch` gives in these micro-steps together: a process counts the others' so."""
+        if self.kind == "stream":
+            return batch_size * block_size * len(list(micro_steps))
+        found = 0
+        for micro_step in micro_steps:
+            first = (step * gradient_accumulation_steps + micro_step) * batch_size
+            for row, _ in self._drawn(split, first, batch_size, seed, block_size):
+                found += int(np.count_nonzero(self._numbers(split, row)[1]))
+        return found
+
+    def _drawn(self, split, first, count, seed, block_size):
+        """Yields (the row or window, the phase of its epoch) of examples first, first + 1, ..., epoch after epoch."""
+        n = self.examples_per_epoch(split, block_size)
+        for index in range(first, first + count):
+            epoch, position = divmod(index, n)
+            order, phase = _epoch(seed, epoch, n, block_size)
+            yield int(order[position]), phase
 
     def eval_batches(
         self,
@@ -435,9 +461,13 @@ class Dataset:
         return tokens[:-1], tokens[1:]
 
     def _row(self, split, row):
-        i = bisect.bisect_right(self._starts[split], row) - 1
-        tokens, labels = self._shards[split][i][row - self._starts[split][i]].astype(np.int64)
+        tokens, labels = self._numbers(split, row).astype(np.int64)
         return tokens, np.where(labels == 0, IGNORE, labels)
+
+    def _numbers(self, split, row):
+        """The tokens and the labels of a row: (2, T)."""
+        i = bisect.bisect_right(self._starts[split], row) - 1
+        return self._shards[split][i][row - self._starts[split][i]]
 
 
 def _spread(rows, n):

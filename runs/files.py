@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -195,24 +196,29 @@ def read_jsonl(file: Path | str, fields: dict[str, type] | None = None) -> list[
     return rows
 
 
-def lock(folder: Path | str, wait: bool = False) -> IO:
+def lock(folder: Path | str, wait: float = 0.0) -> IO:
     """Returns an open file that keeps other processes out of the folder until it is closed or this process dies.
 
-    While another process holds the lock, this raises UserError, or waits if `wait` is true. On a system or a file
-    system without such locks nobody is kept out.
+    While another process holds the lock, this waits for so many seconds, and then raises UserError. On a system or a
+    file system without such locks nobody is kept out.
     """
-    file = open(Path(folder) / "lock", "a+")
+    file, deadline = open(Path(folder) / "lock", "a+"), time.monotonic() + wait
     if fcntl is None:
         return file
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        file.seek(0)
-        owner = file.read(99).strip() or "another process"
-        file.close()
-        raise UserError(f"{folder}: {owner} is running in it; wait, stop it, or take another out_dir") from None
-    except OSError:
-        return file
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() < deadline:
+                time.sleep(0.1)
+                continue
+            file.seek(0)
+            owner = file.read(99).strip() or "another process"
+            file.close()
+            raise UserError(f"{folder}: {owner} is running in it; wait, stop it, or take another out_dir") from None
+        except OSError:
+            return file
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     file.flush()

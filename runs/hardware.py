@@ -5,10 +5,12 @@ from configurator import UserError
 
 import contextlib
 import ctypes
+import datetime
 import functools
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +21,9 @@ import torch
 from runs.limits import ram_available
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# how long processes wait for each other; rank 0 alone saves and runs the meters meanwhile. gloo's own are 30 minutes
+MOST_WAIT = datetime.timedelta(minutes=10)
+SIGNAL_STEPS = 10  # several processes look for a signal every so many steps, at most: each look is a wait for all
 
 
 def autocast(device_type: str, dtype: str) -> torch.autocast:
@@ -131,6 +136,13 @@ def places_of_torchrun() -> tuple[int, ...]:
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set, and {', '.join(lacking)} is not: start several processes "
             "with torchrun, or `unset WORLD_SIZE`"
         )
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and number_in_environment("GROUP_WORLD_SIZE", 1) > 1:
+        # after a restart each torchrun may count its own restarts, and one that was replaced finds no address
+        if number_in_environment("TORCHELASTIC_MAX_RESTARTS", 0) > 0:
+            raise UserError(
+                "--max-restarts on several machines: `export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` before torchrun "
+                "--rdzv-backend=c10d; without it, the processes would not find each other after a restart"
+            )
     return tuple(number_in_environment(name) for name in names)
 
 
@@ -191,12 +203,19 @@ class Processes:
                 raise UserError(f"{local_size} processes for {torch.cuda.device_count()} GPUs: lower --nproc_per_node")
             torch.cuda.set_device(self.device)
         if self.world_size > 1:
+            is_cuda = self.device_type == "cuda"
             # gloo for what is on the CPU: the processes can agree there without a wait for the GPU
-            backend = "cpu:gloo,cuda:nccl" if self.device_type == "cuda" else "gloo"
-            # after a restart torchrun's store still has the addresses of the dead: every attempt has names of its own
-            store, rank, world_size = next(torch.distributed.rendezvous("env://"))
-            store = torch.distributed.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-            torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+            backend = "cpu:gloo,cuda:nccl" if is_cuda else "gloo"
+            store, rank, world_size = next(torch.distributed.rendezvous("env://", timeout=MOST_WAIT))
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+                # torchrun's own store lives through restarts, and has the addresses of the dead: every attempt has
+                # names of its own. Otherwise the store is new, and torchruns that were started later count otherwise
+                attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+                store = torch.distributed.PrefixStore(f"attempt {attempt}", store)
+            torch.distributed.init_process_group(
+                backend, store=store, rank=rank, world_size=world_size, timeout=MOST_WAIT,
+                device_id=torch.device(self.device) if is_cuda else None,
+            )  # fmt: skip
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the CPU on the device. To a GPU it goes from pinned memory, and nobody waits for it."""
@@ -224,6 +243,15 @@ class Processes:
             torch.distributed.all_gather_object(values, value)
         return values
 
+    def check_same(self, value: object, what: str, advice: str) -> None:
+        """Raises UserError, on every process, unless the value is the same on all: machines may see other files."""
+        found = self.from_all((value, socket.gethostname()))
+        for rank, (other, host) in enumerate(found):
+            if other != found[0][0]:
+                raise UserError(
+                    f"{what} is another one for rank {rank} on {host} than for rank 0 on {found[0][1]}: {advice}"
+                )
+
     def on_main(self, function: Callable, *args: object) -> None:
         """Calls it on rank 0, for which the others wait. A UserError there is raised on every process."""
         error = None
@@ -246,11 +274,17 @@ class Processes:
         with signals_to(hold, is_alone=self.world_size == 1):
             yield
 
-    def stop_signal(self) -> int:
-        """The number of the signal that any of the processes has got, or 0: the same answer on all."""
+    def stop_signal(self, step: int, log_interval: int) -> int:
+        """The number of the signal that any of the processes has got before this step, or 0: the same answer on all.
+
+        One process looks at every step; several look every SIGNAL_STEPS steps, or every log_interval if that is less.
+        """
+        if self.world_size == 1:
+            return self.signal
+        if step % min(log_interval, SIGNAL_STEPS):
+            return 0
         number = torch.tensor(self.signal)
-        if self.world_size > 1:
-            torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX)
+        torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX)
         return int(number)
 
     def __enter__(self):
@@ -269,7 +303,8 @@ class Processes:
             status = 0
         elif isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error):
             print(
-                f"error: rank {self.rank} has lost the others: one of them has ended, and has printed why",
+                f"error: rank {self.rank} has lost the others: one of them has ended, and has printed why, or has not "
+                f"answered for {MOST_WAIT.total_seconds() / 60:g} minutes",
                 file=sys.stderr,
             )
             status = 1

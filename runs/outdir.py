@@ -1,7 +1,7 @@
 """out_dir holds the files of a run, and only one run at a time writes them.
 
     with OutDir(config, processes, resumed) as out:         # UserError for a folder that is another's, or at work
-        out.start(about, first_step=0, max_iters=5000)      # config.json, code/, metrics.jsonl
+        out.start(about, first_step=0, max_iters=5000)      # config.json, code/, metrics.jsonl, tensorboard/
         out.log(event="train", step=0, loss=10.8)           # one object a line
         out.save(state, is_best=True, keep=True)            # best.pt, ckpt_0.pt, ckpt.pt
 
@@ -26,6 +26,7 @@ import torch
 
 from runs import checkpoint as checkpoints
 from runs import files
+from runs.board import Board, import_writer
 
 ROOT = Path(__file__).resolve().parents[1]
 # what the numbers of a run depend on: another version of one of them may give other numbers
@@ -38,6 +39,24 @@ RESULT_FILES = (
     "train.py",
     "data/shards.py",
 )
+# seconds that init_from=auto waits for the lock: a job that is queued again may start before the file server notices
+# that the machine of the job before is gone (NFS version 4: 90 seconds)
+LOCK_WAIT = 120.0
+
+
+def wait_for_lock(out_dir: Path | str) -> None:
+    """Waits up to LOCK_WAIT seconds for the process that is at work in out_dir, and then raises UserError.
+
+    A job that goes on calls it before it reads ckpt.pt, which the one before may still be writing.
+    """
+    if not (Path(out_dir) / "lock").is_file():
+        return
+    try:
+        files.lock(out_dir).close()
+    except UserError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{str(error).partition(';')[0]}; waiting up to {LOCK_WAIT:g} seconds for its end", flush=True)
+        files.lock(out_dir, LOCK_WAIT).close()
 
 
 class OutDir:
@@ -45,7 +64,7 @@ class OutDir:
         """resumed: the checkpoint of this folder that the run goes on from, or None."""
         self.path, self.keep_checkpoints, self.processes = Path(config.out_dir), config.keep_checkpoints, processes
         self.config, self.resumed = config, resumed
-        self.lock = self.metrics = None
+        self.lock = self.metrics = self.board = None
         self.kept = []  # the rows of metrics.jsonl from before this start, on rank 0
 
     def __enter__(self):
@@ -57,7 +76,7 @@ class OutDir:
         return self
 
     def __exit__(self, *error):
-        for file in (self.metrics, self.lock):
+        for file in (self.board, self.metrics, self.lock):
             if file is not None:
                 file.close()
 
@@ -70,6 +89,8 @@ class OutDir:
             try:
                 self.metrics.write(json.dumps(row, allow_nan=False) + "\n")
                 self.metrics.flush()
+                if self.board is not None:
+                    self.board.add(row)
             except OSError as error:
                 raise self._cannot_write(error) from None
 
@@ -91,6 +112,8 @@ class OutDir:
             self.resumed and run_id(self.path) is not None
         )  # where_to_start has accepted it; an older version left no marker
         files.claim(self.path, "run", self.config.overwrite or (is_older and (self.path / "metrics.jsonl").is_file()))
+        if self.config.log == "tensorboard":
+            import_writer()  # UserError, before any work, where it is not installed
         try:
             self.lock = files.lock(self.path)
             self._refuse_to_start_over()
@@ -135,6 +158,8 @@ class OutDir:
             self._keep_code()
             write_text(file, "".join(json.dumps(row) + "\n" for row in self.kept))
             self.metrics = open(file, "a", encoding="utf-8")
+            if self.config.log == "tensorboard":
+                self.board = Board(self.path / "tensorboard", self.kept)
         except OSError as error:
             raise self._cannot_write(error) from None
 
@@ -164,6 +189,8 @@ class OutDir:
         step = state["iter_num"]
         try:
             os.fsync(self.metrics.fileno())  # the rows of all steps before this one are on the disk first
+            if self.board is not None:
+                self.board.flush()
             if is_best:
                 checkpoints.save(self.path / "best.pt", state)
             if keep and self.keep_checkpoints:

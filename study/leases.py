@@ -8,10 +8,12 @@
 The lease of a name is its file of the highest number in out_dir/leases, "none-seed0.0", "none-seed0.1", ... A lease is
 stale if it was given back, if its process is gone from this machine, or if its heartbeat has stood still while this
 worker looked at it for STALE seconds, for which no two clocks need to agree. It is taken over by creating the file of
-the next number: one worker alone can do that, and none can remove what another one has just taken.
+the next number: one worker alone can do that, and none can remove what another one has just taken. Machines and
+containers may have the same name: a process is only looked for where its number means something (machine).
 """
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -53,7 +55,7 @@ class Leases:
         if number >= 0 and not (self._is_stale(newest) and may_take_over()):
             return False
         file = self.folder / f"{name}.{number + 1}"
-        text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started": time.time()})
+        text = json.dumps(about_this_process())
         try:
             self.folder.mkdir(exist_ok=True)  # a worker that has ended may have removed it
             with open(file, "x") as created:
@@ -107,7 +109,7 @@ class Leases:
         except FileNotFoundError:  # its work is done, or it has just been taken over
             return False
         about = about_of(file)
-        if changed == 0 or about.get("host") == socket.gethostname() and is_gone(about.get("pid")):
+        if changed == 0 or about.get("machine") == machine() and is_gone(about.get("pid")):
             return True
         now = time.monotonic()
         if self.seen.get(file, (None, 0))[0] != changed:
@@ -120,6 +122,19 @@ class Leases:
                 for file, _ in self.held.values():
                     with contextlib.suppress(OSError):
                         os.utime(file)
+
+
+def about_this_process() -> dict:
+    return {"host": socket.gethostname(), "machine": machine(), "pid": os.getpid(), "started": time.time()}
+
+
+@functools.cache
+def machine() -> str:
+    """Names the place in which process ids are unique: this machine since it was started, and this container."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):  # not Linux
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+    return " ".join(parts)
 
 
 def is_gone(pid: object) -> bool:

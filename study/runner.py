@@ -128,7 +128,7 @@ def work(config, out_dir: Path, leases: Leases) -> None:
     """
     gpus = gpus_of(config)
     jobs = jobs_of(config, gpus)
-    threads = threads_of(jobs)
+    threads = threads_of(config, jobs)
     running, left, ended_steps, look_at, told = [], {}, 0, 0.0, ""
     bar = tqdm(
         total=0, desc=config.name, unit="step", smoothing=0.05, mininterval=0.5 if sys.stderr.isatty() else 30,
@@ -160,7 +160,7 @@ def work(config, out_dir: Path, leases: Leases) -> None:
                 if job["process"].poll() is None:
                     continue
                 if job["process"].returncode == 0 and job["commands"]:
-                    job["process"] = start_process(job["commands"].pop(0), job["folder"], threads, job["gpu"])
+                    job["process"] = start_process(job["commands"].pop(0), job["folder"], threads, job["gpu"], 1)
                     continue
                 running.remove(job)
                 look_at = 0.0
@@ -180,16 +180,17 @@ def work(config, out_dir: Path, leases: Leases) -> None:
             job["process"].wait()
         bar.close()
         rows_file.close()
-        if "rows.jsonl" in leases.held:
-            leases.drop("rows.jsonl")
-        elif not os.path.getsize(rows_file.name):
+        name = os.path.basename(rows_file.name)
+        if name != "rows.jsonl" and not os.path.getsize(rows_file.name):
             os.remove(rows_file.name)
+        leases.drop(name)
 
 
 def open_rows(out_dir: Path, leases: Leases) -> IO:
     """The file that this worker alone appends its rows to."""
-    is_first = leases.take("rows.jsonl")
-    file = out_dir / ("rows.jsonl" if is_first else f"rows.{socket.gethostname()}-{os.getpid()}.jsonl")
+    own = f"rows.{socket.gethostname()}-{os.getpid()}"  # containers may share both
+    names = itertools.chain(["rows.jsonl", f"{own}.jsonl"], (f"{own}.{i}.jsonl" for i in itertools.count(1)))
+    file = out_dir / next(name for name in names if leases.take(name))
     if file.is_file():
         os.truncate(file, file.read_bytes().rfind(b"\n") + 1)  # a kill may have cut the last row short
     return open(file, "a")
@@ -233,23 +234,35 @@ def show_progress(bar: tqdm, running: list[dict], ended_steps: int) -> None:
 
 
 def gpus_of(config) -> list[str]:
-    """The names by which CUDA_VISIBLE_DEVICES knows the GPUs of this machine; none where the runs are on the CPU."""
-    if pick_device(config.base.get("device", "auto")) != "cuda":
+    """The GPUs of each run that goes on at a time, as CUDA_VISIBLE_DEVICES names them; none for runs on the CPU.
+
+    They are those of this machine, or the number that --dry_run plans for. Raises UserError if one run needs more.
+    """
+    each, visible = config.processes_per_run, os.environ.get("CUDA_VISIBLE_DEVICES")
+    if config.gpus:
+        names = [str(i) for i in range(config.gpus)]
+    elif pick_device(config.base.get("device", "auto")) != "cuda":
         return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    else:
+        names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    if len(names) < each:
+        raise UserError(f"processes_per_run={each}: each needs a GPU, and there are {len(names)}")
+    return [",".join(names[i : i + each]) for i in range(0, len(names) - each + 1, each)]
 
 
 def jobs_of(config, gpus: list[str]) -> int:
     """How many runs go on at a time."""
     rates = 1 if config.selection_seeds else len(config.learning_rates) or 1
     count = len(config.arms) * (len(config.settings) or 1) * len(config.seeds) * rates
-    return min(config.jobs or len(gpus) or usable_cores(), count)
+    return min(config.jobs or len(gpus) or max(1, usable_cores() // config.processes_per_run), count)
 
 
-def threads_of(jobs: int) -> int:
-    """CPU threads of each run: the same for the first and for the last that is left, for results may depend on them."""
-    return max(1, usable_cores() // jobs)
+def threads_of(config, jobs: int) -> int:
+    """CPU threads of each process of a run: the same for the first run and for the last that is left.
+
+    Results may depend on their number.
+    """
+    return max(1, usable_cores() // (jobs * config.processes_per_run))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -279,7 +292,7 @@ def start(config, item: dict, out_dir: Path, threads: int, gpu: str | None) -> d
     for name in names:
         out = {"out": str(folder / f"score_{name}.json")}
         commands.append(["evaluate.py", about | config.scores[name] | out])
-    process = start_process(commands.pop(0), folder, threads, gpu)
+    process = start_process(commands.pop(0), folder, threads, gpu, 1 if is_finished_run else config.processes_per_run)
     return {
         "item": item, "name": name_of(run), "folder": folder, "gpu": gpu, "process": process, "commands": commands,
         "started": time.time(),
@@ -330,7 +343,7 @@ def prepare(config, keys, seed, place):
     # workers that start together need the same data; the lock lies beside the folder, which is the data set's alone
     lock_folder = place / f".{folder.name}"
     lock_folder.mkdir(parents=True, exist_ok=True)
-    with lock(lock_folder, wait=True):
+    with lock(lock_folder, wait=math.inf):
         if not is_prepared(keys, folder):
             (folder / "prepared.json").unlink(missing_ok=True)
             script = ROOT / "data" / config.prepare / "prepare.py"
@@ -347,12 +360,17 @@ def is_prepared(keys: dict, folder: Path) -> bool:
     return file.is_file() and json.loads(file.read_text()) == keys and (folder / "meta.json").is_file()
 
 
-def start_process(command, folder: Path, threads: int, gpu: str | None) -> subprocess.Popen:
+def start_process(command, folder: Path, threads: int, gpu: str | None, processes: int) -> subprocess.Popen:
+    """Starts a script in a process of its own, or under torchrun in several that share its work."""
     script, keys = command
     environment = {"OMP_NUM_THREADS": str(threads)} | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
+    launcher = []
+    if processes > 1:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "600"  # seconds that torchrun leaves them to save in
     with open(folder / "log.txt", "a") as log:
         return subprocess.Popen(
-            [sys.executable, ROOT / script, f"--config_override={json.dumps(keys)}"],
+            [sys.executable, *launcher, ROOT / script, f"--config_override={json.dumps(keys)}"],
             stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment,
             start_new_session=True,  # a terminal's Ctrl-C is for this process, which then asks each run once
         )  # fmt: skip
@@ -370,8 +388,10 @@ def finish(config, job: dict) -> dict:
     evaluations = [row for row in metrics if row["event"] == "eval"]
     was_stopped = status == 1 and metrics[-1:] and metrics[-1]["event"] == "stopped"  # status 1 is any exception's, too
     if status and not was_stopped or not evaluations:
-        tail = (folder / "log.txt").read_text().strip().splitlines()[-1:]
-        raise UserError(f"{folder.name} ended with status {status}: {' '.join(tail)} (all of it: {folder / 'log.txt'})")
+        lines = (folder / "log.txt").read_text().strip().splitlines()
+        # torchrun prints a report of its own behind the error of the run
+        tail = next((line for line in reversed(lines) if line.startswith("error: ")), " ".join(lines[-1:]))
+        raise UserError(f"{folder.name} ended with status {status}: {tail} (all of it: {folder / 'log.txt'})")
     if "finite" in item:
         return scored(config, item, folder)
     about = json.loads((folder / "config.json").read_text())
@@ -395,6 +415,7 @@ def finish(config, job: dict) -> dict:
         "seconds": time.time() - job["started"],
         **{name: about[name] for name in ("n_params", "flops_per_token", "state_bytes")},
         **{name: about.get(name) for name in ("dtype", "device", "threads", "code_sha256")},
+        "processes": config.processes_per_run,
         "planned_seeds": config.seeds_of.get(item["arm"], config.seeds),  # a claim whose seeds were added later shows
         "planned_looks": {name: claim["looks"] for name, claim in config.claims.items() if "looks" in claim},
         **{name: about[name] for name in ("git_commit", "git_dirty", "versions")},

@@ -37,6 +37,7 @@ DOCUMENTS = [
 ]
 TEXT = {file.relative_to(ROOT).as_posix(): file.read_text() for file in DOCUMENTS}
 PLACEHOLDERS = {"NAME": "pystdlib", "--key=value": "--n_layer=2", "PATH...": "book.txt", "FOLDER": "notes"}
+PLACEHOLDERS |= {"HOST": "localhost", "CONFIG": "config/experiments/minimum.py"}
 
 
 def commands_of(text):
@@ -208,8 +209,15 @@ def run(command, small):
     if program == "torchrun":  # in this process and alone: other tests start several
         launched = get_args_parser().parse_args(words)
         program, words = "python", [launched.training_script, *launched.training_script_args]
+    if program == "sbatch":  # tests/test_cluster.py runs the files; what they start gets the words behind them
+        file = next(word for word in words if word.endswith(".sbatch"))
+        (script,) = re.findall(r"(\w+\.py) \"\$@\"", (ROOT / file).read_text())
+        program, words = "python", [script, *words[words.index(file) + 1 :]]
     if program == "make":
         return check_make(words)
+    if program == "tensorboard":  # tests/test_cluster.py reads what is written for it
+        assert words == ["--logdir=out"]
+        return
     assert program == "python", f"{command}: no test knows how to run it"
     if words[:2] == ["-m", "pytest"]:
         return check_pytest(words[2:], environment)
@@ -279,7 +287,7 @@ def test_every_link_leads_to_a_file_and_to_a_heading_in_it(name):
 
 
 def keys_of_scripts():
-    """The keys of all scripts, and the words of torchrun."""
+    """The keys of all scripts, and the words of torchrun, of sbatch and of tensorboard."""
     modules = ["train", "evaluate", "sample", "meters", "plot", "experiment", "bench", "export"]
     modules += [f"data.{file.parent.name}.prepare" for file in (ROOT / "data").glob("*/prepare.py")]
     keys = {"config_override", "help", "key", "model", "model_args", "tasks", "include_path"}  # four of lm-eval
@@ -287,6 +295,8 @@ def keys_of_scripts():
         for value in vars(module).values():
             if dataclasses.is_dataclass(value):
                 keys |= {field.name for field in dataclasses.fields(value)}
+    jobs = "".join(file.read_text() for file in (ROOT / "config" / "slurm").glob("*.sbatch"))
+    keys |= {"logdir", *re.findall(r"^#SBATCH --([\w-]+)", jobs, re.M)}
     return keys | {word.lstrip("-") for action in get_args_parser()._actions for word in action.option_strings}
 
 

@@ -102,7 +102,7 @@ def in_process(monkeypatch):
     """The commands of the runs from here on, which are carried out in this process: torch is imported once."""
     commands = []
 
-    def start(command, folder, threads, gpu):
+    def start(command, folder, threads, gpu, processes):
         script, keys = command
         commands.append(f"{script} {Path(keys['out']).name}" if "out" in keys else script)
         {"train.py": train, "evaluate.py": evaluate}[script].main([f"--config_override={json.dumps(keys)}"])
@@ -242,10 +242,11 @@ def test_a_signal_stops_every_run_which_saves_first(base, tmp_path, helpers, num
     assert given_back == {"none-seed0.0": 0, "elementwise-seed0.0": 0}  # another machine need not wait
 
 
-@pytest.mark.parametrize("jobs, at_a_time", [(0, 2), (4, 4)])
-def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(monkeypatch, tmp_path, jobs, at_a_time):
+@pytest.mark.parametrize("jobs, each, at_a_time", [(0, 1, 2), (4, 1, 4), (0, 2, 2)])
+def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(monkeypatch, tmp_path, jobs, each, at_a_time):
     monkeypatch.setattr(runner, "pick_device", lambda name: "cuda")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    first, second = {1: ("4", "7"), 2: ("4,7", "1,2")}[each]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{first},{second}")
     started, seen = [], []  # the GPU of each process; those of all that were started before one was first asked
 
     class Ended:
@@ -253,6 +254,7 @@ def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(monkeypa
 
         def __init__(self, command, env, **keys):
             started.append(env["CUDA_VISIBLE_DEVICES"])
+            assert (f"--nproc-per-node={each}" in command) == (each > 1)
 
         def poll(self):
             seen.append(list(started))
@@ -263,12 +265,53 @@ def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(monkeypa
     monkeypatch.setattr(tables, "show", lambda config, row: "")
     monkeypatch.setattr(runner, "finish", lambda config, job: job["item"] | {"seconds": 1.0, "finite": True})
     arms = {"none": {}, "gated": {"gate": "elementwise"}}
-    config = experiment.ExperimentConfig(arms=arms, seeds=[0, 1, 2, 3], data=DATA, jobs=jobs, base=FLOAT32)
+    keys = dict(jobs=jobs, processes_per_run=each, base=FLOAT32 | {"gradient_accumulation_steps": 2})
+    config = experiment.ExperimentConfig(arms=arms, seeds=[0, 1, 2, 3], data=DATA, **keys)
     with Leases(tmp_path) as leases:
         runner.work(config, tmp_path, leases)
     assert len(read_rows(tmp_path)) == len(started) == 8
-    assert sorted(seen[0]) == ["4"] * (at_a_time // 2) + ["7"] * (at_a_time // 2)
-    assert started.count("4") == started.count("7") == 4
+    assert sorted(seen[0]) == sorted([first, second] * (at_a_time // 2))
+    assert started.count(first) == started.count(second) == 4
+
+
+def test_runs_of_several_processes_need_gpus_and_micro_steps_for_each(monkeypatch, helpers):
+    keys = dict(arms={"none": {}}, processes_per_run=4)
+    message = helpers.error_of(experiment.ExperimentConfig, base=FLOAT32 | {"gradient_accumulation_steps": 6}, **keys)
+    assert message.startswith("arm 'none': gradient_accumulation_steps=6: must be a multiple of processes_per_run=4")
+    config = experiment.ExperimentConfig(base=FLOAT32 | {"gradient_accumulation_steps": 8}, **keys)
+    monkeypatch.setattr(runner, "pick_device", lambda name: "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    assert helpers.error_of(runner.gpus_of, config) == "processes_per_run=4: each needs a GPU, and there are 3"
+    monkeypatch.setattr(runner, "pick_device", lambda name: "cpu")
+    monkeypatch.setattr(runner, "usable_cores", lambda: 32)
+    assert runner.jobs_of(config, runner.gpus_of(config)) == 1 and runner.threads_of(config, 1) == 8
+
+
+def test_a_dry_run_plans_for_the_gpus_that_are_given(helpers):
+    base = FLOAT32 | {"gradient_accumulation_steps": 4, "max_iters": 3600}
+    keys = dict(arms={"none": {}, "gated": {"gate": "elementwise"}}, seeds=list(range(8)), base=base, data=DATA)
+    config = experiment.ExperimentConfig(**keys, processes_per_run=4, gpus=16, dry_run=True)
+    (run, other) = (experiment.runs_of(config, [0], [])[i] for i in (0, 1))
+    about = {"finite": True, "accuracy": 0.5, "val_loss": 1.0, "scores": {}, "seconds": 7200.0, "last_step": 3600}
+    rows = [run | about, other | about | {"processes": 4}]  # two hours of one process, or of four
+    lines = experiment.estimate(config, rows).splitlines()
+    # 7 runs of half an hour and 7 of two hours, of 4 GPUs each
+    assert "14 of 16 runs to do: about 4.4 hours, 4 at a time, 4 GPUs each (70.0 GPU-hours, 16 GPUs)" in lines
+    message = helpers.error_of(experiment.ExperimentConfig, **keys, gpus=16)
+    assert message.startswith("gpus=16: is for --dry_run=true")
+
+
+def test_a_run_of_two_processes_has_the_row_of_one(tmp_path, base, helpers):
+    keys = dict(arms={"none": {}}, base=base | {"gradient_accumulation_steps": 2}, data=DATA, jobs=1, exploratory=True)
+    experiment.main(helpers.words(out_dir=tmp_path / "two", processes_per_run=2, **keys))
+    (row,) = read_rows(tmp_path / "two")
+    data = tmp_path / "two" / "data" / "seed0"
+    alone = helpers.train(data, tmp_path / "alone", seed=0, **keys["base"])
+    assert row["processes"] == 2 and row["finite"] and row["last_step"] == 6
+    evaluations = helpers.metrics(alone, "eval")
+    assert row["curve"] == [[e["step"], pytest.approx(e["accuracy"], rel=1e-4)] for e in evaluations]
+    assert row["val_loss"] == pytest.approx(helpers.metrics(alone, "end")[0]["val_loss"], rel=1e-4)
+    assert "2 process(es)" in (tmp_path / "two" / "none-seed0" / "log.txt").read_text()
 
 
 def test_what_was_run_with_other_keys_is_not_taken_for_this_run(run, copied, base, started, helpers):

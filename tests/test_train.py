@@ -606,7 +606,7 @@ def test_no_step_waits_for_a_gpu(run, text, helpers, monkeypatch, mixer, dtype):
     keys = dict(dropout=0.1, gradient_accumulation_steps=2, max_iters=2, log_interval=1000)
     run("out", dataset=text, attention=mixer, gate="elementwise", dtype=dtype, **keys)
     found = collections.Counter((file, function) for file, function, _ in reads.places)
-    # one read each: load counts the labels before they are on the device, and forward looks at them on a CPU only
+    # one read each: load counts its labels before they are on the device, and forward looks at them on a CPU only
     assert found <= collections.Counter({("train.py", "load"): 1, ("model.py", "forward"): 1})
     assert found["train.py", "load"] == 1  # or nothing was watched
 

@@ -43,7 +43,7 @@ def left(tmp_path):
     def call(name, **about):
         (tmp_path / "leases").mkdir(exist_ok=True)
         file = tmp_path / "leases" / f"{name}.0"
-        file.write_text(json.dumps({"host": socket.gethostname(), "pid": gone(), "started": 0.0} | about))
+        file.write_text(json.dumps(leases.about_this_process() | {"pid": gone(), "started": 0.0} | about))
         return file
 
     return call
@@ -121,7 +121,7 @@ def test_a_worker_of_this_machine_that_is_gone_has_no_lease_and_one_that_lives_k
 
 def test_on_another_machine_the_heartbeat_decides_and_no_clock_is_compared(tmp_path, left, monkeypatch):
     monkeypatch.setattr(leases, "STALE", 0.3)
-    file = left("run", host="elsewhere")
+    file = left("run", host="elsewhere", machine="elsewhere")
     os.utime(file, (5e8, 5e8))  # a clock that is years behind
     with Leases(tmp_path) as own:
         for beat in range(4):
@@ -131,6 +131,12 @@ def test_on_another_machine_the_heartbeat_decides_and_no_clock_is_compared(tmp_p
         assert not own.take("run")
         time.sleep(0.4)
         assert own.take("run") and own.is_mine("run")
+
+
+def test_a_process_is_not_looked_for_on_another_machine_that_has_the_same_name(tmp_path, left):
+    left("run", host=socket.gethostname(), machine="another container")  # where the number is that of a live process
+    with Leases(tmp_path) as own:
+        assert not own.take("run")
 
 
 def test_what_is_held_has_a_heartbeat_also_while_the_worker_waits(tmp_path, monkeypatch):
@@ -259,6 +265,10 @@ def test_the_first_worker_writes_rows_jsonl_and_each_other_one_a_file_of_its_own
         other.write_text('{"a": 1}\n{"cut')
         with runner.open_rows(tmp_path, own) as file:
             assert Path(file.name) == other and other.read_text() == '{"a": 1}\n'
+        own.drop(other.name)
+        left(other.name, pid=os.getppid())  # a worker in another container: the same name, the same number
+        with runner.open_rows(tmp_path, own) as file:
+            assert Path(file.name).name == f"rows.{socket.gethostname()}-{os.getpid()}.1.jsonl"
 
 
 def test_a_worker_that_lost_its_lease_writes_no_row(tmp_path, monkeypatch):
@@ -266,7 +276,7 @@ def test_a_worker_that_lost_its_lease_writes_no_row(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "prepare", lambda config, keys, seed, place: place)
     monkeypatch.setattr(runner, "LOOK", 0.1)
 
-    def start_process(command, folder, threads, gpu):
+    def start_process(command, folder, threads, gpu, processes):
         (run,) = experiment.runs_of(config, [0], [])
         (tmp_path / "leases" / "none-seed0.1").write_text("{}")  # taken over, and done
         (tmp_path / "rows.there-5.jsonl").write_text(json.dumps(made_row(run)) + "\n")
