@@ -44,7 +44,7 @@ from ops import IGNORE
 from runs.files import wrong_field
 from runs.hardware import keep_freed_memory, pick_device, seconds_of
 from runs.outdir import write_text
-from study import claims, curves, power, rates, report, stats, tables
+from study import claims, curves, power, ranks, rates, report, stats, tables
 from study.leases import alone
 from study.plan import choose_rates, known_runs, name_of, runs_of, steps_of, unknown_runs
 from study.rows import by_run, missing_scores, read_rows, text_of
@@ -108,6 +108,9 @@ class ExperimentConfig:
         'a band around zero that counts as no effect; "family": a name for the question; "looks": [6, 12] for two, '
         'after so many seeds; "exploratory": true',
     )
+    ranks: dict = key(
+        {}, "{name: {arm: its published gain}}: Spearman's correlation of the arms' metric with it (study/ranks.py)"
+    )
     exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")
     pilot: str | None = key(None, "--dry_run: a folder of rows whose spread says what claims can show", is_path=True)
     scenarios: dict = key({}, "{scenario: {claim: the verdict it needs}}, looked for in each setting")
@@ -169,6 +172,13 @@ class ExperimentConfig:
         configurator.build(prepare_config(self), self.score_data, source="score_data")
         for name, claim in self.claims.items():
             self.check_claim(name, claim)
+        for name, order in self.ranks.items():
+            if wrong := wrong_field(order, WEIGHTS):
+                raise UserError(f"ranks: {name}: {wrong}")
+            for arm in order:
+                check_named(f"ranks: {name}", arm, self.arms, "arms")
+            if len(set(order.values())) < 2 or len(order) < 3:
+                raise UserError(f"ranks: {name}: an order is of three arms or more, and not all gains may be equal")
         power.check_reach(self)
         for arm, other in self.rate_of.items():
             check_named("rate_of", arm, self.arms, "arms")
@@ -327,9 +337,10 @@ def main(argv: list[str]) -> None:
         figures = report.figures(rows, out_dir)
         figures += claims.figures(judged, rows, config.solved_above, out_dir)
         figures += [rates.figure(config, choices, out_dir / "rates.png")] if choices else []
-        records = list(map(claims.record, judged))
-        if records:
-            write_text(out_dir / "claims.json", json.dumps({"claims": records}, indent=1) + "\n")
+        records, orders = list(map(claims.record, judged)), ranks.records(config, rows)
+        if records or orders:
+            found = {"claims": records} | ({"ranks": orders} if orders else {})
+            write_text(out_dir / "claims.json", json.dumps(found, indent=1) + "\n")
         shown = [tables.scenarios_table(config, judged), *tables.parts(config, rows), *([of_rates] if of_rates else [])]
         verdicts = claims.table(records) if records else None
         page = report.write_page(rows, figures, out_dir / "report.html", shown, command, about_of(argv), verdicts)
@@ -369,7 +380,7 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     hours = f"about {total / 3600 / jobs:.1f} hours, {jobs} at a time"
     hours += f"; {len(unscored)} finished runs lack a score" if unscored else ""
     total = f"{len(waiting)} of {len(runs)} runs to do: {hours}"
-    return "\n".join([*lines, total, *power.lines(config, rows)])
+    return "\n".join([*lines, total, *power.lines(config, rows), *ranks.lines(config)])
 
 
 def seconds_by_steps(run: dict, threads: int) -> float:
