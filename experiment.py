@@ -91,6 +91,7 @@ class ExperimentConfig:
     data: dict = key({}, "keys of that script; a later data is added to it", merge=True)
     metric: str = key("accuracy", "what the table and the curves show", choices=("accuracy", "val_loss"))
     scores: dict = key({}, "{name: keys of evaluate.py}: how each finished run is scored besides")
+    scores_of: dict = key({}, "{score: the only arms that are scored so}")
     score_data: dict = key({}, "keys of the same script, for the data of the scores (empty: the run's own)")
     baseline: str | None = key(None, "the arm that the verdict compares with (None: no verdict, of accuracy alone)")
     treatment: str | None = key(None, "the arm that the verdict is about; it needs the three keys below, too")
@@ -150,6 +151,12 @@ class ExperimentConfig:
             check_named("seeds_of", arm, self.arms, "arms")
             if wrong := wrong_field(seeds, [(int, 0, 1 << 60), 1, 999]):
                 raise UserError(f"seeds_of: {arm}: {wrong}")
+        for score, arms in self.scores_of.items():
+            check_named("scores_of", score, self.scores, "scores")
+            if wrong := wrong_field(arms, [(str, 1, 80), 1, 999]):
+                raise UserError(f"scores_of: {score}: {wrong}")
+            for arm in arms:
+                check_named(f"scores_of: {score}", arm, self.arms, "arms")
         for arm, keys in self.arms.items():
             if "init_from_arm" in keys:
                 self.check_start(arm, keys["init_from_arm"])

@@ -15,7 +15,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from runs.outdir import write_text
-from study import sinks, stats
+from study import lengths, sinks, stats
 from study.drawing import COLOURS, dress, mean, mean_lines, mean_mark, mixer_colours, write
 from study.page import Table, csv_link, figure_html, heading, lines_html, page, paragraphs, table_html
 
@@ -49,6 +49,8 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
         drawn.append(slice_curves(rows, folder / "slices.png"))
     if any("lengths" in score for score in scores):
         drawn.append(context_curves(rows, folder / "lengths.png"))
+    if lengths.pairs(rows):
+        drawn.append(lengths.figure(rows, folder / "lengths_gain.png"))
     return drawn
 
 

@@ -431,7 +431,8 @@ def test_an_experiment_on_text_shows_losses_and_has_no_verdict(base, tmp_path):
     ]  # fmt: skip
     config = experiment.ExperimentConfig(arms={"plain": {}, "gated": {}}, seeds=[0, 1], metric="val_loss", base=FLOAT32)
     assert "gated  2.0000  3.0000  2.5000  -3.8531 to 8.8531" in str(tables.table(config, rows))
-    assert [figure.name for figure in report.figures(rows, tmp_path)] == ["val_loss.png", "lengths.png"]
+    names = ["val_loss.png", "lengths.png", "lengths_gain.png"]
+    assert [figure.name for figure in report.figures(rows, tmp_path)] == names
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -62,6 +62,29 @@ seeds_of = {
 # 360 kB to validate on: the error of a paired difference from the choice of bytes is about 0.003 then
 data = {"val_fraction": 0.03}
 
+# beyond the training length, with the gate and without: loss by position; scores are no part of a run
+scores = {
+    "as trained": {"lengths": [256, 512, 1024]},
+    "NTK": {"lengths": [256, 512, 1024], "rope_scaling": "ntk", "rope_factor": 4},
+    "YaRN": {"lengths": [256, 512, 1024], "rope_scaling": "yarn", "rope_factor": 4},
+}
+scores_of = {
+    "as trained": [
+        "softmax",
+        "softmax sigmoid",
+        "cosformer",
+        "cosformer sigmoid",
+        "gla",
+        "gla sigmoid",
+        "mamba2",
+        "mamba2 sigmoid",
+        "gated_deltanet",
+        "gated_deltanet sigmoid",
+    ],
+    "NTK": ["softmax", "softmax sigmoid"],
+    "YaRN": ["softmax", "softmax sigmoid"],
+}
+
 learning_rates = [1e-3, 3e-3, 1e-2]
 selection_seeds = [100, 101]
 selection_iters = [150, 400]
