@@ -252,7 +252,7 @@ def values_of(mixer: Mixer, x: torch.Tensor) -> torch.Tensor:
 
 
 def readout_factor(mixer: Mixer, x: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
-    """What norm, activation, gates and scale multiply the readout o (B, T, H, D) by, entry by entry, without addends."""
+    """What norm, activation, gates and scale multiply the readout o (B, T, H, D) by, entry by entry; no addends."""
     factor = torch.ones_like(o)
     for step in mixer.readout_steps:
         if step in mixer.gates:

@@ -118,7 +118,7 @@ class GPTConfig:
     )
     norm_first: bool = key(True, "true: the readout is normed, then gated; false: gated, then normed")
     readout_activation: str = key("none", "nonlinearity right after the readout's norm", choices=READOUT_ACTIVATIONS)
-    branch_scale: float = key(1.0, "fixed factor on the readout behind its norm and gates: on the mixer's branch", above=0)
+    branch_scale: float = key(1.0, "fixed factor on the readout behind its norm and gates", above=0)
     out_init_scale: float = key(1.0, "factor on the start of each mixer's output projection", above=0)
     kernels: str = key(
         "auto", "code of the recurrence; auto: fla on a GPU where it is installed", choices=("auto", "torch", "fla")

@@ -51,7 +51,8 @@ def table(rows: list[dict]) -> Table | None:
         setting, _, arm, name = key
         losses = {seed: losses_of(results) for seed, results in own.items()}
         label = ", ".join(filter(None, (arm, name, setting)))
-        cells.append([label, *(cell([l[n] for l in losses.values() if n in l], ".4f") for n in lengths), str(len(own))])
+        ends = {n: [found[n] for found in losses.values() if n in found] for n in lengths}
+        cells.append([label, *(cell(ends[n], ".4f") for n in lengths), str(len(own))])
         if key in compared:
             plain = {seed: losses_of(results) for seed, results in compared[key][1].items()}
             shared = [seed for seed in losses if seed in plain]
@@ -110,6 +111,6 @@ def figure(rows: list[dict], path: Path) -> Path:
 
 def difference(results: list[dict], plain: list[dict]) -> list[tuple]:
     """[(position, difference of the losses)] at the longest context that both reach."""
-    both = [(one, two) for one, two in zip(results, plain, strict=True) if "by_position" in one and "by_position" in two]
-    one, two = both[-1]
+    both = zip(results, plain, strict=True)
+    one, two = [pair for pair in both if all("by_position" in result for result in pair)][-1]
     return [(at, loss - other) for (at, loss), (_, other) in zip(one["by_position"], two["by_position"], strict=True)]

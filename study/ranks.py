@@ -8,8 +8,8 @@
 The correlation is that of the published gains with the arms' mean metric, over the seeds that all these arms have; a
 loss counts as better where it is lower. Its interval is a bootstrap over the seeds, in which all arms of a seed are
 drawn together, because no test of paired differences applies to an order. Noise only ever disturbs an order, and a
-bootstrap adds noise: the correlations that it draws are too low, and the percentile interval alone covers the true one
-in 11% of simulated cases where that is 1. So the interval reaches up as far as it reaches down (the basic bootstrap): it
+bootstrap adds noise: the correlations that it draws are too low, and where the true one is 1, the percentile interval
+alone misses it in most simulated cases. So the interval reaches up as far as it reaches down (the basic bootstrap): it
 is the union of both, which covers in 92 to 97% of cases, six seeds (tests/test_ranks.py).
 
 p is the share of all orders of the arms that agree with the published one as well, or better: of 100,000 at random.
