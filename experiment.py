@@ -121,6 +121,9 @@ class ExperimentConfig:
         None, "where rows, figure and runs go (None: results/NAME); several workers may share it", is_path=True
     )
     overwrite: bool = key(False, "true: take an out_dir that holds files which are none of an experiment")
+    gpu_flops: float | None = key(
+        None, "--dry_run without a GPU: FLOPs a second that one is assumed to reach, which gives GPU-hours", above=0
+    )
     jobs: int = key(0, "runs at a time (0: as many as there are GPUs, or cores)", at_least=0)
 
     def __post_init__(self):
@@ -247,6 +250,8 @@ class ExperimentConfig:
         if path[0] in curves.METRICS and len(path) != 1 + curves.PARAMETERS[path[0]]:
             example = ["auc"] if path[0] == "auc" else [path[0], 0.9]
             raise UserError(f"claims: {name}: of={show(path)}: must be like {show(example)}")
+        if path == ["log"]:
+            raise UserError(f"claims: {name}: of={show(path)}: must be like {show(['log', 'val_loss'])}")
         is_across = tables.is_across_settings(claim)
         for setting in claim["contrast"] if is_across else [claim["setting"]] if "setting" in claim else []:
             check_named(f"claims: {name}: setting", setting, self.settings, "settings")
@@ -374,20 +379,34 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     waiting = [run for run in runs if text_of(run) not in by_text]
     unscored = [by_text[text_of(run)] for run in runs if text_of(run) in by_text]
     unscored = [row for row in unscored if missing_scores(config, row)]
-    jobs, found, lines, total = jobs_of(config, gpus_of(config)), {}, [], 0.0
+    is_assumed = config.gpu_flops is not None and not torch.cuda.is_available()
+    jobs, found, lines, total = 1 if is_assumed else jobs_of(config, gpus_of(config)), {}, [], 0.0
     for run in waiting:
         kind = run.get("setting"), run["arm"].split(" at ")[0]
         if kind not in found:  # seconds a step
             same = [row for row in rows if (row.get("setting"), row["arm"].split(" at ")[0]) == kind]
             steps = [row["seconds"] / (row.get("last_step") or steps_of([row])) for row in same]
-            found[kind] = statistics.median(steps) if same else seconds_by_steps(run, threads_of(jobs))
+            timed = seconds_by_flops(run, config.gpu_flops) if is_assumed else None
+            found[kind] = statistics.median(steps) if same else timed or seconds_by_steps(run, threads_of(jobs))
         seconds = found[kind] * steps_of([run])
         lines.append(f"{name_of(run):<60}{seconds:>8,.0f} s")
         total += seconds
     hours = f"about {total / 3600 / jobs:.1f} hours, {jobs} at a time"
+    if is_assumed:
+        hours = (
+            f"about {total / 3600:.0f} GPU-hours, assuming {config.gpu_flops:.2g} FLOPs a second, which is not measured"
+        )
     hours += f"; {len(unscored)} finished runs lack a score" if unscored else ""
     total = f"{len(waiting)} of {len(runs)} runs to do: {hours}"
     return "\n".join([*lines, total, *power.lines(config, rows), *ranks.lines(config)])
+
+
+def seconds_by_flops(run: dict, flops: float) -> float:
+    """The seconds that a step takes at so many FLOPs a second; training costs three times the forward pass."""
+    keys = configurator.build(TrainConfig, run["config"])
+    with torch.device("meta"):
+        of_token = GPT(keys).flops_per_token()
+    return 3 * of_token * keys.batch_size * keys.gradient_accumulation_steps * keys.block_size / flops
 
 
 def seconds_by_steps(run: dict, threads: int) -> float:
