@@ -114,6 +114,9 @@ class ExperimentConfig:
     )
     exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")
     pilot: str | None = key(None, "--dry_run: a folder of rows whose spread says what claims can show", is_path=True)
+    pair_spread: float | None = key(
+        None, "--dry_run without rows: the standard deviation of a difference of two arms, which is assumed", above=0
+    )
     scenarios: dict = key({}, "{scenario: {claim: the verdict it needs}}, looked for in each setting")
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
     dry_run: bool = key(False, "show the list and its estimated hours, and do nothing")

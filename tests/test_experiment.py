@@ -30,7 +30,7 @@ from data.shards import open_dataset
 from runs.checkpoint import load
 from runs.files import lock, read_jsonl
 from runs.hardware import usable_cores
-from study import report, runner, tables
+from study import claims, report, runner, tables
 from study.leases import Leases
 from study.rows import read_rows
 
@@ -355,9 +355,10 @@ def test_the_experiment_on_wikitext_runs_on_other_text_and_claims_ratios_of_word
     keys |= {"selection_iters": [], "base": base | {"vocab_size": 256, "gradient_accumulation_steps": 1}}
     keys |= {"data": {"from_dir": str(copies), "tokenizer": "byte"}}
     words = [f"--{name}={json.dumps(value)}" for name, value in keys.items()]
-    experiment.main([str(ROOT / "config/experiments/wikitext103.py"), *words, f"--out_dir={tmp_path / 'out'}"])
-    rows = {(row["arm"], row["seed"]): row["scores"]["test"]["word_perplexity"] for row in read_rows(tmp_path / "out")}
-    (claim,) = json.loads((tmp_path / "out" / "claims.json").read_text())["claims"]
+    config = configurator.load(experiment.ExperimentConfig, [str(ROOT / "config/experiments/wikitext103.py"), *words])
+    found = experiment.run_all(config, tmp_path / "out")
+    rows = {(row["arm"], row["seed"]): row["scores"]["test"]["word_perplexity"] for row in found}
+    claim = claims.record(*tables.judge_claims(config, found))
     ratios = {"0": rows["softmax", 0] / rows["softmax sigmoid", 0]}
     assert claim["seeds"] == pytest.approx(ratios, rel=1e-5) and claim["unit"] == "ratio"
     assert claim["threshold"] == pytest.approx(1 / 0.97, abs=1e-4)

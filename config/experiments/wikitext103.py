@@ -44,6 +44,7 @@ gpu_flops = 2e14  # a fifth of an H100's peak, assumed: what --dry_run reckons w
 learning_rates = [3e-4, 6e-4, 1.2e-3]
 selection_seeds = [100]
 selection_iters = [115, 345]
+pair_spread = 0.01  # of the logarithm of a perplexity, a guess
 
 claims = {
     "in linear mixers and SSMs the gate lowers word perplexity by more than 3%": {
