@@ -44,7 +44,7 @@ from ops import IGNORE
 from runs.files import wrong_field
 from runs.hardware import keep_freed_memory, pick_device, seconds_of
 from runs.outdir import write_text
-from study import claims, curves, power, ranks, rates, report, stats, tables
+from study import claims, curves, mixers, power, ranks, rates, report, stats, tables
 from study.leases import alone
 from study.plan import choose_rates, known_runs, name_of, runs_of, steps_of, unknown_runs
 from study.rows import by_run, missing_scores, read_rows, text_of
@@ -112,6 +112,10 @@ class ExperimentConfig:
     ranks: dict = key(
         {}, "{name: {arm: its published gain}}: Spearman's correlation of the arms' metric with it (study/ranks.py)"
     )
+    published: dict = key(
+        {}, '{name: {"arms": [without, with], "per_cent": [from, to]}}: published gains of perplexity, set beside'
+    )
+    bytes_per_token: float = key(1.0, "published: bytes of the tokens that those gains are of", above=0)
     exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")
     pilot: str | None = key(None, "--dry_run: a folder of rows whose spread says what claims can show", is_path=True)
     pair_spread: float | None = key(
@@ -192,6 +196,11 @@ class ExperimentConfig:
                 check_named(f"ranks: {name}", arm, self.arms, "arms")
             if len(set(order.values())) < 2 or len(order) < 3:
                 raise UserError(f"ranks: {name}: an order is of three arms or more, and not all gains may be equal")
+        for name, about in self.published.items():
+            if wrong := wrong_field(about, PUBLISHED):
+                raise UserError(f"published: {name}: {wrong}")
+            for arm in about["arms"]:
+                check_named(f"published: {name}", arm, self.arms, "arms")
         power.check_reach(self)
         for arm, other in self.rate_of.items():
             check_named("rate_of", arm, self.arms, "arms")
@@ -292,6 +301,7 @@ class ExperimentConfig:
 
 # what a claim holds; runs.files.wrong_field says how such a table is read
 WEIGHTS = {str: (float, -1e9, 1e9)}
+PUBLISHED = {"arms": [(str, 1, 80), 2, 2], "per_cent": [(float, -100.0, 100.0), 1, 2]}
 CLAIM = {
     "contrast": (dict, 1, 999),
     "above?": (float, -1e9, 1e9),
@@ -351,6 +361,8 @@ def main(argv: list[str]) -> None:
     with alone(out_dir, "report") if config.run else contextlib.nullcontext():  # workers end at the same time
         figures = report.figures(rows, out_dir)
         figures += claims.figures(judged, rows, config.solved_above, out_dir)
+        if len(report.arms_of(rows)) > 1 and mixers.pairs_of(judged, rows):
+            figures.append(mixers.forest(judged, rows, out_dir / "mixers.png"))
         figures += [rates.figure(config, choices, out_dir / "rates.png")] if choices else []
         records, orders = list(map(claims.record, judged)), ranks.records(config, rows)
         if records or orders:

@@ -50,7 +50,7 @@ def check_reach(config) -> None:
 
 
 def lines(config, rows: list[dict]) -> list[str]:
-    """What each claim can show, from the spread of the rows there are, of those in the folder `pilot`, or `pair_spread`."""
+    """What each claim can show, from the spread of the rows there are, of those in `pilot`, or from `pair_spread`."""
     sources = [("its rows", rows)]
     if config.pilot is not None:
         sources.append((config.pilot, read_rows(Path(config.pilot))))

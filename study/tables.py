@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from study import curves, lengths, power, ranks, report, sinks, stats
+from study import curves, lengths, mixers, power, ranks, report, sinks, stats
 from study.claims import notes
 from study.page import Table
 
@@ -42,7 +42,8 @@ def parts(config, rows: list[dict]) -> list[str | Table]:
             found.append(f"verdict: {verdict(config, own)}\ncost of the gate: {cost(config, own)}")
     if config.learning_rates and not config.selection_seeds:
         found.append(divergence(rows))
-    return [part for part in [*found, ranks.table(ranks.records(config, rows)), origins(rows)] if part]
+    found += [ranks.table(ranks.records(config, rows)), mixers.published(config, rows)]
+    return [part for part in [*found, origins(rows)] if part]
 
 
 def show(config, row: dict) -> str:
