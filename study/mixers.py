@@ -87,8 +87,11 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
     if any(of[0] == "log_steps" for _, _, _, of in pairs):
         label = "a seed of which a run never got there"
         handles.append(plt.Line2D([], [], marker="o", color="0.3", ls="", fillstyle="none", ms=4, label=label))
-    handles.append(plt.Line2D([], [], color="0.3", linestyle=":", label="threshold of a claim"))
-    handles.append(plt.Rectangle((0, 0), 1, 1, color="0.9", label="counts as no difference"))
+    rules = [claim["rule"] for claim in pairs.values()]
+    if any(rule.get("above") for rule in rules):
+        handles.append(plt.Line2D([], [], color="0.3", linestyle=":", label="threshold of a claim"))
+    if any("within" in rule for rule in rules):
+        handles.append(plt.Rectangle((0, 0), 1, 1, color="0.9", label="counts as no difference"))
     place: dict = dict(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=len(handles), fontsize=8, frameon=False)
     figure.legend(handles=handles, **place)
     return write(figure, path)

@@ -2,7 +2,7 @@
 What does a gate on the readout buy in recall beyond the scale of its branch: its start, its input, its activation?
 
 MQAR of 64 tokens and 64 ids, 2 to 16 pairs in turn, two layers x 64, eight heads of 8, a width-4 convolution and
-PyTorch's initialisation everywhere: the mixture that every mixer but one solved in an earlier look (results/LOG.md).
+PyTorch's initialisation everywhere: a mixture that nearly all solved in an earlier look (results/LOG.md).
 recall_pilot.py confirms it on seeds 200 to 209: ungated, every mixer must reach 98% before the horizon in nine runs of
 ten, and none before step 150. It has not been run yet. Chance, a guess among the values in context, is 13%; a run ends
 after two evaluations at 98%, the ceiling; the horizon is 3,000 steps.
@@ -11,8 +11,10 @@ Arms of each mixer: no gate; the published sigmoid gate, which starts at a half;
 half and from one, alike in all else; a wide constant from one (static); no gate, but the branch halved (fixed half).
 Three mixers have a native SiLU gate, whose random weights start it around zero, and a SiLU gate from one in the same
 place. The number compared is the logarithm of the steps to 90%, that of the horizon for a run that never gets there; a
-difference of 0.0953 is a factor of 1.1. Each arm chooses its rate on seeds 100 and 101. A claim pools the mixers; those
-by mixer are a family of their own. All were written before the first run.
+difference of 0.0953 is a factor of 1.1, one of 0.1398 of 1.15. Each arm chooses its rate on seeds 100 and 101. A claim
+pools the mixers; those by mixer are a family of their own, and exploratory where ten seeds cannot place a spread of 0.2
+within the band. All were written before the first run. At the 40 ms a step that matrix.py's runs took, this is about 7
+core-hours if a run is solved by step 700 on average, and 16 if none is before the horizon.
 """
 
 name = "recall"
@@ -129,7 +131,7 @@ arms = {
 }
 
 prepare = "mqar"
-data = {"slices": "64/2,64/4,64/8,64/16", "vocab_size": 64, "train_size": 20_000, "val_size": 100}
+data = {"slices": "64/2,64/4,64/8,64/16", "vocab_size": 64, "train_size": 20_000, "val_size": 64}
 
 learning_rates = [1e-3, 3e-3, 1e-2, 3e-2]
 selection_seeds = [100, 101]
@@ -152,7 +154,7 @@ claims = {
         "of": ["log_steps", 0.9],
         "family": "start",
     },
-    "it changes gla, mamba2 and gated_deltanet by less than 10%": {
+    "it changes gla, mamba2 and gated_deltanet by less than 15%": {
         "contrast": {
             "gla wide half": 1 / 3,
             "gla wide one": -1 / 3,
@@ -161,7 +163,7 @@ claims = {
             "gated_deltanet wide half": 1 / 3,
             "gated_deltanet wide one": -1 / 3,
         },
-        "within": 0.0953,
+        "within": 0.1398,
         "of": ["log_steps", 0.9],
         "family": "start",
     },
@@ -310,6 +312,7 @@ claims = {
         "within": 0.1398,
         "of": ["log_steps", 0.9],
         "family": "scale, by mixer",
+        "exploratory": True,
     },
     "in cosformer, too": {
         "contrast": {
@@ -319,6 +322,7 @@ claims = {
         "within": 0.1398,
         "of": ["log_steps", 0.9],
         "family": "scale, by mixer",
+        "exploratory": True,
     },
     "in gla, too": {
         "contrast": {
@@ -328,6 +332,7 @@ claims = {
         "within": 0.1398,
         "of": ["log_steps", 0.9],
         "family": "scale, by mixer",
+        "exploratory": True,
     },
     "in mamba2, too": {
         "contrast": {
@@ -337,6 +342,7 @@ claims = {
         "within": 0.1398,
         "of": ["log_steps", 0.9],
         "family": "scale, by mixer",
+        "exploratory": True,
     },
     "in gated_deltanet, too": {
         "contrast": {
@@ -346,6 +352,7 @@ claims = {
         "within": 0.1398,
         "of": ["log_steps", 0.9],
         "family": "scale, by mixer",
+        "exploratory": True,
     },
     # the native gate against its activation from one
     "a SiLU gate from one is sooner than the native gate by more than 10%": {
@@ -423,11 +430,11 @@ base = {
     "block_size": 64,
     "short_conv": 4,
     "init": "pytorch",
-    "batch_size": 32,
+    "batch_size": 24,
     "max_iters": 3000,
     "warmup_iters": 50,
     "eval_interval": 25,
-    "eval_batch_size": 200,
+    "eval_batch_size": 256,
     "stop_above": 0.98,
     "device": "cpu",
     "dtype": "float32",
