@@ -15,7 +15,7 @@ from study.drawing import COLOURS, dress, mean, mean_lines, write
 from study.page import Table
 
 
-def readings(rows: list[dict]) -> dict[tuple, dict[int, dict]]:
+def readings(rows: list[dict]) -> dict[tuple, dict[int, list[dict]]]:
     """{(setting, mixer, arm, score): {seed: [result of each length]}}, in the order of the rows."""
     found: dict = {}
     for row in rows:

@@ -80,7 +80,7 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
     grid[0, 0].set_yticks([-i for i in range(n + 1)], [*mixers, "mean of these"])
     for axes in grid.flat:
         axes.axhline(-n + 0.5, color="0.85", linewidth=0.8)
-    handles = [
+    handles: list = [
         plt.Line2D([], [], marker="o", color="0.3", linewidth=3, label="mean, 95% interval"),
         plt.Line2D([], [], marker=".", color="0.3", linestyle="", label="a seed"),
     ]
@@ -107,7 +107,7 @@ def line(axes: plt.Axes, y: float, by_seed: dict, convert, colour: str, lost: se
         axes.plot([convert(low), convert(high)], [y, y], color=colour, linewidth=3)
     axes.plot([convert(mean(values))], [y], "o", color=colour, markersize=7)
     for seed, value in by_seed.items():
-        look = dict(marker="o", fillstyle="none", ms=4) if seed in lost else dict(marker=".", ms=5)
+        look: dict = dict(marker="o", fillstyle="none", ms=4) if seed in lost else dict(marker=".", ms=5)
         axes.plot([convert(value)], [y - 0.22], color=colour, linestyle="", alpha=0.8, **look)
 
 
