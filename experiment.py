@@ -44,7 +44,7 @@ from ops import IGNORE
 from runs.files import wrong_field
 from runs.hardware import keep_freed_memory, pick_device, seconds_of
 from runs.outdir import write_text
-from study import claims, curves, power, rates, report, stats, tables
+from study import claims, curves, mixers, power, ranks, rates, report, stats, tables
 from study.leases import alone
 from study.plan import choose_rates, known_runs, name_of, runs_of, steps_of, unknown_runs
 from study.rows import by_run, missing_scores, read_rows, text_of
@@ -91,6 +91,7 @@ class ExperimentConfig:
     data: dict = key({}, "keys of that script; a later data is added to it", merge=True)
     metric: str = key("accuracy", "what the table and the curves show", choices=("accuracy", "val_loss"))
     scores: dict = key({}, "{name: keys of evaluate.py}: how each finished run is scored besides")
+    scores_of: dict = key({}, "{score: the only arms that are scored so}")
     score_data: dict = key({}, "keys of the same script, for the data of the scores (empty: the run's own)")
     baseline: str | None = key(None, "the arm that the verdict compares with (None: no verdict, of accuracy alone)")
     treatment: str | None = key(None, "the arm that the verdict is about; it needs the three keys below, too")
@@ -108,8 +109,18 @@ class ExperimentConfig:
         'a band around zero that counts as no effect; "family": a name for the question; "looks": [6, 12] for two, '
         'after so many seeds; "exploratory": true',
     )
+    ranks: dict = key(
+        {}, "{name: {arm: its published gain}}: Spearman's correlation of the arms' metric with it (study/ranks.py)"
+    )
+    published: dict = key(
+        {}, '{name: {"arms": [without, with], "per_cent": [from, to]}}: published gains of perplexity, set beside'
+    )
+    bytes_per_token: float = key(1.0, "published: bytes of the tokens that those gains are of", above=0)
     exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")
     pilot: str | None = key(None, "--dry_run: a folder of rows whose spread says what claims can show", is_path=True)
+    pair_spread: float | None = key(
+        None, "--dry_run without rows: the standard deviation of a difference of two arms, which is assumed", above=0
+    )
     scenarios: dict = key({}, "{scenario: {claim: the verdict it needs}}, looked for in each setting")
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
     dry_run: bool = key(False, "show the list and its estimated hours, and do nothing")
@@ -122,6 +133,9 @@ class ExperimentConfig:
         1, "processes, of a GPU each, that share the micro-steps of a run, under torchrun", at_least=1
     )
     gpus: int = key(0, "--dry_run: plan for so many GPUs (0: those of this machine)", at_least=0, at_most=1_000_000)
+    gpu_flops: float | None = key(
+        None, "--dry_run without a GPU: FLOPs a second that one is assumed to reach, which gives GPU-hours", above=0
+    )
 
     def __post_init__(self):
         configurator.check(self)
@@ -151,6 +165,12 @@ class ExperimentConfig:
             check_named("seeds_of", arm, self.arms, "arms")
             if wrong := wrong_field(seeds, [(int, 0, 1 << 60), 1, 999]):
                 raise UserError(f"seeds_of: {arm}: {wrong}")
+        for score, arms in self.scores_of.items():
+            check_named("scores_of", score, self.scores, "scores")
+            if wrong := wrong_field(arms, [(str, 1, 80), 1, 999]):
+                raise UserError(f"scores_of: {score}: {wrong}")
+            for arm in arms:
+                check_named(f"scores_of: {score}", arm, self.arms, "arms")
         for arm, keys in self.arms.items():
             if "init_from_arm" in keys:
                 self.check_start(arm, keys["init_from_arm"])
@@ -178,6 +198,18 @@ class ExperimentConfig:
         configurator.build(prepare_config(self), self.score_data, source="score_data")
         for name, claim in self.claims.items():
             self.check_claim(name, claim)
+        for name, order in self.ranks.items():
+            if wrong := wrong_field(order, WEIGHTS):
+                raise UserError(f"ranks: {name}: {wrong}")
+            for arm in order:
+                check_named(f"ranks: {name}", arm, self.arms, "arms")
+            if len(set(order.values())) < 2 or len(order) < 3:
+                raise UserError(f"ranks: {name}: an order is of three arms or more, and not all gains may be equal")
+        for name, about in self.published.items():
+            if wrong := wrong_field(about, PUBLISHED):
+                raise UserError(f"published: {name}: {wrong}")
+            for arm in about["arms"]:
+                check_named(f"published: {name}", arm, self.arms, "arms")
         power.check_reach(self)
         for arm, other in self.rate_of.items():
             check_named("rate_of", arm, self.arms, "arms")
@@ -241,6 +273,8 @@ class ExperimentConfig:
         if path[0] in curves.METRICS and len(path) != 1 + curves.PARAMETERS[path[0]]:
             example = ["auc"] if path[0] == "auc" else [path[0], 0.9]
             raise UserError(f"claims: {name}: of={show(path)}: must be like {show(example)}")
+        if path == ["log"]:
+            raise UserError(f"claims: {name}: of={show(path)}: must be like {show(['log', 'val_loss'])}")
         is_across = tables.is_across_settings(claim)
         for setting in claim["contrast"] if is_across else [claim["setting"]] if "setting" in claim else []:
             check_named(f"claims: {name}: setting", setting, self.settings, "settings")
@@ -278,6 +312,7 @@ class ExperimentConfig:
 
 # what a claim holds; runs.files.wrong_field says how such a table is read
 WEIGHTS = {str: (float, -1e9, 1e9)}
+PUBLISHED = {"arms": [(str, 1, 80), 2, 2], "per_cent": [(float, -100.0, 100.0), 1, 2]}
 CLAIM = {
     "contrast": (dict, 1, 999),
     "above?": (float, -1e9, 1e9),
@@ -337,10 +372,13 @@ def main(argv: list[str]) -> None:
     with alone(out_dir, "report") if config.run else contextlib.nullcontext():  # workers end at the same time
         figures = report.figures(rows, out_dir)
         figures += claims.figures(judged, rows, config.solved_above, out_dir)
+        if len(report.arms_of(rows)) > 1 and mixers.pairs_of(judged, rows):
+            figures.append(mixers.forest(judged, rows, out_dir / "mixers.png"))
         figures += [rates.figure(config, choices, out_dir / "rates.png")] if choices else []
-        records = list(map(claims.record, judged))
-        if records:
-            write_text(out_dir / "claims.json", json.dumps({"claims": records}, indent=1) + "\n")
+        records, orders = list(map(claims.record, judged)), ranks.records(config, rows)
+        if records or orders:
+            found = {"claims": records} | ({"ranks": orders} if orders else {})
+            write_text(out_dir / "claims.json", json.dumps(found, indent=1) + "\n")
         shown = [tables.scenarios_table(config, judged), *tables.parts(config, rows), *([of_rates] if of_rates else [])]
         verdicts = claims.table(records) if records else None
         page = report.write_page(rows, figures, out_dir / "report.html", shown, command, about_of(argv), verdicts)
@@ -367,7 +405,8 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     waiting = [run for run in runs if text_of(run) not in by_text]
     unscored = [by_text[text_of(run)] for run in runs if text_of(run) in by_text]
     unscored = [row for row in unscored if missing_scores(config, row)]
-    gpus, each = gpus_of(config), config.processes_per_run
+    is_assumed, each = config.gpu_flops is not None and not torch.cuda.is_available(), config.processes_per_run
+    gpus = ["assumed"] if is_assumed and not config.gpus else gpus_of(config)
     jobs, found, lines, total = jobs_of(config, gpus), {}, [], 0.0
     for run in waiting:
         kind = run.get("setting"), run["arm"].split(" at ")[0]
@@ -378,17 +417,27 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
                 row["seconds"] * row.get("processes", 1) / each / (row.get("last_step") or steps_of([row]))
                 for row in same
             ]
-            timed = steps or [seconds_by_steps(run, threads_of(config, jobs)) / each]
-            found[kind] = statistics.median(timed)
+            if not steps and is_assumed:
+                steps = [seconds_by_flops(run, config.gpu_flops) / each]
+            found[kind] = statistics.median(steps or [seconds_by_steps(run, threads_of(config, jobs)) / each])
         seconds = found[kind] * steps_of([run])
         lines.append(f"{name_of(run):<60}{seconds:>8,.0f} s")
         total += seconds
     hours = f"about {total / 3600 / jobs:.1f} hours, {jobs} at a time"
     hours += f", {each} {'GPUs' if gpus else 'processes'} each" if each > 1 else ""
     hours += f" ({total * each / 3600:.1f} GPU-hours, {len(gpus) * each} GPUs)" if gpus else ""
+    hours += f", assuming {config.gpu_flops:.2g} FLOPs a second, which is not measured" if is_assumed else ""
     hours += f"; {len(unscored)} finished runs lack a score" if unscored else ""
     total = f"{len(waiting)} of {len(runs)} runs to do: {hours}"
-    return "\n".join([*lines, total, *power.lines(config, rows)])
+    return "\n".join([*lines, total, *power.lines(config, rows), *ranks.lines(config)])
+
+
+def seconds_by_flops(run: dict, flops: float) -> float:
+    """The seconds that a step takes at so many FLOPs a second; training costs three times the forward pass."""
+    keys = configurator.build(TrainConfig, run["config"])
+    with torch.device("meta"):
+        of_token = GPT(keys).flops_per_token()
+    return 3 * of_token * keys.batch_size * keys.gradient_accumulation_steps * keys.block_size / flops
 
 
 def seconds_by_steps(run: dict, threads: int) -> float:

@@ -62,7 +62,7 @@ import torch
 
 from data.shards import Dataset, open_dataset
 from data.tokenizer import tokenizer_of
-from gate import ADDITIVE_ACTIVATIONS, READOUT_ACTIVATIONS, Gate
+from gate import ADDITIVE_ACTIVATIONS, Gate
 from model import GPT, Mixer, Softmax
 from ops import IGNORE
 from ops.recurrence import at_least_float32
@@ -252,7 +252,7 @@ def values_of(mixer: Mixer, x: torch.Tensor) -> torch.Tensor:
 
 
 def readout_factor(mixer: Mixer, x: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
-    """What norm, activation and gates multiply the readout o (B, T, H, D) by, entry by entry; addends are left out."""
+    """What norm, activation, gates and scale multiply the readout o (B, T, H, D) by, entry by entry; no addends."""
     factor = torch.ones_like(o)
     for step in mixer.readout_steps:
         if step in mixer.gates:
@@ -261,7 +261,7 @@ def readout_factor(mixer: Mixer, x: torch.Tensor, o: torch.Tensor) -> torch.Tens
                 factor = factor * gate.value(gate.logits(x))
             o = gate(o, x)
         else:
-            after = mixer.normed(o) if step == "norm" else READOUT_ACTIVATIONS[mixer.config.readout_activation](o)
+            after = mixer.readout_step(step, o, x)
             factor = factor * torch.where(o == 0, 0.0, after / o)
             o = after
     return factor

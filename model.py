@@ -118,6 +118,8 @@ class GPTConfig:
     )
     norm_first: bool = key(True, "true: the readout is normed, then gated; false: gated, then normed")
     readout_activation: str = key("none", "nonlinearity right after the readout's norm", choices=READOUT_ACTIVATIONS)
+    branch_scale: float = key(1.0, "fixed factor on the readout behind its norm and gates", above=0)
+    out_init_scale: float = key(1.0, "factor on the start of each mixer's output projection", above=0)
     kernels: str = key(
         "auto", "code of the recurrence; auto: fla on a GPU where it is installed", choices=("auto", "torch", "fla")
     )
@@ -270,9 +272,11 @@ class Mixer(nn.Module):
         after = ["native"] * (not native_comes_first) + ["readout"] * config.norm_first
         there = {*self.gates, *["norm"] * (self.norm is not None)}
         there |= {"activation"} if config.readout_activation != "none" else set()
-        # what is applied to the readout, in this order: gates by name, its norm, its activation
-        self.readout_steps = [step for step in (*before, "norm", "activation", *after) if step in there]
+        there |= {"scale"} if config.branch_scale != 1 else set()
+        # what is applied to the readout, in this order: gates by name, its norm, its activation, a fixed factor
+        self.readout_steps = [step for step in (*before, "norm", "activation", *after, "scale") if step in there]
         self.out_proj = ResidualLinear(self.n_head * self.value_width, config.n_embd, bias=False)
+        self.out_proj.start_scale = config.out_init_scale
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         """x (B, T, C) -> Projection. If `state` is a dict, a convolution reads its past there and writes it back."""
@@ -291,12 +295,7 @@ class Mixer(nn.Module):
         if skip is not None:
             o = o + skip
         for step in self.readout_steps:
-            if step == "norm":
-                o = self.normed(o)
-            elif step == "activation":
-                o = READOUT_ACTIVATIONS[self.config.readout_activation](o)
-            else:
-                o = self.gates[step](o, x)
+            o = self.readout_step(step, o, x)
         if self.out_proj.weight.itemsize < 4:  # a model in half precision; under autocast the weights stay float32
             o = o.to(self.out_proj.weight.dtype)
         y = self.out_proj(o.flatten(2))  # (B, T, C)
@@ -329,6 +328,14 @@ class Mixer(nn.Module):
         if state is not None:
             state["S"] = final
         return o
+
+    def readout_step(self, step: str, o: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """One of readout_steps: o (B, T, H, Dv), x (B, T, C) -> the same shape as o."""
+        if step == "norm":
+            return self.normed(o)
+        if step == "activation":
+            return READOUT_ACTIVATIONS[self.config.readout_activation](o)
+        return self.config.branch_scale * o if step == "scale" else self.gates[step](o, x)
 
     def normed(self, o: torch.Tensor) -> torch.Tensor:
         """The readout's RMSNorm, computed in at least float32: (B, T, H, Dv) -> the same shape."""
@@ -756,6 +763,7 @@ class GPT(nn.Module):
         | Linear, Embedding                        | N(0, s)                                             |
         | ResidualLinear                           | N(0, s / sqrt(2 n_layer))                           |
         | init="pytorch": all linear weights       | U(-1/sqrt(fan_in), 1/sqrt(fan_in))                  |
+        | a mixer's out_proj                       | out_init_scale times that                           |
         | init="pytorch": Embedding                | N(0, 1)                                             |
         | biases of linear layers                  | 0                                                   |
         | RMSNorm, LayerNorm                       | 1, their biases 0                                   |
@@ -796,7 +804,7 @@ class GPT(nn.Module):
                         f"{full_name}: no rule says how it starts; give {type(module).__name__} a method "
                         "init_parameter(self, name, start, generator), which fills the tensor start"
                     )
-                p.copy_(start)
+                p.copy_(start * module.start_scale if isinstance(module, ResidualLinear) else start)
 
     def features(
         self, idx: torch.Tensor, state: list[dict] | None = None, start: int = 0, only: torch.Tensor | None = None

@@ -28,7 +28,7 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np

@@ -54,6 +54,8 @@ class _RMSNorm(torch.autograd.Function):
 class ResidualLinear(nn.Linear):
     """The last linear layer of a residual branch. Its start is smaller in deeper models (GPT.init_weights)."""
 
+    start_scale = 1.0  # a factor on its start
+
 
 class ShortConv(nn.Module):
     """Causal convolution over time with one filter per channel: y_t = sum_i w_i x_{t-W+1+i}. (B, T, C) -> (B, T, C).

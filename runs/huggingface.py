@@ -554,7 +554,9 @@ def write_folder(path: Path | str, folder: Path | str, overwrite: bool = False) 
 
 
 # keys that say how a model is made or trained; the shapes of the weights say the rest
-NOT_IN_A_FOLDER = ("init", "dropout", "kernels", "match_params", "mlp_ratio", "mlp_width", "attention", "gate")
+NOT_IN_A_FOLDER = (
+    "init", "out_init_scale", "dropout", "kernels", "match_params", "mlp_ratio", "mlp_width", "attention", "gate",
+)  # fmt: skip
 
 
 def _check_same(config, back):

@@ -49,6 +49,8 @@ def unit_of(claim: dict) -> str:
     of = claim["of"]
     if of[0] == "log_steps":
         return RATIO if abs(sum(claim["weights"].values())) < 1e-9 else "steps"
+    if of[0] == "log":
+        return "ratio"
     if of[0] == "val_loss" or (of[0] == "auc" and claim["metric"] == "val_loss"):
         return "nats a token"
     return "of the residual stream" if of[-1] == "effective" else "%" if of[0] == "meters" else "points"
@@ -57,7 +59,8 @@ def unit_of(claim: dict) -> str:
 RATIO = "ratio of steps"
 UNITS = {  # {unit: (how a number of the rows is shown in it, its format)}
     "of the residual stream": (lambda x: x, "+.3f"), "nats a token": (lambda x: x, "+.4f"), RATIO: (math.exp, ".2f"),
-    "steps": (math.exp, ",.0f"), "%": (lambda x: 100 * x, "+.1f"), "points": (lambda x: 100 * x, "+.1f"),
+    "ratio": (math.exp, ".3f"), "steps": (math.exp, ",.0f"), "%": (lambda x: 100 * x, "+.1f"),
+    "points": (lambda x: 100 * x, "+.1f"),
 }  # fmt: skip
 
 
@@ -149,7 +152,7 @@ def forest(records: list[dict], path: Path, panel: str = "of") -> Path:
     look: dict = dict(squeeze=False, height_ratios=heights)
     figure, grid = plt.subplots(len(panels), 1, figsize=(9, sum(heights)), **look)
     for axes, ((of, unit), own) in zip(grid.flat, panels.items(), strict=True):
-        forest_panel(axes, own, 1.0 if unit == RATIO else 0.0)
+        forest_panel(axes, own, 1.0 if unit in (RATIO, "ratio") else 0.0)
         name = unit if of == unit else f"{of} ({unit})"
         axes.set(xlabel=name, ylim=(-len(own) + 0.2, 0.8), xscale="log" if unit == RATIO else "linear")
         if unit == RATIO:
@@ -222,7 +225,7 @@ def pairs(judged: list[dict], rows: list[dict], path: Path) -> Path:
             axes.plot([0, 1], ends, "o-", color=COLOURS[2] if ends[1] > ends[0] else COLOURS[1], lw=1, ms=3, alpha=0.8)
         axes.set_xticks([0, 1], [arm for _, arm in cells], fontsize=8)
         axes.set(xlim=(-0.2, 1.2))
-        axes.set_ylabel("%" if unit == "points" else unit, fontsize=8)
+        axes.set_ylabel({"points": "%", "ratio": claim["of"][-1]}.get(unit, unit), fontsize=8)
         axes.set_title(wrapped(", ".join(filter(None, (claim["claim"], claim["setting"]))), 34), fontsize=8)
         dress(axes)
     return write(figure, path)

@@ -50,7 +50,7 @@ def check_reach(config) -> None:
 
 
 def lines(config, rows: list[dict]) -> list[str]:
-    """What each claim can show, from the spread of the rows there are, or else of those in the folder `pilot`."""
+    """What each claim can show, from the spread of the rows there are, of those in `pilot`, or from `pair_spread`."""
     sources = [("its rows", rows)]
     if config.pilot is not None:
         sources.append((config.pilot, read_rows(Path(config.pilot))))
@@ -65,8 +65,11 @@ def lines(config, rows: list[dict]) -> list[str]:
         words += [f"looked at after {' and '.join(map(str, looks))} seeds, each at half of the level"] if looks else []
         words += ["cannot be supported"] if p >= stats.LEVEL else []
         spread, source, count = spread_of(question, sources)
+        of = f"of {count} seeds of {source}"
+        if spread is None and config.pair_spread is not None:  # of a pair; arms are taken to differ independently
+            spread, of = config.pair_spread * math.sqrt(sum(w * w for w in question["weights"].values()) / 2), "assumed"
         if spread is not None and n > 1:
-            of = f"(spread {spread:.3g}, of {count} seeds of {source})"
+            of = f"(spread {spread:.3g}, {of})"
             (effect, band), above = stats.detectable(n, level), rule.get("above", 0.0)
             if kind == "within":
                 words.append(f"shows a band of +-{spread * band:.3g} in 80% of cases {of}")

@@ -15,7 +15,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from runs.outdir import write_text
-from study import sinks, stats
+from study import lengths, mixers, sinks, stats
 from study.drawing import COLOURS, dress, is_finite, mean, mean_lines, mean_mark, mixer_colours, write
 from study.page import Table, csv_link, figure_html, heading, lines_html, page, paragraphs, table_html
 
@@ -42,13 +42,17 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
     settings, arms = {row.get("setting") for row in rows}, {row["arm"] for row in rows}
     if len(settings) > 1 and len(arms) <= len(COLOURS):
         drawn.append(ends(rows, folder / "ends.png"))
-    mixers, gates = {mixer_of(row) for row in rows}, {gate_of(row) for row in rows}
-    if len(mixers) > 1 and is_accuracy(rows) and {"none", "elementwise"} <= gates:
+    if mixers.has_flops(rows):
+        drawn.append(mixers.flops(rows, folder / "flops.png"))
+    names, gates = {mixer_of(row) for row in rows}, {gate_of(row) for row in rows}
+    if len(names) > 1 and is_accuracy(rows) and {"none", "elementwise"} <= gates:
         drawn.append(state_arrows(rows, folder / "state.png"))
     if any("slices" in score for score in scores):
         drawn.append(slice_curves(rows, folder / "slices.png"))
     if any("lengths" in score for score in scores):
         drawn.append(context_curves(rows, folder / "lengths.png"))
+    if lengths.pairs(rows):
+        drawn.append(lengths.figure(rows, folder / "lengths_gain.png"))
     return drawn
 
 
@@ -179,7 +183,7 @@ def curve_of(row: dict) -> list[tuple]:
 
 
 def set_range(axes: plt.Axes, rows: list[dict]) -> None:
-    """The whole range of an accuracy; for a loss, what all runs show behind their first evaluation, which is too high."""
+    """The whole range of an accuracy; of a loss, what is behind the first evaluation, which is far above."""
     values = [value for row in rows for _, value in curve_of(row)[1:] if is_finite(value)]
     if is_accuracy(rows):
         axes.set(ylim=(0, 100))

@@ -82,13 +82,19 @@ def difference(row: dict, run: dict) -> tuple[str, ...]:
     return tuple(words)
 
 
+def wanted_scores(config, row: dict) -> list[str]:
+    """The names of the scores that the config asks for, of a run of this arm."""
+    arm = row["arm"].split(" at ")[0]
+    return [name for name in config.scores if arm in config.scores_of.get(name, [arm])]
+
+
 def scores_of(config, row: dict) -> dict[str, dict]:
     """{name: score}: the scores of a row that the config asks for and that were made with the same keys and data."""
     if row.get("score_data", {}) != as_read(config.score_data):
         return {}
     scored, found = row.get("scored", {}), row.get("scores", {})
-    wanted = as_read(config.scores).items()
-    return {name: found[name] for name, keys in wanted if name in found and scored.get(name) == keys}
+    wanted = {name: as_read(config.scores[name]) for name in wanted_scores(config, row)}
+    return {name: found[name] for name, keys in wanted.items() if name in found and scored.get(name) == keys}
 
 
 def with_scores(config, row: dict) -> dict:
@@ -100,4 +106,4 @@ def missing_scores(config, row: dict) -> list[str]:
     """The names of the scores that a finished run lacks. A run that diverged or chose a rate is not scored."""
     if "purpose" in row or not row["finite"]:
         return []
-    return [name for name in config.scores if name not in scores_of(config, row)]
+    return [name for name in wanted_scores(config, row) if name not in scores_of(config, row)]

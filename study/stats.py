@@ -66,10 +66,16 @@ def contrast(rows: list[dict], weights: dict[tuple, float], path: Sequence[str])
 
 
 def look_up(row: dict, path: Iterable[str]) -> Any:
-    """The value at the end of the path, or None; of a path that begins with a name of curves.METRICS, that number."""
+    """The value at the end of the path, or None; of a path that begins with a name of curves.METRICS, that number.
+
+    A path that begins with "log" gives the logarithm of what the rest of it leads to.
+    """
     path = list(path)
     if path[0] in curves.METRICS:
         return curves.METRICS[path[0]](row, *path[1:])
+    if path[0] == "log":
+        value = look_up(row, path[1:])
+        return None if value is None or value <= 0 else math.log(value)
     for name in path:
         row = row.get(name) if isinstance(row, dict) else None
     return row

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from study import curves, power, report, sinks, stats
+from study import curves, lengths, mixers, power, ranks, report, sinks, stats
 from study.claims import notes
 from study.page import Table
 
@@ -37,11 +37,12 @@ def parts(config, rows: list[dict]) -> list[str | Table]:
             found.append(f"{setting}: none of its runs has a row yet")
             continue
         found += [table(config, own, setting), "\n".join(unlike_arms(own)), gains_table(config, own)]
-        found += [*slices_tables(own), *sinks_tables(own)]
+        found += [*slices_tables(own), lengths.table(own), *sinks_tables(own)]
         if config.baseline is not None and {config.baseline, config.treatment} <= {row["arm"] for row in own}:
             found.append(f"verdict: {verdict(config, own)}\ncost of the gate: {cost(config, own)}")
     if config.learning_rates and not config.selection_seeds:
         found.append(divergence(rows))
+    found += [ranks.table(ranks.records(config, rows)), mixers.published(config, rows)]
     return [part for part in [*found, origins(rows)] if part]
 
 

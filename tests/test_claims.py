@@ -144,6 +144,10 @@ def test_a_dry_run_says_what_each_claim_can_show(tmp_path, helpers):
         "most: a count: 3 of 8 seeds pass it",
     ]
     assert "; no rows to take a spread from" in power.lines(config, [])[0]
+    pooled = {"pooled": {"contrast": {"gated": 0.5, "none": -0.5}, "above": 0, "sides": 1}}
+    assumed = dataclasses.replace(config, claims=pooled, pair_spread=0.2)
+    seen = f"sees {0.1 * stats.detectable(8, 0.05)[0]:.3g} beyond 0 in 80% of cases (spread 0.1, assumed)"
+    assert seen in power.lines(assumed, [])[0]
     pilot = dataclasses.replace(config, pilot=str(tmp_path))
     assert "has no rows" in helpers.error_of(power.lines, pilot, [])
     write_rows(tmp_path, rows)

@@ -37,7 +37,7 @@ OPTIONS = {  # keys beside the gate string: each is tried with every mixer
     "norm after the gate": dict(gate="elementwise", norm_first=False),
     "an rms norm": dict(gate="headwise", readout_norm="rms"),
     "no norm": dict(gate="native+elementwise", readout_norm="none"),
-    "a readout without weights": dict(gate="none", readout_activation="silu"),
+    "a readout without weights": dict(gate="none", readout_activation="silu", branch_scale=0.3),
     "short convolutions": dict(gate="elementwise", short_conv=3, delta_key_heads=1, delta_value_dim=12),
     "no convolutions": dict(gate="native", short_conv=0),
     "matched parameters": dict(gate="elementwise", match_params=True, mlp="swiglu", tie_embeddings=False),

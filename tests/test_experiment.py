@@ -4,9 +4,12 @@ Experiments: what is run, what is kept, what stops it. What is made of rows: tes
     python -m pytest tests/test_experiment.py
 """
 
+import configurator
 from configurator import UserError
 
+import dataclasses
 import json
+import re
 import shutil
 import signal
 import statistics
@@ -18,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 import evaluate
 import experiment
@@ -27,7 +31,7 @@ from data.shards import open_dataset
 from runs.checkpoint import load
 from runs.files import lock, read_jsonl
 from runs.hardware import usable_cores
-from study import report, runner, tables
+from study import claims, report, runner, tables
 from study.leases import Leases
 from study.rows import read_rows
 
@@ -383,20 +387,42 @@ def test_the_data_are_shared_by_all_runs_that_ask_for_the_same(tmp_path, monkeyp
     assert made == [("fixed/all", DATA | {"seed": 7}), ("text/all", {"mini": True})]
 
 
-def test_an_experiment_on_wikitext_runs(base, tmp_path, in_process):
+def test_the_experiment_on_wikitext_runs_on_other_text_and_claims_ratios_of_word_perplexity(base, tmp_path, in_process):
     copies = tmp_path / "copies"
     copies.mkdir()
-    for split, times in {"valid": 30, "test": 10}.items():
+    for split, times in {"train": 40, "valid": 30, "test": 10}.items():
         (copies / f"wiki.{split}.tokens").write_text(" \n = A Title = \n \n One two three .\n" * times)
-    config = experiment.ExperimentConfig(
-        name="words", prepare="wikitext103", data={"from_dir": str(copies), "mini": True, "tokenizer": "byte"},
-        arms={"none": {}, "gated": {"gate": "elementwise"}}, base=base, metric="val_loss", jobs=2,
-        scores={"carried": {"block_size": 16}},
-    )  # fmt: skip
-    rows = experiment.run_all(config, tmp_path / "out")
-    assert [row["arm"] for row in rows] == ["none", "gated"] and all(row["val_loss"] > 0 for row in rows)
-    assert all(row["scores"]["carried"]["bits_per_byte"] > 0 for row in rows)
-    assert open_dataset(tmp_path / "out" / "data" / "all").name == "wikitext103-mini"
+    arms = {"softmax": {}, "softmax sigmoid": {"gate": "elementwise"}}
+    of = ["log", "scores", "test", "word_perplexity"]
+    gain = {"contrast": {"softmax": 1, "softmax sigmoid": -1}, "above": 0.0305, "of": of, "exploratory": True}
+    keys = dict(arms=arms, claims={"by more than 3%": gain}, seeds=[0], learning_rates=[], selection_seeds=[])
+    keys |= {"selection_iters": [], "base": base | {"vocab_size": 256, "gradient_accumulation_steps": 1}}
+    keys |= {"data": {"from_dir": str(copies), "tokenizer": "byte"}}
+    words = [f"--{name}={json.dumps(value)}" for name, value in keys.items()]
+    config = configurator.load(experiment.ExperimentConfig, [str(ROOT / "config/experiments/wikitext103.py"), *words])
+    found = experiment.run_all(config, tmp_path / "out")
+    rows = {(row["arm"], row["seed"]): row["scores"]["test"]["word_perplexity"] for row in found}
+    claim = claims.record(*tables.judge_claims(config, found))
+    ratios = {"0": rows["softmax", 0] / rows["softmax sigmoid", 0]}
+    assert claim["seeds"] == pytest.approx(ratios, rel=1e-5) and claim["unit"] == "ratio"
+    assert claim["threshold"] == pytest.approx(1 / 0.97, abs=1e-4)
+    assert open_dataset(tmp_path / "out" / "data" / "all").counts("test")["words"] == 120
+
+
+def test_without_a_gpu_a_dry_run_gives_gpu_hours_at_an_assumed_speed():
+    if torch.cuda.is_available():
+        pytest.skip("it times steps where there is a GPU")
+    config = configurator.load(experiment.ExperimentConfig, [str(ROOT / "config/experiments/wikitext103.py")])
+    text = experiment.estimate(config, [])
+    assumed = r"\(([\d.]+) GPU-hours, (\d+) GPUs\), assuming 2e\+14 FLOPs a second, which is not measured"
+    found = re.search(r"of (\d+) runs to do: about ([\d.]+) hours, 1 at a time " + assumed, text)
+    tokens = 13 * (5 * 1150 + 3 * 115 + 2 * 345) * 2**19
+    least, most = (3 * forward * tokens / 2e14 / 3600 for forward in (2.5e8, 3.6e8))  # 2 FLOPs a parameter, and mixing
+    assert int(found[1]) == 13 * (5 + 3 + 2) and found[2] == found[3] and least < float(found[3]) < most
+    of_a_node = experiment.estimate(dataclasses.replace(config, processes_per_run=8, gpus=16, dry_run=True), [])
+    hours = f"about {float(found[3]) / 16:.1f} hours, 2 at a time, 8 GPUs each ({found[3]} GPU-hours, 16 GPUs)"
+    assert hours in of_a_node
+    assert "in linear mixers and SSMs the gate lowers word perplexity by more than 3%: 5 seeds give no p under" in text
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -474,7 +500,8 @@ def test_an_experiment_on_text_shows_losses_and_has_no_verdict(base, tmp_path):
     ]  # fmt: skip
     config = experiment.ExperimentConfig(arms={"plain": {}, "gated": {}}, seeds=[0, 1], metric="val_loss", base=FLOAT32)
     assert "gated  2.0000  3.0000  2.5000  -3.8531 to 8.8531" in str(tables.table(config, rows))
-    assert [figure.name for figure in report.figures(rows, tmp_path)] == ["val_loss.png", "lengths.png"]
+    names = ["val_loss.png", "lengths.png", "lengths_gain.png"]
+    assert [figure.name for figure in report.figures(rows, tmp_path)] == names
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -321,6 +321,7 @@ NOT_HELD = {
     "short_conv": dict(short_conv=4),
     "rope_scaling": dict(rope_scaling="yarn", rope_factor=2.0),
     "pad_vocab_to": dict(pad_vocab_to=64),
+    "branch_scale": dict(branch_scale=0.5),
     "2 widths": dict(gate="none,elementwise", match_params=True),
 }
 

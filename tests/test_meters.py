@@ -223,6 +223,8 @@ def by_definition(mixer, x, stream, b, h, i):
             by = (readout.square().mean(over, keepdim=True) + 1e-5).rsqrt() * mixer.norm.weight.view(-1, v.shape[2])
         elif step == "activation":
             by = readout.sigmoid()
+        elif step == "scale":
+            by = mixer.config.branch_scale
         else:
             gate = mixer.gates[step]
             by = gate.value(gate.logits(x))[b, i]
@@ -248,7 +250,7 @@ def by_definition(mixer, x, stream, b, h, i):
         dict(gate="elementwise@output"),
         dict(gate="headwise", n_kv_head=1),
         dict(gate="elementwise", readout_norm="rms", norm_first=False),
-        dict(gate="headwise", readout_norm="rms", readout_activation="silu"),
+        dict(gate="headwise", readout_norm="rms", readout_activation="silu", branch_scale=0.3),
         dict(attention="mamba2", gate="native+elementwise"),
         dict(attention="gla", gate="native"),
         dict(attention="cosformer", gate="headwise@denominator"),

@@ -75,6 +75,42 @@ def test_a_gate_of_zero_weights_halves_the_readout(name, granularity):
 
 
 @every_mixer
+@pytest.mark.parametrize("gate", ["none", "elementwise"])
+def test_a_branch_scale_is_a_factor_on_the_branch_whole_or_token_by_token(name, gate):
+    whole, x = make_mixer(name, gate), random_x()
+    scaled = copy_shared(make_mixer(name, gate, branch_scale=0.3), whole)
+    expected = 0.3 * whole(x)[0]
+    torch.testing.assert_close(scaled(x)[0], expected, rtol=1e-12, atol=1e-14)
+    state, outputs = scaled.init_state(2, dtype=x.dtype), []
+    for t in range(T):
+        y, state = scaled(x[:, t : t + 1], state, t)
+        outputs.append(y)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-9, atol=1e-11)
+
+
+@every_mixer
+def test_a_fixed_half_starts_as_the_sigmoid_gate_does_where_the_gate_comes_last(name):
+    torch.manual_seed(0)
+    gated = GPT(make_config(attention=name, gate="elementwise"))
+    torch.manual_seed(0)
+    half = GPT(make_config(attention=name, branch_scale=0.5))
+    idx = torch.randint(50, (2, T))
+    assert torch.equal(gated(idx), half(idx))
+
+
+@every_mixer
+@pytest.mark.parametrize("init", ["normal", "pytorch"])
+def test_out_init_scale_is_a_factor_on_the_start_of_the_mixers_output_projections_alone(name, init):
+    starts = []
+    for scale in (1.0, 0.3):
+        torch.manual_seed(0)
+        model = GPT(make_config(attention=name, gate="elementwise", init=init, out_init_scale=scale))
+        starts.append(dict(model.named_parameters()))
+    for path, p in starts[1].items():
+        assert torch.equal(p, (0.3 if path.endswith("mixer.out_proj.weight") else 1.0) * starts[0][path])
+
+
+@every_mixer
 @pytest.mark.parametrize(
     "gate", ["elementwise", "headwise", "elementwise@value", "elementwise@key", "elementwise@query"]
 )

@@ -47,6 +47,8 @@ configs = st.fixed_dictionaries(
         "readout_norm": words(["published", "none", "rms", "denominator"]),
         "norm_first": st.booleans(),
         "readout_activation": words(list(READOUT_ACTIVATIONS)),
+        "branch_scale": words([0.5, 1.0]),
+        "out_init_scale": words([0.5, 1.0]),
         "match_params": st.booleans(),
     },
 )

@@ -18,7 +18,7 @@ from made_rows import BASE, ROOT, RULE, listed, made_row, write_rows
 
 import experiment
 from study import report, runner, stats, tables
-from study.rows import read_rows
+from study.rows import missing_scores, read_rows, wanted_scores
 
 
 def test_every_setting_has_every_arm_and_its_own_data():
@@ -166,7 +166,17 @@ def test_every_committed_row_is_found_by_its_config(file):
     assert experiment.estimate(config, rows).startswith("0 of ")
     found = experiment.run_all(config, ROOT / "results" / config.name)
     assert len(found) == len(rows) - sum(len(choice["runs"]) for choice in experiment.choose_rates(config, rows))
-    assert all(row["scores"].keys() == config.scores.keys() for row in found)
+    assert all(list(row["scores"]) == wanted_scores(config, row) for row in found)
+
+
+def test_a_score_may_be_of_some_arms_only(helpers):
+    scores = {"a": {"lengths": [32]}, "b": {"lengths": [64]}}
+    config = listed(settings={}, metric="val_loss", scores=scores, scores_of={"b": ["gated"]})
+    runs = {run["arm"]: run | {"finite": True} for run in experiment.runs_of(config, [0], [])}
+    assert {arm: missing_scores(config, run) for arm, run in runs.items()} == {"none": ["a"], "gated": ["a", "b"]}
+    assert "'other'" in helpers.error_of(listed, scores=scores, scores_of={"b": ["other"]})
+    assert "'c'" in helpers.error_of(listed, scores=scores, scores_of={"c": ["gated"]})
+    assert "scores_of: b" in helpers.error_of(listed, scores=scores, scores_of={"b": "gated"})
 
 
 def test_base_and_data_on_the_command_line_are_added_to_those_of_the_file():

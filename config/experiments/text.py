@@ -62,6 +62,37 @@ seeds_of = {
 # 360 kB to validate on: the error of a paired difference from the choice of bytes is about 0.003 then
 data = {"val_fraction": 0.03}
 
+# beyond the training length, with the gate and without: loss by position; scores are no part of a run
+scores = {
+    "as trained": {"lengths": [256, 512, 1024]},
+    "NTK": {"lengths": [256, 512, 1024], "rope_scaling": "ntk", "rope_factor": 4},
+    "YaRN": {"lengths": [256, 512, 1024], "rope_scaling": "yarn", "rope_factor": 4},
+}
+scores_of = {
+    "as trained": [
+        "softmax",
+        "softmax sigmoid",
+        "cosformer",
+        "cosformer sigmoid",
+        "gla",
+        "gla sigmoid",
+        "mamba2",
+        "mamba2 sigmoid",
+        "gated_deltanet",
+        "gated_deltanet sigmoid",
+    ],
+    "NTK": ["softmax", "softmax sigmoid"],
+    "YaRN": ["softmax", "softmax sigmoid"],
+}
+
+# predicted for language models of 125M and more; a token of GPT-2's has 4.57 bytes in WikiText-103
+published = {
+    "softmax": {"arms": ["softmax", "softmax sigmoid"], "per_cent": [1.5]},
+    "cosformer": {"arms": ["cosformer", "cosformer sigmoid"], "per_cent": [3, 8]},
+    "mamba2": {"arms": ["mamba2", "mamba2 sigmoid"], "per_cent": [1, 3]},
+}
+bytes_per_token = 4.57
+
 learning_rates = [1e-3, 3e-3, 1e-2]
 selection_seeds = [100, 101]
 selection_iters = [150, 400]

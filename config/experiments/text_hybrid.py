@@ -24,6 +24,7 @@ data = {"val_fraction": 0.03}
 learning_rates = [1e-3, 3e-3, 1e-2]
 selection_seeds = [100, 101]
 selection_iters = [150, 400]
+pair_spread = 0.02  # in nats, of the pilot of text.py
 
 claims = {
     "its gates lower the hybrid's loss": {

@@ -1,0 +1,171 @@
+"""
+Does the gate lower WikiText-103's word perplexity by more than 3%? 125M parameters, five mixers, five seeds.
+
+12 x 768, 1,024 tokens, 0.5M tokens a step: the recipe of config/wikitext103/base.py, 0.6B tokens a run. Each mixer has
+no gate, an elementwise sigmoid gate, and its native gate if it was published with one. Each arm chooses its learning
+rate on another seed, by runs of a tenth and of a third. The claims are about ratios: a gain of 3% is a difference of
+0.0305 in the logarithm of the test split's word perplexity, without minus with. They were written before the first run.
+Five seeds support a claim that stands alone, so that those by mixer are exploratory. Several machines may share
+out_dir, each with a call of its own.
+
+    python experiment.py config/experiments/wikitext103.py --dry_run=true
+    python experiment.py config/experiments/wikitext103.py
+    python experiment.py config/experiments/wikitext103.py --processes_per_run=8     each run on eight GPUs of a node
+    python experiment.py config/experiments/wikitext103.py --data='{"from_dir": "FOLDER"}'     without a network
+
+Result: not run yet.
+"""
+
+name = "wikitext103"
+seeds = [0, 1, 2, 3, 4]
+metric = "val_loss"
+arms = {
+    "softmax": {"attention": "softmax"},
+    "softmax sigmoid": {"attention": "softmax", "gate": "elementwise"},
+    "cosformer": {"attention": "cosformer"},
+    "cosformer sigmoid": {"attention": "cosformer", "gate": "elementwise"},
+    "gla": {"attention": "gla"},
+    "gla sigmoid": {"attention": "gla", "gate": "elementwise"},
+    "gla native": {"attention": "gla", "gate": "native"},
+    "mamba2": {"attention": "mamba2"},
+    "mamba2 sigmoid": {"attention": "mamba2", "gate": "elementwise"},
+    "mamba2 native": {"attention": "mamba2", "gate": "native"},
+    "gated_deltanet": {"attention": "gated_deltanet"},
+    "gated_deltanet sigmoid": {"attention": "gated_deltanet", "gate": "elementwise"},
+    "gated_deltanet native": {"attention": "gated_deltanet", "gate": "native"},
+}
+
+prepare = "wikitext103"
+scores = {"test": {"split": "test", "batch_size": 16}}
+
+processes_per_run = 1  # a GPU each; 8: each run has the eight GPUs of a node, under torchrun
+gpu_flops = 2e14  # a fifth of an H100's peak, assumed: what --dry_run reckons with where there is no GPU
+
+learning_rates = [3e-4, 6e-4, 1.2e-3]
+selection_seeds = [100]
+selection_iters = [115, 345]
+pair_spread = 0.01  # of the logarithm of a perplexity, a guess
+
+claims = {
+    "in linear mixers and SSMs the gate lowers word perplexity by more than 3%": {
+        "contrast": {
+            "cosformer": 0.25,
+            "cosformer sigmoid": -0.25,
+            "gla": 0.25,
+            "gla sigmoid": -0.25,
+            "mamba2": 0.25,
+            "mamba2 sigmoid": -0.25,
+            "gated_deltanet": 0.25,
+            "gated_deltanet sigmoid": -0.25,
+        },
+        "above": 0.0305,
+        "of": ["log", "scores", "test", "word_perplexity"],
+        "sides": 1,
+        "family": "linear",
+    },
+    "by more than in softmax": {
+        "contrast": {
+            "cosformer": 0.25,
+            "cosformer sigmoid": -0.25,
+            "gla": 0.25,
+            "gla sigmoid": -0.25,
+            "mamba2": 0.25,
+            "mamba2 sigmoid": -0.25,
+            "gated_deltanet": 0.25,
+            "gated_deltanet sigmoid": -0.25,
+            "softmax": -1,
+            "softmax sigmoid": 1,
+        },
+        "above": 0,
+        "of": ["log", "scores", "test", "word_perplexity"],
+        "sides": 1,
+        "family": "linear against softmax",
+    },
+    "the native gate is lower than the sigmoid gate, pooled over three mixers": {
+        "contrast": {
+            "gla sigmoid": 1 / 3,
+            "gla native": -1 / 3,
+            "mamba2 sigmoid": 1 / 3,
+            "mamba2 native": -1 / 3,
+            "gated_deltanet sigmoid": 1 / 3,
+            "gated_deltanet native": -1 / 3,
+        },
+        "above": 0,
+        "of": ["log", "scores", "test", "word_perplexity"],
+        "sides": 1,
+        "family": "native",
+    },
+    "by more than 3% in softmax": {
+        "contrast": {
+            "softmax": 1,
+            "softmax sigmoid": -1,
+        },
+        "above": 0.0305,
+        "of": ["log", "scores", "test", "word_perplexity"],
+        "sides": 1,
+        "family": "by mixer",
+        "exploratory": True,
+    },
+    "by more than 3% in cosformer": {
+        "contrast": {
+            "cosformer": 1,
+            "cosformer sigmoid": -1,
+        },
+        "above": 0.0305,
+        "of": ["log", "scores", "test", "word_perplexity"],
+        "sides": 1,
+        "family": "by mixer",
+        "exploratory": True,
+    },
+    "by more than 3% in gla": {
+        "contrast": {
+            "gla": 1,
+            "gla sigmoid": -1,
+        },
+        "above": 0.0305,
+        "of": ["log", "scores", "test", "word_perplexity"],
+        "sides": 1,
+        "family": "by mixer",
+        "exploratory": True,
+    },
+    "by more than 3% in mamba2": {
+        "contrast": {
+            "mamba2": 1,
+            "mamba2 sigmoid": -1,
+        },
+        "above": 0.0305,
+        "of": ["log", "scores", "test", "word_perplexity"],
+        "sides": 1,
+        "family": "by mixer",
+        "exploratory": True,
+    },
+    "by more than 3% in gated_deltanet": {
+        "contrast": {
+            "gated_deltanet": 1,
+            "gated_deltanet sigmoid": -1,
+        },
+        "above": 0.0305,
+        "of": ["log", "scores", "test", "word_perplexity"],
+        "sides": 1,
+        "family": "by mixer",
+        "exploratory": True,
+    },
+}
+
+base = {
+    "n_layer": 12,
+    "n_head": 12,
+    "n_embd": 768,
+    "block_size": 1024,
+    "vocab_size": 50257,
+    "dropout": 0.1,
+    "batch_size": 16,
+    "gradient_accumulation_steps": 32,  # 524,288 tokens a step, on 1 GPU or on 8
+    "max_iters": 1150,
+    "warmup_iters": 100,
+    "weight_decay": 0.1,
+    "grad_clip": 1.0,
+    "eval_interval": 115,
+    "device": "cuda",
+    "dtype": "bfloat16",
+}

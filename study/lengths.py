@@ -1,0 +1,116 @@
+"""Loss at several context lengths and by position, with a gate against without: a table and a figure over paired seeds.
+
+    table(rows)             a line per arm and reading, and below it its difference from the mixer's arm without a gate
+    figure(rows, path)      that difference against the position, at the longest context that the mixer reads
+
+They read the scores that evaluate.py makes with `lengths`. report.py draws the loss by position itself.
+"""
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from study import report, stats
+from study.drawing import COLOURS, dress, mean, mean_lines, write
+from study.page import Table
+
+
+def readings(rows: list[dict]) -> dict[tuple, dict[int, list[dict]]]:
+    """{(setting, mixer, arm, score): {seed: [result of each length]}}, in the order of the rows."""
+    found: dict = {}
+    for row in rows:
+        for name, score in row.get("scores", {}).items():
+            if "lengths" in score:
+                key = row.get("setting"), report.mixer_of(row), row["arm"], name
+                found.setdefault(key, {})[row["seed"]] = score["lengths"]
+    return found
+
+
+def pairs(rows: list[dict]) -> list[tuple[tuple, dict, dict]]:
+    """[(key of `readings`, its results by seed, those of the mixer's first arm without a gate)] of each other arm."""
+    found, plain = readings(rows), {}
+    ungated = {row["arm"] for row in rows if report.gate_of(row) == "none"}
+    for (setting, mixer, arm, name), own in found.items():
+        if arm in ungated:
+            plain.setdefault((setting, mixer, name), (arm, own))
+    compared = []
+    for key, own in found.items():
+        setting, mixer, arm, name = key
+        other = plain.get((setting, mixer, name))
+        if other is not None and other[0] != arm:
+            compared.append((key, own, other[1]))
+    return compared
+
+
+def table(rows: list[dict]) -> Table | None:
+    """Mean losses with their 95% intervals over the seeds; None without scores at several lengths."""
+    found, compared = readings(rows), {key: (own, plain) for key, own, plain in pairs(rows)}
+    lengths = sorted({one["block_size"] for own in found.values() for results in own.values() for one in results})
+    cells = []
+    for key, own in found.items():
+        setting, _, arm, name = key
+        losses = {seed: losses_of(results) for seed, results in own.items()}
+        label = ", ".join(filter(None, (arm, name, setting)))
+        ends = {n: [found[n] for found in losses.values() if n in found] for n in lengths}
+        cells.append([label, *(cell(ends[n], ".4f") for n in lengths), str(len(own))])
+        if key in compared:
+            plain = {seed: losses_of(results) for seed, results in compared[key][1].items()}
+            shared = [seed for seed in losses if seed in plain]
+            gains = {
+                n: [losses[s][n] - plain[s][n] for s in shared if n in losses[s] and n in plain[s]] for n in lengths
+            }
+            cells.append(["... minus no gate", *(cell(gains[n], "+.4f") for n in lengths), str(len(shared))])
+    title = "Loss by context length (nats a token): mean over the seeds and 95% interval"
+    return Table(title, ["arm, reading", *(f"{n:,} tokens" for n in lengths), "seeds"], cells) if cells else None
+
+
+def losses_of(results: list[dict]) -> dict[int, float]:
+    return {one["block_size"]: one["loss"] for one in results if "loss" in one}
+
+
+def cell(values: list[float], form: str) -> str:
+    if not values:
+        return "refused"  # cosformer past its M
+    low, high = stats.interval(values)
+    return f"{mean(values):{form}}" + ("" if low is None else f" ({low:{form}} to {high:{form}})")
+
+
+def figure(rows: list[dict], path: Path) -> Path:
+    """Loss with a gate minus loss without against the position, of the same seed: a panel per mixer and arm, a colour
+    per reading, a thin line per seed, the mean with its interval. Returns the path."""
+    panels: dict = {}
+    for (setting, mixer, arm, name), own, plain in pairs(rows):
+        title = ", ".join(filter(None, (setting, arm if arm.startswith(mixer) else f"{mixer}, {arm}")))
+        curves = [difference(own[seed], plain[seed]) for seed in own if seed in plain]
+        panels.setdefault(title, {})[name] = curves
+    columns = min(5, len(panels))
+    look: dict = dict(squeeze=False, sharey=True, figsize=(3.4 * columns + 0.4, 3.4 * -(-len(panels) // columns)))
+    drawn, grid = plt.subplots(-(-len(panels) // columns), columns, **look)
+    trained = {score["trained_length"] for row in rows for score in row["scores"].values() if "lengths" in score}
+    names = list(dict.fromkeys(name for own in panels.values() for name in own))
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (title, own) in zip(grid.flat, panels.items(), strict=False):
+        for name, curves in own.items():
+            colour = COLOURS[names.index(name) % len(COLOURS)]
+            for curve in curves:
+                axes.plot(*zip(*curve, strict=True), color=colour, linewidth=0.6, alpha=0.4)
+            mean_lines(axes, curves, color=colour, linewidth=1.8, label=name)
+        axes.axhline(0, color="0.3", linewidth=1)
+        for length in trained:
+            axes.axvline(length, color="0.5", linestyle=":", linewidth=1)
+        axes.set_title(title, fontsize=9)
+        axes.set(xlabel="position in the context (tokens)")
+        if len(own) > 1:
+            axes.legend(frameon=False, fontsize=7)
+        dress(axes)
+    for axes in grid[:, 0]:
+        axes.set(ylabel="loss with the gate minus without\n(nats a token)")
+    return write(drawn, path)
+
+
+def difference(results: list[dict], plain: list[dict]) -> list[tuple]:
+    """[(position, difference of the losses)] at the longest context that both reach."""
+    both = zip(results, plain, strict=True)
+    one, two = [pair for pair in both if all("by_position" in result for result in pair)][-1]
+    return [(at, loss - other) for (at, loss), (_, other) in zip(one["by_position"], two["by_position"], strict=True)]

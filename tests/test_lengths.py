@@ -1,0 +1,68 @@
+"""Loss at several context lengths with a gate and without, from rows made by hand.
+
+python -m pytest tests/test_lengths.py
+"""
+
+import random
+
+import pytest
+from made_rows import listed
+
+import experiment
+from study import lengths, tables
+
+ARMS = {f"{m}{gate}": {"attention": m} | keys for m in ("softmax", "gla", "cosformer")
+        for gate, keys in (("", {}), (" sigmoid", {"gate": "elementwise"}))}  # fmt: skip
+
+
+def scored_rows(n=6):
+    """Loss 2 falling by position, 0.05 lower with the gate (and 0.001 per seed); past 256 softmax as trained rises."""
+    rng = random.Random(0)
+    config = listed(arms=ARMS, settings={}, seeds=list(range(n)), metric="val_loss", base={"dtype": "float32"})
+    rows = []
+    for run in experiment.runs_of(config, config.seeds, []):
+        mixer, gated = run["config"]["attention"], "gate" in run["config"]
+        scores = {}
+        for name, slope in {"as trained": 0.6, "NTK": 0.2}.items():
+            if name == "NTK" and mixer != "softmax":
+                continue
+            slope = slope if mixer == "softmax" else 0.0
+            results = []
+            for size in (256, 512, 1024):
+                if mixer == "cosformer" and size > 256:
+                    results.append({"block_size": size, "limit": "past M"})
+                    continue
+                gain = gated * (0.05 + run["seed"] / 1000)
+                at = [i * size // 16 for i in range(16)]
+                curve = [[i, 2 - 0.3 * min(i / 128, 1) + slope * max(0, i - 256) / 768 - gain] for i in at]
+                curve = [[i, loss + gated * rng.gauss(0, 0.004)] for i, loss in curve]
+                results.append({"block_size": size, "loss": sum(x for _, x in curve) / 16, "by_position": curve})
+            scores[name] = {"lengths": results, "trained_length": 256}
+        about = {"finite": True, "val_loss": 2.0, "metric": "val_loss", "curve": [[0, 3.0], [9, 2.0]]}
+        rows.append(run | about | {"scores": scores, "scored": {}})
+    return config, rows
+
+
+def test_each_gated_arm_is_compared_with_its_mixers_ungated_one_at_every_length_it_reaches():
+    config, rows = scored_rows()
+    table = lengths.table(rows)
+    assert table.header == ["arm, reading", "256 tokens", "512 tokens", "1,024 tokens", "seeds"]
+    lines = {line[0]: line[1:] for line in table.cells[::-1]}
+    assert lines["cosformer, as trained"][1:] == ["refused", "refused", "6"]
+    after = [line for before, line in zip(table.cells, table.cells[1:], strict=False) if "sigmoid" in before[0]]
+    assert [line[0] for line in after] == ["... minus no gate"] * 4
+    for line in after:
+        mean, low, _, high = line[1].replace("(", "").replace(")", "").split()
+        assert float(low) < float(mean) < float(high) < 0 and float(mean) == pytest.approx(-0.0525, abs=0.003)
+    assert str(table) in tables.summary(config, rows, [])
+
+
+def test_the_difference_by_position_has_a_panel_per_mixer_a_line_per_seed_and_a_mean(tmp_path, drawn):
+    _, rows = scored_rows()
+    lengths.figure(rows, tmp_path / "gain.png")
+    panels = {axes.get_title(): axes for axes in drawn["gain.png"].axes if axes.axison}
+    assert list(panels) == ["softmax sigmoid", "gla sigmoid", "cosformer sigmoid"]
+    assert len(panels["softmax sigmoid"].lines) == 2 * (6 + 1) + 2 and len(panels["gla sigmoid"].lines) == 6 + 1 + 2
+    assert panels["gla sigmoid"].lines[0].get_xdata()[-1] == 960
+    assert panels["cosformer sigmoid"].lines[0].get_xdata()[-1] == 240
+    assert lengths.pairs([row for row in rows if "gate" in row["config"]]) == []

@@ -1,0 +1,121 @@
+"""Arms compared mixer by mixer: the forest, losses against FLOPs, published gains. Rows are made by hand.
+
+python -m pytest tests/test_mixers.py
+"""
+
+import configurator
+
+import math
+import random
+
+import pytest
+from made_rows import ROOT, labels_of
+
+import experiment
+from study import mixers, tables
+
+LOSS = {"softmax": 1.20, "cosformer": 1.35, "gla": 1.22, "mamba2": 1.10, "gated_deltanet": 1.08}
+GAIN = {"none": 0.0, "sigmoid": 0.04, "wide": 0.05, "matched": 0.03, "native": 0.07}
+
+
+def load(name):
+    return configurator.load(experiment.ExperimentConfig, [str(ROOT / f"config/experiments/{name}.py")])
+
+
+def text_rows():
+    """Seeds far apart, arms of a seed close together; the gate of softmax gains half as much."""
+    config, rng, rows = load("text"), random.Random(0), []
+    level = {seed: rng.gauss(0, 0.08) for seed in config.seeds}
+    for run in experiment.runs_of(config, config.seeds, [1e-3]):
+        mixer, _, variant = run["arm"].partition(" ")
+        gain = GAIN[variant or "none"] * (0.5 if mixer == "softmax" else 1)
+        loss = LOSS[mixer] + level[run["seed"]] - gain + rng.gauss(0, 0.008)
+        about = {
+            "finite": True,
+            "val_loss": loss,
+            "metric": "val_loss",
+            "curve": [[0, 5.0], [1500, loss]],
+            "scores": {},
+        }
+        matched = variant in ("", "matched")
+        rows.append(
+            run | about | {"horizon": 1500, "flops_per_token": (2.0 if matched else 2.2) * 1e6 + 1e5 * len(mixer)}
+        )
+    return config, [row for row in rows if row["seed"] in config.seeds_of.get(row["arm"], config.seeds)]
+
+
+def recall_rows():
+    """A start at a half is slower in softmax and cosformer; two runs of mamba2's native gate never get there."""
+    config, rng, rows = load("recall"), random.Random(0), []
+    factor = {"wide half": 1.3, "sigmoid": 1.25, "fixed half": 1.22, "static one": 1.1, "native": 1.6}
+    for run in experiment.runs_of(config, config.seeds, [1e-3]):
+        mixer, _, variant = run["arm"].partition(" ")
+        slows = factor.get(variant, 1.0) if mixer in ("softmax", "cosformer") or variant == "native" else 1.0
+        steps = round(500 * slows * math.exp(rng.gauss(0, 0.14)) / 25) * 25
+        lost = run["arm"] == "mamba2 native" and run["seed"] < 2
+        curve = [[0, 0.1], [3000, 0.5]] if lost else [[0, 0.1], [steps, 0.95], [steps + 25, 0.99]]
+        about = {"finite": True, "accuracy": curve[-1][1], "val_loss": 1.0, "metric": "accuracy", "curve": curve}
+        rows.append(run | about | {"horizon": 3000, "scores": {}})
+    return config, rows
+
+
+def forest_of(made, path):
+    config, rows = made
+    judged = tables.judge_claims(config, rows)
+    mixers.forest(judged, rows, path)
+    return judged, rows
+
+
+def test_every_pair_that_claims_compare_in_all_mixers_has_a_panel_with_every_seed(tmp_path, drawn):
+    judged, rows = forest_of(text_rows(), tmp_path / "text.png")
+    panels = {axes.get_title(): axes for axes in drawn["text.png"].axes if axes.axison}
+    pairs = ["none minus sigmoid", "none minus matched", "sigmoid minus wide", "sigmoid minus native"]
+    assert list(panels) == pairs
+    dots = [line for line in panels["none minus sigmoid"].lines if line.get_marker() == "."]
+    assert len(dots) == 6 * 7 and "none lower    sigmoid lower" in panels["none minus sigmoid"].get_xlabel()
+    names = [label.get_text() for label in panels["none minus sigmoid"].get_yticklabels()]
+    assert names == [*LOSS, "mean of these"]
+    natives = {line.get_ydata()[0] for line in panels["sigmoid minus native"].lines if line.get_marker() == "o"}
+    assert natives == {-2, -3, -4, -5}  # softmax and cosformer have no native gate
+    assert mixers.pairs_of(judged, [row for row in rows if row["arm"] == "gla"]) == {}
+
+
+def test_a_ratio_is_shown_as_one_and_a_seed_that_never_got_there_is_hollow(tmp_path, drawn):
+    forest_of(recall_rows(), tmp_path / "recall.png")
+    panels = {axes.get_title(): axes for axes in drawn["recall.png"].axes if axes.axison}
+    order = ["wide half / wide one", "static one / wide one", "sigmoid / fixed half", "native / silu from one"]
+    assert list(panels) == [*order, "sigmoid / none"]
+    native = panels["native / silu from one"]
+    hollow = [line for line in native.lines if line.get_fillstyle() == "none"]
+    assert [line.get_ydata()[0] for line in hollow] == pytest.approx([-3.22] * 2)
+    means = [line.get_xdata()[0] for line in panels["wide half / wide one"].lines if line.get_markersize() == 7]
+    assert 1.1 < means[0] < 1.6 and 0.85 < means[2] < 1.15
+    assert "wide half sooner    wide one sooner" in panels["wide half / wide one"].get_xlabel()
+
+
+def test_losses_stand_against_flops_with_each_seeds_level_taken_out(tmp_path, drawn):
+    _, rows = text_rows()
+    assert mixers.has_flops(rows) and not mixers.has_flops([row for row in rows if row["arm"].startswith("gla")])
+    mixers.flops(rows, tmp_path / "flops.png")
+    (axes,) = drawn["flops.png"].axes
+    dashes = [line for line in axes.lines if line.get_marker() == "_"]
+    assert len(dashes) == 23 and all(len(line.get_ydata()) == 5 for line in dashes)
+    spread = max(max(line.get_ydata()) - min(line.get_ydata()) for line in dashes)
+    assert spread < 0.05  # of one seed it is 0.08
+    assert axes.get_legend() is not None and not labels_of(axes)
+
+
+def test_published_gains_stand_beside_the_differences_per_byte_and_per_token():
+    config, rows = text_rows()
+    table = mixers.published(config, rows)
+    assert [line[:2] for line in table.cells] == [["softmax", "1.5"], ["cosformer", "3 to 8"], ["mamba2", "1 to 3"]]
+    per_seed = {}
+    for row in rows:
+        per_seed.setdefault(row["seed"], {})[row["arm"]] = row["val_loss"]
+    gain = sum(own["cosformer"] - own["cosformer sigmoid"] for own in per_seed.values()) / len(per_seed)
+    nats, per_byte, per_token = (cell.split()[0] for cell in table.cells[1][2:5])
+    assert float(nats) == pytest.approx(gain, abs=1e-4)
+    assert float(per_byte) == pytest.approx(100 * (math.exp(gain) - 1), abs=0.1)
+    assert float(per_token) == pytest.approx(100 * (math.exp(4.57 * gain) - 1), abs=0.1)
+    assert mixers.published(config, [row for row in rows if row["arm"] != "mamba2"]).cells[2][2] == "not run"
+    assert str(table) in tables.summary(config, rows, [])

@@ -1,0 +1,83 @@
+"""Spearman's correlation of an experiment's arms with a published order, from rows made by hand.
+
+python -m pytest tests/test_ranks.py
+"""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from made_rows import BASE, listed, write_rows
+from scipy import stats
+
+import experiment
+from study import ranks, tables
+
+PUBLISHED = {"d": 0.03, "a": 0.0, "c": 0.02, "b": 0.01}
+GAINS = np.array([0.045, 0.040, 0.035, 0.030, 0.018, 0.009, 0.002, 0.034, 0.021, 0.0])
+
+
+def ordered(**keys):
+    about = dict(metric="val_loss", settings={}, arms={name: {} for name in "abcd"}, seeds=[0, 1, 2, 3])
+    return listed(**about | {"ranks": {"table 1": PUBLISHED}, "exploratory": True} | keys)
+
+
+def rows_of(config, losses):
+    """losses: {arm: by seed}."""
+    runs = experiment.runs_of(config, config.seeds, [])
+    about = {"finite": True, "metric": "val_loss", "curve": [[0, 3.0], [9, 2.0]], "seconds": 1.0, "scores": {}}
+    return [run | about | {"val_loss": losses[run["arm"]][run["seed"]]} for run in runs]
+
+
+def test_the_correlation_is_scipys_and_a_lower_loss_is_better():
+    rng = np.random.default_rng(1)
+    values, published = rng.normal(size=(5, 8)).round(1), rng.normal(size=8).round(1)  # with ties
+    expected = [stats.spearmanr(row, published).statistic for row in values]
+    assert ranks.spearman(values, published) == pytest.approx(expected)
+    losses = {"a": [3, 3, 3, 3], "b": [2, 2, 2, 3.5], "c": [1, 1, 1, 1.5], "d": [0, 0, 0, 0]}
+    config = ordered()
+    (found,) = ranks.records(config, rows_of(config, losses))
+    assert found["seeds"] == {"0": 1.0, "1": 1.0, "2": 1.0, "3": 0.8}
+    assert found["of_means"] == found["high"] == 1.0 and 0 < found["low"] < 1
+    assert found["p"] == pytest.approx(1 / 24, abs=0.005)  # one of the orders of four arms
+    (upside_down,) = ranks.records(config, rows_of(config, {arm: [-x for x in own] for arm, own in losses.items()}))
+    assert upside_down["of_means"] == -1.0
+
+
+def test_the_order_is_printed_kept_and_judged_on_the_seeds_that_all_its_arms_have(tmp_path, capsys):
+    config = ordered()
+    rows = rows_of(config, {"a": [3] * 4, "b": [2] * 4, "c": [1] * 4, "d": [0] * 4})
+    few = [row for row in rows if (row["arm"], row["seed"]) != ("b", 3)]
+    assert list(ranks.records(config, few)[0]["seeds"]) == ["0", "1", "2"]
+    empty = ranks.records(config, [row for row in rows if row["arm"] != "b"])
+    assert str(ranks.table(empty)).splitlines()[-1].split() == ["table", "1", "not", "run", "0", "4"]
+    assert "table 1" in tables.summary(config, rows, [])
+    assert "table 1: 4 arms; a correlation over 0.80 is seen in 1 of 20" in experiment.estimate(config, rows)
+    write_rows(tmp_path / "out", rows)
+    keys = {name: getattr(config, name) for name in ("arms", "seeds", "data", "metric", "ranks")}
+    words = [f"--{name}={json.dumps(value) if name != 'metric' else value}" for name, value in keys.items()]
+    experiment.main([*words, f"--base={json.dumps(BASE)}", f"--out_dir={tmp_path / 'out'}", "--run=false"])
+    (kept,) = json.loads((tmp_path / "out" / "claims.json").read_text())["ranks"]
+    assert kept["of_means"] == 1.0 and "+1.00 to +1.00" in capsys.readouterr().out
+
+
+def test_an_order_is_of_arms_that_differ(helpers):
+    assert "'e'" in helpers.error_of(ordered, ranks={"table 1": PUBLISHED | {"e": 0.1}})
+    assert "three arms or more" in helpers.error_of(ordered, ranks={"table 1": {"a": 0, "b": 1}})
+    assert "three arms or more" in helpers.error_of(ordered, ranks={"table 1": dict.fromkeys("abc", 1.0)})
+    assert "must be a number" in helpers.error_of(ordered, ranks={"table 1": PUBLISHED | {"a": "high"}})
+    assert dataclasses.replace(ordered(), ranks={}).ranks == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.006, 0.02])
+@pytest.mark.parametrize("own", [0.0, 0.01, 0.04])  # what an arm's true gain has that the published one lacks
+def test_the_interval_covers_the_correlation_of_the_true_means(own, noise, monkeypatch):
+    monkeypatch.setattr(ranks, "DRAWS", 1000)
+    rng, covered, n = np.random.default_rng(0), 0, 300
+    for _ in range(n):
+        true = GAINS + own * rng.normal(size=10)
+        low, high = ranks.interval(true + noise * rng.normal(size=(6, 10)), GAINS)
+        covered += low - 1e-9 <= ranks.spearman(true, GAINS) <= high + 1e-9
+    assert covered / n > 0.89
