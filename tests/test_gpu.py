@@ -101,10 +101,10 @@ def test_the_other_numbers_of_the_part_come_out_of_a_tiny_model(cpu, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["softmax", "gla"])
+@pytest.mark.parametrize("name", MIXERS)
 def test_a_compiled_model_has_one_graph_for_each_length_and_no_break(name, cpu, monkeypatch):
     gpu.decoding_counts(1, 16, **SMALL)  # what it replaces for a moment must not reach dynamo
     monkeypatch.setattr(gpu, "MIXERS", {name: MIXERS[name]})
     part = Report("gpu")
-    gpu.compile_counts(cpu, part, B=2, backend="eager", **SMALL | dict(block_size=16))
+    gpu.compile_counts(cpu, part, B=2, backend="aot_eager", **SMALL | dict(block_size=16))
     assert [(row["compiled"], row["graphs"], row["breaks"]) for row in part.rows] == [(name, 2, 0)]

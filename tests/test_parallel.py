@@ -294,7 +294,7 @@ def test_the_table_is_of_the_models_that_it_names(model):
 
 
 def test_the_document_has_todays_table():
-    text = (ROOT / "docs" / "scale_table.md").read_text()
+    text = (ROOT / "docs" / "scale.md").read_text()
     assert scale.table(scale.MODELS, [8, 64]) in text
 
 
