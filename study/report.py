@@ -187,8 +187,7 @@ def set_range(axes: plt.Axes, rows: list[dict]) -> None:
     values = [value for row in rows for _, value in curve_of(row)[1:] if is_finite(value)]
     if is_accuracy(rows):
         axes.set(ylim=(0, 100))
-    elif values:
-        margin = 0.04 * (max(values) - min(values))
+    elif margin := 0.04 * (max(values, default=0) - min(values, default=0)):
         axes.set(ylim=(min(values) - margin, max(values) + margin))
 
 

@@ -117,9 +117,10 @@ def origins(rows: list[dict]) -> str:
 
 
 def gains_table(config, rows: list[dict]) -> Table | None:
-    """One line per gated arm: its paired gain over the arm that differs in the keys of the gate alone. Not corrected.
+    """One line per gated arm, paired with the arm that differs in the keys of the gate alone. Not corrected.
 
-    In a sweep both arms have the same learning rate; where each arm chose its own rate, the two rates may differ.
+    A gain is an accuracy minus the other's; of losses it is the difference. In a sweep both arms have the same
+    learning rate; where each arm chose its own rate, the two rates may differ.
     """
     # the keys of the first seed; a run that goes on from another's weights is compared with one that does, too
     cells, arms = [], {row["arm"]: row["config"] | {"goes on": "init_from" in row} for row in reversed(rows)}
@@ -139,10 +140,11 @@ def gains_table(config, rows: list[dict]) -> Table | None:
             interval = "identical in all seeds" if low is None else f"{low:+.4f} to {high:+.4f}"
             solved = [] if config.solved_above is None else [compare_steps(config, rows, arm, same[0])]
             cells.append([arm, f"{mean:+.4f}", interval, *solved])
-    header = ["arm", "gain", "Student's 95% interval"]
+    is_loss = config.metric == "val_loss"
+    header = ["arm", "difference" if is_loss else "gain", "Student's 95% interval"]
     header += [] if config.solved_above is None else ["solved later, sooner, of seeds that both solve"]
-    title = "Gain over the same without a gate: mean, not corrected for their number"
-    return Table(title, header, cells) if cells else None
+    title = "Loss minus that of the same without a gate" if is_loss else "Gain over the same without a gate"
+    return Table(f"{title}: mean, not corrected for their number", header, cells) if cells else None
 
 
 def compare_steps(config, rows: list[dict], arm: str, other: str) -> str:

@@ -19,7 +19,7 @@ import evaluate
 import meters
 import sample
 import train
-from data import shards
+from data import writing
 from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
 from model import MIXERS, GPTConfig, Softmax
@@ -230,7 +230,7 @@ def test_mqar_beyond_memory_or_disk_is_refused_before_anything_is_written(helper
 
 
 def test_mqar_that_the_disk_has_no_room_for_is_refused(helpers, tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "disk_free", lambda folder: 1000)
+    monkeypatch.setattr(writing, "disk_free", lambda folder: 1000)
     error = helpers.error_of(mqar_prepare.main, helpers.words(train_size=100, out_dir=tmp_path / "data"))
     assert f"the disk of {tmp_path / 'data'} has 1 kB left" in error
 

@@ -92,12 +92,14 @@ def test_in_a_sweep_the_gain_is_over_the_same_rate_and_with_chosen_rates_over_wh
     rows = [made_row(run, 0.5) | {"val_loss": ends[run["arm"]]} for run in runs[::-1]]  # 0.1 comes first
     said = {arm: gain for arm, gain, _ in tables.gains_table(sweep, rows).cells}
     assert said == {"gated at 0.1": "-0.5000", "gated at 0.001": "-0.1000"}
+    assert tables.gains_table(sweep, rows).title.startswith("Loss minus that of the same without a gate")
     chosen = listed(settings={}, learning_rates=[0.001, 0.1], selection_seeds=[7])
     rates = {(None, "none"): 0.001, (None, "gated"): 0.1}
     runs = experiment.runs_of(chosen, chosen.seeds, chosen.learning_rates, rates)
     rows = [made_row(run, 0.5 + 0.2 * (run["arm"] == "gated")) for run in runs]
     assert tables.gains_table(chosen, rows[1:]) is None  # one pair
     assert tables.gains_table(chosen, rows).cells == [["gated", "+0.2000", "identical in all seeds"]]
+    assert tables.gains_table(chosen, rows).title.startswith("Gain over the same without a gate")
     three = dataclasses.replace(chosen, seeds=[0, 1, 2])
     rows = [made_row(run, 0.5) for run in experiment.runs_of(three, three.seeds, chosen.learning_rates, rates)]
     assert tables.gains_table(three, rows[1:]).cells  # though the first seed lacks an arm
