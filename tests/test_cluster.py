@@ -219,19 +219,22 @@ def die_while_saving():
     torch.save = half
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("processes", "parallel"),
+    [(1, "ddp"), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((4, "ddp"), (1, "fsdp"), (4, "fsdp")))],
+)
 def test_a_job_killed_in_the_middle_of_a_save_goes_on_with_another_number_of_processes(
-    keys, helpers, whole, processes, capsys
+    keys, helpers, whole, processes, parallel, capsys
 ):
     out = keys("out")["out_dir"]
-    first = Ranks(2, keys("out", init_from="auto"), helpers, die_while_saving)
+    first = Ranks(2, keys("out", init_from="auto", parallel=parallel), helpers, die_while_saving)
     assert first.end() == [-signal.SIGKILL, 1]
     assert (out / ".ckpt.pt.tmp").is_file() and checkpoints.load(out)["iter_num"] == 50
     if processes == 1:
         helpers.train(**keys("out", init_from="auto"))
         said = capsys.readouterr().out
     else:
-        again = Ranks(processes, keys("out", init_from="auto"), helpers)
+        again = Ranks(processes, keys("out", init_from="auto", parallel=parallel), helpers)
         assert again.end() == [0] * processes
         said = again.said.read_text()
     assert f"resuming {out} at step 50" in said and not list(out.glob(".*.tmp"))
@@ -241,9 +244,10 @@ def test_a_job_killed_in_the_middle_of_a_save_goes_on_with_another_number_of_pro
 @pytest.mark.slow
 def test_a_run_is_handed_on_between_1_2_and_4_processes_in_every_way(keys, helpers, whole):
     out, last = keys("out")["out_dir"], 0
-    for i, count in enumerate((1, 2, 4, 2, 1, 4, 1)):
-        last = (30, 60, 90, 120, 150, 180, 200)[i]
-        changed = dict(init_from="auto", max_iters=last, lr_decay_iters=200)
+    parts = [(1, "ddp"), (2, "ddp"), (4, "fsdp"), (2, "fsdp"), (1, "ddp"), (4, "ddp"), (2, "fsdp"), (1, "fsdp")]
+    for count, parallel in parts:
+        last += 25
+        changed = dict(init_from="auto", max_iters=last, lr_decay_iters=200, parallel=parallel)
         if count == 1:
             helpers.train(**keys("out", **changed))
         else:
@@ -308,19 +312,20 @@ def children(process):
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_lost_and_replaced_leaves_the_curve_of_one_process(keys, helpers, whole):
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_machine_that_is_lost_and_replaced_leaves_the_curve_of_one_process(keys, helpers, whole, parallel):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     out = keys("out")["out_dir"]
-    agents = [agent(port, keys("out", init_from="auto"), helpers)]
+    agents = [agent(port, keys("out", init_from="auto", parallel=parallel), helpers)]
     wait_until(lambda: not is_free(port))  # the first one is where the others meet: it stays
-    agents.append(agent(port, keys("out", init_from="auto"), helpers))
+    agents.append(agent(port, keys("out", init_from="auto", parallel=parallel), helpers))
     wait_for_step(out, 60, agents[0])
     lost = agents.pop()
     for pid in [*children(lost), lost.pid]:
         os.kill(pid, signal.SIGKILL)
     lost.communicate()
-    agents.append(agent(port, keys("out", init_from="auto"), helpers))
+    agents.append(agent(port, keys("out", init_from="auto", parallel=parallel), helpers))
     said = [process.communicate(timeout=240)[0] for process in agents]
     assert [process.returncode for process in agents] == [0, 0], said
     assert f"resuming {out} at step 50" in "".join(said)
