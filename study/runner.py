@@ -76,7 +76,8 @@ def say_what_is_left(config, rows: list[dict], out_dir: Path) -> None:
     more = "; more follow when learning rates are chosen" if any(choice["rate"] is None for choice in choices) else ""
     done = f"{len(runs) - len(lacking)} runs are done already"
     print(f"{config.name}: {len(runs)} runs, {steps_of(runs):,} steps; {done}{more}")
-    for line in rows_of_other_keys(rows, lacking):
+    known = {text_of(run) for run in runs}
+    for line in rows_of_other_keys([row for row in rows if text_of(row) not in known], lacking):
         print(line)
     for run in lacking:
         parent = parent_of(run)

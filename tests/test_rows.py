@@ -136,6 +136,15 @@ def test_a_row_that_other_code_made_is_not_run_again(tmp_path, monkeypatch):
     assert [row["code_sha256"] for row in experiment.run_all(config, tmp_path)] == list("01234567")
 
 
+def test_a_row_at_one_rate_is_not_left_out_because_the_run_at_another_has_no_row_yet(tmp_path, capsys):
+    config = listed(settings={}, seeds=[0], selection_seeds=[7], learning_rates=[0.001, 0.01], run=False)
+    (choice, *_) = experiment.choose_rates(config, [])
+    write_rows(tmp_path, [made_row(choice["runs"][0], 0.5)])
+    experiment.run_all(config, tmp_path)
+    said = capsys.readouterr().out
+    assert "1 runs are done already" in said and "left out" not in said
+
+
 def test_rows_of_other_keys_are_counted_and_what_differs_is_named(tmp_path, capsys):
     config = listed(run=False)
     rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
