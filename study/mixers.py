@@ -166,7 +166,12 @@ def flops(rows: list[dict], path: Path) -> Path:
 
 
 def has_flops(rows: list[dict]) -> bool:
-    """Whether `flops` has something to show: several mixers, losses of finite runs, a seed that all arms share."""
+    """Whether `flops` has something to show: several mixers, losses of finite runs, a seed that all arms share.
+
+    A run that goes on from another one's weights has cost more than its row tells, and a sink is not about its loss.
+    """
+    if any("init_from" in row or row.get("sinks") for row in rows):
+        return False
     if len(report.arms_of(rows)) < 2 or report.is_accuracy(rows) or len({row.get("setting") for row in rows}) > 1:
         return False
     if report.by_learning_rate(rows) or not all(row.get("flops_per_token") and row["val_loss"] for row in rows):

@@ -96,6 +96,7 @@ def test_a_ratio_is_shown_as_one_and_a_seed_that_never_got_there_is_hollow(tmp_p
 def test_losses_stand_against_flops_with_each_seeds_level_taken_out(tmp_path, drawn):
     _, rows = text_rows()
     assert mixers.has_flops(rows) and not mixers.has_flops([row for row in rows if row["arm"].startswith("gla")])
+    assert not mixers.has_flops([*rows[1:], rows[0] | {"init_from": {"arm": "gla"}}])  # its first part cost FLOPs, too
     mixers.flops(rows, tmp_path / "flops.png")
     (axes,) = drawn["flops.png"].axes
     dashes = [line for line in axes.lines if line.get_marker() == "_"]
