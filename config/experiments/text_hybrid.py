@@ -47,5 +47,4 @@ base = {
     "eval_interval": 250,
     "eval_tokens": 20_000,  # of the curve and the rates; the loss that is compared is that of the whole split
     "threads": 1,
-    "dtype": "bfloat16",
 }

@@ -26,5 +26,4 @@ base = {
     "eval_tokens": 20_000,  # of the curve and the rates; the loss that is compared is that of the whole split
     "log_interval": 5,
     "threads": 1,
-    "dtype": "bfloat16",
 }
