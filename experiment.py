@@ -42,7 +42,7 @@ from evaluate import EvaluateConfig
 from model import GPT
 from ops import IGNORE
 from runs.files import wrong_field
-from runs.hardware import keep_freed_memory, pick_device, seconds_of
+from runs.hardware import autocast, keep_freed_memory, pick_device, pick_dtype, seconds_of
 from runs.outdir import write_text
 from study import claims, curves, mixers, power, ranks, rates, report, stats, tables
 from study.leases import alone
@@ -86,6 +86,7 @@ class ExperimentConfig:
     selection_iters: list[int] = key(
         [], "steps of the short runs, then of those at the best two rates (empty: max_iters / 4, max_iters)", at_least=1
     )
+    selection_base: dict = key({}, "keys of train.py of these runs alone, such as what they need not measure")
     rates_at: str | None = key(None, "the setting that rates are chosen in, for all (None: in each its own)")
     prepare: str = key("mqar", "which data/*/prepare.py makes the data")
     data: dict = key({}, "keys of that script; a later data is added to it", merge=True)
@@ -156,6 +157,8 @@ class ExperimentConfig:
             if not isinstance(keys.get("data", {}), dict):
                 raise UserError(f"settings: {name}: data={show(keys['data'])}: must be a dict of keys of prepare.py")
         check_keys("base", "", self.base, "train.py", OURS["base"])
+        check_keys("selection_base", "", self.selection_base, "train.py", OURS["base"])
+        configurator.build(TrainConfig, self.selection_base, source="selection_base")
         for name, keys in self.scores.items():
             check_keys("scores", name, keys, "evaluate.py", OURS["scores"])
             configurator.build(EvaluateConfig, keys, source=f"score {name!r}")
@@ -447,7 +450,7 @@ def seconds_by_steps(run: dict, threads: int) -> float:
     keep_freed_memory()
     keys.vocab_size = keys.vocab_size or run["data"].get("vocab_size", 256)
     device = pick_device(keys.device)
-    model = GPT(keys).to(device)
+    dtype, model = pick_dtype(keys.dtype, device), GPT(keys).to(device)
     optimizers = make_optimizers(model, keys, device)
     slices = run["data"].get("slices", str(run["data"].get("seq_len", keys.block_size)))  # length/pairs, ...
     longest = max(int(part.split("/")[0]) for part in slices.split(","))
@@ -457,7 +460,9 @@ def seconds_by_steps(run: dict, threads: int) -> float:
         targets[:, labels:] = IGNORE
 
     def step():
-        model(idx, targets).backward()
+        with autocast(device, dtype):
+            loss = model(idx, targets)
+        loss.backward()
         for optimizer in optimizers:
             optimizer.step()
         model.zero_grad()

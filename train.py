@@ -113,6 +113,7 @@ class TrainConfig(GPTConfig):
         "size of the sample that evaluations read, the same each time (None: all); a run's end reads the whole split",
         at_least=1,
     )
+    eval_whole: bool = key(True, "at the end of a run read the whole validation split (False: the sample again)")
     stop_above: float | None = key(
         None, "end the run after two evaluations in a row with a higher accuracy (None: at max_iters)", at_least=0
     )
@@ -481,7 +482,7 @@ class Run:
 
     def score_whole(self, step: int, last: dict) -> dict:
         """The numbers of the whole validation split, for the row of event "end". last: the last evaluation's row."""
-        if self.reads_a_sample:
+        if self.reads_a_sample and self.config.eval_whole:
             return self.score(step, None, parallel.whole(self.model))
         return {name: x for name, x in last.items() if name not in ("event", "step", "meters")}
 

@@ -76,6 +76,7 @@ def make_trial(config, seed: int, setting: str | None, arm: str, rate: float, is
         run["config"]["eval_interval"] = max(1, round(scale * keys.eval_interval))
         if keys.lr_decay_iters is not None:
             run["config"]["lr_decay_iters"] = max(1, round(scale * keys.lr_decay_iters))
+    run["config"] |= config.selection_base
     return run
 
 

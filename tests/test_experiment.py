@@ -409,6 +409,20 @@ def test_the_experiment_on_wikitext_runs_on_other_text_and_claims_ratios_of_word
     assert open_dataset(tmp_path / "out" / "data" / "all").counts("test")["words"] == 120
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_dry_run_times_steps_in_the_dtype_of_the_runs(dtype, base, monkeypatch):
+    found, forward = [], experiment.GPT.forward
+
+    def noted(model, *args):
+        found.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32)
+        return forward(model, *args)
+
+    monkeypatch.setattr(experiment.GPT, "forward", noted)
+    config = experiment.ExperimentConfig(arms={"none": {}}, seeds=[0], data=DATA, base=base | {"dtype": dtype})
+    assert "1 of 1 runs to do" in experiment.estimate(config, [])
+    assert set(found) == {getattr(torch, dtype)}
+
+
 def test_without_a_gpu_a_dry_run_gives_gpu_hours_at_an_assumed_speed():
     if torch.cuda.is_available():
         pytest.skip("it times steps where there is a GPU")

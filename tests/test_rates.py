@@ -104,6 +104,17 @@ def test_a_short_run_is_the_run_scaled_down_with_a_schedule_of_its_own():
     assert {name: longest["config"][name] for name in keys} == {name: 4 * n // 5 for name, n in keys.items()}
 
 
+def test_runs_that_choose_a_rate_can_leave_out_what_only_the_comparison_needs():
+    config = choosing(selection_base={"meters": False, "eval_whole": False})
+    choices, _ = chosen(config, by_rate({0.001: 0.1, 0.01: 0.5, 0.1: 0.4}))
+    assert {(run["config"]["meters"], run["config"]["eval_whole"]) for run in choices[0]["runs"]} == {(False, False)}
+    compared = compared_runs(config, choices)[-1]
+    assert "purpose" not in compared and not {"meters", "eval_whole"} & set(compared["config"])
+    for wrong, said in (({"dataset": "x"}, "the experiment sets it"), ({"meter": False}, "meter")):
+        with pytest.raises(UserError, match=said):
+            choosing(selection_base=wrong)
+
+
 def chosen(config, value):
     """The choices, all runs that they ask for made, and how many that were."""
     rows = []

@@ -484,6 +484,8 @@ def test_evaluations_read_the_same_sample_and_the_end_of_a_run_the_whole_split(t
     assert exact != end["val_loss"] == pytest.approx(exact, rel=1e-2)
     helpers.train(text, out, **keys | dict(init_from="resume", max_iters=5))
     assert [row["labels"] for row in helpers.metrics(out, "eval")] == 6 * [3 * 32]
+    short = helpers.metrics(helpers.train(text, tmp_path / "short", eval_whole=False, **keys))[-1]
+    assert (short["labels"], short["val_loss"]) == (3 * 32, evaluations[-1]["val_loss"]) and short["event"] == "end"
     words = helpers.words(**helpers.tiny | keys | dict(dataset=text, out_dir=out, init_from="resume", eval_tokens=99))
     message = helpers.error_of(train.main, words)
     assert message.startswith("eval_tokens=99: ") and "has 70, which a resumed run keeps" in message

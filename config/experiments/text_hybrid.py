@@ -23,7 +23,8 @@ data = {"val_fraction": 0.03}
 
 learning_rates = [1e-3, 3e-3, 1e-2]
 selection_seeds = [100, 101]
-selection_iters = [150, 400]
+selection_iters = [100, 300]
+selection_base = {"meters": False, "eval_whole": False}  # a rate is chosen by the curve, which a sample gives
 pair_spread = 0.02  # in nats, of the pilot of text.py
 
 claims = {
@@ -44,7 +45,7 @@ claims = {
 base = {
     "max_iters": 1500,
     "warmup_iters": 150,
-    "eval_interval": 250,
+    "eval_interval": 375,
     "eval_tokens": 20_000,  # of the curve and the rates; the loss that is compared is that of the whole split
     "threads": 1,
 }
