@@ -378,6 +378,8 @@ def main(argv: list[str]) -> None:
         if len(report.arms_of(rows)) > 1 and mixers.pairs_of(judged, rows):
             figures.append(mixers.forest(judged, rows, out_dir / "mixers.png"))
         figures += [rates.figure(config, choices, out_dir / "rates.png")] if choices else []
+        of_mixers = rates.windows_of(config, choices)
+        figures += [rates.windows(config, of_mixers, out_dir / "windows.png")] if of_mixers else []
         records, orders = list(map(claims.record, judged)), ranks.records(config, rows)
         if records or orders:
             found = {"claims": records} | ({"ranks": orders} if orders else {})

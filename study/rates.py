@@ -6,10 +6,13 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from study.drawing import COLOURS, dress, write
+from study import report
+from study.drawing import COLOURS, SPARE_COLOURS, dress, is_finite, mean, write
 from study.page import Table
 from study.plan import rates_of, value_of
 from study.tables import number
+
+FEWEST = 3  # rates, below which there is no window to see
 
 
 def lines(config, choices: list[dict]) -> list[str]:
@@ -111,4 +114,46 @@ def figure(config, choices: list[dict], path: Path) -> Path:
         plt.Line2D([], [], linestyle=":", color="0.4", label="chosen"),
     ]
     drawn.legend(handles=handles, frameon=False, ncols=4, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.0))
+    return write(drawn, path)
+
+
+def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, float]]]:
+    """{mixer: {arm without its mixer's name: {rate: mean metric at the end of the short runs}}}; more than one mixer.
+
+    The short runs alone are at every rate in every arm. A mean that holds a run without a finite metric is left out.
+    """
+    found: dict = {}
+    for choice in choices:
+        for trial in choice["trials"]:
+            ends = [None if row is None else row[config.metric] for row in trial["rows"]]
+            if trial["is_short"] and all(map(is_finite, ends)):
+                mixer, variant = report.mixer_of(trial["rows"][0]), report.variant_of(trial["rows"][0])
+                variant = ", ".join(filter(None, (variant, choice["setting"])))
+                found.setdefault(mixer, {}).setdefault(variant, {})[trial["rate"]] = mean(ends)
+    is_window = len(found) > 1 and max(len(own) for arms in found.values() for own in arms.values()) >= FEWEST
+    return found if is_window else {}
+
+
+def windows(config, found: dict, path: Path) -> Path:
+    """The metric against the learning rate, a panel per mixer, a thin line per arm and a thick one for that without a
+    gate; returns the path. found: as `windows_of` gives it.
+    """
+    drawn, grid = plt.subplots(1, len(found), figsize=(2.5 * len(found) + 0.5, 2.6), sharex=True, sharey=True)
+    names = list(dict.fromkeys(variant for arms in found.values() for variant in arms))
+    others = dict(zip((name for name in names if name != "none"), [*COLOURS, *SPARE_COLOURS], strict=False))
+    scale = 100 if config.metric == "accuracy" else 1
+    for axes, (mixer, arms) in zip(grid, found.items(), strict=True):
+        for variant, by_rate in sorted(arms.items(), key=lambda item: item[0] == "none"):  # on top of the others
+            look = dict(color="black", linewidth=2.5) if variant == "none" else dict(color=others.get(variant, "0.6"))
+            rates = sorted(by_rate)
+            axes.plot(rates, [scale * by_rate[rate] for rate in rates], marker=".", label=variant, **look)
+        axes.set_xscale("log")
+        axes.set_title(mixer, fontsize=9)
+        dress(axes)
+    drawn.supxlabel("peak learning rate", fontsize=9)
+    what = "accuracy (%)" if config.metric == "accuracy" else "validation loss\n(nats a token)"
+    grid[0].set_ylabel(f"{what}, short runs", fontsize=8)
+    handles = {line.get_label(): line for axes in grid for line in axes.lines}
+    shown = [handles[name] for name in names]
+    drawn.legend(handles=shown, frameon=False, ncols=4, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.0))
     return write(drawn, path)

@@ -229,6 +229,27 @@ def test_every_run_that_chose_a_rate_is_a_dot_in_the_figure_of_its_arm(tmp_path,
     assert [axes.lines[-1].get_xdata()[0] for axes in panels] == [choice["rate"] for choice in choices] == [0.01, 0.01]
 
 
+def test_the_short_runs_show_in_which_rates_a_mixer_learns(tmp_path, drawn):
+    arms = {"softmax": {}, "gla": {"attention": "gla"}, "gla gated": {"attention": "gla", "gate": "elementwise"}}
+    ends = {"softmax": [0.5, 0.6, 0.5], "gla": [0.2, 0.7, None], "gla gated": [0.3, 0.8, 0.1]}
+    rates_tried = [0.001, 0.01, 0.1]
+    config = choosing(arms=arms)
+    choices, _ = chosen(config, lambda run: ends[run["arm"]][rates_tried.index(run["config"]["learning_rate"])])
+    found = rates.windows_of(config, choices)
+    wanted = {
+        "softmax": {"none": dict(zip(rates_tried, ends["softmax"], strict=True))},
+        "gla": {"none": {0.001: 0.2, 0.01: 0.7}, "gated": dict(zip(rates_tried, ends["gla gated"], strict=True))},
+    }
+    assert {mixer: {arm: pytest.approx(own) for arm, own in arms.items()} for mixer, arms in wanted.items()} == found
+    rates.windows(config, found, tmp_path / "windows.png")
+    softmax, gla = drawn["windows.png"].axes
+    assert (softmax.get_title(), gla.get_title()) == ("softmax", "gla")
+    assert [line.get_label() for line in gla.lines] == ["gated", "none"]  # that without a gate lies on top
+    assert list(gla.lines[0].get_ydata()) == pytest.approx([30, 80, 10])
+    one = choosing(arms={"softmax": {}})
+    assert rates.windows_of(one, chosen(one, lambda run: 0.5)[0]) == {}
+
+
 def test_one_arm_and_one_setting_may_choose_the_rate_for_others(tmp_path, capsys):
     arms = {"none": {}, "gated": {"gate": "elementwise"}, "matched": {"gate": "elementwise", "match_params": True}}
     keys = dict(selection_seeds=[7], learning_rates=[0.001, 0.01], rate_of={"matched": "gated"}, rates_at="d32")

@@ -8,7 +8,8 @@ ten, and none before step 150. It has not been run yet. Chance, a guess among th
 after two evaluations at 98%, the ceiling; the horizon is 3,000 steps.
 
 Arms of each mixer: no gate; the published sigmoid gate, which starts at a half; a wide gate, 2 sigmoid(g + b), from a
-half and from one, alike in all else; a wide constant from one (static); no gate, but the branch halved (fixed half).
+half and from one, alike in all else; a wide constant from one (static); no gate, but the branch halved (fixed half);
+no gate, but the output projection's initial weights halved (half init), which AdamW changes twice as fast, relatively.
 Three mixers have a native SiLU gate, whose random weights start it around zero, and a SiLU gate from one in the same
 place. The number compared is the logarithm of the steps to 90%, that of the horizon for a run that never gets there; a
 difference of 0.0953 is a factor of 1.1, one of 0.1398 of 1.15. Each arm chooses its rate on seeds 100 and 101. A claim
@@ -42,6 +43,7 @@ arms = {
         "gate_input": "static",
     },
     "softmax fixed half": {"attention": "softmax", "branch_scale": 0.5},
+    "softmax half init": {"attention": "softmax", "out_init_scale": 0.5},
     "cosformer": {"attention": "cosformer"},
     "cosformer sigmoid": {"attention": "cosformer", "gate": "elementwise"},
     "cosformer wide half": {
@@ -63,6 +65,7 @@ arms = {
         "gate_input": "static",
     },
     "cosformer fixed half": {"attention": "cosformer", "branch_scale": 0.5},
+    "cosformer half init": {"attention": "cosformer", "out_init_scale": 0.5},
     "gla": {"attention": "gla"},
     "gla sigmoid": {"attention": "gla", "gate": "elementwise"},
     "gla wide half": {"attention": "gla", "gate": "elementwise", "gate_activation": "sigmoid2", "gate_bias": -1.0986},
@@ -74,6 +77,7 @@ arms = {
         "gate_input": "static",
     },
     "gla fixed half": {"attention": "gla", "branch_scale": 0.5},
+    "gla half init": {"attention": "gla", "out_init_scale": 0.5},
     "gla native": {"attention": "gla", "gate": "native"},
     "gla silu from one": {"attention": "gla", "gate": "elementwise", "gate_activation": "silu", "gate_bias": 1.278},
     "mamba2": {"attention": "mamba2"},
@@ -92,6 +96,7 @@ arms = {
         "gate_input": "static",
     },
     "mamba2 fixed half": {"attention": "mamba2", "branch_scale": 0.5},
+    "mamba2 half init": {"attention": "mamba2", "out_init_scale": 0.5},
     "mamba2 native": {"attention": "mamba2", "gate": "native"},
     "mamba2 silu from one": {
         "attention": "mamba2",
@@ -121,6 +126,7 @@ arms = {
         "gate_input": "static",
     },
     "gated_deltanet fixed half": {"attention": "gated_deltanet", "branch_scale": 0.5},
+    "gated_deltanet half init": {"attention": "gated_deltanet", "out_init_scale": 0.5},
     "gated_deltanet native": {"attention": "gated_deltanet", "gate": "native"},
     "gated_deltanet silu from one": {
         "attention": "gated_deltanet",
@@ -136,6 +142,7 @@ data = {"slices": "64/2,64/4,64/8,64/16", "vocab_size": 64, "train_size": 20_000
 learning_rates = [1e-3, 3e-3, 1e-2, 3e-2]
 selection_seeds = [100, 101]
 selection_iters = [400, 1200]
+selection_base = {"meters": False}
 
 pair_spread = 0.2  # of log steps; earlier rows have 0.12 to 0.28
 
@@ -353,6 +360,25 @@ claims = {
         "of": ["log_steps", 0.9],
         "family": "scale, by mixer",
         "exploratory": True,
+    },
+    # the same half as initial weights alone, which training can undo
+    "half of the output projection's initial weights changes the steps": {
+        "contrast": {
+            "softmax half init": 0.2,
+            "softmax": -0.2,
+            "cosformer half init": 0.2,
+            "cosformer": -0.2,
+            "gla half init": 0.2,
+            "gla": -0.2,
+            "mamba2 half init": 0.2,
+            "mamba2": -0.2,
+            "gated_deltanet half init": 0.2,
+            "gated_deltanet": -0.2,
+        },
+        "above": 0,
+        "sides": 2,
+        "of": ["log_steps", 0.9],
+        "family": "initial scale",
     },
     # the native gate against its activation from one
     "a SiLU gate from one is sooner than the native gate by more than 10%": {
