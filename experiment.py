@@ -80,8 +80,8 @@ class ExperimentConfig:
     rate_of: dict = key({}, "{arm: the arm whose chosen rate it takes, untried itself}")
     select_by: str = key(
         "auc",
-        "auc: area under the curve, of short runs first; end: end of full runs at all rates (older experiments)",
-        choices=("auc", "end"),
+        "auc: area under the curve, of short runs first; last: their last value; end: that of full runs at all rates",
+        choices=("auc", "last", "end"),
     )
     selection_iters: list[int] = key(
         [], "steps of the short runs, then of those at the best two rates (empty: max_iters / 4, max_iters)", at_least=1

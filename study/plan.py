@@ -3,11 +3,11 @@
     choices = choose_rates(config, rows)        # of each arm and setting that chooses a rate: what is known by now
     runs = known_runs(config, choices)          # of these, what has no row can be run now
 
-An arm chooses its rate on the selection seeds, by the area under the curve of the metric. With more than two rates all
-of them first get short runs, and the best two get longer ones: a quarter of max_iters and all of it (or the steps that
-selection_iters gives), each with a schedule of its own. A rate that wins at the edge of the grid widens the grid by one
-more, which is a longer run, once on each side. Of two rates whose means differ by less than a standard error, the
-smaller one is taken.
+An arm chooses its rate on the selection seeds, by the area under the curve of the metric or, with select_by="last", by
+its last value. With more than two rates all of them first get short runs, and the best two get longer ones: a quarter
+of max_iters and all of it (or the steps that selection_iters gives), each with a schedule of its own. A rate that wins
+at the edge of the grid widens the grid by one more, which is a longer run, once on each side. Of two rates whose means
+differ by less than a standard error, the smaller one is taken.
 """
 
 import configurator
@@ -116,7 +116,7 @@ def choose_rates(config, rows: list[dict]) -> list[dict]:
 def choose_rate(config, setting: str | None, arm: str, found: dict[str, dict]) -> dict:
     choice: dict = {"setting": setting, "arm": arm, "rate": None, "runs": [], "guess": [], "trials": []}
     rates, areas, widened = sorted(set(config.learning_rates)), {}, set()
-    if config.select_by == "auc" and len(rates) > 2:
+    if config.select_by != "end" and len(rates) > 2:
         short = measure(config, choice, found, rates, is_short=True)
         if short is None:
             choice["guess"] = [
@@ -131,7 +131,7 @@ def choose_rate(config, setting: str | None, arm: str, found: dict[str, dict]) -
         if full is None:
             return choice
         areas |= full
-        rate = best_rate(areas, config.select_by == "auc")
+        rate = best_rate(areas, config.select_by != "end")
         waiting = [] if config.select_by == "end" else wider(rates, rate, widened)
         rates = sorted(rates + waiting)
     others = [other for other in areas if other != rate]

@@ -192,6 +192,22 @@ def test_older_experiments_choose_by_the_end_of_full_runs_and_widen_nothing():
     assert (choice["rate"], choice["is_edge"], n_runs) == (0.1, True, 6)
 
 
+def test_a_rate_may_be_chosen_by_the_last_value_of_short_and_longer_runs():
+    ends, half_way = {0.0001: 0.1, 0.001: 0.3, 0.01: 0.5, 0.1: 0.4}, {0.0001: 0.1, 0.001: 1.0, 0.01: 0.2, 0.1: 0.1}
+
+    def rows_of(config):
+        rows, choices = [], experiment.choose_rates(config, [])
+        while lacking := [r for choice in choices for r in choice["runs"] if text_of(r) not in by_run(rows)]:
+            for run in lacking:
+                rate, row = run["config"]["learning_rate"], made_row(run, ends[run["config"]["learning_rate"]])
+                rows.append(row | {"curve": [[0, 0.0], [50, half_way[rate]], [100, ends[rate]]]})
+            choices = experiment.choose_rates(config, rows)
+        return choices[0]["rate"], choices[0]["other"], choices[0]["margin"], len(rows)
+
+    assert rows_of(choosing()) == (0.001, 0.01, pytest.approx(0.35), 12)
+    assert rows_of(choosing(select_by="last")) == (0.01, 0.1, pytest.approx(0.1), 10)
+
+
 def test_the_rates_table_has_every_run_that_chose_a_rate_and_the_end_table_the_rate(tmp_path, made, capsys):
     config = choosing(arms={"none": {"gate": "none"}, "gated": {"gate": "elementwise"}})
     made(by_rate({0.001: 0.2, 0.01: 0.5, 0.1: 0.3}))
