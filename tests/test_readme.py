@@ -5,6 +5,7 @@ python -m pytest tests/test_readme.py
 
 import configurator
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -89,3 +90,26 @@ def committed_configs():
 def test_every_committed_config_is_valid_and_has_its_line(file):
     configurator.load(TrainConfig, [str(file)])
     assert f"| `{file.relative_to(ROOT / 'config').as_posix()}` |" in CONFIGS
+
+
+# what pages say in words of their own: (experiment, how its claim begins, as it is written, the pages)
+HEADLINES = [
+    ("late_gate", "a gate from the start lowers", "0.054", ["README.md", "results/README.md", "docs/gates.md"]),
+    ("late_gate", "a gate added late lowers", "0.022", ["README.md", "results/README.md", "docs/gates.md"]),
+    ("late_gate", "a gate added late stays above", "0.031", ["results/README.md"]),
+    ("late_gate", "ten times the rate", "0.014", ["results/README.md"]),
+    ("sink", "headwise halves the effective", "0.055", ["results/README.md"]),
+    ("sink", "instrument", "82%", ["README.md", "results/README.md"]),
+    ("minimum", "the gate adds", "-1.6", ["results/README.md", "docs/experiments.md"]),
+    ("matrix", "native gates, pooled", "-25.8", ["README.md", "results/README.md"]),
+]
+
+
+@pytest.mark.parametrize("experiment, claim, shown, pages", HEADLINES)
+def test_the_numbers_of_the_pages_are_those_of_the_rows(experiment, claim, shown, pages):
+    found = json.loads((ROOT / "results" / experiment / "claims.json").read_text())["claims"]
+    (estimate,) = [each["estimate"] for each in found if each["name"].startswith(claim)]
+    digits = len(shown.rstrip("%").partition(".")[2])
+    assert f"{estimate:.{digits}f}" == shown.rstrip("%")
+    for page in pages:
+        assert shown in (ROOT / page).read_text(), page
