@@ -65,8 +65,8 @@ data = {"val_fraction": 0.03}
 # beyond the training length, with the gate and without: loss by position; scores are no part of a run
 scores = {
     "as trained": {"lengths": [256, 512, 1024]},
-    "NTK": {"lengths": [256, 512, 1024], "rope_scaling": "ntk", "rope_factor": 4},
-    "YaRN": {"lengths": [256, 512, 1024], "rope_scaling": "yarn", "rope_factor": 4},
+    "NTK": {"lengths": [512, 1024], "rope_scaling": "ntk", "rope_factor": 4},
+    "YaRN": {"lengths": [512, 1024], "rope_scaling": "yarn", "rope_factor": 4},
 }
 scores_of = {
     "as trained": [
