@@ -7,7 +7,8 @@
 
 In one process nothing is shared out, whatever the keys: the model stays as it is. What these calls return then is what
 they were given, and train.py has one way for all kinds. Between blocks, an FSDP model holds one block and what is no
-block's (the embedding, the last norm) whole; evaluations and meters read a copy that holds everything (`whole`).
+block's (the embedding, the last norm) whole; evaluations and meters read a copy that holds everything (`whole`). They
+read one, too, where blocks are compiled: torch.compile keeps no promise to call the hooks of the modules in a block.
 """
 
 from configurator import UserError
@@ -97,12 +98,19 @@ def summed(model: Any, is_last: bool) -> Iterator[None]:
 
 @torch.no_grad()
 def whole(model: GPT) -> GPT:
-    """The model; of a sharded one, a plain GPT with all its weights, as they are now."""
-    if not hasattr(model, "unshard"):  # FSDP's
+    """The model; of one whose blocks are sharded, compiled or computed again a plain GPT, with all its weights as they
+    are now. Without shards they are the model's own parameters: no copy, and gradients go to the model."""
+    if not hasattr(model, "unshard") and not any("forward" in vars(block) for block in model.blocks):  # FSDP's; ours
         return model
     with torch.random.fork_rng(devices=[]), torch.device("meta"):  # a GPT draws its seed
         twin = GPT(model.config)
-    twin.load_state_dict({name: plain(p) for name, p in model.named_parameters()}, assign=True)
+    twin.load_state_dict({name: plain(p) for name, p in model.state_dict(keep_vars=True).items()}, assign=True)
+    for name, buffer in model.named_buffers():  # a checkpoint need not have them all
+        module, _, own = name.rpartition(".")
+        setattr(twin.get_submodule(module), own, buffer)
+    for block, ours in zip(twin.blocks, model.blocks, strict=True):
+        if isinstance(ours.forward, functools.partial):
+            recompute(block)
     return twin.train(model.training)
 
 

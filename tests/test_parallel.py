@@ -6,7 +6,9 @@
 The runs of several processes are made one after the other in the same processes (runs_in_turn.py).
 """
 
+import copy
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -18,9 +20,11 @@ import torch
 
 import evaluate
 import train
+from meters import training_meters
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import memory, parallel, scale
+from runs.finite import first_bad_tensor
 from runs.hardware import autocast
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -232,6 +236,44 @@ def test_blocks_are_compiled_one_by_one_where_something_stands_between_them(shar
     processes = SimpleNamespace(world_size=2 if sharded else 1, device_type="cpu", device="cpu")
     assert parallel.share_out(model, config, processes, compiled=True) is model
     assert [function.__self__ for function in compiled] == list(model.blocks)
+
+
+def test_meters_see_into_blocks_that_are_compiled_and_computed_again(monkeypatch):
+    """Evaluations come first, of two sizes: a graph that fits the meters' rows has then been made without their hooks."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    found = []
+    for is_compiled in (False, True):
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(n_layer=2, n_embd=16, n_head=2, block_size=16, vocab_size=11, gate="elementwise"))
+        config = train.TrainConfig(activation_checkpointing=True)
+        processes = SimpleNamespace(world_size=1, device_type="cpu", device="cpu")
+        step_model = parallel.share_out(model, config, processes, is_compiled)
+        idx = torch.randint(11, (6, 16), generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            for n in (6, 3):
+                parallel.whole(model).eval().features(idx[:n])
+        model.train()
+        loss = step_model(idx, idx)
+        loss.backward()
+        found.append(training_meters(parallel.whole(model), idx[:4], idx[:4], {}, "float32"))
+        assert first_bad_tensor(parallel.whole(model), iter([])) is None and model.wte.weight.grad is not None
+        assert all(a is b for a, b in zip(parallel.whole(model).parameters(), model.parameters(), strict=True))
+    torch._dynamo.reset()
+    assert found[0]["branch"] == pytest.approx(found[1]["branch"]) and found[0]["gate_mean"] == found[1]["gate_mean"]
+
+
+def test_a_whole_model_has_the_buffers_of_the_sharded_one():
+    model = GPT(GPTConfig(n_layer=2, n_embd=16, n_head=2, block_size=16, vocab_size=11))
+    for block in model.blocks:  # as in the mixer of the README
+        block.mixer.register_buffer("slope", torch.arange(3.0))
+        block.mixer.register_buffer("table", torch.arange(4.0), persistent=False)
+    model.unshard = None  # FSDP's
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel, "GPT", lambda config: copy.deepcopy(model).to("meta"))
+        twin = parallel.whole(model)
+    assert twin is not model and not any(t.is_meta for t in [*twin.parameters(), *twin.buffers()])
+    assert twin.blocks[1].mixer.slope.tolist() == [0, 1, 2] and twin.blocks[1].mixer.table.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.slow
