@@ -437,26 +437,32 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     return "\n".join([*lines, total, *power.lines(config, rows), *ranks.lines(config)])
 
 
+def keys_and_length(run: dict) -> tuple[TrainConfig, int]:
+    """The keys of a run, with the number of token ids that its data will have, and the longest row of a step."""
+    keys = configurator.build(TrainConfig, run["config"])
+    keys.vocab_size = keys.vocab_size or run["data"].get("vocab_size", 256)
+    slices = run["data"].get("slices", str(run["data"].get("seq_len", keys.block_size)))  # length/pairs, ...
+    longest = max(int(part.split("/")[0]) for part in slices.split(","))
+    return keys, min(longest, keys.block_size)
+
+
 def seconds_by_flops(run: dict, flops: float) -> float:
     """The seconds that a step takes at so many FLOPs a second; training costs three times the forward pass."""
-    keys = configurator.build(TrainConfig, run["config"])
+    keys, length = keys_and_length(run)
     with torch.device("meta"):
         of_token = GPT(keys).flops_per_token()
-    return 3 * of_token * keys.batch_size * keys.gradient_accumulation_steps * keys.block_size / flops
+    return 3 * of_token * keys.batch_size * keys.gradient_accumulation_steps * length / flops
 
 
 def seconds_by_steps(run: dict, threads: int) -> float:
     """Estimates the seconds that a step of a run takes, from five of them here and now, on random tokens."""
-    keys = configurator.build(TrainConfig, run["config"])
+    keys, length = keys_and_length(run)
     torch.set_num_threads(threads)
     keep_freed_memory()
-    keys.vocab_size = keys.vocab_size or run["data"].get("vocab_size", 256)
     device = pick_device(keys.device)
     dtype, model = pick_dtype(keys.dtype, device), GPT(keys).to(device)
     optimizers = make_optimizers(model, keys, device)
-    slices = run["data"].get("slices", str(run["data"].get("seq_len", keys.block_size)))  # length/pairs, ...
-    longest = max(int(part.split("/")[0]) for part in slices.split(","))
-    idx = torch.randint(keys.vocab_size, (keys.batch_size, min(longest, keys.block_size)), device=device)
+    idx = torch.randint(keys.vocab_size, (keys.batch_size, length), device=device)
     targets, labels = idx.clone(), run["data"].get("queries") or run["data"].get("pairs")
     if isinstance(labels, int):  # recall: all tokens are read, few are predicted
         targets[:, labels:] = IGNORE

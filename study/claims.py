@@ -46,21 +46,31 @@ def is_pair(claim: dict) -> bool:
 
 def unit_of(claim: dict) -> str:
     """The unit that a claim's numbers are shown in, one of UNITS."""
-    of = claim["of"]
+    of, what = claim["of"], measured(claim)
     if of[0] == "log_steps":
         return RATIO if abs(sum(claim["weights"].values())) < 1e-9 else "steps"
     if of[0] == "log":
         return "ratio"
-    if of[0] == "val_loss" or (of[0] == "auc" and claim["metric"] == "val_loss"):
+    if what in ("val_loss", "loss"):
         return "nats a token"
+    if what in ("perplexity", "word_perplexity", "bits_per_byte"):
+        return "as in the rows"
     return "of the residual stream" if of[-1] == "effective" else "%" if of[0] == "meters" else "points"
 
 
+def measured(claim: dict) -> str | None:
+    """The name of what a claim is about, if it is one that is better high or low."""
+    of = [claim["metric"]] if claim["of"][0] == "auc" else claim["of"]
+    return next((word for word in of if word in HIGHER + LOWER), None)
+
+
 RATIO = "ratio of steps"
+HIGHER = ("accuracy", "slices")
+LOWER = ("val_loss", "loss", "perplexity", "word_perplexity", "bits_per_byte", "log_steps", "lost")
 UNITS = {  # {unit: (how a number of the rows is shown in it, its format)}
     "of the residual stream": (lambda x: x, "+.3f"), "nats a token": (lambda x: x, "+.4f"), RATIO: (math.exp, ".2f"),
     "ratio": (math.exp, ".3f"), "steps": (math.exp, ",.0f"), "%": (lambda x: 100 * x, "+.1f"),
-    "points": (lambda x: 100 * x, "+.1f"),
+    "points": (lambda x: 100 * x, "+.1f"), "as in the rows": (lambda x: x, "+.4g"),
 }  # fmt: skip
 
 

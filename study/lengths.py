@@ -27,18 +27,17 @@ def readings(rows: list[dict]) -> dict[tuple, dict[int, list[dict]]]:
 
 
 def pairs(rows: list[dict]) -> list[tuple[tuple, dict, dict]]:
-    """[(key of `readings`, its results by seed, those of the mixer's first arm without a gate)] of each other arm."""
+    """[(key of `readings`, its results by seed, those of the mixer's first arm without a gate)] of each gated arm."""
     found, plain = readings(rows), {}
     ungated = {row["arm"] for row in rows if report.gate_of(row) == "none"}
     for (setting, mixer, arm, name), own in found.items():
         if arm in ungated:
-            plain.setdefault((setting, mixer, name), (arm, own))
+            plain.setdefault((setting, mixer, name), own)
     compared = []
     for key, own in found.items():
         setting, mixer, arm, name = key
-        other = plain.get((setting, mixer, name))
-        if other is not None and other[0] != arm:
-            compared.append((key, own, other[1]))
+        if arm not in ungated and (setting, mixer, name) in plain:
+            compared.append((key, own, plain[setting, mixer, name]))
     return compared
 
 
@@ -52,7 +51,9 @@ def table(rows: list[dict]) -> Table | None:
         losses = {seed: losses_of(results) for seed, results in own.items()}
         label = ", ".join(filter(None, (arm, name, setting)))
         ends = {n: [found[n] for found in losses.values() if n in found] for n in lengths}
-        cells.append([label, *(cell(ends[n], ".4f") for n in lengths), str(len(own))])
+        refused = {one["block_size"] for results in own.values() for one in results if "limit" in one}
+        line = ["refused" if n in refused else cell(ends[n], ".4f") for n in lengths]
+        cells.append([label, *line, str(len(own))])
         if key in compared:
             plain = {seed: losses_of(results) for seed, results in compared[key][1].items()}
             shared = [seed for seed in losses if seed in plain]
@@ -70,19 +71,25 @@ def losses_of(results: list[dict]) -> dict[int, float]:
 
 def cell(values: list[float], form: str) -> str:
     if not values:
-        return "refused"  # cosformer past its M
+        return "-"
     low, high = stats.interval(values)
     return f"{mean(values):{form}}" + ("" if low is None else f" ({low:{form}} to {high:{form}})")
+
+
+def panels_of(rows: list[dict]) -> dict[str, dict[str, list]]:
+    """{mixer and arm: {reading: [difference of each seed, as `difference` gives it]}}, of those that have one."""
+    panels: dict = {}
+    for (setting, mixer, arm, name), own, plain in pairs(rows):
+        title = ", ".join(filter(None, (setting, arm if arm.startswith(mixer) else f"{mixer}, {arm}")))
+        if curves := [both for seed in own if seed in plain if (both := difference(own[seed], plain[seed]))]:
+            panels.setdefault(title, {})[name] = curves
+    return panels
 
 
 def figure(rows: list[dict], path: Path) -> Path:
     """Loss with a gate minus loss without against the position, of the same seed: a panel per mixer and arm, a colour
     per reading, a thin line per seed, the mean with its interval. Returns the path."""
-    panels: dict = {}
-    for (setting, mixer, arm, name), own, plain in pairs(rows):
-        title = ", ".join(filter(None, (setting, arm if arm.startswith(mixer) else f"{mixer}, {arm}")))
-        curves = [difference(own[seed], plain[seed]) for seed in own if seed in plain]
-        panels.setdefault(title, {})[name] = curves
+    panels = panels_of(rows)
     columns = min(5, len(panels))
     look: dict = dict(squeeze=False, sharey=True, figsize=(3.4 * columns + 0.4, 3.4 * -(-len(panels) // columns)))
     drawn, grid = plt.subplots(-(-len(panels) // columns), columns, **look)
@@ -110,7 +117,14 @@ def figure(rows: list[dict], path: Path) -> Path:
 
 
 def difference(results: list[dict], plain: list[dict]) -> list[tuple]:
-    """[(position, difference of the losses)] at the longest context that both reach."""
-    both = zip(results, plain, strict=True)
-    one, two = [pair for pair in both if all("by_position" in result for result in pair)][-1]
-    return [(at, loss - other) for (at, loss), (_, other) in zip(one["by_position"], two["by_position"], strict=True)]
+    """[(position, difference of the losses)] at the longest context that both reach; empty if they share none."""
+    curves, others = by_length(results), by_length(plain)
+    if not curves.keys() & others.keys():
+        return []
+    longest = max(curves.keys() & others.keys())
+    return [(at, loss - other) for (at, loss), (_, other) in zip(curves[longest], others[longest], strict=True)]
+
+
+def by_length(results: list[dict]) -> dict[int, list]:
+    """{length: [[position, loss]]} of the lengths that the model reads."""
+    return {one["block_size"]: one["by_position"] for one in results if "by_position" in one}

@@ -6,6 +6,7 @@ that sets published gains beside those found.
     published(config, rows)         the table; it judges nothing
 """
 
+import itertools
 import math
 from pathlib import Path
 
@@ -15,12 +16,12 @@ from study import claims, curves, report, stats
 from study.drawing import dress, mean, mean_mark, mixer_colours, write
 from study.page import Table
 
-BETTER = {"log_steps": "sooner", "val_loss": "lower", "accuracy": "higher"}
+BETTER = {"log_steps": "sooner", "lost": "lost less often"}
 
 
 def pairs_of(judged: list[dict], rows: list[dict]) -> dict[tuple, dict]:
     """{(setting, name of the first arm, of the second, what): the claim}: the pairs that claims compare in all mixers
-    alike, and each pair's first claim. An arm's name is without that of its mixer, and "none" if nothing is left."""
+    alike, and of each pair the first claim about the most mixers. An arm's name is without its mixer's, or "none"."""
     names = {row["arm"]: (report.mixer_of(row), report.variant_of(row)) for row in rows}
     found: dict = {}
     for claim in judged:
@@ -33,17 +34,19 @@ def pairs_of(judged: list[dict], rows: list[dict]) -> dict[tuple, dict]:
         is_pair = kinds and len(kinds[0]) == 2 and abs(sum(weight for _, weight in kinds[0])) < 1e-9
         if is_pair and all(kind == kinds[0] for kind in kinds) and len({s for s, _ in claim["weights"]}) == 1:
             (first, _), (second, _) = kinds[0]
-            found.setdefault((claim["setting"], first, second, tuple(claim["of"])), claim)
+            key = claim["setting"], first, second, tuple(claim["of"])
+            if key not in found or len(by_mixer) > len(found[key]["mixers"]):
+                found[key] = claim | {"mixers": set(by_mixer)}
     return found
 
 
 def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
     """A column per pair of arms, a line per mixer and one for the mean of all, a dot per seed; returns the path.
 
-    A hollow dot is a pair of which a run never got there. Where a claim about the pair has a threshold it is a dotted
-    line, and a band is grey.
+    A hollow dot is a pair of which a run never got there. The threshold of a claim about the mean of all these mixers
+    is a dotted line, and its band is grey.
     """
-    pairs, mixers = pairs_of(judged, rows), list(report.arms_of(rows))
+    pairs, mixers, rules = pairs_of(judged, rows), list(report.arms_of(rows)), []
     colours, n = mixer_colours(mixers), len(mixers)
     columns = min(5, len(pairs))
     lines = -(-len(pairs) // columns)
@@ -65,7 +68,8 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
             seeds = set.intersection(*(set(own) for own in each.values()))
             pooled = {seed: mean(own[seed] for own in each.values()) for seed in sorted(seeds)}
             line(axes, -n, pooled, convert, "black", set())
-        rule = claim["rule"]
+        rule = claim["rule"] if claim["mixers"] == set(each) else {}
+        rules.append(rule)
         if "within" in rule:
             axes.axvspan(convert(-rule["within"]), convert(rule["within"]), color="0.92", zorder=0)
         if rule.get("above"):
@@ -87,7 +91,6 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
     if any(of[0] == "log_steps" for _, _, _, of in pairs):
         label = "a seed of which a run never got there"
         handles.append(plt.Line2D([], [], marker="o", color="0.3", ls="", fillstyle="none", ms=4, label=label))
-    rules = [claim["rule"] for claim in pairs.values()]
     if any(rule.get("above") for rule in rules):
         handles.append(plt.Line2D([], [], color="0.3", linestyle=":", label="threshold of a claim"))
     if any("within" in rule for rule in rules):
@@ -120,15 +123,18 @@ def lost_seeds(rows: list[dict], weights: dict, of: tuple) -> set[int]:
 
 def label_of(claim: dict, first: str, second: str) -> str:
     """What the axis shows, and which side is better for which arm."""
-    of = claim["of"]
+    of, measured = claim["of"], claims.measured(claim)
     if of[0] == "log_steps":
-        what, over = f"ratio of steps to {of[1]:.0%}", False
+        what = f"ratio of steps to {of[1]:.0%}"
     elif of[0] == "log":
-        what, over = f"ratio of {of[-1]}", False
+        what = f"ratio of {of[-1]}"
     else:
-        what, over = f"{' '.join(map(str, of))} ({claims.unit_of(claim)})", of[0] != "val_loss"
-    better = BETTER.get(of[0], "better")
-    left, right = (second, first) if over else (first, second)
+        what = f"{' '.join(map(str, of))} ({claims.unit_of(claim)})"
+    if measured is None:
+        return what
+    is_higher = measured in claims.HIGHER
+    better = BETTER.get(measured, "higher" if is_higher else "lower")
+    left, right = (second, first) if is_higher else (first, second)
     return f"{what}\n← {left} {better}    {right} {better} →"
 
 
@@ -174,7 +180,8 @@ def has_flops(rows: list[dict]) -> bool:
         return False
     if len(report.arms_of(rows)) < 2 or report.is_accuracy(rows) or len({row.get("setting") for row in rows}) > 1:
         return False
-    if report.by_learning_rate(rows) or not all(row.get("flops_per_token") and row["val_loss"] for row in rows):
+    needed = ("flops_per_token", "val_loss", "tokens_per_second", "step_ms")
+    if report.by_learning_rate(rows) or not all(row.get(name) for row in rows for name in needed):
         return False
     by_arm: dict = {}
     for row in rows:
@@ -183,18 +190,20 @@ def has_flops(rows: list[dict]) -> bool:
 
 
 def training_flops(row: dict) -> float:
-    keys = row["config"]
-    tokens = keys.get("batch_size", 1) * keys.get("gradient_accumulation_steps", 1) * keys.get("block_size", 1)
+    tokens = row["tokens_per_second"] * row["step_ms"] / 1000  # of a step
     return 3 * row["flops_per_token"] * tokens * curves.horizon_of(row)
 
 
 def published(config, rows: list[dict]) -> Table | None:
-    """Published gains of perplexity beside the paired differences of the loss, as ratios per byte and per token."""
+    """Published gains of perplexity beside the paired differences of the loss, as the share of the perplexity without a
+    gate that is gone, per byte and per token."""
     cells, b = [], config.bytes_per_token
-    for name, about in config.published.items():
+    for (name, about), setting in itertools.product(config.published.items(), config.settings or [None]):
         without, with_gate = about["arms"]
-        gains = list(stats.contrast(rows, {(None, without): 1.0, (None, with_gate): -1.0}, ["val_loss"]).values())
+        weights = {(setting, without): 1.0, (setting, with_gate): -1.0}
+        gains = list(stats.contrast(rows, weights, ["val_loss"]).values())
         claimed = " to ".join(f"{value:g}" for value in about["per_cent"])
+        name = ", ".join(filter(None, (name, setting)))
         if not gains:
             cells.append([name, claimed, "not run", "", "", "0"])
             continue
@@ -204,7 +213,7 @@ def published(config, rows: list[dict]) -> Table | None:
             middle, low, high = (None if value is None else convert(value) for value in ends)
             return f"{middle:{form}}" + ("" if low is None else f" ({low:{form}} to {high:{form}})")
 
-        per_byte, per_token = (shown("+.1f", lambda value, n=n: 100 * math.expm1(n * value)) for n in (1.0, b))
+        per_byte, per_token = (shown("+.1f", lambda value, n=n: -100 * math.expm1(-n * value)) for n in (1.0, b))
         cells.append([name, claimed, shown("+.4f", float), per_byte, per_token, str(len(gains))])
     header = ["mixer", "published (%)", "nats a byte", "per byte (%)", f"per token of {b:g} bytes (%)", "seeds"]
     title = "Published gains of perplexity beside those found here: other sizes, other text; nothing is judged"

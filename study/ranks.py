@@ -68,9 +68,11 @@ def records(config, rows: list[dict]) -> list[dict]:
                 rho = float(spearman(values.mean(0), published))
                 record["seeds"] = {str(seed): shown(value) for seed, value in zip(seeds, each, strict=True)}
                 record["of_means"] = shown(rho)
-                ends = interval(values, published) if len(seeds) > 1 else (math.nan, math.nan)
+                has_order = math.isfinite(rho)  # not if all means are equal
+                ends = interval(values, published) if len(seeds) > 1 and has_order else (math.nan, math.nan)
                 record |= {"low": shown(ends[0]), "high": shown(ends[1])}
-                record["p"] = float((1 + (random_orders(published) >= rho - 1e-9).sum()) / (1 + ORDERS))
+                at_least = random_orders(published) >= rho - 1e-9
+                record["p"] = float((1 + at_least.sum()) / (1 + ORDERS)) if has_order else None
             found.append(record)
     return found
 
@@ -87,11 +89,12 @@ def table(found: list[dict]) -> Table | None:
     for one in found:
         name = ", ".join(filter(None, (one["name"], one["setting"])))
         each = [value for value in one["seeds"].values() if value is not None]
-        if not each or one["of_means"] is None:
-            cells.append([name, "not run", *[""] * 4, "0", str(one["arms"])])
+        if not one["seeds"] or one["of_means"] is None:
+            why = "all means are equal" if one["seeds"] else "not run"
+            cells.append([name, why, *[""] * 4, str(len(one["seeds"])), str(one["arms"])])
             continue
         ends = "-" if one["low"] is None else f"{one['low']:+.2f} to {one['high']:+.2f}"
-        single = [f"{statistics.fmean(each):+.2f}", f"{min(each):+.2f}, {max(each):+.2f}"]
+        single = [f"{statistics.fmean(each):+.2f}", f"{min(each):+.2f}, {max(each):+.2f}"] if each else ["", ""]
         cells.append(
             [name, f"{one['of_means']:+.2f}", ends, f"{one['p']:.2g}", *single, str(len(each)), str(one["arms"])]
         )

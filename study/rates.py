@@ -140,7 +140,7 @@ def windows(config, found: dict, path: Path) -> Path:
     """
     drawn, grid = plt.subplots(1, len(found), figsize=(2.5 * len(found) + 0.5, 2.6), sharex=True, sharey=True)
     names = list(dict.fromkeys(variant for arms in found.values() for variant in arms))
-    others = dict(zip((name for name in names if name != "none"), [*COLOURS, *SPARE_COLOURS], strict=False))
+    others = dict(zip((name for name in names if name != "none"), [*COLOURS[:-1], *SPARE_COLOURS], strict=False))
     scale = 100 if config.metric == "accuracy" else 1
     for axes, (mixer, arms) in zip(grid, found.items(), strict=True):
         for variant, by_rate in sorted(arms.items(), key=lambda item: item[0] == "none"):  # on top of the others

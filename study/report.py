@@ -51,7 +51,7 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
         drawn.append(slice_curves(rows, folder / "slices.png"))
     if any("lengths" in score for score in scores):
         drawn.append(context_curves(rows, folder / "lengths.png"))
-    if lengths.pairs(rows):
+    if lengths.panels_of(rows):
         drawn.append(lengths.figure(rows, folder / "lengths_gain.png"))
     return drawn
 
@@ -395,18 +395,19 @@ def context_curves(rows: list[dict], path: Path) -> Path:
             names = dict.fromkeys(name for row in own for name, score in row["scores"].items() if "lengths" in score)
             for colour, name in zip(COLOURS, names, strict=False):
                 scores = [row["scores"][name] for row in own if name in row["scores"]]
-                longest = [[result for result in score["lengths"] if "by_position" in result][-1] for score in scores]
-                curves = [result["by_position"] for result in longest]
-                if curves in shown:  # without RoPE there is nothing to scale
+                reached = [lengths.by_length(score["lengths"]) for score in scores]
+                curves = [by_length[max(by_length)] for by_length in reached if by_length]
+                if not curves or curves in shown:  # without RoPE there is nothing to scale
                     continue
                 shown.append(curves)
                 mean_lines(axes, curves, color=colour, linestyle=linestyle, label=f"{name}, gate {gate}")
-                trained = scores[0]["trained_length"]
+        trained = scores[0]["trained_length"]
         axes.axvline(trained, color="0.5", linestyle=":", linewidth=1)
         unreached = [result["block_size"] for result in scores[0]["lengths"] if "limit" in result]
         ending = f"\n(refuses {', '.join(map(str, unreached))})" if unreached else ""
         axes.set(xlabel="position in the context (tokens)", title=f"{mixer}, trained at {trained}{ending}")
-        axes.legend(frameon=False, fontsize=8)
+        if axes.lines[1:]:
+            axes.legend(frameon=False, fontsize=8)
         dress(axes)
     panels[0][0].set(ylabel="loss (nats a token)")
     return write(figure, path)

@@ -413,7 +413,7 @@ def finish(config, job: dict) -> dict:
         "tokens_per_second": speed,
         "step_ms": 1000 * about["tokens_per_step"] / speed,
         "scores": {},
-        "seconds": time.time() - job["started"],
+        "seconds": max(time.time() - job["started"], metrics[-1].get("seconds", 0)),  # the latter over all its starts
         **{name: about[name] for name in ("n_params", "flops_per_token", "state_bytes")},
         **{name: about.get(name) for name in ("dtype", "device", "threads", "code_sha256")},
         "processes": config.processes_per_run,

@@ -439,6 +439,25 @@ def test_without_a_gpu_a_dry_run_gives_gpu_hours_at_an_assumed_speed():
     assert "in linear mixers and SSMs the gate lowers word perplexity by more than 3%: 5 seeds give no p under" in text
 
 
+def test_an_assumed_speed_counts_the_ids_and_the_tokens_of_the_data_to_come(base):
+    keys = base | {"block_size": 64, "batch_size": 2, "gradient_accumulation_steps": 3}
+    run = {"config": keys, "data": DATA}  # rows of 32 tokens, 16 ids
+    with torch.device("meta"):
+        of_token = experiment.GPT(experiment.configurator.build(train.TrainConfig, keys | {"vocab_size": 16}))
+    assert experiment.seconds_by_flops(run, 1e6) == pytest.approx(3 * of_token.flops_per_token() * 2 * 3 * 32 / 1e6)
+
+
+def test_a_run_that_was_taken_over_costs_what_all_its_starts_did(base, tmp_path):
+    config = experiment.ExperimentConfig(arms={"none": {}}, seeds=[0], data=DATA, base=base)
+    (row,) = experiment.run_all(config, tmp_path)
+    folder, (run,) = tmp_path / "none-seed0", experiment.runs_of(config, [0], [])
+    end = read_jsonl(folder / "metrics.jsonl")[-1]
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(end | {"seconds": 1000.0}) + "\n")
+    job = {"item": run, "folder": folder, "process": types.SimpleNamespace(returncode=0), "started": time.time() - 5}
+    assert row["seconds"] < 1000 == runner.finish(config, job)["seconds"]
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Scores of finished runs
 

@@ -9,7 +9,7 @@ import pytest
 from made_rows import listed
 
 import experiment
-from study import lengths, tables
+from study import lengths, report, tables
 
 ARMS = {f"{m}{gate}": {"attention": m} | keys for m in ("softmax", "gla", "cosformer")
         for gate, keys in (("", {}), (" sigmoid", {"gate": "elementwise"}))}  # fmt: skip
@@ -66,3 +66,40 @@ def test_the_difference_by_position_has_a_panel_per_mixer_a_line_per_seed_and_a_
     assert panels["gla sigmoid"].lines[0].get_xdata()[-1] == 960
     assert panels["cosformer sigmoid"].lines[0].get_xdata()[-1] == 240
     assert lengths.pairs([row for row in rows if "gate" in row["config"]]) == []
+
+
+def only(rows, arms, sizes):
+    """The rows of these arms with, of each score, the lengths that sizes[arm] names."""
+    kept = []
+    for row in rows:
+        if row["arm"] in arms:
+            own = {name: [one for one in score["lengths"] if one["block_size"] in sizes[row["arm"]]]
+                   for name, score in row["scores"].items()}  # fmt: skip
+            scores = {name: {"lengths": results, "trained_length": 256} for name, results in own.items()}
+            kept.append(row | {"scores": scores})
+    return kept
+
+
+def test_arms_that_share_no_length_or_no_seed_have_no_difference(tmp_path, drawn):
+    _, rows = scored_rows()
+    names = ["cosformer", "cosformer sigmoid"]
+    refused = only(rows, names, dict.fromkeys(names, (512, 1024)))
+    assert lengths.table(refused).cells[0][1:3] == ["refused", "refused"] and lengths.panels_of(refused) == {}
+    others = only(rows, ["gla", "gla sigmoid"], {"gla": (256,), "gla sigmoid": (256, 512)})
+    difference = lengths.table(others).cells[-1]
+    assert difference[0] == "... minus no gate" and difference[2] == "-" != difference[1]
+    apart = [row for row in others if (row["seed"] == 0) == (row["arm"] == "gla")]
+    assert lengths.table(apart).cells[-1][1:] == ["-", "-", "0"] and lengths.panels_of(apart) == {}
+    for name, some in (("refused", refused), ("apart", apart), ("others", others)):
+        (tmp_path / name).mkdir()
+        drawn.pop("lengths_gain.png", None)
+        report.figures(some, tmp_path / name)
+        assert ("lengths_gain.png" in drawn) == (name == "others")
+    assert max(drawn["lengths_gain.png"].axes[0].lines[0].get_xdata()) == 240  # of 256 tokens, the longest of both
+
+
+def test_a_second_arm_without_a_gate_is_not_compared_as_if_it_had_one():
+    _, rows = scored_rows(2)
+    half = [row | {"arm": "gla fixed half"} for row in rows if row["arm"] == "gla"]
+    gated = {f"{mixer} sigmoid" for mixer in ("softmax", "gla", "cosformer")}
+    assert {key[2] for key, *_ in lengths.pairs(rows + half)} == gated

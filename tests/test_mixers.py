@@ -5,6 +5,7 @@ python -m pytest tests/test_mixers.py
 
 import configurator
 
+import dataclasses
 import math
 import random
 
@@ -12,7 +13,7 @@ import pytest
 from made_rows import ROOT, labels_of
 
 import experiment
-from study import mixers, tables
+from study import claims, mixers, tables
 
 LOSS = {"softmax": 1.20, "cosformer": 1.35, "gla": 1.22, "mamba2": 1.10, "gated_deltanet": 1.08}
 GAIN = {"none": 0.0, "sigmoid": 0.04, "wide": 0.05, "matched": 0.03, "native": 0.07}
@@ -39,7 +40,10 @@ def text_rows():
         }
         matched = variant in ("", "matched")
         rows.append(
-            run | about | {"horizon": 1500, "flops_per_token": (2.0 if matched else 2.2) * 1e6 + 1e5 * len(mixer)}
+            run
+            | about
+            | {"horizon": 1500, "flops_per_token": (2.0 if matched else 2.2) * 1e6 + 1e5 * len(mixer)}
+            | {"tokens_per_second": 4096.0, "step_ms": 500.0}
         )
     return config, [row for row in rows if row["seed"] in config.seeds_of.get(row["arm"], config.seeds)]
 
@@ -83,14 +87,51 @@ def test_every_pair_that_claims_compare_in_all_mixers_has_a_panel_with_every_see
 def test_a_ratio_is_shown_as_one_and_a_seed_that_never_got_there_is_hollow(tmp_path, drawn):
     forest_of(recall_rows(), tmp_path / "recall.png")
     panels = {axes.get_title(): axes for axes in drawn["recall.png"].axes if axes.axison}
-    order = ["wide half / wide one", "static one / wide one", "sigmoid / fixed half", "native / silu from one"]
-    assert list(panels) == [*order, "sigmoid / none"]
+    order = ["wide half / wide one", "static one / wide one", "sigmoid / fixed half", "half init / none"]
+    assert list(panels) == [*order, "native / silu from one", "sigmoid / none"]
     native = panels["native / silu from one"]
     hollow = [line for line in native.lines if line.get_fillstyle() == "none"]
     assert [line.get_ydata()[0] for line in hollow] == pytest.approx([-3.22] * 2)
     means = [line.get_xdata()[0] for line in panels["wide half / wide one"].lines if line.get_markersize() == 7]
     assert 1.1 < means[0] < 1.6 and 0.85 < means[2] < 1.15
     assert "wide half sooner    wide one sooner" in panels["wide half / wide one"].get_xlabel()
+
+
+def test_a_threshold_is_drawn_only_where_the_mean_is_that_of_its_claim(tmp_path, drawn):
+    config, rows = text_rows()
+    gain = {"contrast": {"gla": 1, "gla sigmoid": -1}, "above": 0.01, "sides": 1}
+    pooled = {f"{mixer}{variant}": sign / 5 for mixer in LOSS for variant, sign in (("", 1), (" sigmoid", -1))}
+    for claims_of, is_drawn in (({"one": gain}, 0), ({"one": gain, "all": gain | {"contrast": pooled}}, 1)):
+        judged = tables.judge_claims(dataclasses.replace(config, claims=claims_of), rows)
+        mixers.forest(judged, rows, tmp_path / f"{is_drawn}.png")
+        (axes,) = [axes for axes in drawn[f"{is_drawn}.png"].axes if axes.axison]
+        assert sum(line.get_linestyle() == ":" for line in axes.lines) == is_drawn
+
+
+@pytest.mark.parametrize(
+    "of, metric, words, unit",
+    [
+        (["val_loss"], "val_loss", "← A lower    B lower →", "nats a token"),
+        (["auc"], "val_loss", "← A lower    B lower →", "nats a token"),
+        (["auc"], "accuracy", "← B higher    A higher →", "points"),
+        (["lost", 0.9], "accuracy", "← A lost less often    B lost less often →", "points"),
+        (["log_steps", 0.9], "accuracy", "← A sooner    B sooner →", "ratio of steps"),
+        (["scores", "test", "loss"], "accuracy", "← A lower    B lower →", "nats a token"),
+        (["scores", "test", "word_perplexity"], "val_loss", "← A lower    B lower →", "as in the rows"),
+        (["log", "scores", "test", "word_perplexity"], "val_loss", "← A lower    B lower →", "ratio"),
+        (["scores", "longer", "slices", "320/40"], "accuracy", "← B higher    A higher →", "points"),
+        (["meters", "kinds", "other", "effective"], "accuracy", None, "of the residual stream"),
+    ],
+)
+def test_a_panel_says_which_side_is_better_for_which_arm(of, metric, words, unit):
+    claim = {"of": of, "metric": metric, "weights": {(None, "A"): 1.0, (None, "B"): -1.0}}
+    what, _, found = mixers.label_of(claim, "A", "B").partition("\n")
+    assert (found or None) == words and claims.unit_of(claim) == unit
+
+
+def test_the_flops_of_training_are_those_of_the_tokens_that_were_read():
+    row = {"flops_per_token": 2.0, "tokens_per_second": 4096.0, "step_ms": 500.0, "curve": [[0, 1.0]], "horizon": 10}
+    assert mixers.training_flops(row | {"config": {}}) == 3 * 2 * 2048 * 10  # keys that are left at their defaults
 
 
 def test_losses_stand_against_flops_with_each_seeds_level_taken_out(tmp_path, drawn):
@@ -116,7 +157,10 @@ def test_published_gains_stand_beside_the_differences_per_byte_and_per_token():
     gain = sum(own["cosformer"] - own["cosformer sigmoid"] for own in per_seed.values()) / len(per_seed)
     nats, per_byte, per_token = (cell.split()[0] for cell in table.cells[1][2:5])
     assert float(nats) == pytest.approx(gain, abs=1e-4)
-    assert float(per_byte) == pytest.approx(100 * (math.exp(gain) - 1), abs=0.1)
-    assert float(per_token) == pytest.approx(100 * (math.exp(4.57 * gain) - 1), abs=0.1)
+    assert float(per_byte) == pytest.approx(100 * (1 - math.exp(-gain)), abs=0.1)  # of the perplexity without a gate
+    assert float(per_token) == pytest.approx(100 * (1 - math.exp(-4.57 * gain)), abs=0.1)
+    in_settings = dataclasses.replace(config, settings={"a": {}, "b": {}}, claims={})
+    (of_a, of_b, *_) = mixers.published(in_settings, [row | {"setting": "a"} for row in rows]).cells
+    assert (of_a[0], of_b[0], of_b[2]) == ("softmax, a", "softmax, b", "not run") and of_a[2:] == table.cells[0][2:]
     assert mixers.published(config, [row for row in rows if row["arm"] != "mamba2"]).cells[2][2] == "not run"
     assert str(table) in tables.summary(config, rows, [])

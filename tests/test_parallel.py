@@ -239,7 +239,7 @@ def test_blocks_are_compiled_one_by_one_where_something_stands_between_them(shar
 
 
 def test_meters_see_into_blocks_that_are_compiled_and_computed_again(monkeypatch):
-    """Evaluations come first, of two sizes: a graph that fits the meters' rows has then been made without their hooks."""
+    """Evaluations of two sizes come first: by then a graph that fits the meters' rows is made, without their hooks."""
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     found = []

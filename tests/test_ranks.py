@@ -5,6 +5,7 @@ python -m pytest tests/test_ranks.py
 
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
@@ -81,3 +82,11 @@ def test_the_interval_covers_the_correlation_of_the_true_means(own, noise, monke
         low, high = ranks.interval(true + noise * rng.normal(size=(6, 10)), GAINS)
         covered += low - 1e-9 <= ranks.spearman(true, GAINS) <= high + 1e-9
     assert covered / n > 0.89
+
+
+def test_equal_means_have_no_order():
+    config = types.SimpleNamespace(ranks={"o": {"a": 0.0, "b": 1.0, "c": 2.0}}, settings={}, metric="val_loss")
+    rows = [dict(arm=arm, seed=seed, val_loss=1.0) for arm in "abc" for seed in (0, 1)]
+    (record,) = ranks.records(config, rows)
+    assert (record["of_means"], record["low"], record["high"], record["p"]) == (None, None, None, None)
+    assert ranks.table([record]).cells == [["o", "all means are equal", "", "", "", "", "2", "3"]]
