@@ -84,7 +84,9 @@ class ExperimentConfig:
         choices=("auc", "last", "end"),
     )
     selection_iters: list[int] = key(
-        [], "steps of the short runs, then of those at the best two rates (empty: max_iters / 4, max_iters)", at_least=1
+        [],
+        "steps of the short runs and of those at the best two rates (empty: max_iters / 4, max_iters), or of all runs",
+        at_least=1,
     )
     selection_base: dict = key({}, "keys of train.py of these runs alone, such as what they need not measure")
     rates_at: str | None = key(None, "the setting that rates are chosen in, for all (None: in each its own)")
@@ -191,9 +193,9 @@ class ExperimentConfig:
                     f"multiple of processes_per_run={self.processes_per_run}, which share the micro-steps"
                 )
             steps = self.selection_iters
-            if steps and not (len(steps) == 2 and steps[0] < steps[1] <= keys.max_iters):
+            if steps and not (len(steps) < 3 and sorted(set(steps)) == steps and steps[-1] <= keys.max_iters):
                 raise UserError(
-                    f"selection_iters={steps}: must be two numbers, the smaller one first, and none over "
+                    f"selection_iters={steps}: must be one number, or two with the smaller one first, and none over "
                     f"max_iters={keys.max_iters} of arm {run['arm']!r}"
                 )
             configurator.build(prepare_config(self), run["data"], source="data")

@@ -5,9 +5,10 @@
 
 An arm chooses its rate on the selection seeds, by the area under the curve of the metric or, with select_by="last", by
 its last value. With more than two rates all of them first get short runs, and the best two get longer ones: a quarter
-of max_iters and all of it (or the steps that selection_iters gives), each with a schedule of its own. A rate that wins
-at the edge of the grid widens the grid by one more, which is a longer run, once on each side. Of two rates whose means
-differ by less than a standard error, the smaller one is taken.
+of max_iters and all of it (or the steps that selection_iters gives; where it gives one number, all rates get such runs
+at once), each with a schedule of its own. A rate that wins at the edge of the grid widens the grid by one more, which
+is a longer run, once on each side. Of two rates whose means differ by less than a standard error, the smaller one is
+taken.
 """
 
 import configurator
@@ -68,8 +69,7 @@ def make_trial(config, seed: int, setting: str | None, arm: str, rate: float, is
     down."""
     run = make_run(config, seed, setting, arm, rate, "short selection" if is_short else "selection")
     keys = configurator.build(TrainConfig, run["config"])
-    short, longer = config.selection_iters or (max(1, keys.max_iters // 4), keys.max_iters)
-    steps = short if is_short else longer
+    steps = (config.selection_iters or (max(1, keys.max_iters // 4), keys.max_iters))[0 if is_short else -1]
     if steps < keys.max_iters:
         scale = steps / keys.max_iters
         run["config"] |= {"max_iters": steps, "warmup_iters": round(scale * keys.warmup_iters)}
@@ -116,7 +116,7 @@ def choose_rates(config, rows: list[dict]) -> list[dict]:
 def choose_rate(config, setting: str | None, arm: str, found: dict[str, dict]) -> dict:
     choice: dict = {"setting": setting, "arm": arm, "rate": None, "runs": [], "guess": [], "trials": []}
     rates, areas, widened = sorted(set(config.learning_rates)), {}, set()
-    if config.select_by != "end" and len(rates) > 2:
+    if config.select_by != "end" and len(rates) > 2 and len(config.selection_iters) != 1:
         short = measure(config, choice, found, rates, is_short=True)
         if short is None:
             choice["guess"] = [

@@ -206,6 +206,7 @@ def test_a_rate_may_be_chosen_by_the_last_value_of_short_and_longer_runs():
 
     assert rows_of(choosing()) == (0.001, 0.01, pytest.approx(0.35), 12)
     assert rows_of(choosing(select_by="last")) == (0.01, 0.1, pytest.approx(0.1), 10)
+    assert rows_of(choosing(select_by="last", selection_iters=[200])) == (0.01, 0.1, pytest.approx(0.1), 6)
 
 
 def test_the_rates_table_has_every_run_that_chose_a_rate_and_the_end_table_the_rate(tmp_path, made, capsys):

@@ -31,7 +31,7 @@ data = {"val_fraction": 0.03}
 learning_rates = [1e-3, 3e-3, 1e-2]
 selection_seeds = [100, 101]
 select_by = "last"
-selection_iters = [100, 300]
+selection_iters = [300]
 selection_base = {"meters": False, "eval_whole": False}  # a sample is enough to choose a rate by
 pair_spread = 0.02  # in nats, of the pilot of text.py
 

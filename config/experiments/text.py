@@ -96,7 +96,7 @@ bytes_per_token = 4.57
 learning_rates = [1e-3, 3e-3, 1e-2]
 selection_seeds = [100, 101]
 select_by = "last"
-selection_iters = [100, 300]
+selection_iters = [300]
 selection_base = {"meters": False, "eval_whole": False}  # a sample is enough to choose a rate by
 
 claims = {
