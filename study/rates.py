@@ -118,15 +118,17 @@ def figure(config, choices: list[dict], path: Path) -> Path:
 
 
 def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, float]]]:
-    """{mixer: {arm without its mixer's name: {rate: mean metric at the end of the short runs}}}; more than one mixer.
+    """{mixer: {arm without its mixer's name: {rate: mean metric at the end of the first runs}}}; more than one mixer.
 
-    The short runs alone are at every rate in every arm. A mean that holds a run without a finite metric is left out.
+    The first runs, short ones if there are any, are at every rate in every arm. A mean that holds a run without a
+    finite metric is left out.
     """
     found: dict = {}
     for choice in choices:
+        has_short = any(trial["is_short"] for trial in choice["trials"])
         for trial in choice["trials"]:
             ends = [None if row is None else row[config.metric] for row in trial["rows"]]
-            if trial["is_short"] and all(map(is_finite, ends)):
+            if trial["is_short"] == has_short and all(map(is_finite, ends)):
                 mixer, variant = report.mixer_of(trial["rows"][0]), report.variant_of(trial["rows"][0])
                 variant = ", ".join(filter(None, (variant, choice["setting"])))
                 found.setdefault(mixer, {}).setdefault(variant, {})[trial["rate"]] = mean(ends)
@@ -152,7 +154,7 @@ def windows(config, found: dict, path: Path) -> Path:
         dress(axes)
     drawn.supxlabel("peak learning rate", fontsize=9)
     what = "accuracy (%)" if config.metric == "accuracy" else "validation loss\n(nats a token)"
-    grid[0].set_ylabel(f"{what}, short runs", fontsize=8)
+    grid[0].set_ylabel(f"{what}\nat the end of the first runs", fontsize=8)
     handles = {line.get_label(): line for axes in grid for line in axes.lines}
     shown = [handles[name] for name in names]
     drawn.legend(handles=shown, frameon=False, ncols=4, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.0))

@@ -569,7 +569,7 @@ def test_a_wrong_key_is_found_before_the_first_run(run, tmp_path, base, started,
         (dict(scenarios='{"A": {"it helps": "supported"}}'), "scenarios: A='it helps': the experiment has no claims"),
         (
             dict(selection_seeds="5", learning_rates="1", selection_iters=[2, 7]),
-            "selection_iters=[2, 7]: must be one number, or two with the smaller one first, and none over max_iters=6 of arm",
+            "selection_iters=[2, 7]: must be one number, or two with the smaller one first, and none over max_iters=6",
         ),
         (dict(select_by="best"), "select_by='best': must be one of auc, last, end"),
         (dict(settings='{"a": {"n_layr": 1}}'), "unknown key 'n_layr'"),

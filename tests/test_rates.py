@@ -251,8 +251,14 @@ def test_the_short_runs_show_in_which_rates_a_mixer_learns(tmp_path, drawn):
     ends = {"softmax": [0.5, 0.6, 0.5], "gla": [0.2, 0.7, None], "gla gated": [0.3, 0.8, 0.1]}
     rates_tried = [0.001, 0.01, 0.1]
     config = choosing(arms=arms)
-    choices, _ = chosen(config, lambda run: ends[run["arm"]][rates_tried.index(run["config"]["learning_rate"])])
+
+    def end_of(run):
+        return ends[run["arm"]][rates_tried.index(run["config"]["learning_rate"])]
+
+    choices, _ = chosen(config, end_of)
     found = rates.windows_of(config, choices)
+    without_short = choosing(arms=arms, selection_iters=[100])
+    assert rates.windows_of(without_short, chosen(without_short, end_of)[0]) == found
     wanted = {
         "softmax": {"none": dict(zip(rates_tried, ends["softmax"], strict=True))},
         "gla": {"none": {0.001: 0.2, 0.01: 0.7}, "gated": dict(zip(rates_tried, ends["gla gated"], strict=True))},

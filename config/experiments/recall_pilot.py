@@ -9,7 +9,7 @@ include = "recall.py"
 
 name = "recall_pilot"
 seeds = [200, 201, 202, 203, 204, 205, 206, 207, 208, 209]
-selection_seeds = [210, 211]
+selection_seeds = [210, 211, 212]
 arms = {
     "softmax": {"attention": "softmax"},
     "cosformer": {"attention": "cosformer"},
