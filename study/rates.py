@@ -99,9 +99,7 @@ def figure(config, choices: list[dict], path: Path) -> Path:
         if choice["rate"] is not None:
             axes.axvline(choice["rate"], color="0.4", linestyle=":", linewidth=1)
         axes.set_title(", ".join(filter(None, (choice["arm"], choice["setting"]))), fontsize=8)
-        axes.set_xscale("log")
-        axes.set_xticks(tried, [f"{rate:g}" for rate in tried], fontsize=7)
-        axes.minorticks_off()
+        label_rates(axes, tried)
         dress(axes)
     drawn.supxlabel("peak learning rate", fontsize=9)
     of = "area under the curve" if config.select_by == "auc" else "at the end"
@@ -142,6 +140,7 @@ def windows(config, found: dict, path: Path) -> Path:
     """
     drawn, grid = plt.subplots(1, len(found), figsize=(2.5 * len(found) + 0.5, 2.6), sharex=True, sharey=True)
     names = list(dict.fromkeys(variant for arms in found.values() for variant in arms))
+    tried = sorted({rate for arms in found.values() for by_rate in arms.values() for rate in by_rate})
     others = dict(zip((name for name in names if name != "none"), [*COLOURS[:-1], *SPARE_COLOURS], strict=False))
     scale = 100 if config.metric == "accuracy" else 1
     for axes, (mixer, arms) in zip(grid, found.items(), strict=True):
@@ -149,7 +148,7 @@ def windows(config, found: dict, path: Path) -> Path:
             look = dict(color="black", linewidth=2.5) if variant == "none" else dict(color=others.get(variant, "0.6"))
             rates = sorted(by_rate)
             axes.plot(rates, [scale * by_rate[rate] for rate in rates], marker=".", label=variant, **look)
-        axes.set_xscale("log")
+        label_rates(axes, tried)
         axes.set_title(mixer, fontsize=9)
         dress(axes)
     drawn.supxlabel("peak learning rate", fontsize=9)
@@ -159,3 +158,10 @@ def windows(config, found: dict, path: Path) -> Path:
     shown = [handles[name] for name in names]
     drawn.legend(handles=shown, frameon=False, ncols=4, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.0))
     return write(drawn, path)
+
+
+def label_rates(axes: plt.Axes, tried: list[float]) -> None:
+    """A logarithmic axis that names the rates that were tried."""
+    axes.set_xscale("log")
+    axes.set_xticks(tried, [f"{rate:.2g}" for rate in tried], fontsize=7)
+    axes.minorticks_off()

@@ -267,6 +267,7 @@ def test_the_short_runs_show_in_which_rates_a_mixer_learns(tmp_path, drawn):
     rates.windows(config, found, tmp_path / "windows.png")
     softmax, gla = drawn["windows.png"].axes
     assert (softmax.get_title(), gla.get_title()) == ("softmax", "gla")
+    assert [label.get_text() for label in softmax.get_xticklabels()] == ["0.001", "0.01", "0.1"]
     assert [line.get_label() for line in gla.lines] == ["gated", "none"]  # that without a gate lies on top
     assert list(gla.lines[0].get_ydata()) == pytest.approx([30, 80, 10])
     one = choosing(arms={"softmax": {}})
