@@ -33,7 +33,7 @@ from data.shards import Dataset, open_dataset
 from model import GPT
 from ops import IGNORE
 from runs import memory
-from runs.checkpoint import load_model
+from runs.checkpoint import check_vocabulary, load_model
 from runs.files import check_output, write_output
 from runs.hardware import DTYPES, Processes, autocast
 from study.bootstrap import block_sums, standard_error
@@ -245,11 +245,11 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     model, checkpoint = load_model(config.checkpoint, device, **rope)
     trained_on = checkpoint.get("data", {})
     dataset = open_dataset(config.dataset or trained_on.get("path", ""))
-    check_vocabulary(model, checkpoint, dataset)
+    check_vocabulary(model.config.vocab_size, checkpoint, dataset)
     other = None
     if config.against:
         other, of_other = load_model(config.against, device, **rope)
-        check_vocabulary(other, of_other, dataset)
+        check_vocabulary(other.config.vocab_size, of_other, dataset)
     if dataset.kind == "examples" and (config.stride or config.carry or config.lengths):
         raise UserError(
             f"{dataset.folder}: stride, carry and lengths are for text, and this data set has separate rows"
@@ -281,19 +281,6 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     print(line)
     if config.out:
         write_output("out", config.out, lambda file: file.write(line.encode() + b"\n"))
-
-
-def check_vocabulary(model: GPT, checkpoint: dict, dataset: Dataset) -> None:
-    """UserError for data whose ids mean something else to the model."""
-    if dataset.vocab_size > model.config.vocab_size:
-        raise UserError(
-            f"{dataset.folder}: has {dataset.vocab_size} token ids, the model knows {model.config.vocab_size}"
-        )
-    tokenizer = checkpoint.get("data", {}).get("tokenizer", dataset.tokenizer)
-    if dataset.tokenizer != tokenizer:
-        raise UserError(
-            f"{dataset.folder}: its tokenizer is {dataset.tokenizer!r}, the model was trained with {tokenizer!r}"
-        )
 
 
 def has_changed(dataset: Dataset, trained_on: dict) -> bool | None:

@@ -67,7 +67,7 @@ from model import GPT, Mixer, Softmax
 from ops import IGNORE
 from ops.recurrence import at_least_float32
 from runs import memory
-from runs.checkpoint import load_model, open_model
+from runs.checkpoint import check_vocabulary, load_model, open_model
 from runs.files import check_output, write_output
 from runs.hardware import DTYPES, Processes, autocast
 from study import layerwise
@@ -504,6 +504,7 @@ class MetersConfig:
     out: str | None = key(
         None, "file for the JSON (None: meters.json or published.json beside the last checkpoint)", is_path=True
     )
+    draw: bool = key(False, "true: draw page.png beside the JSON, too, as plot.py does")
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = key(0, "CPU threads (0: cores)", at_least=0)
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
@@ -520,6 +521,8 @@ def main(argv: list[str]) -> None:
         raise UserError("published=True: has no maps, queries or skip_below; leave them out, or published")
     if config.tokens and not config.published:
         raise UserError(f"tokens={config.tokens}: is for published=true; the other meters read rows of block_size")
+    if config.draw and (config.published or out.name != "meters.json"):
+        raise UserError("draw=True: the page is drawn of meters.json; leave out and published as they are")
     processes = Processes(config.device, config.threads)
     dataset, results = None, []
     for path in config.checkpoint:
@@ -527,8 +530,7 @@ def main(argv: list[str]) -> None:
         if dataset is None:
             check_output("out", out, "checkpoints")
             dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
-        if dataset.vocab_size > model.config.vocab_size:
-            raise UserError(f"{path}: the model knows {model.config.vocab_size} token ids, {dataset.folder} has more")
+        check_vocabulary(model.config.vocab_size, checkpoint, dataset)
         if config.published:
             results.append(published_meters_of(model, checkpoint, path, dataset, config))
             continue
@@ -539,6 +541,10 @@ def main(argv: list[str]) -> None:
     text = json.dumps({"checkpoints": results}) + "\n"
     write_output("out", out, lambda file: file.write(text.encode()))
     print(f"written: {out}")
+    if config.draw:
+        from plot import page  # here, since it loads matplotlib
+
+        print(f"written: {page(out.parent)}")
     names = ("checkpoint", "step", "loss", "accuracy", "quantised")
     if config.published:
         short = [{"checkpoint": r["checkpoint"]} | layerwise.over_layers(r["layers"]) for r in results]
@@ -573,7 +579,9 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
     result |= scores | {"labels": sum(int((targets != IGNORE).sum()) for _, targets, _ in batches)}
     if config.skip_below is not None:
         result["decoding"] = decoding_speed(model, inputs[:1, : max(1, T - DECODED_TOKENS - 1)], config.skip_below)
-    return result | {"pruning": pruning_curve(model, batches, T), "quantised": loss_of(quantised(model), batches, T)}
+    with quantised(model):
+        in_8_bits = loss_of(model, batches, T)
+    return result | {"pruning": pruning_curve(model, batches, T), "quantised": in_8_bits}
 
 
 def published_meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, config: MetersConfig) -> dict:

@@ -162,13 +162,13 @@ def main(argv: list[str]) -> None:
     config = configurator.load(TrainConfig, argv, program="train.py", description=__doc__)
     if config.init_from == "auto":
         wait_for_lock(config.out_dir)
-    config, resumed, weights, notes = where_to_start(config)
+    config, resumed, source, notes = where_to_start(config)
     with Processes(config.device, config.threads) as processes:
-        train(config, processes, resumed, weights, notes)
+        train(config, processes, resumed, source, notes)
 
 
 def train(
-    config: TrainConfig, processes: Processes, resumed: dict | None, weights: dict | None, notes: list[str]
+    config: TrainConfig, processes: Processes, resumed: dict | None, source: dict | None, notes: list[str]
 ) -> None:
     if config.gradient_accumulation_steps % processes.world_size:
         raise UserError(
@@ -183,7 +183,7 @@ def train(
     start = resumed and (resumed.get("run_id"), resumed["iter_num"])
     advice = "out_dir must be on a file system that all machines share, and init_from=auto makes them go on alike"
     processes.check_same(start, f"the ckpt.pt of {config.out_dir}", advice)
-    check_data(resumed, dataset, config)
+    check_data(resumed, source, dataset, config)
     dataset.examples_per_epoch("train", config.block_size)  # raises for wrong data before any work is done
     dataset.examples_per_epoch("val", config.block_size if dataset.kind == "examples" else 1)
     config.vocab_size = config.vocab_size or dataset.vocab_size
@@ -192,7 +192,7 @@ def train(
     with processes.signals_held():  # the memory check takes a second, in which a signal would end the process unheard
         processes.on_main(lambda: notes.append(memory.check_training(config, resumed, dataset, processes)))
         with OutDir(config, processes, resumed) as out:
-            run_steps(Run(config, processes, dataset, out, resumed, weights, notes))
+            run_steps(Run(config, processes, dataset, out, resumed, source, notes))
 
 
 def run_steps(run: "Run") -> None:
@@ -278,13 +278,13 @@ def stop_for_signal(run: "Run", step: int, number: int) -> NoReturn:
 class Run:
     """A run and how far it has come; its methods take a step, evaluate, save, and end a run that is not finite."""
 
-    def __init__(self, config, processes, dataset, out, resumed, weights, notes):
+    def __init__(self, config, processes, dataset, out, resumed, source, notes):
         self.config, self.processes, self.dataset, self.out = config, processes, dataset, out
         self.say = print if processes.is_main else lambda *words: None
         self.dtype = processes.from_main(
             (resumed or {}).get("dtype") or pick_dtype(config.dtype, processes.device_type)
         )
-        self.model, self.new, notes_of_model = make_model(config, resumed, weights)
+        self.model, self.new, notes_of_model = make_model(config, resumed, source)
         self.compiled, why = is_compiled(config, processes.device_type)
         self.step_model = parallel.share_out(self.model, config, processes, self.compiled)
         self.reads_a_sample = (config.eval_tokens or math.inf) < dataset.counts("val")["tokens"]

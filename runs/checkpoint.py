@@ -27,6 +27,7 @@ from types import ModuleType
 
 import torch
 
+from data.shards import Dataset
 from model import GPT, GPTConfig
 from runs.files import read_json, write_whole, wrong_field
 from runs.hardware import DTYPES
@@ -242,6 +243,18 @@ def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tupl
     model_args = checkpoint["model_args"] | {"kernels": "auto"} | changed  # this machine may lack those it had
     config = configurator.build(GPTConfig, model_args, source=str(path))
     return build_model(config, checkpoint["model"], path, device).eval(), checkpoint
+
+
+def check_vocabulary(vocab_size: int, checkpoint: dict, dataset: Dataset) -> None:
+    """UserError for data whose ids mean something else to the checkpoint's model."""
+    if dataset.vocab_size > vocab_size:
+        raise UserError(f"{dataset.folder}: has {dataset.vocab_size} token ids, the model knows {vocab_size}")
+    tokenizer = checkpoint.get("data", {}).get("tokenizer", dataset.tokenizer)
+    if dataset.tokenizer != tokenizer:
+        raise UserError(
+            f"{dataset.folder}: its tokenizer is {dataset.tokenizer!r}, the model was trained with {tokenizer!r}; "
+            "--dataset=FOLDER names other data"
+        )
 
 
 def build_model(config: GPTConfig, weights: dict[str, torch.Tensor], path: Path | str, device: str = "cpu") -> GPT:

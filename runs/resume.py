@@ -1,8 +1,8 @@
 """Where a run starts: from scratch, from the weights of another run, or where it was stopped.
 
-config, resumed, weights, notes = where_to_start(config)        # before any work
-check_data(resumed, dataset, config)
-model, new, notes = make_model(config, resumed, weights)
+config, resumed, source, notes = where_to_start(config)         # before any work
+check_data(resumed, source, dataset, config)
+model, new, notes = make_model(config, resumed, source)
 scale_new(optimizers, new, config.new_lr_scale)
 
 A run that goes on has the keys of its checkpoint, but for those that a config file or the command line gives. A run
@@ -13,6 +13,7 @@ import configurator
 from configurator import UserError
 
 import dataclasses
+import math
 import os
 from pathlib import Path
 
@@ -31,7 +32,7 @@ OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come fr
 
 
 def where_to_start(config) -> tuple:
-    """(config, the checkpoint to resume or None, the weights to begin with or None, lines to print)."""
+    """(config, the checkpoint to resume or None, that whose weights to begin with or None, lines to print)."""
     file = Path(config.out_dir) / "ckpt.pt"
     goes_on = file.is_file() and (config.init_from == "auto" or is_restart(config, file))
     if config.init_from != "resume" and not goes_on:
@@ -82,12 +83,24 @@ def start_from_weights(config) -> tuple:
     del of_model["kernels"]
     config = configurator.build(type(config), dataclasses.asdict(config) | of_model | asked, source=source)
     config.given = given
+    check_kept_gates(config, of_model)
     notes = [
         f"{name}: {getattr(config, name)}, where {source} has {value}"
         for name, value in of_model.items()
         if name in asked and getattr(config, name) != value
     ]
-    return config, None, loaded["model"], notes
+    return config, None, loaded, notes
+
+
+def check_kept_gates(config, before: dict) -> None:
+    """UserError for keys that would make something else of gates that the checkpoint has. before: its keys."""
+    has_gates = any(gate.positions for _, gate in configurator.build(GPTConfig, before).layers())
+    name, had = "gate_activation", before["gate_activation"]
+    if has_gates and getattr(config, name) != had:
+        raise UserError(
+            f"{name}={getattr(config, name)!r}: would change the gates that {config.init_from} has, too, which are "
+            f"{had!r}: all gates of a model share the key, but for native ones"
+        )
 
 
 def is_restart(config, file: Path) -> bool:
@@ -98,8 +111,10 @@ def is_restart(config, file: Path) -> bool:
     return before | {"vocab_size": None} == dataclasses.asdict(config) | {"vocab_size": None}
 
 
-def check_data(resumed: dict | None, dataset: Dataset, config) -> None:
-    """Raises UserError where a run would go on with data other than its own."""
+def check_data(resumed: dict | None, source: dict | None, dataset: Dataset, config) -> None:
+    """Raises UserError where a run would go on with data other than its own, or start with ids of other meaning."""
+    if source is not None:
+        checkpoints.check_vocabulary(math.inf, source, dataset)
     if resumed is not None and resumed["data"].get("sha256") != dataset.sha256:
         raise UserError(f"{config.dataset}: not the data that {Path(config.out_dir) / 'ckpt.pt'} was trained on")
 
@@ -158,7 +173,7 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict, model:
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
-def make_model(config, resumed: dict | None, weights: dict | None) -> tuple[GPT, list[str], list[str]]:
+def make_model(config, resumed: dict | None, source: dict | None) -> tuple[GPT, list[str], list[str]]:
     """(the model a run starts from, its parameters that the weights it started from lack, lines to print)"""
     model_args = {f.name: getattr(config, f.name) for f in dataclasses.fields(GPTConfig)}
     torch.manual_seed(config.seed)
@@ -167,9 +182,9 @@ def make_model(config, resumed: dict | None, weights: dict | None) -> tuple[GPT,
         model = checkpoints.build_model(model_config, resumed["model"], Path(config.out_dir) / "ckpt.pt")
         return model, resumed.get("new", []), []  # an older version has no "new"
     model = GPT(model_config)
-    if weights is None:
+    if source is None:
         return model, [], []
-    own = model.state_dict()
+    own, weights = model.state_dict(), source["model"]
     fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
     if not fitting:
         raise UserError(f"init_from={config.init_from!r}: none of its weights fit this model")
@@ -188,14 +203,23 @@ def make_model(config, resumed: dict | None, weights: dict | None) -> tuple[GPT,
 
 @torch.no_grad()
 def check_new_gates(model: GPT, fitting: dict, weights: dict, path: str) -> None:
-    """UserError for a gate that is new in a trained mixer and does not start as the identity."""
+    """UserError for a gate that is new in a trained mixer and does not start as the identity, or takes another's
+    place."""
     for i, block in enumerate(model.blocks):
         mixer = f"blocks.{i}.mixer."
         if not any(name.startswith(mixer) for name in fitting):
             continue  # the whole mixer is new
-        for position, gate in block.mixer.gates.items():
-            if any(name.startswith(f"{mixer}gates.{position}.") for name in weights):
-                continue
+        had, kept = (
+            {name.removeprefix(f"{mixer}gates.").split(".")[0] for name in names if name.startswith(f"{mixer}gates.")}
+            for names in (weights, fitting)
+        )
+        new = {position: gate for position, gate in block.mixer.gates.items() if position not in kept}
+        if new and had - kept:
+            raise UserError(
+                f"gate={model.config.gate!r}: layer {i} of {path} has a trained gate ({', '.join(sorted(had - kept))}) "
+                "that would be lost to a new one; name both, as in gate=native+elementwise, or add none"
+            )
+        for position, gate in new.items():
             value = gate.value(gate.logits(torch.ones(1, 1, model.config.n_embd)))
             start = 0.0 if gate.activation in ADDITIVE_ACTIVATIONS else 1.0
             if (value != start).any():

@@ -3,7 +3,8 @@
     with pruned(model, 0.1) as counts:              # gate values under 0.1 are zero: the loss
         loss_of(model, batches, block_size)
     decoding_speed(model, prompt, 0.1)              # heads whose gate is under 0.1 are skipped: tokens/s
-    loss_of(quantised(model), batches, block_size)
+    with quantised(model):                          # weights and inputs have 8 bits
+        loss_of(model, batches, block_size)
 
 meters.py prints these beside what it measures in one forward pass of the model as it is.
 """
@@ -12,12 +13,12 @@ from configurator import UserError
 
 import collections
 import contextlib
-import copy
 import time
 from collections.abc import Iterable, Iterator
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 from evaluate import score
 from gate import ADDITIVE_ACTIVATIONS
@@ -142,26 +143,34 @@ def decoding_speed(model: GPT, prompt: torch.Tensor, threshold: float) -> dict:
     return {"threshold": threshold, "heads_skipped": share} | speeds
 
 
-def quantised(model: GPT) -> GPT:
-    """A copy that simulates 8-bit arithmetic: it rounds weights and inputs of every nn.Linear of its blocks.
+@contextlib.contextmanager
+def quantised(model: GPT) -> Iterator[None]:
+    """Inside, every nn.Linear of the blocks rounds its weight and its input, as 8-bit arithmetic would.
 
     Both are rounded to 255 levels, symmetric around zero: weights with one scale per row, inputs with one per tensor,
-    from the largest |x| of the batch. The embedding, which is also the output layer, stays as it is.
+    from the largest |x| of the batch. The embedding, which is also the output layer, stays as it is. A weight is
+    rounded when it is used, so that this takes the memory of one more weight and not of one more model.
     """
-    model = copy.deepcopy(model)
 
     def round_to_8_bits(x, largest):
         scale = largest.clamp(min=1e-30) / 127
         return (x / scale).round() * scale
 
-    def of_input(linear, args):
-        return (round_to_8_bits(args[0], args[0].abs().max()),)
+    def rounded(linear):
+        def forward(x):
+            weight = round_to_8_bits(linear.weight, linear.weight.abs().amax(1, keepdim=True))
+            return F.linear(round_to_8_bits(x, x.abs().max()), weight, linear.bias)
 
-    with torch.no_grad():
-        for linear in (m for m in model.blocks.modules() if isinstance(m, nn.Linear)):
-            linear.weight.copy_(round_to_8_bits(linear.weight, linear.weight.abs().amax(1, keepdim=True)))
-            linear.register_forward_pre_hook(of_input)
-    return model
+        return forward
+
+    linears = [module for module in model.blocks.modules() if isinstance(module, nn.Linear)]
+    try:
+        for linear in linears:
+            linear.forward = rounded(linear)
+        yield
+    finally:
+        for linear in linears:
+            vars(linear).pop("forward", None)
 
 
 def loss_of(model: GPT, batches: Iterable[tuple], block_size: int) -> dict[str, float]:

@@ -49,9 +49,9 @@ def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(name, dty
     checkpoints.save(tmp_path / "ckpt.pt", {"model": model.state_dict(), "model_args": args})
     gates = dict(gate="elementwise+headwise@value+elementwise@query+elementwise@output", gate_activation="sigmoid2")
     words = helpers.words(init_from=tmp_path, out_dir=tmp_path / "out", dtype=dtype, **gates)
-    config, resumed, weights, notes = resume.where_to_start(configurator.load(train.TrainConfig, words))
-    gated, new, _ = resume.make_model(config, resumed, weights)
-    assert new and all(".gates." in name for name in new) and set(new) | set(weights) == set(gated.state_dict())
+    config, resumed, source, notes = resume.where_to_start(configurator.load(train.TrainConfig, words))
+    gated, new, _ = resume.make_model(config, resumed, source)
+    assert new and all(".gates." in name for name in new) and set(new) | set(source["model"]) == set(gated.state_dict())
     assert notes[0] == f"gate: {gates['gate']}, where {tmp_path} has none"
     idx = torch.randint(20, (3, 32))
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
@@ -71,6 +71,25 @@ def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(name, dty
 def test_a_new_gate_that_is_not_the_identity_is_refused(run, trained, helpers, keys, start):
     message = helpers.error_of(run, "gated", init_from=trained, max_iters=1, **keys)
     assert f"a new gate would start at {start}, not 1, and change what {trained} computes" in message
+
+
+def test_a_gate_that_is_there_is_neither_changed_nor_lost_to_a_new_one(run, text, helpers):
+    gated, native = run("gated", gate="elementwise"), run("native", attention="gla", gate="native")
+    message = helpers.error_of(run, "other", init_from=gated, gate_activation="sigmoid2", max_iters=1)
+    assert "would change the gates that" in message and "which are 'sigmoid'" in message
+    identity = dict(attention="gla", gate_activation="sigmoid2", max_iters=1)
+    message = helpers.error_of(run, "other", init_from=native, gate="elementwise", **identity)
+    assert "has a trained gate (native) that would be lost to a new one" in message
+    both = run("both", init_from=native, gate="native+elementwise", **identity)
+    first, last = helpers.metrics(both, "eval")[0], helpers.metrics(native, "eval")[-1]
+    assert first["val_loss"] == pytest.approx(last["val_loss"], rel=1e-6)
+    without = run("without", init_from=gated, gate="none", max_iters=1)  # taking a gate away is plain to see
+    assert not any("gates" in name for name in checkpoints.load(without)["model"])
+
+
+def test_a_run_does_not_start_from_weights_of_another_tokenizer(run, trained, text, helpers):
+    message = helpers.error_of(run, "out", init_from=trained, dataset=text, max_iters=1)
+    assert "its tokenizer is 'byte', the model was trained with" in message and "--dataset=FOLDER" in message
 
 
 def test_additive_gates_and_a_static_factor_of_one_start_as_the_identity(run, trained, helpers):

@@ -494,15 +494,16 @@ def test_eight_bits_keep_what_they_can_say_and_lose_what_an_outlier_hides():
     before = {name: p.clone() for name, p in model.named_parameters()}
     up = model.blocks[0].mlp.up
     up.weight[:, 0], up.weight[:, 1:] = 127.0, torch.randint(-127, 128, up.weight[:, 1:].shape).float()
-    small = interventions.quantised(model)
-    assert torch.equal(small.blocks[0].mlp.up.weight, up.weight)
-    x = torch.zeros(1, C)
+    x, other = torch.zeros(1, C), torch.randn(1, C)
     x[0, 0], x[0, 1] = 127.0, 0.4  # 0.4 is less than half a level
-    torch.testing.assert_close(small.blocks[0].mlp.up(x), 127.0 * up.weight[:, 0][None])
-    x[0, 0] = 0.0
-    torch.testing.assert_close(small.blocks[0].mlp.up(x), up(x))
+    key = model.blocks[0].mixer.out_proj
+    exact, fine = up(torch.eye(C)[1:2]), key(other)
+    with interventions.quantised(model):
+        torch.testing.assert_close(up(x), 127.0 * up.weight[:, 0][None])
+        torch.testing.assert_close(up(torch.eye(C)[1:2]), exact)  # these weights are levels
+        assert 0 < (key(other) - fine).abs().max() < 0.05 * fine.abs().max()
+    assert torch.equal(key(other), fine) and not any("forward" in vars(module) for module in model.modules())
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters() if "0.mlp.up" not in name)
-    assert torch.equal(small.wte.weight, model.wte.weight)
 
 
 def test_a_spike_is_five_deviations_above_the_last_hundred():
