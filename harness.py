@@ -7,7 +7,8 @@ The words are those of `lm-eval` (see its documentation); FOLDER may hold task f
 checkpoint and the dtype of matrix products (the run's if it isn't given). Any mixer is scored with its state: a context
 that several continuations share, as in multiple choice, is read once, and so is a long text where every layer is
 recurrent. Where a layer is softmax or cosformer, or positions are learned, the last block_size tokens are read, as the
-harness does it for other models. The token before a text without context is GPT-2's end of text, or a line end.
+harness does it for other models. The token before a text without context, and those that end a text, are of an imported
+model what its generation_config.json says; else GPT-2's end of text, or before a text a line end.
 """
 
 import configurator
@@ -22,7 +23,8 @@ import torch
 from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
 from evaluate import CHUNK_TOKENS
 from model import GPT
-from runs.checkpoint import load_model
+from runs.checkpoint import file_of, load_model
+from runs.files import read_json, wrong_field
 from runs.hardware import DTYPES, autocast, pick_device
 
 try:
@@ -50,6 +52,9 @@ class NanogateLM(TemplateLM):
         self.dtype = dtype or loaded.get("dtype", "float32")
         configurator.check_choice("dtype", self.dtype, tuple(DTYPES))
         self.coder = tokenizer_of_checkpoint(checkpoint, loaded.get("data", {}))
+        self.first, self.ends = special_tokens(file_of(checkpoint).parent)
+        if self.coder.name == "gpt2":
+            self.ends = [END_OF_TEXT]
         # continuations of one context that are read at once
         self.batch_size = int(batch_size) if str(batch_size).isdecimal() else 16
         is_recurrent = all(block.mixer.past_block_size == "goes on" for block in self.model.blocks)
@@ -57,7 +62,11 @@ class NanogateLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        return END_OF_TEXT if self.coder.name == "gpt2" else self.coder.encode("\n")[0]
+        return self.ends[0] if self.ends else self.coder.encode("\n")[0]
+
+    @property
+    def prefix_token_id(self) -> int:
+        return self.eot_token_id if self.first is None else self.first
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **keys: object) -> list[int]:
         return self.coder.encode(string)
@@ -124,13 +133,25 @@ class NanogateLM(TemplateLM):
         options = dict(top_k=keys.get("top_k"), top_p=keys.get("top_p"), n_tokens=self.coder.vocab_size)
         with autocast(idx.device.type, self.dtype):
             for token in self.model.stream(idx, length, temperature=temperature, **options):
-                if self.coder.name == "gpt2" and int(token) == END_OF_TEXT:
+                if int(token) in self.ends:
                     break
                 new.append(int(token))
                 text = self.coder.decode_bytes(new).decode(errors="replace")
                 if ends := [text.index(stop) for stop in until if stop and stop in text]:
                     return text[: min(ends)]
         return text
+
+
+def special_tokens(folder: Path) -> tuple[int | None, list[int]]:
+    """(the id before a text or None, those that end one) of an imported model's folder. Raises UserError."""
+    file = folder / "generation_config.json"
+    found = read_json(file) if file.is_file() else {}
+    one = (int, 0, 1 << 32, None)
+    if wrong := wrong_field(found, {"bos_token_id?": one, "eos_token_id?": one}):
+        if wrong_field(found, {"bos_token_id?": one, "eos_token_id?": [(int, 0, 1 << 32), 0, 99]}):
+            raise UserError(f"{file}: {wrong}")
+    ends = found.get("eos_token_id")
+    return found.get("bos_token_id"), [] if ends is None else ends if isinstance(ends, list) else [ends]
 
 
 def windows(ids: list[int], limit: int) -> Iterator[tuple[list[int], list[int]]]:

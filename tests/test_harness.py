@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import json
 import math
+import shutil
 import sys
 import types
 
@@ -117,6 +118,24 @@ def test_a_long_text_is_read_in_windows_or_where_all_layers_are_recurrent_at_onc
     context = ids[1:] if mixer == "gla" else ids[-30:]
     assert nats == pytest.approx(definition(own.model, context, list(b" It"))[0], abs=1e-3)
     assert sum(len(predicted) for _, predicted in harness.windows(ids, 32)) == len(ids) - 1
+
+
+@pytest.mark.parametrize("ends", [7, [7, 115], None])
+def test_an_imported_model_has_the_special_tokens_of_its_folder(ends, trained, tmp_path, helpers):
+    folder = shutil.copytree(trained("gla"), tmp_path / "out")
+    (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 5, "eos_token_id": ends}))
+    own = harness.NanogateLM(checkpoint=str(folder), device="cpu")
+    assert own.prefix_token_id == 5 and own.eot_token_id == (ord("\n") if ends is None else 7)
+    (found,) = own.loglikelihood(requests(("", "fox")))
+    assert found[0] == pytest.approx(definition(own.model, [5], list(b"fox"))[0], rel=1e-5)
+    plain = harness.NanogateLM(checkpoint=str(trained("gla")), device="cpu")
+    assert plain.prefix_token_id == ord("\n") and plain.ends == []
+    ids = own.model.generate(torch.tensor([list(b"The quick")]), 12, temperature=0)[0, 9:].tolist()
+    own.ends = [ids[4]]
+    shorter = bytes(ids[: ids.index(ids[4])]).decode(errors="replace")
+    assert own.generate_until(requests(("The quick", {"max_gen_toks": 12}))) == [shorter]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": "</s>"}))
+    assert "generation_config.json" in helpers.error_of(harness.special_tokens, folder)
 
 
 def test_text_is_written_up_to_a_stop_string(trained):
