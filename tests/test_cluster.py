@@ -333,20 +333,23 @@ def test_a_machine_that_is_lost_and_replaced_leaves_the_curve_of_one_process(key
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# config/slurm, with stand-ins for SLURM's commands: srun starts the command once a machine, scancel signals it
+# config/slurm, with stand-ins for SLURM's commands: srun starts the command once a machine, scancel signals it. JOB is
+# how they know the job: in an array its task, and not SLURM_JOB_ID, which may be the number of the whole array
 
 SLURM = {
     "srun": """
+        [ "$1" = "--cpus-per-task=$SLURM_CPUS_PER_TASK" ] || exit 2
+        shift
         for _ in $(seq "$SLURM_NNODES"); do "$@" & echo $! >> "$STATE/step"; done
         for pid in $(cat "$STATE/step"); do wait "$pid" || status=$?; done
         rm "$STATE/step"
         exit ${status:-0}
     """,
-    "scancel": '[ "$1" = --signal=TERM ] && [ "$2" = "$SLURM_JOB_ID" ] && kill -TERM $(cat "$STATE/step")',
+    "scancel": '[ "$1" = --signal=TERM ] && [ "$2" = "$JOB" ] && kill -TERM $(cat "$STATE/step")',
     "scontrol": """
         case "$1 $2" in
             "show hostnames") echo 127.0.0.1 ;;
-            "requeue $SLURM_JOB_ID") touch "$STATE/requeued" ;;
+            "requeue $JOB") touch "$STATE/requeued" ;;
             *) exit 1 ;;
         esac
     """,
@@ -367,6 +370,9 @@ def sbatch(tmp_path):
 
     def call(name, words, machines=1):
         environment = dict(SLURM_JOB_ID=str(job), SLURM_NNODES=str(machines), SLURM_JOB_NODELIST="n[1-2]")
+        environment |= dict(SLURM_CPUS_PER_TASK="1", JOB=str(job))
+        if "--array=" in (ROOT / "config" / "slurm" / name).read_text():
+            environment |= dict(SLURM_ARRAY_JOB_ID=str(job), SLURM_ARRAY_TASK_ID="3", JOB=f"{job}_3")
         environment |= dict(STATE=str(tmp_path), PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
         return subprocess.Popen(
             ["bash", ROOT / "config" / "slurm" / name, *words],
