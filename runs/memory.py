@@ -335,13 +335,12 @@ def training(config, dtype: str, dataset: Dataset, processes: Processes) -> dict
     from meters import training_rows  # here, since meters.py imports this file
 
     device, world_size, weights = processes.device_type, processes.world_size, weight_bytes(config)
-    loaded = weights if config.init_from != "scratch" else 0  # the checkpoint's weights
     length = longest_row(dataset, "train", config.block_size)
     parts = stepping(config, dtype, length, world_size, device)
     # a step's rows are alive while the next are loaded
     rows = 2 * 16 * (config.gradient_accumulation_steps // world_size) * config.batch_size * length
-    step = parts.pop("total") + loaded + rows
-    between = parts["parameters"] + parts["optimizer"] + loaded
+    step = parts.pop("total") + rows
+    between = parts["parameters"] + parts["optimizer"]
     batch = evaluation_rows(config, dataset)
     evaluation = evaluating(config, dtype, dataset, "val", batch, config.block_size, device)["total"]
     if config.meters:
@@ -351,11 +350,10 @@ def training(config, dtype: str, dataset: Dataset, processes: Processes) -> dict
     saved = 0
     if is_sharded(config, world_size):
         evaluation += weights  # reads a copy that is whole
-        if device == "cpu":  # a model is whole before it is sharded, and rank 0 gathers a checkpoint beside that copy
-            saved = max(weights + loaded, between + 4 * weights)
+        if device == "cpu":  # rank 0 gathers a checkpoint beside that copy
+            saved = between + 4 * weights
     else:
         between += parts["gradients"] - weights  # DDP keeps its copy
-    parts["parameters"] += loaded
     return parts | {"evaluation": evaluation, "total": max(step, between + evaluation, saved)}
 
 
@@ -481,16 +479,22 @@ def clearly_fits(config: GPTConfig, rows: int, length: int, device: str = "cpu",
     return at_most(config, rows, length) < memory_available(device, processes_here)[0]
 
 
+def activations_at_most(config, dataset: Dataset) -> float:
+    """Bytes that the activations of a training step certainly stay below, without a trace."""
+    # a step keeps of each layer what a forward pass takes at most for one
+    return at_most(config, config.batch_size * config.n_layer, longest_row(dataset, "train", config.block_size))
+
+
 def training_at_most(config, dataset: Dataset) -> float:
     """Bytes that one process of train.py certainly stays below, without a trace."""
     from meters import training_rows  # here, since meters.py imports this file
 
     length = max(longest_row(dataset, split, config.block_size) for split in ("train", "val"))
-    # a step keeps of each layer what a forward pass takes at most for one
-    rows = max(config.batch_size * config.n_layer, evaluation_rows(config, dataset), training_rows(length))
+    rows = max(evaluation_rows(config, dataset), training_rows(length))
     loaded = 32 * config.gradient_accumulation_steps * config.batch_size * length
     scores = 24 * config.block_size * max(1, len(dataset.slices))
-    return at_most(config, rows, length) + 8 * weight_bytes(config) + loaded + scores
+    activations = max(activations_at_most(config, dataset), at_most(config, rows, length))
+    return activations + 8 * weight_bytes(config) + loaded + scores
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -508,7 +512,9 @@ def check_training(config, resumed: dict | None, dataset: Dataset, processes: Pr
     available, where = memory_available(*here)
     parts = _parts(lambda config: {"total": training_at_most(config, dataset)}, config)
     if not isinstance(parts, str) and parts["total"] < available:
-        listed = ", ".join(f"{name} {show_bytes(size)}" for name, size in held(config, processes.world_size).items())
+        bound = {"activations at most": activations_at_most(config, dataset)}
+        sizes = held(config, processes.world_size) | bound
+        listed = ", ".join(f"{name} {show_bytes(size)}" for name, size in sizes.items())
         return f"memory: far less is needed than the {show_bytes(available)} that {where} has left ({listed})"
     line = check(config, need, *here)
     if processes.device_type != "cpu" and config.memory_check:  # a model is made in RAM

@@ -1,7 +1,8 @@
 """Several runs of train.py, one after the other, in the same processes: test_parallel.py starts this under torchrun.
 
 runs_in_turn.py JSON, a list of the words of each command line. Rank 0 prints a line of JSON for each run: its exit
-status, and what every process held after its first step, {"parameters": bytes, ..., "sent": {collective: bytes}}.
+status, and what every process held after its first step, {"parameters": bytes, ..., "sent": {collective: bytes}},
+and the dtypes of A_log in the forward pass, {"A_log": [dtype]}, where mixers have one.
 """
 
 import functools
@@ -53,10 +54,18 @@ def look(run, step):
         bytes_of = dict(parameters=parameters, gradients=[p.grad for p in parameters], optimizer=moments)
         FOUND.append({name: held(tensors) for name, tensors in bytes_of.items()} | {"sent": dict(SENT)})
 
+    def seen_forward(mixer, args):
+        dtypes.add(str(mixer.A_log.dtype))
+
+    dtypes = set()
+    hooks = [m.register_forward_pre_hook(seen_forward) for m in run.model.modules() if hasattr(m, "A_log")]
     run.update = seen_update
     SENT.clear()
     result = take_step(run, step)
     run.update = update
+    for hook in hooks:
+        hook.remove()
+    FOUND[-1] |= {"A_log": sorted(dtypes)} if hooks else {}
     return result
 
 

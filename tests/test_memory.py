@@ -155,6 +155,20 @@ def test_what_a_run_takes_at_most_is_far_more_than_the_estimate(mqar, text):
         assert 4 * exact < memory.training_at_most(config, dataset)
 
 
+def test_a_run_that_is_not_traced_lists_what_it_holds_and_a_bound_for_activations(helpers, mqar, tmp_path, capsys):
+    out = helpers.train(mqar, tmp_path / "out", max_iters=1, n_embd=128, meters=False)
+    (listed,) = re.findall(r"memory: far less is needed .*\((.*)\)", capsys.readouterr().out)
+    parts = {
+        name: float(number) * UNITS[unit] for name, number, unit in re.findall(r"(\D+) ([\d.]+) (\w+)(?:, )?", listed)
+    }
+    config = train.TrainConfig(**torch.load(out / "ckpt.pt")["config"])
+    here = SimpleNamespace(device_type="cpu", world_size=1)
+    exact = memory.training(config, "float32", open_dataset(mqar), here)
+    bound = parts.pop("activations at most")
+    assert parts == {name: pytest.approx(exact[name], rel=0.1) for name in ("parameters", "gradients", "optimizer")}
+    assert 4 * exact["activations"] < bound < memory.training_at_most(config, open_dataset(mqar))
+
+
 def test_memory_check_false_runs_all_the_same(helpers, mqar, tmp_path, monkeypatch, capsys):
     helpers.train(mqar, tmp_path / "small", max_iters=1)
     assert "memory: far less is needed than the " in capsys.readouterr().out  # so it is not traced

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import evaluate
+import sample
 import train
 from meters import training_meters
 from model import GPT, MIXERS, GPTConfig
@@ -35,6 +36,7 @@ KEYS = dict(
 )  # fmt: skip
 WHOLE = dict(attention="gla,mamba2", max_iters=6, dropout=0.1)  # this run is stopped at 3, and goes on elsewhere
 HALF = WHOLE | dict(max_iters=3, lr_decay_iters=6)
+BFLOAT16 = dict(attention="mamba2", dtype="bfloat16")
 START = dict(gate="elementwise", gate_activation="sigmoid2", new_lr_scale=10, meters=True, dtype="bfloat16")
 
 
@@ -75,6 +77,7 @@ def of_two(start, alone, helpers):
     runs = {f"{kind} {name}": dict(attention=name, parallel=kind) for name in MIXERS for kind in ("ddp", "fsdp")}
     runs["half"] = HALF | dict(parallel="fsdp", activation_checkpointing=True)
     runs["start"] = START | dict(parallel="fsdp", init_from=other)
+    runs["bfloat16"] = BFLOAT16 | dict(parallel="fsdp")
     runs["float16"] = dict(parallel="fsdp", dtype="float16", max_iters=2)
     runs["diverges"] = dict(parallel="fsdp", learning_rate=1e30, warmup_iters=0, decay_lr=False)
     runs["even"] = dict(parallel="fsdp", n_embd=16, n_head=2, gate="none", gradient_accumulation_steps=2)
@@ -117,6 +120,15 @@ def test_a_gate_that_is_new_to_a_checkpoint_trains_the_same_in_shards(of_two, al
     ours, theirs = (helpers.metrics(out, "eval")[-1]["meters"] for out in (sharded, whole))
     assert ours["sink"] == pytest.approx(theirs["sink"], rel=0.01) and ours.keys() == theirs.keys()
     assert checkpoints.load(sharded)["new"] == checkpoints.load(whole)["new"] != []
+
+
+def test_bfloat16_leaves_the_decay_of_mamba2_in_float32_in_shards(of_two, alone, helpers):
+    whole, sharded = alone("bfloat16 alone", **BFLOAT16), of_two[0]["bfloat16"]
+    assert [seen["A_log"] for seen in sharded["held"]] == [["torch.float32"]] * 2  # gathered, on the way forward
+    assert helpers.losses(sharded["folder"]) == pytest.approx(helpers.losses(whole), rel=1e-3)
+    ours, theirs = (checkpoints.load(out)["model"]["blocks.0.mixer.A_log"] for out in (sharded["folder"], whole))
+    assert ours.dtype == torch.float32 and (ours != ours.bfloat16()).any()
+    assert ours.tolist() == pytest.approx(theirs.tolist(), abs=1e-3)
 
 
 def test_float16_scales_its_loss_in_shards(of_two, alone, helpers):
@@ -176,11 +188,40 @@ def test_a_run_that_one_process_saved_goes_on_in_two_shards(of_two, alone, helpe
     check_same_curve(of_two[0]["goes on"]["folder"], alone("whole", **WHOLE), helpers)
 
 
+def test_a_run_that_has_started_keeps_nothing_of_a_checkpoint_beside_its_model(alone, start, helpers, monkeypatch):
+    read, kept, where_to_start, take_step = [], [], train.where_to_start, train.Run.step
+
+    def seen_start(config):
+        read.append(where_to_start(config))
+        return read[-1]
+
+    def seen_step(run, step):
+        _, resumed, weights, _ = read[-1]
+        kept.append({"model", "optimizer"} & set(resumed or ()) | set(weights or ()))
+        return take_step(run, step)
+
+    folder = alone("read", max_iters=1)
+    monkeypatch.setattr(train, "where_to_start", seen_start)
+    monkeypatch.setattr(train.Run, "step", seen_step)
+    helpers.train(**start("started", init_from=folder))
+    helpers.train(**start("read", init_from="resume"))
+    assert kept == [set()] * 5
+
+
 def test_evaluate_reads_the_checkpoint_of_shards(of_two, helpers, capsys):
     folder = of_two[0]["fsdp softmax"]["folder"]
     evaluate.main([f"--checkpoint={folder}", "--device=cpu", "--threads=1"])
     loss = json.loads(capsys.readouterr().out.splitlines()[-1])["loss"]
     assert loss == pytest.approx(helpers.metrics(folder, "end")[-1]["val_loss"], rel=1e-5)
+
+
+def test_sample_reads_the_checkpoint_of_shards(of_two, capsys):
+    folders = [of_two[0][name]["folder"] for name in ("fsdp mamba2", "ddp mamba2")]
+    said = []
+    for folder in folders:
+        sample.main([f"--checkpoint={folder}", "--device=cpu", "--num_samples=2"])
+        said.append(capsys.readouterr().out)
+    assert re.search(r"^\d+ of \d+ right", said[0], re.M) and said[0] == said[1]
 
 
 @pytest.mark.slow
