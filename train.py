@@ -296,9 +296,9 @@ class Run:
         self.code_sha256, self.code_files = code_sha256()  # read now: later edits do not change this run
         if resumed is not None:
             self.resume(resumed)
-            del resumed["model"], resumed["optimizer"]  # main has the dict: each process would keep both in RAM
-        if weights is not None:
-            weights.clear()
+        for read in filter(None, (resumed, source)):  # main has the dicts: each process would keep these in RAM
+            for part in ("model", "optimizer"):
+                read.pop(part, None)
         # the first step whose loss or gradient was not finite, or -1; on the device, so that nothing waits for a GPU
         self.bad_step = torch.tensor(-1, device=processes.device)
 

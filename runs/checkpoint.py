@@ -245,7 +245,7 @@ def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tupl
     return build_model(config, checkpoint["model"], path, device).eval(), checkpoint
 
 
-def check_vocabulary(vocab_size: int, checkpoint: dict, dataset: Dataset) -> None:
+def check_vocabulary(vocab_size: float, checkpoint: dict, dataset: Dataset) -> None:
     """UserError for data whose ids mean something else to the checkpoint's model."""
     if dataset.vocab_size > vocab_size:
         raise UserError(f"{dataset.folder}: has {dataset.vocab_size} token ids, the model knows {vocab_size}")

@@ -166,7 +166,7 @@ def quantised(model: GPT) -> Iterator[None]:
     linears = [module for module in model.blocks.modules() if isinstance(module, nn.Linear)]
     try:
         for linear in linears:
-            linear.forward = rounded(linear)
+            vars(linear)["forward"] = rounded(linear)
         yield
     finally:
         for linear in linears:

@@ -196,8 +196,8 @@ def test_a_run_that_has_started_keeps_nothing_of_a_checkpoint_beside_its_model(a
         return read[-1]
 
     def seen_step(run, step):
-        _, resumed, weights, _ = read[-1]
-        kept.append({"model", "optimizer"} & set(resumed or ()) | set(weights or ()))
+        _, resumed, source, _ = read[-1]
+        kept.append({"model", "optimizer"} & (set(resumed or ()) | set(source or ())))
         return take_step(run, step)
 
     folder = alone("read", max_iters=1)
