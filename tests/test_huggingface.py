@@ -42,6 +42,7 @@ import export
 import meters
 import plot
 import sample
+import train
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
 from data.tokenizer import FileTokenizer, get_tokenizer, tokenizer_of_checkpoint
@@ -487,6 +488,29 @@ def test_the_programs_run_on_an_imported_model(tokenizer_file, helpers, tmp_path
     export.main(helpers.words(checkpoint=out, safetensors=tmp_path / "again"))
     sample.main(helpers.words(**words | dict(checkpoint=tmp_path / "again")))
     assert capsys.readouterr().out.endswith(text_of[out])
+
+
+def test_a_gpt2_samples_and_a_gate_added_to_it_starts_at_the_same_function(helpers, tmp_path, capsys):
+    theirs = published.save(FAMILIES["GPT-2"](), tmp_path / "theirs")
+    published.save_tokenizer(tmp_path / "theirs" / "tokenizer.json", 300)
+    ours, data = imported(helpers, tmp_path / "theirs", tmp_path / "ours"), tmp_path / "data"
+    capsys.readouterr()
+    words = dict(checkpoint=tmp_path / "ours", start="fox", num_samples=1, max_new_tokens=8, device="cpu")
+    sample.main(helpers.words(**words))
+    assert capsys.readouterr().out.startswith("fox")
+    idx = IDX[:1, :20]
+    assert torch.equal(ours.generate(idx, 9, temperature=0), theirs.generate(idx, max_new_tokens=9, do_sample=False))
+    (tmp_path / "book.txt").write_text("".join(LINES * 20))
+    text_prepare.main([str(tmp_path / "book.txt"), *helpers.words(tokenizer=tmp_path / "ours", out_dir=data)])
+    keys = dict(init_from=tmp_path / "ours", dataset=data, max_iters=2, batch_size=2, device="cpu", threads=1)
+    gate = dict(gate="elementwise", gate_activation="sigmoid2")
+    losses = []
+    for name, more in (("plain", {}), ("gated", gate)):
+        train.main(helpers.words(out_dir=tmp_path / name, **keys, **more))
+        losses.append(helpers.metrics(tmp_path / name, "eval")[0]["val_loss"])
+    assert losses[0] == losses[1]
+    gated, _ = checkpoints.load_model(tmp_path / "gated")
+    assert gated.blocks[1].mixer.gates["readout"].proj.weight.any() and gated.config.bias
 
 
 def loss_of(model, dataset):
