@@ -43,6 +43,7 @@ from ops.layers import (
     init_decay,
     l2_norm,
     make_conv,
+    make_norm,
     manual_attention,
     rotate,
 )
@@ -76,9 +77,11 @@ class GPTConfig:
     )
     mlp_ratio: float = key(4.0, "hidden width of the MLP, as a multiple of n_embd; swiglu: 2/3 of that", above=0)
     mlp_width: int | None = key(None, "hidden width of the MLP, in place of mlp_ratio", at_least=1)
-    mlp: str = key("gelu", "W gelu(U x), or swiglu: W (silu(G x) * U x)", choices=("gelu", "swiglu"))
+    mlp: str = key("gelu", "W gelu(U x); swiglu: W (silu(G x) * U x)", choices=("gelu", "gelu_tanh", "swiglu"))
     tie_embeddings: bool = key(True, "one weight for the embedding and the output layer")
-    norm_eps: float = key(NORM_EPS, "the number under the root of every RMSNorm", above=0)
+    norm: str = key("rms", "norm before each branch and at the end: RMSNorm or LayerNorm", choices=("rms", "layer"))
+    norm_eps: float = key(NORM_EPS, "the number under the root of every norm", above=0)
+    bias: bool = key(False, "biases in softmax layers, MLPs and LayerNorms, as in GPT-2; other mixers have none")
     dropout: float = key(0.0, "dropout on the embedding and on both residual branches", at_least=0, below=1)
 
     init: str = key("normal", "start of weights: N(0, 0.02) or PyTorch's default", choices=("normal", "pytorch"))
@@ -150,6 +153,8 @@ class GPTConfig:
         for name, gate in self.layers():
             MIXERS[name].check(name, self)
             check_gate(name, MIXERS[name], self, gate)
+            if self.bias and not issubclass(MIXERS[name], Softmax):
+                raise UserError(f"bias=True: {name} has no biases; leave bias out, or let every layer be softmax")
             classes.add(MIXERS[name])
         if not self.norm_first and not any(mixer.norm_of(self) in READOUT_NORMS for mixer in classes):
             raise UserError(
@@ -275,7 +280,7 @@ class Mixer(nn.Module):
         there |= {"scale"} if config.branch_scale != 1 else set()
         # what is applied to the readout, in this order: gates by name, its norm, its activation, a fixed factor
         self.readout_steps = [step for step in (*before, "norm", "activation", *after, "scale") if step in there]
-        self.out_proj = ResidualLinear(self.n_head * self.value_width, config.n_embd, bias=False)
+        self.out_proj = ResidualLinear(self.n_head * self.value_width, config.n_embd, bias=config.bias)
         self.out_proj.start_scale = config.out_init_scale
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
@@ -394,7 +399,7 @@ class Softmax(Mixer):
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(Hk, D), value=(Hk, D))
-        self.qkv = nn.Linear(config.n_embd, (H + 2 * Hk) * D, bias=False)
+        self.qkv = nn.Linear(config.n_embd, (H + 2 * Hk) * D, bias=config.bias)
         self.conv = make_conv(config, (H + 2 * Hk) * D)
         self.q_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
@@ -702,12 +707,14 @@ MIXERS = {
 class MLP(nn.Module):
     def __init__(self, config, hidden):
         super().__init__()
-        self.up = nn.Linear(config.n_embd, hidden, bias=False)
-        self.glu = nn.Linear(config.n_embd, hidden, bias=False) if config.mlp == "swiglu" else None
-        self.down = ResidualLinear(hidden, config.n_embd, bias=False)
+        self.up = nn.Linear(config.n_embd, hidden, bias=config.bias)
+        self.glu = nn.Linear(config.n_embd, hidden, bias=config.bias) if config.mlp == "swiglu" else None
+        self.down = ResidualLinear(hidden, config.n_embd, bias=config.bias)
+        self.form = "tanh" if config.mlp == "gelu_tanh" else "none"  # how gelu is computed: by a tanh, or exactly
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(F.gelu(self.up(x)) if self.glu is None else F.silu(self.glu(x)) * self.up(x))
+        hidden = F.gelu(self.up(x), approximate=self.form) if self.glu is None else F.silu(self.glu(x)) * self.up(x)
+        return self.down(hidden)
 
 
 class Block(nn.Module):
@@ -716,10 +723,11 @@ class Block(nn.Module):
     def __init__(self, config, name, gate):
         super().__init__()
         C, hidden = config.n_embd, config.mlp_hidden
-        self.norm_1, self.norm_2 = RMSNorm(C, eps=config.norm_eps), RMSNorm(C, eps=config.norm_eps)
+        self.norm_1, self.norm_2 = make_norm(config), make_norm(config)
         self.mixer = MIXERS[name](config, gate)
         if config.match_params:
-            unit = (3 if config.mlp == "swiglu" else 2) * C  # weights of a hidden unit of the MLP
+            n = 3 if config.mlp == "swiglu" else 2
+            unit = n * C + (n - 1) * config.bias  # parameters of a hidden unit of the MLP
             hidden -= round(sum(p.numel() for p in self.mixer.gates.parameters()) / unit)
             if hidden < 1:
                 given = f"mlp_width={config.mlp_width}" if config.mlp_width else f"mlp_ratio={config.mlp_ratio}"
@@ -750,7 +758,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, name, gate) for name, gate in config.layers())
         for layer, block in enumerate(self.blocks):
             block.mixer.layer = layer
-        self.norm = RMSNorm(config.n_embd, eps=config.norm_eps)
+        self.norm = make_norm(config)
         if not self.wte.weight.is_meta:  # a meta tensor has a shape and no data
             self.init_weights(seed)
 

@@ -66,7 +66,6 @@ class TrainConfig(GPTConfig):
         **dict.fromkeys(
             ("wandb_log", "wandb_project", "wandb_run_name"), "leave it out, metrics.jsonl and plot.py show the run"
         ),
-        "bias": "leave it out, no layer has one",
         "backend": "leave it out, it is nccl between GPUs and gloo between CPUs",
     }
     dataset: str = key("data/pystdlib", "folder of the data, written by one of data/*/prepare.py")

@@ -32,6 +32,13 @@ class RMSNorm(nn.RMSNorm):
         return apply(_RMSNorm, fine, self.weight.to(fine.dtype), self.eps).to(dtype)
 
 
+def make_norm(config) -> nn.Module:
+    """The norm of the residual stream."""
+    if config.norm == "rms":
+        return RMSNorm(config.n_embd, eps=config.norm_eps)
+    return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias)
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, eps):

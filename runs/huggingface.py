@@ -15,6 +15,7 @@ while it is copied.
 | qwen3_next     | q_proj has rows of the query, then of the gate, head by head; norms of 1 + weight; Gated DeltaNet |
 |                | whose projections are interleaved by key head                                                     |
 | qwen3_5_text   | the same with projections that are not interleaved                                                |
+| gpt2           | LayerNorm, biases, learned positions; the weights of linear layers are (inputs, outputs)          |
 """
 
 import configurator
@@ -37,11 +38,10 @@ from runs.checkpoint import SAFETENSORS_DTYPES, import_safetensors, load, save_s
 from runs.files import claim, read_json, write_whole, wrong_field
 from runs.keys import unused_keys
 
-FAMILIES = ("llama", "qwen3", "qwen3_next", "qwen3_5_text")
+FAMILIES = ("llama", "qwen3", "qwen3_next", "qwen3_5_text", "gpt2")
 WITH_NORMS_OF_ONE_PLUS = ("qwen3_next", "qwen3_5_text")
 NOT_READ = {  # why a model_type that people ask for is refused
-    "gpt2": "it has LayerNorm and biases, and the model here has neither",
-    "qwen2": "its q, k and v have biases, and the model here has none",
+    "qwen2": "only its q, k and v have biases, and here all linear layers have one, or none",
     "mistral": "its attention may have a sliding window, and the model here has none",
 }
 TOKENIZER_FILES = (
@@ -50,6 +50,7 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 # tensors of a folder that hold nothing of the text model: parts for images, extra layers that predict further tokens
 LEFT_OUT = ("model.visual.", "visual.", "mtp.", "model.mtp.")
+BUFFERS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # angles; GPT-2's causal masks, no biases
 
 # the fields of a config.json that are read; files.wrong_field says how the table is read
 COUNT, NUMBER, MAYBE = (int, 1, 1 << 40), (float, 0, 1e12), (int, 1, 1 << 40, None)
@@ -81,6 +82,19 @@ FIELDS = {
     "linear_value_head_dim?": COUNT,
     "linear_conv_kernel_dim?": COUNT,
 }
+FIELDS_OF_GPT2 = {
+    "vocab_size": COUNT,
+    "n_embd": COUNT,
+    "n_layer": (int, 1, 10_000),
+    "n_head": COUNT,
+    "n_positions": COUNT,
+    "n_inner?": COUNT,
+    "activation_function?": (str, 1, 99),
+    "layer_norm_epsilon?": NUMBER,
+    "scale_attn_weights?": (bool, 0, 1),
+    "scale_attn_by_inverse_layer_idx?": (bool, 0, 1),
+    "tie_word_embeddings?": (bool, 0, 1),
+}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -101,15 +115,17 @@ def family_of(config: dict) -> str:
 def keys_of(config: dict, block_size: int) -> dict[str, Any]:
     """The keys of GPTConfig for a config.json of theirs. Raises UserError for what the model here does not have."""
     family = family_of(config)
-    if wrong := wrong_field(config, FIELDS):
+    if wrong := wrong_field(config, FIELDS_OF_GPT2 if family == "gpt2" else FIELDS):
         raise UserError(wrong)
+    if config.get("quantization_config"):
+        raise UserError("quantization_config: its weights are quantised; take the folder of those that are not")
+    if family == "gpt2":
+        return gpt2_keys(config, block_size)
     is_gated = family in WITH_NORMS_OF_ONE_PLUS
     if config.get("hidden_act", "silu") != "silu":
         raise UserError(f"hidden_act={show(config['hidden_act'])}: the MLP here is a swiglu, whose activation is silu")
     if biased := [name for name in ("attention_bias", "qkv_bias", "mlp_bias") if config.get(name)]:
-        raise UserError(f"{biased[0]}: its linear layers have biases, and those here have none")
-    if config.get("quantization_config"):
-        raise UserError("quantization_config: its weights are quantised; take the folder of those that are not")
+        raise UserError(f"{biased[0]}: its linear layers have biases, which are read of GPT-2 alone")
     rope = {}
     for name in ("rope_scaling", "rope_parameters"):
         rope |= config.get(name, {})
@@ -145,6 +161,33 @@ def keys_of(config: dict, block_size: int) -> dict[str, Any]:
         "rope_fraction": fraction,
         "qk_norm": config.get("use_qk_norm", True) if family == "qwen3" else is_gated,
         **layers_of(config, family),
+    }
+
+
+def gpt2_keys(config: dict, block_size: int) -> dict[str, Any]:
+    """keys_of for GPT-2, whose config.json has names of its own."""
+    gelu = config.get("activation_function", "gelu_new")
+    mlp = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}.get(gelu)
+    if mlp is None:
+        raise UserError(f"activation_function={show(gelu)}: the MLP here has a gelu, exact or by tanh (gelu_new)")
+    if not config.get("scale_attn_weights", True) or config.get("scale_attn_by_inverse_layer_idx"):
+        raise UserError(
+            "scale_attn_weights, scale_attn_by_inverse_layer_idx: scores are scaled by the width alone here"
+        )
+    return {
+        "n_layer": config["n_layer"],
+        "n_head": config["n_head"],
+        "n_kv_head": config["n_head"],
+        "n_embd": config["n_embd"],
+        "block_size": min(block_size, config["n_positions"]),
+        "vocab_size": config["vocab_size"],
+        "mlp": mlp,
+        "mlp_width": config.get("n_inner") or 4 * config["n_embd"],
+        "tie_embeddings": config["tie_word_embeddings"],
+        "norm": "layer",
+        "norm_eps": config.get("layer_norm_epsilon", 1e-5),
+        "bias": True,
+        "position": "learned",
     }
 
 
@@ -186,6 +229,24 @@ def layers_of(config: dict, family: str) -> dict[str, Any]:
 
 def config_of(config: GPTConfig, mlp_width: int, dtype: torch.dtype) -> dict[str, Any]:
     """Their config.json for a model of ours. Whether it says all of the model is seen by reading it back."""
+    if config.norm == "layer":
+        return {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "dtype": str(dtype).removeprefix("torch."),
+            "vocab_size": config.vocab_size,
+            "n_embd": config.n_embd,
+            "n_layer": config.n_layer,
+            "n_head": config.n_head,
+            "n_positions": config.block_size,
+            "n_inner": mlp_width,
+            "activation_function": "gelu" if config.mlp == "gelu" else "gelu_new",
+            "layer_norm_epsilon": config.norm_eps,
+            "tie_word_embeddings": config.tie_embeddings,
+            "embd_pdrop": config.dropout,
+            "resid_pdrop": config.dropout,
+            "attn_pdrop": 0.0,
+        }
     layers = config.layers()
     has_gate = any(gate.native or gate.positions for _, gate in layers)
     family = "qwen3_next" if has_gate else "qwen3" if config.qk_norm else "llama"
@@ -255,6 +316,9 @@ def join_rows(weights: list[torch.Tensor], groups: int) -> torch.Tensor:
 
 def parts_of(config: GPTConfig, family: str) -> Iterator[Part]:
     """Yields every Part of the model, each tensor in one of them."""
+    if family == "gpt2":
+        yield from gpt2_parts(config)
+        return
 
     def norm(theirs: str, ours: str) -> Part:
         if family not in WITH_NORMS_OF_ONE_PLUS:
@@ -280,6 +344,28 @@ def parts_of(config: GPTConfig, family: str) -> Iterator[Part]:
             yield Part([f"{theirs}self_attn.o_proj.weight"], [f"{ours}mixer.out_proj.weight"])
             for name in ("q_norm", "k_norm") if config.qk_norm else ():
                 yield norm(f"{theirs}self_attn.{name}.weight", f"{ours}mixer.{name}.weight")
+
+
+def gpt2_parts(config: GPTConfig) -> Iterator[Part]:
+    """The parts of a GPT-2. Its positions are as many as are kept."""
+    yield Part(["transformer.wte.weight"], ["wte.weight"])
+    yield Part(["transformer.wpe.weight"], ["wpe.weight"], lambda w: [w[0][: config.block_size]])
+    if not config.tie_embeddings:
+        yield Part(["lm_head.weight"], ["head.weight"])
+    pairs = [("transformer.ln_f", "norm")]
+    names = {
+        "ln_1": "norm_1",
+        "ln_2": "norm_2",
+        "attn.c_attn": "mixer.qkv",  # the rows of q, of k and of v, as ours
+        "attn.c_proj": "mixer.out_proj",
+        "mlp.c_fc": "mlp.up",
+        "mlp.c_proj": "mlp.down",
+    }
+    for i in range(config.n_layer):
+        pairs += [(f"transformer.h.{i}.{their}", f"blocks.{i}.{our}") for their, our in names.items()]
+    for their, our in pairs:
+        for name in ("weight", "bias"):  # t() leaves vectors as they are
+            yield Part([f"{their}.{name}"], [f"{our}.{name}"], lambda w: [w[0].t()], lambda w: [w[0].t()])
 
 
 def softmax_part(config: GPTConfig, family: str, granularity: str, theirs: str, ours: str) -> Part:
@@ -340,9 +426,12 @@ def delta_parts(config: GPTConfig, family: str, theirs: str, ours: str) -> Itera
 
 
 class Folder:
-    """The tensors of a folder's safetensors files. At first only their headers are read."""
+    """The tensors of a folder's safetensors files. At first only their headers are read.
 
-    def __init__(self, folder: Path):
+    prefix: what names of the family's tensors begin with; a folder may leave it out.
+    """
+
+    def __init__(self, folder: Path, prefix: str):
         self._open = import_safetensors().safe_open
         self.files: dict[str, tuple[Path, str]] = {}  # our spelling of a tensor's name: its file, its name there
         self.shapes: dict[str, torch.Tensor] = {}  # tensors without memory
@@ -354,14 +443,14 @@ class Folder:
                 if lacking := sorted(set(names or ()) - set(there)):
                     raise UserError(f"{file}: lacks {some(lacking)}, which the index says it has")
                 for name in there:
-                    if name.startswith(LEFT_OUT) or name.endswith("rotary_emb.inv_freq"):
+                    if name.startswith(LEFT_OUT) or name.endswith(BUFFERS):
                         self.left_out.append(name)
                         continue
                     header = tensors.get_slice(name)
                     if header.get_dtype() not in dtypes:
                         raise UserError(f"{file}: {show(name)} is {header.get_dtype()}, not one of {', '.join(dtypes)}")
                     own = name.replace("model.language_model.", "model.", 1)
-                    own = own if own.startswith(("model.", "lm_head.")) else f"model.{own}"
+                    own = own if own.startswith((prefix, "lm_head.")) else prefix + own
                     self.files[own] = file, name
                     dtype = dtypes[header.get_dtype()]
                     self.shapes[own] = torch.empty(header.get_shape(), dtype=dtype, device="meta")
@@ -426,11 +515,12 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
         their_config |= {"model_type": f"{their_config['model_type']}_text"} | text_config
     their_config = {name: value for name, value in their_config.items() if value is not None}
     try:
-        family_of(their_config)  # before the tensors: the reason for a pickle of GPT-2 is GPT-2
-        tensors = Folder(folder)
-        their_config.setdefault("tie_word_embeddings", "lm_head.weight" not in tensors.files)
+        family = family_of(their_config)  # before the tensors: the reason for a pickle of Qwen2 is Qwen2
+        tensors = Folder(folder, "transformer." if family == "gpt2" else "model.")
+        is_tied = family == "gpt2" or "lm_head.weight" not in tensors.files
+        their_config.setdefault("tie_word_embeddings", is_tied)
         config = configurator.build(GPTConfig, keys_of(their_config, block_size))
-        parts = list(parts_of(config, family_of(their_config)))
+        parts = list(parts_of(config, family))
         layout = layout_of(config, parts, tensors)
     except UserError as error:
         where = "" if str(folder) in str(error) else f"{folder}: "
@@ -449,7 +539,8 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     lines = [f"written to {out_dir}/: {', '.join(['model.safetensors', 'config.json', *copied])}"]
     if tensors.left_out:
         lines.append(f"left out: {some(tensors.left_out)}")
-    if config.block_size < (longest := their_config["max_position_embeddings"]):
+    longest = their_config["n_positions" if family == "gpt2" else "max_position_embeddings"]
+    if config.block_size < longest:
         lines.append(f"block_size={config.block_size}, of {longest} that it was made for; --block_size=... keeps more")
     if TOKENIZER_FILE not in copied:
         lines.append(f"note: {folder} has no tokenizer.json, so sample.py cannot turn text into its ids")
@@ -563,8 +654,8 @@ def _check_same(config, back):
     """UserError for the first key that their config.json did not bring back."""
     if config.layers() != back.layers():
         raise UserError(
-            f"attention={config.attention!r}, gate={config.gate!r}: there, softmax layers have no gate, or all have an "
-            "elementwise one and may stand beside gated_deltanet with its native gate"
+            f"attention={config.attention!r}, gate={config.gate!r}: there, softmax layers have no gate, or "
+            "(not in GPT-2) all have an elementwise one and may stand beside gated_deltanet with its native gate"
         )
     # None stands for a number that follows from others
     names = "delta_key_heads", "delta_heads", "delta_key_dim", "delta_value_dim"

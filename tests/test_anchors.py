@@ -19,7 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import train
 from data.shards import open_dataset
-from model import GPT, MLP, GPTConfig
+from model import GPT, GPTConfig
 
 KEYS = dict(
     n_layer=2, n_head=2, block_size=24, batch_size=2, learning_rate=3e-3, min_lr=3e-4, warmup_iters=5,
@@ -37,48 +37,28 @@ def float64():
     torch.set_default_dtype(torch.float32)
 
 
-class GPT2(GPT):
-    """Our GPT with what GPT-2 has and ours lacks: LayerNorm, biases and, if asked for, its approximation of GELU."""
-
-    def __init__(self, config, mlp=MLP):
-        super().__init__(config)
-        C = config.n_embd
-        self.norm = nn.LayerNorm(C)
-        for block in self.blocks:
-            block.norm_1, block.norm_2 = nn.LayerNorm(C), nn.LayerNorm(C)
-            block.mlp = mlp(config, round(config.mlp_ratio * C))
-            for module, name in self.linear_layers(block):
-                old = getattr(module, name)
-                setattr(module, name, type(old)(old.in_features, old.out_features, bias=True))
-        self.init_weights(seed=0)
-
-    @staticmethod
-    def linear_layers(block):
-        return (block.mixer, "qkv"), (block.mixer, "out_proj"), (block.mlp, "up"), (block.mlp, "down")
-
-    def pairs(self, theirs):
-        """Yields (name, our parameter, transformers' parameter in our layout), each parameter once."""
-        theirs = theirs.transformer
-        yield "wte", self.wte.weight, theirs.wte.weight
-        yield "wpe", self.wpe.weight, theirs.wpe.weight
-        norms, linear = [("norm", self.norm, theirs.ln_f)], []
-        for i, (block, layer) in enumerate(zip(self.blocks, theirs.h, strict=True)):
-            norms += [(f"{i}.norm_1", block.norm_1, layer.ln_1), (f"{i}.norm_2", block.norm_2, layer.ln_2)]
-            published_layers = layer.attn.c_attn, layer.attn.c_proj, layer.mlp.c_fc, layer.mlp.c_proj
-            for (module, name), published_layer in zip(self.linear_layers(block), published_layers, strict=True):
-                linear.append((f"{i}.{name}", getattr(module, name), published_layer))
-        for name, our, their in norms + linear:
-            weight = their.weight.T if isinstance(our, nn.Linear) else their.weight  # theirs is (inputs, outputs)
-            yield f"{name}.weight", our.weight, weight
-            yield f"{name}.bias", our.bias, their.bias
+def pairs_of(ours, theirs):
+    """Yields (name, our parameter, transformers' parameter in our layout), each parameter once."""
+    theirs = theirs.transformer
+    yield "wte", ours.wte.weight, theirs.wte.weight
+    yield "wpe", ours.wpe.weight, theirs.wpe.weight
+    modules = [("norm", ours.norm, theirs.ln_f)]
+    for i, (block, layer) in enumerate(zip(ours.blocks, theirs.h, strict=True)):
+        modules += [
+            (f"{i}.norm_1", block.norm_1, layer.ln_1),
+            (f"{i}.norm_2", block.norm_2, layer.ln_2),
+            (f"{i}.qkv", block.mixer.qkv, layer.attn.c_attn),
+            (f"{i}.out_proj", block.mixer.out_proj, layer.attn.c_proj),
+            (f"{i}.up", block.mlp.up, layer.mlp.c_fc),
+            (f"{i}.down", block.mlp.down, layer.mlp.c_proj),
+        ]
+    for name, our, their in modules:
+        weight = their.weight.T if isinstance(our, nn.Linear) else their.weight  # theirs is (inputs, outputs)
+        yield f"{name}.weight", our.weight, weight
+        yield f"{name}.bias", our.bias, their.bias
 
 
-class TanhMLP(MLP):
-    def forward(self, x):
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
-
-
-def gpt2_and_ours(gelu="gelu_new", mlp=TanhMLP, n_embd=32):
+def gpt2_and_ours(gelu="gelu_new", mlp="gelu_tanh", n_embd=32):
     torch.manual_seed(0)
     theirs = GPT2LMHeadModel(
         GPT2Config(
@@ -87,15 +67,16 @@ def gpt2_and_ours(gelu="gelu_new", mlp=TanhMLP, n_embd=32):
         )
     )  # fmt: skip
     keys = {name: value for name, value in KEYS.items() if name in GPTConfig.__dataclass_fields__}
-    ours = GPT2(GPTConfig(n_embd=n_embd, mlp_ratio=2, vocab_size=256, position="learned", **keys), mlp)
-    assert len(list(ours.pairs(theirs))) == len(list(ours.parameters())) == len(list(theirs.parameters()))
+    keys |= dict(norm="layer", bias=True, mlp=mlp, position="learned")
+    ours = GPT(GPTConfig(n_embd=n_embd, mlp_ratio=2, vocab_size=256, **keys))
+    assert len(list(pairs_of(ours, theirs))) == len(list(ours.parameters())) == len(list(theirs.parameters()))
     return theirs, ours
 
 
 @torch.no_grad()
 def give_weights(theirs, ours):
     """Gives both the same weights: biases that are not 0, norms that are not 1."""
-    for _, our, their in ours.pairs(theirs):
+    for _, our, their in pairs_of(ours, theirs):
         their += 0.1 * torch.randn_like(their)
         our.copy_(their)
 
@@ -152,7 +133,7 @@ def assert_has_trained(curve):
 
 
 @pytest.mark.parametrize("max_iters", STEPS)
-@pytest.mark.parametrize("gelu, mlp", [("gelu", MLP), ("gelu_new", TanhMLP)])
+@pytest.mark.parametrize("gelu, mlp", [("gelu", "gelu"), ("gelu_new", "gelu_tanh")])
 def test_with_gpt2s_norms_biases_and_weights_a_run_is_gpt2s(gelu, mlp, max_iters, text, tmp_path, monkeypatch, helpers):
     theirs, ours = gpt2_and_ours(gelu, mlp)
     give_weights(theirs, ours)
@@ -162,7 +143,7 @@ def test_with_gpt2s_norms_biases_and_weights_a_run_is_gpt2s(gelu, mlp, max_iters
         expected = plain_run(theirs, lambda model, x: model(x).logits, text, max_iters, micro_steps=2)
     assert_has_trained(curve)
     assert largest_difference(curve, expected) < TOLERANCE
-    for name, our, their in ours.pairs(theirs):
+    for name, our, their in pairs_of(ours, theirs):
         assert (our - their).abs().max() < TOLERANCE, name
 
 
@@ -187,7 +168,7 @@ def test_the_comparison_sees_each_constant(text, tmp_path, monkeypatch, helpers)
 def test_weights_start_as_gpt2s():
     """Each parameter has the mean and the spread of GPT-2's: 0.02, less for residual layers, biases 0, norms 1."""
     theirs, ours = gpt2_and_ours(n_embd=64)
-    for name, our, their in ours.pairs(theirs):
+    for name, our, their in pairs_of(ours, theirs):
         n = our.numel()  # below, 5 standard errors of the difference
         assert (our.mean() - their.mean()).abs() <= 5 * (2 / n) ** 0.5 * their.std(), name
         assert (our.std() - their.std()).abs() <= 5 * n**-0.5 * their.std(), name

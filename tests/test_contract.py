@@ -42,6 +42,8 @@ OPTIONS = {  # keys beside the gate string: each is tried with every mixer
     "no convolutions": dict(gate="native", short_conv=0),
     "matched parameters": dict(gate="elementwise", match_params=True, mlp="swiglu", tie_embeddings=False),
     "learned positions": dict(gate="none", position="learned"),
+    "LayerNorm": dict(gate="elementwise", norm="layer"),
+    "GPT-2": dict(gate="elementwise", norm="layer", bias=True, mlp="gelu_tanh", position="learned", match_params=True),
     "grouped heads": dict(
         gate="elementwise@key+elementwise@value", n_kv_head=2, n_groups=2, qk_norm=True,
         delta_heads=6, delta_key_heads=2, delta_key_dim=4,

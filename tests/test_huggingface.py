@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from conftest import LINES
 from transformers import (
     AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen3_5Config,
@@ -40,6 +42,7 @@ import export
 import meters
 import plot
 import sample
+import train
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
 from data.tokenizer import FileTokenizer, get_tokenizer, tokenizer_of_checkpoint
@@ -59,6 +62,7 @@ DELTA = dict(
 ROPE = {"rope_type": "default", "rope_theta": 5e5}
 PARTIAL = ROPE | {"partial_rotary_factor": 0.25}
 DENSE = dict(mlp_only_layers=[0, 1, 2, 3], num_experts=4, moe_intermediate_size=8, num_experts_per_tok=2)
+GPT2 = dict(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation="eager")
 
 
 FAMILIES = {
@@ -68,6 +72,10 @@ FAMILIES = {
     ),
     "Qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, rope_parameters=ROPE)),
     "Qwen3, tied": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES | dict(tie_word_embeddings=True))),
+    "GPT-2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
+    "GPT-2, untied, exact gelu": lambda: GPT2LMHeadModel(
+        GPT2Config(**GPT2, tie_word_embeddings=False, activation_function="gelu", n_inner=40, layer_norm_epsilon=1e-3)
+    ),
     "Qwen3-Next": lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**SIZES | DELTA, **DENSE, rope_parameters=PARTIAL)),
     "Qwen3.5": lambda: Qwen3_5ForCausalLM(Qwen3_5TextConfig(**SIZES | DELTA, rope_parameters=PARTIAL)),
     "Qwen3.5, another pattern, tied": lambda: Qwen3_5ForCausalLM(
@@ -110,6 +118,44 @@ def test_logits_of_an_imported_model_are_those_of_transformers(name, helpers, tm
         torch.testing.assert_close(torch.cat(logits, 1), expected, rtol=0, atol=1e-4)
     assert expected.std() > 0.1
     assert ("left out: model.visual." in capsys.readouterr().out) == ("images" in name)
+
+
+def test_a_gpt2_as_on_the_hub_is_read(helpers, tmp_path, capsys):
+    """Names without a prefix, causal masks among the tensors, and a config.json that does not say what is tied."""
+    theirs = published.save(GPT2LMHeadModel(GPT2Config(**GPT2)), tmp_path)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    tensors |= {f"h.{i}.attn.bias": torch.ones(64, 64).tril()[None, None] for i in (0, 1)}
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    about = json.loads((tmp_path / "config.json").read_text())
+    about.pop("tie_word_embeddings", None)
+    (tmp_path / "config.json").write_text(json.dumps(about | {"n_ctx": 64, "n_inner": None}))
+    ours = imported(helpers, tmp_path, tmp_path / "ours", block_size=50)
+    assert ours.config.tie_embeddings and ours.wpe.weight.shape == (50, 32)
+    said = capsys.readouterr().out
+    assert "left out: h.0.attn.bias, h.1.attn.bias\n" in said and "block_size=50, of 64" in said
+    with torch.no_grad():
+        torch.testing.assert_close(ours(IDX), theirs(IDX).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (dict(activation_function="relu"), "activation_function='relu': the MLP here has a gelu"),
+        (dict(scale_attn_by_inverse_layer_idx=True), "scores are scaled by the width alone"),
+        (dict(scale_attn_weights=False), "scores are scaled by the width alone"),
+        (dict(n_embd="wide"), "n_embd='wide': must be a whole number"),
+        (dict(n_embd=36), "is not the shape that its config.json gives"),
+        (dict(n_positions=65), "transformer.wpe.weight: (64, 32) is not the shape"),
+        (dict(n_layer=3), "lacks transformer.h.2."),
+    ],
+    ids=str,
+)
+def test_a_gpt2_that_is_none_is_one_line(fields, words, helpers, tmp_path):
+    published.save(FAMILIES["GPT-2"](), tmp_path / "theirs")
+    change(**fields)(tmp_path / "theirs")
+    message = helpers.error_of(export.main, helpers.words(from_hf=tmp_path / "theirs", out_dir=tmp_path / "ours"))
+    assert words in message and not (tmp_path / "ours").exists()
 
 
 @pytest.mark.parametrize("kind", ["baseline", "headwise", "elementwise"])
@@ -176,7 +222,8 @@ def only(name, content):
 
 
 REFUSED = {
-    "GPT-2": (change(model_type="gpt2"), "model_type='gpt2': it has LayerNorm and biases"),
+    "a model whose q, k and v alone have biases": (change(model_type="qwen2"), "only its q, k and v have biases"),
+    "a config of GPT-2 without its names": (change(model_type="gpt2"), "it has no "),
     "a mixture of experts": (change(model_type="qwen3_moe"), "a mixture of experts"),
     "experts in Qwen3-Next": (change(model_type="qwen3_next", num_experts=8), "num_experts: a mixture of experts"),
     "an unknown model": (change(model_type="falcon"), "model_type='falcon': not read here"),
@@ -267,9 +314,15 @@ OURS = dict(
     n_layer=2, n_head=4, n_kv_head=2, head_dim=8, n_embd=16, vocab_size=50, block_size=32, mlp="swiglu", qk_norm=True,
     rope_base=5e5, norm_eps=1e-6,
 )  # fmt: skip
+OF_GPT2 = dict(
+    n_layer=2, n_head=4, n_embd=32, vocab_size=50, block_size=32, mlp="gelu_tanh", norm="layer", bias=True,
+    position="learned", dropout=0.1, n_kv_head=None, qk_norm=False,
+)  # fmt: skip
 EXPORTED = {
     "Qwen3ForCausalLM": OURS | dict(tie_embeddings=False),
     "Qwen3ForCausalLM, tied": OURS,
+    "GPT2LMHeadModel": OF_GPT2,
+    "GPT2LMHeadModel, untied": OF_GPT2 | dict(mlp="gelu", tie_embeddings=False, mlp_width=24, norm_eps=1e-5),
     "LlamaForCausalLM": OURS | dict(qk_norm=False, n_embd=32, n_kv_head=None),
     "Qwen3NextForCausalLM": OURS | dict(gate="elementwise", rope_fraction=0.5),
     "Qwen3NextForCausalLM, matched": OURS | dict(gate="elementwise", match_params=True, n_kv_head=None),
@@ -302,8 +355,9 @@ def test_an_exported_model_is_the_same_in_transformers_and_comes_back_bit_for_bi
     assert back.config.layers() == model.config.layers() and back.config.block_size == 32
 
 
-def test_a_bfloat16_model_goes_there_and_back_bit_for_bit(helpers, tmp_path):
-    published.save(FAMILIES["Qwen3"]().bfloat16(), tmp_path / "theirs")
+@pytest.mark.parametrize("name", ["Qwen3", "GPT-2"])
+def test_a_bfloat16_model_goes_there_and_back_bit_for_bit(name, helpers, tmp_path):
+    published.save(FAMILIES[name]().bfloat16(), tmp_path / "theirs")
     imported(helpers, tmp_path / "theirs", tmp_path / "ours")
     export.main(helpers.words(checkpoint=tmp_path / "ours", to_hf=tmp_path / "back"))
     first, second = (safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
@@ -322,6 +376,11 @@ NOT_HELD = {
     "rope_scaling": dict(rope_scaling="yarn", rope_factor=2.0),
     "pad_vocab_to": dict(pad_vocab_to=64),
     "branch_scale": dict(branch_scale=0.5),
+    "bias=True": dict(bias=True),
+    "bias=False": OF_GPT2 | dict(bias=False),
+    "mlp='swiglu'": OF_GPT2 | dict(mlp="swiglu"),
+    "position='rope'": OF_GPT2 | dict(position="rope"),
+    "not in GPT-2": OF_GPT2 | dict(gate="elementwise"),
     "2 widths": dict(gate="none,elementwise", match_params=True),
 }
 
@@ -429,6 +488,29 @@ def test_the_programs_run_on_an_imported_model(tokenizer_file, helpers, tmp_path
     export.main(helpers.words(checkpoint=out, safetensors=tmp_path / "again"))
     sample.main(helpers.words(**words | dict(checkpoint=tmp_path / "again")))
     assert capsys.readouterr().out.endswith(text_of[out])
+
+
+def test_a_gpt2_samples_and_a_gate_added_to_it_starts_at_the_same_function(helpers, tmp_path, capsys):
+    theirs = published.save(FAMILIES["GPT-2"](), tmp_path / "theirs")
+    published.save_tokenizer(tmp_path / "theirs" / "tokenizer.json", 300)
+    ours, data = imported(helpers, tmp_path / "theirs", tmp_path / "ours"), tmp_path / "data"
+    capsys.readouterr()
+    words = dict(checkpoint=tmp_path / "ours", start="fox", num_samples=1, max_new_tokens=8, device="cpu")
+    sample.main(helpers.words(**words))
+    assert capsys.readouterr().out.startswith("fox")
+    idx = IDX[:1, :20]
+    assert torch.equal(ours.generate(idx, 9, temperature=0), theirs.generate(idx, max_new_tokens=9, do_sample=False))
+    (tmp_path / "book.txt").write_text("".join(LINES * 20))
+    text_prepare.main([str(tmp_path / "book.txt"), *helpers.words(tokenizer=tmp_path / "ours", out_dir=data)])
+    keys = dict(init_from=tmp_path / "ours", dataset=data, max_iters=2, batch_size=2, device="cpu", threads=1)
+    gate = dict(gate="elementwise", gate_activation="sigmoid2")
+    losses = []
+    for name, more in (("plain", {}), ("gated", gate)):
+        train.main(helpers.words(out_dir=tmp_path / name, **keys, **more))
+        losses.append(helpers.metrics(tmp_path / name, "eval")[0]["val_loss"])
+    assert losses[0] == losses[1]
+    gated, _ = checkpoints.load_model(tmp_path / "gated")
+    assert gated.blocks[1].mixer.gates["readout"].proj.weight.any() and gated.config.bias
 
 
 def loss_of(model, dataset):

@@ -16,7 +16,8 @@ from runs.keys import unused_keys
 # another value of each key. ELSEWHERE: those whose effect is on the data, the ids or the choice of a kernel
 OTHER = dict(
     n_layer=4, n_head=4, head_dim=4, n_kv_head=1, n_embd=32, pad_vocab_to=64, mlp_ratio=2.0, mlp_width=9,
-    mlp="swiglu", tie_embeddings=False, norm_eps=0.1, rope_fraction=0.75, delta_heads=4, delta_key_heads=1,
+    mlp=["swiglu", "gelu_tanh"], norm="layer", bias=True, tie_embeddings=False, norm_eps=0.1,
+    rope_fraction=0.75, delta_heads=4, delta_key_heads=1,
     delta_key_dim=4, delta_value_dim=4, dropout=0.5,
     init="pytorch", attention="cosformer", position="none", rope_base=100.0, rope_scaling="ntk", rope_factor=3.0,
     qk_norm=True, attention_softcap=0.1, logit_softcap=0.1, short_conv=3, expand=3, state_size=4, n_groups=2,
@@ -30,6 +31,8 @@ SITUATIONS = [
     *(dict(gate="elementwise@value", position=position) for position in ("none", "learned")),
     *(dict(attention="gla", position=position) for position in ("none", "learned")),
     dict(attention="gla", gate="headwise@value", gate_input="static", readout_norm="none", match_params=True),
+    dict(norm="layer", bias=True, mlp="gelu_tanh", position="learned"),
+    dict(norm="layer", attention="gla", gate="native"),
     dict(rope_scaling="yarn", rope_factor=1.0),
     dict(rope_scaling="yarn", rope_factor=2.0),
     dict(mlp="swiglu", mlp_width=24, gate="elementwise", tie_embeddings=False, rope_fraction=0.5),

@@ -36,11 +36,13 @@ def trained(mqar, tmp_path_factory, helpers):
     return helpers.train(mqar, tmp_path_factory.mktemp("trained") / "out")
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", [*MIXERS, "softmax as in GPT-2"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(name, dtype, helpers, tmp_path):
     torch.manual_seed(0)
     keys = dict(n_layer=2, n_embd=16, n_head=2, block_size=32, vocab_size=20, state_size=4, short_conv=3, rope_base=500)
+    name, _, of_gpt2 = name.partition(" ")
+    keys |= dict(norm="layer", bias=True, mlp="gelu_tanh", position="learned") if of_gpt2 else {}
     model = GPT(GPTConfig(attention=name, **keys)).eval()
     with torch.no_grad():
         for p in model.parameters():

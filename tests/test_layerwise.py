@@ -67,7 +67,7 @@ def save_model(folder, **keys):
 @pytest.mark.parametrize(
     "keys",
     [
-        dict(attention="softmax", gate="elementwise", position="learned"),
+        dict(attention="softmax", gate="elementwise", position="learned", norm="layer", bias=True, mlp="gelu_tanh"),
         dict(attention="gla,softmax,gated_deltanet", gate="none,headwise,native"),
         dict(attention="mamba2,cosformer", gate="none"),
     ],

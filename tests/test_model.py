@@ -262,6 +262,17 @@ def test_swiglu_and_match_params_keep_the_number_of_parameters(gate):
     assert untied.flops_per_token() == GPT(make_config(**keys)).flops_per_token()  # a table that is read costs nothing
 
 
+@pytest.mark.parametrize("mlp", ["gelu_tanh", "swiglu"])
+def test_match_params_counts_the_biases_of_the_mlp(mlp):
+    keys = dict(n_embd=16, mlp_ratio=8, mlp=mlp, norm="layer", bias=True)
+    plain = GPT(make_config(**keys))
+    gates = "elementwise+elementwise@value+elementwise@query+elementwise@key"
+    matched = GPT(make_config(gate=gates, match_params=True, **keys))
+    up = plain.blocks[0].mlp.up
+    unit = (sum(p.numel() for p in plain.blocks[0].mlp.parameters()) - 16) / up.out_features  # all but down's bias
+    assert 0 < abs(matched.n_params() - plain.n_params()) <= len(plain.blocks) * unit / 2
+
+
 def test_attention_softcap_is_its_formula():
     mixer, x = make_mixer("softmax", attention_softcap=2.0, position="none"), random_x()
     q, k, v = ((x @ w.T).view(2, T, H, D) for w in mixer.qkv.weight.split(C))
@@ -503,6 +514,7 @@ REFUSED = {
     "rotary pairs of an odd head": (dict(n_embd=12), "even head_dim"),
     "an odd share of rotary channels": (dict(rope_fraction=0.4), "even rope_fraction"),
     "key heads of the delta rule that don't divide": (dict(delta_heads=6, delta_key_heads=4), "divide the 6 heads"),
+    "biases beside a mixer without": (dict(attention="softmax,gla", bias=True), "gla has no biases; leave bias out"),
     "no layer": (dict(n_layer=0), "at least 1"),
     "a misspelled mixer that n_layer doesn't reach": (dict(attention="softmax,gla,sofmax"), "did you mean 'softmax'"),
     "a misspelled gate that n_layer doesn't reach": (dict(gate="none,none,elemwise"), "did you mean 'elementwise'"),

@@ -783,14 +783,13 @@ eval_iters = 200
 
 def test_the_keys_of_nanogpt_that_are_none_here_are_named_at_once_with_what_takes_their_place(tmp_path, helpers):
     (tmp_path / "train_gpt2.py").write_text(NANOGPT)
-    words = ["--bias=False", "--backend=nccl", "--eval_only=True", '--config_override={"always_save_checkpoint": 1}']
+    words = ["--backend=nccl", "--eval_only=True", '--config_override={"always_save_checkpoint": 1}']
     message = str(pytest.raises(configurator.UserError, train.main, [str(tmp_path / "train_gpt2.py"), *words]).value)
     assert message == (
         "eval_iters: eval_tokens, the size of the fixed sample that evaluations read; "
         "eval_only: python evaluate.py --checkpoint=out; "
         "always_save_checkpoint: leave it out, ckpt.pt is the last and best.pt the best; "
         "wandb_log, wandb_project, wandb_run_name: leave it out, metrics.jsonl and plot.py show the run; "
-        "bias: leave it out, no layer has one; "
         "backend: leave it out, it is nccl between GPUs and gloo between CPUs"
     )
     words = ["--out_dir=out-shakespeare-char", "--init_from=resume", "--dtype=float16", "--compile=False"]
