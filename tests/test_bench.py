@@ -177,6 +177,31 @@ def test_every_part_measures_every_mixer_and_draws_it(with_another_mixer, small_
     assert out_dir / "cost.png" in figures.draw(out_dir)
 
 
+@pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])
+def test_a_timed_call_of_decoding_makes_the_tokens_that_generate_makes(name, monkeypatch):
+    torch.manual_seed(0)
+    model = sides.GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=32, attention=name))
+    expected = model.generate(torch.zeros(2, 8, dtype=torch.long), decoding.TOKENS, temperature=0)
+    positions, features = [], model.features
+    monkeypatch.setattr(model, "features", lambda *args: positions.append(args[2]) or features(*args))
+    assert decoding.prefilled(model, 7, B=2)() == expected[:, -1:].tolist()
+    assert positions == [0, *range(7, 7 + decoding.TOKENS)]
+
+
+def test_nanogpt_makes_as_many_tokens_a_call(small_parts, beside_nanogpt, monkeypatch):
+    asked, nanogpt_model = [], decoding.nanogpt_model
+
+    def with_generate(*args, **keys):
+        model = nanogpt_model(*args, **keys)
+        model.generate = lambda idx, n: asked.append(n)
+        return model
+
+    monkeypatch.setattr(decoding, "nanogpt_model", with_generate)
+    monkeypatch.setattr(decoding, "MIXERS", {name: MIXERS[name] for name in ("softmax", "gla")})
+    bench.PARTS["decode"](beside_nanogpt, Report("decode"))
+    assert set(asked) == {decoding.TOKENS}
+
+
 def test_checkpointing_is_measured_in_time_and_memory(small_parts, cpu, monkeypatch):
     recomputed, part = [], Report("checkpointing")
     monkeypatch.setattr(sides, "recompute", recomputed.append)
