@@ -5,7 +5,7 @@
     python bench.py all --against=PATH/model.py      every part but gpu
     python bench.py loss --against=PATH/model.py     loss against processor time, five seeds
     python bench.py gpu --compile=true --against=PATH/model.py     what can be measured on a GPU alone
-    python bench.py --profile=true                   where a training step goes
+    python bench.py --profile=gla                    where a training step goes: of an attention, or of nanoGPT
 
 Absolute times of a shared machine mean little, so a claim is a ratio: the two sides run in turn in one process, with
 the same number of threads, and their order changes from pair to pair. The interval of a claim is that of the median of
@@ -38,7 +38,7 @@ from speed.forms import bench_ops
 from speed.gpu import bench_gpu
 from speed.loss import bench_loss
 from speed.report import BenchConfig, Report
-from speed.sides import SMALL, our_step, random_batch
+from speed.sides import SMALL, nanogpt_step, our_step, random_batch
 from speed.training import bench_checkpointing, bench_length, bench_overhead, bench_tiny, bench_train
 
 PARTS = {
@@ -118,10 +118,15 @@ def describe(config: BenchConfig) -> dict:
 
 
 def profile(config: BenchConfig) -> str:
-    """A table of the operations of a training step (6 x 384, GLA, gated), by the time that they take themselves."""
+    """A table of the operations of a training step of 6 x 384 without a gate, by the time that they take themselves."""
     batch = random_batch(config, 256, 8, 256)
-    keys: dict = SMALL | dict(block_size=256, vocab_size=256, attention="gla", gate="elementwise")
-    step = our_step(config, config.dtype, batch, **keys)
+    keys: dict = SMALL | dict(block_size=256, vocab_size=256)
+    if config.profile != "nanoGPT":
+        step = our_step(config, config.dtype, batch, **keys, attention=config.profile)
+    elif config.against:
+        step = nanogpt_step(config, config.dtype, batch, **keys)
+    else:
+        raise UserError("profile=nanoGPT: say with --against where its model.py is")
     step()
     with torch.profiler.profile() as profiler:
         for _ in range(3):

@@ -246,7 +246,7 @@ def run_steps(run: "Run") -> None:
     bar.close()
     result = run.score_whole(end, evaluations[-1])
     seconds = run.seconds()
-    out.log(event="end", step=end, seconds=seconds, **result)
+    out.log(event="end", step=end, seconds=seconds, eval_seconds=run.eval_seconds, **result)
     accuracy = f", accuracy {result['accuracy']:.1%}" if run.dataset.kind == "examples" else ""
     steps = f"{end} steps" if end == config.max_iters else f"{end} of {config.max_iters} steps (solved)"
     run.say(f"validation loss {result['val_loss']:.4f} nats{accuracy} after {steps} in {seconds:.0f} s")
@@ -291,6 +291,7 @@ class Run:
         scale_new(self.optimizers, self.new, config.new_lr_scale)
         self.scaler = torch.amp.GradScaler(processes.device_type, enabled=self.dtype == "float16")
         self.first_step, self.best, self.seconds_before, self.saved_step = 0, math.inf, 0.0, None
+        self.eval_seconds = 0.0  # of all evaluations with their meters, without the checkpoints that are saved then
         self.run_id = processes.from_main(uuid.uuid4().hex)
         self.code_sha256, self.code_files = code_sha256()  # read now: later edits do not change this run
         if resumed is not None:
@@ -328,6 +329,7 @@ class Run:
             self.best = float(resumed["best_val_loss"])
             # a checkpoint of an older version has no seconds and no run_id
             self.seconds_before = float(resumed.get("seconds", 0.0))
+            self.eval_seconds = float(resumed.get("eval_seconds", 0.0))
             self.run_id = resumed.get("run_id", self.run_id)
             self.set_learning_rate(max(0, self.first_step - 1))  # of the last step: a finished run takes no other
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
@@ -455,15 +457,22 @@ class Run:
         """
         self.stop_if_not_finite(step)
         model = parallel.whole(self.model)
-        # before the save: a loss that is not finite ends the run
-        row = self.score(step, self.config.eval_tokens, model)
+        with self.timed_as_evaluation():
+            # before the save: a loss that is not finite ends the run
+            row = self.score(step, self.config.eval_tokens, model)
+            if self.config.meters and self.processes.is_main:
+                row["meters"] = self.meters(step, model)
         is_best = row["val_loss"] < self.best
         self.best = min(self.best, row["val_loss"])
-        if self.config.meters and self.processes.is_main:
-            row["meters"] = self.meters(step, model)
         self.out.log(event="eval", step=step, **row)
         self.save(step, is_best, keep=True)
         return row
+
+    @contextlib.contextmanager
+    def timed_as_evaluation(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.eval_seconds += time.perf_counter() - start
 
     def score(self, step: int, tokens: int | None, model: GPT) -> dict:
         """The loss and the other numbers of the validation split, or of a fixed sample of about that many tokens."""
@@ -485,7 +494,8 @@ class Run:
     def score_whole(self, step: int, last: dict) -> dict:
         """The numbers of the whole validation split, for the row of event "end". last: the last evaluation's row."""
         if self.reads_a_sample and self.config.eval_whole:
-            return self.score(step, None, parallel.whole(self.model))
+            with self.timed_as_evaluation():
+                return self.score(step, None, parallel.whole(self.model))
         return {name: x for name, x in last.items() if name not in ("event", "step", "meters")}
 
     def meters(self, step: int, model: GPT) -> dict:
@@ -514,6 +524,7 @@ class Run:
             "iter_num": step,
             "best_val_loss": self.best,
             "seconds": self.seconds(),
+            "eval_seconds": self.eval_seconds,
             "rng": torch.get_rng_state(),
             "run_id": self.run_id,
             "config": dataclasses.asdict(self.config),

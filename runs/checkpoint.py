@@ -5,9 +5,9 @@
     model, checkpoint = open_model("out/ckpt.pt")               # with the memory of one layer
 
 What train.py puts in one: model, model_args, new (the parameters that the weights it started from lacked), optimizer,
-scaler, iter_num, best_val_loss, seconds, rng, run_id, config, data (name, path, sha256, tokenizer, vocab_size), dtype,
-code_sha256, code_files ({file: its own}), versions. A folder that export.py wrote has model, model_args, iter_num and
-data, and is loaded in the same way.
+scaler, iter_num, best_val_loss, seconds, eval_seconds, rng, run_id, config, data (name, path, sha256, tokenizer,
+vocab_size), dtype, code_sha256, code_files ({file: its own}), versions. A folder that export.py wrote has model,
+model_args, iter_num and data, and is loaded in the same way.
 """
 
 import configurator
@@ -139,6 +139,7 @@ FIELDS = {
     "iter_num?": (int, 0, 1 << 60),
     "best_val_loss?": (float, -math.inf, math.inf),
     "seconds?": (float, 0, 1e12),
+    "eval_seconds?": (float, 0, 1e12),
     "run_id?": TEXT,
     "config?": {str: object},
     "data?": {

@@ -1,12 +1,15 @@
 """What a GPU will see of a model, counted without one; and the part gpu, which measures on one.
 
+    python -m speed.gpu                              the two tables of docs/gpu.md, in several minutes
+
 `count` runs a step on the device "meta", whose tensors have a shape and no data; code that asks takes it for a GPU. A
 value cannot be read there: a step that would make the host wait for a GPU raises an error. What is counted is the plain
 PyTorch form, with one kernel for each operation.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from unittest import mock
 
@@ -172,6 +175,64 @@ def roofline_table(B: int = 16, T: int = 1024) -> list[str]:
     return lines
 
 
+@dataclass
+class Fused:
+    """What inductor makes of a step: operations before it fuses them, then kernels and their bytes, each way."""
+
+    operations: int
+    forward: int
+    backward: int
+    forward_bytes: int
+    backward_bytes: int
+
+
+def fused(name: str, T: int = 256, **smaller) -> Fused:
+    """Counts the kernels that inductor writes for a CPU of a step of one layer, in float32. They are never run.
+
+    Products and softmax attention are calls of libraries: their bytes are counted, and they are no kernels.
+    """
+    from torch._inductor import async_compile, graph, metrics  # a second's import
+    from torch._inductor import config as inductor
+
+    keys: dict = dict(n_layer=1, n_head=4, n_embd=128, vocab_size=256, block_size=T) | smaller
+    model = GPT(GPTConfig(**keys, attention=name, gate="native" if MIXERS[name].native_gate else "none"))
+    idx, sizes = torch.zeros(1, T, dtype=torch.long), []
+    write = graph.GraphLowering.compile_to_module
+
+    def record(self):
+        module = write(self)
+        sizes.append(self.count_bytes()[0])
+        # kernels that are not run leave their outputs as they are, and libraries read some of these as indices
+        module.empty_strided_cpu = lambda *args: torch.empty_strided(*args[:2], dtype=args[2]).zero_()
+        return module
+
+    torch._dynamo.reset()
+    metrics.reset()
+    with (
+        inductor.patch(
+            force_disable_caches=True
+        ),  # a cached graph brings its backward along, and both would count as forward
+        mock.patch.object(graph.GraphLowering, "compile_to_module", record),
+        # a C++ compiler would take minutes, and what the kernels compute does not matter here
+        mock.patch.object(async_compile.AsyncCompile, "cpp_pybinding", lambda *args: lambda *pointers: None),
+    ):
+        loss = torch.compile(model)(idx, idx)
+        forward = metrics.generated_kernel_count
+        loss.backward()
+    torch._dynamo.reset()
+    return Fused(metrics.ir_nodes_pre_fusion, forward, metrics.generated_kernel_count - forward, *sizes)
+
+
+def fused_table(names: Iterable[str] = tuple(MIXERS)) -> Iterator[str]:
+    """The lines of the Markdown table of kernels in docs/gpu.md."""
+    yield "| mixer | operations before fusion | kernels forward | kernels backward | MB forward | MB backward |"
+    yield "|---|---|---|---|---|---|"
+    for name in names:
+        found = fused(name)
+        sizes = f"{found.forward_bytes / 1e6:.1f} | {found.backward_bytes / 1e6:.1f}"
+        yield f"| {name} | {found.operations} | {found.forward} | {found.backward} | {sizes} |"
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The part gpu: what only a GPU can tell
 
@@ -324,3 +385,9 @@ def long_run(config: BenchConfig, report: Report, steps: int = 200, B: int = 16,
         seconds = seconds_of(run, config.device) / steps
         mfu = flops[name] / seconds / peak
         report.row(run=name, steps=steps, ms=1e3 * seconds, tokens_s=tokens / seconds, mfu=mfu)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # inductor splits sums for several threads, and then makes other kernels
+    for line in itertools.chain(roofline_table(), [""], fused_table()):
+        print(line, flush=True)

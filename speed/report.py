@@ -22,7 +22,7 @@ REASONS = HERE / "results" / "bench" / "README.md"
 @dataclass
 class BenchConfig:
     what: list[str] = key(["all"], "train, tiny, overhead, checkpointing, length, decode, ops, loss, data, all, or gpu")
-    profile: bool = key(False, "instead: where a training step goes")
+    profile: str | None = key(None, "instead: where a step goes, of this attention or, with against, of nanoGPT")
     against: str | None = key(None, "nanoGPT's model.py, to be measured beside ours")
     pairs: int = key(30, "pairs of a ratio whose sides take less than a second", at_least=6)
     long_pairs: int = key(7, "pairs of a ratio whose sides take seconds", at_least=6)

@@ -10,6 +10,7 @@ from model import MIXERS
 from ops import IGNORE
 from runs.hardware import gemm_rate, seconds_of
 from speed.decoding import prefilled
+from speed.gpu import Counting
 from speed.report import BenchConfig, Report, interleave, median_interval, paired
 from speed.sides import (
     SMALL,
@@ -23,6 +24,7 @@ from speed.sides import (
     tiny_batch,
 )
 
+TINY_MIXERS = {"softmax": "", "gated_deltanet": "gated_deltanet, "}  # what the names of their claims say of them
 AGAIN = ("kept", "again")  # the activations of blocks are kept, or computed again on the way back
 
 
@@ -57,33 +59,50 @@ def bench_train(config: BenchConfig, report: Report) -> None:
 
 
 def bench_tiny(config: BenchConfig, report: Report) -> None:
-    """2 x 64 on MQAR rows, one core, float32, as the recall experiments run; and two such runs at a time."""
+    """2 x 64 on MQAR rows, one core, float32, as the recall experiments run; and two such runs at a time.
+
+    Both of ours are compared with nanoGPT's softmax. A row has the operations of a step, counted as it runs.
+    """
     cpu = BenchConfig(against=config.against, device="cpu", dtype="float32", threads=1)
-    sides = ["ours", "nanoGPT"] if config.against else ["ours"]
+    names = [*TINY_MIXERS, "nanoGPT"] if config.against else [*TINY_MIXERS]
     torch.set_num_threads(1)
-    seconds = interleave({side: tiny_step(side, cpu) for side in sides}, config.pairs, cpu)
+    steps = {name: tiny_step(name, cpu) for name in names}
+    seconds = interleave(steps, config.pairs, cpu)
+    for name, values in seconds.items():
+        report.row(side=name, ms=1e3 * statistics.median(values), operations=operations_of(steps[name]))
     torch.set_num_threads(config.threads)
-    for side, values in seconds.items():
-        report.row(side=side, ms=1e3 * statistics.median(values))
     if not config.against:
         return
-    report.claim("tiny step, nanoGPT / ours", paired(seconds, "nanoGPT", "ours"), 1.6)
+    for name, label in TINY_MIXERS.items():
+        report.claim(f"tiny step, {label}nanoGPT / ours", paired(seconds, "nanoGPT", name), 1.6)
     with multiprocessing.get_context("spawn").Pool(2, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        calls = {side: lambda side=side: pool.starmap(tiny_steps, [(side, cpu)] * 2, chunksize=1) for side in sides}
+        calls = {name: lambda name=name: pool.starmap(tiny_steps, [(name, cpu)] * 2, chunksize=1) for name in names}
         seconds = interleave(calls, config.long_pairs, cpu)
-    report.claim("two tiny runs at a time, ours / nanoGPT", paired(seconds, "ours", "nanoGPT"), 0.65, at_most=True)
+    for name, label in TINY_MIXERS.items():
+        pairs = paired(seconds, name, "nanoGPT")
+        report.claim(f"two tiny runs at a time, {label}ours / nanoGPT", pairs, 0.65, at_most=True)
 
 
-def tiny_step(side: str, config: BenchConfig) -> Callable:
+def operations_of(step: Callable) -> int:
+    """How many operations a step makes that are neither views nor allocations: forward, backward, clipping, AdamW."""
+    with Counting() as counting:
+        step()
+    return counting.found.kernels
+
+
+def tiny_step(name: str, config: BenchConfig) -> Callable:
+    """A step of the TINY model with that mixer, or of nanoGPT's."""
     inputs, targets = tiny_batch()
     keys: dict = TINY | dict(block_size=64, vocab_size=16)
-    if side == "ours":
-        return our_step(config, "float32", (inputs, targets), **keys)
-    return nanogpt_step(config, "float32", (inputs, targets.masked_fill(targets == IGNORE, -1)), **keys)  # its IGNORE
+    if name == "nanoGPT":
+        targets = targets.masked_fill(targets == IGNORE, -1)  # its IGNORE
+        return nanogpt_step(config, "float32", (inputs, targets), **keys)
+    gated = {} if name == "softmax" else dict(gate="native", short_conv=4)
+    return our_step(config, "float32", (inputs, targets), **keys, **gated, attention=name)
 
 
-def tiny_steps(side: str, config: BenchConfig, steps: int = 40) -> None:
-    step = tiny_step(side, config)
+def tiny_steps(name: str, config: BenchConfig, steps: int = 40) -> None:
+    step = tiny_step(name, config)
     for _ in range(steps):
         step()
 

@@ -78,7 +78,8 @@ class Helpers:
     @staticmethod
     def without_times(rows):
         """Rows of metrics.jsonl without what no two runs have in common."""
-        return [{k: v for k, v in row.items() if k not in ("tokens_per_second", "mfu", "seconds")} for row in rows]
+        times = ("tokens_per_second", "mfu", "seconds", "eval_seconds")
+        return [{k: v for k, v in row.items() if k not in times} for row in rows]
 
     @staticmethod
     def script(*words, stdin=None):

@@ -13,9 +13,11 @@ import pytest
 import torch
 
 import bench
+import train
 from data.pystdlib import prepare as pystdlib
 from data.shards import Dataset
 from model import GLA, MIXERS, GPTConfig, Softmax
+from speed import data as speed_data
 from speed import decoding, figures, forms, loss, report, sides, training
 from speed.report import BenchConfig, Report
 from study.drawing import mixer_colours
@@ -134,10 +136,23 @@ def test_nanogpt_is_any_file_with_its_classes(beside_nanogpt, seen_losses, capsy
     assert capsys.readouterr().out == ""  # nanoGPT's own prints do not mix with the table
 
 
-def test_profile_lists_the_operations_of_a_step(cpu, monkeypatch):
-    step = training.tiny_step("ours", cpu)
-    monkeypatch.setattr(bench, "our_step", lambda *args, **keys: step)
-    assert "aten::mm" in bench.profile(cpu)
+def test_profile_lists_the_operations_of_a_step_of_any_attention_and_of_nanogpt(
+    beside_nanogpt, monkeypatch, helpers, capsys
+):
+    monkeypatch.setattr(bench, "SMALL", dict(n_layer=2, n_head=2, n_embd=16))
+    monkeypatch.setattr(bench, "random_batch", lambda config, V, B, T: sides.random_batch(config, V, 1, 8))
+    tables, is_nanogpt = {}, {}
+    for name in ("softmax", "cosformer,gla", "nanoGPT"):
+        beside_nanogpt.profile = name
+        tables[name] = bench.profile(beside_nanogpt)
+        is_nanogpt[name] = "number of parameters" in capsys.readouterr().err
+    assert "aten::mm" in tables["softmax"] and "_scaled_dot_product" in tables["softmax"]
+    assert "_scaled_dot_product" not in tables["cosformer,gla"]
+    assert is_nanogpt == {"softmax": False, "cosformer,gla": False, "nanoGPT": True}
+    beside_nanogpt.against = None
+    assert "say with --against where its model.py is" in helpers.error_of(bench.profile, beside_nanogpt)
+    beside_nanogpt.profile = "sotfmax"
+    assert "did you mean 'softmax'" in helpers.error_of(bench.profile, beside_nanogpt)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -175,6 +190,31 @@ def test_every_part_measures_every_mixer_and_draws_it(with_another_mixer, small_
     in_rows = [claim["name"] for claim in part.claims if "rows" in claim["name"]]
     assert in_rows == [f"token at context 256 in {B} rows, nanoGPT / ours with a state" for B in (8, 32)]
     assert out_dir / "cost.png" in figures.draw(out_dir)
+
+
+@pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])
+def test_a_timed_call_of_decoding_makes_the_tokens_that_generate_makes(name, monkeypatch):
+    torch.manual_seed(0)
+    model = sides.GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=32, attention=name))
+    expected = model.generate(torch.zeros(2, 8, dtype=torch.long), decoding.TOKENS, temperature=0)
+    positions, features = [], model.features
+    monkeypatch.setattr(model, "features", lambda *args: positions.append(args[2]) or features(*args))
+    assert decoding.prefilled(model, 7, B=2)() == expected[:, -1:].tolist()
+    assert positions == [0, *range(7, 7 + decoding.TOKENS)]
+
+
+def test_nanogpt_makes_as_many_tokens_a_call(small_parts, beside_nanogpt, monkeypatch):
+    asked, nanogpt_model = [], decoding.nanogpt_model
+
+    def with_generate(*args, **keys):
+        model = nanogpt_model(*args, **keys)
+        model.generate = lambda idx, n: asked.append(n)
+        return model
+
+    monkeypatch.setattr(decoding, "nanogpt_model", with_generate)
+    monkeypatch.setattr(decoding, "MIXERS", {name: MIXERS[name] for name in ("softmax", "gla")})
+    bench.PARTS["decode"](beside_nanogpt, Report("decode"))
+    assert set(asked) == {decoding.TOKENS}
 
 
 def test_checkpointing_is_measured_in_time_and_memory(small_parts, cpu, monkeypatch):
@@ -295,7 +335,63 @@ def test_tiny_steps_are_compared_alone_and_two_at_a_time(beside_nanogpt, monkeyp
     monkeypatch.setattr(training.multiprocessing, "get_context", lambda name: context)
     part = Report("tiny")
     bench.PARTS["tiny"](beside_nanogpt, part)
-    assert [(claim["target"], claim["at_most"]) for claim in part.claims] == [(1.6, False), (0.65, True)]
+    assert [(claim["name"], claim["target"], claim["at_most"]) for claim in part.claims] == [
+        ("tiny step, nanoGPT / ours", 1.6, False),
+        ("tiny step, gated_deltanet, nanoGPT / ours", 1.6, False),
+        ("two tiny runs at a time, ours / nanoGPT", 0.65, True),
+        ("two tiny runs at a time, gated_deltanet, ours / nanoGPT", 0.65, True),
+    ]
+    operations = {row["side"]: row["operations"] for row in part.rows}
+    assert operations["gated_deltanet"] > operations["softmax"] > operations["nanoGPT"] > 5  # a stand-in of one product
+
+
+def test_operations_of_a_step_are_counted_as_it_runs():
+    x = torch.zeros(4, requires_grad=True)
+    # the product, the sum, its gradient of ones, the expanded gradient times 2
+    assert training.operations_of(lambda: (2 * x.view(2, 2)).sum().backward()) == 4
+    assert training.operations_of(lambda: torch.empty(3).view(3, 1)) == 0
+
+
+@pytest.fixture
+def small_data(monkeypatch):
+    """The part data on few rows and steps, and train.py in this process."""
+    monkeypatch.setattr(speed_data, "ROWS", 200)
+    monkeypatch.setattr(speed_data, "LOOPED", 20)
+    monkeypatch.setattr(speed_data, "STEPS", 2)
+    find = pystdlib.find_sources
+    monkeypatch.setattr(pystdlib, "find_sources", lambda root: find(root / "json"))
+    words = ["--n_layer=1", "--n_embd=8", "--threads=1"]
+    here = types.SimpleNamespace(run=lambda command, **keys: train.main([*command[2:], *words]))
+    monkeypatch.setattr(speed_data, "subprocess", here)
+
+
+def test_the_part_data_makes_its_claims(small_data, cpu):
+    part = Report("data")
+    bench.PARTS["data"](cpu, part)
+    targets = {
+        claim["name"]: (claim["target"], claim["at_most"]) for claim in part.claims if "BPE" not in claim["name"]
+    }
+    assert targets == {
+        "MQAR, 200 rows of 64, a Python loop / ours": (50, False),
+        "loader / the tiny model's step": (0.02, True),
+        "train.py, start to end of one step, seconds": (2, True),
+        "evaluations / a text run of 4 x 128": (0.1, True),
+    }
+    share = part.claims[-1]["pairs"][0]
+    run = next(row for row in part.rows if "eval_seconds" in row)
+    # 11 evaluations and 5,000 steps from 2 and 2
+    evaluating, stepping = 11 / 2 * run["eval_seconds"], 2500 * (run["seconds"] - run["eval_seconds"])
+    assert share == pytest.approx((evaluating, evaluating + stepping))
+
+
+def test_the_loop_makes_rows_of_the_same_kind():
+    rng = np.random.default_rng(0)
+    tokens, labels = speed_data.one_row(rng, 64, 4, 8192)
+    shown = dict(zip(tokens[0:8:2], tokens[1:8:2], strict=True))
+    asked = np.flatnonzero(labels)
+    assert len(asked) == 4 and {tokens[i]: labels[i] for i in asked} == shown and all(asked % 2 == 0)
+    assert set(np.flatnonzero(tokens)) == {*range(8), *asked}
+    assert all(0 < key < 4096 <= value < 8192 for key, value in shown.items())
 
 
 def test_loss_is_followed_on_the_same_batches_for_every_side_and_seed(beside_nanogpt, monkeypatch, tmp_path):

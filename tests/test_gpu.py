@@ -101,6 +101,18 @@ def test_the_other_numbers_of_the_part_come_out_of_a_tiny_model(cpu, monkeypatch
 
 
 @pytest.mark.slow
+def test_the_kernels_of_a_fused_step_are_counted_each_way():
+    found = gpu.fused("softmax", T=64)
+    assert found.operations > found.forward + found.backward and found.forward > found.backward > 10
+    # forward and backward read the embedding, the four matrices of the layer and write the latter's gradients
+    weights = 4 * (256 * 128 + 12 * 128 * 128)
+    assert weights < found.forward_bytes < found.backward_bytes < 20 * weights
+    shorter = gpu.fused("softmax", T=32)
+    assert (shorter.forward, shorter.backward) == (found.forward, found.backward)  # no loop over chunks
+    assert shorter.forward_bytes < found.forward_bytes
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MIXERS)
 def test_a_compiled_model_has_one_graph_for_each_length_and_no_break(name, cpu, monkeypatch):
     gpu.decoding_counts(1, 16, **SMALL)  # what it replaces for a moment must not reach dynamo

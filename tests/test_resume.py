@@ -250,9 +250,10 @@ def test_seconds_of_a_resumed_run_are_those_of_its_parts_together(keys, helpers)
     case = dict(lr_decay_iters=14, eval_interval=100)
     out = helpers.train(**keys("out", **case) | dict(max_iters=4))
     checkpoint = checkpoints.load(out)
-    checkpoints.save(out / "ckpt.pt", checkpoint | {"seconds": 1000.0})
+    checkpoints.save(out / "ckpt.pt", checkpoint | {"seconds": 1000.0, "eval_seconds": 100.0})
     helpers.train(**keys("out", init_from="resume", **case))
-    assert 1000 < helpers.metrics(out, "end")[-1]["seconds"] < 1100
+    row = helpers.metrics(out, "end")[-1]
+    assert 1000 < row["seconds"] < 1100 and 100 < row["eval_seconds"] < 200
 
 
 # ----------------------------------------------------------------------------------------------------------------------

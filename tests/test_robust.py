@@ -225,6 +225,7 @@ FIELDS = {
     "iter_num": [-5, True, 2**70, "3", None, [3], 3.0],
     "best_val_loss": ["low", math.nan, [], 10**400, True],
     "seconds": [math.nan, -1.0, "x", math.inf],
+    "eval_seconds": [math.nan, -1.0, "x"],
     "dtype": ["float13", 32, ["float32"]],
     "rng": [torch.zeros(3, dtype=torch.uint8), torch.zeros(5056), "x", [1] * 5056, None],
     "run_id": [7, "x" * 5000],

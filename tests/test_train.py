@@ -447,12 +447,13 @@ def test_metrics_hold_every_step_and_evaluation_and_end(trained, helpers):
     assert [row["step"] for row in rows if row["event"] == "train"] == list(range(8))
     assert [row["step"] for row in rows if row["event"] == "eval"] == [0, 4, 8]
     assert rows[-1]["event"] == "end" and rows[-1]["step"] == 8
+    assert 0 < rows[-1]["eval_seconds"] < rows[-1]["seconds"]
     for row in rows:
         scores = {"val_loss", "perplexity", "accuracy", "labels", "slices"}
         names = {
             "train": {"loss", "lr", "grad_norm", "spike", "tokens_per_second", "mfu"},
             "eval": {"meters"} | scores,
-            "end": {"seconds"} | scores,
+            "end": {"seconds", "eval_seconds"} | scores,
         }[row["event"]]
         assert row.keys() == names | {"event", "step"}
 
