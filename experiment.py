@@ -89,6 +89,9 @@ class ExperimentConfig:
         at_least=1,
     )
     selection_base: dict = key({}, "keys of train.py of these runs alone, such as what they need not measure")
+    pool_rates: bool = key(
+        False, "true: a mixer's arms share the rate best for their mean, but for one that is better by a standard error"
+    )
     rates_at: str | None = key(None, "the setting that rates are chosen in, for all (None: in each its own)")
     prepare: str = key("mqar", "which data/*/prepare.py makes the data")
     data: dict = key({}, "keys of that script; a later data is added to it", merge=True)

@@ -8,7 +8,7 @@ its last value. With more than two rates all of them first get short runs, and t
 of max_iters and all of it (or the steps that selection_iters gives; where it gives one number, all rates get such runs
 at once), each with a schedule of its own. A rate that wins at the edge of the grid widens the grid by one more, which
 is a longer run, once on each side. Of two rates whose means differ by less than a standard error, the smaller one is
-taken.
+taken; with pool_rates it is the one that is best for all arms of the mixer together.
 """
 
 import configurator
@@ -105,12 +105,43 @@ def choose_rates(config, rows: list[dict]) -> list[dict]:
     where the metric is a loss: more is better.
     """
     found = by_run(rows)
-    return [
+    choices = [
         choose_rate(config, setting, arm, found)
         for setting in (config.settings or [None] if config.selection_seeds else [])
         for arm in config.arms
         if arm not in config.rate_of and config.rates_at in (None, setting)
     ]
+    return pooled(config, choices) if config.pool_rates else choices
+
+
+def pooled(config, choices: list[dict]) -> list[dict]:
+    """The choices of a setting's arms of one mixer, made together: each takes the rate of the highest mean over all of
+    them, unless its own best one is better for it by more than a standard error. They wait for each other."""
+    groups: dict = {}
+    for choice in choices:
+        keys = config.base | config.arms[choice["arm"]] | config.settings.get(choice["setting"], {})
+        groups.setdefault((choice["setting"], keys.get("attention", "softmax")), []).append(choice)
+    made = {}
+    for (setting, mixer), own in groups.items():
+        values = [
+            {trial["rate"]: [value_of(config, row) for row in trial["rows"]] for trial in choice["trials"]
+             if not trial["is_short"] and None not in trial["rows"]}
+            for choice in own
+        ]  # fmt: skip
+        is_known = all(choice["rate"] is not None for choice in own)
+        shared = set.intersection(*map(set, values)) if is_known else set()
+        joint = max(shared, key=lambda rate: (mean([mean(by[rate]) for by in values]), -rate), default=None)
+        for choice, by in zip(own, values, strict=True):
+            made[setting, choice["arm"]] = choice | {"rate": None}
+            if joint is not None:
+                best = max(by, key=lambda rate: (mean(by[rate]), -rate))
+                margin, error = difference(by[best], by[joint])
+                rate = best if margin > error else joint  # NaN is not more
+                other = max((one for one in by if one != rate), key=lambda one: (mean(by[one]), -one))
+                margin, error = difference(by[rate], by[other])
+                about = {"rate": rate, "other": other, "margin": margin, "error": error, "joint": (mixer, joint)}
+                made[setting, choice["arm"]] = choice | about | {"is_edge": rate in (min(by), max(by))}
+    return [made[choice["setting"], choice["arm"]] for choice in choices]
 
 
 def choose_rate(config, setting: str | None, arm: str, found: dict[str, dict]) -> dict:

@@ -36,6 +36,9 @@ def why_chosen(config, choice: dict) -> str:
     by = "area under the curve" if config.select_by == "auc" else "at the end"
     full = {trial["rate"]: trial["area"] for trial in choice["trials"] if not trial["is_short"]}
     words = [f"mean {by} {in_metric(config, full[choice['rate']])}"]
+    if "joint" in choice:
+        mixer, joint = choice["joint"]
+        words.append(f"{joint:g} is best for all arms of {mixer}")
     if "other" in choice:
         scale, unit = (100, " points") if config.metric == "accuracy" else (1, "")
         margin, error = scale * choice["margin"], scale * choice["error"]

@@ -209,6 +209,40 @@ def test_a_rate_may_be_chosen_by_the_last_value_of_short_and_longer_runs():
     assert rows_of(choosing(select_by="last", selection_iters=[200])) == (0.01, 0.1, pytest.approx(0.1), 6)
 
 
+def test_arms_of_a_mixer_share_a_rate_unless_one_is_clearly_better_off_with_another():
+    ends = {
+        "gla": {0.001: (0.50, 0.50), 0.01: (0.60, 0.62), 0.1: (0.3, 0.3)},
+        "gla noisy": {0.001: (0.50, 0.80), 0.01: (0.63, 0.63), 0.1: (0.3, 0.3)},  # +0.02, standard error 0.15
+        "gla other": {0.001: (0.62, 0.63), 0.01: (0.60, 0.60), 0.1: (0.3, 0.3)},
+        "softmax": {0.001: (0.7, 0.7), 0.01: (0.6, 0.6), 0.1: (0.3, 0.3), 0.0001: (0.1, 0.1)},
+    }
+    arms = {name: {"attention": name.split()[0]} for name in ends}
+    config = choosing(arms=arms, select_by="last", selection_iters=[100], pool_rates=True)
+
+    def end_of(run):
+        return ends[run["arm"]].get(run["config"]["learning_rate"], (0.0, 0.0))[run["seed"] - 7]
+
+    choices, _ = chosen(config, end_of)
+    assert {choice["arm"]: choice["rate"] for choice in choices} == {
+        "gla": 0.01, "gla noisy": 0.01, "gla other": 0.001, "softmax": 0.001,
+    }  # fmt: skip
+    assert choices[1]["other"] == 0.001 and choices[1]["margin"] == pytest.approx(-0.02)
+    assert "0.01 is best for all arms of gla" in "".join(rates.lines(config, choices))
+    alone = choosing(arms=arms, select_by="last", selection_iters=[100])
+    assert chosen(alone, end_of)[0][1]["rate"] == 0.001
+
+
+def test_arms_of_a_mixer_wait_for_each_others_rates():
+    arms = {"gla": {"attention": "gla"}, "gla gated": {"attention": "gla", "gate": "elementwise"}, "softmax": {}}
+    config = choosing(arms=arms, select_by="last", selection_iters=[100], pool_rates=True)
+    rows = []
+    for choice in experiment.choose_rates(config, []):
+        if choice["arm"] != "gla gated":
+            rows += [made_row(run, 0.5 if run["config"]["learning_rate"] == 0.01 else 0.2) for run in choice["runs"]]
+    found = {choice["arm"]: choice["rate"] for choice in experiment.choose_rates(config, rows)}
+    assert found == {"gla": None, "gla gated": None, "softmax": 0.01}
+
+
 def test_the_rates_table_has_every_run_that_chose_a_rate_and_the_end_table_the_rate(tmp_path, made, capsys):
     config = choosing(arms={"none": {"gate": "none"}, "gated": {"gate": "elementwise"}})
     made(by_rate({0.001: 0.2, 0.01: 0.5, 0.1: 0.3}))

@@ -4,8 +4,8 @@ Do ten variants of Qiu et al. (2025, tables 1, 3 and 4) come in their published 
 The setting is that of text.py, with one key and value head for four query heads (theirs: 4 for 32). The published
 models are mixtures of experts with 15B parameters, read by perplexity after 400B tokens: baseline 6.026, G5 6.017, SiLU
 without parameters 5.975, static 5.917, non-sparse 5.900, RMSNorm 5.847, G2 5.820, one gate for all heads 5.801,
-headwise 5.792, elementwise 5.761. Each of those is one run, and all have one learning rate; here each arm chooses its
-own. Six seeds can tell the top from the bottom, which is the one claim. How well the order agrees is a correlation with
+headwise 5.792, elementwise 5.761. Each of those is one run, and all have one learning rate; here they do, too, unless
+another is clearly better for an arm. Six seeds can tell the top from the bottom, which is the one claim. How well the order agrees is a correlation with
 its interval, and no claim.
 """
 
@@ -31,6 +31,7 @@ data = {"val_fraction": 0.03}
 learning_rates = [1e-3, 3e-3, 1e-2]
 selection_seeds = [100, 101]
 select_by = "last"
+pool_rates = True
 selection_iters = [300]
 selection_base = {"meters": False, "eval_whole": False}  # a sample is enough to choose a rate by
 pair_spread = 0.02  # in nats, of the pilot of text.py

@@ -12,7 +12,7 @@ half and from one, alike in all else; a wide constant from one (static); no gate
 no gate, but the output projection's initial weights halved (half init), which AdamW changes twice as fast, relatively.
 Three mixers have a native SiLU gate, whose random weights start it around zero, and a SiLU gate from one in the same
 place. The number compared is the logarithm of the steps to 90%, that of the horizon for a run that never gets there; a
-difference of 0.0953 is a factor of 1.1, one of 0.1398 of 1.15. Each arm chooses its rate on seeds 100 to 102. A claim
+difference of 0.0953 is a factor of 1.1, one of 0.1398 of 1.15. Rates are chosen on seeds 100 to 102. A claim
 pools the mixers; those by mixer are a family of their own, and exploratory where ten seeds cannot place a spread of 0.2
 within the band. All were written before the first run. At the 40 ms a step that matrix.py's runs took, this is about 7
 core-hours if a run is solved by step 700 on average, and 16 if none is before the horizon.
@@ -142,6 +142,7 @@ data = {"slices": "64/2,64/4,64/8,64/16", "vocab_size": 64, "train_size": 20_000
 learning_rates = [1e-3, 3e-3, 1e-2, 3e-2]
 selection_seeds = [100, 101, 102]
 selection_iters = [1000]
+pool_rates = True
 selection_base = {"meters": False, "warmup_iters": 50}
 
 pair_spread = 0.2  # of log steps; earlier rows have 0.12 to 0.28

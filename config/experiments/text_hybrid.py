@@ -8,7 +8,7 @@ the elementwise gate on softmax alone whose value does not depend on the input. 
 include = "base/bytes.py"
 
 name = "text_hybrid"
-seeds = [10, 11, 12, 13, 14]
+seeds = [11, 12, 13, 14, 15]
 arms = {
     "hybrid": {"attention": "gated_deltanet,gated_deltanet,gated_deltanet,softmax"},
     "hybrid gated": {
@@ -24,6 +24,7 @@ data = {"val_fraction": 0.03}
 learning_rates = [1e-3, 3e-3, 1e-2]
 selection_seeds = [100, 101]
 select_by = "last"
+pool_rates = True
 selection_iters = [300]
 selection_base = {"meters": False, "eval_whole": False}  # a sample is enough to choose a rate by
 pair_spread = 0.02  # in nats, of the pilot of text.py
