@@ -5,8 +5,8 @@ The setting is that of text.py, with one key and value head for four query heads
 models are mixtures of experts with 15B parameters, read by perplexity after 400B tokens: baseline 6.026, G5 6.017, SiLU
 without parameters 5.975, static 5.917, non-sparse 5.900, RMSNorm 5.847, G2 5.820, one gate for all heads 5.801,
 headwise 5.792, elementwise 5.761. Each of those is one run, and all have one learning rate; here they do, too, unless
-another is clearly better for an arm. Six seeds can tell the top from the bottom, which is the one claim. How well the order agrees is a correlation with
-its interval, and no claim.
+another is clearly better for an arm. Six seeds can tell the top from the bottom, which is the one claim. How well the
+order agrees is a correlation with its interval, and no claim.
 """
 
 include = "base/bytes.py"
