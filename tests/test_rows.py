@@ -18,7 +18,8 @@ from made_rows import BASE, ROOT, RULE, listed, made_row, write_rows
 
 import experiment
 from study import report, runner, stats, tables
-from study.rows import missing_scores, read_rows, wanted_scores
+from study.plan import known_runs
+from study.rows import by_run, missing_scores, read_rows, text_of, wanted_scores
 
 
 def test_every_setting_has_every_arm_and_its_own_data():
@@ -174,6 +175,11 @@ def test_every_committed_row_is_found_by_its_config(file):
     rows = read_rows(ROOT / "results" / config.name)
     if not any("dtype" in row["config"] for row in rows):
         pytest.skip("these rows are from before the config fixed the dtype")
+    choices = experiment.choose_rates(config, rows)
+    runs = {text_of(run) for run in known_runs(config, choices)}
+    assert set(by_run(rows)) <= runs
+    if set(by_run(rows)) < runs or any(choice["rate"] is None for choice in choices):
+        return  # under way: the pages say so
     assert experiment.estimate(config, rows).startswith("0 of ")
     found = experiment.run_all(config, ROOT / "results" / config.name)
     assert len(found) == len(rows) - sum(len(choice["runs"]) for choice in experiment.choose_rates(config, rows))
