@@ -7,8 +7,9 @@ The words are those of `lm-eval` (see its documentation); FOLDER may hold task f
 checkpoint and the dtype of matrix products (the run's if it isn't given). Any mixer is scored with its state: a context
 that several continuations share, as in multiple choice, is read once, and so is a long text where every layer is
 recurrent. Where a layer is softmax or cosformer, or positions are learned, the last block_size tokens are read, as the
-harness does it for other models. The token before a text without context, and those that end a text, are of an imported
-model what its generation_config.json says; else GPT-2's end of text, or before a text a line end.
+harness does it for other models. An imported model's generation_config.json names the token before a text without
+context and those that end a text. Without it GPT-2's end of text is both, and any other tokenizer has a line end before
+a text.
 """
 
 import configurator

@@ -32,7 +32,7 @@ OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come fr
 
 
 def where_to_start(config) -> tuple:
-    """(config, the checkpoint to resume or None, that whose weights to begin with or None, lines to print)."""
+    """(config, the checkpoint to resume or None, the one that gives the weights or None, lines to print)."""
     file = Path(config.out_dir) / "ckpt.pt"
     goes_on = file.is_file() and (config.init_from == "auto" or is_restart(config, file))
     if config.init_from != "resume" and not goes_on:
@@ -93,13 +93,12 @@ def start_from_weights(config) -> tuple:
 
 
 def check_kept_gates(config, before: dict) -> None:
-    """UserError for keys that would make something else of gates that the checkpoint has. before: its keys."""
+    """UserError for a key that would change the gates of the checkpoint. before: its keys."""
     has_gates = any(gate.positions for _, gate in configurator.build(GPTConfig, before).layers())
-    name, had = "gate_activation", before["gate_activation"]
-    if has_gates and getattr(config, name) != had:
+    if has_gates and config.gate_activation != before["gate_activation"]:
         raise UserError(
-            f"{name}={getattr(config, name)!r}: would change the gates that {config.init_from} has, too, which are "
-            f"{had!r}: all gates of a model share the key, but for native ones"
+            f"gate_activation={config.gate_activation!r}: would change the gates that {config.init_from} has, too, "
+            f"which are {before['gate_activation']!r}: all gates of a model share the key, but for native ones"
         )
 
 

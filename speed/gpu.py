@@ -209,9 +209,8 @@ def fused(name: str, T: int = 256, **smaller) -> Fused:
     torch._dynamo.reset()
     metrics.reset()
     with (
-        inductor.patch(
-            force_disable_caches=True
-        ),  # a cached graph brings its backward along, and both would count as forward
+        # a cached graph brings its backward along, and both would count as forward
+        inductor.patch(force_disable_caches=True),
         mock.patch.object(graph.GraphLowering, "compile_to_module", record),
         # a C++ compiler would take minutes, and what the kernels compute does not matter here
         mock.patch.object(async_compile.AsyncCompile, "cpp_pybinding", lambda *args: lambda *pointers: None),

@@ -137,10 +137,8 @@ def pooled(config, choices: list[dict]) -> list[dict]:
                 best = max(by, key=lambda rate: (mean(by[rate]), -rate))
                 margin, error = difference(by[best], by[joint])
                 rate = best if margin > error else joint  # NaN is not more
-                other = max((one for one in by if one != rate), key=lambda one: (mean(by[one]), -one))
-                margin, error = difference(by[rate], by[other])
-                about = {"rate": rate, "other": other, "margin": margin, "error": error, "joint": (mixer, joint)}
-                made[setting, choice["arm"]] = choice | about | {"is_edge": rate in (min(by), max(by))}
+                about = {"rate": rate, "joint": (mixer, joint), "is_edge": rate in (min(by), max(by))}
+                made[setting, choice["arm"]] = choice | about | next_best(by, rate)
     return [made[choice["setting"], choice["arm"]] for choice in choices]
 
 
@@ -165,12 +163,17 @@ def choose_rate(config, setting: str | None, arm: str, found: dict[str, dict]) -
         rate = best_rate(areas, config.select_by != "end")
         waiting = [] if config.select_by == "end" else wider(rates, rate, widened)
         rates = sorted(rates + waiting)
+    return choice | next_best(areas, rate) | {"rate": rate, "is_edge": rate in (rates[0], rates[-1])}
+
+
+def next_best(areas: dict[float, list[float]], rate: float) -> dict:
+    """{other: the best of the others, margin: how much better rate is, error: of the margin}; empty without others."""
     others = [other for other in areas if other != rate]
-    if others:
-        other = max(others, key=lambda other: (mean(areas[other]), -other))
-        margin, error = difference(areas[rate], areas[other])
-        choice |= {"other": other, "margin": margin, "error": error}
-    return choice | {"rate": rate, "is_edge": rate in (rates[0], rates[-1])}
+    if not others:
+        return {}
+    other = max(others, key=lambda other: (mean(areas[other]), -other))
+    margin, error = difference(areas[rate], areas[other])
+    return {"other": other, "margin": margin, "error": error}
 
 
 def measure(config, choice: dict, found: dict, rates: list[float], is_short: bool) -> dict | None:

@@ -232,6 +232,13 @@ def test_arms_of_a_mixer_share_a_rate_unless_one_is_clearly_better_off_with_anot
     assert chosen(alone, end_of)[0][1]["rate"] == 0.001
 
 
+def test_one_rate_on_offer_is_every_arms():
+    arms = {"gla": {"attention": "gla"}, "gla gated": {"attention": "gla", "gate": "elementwise"}}
+    config = choosing(arms=arms, learning_rates=[0.01], select_by="last", selection_iters=[100], pool_rates=True)
+    choices, _ = chosen(config, lambda run: 0.5)
+    assert [choice["rate"] for choice in choices] == [0.01, 0.01] and rates.lines(config, choices)
+
+
 def test_arms_of_a_mixer_wait_for_each_others_rates():
     arms = {"gla": {"attention": "gla"}, "gla gated": {"attention": "gla", "gate": "elementwise"}, "softmax": {}}
     config = choosing(arms=arms, select_by="last", selection_iters=[100], pool_rates=True)
