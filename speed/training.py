@@ -25,17 +25,17 @@ from speed.sides import (
 )
 
 TINY_MIXERS = {"softmax": "", "gated_deltanet": "gated_deltanet, "}  # what the names of their claims say of them
+STEP_DTYPES = ("float32", "bfloat16")  # of a step beside nanoGPT's, whichever dtype=auto picks here
 AGAIN = ("kept", "again")  # the activations of blocks are kept, or computed again on the way back
 
 
 def bench_train(config: BenchConfig, report: Report) -> None:
-    """6 x 384, T = 256, B = 8, in float32 and with defaults: our step and nanoGPT's, with autocast alike."""
-    dtypes = list(dict.fromkeys(["float32", config.dtype]))
+    """6 x 384, T = 256, B = 8, in float32 and in bfloat16: our step and nanoGPT's, with autocast alike."""
     for vocab_size in (256, 50_304):
         batch = random_batch(config, vocab_size, 8, 256)
         keys: dict = SMALL | dict(block_size=256, vocab_size=vocab_size)
         sides: dict = {}
-        for dtype in dtypes:
+        for dtype in STEP_DTYPES:
             sides[f"ours {dtype}"] = our_step(config, dtype, batch, config.compile and dtype == config.dtype, **keys)
             if config.against:
                 sides[f"nanoGPT {dtype}"] = nanogpt_step(config, dtype, batch, **keys)
@@ -45,7 +45,7 @@ def bench_train(config: BenchConfig, report: Report) -> None:
             median = statistics.median(values)
             share = flops / median / gemm_rate(config.device, name.split()[1])
             report.row(side=name, vocabulary=vocab_size, ms=1e3 * median, tokens_s=2048 / median, gemm_share=share)
-        for dtype in dtypes if config.against else []:
+        for dtype in STEP_DTYPES if config.against else []:
             name = f"step in {dtype}, {vocab_size:,} ids, nanoGPT / ours"
             target = 1.0 if dtype == "float32" else 1.05
             report.claim(name, paired(seconds, f"nanoGPT {dtype}", f"ours {dtype}"), target)
