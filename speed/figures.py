@@ -5,7 +5,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from runs.files import read_json
-from study.drawing import COLOURS, dress, interval_lines, mixer_colours, write
+from study.drawing import COLOURS, dress, interval_lines, log_axis, mixer_colours, write
 
 
 def draw(folder: Path) -> list[Path]:
@@ -34,9 +34,9 @@ def cost_curves(rows: list[dict], path: Path) -> Path:
             if points:  # a mixer that one part of bench.py has measured, and another not yet
                 axes.plot(*zip(*points, strict=True), color=colours[mixer], marker="o", ms=3, label=mixer)
         axes.set(ylim=(0, None), title=title, xlabel="context" if x == "context" else "sequence length")
-        axes.set_xscale("log", base=2)
+        log_axis(axes, (row[x] for row in rows if x in row and y in row))
         dress(axes)
-    axes_of[0, 0].legend(frameon=False, fontsize=8)
+    axes.legend(*axes_of[0, 0].get_legend_handles_labels(), frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return write(figure, path)
 
 

@@ -84,6 +84,14 @@ def interval_lines(axes: plt.Axes, lines: list[tuple]) -> None:
     axes.set_yticks([-i for i in range(len(lines))], [name for name, *_ in lines], fontsize=8)
 
 
+def log_axis(axes: plt.Axes, values: Iterable[float]) -> None:
+    """Makes x logarithmic, with a tick at each value. Its own ticks would be formulas, which are not parsed."""
+    values = sorted(set(values))
+    axes.set_xscale("log")
+    axes.set_xticks(values, [f"{value:,.2g}" if value < 1 else f"{value:,}" for value in values], fontsize=7)
+    axes.minorticks_off()
+
+
 def dress(axes: plt.Axes) -> None:
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

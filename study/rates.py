@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from study import report
-from study.drawing import COLOURS, SPARE_COLOURS, dress, is_finite, mean, write
+from study.drawing import COLOURS, SPARE_COLOURS, dress, is_finite, log_axis, mean, write
 from study.page import Table
 from study.plan import rates_of, value_of
 from study.tables import number
@@ -102,7 +102,7 @@ def figure(config, choices: list[dict], path: Path) -> Path:
         if choice["rate"] is not None:
             axes.axvline(choice["rate"], color="0.4", linestyle=":", linewidth=1)
         axes.set_title(", ".join(filter(None, (choice["arm"], choice["setting"]))), fontsize=8)
-        label_rates(axes, tried)
+        log_axis(axes, tried)
         dress(axes)
     drawn.supxlabel("peak learning rate", fontsize=9)
     of = "area under the curve" if config.select_by == "auc" else "at the end"
@@ -151,7 +151,7 @@ def windows(config, found: dict, path: Path) -> Path:
             look = dict(color="black", linewidth=2.5) if variant == "none" else dict(color=others.get(variant, "0.6"))
             rates = sorted(by_rate)
             axes.plot(rates, [scale * by_rate[rate] for rate in rates], marker=".", label=variant, **look)
-        label_rates(axes, tried)
+        log_axis(axes, tried)
         axes.set_title(mixer, fontsize=9)
         dress(axes)
     drawn.supxlabel("peak learning rate", fontsize=9)
@@ -161,10 +161,3 @@ def windows(config, found: dict, path: Path) -> Path:
     shown = [handles[name] for name in names]
     drawn.legend(handles=shown, frameon=False, ncols=4, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.0))
     return write(drawn, path)
-
-
-def label_rates(axes: plt.Axes, tried: list[float]) -> None:
-    """A logarithmic axis that names the rates that were tried."""
-    axes.set_xscale("log")
-    axes.set_xticks(tried, [f"{rate:.2g}" for rate in tried], fontsize=7)
-    axes.minorticks_off()

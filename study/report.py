@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 
 from runs.outdir import write_text
 from study import lengths, mixers, sinks, stats
-from study.drawing import COLOURS, dress, is_finite, mean, mean_lines, mean_mark, mixer_colours, write
+from study.drawing import COLOURS, dress, is_finite, log_axis, mean, mean_lines, mean_mark, mixer_colours, write
 from study.page import Table, csv_link, figure_html, heading, lines_html, page, paragraphs, table_html
 
 LINES = ["-", "--", ":"]
@@ -445,7 +445,8 @@ def rate_curves(rows, path):
         axes.plot(lost, [top * (1 + 0.03 * i)] * len(lost), "x", color=style[arm]["color"])  # side by side
     if any(map(has_diverged, rows)):
         axes.plot([], [], marker="x", linestyle="", color="0.3", label="a run that diverged")
-    axes.set(xscale="log", xlabel="peak learning rate", ylabel="validation loss at the end (nats a token)")
+    log_axis(axes, (rate for rates in arms.values() for rate in rates))
+    axes.set(xlabel="peak learning rate", ylabel="validation loss at the end (nats a token)")
     dress(axes)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return write(figure, path)

@@ -97,6 +97,14 @@ class Helpers:
         assert text.isprintable() and len(text) < 400
         return text
 
+    @staticmethod
+    def assert_plain_ticks(figure):
+        """No tick is a formula, which study/drawing.py does not parse, so that its source would be printed."""
+        figure.canvas.draw()
+        for axes in figure.axes:
+            labels = [*axes.get_xticklabels(which="both"), *axes.get_yticklabels(which="both")]
+            assert not [label for label in labels if "mathdefault" in label.get_text()]
+
 
 @pytest.fixture(scope="session")
 def helpers():
@@ -139,4 +147,5 @@ def drawn(monkeypatch):
         monkeypatch.setattr(module, "write", lambda figure, path: figures.update({path.name: figure}) or path)
     yield figures
     for figure in figures.values():
+        Helpers.assert_plain_ticks(figure)
         plt.close(figure)

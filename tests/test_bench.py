@@ -8,6 +8,7 @@ import contextlib
 import json
 import types
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -259,13 +260,18 @@ def test_the_last_line_is_one_json_object_that_holds_every_claim(tmp_path, monke
     assert (tmp_path / "ratios.png").is_file() and not (tmp_path / "cost.png").exists()  # no length, no decode
 
 
-def test_the_figures_show_every_part_that_was_measured(tmp_path):
+def test_the_figures_show_every_part_that_was_measured(tmp_path, monkeypatch, helpers):
     claim = dict(name="a step", ratio=2.0, low=1.8, high=2.2, target=1.5, at_most=False, met="met")
     length = [dict(mixer="gla", T=T, tokens_s=1e3, peak_mb=T / 4) for T in (256, 512)]
     decode = [dict(mixer="gla", context=64, ms=7.0), dict(mixer="gla", batch=8, tokens_s=1.0)]
     for name, claims, rows in (("train", [claim], []), ("length", [], length), ("decode", [], decode)):
         (tmp_path / f"{name}.json").write_text(json.dumps({"claims": claims, "rows": rows}))
+    drawn = []
+    monkeypatch.setattr(figures, "write", lambda figure, path: drawn.append(figure) or path)
     assert figures.draw(tmp_path) == [tmp_path / "ratios.png", tmp_path / "cost.png"]
+    for figure in drawn:
+        helpers.assert_plain_ticks(figure)
+        plt.close(figure)
 
 
 def test_a_wrong_part_and_a_missing_file_are_one_line(cpu, tmp_path, helpers):
