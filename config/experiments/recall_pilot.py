@@ -10,6 +10,7 @@ include = "recall.py"
 name = "recall_pilot"
 seeds = [200, 201, 202, 203, 204, 205, 206, 207, 208, 209]
 selection_seeds = [210, 211, 212]
+learning_rates = [1e-3, 3e-3, 1e-2, 3e-2]
 arms = {
     "softmax": {"attention": "softmax"},
     "cosformer": {"attention": "cosformer"},
