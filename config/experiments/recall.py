@@ -5,7 +5,7 @@ MQAR of 64 tokens and 64 ids, 2 to 16 pairs in turn, two layers x 64, eight head
 PyTorch's initialisation everywhere: a mixture that nearly all solved in an earlier look (results/LOG.md).
 recall_pilot.py confirms it on seeds 200 to 209: ungated, every mixer must reach 98% before the horizon in nine runs of
 ten, and none before step 150. It has not been run yet. Chance, a guess among the values in context, is 13%; a run ends
-after two evaluations at 98%, the ceiling; the horizon is 3,000 steps.
+after two evaluations at 98%, the ceiling; the horizon is 2,000 steps.
 
 Arms of each mixer: no gate; the published sigmoid gate, which starts at a half; a wide gate, 2 sigmoid(g + b), from a
 half and from one, alike in all else; a wide constant from one (static); no gate, but the branch halved (fixed half);
@@ -458,9 +458,9 @@ base = {
     "short_conv": 4,
     "init": "pytorch",
     "batch_size": 24,
-    "max_iters": 3000,
+    "max_iters": 2000,
     "warmup_iters": 50,
-    "eval_interval": 25,
+    "eval_interval": 16,
     "eval_batch_size": 256,
     "stop_above": 0.98,
     "device": "cpu",
