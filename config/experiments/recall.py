@@ -4,8 +4,9 @@ What does a gate on the readout buy in recall beyond the scale of its branch: it
 MQAR of 64 tokens and 64 ids, 2 to 16 pairs in turn, two layers x 64, eight heads of 8, a width-4 convolution and
 PyTorch's initialisation everywhere: a mixture that nearly all solved in an earlier look (results/LOG.md).
 recall_pilot.py confirms it on seeds 200 to 209: ungated, every mixer must reach 98% before the horizon in nine runs of
-ten, and none before step 150. It has not been run yet. Chance, a guess among the values in context, is 13%; a run ends
-after two evaluations at 98%, the ceiling; the horizon is 2,000 steps.
+ten, and none before step 150. Three of Gated DeltaNet's first seven runs did not, so the task will change. Chance, a
+guess among the values in context, is 13%; a run ends after two evaluations at 98%, the ceiling; the horizon is 2,000
+steps.
 
 Arms of each mixer: no gate; the published sigmoid gate, which starts at a half; a wide gate, 2 sigmoid(g + b), from a
 half and from one, alike in all else; a wide constant from one (static); no gate, but the branch halved (fixed half);
