@@ -66,13 +66,15 @@ def parent_of(run: dict) -> dict | None:
 
 def make_trial(config, seed: int, setting: str | None, arm: str, rate: float, is_short: bool) -> dict:
     """A run that a rate is chosen by. The schedule and the evaluations of a shorter one are those of a full run, scaled
-    down."""
+    down; without a decay, it is the first steps of a full one."""
     run = make_run(config, seed, setting, arm, rate, "short selection" if is_short else "selection")
     keys = configurator.build(TrainConfig, run["config"])
     steps = (config.selection_iters or (max(1, keys.max_iters // 4), keys.max_iters))[0 if is_short else -1]
     if steps < keys.max_iters:
+        run["config"]["max_iters"] = steps
+    if steps < keys.max_iters and keys.decay_lr:
         scale = steps / keys.max_iters
-        run["config"] |= {"max_iters": steps, "warmup_iters": round(scale * keys.warmup_iters)}
+        run["config"]["warmup_iters"] = round(scale * keys.warmup_iters)
         run["config"]["eval_interval"] = max(1, round(scale * keys.eval_interval))
         if keys.lr_decay_iters is not None:
             run["config"]["lr_decay_iters"] = max(1, round(scale * keys.lr_decay_iters))

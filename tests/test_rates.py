@@ -104,6 +104,12 @@ def test_a_short_run_is_the_run_scaled_down_with_a_schedule_of_its_own():
     assert {name: longest["config"][name] for name in keys} == {name: 4 * n // 5 for name, n in keys.items()}
 
 
+def test_a_short_run_without_a_decay_is_the_first_steps_of_the_run():
+    keys = dict(max_iters=400, warmup_iters=40, eval_interval=50, decay_lr=False)
+    (choice,) = experiment.choose_rates(choosing(base=BASE | keys), [])
+    assert {name: choice["runs"][0]["config"][name] for name in keys} == keys | {"max_iters": 100}
+
+
 def test_runs_that_choose_a_rate_can_leave_out_what_only_the_comparison_needs():
     config = choosing(selection_base={"meters": False, "eval_whole": False})
     choices, _ = chosen(config, by_rate({0.001: 0.1, 0.01: 0.5, 0.1: 0.4}))
