@@ -9,8 +9,8 @@ recall.py, show the window in which each mixer learns.
 include = "recall.py"
 
 name = "recall_pilot"
-seeds = [240, 241, 242, 243, 244, 245, 246, 247, 248, 249]
-selection_seeds = [250, 251, 252]
+seeds = [260, 261, 262, 263, 264, 265, 266, 267, 268, 269]
+selection_seeds = [270, 271, 272]
 learning_rates = [1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
 arms = {
     "softmax": {"attention": "softmax"},
