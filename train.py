@@ -44,7 +44,6 @@ from tqdm import tqdm
 
 from data.shards import open_dataset
 from evaluate import evaluate
-from meters import first_rows, is_spike, training_meters, training_rows
 from model import GPT, GPTConfig
 from ops import IGNORE
 from runs import memory, parallel
@@ -52,6 +51,7 @@ from runs.finite import bad_weight, first_bad_tensor
 from runs.hardware import DTYPES, Processes, autocast, peak_flops, pick_dtype
 from runs.keys import notes_on_keys
 from runs.outdir import OutDir, code_sha256, versions, wait_for_lock
+from runs.probe import first_rows, is_spike, training_meters, training_rows
 from runs.resume import check_data, load_optimizers, make_model, optimizer_state, scale_new, where_to_start
 
 
@@ -499,7 +499,7 @@ class Run:
         return {name: x for name, x in last.items() if name not in ("event", "step", "meters")}
 
     def meters(self, step: int, model: GPT) -> dict:
-        """The cheap meters (meters.training_meters), on the first rows of the validation split."""
+        """The cheap meters (runs/probe.py), on the first rows of the validation split."""
         rows = training_rows(memory.longest_row(self.dataset, "val", self.config.block_size))
         inputs, targets, _ = first_rows(self.dataset, "val", rows, self.config.block_size)
         inputs, targets = inputs.to(self.processes.device), targets.to(self.processes.device)

@@ -210,21 +210,27 @@ def open_model(path: Path | str, device: str = "cpu") -> tuple[GPT, dict]:
     checkpoint, file = load(path, is_mapped=True), file_of(path)
     config = configurator.build(GPTConfig, checkpoint["model_args"] | {"kernels": "auto"}, source=str(path))
     with _wrong_weights_named(path):
-        model, loaded = _on_meta(config, checkpoint.pop("model"), path)[0].eval(), []
+        model = _on_meta(config, checkpoint.pop("model"), path)[0].eval()
     for module in filter(None, (model.norm, model.wpe)):
         module.to(device, torch.float32)
     model.wte.to(device)  # nothing on a CPU, where a lookup reads its rows from the file
     model.wte.register_forward_hook(lambda wte, args, x: x.float())
 
+    filled, held = [], {}  # held: its weights, which the next block's overwrite where they have the same shape
+
     def fill(block, args):
-        if loaded:
-            loaded.pop().to("meta")
-        prefix = f"blocks.{block.mixer.layer}."
-        # mapped anew, so that the pages that a layer has touched are given back
-        weights = _tensors_of(file)
-        own = {name: weights[prefix + name].to(device, torch.float32, copy=True) for name in block.state_dict()}
-        block.load_state_dict(own, assign=True)
-        loaded.append(block)
+        if filled:
+            filled.pop().to("meta")
+        shapes = {name: tensor.shape for name, tensor in block.state_dict().items()}
+        for name in [name for name, tensor in held.items() if shapes.get(name) != tensor.shape]:
+            del held[name]
+        weights = _tensors_of(file)  # mapped anew, so that the pages that a layer has touched are given back
+        for name, shape in shapes.items():
+            if name not in held:
+                held[name] = torch.empty(shape, dtype=torch.float32, device=device)
+            held[name].copy_(weights[f"blocks.{block.mixer.layer}.{name}"])
+        block.load_state_dict(held, assign=True)
+        filled.append(block)
 
     for block in model.blocks:
         block.to("meta").register_forward_pre_hook(fill)

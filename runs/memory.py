@@ -31,6 +31,7 @@ from ops.loss import cross_entropy_sum
 from runs.hardware import Processes, autocast, memory_available, pick_dtype
 from runs.limits import show_bytes
 from runs.parallel import is_sharded, recompute, shards_of
+from runs.probe import query_meters, rows_at_once, training_rows
 
 # what is larger is extrapolated from these: the loops over chunks take their time here, too
 MOST_TOKENS, LONGEST = 8192, 2048
@@ -144,7 +145,6 @@ def prefill(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.autocas
 @torch.no_grad()
 def metering(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.autocast) -> None:
     """What the sink meter computes of some rows at a time, for all heads."""
-    from meters import query_meters, rows_at_once  # here, since meters.py imports this file
 
     def measure(block, args, output):
         x = args[0][: rows_at_once(block.mixer, args[0].shape[1])]
@@ -332,7 +332,6 @@ def stepping(config, dtype: str, length: int, world_size: int, device: str) -> d
 
 def training(config, dtype: str, dataset: Dataset, processes: Processes) -> dict[str, float]:
     """What one process of train.py needs."""
-    from meters import training_rows  # here, since meters.py imports this file
 
     device, world_size, weights = processes.device_type, processes.world_size, weight_bytes(config)
     length = longest_row(dataset, "train", config.block_size)
@@ -487,7 +486,6 @@ def activations_at_most(config, dataset: Dataset) -> float:
 
 def training_at_most(config, dataset: Dataset) -> float:
     """Bytes that one process of train.py certainly stays below, without a trace."""
-    from meters import training_rows  # here, since meters.py imports this file
 
     length = max(longest_row(dataset, split, config.block_size) for split in ("train", "val"))
     rows = max(evaluation_rows(config, dataset), training_rows(length))

@@ -11,11 +11,11 @@ its size (runs/checkpoint.py, open_model). The published numbers stand beside th
 """
 
 import statistics
-from collections.abc import Callable
 
 import torch
 
 from model import GPT, Mixer
+from runs.probe import probe
 
 # table 4 of the paper, its mixture of experts of 15B parameters; the released models have 1B and other numbers
 PUBLISHED = {
@@ -42,10 +42,10 @@ def gate_of(mixer: Mixer, x: torch.Tensor) -> dict:
     return {"gate_mean": float(values.mean()), "gate_below_0.1": float((values < 0.1).float().mean())}
 
 
-def layer_numbers(model: GPT, inputs: torch.Tensor, dtype: str, probe: Callable) -> list[dict]:
+def layer_numbers(model: GPT, inputs: torch.Tensor, dtype: str) -> list[dict]:
     """[{mixer, first_token, largest, gate_mean, gate_below_0.1}] by layer, over inputs (B, T), a row at a time.
 
-    model: of checkpoint.open_model, or any other. probe: meters.probe.
+    model: of checkpoint.open_model, or any other.
     """
 
     def measure(block, seen):

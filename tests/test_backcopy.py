@@ -21,6 +21,7 @@ from data.backcopy import prepare
 from data.pystdlib import prepare as pystdlib
 from data.shards import open_dataset
 from data.tokenizer import tokenizer_of
+from runs import probe
 from runs.files import read_jsonl
 
 TEXT = "the tree there, the theatre; see the sea, tess! " * 40 + "zebra.\n"
@@ -178,7 +179,7 @@ def test_a_model_of_it_is_sampled_measured_by_kind_and_told_its_floor(folder, tm
         found = json.loads((tmp_path / "run" / "meters.json").read_text())["checkpoints"][0]
         assert found["layers"][0]["sink"]["kinds"].keys() == {name, "other"} == found["losses"].keys()
         positions = found["maps"][0]["queries"][name]
-        inputs, _, _ = meters.first_rows(open_dataset(folder / "data"), "val", 4, 24)
+        inputs, _, _ = probe.first_rows(open_dataset(folder / "data"), "val", 4, 24)
         wanted = [1, 2] if not words else [i + 1 for i, c in enumerate(counted()[0]) if "a" <= c <= "h"]
         assert positions == [i for i, token in enumerate(inputs[0].tolist()) if i and token in wanted]
         assert len(found["maps"][0]["gate"]) == len(found["maps"][0]["weights"]) == 24

@@ -18,7 +18,7 @@ import meters
 from export import export
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
-from runs import hardware
+from runs import hardware, probe
 from study import layerwise
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,13 +76,13 @@ def test_layer_by_layer_gives_the_numbers_of_the_other_meters(keys, tmp_path):
     save_model(tmp_path / "out", **keys)
     model, _ = checkpoints.load_model(tmp_path / "out")
     inputs = torch.randint(256, (3, 24))
-    whole = meters.layer_meters(model, inputs, {}, "float32")
+    whole = probe.layer_meters(model, inputs, {}, "float32")
     pytest.importorskip("safetensors")
     export(tmp_path / "out", tmp_path / "export")
     for folder in ("out", "export"):
         opened, about = checkpoints.open_model(tmp_path / folder)
         assert "model" not in about
-        for layer, other in zip(layerwise.layer_numbers(opened, inputs, "float32", meters.probe), whole, strict=True):
+        for layer, other in zip(layerwise.layer_numbers(opened, inputs, "float32"), whole, strict=True):
             assert layer["mixer"] == other["mixer"]
             assert layer["first_token"] == pytest.approx(statistics.fmean(other["sink"]["share"]), rel=1e-3)
             assert layer["largest"] == pytest.approx(other["residual"]["max"], rel=1e-3)

@@ -21,12 +21,12 @@ import torch
 import evaluate
 import sample
 import train
-from meters import training_meters
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import memory, parallel, scale
 from runs.finite import first_bad_tensor
 from runs.hardware import autocast
+from runs.probe import training_meters
 
 ROOT = Path(__file__).resolve().parents[1]
 # three heads: two processes hold unequal parts of A_log. Two micro-steps for each process, with other numbers of labels

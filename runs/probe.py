@@ -1,0 +1,405 @@
+"""Looks inside a model as it runs: hooks that live as long as one call, and a layer's meters, made of what they saw.
+
+What each meter means is in meters.py, the command that prints them for a checkpoint; train.py logs the cheap ones.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable
+
+import torch
+
+from data.shards import Dataset
+from gate import ADDITIVE_ACTIVATIONS, Gate
+from model import GPT, Mixer, Softmax
+from ops import IGNORE
+from ops.recurrence import at_least_float32
+from runs.hardware import autocast
+
+BINS = 20  # bins of width 0.05 from 0 to 1; one more bin holds the values above 1
+COLLAPSE = 0.05
+SINK_HEAD = 0.3
+SINK_TOKENS = 64  # of Gu et al.'s count of heads
+WEIGHTS_AT_ONCE = 1 << 22  # entries of the weights that the sink meter holds at once, at least a row's
+TRAINING_TOKENS = 16384  # that the meters in the training log look at, in at least four rows
+SPIKE_WINDOW, SPIKE_AT_LEAST, SPIKE_DEVIATIONS = 100, 20, 5
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Looking inside
+
+
+@torch.no_grad()
+def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "float32") -> list:
+    """Runs the model on inputs (B, T) and calls measure(block, seen) after each block. Returns the results by layer.
+
+    seen: stream and x (B, T, C), the inputs of the block and of its mixer; y (B, T, C), the mixer's output; residual
+    (B, T, C), the block's output; before and after (B, T, H, D), the readout as its first gate gets it and as the
+    output projection gets it. The model is left as it was, without hooks.
+    """
+    seen, results, handles, was_training = {}, [], [], model.training
+
+    def of_gate(gate, args, output):
+        seen.setdefault("before", args[0])
+
+    def of_projection(projection, args, output):
+        seen["after"] = args[0]
+
+    def of_mixer(mixer, args, output):
+        seen["x"], seen["y"] = args[0], output[0]
+
+    def of_block(block, args, output):
+        seen["after"] = seen["after"].unflatten(-1, (block.mixer.n_head, -1))
+        seen.setdefault("before", seen["after"])  # no gate
+        results.append(measure(block, seen | {"stream": args[0], "residual": output[0]}))
+        seen.clear()
+
+    try:
+        model.eval()
+        for block in model.blocks:
+            gates = block.mixer.gates
+            handles += [gates[name].register_forward_hook(of_gate) for name in ("native", "readout") if name in gates]
+            handles.append(block.mixer.out_proj.register_forward_hook(of_projection))
+            handles.append(block.mixer.register_forward_hook(of_mixer))
+            handles.append(block.register_forward_hook(of_block))
+        with autocast(inputs.device.type, dtype):
+            model.features(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+        model.train(was_training)
+    return results
+
+
+def numbers(x: torch.Tensor | list | float):
+    """A tensor, list or number, rounded to four digits, as lists and numbers; not finite: None, as JSON has no NaN."""
+    if isinstance(x, torch.Tensor):
+        return numbers(x.tolist())
+    if isinstance(x, list):
+        return [numbers(item) for item in x]
+    return float(f"{x:.4g}") if math.isfinite(x) else None
+
+
+def first_rows(dataset: Dataset, split: str, rows: int, block_size: int) -> tuple:
+    """The first batch of the split, (inputs, targets, slice): whole windows of a text, or rows of one slice."""
+    if dataset.kind == "stream":
+        block_size = min(block_size, dataset.counts(split)["tokens"] - 1)
+        rows = min(rows, dataset.examples_per_epoch(split, block_size))
+    return next(dataset.eval_batches(split, rows, block_size))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The meters of a layer
+
+
+def gate_meter(gate: Gate, x: torch.Tensor) -> dict:
+    """x (..., C) -> the distribution of the gate's values, one entry per head (shared, scalar: one in all)."""
+    values = gate.value(gate.logits(x)).float().abs()  # (..., heads or 1, width or 1)
+    start = float(gate.value(x.new_zeros(1)).abs())
+    heads = values.movedim(-2, 0).flatten(1)  # (heads, values)
+    bins = (heads * BINS).clamp(max=BINS).long()
+    counts = torch.stack([row.bincount(minlength=BINS + 1) for row in bins])
+    collapsed = None
+    if heads.max() < COLLAPSE:
+        collapsed = f"all under {COLLAPSE}"
+    elif (heads - start).abs().max() <= COLLAPSE:
+        collapsed = f"all within {COLLAPSE} of {start:g}"
+    return {
+        "values": "addend" if gate.activation in ADDITIVE_ACTIVATIONS else "factor",
+        "mean": numbers(heads.mean(1)),
+        "std": numbers(heads.std(1, correction=0)),
+        "below_0.1": numbers((heads < 0.1).float().mean(1)),
+        "above_0.9": numbers((heads > 0.9).float().mean(1)),
+        "histogram": numbers(counts / heads.shape[1]),
+        "collapsed": collapsed,
+    }
+
+
+def gate_meters(mixer: Mixer, x: torch.Tensor) -> dict[str, dict]:
+    """{position: the meter of its gate}, over the tokens of x (..., C)."""
+    return {position: gate_meter(gate, x) for position, gate in mixer.gates.items()}
+
+
+def baseline(T: int) -> float:
+    """The sink of uniform weights: the mean of 1/(i+1) over queries i = 1..T-1."""
+    return statistics.fmean(1 / (i + 1) for i in range(1, T)) if T > 1 else math.nan
+
+
+def sink_meter(mixer: Mixer, seen: dict, kinds: dict[str, torch.Tensor]) -> dict:
+    """What the queries 1..T-1 get from token 0, as the docstring of this file defines it: numbers per head.
+
+    kinds: {name: (B, T) bool}, the queries that are measured apart; their gates, too.
+    """
+    x, stream = seen["x"], seen["stream"]
+    B, T = x.shape[:2]
+    rows = rows_at_once(mixer, T)  # the weights of every head are large
+    parts = [query_meters(mixer, *part) for part in zip(x.split(rows), stream.split(rows), strict=True)]
+    by_query = {name: torch.cat([part[name] for part in parts])[..., 1:] for name in parts[0]}  # (B, H, T - 1) each
+    by_query["uniform"] = (1 / torch.arange(2, T + 1, device=x.device)).expand(B, 1, -1)
+
+    def means(mask):  # (B, T - 1)
+        return {name: numbers(values.transpose(1, 2)[mask].mean(0)) for name, values in by_query.items()}
+
+    everything = means(torch.ones(B, T - 1, dtype=torch.bool, device=x.device))
+    early = by_query["share"][..., : SINK_TOKENS - 1].mean((0, 2))  # (H,)
+    norms = values_of(mixer, x).norm(dim=-1)  # (B, T, H)
+    others = norms[:, 1:].median(1).values if T > 1 else torch.full_like(norms[:, 0], math.nan)
+    return everything | {
+        "kind": "weights" if isinstance(mixer, Softmax) else "share" if mixer.has_nonnegative_weights else "proxy",
+        "heads_above": numbers((early > SINK_HEAD).float().mean().item()),
+        "value_norm": numbers((norms[:, 0] / others.clamp(min=1e-30)).mean(0)),
+        "key_norm": key_norms(mixer, x),
+        "kinds": {
+            name: means(mask[:, 1:])
+            | {"queries": int(mask[:, 1:].sum()), "gates": gate_meters(mixer, x[mask]) if mask.any() else {}}
+            for name, mask in kinds.items()
+        },
+    }
+
+
+def rows_at_once(mixer: Mixer, T: int) -> int:
+    return max(1, WEIGHTS_AT_ONCE // max(1, mixer.n_head * T * T))
+
+
+def query_meters(mixer: Mixer, x: torch.Tensor, stream: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What each query gets from token 0 in the rows x, stream (B, T, C): {name: (B, H, T)}."""
+    weights, v = mixer.weights(x), values_of(mixer, x)  # (B, H, T, T); (B, T, H, D)
+    size = weights.abs()
+    o = torch.einsum("bhij,bjhd->bihd", weights.to(v.dtype), v)
+    skip = mixer.gated_projection(x, None, 0).skip
+    factor = readout_factor(mixer, x, o if skip is None else o + skip)  # (B, T, H, D)
+
+    def token_0_share(factor):
+        # |w_ij (f_i * v_j)|^2 = w_ij^2 (f_i^2 . v_j^2)
+        parts = size * (factor.square().transpose(1, 2) @ v.square().permute(0, 2, 3, 1)).sqrt()  # (B, H, T, T)
+        return parts[..., 0] / parts.sum(-1).clamp(min=1e-30)
+
+    out = mixer.out_proj.weight.unflatten(1, (mixer.n_head, -1)).to(v.dtype)  # (C, H, D)
+    written = torch.einsum("bihd,chd->bihc", factor * v[:, :1], out)  # by a weight of one on token 0
+    if "output" in mixer.gates and mixer.gates["output"].activation not in ADDITIVE_ACTIVATIONS:
+        written = written * mixer.gates["output"].value(mixer.gates["output"].logits(x))
+    reach = written.norm(dim=-1) / stream.to(v.dtype).norm(dim=-1, keepdim=True).clamp(min=1e-30)  # (B, T, H)
+    reach = reach.transpose(1, 2)
+    return {
+        "share": size[..., 0] / size.sum(-1).clamp(min=1e-30),
+        "mean_weight": weights[..., 0],
+        "token_0_before": token_0_share(torch.ones_like(factor)),
+        "token_0_after": token_0_share(factor),
+        "effective": size[..., 0] * reach,
+        "effective_uniform": reach / torch.arange(1, x.shape[1] + 1, device=x.device),
+    }
+
+
+def values_of(mixer: Mixer, x: torch.Tensor) -> torch.Tensor:
+    """v (B, T, H, D) in at least float32, repeated where several heads share it."""
+    v = mixer.gated_projection(x, None, 0).v
+    return at_least_float32(v).repeat_interleave(mixer.n_head // v.shape[2], dim=2)
+
+
+def readout_factor(mixer: Mixer, x: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
+    """What norm, activation, gates and scale multiply the readout o (B, T, H, D) by, entry by entry; no addends."""
+    factor = torch.ones_like(o)
+    for step in mixer.readout_steps:
+        if step in mixer.gates:
+            gate = mixer.gates[step]
+            if gate.activation not in ADDITIVE_ACTIVATIONS:
+                factor = factor * gate.value(gate.logits(x))
+            o = gate(o, x)
+        else:
+            after = mixer.readout_step(step, o, x)
+            factor = factor * torch.where(o == 0, 0.0, after / o)
+            o = after
+    return factor
+
+
+def key_norms(mixer: Mixer, x: torch.Tensor) -> list[list]:
+    """[[first position, mean norm of its keys], ...] for the positions 0, 1, 2-3, 4-7, ..."""
+    norms = mixer.gated_projection(x, None, 0).k.float().norm(dim=-1).mean((0, 2))  # (T,)
+    starts = [0] + [1 << i for i in range((len(norms) - 1).bit_length())]
+    parts = zip(starts, [*starts[1:], len(norms)], strict=True)
+    return [[start, numbers(norms[start:end].mean().item())] for start, end in parts]
+
+
+def kinds_of(inputs: torch.Tensor, kinds: dict[str, list[int]]) -> dict[str, torch.Tensor]:
+    """{kind: (B, T) bool}: the queries behind token 0 whose token is in the kind's list; "other": those in none."""
+    if not kinds:
+        return {}
+    found = {name: torch.isin(inputs, torch.tensor(ids, device=inputs.device)) for name, ids in kinds.items()}
+    found["other"] = ~torch.stack(list(found.values())).any(0)
+    is_query = torch.arange(inputs.shape[1], device=inputs.device) > 0
+    return {name: mask & is_query for name, mask in found.items()}
+
+
+def effective_rank(singular_values: torch.Tensor) -> torch.Tensor:
+    """(..., n) -> (...): exp of the entropy of the singular values over their sum (Roy & Vetterli 2007)."""
+    share = singular_values / singular_values.sum(-1, keepdim=True).clamp(min=1e-30)
+    return torch.special.entr(share).sum(-1).exp()
+
+
+def readout_rank(readout: torch.Tensor) -> torch.Tensor:
+    """Effective rank of each head: (B, T, H, D) -> (H,), from the D x D Gram matrix in float64."""
+    tokens = readout.flatten(0, 1).transpose(0, 1).cpu().double()  # (H, B T, D)
+    return effective_rank(torch.linalg.eigvalsh(tokens.mT @ tokens).clamp(min=0).sqrt())
+
+
+def value_weight(mixer: Mixer) -> torch.Tensor | None:
+    """W_v (Hv, D, C): the rows that the mixer's value_rows names. None if the mixer has no such layer."""
+    layer, before = mixer.value_rows
+    if not hasattr(mixer, layer):
+        return None
+    start, n = sum(math.prod(mixer.shapes[name]) for name in before), math.prod(mixer.shapes["value"])
+    return getattr(mixer, layer).weight[start : start + n].unflatten(0, (-1, mixer.value_width))
+
+
+def projection_rank(mixer: Mixer) -> torch.Tensor | None:
+    """Effective rank (H,) of W_v W_o by head, or None; a convolution and a SiLU between the two are left out."""
+    value = value_weight(mixer)
+    if value is None:
+        return None
+    value = value.repeat_interleave(mixer.n_head // len(value), dim=0).cpu().double()  # (H, D, C)
+    output = mixer.out_proj.weight.unflatten(1, (mixer.n_head, -1)).transpose(0, 1).cpu().double()  # (H, C, D)
+    # W_o W_v has the singular values of R_o R_v^T, which is D x D
+    return effective_rank(torch.linalg.svdvals(torch.linalg.qr(output).R @ torch.linalg.qr(value.mT).R.mT))
+
+
+def rank_meter(mixer: Mixer, seen: dict) -> dict:
+    of_projection = projection_rank(mixer)
+    return {
+        "before": numbers(readout_rank(seen["before"])),
+        "after": numbers(readout_rank(seen["after"])),
+        "value_output": None if of_projection is None else numbers(of_projection),
+    }
+
+
+def residual_meter(inputs: torch.Tensor, seen: dict) -> dict:
+    """Largest |h| and its place; inputs (B, T) are the tokens, of which the one at that place is named."""
+    size = seen["residual"].float().abs()  # (B, T, C)
+    row, position, channel = (int(i) for i in torch.unravel_index(size.argmax(), size.shape))
+    largest, median = float(size.max()), float(size.median())
+    where = {"row": row, "position": position, "token": int(inputs[row, position]), "channel": channel}
+    return {"max": numbers(largest), "max_over_median": numbers(largest / max(median, 1e-30))} | where
+
+
+def branch_norm(seen: dict) -> float | None:
+    """|y| / |stream|, mean over tokens: how much the mixer's branch adds to the residual stream."""
+    y, stream = (seen[name].float().norm(dim=-1) for name in ("y", "stream"))
+    return numbers((y / stream.clamp(min=1e-30)).mean().item())
+
+
+def layer_meters(model: GPT, inputs: torch.Tensor, kinds: dict[str, torch.Tensor], dtype: str) -> list[dict]:
+    """[{meter: its numbers}], one dict per layer; inputs (B, T), kinds as kinds_of gives them."""
+
+    def measure(block, seen):
+        mixer = block.mixer
+        return {
+            "gates": gate_meters(mixer, seen["x"]),
+            "sink": sink_meter(mixer, seen, kinds),
+            "rank": rank_meter(mixer, seen),
+            "branch": branch_norm(seen),
+            "residual": residual_meter(inputs, seen),
+        }
+
+    names = [name for name, _ in model.config.layers()]
+    layers = probe(model, inputs, measure, dtype)
+    return [{"mixer": name} | layer for name, layer in zip(names, layers, strict=True)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The cheap ones, for the training log
+
+
+def training_rows(T: int) -> int:
+    return max(4, TRAINING_TOKENS // T)
+
+
+def training_meters(
+    model: GPT, inputs: torch.Tensor, targets: torch.Tensor, kinds: dict[str, list[int]], dtype: str
+) -> dict:
+    """The `summary` of one forward pass on inputs (B, T), for a line of metrics.jsonl; kinds: the token ids of each."""
+    masks = kinds_of(inputs, kinds)
+
+    def measure(block, seen):
+        meters = {"gates": gate_meters(block.mixer, seen["x"]), "sink": sink_meter(block.mixer, seen, masks)}
+        return meters | {"branch": branch_norm(seen), "residual": residual_meter(inputs, seen)}
+
+    found = summary(probe(model, inputs, measure, dtype), inputs.shape[1])
+    for name, loss in losses_by_kind(model, inputs, targets, masks, dtype).items():
+        found["kinds"][name]["loss"] = loss
+    return found
+
+
+@torch.no_grad()
+def losses_by_kind(
+    model: GPT, inputs: torch.Tensor, targets: torch.Tensor, masks: dict[str, torch.Tensor], dtype: str
+) -> dict[str, float | None]:
+    """{kind: nats a label, of the labels at its queries}; None where it has none."""
+    losses, was_training = {}, model.training
+    model.eval()
+    with autocast(inputs.device.type, dtype):
+        for name, mask in masks.items():
+            labels = targets.masked_fill(~mask, IGNORE)
+            losses[name] = numbers(model(inputs, labels).item()) if (labels != IGNORE).any() else None
+    model.train(was_training)
+    return losses
+
+
+def summary(layers: list[dict], T: int) -> dict:
+    """Means of gates (by position) and sinks over layers and heads, the largest activation, the collapsed gates."""
+    gates = {}
+    for layer in layers:
+        for position, gate in layer["gates"].items():
+            gates.setdefault(position, []).append(gate)
+    return {
+        "gate_mean": {position: mean(x for gate in own for x in gate["mean"]) for position, own in gates.items()},
+        "gate_below_0.1": {
+            position: mean(x for gate in own for x in gate["below_0.1"]) for position, own in gates.items()
+        },
+        "sink": mean(x for layer in layers for x in layer["sink"]["share"]),
+        "sink_max": max((x for layer in layers for x in layer["sink"]["share"] if x is not None), default=None),
+        "sink_baseline": numbers(baseline(T)),
+        "effective_sink": mean(x for layer in layers for x in layer["sink"]["effective"]),
+        "value_norm": mean(x for layer in layers for x in layer["sink"]["value_norm"]),
+        "heads_above": mean(layer["sink"]["heads_above"] for layer in layers),
+        "branch": [layer["branch"] for layer in layers],
+        "max_activation": maximum(layer["residual"]["max"] for layer in layers),
+        "max_over_median": maximum(layer["residual"]["max_over_median"] for layer in layers),
+        "collapsed": collapsed_gates(layers),
+        "kinds": {
+            name: kind_summary([layer["sink"]["kinds"][name] for layer in layers])
+            for name in layers[0]["sink"]["kinds"]
+        },
+    }
+
+
+def kind_summary(kinds: list[dict]) -> dict:
+    """One kind of query, given by layer: means over layers and heads, and the largest share of a head."""
+    names = ("share", "uniform", "effective", "effective_uniform", "token_0_before", "token_0_after")
+    gates = {}
+    for position, gate in (item for kind in kinds for item in kind["gates"].items()):
+        gates.setdefault(position, []).extend(gate["mean"])
+    found = {name: mean(x for kind in kinds for x in kind[name]) for name in names}
+    largest = max((x for kind in kinds for x in kind["share"] if x is not None), default=None)
+    return found | {"share_max": largest, "gate_mean": {position: mean(own) for position, own in gates.items()}}
+
+
+def collapsed_gates(layers: list[dict]) -> list[str]:
+    """A line of text for each gate that has collapsed."""
+    gates = [(i, position, gate) for i, layer in enumerate(layers) for position, gate in layer["gates"].items()]
+    return [f"layer {i}, {position}: {gate['collapsed']}" for i, position, gate in gates if gate["collapsed"]]
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    values = [x for x in values if x is not None]  # no gate, or a number that is not finite
+    return numbers(statistics.fmean(values)) if values else None
+
+
+def maximum(values: Iterable[float | None]) -> float | None:
+    values = list(values)
+    return None if None in values else max(values)
+
+
+def is_spike(loss: float, earlier: list[float]) -> bool:
+    """Whether loss is over 5 standard deviations above the mean of the last 100 logged losses (at least 20)."""
+    window = earlier[-SPIKE_WINDOW:]
+    if len(window) < SPIKE_AT_LEAST:
+        return False
+    return loss > statistics.fmean(window) + SPIKE_DEVIATIONS * statistics.pstdev(window)

@@ -1,0 +1,444 @@
+"""The meters of a layer, each on weights set by hand, where the answer is known.
+
+python -m pytest tests/test_probe.py
+"""
+
+import json
+
+import pytest
+import torch
+
+from gate import Gate
+from model import GPT, MIXERS, GPTConfig
+from ops.layers import manual_attention
+from ops.recurrence import recurrent
+from runs import probe
+from study import interventions
+
+T, C, H, D = 12, 16, 2, 8
+every_mixer = pytest.mark.parametrize("name", MIXERS)
+
+
+@torch.no_grad()
+def make_model(noise=0.2, **keys):
+    """Two layers of random weights; noise 0 leaves the start, where gates are zero."""
+    torch.manual_seed(0)
+    keys = dict(n_layer=2, n_embd=C, n_head=H, block_size=T, vocab_size=20, state_size=4, position="none") | keys
+    model = GPT(GPTConfig(**keys)).eval()
+    for p in model.parameters():
+        p.add_(noise * torch.randn_like(p))
+    return model
+
+
+def random_x(dtype=torch.float32):
+    return torch.randn(3, T, C, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def random_tokens():
+    return torch.randint(20, (3, T), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def only_key_0(mixer, head):
+    """Makes a softmax head give all its weight to key 0: x has 1 in channel 0 at token 0, and in channel 1 at all."""
+    x = torch.zeros(3, T, C)
+    x[:, 0, 0], x[:, :, 1], x[:, :, 2:] = 1, 1, random_x()[:, :, 2:]
+    q, k, v = mixer.qkv.weight.view(3, H, D, C)
+    q[head], k[head] = 0, 0
+    q[head, 0, 1], k[head, 0, 0] = 100, 100
+    return x
+
+
+@torch.no_grad()
+def uniform(mixer, head):
+    mixer.qkv.weight.view(3, H, D, C)[:2, head] = 0
+
+
+def sink_of(mixer, x, stream=None, **kinds):
+    return probe.sink_meter(mixer, {"x": x, "stream": x if stream is None else stream}, kinds)
+
+
+# -- sinks -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_head_that_attends_only_to_key_0_has_a_sink_of_1_and_uniform_attention_the_baseline():
+    mixer = make_model().blocks[0].mixer
+    x = only_key_0(mixer, 0)
+    uniform(mixer, 1)
+    sink = sink_of(mixer, x)
+    assert sink["share"] == [1.0, pytest.approx(probe.baseline(T), rel=1e-3)]
+    assert sink["mean_weight"] == sink["share"]
+    assert (sink["heads_above"], sink["kind"]) == (0.5, "weights")
+
+
+def test_the_baseline_is_the_mean_over_the_queries_behind_the_first():
+    assert probe.baseline(3) == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert probe.baseline(64) == pytest.approx(0.0594, abs=1e-4)
+
+
+@torch.no_grad()
+def test_a_recurrence_that_forgets_nothing_and_has_one_key_and_query_has_the_uniform_proxy():
+    mixer = make_model(attention="gla").blocks[0].mixer
+    mixer.qkv.weight.view(3, -1, C)[:2] = 1.0
+    mixer.decay_out.bias.fill_(1e4)  # log-decay 0
+    mixer.decay_out.weight.zero_()
+    sink = sink_of(mixer, torch.ones(1, T, C))
+    assert sink["share"] == [pytest.approx(probe.baseline(T), rel=1e-3)] * H and sink["kind"] == "proxy"
+
+
+@torch.no_grad()
+def test_weights_of_both_signs_count_by_their_size_and_cosformers_as_a_share():
+    mixer = make_model(attention="gla").blocks[0].mixer
+    mixer.qkv.weight.view(3, H, D, C)[:2] = 0
+    mixer.qkv.weight.view(3, H, D, C)[:2, :, 0, 0] = 1.0
+    mixer.decay_out.bias.fill_(1e4)
+    mixer.decay_out.weight.zero_()
+    x = torch.zeros(1, 3, C)
+    x[0, :, 0] = torch.tensor([-2.0, 1.0, 1.0])  # q = k = x / sqrt(D): the weights of query 2 are -2, 1 and 1
+    sink = sink_of(mixer, x)
+    assert sink["share"] == [pytest.approx((2 / 3 + 2 / 4) / 2, rel=1e-3)] * H
+    assert sink["mean_weight"] == [pytest.approx(-2 * D**-0.5, rel=1e-3)] * H
+    mixers = [make_model(attention="cosformer", readout_norm=norm).blocks[0].mixer for norm in ("none", "denominator")]
+    plain, divided = (sink_of(mixer, random_x()) for mixer in mixers)
+    assert plain["share"] == pytest.approx(divided["share"], rel=2e-3) and plain["kind"] == "share"
+    assert divided["mean_weight"] == pytest.approx(divided["share"], rel=2e-3)  # they sum to one
+
+
+@every_mixer
+@pytest.mark.parametrize("gate", ["none", "elementwise@key+headwise@value+elementwise"])
+def test_weights_times_values_are_the_readout(name, gate):
+    mixer, x = make_model(attention=name, gate=gate).double().blocks[0].mixer, random_x(torch.float64)
+    p = mixer.gated_projection(x, None, 0)
+    o = mixer.read(p, None, 0)  # fused attention, or the recurrence in chunks
+    if mixer.norm_kind == "denominator":
+        o, denominator = o.split([D, 1], dim=-1)
+        o = o / denominator
+    weighted = torch.einsum("bhij,bjhd->bihd", mixer.weights(x), p.v)
+    torch.testing.assert_close(weighted, o, rtol=1e-9, atol=1e-12)
+
+
+def test_the_weights_of_the_delta_rule_are_those_of_its_definition():
+    mixer, x = make_model(attention="gated_deltanet").double().blocks[0].mixer, random_x(torch.float64)
+    p = mixer.gated_projection(x, None, 0)
+    o, _ = recurrent(p.q, p.k, p.v, log_decay=p.log_decay, beta=p.beta)
+    torch.testing.assert_close(torch.einsum("bhij,bjhd->bihd", mixer.weights(x), p.v), o, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("keys", [dict(), dict(n_kv_head=1, qk_norm=True, position="rope")])
+def test_manual_and_fused_attention_agree(keys):
+    mixer, x = make_model(**keys).double().blocks[0].mixer, random_x(torch.float64)
+    p = mixer.gated_projection(x, None, 0)
+    q, k, v = (y.transpose(1, 2).expand(3, H, T, D) for y in (p.q, p.k, p.v))
+    manual, _ = manual_attention(q, k, v, None, None, is_causal=True)
+    torch.testing.assert_close(manual.transpose(1, 2), mixer.read(p, None, 0), rtol=1e-10, atol=1e-12)
+
+
+# -- gates -------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def make_gate(value, activation="sigmoid", granularity="headwise", is_static=False):
+    gate = Gate(C, granularity, H, D, activation, bias=0.0, is_static=is_static)
+    for p in gate.parameters():
+        p.zero_()
+    (gate.static if is_static else gate.proj.bias).fill_(value)
+    return gate
+
+
+def test_a_gate_of_bias_minus_40_is_below_a_tenth_and_collapsed():
+    meter = probe.gate_meter(make_gate(-40.0), random_x())
+    assert meter["below_0.1"] == [1.0] * H and meter["above_0.9"] == [0.0] * H
+    assert meter["histogram"] == [[1.0] + [0.0] * probe.BINS] * H
+    assert meter["collapsed"] == "all under 0.05"
+
+
+@pytest.mark.parametrize("granularity, heads", [("elementwise", H), ("headwise", H), ("shared", 1), ("scalar", 1)])
+@pytest.mark.parametrize("is_static", [False, True])
+def test_a_gate_that_never_moved_is_a_half_and_collapsed(granularity, heads, is_static):
+    meter = probe.gate_meter(make_gate(0.0, granularity=granularity, is_static=is_static), random_x())
+    assert (meter["mean"], meter["std"]) == ([0.5] * heads, [0.0] * heads)
+    assert meter["collapsed"] == "all within 0.05 of 0.5"
+
+
+def test_an_open_gate_is_not_collapsed_and_one_value_off_is_enough():
+    assert probe.gate_meter(make_gate(40.0), random_x())["above_0.9"] == [1.0] * H
+    gate = make_gate(0.0)
+    with torch.no_grad():
+        gate.proj.bias[1] = 1.0
+    meter = probe.gate_meter(gate, random_x())
+    assert meter["collapsed"] is None and meter["mean"] == [0.5, pytest.approx(0.7311, abs=1e-4)]
+
+
+def test_a_signed_gate_counts_by_its_size_and_an_additive_one_by_what_it_adds():
+    for activation, values in (("silu", "factor"), ("add_silu", "addend")):
+        meter = probe.gate_meter(make_gate(-3.0, activation), random_x())
+        assert meter["mean"] == [pytest.approx(3 / (1 + torch.tensor(3.0).exp().item()), rel=1e-3)] * H
+        assert meter["values"] == values
+    assert probe.gate_meter(make_gate(2.0, "identity"), random_x())["histogram"][0][-1] == 1.0  # above 1
+
+
+@torch.no_grad()
+def test_closing_the_head_that_attends_to_token_0_leaves_nothing_of_its_effective_sink():
+    mixer = make_model(gate="headwise", gate_bias=0.0).blocks[0].mixer
+    x = only_key_0(mixer, 0)
+    uniform(mixer, 1)
+    mixer.qkv.weight.view(3, H, D, C)[2] = 0
+    mixer.qkv.weight.view(3, H, D, C)[2, :, 0, 1] = 1.0  # every value is the same
+    mixer.gates["readout"].proj.weight.zero_()
+    mixer.gates["readout"].proj.bias.copy_(torch.tensor([-100.0, 0.0]))
+    sink = sink_of(mixer, x)
+    assert sink["token_0_before"] == pytest.approx([1.0, probe.baseline(T)], rel=1e-3)
+    assert sink["token_0_after"] == [0.0, pytest.approx(probe.baseline(T), rel=1e-3)]
+    assert sink["effective"][0] == 0.0 < sink["effective"][1] == sink["effective_uniform"][1]
+
+
+@torch.no_grad()
+def test_key_norms_stand_by_position_in_parts_that_double():
+    mixer = make_model().blocks[0].mixer
+    mixer.qkv.weight.view(3, H, D, C)[1] = 0
+    mixer.qkv.weight.view(3, H, D, C)[1, :, 0, 0] = 1.0  # |k| = |x in channel 0|
+    x = torch.zeros(1, T, C)
+    x[0, :, 0] = torch.arange(T)
+    norms = sink_of(mixer, x)["key_norm"]
+    assert norms == [[0, 0.0], [1, 1.0], [2, 2.5], [4, 5.5], [8, 9.5]]
+
+
+# -- token 0, by query -------------------------------------------------------------------------------------------------
+
+
+def by_definition(mixer, x, stream, b, h, i):
+    """What query i of row b gets from token 0 in head h: every part of the readout on its own, in loops."""
+    p, heads = mixer.gated_projection(x, None, 0), range(mixer.n_head)
+    weights, v = mixer.weights(x)[b, :, i], p.v[b].repeat_interleave(mixer.n_head // p.v.shape[2], dim=1)  # (T, H, D)
+    parts = torch.stack([torch.stack([weights[head, j] * v[j, head] for head in heads]) for j in range(T)])  # (T, H, D)
+    readout, factor = parts.sum(0), torch.ones_like(v[0])
+    if p.skip is not None:
+        readout = readout + p.skip[b, i]
+    for step in mixer.readout_steps:
+        if step == "norm":
+            over = (-1,) if mixer.norm_over == "head" else (-2, -1)
+            by = (readout.square().mean(over, keepdim=True) + 1e-5).rsqrt() * mixer.norm.weight.view(-1, v.shape[2])
+        elif step == "activation":
+            by = readout.sigmoid()
+        elif step == "scale":
+            by = mixer.config.branch_scale
+        else:
+            gate = mixer.gates[step]
+            by = gate.value(gate.logits(x))[b, i]
+        readout, factor = readout * by, factor * by
+    written = mixer.out_proj.weight.view(C, mixer.n_head, -1)[:, h] @ (factor * parts[0])[h]
+    if "output" in mixer.gates:
+        gate = mixer.gates["output"]
+        written = written * gate.value(gate.logits(x))[b, i, 0]
+    before, after = parts[:, h].norm(dim=-1), (factor * parts)[:, h].norm(dim=-1)  # (T,) each
+    return {
+        "share": weights[h, 0].abs() / weights[h].abs().sum(),
+        "token_0_before": before[0] / before.sum(),
+        "token_0_after": after[0] / after.sum(),
+        "effective": written.norm() / stream[b, i].norm(),
+    }
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "keys",
+    [dict(attention=name, gate=gate) for name in MIXERS for gate in ("none", "elementwise+headwise@value")]
+    + [
+        dict(gate="elementwise@output"),
+        dict(gate="headwise", n_kv_head=1),
+        dict(gate="elementwise", readout_norm="rms", norm_first=False),
+        dict(gate="headwise", readout_norm="rms", readout_activation="silu", branch_scale=0.3),
+        dict(attention="mamba2", gate="native+elementwise"),
+        dict(attention="gla", gate="native"),
+        dict(attention="cosformer", gate="headwise@denominator"),
+    ],
+    ids=lambda keys: "-".join(map(str, keys.values())),
+)
+def test_what_a_query_gets_from_token_0_is_the_definition(keys):
+    mixer = make_model(noise=0.3, **keys).double().blocks[0].mixer
+    x, stream = random_x(torch.float64), 3 * random_x(torch.float64).flip(0)
+    found = probe.query_meters(mixer, x, stream)
+    for b, h, i in ((0, 0, 1), (1, mixer.n_head - 1, 5), (2, 0, T - 1)):
+        for name, value in by_definition(mixer, x, stream, b, h, i).items():
+            torch.testing.assert_close(found[name][b, h, i], value, rtol=1e-8, atol=1e-12, msg=name)
+
+
+@torch.no_grad()
+def test_the_effective_sink_of_known_weights():
+    mixer = make_model(noise=0.0, gate="headwise", gate_bias=0.0, n_head=1, head_dim=D).blocks[0].mixer
+    x = torch.zeros(1, T, C)
+    x[0, :, 0], x[0, 0, 1] = 1, 1
+    q, k, v = mixer.qkv.weight.view(3, D, C)
+    q[:], k[:], v[:] = 0, 0, 0
+    q[0, 0], k[0, 1] = 100, 100  # all weight on token 0
+    v[0, 1], v[1, 0] = 3, 0.5  # |v_0| is sqrt(9.25), that of the others 0.5
+    mixer.out_proj.weight.copy_(2 * torch.eye(C)[:, :D])
+    mixer.gates["readout"].proj.bias.fill_(-1.0)
+    sink = sink_of(mixer, x, 5 * torch.eye(C)[:1].expand(1, T, C))
+    written = 2 * 9.25**0.5 / (1 + torch.tensor(1.0).exp().item()) / 5
+    assert sink["effective"] == [pytest.approx(written, rel=1e-3)]
+    assert sink["effective_uniform"] == [pytest.approx(written * probe.baseline(T), rel=1e-3)]
+    assert sink["value_norm"] == [pytest.approx(9.25**0.5 / 0.5, rel=1e-3)]
+    assert sink["token_0_before"] == sink["token_0_after"] == [1.0]  # a headwise gate cannot change it
+
+
+@torch.no_grad()
+def test_kinds_of_query_are_measured_apart_and_position_0_is_in_none():
+    model = make_model(gate="headwise", gate_bias=0.0)
+    mixer, tokens = model.blocks[0].mixer, torch.tensor([[1, 5, 1, 6, 2, 7, 1, 5, 8, 9, 5, 5]])
+    masks = probe.kinds_of(tokens, {"one": [1, 2], "five": [5]})
+    positions = {name: mask[0].nonzero().flatten().tolist() for name, mask in masks.items()}
+    assert positions == {"one": [2, 4, 6], "five": [1, 7, 10, 11], "other": [3, 5, 8, 9]}
+    assert probe.kinds_of(tokens, {}) == {}
+    x = random_x()[:1]
+    sink, each = sink_of(mixer, x, **masks), probe.query_meters(mixer, x, x)
+    for name, own in positions.items():
+        kind = sink["kinds"][name]
+        assert kind["queries"] == len(own)
+        assert kind["uniform"] == [pytest.approx(sum(1 / (i + 1) for i in own) / len(own), rel=1e-3)]
+        for meter in ("share", "effective", "token_0_after"):
+            assert kind[meter] == pytest.approx(each[meter][0][:, own].mean(1).tolist(), rel=1e-3)
+        gate = mixer.gates["readout"]
+        values = gate.value(gate.logits(x))[0, own, :, 0]
+        assert kind["gates"]["readout"]["mean"] == pytest.approx(values.mean(0).tolist(), rel=1e-3)
+
+
+def test_rows_read_in_parts_give_the_same_and_a_kind_without_queries_has_no_numbers(monkeypatch):
+    mixer, x = make_model(gate="elementwise").blocks[0].mixer, random_x()
+    nobody = torch.zeros(3, T, dtype=torch.bool)
+    whole = sink_of(mixer, x, nobody=nobody)
+    assert whole["kinds"]["nobody"]["share"] == [None] * H and whole["kinds"]["nobody"]["queries"] == 0
+    monkeypatch.setattr(probe, "WEIGHTS_AT_ONCE", H * T * T)
+    assert sink_of(mixer, x, nobody=nobody) == whole
+
+
+@torch.no_grad()
+def test_losses_by_kind_are_those_of_their_labels_and_their_mean_is_the_loss():
+    model, tokens = make_model(), random_tokens()
+    targets = tokens.roll(-1, 1)
+    masks = probe.kinds_of(tokens, {"low": list(range(10))})
+    losses = probe.losses_by_kind(model, tokens, targets, masks, "float32")
+    each = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="none")
+    for name, mask in masks.items():
+        assert losses[name] == pytest.approx(each[mask.flatten()].mean().item(), rel=1e-3)
+    assert probe.losses_by_kind(model, tokens, targets, {"none": torch.zeros_like(tokens) > 0}, "float32") == {
+        "none": None
+    }
+
+
+def test_gu_et_al_count_heads_on_the_first_64_tokens():
+    keys = dict(n_layer=1, n_head=1, n_embd=8, block_size=128, vocab_size=20, position="none")
+    model = GPT(GPTConfig(**keys))
+    mixer, x = model.blocks[0].mixer, torch.ones(1, 128, 8)
+    with torch.no_grad():
+        q, k, _ = mixer.qkv.weight.view(3, 8, 8)
+        q[:], k[:] = 0, 0
+        q[0, 0], k[0, 1] = 100, 1
+        x[0, 0, 1], x[0, 1:, 1], x[0, 64:, 0] = 1, 0, 0  # queries 1..63 look at token 0, the later ones at all
+    sink = sink_of(mixer, x)
+    assert sink["heads_above"] == 1.0 and sink["share"][0] < 0.6
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+def test_effective_rank_counts_equal_singular_values():
+    for values, rank in (([1, 1, 1, 1], 4), ([5, 5, 0, 0], 2), ([3, 0, 0, 0], 1), ([0, 0, 0, 0], 1)):
+        assert probe.effective_rank(torch.tensor(values).double()).item() == pytest.approx(rank)
+    assert probe.effective_rank(torch.tensor([0.75, 0.25])).item() == pytest.approx(4 / 3**0.75)
+
+
+@torch.no_grad()
+def test_the_rank_of_a_readout_is_that_of_each_head():
+    readout = torch.zeros(2, T, H, D)
+    readout[:, :, 0] = torch.eye(D).repeat(3, 1)[: 2 * T].view(2, T, D)  # each unit vector three times
+    readout[:, :, 1] = torch.randn(2, T, 1) * torch.ones(D)
+    torch.testing.assert_close(probe.readout_rank(readout), torch.tensor([D, 1.0]).double(), atol=1e-4, rtol=0)
+
+
+@every_mixer
+def test_the_rank_of_w_v_w_o_is_that_of_their_product(name):
+    mixer = make_model(attention=name).blocks[0].mixer
+    value, x = probe.value_weight(mixer), random_x()
+    rank = probe.projection_rank(mixer)
+    for head in range(mixer.n_head):
+        product = mixer.out_proj.weight[:, head * D : (head + 1) * D] @ value[head]
+        expected = probe.effective_rank(torch.linalg.svdvals(product.double())[:D])
+        torch.testing.assert_close(rank[head], expected, rtol=1e-4, atol=0)
+    if name in ("softmax", "cosformer", "gla"):  # no convolution and no SiLU behind it
+        v = torch.einsum("hdc,btc->bthd", value, x)
+        torch.testing.assert_close(v, mixer.project(x, None, 0).v)
+
+
+@every_mixer
+def test_the_rows_that_a_mixer_declares_make_its_values(name):
+    mixer = make_model(attention=name, n_kv_head=1).blocks[0].mixer
+    weight = getattr(mixer, mixer.value_rows[0]).weight
+    (of_v,) = torch.autograd.grad(mixer.project(random_x(), None, 0).v.square().sum(), weight)
+    declared = probe.value_weight(mixer).flatten(0, 1)
+    (first,) = (i for i in range(len(weight)) if torch.equal(weight[i : i + len(declared)], declared))
+    rows = of_v.abs().sum(-1) > 0
+    assert rows[first : first + len(declared)].all()
+    assert rows.sum() <= len(declared) + mixer.n_head  # mamba2's dt is a factor on v, too
+
+
+# -- the residual stream, and the look inside --------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_the_largest_activation_is_found_with_its_token_and_channel():
+    model, tokens = make_model(noise=0.0), random_tokens()
+    tokens[tokens == 7] = 6
+    tokens[2, 5] = 7
+    model.wte.weight[7, 3] = -1000.0
+    for layer in probe.layer_meters(model, tokens, {}, "float32"):
+        found = layer["residual"]
+        assert [found[name] for name in ("row", "position", "token", "channel")] == [2, 5, 7, 3]
+        assert found["max"] == pytest.approx(1000, rel=1e-2) and found["max_over_median"] > 1e4
+
+
+@torch.no_grad()
+def test_the_branch_is_what_a_mixer_adds_over_what_it_is_added_to():
+    model, tokens = make_model(gate="elementwise"), random_tokens()
+    block, x = model.blocks[0], model.wte(tokens)
+    added = block.mixer(block.norm_1(x))[0].norm(dim=-1) / x.norm(dim=-1)
+    assert probe.layer_meters(model, tokens, {}, "float32")[0]["branch"] == pytest.approx(added.mean().item(), rel=1e-3)
+    assert len(probe.training_meters(model, tokens, tokens, {}, "float32")["branch"]) == 2
+
+
+@every_mixer
+@pytest.mark.parametrize("gate", ["none", "native+elementwise+headwise@value"])
+def test_every_mixer_has_every_meter_and_its_own_readout(name, gate):
+    model, seen = make_model(attention=name, gate=gate), []
+    layers = probe.layer_meters(model, random_tokens(), {}, "float32")
+    assert json.loads(json.dumps(layers, allow_nan=False)) == layers
+    assert all(set(layer["gates"]) == set(model.blocks[0].mixer.gates) for layer in layers)
+    probe.probe(model, random_tokens(), lambda block, tensors: seen.append((block.mixer, dict(tensors))))
+    for mixer, tensors in seen:
+        output, _ = mixer(tensors["x"])
+        torch.testing.assert_close(mixer.out_proj(tensors["after"].flatten(2)), output)
+        assert (tensors["before"] is tensors["after"]) == ("readout" not in mixer.gates)
+
+
+def test_a_probe_leaves_no_trace_and_a_compiled_model_is_not_compiled_again():
+    model, tokens = make_model(gate="elementwise"), random_tokens()
+    model.train()
+    compiled = torch.compile(model, backend="eager")
+    before = compiled(tokens)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        probe.training_meters(model, tokens, tokens, {"some": [1, 2, 3]}, "float32")
+        with interventions.pruned(model, 0.7):
+            pass
+        assert torch.equal(compiled(tokens), before)
+    with pytest.raises(ZeroDivisionError):
+        probe.probe(model, tokens, lambda block, seen: 1 / 0)
+    assert model.training
+    for module in model.modules():
+        assert not module._forward_hooks and not module._forward_pre_hooks
+
+
+def test_a_spike_is_five_deviations_above_the_last_hundred():
+    steady = [2.0, 4.0] * 50  # mean 3, deviation 1
+    assert probe.is_spike(8.01, steady) and not probe.is_spike(7.99, steady)
+    assert probe.is_spike(8.01, [100.0] * 50 + steady)  # older losses do not count
+    assert not probe.is_spike(1e9, steady[:10])  # too few to tell
