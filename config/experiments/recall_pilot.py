@@ -9,8 +9,8 @@ recall.py, show the window in which each mixer learns.
 include = "recall.py"
 
 name = "recall_pilot"
-seeds = [260, 261, 262, 263, 264, 265, 266, 267, 268, 269]
-selection_seeds = [270, 271, 272]
+seeds = [280, 281, 282, 283, 284, 285, 286, 287, 288, 289]
+selection_seeds = [290, 291, 292]
 learning_rates = [1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
 arms = {
     "softmax": {"attention": "softmax"},
