@@ -101,6 +101,16 @@ def test_weights_that_are_not_of_their_config_are_one_line(helpers, tmp_path):
     assert "its weights are not those of its config" in message and "blocks.1.norm_1.weight" in message
 
 
+def test_a_block_is_read_into_the_memory_of_the_block_before(tmp_path):
+    save_model(tmp_path / "out", attention="softmax,softmax,gla")
+    model, _ = checkpoints.open_model(tmp_path / "out")
+    kept = probe.probe(model, torch.arange(24)[None], lambda block, seen: dict(block.state_dict()))
+    places = [{name: tensor.data_ptr() for name, tensor in weights.items()} for weights in kept]
+    assert places[0] == places[1]
+    assert [weights["norm_1.weight"].device.type for weights in kept] == ["cpu"] * 3
+    assert all(block.norm_1.weight.is_meta for block in model.blocks[:2])
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_model_is_measured_in_less_memory_than_its_weights_take(text, tmp_path):
     save_model(tmp_path / "small", n_embd=64)
