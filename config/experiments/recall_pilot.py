@@ -10,6 +10,7 @@ include = "recall.py"
 name = "recall_pilot"
 seeds = [300, 301, 302, 303, 304, 305, 306, 307, 308, 309]
 selection_seeds = [310, 311, 312]
+learning_rates = [3e-3, 1e-2, 3e-2]
 arms = {
     "softmax": {"attention": "softmax"},
     "cosformer": {"attention": "cosformer"},
