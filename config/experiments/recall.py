@@ -1,8 +1,8 @@
 """
 What does a gate on the readout buy in recall beyond the scale of its branch: its start, its input, its activation?
 
-MQAR of 64 tokens and 80 ids, 2 to 16 pairs in turn, two layers x 64, four heads of 16, a width-4 convolution and
-PyTorch's initialisation everywhere. The learning rate is constant after a warmup of 200 steps, so that the step at
+MQAR of 64 tokens and 80 ids, 2 to 16 pairs in turn, two layers x 64, two heads of 32, a width-4 convolution and
+PyTorch's initialisation everywhere. The learning rate is constant after a warmup of 100 steps, so that the step at
 which a run gets there does not depend on the horizon; with a decay the last points of accuracy waited for it
 (results/LOG.md). recall_pilot.py confirms the task on seeds of its own: ungated, every mixer must reach 98% before the
 horizon in nine runs of ten, and none before step 150. Chance, a guess among the values in context, is 13%; a run ends
@@ -450,8 +450,8 @@ claims = {
 base = {
     "n_layer": 2,
     "n_embd": 64,
-    "n_head": 4,
-    "state_size": 16,
+    "n_head": 2,
+    "state_size": 32,
     "expand": 1,
     "mlp_ratio": 2,
     "block_size": 64,
@@ -459,7 +459,7 @@ base = {
     "init": "pytorch",
     "batch_size": 24,
     "max_iters": 1500,
-    "warmup_iters": 200,
+    "warmup_iters": 100,
     "decay_lr": False,
     "eval_interval": 16,
     "eval_batch_size": 256,

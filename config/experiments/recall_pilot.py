@@ -8,8 +8,8 @@ Passed: each mixer gets to 98% before the horizon in nine runs of ten, and in al
 include = "recall.py"
 
 name = "recall_pilot"
-seeds = [300, 301, 302, 303, 304, 305, 306, 307, 308, 309]
-selection_seeds = [310, 311, 312]
+seeds = [320, 321, 322, 323, 324, 325, 326, 327, 328, 329]
+selection_seeds = [330, 331, 332]
 learning_rates = [3e-3, 1e-2, 3e-2]
 arms = {
     "softmax": {"attention": "softmax"},
