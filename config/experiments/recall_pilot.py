@@ -8,8 +8,8 @@ Passed: each mixer gets to 98% before the horizon in nine runs of ten, and in al
 include = "recall.py"
 
 name = "recall_pilot"
-seeds = [320, 321, 322, 323, 324, 325, 326, 327, 328, 329]
-selection_seeds = [330, 331, 332]
+seeds = [340, 341, 342, 343, 344, 345, 346, 347, 348, 349]
+selection_seeds = [350, 351, 352]
 learning_rates = [3e-3, 1e-2, 3e-2]
 arms = {
     "softmax": {"attention": "softmax"},
