@@ -92,6 +92,7 @@ class ExperimentConfig:
     pool_rates: bool = key(
         False, "true: a mixer's arms share the rate best for their mean, but for one that is better by a standard error"
     )
+    widen_rates: bool = key(True, "a choice at the edge of the rates tries the next one beyond (false: it does not)")
     rates_at: str | None = key(None, "the setting that rates are chosen in, for all (None: in each its own)")
     prepare: str = key("mqar", "which data/*/prepare.py makes the data")
     data: dict = key({}, "keys of that script; a later data is added to it", merge=True)

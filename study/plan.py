@@ -163,7 +163,8 @@ def choose_rate(config, setting: str | None, arm: str, found: dict[str, dict]) -
             return choice
         areas |= full
         rate = best_rate(areas, config.select_by != "end")
-        waiting = [] if config.select_by == "end" else wider(rates, rate, widened)
+        is_fixed = config.select_by == "end" or not config.widen_rates
+        waiting = [] if is_fixed else wider(rates, rate, widened)
         rates = sorted(rates + waiting)
     return choice | next_best(areas, rate) | {"rate": rate, "is_edge": rate in (rates[0], rates[-1])}
 

@@ -192,6 +192,12 @@ def test_the_area_of_a_run_that_was_solved_early_counts_up_to_the_horizon():
     assert curves.area(run | {"finite": False}) is None
 
 
+def test_a_grid_that_is_not_to_be_widened_stays_as_it_is():
+    config = choosing(widen_rates=False)
+    choices, _ = chosen(config, by_rate({0.001: 0.1, 0.01: 0.4, 0.1: 0.5}))
+    assert choices[0]["is_edge"] and {trial["rate"] for trial in choices[0]["trials"]} == set(config.learning_rates)
+
+
 def test_older_experiments_choose_by_the_end_of_full_runs_and_widen_nothing():
     config = choosing(select_by="end")
     (choice,), n_runs = chosen(config, by_rate({0.001: 0.1, 0.01: 0.5, 0.1: 0.6}))

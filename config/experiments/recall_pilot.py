@@ -8,9 +8,8 @@ Passed: each mixer gets to 98% before the horizon in nine runs of ten, and in al
 include = "recall.py"
 
 name = "recall_pilot"
-seeds = [340, 341, 342, 343, 344, 345, 346, 347, 348, 349]
-selection_seeds = [350, 351, 352]
-learning_rates = [3e-3, 1e-2, 3e-2]
+seeds = [360, 361, 362, 363, 364, 365, 366, 367, 368, 369]
+selection_seeds = [370, 371, 372]
 arms = {
     "softmax": {"attention": "softmax"},
     "cosformer": {"attention": "cosformer"},
