@@ -204,7 +204,7 @@ def _load_safetensors(path, device):
 def open_model(path: Path | str, device: str = "cpu") -> tuple[GPT, dict]:
     """(model in evaluation mode, checkpoint without its weights), for a model that need not fit into the memory.
 
-    A block reads its weights from the file when it runs, in float32, and the next block drops them, so that
+    A block reads its weights from the file when it runs, in float32, into the memory of the block before, so that
     `model.features` takes the memory of one layer's weights. `model.logits` reads the embedding as the file has it.
     """
     checkpoint, file = load(path, is_mapped=True), file_of(path)

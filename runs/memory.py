@@ -332,7 +332,6 @@ def stepping(config, dtype: str, length: int, world_size: int, device: str) -> d
 
 def training(config, dtype: str, dataset: Dataset, processes: Processes) -> dict[str, float]:
     """What one process of train.py needs."""
-
     device, world_size, weights = processes.device_type, processes.world_size, weight_bytes(config)
     length = longest_row(dataset, "train", config.block_size)
     parts = stepping(config, dtype, length, world_size, device)
@@ -486,7 +485,6 @@ def activations_at_most(config, dataset: Dataset) -> float:
 
 def training_at_most(config, dataset: Dataset) -> float:
     """Bytes that one process of train.py certainly stays below, without a trace."""
-
     length = max(longest_row(dataset, split, config.block_size) for split in ("train", "val"))
     rows = max(evaluation_rows(config, dataset), training_rows(length))
     loaded = 32 * config.gradient_accumulation_steps * config.batch_size * length

@@ -72,12 +72,12 @@ def make_trial(config, seed: int, setting: str | None, arm: str, rate: float, is
     steps = (config.selection_iters or (max(1, keys.max_iters // 4), keys.max_iters))[0 if is_short else -1]
     if steps < keys.max_iters:
         run["config"]["max_iters"] = steps
-    if steps < keys.max_iters and keys.decay_lr:
-        scale = steps / keys.max_iters
-        run["config"]["warmup_iters"] = round(scale * keys.warmup_iters)
-        run["config"]["eval_interval"] = max(1, round(scale * keys.eval_interval))
-        if keys.lr_decay_iters is not None:
-            run["config"]["lr_decay_iters"] = max(1, round(scale * keys.lr_decay_iters))
+        if keys.decay_lr:
+            scale = steps / keys.max_iters
+            run["config"]["warmup_iters"] = round(scale * keys.warmup_iters)
+            run["config"]["eval_interval"] = max(1, round(scale * keys.eval_interval))
+            if keys.lr_decay_iters is not None:
+                run["config"]["lr_decay_iters"] = max(1, round(scale * keys.lr_decay_iters))
     run["config"] |= config.selection_base
     return run
 

@@ -1,4 +1,4 @@
-"""The meters of a checkpoint: pruning, 8 bits, the command; the figures and the report that are made of them.
+"""The meters of a run and of a checkpoint: the log, the command; the figures and the report that are made of them.
 
 python -m pytest tests/test_meters.py
 """
@@ -8,96 +8,11 @@ import json
 from html.parser import HTMLParser
 
 import pytest
-import torch
 
 import meters
 import plot
-from model import GPT, MIXERS, GPTConfig
 from runs import probe
-from study import interventions, report
-
-T, C, H, D = 12, 16, 2, 8
-every_mixer = pytest.mark.parametrize("name", MIXERS)
-
-
-@torch.no_grad()
-def make_model(noise=0.2, **keys):
-    """Two layers of random weights; noise 0 leaves the start, where gates are zero."""
-    torch.manual_seed(0)
-    keys = dict(n_layer=2, n_embd=C, n_head=H, block_size=T, vocab_size=20, state_size=4, position="none") | keys
-    model = GPT(GPTConfig(**keys)).eval()
-    for p in model.parameters():
-        p.add_(noise * torch.randn_like(p))
-    return model
-
-
-def random_tokens():
-    return torch.randint(20, (3, T), generator=torch.Generator().manual_seed(1))
-
-
-# -- pruning and 8 bits ------------------------------------------------------------------------------------------------
-
-
-@every_mixer
-def test_pruning_at_threshold_0_changes_nothing_and_above_every_value_closes_all(name):
-    model, tokens = make_model(attention=name, gate="elementwise"), random_tokens()
-    before = model(tokens)
-    with interventions.pruned(model, 0.0) as counts:
-        assert torch.equal(model(tokens), before)
-    assert counts[0] == 0 and counts[1] == 2 * 3 * T * model.blocks[0].mixer.n_head * D
-    with interventions.pruned(model, 1.01) as counts:
-        closed = model(tokens)
-    assert counts[0] == counts[1]
-    with torch.no_grad():
-        for block in model.blocks:
-            block.mixer.out_proj.weight.zero_()
-    torch.testing.assert_close(closed, model(tokens))
-
-
-def test_the_pruned_share_is_that_of_the_values_under_the_threshold():
-    model, tokens = make_model(gate="elementwise"), random_tokens()
-    layers = meters.layer_meters(model, tokens, {}, "float32")
-    with interventions.pruned(model, 0.1) as counts:
-        model(tokens)
-    assert counts[0] / counts[1] == pytest.approx(meters.summary(layers, T)["gate_below_0.1"]["readout"], abs=1e-3)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("keys", [dict(), dict(n_kv_head=1, qk_norm=True, position="rope")])
-def test_decoding_without_closed_heads_is_the_pruned_model(keys):
-    model, tokens = make_model(noise=0.5, gate="headwise", **keys), random_tokens()[:1]
-    before, (state, skipped_state) = model(tokens), (model.init_state() for _ in range(2))
-    with interventions.closed_heads_skipped(model, 0.5) as counts:
-        skipped = []
-        for start, end in ((0, 4), *((i, i + 1) for i in range(4, T))):
-            x, skipped_state = model.features(tokens[:, start:end], skipped_state, start)
-            skipped.append(x)
-    for start, end in ((0, 4), *((i, i + 1) for i in range(4, T))):
-        with interventions.pruned(model, 0.5 if start else 0.0):  # the prefill is whole
-            x, state = model.features(tokens[:, start:end], state, start)
-        torch.testing.assert_close(skipped.pop(0), x)
-    assert 0 < counts[0] < counts[1] == (T - 4) * 2 * H
-    assert torch.equal(model(tokens), before)
-    assert all("read" not in vars(block.mixer) for block in model.blocks)
-
-
-@torch.no_grad()
-def test_eight_bits_keep_what_they_can_say_and_lose_what_an_outlier_hides():
-    model = make_model()
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    up = model.blocks[0].mlp.up
-    up.weight[:, 0], up.weight[:, 1:] = 127.0, torch.randint(-127, 128, up.weight[:, 1:].shape).float()
-    x, other = torch.zeros(1, C), torch.randn(1, C)
-    x[0, 0], x[0, 1] = 127.0, 0.4  # 0.4 is less than half a level
-    key = model.blocks[0].mixer.out_proj
-    exact, fine = up(torch.eye(C)[1:2]), key(other)
-    with interventions.quantised(model):
-        torch.testing.assert_close(up(x), 127.0 * up.weight[:, 0][None])
-        torch.testing.assert_close(up(torch.eye(C)[1:2]), exact)  # these weights are levels
-        assert 0 < (key(other) - fine).abs().max() < 0.05 * fine.abs().max()
-    assert torch.equal(key(other), fine) and not any("forward" in vars(module) for module in model.modules())
-    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters() if "0.mlp.up" not in name)
-
+from study import report
 
 # -- files -------------------------------------------------------------------------------------------------------------
 

@@ -139,7 +139,8 @@ arms = {
 prepare = "mqar"
 data = {"slices": "64/2,64/4,64/8,64/16", "vocab_size": 80, "train_size": 20_000, "val_size": 64}
 
-# at 1e-3 nothing is solved; at 3e-2 softmax needs 112 to 768 steps, and cosFormer stays under 98%
+# in the pilots no run was at 98% after 600 steps at 1e-3; at 3e-2 softmax needed 112 to 768, and cosFormer
+# more than 1,500 in two runs of nine
 learning_rates = [3e-3, 1e-2]
 widen_rates = False
 selection_seeds = [100, 101, 102]
