@@ -4,18 +4,18 @@ What does a gate on the readout buy in recall beyond the scale of its branch: it
 MQAR of 64 tokens and 80 ids, 2 to 16 pairs in turn, two layers x 64, two heads of 32, a width-4 convolution and
 PyTorch's initialisation everywhere. The learning rate is constant after a warmup of 100 steps, so that the step at
 which a run gets there does not depend on the horizon; with a decay the last points of accuracy waited for it
-(results/LOG.md). recall_pilot.py confirms the task on seeds of its own: ungated, every mixer must reach 98% before the
-horizon in nine runs of ten, and none before step 150. Chance, a guess among the values in context, is 13%; a run ends
-after two evaluations at 98%, the ceiling; the horizon is 1,500 steps.
+(results/LOG.md). recall_pilot.py confirmed the task on seeds of its own: ungated, all fifty runs got to 98%, after 160
+to 1,200 steps. Chance, a guess among the values in context, is 13%; a run ends after two evaluations at 98%, the
+ceiling; the horizon is 1,500 steps.
 
 Arms of each mixer: no gate; the published sigmoid gate, which starts at a half; a wide gate, 2 sigmoid(g + b), from a
 half and from one, alike in all else; a wide constant from one (static); no gate, but the branch halved (fixed half);
 no gate, but the output projection's initial weights halved (half init), which AdamW changes twice as fast, relatively.
 Three mixers have a native SiLU gate, whose random weights start it around zero, and a SiLU gate from one in the same
 place. The number compared is the logarithm of the steps to 90%, that of the horizon for a run that never gets there; a
-difference of 0.0953 is a factor of 1.1, one of 0.1398 of 1.15. Rates are chosen on seeds 100 to 102, by the area under
-the curve of 600 steps. A claim pools the mixers; those by mixer are a family of their own, and exploratory where ten
-seeds cannot place a spread of 0.2 within the band. All were written before the first run.
+difference of 0.0953 is a factor of 1.1, one of 0.1398 of 1.15, one of 0.1823 of 1.2. Rates are chosen on seeds 100 to
+102, by the area under the curve of 600 steps. A claim pools the mixers; those by mixer are a family of their own, and
+exploratory where ten seeds cannot place a spread of 0.25 within the band. All were written before the first run.
 """
 
 name = "recall"
@@ -148,7 +148,7 @@ selection_iters = [600]  # at a constant rate, the first 600 steps of a run
 pool_rates = True
 selection_base = {"meters": False}
 
-pair_spread = 0.2  # of log steps; earlier rows have 0.12 to 0.28
+pair_spread = 0.25  # of log steps; with and without the sigmoid gate, on five other seeds: 0.10 to 0.31 by mixer
 
 # contrasts are of log steps, so that each is a ratio of steps; over 1: the first arm is slower
 claims = {
@@ -165,7 +165,7 @@ claims = {
         "of": ["log_steps", 0.9],
         "family": "start",
     },
-    "it changes gla, mamba2 and gated_deltanet by less than 15%": {
+    "it changes gla, mamba2 and gated_deltanet by less than 20%": {
         "contrast": {
             "gla wide half": 1 / 3,
             "gla wide one": -1 / 3,
@@ -174,7 +174,7 @@ claims = {
             "gated_deltanet wide half": 1 / 3,
             "gated_deltanet wide one": -1 / 3,
         },
-        "within": 0.1398,
+        "within": 0.1823,
         "of": ["log_steps", 0.9],
         "family": "start",
     },

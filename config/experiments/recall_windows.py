@@ -1,0 +1,30 @@
+"""
+At which learning rates does each mixer recall? The published windows (Okpekpe and Orvieto 2025), with and without a gate.
+
+recall.py's task and model at five rates from 1e-3 to 1e-1, the first 600 steps of a run each, on seeds of their own:
+accuracy at the end against the rate is the figure windows.png. Published, at other sizes: recurrent mixers recall in a
+narrow window of rates, attention in a wide one. A mixer's window is here the rates at which all three seeds are over
+90% after 600 steps; softmax's should be wider than that of each recurrent mixer, and the gate should move none by more
+than one rate. Three seeds are a look: no claim is judged. One seed at each chosen rate goes on to the end.
+"""
+
+include = "recall.py"
+
+name = "recall_windows"
+seeds = [110]
+arms = {
+    "softmax": {"attention": "softmax"},
+    "softmax sigmoid": {"attention": "softmax", "gate": "elementwise"},
+    "cosformer": {"attention": "cosformer"},
+    "cosformer sigmoid": {"attention": "cosformer", "gate": "elementwise"},
+    "gla": {"attention": "gla"},
+    "gla sigmoid": {"attention": "gla", "gate": "elementwise"},
+    "mamba2": {"attention": "mamba2"},
+    "mamba2 sigmoid": {"attention": "mamba2", "gate": "elementwise"},
+    "gated_deltanet": {"attention": "gated_deltanet"},
+    "gated_deltanet sigmoid": {"attention": "gated_deltanet", "gate": "elementwise"},
+}
+learning_rates = [1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
+selection_seeds = [111, 112, 113]
+pool_rates = False
+claims = {}
