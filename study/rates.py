@@ -118,11 +118,12 @@ def figure(config, choices: list[dict], path: Path) -> Path:
     return write(drawn, path)
 
 
-def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, float]]]:
-    """{mixer: {arm without its mixer's name: {rate: mean metric at the end of the first runs}}}; more than one mixer.
+def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, list[float]]]]:
+    """{mixer: {arm without its mixer's name: {rate: metric at the end of the first runs, by seed}}}; for two mixers or
+    more.
 
-    The first runs, short ones if there are any, are at every rate in every arm. A mean that holds a run without a
-    finite metric is left out.
+    The first runs, short ones if there are any, are at every rate in every arm. A rate at which a run has no finite
+    metric is left out.
     """
     found: dict = {}
     for choice in choices:
@@ -132,14 +133,14 @@ def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, f
             if trial["is_short"] == has_short and all(map(is_finite, ends)):
                 mixer, variant = report.mixer_of(trial["rows"][0]), report.variant_of(trial["rows"][0])
                 variant = ", ".join(filter(None, (variant, choice["setting"])))
-                found.setdefault(mixer, {}).setdefault(variant, {})[trial["rate"]] = mean(ends)
+                found.setdefault(mixer, {}).setdefault(variant, {})[trial["rate"]] = ends
     is_window = len(found) > 1 and max(len(own) for arms in found.values() for own in arms.values()) >= FEWEST
     return found if is_window else {}
 
 
 def windows(config, found: dict, path: Path) -> Path:
-    """The metric against the learning rate, a panel per mixer, a thin line per arm and a thick one for that without a
-    gate; returns the path. found: as `windows_of` gives it.
+    """The metric against the learning rate, a panel per mixer: the mean of each arm, a thick line for that without a
+    gate, and a dash per seed; returns the path. found: as `windows_of` gives it.
     """
     drawn, grid = plt.subplots(1, len(found), figsize=(2.5 * len(found) + 0.5, 2.6), sharex=True, sharey=True)
     names = list(dict.fromkeys(variant for arms in found.values() for variant in arms))
@@ -150,7 +151,9 @@ def windows(config, found: dict, path: Path) -> Path:
         for variant, by_rate in sorted(arms.items(), key=lambda item: item[0] == "none"):  # on top of the others
             look = dict(color="black", linewidth=2.5) if variant == "none" else dict(color=others.get(variant, "0.6"))
             rates = sorted(by_rate)
-            axes.plot(rates, [scale * by_rate[rate] for rate in rates], marker=".", label=variant, **look)
+            axes.plot(rates, [scale * mean(by_rate[rate]) for rate in rates], marker=".", label=variant, **look)
+            dots = [(rate, scale * end) for rate in rates for end in by_rate[rate]]
+            axes.plot(*zip(*dots, strict=True), "_", color=look["color"], markersize=5, alpha=0.5)
         log_axis(axes, tried)
         axes.set_title(mixer, fontsize=9)
         dress(axes)

@@ -312,17 +312,23 @@ def test_the_short_runs_show_in_which_rates_a_mixer_learns(tmp_path, drawn):
     found = rates.windows_of(config, choices)
     without_short = choosing(arms=arms, selection_iters=[100])
     assert rates.windows_of(without_short, chosen(without_short, end_of)[0]) == found
+    seeds = len(config.selection_seeds)
     wanted = {
         "softmax": {"none": dict(zip(rates_tried, ends["softmax"], strict=True))},
         "gla": {"none": {0.001: 0.2, 0.01: 0.7}, "gated": dict(zip(rates_tried, ends["gla gated"], strict=True))},
     }
-    assert {mixer: {arm: pytest.approx(own) for arm, own in arms.items()} for mixer, arms in wanted.items()} == found
+    assert found == {
+        mixer: {arm: {rate: [end] * seeds for rate, end in own.items()} for arm, own in of_arms.items()}
+        for mixer, of_arms in wanted.items()
+    }
     rates.windows(config, found, tmp_path / "windows.png")
     softmax, gla = drawn["windows.png"].axes
     assert (softmax.get_title(), gla.get_title()) == ("softmax", "gla")
     assert [label.get_text() for label in softmax.get_xticklabels()] == ["0.001", "0.01", "0.1"]
-    assert [line.get_label() for line in gla.lines] == ["gated", "none"]  # that without a gate lies on top
-    assert list(gla.lines[0].get_ydata()) == pytest.approx([30, 80, 10])
+    means, dashes = gla.lines[::2], gla.lines[1::2]
+    assert [line.get_label() for line in means] == ["gated", "none"]  # that without a gate lies on top
+    assert list(means[0].get_ydata()) == pytest.approx([30, 80, 10])
+    assert [len(line.get_ydata()) for line in dashes] == [3 * seeds, 2 * seeds]
     one = choosing(arms={"softmax": {}})
     assert rates.windows_of(one, chosen(one, lambda run: 0.5)[0]) == {}
 
