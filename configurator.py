@@ -176,7 +176,7 @@ def check(instance: object) -> None:
 
 
 def _check(config_class, values, source=""):
-    fields, hints = _fields(config_class), typing.get_type_hints(config_class)
+    fields, hints = _fields(config_class), _hints(config_class)
     prefix = f"{_shorten(source, 200)}: " if source else ""
     _check_elsewhere(config_class, values, prefix)
     checked = {}
@@ -213,6 +213,11 @@ def _check_elsewhere(config_class, names, prefix=""):
             found.setdefault(instead, []).append(name)
     if found:
         raise UserError(prefix + "; ".join(f"{', '.join(keys)}: {instead}" for instead, keys in found.items()))
+
+
+@functools.cache  # an experiment builds hundreds of configs each time it looks for its next run
+def _hints(config_class):
+    return typing.get_type_hints(config_class)
 
 
 def _fields(config_class):
@@ -417,7 +422,7 @@ def _help(config_class, positional, program, description):
         lines += textwrap.wrap(line, 100, subsequent_indent=" " * (len(line) - len(line.lstrip()))) or [""]
     lines += [""] * bool(description.strip()) + ["keys, with their defaults:", ""]
 
-    rows, hints = [], typing.get_type_hints(config_class)
+    rows, hints = [], _hints(config_class)
     for name, field in _fields(config_class).items():
         default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
         base, _, optional = _kind(hints[name])
