@@ -138,7 +138,7 @@ def test_a_convolution_compiles_with_its_backward():
         torch.autograd.grad(call(x, None).square().sum(), list(conv.parameters()))
         for call in (conv, torch.compile(conv, backend="aot_eager"))
     ]
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    torch.testing.assert_close(*gradients)
 
 
 def test_under_autocast_a_convolutions_gradients_round_once():
