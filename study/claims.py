@@ -8,10 +8,10 @@ import math
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 from study import curves, stats
-from study.drawing import COLOURS, dress, interval_lines, mean, write
+from study.drawing import COLOURS, dress, interval_lines, mean, ratio_axis, write
 from study.page import Table
 
 CLAIM_COLOURS = {
@@ -164,11 +164,9 @@ def forest(records: list[dict], path: Path, panel: str = "of") -> Path:
     for axes, ((of, unit), own) in zip(grid.flat, panels.items(), strict=True):
         forest_panel(axes, own, 1.0 if unit in (RATIO, "ratio") else 0.0)
         name = unit if of == unit else f"{of} ({unit})"
-        axes.set(xlabel=name, ylim=(-len(own) + 0.2, 0.8), xscale="log" if unit == RATIO else "linear")
+        axes.set(xlabel=name, ylim=(-len(own) + 0.2, 0.8))
         if unit == RATIO:
-            axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.2, 1.5, 2, 3, 5, 7, 8, 9)))
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.xaxis.set_minor_formatter(NullFormatter())
+            ratio_axis(axes)
         else:
             axes.xaxis.set_major_locator(MaxNLocator(7))
         dress(axes)

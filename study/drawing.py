@@ -9,6 +9,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from model import MIXERS
 from runs.files import check_output, write_output
@@ -19,6 +20,9 @@ plt.rcParams["text.parse_math"] = False  # a name may hold a $
 # Okabe & Ito 2008: colours that the colour-blind can tell apart. The spare ones are from Tol 2021, "muted"
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 SPARE_COLOURS = ["#999933", "#332288", "#44AA99", "#117733", "#CC6677"]
+
+# {the widest range of ratios, highest over lowest: the first digits that have a tick}
+RATIO_TICKS = {2.5: (1, 1.2, 1.5, 2, 3, 4, 5, 6, 7, 8, 9), 10: (1, 1.5, 2, 3, 5, 7), 100: (1, 2, 5), math.inf: (1,)}
 
 
 def mixer_colours(names: Iterable[str]) -> dict[str, str]:
@@ -90,6 +94,16 @@ def log_axis(axes: plt.Axes, values: Iterable[float]) -> None:
     axes.set_xscale("log")
     axes.set_xticks(values, [f"{value:,.2g}" if value < 1 else f"{value:,}" for value in values], fontsize=7)
     axes.minorticks_off()
+
+
+def ratio_axis(axes: plt.Axes) -> None:
+    """Makes x logarithmic, for ratios: the wider the range, the fewer ticks."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    ticks = next(ticks for most, ticks in RATIO_TICKS.items() if high / low <= most)
+    axes.xaxis.set_major_locator(LogLocator(subs=ticks))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def dress(axes: plt.Axes) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from study import claims, curves, report, stats
-from study.drawing import dress, mean, mean_mark, mixer_colours, write
+from study.drawing import dress, mean, mean_mark, mixer_colours, ratio_axis, write
 from study.page import Table
 
 BETTER = {"log_steps": "sooner", "lost": "lost less often"}
@@ -48,8 +48,8 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
     """
     pairs, mixers, rules = pairs_of(judged, rows), list(report.arms_of(rows)), []
     colours, n = mixer_colours(mixers), len(mixers)
-    columns = min(5, len(pairs))
-    lines = -(-len(pairs) // columns)
+    lines = -(-len(pairs) // 5)
+    columns = -(-len(pairs) // lines)
     look: dict = dict(squeeze=False, sharey=True, figsize=(2.9 * columns + 1.2, lines * (0.42 * n + 1.9)))
     figure, grid = plt.subplots(lines, columns, **look)
     for axes in grid.flat[len(pairs) :]:
@@ -80,10 +80,11 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
         axes.set(ylim=(-n - 0.6, 0.6))
         axes.set_xlabel(label_of(claim, first, second), fontsize=8)
         axes.tick_params(axis="x", labelsize=8)
+        if of[0] == "log_steps":
+            ratio_axis(axes)
+        axes.axhline(-n + 0.5, color="0.85", linewidth=0.8)
         dress(axes)
     grid[0, 0].set_yticks([-i for i in range(n + 1)], [*mixers, "mean of these"])
-    for axes in grid.flat:
-        axes.axhline(-n + 0.5, color="0.85", linewidth=0.8)
     handles: list = [
         plt.Line2D([], [], marker="o", color="0.3", linewidth=3, label="mean, 95% interval"),
         plt.Line2D([], [], marker=".", color="0.3", linestyle="", label="a seed"),

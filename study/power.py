@@ -111,9 +111,8 @@ def flags(config, rows: list[dict], choices: list[dict], question: dict) -> list
         return []
     words = ends_of_the_scale(config, cells, question["of"]) + unlike_pairs(cells)
     tried = {(config.rates_at or setting, config.rate_of.get(arm, arm)) for setting, arm in cells}
-    for choice in choices:
-        words += rate_flags(choice) if (choice["setting"], choice["arm"]) in tried else []
-    return list(dict.fromkeys(words))
+    own = [choice for choice in choices if (choice["setting"], choice["arm"]) in tried]
+    return list(dict.fromkeys([*words, *edges(own), *(word for choice in own for word in margins(choice))]))
 
 
 def ends_of_the_scale(config, cells: dict[tuple, list[dict]], path: list) -> list[str]:
@@ -161,15 +160,22 @@ def is_mixed(rows: list[dict], name: str) -> bool:
     return len({value for row in rows if (value := tables.made_by(row, name)) is not None}) > 1
 
 
-def rate_flags(choice: dict) -> list[str]:
-    """Edge: the chosen rate is the lowest or the highest of those tried. Margin: the next best is within a standard
-    error, over the selection seeds, of the difference."""
+def edges(choices: list[dict]) -> list[str]:
+    """Edge: a chosen rate is the lowest or the highest of those tried."""
+    arms: dict = {}
+    for choice in choices:
+        if choice.get("is_edge"):
+            arms.setdefault(choice["rate"], {})[choice["arm"]] = None
+    names = {rate: ", ".join(own) if len(own) < 4 else f"{len(own)} arms" for rate, own in arms.items()}
+    return [f"edge: {own} chose {rate:g} at the end of the grid" for rate, own in names.items()]
+
+
+def margins(choice: dict) -> list[str]:
+    """Margin: the next best rate is within a standard error, over the selection seeds, of the difference."""
     arm, rate, other = (choice.get(name) for name in ("arm", "rate", "other"))
-    words = [f"edge: {arm} chose {rate:g} at the end of its grid"] if choice.get("is_edge") else []
     if other is None or not math.isfinite(choice["margin"]):
-        return words
+        return []
     if math.isnan(choice["error"]):
-        words.append(f"one selection seed: the margin of {arm}'s rate over {other:g} has no standard error")
-    elif abs(choice["margin"]) < choice["error"]:
-        words.append(f"margin: {arm}'s rate {rate:g} and {other:g} are within a standard error")
-    return words
+        return [f"one selection seed: the margin of {arm}'s rate over {other:g} has no standard error"]
+    is_close = abs(choice["margin"]) < choice["error"]
+    return [f"margin: {arm}'s rate {rate:g} and {other:g} are within a standard error"] if is_close else []

@@ -10,11 +10,11 @@ page that shows everything.
 import collections
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from study import curves, lengths, mixers, power, ranks, report, sinks, stats
-from study.claims import notes
+from study.claims import UNITS, notes, unit_of
 from study.page import Table
 
 
@@ -276,7 +276,8 @@ def undeclared_look(rows: list[dict], question: dict) -> list[str]:
 
 
 def claims_table(judged: list[dict]) -> str:
-    """A line per claim: its verdict, and the numbers behind it. Accuracies are fractions, losses are in nats."""
+    """A line per claim: its verdict, and the numbers behind it. Accuracies are fractions, losses are in nats, and
+    differences of logarithms are ratios."""
     return "\n".join(f"{name}: {words}" for name, words in claim_lines(judged))
 
 
@@ -287,8 +288,9 @@ def claim_lines(judged: list[dict]) -> list[tuple[str, str]]:
         name = ", ".join(filter(None, (claim["claim"], claim["setting"])))
         words = f"exploratory: {claim['verdict']}" if claim["exploratory"] else claim["verdict"]
         if "over" in claim:
-            values = ", ".join(f"{value:+.4f}" for value in claim["by_seed"].values())
-            count = f"{claim['over']} of {claim['n'] + len(claim['lost'])} seeds over {claim['threshold']:g}"
+            number = shown(claim)
+            values = ", ".join(map(number, claim["by_seed"].values()))
+            count = f"{claim['over']} of {claim['n'] + len(claim['lost'])} seeds over {number(claim['threshold'], 'g')}"
             words += f" ({count}, {claim['needed']} needed: {values})"
         elif "mean" in claim:
             words += f" ({numbers_of(claim)})"
@@ -298,31 +300,44 @@ def claim_lines(judged: list[dict]) -> list[tuple[str, str]]:
     return lines
 
 
+def shown(claim: dict) -> Callable[..., str]:
+    """The function that shows a number of the claim: number(value), or number(value, format) for what was declared. A
+    logarithm is shown as what it is of."""
+    if claim["of"][0] not in ("log", "log_steps"):
+        return lambda value, form="+.4f": f"{value:{form}}"
+    convert, own_form = UNITS[unit_of(claim)]
+    return lambda value, form="": f"{convert(value):{own_form}}"
+
+
 def numbers_of(claim: dict) -> str:
     """The mean of a claim, its intervals and its tests, in words."""
+    number, is_log = shown(claim), claim["of"][0] in ("log", "log_steps")
     level = f"{100 * (1 - stats.LEVEL / claim['looks']):g}%"
     interval = f"{level} interval" if claim["sides"] == 2 else f"one-sided {level} bounds"
-    parts = [f"{claim['mean']:+.4f}, exact {interval} {claim['low']:+.4f} to {claim['high']:+.4f}"]
+    parts = [f"{number(claim['mean'])}, exact {interval} {number(claim['low'])} to {number(claim['high'])}"]
     if claim["identical"]:
         parts[0] += ", identical in all seeds"
     else:
-        parts[0] += f", Student's {claim['student_low']:+.4f} to {claim['student_high']:+.4f}"
+        parts[0] += f", Student's {number(claim['student_low'])} to {number(claim['student_high'])}"
+    threshold = "" if claim["threshold"] is None else number(claim["threshold"], "g")
     if "p" in claim:
         sampled = (
             f" +-{claim['p_error']:.1g}, {stats.RANDOM_PATTERNS:,} random sign patterns" if claim["p_error"] else ""
         )
-        parts.append(f"over {claim['threshold']:g}: p {claim['p']:.3g}{sampled}, {claim['p_holm']:.3g} after Holm")
+        parts.append(f"over {threshold}: p {claim['p']:.3g}{sampled}, {claim['p_holm']:.3g} after Holm")
         parts[-1] += " and two looks" if claim["looks"] > 1 else ""
+    band = "a factor of " if is_log else "+-"
     if "p_within" in claim:
         p = f"p {claim['p_within']:.3g}, {claim['p_within_holm']:.3g} after Holm"
-        parts.append(f"within +-{claim['within']:g}: {p}")
+        parts.append(f"within {band}{number(claim['within'], 'g')}: {p}")
     seen = []
     if "detectable" in claim and math.isinf(claim["detectable"]):
         seen.append("too few seeds to see anything")
     elif "detectable" in claim:
-        seen.append(f"sees {claim['detectable']:.3g} beyond {claim['threshold']:g} in 80% of cases")
+        beyond = band if is_log else ""
+        seen.append(f"sees {beyond}{number(claim['detectable'], '.3g')} beyond {threshold} in 80% of cases")
     if "detectable_within" in claim:
-        seen.append(f"shows a band of +-{claim['detectable_within']:.3g} in 80% of cases")
+        seen.append(f"shows a band of {band}{number(claim['detectable_within'], '.3g')} in 80% of cases")
     return "; ".join([*parts, *seen, f"{claim['n']} seeds"])
 
 

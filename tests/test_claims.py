@@ -215,9 +215,12 @@ def test_a_rate_at_the_end_of_its_grid_or_within_a_standard_error_is_flagged():
     none, gated = (chosen | {"arm": arm} for arm in ("none", "gated"))
     assert flags_of(values, choices=[none, gated], **keys) == []
     assert flags_of(values, choices=[none | {"is_edge": True}, gated | {"error": 0.3}], **keys) == [
-        "edge: none chose 0.01 at the end of its grid",
+        "edge: none chose 0.01 at the end of the grid",
         "margin: gated's rate 0.01 and 0.001 are within a standard error",
     ]
+    edges = [chosen | {"arm": arm, "is_edge": True} for arm in "abcde"]
+    assert power.edges(edges[:2]) == ["edge: a, b chose 0.01 at the end of the grid"]
+    assert power.edges([*edges, gated]) == ["edge: 5 arms chose 0.01 at the end of the grid"]
     said = "one selection seed: the margin of none's rate over 0.001 has no standard error"
     assert flags_of(values, choices=[none | {"error": math.nan}, gated], **keys) == [said]
     assert flags_of(values, choices=[none | {"margin": math.nan, "error": math.nan}, gated], **keys) == []
@@ -240,6 +243,7 @@ def test_a_claim_may_be_about_the_curve_and_pool_settings(helpers):
         )
         rows.append(row)
     d16, d32, pooled = tables.judge_claims(config, rows)
+    assert "(2.00, exact 95% interval 2.00 to 2.00, identical in all seeds; over 1.00: p" in tables.claims_table([d16])
     assert d16["by_seed"] == pytest.approx(dict.fromkeys(range(8), math.log(2))) and d16["verdict"] == "supported"
     assert set(d32["by_seed"].values()) == {0} and d32["verdict"] == "inconclusive"
     assert pooled["by_seed"] == pytest.approx(dict.fromkeys(range(8), 0.05))  # the mean of 0.1 and 0

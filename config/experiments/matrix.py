@@ -17,9 +17,9 @@ recurrent mixers than to softmax; it adds most to cosformer, then gla, then mamb
 times the length with twice the pairs, too; more than half of the gate's values are under 0.1. 60 runs choose the rates
 and 210 compare the arms, in about an hour and a quarter on two CPU cores.
 
-Result (results/EARLIER.md): no claim is supported. Seeds differ by more than any gain. Gated softmax failed on two seeds
-of five at the rate it chose (matrix_softmax.py looks again). The native gates lower recall. 6 to 34% of the gates'
-values are under 0.1. None of the scenarios holds.
+Result (results/EARLIER.md): no claim is supported. Seeds differ by more than any gain. Gated softmax failed on two
+seeds of five at the rate it chose (matrix_softmax.py looks again). The native gates lower recall. 6 to 34% of the
+gates' values are under 0.1. None of the scenarios holds.
 """
 
 include = "base/matrix.py"

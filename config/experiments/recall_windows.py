@@ -1,5 +1,5 @@
 """
-At which learning rates does each mixer recall? The published windows (Okpekpe and Orvieto 2025), with and without a gate.
+At which learning rates does each mixer recall? Published windows (Okpekpe and Orvieto 2025), with and without a gate.
 
 recall.py's task and model at five rates from 1e-3 to 1e-1, the first 600 steps of a run each, on seeds of their own:
 accuracy at the end against the rate is the figure windows.png. Published, at other sizes: recurrent mixers recall in a
