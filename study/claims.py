@@ -5,6 +5,7 @@ which overview.py draws the claims of all experiments.
 """
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -65,6 +66,7 @@ def measured(claim: dict) -> str | None:
 
 
 RATIO = "ratio of steps"
+BY_LOG = ("log", "log_steps")  # numbers that are compared by their logarithms
 HIGHER = ("accuracy", "slices")
 LOWER = ("val_loss", "loss", "perplexity", "word_perplexity", "bits_per_byte", "log_steps", "lost")
 UNITS = {  # {unit: (how a number of the rows is shown in it, its format)}
@@ -72,6 +74,15 @@ UNITS = {  # {unit: (how a number of the rows is shown in it, its format)}
     "ratio": (math.exp, ".3f"), "steps": (math.exp, ",.0f"), "%": (lambda x: 100 * x, "+.1f"),
     "points": (lambda x: 100 * x, "+.1f"), "as in the rows": (lambda x: x, "+.4g"),
 }  # fmt: skip
+
+
+def number_shown(claim: dict) -> Callable[..., str]:
+    """The function that shows a number of the claim as text: number(value), or number(value, format) for what was
+    declared. A logarithm is shown as what it is of."""
+    if claim["of"][0] not in BY_LOG:
+        return lambda value, form="+.4f": f"{value:{form}}"
+    convert, own_form = UNITS[unit_of(claim)]
+    return lambda value, form="": f"{convert(value):{own_form}}"
 
 
 def record(claim: dict) -> dict:

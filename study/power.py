@@ -14,6 +14,7 @@ import statistics
 from pathlib import Path
 
 from study import stats, tables
+from study.claims import BY_LOG, number_shown
 from study.rows import read_rows
 
 TOP, BOTTOM = 0.95, 0.05  # of the way from chance to 1: arms beyond these are at the ceiling, or at chance
@@ -69,15 +70,17 @@ def lines(config, rows: list[dict]) -> list[str]:
         if spread is None and config.pair_spread is not None:  # of a pair; arms are taken to differ independently
             spread, of = config.pair_spread * math.sqrt(sum(w * w for w in question["weights"].values()) / 2), "assumed"
         if spread is not None and n > 1:
-            of = f"(spread {spread:.3g}, {of})"
-            (effect, band), above = stats.detectable(n, level), rule.get("above", 0.0)
+            is_log, number = question["of"][0] in BY_LOG, number_shown(question)
+            of = f"(spread {spread:.3g}{' of the logarithm' * is_log}, {of})"
+            (effect, band), above = stats.detectable(n, level), number(rule.get("above", 0.0), "g")
+            size_of = "a factor of " if is_log else ""
             if kind == "within":
-                words.append(f"shows a band of +-{spread * band:.3g} in 80% of cases {of}")
+                words.append(f"shows a band of {size_of or '+-'}{number(spread * band, '.3g')} in 80% of cases {of}")
             elif math.isfinite(effect):
-                words.append(f"sees {spread * effect:.3g} beyond {above:g} in 80% of cases {of}")
+                words.append(f"sees {size_of}{number(spread * effect, '.3g')} beyond {above} in 80% of cases {of}")
             else:
-                least = spread * stats.student_detectable(n, level)
-                words.append(f"even Student's test would see no less than {least:.3g} beyond {above:g} {of}")
+                least = size_of + number(spread * stats.student_detectable(n, level), ".3g")
+                words.append(f"even Student's test would see no less than {least} beyond {above} {of}")
         else:
             words.append("no rows to take a spread from")
         said[question["claim"], question["setting"]].append("; ".join(words))

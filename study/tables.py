@@ -10,11 +10,11 @@ page that shows everything.
 import collections
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from study import curves, lengths, mixers, power, ranks, report, sinks, stats
-from study.claims import UNITS, notes, unit_of
+from study.claims import BY_LOG, notes, number_shown
 from study.page import Table
 
 
@@ -288,7 +288,7 @@ def claim_lines(judged: list[dict]) -> list[tuple[str, str]]:
         name = ", ".join(filter(None, (claim["claim"], claim["setting"])))
         words = f"exploratory: {claim['verdict']}" if claim["exploratory"] else claim["verdict"]
         if "over" in claim:
-            number = shown(claim)
+            number = number_shown(claim)
             values = ", ".join(map(number, claim["by_seed"].values()))
             count = f"{claim['over']} of {claim['n'] + len(claim['lost'])} seeds over {number(claim['threshold'], 'g')}"
             words += f" ({count}, {claim['needed']} needed: {values})"
@@ -300,18 +300,9 @@ def claim_lines(judged: list[dict]) -> list[tuple[str, str]]:
     return lines
 
 
-def shown(claim: dict) -> Callable[..., str]:
-    """The function that shows a number of the claim: number(value), or number(value, format) for what was declared. A
-    logarithm is shown as what it is of."""
-    if claim["of"][0] not in ("log", "log_steps"):
-        return lambda value, form="+.4f": f"{value:{form}}"
-    convert, own_form = UNITS[unit_of(claim)]
-    return lambda value, form="": f"{convert(value):{own_form}}"
-
-
 def numbers_of(claim: dict) -> str:
     """The mean of a claim, its intervals and its tests, in words."""
-    number, is_log = shown(claim), claim["of"][0] in ("log", "log_steps")
+    number, is_log = number_shown(claim), claim["of"][0] in BY_LOG
     level = f"{100 * (1 - stats.LEVEL / claim['looks']):g}%"
     interval = f"{level} interval" if claim["sides"] == 2 else f"one-sided {level} bounds"
     parts = [f"{number(claim['mean'])}, exact {interval} {number(claim['low'])} to {number(claim['high'])}"]

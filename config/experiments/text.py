@@ -101,6 +101,8 @@ pool_rates = True
 selection_iters = [300]
 selection_base = {"meters": False, "eval_whole": False}  # a sample is enough to choose a rate by
 
+pair_spread = 0.02  # in nats, of the pilot
+
 claims = {
     "the gate lowers the loss, pooled over five mixers": {
         "contrast": {
