@@ -111,10 +111,10 @@ class ExperimentConfig:
     claims: dict = key(
         {},
         '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged by study/stats; '
-        'there may be a "setting"; "of": the keys that lead to another number of the rows than the metric; "sides": 1 '
-        'for a one-sided test; "in": n for a count, which passes if n seeds are above the threshold; "within": half of '
-        'a band around zero that counts as no effect; "family": a name for the question; "looks": [6, 12] for two, '
-        'after so many seeds; "exploratory": true',
+        '"other_than": in place of above, for a change in either direction; there may be a "setting"; "of": the keys '
+        'that lead to another number of the rows than the metric; "sides": 1 for a one-sided test; "in": n for a count,'
+        ' which passes if n seeds are above the threshold; "within": half of a band around zero that counts as no '
+        'effect; "family": a name for the question; "looks": [6, 12] for two, after so many seeds; "exploratory": true',
     )
     ranks: dict = key(
         {}, "{name: {arm: its published gain}}: Spearman's correlation of the arms' metric with it (study/ranks.py)"
@@ -264,12 +264,14 @@ class ExperimentConfig:
                 )
 
     def check_claim(self, name: str, claim: object) -> None:
-        if not isinstance(claim, dict) or "contrast" not in claim or not {"above", "within"} & set(claim):
-            raise UserError(f"claims: {name}: must have a contrast and above, or within")
+        if not isinstance(claim, dict) or "contrast" not in claim or not {"above", "other_than", "within"} & set(claim):
+            raise UserError(f"claims: {name}: must have a contrast and above, other_than or within")
         if unknown := set(claim) - {rule.rstrip("?") for rule in CLAIM}:
             configurator.check_choice(f"claims: {name}", min(unknown, key=str), [rule.rstrip("?") for rule in CLAIM])
         if wrong := wrong_field(claim, CLAIM):
             raise UserError(f"claims: {name}: {wrong}")
+        if "other_than" in claim and {"above", "sides"} & set(claim):
+            raise UserError(f"claims: {name}: other_than is a threshold with two sides: it needs no above and no sides")
         if "in" in claim and ("above" not in claim or {"sides", "within", "family", "looks"} & set(claim)):
             raise UserError(
                 f"claims: {name}: a count (in) needs above, and has no sides, within, family or looks: it is no test"
@@ -325,6 +327,7 @@ PUBLISHED = {"arms": [(str, 1, 80), 2, 2], "per_cent": [(float, -100.0, 100.0), 
 CLAIM = {
     "contrast": (dict, 1, 999),
     "above?": (float, -1e9, 1e9),
+    "other_than?": (float, -1e9, 1e9),
     "within?": (float, 1e-9, 1e9),
     "setting?": (str, 0, 999),
     "of?": [object, 1, 9],

@@ -85,6 +85,11 @@ def number_shown(claim: dict) -> Callable[..., str]:
     return lambda value, form="": f"{convert(value):{own_form}}"
 
 
+def distance_shown(claim: dict, value: float, sign: str = "") -> str:
+    """A distance from a threshold or from zero, as text; between logarithms it is a factor."""
+    return f"a factor of {math.exp(value):.3g}" if claim["of"][0] in BY_LOG else f"{sign}{value:.3g}"
+
+
 def record(claim: dict) -> dict:
     """What claims.json keeps of a judged claim, with all numbers in its unit.
 
@@ -103,6 +108,7 @@ def record(claim: dict) -> dict:
     tests = {name: claim.get(name) for name in ("p", "p_holm", "p_within_holm", "over", "needed", "sides")}
     about = {"name": claim["claim"], "setting": claim["setting"], "of": " ".join(map(str, claim["of"])), "unit": unit}
     about |= {"verdict": claim["verdict"], "exploratory": claim["exploratory"]}
+    about |= {"either_way": "other_than" in claim["rule"]}
     about |= {"estimate": shown(mean(values.values())) if values else None} | numbers | tests
     return about | {"seeds": {str(seed): shown(value) for seed, value in values.items()}, "flags": notes(claim)}
 
@@ -132,7 +138,11 @@ def line_of(one: dict) -> list[str]:
         return "" if is_open else f"{'-inf' if low is None else text(low)} to {'inf' if high is None else text(high)}"
 
     word = f"exploratory: {one['verdict']}" if one["exploratory"] else one["verdict"]
-    rule = [] if one["threshold"] is None else [f"over {text(one['threshold'])}"]
+    rule = (
+        []
+        if one["threshold"] is None
+        else [f"{'other than' if one['either_way'] else 'over'} {text(one['threshold'])}"]
+    )
     rule += [] if one["within"] is None else [f"within {text(one['within']).removeprefix('+')}"]
     rule += [f"in {one['needed']} seeds"] if one["needed"] is not None else []
     p = one["p_holm"] if one["p_holm"] is not None else one["p_within_holm"]

@@ -72,8 +72,8 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
         rules.append(rule)
         if "within" in rule:
             axes.axvspan(convert(-rule["within"]), convert(rule["within"]), color="0.92", zorder=0)
-        if rule.get("above"):
-            axes.axvline(convert(rule["above"]), color="0.3", linestyle=":", linewidth=1)
+        if stats.threshold_of(rule):
+            axes.axvline(convert(stats.threshold_of(rule)), color="0.3", linestyle=":", linewidth=1)
         axes.axvline(convert(0.0), color="0.3", linewidth=1)
         joined = f"{first} / {second}" if is_ratio else f"{first} minus {second}"
         axes.set_title(", ".join(filter(None, (setting, joined))), fontsize=9)
@@ -92,7 +92,7 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
     if any(of[0] == "log_steps" for _, _, _, of in pairs):
         label = "a seed of which a run never got there"
         handles.append(plt.Line2D([], [], marker="o", color="0.3", ls="", fillstyle="none", ms=4, label=label))
-    if any(rule.get("above") for rule in rules):
+    if any(stats.threshold_of(rule) for rule in rules):
         handles.append(plt.Line2D([], [], color="0.3", linestyle=":", label="threshold of a claim"))
     if any("within" in rule for rule in rules):
         handles.append(plt.Rectangle((0, 0), 1, 1, color="0.9", label="counts as no difference"))

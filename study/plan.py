@@ -6,9 +6,9 @@
 An arm chooses its rate on the selection seeds, by the area under the curve of the metric or, with select_by="last", by
 its last value. With more than two rates all of them first get short runs, and the best two get longer ones: a quarter
 of max_iters and all of it (or the steps that selection_iters gives; where it gives one number, all rates get such runs
-at once), each with a schedule of its own. A rate that wins at the edge of the grid widens the grid by one more, which
-is a longer run, once on each side. Of two rates whose means differ by less than a standard error, the smaller one is
-taken; with pool_rates it is the one that is best for all arms of the mixer together.
+at once), each with a schedule of its own. Unless widen_rates is false, a rate that wins at the edge of the grid widens
+the grid by one more, which is a longer run, once on each side. Of two rates whose means differ by less than a standard
+error, the smaller one is taken; with pool_rates it is the one that is best for all arms of the mixer together.
 """
 
 import configurator

@@ -14,7 +14,7 @@ import statistics
 from pathlib import Path
 
 from study import stats, tables
-from study.claims import BY_LOG, number_shown
+from study.claims import BY_LOG, distance_shown, number_shown
 from study.rows import read_rows
 
 TOP, BOTTOM = 0.95, 0.05  # of the way from chance to 1: arms beyond these are at the ceiling, or at chance
@@ -25,8 +25,9 @@ def reach(config) -> list[tuple[dict, str, float, int]]:
     families = {}
     for question in tables.questions(config):
         claim = question["rule"]
-        for kind, sides in (("above", claim.get("sides", 2)), ("within", 1)):
-            if kind in claim and "in" not in claim:
+        above, within = ("above", stats.threshold_of(claim), claim.get("sides", 2)), ("within", claim.get("within"), 1)
+        for kind, asked, sides in (above, within):
+            if asked is not None and "in" not in claim:
                 p = min(1.0, len(claim.get("looks", [0])) * stats.smallest_p(len(question["seeds"]), sides))
                 families.setdefault(question["family"], []).append((question, kind, p))
     found = []
@@ -70,16 +71,17 @@ def lines(config, rows: list[dict]) -> list[str]:
         if spread is None and config.pair_spread is not None:  # of a pair; arms are taken to differ independently
             spread, of = config.pair_spread * math.sqrt(sum(w * w for w in question["weights"].values()) / 2), "assumed"
         if spread is not None and n > 1:
-            is_log, number = question["of"][0] in BY_LOG, number_shown(question)
-            of = f"(spread {spread:.3g}{' of the logarithm' * is_log}, {of})"
-            (effect, band), above = stats.detectable(n, level), number(rule.get("above", 0.0), "g")
-            size_of = "a factor of " if is_log else ""
+            of = f"(spread {spread:.3g}{' of the logarithm' * (question['of'][0] in BY_LOG)}, {of})"
+            (effect, band), above = (
+                stats.detectable(n, level),
+                number_shown(question)(stats.threshold_of(rule) or 0.0, "g"),
+            )
             if kind == "within":
-                words.append(f"shows a band of {size_of or '+-'}{number(spread * band, '.3g')} in 80% of cases {of}")
+                words.append(f"shows a band of {distance_shown(question, spread * band, '+-')} in 80% of cases {of}")
             elif math.isfinite(effect):
-                words.append(f"sees {size_of}{number(spread * effect, '.3g')} beyond {above} in 80% of cases {of}")
+                words.append(f"sees {distance_shown(question, spread * effect)} beyond {above} in 80% of cases {of}")
             else:
-                least = size_of + number(spread * stats.student_detectable(n, level), ".3g")
+                least = distance_shown(question, spread * stats.student_detectable(n, level))
                 words.append(f"even Student's test would see no less than {least} beyond {above} {of}")
         else:
             words.append("no rows to take a spread from")

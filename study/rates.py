@@ -152,8 +152,8 @@ def windows(config, found: dict, path: Path) -> Path:
             look = dict(color="black", linewidth=2.5) if variant == "none" else dict(color=others.get(variant, "0.6"))
             rates = sorted(by_rate)
             axes.plot(rates, [scale * mean(by_rate[rate]) for rate in rates], marker=".", label=variant, **look)
-            dots = [(rate, scale * end) for rate in rates for end in by_rate[rate]]
-            axes.plot(*zip(*dots, strict=True), "_", color=look["color"], markersize=5, alpha=0.5)
+            runs = [(rate, scale * end) for rate in rates for end in by_rate[rate]]
+            axes.plot(*zip(*runs, strict=True), "_", color=look["color"], markersize=5, alpha=0.5)
         log_axis(axes, tried)
         axes.set_title(mixer, fontsize=9)
         dress(axes)

@@ -1,9 +1,9 @@
 """What a comparison over paired seeds shows: an exact test, the interval that inverts it, and one word as the verdict.
 
     supported       the test's p, corrected by Holm (1979) over the family, is under 0.05, and the mean is over the
-                    threshold
-    not supported   the upper bound lies under the threshold
-    refuted         the upper bound lies under zero, and the threshold does not
+                    threshold, or on either side of it if the claim is of a change ("other_than")
+    not supported   the upper bound lies under the threshold that is to be exceeded
+    refuted         the upper bound lies under zero, and that threshold does not
     equivalent      the claim declares a band ("within"), and two one-sided tests place the mean inside it
     inconclusive    none of these
     passed, failed  a count ("in"): as many seeds as the claim asks for are above the threshold, or fewer
@@ -84,8 +84,9 @@ def look_up(row: dict, path: Iterable[str]) -> Any:
 def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
     """One family of claims, each with its values by seed -> what came of each, in order.
 
-    A claim has "above", a threshold, or "within", half the width of a band around zero, or both; "sides" is 2 if it has
-    none. With "in", it is a count, and in no family. With "looks", its level is split between them. Each result holds
+    A claim has a threshold, "above" or "other_than", or "within", half the width of a band around zero, or both. It has
+    two "sides" if it names none. With "in", it is a count, and in no family. With "looks", its level is split between
+    them. Each result holds
 
         verdict, n, threshold, sides, looks (how many)
         over, needed                        of a count: numbers of seeds
@@ -97,7 +98,7 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
     """
     asked, judged, family = list(asked), [], []
     for values, claim in asked:
-        threshold, sides, band = claim.get("above"), claim.get("sides", 2), claim.get("within")
+        threshold, sides, band = threshold_of(claim), claim.get("sides", 2), claim.get("within")
         looks = len(claim.get("looks", [0]))
         result: dict = {"verdict": "not run", "n": len(values), "threshold": threshold, "sides": sides, "looks": looks}
         judged.append(result)
@@ -128,21 +129,28 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
     return judged
 
 
+def threshold_of(claim: dict) -> float | None:
+    """What a claim's mean is to be above, or other than; None if it is only to be within a band."""
+    return claim.get("above", claim.get("other_than"))
+
+
 def verdict(values: Sequence[float], claim: dict, result: dict) -> str:
     """The word for a claim whose numbers `judge` has computed."""
-    threshold, band = claim.get("above"), claim.get("within")
+    threshold, band, either_way = threshold_of(claim), claim.get("within"), "other_than" in claim
     level = LEVEL / result["sides"] / result["looks"]
 
     def is_under(bound):  # the upper bound is; the test says so despite rounding
         return sign_flip_test(values, bound, "less") < level
 
-    if threshold is not None and result["p_holm"] < LEVEL and result["mean"] > threshold:
+    if threshold is not None and result["p_holm"] < LEVEL and (either_way or result["mean"] > threshold):
         return "supported"
     if band is not None and result["p_within_holm"] < LEVEL:
         return "equivalent"
     if threshold is None:
         is_outside = is_under(-band) or sign_flip_test(values, band, "greater") < level
         return "not supported" if is_outside else "inconclusive"
+    if either_way:
+        return "inconclusive"
     if threshold >= 0 and is_under(0.0):
         return "refuted"
     return "not supported" if is_under(threshold) else "inconclusive"

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from study import curves, lengths, mixers, power, ranks, report, sinks, stats
-from study.claims import BY_LOG, notes, number_shown
+from study.claims import distance_shown, notes, number_shown
 from study.page import Table
 
 
@@ -302,7 +302,7 @@ def claim_lines(judged: list[dict]) -> list[tuple[str, str]]:
 
 def numbers_of(claim: dict) -> str:
     """The mean of a claim, its intervals and its tests, in words."""
-    number, is_log = number_shown(claim), claim["of"][0] in BY_LOG
+    number = number_shown(claim)
     level = f"{100 * (1 - stats.LEVEL / claim['looks']):g}%"
     interval = f"{level} interval" if claim["sides"] == 2 else f"one-sided {level} bounds"
     parts = [f"{number(claim['mean'])}, exact {interval} {number(claim['low'])} to {number(claim['high'])}"]
@@ -315,20 +315,19 @@ def numbers_of(claim: dict) -> str:
         sampled = (
             f" +-{claim['p_error']:.1g}, {stats.RANDOM_PATTERNS:,} random sign patterns" if claim["p_error"] else ""
         )
-        parts.append(f"over {threshold}: p {claim['p']:.3g}{sampled}, {claim['p_holm']:.3g} after Holm")
+        over = "other than" if "other_than" in claim["rule"] else "over"
+        parts.append(f"{over} {threshold}: p {claim['p']:.3g}{sampled}, {claim['p_holm']:.3g} after Holm")
         parts[-1] += " and two looks" if claim["looks"] > 1 else ""
-    band = "a factor of " if is_log else "+-"
     if "p_within" in claim:
         p = f"p {claim['p_within']:.3g}, {claim['p_within_holm']:.3g} after Holm"
-        parts.append(f"within {band}{number(claim['within'], 'g')}: {p}")
+        parts.append(f"within {distance_shown(claim, claim['within'], '+-')}: {p}")
     seen = []
     if "detectable" in claim and math.isinf(claim["detectable"]):
         seen.append("too few seeds to see anything")
     elif "detectable" in claim:
-        beyond = band if is_log else ""
-        seen.append(f"sees {beyond}{number(claim['detectable'], '.3g')} beyond {threshold} in 80% of cases")
+        seen.append(f"sees {distance_shown(claim, claim['detectable'])} beyond {threshold} in 80% of cases")
     if "detectable_within" in claim:
-        seen.append(f"shows a band of {band}{number(claim['detectable_within'], '.3g')} in 80% of cases")
+        seen.append(f"shows a band of {distance_shown(claim, claim['detectable_within'], '+-')} in 80% of cases")
     return "; ".join([*parts, *seen, f"{claim['n']} seeds"])
 
 

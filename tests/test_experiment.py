@@ -587,11 +587,15 @@ def test_a_wrong_key_is_found_before_the_first_run(run, tmp_path, base, started,
         (dict(claims='{"helps": {"contrast": {"none": 1}, "above": []}}'), "claims: helps: above=[]: must be a number"),
         (
             dict(claims='{"helps": {"contrast": {"none": 1}, "above": 0, "sidse": 1}}'),
-            "claims: helps='sidse': must be one of contrast, above, within, setting, of, sides, in, ",
+            "claims: helps='sidse': must be one of contrast, above, other_than, within, setting, of, ",
         ),
         (
             dict(claims='{"helps": {"contrast": {"none": 1}, "above": 0, "sides": 3}}'),
             "claims: helps: sides=3: must be",
+        ),
+        (
+            dict(claims='{"helps": {"contrast": {"none": 1}, "other_than": 0, "sides": 1}}'),
+            "claims: helps: other_than is a threshold with two sides",
         ),
         (
             dict(claims='{"helps": {"contrast": {"none": 1}, "in": 1, "within": 1}}'),

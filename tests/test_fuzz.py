@@ -154,7 +154,7 @@ def test_an_experiment_of_anything_is_a_config_or_one_line(cases):
         baseline="none", treatment="gated", success_above=0.7, success_below=0.5, failure_within=0.1,
         claims={
             "c": {"contrast": {"none": 1, "gated": -1}, "above": 0.1, "setting": "d8", "of": ["accuracy"]},
-            "e": {"contrast": {"d8": {"none": 1}, "d9": {"none": -1}}, "above": 0},
+            "e": {"contrast": {"d8": {"none": 1}, "d9": {"none": -1}}, "other_than": 0},
         },
         scenarios={"A": {"c": "supported"}}, exploratory=True, pilot=None,
     )  # fmt: skip

@@ -116,6 +116,12 @@ HIGH, MIXED, LOW = (
         (MIXED, {"above": 0.05}, "inconclusive"),
         (LOW, {"above": 0.05}, "refuted"),
         (LOW, {"above": 0.0}, "refuted"),
+        (LOW, {"other_than": 0.0}, "supported"),  # a change, if downwards
+        (HIGH, {"other_than": 0.0}, "supported"),
+        (MIXED, {"other_than": 0.0}, "inconclusive"),
+        (HIGH, {"other_than": 0.30}, "supported"),
+        (HIGH[:5], {"other_than": 0.0}, "inconclusive"),
+        ([0.01, -0.01, 0.02, -0.02, 0.0, 0.01], {"other_than": 0.0, "within": 0.1}, "equivalent"),
         (LOW, {"above": -0.05}, "not supported"),  # it may be as low as the claim allows
         ([0.0] * 6, {"above": 0.05}, "not supported"),
         ([0.0] * 4, {"above": 0.05}, "inconclusive"),  # identical: no spread, but no certainty
