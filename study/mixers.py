@@ -46,9 +46,9 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
     A hollow dot is a pair of which a run never got there. The threshold of a claim about the mean of all these mixers
     is a dotted line, and its band is grey.
     """
-    pairs, mixers, rules = pairs_of(judged, rows), list(report.arms_of(rows)), []
+    pairs, mixers, rules, lost = pairs_of(judged, rows), list(report.arms_of(rows)), [], set()
     colours, n = mixer_colours(mixers), len(mixers)
-    lines = -(-len(pairs) // 5)
+    lines = -(-len(pairs) // 4)
     columns = -(-len(pairs) // lines)
     look: dict = dict(squeeze=False, sharey=True, figsize=(2.9 * columns + 1.2, lines * (0.42 * n + 1.9)))
     figure, grid = plt.subplots(lines, columns, **look)
@@ -63,7 +63,9 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
                 continue
             weights = {(setting, arms[first]): 1.0, (setting, arms[second]): -1.0}
             each[mixer] = stats.contrast(rows, weights, of)
-            line(axes, -i, each[mixer], convert, colours[mixer], lost_seeds(rows, weights, of))
+            own = lost_seeds(rows, weights, of)
+            line(axes, -i, each[mixer], convert, colours[mixer], own)
+            lost |= own
         if len(each) > 1:
             seeds = set.intersection(*(set(own) for own in each.values()))
             pooled = {seed: mean(own[seed] for own in each.values()) for seed in sorted(seeds)}
@@ -89,7 +91,7 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
         plt.Line2D([], [], marker="o", color="0.3", linewidth=3, label="mean, 95% interval"),
         plt.Line2D([], [], marker=".", color="0.3", linestyle="", label="a seed"),
     ]
-    if any(of[0] == "log_steps" for _, _, _, of in pairs):
+    if lost:
         label = "a seed of which a run never got there"
         handles.append(plt.Line2D([], [], marker="o", color="0.3", ls="", fillstyle="none", ms=4, label=label))
     if any(stats.threshold_of(rule) for rule in rules):

@@ -435,6 +435,57 @@ claims = {
         "of": ["log_steps", 0.9],
         "family": "default",
     },
+    # looked at after the runs
+    "a gate from one changes the steps": {
+        "contrast": {
+            "softmax wide one": 0.2,
+            "softmax": -0.2,
+            "cosformer wide one": 0.2,
+            "cosformer": -0.2,
+            "gla wide one": 0.2,
+            "gla": -0.2,
+            "mamba2 wide one": 0.2,
+            "mamba2": -0.2,
+            "gated_deltanet wide one": 0.2,
+            "gated_deltanet": -0.2,
+        },
+        "other_than": 0,
+        "of": ["log_steps", 0.9],
+        "family": "beside",
+        "exploratory": True,
+    },
+    "half of the branch changes the steps": {
+        "contrast": {
+            "softmax fixed half": 0.2,
+            "softmax": -0.2,
+            "cosformer fixed half": 0.2,
+            "cosformer": -0.2,
+            "gla fixed half": 0.2,
+            "gla": -0.2,
+            "mamba2 fixed half": 0.2,
+            "mamba2": -0.2,
+            "gated_deltanet fixed half": 0.2,
+            "gated_deltanet": -0.2,
+        },
+        "other_than": 0,
+        "of": ["log_steps", 0.9],
+        "family": "beside",
+        "exploratory": True,
+    },
+    "the native gate changes the steps": {
+        "contrast": {
+            "gla native": 1 / 3,
+            "gla": -1 / 3,
+            "mamba2 native": 1 / 3,
+            "mamba2": -1 / 3,
+            "gated_deltanet native": 1 / 3,
+            "gated_deltanet": -1 / 3,
+        },
+        "other_than": 0,
+        "of": ["log_steps", 0.9],
+        "family": "beside",
+        "exploratory": True,
+    },
 }
 
 base = {

@@ -1,8 +1,8 @@
 """
 Where may the gate stand? Qiu et al.'s positions, the denominator, norm before and after, a square: steps to solve.
 
-recall.py's task, softmax and cosFormer, five seeds: a look, without claims. All arms run at 1e-2, the rate that all arms
-of recall.py chose of two.
+recall.py's task, softmax and cosFormer, five seeds: a look, without claims. All arms run at 1e-2, the rate that
+all arms of recall.py chose of two.
 """
 
 include = "recall.py"
