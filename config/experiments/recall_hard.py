@@ -1,15 +1,16 @@
 """
 Does the gate change how much is recalled in the end, or only how soon? recall.py's task with a fraction of its state.
 
-Four heads of 8 in place of two of 32, so that a layer's state has an eighth of the numbers (softmax, which keeps all
-tokens, is left out), and 8 or 16 pairs alone. All runs make all steps, with a decay of the learning rate. What is
-compared is the accuracy at the end, past the transition; `solved` counts the runs over 50%, which have made it.
+Four heads of 6 in place of two of 32, so that a layer's state has a fourteenth of the numbers (softmax, which keeps
+all tokens, is left out), 64 ids, and 8 or 16 pairs alone. All runs make 1,000 steps, with a decay of the learning rate.
+What is compared is the accuracy at the end, past the transition; `solved` counts the runs over 25%, which have made it.
+In a look of 800 steps (seed 234) the four mixers ended at 40 to 82% without a gate.
 """
 
 include = "recall.py"
 
 name = "recall_hard"
-solved_above = 0.5
+solved_above = 0.25
 arms = {
     "cosformer": {"attention": "cosformer"},
     "cosformer sigmoid": {"attention": "cosformer", "gate": "elementwise"},
@@ -35,7 +36,10 @@ arms = {
     },
 }
 
-data = {"slices": "64/8,64/16"}
+data = {"slices": "64/8,64/16", "vocab_size": 64}
+learning_rates = [3e-3, 1e-2, 3e-2]
+selection_seeds = [120, 121]
+selection_iters = [500]
 select_by = "last"
 pair_spread = 0.1  # of accuracy; in matrix.py, which ends before and after the transition, it is 0.18
 
@@ -110,10 +114,11 @@ claims = {
 
 base = {
     "n_head": 4,
-    "head_dim": 8,
-    "state_size": 8,
-    "max_iters": 1500,
+    "head_dim": 6,
+    "state_size": 6,
+    "max_iters": 1000,
     "decay_lr": True,
     "eval_interval": 100,
     "stop_above": None,
+    "meters": False,
 }
