@@ -78,6 +78,7 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
             axes.axvline(convert(stats.threshold_of(rule)), color="0.3", linestyle=":", linewidth=1)
         axes.axvline(convert(0.0), color="0.3", linewidth=1)
         joined = f"{first} / {second}" if is_ratio else f"{first} minus {second}"
+        joined += " (exploratory)" * claim["exploratory"]
         axes.set_title(", ".join(filter(None, (setting, joined))), fontsize=9)
         axes.set(ylim=(-n - 0.6, 0.6))
         axes.set_xlabel(label_of(claim, first, second), fontsize=8)

@@ -88,7 +88,8 @@ def test_a_ratio_is_shown_as_one_and_a_seed_that_never_got_there_is_hollow(tmp_p
     forest_of(recall_rows(), tmp_path / "recall.png")
     panels = {axes.get_title(): axes for axes in drawn["recall.png"].axes if axes.axison}
     order = ["wide half / wide one", "static one / wide one", "sigmoid / fixed half", "half init / none"]
-    assert list(panels) == [*order, "native / silu from one", "sigmoid / none"]
+    looks = [f"{arm} / none (exploratory)" for arm in ("wide one", "fixed half", "native")]
+    assert list(panels) == [*order, "native / silu from one", "sigmoid / none", *looks]
     assert {axes.get_xscale() for axes in panels.values()} == {"log"}
     native = panels["native / silu from one"]
     hollow = [line for line in native.lines if line.get_fillstyle() == "none"]
