@@ -1,8 +1,8 @@
 """
 Where may the gate stand? Qiu et al.'s positions, the denominator, norm before and after, a square: steps to solve.
 
-recall.py's task, softmax and cosFormer, five seeds: a look, without claims. All arms run at 1e-2, the rate that
-all arms of recall.py chose of two.
+recall.py's task, softmax and cosFormer, five seeds: a look. All arms run at 1e-2, the rate that all arms of recall.py
+chose of two.
 """
 
 include = "recall.py"
@@ -49,6 +49,78 @@ selection_seeds = []
 selection_iters = []
 selection_base = {}
 pool_rates = False
-claims = {}
+exploratory = True  # five seeds decide nothing; these are the pairs of the figure mixers.png, as ratios of steps
+claims = {
+    "headwise against sigmoid": {
+        "contrast": {
+            "softmax headwise": 0.5,
+            "softmax sigmoid": -0.5,
+            "cosformer headwise": 0.5,
+            "cosformer sigmoid": -0.5,
+        },
+        "other_than": 0,
+        "of": ["log_steps", 0.9],
+    },
+    "sigmoid against none": {
+        "contrast": {"softmax sigmoid": 0.5, "softmax": -0.5, "cosformer sigmoid": 0.5, "cosformer": -0.5},
+        "other_than": 0,
+        "of": ["log_steps", 0.9],
+    },
+    "value against none": {
+        "contrast": {"softmax value": 0.5, "softmax": -0.5, "cosformer value": 0.5, "cosformer": -0.5},
+        "other_than": 0,
+        "of": ["log_steps", 0.9],
+    },
+    "key against none": {
+        "contrast": {"softmax key": 0.5, "softmax": -0.5, "cosformer key": 0.5, "cosformer": -0.5},
+        "other_than": 0,
+        "of": ["log_steps", 0.9],
+    },
+    "query against none": {
+        "contrast": {"softmax query": 0.5, "softmax": -0.5, "cosformer query": 0.5, "cosformer": -0.5},
+        "other_than": 0,
+        "of": ["log_steps", 0.9],
+    },
+    "output against none": {
+        "contrast": {"softmax output": 0.5, "softmax": -0.5, "cosformer output": 0.5, "cosformer": -0.5},
+        "other_than": 0,
+        "of": ["log_steps", 0.9],
+    },
+    "square against none": {
+        "contrast": {"softmax square": 0.5, "softmax": -0.5, "cosformer square": 0.5, "cosformer": -0.5},
+        "other_than": 0,
+        "of": ["log_steps", 0.9],
+    },
+    "RMSNorm against none": {
+        "contrast": {"softmax RMSNorm": 0.5, "softmax": -0.5, "cosformer RMSNorm": 0.5, "cosformer": -0.5},
+        "other_than": 0,
+        "of": ["log_steps", 0.9],
+    },
+    "a gate behind the norm against RMSNorm": {
+        "contrast": {
+            "softmax RMSNorm, gate": 0.5,
+            "softmax RMSNorm": -0.5,
+            "cosformer RMSNorm, gate": 0.5,
+            "cosformer RMSNorm": -0.5,
+        },
+        "other_than": 0,
+        "of": ["log_steps", 0.9],
+    },
+    "a gate before the norm against RMSNorm": {
+        "contrast": {
+            "softmax gate, RMSNorm": 0.5,
+            "softmax RMSNorm": -0.5,
+            "cosformer gate, RMSNorm": 0.5,
+            "cosformer RMSNorm": -0.5,
+        },
+        "other_than": 0,
+        "of": ["log_steps", 0.9],
+    },
+    "a gate on the denominator against none": {
+        "contrast": {"cosformer denominator": 1, "cosformer": -1},
+        "other_than": 0,
+        "of": ["log_steps", 0.9],
+    },
+}
 
 base = {"learning_rate": 1e-2, "meters": False}
