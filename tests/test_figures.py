@@ -3,12 +3,14 @@
 python -m pytest tests/test_figures.py
 """
 
+import matplotlib.pyplot as plt
 import pytest
 from made_rows import labels_of, listed, made_row
 
 import experiment
 from model import MIXERS
 from study import claims, report, tables
+from study.drawing import mean_lines
 
 
 def test_settings_and_mixers_have_figures_of_their_ends(tmp_path):
@@ -41,11 +43,18 @@ def test_many_arms_have_a_panel_each_beside_the_ungated_runs_and_scores_one_for_
     for axes in panels:
         grey = 0 if axes.get_title().endswith("none") else 2 * 2
         assert len(axes.lines) == grey + 2 * 2 + 2 + 1  # none's seeds in both settings; its own; their means; chance
-        assert len(axes.collections) == 2  # the intervals of the means
+        assert not axes.collections  # of two seeds no interval is drawn
         assert len({line.get_color() for line in axes.lines}) == (3 if grey == 0 else 4)
     assert [axes.get_title().partition(":")[0] for axes in drawn["slices.png"].axes] == ["d16", "d16", "d32", "d32"]
     shown = {f"{mixer}, gate {gate}" for mixer in ("gla", "mamba2") for gate in ("none", "elementwise")}
     assert all(labels_of(axes) - chance == shown for axes in drawn["slices.png"].axes)
+
+
+def test_an_interval_is_drawn_from_three_seeds_on(drawn):
+    for n in (2, 3):
+        _, axes = plt.subplots()
+        mean_lines(axes, [[[0, 1.0], [1, 2.0 + seed]] for seed in range(n)])
+        assert len(axes.lines) == 1 and len(axes.collections) == (n == 3)
 
 
 @pytest.mark.parametrize("kinds", [["none"], ["none", "native", "sigmoid", "wide"]])
