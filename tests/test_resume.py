@@ -174,7 +174,12 @@ def wait_for_step(out, step, process):
 
 @pytest.mark.parametrize(
     "number, status",
-    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)],
+    [
+        (signal.SIGTERM, 143),
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, 138, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_saves_the_step_reached_and_the_run_goes_on_to_the_same_bits(keys, helpers, number, status):
     case = dict(dropout=0.1, eval_interval=5, keep_checkpoints=0, max_iters=40)
