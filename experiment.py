@@ -112,9 +112,10 @@ class ExperimentConfig:
         {},
         '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged by study/stats; '
         '"other_than": in place of above, for a change in either direction; there may be a "setting"; "of": the keys '
-        'that lead to another number of the rows than the metric; "sides": 1 for a one-sided test; "in": n for a count,'
-        ' which passes if n seeds are above the threshold; "within": half of a band around zero that counts as no '
-        'effect; "family": a name for the question; "looks": [6, 12] for two, after so many seeds; "exploratory": true',
+        'that lead to another number of the rows than the metric; "sides": 1 for a one-sided test; "in": n for a '
+        'count, which passes if n seeds are above the threshold; "within": half of a band around zero that counts as '
+        'no effect; "family": a name for the question; "looks": [6, 12] for two, after so many seeds; '
+        '"exploratory": true',
     )
     ranks: dict = key(
         {}, "{name: {arm: its published gain}}: Spearman's correlation of the arms' metric with it (study/ranks.py)"

@@ -67,6 +67,7 @@ def measured(claim: dict) -> str | None:
 
 RATIO = "ratio of steps"
 BY_LOG = ("log", "log_steps")  # numbers that are compared by their logarithms
+BEYOND = {False: "over", True: "other than"}  # {a change in either direction is asked about: how a threshold is named}
 HIGHER = ("accuracy", "slices")
 LOWER = ("val_loss", "loss", "perplexity", "word_perplexity", "bits_per_byte", "log_steps", "lost")
 UNITS = {  # {unit: (how a number of the rows is shown in it, its format)}
@@ -108,7 +109,7 @@ def record(claim: dict) -> dict:
     tests = {name: claim.get(name) for name in ("p", "p_holm", "p_within_holm", "over", "needed", "sides")}
     about = {"name": claim["claim"], "setting": claim["setting"], "of": " ".join(map(str, claim["of"])), "unit": unit}
     about |= {"verdict": claim["verdict"], "exploratory": claim["exploratory"]}
-    about |= {"either_way": "other_than" in claim["rule"]}
+    about["either_way"] = "other_than" in claim["rule"]
     about |= {"estimate": shown(mean(values.values())) if values else None} | numbers | tests
     return about | {"seeds": {str(seed): shown(value) for seed, value in values.items()}, "flags": notes(claim)}
 
@@ -138,11 +139,7 @@ def line_of(one: dict) -> list[str]:
         return "" if is_open else f"{'-inf' if low is None else text(low)} to {'inf' if high is None else text(high)}"
 
     word = f"exploratory: {one['verdict']}" if one["exploratory"] else one["verdict"]
-    rule = (
-        []
-        if one["threshold"] is None
-        else [f"{'other than' if one['either_way'] else 'over'} {text(one['threshold'])}"]
-    )
+    rule = [] if one["threshold"] is None else [f"{BEYOND[one['either_way']]} {text(one['threshold'])}"]
     rule += [] if one["within"] is None else [f"within {text(one['within']).removeprefix('+')}"]
     rule += [f"in {one['needed']} seeds"] if one["needed"] is not None else []
     p = one["p_holm"] if one["p_holm"] is not None else one["p_within_holm"]

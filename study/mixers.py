@@ -63,9 +63,9 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
                 continue
             weights = {(setting, arms[first]): 1.0, (setting, arms[second]): -1.0}
             each[mixer] = stats.contrast(rows, weights, of)
-            own = lost_seeds(rows, weights, of)
-            line(axes, -i, each[mixer], convert, colours[mixer], own)
-            lost |= own
+            never = lost_seeds(rows, weights, of)
+            line(axes, -i, each[mixer], convert, colours[mixer], never)
+            lost |= never
         if len(each) > 1:
             seeds = set.intersection(*(set(own) for own in each.values()))
             pooled = {seed: mean(own[seed] for own in each.values()) for seed in sorted(seeds)}

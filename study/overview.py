@@ -29,9 +29,9 @@ NUMBER = (float, -1e30, 1e30, None)
 RECORD = {
     "name": (str, 0, 999), "setting": (str, 0, 999, None), "of": (str, 0, 999), "unit": set(claims.UNITS),
     "verdict": set(stats.WORDS), "exploratory": (bool, 0, 1), "either_way": (bool, 0, 1), "estimate": NUMBER,
-    "low": NUMBER, "high": NUMBER,
-    "student_low": NUMBER, "student_high": NUMBER, "threshold": NUMBER, "within": NUMBER, "detectable": NUMBER,
-    "detectable_within": NUMBER, "p": NUMBER, "p_holm": NUMBER, "p_within_holm": NUMBER,
+    "low": NUMBER, "high": NUMBER, "student_low": NUMBER, "student_high": NUMBER, "threshold": NUMBER,
+    "within": NUMBER, "detectable": NUMBER, "detectable_within": NUMBER,
+    "p": NUMBER, "p_holm": NUMBER, "p_within_holm": NUMBER,
     "over": (int, 0, 1 << 30, None), "needed": (int, 0, 1 << 30, None), "seeds": {str: (float, -1e30, 1e30)},
     "flags": [(str, 0, 9999), 0, 999],
 }  # fmt: skip

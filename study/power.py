@@ -72,10 +72,8 @@ def lines(config, rows: list[dict]) -> list[str]:
             spread, of = config.pair_spread * math.sqrt(sum(w * w for w in question["weights"].values()) / 2), "assumed"
         if spread is not None and n > 1:
             of = f"(spread {spread:.3g}{' of the logarithm' * (question['of'][0] in BY_LOG)}, {of})"
-            (effect, band), above = (
-                stats.detectable(n, level),
-                number_shown(question)(stats.threshold_of(rule) or 0.0, "g"),
-            )
+            effect, band = stats.detectable(n, level)
+            above = number_shown(question)(stats.threshold_of(rule) or 0.0, "g")
             if kind == "within":
                 words.append(f"shows a band of {distance_shown(question, spread * band, '+-')} in 80% of cases {of}")
             elif math.isfinite(effect):

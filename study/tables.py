@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from study import curves, lengths, mixers, power, ranks, report, sinks, stats
-from study.claims import distance_shown, notes, number_shown
+from study.claims import BEYOND, distance_shown, notes, number_shown
 from study.page import Table
 
 
@@ -315,8 +315,8 @@ def numbers_of(claim: dict) -> str:
         sampled = (
             f" +-{claim['p_error']:.1g}, {stats.RANDOM_PATTERNS:,} random sign patterns" if claim["p_error"] else ""
         )
-        over = "other than" if "other_than" in claim["rule"] else "over"
-        parts.append(f"{over} {threshold}: p {claim['p']:.3g}{sampled}, {claim['p_holm']:.3g} after Holm")
+        beyond = BEYOND["other_than" in claim["rule"]]
+        parts.append(f"{beyond} {threshold}: p {claim['p']:.3g}{sampled}, {claim['p_holm']:.3g} after Holm")
         parts[-1] += " and two looks" if claim["looks"] > 1 else ""
     if "p_within" in claim:
         p = f"p {claim['p_within']:.3g}, {claim['p_within_holm']:.3g} after Holm"
