@@ -75,6 +75,7 @@ class ExperimentConfig:
     settings: dict = key({}, '{name: keys of train.py, and under "data" of the prepare script}: all arms in each')
     seeds: list[int] = key([0], "one run of every arm each; it seeds the data, too, unless data has a seed", at_least=0)
     seeds_of: dict = key({}, "{arm: the only ones of the seeds that it is run with}")
+    first_arms: list[str] = key([], "arms whose runs of all seeds go before those of the others, if hours are short")
     learning_rates: list[float] = key([], "with selection_seeds: to choose from; without: all are run", above=0)
     selection_seeds: list[int] = key([], "seeds that the learning rates are chosen on, and nothing else", at_least=0)
     rate_of: dict = key({}, "{arm: the arm whose chosen rate it takes, untried itself}")
@@ -175,6 +176,8 @@ class ExperimentConfig:
             check_named("seeds_of", arm, self.arms, "arms")
             if wrong := wrong_field(seeds, [(int, 0, 1 << 60), 1, 999]):
                 raise UserError(f"seeds_of: {arm}: {wrong}")
+        for arm in self.first_arms:
+            check_named("first_arms", arm, self.arms, "arms")
         for score, arms in self.scores_of.items():
             check_named("scores_of", score, self.scores, "scores")
             if wrong := wrong_field(arms, [(str, 1, 80), 1, 999]):

@@ -13,6 +13,7 @@ error, the smaller one is taken; with pool_rates it is the one that is best for 
 
 import configurator
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable
@@ -25,17 +26,18 @@ from train import TrainConfig
 def runs_of(config, seeds: list[int], rates: list[float], chosen: dict | None = None) -> list[dict]:
     """Every run of the seeds: settings x arms x rates. chosen: {(setting, arm): rate}, instead of rates."""
     runs = []
-    for seed in seeds:
-        for setting in config.settings or [None]:
-            for arm in config.arms:
-                if seed in config.seeds and seed not in config.seeds_of.get(arm, [seed]):
-                    continue
-                own = rates or [None] if chosen is None else [chosen[setting, arm]] if (setting, arm) in chosen else []
-                for rate in own:
-                    run = make_run(config, seed, setting, arm, rate)
-                    if rate is not None and not config.selection_seeds:
-                        run["arm"] = f"{arm} at {rate:g}"
-                    runs.append(run)
+    early = [arm for arm in config.arms if arm in config.first_arms]
+    late = [arm for arm in config.arms if arm not in early]
+    for arms, seed, setting in itertools.product((early, late), seeds, config.settings or [None]):
+        for arm in arms:
+            if seed in config.seeds and seed not in config.seeds_of.get(arm, [seed]):
+                continue
+            own = rates or [None] if chosen is None else [chosen[setting, arm]] if (setting, arm) in chosen else []
+            for rate in own:
+                run = make_run(config, seed, setting, arm, rate)
+                if rate is not None and not config.selection_seeds:
+                    run["arm"] = f"{arm} at {rate:g}"
+                runs.append(run)
     return runs
 
 

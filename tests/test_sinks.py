@@ -120,6 +120,20 @@ def test_arms_run_with_the_seeds_that_seeds_of_gives_them():
             experiment.ExperimentConfig(arms={"none": {}}, base={"dtype": "float32"}, seeds_of=seeds_of)
 
 
+def test_the_runs_of_first_arms_go_before_those_of_the_others_in_all_seeds():
+    def runs_with(**keys):
+        arms = {"a": {}, "b": {}, "c": {}}
+        config = experiment.ExperimentConfig(arms=arms, seeds=[0, 1], base={"dtype": "float32"}, **keys)
+        return [(run["arm"], run["seed"]) for run in experiment.runs_of(config, config.seeds, [])]
+
+    by_seed = [(arm, seed) for seed in (0, 1) for arm in "abc"]
+    assert runs_with() == by_seed
+    first = [("b", 0), ("c", 0), ("b", 1), ("c", 1), ("a", 0), ("a", 1)]
+    assert runs_with(first_arms=["c", "b"]) == first and sorted(first) == sorted(by_seed)
+    with pytest.raises(UserError, match="first_arms"):
+        runs_with(first_arms=["nobody"])
+
+
 def test_the_demo_has_arms_of_the_experiment():
     whole, demo = (
         configurator.load(experiment.ExperimentConfig, [str(ROOT / f"config/experiments/{name}.py")])

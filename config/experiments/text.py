@@ -60,6 +60,20 @@ seeds_of = {
     "gated_deltanet native": [11, 12, 13, 14, 15],
 }
 
+# the claims by mixer and the pooled one are of these; the others follow, if the hours last
+first_arms = [
+    "softmax",
+    "softmax sigmoid",
+    "cosformer",
+    "cosformer sigmoid",
+    "gla",
+    "gla sigmoid",
+    "mamba2",
+    "mamba2 sigmoid",
+    "gated_deltanet",
+    "gated_deltanet sigmoid",
+]
+
 # 360 kB to validate on: the error of a paired difference from the choice of bytes is about 0.003 then
 data = {"val_fraction": 0.03}
 
