@@ -268,8 +268,8 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     for block_size in config.lengths or [config.block_size or model.config.block_size]:
         try:
             results.append(read(model, other, dataset, config, block_size, processes))
-        except UserError as limit:
-            if not config.lengths:
+        except UserError as limit:  # of the model or the text; memory may be there the next time
+            if not config.lengths or isinstance(limit, memory.NotEnoughMemory):
                 raise
             results.append({"block_size": block_size, "limit": str(limit)})
     if not processes.is_main:

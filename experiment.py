@@ -47,7 +47,7 @@ from runs.outdir import write_text
 from study import claims, curves, mixers, power, ranks, rates, report, stats, tables
 from study.leases import alone
 from study.plan import choose_rates, known_runs, name_of, runs_of, steps_of, unknown_runs
-from study.rows import by_run, missing_scores, read_rows, text_of
+from study.rows import arm_of, by_run, missing_scores, read_rows, text_of
 from study.runner import gpus_of, jobs_of, prepare_config, run_all, threads_of
 from train import TrainConfig, make_optimizers
 
@@ -207,6 +207,12 @@ class ExperimentConfig:
                     f"max_iters={keys.max_iters} of arm {run['arm']!r}"
                 )
             configurator.build(prepare_config(self), run["data"], source="data")
+        has_short_runs = len(self.learning_rates) > 2 and len(self.selection_iters) != 1 and self.select_by != "end"
+        if self.pool_rates and has_short_runs:
+            raise UserError(
+                "pool_rates=True: arms compare all rates in runs of one length: give selection_iters one number, as in "
+                "selection_iters = [300], or leave pool_rates out"
+            )
         self.check_folders()
         configurator.build(prepare_config(self), self.score_data, source="score_data")
         for name, claim in self.claims.items():
@@ -427,9 +433,9 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     gpus = ["assumed"] if is_assumed and not config.gpus else gpus_of(config)
     jobs, found, lines, total = jobs_of(config, gpus), {}, [], 0.0
     for run in waiting:
-        kind = run.get("setting"), run["arm"].split(" at ")[0]
+        kind = run.get("setting"), arm_of(config, run)
         if kind not in found:  # seconds a step
-            same = [row for row in rows if (row.get("setting"), row["arm"].split(" at ")[0]) == kind]
+            same = [row for row in rows if (row.get("setting"), arm_of(config, row)) == kind]
             # micro-steps that other numbers of processes share are taken to take as long
             steps = [
                 row["seconds"] * row.get("processes", 1) / each / (row.get("last_step") or steps_of([row]))

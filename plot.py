@@ -123,6 +123,15 @@ def draw_experiment(folder: Path) -> list[Path]:
     rows = read_rows(folder)
     for row in rows:
         check_drawable(folder / "rows.jsonl", row, ROW)
+    seen = set()
+    for row in rows:
+        run = row.get("setting"), row["arm"], row["seed"]
+        if "purpose" not in row and run in seen:
+            raise UserError(
+                f"{folder}: has two rows of arm {row['arm']!r}, seed {row['seed']}, with other keys each: `python "
+                f"experiment.py CONFIG --out_dir={folder} --run=false` draws those of the config"
+            )
+        seen |= {run} if "purpose" not in row else set()
     drawn = [draw_json(folder / "meters.json")] if os.path.isfile(folder / "meters.json") else []
     try:
         return [*report.figures(rows, folder), *drawn]
@@ -177,6 +186,8 @@ def page(folder: Path) -> Path:
     if os.path.isfile(folder / "lengths.json"):
         evaluation = read_checked(folder / "lengths.json", LENGTHS)
         panels.append(lambda axes: length_panel(axes, evaluation))
+    if not panels:
+        raise UserError(f"{folder}: its metrics.jsonl is empty, so that there is nothing to draw yet")
     columns = min(3, len(panels))
     n_rows = -(-len(panels) // columns)
     figure, grid = plt.subplots(n_rows, columns, figsize=(5.2 * columns, 4 * n_rows + 0.4), squeeze=False)

@@ -180,12 +180,13 @@ def _words_of(kind, least, most, *none):
 
 
 def read_jsonl(file: Path | str, fields: dict[str, type] | None = None) -> list[dict]:
-    """The objects of a file of JSON lines; none where there is no file. A last line that a kill cut short is left out.
+    """The objects of a file of JSON lines; none where there is no file. A last line that was cut short is left out.
 
     fields: {name: type} that each object has. UserError names a damaged line.
     """
     text, rows = read_regular(file, 1 << 30) if os.path.isfile(file) else b"", []
-    for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
+    whole = text if is_object(text[text.rfind(b"\n") + 1 :]) else text[: text.rfind(b"\n") + 1]
+    for number, line in enumerate(whole.splitlines(), 1):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
@@ -194,6 +195,25 @@ def read_jsonl(file: Path | str, fields: dict[str, type] | None = None) -> list[
             raise UserError(f"{file} line {number}: damaged; remove the line")
         rows.append(row)
     return rows
+
+
+def is_object(line: bytes) -> bool:
+    """Whether a line is a whole JSON object; one that a kill has cut short is none."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def end_last_line(file: Path) -> None:
+    """Ends the last line of a file of JSON lines, or removes what a kill has left of it."""
+    text = file.read_bytes()
+    whole = text.rfind(b"\n") + 1
+    if is_object(text[whole:]):
+        with open(file, "ab") as opened:
+            opened.write(b"\n")
+    else:
+        os.truncate(file, whole)
 
 
 def lock(folder: Path | str, wait: float = 0.0) -> IO:

@@ -259,10 +259,10 @@ class Processes:
             try:
                 function(*args)
             except UserError as caught:
-                error = str(caught)
+                error = caught
         error = self.from_main(error)
         if error is not None:
-            raise UserError(error)
+            raise error
 
     @contextlib.contextmanager
     def signals_held(self) -> Iterator[None]:

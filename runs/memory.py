@@ -396,11 +396,15 @@ def longest_row(dataset: Dataset, split: str, block_size: int) -> int:
 # The check
 
 
+class NotEnoughMemory(UserError):
+    """More memory would be needed than is left: now, and on this machine."""
+
+
 def check(config, need: Callable, device: str = "cpu", processes_here: int = 1) -> str:
     """Returns a line about what need(config) comes to.
 
-    Raises UserError where that is more than there is, unless config.memory_check is false. The message names the key
-    that helps the most when it is made smaller.
+    Raises NotEnoughMemory where that is more than there is, unless config.memory_check is false. The message names the
+    key that helps the most when it is made smaller.
     """
     parts = _parts(need, config)
     if isinstance(parts, str):
@@ -408,7 +412,7 @@ def check(config, need: Callable, device: str = "cpu", processes_here: int = 1) 
     total = parts.pop("total")
     available, where = memory_available(device, processes_here)
     if total > available and config.memory_check:
-        raise UserError(
+        raise NotEnoughMemory(
             f"about {show_bytes(total)} of memory would be needed, and {where} has {show_bytes(available)} left: "
             f"{_reason(config, need, total)}--memory_check=false tries it all the same"
         )

@@ -56,7 +56,9 @@ def unit_of(claim: dict) -> str:
         return "nats a token"
     if what in ("perplexity", "word_perplexity", "bits_per_byte"):
         return "as in the rows"
-    return "of the residual stream" if of[-1] == "effective" else "%" if of[0] == "meters" else "points"
+    if of[0] == "meters":
+        return "of the residual stream" if of[-1] == "effective" else "%" if SHARES & set(of) else "as in the rows"
+    return "points" if what in ("accuracy", "slices", "lost") else "as in the rows"
 
 
 def measured(claim: dict) -> str | None:
@@ -69,6 +71,7 @@ RATIO = "ratio of steps"
 BY_LOG = ("log", "log_steps")  # numbers that are compared by their logarithms
 BEYOND = {False: "over", True: "other than"}  # {a change in either direction is asked about: how a threshold is named}
 HIGHER = ("accuracy", "slices")
+SHARES = {"share", "uniform", "sink", "sink_max", "sink_baseline", "heads_above", "gate_below_0.1"}  # meters
 LOWER = ("val_loss", "loss", "perplexity", "word_perplexity", "bits_per_byte", "log_steps", "lost")
 UNITS = {  # {unit: (how a number of the rows is shown in it, its format)}
     "of the residual stream": (lambda x: x, "+.3f"), "nats a token": (lambda x: x, "+.4f"), RATIO: (math.exp, ".2f"),

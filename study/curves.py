@@ -29,7 +29,10 @@ def horizon_of(row: dict) -> float:
 
 
 def steps_to(row: dict, threshold: float) -> int | None:
-    """The first evaluated step with an accuracy over the threshold, or a loss under it; None if there is none."""
+    """The first evaluated step with an accuracy over the threshold, or a loss under it; None if there is none, or if
+    the run was not finite."""
+    if not row.get("finite", True):
+        return None
     sign = -1 if row.get("metric") == "val_loss" else 1
     known = ((step, value) for step, value in row["curve"] if value is not None)
     return next((step for step, value in known if sign * value > sign * threshold), None)

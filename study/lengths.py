@@ -6,6 +6,7 @@
 They read the scores that evaluate.py makes with `lengths`. report.py draws the loss by position itself.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -51,8 +52,8 @@ def table(rows: list[dict]) -> Table | None:
         losses = {seed: losses_of(results) for seed, results in own.items()}
         label = ", ".join(filter(None, (arm, name, setting)))
         ends = {n: [found[n] for found in losses.values() if n in found] for n in lengths}
-        refused = {one["block_size"] for results in own.values() for one in results if "limit" in one}
-        line = ["refused" if n in refused else cell(ends[n], ".4f") for n in lengths]
+        no_seed = refused(own.values())
+        line = ["refused" if n in no_seed else cell(ends[n], ".4f") for n in lengths]
         cells.append([label, *line, str(len(own))])
         if key in compared:
             plain = {seed: losses_of(results) for seed, results in compared[key][1].items()}
@@ -66,7 +67,14 @@ def table(rows: list[dict]) -> Table | None:
 
 
 def losses_of(results: list[dict]) -> dict[int, float]:
-    return {one["block_size"]: one["loss"] for one in results if "loss" in one}
+    return {one["block_size"]: one["loss"] for one in results if one.get("loss") is not None}
+
+
+def refused(each: Iterable[list[dict]]) -> list[int]:
+    """The lengths that are refused in every seed. each: the results of a seed."""
+    each = list(each)
+    tried = dict.fromkeys(one["block_size"] for results in each for one in results if "limit" in one)
+    return [n for n in tried if not any(n in losses_of(results) for results in each)]
 
 
 def cell(values: list[float], form: str) -> str:
@@ -77,11 +85,11 @@ def cell(values: list[float], form: str) -> str:
 
 
 def panels_of(rows: list[dict]) -> dict[str, dict[str, list]]:
-    """{mixer and arm: {reading: [difference of each seed, as `difference` gives it]}}, of those that have one."""
+    """{mixer and arm: {reading: [difference of each seed, as `differences` gives them]}}, of those that have one."""
     panels: dict = {}
     for (setting, mixer, arm, name), own, plain in pairs(rows):
         title = ", ".join(filter(None, (setting, arm if arm.startswith(mixer) else f"{mixer}, {arm}")))
-        if curves := [both for seed in own if seed in plain if (both := difference(own[seed], plain[seed]))]:
+        if curves := differences([(own[seed], plain[seed]) for seed in own if seed in plain]):
             panels.setdefault(title, {})[name] = curves
     return panels
 
@@ -116,15 +124,23 @@ def figure(rows: list[dict], path: Path) -> Path:
     return write(drawn, path)
 
 
-def difference(results: list[dict], plain: list[dict]) -> list[tuple]:
-    """[(position, difference of the losses)] at the longest context that both reach; empty if they share none."""
-    curves, others = by_length(results), by_length(plain)
-    if not curves.keys() & others.keys():
-        return []
-    longest = max(curves.keys() & others.keys())
-    return [(at, loss - other) for (at, loss), (_, other) in zip(curves[longest], others[longest], strict=True)]
+def differences(each: list[tuple[list[dict], list[dict]]]) -> list[list[tuple]]:
+    """[[(position, difference of the losses)]] of the seeds, at the longest context that all of them reach with a gate
+    and without; empty if there is none. each: the results of a seed with the gate, and without."""
+    curves = at_longest([by_length(results) for pair in each for results in pair])
+    return [
+        [(at, loss - other) for (at, loss), (_, other) in zip(gated, plain, strict=True)]
+        for gated, plain in zip(curves[::2], curves[1::2], strict=True)
+    ]
+
+
+def at_longest(each: list[dict[int, list]]) -> list[list]:
+    """The losses by position at the longest length that all have; empty if they share none. each: by_length of each."""
+    shared = set.intersection(*map(set, each)) if each else set()
+    return [one[max(shared)] for one in each] if shared else []
 
 
 def by_length(results: list[dict]) -> dict[int, list]:
-    """{length: [[position, loss]]} of the lengths that the model reads."""
-    return {one["block_size"]: one["by_position"] for one in results if "by_position" in one}
+    """{length: [[position, loss]]} of the lengths that the model reads, with a finite loss at every position."""
+    found = {one["block_size"]: one["by_position"] for one in results if "by_position" in one}
+    return {n: curve for n, curve in found.items() if None not in [loss for _, loss in curve]}

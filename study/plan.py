@@ -141,7 +141,8 @@ def pooled(config, choices: list[dict]) -> list[dict]:
                 best = max(by, key=lambda rate: (mean(by[rate]), -rate))
                 margin, error = difference(by[best], by[joint])
                 rate = best if margin > error else joint  # NaN is not more
-                about = {"rate": rate, "joint": (mixer, joint), "is_edge": rate in (min(by), max(by))}
+                tried = [trial["rate"] for trial in choice["trials"]]
+                about = {"rate": rate, "joint": (mixer, joint), "is_edge": rate in (min(tried), max(tried))}
                 made[setting, choice["arm"]] = choice | about | next_best(by, rate)
     return [made[choice["setting"], choice["arm"]] for choice in choices]
 

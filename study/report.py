@@ -45,10 +45,10 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
     if mixers.has_flops(rows):
         drawn.append(mixers.flops(rows, folder / "flops.png"))
     names, gates = {mixer_of(row) for row in rows}, {gate_of(row) for row in rows}
-    if len(names) > 1 and is_accuracy(rows) and {"none", "elementwise"} <= gates:
+    if len(names) > 1 and is_accuracy(rows) and {"none", "elementwise"} <= gates and has_one_arm_a_gate(rows):
         drawn.append(state_arrows(rows, folder / "state.png"))
-    if any("slices" in score for score in scores):
-        drawn.append(slice_curves(rows, folder / "slices.png"))
+    if sliced := with_slices(rows):
+        drawn.append(slice_curves(*sliced, folder / "slices.png"))
     if any("lengths" in score for score in scores):
         drawn.append(context_curves(rows, folder / "lengths.png"))
     if lengths.panels_of(rows):
@@ -177,9 +177,10 @@ def metric_panel(axes: plt.Axes, rows: list[dict], style: dict[str, dict]) -> No
 
 
 def curve_of(row: dict) -> list[tuple]:
-    """[(step, the metric)], accuracy in per cent; NaN where it was not finite."""
+    """[(step, the metric)], accuracy in per cent; NaN where it was not finite, and behind the end of such a run."""
     scale = 100 if is_accuracy([row]) else 1
-    return [(step, math.nan if value is None else scale * value) for step, value in row["curve"]]
+    end = [] if row.get("finite", True) else [(row["curve"][-1][0] + 1, math.nan)]
+    return [(step, math.nan if value is None else scale * value) for step, value in row["curve"]] + end
 
 
 def set_range(axes: plt.Axes, rows: list[dict]) -> None:
@@ -276,6 +277,12 @@ def ends(rows: list[dict], path: Path) -> Path:
     return write(figure, path)
 
 
+def has_one_arm_a_gate(rows: list[dict]) -> bool:
+    """Whether every mixer has one arm of each kind of gate and size of the state."""
+    places = {(row.get("setting"), row["arm"]): (mixer_of(row), gate_of(row), row.get("state_bytes")) for row in rows}
+    return len(set(places.values())) == len(places)
+
+
 def state_arrows(rows: list[dict], path: Path) -> Path:
     """Accuracy by the bytes of the state: a panel per mixer, a marker per kind of gate at the mean over the seeds with
     its interval, and an arrow from none to elementwise if they differ by more than a point. Returns the path."""
@@ -329,35 +336,52 @@ def gate_label(gate: str) -> str:
 
 
 def by_mixer(rows: list[dict]) -> dict[str, list[tuple[str, str, list[dict]]]]:
-    """{mixer: [(line style, kind of gate, its rows, one per seed)]}: solid without a gate, dashed with one."""
-    mixers = {}
+    """{mixer: [(line style, label, rows of an arm, one per seed)]}: solid without a gate, dashed with one.
+
+    An arm's label is its kind of gate, or what it adds to its mixer where two arms have the same kind.
+    """
+    mixers: dict[str, dict] = {}
     for row in rows:
-        gates = mixers.setdefault(mixer_of(row), {})
-        gates.setdefault(gate_of(row), []).append(row)
-    return {
-        mixer: [("-" if gate == "none" else "--", gate, own) for gate, own in gates.items()]
-        for mixer, gates in mixers.items()
-    }
+        mixers.setdefault(mixer_of(row), {}).setdefault((row.get("setting"), row["arm"]), []).append(row)
+    found = {}
+    for mixer, arms in mixers.items():
+        gates = [gate_of(own[0]) for own in arms.values()]
+        names = [", ".join(filter(None, (setting, variant_of(own[0])))) for (setting, _), own in arms.items()]
+        labels = [f"gate {gate}" for gate in gates] if len(set(gates)) == len(gates) else names
+        lines = ["-" if gate == "none" else "--" for gate in gates]
+        found[mixer] = list(zip(lines, labels, arms.values(), strict=True))
+    return found
 
 
-def slice_curves(rows: list[dict], path: Path) -> Path:
+def slices_of(score: dict) -> dict[tuple, float]:
+    """{(length, pairs): accuracy} of a score; what its other slices are of has no place on the axis."""
+    found = score.get("slices", {}).items()
+    return {tuple(map(int, name.split("/"))): value for name, value in found if "/" in name and value is not None}
+
+
+def with_slices(rows: list[dict]) -> tuple[list[dict], str] | None:
+    """(the rows without a gate and with an elementwise one that a score has slices of, the name of that score)."""
+    rows = [row for row in rows if gate_of(row) in ("none", "elementwise")]
+    for name in dict.fromkeys(name for row in rows for name in row.get("scores", {})):
+        if found := [row for row in rows if slices_of(row["scores"].get(name, {}))]:
+            return found, name
+    return None
+
+
+def slice_curves(rows: list[dict], name: str, path: Path) -> Path:
     """Recall on longer rows than in training, with as many pairs and with more: a row of panels per setting.
 
-    It shows the arms without a gate and with an elementwise one. Lines are means over the seeds, with their intervals.
+    rows, name: as `with_slices` gives them. Lines are means over the seeds, with their intervals.
     """
-    rows = [row for row in rows if gate_of(row) in ("none", "elementwise")]
-    name = next(name for row in rows for name, score in row["scores"].items() if "slices" in score)
-    rows = [row for row in rows if name in row["scores"]]
     settings = list(dict.fromkeys(row.get("setting") for row in rows))
-    slices = rows[0]["scores"][name]["slices"]
-    shapes = [tuple(map(int, name.split("/"))) for name in slices]
-    fewest = min(pairs for _, pairs in shapes)
-    same = [shape for shape in shapes if shape[1] == fewest]
-    more = [shape for shape in shapes if shape not in same[1:]]
     size = (13, 4.2 * len(settings))
-    figure, grid = plt.subplots(len(settings), 2, figsize=size, sharey=True, squeeze=False)
+    figure, grid = plt.subplots(len(settings), 2, figsize=size, sharey="row", squeeze=False)
     for setting, panels in zip(settings, grid, strict=True):
         own = [row for row in rows if row.get("setting") == setting]
+        shapes = list(dict.fromkeys(shape for row in own for shape in slices_of(row["scores"][name])))
+        fewest = min(pairs for _, pairs in shapes)
+        same = [shape for shape in shapes if shape[1] == fewest]
+        more = [shape for shape in shapes if shape not in same[1:]]
         for axes, shown in zip(panels, (same, more), strict=True):
             slice_panel(axes, own, shown, name)
         where = f"{setting}: " if setting else ""
@@ -370,13 +394,14 @@ def slice_curves(rows: list[dict], path: Path) -> Path:
 def slice_panel(axes: plt.Axes, rows: list[dict], shown: list[tuple], name: str) -> None:
     """shown: [(length, pairs)], the x axis. name: of the score."""
     colours, arms = mixer_colours(by_mixer(rows)), [(m, arm) for m, own in by_mixer(rows).items() for arm in own]
-    for i, (mixer, (linestyle, gate, own)) in enumerate(arms):
+    for i, (mixer, (linestyle, label, own)) in enumerate(arms):
+        found = [slices_of(row["scores"][name]) for row in own]
+        each = [[100 * slices[shape] for slices in found if shape in slices] for shape in shown]
         places = [x + 0.4 * ((i + 0.5) / len(arms) - 0.5) for x in range(len(shown))]
-        found = [row["scores"][name]["slices"] for row in own]
-        each = [[100 * slices[f"{length}/{pairs}"] for slices in found] for length, pairs in shown]
-        label = f"{mixer}, gate {gate}"
-        axes.plot(places, list(map(mean, each)), color=colours[mixer], linestyle=linestyle, label=label)
-        for x, values in zip(places, each, strict=True):
+        reached = [(x, values) for x, values in zip(places, each, strict=True) if values]
+        look: dict = dict(color=colours[mixer], linestyle=linestyle, label=f"{mixer}, {label}")
+        axes.plot([x for x, _ in reached], [mean(values) for _, values in reached], **look)
+        for x, values in reached:
             mean_mark(axes, x, values, colours[mixer], markersize=3)
     chance = [100 / pairs for _, pairs in shown]
     axes.plot(range(len(shown)), chance, color="0.5", linestyle=":", label="chance among the values in context")
@@ -390,20 +415,19 @@ def context_curves(rows: list[dict], path: Path) -> Path:
     mixers = by_mixer([row for row in rows if any("lengths" in score for score in row["scores"].values())])
     figure, panels = plt.subplots(1, len(mixers), figsize=(4.2 * len(mixers), 4.2), sharey=True, squeeze=False)
     for axes, (mixer, arms) in zip(panels[0], mixers.items(), strict=True):
-        for linestyle, gate, own in arms:
+        for linestyle, label, own in arms:
             shown = []
             names = dict.fromkeys(name for row in own for name, score in row["scores"].items() if "lengths" in score)
             for colour, name in zip(COLOURS, names, strict=False):
                 scores = [row["scores"][name] for row in own if name in row["scores"]]
-                reached = [lengths.by_length(score["lengths"]) for score in scores]
-                curves = [by_length[max(by_length)] for by_length in reached if by_length]
+                curves = lengths.at_longest([lengths.by_length(score["lengths"]) for score in scores])
                 if not curves or curves in shown:  # without RoPE there is nothing to scale
                     continue
                 shown.append(curves)
-                mean_lines(axes, curves, color=colour, linestyle=linestyle, label=f"{name}, gate {gate}")
+                mean_lines(axes, curves, color=colour, linestyle=linestyle, label=f"{name}, {label}")
         trained = scores[0]["trained_length"]
         axes.axvline(trained, color="0.5", linestyle=":", linewidth=1)
-        unreached = [result["block_size"] for result in scores[0]["lengths"] if "limit" in result]
+        unreached = lengths.refused([score["lengths"] for score in scores])
         ending = f"\n(refuses {', '.join(map(str, unreached))})" if unreached else ""
         axes.set(xlabel="position in the context (tokens)", title=f"{mixer}, trained at {trained}{ending}")
         if axes.lines[1:]:
@@ -418,7 +442,8 @@ def by_learning_rate(rows: list[dict]) -> dict[str, dict[float, list[dict]]]:
     rates = {}
     for row in rows:
         arm, at, rate = row["arm"].rpartition(" at ")
-        if at and rate == f"{row['config'].get('learning_rate'):g}":
+        own = row["config"].get("learning_rate")
+        if at and own is not None and rate == f"{float(own):g}":
             rates.setdefault(arm, {}).setdefault(row["config"]["learning_rate"], []).append(row)
     return {arm: dict(sorted(own.items())) for arm, own in rates.items()}
 

@@ -82,9 +82,14 @@ def difference(row: dict, run: dict) -> tuple[str, ...]:
     return tuple(words)
 
 
+def arm_of(config, row: dict) -> str:
+    """The name that the arm of a row has in the config: in a sweep, rows of ARM are of "ARM at RATE"."""
+    return row["arm"] if row["arm"] in config.arms else row["arm"].rpartition(" at ")[0]
+
+
 def wanted_scores(config, row: dict) -> list[str]:
     """The names of the scores that the config asks for, of a run of this arm."""
-    arm = row["arm"].split(" at ")[0]
+    arm = arm_of(config, row)
     return [name for name in config.scores if arm in config.scores_of.get(name, [arm])]
 
 

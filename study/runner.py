@@ -46,6 +46,7 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
     With run=false, the rows that are there; None if there is none.
     """
     claim_out_dir(config, out_dir)
+    check_rows(config, read_rows(out_dir), out_dir)
     say_what_is_left(config, read_rows(out_dir), out_dir)
     if config.run and to_do(config, read_rows(out_dir), out_dir):
         with signals_to(lambda number: sys.exit(128 + number)), Leases(out_dir) as leases:
@@ -66,6 +67,16 @@ def claim_out_dir(config, out_dir: Path) -> None:
     # one without a marker may be of an older version, or results/NAME of a clone: it has our rows
     has_our_rows = any({"arm", "seed", "config", "data", "finite"} <= row.keys() for row in read_rows(out_dir))
     files.claim(out_dir, "experiment", config.overwrite or has_our_rows)
+
+
+def check_rows(config, rows: list[dict], out_dir: Path) -> None:
+    """Raises UserError for rows of these runs that are about another metric, or of another script's data."""
+    known = {text_of(run) for run in known_runs(config, choose_rates(config, rows))}
+    for row in rows:
+        for name in ("metric", "prepare"):
+            ours = getattr(config, name)
+            if row.get(name, ours) != ours and text_of(row) in known:
+                raise UserError(f"{name}={ours}: the rows in {out_dir} have {name}={row[name]}; take another --out_dir")
 
 
 def say_what_is_left(config, rows: list[dict], out_dir: Path) -> None:
@@ -165,9 +176,15 @@ def work(config, out_dir: Path, leases: Leases) -> None:
                     continue
                 running.remove(job)
                 look_at = 0.0
+                if job["process"].returncode and is_at_work(run_of(job["item"]), job["folder"]):
+                    leases.give_back(job["name"])  # the process of a worker that was killed has it: it is waited for
+                    continue
                 # a worker that was suspended may have lost its lease to another one, which writes the row
                 if leases.is_mine(job["name"]):
                     row = finish(config, job)
+                    if not leases.is_mine(os.path.basename(rows_file.name)):  # another worker appends to it by now
+                        rows_file.close()
+                        rows_file = open_rows(out_dir, leases)
                     rows_file.write(json.dumps(row, allow_nan=False) + "\n")
                     rows_file.flush()
                     os.fsync(rows_file.fileno())  # other machines see it before the lease goes
@@ -193,7 +210,7 @@ def open_rows(out_dir: Path, leases: Leases) -> IO:
     names = itertools.chain(["rows.jsonl", f"{own}.jsonl"], (f"{own}.{i}.jsonl" for i in itertools.count(1)))
     file = out_dir / next(name for name in names if leases.take(name))
     if file.is_file():
-        os.truncate(file, file.read_bytes().rfind(b"\n") + 1)  # a kill may have cut the last row short
+        files.end_last_line(file)
     return open(file, "a")
 
 
@@ -339,26 +356,28 @@ def prepare(config, keys, seed, place):
     folder = place / "all"
     if "seed" in {field.name for field in dataclasses.fields(prepare_config(config))} - keys.keys():
         keys, folder = keys | {"seed": seed}, place / f"seed{seed}"
-    if is_prepared(keys, folder):
+    if is_prepared(config.prepare, keys, folder):
         return folder
     # workers that start together need the same data; the lock lies beside the folder, which is the data set's alone
     lock_folder = place / f".{folder.name}"
     lock_folder.mkdir(parents=True, exist_ok=True)
     with lock(lock_folder, wait=math.inf):
-        if not is_prepared(keys, folder):
+        if not is_prepared(config.prepare, keys, folder):
             (folder / "prepared.json").unlink(missing_ok=True)
             script = ROOT / "data" / config.prepare / "prepare.py"
             command = [sys.executable, script, f"--config_override={json.dumps(keys | {'out_dir': str(folder)})}"]
             prepared = subprocess.run(command, capture_output=True, text=True)
             if prepared.returncode:
                 raise UserError(f"data/{config.prepare}/prepare.py failed: {prepared.stderr.strip()}")
-            write_text(folder / "prepared.json", json.dumps(keys))
+            write_text(folder / "prepared.json", json.dumps({"prepare": config.prepare, "keys": keys}))
     return folder
 
 
-def is_prepared(keys: dict, folder: Path) -> bool:
+def is_prepared(script: str, keys: dict, folder: Path) -> bool:
+    """Whether data/SCRIPT/prepare.py has made the folder of these keys."""
     file = folder / "prepared.json"
-    return file.is_file() and json.loads(file.read_text()) == keys and (folder / "meta.json").is_file()
+    is_same = file.is_file() and json.loads(file.read_text()) in ({"prepare": script, "keys": keys}, keys)
+    return is_same and (folder / "meta.json").is_file()  # keys alone: an older version's
 
 
 def start_process(command, folder: Path, threads: int, gpu: str | None, processes: int) -> subprocess.Popen:
@@ -417,11 +436,12 @@ def finish(config, job: dict) -> dict:
         **{name: about[name] for name in ("n_params", "flops_per_token", "state_bytes")},
         **{name: about.get(name) for name in ("dtype", "device", "threads", "code_sha256")},
         "processes": config.processes_per_run,
+        "prepare": config.prepare,
         "planned_seeds": config.seeds_of.get(item["arm"], config.seeds),  # a claim whose seeds were added later shows
         "planned_looks": {name: claim["looks"] for name, claim in config.claims.items() if "looks" in claim},
         **{name: about[name] for name in ("git_commit", "git_dirty", "versions")},
     }
-    return nan_to_none(scored(config, row, folder))
+    return scored(config, row, folder)
 
 
 def sink_curve(evaluations: list[dict]) -> list[dict]:
@@ -455,12 +475,14 @@ def scored(config, row: dict, folder: Path) -> dict:
     is_same_data = row.get("score_data", {}) == data
     wanted = {name: as_read(config.scores[name]) for name in names}
     found = {name: read_score(folder / f"score_{name}.json") for name in names}
-    return row | {
+    made = row | {
         "scored": (row.get("scored", {}) if is_same_data else {}) | wanted,
         "score_data": data,
         "scores": (row["scores"] if is_same_data else {}) | found,
-        "ended": time.time(),  # where a run has two rows, the later one counts
+        # where a run has two rows, the later one counts, also if a machine whose clock is ahead made the first
+        "ended": max(time.time(), row.get("ended", 0) + 1e-3),
     }
+    return nan_to_none(made)
 
 
 def read_score(file: Path) -> dict:

@@ -84,6 +84,8 @@ def look_up(row: dict, path: Iterable[str]) -> Any:
 def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
     """One family of claims, each with its values by seed -> what came of each, in order.
 
+    Claims that have no two values yet count in the correction, as they will when they have run.
+
     A claim has a threshold, "above" or "other_than", or "within", half the width of a band around zero, or both. It has
     two "sides" if it names none. With "in", it is a count, and in no family. With "looks", its level is split between
     them. Each result holds
@@ -105,16 +107,17 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
         if "in" in claim:
             over = sum(value > threshold for value in values)
             result |= {"over": over, "needed": claim["in"], "verdict": "passed" if over >= claim["in"] else "failed"}
-        elif len(values) >= 2:
+            continue
+        if len(values) >= 2:
             result |= describe(values, threshold, sides, LEVEL / looks)
-            if threshold is not None:
-                family.append((result, "p"))
             if band is not None:
                 tests = sign_flip_test(values, -band, "greater"), sign_flip_test(values, band, "less")
                 result |= {"within": band, "p_within": max(tests)}
-                family.append((result, "p_within"))
-    corrected = holm([min(1.0, result["looks"] * result[name]) for result, name in family])
+        family += [(result, "p")] * (threshold is not None) + [(result, "p_within")] * (band is not None)
+    corrected = holm([min(1.0, result["looks"] * result.get(name, 1.0)) for result, name in family])
     for (result, name), p in zip(family, corrected, strict=True):
+        if name not in result:
+            continue
         result[f"{name}_holm"] = p
         if not result["identical"]:
             if name == "p":

@@ -73,7 +73,7 @@ def table(config, rows: list[dict], setting: str | None = None) -> Table:
             solved = sum(end > config.solved_above for end in ends)
             line += [f"{solved}/{len(ends)}", f"{statistics.median(reached):,.0f}" if reached else "-"]
         rates = dict.fromkeys(row["config"].get("learning_rate") for row in by_seed.values())
-        line += [", ".join("-" if rate is None else f"{rate:g}" for rate in rates)] if has_rates else []
+        line += [", ".join("-" if rate is None else f"{float(rate):g}" for rate in rates)] if has_rates else []
         cells.append(line)
     return Table(f"{title}, by seed", header, cells)
 
@@ -162,13 +162,13 @@ def slices_tables(rows: list[dict]) -> list[Table]:
     for name in rows[0].get("scored", {}):
         scored = [row for row in rows if name in row["scores"]]
         scores = {arm: [row["scores"][name] for row in scored if row["arm"] == arm] for arm in arms}
-        slices = next((score.get("slices", ()) for own in scores.values() for score in own), ())
+        slices = dict.fromkeys(part for own in scores.values() for score in own for part in score.get("slices", ()))
         if not slices:
             continue
         cells = []
         for arm, own in scores.items():
-            means = [statistics.fmean(score["slices"][part] for score in own) if own else math.nan for part in slices]
-            cells.append([arm, *(f"{value:.1%}" for value in means)])
+            each = [[v for score in own if (v := score["slices"].get(part)) is not None] for part in slices]
+            cells.append([arm, *(f"{statistics.fmean(values) if values else math.nan:.1%}" for values in each)])
         title = f"{name}: accuracy by length/pairs, means over the seeds"
         found.append(Table(title, ["arm", *slices], cells))
     return found
@@ -246,9 +246,15 @@ def seeds_of_claim(config, weights: dict[tuple, float]) -> list[int]:
 
 
 def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> dict[str, list[int]]:
-    """The seeds without a value: "missing" where a run has no row; "lost" where all have one, but one lacks the number
-    that the claim is about, as that of a run that was not finite does."""
-    there = {(row.get("setting"), row["arm"], row["seed"]) for row in rows}
+    """The seeds without a value: "missing" where a run has no row, or not yet the score that the claim is about; "lost"
+    where all have one, but one lacks the number, as that of a run that was not finite does."""
+    path = question["of"][question["of"][0] == "log" :]
+    score = path[1] if path[0] == "scores" else None
+    there = {
+        (row.get("setting"), row["arm"], row["seed"])
+        for row in rows
+        if score is None or not row["finite"] or score in row["scores"]
+    }
     seeds = question["seeds"]
     missing = [seed for seed in seeds if any((*cell, seed) not in there for cell in question["weights"])]
     return {"missing": missing, "lost": [seed for seed in seeds if seed not in values and seed not in missing]}
@@ -355,6 +361,10 @@ def verdict(config, rows: list[dict]) -> str:
     """success, failure or in between, by the rules of the config, with the numbers behind the word."""
     base = [row for row in rows if row["arm"] == config.baseline]
     treated = [row for row in rows if row["arm"] == config.treatment]
+    planned = [config.seeds_of.get(arm, config.seeds) for arm in (config.baseline, config.treatment)]
+    found = [{row["seed"] for row in own} & set(seeds) for own, seeds in zip((base, treated), planned, strict=True)]
+    if (n := sum(map(len, found))) < (total := sum(map(len, planned))):
+        return f"not run yet ({n} of {total} runs have rows)"
     if not all(row["finite"] for row in base + treated):
         return "failure (a run was not finite)"
     gain = statistics.fmean(row["accuracy"] for row in treated) - statistics.fmean(row["accuracy"] for row in base)

@@ -432,3 +432,52 @@ def test_all_claims_of_all_experiments_stand_on_one_page(tmp_path, capsys):
     (tmp_path / "two" / "claims.json").write_text('{"claims": [{"name": 3}]}')
     with pytest.raises(UserError, match=r"two/claims.json: cannot be drawn: claims\[0\]"):
         plot.main([str(tmp_path)])
+
+
+def test_claims_that_are_not_run_yet_count_in_the_correction():
+    gain = {"contrast": {"gated": 1, "none": -1}, "above": 0.01}
+    claims = {"a": gain, "b": gain | {"contrast": {"late": 1, "none": -1}}}
+    arms = {"none": {}, "gated": {"gate": "elementwise"}, "late": {"gate": "headwise"}}
+    config = listed(seeds=list(range(8)), settings={}, claims=claims, arms=arms)
+    runs = [run for run in experiment.runs_of(config, config.seeds, []) if run["arm"] != "late"]
+    rows = [made_row(run, 0.5 + (run["arm"] == "gated") * (0.1 + run["seed"] / 100)) for run in runs]
+    first, second = tables.judge_claims(config, rows)
+    assert first["p_holm"] == 2 * first["p"] and second["verdict"] == "not run"
+    assert first["detectable"] == pytest.approx(first["sd"] * stats.detectable(8, 0.05 / 2 / 2)[0])
+
+
+def test_a_score_that_is_not_computed_yet_is_missing_and_not_lost():
+    claims = {"longer": {"contrast": GAIN, "above": 0.01, "of": ["scores", "longer", "accuracy"]}}
+    config = listed(seeds=list(range(8)), settings={}, claims=claims, scores={"longer": {}})
+    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
+    for row in rows[:12]:
+        row["scores"] = {"longer": {"accuracy": 0.5 + (row["arm"] == "gated") * (0.1 + row["seed"] / 100)}}
+    (judged,) = tables.judge_claims(config, rows)
+    assert judged["missing"] == [6, 7] and judged["lost"] == [] and judged["exploratory"]
+    rows[0] |= {"finite": False, "scores": {}}  # such a run is never scored
+    (judged,) = tables.judge_claims(config, rows)
+    assert judged["missing"] == [6, 7] and judged["lost"] == [0]
+
+
+@pytest.mark.parametrize(
+    "of, unit",
+    [
+        (["accuracy"], "points"), (["auc"], "points"), (["lost", 0.9], "points"), (["val_loss"], "nats a token"),
+        (["scores", "longer", "slices", "64/4"], "points"), (["meters", "kinds", "other", "share"], "%"),
+        (["meters", "sink"], "%"), (["meters", "gate_below_0.1", "readout"], "%"),
+        (["meters", "value_norm"], "as in the rows"), (["meters", "max_activation"], "as in the rows"),
+        (["step_ms"], "as in the rows"), (["n_params"], "as in the rows"),
+        (["meters", "kinds", "other", "effective"], "of the residual stream"),
+    ],
+)  # fmt: skip
+def test_only_shares_are_shown_as_points_or_per_cent(of, unit):
+    claims = {"a": {"contrast": GAIN, "above": 0.0, "of": of}}
+    (question,) = tables.questions(listed(seeds=list(range(8)), settings={}, claims=claims))
+    assert claim_figures.unit_of(question) == unit
+
+
+def test_a_verdict_waits_for_every_seed_of_both_arms():
+    config = judging({"none": {}, "elementwise": {"gate": "elementwise"}}, seeds=[0, 1])
+    rows = [made_row(run, 0.9 if "gate" in run["config"] else 0.1) for run in experiment.runs_of(config, [0, 1], [])]
+    assert tables.verdict(config, rows).startswith("success")
+    assert tables.verdict(config, rows[:-1]).startswith("not run yet (3 of 4 runs")

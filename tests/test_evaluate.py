@@ -21,6 +21,7 @@ from model import GPT, GPTConfig
 from ops import IGNORE
 from ops.layers import rope_frequencies
 from runs import checkpoint as checkpoints
+from runs import memory
 
 TEXT = "a few words,\nand a few more of them; é is two bytes\n" * 7
 
@@ -246,6 +247,14 @@ def test_lengths_past_a_mixers_reach_are_named_and_the_others_scored(checkpoint,
     assert [row["block_size"] for row in printed["lengths"]] == [16, 32, 64]
     assert "past block_size=32" in printed["lengths"][2]["limit"]
     assert [first for first, _ in printed["lengths"][1]["by_position"]] == list(range(0, 32, 2))
+
+
+def test_a_length_that_there_is_no_memory_for_now_is_not_kept_as_a_limit(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "memory_available", lambda *words: (1 << 10, "the machine"))
+    words = ["--lengths=16,32", f"--out={tmp_path / 'lengths.json'}", "--device=cpu"]
+    with pytest.raises(UserError, match="of memory would be needed"):
+        evaluate.main([f"--checkpoint={checkpoint()}", *words])
+    assert not (tmp_path / "lengths.json").exists()
 
 
 @pytest.mark.parametrize("has_changed", [False, True])

@@ -5,9 +5,10 @@ python -m pytest tests/test_figures.py
 
 import matplotlib.pyplot as plt
 import pytest
-from made_rows import labels_of, listed, made_row
+from made_rows import labels_of, listed, made_row, write_rows
 
 import experiment
+import plot
 from model import MIXERS
 from study import claims, report, tables
 from study.drawing import mean_lines
@@ -19,7 +20,7 @@ def test_settings_and_mixers_have_figures_of_their_ends(tmp_path):
     config = listed(arms=arms)
     rows = [made_row(run, 0.5 + 0.1 * run["seed"]) for run in experiment.runs_of(config, config.seeds, [])]
     rows[0] = made_row(rows[0], None)  # not finite: it has no end
-    rows = [row | {"state_bytes": 512} for row in rows]
+    rows = [row | {"state_bytes": 512 if row["setting"] == "d16" else 1024} for row in rows]
     assert [figure.name for figure in report.figures(rows, tmp_path)] == ["accuracy.png", "ends.png", "state.png"]
     rows = [row for row in rows if row["setting"] == "d16" and row["config"]["attention"] == "gla"]
     assert [figure.name for figure in report.figures(rows, tmp_path)] == ["accuracy.png"]
@@ -33,8 +34,11 @@ def test_many_arms_have_a_panel_each_beside_the_ungated_runs_and_scores_one_for_
     arms = {f"{m} {kind}": {"attention": m} | keys for m in ("gla", "mamba2") for kind, keys in kinds.items()}
     config = listed(arms=arms)
     slices = {"32/4": 0.9, "64/4": 0.8, "64/8": 0.4}
-    about = {"state_bytes": 512, "scores": {"longer": {"slices": slices}}}
-    rows = [made_row(run, 0.5) | about for run in experiment.runs_of(config, config.seeds, [])]
+    about = {"scores": {"longer": {"slices": slices}}}
+    rows = [
+        made_row(run, 0.5) | about | {"state_bytes": 16 * run["config"]["n_embd"]}
+        for run in experiment.runs_of(config, config.seeds, [])
+    ]
     report.figures(rows, tmp_path)
     assert list(drawn) == ["accuracy.png", "state.png", "slices.png"]
     panels, chance = drawn["accuracy.png"].axes, {"chance among the values in context"}
@@ -75,7 +79,7 @@ def test_every_mixer_and_a_pattern_of_mixers_have_every_figure_of_an_experiment(
     mixers = [*MIXERS, "gla,softmax"]
     arms = {f"{m} {gate}": {"attention": m, "gate": gate} for m in mixers for gate in ("none", "elementwise")}
     about = {"state_bytes": 512, "scores": {"longer": {"slices": {"32/4": 0.9, "64/8": 0.4}}}}
-    rows = [made_row(run, 0.5) | about for run in experiment.runs_of(listed(arms=arms), [0], [])]
+    rows = [made_row(run, 0.5) | about for run in experiment.runs_of(listed(arms=arms, settings={}), [0], [])]
     report.figures(rows, tmp_path)
     assert list(drawn) == ["accuracy.png", "state.png", "slices.png"]
     assert set(mixers) == {axes.get_title() for axes in drawn["state.png"].axes}
@@ -140,3 +144,62 @@ def test_without_a_threshold_or_rows_there_is_no_figure_of_them(drawn, tmp_path)
 
 def test_long_claims_are_wrapped_between_words():
     assert claims.wrapped("one two three four", 8) == "one two\nthree\nfour"
+
+
+def test_arms_that_have_the_same_kind_of_gate_are_never_drawn_as_seeds_of_one(tmp_path, drawn):
+    kinds = {"none": {}, "sigmoid": {"gate": "elementwise"}, "wide": {"gate": "elementwise", "gate_bias": 1.0}}
+    arms = {f"{m} {kind}": {"attention": m} | keys for m in ("gla", "mamba2") for kind, keys in kinds.items()}
+    config = listed(arms=arms, settings={})
+    about = {"state_bytes": 512, "scores": {"longer": {"slices": {"32/4": 0.9, "64/8": 0.4}}}}
+    rows = [made_row(run, 0.5) | about for run in experiment.runs_of(config, config.seeds, [])]
+    report.figures(rows, tmp_path)
+    assert list(drawn) == ["accuracy.png", "slices.png"]  # an arrow to two arms says nothing
+    names = {f"{m}, {kind}" for m in ("gla", "mamba2") for kind in kinds}
+    assert all(labels_of(axes) - {"chance among the values in context"} == names for axes in drawn["slices.png"].axes)
+
+
+def test_a_run_that_was_not_finite_has_no_mean_behind_its_last_evaluation(tmp_path, drawn):
+    config = listed(settings={}, arms={"none": {}}, seeds=[0, 1, 2])
+    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
+    rows[1] = made_row(rows[1], None) | {"curve": [[0, 0.1], [50, 0.5]]}
+    report.figures(rows, tmp_path)
+    (mean,) = [line for line in drawn["accuracy.png"].axes[0].lines if line.get_linewidth() == 2]
+    assert list(mean.get_xdata()) == [0, 50]
+
+
+def test_slices_without_a_number_of_pairs_and_settings_with_their_own_are_drawn(tmp_path, drawn):
+    config = listed()
+    runs = experiment.runs_of(config, config.seeds, [])
+    named = [
+        made_row(run, 0.5) | {"scores": {"other": {"slices": {"64": 0.9}}}, "scored": {"other": {}}} for run in runs
+    ]
+    report.figures(named, tmp_path)
+    assert "slices.png" not in drawn and "90.0%" in str(tables.summary(config, named, []))
+    pairs = {"d16": {"32/2": 0.9}, "d32": {"32/4": 0.5}}
+    rows = [made_row(r, 0.5) | {"scores": {"a": {"slices": pairs[r["setting"]]}}, "scored": {"a": {}}} for r in runs]
+    report.figures(rows, tmp_path)
+    ticks = [[tick.get_text() for tick in axes.get_xticklabels()] for axes in drawn["slices.png"].axes]
+    assert ticks == [["32 / 2"], ["32 / 2"], ["32 / 4"], ["32 / 4"]]
+    other = [row | {"config": row["config"] | {"gate": "headwise"}} for row in rows]
+    drawn.clear()
+    report.figures(other, tmp_path)  # neither an arm without a gate nor an elementwise one
+    assert "slices.png" not in drawn
+
+
+def test_an_arm_may_have_at_in_its_name_without_a_learning_rate(tmp_path, drawn):
+    config = listed(settings={}, arms={"gate at value": {"gate": "elementwise@value"}, "none": {}})
+    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
+    report.figures(rows, tmp_path)
+    assert list(drawn) == ["accuracy.png"]
+
+
+def test_rows_of_two_versions_of_a_run_are_not_drawn_as_two_seeds(tmp_path, helpers):
+    config = listed(settings={}, arms={"none": {}})
+    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
+    write_rows(tmp_path, rows + [row | {"config": row["config"] | {"n_embd": 32}} for row in rows])
+    assert "two rows of arm 'none', seed 0" in helpers.error_of(plot.draw_experiment, tmp_path)
+
+
+def test_a_folder_whose_run_has_measured_nothing_yet_is_one_line(tmp_path, helpers):
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert "nothing to draw yet" in helpers.error_of(plot.page, tmp_path)

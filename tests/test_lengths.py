@@ -103,3 +103,18 @@ def test_a_second_arm_without_a_gate_is_not_compared_as_if_it_had_one():
     half = [row | {"arm": "gla fixed half"} for row in rows if row["arm"] == "gla"]
     gated = {f"{mixer} sigmoid" for mixer in ("softmax", "gla", "cosformer")}
     assert {key[2] for key, *_ in lengths.pairs(rows + half)} == gated
+
+
+def test_a_loss_that_was_not_finite_or_a_length_that_some_seeds_lack_is_left_out(tmp_path, drawn):
+    _, rows = scored_rows()
+    of = {(row["arm"], row["seed"]): row["scores"]["as trained"]["lengths"] for row in rows}
+    of["gla sigmoid", 0][2] |= {"loss": None, "by_position": [[0, 2.0], [64, None]]}
+    of["gla sigmoid", 1][1:] = [{"block_size": 512, "limit": "memory"}, {"block_size": 1024, "limit": "memory"}]
+    lines = {line[0]: line for line in lengths.table(rows).cells[::-1]}
+    assert all("(" in number for number in lines["gla sigmoid, as trained"][1:4])
+    assert lines["cosformer, as trained"][2] == "refused"
+    report.figures(rows, tmp_path)
+    for name, lines in (("lengths.png", ["--"]), ("lengths_gain.png", ["-"])):
+        (axes,) = [axes for axes in drawn[name].axes if axes.get_title().startswith("gla")]
+        shown = [line for line in axes.lines if line.get_linestyle() in lines]
+        assert max(max(line.get_xdata()) for line in shown) <= 256  # where all seeds have numbers

@@ -244,6 +244,15 @@ def test_arms_of_a_mixer_share_a_rate_unless_one_is_clearly_better_off_with_anot
     assert chosen(alone, end_of)[0][1]["rate"] == 0.001
 
 
+def test_pooled_rates_need_the_same_runs_of_every_arm(helpers):
+    arms = {"gla": {"attention": "gla"}, "gla gated": {"attention": "gla", "gate": "elementwise"}}
+    about = dict(arms=arms, select_by="last", pool_rates=True)
+    assert "pool_rates=True" in helpers.error_of(choosing, **about, learning_rates=[1e-3, 3e-3, 1e-2, 3e-2])
+    config = choosing(**about, learning_rates=[1e-3, 3e-3])
+    choices, _ = chosen(config, lambda run: {1e-3: 0.5, 3e-3: 0.6}.get(run["config"]["learning_rate"], 0.4))
+    assert [(choice["rate"], choice["is_edge"]) for choice in choices] == [(3e-3, False)] * 2
+
+
 def test_one_rate_on_offer_is_every_arms():
     arms = {"gla": {"attention": "gla"}, "gla gated": {"attention": "gla", "gate": "elementwise"}}
     config = choosing(arms=arms, learning_rates=[0.01], select_by="last", selection_iters=[100], pool_rates=True)

@@ -12,12 +12,14 @@ import dataclasses
 import html
 import json
 import math
+import time
 
 import pytest
 from made_rows import BASE, ROOT, RULE, listed, made_row, write_rows
 
 import experiment
 from study import report, runner, stats, tables
+from study.leases import Leases
 from study.plan import known_runs
 from study.rows import by_run, missing_scores, read_rows, text_of, wanted_scores
 
@@ -247,3 +249,56 @@ def test_every_arm_is_run_at_every_rate_and_where_it_diverges_is_said(tmp_path):
     assert tables.divergence(rows).cells == [["a", "0.1", "3"], ["b", "3", "0.1"]]
     assert str(tables.divergence(rows)) in tables.summary(config, rows, [])
     assert [figure.name for figure in report.figures(rows, tmp_path)] == ["learning_rates.png"]
+
+
+def test_rows_of_another_metric_or_data_script_are_not_taken_for_this_experiment(tmp_path, helpers):
+    config = listed(settings={}, arms={"none": {}}, data={"val_size": 50})
+    rows = [made_row(run, 0.5) | {"prepare": "mqar"} for run in experiment.runs_of(config, config.seeds, [])]
+    write_rows(tmp_path, rows)
+    assert len(runner.run_all(dataclasses.replace(config, run=False), tmp_path)) == len(rows)
+    for key, value in {"metric": "val_loss", "prepare": "backcopy"}.items():
+        other = dataclasses.replace(config, run=False, **{key: value})
+        assert f"{key}=" in helpers.error_of(runner.run_all, other, tmp_path)
+    shards = tmp_path / "data"
+    shards.mkdir()
+    (shards / "meta.json").write_text("{}")
+    (shards / "prepared.json").write_text(json.dumps({"prepare": "mqar", "keys": {"val_size": 50}}))
+    assert runner.is_prepared("mqar", {"val_size": 50}, shards)
+    assert not runner.is_prepared("backcopy", {"val_size": 50}, shards)
+
+
+def test_a_last_row_without_an_end_of_line_counts_unless_it_was_cut(tmp_path):
+    config = listed(settings={})
+    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
+    file = tmp_path / "rows.jsonl"
+    for tail, kept in ((json.dumps(rows[1]), 2), (json.dumps(rows[1])[:-1], 1), ("7", 1), ("", 1)):
+        file.write_text(json.dumps(rows[0]) + "\n" + tail)
+        assert len(read_rows(tmp_path)) == kept
+        with Leases(tmp_path) as leases:
+            with runner.open_rows(tmp_path, leases) as opened:
+                opened.write(json.dumps(rows[2]) + "\n")
+            leases.drop("rows.jsonl")
+        assert len(read_rows(tmp_path)) == kept + 1
+
+
+def test_a_score_that_was_added_later_counts_whatever_the_clock_says(tmp_path):
+    config = listed(settings={}, arms={"none": {}}, scores={"longer": {}})
+    (run, *_) = experiment.runs_of(config, config.seeds, [])
+    ahead = made_row(run, 0.5) | {"ended": time.time() + 600}
+    (tmp_path / "score_longer.json").write_text('{"loss": NaN, "accuracy": 0.5}')
+    row = runner.scored(config, ahead, tmp_path)
+    write_rows(tmp_path, [ahead, row])
+    assert read_rows(tmp_path)[0]["scores"] == {"longer": {"loss": None, "accuracy": 0.5}}
+
+
+def test_an_arm_with_at_in_its_name_is_scored():
+    arms = {"gate at value": {}, "none": {}}
+    config = listed(settings={}, arms=arms, scores={"longer": {}}, scores_of={"longer": ["gate at value"]})
+    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
+    assert [missing_scores(config, row) for row in rows] == [["longer"], [], ["longer"], []]
+
+
+def test_a_learning_rate_may_be_given_as_text():
+    config = listed(settings={}, arms={"none": {"learning_rate": "1e-3"}})
+    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
+    assert "0.001" in str(tables.table(config, rows))

@@ -287,6 +287,41 @@ def test_a_worker_that_lost_its_lease_writes_no_row(tmp_path, monkeypatch):
     assert len(runner.run_all(config, tmp_path)) == len(all_rows(tmp_path)) == 1
 
 
+def test_a_run_that_the_process_of_a_killed_worker_still_holds_is_waited_for(tmp_path, monkeypatch):
+    config = experiment.ExperimentConfig(arms={"none": {}}, base=BASE, jobs=1)
+    monkeypatch.setattr(runner, "prepare", lambda config, keys, seed, place: place)
+    monkeypatch.setattr(runner, "finish", lambda config, job: made_row(job["item"]))
+    monkeypatch.setattr(runner, "LOOK", 0.1)
+    started = []
+
+    def start_process(command, folder, threads, gpu, processes):
+        started.append(folder)
+        if len(started) == 1:  # the other one has taken its lock only now
+            threading.Timer(0.5, lock(folder).close).start()
+            return subprocess.Popen(["false"])
+        return subprocess.Popen(["true"])
+
+    monkeypatch.setattr(runner, "start_process", start_process)
+    assert len(runner.run_all(config, tmp_path)) == len(all_rows(tmp_path)) == 1 and len(started) == 2
+
+
+def test_a_worker_that_lost_rows_jsonl_goes_on_in_a_file_of_its_own(tmp_path, monkeypatch):
+    config = experiment.ExperimentConfig(arms={"none": {}}, seeds=[0, 1], base=BASE, jobs=1)
+
+    def finish(config, job):
+        if job["item"]["seed"] == 0:  # it was suspended, and another worker has taken the file over
+            text = json.dumps(leases.about_this_process() | {"pid": os.getppid()})
+            (tmp_path / "leases" / "rows.jsonl.1").write_text(text)
+        return made_row(job["item"])
+
+    monkeypatch.setattr(runner, "prepare", lambda config, keys, seed, place: place)
+    monkeypatch.setattr(runner, "start_process", lambda *words: subprocess.Popen(["true"]))
+    monkeypatch.setattr(runner, "finish", finish)
+    monkeypatch.setattr(runner, "LOOK", 0.1)
+    assert len(runner.run_all(config, tmp_path)) == 2
+    assert not (tmp_path / "rows.jsonl").read_text() and len(all_rows(tmp_path)) == 2
+
+
 @pytest.mark.slow
 def test_two_of_eight_workers_that_train_are_killed_and_every_run_has_exactly_one_row(tmp_path, helpers):
     data = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
