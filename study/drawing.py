@@ -21,7 +21,7 @@ plt.rcParams["text.parse_math"] = False  # a name may hold a $
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 SPARE_COLOURS = ["#999933", "#332288", "#44AA99", "#117733", "#CC6677"]
 
-FEWEST_FOR_A_BAND = 3  # seeds
+FEWEST_FOR_AN_INTERVAL = 3  # seeds
 
 # {the widest range of ratios, highest over lowest: the first digits that have a tick}
 RATIO_TICKS = {2.5: (1, 1.2, 1.5, 2, 3, 4, 5, 6, 7, 8, 9), 10: (1, 1.5, 2, 3, 5, 7), 100: (1, 2, 5), math.inf: (1,)}
@@ -44,7 +44,6 @@ def mean(values: Iterable[float]) -> float:
 
 def mean_lines(axes: plt.Axes, curves: Iterable[list], **look) -> None:
     """The mean of the seeds' curves, [[step, value], ...] each, and from three seeds on its 95% interval, as a band.
-    With two it would reach 13 standard errors to each side.
 
     A curve that ends before the others keeps its last value, as that of a run that was stopped when it had solved the
     task. Steps at which a curve has no finite value have no mean.
@@ -57,9 +56,9 @@ def mean_lines(axes: plt.Axes, curves: Iterable[list], **look) -> None:
         return
     steps, middles = [step for step, _ in found], [mean(values) for _, values in found]
     axes.plot(steps, middles, **look)
-    if len(curves) < FEWEST_FOR_A_BAND:
+    if len(curves) < FEWEST_FOR_AN_INTERVAL:
         return
-    intervals = [stats.interval(values) for _, values in found]
+    intervals = [interval(values) for _, values in found]
     lows, highs = (
         [middle if end is None else end for middle, end in zip(middles, ends, strict=True)]
         for ends in zip(*intervals, strict=True)
@@ -76,9 +75,15 @@ def is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
+def interval(values: list[float]) -> tuple[float | None, float | None]:
+    """The ends of the 95% interval of the seeds' mean, as figures draw it: from three seeds on. With two it would reach
+    13 standard errors to each side."""
+    return stats.interval(values) if len(values) >= FEWEST_FOR_AN_INTERVAL else (None, None)
+
+
 def mean_mark(axes: plt.Axes, x: float, values: list[float], colour: str, marker: str = "o", **look) -> None:
     """The mean of the seeds' values at x, an upright line along its 95% interval, and a dash at each seed."""
-    low, high = stats.interval(values)
+    low, high = interval(values)
     if low is not None:
         axes.plot([x, x], [low, high], color=colour, linewidth=1, alpha=0.6)
     axes.plot([x] * len(values), values, "_", color=colour, markersize=5, alpha=0.5)

@@ -13,7 +13,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from study import claims, curves, report, stats
-from study.drawing import dress, mean, mean_mark, mixer_colours, ratio_axis, write
+from study.drawing import dress, interval, mean, mean_mark, mixer_colours, ratio_axis, write
 from study.page import Table
 
 BETTER = {"log_steps": "sooner", "lost": "lost less often"}
@@ -109,7 +109,7 @@ def line(axes: plt.Axes, y: float, by_seed: dict, convert, colour: str, lost: se
     values = list(by_seed.values())
     if not values:
         return
-    low, high = stats.interval(values)
+    low, high = interval(values)
     if low is not None:
         axes.plot([convert(low), convert(high)], [y, y], color=colour, linewidth=3)
     axes.plot([convert(mean(values))], [y], "o", color=colour, markersize=7)

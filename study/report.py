@@ -15,8 +15,19 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from runs.outdir import write_text
-from study import lengths, mixers, sinks, stats
-from study.drawing import COLOURS, dress, is_finite, log_axis, mean, mean_lines, mean_mark, mixer_colours, write
+from study import lengths, mixers, sinks
+from study.drawing import (
+    COLOURS,
+    dress,
+    interval,
+    is_finite,
+    log_axis,
+    mean,
+    mean_lines,
+    mean_mark,
+    mixer_colours,
+    write,
+)
 from study.page import Table, csv_link, figure_html, heading, lines_html, page, paragraphs, table_html
 
 LINES = ["-", "--", ":"]
@@ -264,7 +275,7 @@ def ends(rows: list[dict], path: Path) -> Path:
             y, label = -i - (j + 1) / (len(style) + 1), arm if i == 0 else None
             axes.plot(values, [y] * len(values), "o", color=look["color"], markersize=6, alpha=0.6, label=label)
             axes.plot([mean(values)] if values else [], [y] * bool(values), "|", color=look["color"], markersize=14)
-            low, high = stats.interval(values)
+            low, high = interval(values)
             axes.plot([] if low is None else [low, high], [] if low is None else [y, y], color=look["color"], lw=1.5)
         axes.axhline(-i, color="0.85", linewidth=0.8)
     axes.set_yticks([-i - 0.5 for i in range(len(settings))], settings)
@@ -413,7 +424,8 @@ def slice_panel(axes: plt.Axes, rows: list[dict], shown: list[tuple], name: str)
 def context_curves(rows: list[dict], path: Path) -> Path:
     """Loss by position at the longest context of each mixer: a panel per mixer, a colour per scaling of RoPE."""
     mixers = by_mixer([row for row in rows if any("lengths" in score for score in row["scores"].values())])
-    figure, panels = plt.subplots(1, len(mixers), figsize=(4.2 * len(mixers), 4.2), sharey=True, squeeze=False)
+    figure, panels = plt.subplots(1, len(mixers), figsize=(3.4 * len(mixers), 3.6), sharey=True, squeeze=False)
+    labels: dict = {}
     for axes, (mixer, arms) in zip(panels[0], mixers.items(), strict=True):
         for linestyle, label, own in arms:
             shown = []
@@ -430,10 +442,11 @@ def context_curves(rows: list[dict], path: Path) -> Path:
         unreached = lengths.refused([score["lengths"] for score in scores])
         ending = f"\n(refuses {', '.join(map(str, unreached))})" if unreached else ""
         axes.set(xlabel="position in the context (tokens)", title=f"{mixer}, trained at {trained}{ending}")
-        if axes.lines[1:]:
-            axes.legend(frameon=False, fontsize=8)
         dress(axes)
+        labels |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     panels[0][0].set(ylabel="loss (nats a token)")
+    place: dict = dict(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, frameon=False)
+    figure.legend(labels.values(), labels.keys(), **place)
     return write(figure, path)
 
 

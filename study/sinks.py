@@ -12,7 +12,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.colors import PowerNorm
 
-from study.drawing import COLOURS, FEWEST_FOR_A_BAND, dress, mean_lines, write
+from study.drawing import COLOURS, FEWEST_FOR_AN_INTERVAL, dress, mean_lines, write
 
 Z = "the first token"
 ARM_COLOURS = [COLOURS[6], *COLOURS[:6]]  # black is the first arm, in general without a gate
@@ -141,7 +141,7 @@ def curves(rows: list[dict], arms: list[str], path: Path) -> Path:
     figure.legend(handles=handles, frameon=False, ncols=5, loc="upper center", bbox_to_anchor=(0.5, 0.0))
     where = f"queries that are no {' and no '.join(f'{kind}s' for kind in busy)}" if busy else "all queries"
     seeds = max(sum(row["arm"] == arm for row in rows) for arm in arms)
-    band = ", with its 95% interval" if seeds >= FEWEST_FOR_A_BAND else ""
+    band = ", with its 95% interval" if seeds >= FEWEST_FOR_AN_INTERVAL else ""
     figure.suptitle(f"{where[0].upper()}{where[1:]}; thin: a seed; thick: the mean{band}", fontsize=11)
     return write(figure, path)
 

@@ -11,7 +11,7 @@ import experiment
 import plot
 from model import MIXERS
 from study import claims, report, tables
-from study.drawing import mean_lines
+from study.drawing import mean_lines, mean_mark
 
 
 def test_settings_and_mixers_have_figures_of_their_ends(tmp_path):
@@ -59,6 +59,8 @@ def test_an_interval_is_drawn_from_three_seeds_on(drawn):
         _, axes = plt.subplots()
         mean_lines(axes, [[[0, 1.0], [1, 2.0 + seed]] for seed in range(n)])
         assert len(axes.lines) == 1 and len(axes.collections) == (n == 3)
+        mean_mark(axes, 0, list(range(n)), "black")
+        assert len(axes.lines) == 1 + 2 + (n == 3)  # the seeds, the mean, its interval
 
 
 @pytest.mark.parametrize("kinds", [["none"], ["none", "native", "sigmoid", "wide"]])
