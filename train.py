@@ -52,7 +52,15 @@ from runs.hardware import DTYPES, Processes, autocast, peak_flops, pick_dtype
 from runs.keys import notes_on_keys
 from runs.outdir import OutDir, code_sha256, versions, wait_for_lock
 from runs.probe import first_rows, is_spike, training_meters, training_rows
-from runs.resume import check_data, load_optimizers, make_model, optimizer_state, scale_new, where_to_start
+from runs.resume import (
+    check_data,
+    is_started_again,
+    load_optimizers,
+    make_model,
+    optimizer_state,
+    scale_new,
+    where_to_start,
+)
 
 
 @dataclass
@@ -159,7 +167,7 @@ def make_optimizers(model: GPT, config: TrainConfig, device_type: str) -> list[t
 
 def main(argv: list[str]) -> None:
     config = configurator.load(TrainConfig, argv, program="train.py", description=__doc__)
-    if config.init_from == "auto":
+    if config.init_from == "auto" or is_started_again():
         wait_for_lock(config.out_dir)
     config, resumed, source, notes = where_to_start(config)
     with Processes(config.device, config.threads) as processes:
@@ -309,7 +317,7 @@ class Run:
         peak, peak_source = peak_flops(processes.device_type, self.dtype)
         self.mfu_of_speed = 3 * self.model.flops_per_token(length) / (peak * processes.world_size)
         mfu = f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {peak_source}"
-        for line in [*notes, *notes_of_model, *describe(self, why), mfu, *notes_on_keys(config)]:
+        for line in [*notes, *notes_of_model, *describe(self, why), mfu, *notes_on_keys(config, self.new)]:
             self.say(line)
         about = {"run_id": self.run_id, "config": dataclasses.asdict(config), "dtype": self.dtype}
         about |= {"device": processes.device_type, "threads": processes.threads}

@@ -29,6 +29,9 @@ from runs.parallel import part_of
 # what a checkpoint must hold for --init_from=resume
 STATE = ("optimizer", "scaler", "iter_num", "best_val_loss", "rng", "data", "config", "dtype")
 OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come from a checkpoint
+NO_WEIGHTS = ("scratch", "resume", "auto")  # values of init_from that name no checkpoint to start from
+# what torchrun --max-restarts and a job of SLURM that was queued again count their starts in
+RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
 def where_to_start(config) -> tuple:
@@ -36,9 +39,7 @@ def where_to_start(config) -> tuple:
     file = Path(config.out_dir) / "ckpt.pt"
     goes_on = file.is_file() and (config.init_from == "auto" or is_restart(config, file))
     if config.init_from != "resume" and not goes_on:
-        if config.init_from in ("scratch", "auto"):
-            return config, None, None, []
-        return start_from_weights(config)
+        return (config, None, None, []) if config.init_from in NO_WEIGHTS else start_from_weights(config)
     resumed = checkpoints.load(file)
     if lacks := [name for name in STATE if name not in resumed]:
         raise UserError(f"{file}: has no {lacks[0]}, to resume; --init_from={file} starts a new run from its weights")
@@ -102,10 +103,17 @@ def check_kept_gates(config, before: dict) -> None:
         )
 
 
+def is_started_again() -> bool:
+    """Whether torchrun or SLURM has started this command before."""
+    return any(int(os.environ.get(name, 0)) for name in RESTARTS)
+
+
 def is_restart(config, file: Path) -> bool:
-    """Whether torchrun --max-restarts repeats the very command that wrote this ckpt.pt."""
-    if not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+    """Whether torchrun or SLURM repeats the very command that wrote this ckpt.pt."""
+    if not is_started_again():
         return False
+    if config.init_from not in NO_WEIGHTS:
+        config = start_from_weights(config)[0]  # the run saved the keys that it took from there, too
     before = checkpoints.load(file).get("config", {})
     return before | {"vocab_size": None} == dataclasses.asdict(config) | {"vocab_size": None}
 
