@@ -30,6 +30,7 @@ from runs.parallel import part_of
 STATE = ("optimizer", "scaler", "iter_num", "best_val_loss", "rng", "data", "config", "dtype")
 OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come from a checkpoint
 NO_WEIGHTS = ("scratch", "resume", "auto")  # values of init_from that name no checkpoint to start from
+DERIVED = (("dtype", "auto"), ("vocab_size", None))  # keys that stand for what the run has found
 # what torchrun --max-restarts and a job of SLURM that was queued again count their starts in
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
@@ -52,7 +53,7 @@ def where_to_start(config) -> tuple:
     # a run's evaluations are compared with each other; older versions read the whole split
     of_run = of_model | {"eval_tokens": resumed["config"].get("eval_tokens")}
     for name, value in (of_run | {"dtype": resumed["dtype"]}).items():
-        if name in asked and asked[name] not in (value, {"dtype": "auto"}.get(name)):
+        if name in asked and asked[name] != value and (name, asked[name]) not in DERIVED:
             raise UserError(
                 f"{name}={asked[name]}: {file} has {value}, which a resumed run keeps; --init_from={file} starts a "
                 "new one"
@@ -66,9 +67,9 @@ def where_to_start(config) -> tuple:
         raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
     notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}", *what_changed(resumed.get("code_files"))]
     notes += [
-        f"  {name}: {asked[name]}, where the checkpoint has {before[name]}"
+        f"  {name}: {getattr(config, name)}, where the checkpoint has {before[name]}"
         for name in before
-        if name in asked and name != "dtype" and asked[name] != before[name]
+        if name in asked and name != "dtype" and getattr(config, name) != before[name]
     ]
     return config, resumed, None, notes
 
