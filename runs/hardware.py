@@ -47,7 +47,7 @@ def pick_dtype(name: str, device: str) -> str:
     if name != "auto":
         return name
     if device == "cuda":
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
     if device == "mps":
         return "float32"
     return "bfloat16" if gemm_rate(device, "bfloat16") > 1.3 * gemm_rate(device, "float32") else "float32"

@@ -646,6 +646,13 @@ def test_the_peak_of_a_gpu_is_its_data_sheets_or_measured(name, expected, monkey
     assert (f"data sheet's for {name}" in source) is (expected is not None) is ("measured" not in source)
 
 
+def test_a_gpu_that_only_emulates_bfloat16_computes_in_float16(monkeypatch):
+    for emulates, dtype in ((True, "float16"), (False, "bfloat16")):  # V100 or T4; A100
+        is_supported = lambda including_emulation=True, own=not emulates: own or including_emulation  # noqa: E731
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
+        assert hardware.pick_dtype.__wrapped__("auto", "cuda") == dtype
+
+
 def test_mfu_is_three_forward_passes_over_the_peak(run, trained, text, helpers, capsys, monkeypatch):
     monkeypatch.setattr(train, "peak_flops", lambda device, dtype: (2e9, f"a matrix product in {dtype}, measured"))
     out = run("out", dataset=text)
