@@ -735,6 +735,13 @@ def test_a_gpu_that_is_not_there_is_one_clear_line(run, helpers):
     assert helpers.error_of(run, "out", device="cuda").startswith("device='cuda': this machine has none")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_may_have_an_index_and_a_name_that_is_none_is_refused(helpers):
+    assert hardware.pick_device("cpu:0") == "cpu:0"
+    assert helpers.error_of(hardware.pick_device, "cuda:0").startswith("device='cuda:0': this machine has none")
+    assert "device='gpu': must be one of auto, cuda, mps, cpu" in helpers.error_of(hardware.pick_device, "gpu")
+
+
 def test_a_gate_that_stays_where_it_starts_is_no_alarm_before_the_end_of_the_warmup(run, capsys):
     for warmup_iters, alarms in [(0, [2, 4, 6, 8]), (4, [4, 6, 8]), (9, [])]:
         keys = dict(gate="elementwise", learning_rate=1e-30, warmup_iters=warmup_iters, eval_interval=2)
