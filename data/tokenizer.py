@@ -117,6 +117,11 @@ class GPT2Tokenizer:
         return self._encoding.decode_bytes(ids)
 
 
+def name_of_file(content: bytes) -> str:
+    """The name of the tokenizer whose tokenizer.json has this content."""
+    return f"{TOKENIZER_FILE} {hashlib.sha256(content).hexdigest()[:16]}"
+
+
 class FileTokenizer:
     """The tokenizer of a tokenizer.json, as `tokenizers` computes it: byte-level BPE, or pieces with byte fallback."""
 
@@ -126,7 +131,7 @@ class FileTokenizer:
         except ImportError:
             raise UserError(f"{file}: tokenizers is not installed: pip install tokenizers") from None
         self.file, content = Path(file), read_regular(file, MOST_TOKENIZER)
-        self.name = f"{TOKENIZER_FILE} {hashlib.sha256(content).hexdigest()[:16]}"
+        self.name = name_of_file(content)
         try:
             about = json.loads(content)
             self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
