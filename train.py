@@ -217,11 +217,12 @@ def run_steps(run: "Run") -> None:
     losses = [row["loss"] for row in out.kept if row["event"] == "train"]  # a resumed run has some already
     # rank 0 has read them, and every rank must come to the same end
     evaluations = processes.from_main([row for row in out.kept if row["event"] == "eval"])
+    # so it is in a resumed run, unless a signal stopped it there and another eval_interval now asks for that step
+    is_evaluated = any(row["step"] == run.first_step for row in evaluations)
     end = config.max_iters
     for step in bar:
         if step % config.eval_interval == 0:
-            # a resumed run has already evaluated at first_step
-            if step > run.first_step or step == 0:
+            if step > run.first_step or not is_evaluated:
                 evaluations.append(run.evaluate_and_save(step))
             if is_solved(config, evaluations):
                 end = step

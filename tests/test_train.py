@@ -220,6 +220,15 @@ def test_resume_after_a_kill_drops_the_rows_that_are_run_again(run, helpers):
     assert helpers.without_times(helpers.metrics(killed)) == helpers.without_times(helpers.metrics(whole))
 
 
+def test_a_step_that_a_signal_stopped_at_is_evaluated_where_the_new_interval_asks_for_it(run, helpers, monkeypatch):
+    monkeypatch.setattr(hardware.Processes, "stop_signal", lambda self, step, interval: 15 * (step == 6))
+    with pytest.raises(SystemExit):
+        run("out")
+    monkeypatch.undo()
+    out = run("out", init_from="resume", eval_interval=2)
+    assert [row["step"] for row in helpers.metrics(out, "eval")] == [0, 4, 6, 8]
+
+
 def test_resuming_a_finished_run_only_evaluates_it_again(run, helpers):
     out = run("out")
     before, saved = helpers.metrics(out), checkpoints.load(out)
