@@ -141,9 +141,6 @@ class GPTConfig:
         key_heads, heads, _, _ = self.delta_sizes
         if heads % key_heads:
             raise UserError(f"delta_key_heads={key_heads}: must divide the {heads} heads")
-        if self.position == "rope" and (self.rotated < 2 or self.rotated % 2):
-            of = "head_dim" if self.rope_fraction == 1 else f"rope_fraction * head_dim={self.head_dim}"
-            raise UserError(f"position='rope': needs an even {of}, not {self.rotated}")
         missing = recurrence.missing_for_fla()
         if missing and self.kernels == "fla":
             raise UserError(f"kernels='fla': {missing}; kernels=auto works without it")
@@ -395,6 +392,13 @@ class Softmax(Mixer):
     why_no_denominator = "its weights sum to one"
     linear_in = ("value",)  # a gate on q or k changes the temperature of the softmax
     colour = "#0072B2"
+
+    @classmethod
+    def check(cls, name: str, config: GPTConfig) -> None:
+        super().check(name, config)
+        if config.position == "rope" and (config.rotated < 2 or config.rotated % 2):
+            of = "head_dim" if config.rope_fraction == 1 else f"rope_fraction * head_dim={config.head_dim}"
+            raise UserError(f"position='rope': needs an even {of}, not {config.rotated}")
 
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
