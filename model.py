@@ -189,7 +189,10 @@ class GPTConfig:
 
 
 class Projection(NamedTuple):
-    """What `project` returns. The numbers of heads Hq, Hk and Hv may differ; the smaller divide the larger."""
+    """What `project` returns. In softmax layers k and v have equally many heads, which divide q's: Hk = Hv.
+
+    In all others v has one for each head of the readout, and q and k equally many, which divide them: Hq = Hk.
+    """
 
     q: torch.Tensor  # (B, T, Hq, Dk)
     k: torch.Tensor  # (B, T, Hk, Dk)
