@@ -543,6 +543,7 @@ class Run:
                 "sha256": self.dataset.sha256,
                 "tokenizer": self.dataset.tokenizer,
                 "vocab_size": self.dataset.vocab_size,
+                "first_ids": self.dataset.first_ids,
             },
             "dtype": self.dtype,
             "code_sha256": self.code_sha256,

@@ -73,7 +73,7 @@ def tokenizer_of(dataset) -> Any:
 
 
 class AlphabetTokenizer:
-    """Characters as the ids 1, 2, ...; 0 is a first token, <s>, which begins every text and is decoded as nothing."""
+    """Characters as the ids 1, 2, ...; 0 is <s>, which may begin a row and is decoded as nothing."""
 
     def __init__(self, alphabet: str):
         self.alphabet, self.vocab_size = alphabet, len(alphabet) + 1
@@ -82,7 +82,7 @@ class AlphabetTokenizer:
         """Raises UserError for a character that is not in the alphabet."""
         if unknown := next((character for character in text if character not in self.alphabet), None):
             raise UserError(f"{unknown!r} is not among the {len(self.alphabet)} characters of the data")
-        return [0, *(self.alphabet.index(character) + 1 for character in text)]
+        return [self.alphabet.index(character) + 1 for character in text]
 
     def decode_bytes(self, ids: list[int]) -> bytes:
         return "".join(self.alphabet[i - 1] for i in ids if i > 0).encode()

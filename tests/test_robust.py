@@ -242,6 +242,8 @@ FIELDS = {
         {"sha256": 1},
         {"name": {}},
         {"vocab_size": -1},
+        {"first_ids": 0},
+        {"first_ids": [-1]},
     ],
 }
 
