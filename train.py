@@ -601,7 +601,7 @@ def describe(run: Run, why_compiled: str) -> list[str]:
         if config.gate not in ("none", "native")
         else f", gate {config.gate}"
     )
-    products = " by TF32" if processes.device_type == "cuda" and run.dtype == "float32" else ""
+    products = ", float32 products by TF32" if processes.device_type == "cuda" else ""
     floor = run.dataset.perfect_loss("val")
     lines = [
         f"model: {config.n_layer} x {config.n_embd}, {config.attention}{gated}, {model.n_params():,} parameters, "

@@ -739,6 +739,14 @@ def test_a_run_says_what_it_runs_on(run, capsys):
     assert "32 ids, 128 tokens a step" in said
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_a_gpu_a_run_says_that_its_float32_products_are_by_tf32(mqar, dtype):
+    run = types.SimpleNamespace(config=train.TrainConfig(n_layer=1, n_embd=16, n_head=2, vocab_size=32), dtype=dtype)
+    run.model, run.dataset, run.tokens_per_step, run.compiled = model.GPT(run.config), open_dataset(mqar), 1, False
+    run.processes = types.SimpleNamespace(device_type="cuda", world_size=1, threads=1)
+    assert f"device: cuda, {dtype}, float32 products by TF32, 1 process(es)" in "\n".join(train.describe(run, ""))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_one_clear_line(run, helpers):
     assert helpers.error_of(run, "out", device="cuda").startswith("device='cuda': this machine has none")
