@@ -221,8 +221,12 @@ class EvaluateConfig:
     )
     carry: bool = key(False, "text, recurrent mixers: score again with one state, carried from the first token on")
     lengths: list[int] = key([], "text: context lengths to compare, each with its loss by position", at_least=1)
-    rope_scaling: str = key("none", "how RoPE is extended past the trained length", choices=("none", "ntk", "yarn"))
-    rope_factor: float = key(1.0, "context extension factor, with rope_scaling", at_least=1)
+    rope_scaling: str | None = key(
+        None, "how RoPE is extended past the trained length (None: as in training)", choices=("none", "ntk", "yarn")
+    )
+    rope_factor: float | None = key(
+        None, "context extension factor, with rope_scaling (None: as in training)", at_least=1
+    )
     dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=tuple(DTYPES))
     out: str | None = key(
         None, "file for the JSON; from it plot.py draws the loss by position (None: no file)", is_path=True
@@ -241,7 +245,8 @@ def main(argv: list[str]) -> None:
 def run(config: EvaluateConfig, processes: Processes) -> None:
     if config.out:
         check_output("out", config.out, "checkpoint", "split")
-    device, rope = processes.device, dict(rope_scaling=config.rope_scaling, rope_factor=config.rope_factor)
+    device, asked = processes.device, dict(rope_scaling=config.rope_scaling, rope_factor=config.rope_factor)
+    rope = {name: value for name, value in asked.items() if value is not None}
     model, checkpoint = load_model(config.checkpoint, device, **rope)
     trained_on = checkpoint.get("data", {})
     dataset = open_dataset(config.dataset or trained_on.get("path", ""))
@@ -262,7 +267,8 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     about = {"checkpoint": config.checkpoint, "step": checkpoint.get("iter_num"), "attention": model.config.attention}
     about |= {"gate": model.config.gate, "dataset": dataset.name, "split": config.split, "tokenizer": dataset.tokenizer}
     about |= {"version": dataset.meta["parameters"].get("version")} if dataset.kind == "stream" else {}
-    about |= {"trained_length": model.config.block_size, "dtype": config.dtype} | rope
+    about |= {"trained_length": model.config.block_size, "dtype": config.dtype}
+    about |= {name: getattr(model.config, name) for name in asked}
     about |= {"data_has_changed": has_changed(dataset, trained_on)}
     results = []
     for block_size in config.lengths or [config.block_size or model.config.block_size]:

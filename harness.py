@@ -7,9 +7,9 @@ The words are those of `lm-eval` (see its documentation); FOLDER may hold task f
 checkpoint and the dtype of matrix products (the run's if it isn't given). Any mixer is scored with its state: a context
 that several continuations share, as in multiple choice, is read once, and so is a long text where every layer is
 recurrent. Where a layer is softmax or cosformer, or positions are learned, the last block_size tokens are read, as the
-harness does it for other models. An imported model's generation_config.json names the token before a text without
-context and those that end a text. Without it GPT-2's end of text is both, and any other tokenizer has a line end before
-a text.
+harness does it for other models; an answer ends early where cosformer or learned positions end. An imported model's
+generation_config.json names the token before a text without context and those that end a text. Without it GPT-2's end
+of text is both, and any other tokenizer has a line end before a text.
 """
 
 import configurator
@@ -24,6 +24,7 @@ import torch
 from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
 from evaluate import CHUNK_TOKENS
 from model import GPT
+from ops.sampling import most_new_tokens
 from runs.checkpoint import file_of, load_model
 from runs.files import read_json, wrong_field
 from runs.hardware import DTYPES, autocast, pick_device
@@ -125,15 +126,17 @@ class NanogateLM(TemplateLM):
         until = [until] if isinstance(until, str) else until
         names = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
         length = next((int(keys[name]) for name in names if keys.get(name) is not None), 256)
-        temperature = 0.0 if keys.get("do_sample") is False else float(keys.get("temperature") or 0.0)
+        samples, temperature = keys.get("do_sample"), keys.get("temperature")
+        if samples is False or temperature is None:
+            temperature = 1.0 if samples else 0.0
         ids = self.tok_encode(context) or [self.prefix_token_id]
         if self.limit is not None:
-            length = max(1, min(length, self.limit - 1))
-            ids = ids[-(self.limit - length) :]
+            ids = ids[-self.limit :]
+            length = int(min(length, most_new_tokens(self.model, len(ids))))
         idx, new, text = torch.tensor([ids], device=self.model.wte.weight.device), [], ""
         options = dict(top_k=keys.get("top_k"), top_p=keys.get("top_p"), n_tokens=self.coder.vocab_size)
         with autocast(idx.device.type, self.dtype):
-            for token in self.model.stream(idx, length, temperature=temperature, **options):
+            for token in self.model.stream(idx, length, temperature=float(temperature), **options):
                 if int(token) in self.ends:
                     break
                 new.append(int(token))

@@ -141,9 +141,6 @@ class GPTConfig:
         key_heads, heads, _, _ = self.delta_sizes
         if heads % key_heads:
             raise UserError(f"delta_key_heads={key_heads}: must divide the {heads} heads")
-        if self.position == "rope" and (self.rotated < 2 or self.rotated % 2):
-            of = "head_dim" if self.rope_fraction == 1 else f"rope_fraction * head_dim={self.head_dim}"
-            raise UserError(f"position='rope': needs an even {of}, not {self.rotated}")
         missing = recurrence.missing_for_fla()
         if missing and self.kernels == "fla":
             raise UserError(f"kernels='fla': {missing}; kernels=auto works without it")
@@ -192,7 +189,10 @@ class GPTConfig:
 
 
 class Projection(NamedTuple):
-    """What `project` returns. The numbers of heads Hq, Hk and Hv may differ; the smaller divide the larger."""
+    """What `project` returns. In softmax layers k and v have equally many heads, which divide q's: Hk = Hv.
+
+    In all others v has one for each head of the readout, and q and k equally many, which divide them: Hq = Hk.
+    """
 
     q: torch.Tensor  # (B, T, Hq, Dk)
     k: torch.Tensor  # (B, T, Hk, Dk)
@@ -395,6 +395,13 @@ class Softmax(Mixer):
     why_no_denominator = "its weights sum to one"
     linear_in = ("value",)  # a gate on q or k changes the temperature of the softmax
     colour = "#0072B2"
+
+    @classmethod
+    def check(cls, name: str, config: GPTConfig) -> None:
+        super().check(name, config)
+        if config.position == "rope" and (config.rotated < 2 or config.rotated % 2):
+            of = "head_dim" if config.rope_fraction == 1 else f"rope_fraction * head_dim={config.head_dim}"
+            raise UserError(f"position='rope': needs an even {of}, not {config.rotated}")
 
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim

@@ -76,9 +76,11 @@ def main(argv: list[str]) -> None:
         memory.check_sampling(config, model, rows, memory.longest_row(dataset, "val", model.config.block_size))
         show_answers(model, dataset, rows)
     elif trained_on.get("tokenizer") == "backcopy":
-        write_samples(model, tokenizer_of(open_dataset(config.dataset or trained_on.get("path", ""))), config)
+        dataset = open_dataset(config.dataset or trained_on.get("path", ""))
+        write_samples(model, tokenizer_of(dataset), dataset.first_ids, config)
     else:
-        write_samples(model, tokenizer_of_checkpoint(config.checkpoint, trained_on), config)
+        tokenizer = tokenizer_of_checkpoint(config.checkpoint, trained_on)
+        write_samples(model, tokenizer, trained_on.get("first_ids", []), config)
 
 
 MOST_BYTES = 1 << 24  # the longest prompt
@@ -101,11 +103,14 @@ def read_prompt(start: str) -> str:
 
 
 def write_samples(
-    model: GPT, tokenizer: AlphabetTokenizer | ByteTokenizer | GPT2Tokenizer | FileTokenizer, config: SampleConfig
+    model: GPT,
+    tokenizer: AlphabetTokenizer | ByteTokenizer | GPT2Tokenizer | FileTokenizer,
+    first_ids: list[int],
+    config: SampleConfig,
 ) -> None:
-    """Prints the prompt with its continuation, num_samples times."""
+    """Prints the prompt with its continuation, num_samples times. The model reads first_ids before the prompt."""
     prompt = read_prompt(config.start)
-    idx = torch.tensor([tokenizer.encode(prompt)], dtype=torch.long, device=model.wte.weight.device)
+    idx = torch.tensor([[*first_ids, *tokenizer.encode(prompt)]], dtype=torch.long, device=model.wte.weight.device)
     memory.check_sampling(config, model, None, max(1, idx.shape[1]))
     options: dict = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
     # if not even one fits, stream raises with the reason

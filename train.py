@@ -52,7 +52,15 @@ from runs.hardware import DTYPES, Processes, autocast, peak_flops, pick_dtype
 from runs.keys import notes_on_keys
 from runs.outdir import OutDir, code_sha256, versions, wait_for_lock
 from runs.probe import first_rows, is_spike, training_meters, training_rows
-from runs.resume import check_data, load_optimizers, make_model, optimizer_state, scale_new, where_to_start
+from runs.resume import (
+    check_data,
+    is_started_again,
+    load_optimizers,
+    make_model,
+    optimizer_state,
+    scale_new,
+    where_to_start,
+)
 
 
 @dataclass
@@ -159,7 +167,7 @@ def make_optimizers(model: GPT, config: TrainConfig, device_type: str) -> list[t
 
 def main(argv: list[str]) -> None:
     config = configurator.load(TrainConfig, argv, program="train.py", description=__doc__)
-    if config.init_from == "auto":
+    if config.init_from == "auto" or is_started_again():
         wait_for_lock(config.out_dir)
     config, resumed, source, notes = where_to_start(config)
     with Processes(config.device, config.threads) as processes:
@@ -209,11 +217,12 @@ def run_steps(run: "Run") -> None:
     losses = [row["loss"] for row in out.kept if row["event"] == "train"]  # a resumed run has some already
     # rank 0 has read them, and every rank must come to the same end
     evaluations = processes.from_main([row for row in out.kept if row["event"] == "eval"])
+    # so it is in a resumed run, unless a signal stopped it there and another eval_interval now asks for that step
+    is_evaluated = any(row["step"] == run.first_step for row in evaluations)
     end = config.max_iters
     for step in bar:
         if step % config.eval_interval == 0:
-            # a resumed run has already evaluated at first_step
-            if step > run.first_step or step == 0:
+            if step > run.first_step or not is_evaluated:
                 evaluations.append(run.evaluate_and_save(step))
             if is_solved(config, evaluations):
                 end = step
@@ -309,7 +318,7 @@ class Run:
         peak, peak_source = peak_flops(processes.device_type, self.dtype)
         self.mfu_of_speed = 3 * self.model.flops_per_token(length) / (peak * processes.world_size)
         mfu = f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {peak_source}"
-        for line in [*notes, *notes_of_model, *describe(self, why), mfu, *notes_on_keys(config)]:
+        for line in [*notes, *notes_of_model, *describe(self, why), mfu, *notes_on_keys(config, self.new)]:
             self.say(line)
         about = {"run_id": self.run_id, "config": dataclasses.asdict(config), "dtype": self.dtype}
         about |= {"device": processes.device_type, "threads": processes.threads}
@@ -534,6 +543,7 @@ class Run:
                 "sha256": self.dataset.sha256,
                 "tokenizer": self.dataset.tokenizer,
                 "vocab_size": self.dataset.vocab_size,
+                "first_ids": self.dataset.first_ids,
             },
             "dtype": self.dtype,
             "code_sha256": self.code_sha256,
@@ -591,7 +601,7 @@ def describe(run: Run, why_compiled: str) -> list[str]:
         if config.gate not in ("none", "native")
         else f", gate {config.gate}"
     )
-    products = " by TF32" if processes.device_type == "cuda" and run.dtype == "float32" else ""
+    products = ", float32 products by TF32" if processes.device_type == "cuda" else ""
     floor = run.dataset.perfect_loss("val")
     lines = [
         f"model: {config.n_layer} x {config.n_embd}, {config.attention}{gated}, {model.n_params():,} parameters, "

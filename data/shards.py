@@ -280,6 +280,7 @@ class Dataset:
     splits: the names of the splits      slices: the names of the slices ("64/4"), none for a stream
     sha256: one digest of all shards: two runs had the same data if it is the same
     kinds: {name: token ids} of the queries that meters.py measures apart; empty if the data set names none
+    first_ids: the ids that every row begins with and that stand for no text: [0] for <s>, or none
     """
 
     def __init__(self, folder, meta, shards):
@@ -288,6 +289,8 @@ class Dataset:
         self.vocab_size, self.splits = meta["vocab_size"], list(meta["splits"])
         listed = [shard for facts in meta["splits"].values() for shard in facts["shards"]]
         self.kinds = meta.get("kinds", {})
+        # of data/backcopy and data/pystdlib
+        self.first_ids = [0] if meta["parameters"].get("first_token") or meta["parameters"].get("row_len") else []
         self.slices = list(dict.fromkeys(shard["slice"] for shard in listed)) if self.kind == "examples" else []
         self.sha256 = hashlib.sha256("\n".join(shard["sha256"] for shard in listed).encode()).hexdigest()
         # where each shard begins in its split, then the split's length: in tokens, or in rows

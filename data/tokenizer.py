@@ -73,7 +73,7 @@ def tokenizer_of(dataset) -> Any:
 
 
 class AlphabetTokenizer:
-    """Characters as the ids 1, 2, ...; 0 is a first token, <s>, which begins every text and is decoded as nothing."""
+    """Characters as the ids 1, 2, ...; 0 is <s>, which may begin a row and is decoded as nothing."""
 
     def __init__(self, alphabet: str):
         self.alphabet, self.vocab_size = alphabet, len(alphabet) + 1
@@ -82,7 +82,7 @@ class AlphabetTokenizer:
         """Raises UserError for a character that is not in the alphabet."""
         if unknown := next((character for character in text if character not in self.alphabet), None):
             raise UserError(f"{unknown!r} is not among the {len(self.alphabet)} characters of the data")
-        return [0, *(self.alphabet.index(character) + 1 for character in text)]
+        return [self.alphabet.index(character) + 1 for character in text]
 
     def decode_bytes(self, ids: list[int]) -> bytes:
         return "".join(self.alphabet[i - 1] for i in ids if i > 0).encode()
@@ -117,6 +117,11 @@ class GPT2Tokenizer:
         return self._encoding.decode_bytes(ids)
 
 
+def name_of_file(content: bytes) -> str:
+    """The name of the tokenizer whose tokenizer.json has this content."""
+    return f"{TOKENIZER_FILE} {hashlib.sha256(content).hexdigest()[:16]}"
+
+
 class FileTokenizer:
     """The tokenizer of a tokenizer.json, as `tokenizers` computes it: byte-level BPE, or pieces with byte fallback."""
 
@@ -126,7 +131,7 @@ class FileTokenizer:
         except ImportError:
             raise UserError(f"{file}: tokenizers is not installed: pip install tokenizers") from None
         self.file, content = Path(file), read_regular(file, MOST_TOKENIZER)
-        self.name = f"{TOKENIZER_FILE} {hashlib.sha256(content).hexdigest()[:16]}"
+        self.name = name_of_file(content)
         try:
             about = json.loads(content)
             self._tokenizer = tokenizers.Tokenizer.from_buffer(content)

@@ -17,9 +17,10 @@ All forms take the same arguments:
     beta        None, or (B, T, H): the delta rule
 
 recurrent, chunked and quadratic compute in at least float32, whatever autocast says, forward and backward, because
-bfloat16 has too few digits for decays, sums and states. They take a log-decay of -inf. chunked and quadratic treat a
-decay per head below LOG_DECAY_MIN as LOG_DECAY_MIN, and its gradient is zero. T = 0 gives an empty output and leaves
-the state as it was. No form scales anything: a mixer scales its q.
+bfloat16 has too few digits for decays, sums and states. On a GPU train.py lets all float32 products be computed by
+TF32, which reads 10 bits behind the point and sums in float32. The forms take a log-decay of -inf. chunked and
+quadratic treat a decay per head below LOG_DECAY_MIN as LOG_DECAY_MIN, and its gradient is zero. T = 0 gives an empty
+output and leaves the state as it was. No form scales anything: a mixer scales its q.
 """
 
 import functools

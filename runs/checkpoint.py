@@ -6,8 +6,8 @@
 
 What train.py puts in one: model, model_args, new (the parameters that the weights it started from lacked), optimizer,
 scaler, iter_num, best_val_loss, seconds, eval_seconds, rng, run_id, config, data (name, path, sha256, tokenizer,
-vocab_size), dtype, code_sha256, code_files ({file: its own}), versions. A folder that export.py wrote has model,
-model_args, iter_num and data, and is loaded in the same way.
+vocab_size, first_ids), dtype, code_sha256, code_files ({file: its own}), versions. A folder that export.py wrote has
+model, model_args, iter_num and data, and is loaded in the same way.
 """
 
 import configurator
@@ -148,6 +148,7 @@ FIELDS = {
         "sha256?": TEXT,
         "tokenizer?": TEXT,
         "vocab_size?": (int, 1, 1 << 40),
+        "first_ids?": [(int, 0, 1 << 40), 0, 99],
     },
     "dtype?": set(DTYPES),
     "versions?": {str: TEXT},

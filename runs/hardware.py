@@ -32,11 +32,13 @@ def autocast(device_type: str, dtype: str) -> torch.autocast:
 
 
 def pick_device(name: str) -> str:
-    """auto: a GPU where there is one. Raises UserError for a device this machine lacks."""
+    """auto: a GPU where there is one; cuda:1 is the second. Raises UserError for a device this machine lacks."""
     has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         return next(device for device in ("cuda", "mps", "cpu") if has[device])
-    if not has[name]:
+    kind = name.partition(":")[0]
+    configurator.check_choice("device", kind, ("auto", *has))
+    if not has[kind]:
         raise UserError(f"device={name!r}: this machine has none (device=auto takes what there is)")
     return name
 
@@ -47,7 +49,7 @@ def pick_dtype(name: str, device: str) -> str:
     if name != "auto":
         return name
     if device == "cuda":
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
     if device == "mps":
         return "float32"
     return "bfloat16" if gemm_rate(device, "bfloat16") > 1.3 * gemm_rate(device, "float32") else "float32"

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer
+from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
 from model import GPT, GPTConfig
 from runs.checkpoint import SAFETENSORS_DTYPES, import_safetensors, load, save_safetensors
 from runs.files import claim, read_json, write_whole, wrong_field
@@ -531,7 +531,7 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
         tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
         about["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
     claim(out_dir, "export", overwrite)
-    copied = copy_tokenizer(folder, out_dir)
+    copied = copy_tokenizer(folder, out_dir, {})
     parts.sort(key=lambda part: -layout[part.ours[0]].itemsize)  # safetensors wants wide numbers first
     order = {name: layout[name] for part in parts for name in part.ours}
     about["sha256"] = save_safetensors(out_dir / "model.safetensors", order, _translated(parts, tensors, layout))
@@ -584,13 +584,23 @@ def _translated(parts, tensors, layout):
             yield tensor.to(layout[name].dtype)
 
 
-def copy_tokenizer(source: Path, target: Path) -> list[str]:
-    """Copies the files of a tokenizer, and returns their names. Raises UserError."""
-    names = [name for name in TOKENIZER_FILES if os.path.isfile(source / name)]
-    for name in names:
-        content = configurator.read_regular(source / name, MOST_TOKENIZER)
+def copy_tokenizer(source: Path, target: Path, data: dict) -> list[str]:
+    """Copies the files of a tokenizer, and returns their names. Raises UserError.
+
+    data: what a checkpoint keeps of its data set, whose folder has the tokenizer.json of a run that was trained here
+    """
+    contents = {
+        name: configurator.read_regular(source / name, MOST_TOKENIZER)
+        for name in TOKENIZER_FILES
+        if os.path.isfile(source / name)
+    }
+    own = Path(data.get("path") or ".") / TOKENIZER_FILE
+    if TOKENIZER_FILE not in contents and os.path.isfile(own):
+        content = configurator.read_regular(own, MOST_TOKENIZER)
+        contents |= {TOKENIZER_FILE: content} if name_of_file(content) == data.get("tokenizer") else {}
+    for name, content in contents.items():
         _write(target / name, content)
-    return names
+    return list(contents)
 
 
 def _write(path, content):
@@ -633,7 +643,7 @@ def write_folder(path: Path | str, folder: Path | str, overwrite: bool = False) 
 
     claim(folder, "export", overwrite)
     source = Path(path) if os.path.isdir(path) else Path(path).parent
-    copied = copy_tokenizer(source, folder)
+    copied = copy_tokenizer(source, folder, checkpoint.get("data", {}))
     theirs = {}
     for part in parts:
         made = part.to_theirs([weights[name] for name in part.ours])

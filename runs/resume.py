@@ -29,6 +29,10 @@ from runs.parallel import part_of
 # what a checkpoint must hold for --init_from=resume
 STATE = ("optimizer", "scaler", "iter_num", "best_val_loss", "rng", "data", "config", "dtype")
 OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come from a checkpoint
+NO_WEIGHTS = ("scratch", "resume", "auto")  # values of init_from that name no checkpoint to start from
+DERIVED = (("dtype", "auto"), ("vocab_size", None))  # keys that stand for what the run has found
+# what torchrun --max-restarts and a job of SLURM that was queued again count their starts in
+RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
 def where_to_start(config) -> tuple:
@@ -36,9 +40,7 @@ def where_to_start(config) -> tuple:
     file = Path(config.out_dir) / "ckpt.pt"
     goes_on = file.is_file() and (config.init_from == "auto" or is_restart(config, file))
     if config.init_from != "resume" and not goes_on:
-        if config.init_from in ("scratch", "auto"):
-            return config, None, None, []
-        return start_from_weights(config)
+        return (config, None, None, []) if config.init_from in NO_WEIGHTS else start_from_weights(config)
     resumed = checkpoints.load(file)
     if lacks := [name for name in STATE if name not in resumed]:
         raise UserError(f"{file}: has no {lacks[0]}, to resume; --init_from={file} starts a new run from its weights")
@@ -51,7 +53,7 @@ def where_to_start(config) -> tuple:
     # a run's evaluations are compared with each other; older versions read the whole split
     of_run = of_model | {"eval_tokens": resumed["config"].get("eval_tokens")}
     for name, value in (of_run | {"dtype": resumed["dtype"]}).items():
-        if name in asked and asked[name] not in (value, {"dtype": "auto"}.get(name)):
+        if name in asked and asked[name] != value and (name, asked[name]) not in DERIVED:
             raise UserError(
                 f"{name}={asked[name]}: {file} has {value}, which a resumed run keeps; --init_from={file} starts a "
                 "new one"
@@ -65,9 +67,9 @@ def where_to_start(config) -> tuple:
         raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
     notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}", *what_changed(resumed.get("code_files"))]
     notes += [
-        f"  {name}: {asked[name]}, where the checkpoint has {before[name]}"
+        f"  {name}: {getattr(config, name)}, where the checkpoint has {before[name]}"
         for name in before
-        if name in asked and name != "dtype" and asked[name] != before[name]
+        if name in asked and name != "dtype" and getattr(config, name) != before[name]
     ]
     return config, resumed, None, notes
 
@@ -102,10 +104,17 @@ def check_kept_gates(config, before: dict) -> None:
         )
 
 
+def is_started_again() -> bool:
+    """Whether torchrun or SLURM has started this command before."""
+    return any(int(os.environ.get(name, 0)) for name in RESTARTS)
+
+
 def is_restart(config, file: Path) -> bool:
-    """Whether torchrun --max-restarts repeats the very command that wrote this ckpt.pt."""
-    if not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+    """Whether torchrun or SLURM repeats the very command that wrote this ckpt.pt."""
+    if not is_started_again():
         return False
+    if config.init_from not in NO_WEIGHTS:
+        config = start_from_weights(config)[0]  # the run saved the keys that it took from there, too
     before = checkpoints.load(file).get("config", {})
     return before | {"vocab_size": None} == dataclasses.asdict(config) | {"vocab_size": None}
 

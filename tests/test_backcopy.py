@@ -21,6 +21,7 @@ from data.backcopy import prepare
 from data.pystdlib import prepare as pystdlib
 from data.shards import open_dataset
 from data.tokenizer import tokenizer_of
+from model import GPT
 from runs import probe
 from runs.files import read_jsonl
 
@@ -186,11 +187,30 @@ def test_a_model_of_it_is_sampled_measured_by_kind_and_told_its_floor(folder, tm
         assert f"0     {name}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("make", "first"), [({}, [0]), ({"first_token": False}, []), ({"row_len": 24}, [0])])
+def test_a_sample_begins_with_the_token_that_rows_begin_with(make, first, folder, tmp_path, helpers, monkeypatch):
+    if "row_len" in make:
+        (tmp_path / "a.py").write_text(TEXT)
+        (tmp_path / "b.py").write_text(TEXT)
+        monkeypatch.setattr(pystdlib, "find_sources", lambda root: [tmp_path / "a.py", tmp_path / "b.py"])
+        pystdlib.main(helpers.words(out_dir=tmp_path / "data", val_fraction=0.3, **make))
+    else:
+        sizes = dict(text=folder / "text.txt", characters=K, triggers=TRIGGERS, seq_len=24, train_size=50, val_size=9)
+        prepare.main(helpers.words(out_dir=tmp_path / "data", **sizes, **make))
+    helpers.train(tmp_path / "data", tmp_path / "run", n_layer=1, max_iters=1, meters="false")
+    read, stream = [], GPT.stream
+    monkeypatch.setattr(
+        GPT, "stream", lambda self, idx, *args, **keys: read.append(idx) or stream(self, idx, *args, **keys)
+    )
+    sample.main(helpers.words(checkpoint=tmp_path / "run", start="the", max_new_tokens=2, num_samples=1, device="cpu"))
+    assert read[0].tolist() == [first + tokenizer_of(open_dataset(tmp_path / "data")).encode("the")]
+
+
 def test_queries_that_match_nothing_or_no_expression_are_one_line(folder):
     dataset = open_dataset(folder / "data")
     tokenizer = tokenizer_of(dataset)
     assert tokenizer.decode_bytes(tokenizer.encode("the tree")) == b"the tree"
-    assert meters.matching_tokens(dataset, "[th]")["[th]"] == sorted(tokenizer.encode("th")[1:])
+    assert meters.matching_tokens(dataset, "[th]")["[th]"] == sorted(tokenizer.encode("th"))
     for expression, reason in (("(", "is no regular expression"), ("Q", "matches none of the 9 tokens")):
         with pytest.raises(UserError, match=reason):
             meters.matching_tokens(dataset, expression)
@@ -213,6 +233,6 @@ def test_the_standard_library_in_rows_is_a_data_set_of_bytes(tmp_path, monkeypat
     pystdlib.main([f"--out_dir={tmp_path / 'rows'}", "--row_len=32", "--val_fraction=0.3"])
     dataset = open_dataset(tmp_path / "rows")
     assert (dataset.kind, dataset.tokenizer, dataset.vocab_size, dataset.slices) == ("examples", "byte", 256, ["32"])
-    assert dataset.kinds == {} and dataset.perfect_loss("val") is None
+    assert dataset.kinds == {} and dataset.perfect_loss("val") is None and dataset.first_ids == [0]
     inputs, targets, _ = next(dataset.eval_batches("train", 99, 32))
     assert (inputs[:, 0] == 0).all() and torch.equal(inputs[:, 1:], targets[:, :-1])

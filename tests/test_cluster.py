@@ -432,6 +432,7 @@ def test_the_job_scripts_are_bash_and_their_example_gives_keys_that_exist(file):
     (words,) = re.findall(rf"^#   sbatch config/slurm/{file.name} (.*)$", text, re.M)
     kind = train.TrainConfig if "train.py" in text else experiment.ExperimentConfig
     configurator.load(kind, words.split())
+    assert ('train.py --init_from=auto "$@"' in text) == ("train.py" in text)  # the words come last, and win
     lines = re.findall(r"^#SBATCH (\S*)", text, re.M)
     assert {"--requeue", "--signal=B:USR1@300", "--open-mode=append"} <= set(lines)
     # SLURM reads these lines up to the first command

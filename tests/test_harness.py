@@ -151,6 +151,32 @@ def test_text_is_written_up_to_a_stop_string(trained):
     assert 0 < len(long) <= 31
 
 
+def test_an_answer_is_as_long_as_asked_after_the_whole_prompt_or_ends_where_the_layers_do(trained):
+    for mixer, prompt, asked, length in [("softmax", 9, 32, 32), ("cosformer", 9, 32, 24), ("cosformer", 40, 99, 1)]:
+        own = harness.NanogateLM(checkpoint=str(trained(mixer)), device="cpu")
+        ids = list(("The quick " * 9)[:prompt].encode())
+        expected = own.model.generate(torch.tensor([ids[-32:]]), length, temperature=0)[0, len(ids[-32:]) :].tolist()
+        (found,) = own.generate_until(requests((bytes(ids).decode(), {"max_gen_toks": asked})))
+        assert found == bytes(expected).decode(errors="replace")
+
+
+@pytest.mark.parametrize(
+    ("keys", "temperature"),
+    [
+        ({}, 0.0),
+        ({"temperature": 0.7}, 0.7),
+        ({"do_sample": True}, 1.0),
+        ({"do_sample": True, "temperature": 0.7}, 0.7),
+        ({"do_sample": False, "temperature": 0.7}, 0.0),
+    ],
+)
+def test_a_request_without_a_temperature_is_greedy_unless_it_asks_for_a_sample(keys, temperature, trained, monkeypatch):
+    own, found = harness.NanogateLM(checkpoint=str(trained("gla")), device="cpu"), []
+    monkeypatch.setattr(own.model, "stream", lambda *args, temperature, **keys: found.append(temperature) or [])
+    own.generate_until(requests(("The", keys)))
+    assert found == [temperature]
+
+
 def test_what_cannot_be_scored_is_one_line(trained, mqar, helpers, tmp_path):
     own = harness.NanogateLM(checkpoint=str(trained("softmax")), device="cpu")
     message = helpers.error_of(own.loglikelihood, requests(("a", "b" * 33)))

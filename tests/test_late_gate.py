@@ -109,6 +109,24 @@ def test_a_run_from_weights_has_their_keys_of_the_model_unless_given(trained, mq
     assert f"rope_base: 500.0, where {trained} has 10000.0\n" in said and "14 of 14 tensors taken" in said
 
 
+@pytest.mark.parametrize("counter", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
+def test_a_run_from_weights_that_is_started_again_goes_on(
+    trained, mqar, helpers, tmp_path, monkeypatch, capsys, counter
+):
+    out, words = tmp_path / "out", dict(dataset=mqar, init_from=trained, max_iters=4, eval_interval=2, batch_size=4)
+    words |= dict(out_dir=out, keep_checkpoints=2, device="cpu", threads=1, gate="elementwise", new_lr_scale=10.0)
+    words |= dict(gate_activation="sigmoid2", warmup_iters=0)
+    train.main(helpers.words(**words))
+    whole = checkpoints.load(out)
+    (out / "ckpt_2.pt").replace(out / "ckpt.pt")  # as a kill behind step 2 leaves it
+    assert "holds a run already" in helpers.error_of(train.main, helpers.words(**words))
+    monkeypatch.setenv(counter, "1")
+    assert "holds a run already" in helpers.error_of(train.main, helpers.words(**words | {"learning_rate": 1e-4}))
+    train.main(helpers.words(**words))
+    assert f"resuming {out} at step 2\n" in capsys.readouterr().out
+    assert helpers.equal(checkpoints.load(out)["model"], whole["model"])
+
+
 def test_new_parameters_have_a_learning_rate_of_their_own_which_a_resumed_run_keeps(run, trained, helpers, capsys):
     gate = dict(init_from=trained, gate="elementwise", gate_activation="sigmoid2", new_lr_scale=10.0)
     whole = run("whole", max_iters=6, **gate)
@@ -126,8 +144,9 @@ def test_new_parameters_have_a_learning_rate_of_their_own_which_a_resumed_run_ke
     a, b = (checkpoints.load(out) for out in (whole, parts))
     assert helpers.equal(a["model"], b["model"]) and helpers.equal(a["optimizer"], b["optimizer"])
     capsys.readouterr()
-    run("scratch", new_lr_scale=2.0, max_iters=1)
-    assert "note: new_lr_scale=2.0 changes nothing: init_from is scratch" in capsys.readouterr().out
+    for start in ("scratch", "auto"):
+        run(start, new_lr_scale=2.0, max_iters=1, init_from=start)
+        assert "note: new_lr_scale=2.0 changes nothing: no checkpoint lacks a parameter" in capsys.readouterr().out
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -556,6 +556,12 @@ def test_gates_are_refused_as_without_effect_just_where_they_have_none(mixer, gr
         assert changes_nothing == gate.has_no_effect(granularity, position, mixer, one.config), (position, gate_input)
 
 
+def test_a_head_may_be_odd_where_no_layer_has_rope():
+    make_config(attention="mamba2,cosformer", n_embd=12)
+    with pytest.raises(UserError, match="needs an even head_dim, not 3"):
+        make_config(attention="mamba2,softmax", n_embd=12)
+
+
 def test_a_head_a_group_makes_mamba2s_norm_one_of_heads():
     with pytest.raises(UserError, match="has no effect"):
         make_config(attention="mamba2", gate="headwise", norm_first=False, n_groups=8)

@@ -267,11 +267,14 @@ def test_seconds_of_a_resumed_run_are_those_of_its_parts_together(keys, helpers)
 
 def test_resume_refuses_another_model_and_says_what_else_is_new(keys, helpers, capsys):
     out = helpers.train(**keys("out", max_iters=4))
-    for name, value, was in [("n_layer", 3, 1), ("attention", "gla", "softmax"), ("dtype", "bfloat16", "float32")]:
+    for name, value, was in [
+        ("n_layer", 3, 1), ("attention", "gla", "softmax"), ("dtype", "bfloat16", "float32"),
+        ("eval_tokens", None, 100000), ("block_size", 64, 32),
+    ]:  # fmt: skip
         message = helpers.error_of(helpers.train, **keys("out", init_from="resume", **{name: value}))
         assert f"{name}={value}: {out}/ckpt.pt has {was}, which a resumed run keeps; --init_from={out}" in message
     capsys.readouterr()
-    helpers.train(**keys("out", init_from="resume", max_iters=5, learning_rate=1e-3))
+    helpers.train(**keys("out", init_from="resume", max_iters=5, learning_rate=1e-3, vocab_size=None))
     said = capsys.readouterr().out
     changed = re.findall("(?m)^  (.*), where the checkpoint has (.*)$", said)
     assert changed == [("max_iters: 5", "4"), ("learning_rate: 0.001", "0.003")]

@@ -7,6 +7,7 @@ Bad numbers, bad disks, damaged files, strange prompts, impossible configs: one 
 import configurator
 from configurator import UserError
 
+import hashlib
 import math
 import os
 import re
@@ -241,6 +242,8 @@ FIELDS = {
         {"sha256": 1},
         {"name": {}},
         {"vocab_size": -1},
+        {"first_ids": 0},
+        {"first_ids": [-1]},
     ],
 }
 
@@ -370,6 +373,22 @@ def test_an_export_gives_the_same_model_and_starts_runs(run, text, tmp_path, hel
     content[-1] ^= 1
     (exported / "model.safetensors").write_bytes(content)
     assert "model.safetensors: damaged, or not the file that" in helpers.error_of(checkpoints.load_model, exported)
+
+
+@pytest.mark.parametrize("write", ["safetensors", "to_hf"])
+def test_an_export_brings_the_tokenizer_of_the_data_if_it_is_still_the_one_of_the_run(write, tmp_path, helpers):
+    pytest.importorskip("safetensors")
+    file, model = tmp_path / "tokenizer.json", GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=9, mlp="swiglu"))
+    file.write_text("{}")
+    about = {"path": str(tmp_path), "tokenizer": f"tokenizer.json {hashlib.sha256(b'{}').hexdigest()[:16]}"}
+    (tmp_path / "run").mkdir()
+    state = {"model": model.state_dict(), "model_args": vars(model.config), "data": about}
+    checkpoints.save(tmp_path / "run" / "ckpt.pt", state)
+    export.main(helpers.words(checkpoint=tmp_path / "run", **{write: tmp_path / "export"}))
+    assert (tmp_path / "export" / "tokenizer.json").read_text() == "{}"
+    file.write_text("[]")  # of other data, which were written there since
+    export.main(helpers.words(checkpoint=tmp_path / "run", **{write: tmp_path / "other"}))
+    assert not (tmp_path / "other" / "tokenizer.json").exists()
 
 
 def test_without_safetensors_one_line_says_how_to_get_it(run, tmp_path, helpers, monkeypatch):

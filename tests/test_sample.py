@@ -118,6 +118,17 @@ def test_evaluate_agrees_with_the_validation_of_training(text_runs, mqar_run, ev
         assert (result["labels"], result["step"]) == (row["labels"], row["step"])
 
 
+def test_rope_is_scaled_as_it_was_trained_unless_the_command_says_otherwise(text, tmp_path, evaluated, helpers):
+    rope = dict(rope_scaling="ntk", rope_factor=4.0)
+    out = helpers.train(text, tmp_path / "out", **rope, max_iters=30, learning_rate=1e-2, meters=False)
+    found = evaluated(out)
+    assert found["loss"] == pytest.approx(helpers.metrics(out, "end")[-1]["val_loss"], rel=1e-6)
+    assert {name: found[name] for name in rope} == rope
+    plain = evaluated(out, rope_scaling="none")
+    assert plain["loss"] != pytest.approx(found["loss"], rel=1e-6)
+    assert {name: plain[name] for name in rope} == dict(rope_scaling="none", rope_factor=4.0)
+
+
 def test_another_split_gives_other_numbers(text_runs, text, evaluated):
     train_split = evaluated(text_runs["softmax"], split="train")
     assert train_split["labels"] == open_dataset(text).counts("train")["tokens"] - 1

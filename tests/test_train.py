@@ -220,6 +220,15 @@ def test_resume_after_a_kill_drops_the_rows_that_are_run_again(run, helpers):
     assert helpers.without_times(helpers.metrics(killed)) == helpers.without_times(helpers.metrics(whole))
 
 
+def test_a_step_that_a_signal_stopped_at_is_evaluated_where_the_new_interval_asks_for_it(run, helpers, monkeypatch):
+    monkeypatch.setattr(hardware.Processes, "stop_signal", lambda self, step, interval: 15 * (step == 6))
+    with pytest.raises(SystemExit):
+        run("out")
+    monkeypatch.undo()
+    out = run("out", init_from="resume", eval_interval=2)
+    assert [row["step"] for row in helpers.metrics(out, "eval")] == [0, 4, 6, 8]
+
+
 def test_resuming_a_finished_run_only_evaluates_it_again(run, helpers):
     out = run("out")
     before, saved = helpers.metrics(out), checkpoints.load(out)
@@ -646,6 +655,13 @@ def test_the_peak_of_a_gpu_is_its_data_sheets_or_measured(name, expected, monkey
     assert (f"data sheet's for {name}" in source) is (expected is not None) is ("measured" not in source)
 
 
+def test_a_gpu_that_only_emulates_bfloat16_computes_in_float16(monkeypatch):
+    for emulates, dtype in ((True, "float16"), (False, "bfloat16")):  # V100 or T4; A100
+        is_supported = lambda including_emulation=True, own=not emulates: own or including_emulation  # noqa: E731
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
+        assert hardware.pick_dtype.__wrapped__("auto", "cuda") == dtype
+
+
 def test_mfu_is_three_forward_passes_over_the_peak(run, trained, text, helpers, capsys, monkeypatch):
     monkeypatch.setattr(train, "peak_flops", lambda device, dtype: (2e9, f"a matrix product in {dtype}, measured"))
     out = run("out", dataset=text)
@@ -723,9 +739,24 @@ def test_a_run_says_what_it_runs_on(run, capsys):
     assert "32 ids, 128 tokens a step" in said
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_a_gpu_a_run_says_that_its_float32_products_are_by_tf32(mqar, dtype):
+    run = types.SimpleNamespace(config=train.TrainConfig(n_layer=1, n_embd=16, n_head=2, vocab_size=32), dtype=dtype)
+    run.model, run.dataset, run.tokens_per_step, run.compiled = model.GPT(run.config), open_dataset(mqar), 1, False
+    run.processes = types.SimpleNamespace(device_type="cuda", world_size=1, threads=1)
+    assert f"device: cuda, {dtype}, float32 products by TF32, 1 process(es)" in "\n".join(train.describe(run, ""))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_one_clear_line(run, helpers):
     assert helpers.error_of(run, "out", device="cuda").startswith("device='cuda': this machine has none")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_may_have_an_index_and_a_name_that_is_none_is_refused(helpers):
+    assert hardware.pick_device("cpu:0") == "cpu:0"
+    assert helpers.error_of(hardware.pick_device, "cuda:0").startswith("device='cuda:0': this machine has none")
+    assert "device='gpu': must be one of auto, cuda, mps, cpu" in helpers.error_of(hardware.pick_device, "gpu")
 
 
 def test_a_gate_that_stays_where_it_starts_is_no_alarm_before_the_end_of_the_warmup(run, capsys):
