@@ -98,6 +98,8 @@ HEADLINES = [
     ("late_gate", "a gate added late lowers", "0.022", ["README.md", "results/README.md", "docs/gates.md"]),
     ("late_gate", "a gate added late stays above", "0.031", ["results/README.md"]),
     ("late_gate", "ten times the rate", "0.014", ["results/README.md"]),
+    ("text", "the gate lowers the loss, pooled", "0.024", ["results/README.md", "docs/experiments.md"]),
+    ("text", "more in linear mixers", "0.015", ["results/README.md"]),
     ("sink", "headwise halves the effective", "0.055", ["results/README.md"]),
     ("sink", "instrument", "82%", ["README.md", "results/README.md"]),
     ("minimum", "the gate adds", "-1.6", ["results/README.md", "docs/experiments.md"]),
