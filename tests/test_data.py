@@ -213,7 +213,7 @@ def stream(n, cuts=()):
     """A stream of the tokens 1000, 1001, ..., in shards cut anywhere."""
     parts = np.split(np.arange(1000, 1000 + n, dtype=np.uint16), sorted(cuts))
     parts = [part for part in parts if len(part)]
-    meta = dict(name="x", kind="stream", tokenizer="x", vocab_size=1 << 16)
+    meta = dict(name="x", kind="stream", tokenizer="x", vocab_size=1 << 16, parameters={})
     return Dataset(Path("x"), meta | {"splits": {"train": {"shards": [{"sha256": ""}] * len(parts)}}}, {"train": parts})
 
 

@@ -231,7 +231,7 @@ def run(command, small):
         program, words = "python", [launched.training_script, *launched.training_script_args]
     if program == "sbatch":  # tests/test_cluster.py runs the files; what they start gets the words behind them
         file = next(word for word in words if word.endswith(".sbatch"))
-        (script,) = re.findall(r"(\w+\.py) \"\$@\"", (ROOT / file).read_text())
+        (script,) = re.findall(r"(\w+\.py) (?:--init_from=auto )?\"\$@\"", (ROOT / file).read_text())
         program, words = "python", [script, *words[words.index(file) + 1 :]]
     if program == ".":  # make demo has made it
         assert words == [".venv/bin/activate"]
