@@ -124,14 +124,14 @@ def draw_experiment(folder: Path) -> list[Path]:
     for row in rows:
         check_drawable(folder / "rows.jsonl", row, ROW)
     seen = set()
-    for row in rows:
+    for row in [row for row in rows if "purpose" not in row]:
         run = row.get("setting"), row["arm"], row["seed"]
-        if "purpose" not in row and run in seen:
+        if run in seen:
             raise UserError(
                 f"{folder}: has two rows of arm {row['arm']!r}, seed {row['seed']}, with other keys each: `python "
                 f"experiment.py CONFIG --out_dir={folder} --run=false` draws those of the config"
             )
-        seen |= {run} if "purpose" not in row else set()
+        seen.add(run)
     drawn = [draw_json(folder / "meters.json")] if os.path.isfile(folder / "meters.json") else []
     try:
         return [*report.figures(rows, folder), *drawn]

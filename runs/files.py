@@ -185,8 +185,8 @@ def read_jsonl(file: Path | str, fields: dict[str, type] | None = None) -> list[
     fields: {name: type} that each object has. UserError names a damaged line.
     """
     text, rows = read_regular(file, 1 << 30) if os.path.isfile(file) else b"", []
-    whole = text if is_object(text[text.rfind(b"\n") + 1 :]) else text[: text.rfind(b"\n") + 1]
-    for number, line in enumerate(whole.splitlines(), 1):
+    end = text.rfind(b"\n") + 1
+    for number, line in enumerate((text if is_object(text[end:]) else text[:end]).splitlines(), 1):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
@@ -208,12 +208,12 @@ def is_object(line: bytes) -> bool:
 def end_last_line(file: Path) -> None:
     """Ends the last line of a file of JSON lines, or removes what a kill has left of it."""
     text = file.read_bytes()
-    whole = text.rfind(b"\n") + 1
-    if is_object(text[whole:]):
+    end = text.rfind(b"\n") + 1
+    if is_object(text[end:]):
         with open(file, "ab") as opened:
             opened.write(b"\n")
     else:
-        os.truncate(file, whole)
+        os.truncate(file, end)
 
 
 def lock(folder: Path | str, wait: float = 0.0) -> IO:
