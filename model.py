@@ -93,6 +93,7 @@ class GPTConfig:
     rope_fraction: float = key(1.0, "share of a head's channels that RoPE turns: the first ones", above=0, at_most=1)
     rope_scaling: str = key("none", "how RoPE is extended past block_size", choices=("none", "ntk", "yarn"))
     rope_factor: float = key(1.0, "context extension factor, with rope_scaling", at_least=1)
+    rope_length: int | None = key(None, "yarn: the length that RoPE was trained at (None: block_size)", at_least=1)
     qk_norm: bool = key(False, "RMSNorm on q and k of softmax layers, before RoPE")
     attention_softcap: float | None = key(
         None, "c: softmax scores become c * tanh(score / c), which is slower (None: no cap)", above=0
@@ -378,7 +379,10 @@ class Mixer(nn.Module):
         return recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta)
 
     def flops_per_token(self, T: int) -> float:
-        """FLOPs of the recurrence for one token, forward: write, read and decay of S. A multiply-add counts 2."""
+        """FLOPs of the recurrence for one token, forward: 2 to write an entry of S, 2 to read it and 1 for its decay.
+
+        All mixers count by the same rule: one without a decay has a decay of one.
+        """
         return 5 * self.n_head * self.key_width * self.value_width
 
 
@@ -390,7 +394,8 @@ class Softmax(Mixer):
     """Softmax attention with RoPE, grouped key/value heads and, if asked for, QK-norm. Its state is the KV cache:
     the last block_size keys and values, a ring buffer in which a new entry replaces the oldest."""
 
-    keys = ("n_kv_head", "qk_norm", "attention_softcap", "rope_base", "rope_fraction", "rope_scaling", "rope_factor")
+    rope_keys = ("rope_base", "rope_fraction", "rope_scaling", "rope_factor", "rope_length")
+    keys = ("n_kv_head", "qk_norm", "attention_softcap", *rope_keys)
     past_block_size = "rolls"
     why_no_denominator = "its weights sum to one"
     linear_in = ("value",)  # a gate on q or k changes the temperature of the softmax
@@ -411,7 +416,7 @@ class Softmax(Mixer):
         self.q_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
         self.split = (H, Hk)
-        self.rope = config.rope_base, config.rope_scaling, config.rope_factor, config.block_size
+        self.rope = config.rope_base, config.rope_scaling, config.rope_factor, config.rope_length or config.block_size
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv = self.qkv(x)

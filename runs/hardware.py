@@ -36,10 +36,12 @@ def pick_device(name: str) -> str:
     has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         return next(device for device in ("cuda", "mps", "cpu") if has[device])
-    kind = name.partition(":")[0]
+    kind, _, index = name.partition(":")
     configurator.check_choice("device", kind, ("auto", *has))
     if not has[kind]:
         raise UserError(f"device={name!r}: this machine has none (device=auto takes what there is)")
+    if kind == "cuda" and index and not (index.isdecimal() and int(index) < torch.cuda.device_count()):
+        raise UserError(f"device={name!r}: this machine's last one is cuda:{torch.cuda.device_count() - 1}")
     return name
 
 

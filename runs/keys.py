@@ -29,11 +29,12 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
     if config.position != "learned" and Softmax not in mixers:
         unused["position"] = "only softmax layers have RoPE"
     if Softmax in mixers and config.position != "rope":
-        of_rope = ("rope_base", "rope_fraction", "rope_scaling", "rope_factor")
-        unused |= dict.fromkeys(of_rope, f"position is {config.position}")
+        unused |= dict.fromkeys(Softmax.rope_keys, f"position is {config.position}")
     elif Softmax in mixers:
         unused |= {"rope_factor": "rope_scaling is none"} if config.rope_scaling == "none" else {}
         unused |= {"rope_scaling": "rope_factor is 1"} if config.rope_factor == 1 else {}
+        unused |= {} if config.rope_scaling == "yarn" else {"rope_length": f"rope_scaling is {config.rope_scaling}"}
+        unused |= {"rope_length": "rope_factor is 1"} if config.rope_factor == 1 else {}
     if mixers == {GatedDeltaNet} and config.delta_key_dim and config.delta_value_dim:
         unused["head_dim"] = "delta_key_dim and delta_value_dim are given"
         unused |= {"n_head": "delta_heads is given"} if config.delta_heads else {}

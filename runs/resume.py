@@ -85,6 +85,8 @@ def start_from_weights(config) -> tuple:
     del of_model["kernels"]
     config = configurator.build(type(config), dataclasses.asdict(config) | of_model | asked, source=source)
     config.given = given
+    if config.rope_scaling == "yarn":  # whatever the block_size from here on
+        config.rope_length = config.rope_length or of_model["block_size"]
     check_kept_gates(config, of_model)
     notes = [
         f"{name}: {getattr(config, name)}, where {source} has {value}"

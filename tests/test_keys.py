@@ -19,7 +19,7 @@ OTHER = dict(
     mlp=["swiglu", "gelu_tanh"], norm="layer", bias=True, tie_embeddings=False, norm_eps=0.1,
     rope_fraction=0.75, delta_heads=4, delta_key_heads=1,
     delta_key_dim=4, delta_value_dim=4, dropout=0.5,
-    init="pytorch", attention="cosformer", position="none", rope_base=100.0, rope_scaling="ntk", rope_factor=3.0,
+    init="pytorch", attention="cosformer", position="none", rope_base=100.0, rope_scaling="ntk", rope_factor=3.0, rope_length=64,
     qk_norm=True, attention_softcap=0.1, logit_softcap=0.1, short_conv=3, expand=3, state_size=4, n_groups=2,
     gate="headwise", gate_activation="tanh", gate_rank=2, gate_input="static", gate_bias=0.5,
     readout_norm=["rms", "none"], norm_first=False, readout_activation="square", match_params=True,

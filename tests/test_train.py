@@ -338,6 +338,18 @@ def test_a_gate_can_be_added_to_a_trained_model(run, trained, capsys):
     assert first["val_loss"] == pytest.approx(last["val_loss"], rel=1e-6)
 
 
+@pytest.mark.parametrize("given", [{}, {"rope_length": 200}])
+def test_yarn_at_a_longer_context_keeps_the_trained_length(run, trained, given):
+    yarn = dict(rope_scaling="yarn", rope_factor=2.0) | given
+    longer = run("longer", init_from=trained, block_size=64, max_iters=1, learning_rate=1e-12, **yarn)
+    as_evaluated = checkpoints.load_model(trained, **yarn)[0]  # its block_size is the trained length
+    ids = torch.arange(32)[None] % 8
+    with torch.no_grad():
+        torch.testing.assert_close(checkpoints.load_model(longer)[0](ids), as_evaluated(ids))
+    again = run("again", init_from=longer, block_size=128, max_iters=1)
+    assert checkpoints.load_model(again)[0].config.rope_length == given.get("rope_length", 32)
+
+
 def test_weights_of_another_shape_are_left_and_named(run, trained, capsys):
     run("wider", init_from=trained, mlp_ratio=3, max_iters=1)
     said = capsys.readouterr().out
@@ -757,6 +769,15 @@ def test_a_device_may_have_an_index_and_a_name_that_is_none_is_refused(helpers):
     assert hardware.pick_device("cpu:0") == "cpu:0"
     assert helpers.error_of(hardware.pick_device, "cuda:0").startswith("device='cuda:0': this machine has none")
     assert "device='gpu': must be one of auto, cuda, mps, cpu" in helpers.error_of(hardware.pick_device, "gpu")
+
+
+def test_a_gpu_beyond_the_last_one_is_refused(monkeypatch, helpers):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [hardware.pick_device(name) for name in ("cuda", "cuda:1")] == ["cuda", "cuda:1"]
+    for name in ("cuda:2", "cuda:x"):
+        message = helpers.error_of(hardware.pick_device, name)
+        assert message == f"device={name!r}: this machine's last one is cuda:1"
 
 
 def test_a_gate_that_stays_where_it_starts_is_no_alarm_before_the_end_of_the_warmup(run, capsys):
