@@ -77,8 +77,10 @@ def report(error: BaseException) -> int | str:
     line, status = _line_of(error)
     if line is None:
         traceback.print_exception(error)
-    elif os.environ.get("LOCAL_RANK", "0") == "0":  # all of torchrun's processes fail alike: one reports it
+    elif (rank := os.environ.get("LOCAL_RANK", "0")) == "0":
         print(line, file=sys.stderr)
+    elif not isinstance(error, UserError | KeyboardInterrupt):  # those all of torchrun's processes have alike
+        print(f"local rank {rank}: {line}", file=sys.stderr)
     return status
 
 
@@ -89,14 +91,19 @@ def _line_of(error):
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", 130
     text = _escape(_shorten(str(error).strip().partition("\n")[0], 300))
-    # torch words it differently on a CPU, on CUDA and on MPS
-    if isinstance(error, MemoryError) or re.search("can't allocate memory|not enough memory|out of memory", text):
+    if is_of_memory(error):
         return f"error: not enough memory ({text or 'malloc failed'}); lower batch_size, block_size or the model", 1
     is_of_model = any(frame.filename.endswith(MODEL_FILES) for frame in traceback.extract_tb(error.__traceback__))
     if isinstance(error, OSError) and not is_of_model:
         where = _escape(_shorten(str(error.filename), 200)) if error.filename else "standard output, or a connection"
         return f"error: {where}: {error.strerror or text}", 1
     return None, 1
+
+
+def is_of_memory(error: BaseException) -> bool:
+    """Whether it is a shortage of memory, which torch words differently on a CPU, on CUDA and on MPS."""
+    words = "can't allocate memory|not enough memory|out of memory|[Cc]annot allocate memory"
+    return isinstance(error, MemoryError) or re.search(words, str(error)) is not None
 
 
 def _report_uncaught(kind, error, trace):

@@ -33,7 +33,7 @@ from data.shards import Dataset, open_dataset
 from model import GPT
 from ops import IGNORE
 from runs import memory
-from runs.checkpoint import check_vocabulary, load_model
+from runs.checkpoint import check_same_weights, check_vocabulary, load_model
 from runs.files import check_output, write_output
 from runs.hardware import DTYPES, Processes, autocast
 from study.bootstrap import block_sums, standard_error
@@ -135,7 +135,9 @@ def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
     result: dict = {"loss": nats / labels, "perplexity": perplexity(nats / labels), "accuracy": correct / labels}
     result["labels"] = int(labels)
     if dataset.kind == "examples":
-        result["slices"] = {name: float(rows[:, 2].sum() / rows[:, 1].sum()) for name, rows in sums.items()}
+        result["slices"] = {
+            name: float(rows[:, 2].sum() / rows[:, 1].sum()) for name, rows in sums.items() if rows[:, 1].any()
+        }
         return result
     counts, words = dataset.counts(split), words_of(dataset, split)
     if labels < counts["tokens"] - 1:
@@ -250,6 +252,8 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     model, checkpoint = load_model(config.checkpoint, device, **rope)
     trained_on = checkpoint.get("data", {})
     dataset = open_dataset(config.dataset or trained_on.get("path", ""))
+    processes.check_same(dataset.sha256, f"dataset={dataset.folder}", "give all machines the same data")
+    check_same_weights(processes, model.state_dict(), config.checkpoint)
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)
     other = None
     if config.against:
@@ -316,7 +320,7 @@ def read(
             return score(model, batches, block_size=block_size, device=processes.device, by_row=by_row)
 
     rows: list = []
-    sums = score_windows(model, rows)
+    sums = processes.on_all(score_windows, model, rows)
     sums = sum_over_ranks(sums, dataset, block_size, processes.device, processes.world_size)
     result = {"block_size": block_size, "reading": f"windows, stride {stride}"} | summarize(sums, dataset, config.split)
     if config.lengths:

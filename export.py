@@ -50,8 +50,8 @@ def export(path: Path | str, folder: Path | str, overwrite: bool = False) -> Non
     import_safetensors()  # whoever lacks it could not load the folder
     folder, checkpoint = Path(folder), load(path)
     about = {name: checkpoint[name] for name in ("model_args", "iter_num", "data") if name in checkpoint}
-    claim(folder, "export", overwrite)
-    copy_tokenizer(Path(path) if os.path.isdir(path) else Path(path).parent, folder, checkpoint.get("data", {}))
+    replaces, source = claim(folder, "export", overwrite), Path(path) if os.path.isdir(path) else Path(path).parent
+    copy_tokenizer(source, folder, checkpoint.get("data", {}), replaces)
     tensors = dict(sorted(checkpoint["model"].items(), key=lambda item: -item[1].itemsize))
     sha256 = save_safetensors(folder / "model.safetensors", tensors, tensors.values())
     text = json.dumps(about | {"sha256": sha256}, indent=2)

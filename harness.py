@@ -9,7 +9,8 @@ that several continuations share, as in multiple choice, is read once, and so is
 recurrent. Where a layer is softmax or cosformer, or positions are learned, the last block_size tokens are read, as the
 harness does it for other models; an answer ends early where cosformer or learned positions end. An imported model's
 generation_config.json names the token before a text without context and those that end a text. Without it GPT-2's end
-of text is both, and any other tokenizer has a line end before a text.
+of text is both, and any other tokenizer has a line end before a text. A model whose rows all began with one id
+(`python data/pystdlib/prepare.py --row_len=512`) reads it before every text.
 """
 
 import configurator
@@ -55,12 +56,15 @@ class NanogateLM(TemplateLM):
         configurator.check_choice("dtype", self.dtype, tuple(DTYPES))
         self.coder = tokenizer_of_checkpoint(checkpoint, loaded.get("data", {}))
         self.first, self.ends = special_tokens(file_of(checkpoint).parent)
+        self.first_ids = loaded.get("data", {}).get("first_ids", [])  # each row of its training began with them
         if self.coder.name == "gpt2":
             self.ends = [END_OF_TEXT]
         # continuations of one context that are read at once
         self.batch_size = int(batch_size) if str(batch_size).isdecimal() else 16
         is_recurrent = all(block.mixer.past_block_size == "goes on" for block in self.model.blocks)
+        # the most ids behind first_ids that are read at once
         self.limit = None if is_recurrent and self.model.wpe is None else self.model.config.block_size
+        self.limit = self.limit and max(1, self.limit - len(self.first_ids))
 
     @property
     def eot_token_id(self) -> int:
@@ -68,7 +72,14 @@ class NanogateLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
+        if self.first_ids:
+            return self.first_ids[-1]
         return self.eot_token_id if self.first is None else self.first
+
+    def begun(self, ids: list[int]) -> list[int]:
+        """The ids behind first_ids, as a row of the training; those of no text are prefix_token_id alone."""
+        n = len(self.first_ids)
+        return [*self.first_ids, *(ids[n:] if ids[:n] == self.first_ids else ids)] or [self.prefix_token_id]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **keys: object) -> list[int]:
         return self.coder.encode(string)
@@ -88,7 +99,7 @@ class NanogateLM(TemplateLM):
                         f"a continuation of {len(continuation)} tokens is longer than block_size={self.limit}"
                     )
                 context = context[max(0, len(context) + len(continuation) - self.limit - 1) :]
-            groups.setdefault(tuple(context), []).append((i, continuation))
+            groups.setdefault(tuple(self.begun(context)), []).append((i, continuation))
         for context, members in groups.items():
             scores = log_likelihoods(
                 self.model, list(context), [ids for _, ids in members], self.batch_size, self.dtype
@@ -104,7 +115,7 @@ class NanogateLM(TemplateLM):
         for request in requests:
             ids, total = [self.prefix_token_id, *self.tok_encode(request.args[0])], 0.0
             for context, predicted in windows(ids, self.limit or len(ids)):
-                ((nats, _),) = log_likelihoods(self.model, context, [predicted], 1, self.dtype)
+                ((nats, _),) = log_likelihoods(self.model, self.begun(context), [predicted], 1, self.dtype)
                 total += nats
             found.append(total)
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
@@ -129,9 +140,9 @@ class NanogateLM(TemplateLM):
         samples, temperature = keys.get("do_sample"), keys.get("temperature")
         if samples is False or temperature is None:
             temperature = 1.0 if samples else 0.0
-        ids = self.tok_encode(context) or [self.prefix_token_id]
+        ids = self.tok_encode(context)
+        ids = self.begun(ids if self.limit is None else ids[-self.limit :])
         if self.limit is not None:
-            ids = ids[-self.limit :]
             length = int(min(length, most_new_tokens(self.model, len(ids))))
         idx, new, text = torch.tensor([ids], device=self.model.wte.weight.device), [], ""
         options = dict(top_k=keys.get("top_k"), top_p=keys.get("top_p"), n_tokens=self.coder.vocab_size)

@@ -181,6 +181,8 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
     if not math.isfinite(scores["loss"]):
         raise UserError(f"{path}: its loss is {scores['loss']}: its weights are broken, or the run has diverged")
     inputs, targets, name = first_rows(dataset, config.split, config.rows, T)
+    if inputs.shape[1] < 2:
+        raise UserError(f"{path}: on rows of one token, which has no other to look at, there is nothing to measure")
     inputs, targets = inputs.to(model.wte.weight.device), targets.to(model.wte.weight.device)
     kinds = kinds_of(inputs, dataset.kinds if config.queries is None else matching_tokens(dataset, config.queries))
     result = {"checkpoint": str(path), "step": checkpoint.get("iter_num"), "attention": model.config.attention}

@@ -33,7 +33,7 @@ from model import GPT
 from ops import IGNORE
 from ops.sampling import most_new_tokens
 from runs import memory
-from runs.checkpoint import load_model
+from runs.checkpoint import check_vocabulary, load_model
 from runs.hardware import pick_device
 
 
@@ -77,6 +77,7 @@ def main(argv: list[str]) -> None:
         show_answers(model, dataset, rows)
     elif trained_on.get("tokenizer") == "backcopy":
         dataset = open_dataset(config.dataset or trained_on.get("path", ""))
+        check_vocabulary(model.config.vocab_size, checkpoint, dataset)
         write_samples(model, tokenizer_of(dataset), dataset.first_ids, config)
     else:
         tokenizer = tokenizer_of_checkpoint(config.checkpoint, trained_on)

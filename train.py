@@ -47,6 +47,7 @@ from evaluate import evaluate
 from model import GPT, GPTConfig
 from ops import IGNORE
 from runs import memory, parallel
+from runs.checkpoint import check_same_weights
 from runs.finite import bad_weight, first_bad_tensor
 from runs.hardware import DTYPES, Processes, autocast, peak_flops, pick_dtype
 from runs.keys import notes_on_keys
@@ -190,6 +191,8 @@ def train(
     start = resumed and (resumed.get("run_id"), resumed["iter_num"])
     advice = "out_dir must be on a file system that all machines share, and init_from=auto makes them go on alike"
     processes.check_same(start, f"the ckpt.pt of {config.out_dir}", advice)
+    if source is not None:
+        check_same_weights(processes, source["model"], config.init_from)
     check_data(resumed, source, dataset, config)
     dataset.examples_per_epoch("train", config.block_size)  # raises for wrong data before any work is done
     dataset.examples_per_epoch("val", config.block_size if dataset.kind == "examples" else 1)
@@ -342,6 +345,8 @@ class Run:
             self.run_id = resumed.get("run_id", self.run_id)
             self.set_learning_rate(max(0, self.first_step - 1))  # of the last step: a finished run takes no other
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+            if configurator.is_of_memory(error):
+                raise
             file = self.out.path / "ckpt.pt"
             raise UserError(f"{file}: no run can go on from it ({str(error)[:200]})") from None
 
@@ -544,6 +549,7 @@ class Run:
                 "tokenizer": self.dataset.tokenizer,
                 "vocab_size": self.dataset.vocab_size,
                 "first_ids": self.dataset.first_ids,
+                **({"alphabet": self.dataset.alphabet} if self.dataset.alphabet else {}),
             },
             "dtype": self.dtype,
             "code_sha256": self.code_sha256,

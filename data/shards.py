@@ -20,6 +20,7 @@ from configurator import UserError, show
 
 import bisect
 import contextlib
+import errno
 import functools
 import hashlib
 import itertools
@@ -35,6 +36,7 @@ import numpy as np
 
 from ops import IGNORE
 from runs.files import read_json, write_whole, wrong_field
+from runs.limits import allow_open_files
 
 FORMAT = 1
 UINT16_VOCAB, MAX_VOCAB = 1 << 16, 1 << 31  # the most token ids of uint16, and at all
@@ -78,6 +80,7 @@ def open_dataset(path: Path | str) -> "Dataset":
     shards, verified = {}, Verified(folder)
     try:
         _check_meta(meta)
+        allow_open_files(sum(len(facts["shards"]) for facts in meta["splits"].values()))
         dtype = dtype_of(meta["vocab_size"])
         for split, facts in meta["splits"].items():
             shards[split] = []
@@ -202,6 +205,10 @@ def verify(
             if verified is None or not verified.knows(name, stat, entry["sha256"], limit):
                 _check_content(file, name, entry["sha256"], shard, limit)
     except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise UserError(
+                f"{path}: more shards than this process may open; raise `ulimit -n`, or shard_tokens"
+            ) from None
         raise Damaged(name, f"cannot be read ({error.strerror})") from None
     return shard
 
@@ -280,6 +287,7 @@ class Dataset:
     splits: the names of the splits      slices: the names of the slices ("64/4"), none for a stream
     sha256: one digest of all shards: two runs had the same data if it is the same
     kinds: {name: token ids} of the queries that meters.py measures apart; empty if the data set names none
+    alphabet: the characters that the ids 1, 2, ... of data/backcopy stand for, or None
     first_ids: the ids that every row begins with and that stand for no text: [0] for <s>, or none
     """
 
@@ -291,6 +299,7 @@ class Dataset:
         self.kinds = meta.get("kinds", {})
         # of data/backcopy and data/pystdlib
         self.first_ids = [0] if meta["parameters"].get("first_token") or meta["parameters"].get("row_len") else []
+        self.alphabet = meta["parameters"].get("alphabet") if self.kind == "examples" else None
         self.slices = list(dict.fromkeys(shard["slice"] for shard in listed)) if self.kind == "examples" else []
         self.sha256 = hashlib.sha256("\n".join(shard["sha256"] for shard in listed).encode()).hexdigest()
         # where each shard begins in its split, then the split's length: in tokens, or in rows

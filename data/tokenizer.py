@@ -68,8 +68,9 @@ def get_tokenizer(name: str, folders: Iterable[Path | str] = ()) -> Any:
 
 def tokenizer_of(dataset) -> Any:
     """The tokenizer of an open data set (shards.Dataset). Raises UserError as get_tokenizer does."""
-    alphabet = dataset.meta["parameters"].get("alphabet")
-    return get_tokenizer(dataset.tokenizer, [dataset.folder]) if alphabet is None else AlphabetTokenizer(alphabet)
+    if dataset.alphabet is not None:
+        return AlphabetTokenizer(dataset.alphabet)
+    return get_tokenizer(dataset.tokenizer, [dataset.folder])
 
 
 class AlphabetTokenizer:

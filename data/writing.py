@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.shards import COUNT, DATA, FILE, FORMAT, MAX_VOCAB, MOST_META, Damaged, dtype_of, verify
+from data.shards import COUNT, DATA, FILE, FORMAT, MAX_VOCAB, MOST_META, PARAMETERS, Damaged, dtype_of, verify
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE
 from runs import files
 from runs.files import lock, read_json, write_whole, wrong_field
@@ -277,6 +277,10 @@ def write_examples(
         for split, slices in splits.items():
             shards, labels = [], 0
             for examples, facts in slices:
+                examples = np.asarray(examples)
+                if examples.size and not 0 <= examples.min() <= examples.max() < vocab_size:
+                    ids = f"ids from {examples.min()} to {examples.max()}"
+                    raise UserError(f"the {split} split has {ids}, and vocab_size={vocab_size}")
                 labels += int(np.count_nonzero(examples[:, 1]))
                 shards.append(_save_shard(folder, split, len(shards), examples, dtype_of(vocab_size)) | facts)
             if not labels:
@@ -330,6 +334,8 @@ def _write_meta(
     tokenizer_file=None,
 ):  # fmt: skip
     """`generator` is the script that made the data and `parameters` are its keys; with the seed they reproduce it."""
+    if wrong := wrong_field(parameters, PARAMETERS[kind], "parameters"):
+        raise UserError(f"{wrong}; a reader takes its meaning from there, so use another name for yours")
     meta = {"format": FORMAT, "kind": kind, "name": name, "tokenizer": tokenizer, "vocab_size": vocab_size}
     meta |= {"generator": generator, "generator_version": generator_version, "parameters": parameters, "seed": seed}
     meta |= {"kinds": kinds} if kinds else {}

@@ -6,12 +6,12 @@
 
 What train.py puts in one: model, model_args, new (the parameters that the weights it started from lacked), optimizer,
 scaler, iter_num, best_val_loss, seconds, eval_seconds, rng, run_id, config, data (name, path, sha256, tokenizer,
-vocab_size, first_ids), dtype, code_sha256, code_files ({file: its own}), versions. A folder that export.py wrote has
-model, model_args, iter_num and data, and is loaded in the same way.
+vocab_size, first_ids, maybe alphabet), dtype, code_sha256, code_files ({file: its own}), versions. A folder that
+export.py wrote has model, model_args, iter_num and data, and is loaded in the same way.
 """
 
 import configurator
-from configurator import UserError, show
+from configurator import UserError, is_of_memory, show
 
 import contextlib
 import hashlib
@@ -27,10 +27,10 @@ from types import ModuleType
 
 import torch
 
-from data.shards import Dataset
+from data.shards import MAX_VOCAB, Dataset
 from model import GPT, GPTConfig
 from runs.files import read_json, write_whole, wrong_field
-from runs.hardware import DTYPES
+from runs.hardware import DTYPES, Processes
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Saving
@@ -57,7 +57,10 @@ def import_safetensors() -> ModuleType:
     return safetensors.torch
 
 
-SAFETENSORS_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+SAFETENSORS_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+}  # fmt: skip
 
 
 def save_safetensors(path: Path | str, layout: dict[str, torch.Tensor], tensors: Iterable[torch.Tensor]) -> str:
@@ -101,8 +104,8 @@ def file_of(path: Path | str) -> Path:
     return path
 
 
-def load(path: Path | str, device: str = "cpu", is_mapped: bool = False) -> dict:
-    """Returns the checkpoint's dict. Raises UserError for a file that is missing, damaged or no checkpoint of ours.
+def load(path: Path | str, is_mapped: bool = False) -> dict:
+    """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or none of ours.
 
     is_mapped: its tensors stay in the file, and take memory where they are read.
     """
@@ -110,9 +113,9 @@ def load(path: Path | str, device: str = "cpu", is_mapped: bool = False) -> dict
     if not os.path.isfile(path):
         raise UserError(f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir")
     if path.suffix == ".safetensors":
-        checkpoint = _load_safetensors(path, device)
+        checkpoint = _load_safetensors(path)
     else:
-        checkpoint = _load_torch(path, device, is_mapped)
+        checkpoint = _load_torch(path, is_mapped)
     found = checkpoint if isinstance(checkpoint, dict) else {}
     missing = [name for name in ("model", "model_args") if not isinstance(found.get(name), dict)]
     if missing:
@@ -149,6 +152,7 @@ FIELDS = {
         "tokenizer?": TEXT,
         "vocab_size?": (int, 1, 1 << 40),
         "first_ids?": [(int, 0, 1 << 40), 0, 99],
+        "alphabet?": (str, 1, MAX_VOCAB),
     },
     "dtype?": set(DTYPES),
     "versions?": {str: TEXT},
@@ -162,7 +166,7 @@ def _is_plain(tensor):
     return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
 
 
-def _load_torch(path, device, is_mapped):
+def _load_torch(path, is_mapped):
     try:
         with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
@@ -170,7 +174,7 @@ def _load_torch(path, device, is_mapped):
             damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB
         if damaged is not None:
             raise UserError(f"{path}: damaged, the checksum of {damaged[:60]!r} in it is wrong; use another checkpoint")
-        return torch.load(path, map_location=device, weights_only=True, mmap=is_mapped)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
     except UserError:
         raise
     except zipfile.BadZipFile:
@@ -178,11 +182,13 @@ def _load_torch(path, device, is_mapped):
     except pickle.UnpicklingError:
         raise UserError(f"{path}: refused, it is damaged or holds more than tensors and plain values") from None
     except Exception as error:  # a damaged pickle may raise anything: IndexError, struct.error, KeyError
+        if is_of_memory(error):
+            raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path}: damaged, or no checkpoint ({reason[:200]})") from None
 
 
-def _load_safetensors(path, device):
+def _load_safetensors(path):
     library, config = import_safetensors(), path.with_name("config.json")
     try:
         about = read_json(config)
@@ -197,8 +203,10 @@ def _load_safetensors(path, device):
     if not isinstance(about, dict) or about.get("sha256") != sha256:
         raise UserError(f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)")
     try:
-        return about | {"model": library.load_file(path, device=str(device))}  # mapped: in the file until they are read
+        return about | {"model": library.load_file(path)}  # mapped: in the file until they are read
     except Exception as error:
+        if is_of_memory(error):
+            raise
         raise UserError(f"{path}: damaged, or no safetensors ({str(error)[:200]})") from None
 
 
@@ -208,7 +216,9 @@ def open_model(path: Path | str, device: str = "cpu") -> tuple[GPT, dict]:
     A block reads its weights from the file when it runs, in float32, into the memory of the block before, so that
     `model.features` takes the memory of one layer's weights. `model.logits` reads the embedding as the file has it.
     """
-    checkpoint, file = load(path, is_mapped=True), file_of(path)
+    file = file_of(path)
+    opened = _version_of(file)
+    checkpoint = load(path, is_mapped=True)
     config = configurator.build(GPTConfig, checkpoint["model_args"] | {"kernels": "auto"}, source=str(path))
     with _wrong_weights_named(path):
         model = _on_meta(config, checkpoint.pop("model"), path)[0].eval()
@@ -226,6 +236,8 @@ def open_model(path: Path | str, device: str = "cpu") -> tuple[GPT, dict]:
         for name in [name for name, tensor in held.items() if shapes.get(name) != tensor.shape]:
             del held[name]
         weights = _tensors_of(file)  # mapped anew, so that the pages that a layer has touched are given back
+        if _version_of(file) != opened:
+            raise UserError(f"{file}: was replaced while it was read; copy it, and read the copy")
         for name, shape in shapes.items():
             if name not in held:
                 held[name] = torch.empty(shape, dtype=torch.float32, device=device)
@@ -238,6 +250,15 @@ def open_model(path: Path | str, device: str = "cpu") -> tuple[GPT, dict]:
     return model, checkpoint
 
 
+def _version_of(file):
+    """What changes when a file is replaced or written to; None if it is missing."""
+    try:
+        stat = os.stat(file)
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
 def _tensors_of(file):
     """The weights of a file that load has checked, mapped."""
     if file.suffix == ".safetensors":
@@ -246,11 +267,28 @@ def _tensors_of(file):
 
 
 def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tuple[GPT, dict]:
-    """(model in evaluation mode, checkpoint). `changed`: keys of GPTConfig that need no weights of their own."""
-    checkpoint = load(path, device)
+    """(model in evaluation mode, checkpoint without its optimizer).
+
+    changed: keys of GPTConfig that need no weights of their own.
+    """
+    checkpoint = load(path)
+    checkpoint.pop("optimizer", None)  # twice the memory of the weights
     model_args = checkpoint["model_args"] | {"kernels": "auto"} | changed  # this machine may lack those it had
     config = configurator.build(GPTConfig, model_args, source=str(path))
     return build_model(config, checkpoint["model"], path, device).eval(), checkpoint
+
+
+def check_same_weights(processes: Processes, weights: dict[str, torch.Tensor], path: Path | str) -> None:
+    """UserError unless all processes have read the same: machines see other files, and a run replaces its own."""
+    if processes.world_size == 1:
+        return
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode())
+        content = weights[name].detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest.update(content.numpy().data)
+    advice = "give all machines the same file, one that no run writes to meanwhile"
+    processes.check_same(digest.hexdigest(), str(path), advice)
 
 
 def check_vocabulary(vocab_size: float, checkpoint: dict, dataset: Dataset) -> None:
@@ -263,6 +301,8 @@ def check_vocabulary(vocab_size: float, checkpoint: dict, dataset: Dataset) -> N
             f"{dataset.folder}: its tokenizer is {dataset.tokenizer!r}, the model was trained with {tokenizer!r}; "
             "--dataset=FOLDER names other data"
         )
+    if dataset.alphabet != checkpoint.get("data", {}).get("alphabet", dataset.alphabet):
+        raise UserError(f"{dataset.folder}: its characters are others than those that the model was trained with")
 
 
 def build_model(config: GPTConfig, weights: dict[str, torch.Tensor], path: Path | str, device: str = "cpu") -> GPT:
@@ -295,6 +335,8 @@ def _on_meta(config, weights, path):
 def _wrong_weights_named(path):
     try:
         yield
-    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+    except (RuntimeError, TypeError, OverflowError) as error:
+        if is_of_memory(error):
+            raise
         reason = (str(error).splitlines() or [type(error).__name__])[:2][-1].strip()
         raise UserError(f"{path}: its weights are not those of its config: {reason[:200]}") from None

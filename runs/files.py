@@ -47,9 +47,10 @@ def write_whole(path: Path | str, write: Callable) -> int:
 MARKER = ".nanogate"  # in every folder that this project writes to: what kind it is
 
 
-def claim(folder: Path | str, kind: str, overwrite: bool = False) -> None:
+def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
     """Makes the folder and marks it as one of this kind ("run", "data set", "export" ...), before anything is written.
 
+    Returns whether it was one already, whose files the caller may remove.
     Raises UserError for a folder that holds anything else. With overwrite it may hold strangers' files, but it may
     still not be a folder that is marked as another kind.
     """
@@ -60,7 +61,7 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> None:
         others = [file.name for file in folder.iterdir() if MARKER not in file.name] if folder.is_dir() else []
         found = marker.read_text(errors="replace").strip()[:40] if marker.is_file() else None
         if found == kind:
-            return
+            return True
         if found is not None:
             raise UserError(f"{folder}: is the folder of another kind of output, {found!r}; name another folder")
         if others and not overwrite:
@@ -72,6 +73,7 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(own, lambda file: file.write(f"{kind}\n".encode()))
         os.replace(own, marker)
+        return False
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
 

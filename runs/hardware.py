@@ -268,6 +268,17 @@ class Processes:
         if error is not None:
             raise error
 
+    def on_all(self, function: Callable, *args: object) -> Any:
+        """Calls it on every process, and returns its own result. A UserError of one of them is raised on all."""
+        result, error = None, None
+        try:
+            result = function(*args)
+        except UserError as caught:
+            error = caught
+        for found in filter(None, self.from_all(error)):
+            raise found
+        return result
+
     @contextlib.contextmanager
     def signals_held(self) -> Iterator[None]:
         """Inside, SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 wait until stop_signal() is asked."""

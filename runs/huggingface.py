@@ -530,8 +530,8 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     if os.path.isfile(folder / TOKENIZER_FILE):
         tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
         about["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-    claim(out_dir, "export", overwrite)
-    copied = copy_tokenizer(folder, out_dir, {})
+    replaces = claim(out_dir, "export", overwrite)
+    copied = copy_tokenizer(folder, out_dir, {}, replaces)
     parts.sort(key=lambda part: -layout[part.ours[0]].itemsize)  # safetensors wants wide numbers first
     order = {name: layout[name] for part in parts for name in part.ours}
     about["sha256"] = save_safetensors(out_dir / "model.safetensors", order, _translated(parts, tensors, layout))
@@ -584,10 +584,11 @@ def _translated(parts, tensors, layout):
             yield tensor.to(layout[name].dtype)
 
 
-def copy_tokenizer(source: Path, target: Path, data: dict) -> list[str]:
+def copy_tokenizer(source: Path, target: Path, data: dict, replaces: bool) -> list[str]:
     """Copies the files of a tokenizer, and returns their names. Raises UserError.
 
     data: what a checkpoint keeps of its data set, whose folder has the tokenizer.json of a run that was trained here
+    replaces: whether target holds an older export, whose files of a tokenizer must not stay
     """
     contents = {
         name: configurator.read_regular(source / name, MOST_TOKENIZER)
@@ -600,6 +601,8 @@ def copy_tokenizer(source: Path, target: Path, data: dict) -> list[str]:
         contents |= {TOKENIZER_FILE: content} if name_of_file(content) == data.get("tokenizer") else {}
     for name, content in contents.items():
         _write(target / name, content)
+    for name in set(TOKENIZER_FILES) - set(contents) if replaces else ():
+        (target / name).unlink(missing_ok=True)
     return list(contents)
 
 
@@ -641,9 +644,9 @@ def write_folder(path: Path | str, folder: Path | str, overwrite: bool = False) 
     except UserError as error:
         raise UserError(f"{path}: cannot be written for transformers: {error}") from None
 
-    claim(folder, "export", overwrite)
+    replaces = claim(folder, "export", overwrite)
     source = Path(path) if os.path.isdir(path) else Path(path).parent
-    copied = copy_tokenizer(source, folder, checkpoint.get("data", {}))
+    copied = copy_tokenizer(source, folder, checkpoint.get("data", {}), replaces)
     theirs = {}
     for part in parts:
         made = part.to_theirs([weights[name] for name in part.ours])

@@ -1,4 +1,7 @@
-"""How much memory and disk this process may still take. No torch is imported here: prepare.py starts without."""
+"""How much memory and disk this process may still take, and how many files it may open.
+
+No torch is imported here: prepare.py starts without.
+"""
 
 import os
 import shutil
@@ -25,6 +28,18 @@ def disk_free(folder: Path | str) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
+
+
+def allow_open_files(more: int) -> None:
+    """Raises this process's limit on open files for so many more, as far as the system lets it."""
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = more + 512  # beside those that are open already
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _of_machine():

@@ -39,6 +39,7 @@ RESULT_FILES = (
     "train.py",
     "data/shards.py",
 )
+MEASURED = ("meters.json", "published.json", "page.png")  # what meters.py and plot.py write beside a checkpoint
 # seconds that init_from=auto waits for the lock: a job that is queued again may start before the file server notices
 # that the machine of the job before is gone (NFS version 4: 90 seconds)
 LOCK_WAIT = 120.0
@@ -65,6 +66,7 @@ class OutDir:
         self.path, self.keep_checkpoints, self.processes = Path(config.out_dir), config.keep_checkpoints, processes
         self.config, self.resumed = config, resumed
         self.lock = self.metrics = self.board = None
+        self.was_run = False  # whether the folder held a run before, on rank 0
         self.kept = []  # the rows of metrics.jsonl from before this start, on rank 0
 
     def __enter__(self):
@@ -75,10 +77,15 @@ class OutDir:
             raise
         return self
 
-    def __exit__(self, *error):
-        for file in (self.board, self.metrics, self.lock):
-            if file is not None:
+    def __exit__(self, kind=None, error=None, trace=None):
+        failed = None
+        for file in filter(None, (self.board, self.metrics, self.lock)):
+            try:
                 file.close()
+            except OSError as caught:  # what was written last does not fit on the disk
+                failed = failed or caught
+        if failed and error is None:
+            raise self._cannot_write(failed)
 
     def start(self, about: dict, first_step: int, max_iters: int) -> None:
         self.processes.on_main(self._start, about, first_step, max_iters)
@@ -111,13 +118,15 @@ class OutDir:
         is_older = (
             self.resumed and run_id(self.path) is not None
         )  # where_to_start has accepted it; an older version left no marker
-        files.claim(self.path, "run", self.config.overwrite or (is_older and (self.path / "metrics.jsonl").is_file()))
+        is_older = is_older and (self.path / "metrics.jsonl").is_file()
+        self.was_run = files.claim(self.path, "run", self.config.overwrite or is_older) or is_older
         if self.config.log == "tensorboard":
             import_writer()  # UserError, before any work, where it is not installed
         try:
             self.lock = files.lock(self.path)
             self._refuse_to_start_over()
-            for leftover in self.path.glob(".*.tmp"):  # a process that was killed while it wrote has left it
+            # a process that was killed while it wrote has left it
+            for leftover in self.path.glob(".*.tmp") if self.was_run else ():
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         except OSError as error:
             raise self._cannot_write(error) from None
@@ -150,8 +159,7 @@ class OutDir:
                     row["step"] == first_step < max_iters and row["event"] == "eval"
                 )]  # fmt: skip
             if self.resumed is None:
-                for old in self._checkpoints():  # no later start may go on from the run that is replaced
-                    old.unlink()
+                self._remove_replaced_run()
             about |= {"command": sys.argv, "versions": versions(), "git_commit": git("rev-parse", "HEAD")}
             about |= {"git_dirty": bool(git("status", "--porcelain"))}
             write_text(self.path / "config.json", json.dumps(about, indent=2))
@@ -162,6 +170,15 @@ class OutDir:
                 self.board = Board(self.path / "tensorboard", self.kept)
         except OSError as error:
             raise self._cannot_write(error) from None
+
+    def _remove_replaced_run(self):
+        """Removes what would be taken for this run's. Of a folder that held no run, files of the same names alone."""
+        old = [self.path / name for name in ("ckpt.pt", "best.pt")]
+        if self.was_run:
+            old += [*self._checkpoints(), *(self.path / name for name in MEASURED)]
+            old += (self.path / "tensorboard").glob("events.out.tfevents.*")
+        for file in old:
+            file.unlink(missing_ok=True)
 
     def _keep_code(self):
         """The code of the run in code/, as it is now. A copy of other code, from an earlier start, becomes code.N/."""
@@ -198,7 +215,7 @@ class OutDir:
             checkpoints.save(self.path / "ckpt.pt", state)
             if keep and self.keep_checkpoints:
                 saved = {int(file.stem[5:]): file for file in self.path.glob("ckpt_*.pt") if file.stem[5:].isdecimal()}
-                later = [s for s in saved if s > step]  # an earlier run in this folder has left them
+                later = [s for s in saved if s > step and self.was_run]  # an earlier run in this folder has left them
                 for old in later + sorted(s for s in saved if s <= step)[: -self.keep_checkpoints]:
                     saved[old].unlink()
         except OSError as error:

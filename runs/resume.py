@@ -77,6 +77,11 @@ def where_to_start(config) -> tuple:
 def start_from_weights(config) -> tuple:
     """What where_to_start returns for a run that starts from another's weights, with its keys of the model."""
     loaded, source, given = checkpoints.load(config.init_from), config.init_from, getattr(config, "given", frozenset())
+    if os.path.realpath(checkpoints.file_of(source).parent) == os.path.realpath(config.out_dir):
+        raise UserError(
+            f"init_from={source}: lies in out_dir, where a new run replaces it; name another out_dir, or go on with "
+            "--init_from=resume"
+        )
     asked = {name: getattr(config, name) for name in given}
     if config.gate != "none":  # the default, so that it was asked for: attention=gated sets it, too
         asked["gate"] = config.gate
@@ -215,6 +220,7 @@ def make_model(config, resumed: dict | None, source: dict | None) -> tuple[GPT, 
 def check_new_gates(model: GPT, fitting: dict, weights: dict, path: str) -> None:
     """UserError for a gate that is new in a trained mixer and does not start as the identity, or takes another's
     place."""
+    own = set(model.state_dict())
     for i, block in enumerate(model.blocks):
         mixer = f"blocks.{i}.mixer."
         if not any(name.startswith(mixer) for name in fitting):
@@ -224,6 +230,13 @@ def check_new_gates(model: GPT, fitting: dict, weights: dict, path: str) -> None
             for names in (weights, fitting)
         )
         new = {position: gate for position, gate in block.mixer.gates.items() if position not in kept}
+        for position in kept:
+            start = f"{mixer}gates.{position}."
+            changed = {name for name in own ^ set(weights) if name.startswith(start)}
+            if changed:
+                bias = f"gate_bias={model.config.gate_bias}"
+                has = "has none" if changed <= own else "has one"
+                raise UserError(f"{bias}: would change the trained gate of layer {i} of {path}, which {has}")
         if new and had - kept:
             raise UserError(
                 f"gate={model.config.gate!r}: layer {i} of {path} has a trained gate ({', '.join(sorted(had - kept))}) "

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import evaluate
 import meters
 import sample
 from data.backcopy import prepare
@@ -204,6 +205,17 @@ def test_a_sample_begins_with_the_token_that_rows_begin_with(make, first, folder
     )
     sample.main(helpers.words(checkpoint=tmp_path / "run", start="the", max_new_tokens=2, num_samples=1, device="cpu"))
     assert read[0].tolist() == [first + tokenizer_of(open_dataset(tmp_path / "data")).encode("the")]
+
+
+def test_a_model_does_not_read_another_alphabet(folder, tmp_path, helpers):
+    sizes = dict(characters=K, triggers=TRIGGERS, seq_len=24, train_size=50, val_size=9, out_dir=tmp_path / "data")
+    prepare.main(helpers.words(text=folder / "text.txt", **sizes))
+    helpers.train(tmp_path / "data", tmp_path / "run", n_layer=1, max_iters=1, meters="false")
+    (tmp_path / "other.txt").write_text((folder / "text.txt").read_text().swapcase())
+    prepare.main(helpers.words(text=tmp_path / "other.txt", **sizes))
+    for main in (sample.main, evaluate.main):
+        message = helpers.error_of(main, helpers.words(checkpoint=tmp_path / "run", device="cpu"))
+        assert "its characters are others than those that the model was trained with" in message
 
 
 def test_queries_that_match_nothing_or_no_expression_are_one_line(folder):

@@ -17,15 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model import GPT, GPTConfig
-from runs.checkpoint import load, load_model, save
+from runs.checkpoint import load, load_model, open_model, save
 
 ARGS = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=11)
 
 
-def make(**keys):
-    """A checkpoint of as little as load_model needs."""
-    args = ARGS | keys
-    return {"model": GPT(GPTConfig(**args)).state_dict(), "model_args": args, "iter_num": 7}
+def make(**parts):
+    """A checkpoint of as little as load_model needs, and these parts."""
+    return {"model": GPT(GPTConfig(**ARGS)).state_dict(), "model_args": ARGS, "iter_num": 7} | parts
 
 
 @pytest.fixture
@@ -50,6 +49,31 @@ def test_a_loaded_model_gives_the_logits_of_the_saved_one(tmp_path):
         loaded, checkpoint = load_model(path)
         assert not loaded.training and checkpoint["iter_num"] == 7
         assert torch.equal(loaded(idx), model.eval()(idx))
+
+
+def test_a_file_that_is_replaced_while_a_model_reads_it_layer_by_layer_is_named(file):
+    model, _ = open_model(file)
+    idx = torch.arange(8)[None]
+    with torch.no_grad():
+        model.features(idx)
+        save(file, make())
+        with pytest.raises(UserError, match="was replaced while it was read"):
+            model.features(idx)
+
+
+def test_a_model_is_loaded_without_its_optimizer(file):
+    save(file, make(optimizer={"state": {}}))
+    assert "optimizer" not in load_model(file)[1] and "optimizer" in load(file)
+
+
+@pytest.mark.parametrize("where", ["torch.load", "model.GPT.load_state_dict"])
+def test_a_shortage_of_memory_is_no_damage(file, monkeypatch, where):
+    def fail(*args, **keys):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes")
+
+    monkeypatch.setattr(where, fail)
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        load_model(file)
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("pos"), KeyboardInterrupt()])

@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import evaluate
 import experiment
 import train
 from data.shards import open_dataset
@@ -58,22 +59,22 @@ def check_same_curve(out, whole, helpers):
     assert helpers.metrics(out)[-1]["event"] == "end"
 
 
-def a_rank(environment, words, said, edit):
+def a_rank(environment, words, said, edit, main):
     os.environ |= environment
     file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)
     if edit is not None:
         edit()
-    train.main(words)
+    main(words)
 
 
 class Ranks:
     """Ranks(2, keys, helpers): train.py in so many processes, without torchrun; keys may be a list, one dict a rank."""
 
-    def __init__(self, count, keys, helpers, edit=None):
+    def __init__(self, count, keys, helpers, edit=None, main=train.main):
         of_each = keys if isinstance(keys, list) else [keys] * count
-        self.said = Path(f"{of_each[0]['out_dir']}.{count}.txt")
+        self.said = Path(f"{of_each[0].get('out_dir') or of_each[0]['checkpoint']}.{count}.txt")
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
         self.processes = []
@@ -83,7 +84,7 @@ class Ranks:
             environment["TORCHELASTIC_RESTART_COUNT"] = rank  # each torchrun counts its own restarts
             environment = {name: str(value) for name, value in environment.items()}
             words = helpers.words(**of_each[rank])
-            self.processes.append(FORKS.Process(target=a_rank, args=(environment, words, self.said, edit)))
+            self.processes.append(FORKS.Process(target=a_rank, args=(environment, words, self.said, edit, main)))
             self.processes[-1].start()
 
     def poll(self):
@@ -188,6 +189,30 @@ def test_machines_that_do_not_see_the_same_files_are_refused(keys, helpers):
     (line,) = [line for line in ranks.said.read_text().splitlines() if line.startswith("error:")]
     assert f"the ckpt.pt of {out} is another one for rank 1 on {socket.gethostname()} than for rank 0" in line
     assert (out / "ckpt.pt").read_bytes() == before and not elsewhere["out_dir"].exists()
+
+
+@pytest.mark.parametrize("program", ["train", "evaluate"])
+def test_machines_that_read_other_weights_are_refused(keys, mqar, helpers, program):
+    a, b = (helpers.train(**keys(name, max_iters=1, seed=seed)) for seed, name in enumerate("ab"))
+    if program == "train":
+        of_each, main = [keys("out", init_from=path, parallel="fsdp") for path in (a, b)], train.main
+    else:
+        of_each, main = [dict(checkpoint=path, dataset=mqar, device="cpu", threads=1) for path in (a, b)], evaluate.main
+    ranks = Ranks(2, of_each, helpers, main=main)
+    ranks.end()
+    (line,) = [line for line in ranks.said.read_text().splitlines() if "error:" in line]
+    assert f"error: {a} is another one for rank 1 on {socket.gethostname()} than for rank 0" in line
+
+
+def run_out_of_memory():
+    take_step = train.Run.step
+    train.Run.step = lambda run, step: take_step(run, step) if run.processes.is_main else torch.empty(1 << 60)
+
+
+def test_a_rank_that_alone_runs_out_of_memory_says_so(keys, helpers):
+    ranks = Ranks(2, keys("out"), helpers, run_out_of_memory)
+    assert ranks.end() == [1, 1]
+    assert "local rank 1: error: not enough memory" in ranks.said.read_text()
 
 
 def test_restarts_on_several_machines_need_a_store_of_their_own(monkeypatch, helpers):

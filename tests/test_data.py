@@ -11,11 +11,13 @@ import itertools
 import json
 import math
 import os
+import resource
 import shutil
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -832,6 +834,46 @@ def test_folders_are_searched_and_a_file_named_twice_is_taken_once(tmp_path):
     assert sorted(contents(dataset, "train") + contents(dataset, "val")) == [b"d.log", b"n/b.md", b"n/c.rst"]
 
 
+def test_linked_folders_are_read_once_and_blank_files_are_left_out(tmp_path):
+    for name in ("notes/a.txt", "notes/in/b.txt", "elsewhere/c.txt", "notes/blank.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(" \n" if "blank" in name else name)
+    (tmp_path / "notes" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "notes")
+    found = text.find_files([str(tmp_path / "notes")], [".txt"])
+    assert sorted(file.resolve().name for file in found) == ["a.txt", "b.txt", "c.txt"]
+
+
+def test_ids_that_the_vocabulary_lacks_are_refused_not_wrapped(tmp_path):
+    about = dict(name="w", tokenizer="w", **ABOUT)
+    for wrong in (70_000, -1):
+        rows = np.full((4, 2, 8), 1)
+        rows[2, 0, 3] = wrong
+        splits = {"train": [(rows, {"slice": "8"})], "val": [(rows, {"slice": "8"})]}
+        message = user_error(write_examples, tmp_path / "out", splits, vocab_size=5000, **about)
+        assert f"ids from {min(1, wrong)} to {max(1, wrong)}, and vocab_size=5000" in message
+
+
+def test_parameters_that_a_reader_would_misread_are_refused_when_they_are_written(tmp_path):
+    keys = dict(tokenizer=tokenizer.get_tokenizer("byte"), name="text", **ABOUT) | {"parameters": {"text": "book.txt"}}
+    message = user_error(write_stream, tmp_path / "out", {"train": ["x"], "val": ["y"]}, **keys)
+    assert "parameters.text='book.txt': must be" in message and not (tmp_path / "out" / "meta.json").exists()
+
+
+def test_more_shards_than_the_soft_limit_on_open_files_are_opened(tmp_path):
+    keys = dict(tokenizer=tokenizer.get_tokenizer("byte"), name="text", shard_tokens=4, **ABOUT)
+    write_stream(tmp_path / "out", {"train": ["abcd" * 300], "val": ["y"]}, **keys)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (250, hard))
+        assert open_dataset(tmp_path / "out").counts("train")["tokens"] == 1200
+        resource.setrlimit(resource.RLIMIT_NOFILE, (250, hard))
+        with mock.patch.object(shards, "allow_open_files"):
+            assert "raise `ulimit -n`, or shard_tokens" in user_error(open_dataset, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_no_part_of_a_split_file_is_blank(tmp_path):
     # two lines, of which the second is short; lines that are followed by empty ones
     assert text.split_lines("a line\nb\n", 0.05, "x") == ("a line\n", "b\n")
@@ -871,7 +913,7 @@ def test_text_that_cannot_be_used_is_one_line(tmp_path):
         ("bin.txt", "one.txt"): "bin.txt: is not UTF-8 text",
         ("one.txt",): "one.txt: has one line of text",
         ("blank.txt",): "blank.txt: has one line of text",
-        ("white/",): "the train split would hold nothing but white space",
+        ("white/",): "white: empty, or nothing but white space",
         ("pipe",): "pipe: is neither a file nor a folder",
         ("bare",): "bare: no file in this folder ends in .txt, .md",
         ("gone.txt",): "gone.txt: no such file or folder",

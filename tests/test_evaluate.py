@@ -8,6 +8,7 @@ from configurator import UserError
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import evaluate
 from data.shards import open_dataset
 from data.tokenizer import get_tokenizer
-from data.writing import write_stream
+from data.writing import write_examples, write_stream
 from model import GPT, GPTConfig
 from ops import IGNORE
 from ops.layers import rope_frequencies
@@ -190,6 +191,24 @@ def test_processes_share_the_windows_and_print_one_table(checkpoint, helpers):
     printed = [ended.stdout.decode().splitlines() for ended in (alone, together)]
     assert len(printed[0]) == len(printed[1])
     assert json.loads(printed[1][-1]) == pytest.approx(json.loads(printed[0][-1]))
+
+
+def test_a_length_past_the_reach_of_the_only_rank_with_a_batch_is_named_by_all(checkpoint, helpers):
+    folder, words = checkpoint(attention="cosformer"), ["--device=cpu", "--batch_size=999", "--lengths=64,32"]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "evaluate.py"]
+    together = helpers.script(*launch, f"--checkpoint={folder}", *words)
+    assert together.returncode == 0, together.stderr.decode()
+    refused, scored = json.loads(together.stdout.decode().splitlines()[-1])["lengths"]
+    assert "past block_size=32" in refused["limit"] and scored["loss"] > 0
+
+
+def test_a_slice_without_a_label_in_the_sample_has_no_accuracy(tmp_path, helpers):
+    labelled = np.array([[[1, 2, 3, 4], [2, 3, 4, 5]]] * 8)
+    slices = lambda: [(labelled, {"slice": "a"}), (labelled * [[1], [0]], {"slice": "b"})]  # noqa: E731
+    about = dict(name="w", tokenizer="w", generator="tests", generator_version=1, parameters={}, seed=0)
+    write_examples(tmp_path / "data", {"train": slices(), "val": slices()}, vocab_size=16, **about)
+    out = helpers.train(tmp_path / "data", tmp_path / "out", max_iters=1, meters="false")
+    assert list(helpers.metrics(out, "end")[0]["slices"]) == ["a"]
 
 
 def test_a_carried_state_has_a_column_of_its_own(checkpoint, capsys):

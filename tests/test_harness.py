@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from model import MIXERS
+from runs import checkpoint as checkpoints
 from runs.checkpoint import load_model
 
 HAS_LIBRARY = importlib.util.find_spec("lm_eval") is not None
@@ -118,6 +119,35 @@ def test_a_long_text_is_read_in_windows_or_where_all_layers_are_recurrent_at_onc
     context = ids[1:] if mixer == "gla" else ids[-30:]
     assert nats == pytest.approx(definition(own.model, context, list(b" It"))[0], abs=1e-3)
     assert sum(len(predicted) for _, predicted in harness.windows(ids, 32)) == len(ids) - 1
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "gla"])
+def test_a_model_whose_rows_began_with_an_id_reads_it_before_every_text(mixer, trained, tmp_path):
+    folder = shutil.copytree(trained(mixer), tmp_path / "out")
+    checkpoint = checkpoints.load(folder)
+    checkpoint["data"]["first_ids"] = [0]
+    checkpoints.save(folder / "ckpt.pt", checkpoint)
+    own = harness.NanogateLM(checkpoint=str(folder), device="cpu")
+    assert own.prefix_token_id == 0
+    for context in ("", "The quick"):
+        (found,) = own.loglikelihood(requests((context, " fox")))
+        assert found[0] == pytest.approx(definition(own.model, [0, *context.encode()], list(b" fox"))[0], rel=1e-5)
+    written = "The quick brown fox jumps over the lazy dog."
+    (found,) = own.loglikelihood_rolling(requests((written,)))
+    ids, size = [0, *written.encode()], len(written) + 1 if mixer == "gla" else 31
+    expected = definition(own.model, ids[:1], ids[1 : size + 1])[0]
+    if mixer == "softmax":  # 31 bytes behind the first id make a row of 32
+        expected += definition(own.model, [0, *ids[-32 : size + 1]], ids[size + 1 :])[0]
+    assert found == pytest.approx(expected, abs=1e-3)
+    ids = own.model.generate(torch.tensor([[0, *b"The quick"]]), 12, temperature=0)[0, 10:].tolist()
+    expected = bytes(ids).decode(errors="replace")
+    assert own.generate_until(requests(("The quick", {"max_gen_toks": 12}))) == [expected]
+
+
+def test_a_context_of_nothing_is_the_id_before_a_text(trained):
+    own = harness.NanogateLM(checkpoint=str(trained("gla")), device="cpu")
+    ((nats, _),) = own._loglikelihood_tokens([(("\n", "def"), [], list(b"def"))])
+    assert nats == pytest.approx(definition(own.model, [ord("\n")], list(b"def"))[0], rel=1e-5)
 
 
 @pytest.mark.parametrize("ends", [7, [7, 115], None])

@@ -89,6 +89,14 @@ def test_a_gate_that_is_there_is_neither_changed_nor_lost_to_a_new_one(run, text
     assert not any("gates" in name for name in checkpoints.load(without)["model"])
 
 
+def test_a_bias_is_not_added_to_a_trained_gate_or_taken_from_it(run, helpers):
+    for name, has, asked, words in (("none", "none", 3.0, "has none"), ("one", 1.0, "none", "has one")):
+        gated = run(name, gate="elementwise", gate_bias=has, max_iters=1)
+        message = helpers.error_of(run, "other", init_from=gated, gate_bias=asked, max_iters=1)
+        assert "would change the trained gate of layer 0" in message and message.endswith(f"which {words}")
+        run(f"{name} again", init_from=gated, max_iters=1)
+
+
 def test_a_run_does_not_start_from_weights_of_another_tokenizer(run, trained, text, helpers):
     message = helpers.error_of(run, "out", init_from=trained, dataset=text, max_iters=1)
     assert "its tokenizer is 'byte', the model was trained with" in message and "--dataset=FOLDER" in message

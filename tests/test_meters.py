@@ -60,6 +60,12 @@ def test_decoding_speed_needs_a_headwise_gate(trained, mqar, helpers, tmp_path, 
     assert row["decoding"]["heads_skipped"] == 1.0 and "100.0% of the heads skipped" in capsys.readouterr().out
 
 
+def test_rows_of_one_token_have_nothing_to_measure(text, helpers, tmp_path):
+    out = helpers.train(text, tmp_path / "out", block_size=1, max_iters=1, meters="false")
+    message = helpers.error_of(meters.main, helpers.words(checkpoint=out, device="cpu"))
+    assert "rows of one token, which has no other to look at" in message
+
+
 def test_a_map_that_is_not_there_names_those_that_are(trained, helpers):
     for text in ("2.0", "0", "a.b"):
         message = helpers.error_of(meters.main, [f"--checkpoint={trained}", f"--maps={text}", "--device=cpu"])

@@ -426,6 +426,31 @@ def test_a_folder_of_somebody_elses_files_stays_as_it_is(keys, helpers, name):
         assert message == f"{out}: is the folder of another kind of output, 'data set'; name another folder"
 
 
+def test_a_strangers_folder_keeps_its_files_and_a_replaced_run_leaves_none(keys, helpers):
+    out = keys("out")["out_dir"]
+    theirs = {"ckpt_7.pt": "theirs", ".cache.tmp/precious": "theirs", "meters.json": "theirs", "code/thesis.tex": "x"}
+    for name, content in theirs.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(content)
+    helpers.train(**keys("out", overwrite=True, max_iters=1))
+    theirs["code.1/thesis.tex"] = theirs.pop("code/thesis.tex")
+    assert {name: (out / name).read_text() for name in theirs} == theirs
+    (out / "tensorboard").mkdir()
+    (out / "tensorboard" / "events.out.tfevents.1").write_text("of the run that is replaced")
+    helpers.train(**keys("out", overwrite=True, max_iters=1))
+    assert not {"ckpt_7.pt", "meters.json", ".cache.tmp"} & {file.name for file in out.iterdir()}
+    assert not list((out / "tensorboard").iterdir()) and (out / "code.1" / "thesis.tex").is_file()
+
+
+def test_a_run_does_not_replace_the_weights_that_it_starts_from(keys, helpers):
+    out = helpers.train(**keys("out", max_iters=1))
+    before = contents(out)
+    for source in (out, out / "best.pt"):
+        message = helpers.error_of(helpers.train, **keys("out", init_from=source, overwrite=True))
+        assert f"init_from={source}: lies in out_dir, where a new run replaces it" in message
+    assert contents(out) == before
+
+
 def test_an_empty_folder_becomes_a_run(keys, helpers):
     keys("out")["out_dir"].mkdir()
     (keys("out")["out_dir"] / "..nanogate.tmp").write_text("")  # a kill, while the marker was written

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ from data.tokenizer import get_tokenizer
 from data.writing import write_stream
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
+from runs import outdir
 from train import Run
 
 ABOUT = dict(generator="tests", generator_version=1, parameters={}, seed=0, name="text")
@@ -57,6 +59,21 @@ def poison(monkeypatch, at_step, how):
             yield loss * how if step == at_step else loss
 
     monkeypatch.setattr(Run, "micro_losses", poisoned)
+
+
+def test_a_log_that_does_not_fit_on_the_disk_is_named_although_closing_it_fails_too(run, text, monkeypatch, helpers):
+    def fail(*words):
+        raise OSError(28, "No space left on device")
+
+    start = outdir.OutDir._start
+
+    def start_full(out, *words):
+        start(out, *words)
+        out.metrics = types.SimpleNamespace(write=len, flush=fail, close=fail, fileno=out.metrics.fileno)
+
+    monkeypatch.setattr(outdir.OutDir, "_start", start_full)
+    message = helpers.error_of(run, "out", dataset=text, max_iters=1)
+    assert "metrics.jsonl cannot be written (No space left on device)" in message
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -78,13 +78,13 @@ def main(argv):
 
 
 def find_files(paths, ext):
-    """The named files, and the files in the named folders that end in one of `ext`: sorted, once each, none empty."""
+    """The named files, and the files in the named folders that end in one of `ext`: sorted, once each, none blank."""
     if not paths:
         raise UserError("no text: name files or folders, as in python data/text/prepare.py book.txt")
     found = {}
     for path in paths:
         if os.path.isdir(path):
-            files = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
+            files = list(walk(path))
             files = [file for file in files if file.endswith(tuple(ext)) and os.path.isfile(file)]
             if not files:
                 raise UserError(f"{path}: no file in this folder ends in {', '.join(ext)}; --ext=... takes others")
@@ -96,10 +96,31 @@ def find_files(paths, ext):
             raise UserError(f"{path}: no such file or folder")
         # by real path: the same text in training and in validation would make the loss meaningless
         found |= {os.path.realpath(file): Path(file) for file in files}
-    files = sorted((file for file in found.values() if file.stat().st_size), key=lambda file: file.as_posix())
+    try:
+        files = sorted((file for file in found.values() if not is_blank(file)), key=lambda file: file.as_posix())
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from None
     if not files:
-        raise UserError(f"{', '.join(paths)}: empty")
+        raise UserError(f"{', '.join(paths)}: empty, or nothing but white space")
     return files
+
+
+def walk(path):
+    """Yields the files of a folder and of its subfolders, linked ones too, each folder once."""
+    seen = set()
+    for folder, subfolders, names in os.walk(path, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            subfolders.clear()
+            continue
+        seen.add(real)
+        yield from (os.path.join(folder, name) for name in names)
+
+
+def is_blank(file):
+    """Whether it holds nothing but white space."""
+    with open(file, "rb") as data:
+        return not any(block.strip() for block in iter(lambda: data.read(1 << 20), b""))
 
 
 def read_texts(files, wanted, split):
