@@ -247,6 +247,8 @@ class ExperimentConfig:
             raise UserError(f"gpus={self.gpus}: is for --dry_run=true; CUDA_VISIBLE_DEVICES says which GPUs are used")
         if bool(self.selection_seeds) and not self.learning_rates:
             raise UserError("selection_seeds: there are no learning_rates to choose from")
+        if len(set(self.selection_seeds)) < len(self.selection_seeds):
+            raise UserError(f"selection_seeds={self.selection_seeds}: names a seed twice")
         if set(self.selection_seeds) & set(self.seeds):
             raise UserError(f"selection_seeds={self.selection_seeds}: the comparison uses some of them, too")
         if self.learning_rates and not self.selection_seeds and self.metric != "val_loss":
@@ -403,9 +405,13 @@ def main(argv: list[str]) -> None:
         if records or orders:
             found = {"claims": records} | ({"ranks": orders} if orders else {})
             write_text(out_dir / "claims.json", json.dumps(found, indent=1) + "\n")
+        else:
+            (out_dir / "claims.json").unlink(missing_ok=True)
         shown = [tables.scenarios_table(config, judged), *tables.parts(config, rows), *([of_rates] if of_rates else [])]
         verdicts = claims.table(records) if records else None
         page = report.write_page(rows, figures, out_dir / "report.html", shown, command, about_of(argv), verdicts)
+        for name in report.DRAWN - {figure.name for figure in figures}:  # of claims and arms that are gone
+            (out_dir / name).unlink(missing_ok=True)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
-from study import curves, stats
-from study.drawing import COLOURS, dress, interval_lines, mean, ratio_axis, write
+from study import curves, report, stats
+from study.drawing import COLOURS, dress, interval_lines, label_edges, legend_of, mean, ratio_axis, write
 from study.page import Table
 
 CLAIM_COLOURS = {
@@ -21,7 +21,8 @@ CLAIM_COLOURS = {
 }  # fmt: skip
 
 
-PANELS = 12  # of a figure with a panel per claim
+PANELS = 24  # of a figure with a panel per claim
+SIDES = {"over the threshold": COLOURS[2], "not over it": COLOURS[1], "no difference": "0.5"}
 
 
 def figures(judged: list[dict], rows: list[dict], solved_above: float | None, folder: Path) -> list[Path]:
@@ -237,7 +238,7 @@ def forest_panel(axes: plt.Axes, own: list[dict], zero: float) -> None:
 
 def pairs(judged: list[dict], rows: list[dict], path: Path) -> Path:
     """Both arms of each claim, a line per seed; up to PANELS claims. Returns the path."""
-    judged = judged[:PANELS]
+    n_left, judged = len(judged[PANELS:]), judged[:PANELS]
     columns = min(4, len(judged))
     lines = -(-len(judged) // columns)
     figure, grid = plt.subplots(lines, columns, figsize=(3.1 * columns, 2.9 * lines), squeeze=False)
@@ -251,13 +252,24 @@ def pairs(judged: list[dict], rows: list[dict], path: Path) -> Path:
         sides = [stats.contrast(rows, {cell: 1}, claim["of"]) for cell in cells]
         for seed in claim["by_seed"]:
             ends = [convert(side[seed]) for side in sides]
-            axes.plot([0, 1], ends, "o-", color=COLOURS[2] if ends[1] > ends[0] else COLOURS[1], lw=1, ms=3, alpha=0.8)
-        axes.set_xticks([0, 1], [arm for _, arm in cells], fontsize=8)
+            colour = SIDES[side_of(claim, claim["by_seed"][seed], ends)]
+            axes.plot([0, 1], ends, "o-", color=colour, lw=1, ms=3, alpha=0.8)
+        axes.set_xticks([0, 1], [wrapped(arm, 16) for _, arm in cells], fontsize=8)
         axes.set(xlim=(-0.2, 1.2))
         axes.set_ylabel({"points": "%", "ratio": claim["of"][-1]}.get(unit, unit), fontsize=8)
         axes.set_title(wrapped(", ".join(filter(None, (claim["claim"], claim["setting"]))), 34), fontsize=8)
         dress(axes)
+    handles = [plt.Line2D([], [], marker="o", color=colour, label=f"a seed: {name}") for name, colour in SIDES.items()]
+    look: dict = dict(ncols=len(SIDES), fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, 0.0))
+    figure.legend(handles=handles, title=f"and {n_left} pairs more in report.html" if n_left else None, **look)
     return write(figure, path)
+
+
+def side_of(claim: dict, value: float, ends: list[float]) -> str:
+    """On which side of the claim's threshold, or of zero, a seed's value lies: one of SIDES."""
+    if ends[0] == ends[1]:
+        return "no difference"
+    return "over the threshold" if value > (stats.threshold_of(claim["rule"]) or 0) else "not over it"
 
 
 def wrapped(text: str, width: int) -> str:
@@ -271,12 +283,14 @@ def wrapped(text: str, width: int) -> str:
 def survival(rows: list[dict], solved_above: float, path: Path) -> Path:
     """The share of runs that have not solved the task, against the step, and how many are still at risk.
 
-    A panel per setting and mixer, a colour per arm (Kaplan & Meier 1958). Returns the path.
+    A panel per setting and mixer, a colour per kind of arm (Kaplan & Meier 1958). Returns the path.
     """
-    panels = {}
+    panels: dict = {}
+    rows = sorted(rows, key=lambda row: (row["arm"], row["seed"]))  # as in report.figures
+    colours = report.colours_of(rows)
     for row in rows:
-        place = ", ".join(filter(None, (row.get("setting"), row["config"].get("attention", "softmax"))))
-        panels.setdefault(place, {}).setdefault(row["arm"], []).append(row)
+        place = ", ".join(filter(None, (row.get("setting"), report.mixer_of(row))))
+        panels.setdefault(place, {}).setdefault(report.variant_of(row), []).append(row)
     columns = min(5, len(panels))
     lines, most = -(-len(panels) // columns), max(map(len, panels.values()))
     size = (3.2 * columns + 0.5, lines * (2.3 + 0.16 * most))
@@ -286,11 +300,11 @@ def survival(rows: list[dict], solved_above: float, path: Path) -> Path:
     for axes, (place, arms) in zip(grid.flat, panels.items(), strict=False):
         end = max(curves.horizon_of(row) for own in arms.values() for row in own)
         ticks = [0, end / 2, end]
-        for i, (arm, own) in enumerate(arms.items()):
+        for i, (arm, own) in enumerate((arm, arms[arm]) for arm in colours if arm in arms):
             steps, is_censored = curves.times(own, solved_above)
             found = curves.survival(steps, is_censored)
             x, y = [0, *(step for step, _, _ in found), end], [1, *(share for _, share, _ in found), found[-1][1]]
-            colour = COLOURS[i % len(COLOURS)]
+            colour = colours[arm]
             axes.plot(x, [100 * share for share in y], drawstyle="steps-post", color=colour, label=arm)
             at_risk = [sum(step >= tick for step in steps) for tick in ticks]
             for tick, n in zip(ticks, at_risk, strict=True):
@@ -301,8 +315,9 @@ def survival(rows: list[dict], solved_above: float, path: Path) -> Path:
         axes.set(ylim=(0, 103), xlim=(0, end), title=place)
         axes.set_xticks(ticks)
         axes.title.set_fontsize(9)
-        axes.legend(frameon=False, fontsize=7)
         dress(axes)
     grid[0, 0].set_ylabel("runs not yet solved (%)")
     figure.supxlabel(f"step; under it, runs still at risk of an accuracy over {solved_above:.0%}", fontsize=9)
+    label_edges(grid)
+    legend_of(figure)
     return write(figure, path)

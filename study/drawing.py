@@ -21,6 +21,8 @@ plt.rcParams["text.parse_math"] = False  # a name may hold a $
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 SPARE_COLOURS = ["#999933", "#332288", "#44AA99", "#117733", "#CC6677"]
 
+ALL_COLOURS = [*COLOURS[:6], *SPARE_COLOURS, COLOURS[6]]  # for up to a dozen arms
+
 FEWEST_FOR_AN_INTERVAL = 3  # seeds
 
 # {the widest range of ratios, highest over lowest: the first digits that have a tick}
@@ -114,6 +116,25 @@ def ratio_axis(axes: plt.Axes) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=ticks))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def label_edges(grid) -> None:
+    """Numbers on the lowest panel of each column and the first of each row, where panels that share an axis leave some
+    places of the grid (an array of axes) empty."""
+    for lines, side in ((grid.T[:, ::-1], "labelbottom"), (grid, "labelleft")):
+        for line in lines:
+            if shown := [axes for axes in line if axes.axison]:
+                shown[0].tick_params(**{side: True})
+
+
+def legend_of(figure: plt.Figure, **look) -> None:
+    """One legend to the right of the figure, with each label of its panels once."""
+    handles: dict = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    place: dict = dict(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.legend(handles.values(), handles.keys(), **place | look)
 
 
 def dress(axes: plt.Axes) -> None:

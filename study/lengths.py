@@ -28,11 +28,13 @@ def readings(rows: list[dict]) -> dict[tuple, dict[int, list[dict]]]:
 
 
 def pairs(rows: list[dict]) -> list[tuple[tuple, dict, dict]]:
-    """[(key of `readings`, its results by seed, those of the mixer's first arm without a gate)] of each gated arm."""
+    """[(key of `readings`, its results by seed, those of the mixer's arm without a gate)] of each gated arm."""
     found, plain = readings(rows), {}
-    ungated = {row["arm"] for row in rows if report.gate_of(row) == "none"}
-    for (setting, mixer, arm, name), own in found.items():
-        if arm in ungated:
+    ungated = {row["arm"]: report.variant_of(row) for row in rows if report.gate_of(row) == "none"}
+    for (setting, mixer, arm, name), own in sorted(
+        found.items(), key=lambda item: (ungated.get(item[0][2]) != "none",)
+    ):
+        if arm in ungated:  # the mixer alone where there is one, whatever the order of the rows
             plain.setdefault((setting, mixer, name), own)
     compared = []
     for key, own in found.items():
@@ -53,7 +55,7 @@ def table(rows: list[dict]) -> Table | None:
         label = ", ".join(filter(None, (arm, name, setting)))
         ends = {n: [found[n] for found in losses.values() if n in found] for n in lengths}
         no_seed = refused(own.values())
-        line = ["refused" if n in no_seed else cell(ends[n], ".4f") for n in lengths]
+        line = ["refused" if n in no_seed else cell(ends[n], ".4f", len(own)) for n in lengths]
         cells.append([label, *line, str(len(own))])
         if key in compared:
             plain = {seed: losses_of(results) for seed, results in compared[key][1].items()}
@@ -61,7 +63,9 @@ def table(rows: list[dict]) -> Table | None:
             gains = {
                 n: [losses[s][n] - plain[s][n] for s in shared if n in losses[s] and n in plain[s]] for n in lengths
             }
-            cells.append(["... minus no gate", *(cell(gains[n], "+.4f") for n in lengths), str(len(shared))])
+            cells.append(
+                ["... minus no gate", *(cell(gains[n], "+.4f", len(shared)) for n in lengths), str(len(shared))]
+            )
     title = "Loss by context length (nats a token): mean over the seeds and 95% interval"
     return Table(title, ["arm, reading", *(f"{n:,} tokens" for n in lengths), "seeds"], cells) if cells else None
 
@@ -77,11 +81,13 @@ def refused(each: Iterable[list[dict]]) -> list[int]:
     return [n for n in tried if not any(n in losses_of(results) for results in each)]
 
 
-def cell(values: list[float], form: str) -> str:
+def cell(values: list[float], form: str, seeds: int) -> str:
+    """The mean and its interval, and of how many seeds where not all of them have a finite loss."""
     if not values:
         return "-"
     low, high = stats.interval(values)
-    return f"{mean(values):{form}}" + ("" if low is None else f" ({low:{form}} to {high:{form}})")
+    text = f"{mean(values):{form}}" + ("" if low is None else f" ({low:{form}} to {high:{form}})")
+    return text + f" [{len(values)} of {seeds} seeds]" * (len(values) < seeds)
 
 
 def panels_of(rows: list[dict]) -> dict[str, dict[str, list]]:

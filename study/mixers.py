@@ -34,7 +34,7 @@ def pairs_of(judged: list[dict], rows: list[dict]) -> dict[tuple, dict]:
         is_pair = kinds and len(kinds[0]) == 2 and abs(sum(weight for _, weight in kinds[0])) < 1e-9
         if is_pair and all(kind == kinds[0] for kind in kinds) and len({s for s, _ in claim["weights"]}) == 1:
             (first, _), (second, _) = kinds[0]
-            key = claim["setting"], first, second, tuple(claim["of"])
+            key = next(iter(claim["weights"]))[0], first, second, tuple(claim["of"])
             if key not in found or len(by_mixer) > len(found[key]["mixers"]):
                 found[key] = claim | {"mixers": set(by_mixer)}
     return found
@@ -143,15 +143,12 @@ def label_of(claim: dict, first: str, second: str) -> str:
 
 
 def flops(rows: list[dict], path: Path) -> Path:
-    """Loss at the end against the FLOPs of training, of the seeds that all arms share: a colour per mixer, a marker per
+    """Loss at the end against the FLOPs of training, of seeds that the arms share: a colour per mixer, a marker per
     kind of arm, a line from the arm without a gate to each other one. Returns the path.
 
     Every seed's mean over the arms is taken out of its losses, since all arms of a seed share its text.
     """
-    arms: dict = {}
-    for row in rows:
-        arms.setdefault((report.mixer_of(row), report.variant_of(row)), {})[row["seed"]] = row
-    seeds = sorted(set.intersection(*(set(own) for own in arms.values())))
+    arms, seeds = shared_seeds(rows)
     level = {seed: mean(own[seed]["val_loss"] for own in arms.values()) for seed in seeds}
     colours = mixer_colours([mixer for mixer, _ in arms])
     markers = dict(zip(dict.fromkeys(variant for _, variant in arms), report.MARKERS, strict=False))
@@ -166,6 +163,7 @@ def flops(rows: list[dict], path: Path) -> Path:
         if variant != "none" and (mixer, "none") in places:
             x0, y0 = places[mixer, "none"]
             axes.plot([x0, x], [y0, y], color=colours[mixer], linewidth=0.8, alpha=0.6)
+    axes.set_title(f"seeds {', '.join(map(str, seeds))}", fontsize=9)
     axes.set(xlabel="FLOPs of training", ylabel="loss at the end, each seed's level taken out\n(nats a token)")
     handles = [plt.Line2D([], [], color=colours[m], linewidth=3, label=m) for m in dict.fromkeys(m for m, _ in arms)]
     look: dict = dict(color="0.3", linestyle="", markersize=6)
@@ -176,7 +174,7 @@ def flops(rows: list[dict], path: Path) -> Path:
 
 
 def has_flops(rows: list[dict]) -> bool:
-    """Whether `flops` has something to show: several mixers, losses of finite runs, a seed that all arms share.
+    """Whether `flops` has something to show: several mixers, losses of finite runs, a seed that arms share.
 
     A run that goes on from another one's weights has cost more than its row tells, and a sink is not about its loss.
     """
@@ -184,13 +182,26 @@ def has_flops(rows: list[dict]) -> bool:
         return False
     if len(report.arms_of(rows)) < 2 or report.is_accuracy(rows) or len({row.get("setting") for row in rows}) > 1:
         return False
-    needed = ("flops_per_token", "val_loss", "tokens_per_second", "step_ms")
-    if report.by_learning_rate(rows) or not all(row.get(name) for row in rows for name in needed):
-        return False
-    by_arm: dict = {}
+    arms, seeds = shared_seeds(rows)
+    return bool(seeds) and len({mixer for mixer, _ in arms}) > 1 and not report.by_learning_rate(rows)
+
+
+def shared_seeds(rows: list[dict]) -> tuple[dict, list[int]]:
+    """({(mixer, variant): {seed: row}}, the seeds that these arms share), of runs with all that `flops` needs.
+
+    Arms with few seeds are left out where that leaves more runs in all.
+    """
+    needed, found = ("flops_per_token", "val_loss", "tokens_per_second", "step_ms"), {}
     for row in rows:
-        by_arm.setdefault(row["arm"], set()).add(row["seed"])
-    return bool(set.intersection(*by_arm.values()))
+        if all(row.get(name) for name in needed):
+            found.setdefault((report.mixer_of(row), report.variant_of(row)), {})[row["seed"]] = row
+    best: tuple[dict, set] = {}, set()
+    for least in sorted({len(own) for own in found.values()}):
+        arms = {arm: own for arm, own in found.items() if len(own) >= least}
+        seeds = set.intersection(*map(set, arms.values()))
+        if len(arms) * len(seeds) >= len(best[0]) * len(best[1]):
+            best = arms, seeds
+    return best[0], sorted(best[1])
 
 
 def training_flops(row: dict) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from study import report
-from study.drawing import COLOURS, SPARE_COLOURS, dress, is_finite, log_axis, mean, write
+from study.drawing import COLOURS, SPARE_COLOURS, dress, is_finite, label_edges, log_axis, mean, write
 from study.page import Table
 from study.plan import rates_of, value_of
 from study.tables import number
@@ -104,6 +104,7 @@ def figure(config, choices: list[dict], path: Path) -> Path:
         axes.set_title(", ".join(filter(None, (choice["arm"], choice["setting"]))), fontsize=8)
         log_axis(axes, tried)
         dress(axes)
+    label_edges(grid)
     drawn.supxlabel("peak learning rate", fontsize=9)
     of = "area under the curve" if config.select_by == "auc" else "at the end"
     what = "accuracy (%)" if config.metric == "accuracy" else "validation loss (nats a token)"
@@ -122,15 +123,14 @@ def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, l
     """{mixer: {arm without its mixer's name: {rate: metric at the end of the first runs, by seed}}}; for two mixers or
     more.
 
-    The first runs, short ones if there are any, are at every rate in every arm. A rate at which a run has no finite
-    metric is left out.
+    The first runs, short ones if there are any, are at every rate in every arm. NaN: a run without a finite metric.
     """
     found: dict = {}
     for choice in choices:
         has_short = any(trial["is_short"] for trial in choice["trials"])
         for trial in choice["trials"]:
-            ends = [None if row is None else row[config.metric] for row in trial["rows"]]
-            if trial["is_short"] == has_short and all(map(is_finite, ends)):
+            if trial["is_short"] == has_short and None not in trial["rows"]:
+                ends = [number(row[config.metric]) for row in trial["rows"]]
                 mixer, variant = report.mixer_of(trial["rows"][0]), report.variant_of(trial["rows"][0])
                 variant = ", ".join(filter(None, (variant, choice["setting"])))
                 found.setdefault(mixer, {}).setdefault(variant, {})[trial["rate"]] = ends
@@ -140,7 +140,9 @@ def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, l
 
 def windows(config, found: dict, path: Path) -> Path:
     """The metric against the learning rate, a panel per mixer: the mean of each arm, a thick line for that without a
-    gate, and a dash per seed; returns the path. found: as `windows_of` gives it.
+    gate, and a dash per seed; a cross, and a gap in the line, where a run was not finite. Returns the path.
+
+    found: as `windows_of` gives it.
     """
     drawn, grid = plt.subplots(1, len(found), figsize=(2.5 * len(found) + 0.5, 2.6), sharex=True, sharey=True)
     names = list(dict.fromkeys(variant for arms in found.values() for variant in arms))
@@ -154,6 +156,8 @@ def windows(config, found: dict, path: Path) -> Path:
             axes.plot(rates, [scale * mean(by_rate[rate]) for rate in rates], marker=".", label=variant, **look)
             runs = [(rate, scale * end) for rate in rates for end in by_rate[rate]]
             axes.plot(*zip(*runs, strict=True), "_", color=look["color"], markersize=5, alpha=0.5)
+            lost = [rate for rate in rates if not all(map(is_finite, by_rate[rate]))]
+            axes.plot(lost, [0.97] * len(lost), "x", color=look["color"], transform=axes.get_xaxis_transform())
         log_axis(axes, tried)
         axes.set_title(mixer, fontsize=9)
         dress(axes)

@@ -17,10 +17,13 @@ import matplotlib.pyplot as plt
 from runs.outdir import write_text
 from study import lengths, mixers, sinks
 from study.drawing import (
+    ALL_COLOURS,
     COLOURS,
     dress,
     interval,
     is_finite,
+    label_edges,
+    legend_of,
     log_axis,
     mean,
     mean_lines,
@@ -33,6 +36,13 @@ from study.page import Table, csv_link, figure_html, heading, lines_html, page, 
 LINES = ["-", "--", ":"]
 GATES = ("none", "elementwise", "matched", "native", "native+elementwise")
 MARKERS = "o^vsDPX*<>"
+DRAWN = {  # the names of all figures of an experiment
+    f"{name}.png"
+    for name in (
+        "accuracy", "val_loss", "sink", "sink_arms", "learning_rates", "branch", "ends", "flops", "state", "slices",
+        "lengths", "lengths_gain", "claims", "pairs", "survival", "mixers", "rates", "windows",
+    )
+}  # fmt: skip
 
 
 def figures(rows: list[dict], folder: Path) -> list[Path]:
@@ -118,7 +128,8 @@ def small_multiples(rows: list[dict], path: Path) -> Path:
     """
     mixers = list(arms_of(rows))
     variants = sorted(dict.fromkeys(map(variant_of, rows)), key=lambda name: name != "none")
-    settings = list(dict.fromkeys(row.get("setting") for row in rows))
+    settings, has_grey = list(dict.fromkeys(row.get("setting") for row in rows)), False
+    colours = dict(zip(settings, itertools.cycle(ALL_COLOURS)))  # noqa: B905 (a cycle has no end)
     look: dict = dict(figsize=(2.6 * len(mixers), 1.9 * len(variants) + 0.6), sharex=True, sharey=True, squeeze=False)
     figure, grid = plt.subplots(len(variants), len(mixers), **look)
     for i, variant in enumerate(variants):
@@ -129,9 +140,10 @@ def small_multiples(rows: list[dict], path: Path) -> Path:
                 axes.set_axis_off()
                 continue
             grey = [(row, "0.82") for row in own if variant_of(row) == "none" and variant != "none"]
-            for row, colour in grey + [(row, COLOURS[settings.index(row.get("setting"))]) for row in found]:
+            has_grey = has_grey or bool(grey)
+            for row, colour in grey + [(row, colours[row.get("setting")]) for row in found]:
                 axes.plot(*zip(*curve_of(row), strict=True), color=colour, linewidth=0.7, alpha=0.6)
-            for setting, colour in zip(settings, COLOURS, strict=False):
+            for setting, colour in colours.items():
                 curves = [curve_of(row) for row in found if row.get("setting") == setting]
                 mean_lines(axes, curves, color=colour, linewidth=1.8)
             draw_chance(axes, rows)
@@ -140,9 +152,11 @@ def small_multiples(rows: list[dict], path: Path) -> Path:
             dress(axes)
     figure.supxlabel("step", fontsize=10)
     figure.supylabel(axis_label(rows), fontsize=10)
-    handles = [plt.Line2D([], [], color=COLOURS[i], label=s) for i, s in enumerate(settings) if s is not None]
-    handles.append(plt.Line2D([], [], color="0.82", label="without a gate"))
-    figure.legend(handles=handles, frameon=False, ncols=len(handles), loc="upper center", bbox_to_anchor=(0.5, 0.0))
+    label_edges(grid)
+    handles = [plt.Line2D([], [], color=colour, label=s) for s, colour in colours.items() if s is not None]
+    handles += [plt.Line2D([], [], color="0.82", label="without a gate")] if has_grey else []
+    if handles:
+        figure.legend(handles=handles, frameon=False, ncols=len(handles), loc="upper center", bbox_to_anchor=(0.5, 0.0))
     return write(figure, path)
 
 
@@ -163,14 +177,10 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
         set_range(axes, rows)
         axes.set_title(title)
         dress(axes)
-    labels = {}
-    for axes in grid.flat:
-        labels |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    if columns == 1 and len(labels) <= 3:
+    if columns == 1 and len(grid[0, 0].get_legend_handles_labels()[1]) <= 3:
         grid[0, 0].legend(frameon=False)
     else:
-        look: dict = dict(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-        figure.legend(labels.values(), labels.keys(), **look)
+        legend_of(figure)
     return write(figure, path)
 
 
@@ -228,12 +238,13 @@ def end_of(row: dict) -> float:
 
 def branch_curves(rows: list[dict], path: Path) -> Path:
     """Branch over residual norm, and below it the mean of the gates, against the step: a column of panels per setting
-    and mixer, a colour per arm. Means over the seeds with their intervals. Returns the path."""
+    and mixer, a colour per kind of arm. Means over the seeds with their intervals. Returns the path."""
     rows = [row for row in rows if row.get("meter_curve")]
     panels, gated = {}, any(row["meter_curve"]["gate_mean"] for row in rows)
     for row in rows:
         place = ", ".join(filter(None, (row.get("setting"), mixer_of(row))))
-        panels.setdefault(place, {}).setdefault(row["arm"], []).append(row["meter_curve"])
+        panels.setdefault(place, {}).setdefault(variant_of(row), []).append(row["meter_curve"])
+    colours = colours_of(rows)
     columns, each = min(4, len(panels)), 1 + gated
     lines = each * -(-len(panels) // columns)
     look: dict = dict(figsize=(3.6 * columns + 0.6, 2.5 * lines + 0.4), squeeze=False, sharex=True)
@@ -242,7 +253,8 @@ def branch_curves(rows: list[dict], path: Path) -> Path:
         axes.set_axis_off()
     for i, (place, arms) in enumerate(panels.items()):
         above, *below = grid[each * (i // columns) : each * (i // columns + 1), i % columns]
-        for (arm, curves), colour in zip(arms.items(), itertools.cycle(COLOURS)):  # noqa: B905 (a cycle has no end)
+        for arm, curves in ((arm, arms[arm]) for arm in colours if arm in arms):
+            colour = colours[arm]
             mean_lines(above, [pairs_of(curve, curve["branch"]) for curve in curves], color=colour, label=arm)
             for position, style in zip(curves[0]["gate_mean"], itertools.cycle(LINES)):  # noqa: B905
                 own = [pairs_of(curve, curve["gate_mean"][position]) for curve in curves]
@@ -252,12 +264,20 @@ def branch_curves(rows: list[dict], path: Path) -> Path:
         for axes in [above, *below]:
             axes.set_axis_on()
             axes.set(ylim=(0, None))
-            axes.legend(frameon=False, fontsize=7)
             dress(axes)
         [above, *below][-1].set(xlabel="step")
         if below:
             below[0].set(ylabel="mean of the gate" if i % columns == 0 else None)
+    label_edges(grid)
+    legend_of(figure)
     return write(figure, path)
+
+
+def colours_of(rows: list[dict]) -> dict[str, str]:
+    """{what an arm adds to its mixer: its colour}: the same in every panel, black for the arm without a gate."""
+    names = sorted(dict.fromkeys(map(variant_of, rows)), key=lambda name: name != "none")
+    own = dict(zip((name for name in names if name != "none"), itertools.cycle(ALL_COLOURS[:-1])))  # noqa: B905
+    return {name: own.get(name, ALL_COLOURS[-1]) for name in names}
 
 
 def pairs_of(curve: dict, values: list) -> list[tuple]:
@@ -273,7 +293,8 @@ def ends(rows: list[dict], path: Path) -> Path:
         for j, (arm, look) in enumerate(style.items()):
             values = [end_of(row) for row in rows if (row.get("setting"), row["arm"]) == (setting, arm)]
             y, label = -i - (j + 1) / (len(style) + 1), arm if i == 0 else None
-            axes.plot(values, [y] * len(values), "o", color=look["color"], markersize=6, alpha=0.6, label=label)
+            marker = "o" if len(arms_of(rows)) == 1 else MARKERS[j % len(MARKERS)]  # arms of a mixer share its colour
+            axes.plot(values, [y] * len(values), marker, color=look["color"], markersize=6, alpha=0.6, label=label)
             axes.plot([mean(values)] if values else [], [y] * bool(values), "|", color=look["color"], markersize=14)
             low, high = interval(values)
             axes.plot([] if low is None else [low, high], [] if low is None else [y, y], color=look["color"], lw=1.5)
@@ -427,8 +448,9 @@ def context_curves(rows: list[dict], path: Path) -> Path:
     figure, panels = plt.subplots(1, len(mixers), figsize=(3.4 * len(mixers), 3.6), sharey=True, squeeze=False)
     labels: dict = {}
     for axes, (mixer, arms) in zip(panels[0], mixers.items(), strict=True):
+        seeds = set.intersection(*({row["seed"] for row in own} for _, _, own in arms))
         for linestyle, label, own in arms:
-            shown = []
+            shown, own = [], [row for row in own if row["seed"] in seeds] or own
             names = dict.fromkeys(name for row in own for name, score in row["scores"].items() if "lengths" in score)
             for colour, name in zip(COLOURS, names, strict=False):
                 scores = [row["scores"][name] for row in own if name in row["scores"]]
@@ -441,13 +463,19 @@ def context_curves(rows: list[dict], path: Path) -> Path:
         axes.axvline(trained, color="0.5", linestyle=":", linewidth=1)
         unreached = lengths.refused([score["lengths"] for score in scores])
         ending = f"\n(refuses {', '.join(map(str, unreached))})" if unreached else ""
-        axes.set(xlabel="position in the context (tokens)", title=f"{mixer}, trained at {trained}{ending}")
+        axes.set(xlabel="position in the context (tokens)", title=f"{mixer}, {seeds_in_words(len(seeds))}{ending}")
         dress(axes)
         labels |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     panels[0][0].set(ylabel="loss (nats a token)")
+    axes.plot([], [], color="0.5", linestyle=":", linewidth=1, label=f"trained length, {trained}")
+    labels |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     place: dict = dict(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, frameon=False)
     figure.legend(labels.values(), labels.keys(), **place)
     return write(figure, path)
+
+
+def seeds_in_words(n: int) -> str:
+    return "1 seed" if n == 1 else f"{n} seeds" if n else "no seed in all arms"
 
 
 def by_learning_rate(rows: list[dict]) -> dict[str, dict[float, list[dict]]]:
@@ -468,26 +496,37 @@ def has_diverged(row: dict) -> bool:
 
 
 def rate_curves(rows, path):
-    """Validation loss at the end against the learning rate; a cross at the top where a run diverged."""
-    figure, axes = plt.subplots(figsize=(8, 5))
+    """Validation loss at the end against the learning rate, a panel per setting. Where a run diverged, a mark of its
+    arm stands at the top, and the line has a gap: a mean of the others would look better than the arm is."""
+    settings = list(dict.fromkeys(row.get("setting") for row in rows))
+    figure, grid = plt.subplots(1, len(settings), figsize=(1 + 7 * len(settings) ** 0.7, 5), sharey=True, squeeze=False)
     arms = by_learning_rate(rows)
     style = styles([row | {"arm": arm} for arm, rates in arms.items() for own in rates.values() for row in own])
     top = max(row["curve"][0][1] for row in rows)
-    for i, (arm, rates) in enumerate(arms.items()):
-        ends = {rate: [row["val_loss"] for row in own if not has_diverged(row)] for rate, own in rates.items()}
-        kept = {rate: mean(losses) for rate, losses in ends.items() if losses}
-        axes.plot(kept.keys(), kept.values(), label=arm, **style[arm])
-        for rate in kept:
-            mean_mark(axes, rate, ends[rate], style[arm]["color"], markersize=4)
-        lost = [rate for rate, own in rates.items() if any(map(has_diverged, own))]
-        axes.plot(lost, [top * (1 + 0.03 * i)] * len(lost), "x", color=style[arm]["color"])  # side by side
-    if any(map(has_diverged, rows)):
-        axes.plot([], [], marker="x", linestyle="", color="0.3", label="a run that diverged")
-    log_axis(axes, (rate for rates in arms.values() for rate in rates))
-    axes.set(xlabel="peak learning rate", ylabel="validation loss at the end (nats a token)")
-    dress(axes)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    for axes, setting in zip(grid[0], settings, strict=True):
+        for i, (arm, rates) in enumerate(arms.items()):
+            here = {rate: [row for row in own if row.get("setting") == setting] for rate, own in rates.items()}
+            ends = {
+                rate: [row["val_loss"] for row in own if not has_diverged(row)] for rate, own in here.items() if own
+            }
+            lost = [rate for rate, losses in ends.items() if len(losses) < len(here[rate])]
+            means = [math.nan if rate in lost else mean(losses) for rate, losses in ends.items()]
+            axes.plot(ends.keys(), means, label=arm, **style[arm])
+            for rate, losses in ends.items():
+                if losses:
+                    mean_mark(axes, rate, losses, style[arm]["color"], markersize=4)
+            look: dict = dict(color=style[arm]["color"], marker=LOST[i % len(LOST)], linestyle="")
+            if lost:
+                axes.plot(lost, [top * (1 + 0.03 * i)] * len(lost), label=f"{arm}: a run diverged", **look)
+        log_axis(axes, (rate for rates in arms.values() for rate in rates))
+        axes.set(xlabel="peak learning rate", title=setting)
+        dress(axes)
+    grid[0, 0].set(ylabel="validation loss at the end (nats a token)")
+    legend_of(figure)
     return write(figure, path)
+
+
+LOST = "x+1234"  # marks of arms with a run that diverged
 
 
 # ----------------------------------------------------------------------------------------------------------------------

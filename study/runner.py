@@ -59,6 +59,10 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
     shown = [with_scores(config, found[text_of(run)]) for run in runs if text_of(run) in found]
     if len(shown) < len(runs):
         print(f"{len(runs) - len(shown)} of {len(runs)} runs have no row yet")
+    known = {text_of(run) for run in runs}
+    hidden = sum("purpose" not in row and text_of(row) not in known for row in rows)
+    if hidden and any(choice["rate"] is None for choice in choices):
+        print(f"{hidden} rows are not shown: they wait for a learning rate that is not chosen yet, or have other keys")
     return shown or None
 
 

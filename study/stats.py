@@ -26,6 +26,8 @@ A claim may declare two looks ("looks": the numbers of seeds at which it is judg
 either in at most 5% of cases. Pocock's bound (1977) would spend a little more, 0.029 each, but only for normal data.
 """
 
+from configurator import UserError, show
+
 import functools
 import math
 import statistics
@@ -53,13 +55,15 @@ def contrast(rows: list[dict], weights: dict[tuple, float], path: Sequence[str])
     """{seed: sum of weight * value}, for the seeds in which every (setting, arm) has a finite value.
 
     path: the keys that lead to the value in a row, ["accuracy"] or ["scores", "longer", "slices", "320/40"], or a
-    number of its curve, ["log_steps", 0.9].
+    number of its curve, ["log_steps", 0.9]. Raises UserError where it leads to anything but a number.
     """
     values = {((row.get("setting"), row["arm"]), row["seed"]): look_up(row, path) for row in rows}
     seeds = sorted({seed for _, seed in values})
     sums = {}
     for seed in seeds:
         found = [values.get((arm, seed)) for arm in weights]
+        if wrong := [value for value in found if not isinstance(value, int | float | None)]:
+            raise UserError(f"of={show(list(path))}: leads to {show(wrong[0])} in a row, and not to a number")
         if all(value is not None and math.isfinite(value) for value in found):  # a run that diverged has None
             sums[seed] = sum(weight * value for weight, value in zip(weights.values(), found, strict=True))
     return sums
@@ -75,7 +79,9 @@ def look_up(row: dict, path: Iterable[str]) -> Any:
         return curves.METRICS[path[0]](row, *path[1:])
     if path[0] == "log":
         value = look_up(row, path[1:])
-        return None if value is None or value <= 0 else math.log(value)
+        if not isinstance(value, int | float):
+            return value
+        return math.log(value) if value > 0 else None
     for name in path:
         row = row.get(name) if isinstance(row, dict) else None
     return row

@@ -139,10 +139,11 @@ def gains_table(config, rows: list[dict]) -> Table | None:
             mean, low, high = stats.t_interval(gains)
             interval = "identical in all seeds" if low is None else f"{low:+.4f} to {high:+.4f}"
             solved = [] if config.solved_above is None else [compare_steps(config, rows, arm, same[0])]
-            cells.append([arm, f"{mean:+.4f}", interval, *solved])
+            cells.append([arm, f"{mean:+.4f}", interval, *solved, str(len(gains))])
     is_loss = config.metric == "val_loss"
     header = ["arm", "difference" if is_loss else "gain", "Student's 95% interval"]
     header += [] if config.solved_above is None else ["solved later, sooner, of seeds that both solve"]
+    header += ["seeds"]
     title = "Loss minus that of the same without a gate" if is_loss else "Gain over the same without a gate"
     return Table(f"{title}: mean, not corrected for their number", header, cells) if cells else None
 
@@ -265,13 +266,20 @@ def undeclared_look(rows: list[dict], question: dict) -> list[str]:
 
     A look is declared if all seeds have run, or the first n of them for an n of the claim's looks. Each row holds the
     seeds that its arm was to be run with, and the looks that claims declared then: seeds that were not among these were
-    added later, which only a declared first look at the earlier ones allows. Older rows do not hold it.
+    added later, which only a declared first look at the earlier ones allows; those that the config no longer has were
+    left out. Older rows do not hold it.
     """
     looks, seeds, missing = question["rule"].get("looks", []), question["seeds"], question["missing"]
     n, words = len(seeds) - len(missing), []
     if missing and not (n in looks and missing == seeds[n:]):
         words.append("the seeds so far are no declared look")
     cells = [row for row in rows if (row.get("setting"), row["arm"]) in question["weights"]]
+    planned_of: dict = {}
+    for row in cells:
+        planned_of.setdefault((row.get("setting"), row["arm"]), set()).update(row.get("planned_seeds", seeds))
+    left_out = sorted(set.intersection(*planned_of.values()) - set(seeds)) if planned_of else []
+    if left_out and not (n in looks and max(seeds) < min(left_out)):
+        words.append(f"seeds {', '.join(map(str, left_out))} were planned and are left out")
     for row in cells:
         planned = [seed for seed in seeds if seed in row.get("planned_seeds", seeds)]
         is_declared = bool(looks) and row.get("planned_looks", {}).get(question["claim"]) == looks
@@ -348,13 +356,21 @@ def scenarios_table(config, judged: list[dict]) -> str:
 
 
 def divergence(rows: list[dict]) -> Table:
-    """Where each arm diverges: its loss is not finite, or its validation loss is higher at the end than at first."""
+    """Where each arm diverges: its loss is not finite, or its validation loss is higher at the end than at first; and
+    the highest rate whose mean loss is less than HARM above that of the best rate."""
     cells = []
-    for arm, rates in report.by_learning_rate(rows).items():
-        lost = [rate for rate, own in rates.items() if any(map(report.has_diverged, own))]
-        kept = [rate for rate in rates if rate not in lost]
-        cells.append([arm, f"{max(kept):g}" if kept else "none", f"{min(lost):g}" if lost else "none"])
-    return Table("", ["arm", "highest rate without", "diverges at"], cells)
+    for setting in dict.fromkeys(row.get("setting") for row in rows):
+        for arm, rates in report.by_learning_rate([row for row in rows if row.get("setting") == setting]).items():
+            lost = [rate for rate, own in rates.items() if any(map(report.has_diverged, own))]
+            ends = {r: statistics.fmean(row["val_loss"] for row in own) for r, own in rates.items() if r not in lost}
+            harmless = [rate for rate, end in ends.items() if end < min(ends.values()) + HARM]
+            name = ", ".join(filter(None, (arm, setting)))
+            highest = [f"{max(found):g}" if found else "none" for found in (harmless, list(ends))]
+            cells.append([name, *highest, f"{min(lost):g}" if lost else "none"])
+    return Table("", ["arm", f"highest within {HARM:g} nats of the best", "highest without", "diverges at"], cells)
+
+
+HARM = 0.1  # nats
 
 
 def verdict(config, rows: list[dict]) -> str:

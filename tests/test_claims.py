@@ -380,6 +380,19 @@ def test_a_first_look_is_declared_at_its_seeds_alone():
     assert looked_at(7, planned=12)["exploratory"]  # as is any look before all seeds have run
 
 
+def test_seeds_that_were_planned_and_are_left_out_make_a_claim_exploratory():
+    claim = {"contrast": GAIN, "above": 0.0, "sides": 1}
+    all_seeds, kept = list(range(12)), [seed for seed in range(12) if seed != 7]
+    config = listed(seeds=all_seeds, settings={}, claims={"a": claim})
+    runs = experiment.runs_of(config, all_seeds, [])
+    rows = [made_row(run, 0.5 + 0.1 * (run["arm"] == "gated")) | {"planned_seeds": all_seeds} for run in runs]
+    (judged,) = tables.judge_claims(dataclasses.replace(config, seeds=kept), rows)
+    assert judged["exploratory"] and judged["flags"] == ["seeds 7 were planned and are left out"]
+    # an arm may have been planned with more seeds than the other: those that both have count
+    more = [row | {"planned_seeds": [*all_seeds, 12]} if row["arm"] == "gated" else row for row in rows]
+    assert not tables.judge_claims(config, more)[0]["exploratory"]
+
+
 def test_looks_are_numbers_of_seeds_and_the_power_is_that_of_half_the_level(helpers):
     claim = {"contrast": GAIN, "above": 0.05, "sides": 1, "looks": [6, 12]}
 

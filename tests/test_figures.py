@@ -3,6 +3,8 @@
 python -m pytest tests/test_figures.py
 """
 
+import itertools
+
 import matplotlib.pyplot as plt
 import pytest
 from made_rows import labels_of, listed, made_row, write_rows
@@ -10,7 +12,7 @@ from made_rows import labels_of, listed, made_row, write_rows
 import experiment
 import plot
 from model import MIXERS
-from study import claims, report, tables
+from study import claims, drawing, report, tables
 from study.drawing import mean_lines, mean_mark
 
 
@@ -135,6 +137,50 @@ def test_runs_not_yet_solved_fall_at_their_steps_and_those_at_risk_are_counted(d
     assert none.get_ydata() == pytest.approx([100, 200 / 3, 200 / 3, 200 / 3])
     assert gated.get_ydata() == pytest.approx([100, 100 / 3, 100 / 3, 100 / 3])
     assert [text.get_text() for text in axes.texts] == ["3", "3", "2", "3", "3", "1"]  # at 0, 50 and 100 steps
+
+
+def test_a_pair_is_coloured_by_the_claims_threshold_and_a_tie_is_grey(drawn, tmp_path):
+    found, rows = three_claims()
+    for claim, threshold in zip(found[:2], (0.1, 0.0), strict=True):
+        claim["rule"] = claim["rule"] | {"above": threshold}
+    for row in rows:
+        if row["seed"] == 1:
+            row["accuracy"] = 0.95
+    claims.figures(found, rows, None, tmp_path)
+    more, half = (axes for axes in drawn["pairs.png"].axes if axes.axison)
+    over, under, tie = claims.SIDES.values()
+    assert [line.get_color() for line in more.lines] == [over, tie, over]
+    assert [line.get_color() for line in half.lines][::2] == [under, under]
+
+
+@pytest.mark.parametrize("n", [8, 12])
+def test_each_kind_of_arm_has_a_colour_of_its_own_which_is_the_same_in_all_figures(n, drawn, tmp_path):
+    rows = []
+    for mixer, i in itertools.product(("softmax", "gla"), range(n)):
+        arm = f"{mixer} {i}" if i else mixer
+        about = {"seed": 0, "finite": True, "accuracy": 0.9, "metric": "accuracy", "data": {}, "scores": {}}
+        meters = {"step": [0, 9], "branch": [0.1, 0.2], "gate_mean": {}}
+        keys = {"attention": mixer, "max_iters": 9}
+        rows.append(about | {"arm": arm, "config": keys, "curve": [[0, 0.1], [9, 0.9]], "meter_curve": meters})
+    report.figures(rows, tmp_path)
+    claims.figures([], rows, 0.8, tmp_path)
+    looks = []
+    for name in ("branch.png", "survival.png"):
+        for axes in drawn[name].axes:
+            looks.append({line.get_label(): line.get_color() for line in axes.lines if line.get_label()[0] != "_"})
+    assert all(look == looks[0] for look in looks) and len(set(looks[0].values())) == n
+
+
+def test_numbers_stand_on_the_lowest_panel_of_each_column_and_the_first_of_each_row():
+    figure, grid = plt.subplots(2, 3, sharex=True, sharey=True)
+    for axes in (grid[1, 1], grid[1, 2], grid[0, 0]):
+        axes.set_axis_off()
+    drawing.label_edges(grid)
+    figure.canvas.draw()
+    below = [[axes.xaxis.get_tick_params()["labelbottom"] for axes in line] for line in grid]
+    left = [[axes.yaxis.get_tick_params()["labelleft"] for axes in line] for line in grid]
+    assert below[0][1:] == [True, True] and below[1][0] and left[0][1] and left[1][0] and not left[0][2]
+    plt.close(figure)
 
 
 def test_without_a_threshold_or_rows_there_is_no_figure_of_them(drawn, tmp_path):

@@ -105,6 +105,24 @@ def test_a_second_arm_without_a_gate_is_not_compared_as_if_it_had_one():
     assert {key[2] for key, *_ in lengths.pairs(rows + half)} == gated
 
 
+def test_the_mixer_alone_is_compared_with_whatever_the_order_of_the_arms():
+    _, rows = scored_rows(2)
+    other = [row | {"arm": "gla RMS"} for row in rows if row["arm"] == "gla"]
+    for each in (other + rows, rows + other):
+        own = {key[2]: plain for key, _, plain in lengths.pairs(each)}["gla sigmoid"]
+        assert own is lengths.readings(each)[None, "gla", "gla", "as trained"] or own == {
+            row["seed"]: row["scores"]["as trained"]["lengths"] for row in rows if row["arm"] == "gla"
+        }
+
+
+def test_loss_by_position_is_of_the_seeds_that_a_mixers_arms_share(tmp_path, drawn):
+    _, rows = scored_rows(4)
+    rows = [row for row in rows if (row["arm"], row["seed"]) not in (("gla sigmoid", 0), ("gla sigmoid", 1))]
+    report.figures(rows, tmp_path)
+    titles = [axes.get_title().partition("\n")[0] for axes in drawn["lengths.png"].axes]
+    assert "gla, 2 seeds" in titles and "softmax, 4 seeds" in titles
+
+
 def test_a_loss_that_was_not_finite_or_a_length_that_some_seeds_lack_is_left_out(tmp_path, drawn):
     _, rows = scored_rows()
     of = {(row["arm"], row["seed"]): row["scores"]["as trained"]["lengths"] for row in rows}
@@ -112,6 +130,7 @@ def test_a_loss_that_was_not_finite_or_a_length_that_some_seeds_lack_is_left_out
     of["gla sigmoid", 1][1:] = [{"block_size": 512, "limit": "memory"}, {"block_size": 1024, "limit": "memory"}]
     lines = {line[0]: line for line in lengths.table(rows).cells[::-1]}
     assert all("(" in number for number in lines["gla sigmoid, as trained"][1:4])
+    assert lines["gla sigmoid, as trained"][3].endswith("[4 of 6 seeds]")
     assert lines["cosformer, as trained"][2] == "refused"
     report.figures(rows, tmp_path)
     for name, lines in (("lengths.png", ["--"]), ("lengths_gain.png", ["-"])):

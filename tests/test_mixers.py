@@ -136,6 +136,15 @@ def test_the_flops_of_training_are_those_of_the_tokens_that_were_read():
     assert mixers.training_flops(row | {"config": {}}) == 3 * 2 * 2048 * 10  # keys that are left at their defaults
 
 
+def test_flops_are_of_the_arms_and_seeds_with_the_most_runs_and_a_lost_run_costs_no_figure():
+    _, rows = text_rows()
+    arms, seeds = mixers.shared_seeds(rows)
+    one_more = rows[0] | {"arm": f"{rows[0]['arm']} wide"}
+    assert mixers.shared_seeds([*rows, one_more])[1] == seeds and mixers.has_flops([*rows, one_more])
+    lost = [rows[0] | {"val_loss": None, "finite": False}, *rows[1:]]
+    assert mixers.has_flops(lost) and mixers.shared_seeds(lost)[1] == [s for s in seeds if s != rows[0]["seed"]]
+
+
 def test_losses_stand_against_flops_with_each_seeds_level_taken_out(tmp_path, drawn):
     _, rows = text_rows()
     assert mixers.has_flops(rows) and not mixers.has_flops([row for row in rows if row["arm"].startswith("gla")])

@@ -320,24 +320,28 @@ def test_the_short_runs_show_in_which_rates_a_mixer_learns(tmp_path, drawn):
     choices, _ = chosen(config, end_of)
     found = rates.windows_of(config, choices)
     without_short = choosing(arms=arms, selection_iters=[100])
-    assert rates.windows_of(without_short, chosen(without_short, end_of)[0]) == found
+    assert str(rates.windows_of(without_short, chosen(without_short, end_of)[0])) == str(found)
     seeds = len(config.selection_seeds)
     wanted = {
         "softmax": {"none": dict(zip(rates_tried, ends["softmax"], strict=True))},
-        "gla": {"none": {0.001: 0.2, 0.01: 0.7}, "gated": dict(zip(rates_tried, ends["gla gated"], strict=True))},
+        "gla": {
+            "none": {0.001: 0.2, 0.01: 0.7, 0.1: math.nan},
+            "gated": dict(zip(rates_tried, ends["gla gated"], strict=True)),
+        },
     }
-    assert found == {
-        mixer: {arm: {rate: [end] * seeds for rate, end in own.items()} for arm, own in of_arms.items()}
-        for mixer, of_arms in wanted.items()
-    }
+    for mixer, of_arms in wanted.items():
+        for arm, own in of_arms.items():
+            assert found[mixer][arm] == {rate: pytest.approx([end] * seeds, nan_ok=True) for rate, end in own.items()}
     rates.windows(config, found, tmp_path / "windows.png")
     softmax, gla = drawn["windows.png"].axes
     assert (softmax.get_title(), gla.get_title()) == ("softmax", "gla")
     assert [label.get_text() for label in softmax.get_xticklabels()] == ["0.001", "0.01", "0.1"]
-    means, dashes = gla.lines[::2], gla.lines[1::2]
+    means, dashes, crosses = gla.lines[::3], gla.lines[1::3], gla.lines[2::3]
     assert [line.get_label() for line in means] == ["gated", "none"]  # that without a gate lies on top
     assert list(means[0].get_ydata()) == pytest.approx([30, 80, 10])
-    assert [len(line.get_ydata()) for line in dashes] == [3 * seeds, 2 * seeds]
+    assert [sum(map(math.isfinite, line.get_ydata())) for line in dashes] == [3 * seeds, 2 * seeds]
+    assert math.isnan(means[1].get_ydata()[2])  # no line across the rate that a run did not survive
+    assert [list(line.get_xdata()) for line in crosses] == [[], [0.1]]
     one = choosing(arms={"softmax": {}})
     assert rates.windows_of(one, chosen(one, lambda run: 0.5)[0]) == {}
 

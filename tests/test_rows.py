@@ -10,6 +10,7 @@ import configurator
 
 import dataclasses
 import html
+import itertools
 import json
 import math
 import time
@@ -71,7 +72,7 @@ def test_claims_are_judged_by_setting_and_tables_are_made_again_from_the_rows(tm
     assert '<td class="number" data-name="mean">80.4%</td>' in page
     assert "<code>python experiment.py --config_override=" in page
     gains = tables.gains_table(config, [row for row in rows if row["setting"] == "d16"])
-    assert gains.cells == [["gated", "+0.3000", "identical in all seeds", "-"]] and str(gains) in first
+    assert gains.cells == [["gated", "+0.3000", "identical in all seeds", "-", "8"]] and str(gains) in first
     (line,) = [line for line in first.splitlines() if line.startswith("gated  80.0%")]
     low, high = stats.interval([0.8 + seed / 1000 for seed in range(8)])
     assert line.split()[8:] == ["80.7%", "80.4%", f"{low:.1%}", "to", f"{high:.1%}", "8/8", "100"]
@@ -85,7 +86,7 @@ def test_the_gain_is_over_the_arm_that_lacks_the_keys_of_the_gate_and_no_others(
     arms = {"none": {}, "static": gated | {"gate_input": "static"}, "other": gated | {"readout_norm": "none"}}
     config = listed(arms=arms, settings={}, seeds=[0, 1])
     rows = [made_row(run, 0.5 + 0.1 * (run["arm"] == "static")) for run in experiment.runs_of(config, config.seeds, [])]
-    assert tables.gains_table(config, rows).cells == [["static", "+0.1000", "identical in all seeds"]]
+    assert tables.gains_table(config, rows).cells == [["static", "+0.1000", "identical in all seeds", "2"]]
 
 
 def test_in_a_sweep_the_gain_is_over_the_same_rate_and_with_chosen_rates_over_whichever_was_chosen():
@@ -93,7 +94,7 @@ def test_in_a_sweep_the_gain_is_over_the_same_rate_and_with_chosen_rates_over_wh
     ends = {"none at 0.001": 1.0, "none at 0.1": 2.0, "gated at 0.001": 0.9, "gated at 0.1": 1.5}
     runs = experiment.runs_of(sweep, sweep.seeds, sweep.learning_rates)
     rows = [made_row(run, 0.5) | {"val_loss": ends[run["arm"]]} for run in runs[::-1]]  # 0.1 comes first
-    said = {arm: gain for arm, gain, _ in tables.gains_table(sweep, rows).cells}
+    said = {arm: gain for arm, gain, *_ in tables.gains_table(sweep, rows).cells}
     assert said == {"gated at 0.1": "-0.5000", "gated at 0.001": "-0.1000"}
     assert tables.gains_table(sweep, rows).title.startswith("Loss minus that of the same without a gate")
     chosen = listed(settings={}, learning_rates=[0.001, 0.1], selection_seeds=[7])
@@ -101,11 +102,11 @@ def test_in_a_sweep_the_gain_is_over_the_same_rate_and_with_chosen_rates_over_wh
     runs = experiment.runs_of(chosen, chosen.seeds, chosen.learning_rates, rates)
     rows = [made_row(run, 0.5 + 0.2 * (run["arm"] == "gated")) for run in runs]
     assert tables.gains_table(chosen, rows[1:]) is None  # one pair
-    assert tables.gains_table(chosen, rows).cells == [["gated", "+0.2000", "identical in all seeds"]]
+    assert tables.gains_table(chosen, rows).cells == [["gated", "+0.2000", "identical in all seeds", "2"]]
     assert tables.gains_table(chosen, rows).title.startswith("Gain over the same without a gate")
     three = dataclasses.replace(chosen, seeds=[0, 1, 2])
     rows = [made_row(run, 0.5) for run in experiment.runs_of(three, three.seeds, chosen.learning_rates, rates)]
-    assert tables.gains_table(three, rows[1:]).cells  # though the first seed lacks an arm
+    assert [line[-1] for line in tables.gains_table(three, rows[1:]).cells] == ["2"]  # the first seed lacks an arm
 
 
 def test_arms_of_a_seed_that_were_run_in_other_ways_are_named_and_so_is_unknown_code(tmp_path):
@@ -246,9 +247,39 @@ def test_every_arm_is_run_at_every_rate_and_where_it_diverges_is_said(tmp_path):
         run | about | {"scores": {}, "val_loss": end, "finite": not math.isnan(end), "curve": [[0, 2.0], [6, end]]}
         for run, end in zip(runs, ends, strict=True)
     ]
-    assert tables.divergence(rows).cells == [["a", "0.1", "3"], ["b", "3", "0.1"]]
+    assert tables.divergence(rows).cells == [["a", "0.001", "0.1", "3"], ["b", "0.001", "3", "0.1"]]
     assert str(tables.divergence(rows)) in tables.summary(config, rows, [])
     assert [figure.name for figure in report.figures(rows, tmp_path)] == ["learning_rates.png"]
+
+
+def test_a_sweep_with_settings_has_a_panel_and_a_line_for_each_and_no_mean_of_survivors(drawn, tmp_path):
+    rows = []
+    for setting, seed, rate in itertools.product(("clipped", "not clipped"), (0, 1), (0.001, 0.1)):
+        is_lost = (setting, seed, rate) == ("not clipped", 1, 0.1)
+        end = None if is_lost else 1.0 if setting == "clipped" else 1.5
+        run = {"arm": f"softmax at {rate:g}", "setting": setting, "seed": seed, "config": {"learning_rate": rate}}
+        about = {"finite": not is_lost, "val_loss": end, "curve": [[0, 2.0], [6, end]], "data": {}, "scores": {}}
+        rows.append(run | about | {"metric": "val_loss"})
+    lines = {line[0]: line[1:] for line in tables.divergence(rows).cells}
+    assert lines == {"softmax, clipped": ["0.1", "0.1", "none"], "softmax, not clipped": ["0.001", "0.001", "0.1"]}
+    report.figures(rows, tmp_path)
+    panels = {axes.get_title(): axes for axes in drawn["learning_rates.png"].axes}
+    assert list(panels["clipped"].lines[0].get_ydata()) == [1.0, 1.0]
+    assert list(panels["not clipped"].lines[0].get_ydata()) == pytest.approx([1.5, math.nan], nan_ok=True)
+    marks = {title: [line.get_label() for line in axes.lines] for title, axes in panels.items()}
+    assert "softmax: a run diverged" in marks["not clipped"] and "softmax: a run diverged" not in marks["clipped"]
+
+
+def test_figures_and_claims_that_are_gone_leave_no_file(tmp_path):
+    config = listed(arms={"none": {}, "gated": {"gate": "elementwise"}}, settings={}, seeds=[0, 1])
+    write_rows(tmp_path, [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])])
+    for name in ("claims.json", "flops.png", "claims.png", "mine.png"):
+        (tmp_path / name).write_bytes(b"")
+    experiment.main(
+        [f"--config_override={json.dumps(dataclasses.asdict(config) | {'run': False})}", f"--out_dir={tmp_path}"]
+    )
+    assert {"mine.png", "accuracy.png"} <= {file.name for file in tmp_path.iterdir()}
+    assert not {"claims.json", "flops.png", "claims.png"} & {file.name for file in tmp_path.iterdir()}
 
 
 def test_rows_of_another_metric_or_data_script_are_not_taken_for_this_experiment(tmp_path, helpers):

@@ -148,6 +148,13 @@ def test_identical_differences_are_not_certain():
     assert not stats.judge([(HIGH, {"above": 0.0})])[0]["identical"]
 
 
+@pytest.mark.parametrize("path", [["meters"], ["log", "meters"], ["curve"]])
+def test_a_path_to_anything_but_a_number_is_one_line(path, helpers):
+    row = {"arm": "a", "seed": 0, "meters": {"gate_mean": 0.5}, "curve": [[0, 1.0]]}
+    message = helpers.error_of(stats.contrast, [row], {(None, "a"): 1.0}, path)
+    assert message.startswith(f"of={path}: leads to ") and message.endswith("and not to a number")
+
+
 def test_a_claim_among_many_needs_more():
     close = [0.10, 0.30, 0.15, 0.35, 0.20, 0.25]
     (alone,) = stats.judge([(close, {"above": 0.05})])
