@@ -24,7 +24,7 @@ ARGS = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=11)
 
 def make(**parts):
     """A checkpoint of as little as load_model needs, and these parts."""
-    return {"model": GPT(GPTConfig(**ARGS)).state_dict(), "model_args": ARGS, "iter_num": 7} | parts
+    return {"model": GPT(GPTConfig(**ARGS)).state_dict(), "model_args": dict(ARGS), "iter_num": 7} | parts
 
 
 @pytest.fixture
