@@ -219,7 +219,9 @@ def _check_elsewhere(config_class, names, prefix=""):
         if name in names:
             found.setdefault(instead, []).append(name)
     if found:
-        raise UserError(prefix + "; ".join(f"{', '.join(keys)}: {instead}" for instead, keys in found.items()))
+        raise UserError(
+            prefix + "; ".join(f"{', '.join(keys)}: no key here: {instead}" for instead, keys in found.items())
+        )
 
 
 @functools.cache  # an experiment builds hundreds of configs each time it looks for its next run
@@ -326,6 +328,8 @@ def _range(limits):
 
 def _did_you_mean(word, candidates):
     word, candidates = show(word).strip("'"), [str(candidate) for candidate in candidates]
+    if (synonym := {"gpu": "cuda"}.get(word.lower())) in candidates:
+        return f" (did you mean {synonym!r}?)"
     for spelling in (word, word.lower()):
         for near in difflib.get_close_matches(spelling, candidates, 1) if word else ():
             return f" (did you mean {near!r}?)"
@@ -426,7 +430,7 @@ def _help(config_class, positional, program, description):
     words = {"config": " [config.py ...]", None: ""}.get(positional, f" [{positional} ...]")
     lines = [f"usage: python {program}{words} [--key=value ...]", ""]
     for line in description.strip().splitlines():
-        lines += textwrap.wrap(line, 100, subsequent_indent=" " * (len(line) - len(line.lstrip()))) or [""]
+        lines += textwrap.wrap(line, 120, subsequent_indent=" " * (len(line) - len(line.lstrip()))) or [""]
     lines += [""] * bool(description.strip()) + ["keys, with their defaults:", ""]
 
     rows, hints = [], _hints(config_class)
@@ -512,7 +516,9 @@ def _read_text(path):
     if not path.strip():
         raise UserError("the name of a config file is empty")
     if os.path.isdir(path):
-        raise UserError(f"{name}: is a folder, not a config file")
+        is_run = os.path.isfile(os.path.join(path, "ckpt.pt"))
+        hint = f"; a run is named with a key, as in --checkpoint={name}" if is_run else ""
+        raise UserError(f"{name}: is a folder, not a config file{hint}")
     if not os.path.exists(path):
         folder, file = os.path.split(path)
         try:

@@ -258,7 +258,10 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     other = None
     if config.against:
         other, of_other = load_model(config.against, device, **rope)
-        check_vocabulary(other.config.vocab_size, of_other, dataset)
+        try:
+            check_vocabulary(other.config.vocab_size, of_other, dataset)
+        except UserError as error:
+            raise UserError(f"against={config.against}: {error}") from None
     if dataset.kind == "examples" and (config.stride or config.carry or config.lengths):
         raise UserError(
             f"{dataset.folder}: stride, carry and lengths are for text, and this data set has separate rows"

@@ -65,6 +65,10 @@ OURS = {"base": ("out_dir", "dataset", "init_from", "overwrite"), "scores": ("ou
 
 @dataclass
 class ExperimentConfig:
+    elsewhere = dict.fromkeys(
+        ("dataset", "n_layer", "max_iters", "gate"),
+        "this config is of train.py, and an experiment has such keys in base",
+    )
     name: str = key("experiment", "what it is called")
     base: dict = key({}, "keys of train.py that every run has; a later base is added to it", merge=True)
     arms: dict = key(

@@ -61,6 +61,10 @@ def parse_gate(text: str) -> LayerGate:
             continue
         name, at, position = term.partition("@")
         position = position if at else "readout"
+        if name in GATE_ACTIVATIONS:
+            raise UserError(
+                f"gate={text!r}: {name} is an activation; write --gate=elementwise --gate_activation={name}"
+            )
         check_choice(f"gate={text!r}: granularity", name, ("none", "native", *GRANULARITIES))
         check_choice(f"gate={text!r}: position", position, POSITIONS)
         if name not in GRANULARITIES:

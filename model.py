@@ -86,7 +86,9 @@ class GPTConfig:
 
     init: str = key("normal", "start of weights: N(0, 0.02) or PyTorch's default", choices=("normal", "pytorch"))
     attention: str = key(
-        "softmax", "mixer: softmax, cosformer, gla, mamba2, gated_deltanet, deltanet, kda, or by layer a,b,b"
+        "softmax",
+        "mixer: softmax, cosformer, gla, mamba2, gated_deltanet, deltanet, kda, or by layer a,b,b; gated: softmax with "
+        "gate=elementwise",
     )
     position: str = key("rope", "positions; rope acts in softmax layers only", choices=("rope", "learned", "none"))
     rope_base: float = key(10000.0, "base of RoPE's angles", above=1)

@@ -40,8 +40,8 @@ from runs.hardware import pick_device
 @dataclass
 class SampleConfig:
     elsewhere = {  # keys of nanoGPT that are not keys here, and what to do instead
-        "out_dir": "--checkpoint=OUT_DIR",
-        "init_from": "--checkpoint=FILE or OUT_DIR",
+        "out_dir": "write --checkpoint=OUT_DIR",
+        "init_from": "write --checkpoint=FILE or OUT_DIR",
         "dtype": "leave it out, the weights are float32",
         "compile": "leave it out, sampling is never compiled",
     }

@@ -69,13 +69,14 @@ class TrainConfig(GPTConfig):
     """Every key of a run: those of the model, and these."""
 
     elsewhere = {  # keys of nanoGPT that are not keys here, and what to do instead
-        "eval_iters": "eval_tokens, the size of the fixed sample that evaluations read",
-        "eval_only": "python evaluate.py --checkpoint=out",
+        "eval_iters": "eval_tokens sets the size of the fixed sample that evaluations read",
+        "eval_only": "run python evaluate.py --checkpoint=out",
         "always_save_checkpoint": "leave it out, ckpt.pt is the last and best.pt the best",
         **dict.fromkeys(
             ("wandb_log", "wandb_project", "wandb_run_name"), "leave it out, metrics.jsonl and plot.py show the run"
         ),
         "backend": "leave it out, it is nccl between GPUs and gloo between CPUs",
+        "arms": "this config is an experiment: run it with experiment.py",
     }
     dataset: str = key("data/pystdlib", "folder of the data, written by one of data/*/prepare.py")
     out_dir: str = key("out", "folder that the run is written to", is_path=True)
@@ -136,7 +137,12 @@ class TrainConfig(GPTConfig):
     meters: bool = key(True, "measure gates, sinks and activations at every evaluation (docs/meters.md)")
 
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
-    dtype: str = key("auto", "dtype of matrix products; weights stay float32", choices=("auto", *DTYPES))
+    dtype: str = key(
+        "auto",
+        "dtype of matrix products; weights stay float32. auto on a CPU: what a short test finds faster; name "
+        "one to repeat a run",
+        choices=("auto", *DTYPES),
+    )
     compile: str = key(
         "auto", "use torch.compile; auto: on a GPU, for runs of 500 steps or more", choices=("auto", "true", "false")
     )

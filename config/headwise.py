@@ -5,7 +5,7 @@ Softmax attention with one gate value per head, grouped keys and values and QK-n
     torchrun --standalone --nproc_per_node=1 train.py config/headwise.py
 
 Result: 1.907 nats, 2.75 bits per byte on the validation split after 300 steps of 2,048 tokens (one seed, nine minutes
-on one busy CPU core). pystdlib.py itself takes three times as many tokens.
+on one busy CPU core). pystdlib.py itself takes a third more tokens.
 """
 
 include = "pystdlib.py"

@@ -66,6 +66,8 @@ def open_dataset(path: Path | str) -> "Dataset":
     known = os.path.isfile(DATA / name / "prepare.py")
     prepare = f"run python data/{name if known else '<name>'}/prepare.py"
     if not os.path.isdir(folder):
+        if known and os.path.isfile(DATA / folder.name / "meta.json"):  # nanoGPT's spelling
+            raise UserError(f"{folder}: no such folder; write --dataset=data/{folder.name}")
         raise UserError(f"{folder}: no such data set; {prepare}")
     file = folder / "meta.json"
     if not os.path.isfile(file):

@@ -9,7 +9,7 @@ the old data set as it was. data/shards.py describes the files, and opens them.
 """
 
 import configurator
-from configurator import UserError
+from configurator import UserError, show
 
 import collections
 import contextlib
@@ -37,13 +37,18 @@ NEW = ".new"
 OURS = re.compile(r"\w{1,80}_(\d{4,9}|documents)\.npy")  # the names that _save_shard and write_stream give
 
 
-def claim(out_dir: Path | str, overwrite: bool) -> Path:
+def claim(out_dir: Path | str, overwrite: bool, generator: str) -> Path:
     """Marks the folder as a data set, and returns its Path. UserError where it holds something else, unless overwrite.
 
     Three kinds of folder need no mark: a data set of an older version, a script's own folder under data/, and a folder
-    that holds nothing but a lock and what a stopped script has left in .new.
+    that holds nothing but a lock and what a stopped script has left in .new. generator: the script that asks; the data
+    set of another script is something else.
     """
     out_dir = Path(out_dir)
+    found = _generator_of(out_dir)
+    if found not in (None, generator) and not overwrite:
+        what = f"{out_dir}: holds the data set of {show(found)}"
+        raise UserError(f"{what}; name another --out_dir, or add --overwrite=true, which replaces it")
     with contextlib.suppress(OSError):  # files.claim meets the same error and reports it
         is_scripts = os.path.dirname(os.path.realpath(out_dir)) == str(DATA) and (out_dir / "prepare.py").is_file()
         overwrite = overwrite or is_scripts or bool(_listed(out_dir)) or set(os.listdir(out_dir)) <= {"lock", NEW}
@@ -77,6 +82,15 @@ def parameters_of(config) -> dict:
     """The keys of a prepare script that decide which data it makes, for meta.json: all but those about the folder."""
     keys = dataclasses.asdict(config)
     return {name: value for name, value in keys.items() if name not in ("out_dir", "overwrite")}
+
+
+def _generator_of(folder):
+    """The script that made the data set in a folder, or None."""
+    try:
+        meta = read_json(folder / "meta.json", MOST_META)
+    except UserError:
+        return None
+    return meta.get("generator") if isinstance(meta, dict) and meta.get("format") == FORMAT else None
 
 
 def _listed(folder):

@@ -111,7 +111,10 @@ def load(path: Path | str, is_mapped: bool = False) -> dict:
     """
     path = file_of(path)
     if not os.path.isfile(path):
-        raise UserError(f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir")
+        raise UserError(
+            f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir, and export.py "
+            "--from_hf makes one of a published model's folder"
+        )
     if path.suffix == ".safetensors":
         checkpoint = _load_safetensors(path)
     else:

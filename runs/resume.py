@@ -55,8 +55,8 @@ def where_to_start(config) -> tuple:
     for name, value in (of_run | {"dtype": resumed["dtype"]}).items():
         if name in asked and asked[name] != value and (name, asked[name]) not in DERIVED:
             raise UserError(
-                f"{name}={asked[name]}: {file} has {value}, which a resumed run keeps; --init_from={file} starts a "
-                "new one"
+                f"{name}={asked[name]}: {file} has {value}, which a resumed run keeps; for a new run name another "
+                "--out_dir"
             )
     known = {field.name for field in dataclasses.fields(config)} - {*OF_THIS_START, "kernels"}
     before = {name: value for name, value in resumed["config"].items() if name in known}  # older versions had fewer
@@ -240,7 +240,7 @@ def check_new_gates(model: GPT, fitting: dict, weights: dict, path: str) -> None
         if new and had - kept:
             raise UserError(
                 f"gate={model.config.gate!r}: layer {i} of {path} has a trained gate ({', '.join(sorted(had - kept))}) "
-                "that would be lost to a new one; name both, as in gate=native+elementwise, or add none"
+                "that would be lost to a new one; keep it in gate, joined by + with another position's, or add none"
             )
         for position, gate in new.items():
             value = gate.value(gate.logits(torch.ones(1, 1, model.config.n_embd)))

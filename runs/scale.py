@@ -77,7 +77,7 @@ def table(models: dict[str, TrainConfig], processes: list[int]) -> str:
 
 
 def main(argv: list[str]) -> None:
-    config = configurator.load(ScaleConfig, argv, program="runs.scale", description=__doc__)
+    config = configurator.load(ScaleConfig, argv, program="-m runs.scale", description=__doc__)
     if argv and config.vocab_size is None:
         raise UserError("vocab_size=None: give the number of token ids, which a run takes from its data")
     models = {f"{config.n_layer} x {config.n_embd}": config} if argv else MODELS

@@ -9,6 +9,7 @@ PyTorch form, with one kernel for each operation.
 
 import contextlib
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from unittest import mock
@@ -387,6 +388,8 @@ def long_run(config: BenchConfig, report: Report, steps: int = 200, B: int = 16,
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        raise SystemExit(__doc__ if sys.argv[1:] == ["--help"] else "error: speed.gpu takes no words")
     torch.set_num_threads(1)  # inductor splits sums for several threads, and then makes other kernels
     for line in itertools.chain(roofline_table(), [""], fused_table()):
         print(line, flush=True)

@@ -33,7 +33,7 @@ from data.writing import write_examples, write_stream
 from ops import IGNORE
 
 ROOT = Path(__file__).resolve().parents[1]
-ABOUT = dict(generator="tests", generator_version=1, parameters={}, seed=0)
+ABOUT = dict(generator="data/text/prepare.py", generator_version=1, parameters={}, seed=0)
 # 99.9% quantiles of chi-square by degrees of freedom. The seeds are fixed: these tests do not fail by chance.
 CHI2 = {5: 20.5, 6: 22.5, 23: 49.7, 27: 55.5, 29: 58.3, 41: 74.7}
 
@@ -562,7 +562,9 @@ def test_a_prepare_that_fails_leaves_the_old_data_set_as_it_was(folder, tmp_path
     with pytest.raises((KeyboardInterrupt, UserError, MemoryError)):
         write_stream(tmp_path / "first", {"train": documents()}, **keys, **ABOUT)
     assert "a run that did not finish" in user_error(open_dataset, tmp_path / "first")
-    assert writing.claim(tmp_path / "first", False) == tmp_path / "first"  # the next call may have the folder
+    assert (
+        writing.claim(tmp_path / "first", False, ABOUT["generator"]) == tmp_path / "first"
+    )  # the next call may have the folder
 
 
 def test_a_smaller_data_set_leaves_nothing_of_the_larger_one_and_nothing_else_is_touched(folder, tmp_path):
@@ -646,6 +648,28 @@ def test_a_folder_that_holds_something_else_is_refused_unless_overwrite_says_so(
     assert "out_dir=''" in user_error(text.main, [str(file), "--out_dir="])
 
 
+def test_the_data_set_of_another_script_is_replaced_only_where_overwrite_says_so(tmp_path):
+    file, out = tmp_path / "a.txt", tmp_path / "out"
+    file.write_text("a\nb\n")
+    text.main([str(file), f"--out_dir={out}"])
+    words = [f"--out_dir={out}", "--train_size=9", "--val_size=3", "--vocab_size=64"]
+    message = user_error(mqar.main, words)
+    assert f"{out}: holds the data set of 'data/text/prepare.py'; name another --out_dir, or add --over" in message
+    assert open_dataset(out).name == "text"
+    mqar.main([*words, "--overwrite=true"])
+    mqar.main([*words, "--seed=1"])  # its own
+    assert open_dataset(out).name == "mqar"
+
+
+def test_a_name_without_its_folder_is_told_the_folder(tmp_path, monkeypatch):
+    (tmp_path / "text").mkdir()
+    for name in ("prepare.py", "meta.json"):
+        (tmp_path / "text" / name).write_text("")
+    monkeypatch.setattr(shards, "DATA", tmp_path)
+    monkeypatch.chdir(tmp_path / "text")
+    assert user_error(open_dataset, "text") == "text: no such folder; write --dataset=data/text"
+
+
 def test_a_folder_without_a_mark_is_ours_where_an_older_version_a_script_or_a_lock_was(tmp_path, monkeypatch):
     byte, older, others = tokenizer.get_tokenizer("byte"), tmp_path / "older", tmp_path / "others"
     write_stream(older, {"train": ["x"], "val": ["y"]}, tokenizer=byte, name="text", **ABOUT)
@@ -656,13 +680,13 @@ def test_a_folder_without_a_mark_is_ours_where_an_older_version_a_script_or_a_lo
     assert not (older / ".nanogate").exists()
     for folder in (older, tmp_path / "data" / "mqar", tmp_path / "locked", tmp_path / "new"):
         for _ in range(2):
-            assert writing.claim(folder, False) == folder
+            assert writing.claim(folder, False, ABOUT["generator"]) == folder
         assert (folder / ".nanogate").read_text() == "data set\n"
-    assert "holds what is not of a data set (prepare.py)" in user_error(writing.claim, others, False)
+    assert "holds what is not of a data set (prepare.py)" in user_error(writing.claim, others, False, "tests")
     (others / ".nanogate").write_text("run\n")
-    assert "is the folder of another kind of output, 'run'" in user_error(writing.claim, others, True)
+    assert "is the folder of another kind of output, 'run'" in user_error(writing.claim, others, True, "tests")
     (tmp_path / "file").write_text("")
-    assert "cannot be written" in user_error(writing.claim, tmp_path / "file", False)
+    assert "cannot be written" in user_error(writing.claim, tmp_path / "file", False, "tests")
 
 
 def test_what_cannot_be_read_leaves_no_folder(tmp_path):

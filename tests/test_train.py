@@ -27,6 +27,7 @@ import pytest
 import torch
 
 import evaluate
+import experiment
 import model
 import sample
 import train
@@ -839,15 +840,20 @@ def test_the_keys_of_nanogpt_that_are_none_here_are_named_at_once_with_what_take
     words = ["--backend=nccl", "--eval_only=True", '--config_override={"always_save_checkpoint": 1}']
     message = str(pytest.raises(configurator.UserError, train.main, [str(tmp_path / "train_gpt2.py"), *words]).value)
     assert message == (
-        "eval_iters: eval_tokens, the size of the fixed sample that evaluations read; "
-        "eval_only: python evaluate.py --checkpoint=out; "
-        "always_save_checkpoint: leave it out, ckpt.pt is the last and best.pt the best; "
-        "wandb_log, wandb_project, wandb_run_name: leave it out, metrics.jsonl and plot.py show the run; "
-        "backend: leave it out, it is nccl between GPUs and gloo between CPUs"
+        "eval_iters: no key here: eval_tokens sets the size of the fixed sample that evaluations read; "
+        "eval_only: no key here: run python evaluate.py --checkpoint=out; "
+        "always_save_checkpoint: no key here: leave it out, ckpt.pt is the last and best.pt the best; "
+        "wandb_log, wandb_project, wandb_run_name: no key here: leave it out, metrics.jsonl and plot.py show the run; "
+        "backend: no key here: leave it out, it is nccl between GPUs and gloo between CPUs"
     )
     words = ["--out_dir=out-shakespeare-char", "--init_from=resume", "--dtype=float16", "--compile=False"]
     message = helpers.error_of(sample.main, words)
-    assert message.startswith("out_dir: --checkpoint=OUT_DIR; init_from: --checkpoint=FILE or OUT_DIR; dtype: leave")
+    assert message.startswith("out_dir: no key here: write --checkpoint=OUT_DIR; init_from: no key here: write")
+    for main, config, script in (
+        (train.main, "config/experiments/minimum.py", "experiment.py"),
+        (experiment.main, "config/pystdlib.py", "train.py"),
+    ):
+        assert script in helpers.error_of(main, [str(Path(train.__file__).parent / config)])
     assert not set(train.TrainConfig.elsewhere) & {field.name for field in dataclasses.fields(train.TrainConfig)}
 
 
@@ -864,6 +870,7 @@ def test_what_is_wrong_with_the_data_is_said_before_anything_is_written(run, mqa
     no_val = without_val(mqar, tmp_path / "no_val")
     for keys, expected in [
         (dict(dataset=tmp_path / "nowhere"), "nowhere: no such data set; run python data/"),
+        (dict(gate="sigmoid2"), "sigmoid2 is an activation; write --gate=elementwise --gate_activation=sigmoid2"),
         (dict(dataset=no_val), "no_val: has no split 'val'; it has train"),
         (dict(block_size=31), "train has rows of 32 tokens; block_size=31 is too small"),
         (dict(vocab_size=31), "has ids up to 31"),

@@ -5,8 +5,8 @@ The cells are {denominator, RMSNorm, none} x {no positions, learned} x {no convo
 the gate. Two cells, the denominator and the plain one, are repeated from PyTorch's default initialisation. Everything
 else is minimum.py's protocol. A run above 90% has solved the task. The hypothesis is judged in every cell: the gate
 adds more than 5 points. Earlier exploratory prototypes had solved the plain cell from PyTorch's initialisation, had
-reached at most 67% from N(0, 0.02), and had always solved it with a short convolution. 112 runs take about an hour and
-a half on two CPU cores.
+reached at most 67% from N(0, 0.02), and had always solved it with a short convolution. 112 runs take two and a half
+hours on two CPU cores.
 
 Result (results/factorial/): a convolution solves the task; so does PyTorch's initialisation in the plain cell. With the
 denominator that initialisation gives 52 to 96% without the gate and 25 to 42% with it. Whether the gate adds more than

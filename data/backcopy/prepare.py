@@ -41,6 +41,7 @@ from data.shards import UINT16_VOCAB  # noqa: E402
 from data.text.prepare import read_text  # noqa: E402
 from data.writing import check_room, claim, parameters_of, report, write_examples  # noqa: E402
 
+GENERATOR = "data/backcopy/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows
 
 
@@ -70,7 +71,7 @@ def main(argv):
         out_dir, 2 * size + 64 * rows, size, f"{rows:,} rows of {config.seq_len}", "train_size, val_size or seq_len"
     )
     alphabet, table, first = chain_of(config)
-    out_dir = claim(out_dir, config.overwrite)
+    out_dir = claim(out_dir, config.overwrite, GENERATOR)
     splits, losses = {}, {}
     for i, (split, size) in enumerate((("train", config.train_size), ("val", config.val_size))):
         rng = np.random.default_rng([config.seed, i])
@@ -85,7 +86,7 @@ def main(argv):
         tokenizer="backcopy",
         vocab_size=len(alphabet) + 1,
         kinds={"trigger": list(range(1, config.triggers + 1))},
-        generator="data/backcopy/prepare.py",
+        generator=GENERATOR,
         generator_version=VERSION,
         parameters=parameters_of(config) | {"alphabet": alphabet} | source,
         seed=config.seed,

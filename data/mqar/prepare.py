@@ -40,6 +40,7 @@ from configurator import UserError, key  # noqa: E402
 from data.shards import UINT16_VOCAB  # noqa: E402
 from data.writing import check_room, claim, parameters_of, report, write_examples  # noqa: E402
 
+GENERATOR = "data/mqar/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows
 BLOCK = 1024  # rows made at a time, to bound the memory; another number would give other rows for the same seed
 
@@ -67,7 +68,7 @@ def main(argv):
     slices = parse_slices(config)
     out_dir = config.out_dir or Path(__file__).resolve().parent
     check_sizes(config, slices, out_dir)
-    out_dir = claim(out_dir, config.overwrite)
+    out_dir = claim(out_dir, config.overwrite, GENERATOR)
     splits = generate_splits(config, slices)
     facts = [{"slice": f"{seq_len}/{pairs}", "pairs": pairs} for seq_len, pairs in slices]
     meta = write_examples(
@@ -76,7 +77,7 @@ def main(argv):
         name="mqar",
         tokenizer="mqar",
         vocab_size=config.vocab_size,
-        generator="data/mqar/prepare.py",
+        generator=GENERATOR,
         generator_version=VERSION,
         parameters=parameters_of(config),
         seed=config.seed,

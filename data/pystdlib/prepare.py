@@ -27,6 +27,7 @@ from configurator import UserError, key  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 from data.writing import claim, parameters_of, report, split_documents, write_examples, write_stream  # noqa: E402
 
+GENERATOR = "data/pystdlib/prepare.py"
 VERSION = 1
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
@@ -47,14 +48,14 @@ def main(argv):
     files = find_sources(Path(sysconfig.get_path("stdlib")))
     if config.most_bytes is not None:
         files = choose_files(files, config.most_bytes, config.seed)
-    out_dir = claim(config.out_dir or Path(__file__).resolve().parent, config.overwrite)
+    out_dir = claim(config.out_dir or Path(__file__).resolve().parent, config.overwrite, GENERATOR)
     is_val = split_documents([file.stat().st_size for file in files], config.val_fraction, config.seed)
     splits = {"train": [], "val": []}
     for file, validates in zip(files, is_val, strict=True):
         splits["val" if validates else "train"].append(file.read_bytes().decode())
     about = dict(
         name="pystdlib",
-        generator="data/pystdlib/prepare.py",
+        generator=GENERATOR,
         generator_version=VERSION,
         parameters=parameters_of(config) | {"python": platform.python_version()},
         seed=config.seed,

@@ -26,6 +26,7 @@ from configurator import UserError, key  # noqa: E402
 from data.tokenizer import TOKENIZER_FILE, TOKENIZERS, FileTokenizer, get_tokenizer  # noqa: E402
 from data.writing import claim, parameters_of, report, split_documents, write_stream  # noqa: E402
 
+GENERATOR = "data/text/prepare.py"
 VERSION = 1
 
 
@@ -47,7 +48,7 @@ class Config:
 def main(argv):
     config = configurator.load(Config, argv, positional="paths", program="data/text/prepare.py", description=__doc__)
     files = find_files(config.paths, config.ext)
-    out_dir = claim(config.out_dir or Path(__file__).resolve().parent, config.overwrite)
+    out_dir = claim(config.out_dir or Path(__file__).resolve().parent, config.overwrite, GENERATOR)
     if config.errors == "skip":
         found = files
         files = [file for file in found if is_text(file)]
@@ -69,7 +70,7 @@ def main(argv):
         tokenizer=tokenizer,
         shard_tokens=config.shard_tokens,
         name="text",
-        generator="data/text/prepare.py",
+        generator=GENERATOR,
         generator_version=VERSION,
         parameters=parameters_of(config),
         seed=config.seed,

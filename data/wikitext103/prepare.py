@@ -35,6 +35,7 @@ from configurator import UserError, key  # noqa: E402
 from data.tokenizer import TOKENIZERS, get_tokenizer  # noqa: E402
 from data.writing import claim, report, write_stream  # noqa: E402
 
+GENERATOR = "data/wikitext103/prepare.py"
 VERSION = 1
 HUB = "Salesforce/wikitext"
 HUB_CONFIG = {"tokens": "wikitext-103-v1", "raw": "wikitext-103-raw-v1"}
@@ -69,7 +70,7 @@ def main(argv):
         Config, argv, positional=None, program="data/wikitext103/prepare.py", description=__doc__
     )
     name = "wikitext103" + "-raw" * (config.version == "raw") + "-mini" * config.mini
-    out_dir = claim(config.out_dir or Path(__file__).resolve().parents[1] / name, config.overwrite)
+    out_dir = claim(config.out_dir or Path(__file__).resolve().parents[1] / name, config.overwrite, GENERATOR)
     texts = {split: data for split, data in read_splits(config).items() if data is not None}
     tokenizer = get_tokenizer(
         config.tokenizer
@@ -98,7 +99,7 @@ def main(argv):
         check=check,
         restartable=True,
         name=name,
-        generator="data/wikitext103/prepare.py",
+        generator=GENERATOR,
         generator_version=VERSION,
         parameters={
             "version": config.version,
