@@ -27,7 +27,7 @@ from data.tokenizer import TOKENIZER_FILE, TOKENIZERS, FileTokenizer, get_tokeni
 from data.writing import claim, parameters_of, report, split_documents, write_stream  # noqa: E402
 
 GENERATOR = "data/text/prepare.py"
-VERSION = 1
+VERSION = 2  # 2: blank files are left out, linked folders are read
 
 
 @dataclass
