@@ -127,14 +127,14 @@ def label_edges(grid) -> None:
                 shown[0].tick_params(**{side: True})
 
 
-def legend_of(figure: plt.Figure, **look) -> None:
+def legend_of(figure: plt.Figure) -> None:
     """One legend to the right of the figure, with each label of its panels once."""
     handles: dict = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    place: dict = dict(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.legend(handles.values(), handles.keys(), **place | look)
+    look: dict = dict(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.legend(handles.values(), handles.keys(), **look)
 
 
 def dress(axes: plt.Axes) -> None:

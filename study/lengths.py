@@ -31,9 +31,7 @@ def pairs(rows: list[dict]) -> list[tuple[tuple, dict, dict]]:
     """[(key of `readings`, its results by seed, those of the mixer's arm without a gate)] of each gated arm."""
     found, plain = readings(rows), {}
     ungated = {row["arm"]: report.variant_of(row) for row in rows if report.gate_of(row) == "none"}
-    for (setting, mixer, arm, name), own in sorted(
-        found.items(), key=lambda item: (ungated.get(item[0][2]) != "none",)
-    ):
+    for (setting, mixer, arm, name), own in sorted(found.items(), key=lambda item: ungated.get(item[0][2]) != "none"):
         if arm in ungated:  # the mixer alone where there is one, whatever the order of the rows
             plain.setdefault((setting, mixer, name), own)
     compared = []
