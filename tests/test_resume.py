@@ -272,7 +272,7 @@ def test_resume_refuses_another_model_and_says_what_else_is_new(keys, helpers, c
         ("eval_tokens", None, 100000), ("block_size", 64, 32),
     ]:  # fmt: skip
         message = helpers.error_of(helpers.train, **keys("out", init_from="resume", **{name: value}))
-        assert f"{name}={value}: {out}/ckpt.pt has {was}, which a resumed run keeps; --init_from={out}" in message
+        assert f"{name}={value}: {out}/ckpt.pt has {was}, which a resumed run keeps; for a new run name" in message
     capsys.readouterr()
     helpers.train(**keys("out", init_from="resume", max_iters=5, learning_rate=1e-3, vocab_size=None))
     said = capsys.readouterr().out
