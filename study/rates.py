@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from study import report
-from study.drawing import COLOURS, SPARE_COLOURS, dress, is_finite, label_edges, log_axis, mean, write
+from study.drawing import ALL_COLOURS, COLOURS, dress, is_finite, label_edges, log_axis, mean, write
 from study.page import Table
 from study.plan import rates_of, value_of
 from study.tables import number
@@ -147,7 +147,7 @@ def windows(config, found: dict, path: Path) -> Path:
     drawn, grid = plt.subplots(1, len(found), figsize=(2.5 * len(found) + 0.5, 2.6), sharex=True, sharey=True)
     names = list(dict.fromkeys(variant for arms in found.values() for variant in arms))
     tried = sorted({rate for arms in found.values() for by_rate in arms.values() for rate in by_rate})
-    others = dict(zip((name for name in names if name != "none"), [*COLOURS[:-1], *SPARE_COLOURS], strict=False))
+    others = dict(zip((name for name in names if name != "none"), ALL_COLOURS[:-1], strict=False))
     scale = 100 if config.metric == "accuracy" else 1
     for axes, (mixer, arms) in zip(grid, found.items(), strict=True):
         for variant, by_rate in sorted(arms.items(), key=lambda item: item[0] == "none"):  # on top of the others

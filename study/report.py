@@ -36,6 +36,7 @@ from study.page import Table, csv_link, figure_html, heading, lines_html, page, 
 LINES = ["-", "--", ":"]
 GATES = ("none", "elementwise", "matched", "native", "native+elementwise")
 MARKERS = "o^vsDPX*<>"
+LOST = "x+1234"  # marks of arms with a run that diverged
 DRAWN = {  # the names of all figures of an experiment
     f"{name}.png"
     for name in (
@@ -128,7 +129,7 @@ def small_multiples(rows: list[dict], path: Path) -> Path:
     """
     mixers = list(arms_of(rows))
     variants = sorted(dict.fromkeys(map(variant_of, rows)), key=lambda name: name != "none")
-    settings, has_grey = list(dict.fromkeys(row.get("setting") for row in rows)), False
+    settings = list(dict.fromkeys(row.get("setting") for row in rows))
     colours = dict(zip(settings, itertools.cycle(ALL_COLOURS)))  # noqa: B905 (a cycle has no end)
     look: dict = dict(figsize=(2.6 * len(mixers), 1.9 * len(variants) + 0.6), sharex=True, sharey=True, squeeze=False)
     figure, grid = plt.subplots(len(variants), len(mixers), **look)
@@ -140,7 +141,6 @@ def small_multiples(rows: list[dict], path: Path) -> Path:
                 axes.set_axis_off()
                 continue
             grey = [(row, "0.82") for row in own if variant_of(row) == "none" and variant != "none"]
-            has_grey = has_grey or bool(grey)
             for row, colour in grey + [(row, colours[row.get("setting")]) for row in found]:
                 axes.plot(*zip(*curve_of(row), strict=True), color=colour, linewidth=0.7, alpha=0.6)
             for setting, colour in colours.items():
@@ -154,7 +154,10 @@ def small_multiples(rows: list[dict], path: Path) -> Path:
     figure.supylabel(axis_label(rows), fontsize=10)
     label_edges(grid)
     handles = [plt.Line2D([], [], color=colour, label=s) for s, colour in colours.items() if s is not None]
-    handles += [plt.Line2D([], [], color="0.82", label="without a gate")] if has_grey else []
+    plain, others = (
+        {mixer_of(row) for row in rows if (variant_of(row) == "none") is wanted} for wanted in (True, False)
+    )
+    handles += [plt.Line2D([], [], color="0.82", label="without a gate")] if plain & others else []
     if handles:
         figure.legend(handles=handles, frameon=False, ncols=len(handles), loc="upper center", bbox_to_anchor=(0.5, 0.0))
     return write(figure, path)
@@ -275,9 +278,9 @@ def branch_curves(rows: list[dict], path: Path) -> Path:
 
 def colours_of(rows: list[dict]) -> dict[str, str]:
     """{what an arm adds to its mixer: its colour}: the same in every panel, black for the arm without a gate."""
-    names = sorted(dict.fromkeys(map(variant_of, rows)), key=lambda name: name != "none")
-    own = dict(zip((name for name in names if name != "none"), itertools.cycle(ALL_COLOURS[:-1])))  # noqa: B905
-    return {name: own.get(name, ALL_COLOURS[-1]) for name in names}
+    names = dict.fromkeys(map(variant_of, rows))
+    plain = {"none": ALL_COLOURS[-1]} if "none" in names else {}
+    return plain | dict(zip((n for n in names if n != "none"), itertools.cycle(ALL_COLOURS[:-1])))  # noqa: B905
 
 
 def pairs_of(curve: dict, values: list) -> list[tuple]:
@@ -524,9 +527,6 @@ def rate_curves(rows, path):
     grid[0, 0].set(ylabel="validation loss at the end (nats a token)")
     legend_of(figure)
     return write(figure, path)
-
-
-LOST = "x+1234"  # marks of arms with a run that diverged
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from study import curves, lengths, mixers, power, ranks, report, sinks, stats
 from study.claims import BEYOND, distance_shown, notes, number_shown
 from study.page import Table
 
+HARM = 0.1  # nats over the best rate's loss: from there on a rate does harm
+
 
 def number(value: float | None) -> float:
     return math.nan if value is None else value
@@ -368,9 +370,6 @@ def divergence(rows: list[dict]) -> Table:
             highest = [f"{max(found):g}" if found else "none" for found in (harmless, list(ends))]
             cells.append([name, *highest, f"{min(lost):g}" if lost else "none"])
     return Table("", ["arm", f"highest within {HARM:g} nats of the best", "highest without", "diverges at"], cells)
-
-
-HARM = 0.1  # nats
 
 
 def verdict(config, rows: list[dict]) -> str:
