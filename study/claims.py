@@ -192,18 +192,28 @@ def forest(records: list[dict], path: Path, panel: str = "of") -> Path:
         else:
             axes.xaxis.set_major_locator(MaxNLocator(7))
         dress(axes)
-    axes.plot([], [], "|", color="black", markersize=11, label="threshold")
-    axes.plot([], [], ".", color="0.4", markersize=4, label="a seed")
-    axes.plot([], [], "o", color="0.4", fillstyle="none", label="mean, exploratory")
-    axes.plot([], [], color="0.8", linewidth=0.8, label="exact interval open: too few seeds")
-    axes.plot([], [], color="0.4", linewidth=1.2, label="Student's, there")
-    for word in {one["verdict"]: None for own in panels.values() for one in own if "verdict" in one}:
-        axes.plot([], [], color=CLAIM_COLOURS[word], linewidth=3, label=word)
+    shown = [one for own in panels.values() for one in own if "verdict" in one]
+    are_open = [one for one in shown if is_open(one)]
+    marks = {  # those that are in a panel
+        "threshold": (any(one["threshold"] is not None for one in shown), dict(marker="|", ls="", c="black", ms=11)),
+        "a seed": (True, dict(marker=".", ls="", c="0.4", ms=4)),
+        "mean, exploratory": (any(one["exploratory"] for one in shown), dict(marker="o", ls="", c="0.4", mfc="none")),
+        "exact interval open: too few seeds": (bool(are_open), dict(c="0.8", lw=0.8)),
+        "Student's, there": (any(one["student_low"] is not None for one in are_open), dict(c="0.4", lw=1.2)),
+    }
+    handles = [plt.Line2D([], [], label=name, **look) for name, (is_there, look) in marks.items() if is_there]
+    verdicts = {one["verdict"]: None for one in shown}
+    handles += [plt.Line2D([], [], color=CLAIM_COLOURS[word], lw=3, label=word) for word in verdicts]
     look = dict(loc="center left", bbox_to_anchor=(1, 0.5)) if panel == "of" else dict(
         loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4
     )  # fmt: skip
-    figure.legend(*axes.get_legend_handles_labels(), frameon=False, fontsize=8, **look)
+    figure.legend(handles=handles, frameon=False, fontsize=8, **look)
     return write(figure, path)
+
+
+def is_open(one: dict) -> bool:
+    """Whether the seeds are too few for the exact interval of a record's claim to end; a count has none."""
+    return one["over"] is None and (one["low"] is None or one["high"] is None)
 
 
 def forest_panel(axes: plt.Axes, own: list[dict], zero: float) -> None:
@@ -215,9 +225,7 @@ def forest_panel(axes: plt.Axes, own: list[dict], zero: float) -> None:
             lines.append((one["heading"], zero, zero, zero, "none"))
             continue
         middle, low, high = one["estimate"], one["low"], one["high"]
-        if "over" in one and one["over"] is not None:
-            low = high = middle  # a count has no interval
-        if low is None or high is None:
+        if is_open(one):
             axes.plot(edges, [-i, -i], color="0.8", linewidth=0.8)
             if one["student_low"] is not None:
                 axes.plot([one["student_low"], one["student_high"]], [-i, -i], color="0.4", linewidth=1.2)

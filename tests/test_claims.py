@@ -49,6 +49,10 @@ def test_claims_may_be_about_other_numbers_of_the_rows_each_with_its_own_correct
     assert tables.judge_claims(config, rows)[1]["n"] == 6
 
 
+def legend_of(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
 def test_claims_have_a_figure_of_their_intervals_thresholds_and_seeds(tmp_path, drawn):
     gain = {"contrast": {"gated": 1, "none": -1}, "above": 0.05}
     claims = {"it helps": gain, "it helps in two seeds": gain | {"in": 2}, "it is equal": gain | {"within": 0.2}}
@@ -73,6 +77,12 @@ def test_claims_have_a_figure_of_their_intervals_thresholds_and_seeds(tmp_path, 
     claim_figures.forest(list(map(claim_figures.record, few)), tmp_path / "few.png")
     edge = drawn["few.png"].axes[0].lines[0]
     assert list(edge.get_xdata()) == pytest.approx([0, 1])
+    # a legend of what is there
+    marks = ["threshold", "a seed"]
+    words = dict.fromkeys(claim["verdict"] for claim in judged if claim["setting"] == "d16")
+    assert legend_of(drawn["claims.png"]) == [*marks, *words]
+    few_marks = ["mean, exploratory", "exact interval open: too few seeds", "Student's, there"]
+    assert legend_of(drawn["few.png"]) == [*marks, *few_marks, "inconclusive"]
 
 
 def test_a_count_is_judged_when_all_its_runs_are_there_and_a_run_without_a_value_is_not_above():
