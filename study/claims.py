@@ -194,7 +194,7 @@ def forest(records: list[dict], path: Path, panel: str = "of") -> Path:
         dress(axes)
     shown = [one for own in panels.values() for one in own if "verdict" in one]
     are_open = [one for one in shown if is_open(one)]
-    marks = {  # those that are in a panel
+    marks: dict[str, tuple[bool, dict]] = {  # those that are in a panel
         "threshold": (any(one["threshold"] is not None for one in shown), dict(marker="|", ls="", c="black", ms=11)),
         "a seed": (True, dict(marker=".", ls="", c="0.4", ms=4)),
         "mean, exploratory": (any(one["exploratory"] for one in shown), dict(marker="o", ls="", c="0.4", mfc="none")),
