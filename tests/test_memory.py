@@ -64,7 +64,7 @@ def estimated_over_measured(helpers, text, out_dir, **keys):
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-ONE_OF_EACH_KIND = ("softmax", "gla", "mamba2")  # all tokens, a recurrence, one with a convolution
+ONE_OF_EACH_KIND = ("softmax", "mamba2")  # all tokens; a recurrence, with a convolution
 
 
 @on_linux

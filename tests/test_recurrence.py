@@ -224,14 +224,13 @@ def test_float32_is_finite_and_near_float64_however_far_a_channel_decays(step, d
 @pytest.mark.parametrize("chunk_size", [2, 8])
 @with_and_without_the_delta_rule
 def test_gradcheck(kind, decay, chunk_size, delta):
-    """Outputs and final state, for every input: over several chunks, the last one padded, and inside one chunk."""
-    inputs = make_inputs(5, kind, decay, delta)
-    names = [name for name, x in inputs.items() if x is not None]
+    """Outputs and final state, for every input of a row: over chunks, the last one padded, and inside one chunk."""
+    inputs = {name: x[:1] for name, x in make_inputs(5, kind, decay, delta).items() if x is not None}
 
     def form(*values):
-        return chunked(**dict(zip(names, values, strict=True)), chunk_size=chunk_size)
+        return chunked(**dict(zip(inputs, values, strict=True)), chunk_size=chunk_size)
 
-    assert torch.autograd.gradcheck(form, [inputs[name].requires_grad_() for name in names])
+    assert torch.autograd.gradcheck(form, [x.requires_grad_() for x in inputs.values()])
 
 
 def definition(q, k, v, *, log_decay=None, beta=None, initial_state):

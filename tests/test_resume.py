@@ -145,8 +145,8 @@ def kill_cases(keys, helpers, mqar, tmp_path):
 
 
 def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(kill_cases):
-    cases = [(name, CASES[name]) for name in ("softmax-float16", "gla-bfloat16", "gated_deltanet-float32")]
-    assert kill_cases(cases, kills_of_each=4, rounds=1, seed=0)  # a fast machine ends before some of the kills
+    cases = [(name, CASES[name]) for name in ("softmax-bfloat16", "gla-float16", "gated_deltanet-float32")]
+    assert kill_cases(cases, kills_of_each=2, rounds=1, seed=0)  # a fast machine ends before some of the kills
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def test_the_micro_steps_of_these_tests_have_different_numbers_of_labels(mixed_m
         assert len({int((targets != -100).sum()) for _, targets in batches}) > 1
 
 
-@pytest.mark.parametrize("processes, dropout", [(2, 0.1), (4, 0.0)])
+@pytest.mark.parametrize("processes, dropout", [(2, 0.1), pytest.param(4, 0.0, marks=pytest.mark.slow)])
 def test_processes_share_the_micro_steps_and_change_nothing(
     processes, dropout, one_process, mixed_mqar, tmp_path, helpers
 ):
