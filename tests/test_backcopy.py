@@ -132,13 +132,20 @@ def test_a_character_that_nothing_follows_is_followed_by_any():
     assert table[1].tolist() == [0, 0, 1, 0] and table[0].tolist() == [0] * 4
 
 
-def test_a_seed_is_the_same_rows_and_the_table_is_the_standard_librarys_by_default(tmp_path, capsys):
-    words = ["--train_size=20", "--val_size=20", "--seq_len=16"]
+SMALL = ["--train_size=20", "--val_size=20", "--seq_len=16"]
+
+
+def test_a_seed_is_the_same_rows(folder, tmp_path):
+    words = [*SMALL, f"--text={folder / 'text.txt'}", "--characters=8", "--triggers=2"]
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         prepare.main([*words, f"--seed={seed}", f"--out_dir={tmp_path / name}"])
     shas = [json.loads((tmp_path / name / "meta.json").read_text())["splits"]["train"]["shards"] for name in "abc"]
     assert shas[0] == shas[1] and shas[0][0]["sha256"] != shas[2][0]["sha256"]
-    dataset = open_dataset(tmp_path / "a")
+
+
+def test_the_table_is_the_standard_librarys_by_default(tmp_path, capsys):
+    prepare.main([*SMALL, f"--out_dir={tmp_path}"])
+    dataset = open_dataset(tmp_path)
     alphabet = dataset.meta["parameters"]["alphabet"]
     assert set(string.ascii_letters) <= set(alphabet) and len(alphabet) == 96
     said = capsys.readouterr().out

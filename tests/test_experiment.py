@@ -220,7 +220,7 @@ def test_it_runs_what_has_no_row_and_goes_on_where_a_run_was_stopped(run, copied
     "number, status",
     [
         (signal.SIGTERM, 143),
-        (signal.SIGINT, 130),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
         pytest.param(signal.SIGUSR1, 138, marks=pytest.mark.slow),
     ],

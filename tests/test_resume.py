@@ -176,7 +176,7 @@ def wait_for_step(out, step, process):
     "number, status",
     [
         (signal.SIGTERM, 143),
-        (signal.SIGINT, 130),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
         pytest.param(signal.SIGUSR1, 138, marks=pytest.mark.slow),
     ],

@@ -166,6 +166,7 @@ def test_a_claim_among_many_needs_more():
     assert banded["p_within"] == 1 / 64 and banded["p_within_holm"] == banded["p_holm"] == 2 / 64
 
 
+@pytest.mark.slow
 def test_two_looks_keep_the_level_and_undeclared_ones_do_not():
     draws, looks = np.random.default_rng(0).normal(size=(1200, 9)), [6, 9]
 
