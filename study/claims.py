@@ -212,7 +212,7 @@ def forest(records: list[dict], path: Path, panel: str = "of") -> Path:
 
 
 def is_open(one: dict) -> bool:
-    """Whether the seeds are too few for the exact interval of a record's claim to end; a count has none."""
+    """Whether a record's claim has too few seeds for an exact interval with two ends. A count has no interval."""
     return one["over"] is None and (one["low"] is None or one["high"] is None)
 
 
