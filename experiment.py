@@ -48,7 +48,7 @@ from study import claims, curves, mixers, power, ranks, rates, report, stats, ta
 from study.leases import alone
 from study.plan import choose_rates, known_runs, name_of, runs_of, steps_of, unknown_runs
 from study.rows import arm_of, by_run, missing_scores, read_rows, text_of
-from study.runner import gpus_of, jobs_of, prepare_config, run_all, threads_of
+from study.runner import gpus_of, jobs_of, run_all, script_of, threads_of
 from train import TrainConfig, make_optimizers
 
 HERE = Path(__file__).resolve().parent
@@ -210,7 +210,7 @@ class ExperimentConfig:
                     f"selection_iters={steps}: must be one number, or two with the smaller one first, and none over "
                     f"max_iters={keys.max_iters} of arm {run['arm']!r}"
                 )
-            configurator.build(prepare_config(self), run["data"], source="data")
+            configurator.build(script_of(self.prepare).Config, run["data"], source="data")
         has_short_runs = len(self.learning_rates) > 2 and len(self.selection_iters) != 1 and self.select_by != "end"
         if self.pool_rates and has_short_runs:
             raise UserError(
@@ -218,7 +218,7 @@ class ExperimentConfig:
                 "selection_iters = [300], or leave pool_rates out"
             )
         self.check_folders()
-        configurator.build(prepare_config(self), self.score_data, source="score_data")
+        configurator.build(script_of(self.prepare).Config, self.score_data, source="score_data")
         for name, claim in self.claims.items():
             self.check_claim(name, claim)
         for name, order in self.ranks.items():

@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 from typing import IO
 
@@ -81,6 +82,20 @@ def check_rows(config, rows: list[dict], out_dir: Path) -> None:
             ours = getattr(config, name)
             if row.get(name, ours) != ours and text_of(row) in known:
                 raise UserError(f"{name}={ours}: the rows in {out_dir} have {name}={row[name]}; take another --out_dir")
+    check_data(config, [row for row in rows if text_of(row) in known], out_dir)
+
+
+def check_data(config, rows: list[dict], out_dir: Path) -> None:
+    """Prints that rows are about data of another version of the script. Raises UserError if versions would be mixed."""
+    version = script_of(config.prepare).VERSION
+    found = {row.get("data_version", 1) for row in rows}  # rows of before this key are all about a first version
+    if found <= {version}:
+        return
+    versions = ", ".join(map(str, sorted(found)))
+    words = f"the rows in {out_dir} are about version {versions} of data/{config.prepare}; it is at version {version}"
+    if len(found) > 1 or config.run and to_do(config, rows, out_dir):
+        raise UserError(f"{words}: take another --out_dir for the new data")
+    print(words)
 
 
 def say_what_is_left(config, rows: list[dict], out_dir: Path) -> None:
@@ -347,9 +362,9 @@ def is_kept(row: dict, out_dir: Path) -> bool:
     return is_finished(run_of(row), out_dir / name_of(row))
 
 
-def prepare_config(config) -> type:
-    """The keys of data/*/prepare.py, a dataclass."""
-    return importlib.import_module(f"data.{config.prepare}.prepare").Config
+def script_of(name: str) -> types.ModuleType:
+    """data/NAME/prepare.py, with its keys (Config) and VERSION."""
+    return importlib.import_module(f"data.{name}.prepare")
 
 
 def prepare(config, keys, seed, place):
@@ -358,7 +373,7 @@ def prepare(config, keys, seed, place):
     The data have the run's seed, unless the keys name another; where the script has none, all seeds share the data.
     """
     folder = place / "all"
-    if "seed" in {field.name for field in dataclasses.fields(prepare_config(config))} - keys.keys():
+    if "seed" in {field.name for field in dataclasses.fields(script_of(config.prepare).Config)} - keys.keys():
         keys, folder = keys | {"seed": seed}, place / f"seed{seed}"
     if is_prepared(config.prepare, keys, folder):
         return folder
@@ -378,10 +393,15 @@ def prepare(config, keys, seed, place):
 
 
 def is_prepared(script: str, keys: dict, folder: Path) -> bool:
-    """Whether data/SCRIPT/prepare.py has made the folder of these keys."""
-    file = folder / "prepared.json"
-    is_same = file.is_file() and json.loads(file.read_text()) in ({"prepare": script, "keys": keys}, keys)
-    return is_same and (folder / "meta.json").is_file()  # keys alone: an older version's
+    """Whether data/SCRIPT/prepare.py has made the folder of these keys, at the version that it is at now."""
+    file, meta = folder / "prepared.json", folder / "meta.json"
+    if not (file.is_file() and meta.is_file()):
+        return False
+    is_same = json.loads(file.read_text()) in (
+        {"prepare": script, "keys": keys},
+        keys,
+    )  # keys alone: an older version's
+    return is_same and json.loads(meta.read_text()).get("generator_version") == script_of(script).VERSION
 
 
 def start_process(command, folder: Path, threads: int, gpu: str | None, processes: int) -> subprocess.Popen:
@@ -441,6 +461,7 @@ def finish(config, job: dict) -> dict:
         **{name: about.get(name) for name in ("dtype", "device", "threads", "code_sha256")},
         "processes": config.processes_per_run,
         "prepare": config.prepare,
+        "data_version": script_of(config.prepare).VERSION,
         "planned_seeds": config.seeds_of.get(item["arm"], config.seeds),  # a claim whose seeds were added later shows
         "planned_looks": {name: claim["looks"] for name, claim in config.claims.items() if "looks" in claim},
         **{name: about[name] for name in ("git_commit", "git_dirty", "versions")},

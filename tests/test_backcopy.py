@@ -198,9 +198,9 @@ def test_a_model_of_it_is_sampled_measured_by_kind_and_told_its_floor(folder, tm
 @pytest.mark.parametrize(("make", "first"), [({}, [0]), ({"first_token": False}, []), ({"row_len": 24}, [0])])
 def test_a_sample_begins_with_the_token_that_rows_begin_with(make, first, folder, tmp_path, helpers, monkeypatch):
     if "row_len" in make:
-        (tmp_path / "a.py").write_text(TEXT)
-        (tmp_path / "b.py").write_text(TEXT)
-        monkeypatch.setattr(pystdlib, "find_sources", lambda root: [tmp_path / "a.py", tmp_path / "b.py"])
+        for name in ("a", "b"):
+            (tmp_path / f"{name}.py").write_text(f"# {name}\n{TEXT}")
+        monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
         pystdlib.main(helpers.words(out_dir=tmp_path / "data", val_fraction=0.3, **make))
     else:
         sizes = dict(text=folder / "text.txt", characters=K, triggers=TRIGGERS, seq_len=24, train_size=50, val_size=9)
@@ -246,7 +246,7 @@ def test_rows_of_text_begin_with_byte_0_and_every_byte_is_a_label_once(tmp_path)
 
 
 def test_the_standard_library_in_rows_is_a_data_set_of_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(pystdlib, "find_sources", lambda root: [file for file in sorted(tmp_path.glob("*.py"))])
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     for name in ("a.py", "b.py", "c.py"):
         (tmp_path / name).write_text(f"# {name}\n" * 40)
     pystdlib.main([f"--out_dir={tmp_path / 'rows'}", "--row_len=32", "--val_fraction=0.3"])

@@ -364,8 +364,7 @@ def small_data(monkeypatch):
     monkeypatch.setattr(speed_data, "ROWS", 200)
     monkeypatch.setattr(speed_data, "LOOPED", 20)
     monkeypatch.setattr(speed_data, "STEPS", 2)
-    find = pystdlib.find_sources
-    monkeypatch.setattr(pystdlib, "find_sources", lambda root: find(root / "json"))
+    monkeypatch.setattr(pystdlib, "sysconfig", types.SimpleNamespace(get_path=lambda name: json.__path__[0]))
     words = ["--n_layer=1", "--n_embd=8", "--threads=1"]
     here = types.SimpleNamespace(run=lambda command, **keys: train.main([*command[2:], *words]))
     monkeypatch.setattr(speed_data, "subprocess", here)
@@ -402,8 +401,8 @@ def test_the_loop_makes_rows_of_the_same_kind():
 
 def test_loss_is_followed_on_the_same_batches_for_every_side_and_seed(beside_nanogpt, monkeypatch, tmp_path):
     beside_nanogpt.seeds, seen = [0, 1], []
-    find, batch = pystdlib.find_sources, Dataset.batch
-    monkeypatch.setattr(pystdlib, "find_sources", lambda root: find(root / "json"))
+    batch = Dataset.batch
+    monkeypatch.setattr(pystdlib, "sysconfig", types.SimpleNamespace(get_path=lambda name: json.__path__[0]))
     monkeypatch.setattr(loss, "each_alone", lambda function, tasks, n: [function(*task) for task in tasks])
     monkeypatch.setattr(loss, "EVAL_WINDOWS", 8)
     monkeypatch.setattr(loss, "SIZE", dict(n_layer=1, n_head=2, n_embd=16, block_size=16))

@@ -362,7 +362,7 @@ def test_the_data_are_shared_by_all_runs_that_ask_for_the_same(tmp_path, monkeyp
         asked = json.loads(command[-1].partition("=")[2])
         folder = Path(asked.pop("out_dir"))
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "meta.json").write_text("{}")
+        (folder / "meta.json").write_text('{"generator_version": 1}')
         made.append((str(folder.relative_to(tmp_path)), asked))
         return types.SimpleNamespace(returncode=0)
 

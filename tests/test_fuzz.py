@@ -609,7 +609,7 @@ SCRIPTS = {  # the module, its keys, the words of each command line, and what is
         pystdlib_prepare,
         pystdlib_prepare.Config,
         {"out_dir": "{new}"},
-        "find = module.find_sources; module.find_sources = lambda root: find(root / 'json')",
+        "find = module.sysconfig.get_path; module.sysconfig.get_path = lambda name: find(name) + '/json'",
     ),
     "data.wikitext103.prepare": (
         wikitext103_prepare,

@@ -292,10 +292,31 @@ def test_rows_of_another_metric_or_data_script_are_not_taken_for_this_experiment
         assert f"{key}=" in helpers.error_of(runner.run_all, other, tmp_path)
     shards = tmp_path / "data"
     shards.mkdir()
-    (shards / "meta.json").write_text("{}")
+    (shards / "meta.json").write_text('{"generator_version": 1}')
     (shards / "prepared.json").write_text(json.dumps({"prepare": "mqar", "keys": {"val_size": 50}}))
     assert runner.is_prepared("mqar", {"val_size": 50}, shards)
     assert not runner.is_prepared("backcopy", {"val_size": 50}, shards)
+
+
+def test_rows_about_another_version_of_the_data_are_shown_and_never_mixed(tmp_path, monkeypatch, capsys, helpers):
+    config = listed(settings={}, seeds=[0, 1], data={})
+    first, *others = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
+    monkeypatch.setattr("data.mqar.prepare.VERSION", 3)
+    monkeypatch.setattr(runner, "start", lambda *words: pytest.fail("a run was started"))
+    write_rows(tmp_path, [first, *others])  # of before rows had the key
+    words = f"the rows in {tmp_path} are about version 1 of data/mqar; it is at version 3"
+    assert len(runner.run_all(config, tmp_path)) == 4 and words in capsys.readouterr().out
+    write_rows(tmp_path, [first])
+    assert f"{words}: take another --out_dir" in helpers.error_of(runner.run_all, config, tmp_path)
+    shown = dataclasses.replace(config, run=False)
+    assert len(runner.run_all(shown, tmp_path)) == 1 and words in capsys.readouterr().out
+    write_rows(tmp_path, [first, *(row | {"data_version": 3} for row in others)])
+    assert "about version 1, 3 of data/mqar" in helpers.error_of(runner.run_all, shown, tmp_path)
+    write_rows(tmp_path, [row | {"data_version": 3} for row in (first, *others)])
+    assert len(runner.run_all(config, tmp_path)) == 4 and "version" not in capsys.readouterr().out
+    (tmp_path / "meta.json").write_text('{"generator_version": 1}')
+    (tmp_path / "prepared.json").write_text(json.dumps({"prepare": "mqar", "keys": {}}))
+    assert not runner.is_prepared("mqar", {}, tmp_path)
 
 
 def test_a_last_row_without_an_end_of_line_counts_unless_it_was_cut(tmp_path):

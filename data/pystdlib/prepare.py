@@ -1,17 +1,31 @@
 """
-The sources of Python's standard library as bytes: about 12 MB of real text that every machine has.
+The sources of Python's standard library as bytes: about 9.7 MB of real text that every machine has.
 
     python data/pystdlib/prepare.py
     python data/pystdlib/prepare.py --row_len=512 --out_dir=data/rows      # rows of 512, each behind the byte 0
     python data/pystdlib/prepare.py --most_bytes=1_000_000 --out_dir=data/megabyte
 
-The script takes the .py files of the Python that runs it, without tests and installed packages, in
-the order of their paths, and splits them by file. Other versions of Python give other text, so
-meta.json holds the version. With row_len the text is not one stream but rows of its own, and all rows
-begin with the same first token: the setting in which attention sinks are strongest (Gu et al. 2024).
+The script takes the .py files of the Python that runs it, without tests and installed packages, and leaves out
+
+    tables            the packages encodings and pydoc_data, and files in which more than half of the text stands in
+                      lines that begin with a quote, a digit or a backslash, behind brackets
+    generated files   whose first lines say that they are, and those with the paths of this machine
+    near-duplicates   files of which more than half of the runs of 4 lines stand in files before them, in the order of
+                      the paths; blank lines and indents do not count
+
+Validation is whole top-level packages and modules, the same for every seed: in the order of the sha256 of their names
+each is taken that fits, and is no more than a sixth of it. The share of validation's runs of 4 lines that stand in
+training, too, is printed, and is `shared_runs` in meta.json. The seed decides the order of the training files, of which
+most_bytes takes the first. Other versions of Python give other text, so meta.json holds the version.
+
+With row_len the text is not one stream but rows of its own, and all rows begin with the same first token: the setting
+in which attention sinks are strongest (Gu et al. 2024).
 """
 
+import hashlib
+import math
 import platform
+import re
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -25,39 +39,47 @@ import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
 from data.tokenizer import get_tokenizer  # noqa: E402
-from data.writing import claim, parameters_of, report, split_documents, write_examples, write_stream  # noqa: E402
+from data.writing import claim, parameters_of, report, write_examples, write_stream  # noqa: E402
 
 GENERATOR = "data/pystdlib/prepare.py"
-VERSION = 1
+VERSION = 2  # 1: with tables and near-duplicates, split at random by file
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+TABLES = ("encodings/", "pydoc_data/")
+TABLE_LINE = re.compile(r"""[ \t]*[(\[{]*(?!\"{3}|'{3})['"\d\\].*""")
+GENERATED = re.compile(r"auto-?generated|automatically generated|file is generated", re.IGNORECASE)
+RUN = 4  # lines
 
 
 @dataclass
 class Config:
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
-    most_bytes: int | None = key(None, "take a random choice of files, of at most this size (None: all)", at_least=1)
+    most_bytes: int | None = key(
+        None, "validation and the first training files, of at most this size (None: all)", at_least=1
+    )
     row_len: int | None = key(None, "rows of this length that begin with the byte 0 (None: running text)", at_least=2)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
-    seed: int = key(0, "seeds the choice of the files, for validation and for most_bytes", at_least=0)
+    seed: int = key(
+        0, "seeds the order of the training files, and so what most_bytes takes; not validation", at_least=0
+    )
     out_dir: str | None = key(None, "where to write; None: beside this script", is_path=True)
     overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program="data/pystdlib/prepare.py", description=__doc__)
-    files = find_sources(Path(sysconfig.get_path("stdlib")))
-    if config.most_bytes is not None:
-        files = choose_files(files, config.most_bytes, config.seed)
+    root = Path(sysconfig.get_path("stdlib"))
+    texts = {file.relative_to(root).as_posix(): file.read_bytes().decode() for file in find_sources(root)}
+    texts, left_out = clean(texts)
+    names = split_units({name: len(text.encode()) for name, text in texts.items()}, config)
+    splits = {split: [texts[name] for name in names[split]] for split in names}
     out_dir = claim(config.out_dir or Path(__file__).resolve().parent, config.overwrite, GENERATOR)
-    is_val = split_documents([file.stat().st_size for file in files], config.val_fraction, config.seed)
-    splits = {"train": [], "val": []}
-    for file, validates in zip(files, is_val, strict=True):
-        splits["val" if validates else "train"].append(file.read_bytes().decode())
+    train, val = (set().union(*map(runs_of, splits[split])) for split in ("train", "val"))
+    shared = len(train & val) / len(val)
     about = dict(
         name="pystdlib",
         generator=GENERATOR,
         generator_version=VERSION,
-        parameters=parameters_of(config) | {"python": platform.python_version()},
+        parameters=parameters_of(config) | {"python": platform.python_version(), "shared_runs": round(shared, 4)},
         seed=config.seed,
     )
     if config.row_len is None:
@@ -66,6 +88,10 @@ def main(argv):
         rows = {split: rows_of("".join(texts), config.row_len) for split, texts in splits.items()}
         slices = {split: [(examples, {"slice": str(config.row_len)})] for split, examples in rows.items()}
         meta = write_examples(out_dir, slices, tokenizer="byte", vocab_size=256, **about)
+    for reason, sizes in left_out.items():
+        print(f"left out: {len(sizes)} {reason}, {sum(sizes):,} bytes")
+    print(f"validation: {', '.join(dict.fromkeys(map(unit_of, names['val'])))}")
+    print(f"{shared:.1%} of its runs of {RUN} lines stand in training, too")
     report(meta, out_dir)
 
 
@@ -78,17 +104,71 @@ def rows_of(text, row_len):
     return np.stack([np.pad(labels[:, :-1], ((0, 0), (1, 0))), labels], axis=1)
 
 
-def choose_files(files, most_bytes, seed):
-    """A random choice of the files that has at most this size, in the order given. Raises UserError for fewer than two.
+def clean(texts):
+    """Of {path: text}, those that are kept, and the sizes in bytes of those that are not, {reason: sizes}."""
+    kept, seen = {}, set()
+    left_out = {"tables": [], "generated files": [], "near-duplicates": []}
+    for name, text in texts.items():
+        runs = runs_of(text)
+        if name.startswith(TABLES) or is_table(text):
+            reason = "tables"
+        elif name.startswith("config-") or GENERATED.search(text[:300]):  # config-*: python-config.py, made by a build
+            reason = "generated files"
+        elif len(runs & seen) > len(runs) / 2:
+            reason = "near-duplicates"
+        else:
+            kept[name] = text
+            seen |= runs
+            continue
+        left_out[reason].append(len(text.encode()))
+    return kept, left_out
 
-    What is missing to most_bytes is less than any of the files left out.
-    """
-    sizes = [file.stat().st_size for file in files]
-    is_chosen = split_documents(sizes, min(1.0, most_bytes / sum(sizes)), seed)
-    chosen = [file for file, is_in in zip(files, is_chosen, strict=True) if is_in]
-    if len(chosen) < 2:
-        raise UserError(f"most_bytes={most_bytes:,}: holds fewer than two files, and validation needs one; raise it")
-    return chosen
+
+def is_table(text):
+    lines = [line for line in text.splitlines() if line.strip()]
+    return 2 * sum(len(line) for line in lines if TABLE_LINE.match(line)) > sum(map(len, lines))
+
+
+def runs_of(text):
+    """The runs of RUN lines of a text, as a set of tuples; a shorter text is one run."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return {tuple(lines[i : i + RUN]) for i in range(max(1, len(lines) - RUN + 1))}
+
+
+def unit_of(name):
+    """The top-level package or module that a path belongs to."""
+    return name.partition("/")[0].removesuffix(".py")
+
+
+def split_units(sizes, config):
+    """{"train": paths, "val": paths} of {path: bytes}. Raises UserError if nothing is left for training."""
+    units = {}
+    for name, size in sizes.items():
+        units[unit_of(name)] = units.get(unit_of(name), 0) + size
+    room = config.val_fraction * min(config.most_bytes or math.inf, sum(sizes.values()))
+    by_hash = sorted(units, key=lambda unit: hashlib.sha256(unit.encode()).digest())
+    small = {unit: units[unit] for unit in by_hash if units[unit] <= room / 6}
+    chosen = fitting(small, room) or [min(units, key=units.get)]
+    val = [name for name in sizes if unit_of(name) in chosen]
+    others = [name for name in sizes if unit_of(name) not in chosen]
+    others = [others[i] for i in np.random.default_rng(config.seed).permutation(len(others))]
+    room = (config.most_bytes or math.inf) - sum(sizes[name] for name in val)
+    train = fitting({name: sizes[name] for name in others}, room)
+    if not train:
+        raise UserError(
+            f"most_bytes={config.most_bytes}: no file is left for training beside {', '.join(chosen)}; raise it"
+        )
+    return {"train": train, "val": val}
+
+
+def fitting(sizes, room):
+    """In the order given, each name that keeps the sum of the sizes taken at or below room."""
+    taken = []
+    for name, size in sizes.items():
+        if size <= room:
+            taken.append(name)
+            room -= size
+    return taken
 
 
 def find_sources(root):
