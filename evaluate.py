@@ -5,6 +5,7 @@
     python evaluate.py --checkpoint=out/best.pt --carry=true          and again with a carried state
     python evaluate.py --checkpoint=out/best.pt --lengths=256,512     at several context lengths
     python evaluate.py --checkpoint=a/best.pt --against=b/best.pt     the difference, with its error
+    python evaluate.py --checkpoint=out/best.pt --prune_below=0.1     gate values under 0.1 set to zero
     python evaluate.py --checkpoint=out/best.pt --dataset=data/mqar --block_size=1024
     torchrun --standalone --nproc_per_node=8 evaluate.py --checkpoint=out/best.pt    on 8 GPUs
 
@@ -17,6 +18,7 @@ state). For MQAR it reports the accuracy of each slice.
 import configurator
 from configurator import UserError, key
 
+import contextlib
 import json
 import math
 import sys
@@ -37,10 +39,12 @@ from runs.checkpoint import check_same_weights, check_vocabulary, load_model
 from runs.files import check_output, write_output
 from runs.hardware import DTYPES, Processes, autocast
 from study.bootstrap import block_sums, standard_error
+from study.interventions import gates_to_prune, pruned, quantised
 
 CHUNK_TOKENS = 1024  # the most tokens whose logits are held at once
 BLOCK_TOKENS = 4096  # consecutive tokens of a text that the error of a difference takes as one
 POSITION_BINS = 16  # the number of parts of the context that the loss by position is reported for
+REPEATED = 8  # a label is "repeated" if so many tokens before it have stood in a row earlier in the window
 
 
 @torch.no_grad()
@@ -54,7 +58,8 @@ def score(
 ) -> dict:
     """Scores batches of (inputs (B, T), targets (B, T), slice).
 
-    Returns {slice: (block_size, 3) float64}, the sums of nats, labels and correct answers at each position of a row.
+    Returns {slice: (2, block_size, 3) float64}, the sums of nats, labels and correct answers at each position of a row,
+    of the labels behind a string that is new to the row and of those behind a repeated one (`is_repeated`).
     model: a GPT, or any function of inputs (B, T) to logits (B, T, V).
     by_row: a list, which gets the [nats, labels] of every row
     """
@@ -62,7 +67,7 @@ def score(
     for inputs, targets, name in batches:
         labelled = (targets != IGNORE).to(device)
         targets, inputs = targets.to(device), inputs.to(device)
-        nats = add_scores(sums, name, block_size, logit_chunks(model, inputs, labelled), targets, labelled)
+        nats = add_scores(sums, name, block_size, logit_chunks(model, inputs, labelled), inputs, targets)
         if by_row is not None:
             rows, of_row = labelled.nonzero()[:, 0].cpu(), torch.zeros(len(inputs), 2, dtype=torch.float64)
             by_row += of_row.index_add_(0, rows, torch.stack([nats, torch.ones_like(nats)], dim=1)).tolist()
@@ -83,22 +88,36 @@ def add_scores(
     name: str,
     block_size: int,
     chunks: Iterable[torch.Tensor],
+    inputs: torch.Tensor,
     targets: torch.Tensor,
-    labelled: torch.Tensor,
 ) -> torch.Tensor:
-    """Adds what the chunks of logits score to sums[name]; targets, labelled (B, T). Returns the nats of each label."""
-    rows = sums.setdefault(name, torch.zeros(block_size, 3, dtype=torch.float64))
-    positions, targets, done = labelled.nonzero()[:, 1].cpu(), targets[labelled], 0
+    """Adds what the chunks of logits score to sums[name]; inputs, targets (B, T). Returns the nats of each label."""
+    rows = sums.setdefault(name, torch.zeros(2, block_size, 3, dtype=torch.float64))
+    labelled = targets != IGNORE
+    places = is_repeated(inputs)[labelled] * block_size + labelled.nonzero()[:, 1]  # in (2, block_size)
+    places, targets, done = places.cpu(), targets[labelled], 0
     found = [torch.zeros(0, dtype=torch.float64)]
     for logits in chunks:
         target = targets[done : done + len(logits)]
         nats = F.cross_entropy(logits, target, reduction="none").cpu().double()
         correct = (logits.argmax(-1) == target).cpu().double()
         scores = torch.stack([nats, torch.ones_like(nats), correct], dim=1)
-        rows.index_add_(0, positions[done : done + len(logits)], scores)
+        rows.flatten(0, 1).index_add_(0, places[done : done + len(logits)], scores)
         done += len(logits)
         found.append(nats)
     return torch.cat(found)
+
+
+def is_repeated(inputs: torch.Tensor) -> torch.Tensor:
+    """(B, T) -> (B, T) bool: whether the REPEATED tokens that end here have stood in a row earlier in the window."""
+    B, T = inputs.shape
+    if T <= REPEATED:
+        return torch.zeros(B, T, dtype=torch.bool, device=inputs.device)
+    strings = inputs.unfold(1, REPEATED, 1).reshape(-1, REPEATED)  # (B n, 8)
+    ids = strings.unique(dim=0, return_inverse=True)[1].view(B, -1)  # (B, n), equal where the strings are
+    ids, order = ids.sort(dim=1, stable=True)  # of equal ones the first in the window comes first
+    again = F.pad(ids[:, 1:] == ids[:, :-1], (1, 0))
+    return F.pad(torch.zeros_like(again).scatter(1, order, again), (REPEATED - 1, 0))
 
 
 @torch.no_grad()
@@ -118,9 +137,9 @@ def score_carried(model: GPT, dataset: Dataset, split: str, block_size: int) -> 
             state, start = model.init_state(1, dtype=model.wte.weight.dtype), 0
         hidden, state = model.features(inputs.to(device), state, start)
         start += inputs.shape[1]
-        labelled = (targets != IGNORE).to(device)
-        chunks = (model.logits(x) for x in hidden[labelled].split(CHUNK_TOKENS))
-        add_scores(sums, name, block_size, chunks, targets.to(device), labelled)
+        inputs, targets = inputs.to(device), targets.to(device)
+        chunks = (model.logits(x) for x in hidden[targets != IGNORE].split(CHUNK_TOKENS))
+        add_scores(sums, name, block_size, chunks, inputs, targets)
     return sums
 
 
@@ -129,14 +148,14 @@ def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
 
     The last ones divide by the words and the bytes of the split, so a sample of it has none.
     """
-    nats, labels, correct = (float(x) for x in sum(rows.sum(0) for rows in sums.values()))
+    nats, labels, correct = (float(x) for x in sum(rows.sum((0, 1)) for rows in sums.values()))
     if not labels:
         raise UserError(f"{dataset.folder}: no token of {split} has a label, so there is nothing to score")
     result: dict = {"loss": nats / labels, "perplexity": perplexity(nats / labels), "accuracy": correct / labels}
     result["labels"] = int(labels)
     if dataset.kind == "examples":
         result["slices"] = {
-            name: float(rows[:, 2].sum() / rows[:, 1].sum()) for name, rows in sums.items() if rows[:, 1].any()
+            name: float(rows[..., 2].sum() / rows[..., 1].sum()) for name, rows in sums.items() if rows[..., 1].any()
         }
         return result
     counts, words = dataset.counts(split), words_of(dataset, split)
@@ -166,10 +185,24 @@ def perplexity(nats: float) -> float:
 
 def loss_by_position(sums: dict) -> list[list]:
     """[[first position, mean loss]] of each part of the context that has labels."""
-    (rows,) = sums.values()
+    (rows,) = (both.sum(0) for both in sums.values())
     width = max(1, len(rows) // POSITION_BINS)
     parts = [(i, rows[i : i + width].sum(0)) for i in range(0, len(rows), width)]
     return [[i, float(part[0] / part[1])] for i, part in parts if part[1] > 0]
+
+
+def parts_of_loss(sums: dict) -> dict[str, float]:
+    """The mean losses of the labels in the first eighth of a window (near), in its second half (far), behind repeated
+    strings (repeated) and elsewhere, and the two differences; what has no label is left out."""
+    (rows,) = sums.values()
+    T = rows.shape[1]
+    parts = {"near": rows[:, : T // 8], "far": rows[:, T // 2 :], "repeated": rows[1:], "elsewhere": rows[:1]}
+    totals = {name: part.sum((0, 1)) for name, part in parts.items()}
+    found = {name: float(total[0] / total[1]) for name, total in totals.items() if total[1] > 0}
+    for one, other in (("far", "near"), ("repeated", "elsewhere")):
+        if one in found and other in found:
+            found[f"{one}_minus_{other}"] = found[one] - found[other]
+    return found
 
 
 def evaluate(
@@ -184,7 +217,9 @@ def evaluate(
     rank: int = 0,
     world_size: int = 1,
 ) -> dict:
-    """The numbers of the split (`summarize`). Sums are taken over all ranks before any division: each gets the same.
+    """The numbers of the split (`summarize`), of a text also loss_of (`parts_of_loss`).
+
+    Sums are taken over all ranks before any division: each gets the same.
 
     dtype: of matrix products; tokens: score a fixed sample of about that many tokens (Dataset.eval_batches)
     """
@@ -194,7 +229,9 @@ def evaluate(
     with autocast(device.type, dtype):
         sums = score(model, batches, block_size=block_size, device=device)
     model.train(was_training)
-    return summarize(sum_over_ranks(sums, dataset, block_size, device, world_size), dataset, split)
+    sums = sum_over_ranks(sums, dataset, block_size, device, world_size)
+    parts = {"loss_of": parts_of_loss(sums)} if dataset.kind == "stream" else {}
+    return summarize(sums, dataset, split) | parts
 
 
 def sum_over_ranks(sums: dict, dataset: Dataset, block_size: int, device: torch.device | str, world_size: int) -> dict:
@@ -202,10 +239,10 @@ def sum_over_ranks(sums: dict, dataset: Dataset, block_size: int, device: torch.
     if world_size == 1:
         return sums
     names = dataset.slices or [None]  # a rank may have had no batch of some slice
-    empty = torch.zeros(block_size, 3, dtype=torch.float64)
+    empty = torch.zeros(2, block_size, 3, dtype=torch.float64)
     everywhere = torch.stack([sums.get(name, empty) for name in names]).to(device)
     torch.distributed.all_reduce(everywhere)
-    return {name: rows for name, rows in zip(names, everywhere.cpu(), strict=True) if rows[:, 1].any()}
+    return {name: rows for name, rows in zip(names, everywhere.cpu(), strict=True) if rows[..., 1].any()}
 
 
 @dataclass
@@ -229,6 +266,8 @@ class EvaluateConfig:
     rope_factor: float | None = key(
         None, "context extension factor, with rope_scaling (None: as in training)", at_least=1
     )
+    prune_below: float | None = key(None, "gate values under this are set to zero (None: none)", above=0)
+    eight_bits: bool = key(False, "true: weights and inputs of linear layers are rounded to 8 bits")
     dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=tuple(DTYPES))
     out: str | None = key(
         None, "file for the JSON; from it plot.py draws the loss by position (None: no file)", is_path=True
@@ -262,6 +301,8 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
             check_vocabulary(other.config.vocab_size, of_other, dataset)
         except UserError as error:
             raise UserError(f"against={config.against}: {error}") from None
+    if config.prune_below is not None and not gates_to_prune(model):
+        raise UserError(f"prune_below={config.prune_below}: {config.checkpoint} has no gate that multiplies")
     if dataset.kind == "examples" and (config.stride or config.carry or config.lengths):
         raise UserError(
             f"{dataset.folder}: stride, carry and lengths are for text, and this data set has separate rows"
@@ -276,6 +317,7 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     about |= {"version": dataset.meta["parameters"].get("version")} if dataset.kind == "stream" else {}
     about |= {"trained_length": model.config.block_size, "dtype": config.dtype}
     about |= {name: getattr(model.config, name) for name in asked}
+    about |= {name: getattr(config, name) for name in ("prune_below", "eight_bits") if getattr(config, name)}
     about |= {"data_has_changed": has_changed(dataset, trained_on)}
     results = []
     for block_size in config.lengths or [config.block_size or model.config.block_size]:
@@ -319,13 +361,19 @@ def read(
     def score_windows(model, by_row):
         batches = dataset.eval_batches(config.split, config.batch_size, block_size, stride=stride, **share)
         batches = tqdm(batches, f"T={block_size}", unit=" batch", disable=quiet, leave=False)
-        with autocast(processes.device_type, config.dtype):
+        with autocast(processes.device_type, config.dtype), contextlib.ExitStack() as changes:
+            if config.prune_below is not None:
+                changes.enter_context(pruned(model, config.prune_below))
+            if config.eight_bits:
+                changes.enter_context(quantised(model))
             return score(model, batches, block_size=block_size, device=processes.device, by_row=by_row)
 
     rows: list = []
     sums = processes.on_all(score_windows, model, rows)
     sums = sum_over_ranks(sums, dataset, block_size, processes.device, processes.world_size)
     result = {"block_size": block_size, "reading": f"windows, stride {stride}"} | summarize(sums, dataset, config.split)
+    if dataset.kind == "stream":
+        result["loss_of"] = parts_of_loss(sums)
     if config.lengths:
         result["by_position"] = loss_by_position(sums)
     if other is not None:
@@ -360,9 +408,13 @@ def table(config: EvaluateConfig, about: dict, results: list[dict]) -> str:
     version = f" ({about['version']})" if about.get("version") else ""
     lines = [f"{title} on {about['dataset']}{version}, {about['split']}, tokenizer {about['tokenizer']}"]
     reached = [column for result in results if "limit" not in result for column in (result, result.get("carried"))]
-    reached, hidden = [column for column in reached if column], ("slices", "by_position", "carried", "against")
+    reached = [column for column in reached if column]
+    hidden = ("slices", "loss_of", "by_position", "carried", "against")
     for name in [name for name in (reached or [{}])[0] if name not in hidden]:
         lines.append(f"  {name:<17}" + "".join(f"{show(result[name]):>24}" for result in reached))
+    for name in reached[0].get("loss_of", {}) if reached else ():
+        cells = "".join(f"{show(result.get('loss_of', {}).get(name, '-')):>24}" for result in reached)
+        lines.append(f"  loss {name:<12}{cells}")
     for result in reached:
         lines += [f"  accuracy {name:<8}{value:>24.4f}" for name, value in result.get("slices", {}).items()]
     for found in [result["against"] for result in reached if "against" in result]:

@@ -204,7 +204,7 @@ class ExperimentConfig:
                     f"arm {run['arm']!r}: gradient_accumulation_steps={keys.gradient_accumulation_steps}: must be a "
                     f"multiple of processes_per_run={self.processes_per_run}, which share the micro-steps"
                 )
-            steps = self.selection_iters
+            steps = [] if run["arm"] in self.rate_of else self.selection_iters
             if steps and not (len(steps) < 3 and sorted(set(steps)) == steps and steps[-1] <= keys.max_iters):
                 raise UserError(
                     f"selection_iters={steps}: must be one number, or two with the smaller one first, and none over "

@@ -26,6 +26,8 @@ and map. All meters read the same first rows of the split, in the run's dtype:
     rank        effective rank (Roy & Vetterli 2007), exp of the entropy of the normalised singular
                 values: of each head's readout (tokens x width) before the gate and as the output
                 projection gets it, and of W_v W_o
+    induction   mean weight that the queries in the second of two equal halves of drawn tokens give to the
+                token behind their own in the first (Olsson et al. 2022), as a share of all weights
     branch      |y| / |x|, the norm of the mixer's output over that of the residual stream it is added
                 to, mean over tokens
     residual    largest |h| after a block, its ratio to the median |h|, and where it is
@@ -54,12 +56,14 @@ import json
 import math
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
 from data.shards import Dataset, open_dataset
 from data.tokenizer import tokenizer_of
+from evaluate import score
 from gate import ADDITIVE_ACTIVATIONS
 from model import GPT
 from ops import IGNORE
@@ -81,9 +85,10 @@ from runs.probe import (
     summary,
 )
 from study import layerwise
-from study.interventions import DECODED_TOKENS, decoding_speed, loss_of, pruning_curve, quantised
+from study.interventions import DECODED_TOKENS, decoding_speed, pruned, quantised, share_of
 
 MAP_TOKENS = 64
+THRESHOLDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # that gate values are pruned at
 SINK_KINDS = {
     "weights": "softmax weights",
     "share": "cosFormer's own weights, as a share",
@@ -205,6 +210,24 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
     return result | {"pruning": pruning_curve(model, batches, T), "quantised": in_8_bits}
 
 
+def pruning_curve(model: GPT, batches: Iterable[tuple], block_size: int) -> list[dict]:
+    """[{threshold, zeroed, loss, accuracy}], empty if no gate multiplies."""
+    curve = []
+    for threshold in THRESHOLDS:
+        with pruned(model, threshold) as counts:
+            result = loss_of(model, batches, block_size)
+        if counts[1]:
+            curve.append({"threshold": threshold, "zeroed": share_of(counts)} | result)
+    return curve
+
+
+def loss_of(model: GPT, batches: Iterable[tuple], block_size: int) -> dict[str, float]:
+    """{loss, accuracy} over batches of (inputs, targets, slice), in float32, as evaluate.py reads them."""
+    sums = score(model, batches, block_size=block_size, device=model.wte.weight.device)
+    nats, labels, correct = (float(x) for x in sum(rows.sum((0, 1)) for rows in sums.values()))
+    return {"loss": nats / labels, "accuracy": correct / labels}
+
+
 def published_meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, config: MetersConfig) -> dict:
     """The numbers that Qiu et al. print, by layer, of a model of open_model."""
     dtype, config = config.dtype or checkpoint.get("dtype", "float32"), dataclasses.replace(config)
@@ -303,6 +326,9 @@ def table(result: dict) -> str:
                 lines.append(f"{i:<5} {'@' + position:<14} {' '.join(numbers_of)}")
     kinds = dict.fromkeys(layer["sink"]["kind"] for layer in result["layers"])
     lines += [f"sink: {SINK_KINDS[kind]}" for kind in kinds]
+    if scores := [(x or 0.0, i, h) for i, own in enumerate(result["layers"]) for h, x in enumerate(own["induction"])]:
+        score, layer, head = max(scores)
+        lines.append(f"induction: at most {score:.3f}, by head {head} of layer {layer}")
     lines += kinds_table(result)
     lines += [f"collapsed: {line}" for line in collapsed_gates(result["layers"])]
     lines += ["", f"loss {result['loss']:.4f}, accuracy {result['accuracy']:.1%}, over {result['labels']:,} labels"]

@@ -19,6 +19,7 @@ from runs.hardware import autocast
 BINS = 20  # bins of width 0.05 from 0 to 1; one more bin holds the values above 1
 COLLAPSE = 0.05
 SINK_HEAD = 0.3
+INDUCTION_ROWS = 4
 SINK_TOKENS = 64  # of Gu et al.'s count of heads
 WEIGHTS_AT_ONCE = 1 << 22  # entries of the weights that the sink meter holds at once, at least a row's
 TRAINING_TOKENS = 16384  # that the meters in the training log look at, in at least four rows
@@ -154,6 +155,25 @@ def sink_meter(mixer: Mixer, seen: dict, kinds: dict[str, torch.Tensor]) -> dict
             for name, mask in kinds.items()
         },
     }
+
+
+@torch.no_grad()
+def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]:
+    """The induction score of each head, by layer: how much a head looks at what followed the same token before.
+
+    Four rows of two equal halves are drawn from the tokens of inputs (B, T), alike in each call. A query of the second
+    half gives its score's weight to the token behind its own in the first (Olsson et al. 2022), as a share of all.
+    """
+    half = inputs.shape[1] // 2
+    drawn = torch.randint(inputs.numel(), (INDUCTION_ROWS, half), generator=torch.Generator().manual_seed(0))
+    rows = inputs.flatten()[drawn.to(inputs.device)].repeat(1, 2)  # (4, 2 half)
+
+    def measure(block, seen):
+        weights = block.mixer.weights(seen["x"]).abs()  # (4, H, 2 half, 2 half)
+        share = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+        return numbers(share.diagonal(1 - half, 2, 3)[..., 1:].mean((0, 2)))  # queries half, half + 1, ...
+
+    return probe(model, rows, measure, dtype)
 
 
 def rows_at_once(mixer: Mixer, T: int) -> int:
@@ -300,7 +320,9 @@ def layer_meters(model: GPT, inputs: torch.Tensor, kinds: dict[str, torch.Tensor
 
     names = [name for name, _ in model.config.layers()]
     layers = probe(model, inputs, measure, dtype)
-    return [{"mixer": name} | layer for name, layer in zip(names, layers, strict=True)]
+    induction = induction_meters(model, inputs, dtype)
+    found = zip(names, layers, induction, strict=True)
+    return [{"mixer": name} | layer | {"induction": heads} for name, layer, heads in found]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -324,6 +346,7 @@ def training_meters(
     found = summary(probe(model, inputs, measure, dtype), inputs.shape[1])
     for name, loss in losses_by_kind(model, inputs, targets, masks, dtype).items():
         found["kinds"][name]["loss"] = loss
+    found["induction"] = induction_meters(model, inputs, dtype)
     return found
 
 

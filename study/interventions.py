@@ -1,12 +1,12 @@
 """What a model loses and gains when its gates are pruned, its closed heads are skipped, or its arithmetic has 8 bits.
 
-    with pruned(model, 0.1) as counts:              # gate values under 0.1 are zero: the loss
-        loss_of(model, batches, block_size)
+    with pruned(model, 0.1) as counts:              # gate values under 0.1 are zero
+        model(idx, targets)
     decoding_speed(model, prompt, 0.1)              # heads whose gate is under 0.1 are skipped: tokens/s
     with quantised(model):                          # weights and inputs have 8 bits
-        loss_of(model, batches, block_size)
+        model(idx, targets)
 
-meters.py prints these beside what it measures in one forward pass of the model as it is.
+meters.py prints these beside what it measures in one forward pass of the model as it is; evaluate.py reads a split so.
 """
 
 from configurator import UserError
@@ -14,18 +14,16 @@ from configurator import UserError
 import collections
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from evaluate import score
-from gate import ADDITIVE_ACTIVATIONS
+from gate import ADDITIVE_ACTIVATIONS, Gate
 from model import GPT, Mixer, Softmax
 
 DECODED_TOKENS = 64
-THRESHOLDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 
 
 @contextlib.contextmanager
@@ -44,25 +42,18 @@ def pruned(model: GPT, threshold: float) -> Iterator[list[int]]:
         return output.masked_fill(closed, 0.0)
 
     try:
-        for block in model.blocks:
-            for position, gate in block.mixer.gates.items():
-                if position != "denominator" and gate.activation not in ADDITIVE_ACTIVATIONS:
-                    handles.append(gate.register_forward_hook(prune))
+        for gate in gates_to_prune(model):
+            handles.append(gate.register_forward_hook(prune))
         yield counts
     finally:
         for handle in handles:
             handle.remove()
 
 
-def pruning_curve(model: GPT, batches: Iterable[tuple], block_size: int) -> list[dict]:
-    """[{threshold, zeroed, loss, accuracy}], empty if no gate multiplies."""
-    curve = []
-    for threshold in THRESHOLDS:
-        with pruned(model, threshold) as counts:
-            result = loss_of(model, batches, block_size)
-        if counts[1]:
-            curve.append({"threshold": threshold, "zeroed": share_of(counts)} | result)
-    return curve
+def gates_to_prune(model: GPT) -> list[Gate]:
+    """The gates that multiply, but for those on the denominator."""
+    gates = [item for block in model.blocks for item in block.mixer.gates.items() if item[0] != "denominator"]
+    return [gate for _, gate in gates if gate.activation not in ADDITIVE_ACTIVATIONS]
 
 
 def share_of(counts: list[int]) -> float:
@@ -171,10 +162,3 @@ def quantised(model: GPT) -> Iterator[None]:
     finally:
         for linear in linears:
             vars(linear).pop("forward", None)
-
-
-def loss_of(model: GPT, batches: Iterable[tuple], block_size: int) -> dict[str, float]:
-    """{loss, accuracy} over batches of (inputs, targets, slice), in float32, as evaluate.py reads them."""
-    sums = score(model, batches, block_size=block_size, device=model.wte.weight.device)
-    nats, labels, correct = (float(x) for x in sum(rows.sum(0) for rows in sums.values()))
-    return {"loss": nats / labels, "accuracy": correct / labels}

@@ -15,7 +15,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from runs.outdir import write_text
-from study import lengths, mixers, sinks
+from study import gains, lengths, mixers, sinks
 from study.drawing import (
     ALL_COLOURS,
     COLOURS,
@@ -41,7 +41,7 @@ DRAWN = {  # the names of all figures of an experiment
     f"{name}.png"
     for name in (
         "accuracy", "val_loss", "sink", "sink_arms", "learning_rates", "branch", "ends", "flops", "state", "slices",
-        "lengths", "lengths_gain", "claims", "pairs", "survival", "mixers", "rates", "windows",
+        "lengths", "lengths_gain", "gain", "claims", "pairs", "survival", "mixers", "rates", "windows",
     )
 }  # fmt: skip
 
@@ -73,6 +73,8 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
         drawn.append(slice_curves(*sliced, folder / "slices.png"))
     if any("lengths" in score for score in scores):
         drawn.append(context_curves(rows, folder / "lengths.png"))
+    if any(row.get("loss_curve") for row in rows) and gains.gains(rows):
+        drawn.append(gains.figure(rows, folder / "gain.png"))
     if lengths.panels_of(rows):
         drawn.append(lengths.figure(rows, folder / "lengths_gain.png"))
     return drawn
@@ -240,15 +242,17 @@ def end_of(row: dict) -> float:
 
 
 def branch_curves(rows: list[dict], path: Path) -> Path:
-    """Branch over residual norm, and below it the mean of the gates, against the step: a column of panels per setting
-    and mixer, a colour per kind of arm. Means over the seeds with their intervals. Returns the path."""
+    """Branch over residual norm, below it the mean of the gates, and the highest induction score of a head, against the
+    step: a column of panels per setting and mixer, a colour per kind of arm. Means over the seeds with their intervals.
+    Returns the path."""
     rows = [row for row in rows if row.get("meter_curve")]
     panels, gated = {}, any(row["meter_curve"]["gate_mean"] for row in rows)
+    inducts = any(row["meter_curve"].get("induction") for row in rows)
     for row in rows:
         place = ", ".join(filter(None, (row.get("setting"), mixer_of(row))))
         panels.setdefault(place, {}).setdefault(variant_of(row), []).append(row["meter_curve"])
     colours = colours_of(rows)
-    columns, each = min(4, len(panels)), 1 + gated
+    columns, each = min(4, len(panels)), 1 + gated + inducts
     lines = each * -(-len(panels) // columns)
     look: dict = dict(figsize=(3.6 * columns + 0.6, 2.5 * lines + 0.4), squeeze=False, sharex=True)
     figure, grid = plt.subplots(lines, columns, **look)
@@ -259,6 +263,9 @@ def branch_curves(rows: list[dict], path: Path) -> Path:
         for arm, curves in ((arm, arms[arm]) for arm in colours if arm in arms):
             colour = colours[arm]
             mean_lines(above, [pairs_of(curve, curve["branch"]) for curve in curves], color=colour, label=arm)
+            if inducts:
+                highest = [pairs_of(curve, map(highest_score, curve["induction"])) for curve in curves]
+                mean_lines(below[-1], highest, color=colour, label=arm)
             for position, style in zip(curves[0]["gate_mean"], itertools.cycle(LINES)):  # noqa: B905
                 own = [pairs_of(curve, curve["gate_mean"][position]) for curve in curves]
                 label = f"{arm}, {position}" if len(curves[0]["gate_mean"]) > 1 else arm
@@ -269,8 +276,8 @@ def branch_curves(rows: list[dict], path: Path) -> Path:
             axes.set(ylim=(0, None))
             dress(axes)
         [above, *below][-1].set(xlabel="step")
-        if below:
-            below[0].set(ylabel="mean of the gate" if i % columns == 0 else None)
+        for axes, name in zip(below, ["mean of the gate"] * gated + ["highest induction score"] * inducts, strict=True):
+            axes.set(ylabel=name if i % columns == 0 else None)
     label_edges(grid)
     legend_of(figure)
     return write(figure, path)
@@ -283,7 +290,11 @@ def colours_of(rows: list[dict]) -> dict[str, str]:
     return plain | dict(zip((n for n in names if n != "none"), itertools.cycle(ALL_COLOURS[:-1])))  # noqa: B905
 
 
-def pairs_of(curve: dict, values: list) -> list[tuple]:
+def highest_score(layers: list[list]) -> float | None:
+    return max((score for heads in layers for score in heads if score is not None), default=None)
+
+
+def pairs_of(curve: dict, values: Iterable) -> list[tuple]:
     return list(zip(curve["step"], values, strict=True))
 
 

@@ -453,6 +453,8 @@ def finish(config, job: dict) -> dict:
         "meters": evaluations[-1].get("meters", {}),
         "sinks": sink_curve(evaluations),
         "meter_curve": meter_curve(evaluations),
+        "loss": end.get("loss_of", {}),
+        "loss_curve": [{"step": row["step"]} | row["loss_of"] for row in evaluations if "loss_of" in row],
         "tokens_per_second": speed,
         "step_ms": 1000 * about["tokens_per_step"] / speed,
         "scores": {},
@@ -481,8 +483,9 @@ def sink_curve(evaluations: list[dict]) -> list[dict]:
 
 
 def meter_curve(evaluations: list[dict]) -> dict:
-    """{step: [...], branch: [...], gate_mean: {position: [...]}}: the branch over the residual norm, mean over layers,
-    and the mean of the gates, at each evaluation; empty if the meters were off."""
+    """{step: [...], branch: [...], induction: [...], gate_mean: {position: [...]}}: the branch over the residual norm,
+    mean over layers, the induction score of each head by layer, and the mean of the gates, at each evaluation; empty if
+    the meters were off."""
     found = [(row["step"], row["meters"]) for row in evaluations if row.get("meters")]
     if not found:
         return {}
@@ -490,6 +493,7 @@ def meter_curve(evaluations: list[dict]) -> dict:
     return {
         "step": [step for step, _ in found],
         "branch": [None if None in layers else float(f"{statistics.fmean(layers):.4g}") for layers in ends],
+        "induction": [meters["induction"] for _, meters in found],
         "gate_mean": {name: [meters["gate_mean"][name] for _, meters in found] for name in found[0][1]["gate_mean"]},
     }
 

@@ -46,7 +46,7 @@ def make_model(**keys):
 
 
 def nats(sums):
-    return sum(float(rows[:, 0].sum()) for rows in sums.values())
+    return sum(float(rows[..., 0].sum()) for rows in sums.values())
 
 
 def test_the_perplexity_of_a_three_token_model_is_the_hand_computed_one():
@@ -60,7 +60,7 @@ def test_the_perplexity_of_a_three_token_model_is_the_hand_computed_one():
     sums = evaluate.score(model, [(inputs, targets, None)], block_size=3)
     # by position: (0, 0), (1, 0), (2): two, one and no zero among them
     expected = torch.tensor([[2 * math.log(2), 2, 2], [math.log(4) + math.log(2), 2, 1], [math.log(4), 1, 0]])
-    torch.testing.assert_close(sums[None].float(), expected)
+    torch.testing.assert_close(sums[None].sum(0).float(), expected)
     assert math.exp(nats(sums) / 5) == pytest.approx(2 ** (7 / 5))
 
 
@@ -130,8 +130,33 @@ def test_the_numbers_of_a_text_follow_from_its_nats_words_and_bytes(text):
     assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
 
 
+def test_a_string_is_repeated_where_it_has_stood_earlier_in_its_window():
+    rows = [b"the cat sat, the cat sat", b"abababababababababababab", b"nothing here comes again"]
+    rows.append(b"short, b" + b"then the cat sat")  # what stands in another row is no repetition
+    expected = [[row[max(0, i - 7) : i + 1] in row[:i] and i >= 7 for i in range(len(row))] for row in rows]
+    found = evaluate.is_repeated(torch.tensor([list(row) for row in rows]))
+    assert found.tolist() == expected and sum(map(sum, expected)) == 19
+    assert not evaluate.is_repeated(torch.zeros(2, 8, dtype=torch.long)).any()
+
+
+def test_the_parts_of_a_texts_loss_are_means_over_their_labels(text):
+    model, nats_of = make_model(attention="gla", block_size=64), {}
+    for inputs, targets, _ in text.eval_batches("val", 4, 64):
+        loss = F.cross_entropy(model(inputs).mT, targets, reduction="none", ignore_index=IGNORE).detach()
+        again = evaluate.is_repeated(inputs)
+        for row, i in (targets != IGNORE).nonzero().tolist():
+            places = ["near"] * (i < 8) + ["far"] * (i >= 32) + ["repeated" if again[row, i] else "elsewhere"]
+            for place in places:
+                nats_of.setdefault(place, []).append(float(loss[row, i]))
+    found = evaluate.evaluate(model, text, "val", batch_size=3, block_size=64)["loss_of"]
+    mean = {place: sum(values) / len(values) for place, values in nats_of.items()}
+    mean["far_minus_near"] = mean["far"] - mean["near"]
+    mean["repeated_minus_elsewhere"] = mean["repeated"] - mean["elsewhere"]
+    assert found == pytest.approx(mean, rel=1e-9)
+
+
 def test_a_split_without_a_label_is_named(text):
-    sums = {"8/2": torch.zeros(8, 3, dtype=torch.float64)}
+    sums = {"8/2": torch.zeros(2, 8, 3, dtype=torch.float64)}
     with pytest.raises(UserError, match="no token of val has a label"):
         evaluate.summarize(sums, text, "val")
 
@@ -140,7 +165,8 @@ def test_padded_ids_do_not_count(text):
     padded, model = make_model(pad_vocab_to=100), make_model()
     padded.load_state_dict(model.state_dict() | {"wte.weight": F.pad(model.wte.weight, (0, 0, 0, 44), value=9.0)})
     results = [evaluate.evaluate(m, text, "val", batch_size=4, block_size=32) for m in (model, padded)]
-    assert results[0] == pytest.approx(results[1])
+    parts = [result.pop("loss_of") for result in results]
+    assert results[0] == pytest.approx(results[1]) and parts[0] == pytest.approx(parts[1])
 
 
 @pytest.mark.parametrize("scaling", ["none", "ntk", "yarn"])
@@ -190,7 +216,8 @@ def test_processes_share_the_windows_and_print_one_table(checkpoint, helpers):
     assert (alone.returncode, together.returncode) == (0, 0), together.stderr.decode()
     printed = [ended.stdout.decode().splitlines() for ended in (alone, together)]
     assert len(printed[0]) == len(printed[1])
-    assert json.loads(printed[1][-1]) == pytest.approx(json.loads(printed[0][-1]))
+    one, two = (json.loads(lines[-1]) for lines in printed)
+    assert two.pop("loss_of") == pytest.approx(one.pop("loss_of")) and two == pytest.approx(one)
 
 
 def test_a_length_past_the_reach_of_the_only_rank_with_a_batch_is_named_by_all(checkpoint, helpers):

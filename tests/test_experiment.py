@@ -140,6 +140,7 @@ def test_every_arm_is_run_with_every_seed_and_has_its_row(finished, base, helper
         assert curve["step"] == [0, 3, 6] and len(meters[0]["branch"]) == base.get("n_layer", 2)
         assert curve["branch"] == pytest.approx([statistics.fmean(found["branch"]) for found in meters], rel=1e-3)
         gates = {} if arm == "none" else {"readout": [found["gate_mean"]["readout"] for found in meters]}
+        assert curve["induction"] == [found["induction"] for found in meters]
         assert curve["gate_mean"] == gates and gates.get("readout", [0.5])[0] == 0.5
         assert row["planned_seeds"] == [0, 1]
         assert {"git_commit", "git_dirty", "versions", "step_ms", "state_bytes", "flops_per_token"} <= row.keys()

@@ -12,7 +12,7 @@ from made_rows import labels_of, listed, made_row, write_rows
 import experiment
 import plot
 from model import MIXERS
-from study import claims, drawing, report, tables
+from study import claims, drawing, gains, report, tables
 from study.drawing import mean_lines, mean_mark
 
 
@@ -169,6 +169,27 @@ def test_each_kind_of_arm_has_a_colour_of_its_own_which_is_the_same_in_all_figur
         for axes in drawn[name].axes:
             looks.append({line.get_label(): line.get_color() for line in axes.lines if line.get_label()[0] != "_"})
     assert all(look == looks[0] for look in looks) and len(set(looks[0].values())) == n
+
+
+def test_the_gain_is_of_the_run_of_the_seed_that_has_no_gate_and_else_the_same_keys(drawn, tmp_path):
+    rows = []
+    for arm, keys, seed, loss in (
+        ("none", {}, 0, 2.0), ("none", {}, 1, 2.5), ("none short", {"max_iters": 9}, 0, 3.0),
+        ("sigmoid", {"gate": "elementwise", "learning_rate": 1e-2}, 0, 1.5),
+        ("sigmoid", {"gate": "elementwise"}, 1, 2.6),
+        ("sigmoid short", {"gate": "elementwise", "max_iters": 9}, 0, 3.5), ("gla", {"attention": "gla"}, 0, 1.0),
+    ):  # fmt: skip
+        about = {"seed": seed, "finite": True, "accuracy": 0.1, "val_loss": loss, "metric": "val_loss", "data": {}}
+        parts = [{"step": step, "near": loss + 1, "far": loss - 1} for step in (0, 9)]
+        curve = [[0, 5.0], [9, loss]]
+        rows.append(about | {"arm": arm, "config": {"max_iters": 18} | keys, "curve": curve, "loss_curve": parts})
+    found = gains.gains(rows)
+    assert set(found) == {(arm, part) for arm in ("sigmoid", "sigmoid short") for part in ("all", "near", "far")}
+    for part in ("all", "near", "far"):
+        assert found["sigmoid", part] == [(0, [(9, 0.5)]), (1, [(9, pytest.approx(-0.1))])]
+        assert found["sigmoid short", part] == [(0, [(9, -0.5)])]
+    report.figures([row | {"scores": {}} for row in rows], tmp_path)
+    assert [axes.get_title() for axes in drawn["gain.png"].axes] == [gains.PARTS[p] for p in ("all", "near", "far")]
 
 
 def test_numbers_stand_on_the_lowest_panel_of_each_column_and_the_first_of_each_row():

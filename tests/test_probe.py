@@ -406,6 +406,26 @@ def test_the_branch_is_what_a_mixer_adds_over_what_it_is_added_to():
     assert len(probe.training_meters(model, tokens, tokens, {}, "float32")["branch"]) == 2
 
 
+@torch.no_grad()
+def test_the_induction_score_is_the_weight_on_what_followed_the_same_token():
+    model = make_model(n_layer=3)
+    half, (perfect, even, _) = T // 2, (block.mixer for block in model.blocks)
+
+    def of_perfect(x):
+        weights = torch.zeros(len(x), H, T, T)
+        for i in range(half, 2 * half):
+            weights[:, 0, i, i - half + 1] = -2.0  # a share of the absolute weights
+            weights[:, 1, i, i - half] = 1.0  # the same token, and not what followed it
+        return weights
+
+    perfect.weights = of_perfect
+    even.weights = lambda x: torch.ones(len(x), H, T, T).tril()
+    found = probe.induction_meters(model, random_tokens(), "float32")
+    uniform = sum(1 / (i + 1) for i in range(half, 2 * half)) / half
+    assert found[0] == [1.0, 0.0] and found[1] == pytest.approx([uniform] * H, rel=1e-3) and len(found) == 3
+    assert probe.training_meters(model, random_tokens(), random_tokens(), {}, "float32")["induction"] == found
+
+
 @every_mixer
 @pytest.mark.parametrize("gate", ["none", "native+elementwise+headwise@value"])
 def test_every_mixer_has_every_meter_and_its_own_readout(name, gate):

@@ -260,6 +260,14 @@ def test_one_rate_on_offer_is_every_arms():
     assert [choice["rate"] for choice in choices] == [0.01, 0.01] and rates.lines(config, choices)
 
 
+def test_an_arm_that_takes_anothers_rate_may_be_shorter_than_the_runs_that_choose_it(helpers):
+    arms = {"long": {"max_iters": 200}, "short": {"max_iters": 50}}
+    about = dict(arms=arms, select_by="last", selection_iters=[200])
+    choices, _ = chosen(choosing(rate_of={"short": "long"}, **about), lambda run: 0.5)
+    assert [choice["arm"] for choice in choices] == ["long"]
+    assert "none over max_iters=50" in helpers.error_of(choosing, **about)
+
+
 def test_arms_of_a_mixer_wait_for_each_others_rates():
     arms = {"gla": {"attention": "gla"}, "gla gated": {"attention": "gla", "gate": "elementwise"}, "softmax": {}}
     config = choosing(arms=arms, select_by="last", selection_iters=[100], pool_rates=True)

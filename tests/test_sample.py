@@ -28,6 +28,7 @@ from data.tokenizer import get_tokenizer
 from data.writing import write_stream
 from runs import outdir
 from runs.checkpoint import load_model
+from study import interventions
 
 MIXERS = ["softmax", "cosformer", "gla"]
 
@@ -135,6 +136,21 @@ def test_another_split_gives_other_numbers(text_runs, text, evaluated):
     assert train_split["loss"] != evaluated(text_runs["softmax"])["loss"]
 
 
+@pytest.mark.parametrize(("keys", "change"), [
+    ({"prune_below": 0.7}, lambda model: interventions.pruned(model, 0.7)),
+    ({"eight_bits": True}, interventions.quantised),
+])  # fmt: skip
+def test_a_split_is_read_with_closed_gates_or_in_8_bits(text_runs, text, evaluated, keys, change):
+    """As the contexts of study/interventions.py change the model."""
+    checkpoint, dataset = text_runs["softmax"], open_dataset(text)
+    model, _ = load_model(checkpoint)
+    with change(model):
+        expected = evaluate.evaluate(model, dataset, "val", batch_size=32, block_size=model.config.block_size)["loss"]
+    found = evaluated(checkpoint=checkpoint, dtype="float32", **keys)
+    assert found["loss"] == pytest.approx(expected, rel=1e-6) and found | keys == found
+    assert found["loss"] != evaluated(checkpoint=checkpoint, dtype="float32")["loss"]
+
+
 def test_evaluate_refuses_what_it_cannot_score(text_runs, mqar_run, text, mixed_mqar, evaluated, tmp_path, helpers):
     for checkpoint, keys, expected in [
         (tmp_path / "nowhere", {}, "nowhere: no such checkpoint"),
@@ -144,6 +160,7 @@ def test_evaluate_refuses_what_it_cannot_score(text_runs, mqar_run, text, mixed_
         (text_runs["cosformer"], dict(block_size=64), "past block_size=32"),
         (mqar_run, dict(dataset=text), "256 token ids, the model knows 16"),
         (mqar_run, dict(block_size=16), "block_size=16 is too small"),
+        (mqar_run, dict(prune_below=0.1), "has no gate that multiplies"),
     ]:
         assert expected in helpers.error_of(evaluated, checkpoint, **keys)
 
