@@ -125,10 +125,10 @@ class ExperimentConfig:
     ranks: dict = key(
         {}, "{name: {arm: its published gain}}: Spearman's correlation of the arms' metric with it (study/ranks.py)"
     )
-    published: dict = key(
-        {}, '{name: {"arms": [without, with], "per_cent": [from, to]}}: published gains of perplexity, set beside'
+    predicted: dict = key(
+        {}, '{name: {"arms": [without, with], "per_cent": [from, to]}}: predicted gains of perplexity, set beside'
     )
-    bytes_per_token: float = key(1.0, "published: bytes of the tokens that those gains are of", above=0)
+    bytes_per_token: float = key(1.0, "predicted: bytes of the tokens that those gains are of", above=0)
     exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")
     pilot: str | None = key(None, "--dry_run: a folder of rows whose spread says what claims can show", is_path=True)
     pair_spread: float | None = key(
@@ -228,11 +228,11 @@ class ExperimentConfig:
                 check_named(f"ranks: {name}", arm, self.arms, "arms")
             if len(set(order.values())) < 2 or len(order) < 3:
                 raise UserError(f"ranks: {name}: an order is of three arms or more, and not all gains may be equal")
-        for name, about in self.published.items():
-            if wrong := wrong_field(about, PUBLISHED):
-                raise UserError(f"published: {name}: {wrong}")
+        for name, about in self.predicted.items():
+            if wrong := wrong_field(about, PREDICTED):
+                raise UserError(f"predicted: {name}: {wrong}")
             for arm in about["arms"]:
-                check_named(f"published: {name}", arm, self.arms, "arms")
+                check_named(f"predicted: {name}", arm, self.arms, "arms")
         power.check_reach(self)
         for arm, other in self.rate_of.items():
             check_named("rate_of", arm, self.arms, "arms")
@@ -339,7 +339,7 @@ class ExperimentConfig:
 
 # what a claim holds; runs.files.wrong_field says how such a table is read
 WEIGHTS = {str: (float, -1e9, 1e9)}
-PUBLISHED = {"arms": [(str, 1, 80), 2, 2], "per_cent": [(float, -100.0, 100.0), 1, 2]}
+PREDICTED = {"arms": [(str, 1, 80), 2, 2], "per_cent": [(float, -100.0, 100.0), 1, 2]}
 CLAIM = {
     "contrast": (dict, 1, 999),
     "above?": (float, -1e9, 1e9),

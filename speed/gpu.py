@@ -302,7 +302,7 @@ def relative_error(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def gate_overhead(config: BenchConfig, report: Report, B: int = 8, **smaller) -> None:
-    """An elementwise and a headwise gate over none: a step, a forward and a token, against the published "under 3%"."""
+    """An elementwise and a headwise gate over none: a step, a forward and a token, against the predicted "under 3%"."""
     keys = SIZE | smaller
     batch = random_batch(config, keys["vocab_size"], B, keys["block_size"])
     steps = {

@@ -1,9 +1,9 @@
 """Arms compared mixer by mixer: a forest of every pair of arms that a claim is about, losses against FLOPs, and a table
-that sets published gains beside those found.
+that sets predicted gains beside those found.
 
     forest(judged, rows, path)      mixers down, pairs of arms across, every seed
     flops(rows, path)               loss at the end against the FLOPs of training
-    published(config, rows)         the table; it judges nothing
+    predicted(config, rows)         the table; it judges nothing
 """
 
 import itertools
@@ -209,11 +209,11 @@ def training_flops(row: dict) -> float:
     return 3 * row["flops_per_token"] * tokens * curves.horizon_of(row)
 
 
-def published(config, rows: list[dict]) -> Table | None:
-    """Published gains of perplexity beside the paired differences of the loss, as the share of the perplexity without a
+def predicted(config, rows: list[dict]) -> Table | None:
+    """Predicted gains of perplexity beside the paired differences of the loss, as the share of the perplexity without a
     gate that is gone, per byte and per token."""
     cells, b = [], config.bytes_per_token
-    for (name, about), setting in itertools.product(config.published.items(), config.settings or [None]):
+    for (name, about), setting in itertools.product(config.predicted.items(), config.settings or [None]):
         without, with_gate = about["arms"]
         weights = {(setting, without): 1.0, (setting, with_gate): -1.0}
         gains = list(stats.contrast(rows, weights, ["val_loss"]).values())
@@ -230,6 +230,6 @@ def published(config, rows: list[dict]) -> Table | None:
 
         per_byte, per_token = (shown("+.1f", lambda value, n=n: -100 * math.expm1(-n * value)) for n in (1.0, b))
         cells.append([name, claimed, shown("+.4f", float), per_byte, per_token, str(len(gains))])
-    header = ["mixer", "published (%)", "nats a byte", "per byte (%)", f"per token of {b:g} bytes (%)", "seeds"]
-    title = "Published gains of perplexity beside those found here: other sizes, other text; nothing is judged"
+    header = ["mixer", "predicted (%)", "nats a byte", "per byte (%)", f"per token of {b:g} bytes (%)", "seeds"]
+    title = "Predicted gains of perplexity beside those found here: other sizes, other text; nothing is judged"
     return Table(title, header, cells) if cells else None

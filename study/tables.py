@@ -44,7 +44,7 @@ def parts(config, rows: list[dict]) -> list[str | Table]:
             found.append(f"verdict: {verdict(config, own)}\ncost of the gate: {cost(config, own)}")
     if config.learning_rates and not config.selection_seeds:
         found.append(divergence(rows))
-    found += [ranks.table(ranks.records(config, rows)), mixers.published(config, rows)]
+    found += [ranks.table(ranks.records(config, rows)), mixers.predicted(config, rows)]
     return [part for part in [*found, origins(rows)] if part]
 
 

@@ -1,4 +1,4 @@
-"""Arms compared mixer by mixer: the forest, losses against FLOPs, published gains. Rows are made by hand.
+"""Arms compared mixer by mixer: the forest, losses against FLOPs, predicted gains. Rows are made by hand.
 
 python -m pytest tests/test_mixers.py
 """
@@ -158,9 +158,9 @@ def test_losses_stand_against_flops_with_each_seeds_level_taken_out(tmp_path, dr
     assert axes.get_legend() is not None and not labels_of(axes)
 
 
-def test_published_gains_stand_beside_the_differences_per_byte_and_per_token():
+def test_predicted_gains_stand_beside_the_differences_per_byte_and_per_token():
     config, rows = text_rows()
-    table = mixers.published(config, rows)
+    table = mixers.predicted(config, rows)
     assert [line[:2] for line in table.cells] == [["softmax", "1.5"], ["cosformer", "3 to 8"], ["mamba2", "1 to 3"]]
     per_seed = {}
     for row in rows:
@@ -171,7 +171,7 @@ def test_published_gains_stand_beside_the_differences_per_byte_and_per_token():
     assert float(per_byte) == pytest.approx(100 * (1 - math.exp(-gain)), abs=0.1)  # of the perplexity without a gate
     assert float(per_token) == pytest.approx(100 * (1 - math.exp(-4.57 * gain)), abs=0.1)
     in_settings = dataclasses.replace(config, settings={"a": {}, "b": {}}, claims={})
-    (of_a, of_b, *_) = mixers.published(in_settings, [row | {"setting": "a"} for row in rows]).cells
+    (of_a, of_b, *_) = mixers.predicted(in_settings, [row | {"setting": "a"} for row in rows]).cells
     assert (of_a[0], of_b[0], of_b[2]) == ("softmax, a", "softmax, b", "not run") and of_a[2:] == table.cells[0][2:]
-    assert mixers.published(config, [row for row in rows if row["arm"] != "mamba2"]).cells[2][2] == "not run"
+    assert mixers.predicted(config, [row for row in rows if row["arm"] != "mamba2"]).cells[2][2] == "not run"
     assert str(table) in tables.summary(config, rows, [])

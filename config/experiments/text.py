@@ -101,7 +101,7 @@ scores_of = {
 }
 
 # predicted for language models of 125M and more; a token of GPT-2's has 4.57 bytes in WikiText-103
-published = {
+predicted = {
     "softmax": {"arms": ["softmax", "softmax sigmoid"], "per_cent": [1.5]},
     "cosformer": {"arms": ["cosformer", "cosformer sigmoid"], "per_cent": [3, 8]},
     "mamba2": {"arms": ["mamba2", "mamba2 sigmoid"], "per_cent": [1, 3]},
