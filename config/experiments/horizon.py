@@ -32,6 +32,8 @@ arms = {
 seeds_of = {"matched": [31, 32, 33], "fixed half": [31, 32, 33]}
 first_arms = ["none", "sigmoid", "none 1,500", "sigmoid 1,500"]
 
+data = {"val_fraction": 0.05, "seed": 0}  # one text for all seeds, 0.5 MB of it to validate on
+
 learning_rates = [1.5e-3, 3e-3, 6e-3]
 selection_seeds = [300, 301]
 select_by = "last"
