@@ -31,7 +31,7 @@ test: .venv/.installed-dev ## the tests, then ruff and mypy (CI runs this)
 	@$(MAKE) --no-print-directory lint
 
 check: .venv/.installed-dev ## make check MIXER=name: what a mixer promises, in seconds
-	MIXER=$(MIXER) $(PY) -m pytest tests/test_contract.py
+	MIXER=$(MIXER) $(PY) -m pytest -rs tests/test_contract.py
 
 test-all: .venv/.installed-all ## every test, the slow ones that train models and run fla's kernels too
 	$(PY) -m pytest -n 2

@@ -15,7 +15,8 @@ and map. All meters read the same first rows of the split, in the run's dtype:
     sink        share of key 0 in the weights of queries 1..T-1, |w_i0| / sum_j |w_ij|, mean over
                 queries and rows. softmax and cosformer: their own weights. Other mixers: a proxy,
                 the weights that the recurrence implies, which have both signs (mean_weight keeps
-                the sign). Baseline: uniform weights, the mean of 1/(i+1) over the same queries
+                the sign). Baseline: uniform weights, the mean of 1/(i+1) over the same queries.
+                A mixer whose readout is no known sum of values has no weights, and no sink
     token_0     norm of token 0's part of a head's readout over the sum of the norms of all tokens'
                 parts, mean over the same queries, before norm and gates and as the output
                 projection gets it. A gate with one number per head cannot change it
@@ -72,6 +73,7 @@ from runs.checkpoint import check_vocabulary, load_model, open_model
 from runs.files import check_output, write_output
 from runs.hardware import DTYPES, Processes
 from runs.probe import (
+    SINK_KINDS,
     baseline,
     collapsed_gates,
     first_rows,
@@ -89,11 +91,6 @@ from study.interventions import DECODED_TOKENS, decoding_speed, pruned, quantise
 
 MAP_TOKENS = 64
 THRESHOLDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # that gate values are pruned at
-SINK_KINDS = {
-    "weights": "softmax weights",
-    "share": "cosFormer's own weights, as a share",
-    "proxy": "a proxy, the absolute share of the weights the recurrence implies",
-}
 GATE_COLUMNS = {"mean": "6.3f", "below_0.1": "6.1%", "above_0.9": "6.1%"}  # columns of the table, and their formats
 
 
@@ -263,13 +260,19 @@ def attention_maps(
     weights: (t, t). gate: (t,), the mean over the head's channels of the gate on its readout; empty if none multiplies.
     queries: {kind: their positions}, without those of kind "other".
     """
-    sinks = {(i, head): share for i, layer in enumerate(layers) for head, share in enumerate(layer["sink"]["share"])}
+    shares = {(i, head): share for i, layer in enumerate(layers) for head, share in enumerate(layer["sink"]["share"])}
+    sinks = {place: share for place, share in shares.items() if share is not None}
     heads = []
     for text in wanted:
         layer, _, number = text.partition(".")
-        if not (layer.isdigit() and number.isdigit() and (int(layer), int(number)) in sinks):
-            raise UserError(f"maps={text!r}: write layer.head, from 0.0 to {'.'.join(map(str, max(sinks)))}")
+        if not (layer.isdigit() and number.isdigit() and (int(layer), int(number)) in shares):
+            raise UserError(f"maps={text!r}: write layer.head, from 0.0 to {'.'.join(map(str, max(shares)))}")
         heads.append((int(layer), int(number)))
+        if heads[-1] not in sinks:
+            name = layers[int(layer)]["mixer"]
+            raise UserError(f"maps={text!r}: layer {layer} is {name}, which has no weights to draw")
+    if not sinks:
+        return []
     heads = heads or list(dict.fromkeys([max(sinks, key=sinks.get), min(sinks, key=sinks.get)]))
     prefix = inputs[:1, :MAP_TOKENS]  # causal: the first tokens' weights do not depend on the others
 
@@ -279,7 +282,7 @@ def attention_maps(
         if name and mixer.gates[name].activation not in ADDITIVE_ACTIVATIONS:
             values = mixer.gates[name].value(mixer.gates[name].logits(seen["x"])).mean(-1)  # a static one has no B, T
             gate = values.expand(*prefix.shape, mixer.n_head)[0]  # (t, H)
-        return mixer.weights(seen["x"])[0], gate
+        return mixer.weights(seen["x"])[0] if mixer.has_weights() else None, gate
 
     seen = probe(model, prefix, measure, dtype)
     marks = {name: mask[0, :MAP_TOKENS].nonzero().flatten().tolist() for name, mask in kinds.items() if name != "other"}
@@ -324,9 +327,12 @@ def table(result: dict) -> str:
             if (position, gate) != shown_gate(layer):
                 numbers_of = (show(mean(gate[name]), form) for name, form in GATE_COLUMNS.items())
                 lines.append(f"{i:<5} {'@' + position:<14} {' '.join(numbers_of)}")
-    kinds = dict.fromkeys(layer["sink"]["kind"] for layer in result["layers"])
-    lines += [f"sink: {SINK_KINDS[kind]}" for kind in kinds]
-    if scores := [(x or 0.0, i, h) for i, own in enumerate(result["layers"]) for h, x in enumerate(own["induction"])]:
+    kinds: dict = {}
+    for layer in result["layers"]:
+        kinds.setdefault(layer["sink"]["kind"], {})[layer["mixer"]] = None
+    lines += [f"sink of {', '.join(mixers)}: {SINK_KINDS[kind]}" for kind, mixers in kinds.items()]
+    places = [(x, i, h) for i, own in enumerate(result["layers"]) for h, x in enumerate(own["induction"])]
+    if scores := [place for place in places if place[0] is not None]:
         score, layer, head = max(scores)
         lines.append(f"induction: at most {score:.3f}, by head {head} of layer {layer}")
     lines += kinds_table(result)

@@ -232,6 +232,18 @@ class Mixer(nn.Module):
     colour: str | None = None
 
     @classmethod
+    def describes_readout(cls, *names: str) -> bool:
+        """Whether one of these attributes is true of the readout: a class that overrides `read` or `forward` and none of
+        them would inherit what is true of another class's readout."""
+        first = next(each for each in cls.__mro__ if {"read", "forward", *names} & vars(each).keys())
+        return not vars(first).keys().isdisjoint(names)
+
+    @classmethod
+    def has_weights(cls) -> bool:
+        """Whether the readout is known as a sum of values with explicit weights, which the meters measure."""
+        return cls.describes_readout("weights", "explicit_weights")
+
+    @classmethod
     def norm_of(cls, config: GPTConfig) -> str:
         """The norm of the readout in this config: "none", "rms" or "denominator"."""
         return cls.published_norm if config.readout_norm == "published" else config.readout_norm
@@ -367,7 +379,12 @@ class Mixer(nn.Module):
         return {"conv": torch.zeros(batch_size, conv.width - 1, conv.channels, device=device, dtype=dtype)}
 
     def weights(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
-        """x (B, T, C) -> (B, H, T, T): each value's weight in each readout, before RMSNorm and gates. No state."""
+        """x (B, T, C) -> (B, H, T, T): each value's weight in each readout, before RMSNorm and gates. No state.
+
+        Raises UserError for a mixer whose has_weights() is false.
+        """
+        if not self.has_weights():
+            raise UserError(f"{type(self).__name__}: its readout is its own, so explicit_weights must be, too")
         weights = self.explicit_weights(self.gated_projection(x, None, start), start)
         if self.norm_kind == "denominator":
             denominator = weights.sum(-1).transpose(1, 2)[..., None]  # (B, T, H, 1)

@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
         raise UserError("folders=[]: name what to draw, as in: python plot.py out")
     for folder in map(Path, config.folders):
         if folder.suffix == ".json" and not os.path.isdir(folder):
-            print(draw_json(folder))
+            print(*draw_json(folder), sep="\n")
         elif os.path.isdir(folder) and any(folder.glob("rows*.jsonl")):
             print(*draw_experiment(folder), sep="\n")
         elif os.path.isfile(folder / "metrics.jsonl") or os.path.isfile(folder / "meters.json"):
@@ -66,18 +66,15 @@ def main(argv: list[str]) -> None:
 
 TEXT, COUNT, SHARE = (str, 0, 99), (int, 0, 1 << 40), (float, -1e-3, 1.001)
 NUMBER, POSITIVE = (float, -1e9, 1e9), (float, 1e-30, 1e30)
-SHARES, NUMBERS = [SHARE, 1, 1 << 12], [NUMBER, 1, 1 << 12]
+SHARES, NUMBERS, BY_HEAD = [SHARE, 1, 1 << 12], [NUMBER, 1, 1 << 12], [(*NUMBER, None), 1, 1 << 12]
+OF_SINK = ("share", "random_tokens", "effective", "token_0_before", "token_0_after")
 METERS = {
     "attention": TEXT, "gate": TEXT, "step": (*COUNT, None), "rows": COUNT, "tokens": COUNT, "dataset": TEXT,
     "split": TEXT, "packing": (str, 0, 200), "dtype": TEXT, "sink_baseline": SHARE,
     "layers": [{
         "mixer": TEXT,
         "gates": {str: {"histogram": [[SHARE, 21, 21], 1, 1 << 12], "mean": NUMBERS, "below_0.1": SHARES}},
-        "sink": {
-            "kind": TEXT, "share": NUMBERS, "random_tokens": NUMBERS, "effective": NUMBERS,
-            "token_0_before": NUMBERS, "token_0_after": NUMBERS,
-            "kinds": {str: {"share": [(*NUMBER, None), 1, 1 << 12]}},
-        },
+        "sink": {"kind": TEXT, "kinds": {str: {"share": BY_HEAD}}} | dict.fromkeys(OF_SINK, BY_HEAD),
         "residual": {"max": POSITIVE, "max_over_median": POSITIVE, "position": COUNT, "channel": COUNT},
     }, 1, 1 << 10],
     "maps": [{
@@ -132,7 +129,7 @@ def draw_experiment(folder: Path) -> list[Path]:
                 f"experiment.py CONFIG --out_dir={folder} --run=false` draws those of the config"
             )
         seen.add(run)
-    drawn = [draw_json(folder / "meters.json")] if os.path.isfile(folder / "meters.json") else []
+    drawn = draw_json(folder / "meters.json") if os.path.isfile(folder / "meters.json") else []
     try:
         return [*report.figures(rows, folder), *drawn]
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, StopIteration) as error:
@@ -143,14 +140,17 @@ def draw_experiment(folder: Path) -> list[Path]:
         raise UserError(f"{folder}: its rows do not fit together, and cannot be drawn ({what})") from error
 
 
-def draw_json(file: Path) -> Path:
-    """Draws a file of meters.py or of evaluate.py --lengths. Returns the path of the figure; raises UserError."""
+def draw_json(file: Path) -> list[Path | str]:
+    """Draws a file of meters.py or of evaluate.py --lengths. Returns the path of the figure, or a line that says why
+    there is none; raises UserError."""
     found = read_json(file)
     if isinstance(found, dict) and "checkpoints" in found:
-        checkpoints = read_meters(file)
-        return sinks.maps([meters for meters in checkpoints if meters["maps"]], file.with_name("maps.png"))
+        with_maps = [meters for meters in read_meters(file) if meters["maps"]]
+        if not with_maps:
+            return [f"{file}: has no attention map, nothing to draw"]
+        return [sinks.maps(with_maps, file.with_name("maps.png"))]
     check_drawable(file, found, LENGTHS)
-    return length_curve(found, file.with_suffix(".png"))
+    return [length_curve(found, file.with_suffix(".png"))]
 
 
 def read_meters(file: Path) -> list[dict]:
@@ -178,8 +178,11 @@ def page(folder: Path) -> Path:
         title = f"{meters['attention']}, gate {meters['gate']}, step {meters['step']}: meters on the first "
         title += f"{meters['rows']} rows of {meters['tokens']} tokens of {meters['dataset']}, {meters['split']}\n"
         title += f"packing: {meters['packing']}\n"
+        known = with_sink(meters)
+        without = [f"{i} ({layer['mixer']})" for i, layer in enumerate(meters["layers"]) if i not in known]
+        title += f"no weights, so no sink and no map: layer {' and '.join(without)}\n" if without else ""
         panels += [lambda axes: gate_panel(axes, meters)] if any(layer["gates"] for layer in meters["layers"]) else []
-        panels += [lambda axes: sink_panel(axes, meters), lambda axes: token_0_panel(axes, meters)]
+        panels += [lambda axes: sink_panel(axes, meters), lambda axes: token_0_panel(axes, meters)] if known else []
         panels += [lambda axes: residual_panel(axes, meters)]
         panels += [lambda axes, shown=shown: map_panel(axes, shown, meters) for shown in meters["maps"]]
         panels += [lambda axes: pruning_panel(axes, meters)] if meters["pruning"] else []
@@ -199,11 +202,16 @@ def page(folder: Path) -> Path:
     return write(figure, folder / "page.png")
 
 
+def with_sink(meters: dict) -> dict[int, dict]:
+    """{number of the layer: its meters} of the layers whose sink is known: of some mixers it is not."""
+    return {i: at for i, at in enumerate(meters["layers"]) if all(None not in at["sink"][name] for name in OF_SINK)}
+
+
 def check_maps(meters: dict, file: Path) -> None:
-    """Raises UserError for a map that is not rectangular, or whose head does not exist."""
+    """Raises UserError for a map that is not rectangular, or whose head does not exist or has no weights."""
+    heads = {i: len(layer["sink"]["share"]) for i, layer in with_sink(meters).items()}
     for shown in meters["maps"]:
-        heads = [len(layer["sink"]["share"]) for layer in meters["layers"]]
-        is_there = shown["layer"] < len(heads) and shown["head"] < heads[shown["layer"]]
+        is_there = shown["head"] < heads.get(shown["layer"], 0)
         n = len(shown["weights"])
         if not is_there or {len(row) for row in shown["weights"]} != {n} or len(shown["gate"]) not in (0, n):
             raise UserError(f"{file}: cannot be drawn: no map fits layer {shown['layer']}, head {shown['head']}")
@@ -248,19 +256,20 @@ def gate_panel(axes: plt.Axes, meters: dict) -> None:
 
 def sink_panel(axes: plt.Axes, meters: dict) -> None:
     """The weight on token 0 by layer: a dot per head."""
-    layers = meters["layers"]
+    x, layers = zip(*with_sink(meters).items(), strict=True)
     colours = mixer_colours(layer["mixer"] for layer in layers)
-    for i, layer in enumerate(layers):
+    for i, layer in zip(x, layers, strict=True):
         heads, colour = layer["sink"]["share"], colours[layer["mixer"]]
-        label = "a head" if i == 0 else None
+        label = "a head" if i == x[0] else None
         axes.plot([i] * len(heads), [100 * x for x in heads], "o", color=colour, alpha=0.7, label=label)
-    x, means = range(len(layers)), [100 * mean(layer["sink"]["share"]) for layer in layers]
+    means = [100 * mean(layer["sink"]["share"]) for layer in layers]
     random = [100 * mean(layer["sink"]["random_tokens"]) for layer in layers]
     axes.plot(x, means, color="black", label="mean of the heads")
     axes.plot(x, random, "D--", color="0.4", markerfacecolor="white", label="the same on random tokens")
     for kind, marker in zip(layers[0]["sink"]["kinds"], "v^<>" * len(layers[0]["sink"]["kinds"]), strict=False):
         found = [
-            (i, [s for s in layer["sink"]["kinds"][kind]["share"] if s is not None]) for i, layer in enumerate(layers)
+            (i, [s for s in layer["sink"]["kinds"][kind]["share"] if s is not None])
+            for i, layer in zip(x, layers, strict=True)
         ]
         points = [(i, 100 * mean(shares)) for i, shares in found if shares]
         axes.plot(*zip(*points, strict=True), marker, color=COLOURS[1], label=f"queries: {kind}")
@@ -274,16 +283,16 @@ def sink_panel(axes: plt.Axes, meters: dict) -> None:
 
 def token_0_panel(axes: plt.Axes, meters: dict) -> None:
     """Token 0's share of the readout by layer, before norm and gate and behind them, and the effective sink."""
-    layers = [layer["sink"] for layer in meters["layers"]]
+    x, layers = zip(*with_sink(meters).items(), strict=True)
     for name, label, colour, style in (
         ("token_0_before", "share of the readout, before the gate", COLOURS[0], "o-"),
         ("token_0_after", "share behind the gate", COLOURS[1], "s--"),
         ("effective", "written / residual (effective sink)", COLOURS[2], "^-"),
     ):
-        axes.plot(range(len(layers)), [100 * mean(sink[name]) for sink in layers], style, color=colour, label=label)
+        axes.plot(x, [100 * mean(layer["sink"][name]) for layer in layers], style, color=colour, label=label)
     axes.axhline(100 * meters["sink_baseline"], color="0.4", linestyle=":", label="equal parts")
     axes.set(xlabel="layer", ylabel="%, mean of the heads", title="Token 0 in the readout")
-    axes.set(xticks=range(len(layers)))
+    axes.set(xticks=x)
     leave_room(axes)
     dress(axes)
 

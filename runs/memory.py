@@ -148,7 +148,8 @@ def metering(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.autoca
 
     def measure(block, args, output):
         x = args[0][: rows_at_once(block.mixer, args[0].shape[1])]
-        query_meters(block.mixer, x, x)
+        if block.mixer.has_weights():
+            query_meters(block.mixer, x, x)
 
     handles = [block.register_forward_hook(measure) for block in model.blocks]
     with autocast:

@@ -21,6 +21,14 @@ COLLAPSE = 0.05
 SINK_HEAD = 0.3
 INDUCTION_ROWS = 4
 SINK_TOKENS = 64  # of Gu et al.'s count of heads
+SINK_KINDS = {
+    "weights": "the weights of the attention",
+    "share": "its own weights, as a share of their sum",
+    "proxy": "a proxy, the absolute share of the weights that its readout implies",
+    "none": "no weights: its readout is its own, and it has no explicit_weights",
+}
+# what query_meters measures
+BY_QUERY = ("share", "mean_weight", "token_0_before", "token_0_after", "effective", "effective_uniform")
 WEIGHTS_AT_ONCE = 1 << 22  # entries of the weights that the sink meter holds at once, at least a row's
 TRAINING_TOKENS = 16384  # that the meters in the training log look at, in at least four rows
 SPIKE_WINDOW, SPIKE_AT_LEAST, SPIKE_DEVIATIONS = 100, 20, 5
@@ -128,13 +136,18 @@ def baseline(T: int) -> float:
 def sink_meter(mixer: Mixer, seen: dict, kinds: dict[str, torch.Tensor]) -> dict:
     """What the queries 1..T-1 get from token 0, as the docstring of this file defines it: numbers per head.
 
-    kinds: {name: (B, T) bool}, the queries that are measured apart; their gates, too.
+    kinds: {name: (B, T) bool}, the queries that are measured apart; their gates, too. Without weights every number is
+    None, but for "uniform".
     """
     x, stream = seen["x"], seen["stream"]
     B, T = x.shape[:2]
     rows = rows_at_once(mixer, T)  # the weights of every head are large
-    parts = [query_meters(mixer, *part) for part in zip(x.split(rows), stream.split(rows), strict=True)]
-    by_query = {name: torch.cat([part[name] for part in parts])[..., 1:] for name in parts[0]}  # (B, H, T - 1) each
+    has_weights = mixer.has_weights()
+    if has_weights:
+        parts = [query_meters(mixer, *part) for part in zip(x.split(rows), stream.split(rows), strict=True)]
+    else:
+        parts = [dict.fromkeys(BY_QUERY, x.new_full((B, mixer.n_head, T), math.nan))]
+    by_query = {name: torch.cat([part[name] for part in parts])[..., 1:] for name in BY_QUERY}  # (B, H, T - 1) each
     by_query["uniform"] = (1 / torch.arange(2, T + 1, device=x.device)).expand(B, 1, -1)
 
     def means(mask):  # (B, T - 1)
@@ -142,13 +155,11 @@ def sink_meter(mixer: Mixer, seen: dict, kinds: dict[str, torch.Tensor]) -> dict
 
     everything = means(torch.ones(B, T - 1, dtype=torch.bool, device=x.device))
     early = by_query["share"][..., : SINK_TOKENS - 1].mean((0, 2))  # (H,)
-    norms = values_of(mixer, x).norm(dim=-1)  # (B, T, H)
-    others = norms[:, 1:].median(1).values if T > 1 else torch.full_like(norms[:, 0], math.nan)
     return everything | {
-        "kind": "weights" if isinstance(mixer, Softmax) else "share" if mixer.has_nonnegative_weights else "proxy",
-        "heads_above": numbers((early > SINK_HEAD).float().mean().item()),
-        "value_norm": numbers((norms[:, 0] / others.clamp(min=1e-30)).mean(0)),
-        "key_norm": key_norms(mixer, x),
+        "kind": kind_of_weights(mixer),
+        "heads_above": numbers((early > SINK_HEAD).float().where(~early.isnan(), math.nan).mean().item()),
+        "value_norm": value_norms(mixer, x) if has_weights else [None] * mixer.n_head,
+        "key_norm": key_norms(mixer, x) if has_weights else [],
         "kinds": {
             name: means(mask[:, 1:])
             | {"queries": int(mask[:, 1:].sum()), "gates": gate_meters(mixer, x[mask]) if mask.any() else {}}
@@ -157,18 +168,28 @@ def sink_meter(mixer: Mixer, seen: dict, kinds: dict[str, torch.Tensor]) -> dict
     }
 
 
+def kind_of_weights(mixer: Mixer) -> str:
+    """A key of SINK_KINDS."""
+    if not mixer.has_weights():
+        return "none"
+    return "weights" if isinstance(mixer, Softmax) else "share" if mixer.has_nonnegative_weights else "proxy"
+
+
 @torch.no_grad()
 def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]:
     """The induction score of each head, by layer: how much a head looks at what followed the same token before.
 
     Four rows of two equal halves are drawn from the tokens of inputs (B, T), alike in each call. A query of the second
-    half gives its score's weight to the token behind its own in the first (Olsson et al. 2022), as a share of all.
+    half gives its score's weight to the token behind its own in the first (Olsson et al. 2022), as a share of all. None
+    for the heads of a mixer that has no weights.
     """
     half = inputs.shape[1] // 2
     drawn = torch.randint(inputs.numel(), (INDUCTION_ROWS, half), generator=torch.Generator().manual_seed(0))
     rows = inputs.flatten()[drawn.to(inputs.device)].repeat(1, 2)  # (4, 2 half)
 
     def measure(block, seen):
+        if not block.mixer.has_weights():
+            return [None] * block.mixer.n_head
         weights = block.mixer.weights(seen["x"]).abs()  # (4, H, 2 half, 2 half)
         share = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
         return numbers(share.diagonal(1 - half, 2, 3)[..., 1:].mean((0, 2)))  # queries half, half + 1, ...
@@ -229,6 +250,13 @@ def readout_factor(mixer: Mixer, x: torch.Tensor, o: torch.Tensor) -> torch.Tens
             factor = factor * torch.where(o == 0, 0.0, after / o)
             o = after
     return factor
+
+
+def value_norms(mixer: Mixer, x: torch.Tensor) -> list:
+    """Norm of token 0's value over the median of the other tokens', by head."""
+    norms = values_of(mixer, x).norm(dim=-1)  # (B, T, H)
+    others = norms[:, 1:].median(1).values if x.shape[1] > 1 else torch.full_like(norms[:, 0], math.nan)
+    return numbers((norms[:, 0] / others.clamp(min=1e-30)).mean(0))
 
 
 def key_norms(mixer: Mixer, x: torch.Tensor) -> list[list]:

@@ -15,7 +15,7 @@ import statistics
 import torch
 
 from model import GPT, Mixer
-from runs.probe import probe
+from runs.probe import SINK_KINDS, probe
 
 # table 4 of the paper, its mixture of experts of 15B parameters; the released models have 1B and other numbers
 PUBLISHED = {
@@ -27,8 +27,10 @@ PUBLISHED = {
 }
 
 
-def first_token_share(mixer: Mixer, x: torch.Tensor) -> torch.Tensor:
-    """Mean share of token 0 in the weights of the queries behind it; x (1, T, C)."""
+def first_token_share(mixer: Mixer, x: torch.Tensor) -> torch.Tensor | None:
+    """Mean share of token 0 in the weights of the queries behind it; x (1, T, C). None if the mixer has no weights."""
+    if not mixer.has_weights():
+        return None
     weights = mixer.weights(x)[:, :, 1:].abs_()  # (1, H, T - 1, T)
     return (weights[..., 0] / weights.sum(-1).clamp(min=1e-30)).mean()
 
@@ -50,7 +52,8 @@ def layer_numbers(model: GPT, inputs: torch.Tensor, dtype: str) -> list[dict]:
 
     def measure(block, seen):
         first, largest = first_token_share(block.mixer, seen["x"]), seen["residual"].float().abs().max()
-        return {"first_token": float(first), "largest": float(largest)} | gate_of(block.mixer, seen["x"])
+        first = None if first is None else float(first)
+        return {"first_token": first, "largest": float(largest)} | gate_of(block.mixer, seen["x"])
 
     rows = [probe(model, row, measure, dtype) for row in inputs.split(1)]
     together = {"largest": max}
@@ -89,7 +92,8 @@ def table(results: list[dict]) -> str:
             "layer mixer          first token  largest |h|   gate mean    <0.1",
         ]
         lines += [f"{i:<5} {layer['mixer']:<14} {cells(layer)}" for i, layer in enumerate(result["layers"])]
-        lines.append("")
+        without = dict.fromkeys(layer["mixer"] for layer in result["layers"] if layer["first_token"] is None)
+        lines += [f"first token of {', '.join(without)}: {SINK_KINDS['none']}"] * bool(without) + [""]
     lines.append("model                               first token  largest |h|   gate mean    <0.1")
     for result in results:
         lines.append(f"{result['checkpoint'][-34:]:<35} {cells(over_layers(result['layers']))}")

@@ -173,9 +173,11 @@ def test_state_bytes_are_those_of_the_cache(keys):
 @every_case
 @torch.no_grad()
 def test_explicit_weights_reproduce_the_readout(keys):
-    model = make_model(keys)
-    for block in model.blocks:
-        mixer, x = block.mixer, torch.randn(2, T, 32, dtype=torch.float64)
+    mixers = [block.mixer for block in make_model(keys).blocks if block.mixer.has_weights()]
+    if not mixers:
+        pytest.skip("no mixer here has weights: they override `read` or `forward`, and have no `explicit_weights`")
+    for mixer in mixers:
+        x = torch.randn(2, T, 32, dtype=torch.float64)
         p = mixer.gated_projection(x, None, 0)
         if "denominator" in mixer.gates:
             continue  # the weights are those before the gate on the denominator

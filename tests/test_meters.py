@@ -8,11 +8,15 @@ import json
 from html.parser import HTMLParser
 
 import pytest
+import test_contract
+import torch
+import torch.nn as nn
 
 import meters
 import plot
+from model import MIXERS, Mixer, Projection
 from runs import probe
-from study import report
+from study import report, sinks
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
@@ -111,3 +115,104 @@ def test_the_report_opens_and_holds_its_figures_and_its_table(tmp_path):
     first = page.cells.index("none")  # behind the keys that all runs share
     assert page.cells[first : first + 6] == ["none", "0", "0.25", "none", "1", "0.5"]
     assert {"a < b", "<none> & more", "data: pairs", "4"} <= set(page.cells)
+
+
+# -- a mixer whose readout is not the recurrence -----------------------------------------------------------------------
+
+
+class LongConv(Mixer):
+    """q times a causal convolution of k v over all positions, with one learned filter per channel (Hyena, 2023)."""
+
+    past_block_size = "ends"
+
+    def __init__(self, config, gate):
+        H, D = config.n_head, config.head_dim
+        super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
+        self.qkv = nn.Linear(config.n_embd, 3 * H * D, bias=False)
+        self.filter = nn.Parameter(torch.empty(config.block_size, H * D))
+
+    def init_parameter(self, name, start, generator):
+        start.normal_(0.0, 0.1, generator=generator)
+
+    def project(self, x, state, start):
+        return Projection(*self.qkv(x).unflatten(-1, (-1, self.value_width)).chunk(3, dim=2))  # (B, T, H, D)
+
+    def read(self, p, state, start):
+        past = p.k * p.v
+        if state is not None:
+            end = start + past.shape[1]
+            state["past"][:, start:end] = past
+            past = state["past"][:, :end].to(past.dtype)
+        S, T = past.shape[1], p.q.shape[1]
+        lag = torch.arange(S - T, S)[:, None] - torch.arange(S)  # (T, S)
+        filters = self.filter[lag.clamp(min=0)] * (lag >= 0)[..., None]  # (T, S, H D)
+        return p.q * torch.einsum("tsc,bsc->btc", filters, past.flatten(2)).view_as(p.q)
+
+    def init_state(self, batch_size, device=None, dtype=None):
+        shape = batch_size, self.config.block_size, self.n_head, self.value_width
+        return {"past": torch.zeros(shape, device=device, dtype=dtype)}
+
+    def flops_per_token(self, T):
+        return self.n_head * self.value_width * (T + 3)
+
+
+NO_WEIGHTS = "no weights: its readout is its own, and it has no explicit_weights"
+
+
+@pytest.mark.parametrize("attention, without", [("longconv", [0, 1]), ("longconv,softmax", [0])])
+def test_a_mixer_without_weights_has_no_sink_and_all_else_is_measured_and_drawn(
+    attention, without, text, helpers, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(MIXERS, "longconv", LongConv)
+    out = helpers.train(text, tmp_path / "run", attention=attention, gate="headwise")
+    capsys.readouterr()
+    words = [f"--checkpoint={out}", "--device=cpu", "--rows=2", "--score_batches=1", "--queries=[aeiou]"]
+    meters.main(words)
+    printed = capsys.readouterr().out
+    (row,) = json.loads((out / "meters.json").read_text())["checkpoints"]
+    for i, layer in enumerate(row["layers"]):
+        sink, has_none = layer["sink"], i in without
+        kinds = [sink["kinds"][name] for name in ("[aeiou]", "other")]
+        for name in ("share", "mean_weight", "effective", "effective_uniform", "token_0_before", "token_0_after"):
+            assert all((one[name] == [None, None]) == has_none for one in (sink, *kinds)), name
+        assert sink["random_tokens"] == [None, None] if has_none else None not in sink["random_tokens"]
+        assert (sink["heads_above"] is None) == (sink["key_norm"] == []) == (sink["kind"] == "none") == has_none
+        assert None not in layer["gates"]["readout"]["mean"] + layer["rank"]["before"] + [layer["branch"]]
+        assert layer["residual"]["max"] > 0 and kinds[0]["queries"] > 0
+    assert f"sink of longconv: {NO_WEIGHTS}" in printed
+    assert {shown["layer"] for shown in row["maps"]} == {0, 1} - {*without}
+    short = json.loads(printed.splitlines()[-1])["checkpoints"][0]
+    assert (short["sink"] is None) == (short["sink_max"] is None) == (len(without) == 2) and short["gate_mean"]
+
+    drawn = {}
+    for module in (plot, sinks):
+        monkeypatch.setattr(module, "write", lambda figure, path: drawn.update({path.name: figure}) or path)
+    plot.main([str(out)])
+    titles = [axes.get_title() for axes in drawn["page.png"].axes]
+    named = " and ".join(f"{i} (longconv)" for i in without)
+    assert f"no weights, so no sink and no map: layer {named}" in drawn["page.png"].get_suptitle()
+    assert any(title.startswith("Gate") for title in titles) and any("Residual" in title for title in titles)
+    assert any(title.startswith("Sink") for title in titles) == (len(without) == 1)
+    capsys.readouterr()
+    plot.main([str(out / "meters.json")])
+    assert ("maps.png" in drawn) == (len(without) == 1) != ("no attention map" in capsys.readouterr().out)
+
+    message = helpers.error_of(meters.main, [*words, "--maps=0.1"])
+    assert message == "maps='0.1': layer 0 is longconv, which has no weights to draw"
+    meters.main([f"--checkpoint={out}", "--published=true", "--device=cpu", "--rows=1"])
+    assert f"longconv: {NO_WEIGHTS}" in capsys.readouterr().out
+    published = json.loads((out / "published.json").read_text())["checkpoints"][0]["layers"]
+    assert [i for i, layer in enumerate(published) if layer["first_token"] is None] == without
+
+
+def test_a_mixer_without_weights_keeps_every_other_promise(monkeypatch):
+    monkeypatch.setitem(MIXERS, "longconv", LongConv)
+    monkeypatch.setenv("MIXER", "longconv")
+    cases, checks = test_contract.list_cases(), [f for name, f in vars(test_contract).items() if name[:5] == "test_"]
+    assert len(cases) > 20 and len(checks) > 7
+    for keys in (cases["longconv, elementwise"], cases["longconv, no norm"]):
+        for check in checks:
+            if check is not test_contract.test_explicit_weights_reproduce_the_readout:
+                check(keys)
+        with pytest.raises(pytest.skip.Exception, match="no mixer here has weights"):
+            test_contract.test_explicit_weights_reproduce_the_readout(keys)

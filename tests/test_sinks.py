@@ -95,7 +95,7 @@ def test_maps_stand_side_by_side_with_their_triggers_and_gates(tmp_path, monkeyp
     file.write_text(json.dumps({"checkpoints": [plain, gated]}))
     drawn = []
     monkeypatch.setattr(sinks, "write", lambda figure, path: drawn.append(figure) or path)
-    assert plot.draw_json(file) == tmp_path / "maps.png"
+    assert plot.draw_json(file) == [tmp_path / "maps.png"]
     left, right, colours = drawn[0].axes
     assert (left.get_title(), right.get_title()) == ("without a gate", "gate headwise")
     assert [len(axes.child_axes) for axes in (left, right)] == [0, 1]
