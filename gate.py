@@ -120,7 +120,8 @@ def has_no_effect(granularity: str, position: str, mixer, config) -> bool:
         return norm != "denominator" and not config.norm_first
     if position == "value" and norm == "denominator":  # v is in the numerator, not in the denominator
         return False
-    return position in mixer.linear_in and (position == "query" or config.gate_input == "static")
+    is_linear = position in mixer.linear_in and mixer.describes_readout("linear_in")
+    return is_linear and (position == "query" or config.gate_input == "static")
 
 
 class ZeroLinear(nn.Linear):

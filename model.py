@@ -518,6 +518,7 @@ class CosFormer(Mixer):
     past_block_size = "ends"
     published_norm = "denominator"
     has_nonnegative_weights = True
+    linear_in = ("query", "key", "value")  # as in Mixer, said again for a `read` of its own
     colour = "#D55E00"
 
     def __init__(self, config, gate):

@@ -80,12 +80,12 @@ def closed_heads_skipped(model: GPT, threshold: float) -> Iterator[list[int]]:
             if p.q.shape[:2] != (1, 1):  # the prefill
                 return Softmax.read(mixer, p, state, start)
             gate, q = mixer.gates["readout"], p.q.transpose(1, 2)  # (1, H, 1, D)
-            k, v, _ = mixer.remember(p.k.transpose(1, 2), p.v.transpose(1, 2), state, start)
+            k, v, mask = mixer.remember(p.k.transpose(1, 2), p.v.transpose(1, 2), state, start)
             heads = (gate.value(gate.logits(box["x"])).abs().flatten() >= threshold).nonzero().flatten()
             shared = heads // (mixer.n_head // k.shape[1])  # the key and value heads that these use
             o = torch.zeros_like(q)
             attention = nn.functional.scaled_dot_product_attention
-            o[:, heads] = attention(q[:, heads], k[:, shared], v[:, shared])
+            o[:, heads] = attention(q[:, heads], k[:, shared], v[:, shared], attn_mask=mask)
             counts[0] += mixer.n_head - len(heads)
             counts[1] += mixer.n_head
             return o.transpose(1, 2)
@@ -107,7 +107,7 @@ def has_heads_to_skip(mixer: Mixer) -> bool:
     gate = mixer.gates["readout"] if "readout" in mixer.gates else None
     is_headwise = gate is not None and gate.static is None and gate.shape == (mixer.n_head, 1)
     is_factor = is_headwise and gate.activation not in ADDITIVE_ACTIVATIONS
-    return is_factor and isinstance(mixer, Softmax) and mixer.config.attention_softcap is None
+    return is_factor and type(mixer).read is Softmax.read and mixer.config.attention_softcap is None
 
 
 def decoding_speed(model: GPT, prompt: torch.Tensor, threshold: float) -> dict:

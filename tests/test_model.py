@@ -49,6 +49,52 @@ def random_x(length=T):
     return torch.randn(2, length, C, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
 
+# -- what a subclass inherits --------------------------------------------------------------------------------------------
+
+
+def read(self, p, state, start):
+    return p.v
+
+
+class Own(GLA):
+    read = read
+    explicit_weights = model.Softmax.explicit_weights
+    linear_in = ("value",)
+
+
+EVERY = [*MIXERS.values(), Own]
+
+
+@pytest.mark.parametrize("mixer", EVERY)
+@pytest.mark.parametrize(
+    "parts, has_weights",
+    [
+        ({}, True),
+        ({"project": read, "normed": read, "init_state": read}, True),
+        ({"read": read}, False),
+        ({"forward": read}, False),
+        ({"read": read, "explicit_weights": read}, True),
+        ({"forward": read, "weights": read}, True),
+    ],
+    ids=str,
+)
+def test_weights_are_inherited_until_the_readout_is_another(mixer, parts, has_weights, helpers):
+    child = type("Child", (mixer,), parts)
+    assert child.has_weights() == type("Grandchild", (child,), {}).has_weights() == has_weights
+    if not has_weights:
+        message = helpers.error_of(child(make_config(), parse_gate("none")).weights, random_x())
+        assert message == "Child: its readout is its own, so explicit_weights must be, too"
+
+
+@pytest.mark.parametrize("name", ["gla", "cosformer"])
+def test_a_gate_has_no_effect_only_on_a_readout_that_is_known_to_be_linear(name, monkeypatch):
+    mixer = MIXERS[name]
+    for parts, is_refused in (({}, True), ({"read": read}, False), ({"read": read, "linear_in": ("query",)}, True)):
+        monkeypatch.setitem(MIXERS, name, type("Child", (mixer,), parts))
+        with pytest.raises(UserError, match="has no effect") if is_refused else contextlib.nullcontext():
+            make_config(attention=name, gate="headwise@query")
+
+
 # -- the gate ----------------------------------------------------------------------------------------------------------
 
 
