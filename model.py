@@ -215,8 +215,6 @@ class Mixer(nn.Module):
     """
 
     layer = 0  # the index of the mixer's layer, which GPT sets
-    # the keys of GPTConfig that only some mixers read; a run reports those that have no effect
-    keys: tuple[str, ...] = ("kernels",)
     past_block_size = "goes on"  # what decoding does there; softmax "rolls" its window, cosformer "ends"
     published_norm = "none"  # none, rms (over what norm_over says) or denominator (the sum of the weights)
     # (activation, "before norm" or "after norm") of the gate the mixer was published with
@@ -256,7 +254,7 @@ class Mixer(nn.Module):
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
         """Raises UserError for keys that don't fit this mixer; gate.check_gate checks its norm and gates."""
-        key = "delta_key_dim" if config.delta_key_dim and "delta_key_dim" in cls.keys else "head_dim"
+        key = "delta_key_dim" if config.delta_key_dim and issubclass(cls, GatedDeltaNet) else "head_dim"
         widest, width = recurrence.FLA_DELTA_KEYS, getattr(config, key)
         if cls.has_delta_rule and config.kernels != "torch" and width > widest and recurrence.has_fla():
             limit = f"{name}: fla's delta rule takes keys of width at most {widest}, not {key}={width}"
@@ -413,8 +411,6 @@ class Softmax(Mixer):
     """Softmax attention with RoPE, grouped key/value heads and, if asked for, QK-norm. Its state is the KV cache:
     the last block_size keys and values, a ring buffer in which a new entry replaces the oldest."""
 
-    rope_keys = ("rope_base", "rope_fraction", "rope_scaling", "rope_factor", "rope_length")
-    keys = ("n_kv_head", "qk_norm", "attention_softcap", *rope_keys)
     past_block_size = "rolls"
     why_no_denominator = "its weights sum to one"
     linear_in = ("value",)  # a gate on q or k changes the temperature of the softmax
@@ -435,7 +431,6 @@ class Softmax(Mixer):
         self.q_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
         self.split = (H, Hk)
-        self.rope = config.rope_base, config.rope_scaling, config.rope_factor, config.rope_length or config.block_size
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv = self.qkv(x)
@@ -446,9 +441,11 @@ class Softmax(Mixer):
         if self.q_norm is not None:
             q, k = at_least_float32(qk).split((H, Hk), dim=2)
             qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=2)
-        if self.config.position == "rope":
-            turned, kept = qk.split((self.config.rotated, self.value_width - self.config.rotated), dim=-1)
-            turned = rotate(turned, start, *self.rope)
+        c = self.config
+        if c.position == "rope":
+            turned, kept = qk.split((c.rotated, self.value_width - c.rotated), dim=-1)
+            trained_length = c.rope_length or c.block_size
+            turned = rotate(turned, start, c.rope_base, c.rope_scaling, c.rope_factor, trained_length)
             qk = torch.cat([turned, kept], dim=-1) if kept.shape[-1] else turned
         q, k = qk.to(v.dtype).split((H, Hk), dim=2)
         return Projection(q, k, v)
@@ -578,7 +575,6 @@ class GLA(Mixer):
 class Mamba2(Mixer):
     """Mamba-2 (Dao & Gu 2024): decay exp(-dt A) per head, v = dt x, q and k shared by a group of heads, plus D x."""
 
-    keys = ("kernels", "expand", "state_size", "n_groups")
     published_norm = "rms"
     native_gate = ("silu", "before norm")
     linear_in = ("value",)  # the term D x has neither q nor k
@@ -636,7 +632,6 @@ class Mamba2(Mixer):
 class GatedDeltaNet(Mixer):
     """Gated DeltaNet (Yang et al. 2024): a decay per head and the delta rule, on L2-normed q and k."""
 
-    keys = ("kernels", "delta_heads", "delta_key_heads", "delta_key_dim", "delta_value_dim")
     published_norm = "rms"
     native_gate = ("silu", "after norm")
     has_delta_rule = True

@@ -1,6 +1,15 @@
 """Which keys a user gave have no effect: a run names them at its start, since nothing else would tell."""
 
-from model import MIXERS, GatedDeltaNet, GPTConfig, Softmax
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from model import GPT, MIXERS, GPTConfig, Softmax
+from runs.memory import kinds_of
+
+NOT_SEEN = {"init", "block_size", "logit_softcap"}  # read by the start of the weights, the data and the output
 
 
 def notes_on_keys(config, new: list[str]) -> list[str]:
@@ -22,23 +31,19 @@ def notes_on_keys(config, new: list[str]) -> list[str]:
 def unused_keys(config: GPTConfig) -> dict[str, str]:
     """{key: reason} of each key of GPTConfig that has no effect in this model, whatever its value."""
     layers = [(MIXERS[name], gate) for name, gate in config.layers()]
-    mixers, unused = {mixer for mixer, _ in layers}, {}
-    for name in dict.fromkeys(name for mixer in MIXERS.values() for name in mixer.keys):
-        if not any(name in mixer.keys for mixer in mixers):
-            unused[name] = "read only by " + ", ".join(each for each, mixer in MIXERS.items() if name in mixer.keys)
-    if config.position != "learned" and Softmax not in mixers:
-        unused["position"] = "only softmax layers have RoPE"
-    if Softmax in mixers and config.position != "rope":
-        unused |= dict.fromkeys(Softmax.rope_keys, f"position is {config.position}")
-    elif Softmax in mixers:
+    of_mixers = keys_read(config, run_mixers)
+    read = NOT_SEEN | of_mixers | keys_read(config, GPT)
+    names = [field.name for field in dataclasses.fields(GPTConfig) if field.name not in read]
+    unused = dict.fromkeys(names, "no part of this model reads it")
+    if config.position != "learned" and "position" not in of_mixers:
+        unused["position"] = "no layer reads it"
+    if all(issubclass(mixer, Softmax) for mixer, _ in layers):
+        unused["kernels"] = "softmax has no recurrence"
+    if "rope_scaling" in read:
         unused |= {"rope_factor": "rope_scaling is none"} if config.rope_scaling == "none" else {}
         unused |= {"rope_scaling": "rope_factor is 1"} if config.rope_factor == 1 else {}
         unused |= {} if config.rope_scaling == "yarn" else {"rope_length": f"rope_scaling is {config.rope_scaling}"}
         unused |= {"rope_length": "rope_factor is 1"} if config.rope_factor == 1 else {}
-    if mixers == {GatedDeltaNet} and config.delta_key_dim and config.delta_value_dim:
-        unused["head_dim"] = "delta_key_dim and delta_value_dim are given"
-        unused |= {"n_head": "delta_heads is given"} if config.delta_heads else {}
-    unused |= {"mlp_ratio": "mlp_width gives the MLP's width"} if config.mlp_width else {}
     positions = {position for _, gate in layers for position in gate.positions}
     if not positions:
         unused |= dict.fromkeys(("gate_activation", "gate_rank", "gate_input", "gate_bias"), "gate is none or native")
@@ -53,3 +58,28 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
     if not positions and not has_native:
         unused["match_params"] = "there is no gate"
     return unused
+
+
+def keys_read(config: GPTConfig, run: Callable) -> set[str]:
+    """The names of what run(config) reads of a config, with tensors that have no data; of all if it needs their data."""
+    read = set()
+
+    class Watched(type(config)):
+        def __getattribute__(self, name):
+            read.add(name)
+            return super().__getattribute__(name)
+
+    watched = object.__new__(Watched)
+    vars(watched).update(vars(config), vocab_size=config.vocab_size or 1)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # a GPT draws its seed
+            run(watched)
+    except Exception:  # the code of a mixer may be anybody's
+        return {field.name for field in dataclasses.fields(config)}
+    return read
+
+
+def run_mixers(config: GPTConfig) -> None:
+    with torch.device("cpu"), FakeTensorMode():
+        for name, gate in kinds_of(config)[1]:
+            MIXERS[name](config, gate)(torch.zeros(1, 1, config.n_embd))

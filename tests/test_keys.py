@@ -10,9 +10,36 @@ import dataclasses
 import pytest
 import torch
 
-from model import GPT, MIXERS, GPTConfig
+from model import GLA, GPT, MIXERS, GatedDeltaNet, GPTConfig, Softmax
+from ops.layers import rotate
 from runs.keys import unused_keys
 
+
+class Rotated(GLA):
+    def project(self, x, state, start):
+        p = super().project(x, state, start)
+        return p._replace(q=rotate(p.q, start, self.config.rope_base), k=rotate(p.k, start, self.config.rope_base))
+
+
+class AsAsked(Rotated):
+    def project(self, x, state, start):
+        parent = Rotated if self.config.position == "rope" else GLA
+        return parent.project(self, x, state, start)
+
+
+class Lost(GLA):
+    """Its code fails where tensors have no data."""
+
+    def project(self, x, state, start):
+        return super().project(x * float(x.isfinite().all()), state, start)
+
+
+OWN = {
+    "window": type("Window", (Softmax,), {}),
+    "rotated": Rotated,
+    "as_asked": AsAsked,
+    "delta": type("Delta", (GatedDeltaNet,), {}),
+}
 # another value of each key. ELSEWHERE: those whose effect is on the data, the ids or the choice of a kernel
 OTHER = dict(
     n_layer=4, n_head=4, head_dim=4, n_kv_head=1, n_embd=32, pad_vocab_to=64, mlp_ratio=2.0, mlp_width=9,
@@ -41,6 +68,9 @@ SITUATIONS = [
     dict(attention="cosformer,gla", gate="native,none", n_layer=2),
     dict(attention="cosformer,gla", gate="none,native", n_layer=2),
     dict(attention="gla,softmax,mamba2", gate="native+elementwise", n_layer=3),
+    *(dict(attention=name, position=position) for name in OWN for position in ("rope", "none", "learned")),
+    dict(attention="window,gla", n_layer=2, rope_scaling="yarn", rope_factor=2.0),
+    dict(attention="delta", delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=8),
 ]
 
 
@@ -67,7 +97,9 @@ def is_same(one, other):
 
 
 @pytest.mark.parametrize("keys", SITUATIONS, ids=str)
-def test_the_keys_called_unused_are_exactly_those_whose_change_changes_nothing(keys):
+def test_the_keys_called_unused_are_exactly_those_whose_change_changes_nothing(keys, monkeypatch):
+    for name, mixer in OWN.items():
+        monkeypatch.setitem(MIXERS, name, mixer)
     assert {field.name for field in dataclasses.fields(GPTConfig)} == OTHER.keys() | ELSEWHERE
     unused, base = unused_keys(GPTConfig(**dict(n_layer=1) | keys)), numbers_of(keys)
     for key, values in OTHER.items():
@@ -83,3 +115,14 @@ def test_the_keys_called_unused_are_exactly_those_whose_change_changes_nothing(k
 def test_kernels_are_unused_where_every_layer_is_softmax():
     assert "kernels" in unused_keys(GPTConfig())
     assert "kernels" not in unused_keys(GPTConfig(attention="softmax,gla"))
+
+
+def test_of_a_mixer_that_needs_data_to_run_no_key_is_called_unread(monkeypatch):
+    monkeypatch.setitem(MIXERS, "lost", Lost)
+    assert not {"state_size", "qk_norm", "rope_base", "position"} & unused_keys(GPTConfig(attention="lost")).keys()
+
+
+def test_notes_draw_no_random_number():
+    before = torch.get_rng_state()
+    unused_keys(GPTConfig(attention="softmax,mamba2"))
+    assert torch.equal(torch.get_rng_state(), before)
