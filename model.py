@@ -147,15 +147,14 @@ class GPTConfig:
         missing = recurrence.missing_for_fla()
         if missing and self.kernels == "fla":
             raise UserError(f"kernels='fla': {missing}; kernels=auto works without it")
-        if missing and self.kernels == "auto" and torch.cuda.is_available() and self.attention != "softmax":
-            warnings.warn(f"kernels=auto: {missing}; on the GPU the recurrence runs in plain PyTorch", stacklevel=3)
         classes = set()
         for name, gate in self.layers():
             MIXERS[name].check(name, self)
             check_gate(name, MIXERS[name], self, gate)
-            if self.bias and not issubclass(MIXERS[name], Softmax):
-                raise UserError(f"bias=True: {name} has no biases; leave bias out, or let every layer be softmax")
             classes.add(MIXERS[name])
+        has_recurrence = not all(issubclass(mixer, Softmax) for mixer in classes)
+        if missing and self.kernels == "auto" and torch.cuda.is_available() and has_recurrence:
+            warnings.warn(f"kernels=auto: {missing}; on the GPU the recurrence runs in plain PyTorch", stacklevel=3)
         if not self.norm_first and not any(mixer.norm_of(self) in READOUT_NORMS for mixer in classes):
             raise UserError(
                 "norm_first=False: no layer has a norm for the gate to come before (readout_norm='rms' adds one)"
@@ -231,8 +230,10 @@ class Mixer(nn.Module):
 
     @classmethod
     def describes_readout(cls, *names: str) -> bool:
-        """Whether one of these attributes is true of the readout: a class that overrides `read` or `forward` and none of
-        them would inherit what is true of another class's readout."""
+        """Whether one of these attributes is true of this class's readout.
+
+        A class that overrides `read` or `forward`, and none of them, inherits what is true of another readout.
+        """
         first = next(each for each in cls.__mro__ if {"read", "forward", *names} & vars(each).keys())
         return not vars(first).keys().isdisjoint(names)
 
@@ -254,6 +255,8 @@ class Mixer(nn.Module):
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
         """Raises UserError for keys that don't fit this mixer; gate.check_gate checks its norm and gates."""
+        if config.bias:
+            raise UserError(f"bias=True: {name} has no biases; leave bias out, or let every layer be softmax")
         key = "delta_key_dim" if config.delta_key_dim and issubclass(cls, GatedDeltaNet) else "head_dim"
         widest, width = recurrence.FLA_DELTA_KEYS, getattr(config, key)
         if cls.has_delta_rule and config.kernels != "torch" and width > widest and recurrence.has_fla():
@@ -418,7 +421,6 @@ class Softmax(Mixer):
 
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
-        super().check(name, config)
         if config.position == "rope" and (config.rotated < 2 or config.rotated % 2):
             of = "head_dim" if config.rope_fraction == 1 else f"rope_fraction * head_dim={config.head_dim}"
             raise UserError(f"position='rope': needs an even {of}, not {config.rotated}")
@@ -590,9 +592,9 @@ class Mamba2(Mixer):
     def check(cls, name: str, config: GPTConfig) -> None:
         super().check(name, config)
         if config.n_groups > 1 and cls.norm_of(config) not in ("rms", "none"):
-            raise UserError(f"n_groups={config.n_groups}: mamba2's readout then has an RMSNorm a group, or none")
+            raise UserError(f"n_groups={config.n_groups}: {name}'s readout then has an RMSNorm a group, or none")
         if config.expand * config.n_head % config.n_groups:
-            raise UserError(f"n_groups={config.n_groups}: must divide mamba2's {config.expand * config.n_head} heads")
+            raise UserError(f"n_groups={config.n_groups}: must divide {name}'s {config.expand * config.n_head} heads")
 
     def __init__(self, config, gate):
         H, D = config.expand * config.n_head, config.head_dim

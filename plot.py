@@ -140,7 +140,7 @@ def draw_experiment(folder: Path) -> list[Path]:
         raise UserError(f"{folder}: its rows do not fit together, and cannot be drawn ({what})") from error
 
 
-def draw_json(file: Path) -> list[Path | str]:
+def draw_json(file: Path) -> list:
     """Draws a file of meters.py or of evaluate.py --lengths. Returns the path of the figure, or a line that says why
     there is none; raises UserError."""
     found = read_json(file)

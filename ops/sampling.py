@@ -24,7 +24,7 @@ def check_request(
     top_p: float | None,
     n_tokens: int | None,
 ) -> None:
-    """Raises UserError for a request that GPT.stream cannot meet; warns if softmax layers will forget tokens."""
+    """Raises UserError for a request that GPT.stream cannot meet; warns if layers will forget tokens."""
     window, end = model.config.block_size, idx.shape[1] + max_new_tokens
     if idx.numel() == 0:
         raise UserError("the prompt is empty: a sample needs at least one token to go on from")
@@ -40,16 +40,17 @@ def check_request(
     ):
         if not is_right:
             raise UserError(f"{name}={value}: must be {allowed}")
-    ways, most = {block.mixer.past_block_size for block in model.blocks}, most_new_tokens(model, idx.shape[1])
+    names = {
+        block.mixer.past_block_size: name for block, (name, _) in zip(model.blocks, model.config.layers(), strict=True)
+    }
+    ending, rolling, most = names.get("ends"), names.get("rolls"), most_new_tokens(model, idx.shape[1])
     if max_new_tokens > most:
         works = f"max_new_tokens={most} works" if most else f"shorten the prompt, of {idx.shape[1]} tokens"
         if model.wpe is not None:
             raise UserError(f"position='learned': there is no embedding past block_size={window}; {works}")
-        raise UserError(
-            f"cosformer: position {end - 1} is past block_size={window}, where its cosine turns negative; {works}"
-        )
-    if end > window and "rolls" in ways:
-        warnings.warn(f"past block_size={window} softmax layers see the last {window} tokens only", stacklevel=3)
+        raise UserError(f"{ending}: position {end - 1} is past block_size={window}, where its state ends; {works}")
+    if end > window and rolling:
+        warnings.warn(f"past block_size={window} {rolling} layers see the last {window} tokens only", stacklevel=3)
 
 
 def draw(logits: torch.Tensor, temperature: float, top_k: int | None, top_p: float | None) -> torch.Tensor:

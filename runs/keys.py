@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -34,7 +35,7 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
     of_mixers = keys_read(config, run_mixers)
     read = NOT_SEEN | of_mixers | keys_read(config, GPT)
     names = [field.name for field in dataclasses.fields(GPTConfig) if field.name not in read]
-    unused = dict.fromkeys(names, "no part of this model reads it")
+    unused = dict.fromkeys(names, "no layer reads it")
     if config.position != "learned" and "position" not in of_mixers:
         unused["position"] = "no layer reads it"
     if all(issubclass(mixer, Softmax) for mixer, _ in layers):
@@ -61,16 +62,17 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
 
 
 def keys_read(config: GPTConfig, run: Callable) -> set[str]:
-    """The names of what run(config) reads of a config, with tensors that have no data; of all if it needs their data."""
+    """The names of what run(config) reads of a config, with tensors that have no data; all if it needs data."""
+    kind: Any = type(config)
     read = set()
 
-    class Watched(type(config)):
+    class Watched(kind):
         def __getattribute__(self, name):
             read.add(name)
             return super().__getattribute__(name)
 
     watched = object.__new__(Watched)
-    vars(watched).update(vars(config), vocab_size=config.vocab_size or 1)
+    watched.__dict__.update(vars(config), vocab_size=config.vocab_size or 1)
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):  # a GPT draws its seed
             run(watched)

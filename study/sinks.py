@@ -56,11 +56,11 @@ def table(rows: list[dict]) -> list[list[str]]:
     cells[0] += ["|v_0|", *(f"gate, {k}" for k in kinds), *(f"loss, {k}" for k in kinds)]
     for arm in dict.fromkeys(row["arm"] for row in rows):
         ends = [at_end(row) for row in rows if row["arm"] == arm]
-        weights = [end[kinds[0]]["share"] for end in ends]
-        line = [arm, str(len(ends)), *(f"{mean_of(end[k]['share'] for end in ends):.1%}" for k in kinds)]
+        weights = [share for end in ends if (share := end[kinds[0]]["share"]) is not None]
+        line = [arm, str(len(ends)), *(show(mean_of(end[k]["share"] for end in ends), ".1%") for k in kinds)]
         line += [f"{statistics.stdev(weights):.1%}" if len(weights) > 1 else "-"]
-        line += [f"{mean_of(end[k]['effective'] for end in ends):.3f}" for k in kinds]
-        line += [f"{mean_of(end['value_norm'] for end in ends):.2f}"]
+        line += [show(mean_of(end[k]["effective"] for end in ends), ".3f") for k in kinds]
+        line += [show(mean_of(end["value_norm"] for end in ends), ".2f")]
         line += [show(mean_of(gate_of(end[k]) for end in ends), ".2f") for k in kinds]
         cells.append([*line, *(f"{mean_of(end[k]['loss'] for end in ends):.4f}" for k in kinds)])
     return cells
@@ -76,6 +76,9 @@ def reading(rows: list[dict]) -> list[str]:
     for arm in sorted(arms, key=lambda arm: arm != "none"):
         ends = [at_end(row) for row in rows if row["arm"] == arm]
         weight = mean_of(end[idle]["share"] for end in ends)
+        if weight is None:
+            lines.append(f"With {arm}: its mixer has no weights, and so no sink.")
+            continue
         norm = mean_of(end["value_norm"] for end in ends)
         effective = mean_of(end[idle]["effective"] for end in ends)
         gates = [mean_of(gate_of(end[kind]) for end in ends) for kind in (idle, busy)]
@@ -93,6 +96,10 @@ def reading(rows: list[dict]) -> list[str]:
 def mean_of(values: Iterable[float | None]) -> float | None:
     values = [value for value in values if value is not None]
     return statistics.fmean(values) if values else None
+
+
+def percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
 
 
 def show(value: float | None, form: str) -> str:
@@ -117,7 +124,7 @@ def curves(rows: list[dict], arms: list[str], path: Path) -> Path:
     idle, *busy = kinds_in(rows)
     figure, grid = plt.subplots(2, 2, figsize=(10, 6.6), sharex=True)
     panels = {
-        f"Weight on {Z} (%)": lambda point: 100 * point[idle]["share"],
+        f"Weight on {Z} (%)": lambda point: percent(point[idle]["share"]),
         f"Effective sink: written of {Z} / |x|": lambda point: point[idle]["effective"],
         f"Value norm of {Z} / median": lambda point: point["value_norm"],
         "Gate": lambda point: gate_of(point[idle]),
@@ -172,7 +179,7 @@ def small_multiples(rows: list[dict], arms: list[str], path: Path) -> Path:
     for axes, arm in zip(grid.flat, arms, strict=False):
         for name, colour in (("none", "0.75"), (arm, COLOURS[0])):
             own = [row for row in rows if row["arm"] == name]
-            lines(axes, own, lambda point: 100 * point[idle]["share"], color=colour)
+            lines(axes, own, lambda point: percent(point[idle]["share"]), color=colour)
         axes.axhline(100 * uniform(rows, idle), color="0.4", linestyle=":", linewidth=1)
         axes.set_title(arm, fontsize=10)
         axes.set(ylim=(0, 102))

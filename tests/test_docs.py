@@ -24,13 +24,16 @@ from pathlib import Path
 
 import published
 import pytest
+import torch
+import torch.nn as nn
 from conftest import LINES
 from torch.distributed.run import get_args_parser
 
 import train
 from data.tokenizer import get_tokenizer
 from data.writing import write_stream
-from model import GPTConfig
+from model import GPT, MIXERS, GPTConfig
+from runs import checkpoint as checkpoints
 
 ROOT = Path(configurator.__file__).parent
 DOCUMENTS = [
@@ -387,3 +390,40 @@ def test_the_edits_of_the_readme_train(tmp_path, helpers):
         )
         assert ended.returncode == 0, ended.stderr
     assert len(helpers.losses(folder / "out" / "mine")) == 4
+
+
+def muon_of_the_readme():
+    names = {"torch": torch}
+    exec(re.findall(r"^```python\n(def make_optimizers.*?)^```$", TEXT["README.md"], re.M | re.S)[0], names)
+    return names["make_optimizers"]
+
+
+@pytest.mark.parametrize("name", [*MIXERS, "softmax,gated_deltanet"])
+@pytest.mark.parametrize(
+    "more", [{}, dict(tie_embeddings=False, position="learned", short_conv=4, mlp="swiglu")], ids=str
+)
+def test_the_readme_gives_muon_neither_embeddings_nor_fused_projections(name, more):
+    config = train.TrainConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=20, attention=name, **more)
+    model = GPT(config)
+    muon, adamw = muon_of_the_readme()(model, config, "cpu")
+    theirs, ours = ({id(p) for group in each.param_groups for p in group["params"]} for each in (muon, adamw))
+    assert not theirs & ours and theirs | ours == {id(p) for p in model.parameters()}
+    modules = {id(module.weight): module for module in model.modules() if isinstance(module, nn.Linear)}
+    C, hidden, inner = (
+        16,
+        model.blocks[0].mlp.up.out_features,
+        {block.mixer.out_proj.in_features for block in model.blocks},
+    )
+    shapes = {(C, hidden), (hidden, C), *((n, C) for n in inner)}  # in, out
+    assert all((modules[p].in_features, modules[p].out_features) in shapes for p in theirs)
+    assert id(model.wte.weight) in ours and id(model.output_weight) in ours and len(theirs) >= 6
+
+
+def test_a_run_with_the_readme_s_muon_resumes_to_the_bit(mqar, helpers, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "make_optimizers", muon_of_the_readme())
+    whole = helpers.train(mqar, tmp_path / "whole", gate="elementwise", max_iters=4)
+    helpers.train(mqar, tmp_path / "half", gate="elementwise", max_iters=2, lr_decay_iters=4)
+    train.main([f"--out_dir={tmp_path / 'half'}", "--init_from=resume", "--max_iters=4"])
+    assert helpers.losses(tmp_path / "half") == helpers.losses(whole)
+    models = (checkpoints.load(folder)["model"] for folder in (tmp_path / "half", whole))
+    assert helpers.equal(*models)

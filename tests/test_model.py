@@ -49,7 +49,7 @@ def random_x(length=T):
     return torch.randn(2, length, C, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
 
-# -- what a subclass inherits --------------------------------------------------------------------------------------------
+# -- what a subclass inherits ------------------------------------------------------------------------------------------
 
 
 def read(self, p, state, start):

@@ -311,9 +311,9 @@ def test_past_block_size_softmax_goes_on_and_says_so(text_runs, helpers, capsys)
 
 def test_past_block_size_cosformer_refuses_in_one_line(text_runs, sampled, helpers):
     keys = dict(start="The", max_new_tokens=31)
-    assert "past block_size=32, where its cosine" in helpers.error_of(sampled, text_runs["cosformer"], **keys)
+    assert "past block_size=32, where its state ends" in helpers.error_of(sampled, text_runs["cosformer"], **keys)
     keys = dict(start="The quick brown fox jumps over the lazy dog.", max_new_tokens=1)
-    assert "past block_size=32, where its cosine" in helpers.error_of(sampled, text_runs["cosformer"], **keys)
+    assert "past block_size=32, where its state ends" in helpers.error_of(sampled, text_runs["cosformer"], **keys)
 
 
 @pytest.mark.parametrize(("mixer", "n_new"), [("cosformer", 30), ("gla", 500)])

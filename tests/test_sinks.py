@@ -47,6 +47,28 @@ def test_the_table_has_a_line_per_arm_with_its_means_and_spread():
     assert dict(zip(title, gated, strict=True))["gate, trigger"] == "0.90"
 
 
+@pytest.mark.parametrize("others", [ROWS, []])
+def test_an_arm_without_weights_has_no_number_and_no_line(others, tmp_path, monkeypatch):
+    bare = row("none", 2, 0.5) | {"arm": "conv"}
+    rows = json.loads(json.dumps([*others, bare, bare | {"seed": 3}]))
+    for at in (point for one in rows[-2:] for point in one["sinks"]):
+        at["value_norm"] = at["other"]["share"] = at["other"]["effective"] = None
+        at["trigger"]["share"] = at["trigger"]["effective"] = None
+    title, *lines = sinks.table(rows)
+    cells = dict(zip(title, lines[-1], strict=True))
+    assert {cells[name] for name in title if name.startswith(("weight", "effective", "sd", "|v_0|"))} == {"-"}
+    assert cells["loss, other"] == "2.0000"
+    said = "With conv: its mixer has no weights, and so no sink."
+    assert sinks.reading(rows)[-1:] == ([said] if others else [])
+    figures = []
+    monkeypatch.setattr(sinks, "write", lambda figure, path: figures.append(figure) or path)
+    sinks.curves(rows, ["none", "conv"] if others else ["conv"], tmp_path / "sink.png")
+    assert len(figures[0].axes[0].lines) == (4 if others else 1)  # two seeds, their mean and the uniform weights
+    sinks.small_multiples(rows, ["conv"], tmp_path / "sink_arms.png")
+    for figure in figures:
+        plt.close(figure)
+
+
 def test_the_reading_begins_with_the_ungated_arm_and_says_what_each_gate_changes():
     first, second = sinks.reading(ROWS)
     assert first.startswith("Without a gate, queries with nothing to do put 85% of their weight on the first token")

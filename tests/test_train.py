@@ -793,8 +793,8 @@ def test_a_gate_that_stays_where_it_starts_is_no_alarm_before_the_end_of_the_war
     "keys, notes",
     [
         (dict(gate_activation="silu"), ["gate_activation=silu changes nothing: gate is none or native"]),
-        (dict(attention="gla", state_size=64), ["state_size=64 changes nothing: no part of this model reads it"]),
-        (dict(attention="gla", gate="native", n_kv_head=1), ["n_kv_head=1 changes nothing: no part of this model reads it"]),
+        (dict(attention="gla", state_size=64), ["state_size=64 changes nothing: no layer reads it"]),
+        (dict(attention="gla", gate="native", n_kv_head=1), ["n_kv_head=1 changes nothing: no layer reads it"]),
         (dict(attention="softmax,cosformer", gate="native", gate_rank=2), [
             "gate_rank=2 changes nothing: gate is none or native",
             "gate=native changes nothing: softmax,cosformer was published without a gate, so native means none",
