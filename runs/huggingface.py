@@ -95,6 +95,12 @@ FIELDS_OF_GPT2 = {
     "scale_attn_by_inverse_layer_idx?": (bool, 0, 1),
     "tie_word_embeddings?": (bool, 0, 1),
 }
+ALIASES_OF_GPT2 = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -126,17 +132,22 @@ def keys_of(config: dict, block_size: int) -> dict[str, Any]:
         raise UserError(f"hidden_act={show(config['hidden_act'])}: the MLP here is a swiglu, whose activation is silu")
     if biased := [name for name in ("attention_bias", "qkv_bias", "mlp_bias") if config.get(name)]:
         raise UserError(f"{biased[0]}: its linear layers have biases, which are read of GPT-2 alone")
-    rope = {}
-    for name in ("rope_scaling", "rope_parameters"):
-        rope |= config.get(name, {})
-        scaling = rope.get("rope_type", rope.get("type", "default"))
-        if scaling != "default":
-            raise UserError(f"{name}: RoPE scaled by {show(scaling)}, and only plain RoPE is read")
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"  # there, the old spelling hides the new
+    rope = config.get(name, {})
+    scaling = rope.get("rope_type", rope.get("type", "default"))
+    if scaling != "default":
+        raise UserError(f"{name}: RoPE scaled by {show(scaling)}, and only plain RoPE is read")
+    if kind := next((kind for kind, value in rope.items() if isinstance(value, dict)), None):
+        raise UserError(f"{name}: {show(kind)} has a RoPE of its own, and here all layers have one")
     base = rope.get("rope_theta", config.get("rope_theta", 10000.0))
     fraction = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 0.25 if is_gated else 1.0))
     if wrong := wrong_field([base, fraction], [NUMBER, 2, 2], "rope"):
         raise UserError(wrong)
+    if fraction != 1 and not is_gated:
+        raise UserError(f"partial_rotary_factor={fraction}: {family} of transformers turns all channels of a head")
     n_layer, n_head, width = config["num_hidden_layers"], config["num_attention_heads"], config["hidden_size"]
+    if family == "llama" and width % n_head:
+        raise UserError(f"hidden_size={width}: in llama a multiple of num_attention_heads={n_head}")
     experts = n_layer if config.get("num_experts") is None and family == "qwen3_next" else config.get("num_experts")
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers", [])
     if experts and any((i + 1) % step == 0 and i not in dense for i in range(n_layer)):
@@ -166,6 +177,9 @@ def keys_of(config: dict, block_size: int) -> dict[str, Any]:
 
 def gpt2_keys(config: dict, block_size: int) -> dict[str, Any]:
     """keys_of for GPT-2, whose config.json has names of its own."""
+    for alias, name in ALIASES_OF_GPT2.items():
+        if config.get(alias, config[name]) != config[name]:
+            raise UserError(f"{alias}={show(config[alias])}: a second name of {name}, which is {config[name]}")
     gelu = config.get("activation_function", "gelu_new")
     mlp = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}.get(gelu)
     if mlp is None:
@@ -227,6 +241,9 @@ def layers_of(config: dict, family: str) -> dict[str, Any]:
     return keys | {ours: config[name] for ours, name in names.items()}
 
 
+NO_ENDS = {"bos_token_id": None, "eos_token_id": None}  # some classes would take a number of their own for the end
+
+
 def config_of(config: GPTConfig, mlp_width: int, dtype: torch.dtype) -> dict[str, Any]:
     """Their config.json for a model of ours. Whether it says all of the model is seen by reading it back."""
     if config.norm == "layer":
@@ -246,6 +263,7 @@ def config_of(config: GPTConfig, mlp_width: int, dtype: torch.dtype) -> dict[str
             "embd_pdrop": config.dropout,
             "resid_pdrop": config.dropout,
             "attn_pdrop": 0.0,
+            **NO_ENDS,
         }
     layers = config.layers()
     has_gate = any(gate.native or gate.positions for _, gate in layers)
@@ -268,12 +286,9 @@ def config_of(config: GPTConfig, mlp_width: int, dtype: torch.dtype) -> dict[str
         "rms_norm_eps": config.norm_eps,
         "tie_word_embeddings": config.tie_embeddings,
         "attention_bias": False,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": config.rope_base,
-            "partial_rotary_factor": config.rope_fraction,
-        },
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
         "rope_theta": config.rope_base,  # for versions of transformers before 5
+        **NO_ENDS,
     }
     if family != "qwen3_next":
         return about
@@ -451,6 +466,10 @@ class Folder:
                         raise UserError(f"{file}: {show(name)} is {header.get_dtype()}, not one of {', '.join(dtypes)}")
                     own = name.replace("model.language_model.", "model.", 1)
                     own = own if own.startswith((prefix, "lm_head.")) else prefix + own
+                    if own in self.files:
+                        first, spelling = self.files[own]
+                        places = f"{show(spelling)} in {first.name} and {show(name)} in {file.name}"
+                        raise UserError(f"{folder}: holds {show(own)} twice, as {places}")
                     self.files[own] = file, name
                     dtype = dtypes[header.get_dtype()]
                     self.shapes[own] = torch.empty(header.get_shape(), dtype=dtype, device="meta")
@@ -517,16 +536,19 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     try:
         family = family_of(their_config)  # before the tensors: the reason for a pickle of Qwen2 is Qwen2
         tensors = Folder(folder, "transformer." if family == "gpt2" else "model.")
-        is_tied = family == "gpt2" or "lm_head.weight" not in tensors.files
-        their_config.setdefault("tie_word_embeddings", is_tied)
+        their_config.setdefault("tie_word_embeddings", family == "gpt2")
         config = configurator.build(GPTConfig, keys_of(their_config, block_size))
         parts = list(parts_of(config, family))
         layout = layout_of(config, parts, tensors)
+        if config.tie_embeddings and "lm_head.weight" in tensors.files:  # a tied output layer, saved a second time
+            (embedding,) = parts[0].theirs
+            if not torch.equal(*(tensors.read(name).float() for name in ("lm_head.weight", embedding))):
+                raise UserError(f"its lm_head.weight is not {embedding}, though its config.json ties them")
     except UserError as error:
         where = "" if str(folder) in str(error) else f"{folder}: "
         raise UserError(f"{where}{error}") from None
 
-    about = {"model_args": dataclasses.asdict(config), "iter_num": 0}
+    about: dict[str, Any] = {"model_args": dataclasses.asdict(config), "iter_num": 0}
     if os.path.isfile(folder / TOKENIZER_FILE):
         tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
         about["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
@@ -553,7 +575,7 @@ def layout_of(config: GPTConfig, parts: list[Part], tensors: Folder) -> dict[str
     if missing := [name for name in wanted if name not in tensors.shapes]:
         raise UserError(f"lacks {some(missing)}, which its config.json asks for")
     unknown = tensors.shapes.keys() - set(wanted)
-    if unknown := sorted(unknown - {"lm_head.weight"}):  # a tied output layer may be saved a second time
+    if unknown := sorted(unknown - {"lm_head.weight"}):
         raise UserError(f"holds {some(unknown)}, which the model here has no place for")
     try:
         with torch.device("meta"):
@@ -629,6 +651,11 @@ def write_folder(path: Path | str, folder: Path | str, overwrite: bool = False) 
     checkpoint, folder = load(path), Path(folder)
     config = configurator.build(GPTConfig, checkpoint["model_args"] | {"kernels": "auto"}, source=str(path))
     weights = checkpoint["model"]
+    if config.gate_activation == "sigmoid2":  # y * 2s(g): the 2 goes to the weight behind the gate, which is exact
+        config = dataclasses.replace(config, gate_activation="sigmoid")
+        doubled = [i for i, (_, gate) in enumerate(config.layers()) if "readout" in gate.positions]
+        doubled = [name for i in doubled if (name := f"blocks.{i}.mixer.out_proj.weight") in weights]
+        weights = weights | {name: 2 * weights[name] for name in doubled}
     hidden = {len(tensor) for name, tensor in weights.items() if name.endswith("mlp.up.weight") and tensor.dim() == 2}
     if len(hidden) != 1:
         raise UserError(f"{path}: its MLPs have {len(hidden)} widths; in transformers all layers have one")

@@ -6,11 +6,15 @@ No hub is needed: a model of each class gets random weights, is saved with save_
 would be. published.py has the gated attention of Qiu et al., which no class of transformers has.
 """
 
+from configurator import UserError
+
+import copy
 import json
 import re
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +26,13 @@ import torch
 import torch.nn.functional as F
 from conftest import LINES
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedConfig,
     Qwen3_5Config,
     Qwen3_5ForCausalLM,
     Qwen3_5ForConditionalGeneration,
@@ -48,6 +54,7 @@ from data.text import prepare as text_prepare
 from data.tokenizer import FileTokenizer, get_tokenizer, tokenizer_of_checkpoint
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
+from runs import huggingface
 
 ROOT = Path(export.__file__).parent
 SIZES = dict(
@@ -60,7 +67,8 @@ DELTA = dict(
     num_hidden_layers=4,
 )  # fmt: skip
 ROPE = {"rope_type": "default", "rope_theta": 5e5}
-PARTIAL = ROPE | {"partial_rotary_factor": 0.25}
+PARTIAL_NAME = "partial_rotary_factor"
+PARTIAL = ROPE | {PARTIAL_NAME: 0.25}
 DENSE = dict(mlp_only_layers=[0, 1, 2, 3], num_experts=4, moe_intermediate_size=8, num_experts_per_tok=2)
 GPT2 = dict(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation="eager")
 
@@ -167,6 +175,53 @@ def test_logits_of_the_gated_models_are_those_of_their_definition(kind, helpers,
         torch.testing.assert_close(ours(IDX), theirs(IDX).logits, rtol=0, atol=1e-4)
 
 
+def theirs_of(about):
+    """The logits of transformers' model of a config.json, whose weights follow from their names; None if refused."""
+    try:
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copy.deepcopy(about))).eval()
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()))) * 0.2)
+            return model(IDX[:, :8]).logits
+    except Exception:
+        return None
+
+
+def ours_of(about):
+    try:
+        keys = huggingface.keys_of({name: value for name, value in about.items() if value is not None}, 64)
+        return {name: value for name, value in keys.items() if name != "block_size"}
+    except UserError:
+        return None
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen3", "GPT-2", "Qwen3-Next", "Qwen3.5"])
+def test_a_field_of_config_json_changes_our_model_exactly_where_it_changes_theirs(name):
+    about = FAMILIES[name]().config.to_dict()
+    there, here = theirs_of(about), ours_of(about)
+    of_all = PreTrainedConfig().to_dict().keys() | {"output_router_logits"}  # what is returned, not computed
+    own = [field for field in about if field not in of_all] + ["tie_word_embeddings"]
+    others = {name: about[name] for name in own} | dict(
+        partial_rotary_factor=0.25, rope_theta=1e3, mlp_bias=False, hidden_size=32, num_attention_heads=4
+    )
+    ropes = about.get("rope_parameters") or {}
+    more = [{"rope_parameters": ropes | {field: ropes.get(field, 0.25) / 2}} for field in ("rope_theta", PARTIAL_NAME)]
+    more += [{"rope_scaling": {"rope_type": "default"}}, {"rope_parameters": {"full_attention": ROPE}}]
+    more += [{field: changed_value(value)} for field, value in others.items() if type(value) in (int, float, bool)]
+    seen = 0
+    for changed in more if name != "GPT-2" else [part for part in more if "rope" not in str(part)]:
+        ours, theirs = ours_of(about | changed), theirs_of(about | changed)
+        if ours is None:  # refused; no field that transformers needs is refused for its own value
+            continue
+        assert theirs is not None and (ours == here) == torch.equal(theirs, there), changed
+        seen += ours != here
+    assert seen >= 6
+
+
+def changed_value(value):
+    return not value if isinstance(value, bool) else value * 2 if isinstance(value, int) else value * 0.75
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # What is refused
 
@@ -203,6 +258,18 @@ def change_tensor(name, content):
     return damage
 
 
+def twice(name):
+    """The tensor in a second file of the index, with other numbers."""
+
+    def damage(folder):
+        table = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+        file = folder / next(file for file in sorted(table.values()) if file != table[name])
+        tensors = safetensors.torch.load_file(file)
+        safetensors.torch.save_file(tensors | {name: torch.ones(32)}, file)
+
+    return damage
+
+
 def first_file(write):
     def damage(folder):
         file = sorted(folder.glob("*.safetensors"))[0]
@@ -233,6 +300,15 @@ REFUSED = {
         "rope_parameters: RoPE scaled by 'yarn'",
     ),
     "scaled RoPE, old spelling": (change(rope_scaling={"type": "linear"}), "rope_scaling: RoPE scaled by 'linear'"),
+    "partial RoPE, which Qwen3 does not have": (
+        change(rope_parameters=PARTIAL),
+        "partial_rotary_factor=0.25: qwen3 of transformers turns all channels",
+    ),
+    "partial RoPE, old spelling": (change(partial_rotary_factor=0.5), "partial_rotary_factor=0.5: qwen3 of"),
+    "a RoPE for each kind of layer": (
+        change(rope_parameters={"full_attention": ROPE}),
+        "'full_attention' has a RoPE of its own",
+    ),
     "biases": (change(attention_bias=True), "attention_bias: its linear layers have biases"),
     "a sliding window": (change(use_sliding_window=True), "use_sliding_window"),
     "an unknown layer": (change(layer_types=["full_attention", "chunked"]), "layer_types: 'chunked' is not read"),
@@ -254,6 +330,15 @@ REFUSED = {
     "a tensor of no axes": (
         change_tensor("model.layers.0.self_attn.q_proj.weight", torch.ones(())),
         "is not the shape",
+    ),
+    "two spellings of a tensor": (
+        change_tensor("embed_tokens.weight", torch.ones(300, 32)),
+        "holds 'model.embed_tokens.weight' twice, as ",
+    ),
+    "a tensor in two files": (twice("model.norm.weight"), "holds 'model.norm.weight' twice, as "),
+    "a tied output layer of its own": (
+        change(tie_word_embeddings=True),
+        "lm_head.weight is not model.embed_tokens.weight, though its config.json ties them",
     ),
     "whole numbers": (change_tensor("model.norm.weight", torch.ones(32, dtype=torch.int8)), "is I8, not one of"),
     "a file cut short": (first_file(lambda file, data: file.write_bytes(data[:-9])), "damaged, or no safetensors"),
@@ -346,6 +431,7 @@ def test_an_exported_model_is_the_same_in_transformers_and_comes_back_bit_for_bi
     export.main(helpers.words(checkpoint=tmp_path / "run", to_hf=tmp_path / "theirs"))
     theirs, report = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", output_loading_info=True)
     assert type(theirs).__name__ == name.partition(",")[0]
+    assert theirs.config.eos_token_id is None  # the class has a number of its own, which here is any token
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     idx = IDX[:, :32] % 50
     with torch.no_grad():
@@ -353,6 +439,29 @@ def test_an_exported_model_is_the_same_in_transformers_and_comes_back_bit_for_bi
     back = imported(helpers, tmp_path / "theirs", tmp_path / "back")
     assert helpers.equal(back.state_dict(), model.state_dict())
     assert back.config.layers() == model.config.layers() and back.config.block_size == 32
+
+
+@pytest.mark.parametrize("name", [name for name in EXPORTED if "Next" in name])
+def test_a_gate_that_doubles_leaves_with_its_factor_in_the_output_projection(name, helpers, tmp_path):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**EXPORTED[name] | dict(gate_activation="sigmoid2"))).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.rand_like(p))
+    checkpoints.save(tmp_path / "a.pt", {"model": model.state_dict(), "model_args": vars(model.config)})
+    export.main(helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs"))
+    back = imported(helpers, tmp_path / "theirs", tmp_path / "back")
+    theirs, idx = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval(), IDX[:, :32] % 50
+    assert back.config.gate_activation == "sigmoid"
+    with torch.no_grad():
+        assert torch.equal(back(idx), model(idx))
+        torch.testing.assert_close(theirs(idx).logits, model(idx), rtol=0, atol=1e-4)
+        x = torch.randn(1, 6, 16)
+        mask = torch.full((6, 6), -torch.inf).triu(1)[None, None]
+        *_, mixer = (block.mixer for block in model.blocks)
+        ours, _ = mixer(x)
+        y, _ = theirs.model.layers[-1].self_attn(x, theirs.model.rotary_emb(x, torch.arange(6)[None]), mask)
+        torch.testing.assert_close(y, ours, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["Qwen3", "GPT-2"])
@@ -366,7 +475,7 @@ def test_a_bfloat16_model_goes_there_and_back_bit_for_bit(name, helpers, tmp_pat
 
 NOT_HELD = {
     "mlp": dict(mlp="gelu"),
-    "gate_activation": dict(gate="elementwise", gate_activation="sigmoid2"),
+    "gate_activation": dict(gate="elementwise", gate_activation="non_sparse"),
     "gate='headwise'": dict(gate="headwise"),
     "attention='gla'": dict(attention="gla"),
     "qk_norm": dict(gate="elementwise", qk_norm=False),
@@ -377,6 +486,9 @@ NOT_HELD = {
     "pad_vocab_to": dict(pad_vocab_to=64),
     "branch_scale": dict(branch_scale=0.5),
     "bias=True": dict(bias=True),
+    "rope_fraction=0.5": dict(rope_fraction=0.5),
+    "rope_fraction=0.25": dict(rope_fraction=0.25, qk_norm=False),
+    "hidden_size=18": dict(qk_norm=False, n_embd=18),
     "bias=False": OF_GPT2 | dict(bias=False),
     "mlp='swiglu'": OF_GPT2 | dict(mlp="swiglu"),
     "position='rope'": OF_GPT2 | dict(position="rope"),
