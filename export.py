@@ -10,16 +10,13 @@ lists which models of transformers can be read and written.
 """
 
 import configurator
-from configurator import UserError, key
+from configurator import key
 
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from runs.checkpoint import import_safetensors, load, save_safetensors
-from runs.files import claim, write_whole
-from runs.huggingface import copy_tokenizer, read_folder, write_folder
+from runs.huggingface import export_to, read_folder, write_folder, write_json
 
 
 @dataclass
@@ -40,25 +37,24 @@ def main(argv: list[str]) -> None:
     elif config.to_hf is not None:
         lines = write_folder(config.checkpoint, config.to_hf, config.overwrite)
     else:
-        export(config.checkpoint, config.safetensors, config.overwrite)
-        lines = [f"written to {config.safetensors}/: model.safetensors, config.json"]
+        written = export(config.checkpoint, config.safetensors, config.overwrite)
+        lines = [f"written to {config.safetensors}/: {', '.join(written)}"]
     print(*lines, sep="\n")
 
 
-def export(path: Path | str, folder: Path | str, overwrite: bool = False) -> None:
-    """Writes folder/model.safetensors, the weights, and folder/config.json, the model's keys. Raises UserError."""
+def export(path: Path | str, folder: Path | str, overwrite: bool = False) -> list[str]:
+    """Writes folder/model.safetensors, the weights, folder/config.json, the model's keys, and its tokenizer.
+
+    Returns the names of the files. Raises UserError.
+    """
     import_safetensors()  # whoever lacks it could not load the folder
-    folder, checkpoint = Path(folder), load(path)
+    checkpoint = load(path)
     about = {name: checkpoint[name] for name in ("model_args", "iter_num", "data") if name in checkpoint}
-    replaces, source = claim(folder, "export", overwrite), Path(path) if os.path.isdir(path) else Path(path).parent
-    copy_tokenizer(source, folder, checkpoint.get("data", {}), replaces)
     tensors = dict(sorted(checkpoint["model"].items(), key=lambda item: -item[1].itemsize))
-    sha256 = save_safetensors(folder / "model.safetensors", tensors, tensors.values())
-    text = json.dumps(about | {"sha256": sha256}, indent=2)
-    try:
-        write_whole(folder / "config.json", lambda file: file.write(text.encode()))
-    except OSError as error:
-        raise UserError(f"safetensors={str(folder)!r}: cannot be written ({error.strerror})") from None
+    with export_to(Path(folder), path, overwrite, checkpoint.get("data", {})) as (new, written):
+        sha256 = save_safetensors(new / "model.safetensors", tensors, tensors.values())
+        write_json(new / "config.json", about | {"sha256": sha256})
+    return written
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ from configurator import UserError, read_regular, show
 import contextlib
 import json
 import os
+import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -106,6 +107,86 @@ def write_output(name: str, path: Path | str, write: Callable) -> None:
         write_whole(path, write)
     except OSError as error:
         raise UserError(f"{name}={show(str(path))}: cannot be written ({error.strerror or error})") from None
+
+
+NEW = ".new"  # in a folder whose files are to be replaced: the new ones, until all of them are whole
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path | str, restartable: bool = False) -> Iterator[Path]:
+    """Yields folder/.new for files that `switch` then moves to the folder; no other process writes there meanwhile.
+
+    restartable: what is there stays there, and does so after an error or a kill. Raises UserError.
+    """
+    folder = Path(folder)
+    new = folder / NEW
+    try:
+        if new.is_symlink():
+            raise UserError(f"{new}: is a link, and what it leads to would be changed; remove it")
+        new.mkdir(parents=True, exist_ok=True)
+        with lock(new) as held:
+            if not os.path.samestat(os.fstat(held.fileno()), os.stat(new / "lock")):
+                raise UserError(f"{folder}: another process has just written here; try again")
+            settle(folder)
+            try:
+                for left in [] if restartable else new.iterdir():  # files of a process that was killed
+                    if left.name != "lock":
+                        left.unlink()
+                yield new
+            except BaseException:
+                settle(folder)
+                if not restartable:
+                    shutil.rmtree(new, ignore_errors=True)
+                raise
+            shutil.rmtree(new, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{error.filename or folder}: cannot be written ({error.strerror or error})") from None
+
+
+def switch(folder: Path | str, names: Iterable[str]) -> None:
+    """Replaces the files `names` of a folder by those of folder/.new, at one moment; it loses those that .new lacks.
+
+    A kill leaves all the old files or all the new ones: each name becomes a link through .new/current, which one rename
+    turns from the old files to the new ones, as Kubernetes does for its ConfigMaps. At last the names are files again.
+    Where there are no old files the new ones come one by one, in this order, and no links are needed.
+    """
+    folder = Path(folder)
+    new, old, names = folder / NEW, folder / NEW / "old", list(names)
+    if there := [folder / name for name in names if os.path.lexists(folder / name)]:
+        old.mkdir()
+        for path in there:
+            if path.is_symlink():
+                os.symlink(os.path.realpath(path), old / path.name)
+            else:
+                os.link(path, old / path.name)
+        _replace_by_link(new, new / "current", "old")
+        for name in names:
+            _replace_by_link(new, folder / name, f"{NEW}/current/{name}")
+        _replace_by_link(new, new / "current", ".")
+    else:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(new / name, folder / name)
+    settle(folder)
+
+
+def settle(folder: Path) -> None:
+    """Makes files of the links of `switch`, also of one that was killed: the old files or the new, as it had come."""
+    new = folder / NEW
+    for path in folder.iterdir():
+        if path.is_symlink() and os.readlink(path) == f"{NEW}/current/{path.name}":
+            if os.path.lexists(new / "current" / path.name):
+                os.replace(new / "current" / path.name, path)
+            else:
+                path.unlink()
+    for name in ("current", "link"):
+        (new / name).unlink(missing_ok=True)
+    shutil.rmtree(new / "old", ignore_errors=True)
+
+
+def _replace_by_link(new, path, target):
+    os.symlink(target, new / "link")
+    os.replace(new / "link", path)
 
 
 def read_json(path: Path | str, most: int = 1 << 26) -> Any:

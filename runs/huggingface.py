@@ -34,8 +34,8 @@ import torch
 
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
 from model import GPT, GPTConfig
-from runs.checkpoint import SAFETENSORS_DTYPES, import_safetensors, load, save_safetensors
-from runs.files import claim, read_json, write_whole, wrong_field
+from runs.checkpoint import SAFETENSORS_DTYPES, file_of, import_safetensors, load, save_safetensors
+from runs.files import claim, new_folder, read_json, switch, write_whole, wrong_field
 from runs.keys import unused_keys
 
 FAMILIES = ("llama", "qwen3", "qwen3_next", "qwen3_5_text", "gpt2")
@@ -476,10 +476,10 @@ class Folder:
 
     def _shards(self, folder):
         """{file: the names that the index gives it, or None without an index}. Raises UserError."""
-        index = folder / "model.safetensors.index.json"
+        if os.path.isfile(folder / "model.safetensors"):  # before the index, as transformers reads it
+            return {inside(folder, "model.safetensors"): None}
+        index = inside(folder, "model.safetensors.index.json")
         if not os.path.isfile(index):
-            if os.path.isfile(folder / "model.safetensors"):
-                return {folder / "model.safetensors": None}
             if any(folder.glob("*.bin")):
                 raise UserError(f"{folder}: its weights are a pickle, which can run code; take its safetensors files")
             raise UserError(f"{folder}: has no model.safetensors")
@@ -490,7 +490,7 @@ class Folder:
         for name, file in table["weight_map"].items():
             if not isinstance(file, str) or file != os.path.basename(file) or not file.endswith(".safetensors"):
                 raise UserError(f"{index}: names {show(file)}, which is no .safetensors file of the folder itself")
-            shards.setdefault(folder / file, []).append(name)
+            shards.setdefault(inside(folder, file), []).append(name)
         return shards
 
     @contextlib.contextmanager
@@ -526,7 +526,7 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     folder, out_dir = Path(folder), Path(out_dir)
     if not os.path.isdir(folder):
         raise UserError(f"from_hf={show(str(folder))}: no such folder")
-    their_config = read_json(folder / "config.json")
+    their_config = read_json(inside(folder, "config.json"))
     if not isinstance(their_config, dict) or "model_type" not in their_config:
         raise UserError(f"{folder}: its config.json names no model_type, so it is no folder of transformers")
     text_config = their_config.get("text_config")
@@ -550,21 +550,20 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
 
     about: dict[str, Any] = {"model_args": dataclasses.asdict(config), "iter_num": 0}
     if os.path.isfile(folder / TOKENIZER_FILE):
-        tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
+        tokenizer = FileTokenizer(inside(folder, TOKENIZER_FILE))
         about["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-    replaces = claim(out_dir, "export", overwrite)
-    copied = copy_tokenizer(folder, out_dir, {}, replaces)
     parts.sort(key=lambda part: -layout[part.ours[0]].itemsize)  # safetensors wants wide numbers first
     order = {name: layout[name] for part in parts for name in part.ours}
-    about["sha256"] = save_safetensors(out_dir / "model.safetensors", order, _translated(parts, tensors, layout))
-    _write_json(out_dir / "config.json", about)
-    lines = [f"written to {out_dir}/: {', '.join(['model.safetensors', 'config.json', *copied])}"]
+    with export_to(out_dir, folder, overwrite, {}) as (new, written):
+        about["sha256"] = save_safetensors(new / "model.safetensors", order, _translated(parts, tensors, layout))
+        write_json(new / "config.json", about)
+    lines = [f"written to {out_dir}/: {', '.join(written)}"]
     if tensors.left_out:
         lines.append(f"left out: {some(tensors.left_out)}")
     longest = their_config["n_positions" if family == "gpt2" else "max_position_embeddings"]
     if config.block_size < longest:
         lines.append(f"block_size={config.block_size}, of {longest} that it was made for; --block_size=... keeps more")
-    if TOKENIZER_FILE not in copied:
+    if TOKENIZER_FILE not in written:
         lines.append(f"note: {folder} has no tokenizer.json, so sample.py cannot turn text into its ids")
     return lines
 
@@ -606,37 +605,55 @@ def _translated(parts, tensors, layout):
             yield tensor.to(layout[name].dtype)
 
 
-def copy_tokenizer(source: Path, target: Path, data: dict, replaces: bool) -> list[str]:
-    """Copies the files of a tokenizer, and returns their names. Raises UserError.
+def inside(folder: Path, name: str) -> Path:
+    """folder/name. UserError if it is a link out of the folder: a stranger's folder could so have any file copied.
 
-    data: what a checkpoint keeps of its data set, whose folder has the tokenizer.json of a run that was trained here
-    replaces: whether target holds an older export, whose files of a tokenizer must not stay
+    The cache of a hub keeps the files of snapshots/REVISION in blobs/.
     """
+    home, real = Path(os.path.realpath(folder)), Path(os.path.realpath(folder / name))
+    is_blob = home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
+    if not is_blob and not real.is_relative_to(home):
+        raise UserError(f"{folder / name}: is a link to {real}, out of its folder; put the file itself there")
+    return folder / name
+
+
+@contextlib.contextmanager
+def export_to(folder: Path, path: Path | str, overwrite: bool, data: dict) -> Iterator[tuple[Path, list[str]]]:
+    """Yields a folder for model.safetensors and config.json, and the names of all files that are written.
+
+    At the end they are in `folder`, all at one moment, with the tokenizer's files, which are copied.
+
+    path: where the model comes from; data: what a checkpoint keeps of its data set, whose folder has the tokenizer.json
+    of a run that was trained here. Raises UserError.
+    """
+    file = file_of(path)
+    if os.path.realpath(folder) in (os.path.realpath(file.parent), os.path.dirname(os.path.realpath(file))):
+        raise UserError(f"{folder}: holds the model that is to be written; name another folder")
     contents = {
-        name: configurator.read_regular(source / name, MOST_TOKENIZER)
+        name: configurator.read_regular(inside(file.parent, name), MOST_TOKENIZER)
         for name in TOKENIZER_FILES
-        if os.path.isfile(source / name)
+        if os.path.isfile(file.parent / name)
     }
     own = Path(data.get("path") or ".") / TOKENIZER_FILE
     if TOKENIZER_FILE not in contents and os.path.isfile(own):
         content = configurator.read_regular(own, MOST_TOKENIZER)
         contents |= {TOKENIZER_FILE: content} if name_of_file(content) == data.get("tokenizer") else {}
-    for name, content in contents.items():
-        _write(target / name, content)
-    for name in set(TOKENIZER_FILES) - set(contents) if replaces else ():
-        (target / name).unlink(missing_ok=True)
-    return list(contents)
+    is_older_export = claim(folder, "export", overwrite)
+    written = ["model.safetensors", "config.json", *contents]
+    with new_folder(folder) as new:
+        for name, content in contents.items():
+            write_whole(new / name, lambda file, content=content: file.write(content))
+        yield new, written
+        # config.json comes last, since nobody reads a folder without it; an older export's tokenizer must not stay
+        switch(folder, [*(TOKENIZER_FILES if is_older_export else contents), "model.safetensors", "config.json"])
 
 
-def _write(path, content):
+def write_json(path: Path, value: object) -> None:
     try:
-        write_whole(path, lambda file: file.write(content))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
-
-
-def _write_json(path, value):
-    _write(path, json.dumps(value, indent=2).encode())
+        text = json.dumps(value, indent=2)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"{path.name}: not written as JSON ({show(str(error))})") from None
+    write_whole(path, lambda file: file.write(text.encode()))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -659,8 +676,10 @@ def write_folder(path: Path | str, folder: Path | str, overwrite: bool = False) 
     hidden = {len(tensor) for name, tensor in weights.items() if name.endswith("mlp.up.weight") and tensor.dim() == 2}
     if len(hidden) != 1:
         raise UserError(f"{path}: its MLPs have {len(hidden)} widths; in transformers all layers have one")
-    about = config_of(config, hidden.pop(), weights["wte.weight"].dtype)
     try:
+        if "wte.weight" not in weights:
+            raise UserError("its weights are not those of its config")
+        about = config_of(config, hidden.pop(), weights["wte.weight"].dtype)
         back = configurator.build(GPTConfig, keys_of(about, config.block_size))
         _check_same(config, back)
         parts = list(parts_of(back, about["model_type"]))
@@ -671,17 +690,15 @@ def write_folder(path: Path | str, folder: Path | str, overwrite: bool = False) 
     except UserError as error:
         raise UserError(f"{path}: cannot be written for transformers: {error}") from None
 
-    replaces = claim(folder, "export", overwrite)
-    source = Path(path) if os.path.isdir(path) else Path(path).parent
-    copied = copy_tokenizer(source, folder, checkpoint.get("data", {}), replaces)
     theirs = {}
     for part in parts:
         made = part.to_theirs([weights[name] for name in part.ours])
         theirs |= dict(zip(part.theirs, made, strict=True))
     order = dict(sorted(theirs.items(), key=lambda item: -item[1].itemsize))
-    save_safetensors(folder / "model.safetensors", order, order.values())
-    _write_json(folder / "config.json", about)
-    return [f"written to {folder}/ for transformers: {', '.join(['model.safetensors', 'config.json', *copied])}"]
+    with export_to(folder, path, overwrite, checkpoint.get("data", {})) as (new, written):
+        save_safetensors(new / "model.safetensors", order, order.values())
+        write_json(new / "config.json", about)
+    return [f"written to {folder}/ for transformers: {', '.join(written)}"]
 
 
 # keys that say how a model is made or trained; the shapes of the weights say the rest

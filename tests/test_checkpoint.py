@@ -6,8 +6,10 @@ Checkpoints: written whole or not at all; loaded without running code, and every
 
 from configurator import UserError
 
+import json
 import os
 import pickle
+import signal
 import sys
 import zipfile
 
@@ -16,7 +18,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import export
 from model import GPT, GPTConfig
+from runs import huggingface
 from runs.checkpoint import load, load_model, open_model, save
 
 ARGS = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=11)
@@ -224,3 +228,151 @@ def test_weights_that_do_not_fit_the_config_are_refused(tmp_path, helpers, keys,
     checkpoint["model_args"] |= keys
     save(tmp_path / "ckpt.pt", checkpoint)
     assert expected in helpers.error_of(load_model, tmp_path)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Exports: replaced whole or not at all
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """Two runs, "old" with a tokenizer and "new" of another width, and a folder with somebody's notes."""
+    for name, width in (("old", 8), ("new", 16)):
+        torch.manual_seed(0)
+        args = ARGS | dict(n_embd=width, mlp="swiglu")
+        (tmp_path / name).mkdir()
+        save(tmp_path / name / "ckpt.pt", {"model": GPT(GPTConfig(**args)).state_dict(), "model_args": args})
+    (tmp_path / "old" / "tokenizer.json").write_text("{}")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.md").write_text("mine")
+    return tmp_path
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file() and file.name != ".nanogate"}
+
+
+def export_of(kind, folder, name):
+    export.main([f"--checkpoint={folder / name}", f"--{kind}={folder / 'out'}", "--overwrite=true"])
+
+
+class Killed(BaseException):
+    pass
+
+
+CHANGES = ("replace", "rename", "link", "symlink", "unlink", "rmdir", "mkdir", "fsync")  # functions of os
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "to_hf"])
+def test_a_kill_at_any_moment_of_an_export_leaves_the_old_one_or_the_new_one_whole(kind, sources, monkeypatch):
+    whole = []
+    for name in ("new", "old"):
+        export_of(kind, sources, name)
+        whole.append(contents(sources / "out"))
+    new, old = whole
+    assert (
+        old.keys() - new.keys() == {"tokenizer.json"} and "notes.md" in new and old["config.json"] != new["config.json"]
+    )
+    left, found = 0, []
+    while not found or left < 0:  # until an export comes to its end
+        export_of(kind, sources, "old")
+        assert contents(sources / "out") == old
+        left = len(found)
+
+        def counted(function):
+            def change(*args, **keys):
+                nonlocal left
+                left -= 1
+                if left < 0:  # a process that was killed changes nothing more
+                    raise Killed
+                return function(*args, **keys)
+
+            return change
+
+        with monkeypatch.context() as patched:
+            for name in CHANGES:
+                patched.setattr(os, name, counted(getattr(os, name)))
+            try:
+                export_of(kind, sources, "new")
+            except Killed:
+                assert left < 0
+        found.append([old, new].index(contents(sources / "out")))
+    assert len(found) > 30 and found == sorted(found) and found[0] == 0 and found[-1] == 1
+    assert {file.name for file in (sources / "out").iterdir()} == new.keys() | {".nanogate"}
+
+
+KILLED = """
+import os, signal, sys
+import export
+from runs import files
+
+def kill(folder):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if sys.argv[1] == "after":
+    files.settle, calls = lambda folder: calls.pop()(folder), [kill, lambda folder: None]
+else:
+    os.symlink = lambda *args: kill(args)
+export.main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_killed_process_leaves_a_whole_export_that_loads_and_can_be_replaced(moment, sources, helpers):
+    export_of("safetensors", sources, "old")
+    words = [f"--checkpoint={sources / 'new'}", f"--safetensors={sources / 'out'}"]
+    assert helpers.script("-c", KILLED, moment, *words).returncode == -signal.SIGKILL
+    model, _ = load_model(sources / "out")
+    assert model.config.n_embd == (8 if moment == "before" else 16)
+    assert (sources / "out" / "tokenizer.json").exists() == (moment == "before")
+    export_of("safetensors", sources, "old")
+    names = {"model.safetensors", "config.json", "tokenizer.json", "notes.md", ".nanogate"}
+    assert {file.name for file in (sources / "out").iterdir()} == names
+    assert not any(file.is_symlink() for file in (sources / "out").iterdir())
+
+
+def test_of_two_exports_at_once_one_is_refused(sources, helpers, monkeypatch):
+    written, seen = huggingface.save_safetensors, []
+
+    def meanwhile(*args):
+        monkeypatch.setattr(huggingface, "save_safetensors", written)
+        seen.append(helpers.error_of(export_of, "safetensors", sources, "old"))
+        seen.append(helpers.error_of(export_of, "to_hf", sources, "old"))
+        return written(*args)
+
+    monkeypatch.setattr(huggingface, "save_safetensors", meanwhile)
+    export_of("to_hf", sources, "new")
+    assert [f"process {os.getpid()} on" in line and "is running in it" in line for line in seen] == [True, True]
+    assert json.loads((sources / "out" / "config.json").read_text())["hidden_size"] == 16
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "to_hf"])
+@pytest.mark.parametrize("how", ["its folder", "its file", "a link to its folder", "a link to its file"])
+def test_an_export_into_the_folder_of_its_checkpoint_is_refused(how, kind, sources, helpers):
+    export_of("safetensors", sources, "old")
+    out, before = sources / "out", contents(sources / "out")
+    checkpoint = out if "folder" in how else out / "model.safetensors"
+    if "link" in how:
+        (sources / "link.safetensors").symlink_to(checkpoint)
+        (sources / "config.json").write_bytes(before["config.json"])
+        checkpoint = sources / "link.safetensors"
+    words = [f"--checkpoint={checkpoint}", f"--{kind}={out}", "--overwrite=true"]
+    assert helpers.error_of(export.main, words) == f"{out}: holds the model that is to be written; name another folder"
+    assert contents(out) == before
+
+
+def test_a_stranger_s_link_in_place_of_the_new_files_is_not_followed(sources, helpers):
+    (sources / "elsewhere" / "old").mkdir(parents=True)
+    (sources / "elsewhere" / "old" / "mine").write_text("mine")
+    (sources / "out" / ".new").symlink_to(sources / "elsewhere")
+    assert ".new: is a link" in helpers.error_of(export_of, "safetensors", sources, "new")
+    assert [file.name for file in (sources / "elsewhere").rglob("*")] == ["old", "mine"]
+
+
+def test_what_json_cannot_hold_is_one_line(sources, helpers):
+    checkpoint = load(sources / "new")
+    save(sources / "new" / "ckpt.pt", checkpoint | {"data": {"seen": torch.ones(2)}})
+    assert "not written as JSON" in helpers.error_of(export_of, "safetensors", sources, "new")
+    del checkpoint["model"]["wte.weight"]
+    save(sources / "new" / "ckpt.pt", checkpoint)
+    assert "its weights are not those of its config" in helpers.error_of(export_of, "to_hf", sources, "new")

@@ -366,6 +366,48 @@ def test_a_damaged_or_foreign_folder_is_one_line(damage, words, qwen3, helpers, 
     assert not (tmp_path / "ours" / "config.json").exists()
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "config.json", "model.safetensors"])
+def test_a_link_out_of_the_folder_is_refused_but_for_the_blobs_of_a_hub_s_cache(name, helpers, tmp_path, capsys):
+    folder, secret, out = tmp_path / "hub" / "snapshots" / "0123", tmp_path / "elsewhere" / "secret", tmp_path / "ours"
+    published.save(FAMILIES["Qwen3"](), folder)
+    published.save_tokenizer(folder / "tokenizer.json", 300)
+    (folder / "vocab.json").write_text("{}")
+    for place in (secret, tmp_path / "hub" / "blobs" / "4567"):
+        place.parent.mkdir()
+        shutil.copy(folder / name, place)
+    for target in (secret, "../../../elsewhere/secret", "../../blobs/4567"):
+        (folder / name).unlink()
+        (folder / name).symlink_to(target)
+        words = helpers.words(from_hf=folder, out_dir=out)
+        if "4567" not in str(target):
+            message = helpers.error_of(export.main, words)
+            assert message.startswith(f"{folder / name}: is a link to {secret}") and not out.exists()
+    export.main(words)
+    assert "model.safetensors, config.json, tokenizer.json, vocab.json" in capsys.readouterr().out
+    assert not any(file.is_symlink() for file in out.iterdir())
+
+
+def test_an_import_into_its_own_folder_or_through_a_link_to_it_is_refused(qwen3, helpers, tmp_path):
+    folder = shutil.copytree(qwen3, tmp_path / "theirs")
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    (tmp_path / "link").symlink_to(folder)
+    for source, target in ((folder, folder), (folder, tmp_path / "link"), (tmp_path / "link", folder)):
+        words = helpers.words(from_hf=source, out_dir=target, block_size=8, overwrite=True)
+        assert "holds the model that is to be written; name another folder" in helpers.error_of(export.main, words)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_a_folder_with_weights_in_one_file_and_in_shards_is_read_as_transformers_reads_it(qwen3, helpers, tmp_path):
+    folder = shutil.copytree(qwen3, tmp_path / "theirs")
+    theirs = Qwen3ForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        theirs.model.norm.weight.mul_(2)
+    safetensors.torch.save_file(theirs.state_dict(), folder / "model.safetensors", {"format": "pt"})
+    ours = imported(helpers, folder, tmp_path / "ours")
+    with torch.no_grad():
+        torch.testing.assert_close(ours(IDX), Qwen3ForCausalLM.from_pretrained(folder).eval()(IDX).logits)
+
+
 def test_a_folder_of_transformers_is_no_checkpoint_yet(qwen3, helpers, tmp_path):
     single = shutil.copytree(qwen3, tmp_path / "single")
     published.save(FAMILIES["Qwen3"](), single)
