@@ -19,7 +19,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,10 +29,9 @@ import numpy as np
 from data.shards import COUNT, DATA, FILE, FORMAT, MAX_VOCAB, MOST_META, PARAMETERS, Damaged, dtype_of, verify
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE
 from runs import files
-from runs.files import lock, read_json, write_whole, wrong_field
+from runs.files import read_json, write_whole, wrong_field
 from runs.limits import disk_free, ram_available, show_bytes
 
-NEW = ".new"
 OURS = re.compile(r"\w{1,80}_(\d{4,9}|documents)\.npy")  # the names that _save_shard and write_stream give
 
 
@@ -51,7 +49,7 @@ def claim(out_dir: Path | str, overwrite: bool, generator: str) -> Path:
         raise UserError(f"{what}; name another --out_dir, or add --overwrite=true, which replaces it")
     with contextlib.suppress(OSError):  # files.claim meets the same error and reports it
         is_scripts = os.path.dirname(os.path.realpath(out_dir)) == str(DATA) and (out_dir / "prepare.py").is_file()
-        overwrite = overwrite or is_scripts or bool(_listed(out_dir)) or set(os.listdir(out_dir)) <= {"lock", NEW}
+        overwrite = overwrite or is_scripts or bool(_listed(out_dir)) or set(os.listdir(out_dir)) <= {"lock", files.NEW}
     files.claim(out_dir, "data set", overwrite)
     return out_dir
 
@@ -117,38 +115,11 @@ def _new_folder(out_dir, vocab_size, restartable=False):
     """
     if vocab_size > MAX_VOCAB:
         raise UserError(f"vocabulary of {vocab_size}: a shard holds ids below {MAX_VOCAB}")
-    out_dir = Path(out_dir)
-    new = out_dir / NEW
-    try:
-        new.mkdir(parents=True, exist_ok=True)
-        with lock(new):
-            try:
-                if not restartable:
-                    for left in new.iterdir():  # files of a run that was killed
-                        if left.name != "lock":
-                            left.unlink()
-                yield new
-            except BaseException:
-                if not restartable:
-                    shutil.rmtree(new, ignore_errors=True)
-                raise
-            _swap(new, out_dir)
-            shutil.rmtree(new, ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"{error.filename or out_dir}: cannot be written ({error.strerror or error})") from None
-
-
-def _swap(new, out_dir):
-    """Moves the files of `new` to out_dir, meta.json last, and removes the shards that only the old data set had.
-
-    A kill in between leaves new shards beside the old meta.json. Their sha256 differ, so open_dataset refuses them.
-    """
-    old, written = _listed(out_dir), _listed(new)
-    for name in sorted(written - {"meta.json"}) + ["meta.json"]:
-        os.replace(new / name, out_dir / name)
-    for name in old - written:
-        if OURS.fullmatch(name):  # the old meta.json may come from a stranger and name any file
-            (out_dir / name).unlink(missing_ok=True)
+    with files.new_folder(out_dir, restartable) as new:
+        yield new
+        old, written = _listed(Path(out_dir)), _listed(new)
+        gone = [name for name in old - written if OURS.fullmatch(name)]  # a stranger's meta.json may name any file
+        files.switch(out_dir, [*gone, *sorted(written - {"meta.json"}), "meta.json"])
 
 
 def write_stream(

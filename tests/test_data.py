@@ -586,15 +586,16 @@ def test_a_smaller_data_set_leaves_nothing_of_the_larger_one_and_nothing_else_is
     assert contents_of(folder).keys() == names and outside.read_text() == "somebody's"
 
 
-@pytest.mark.parametrize("moved", range(5))
-@pytest.mark.parametrize("had_one", [False, True])
-def test_a_kill_while_the_new_files_take_their_places_is_seen_and_mended(folder, tmp_path, monkeypatch, moved, had_one):
+@pytest.mark.parametrize("moved, had_one", [*((i, False) for i in range(5)), *((i, True) for i in (0, 3, 9))])
+def test_a_kill_while_the_new_files_take_their_places_leaves_a_whole_data_set(
+    folder, tmp_path, monkeypatch, moved, had_one
+):
     file, replace, done = tmp_path / "a.txt", os.replace, []
     file.write_text("a\nb\n")
     out = folder if had_one else tmp_path / "out"
 
     def killed(source, target):
-        if Path(source).parent.name == ".new" and Path(target).parent.name != ".new":
+        if ".new" in Path(source).parts and ".new" not in Path(target).parts:
             if len(done) == moved:
                 raise KeyboardInterrupt
             done.append(target)
@@ -604,8 +605,8 @@ def test_a_kill_while_the_new_files_take_their_places_is_seen_and_mended(folder,
         patch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
             text.main([str(file), f"--out_dir={out}"])
-    if had_one and moved == 0:
-        assert open_dataset(out).counts("train")["bytes"] == 106  # the old one
+    if had_one:  # all files become links, one rename switches them, and they become files again
+        assert open_dataset(out).counts("train")["bytes"] == (106 if moved < 9 else 2)
     else:
         assert "run python data/" in user_error(open_dataset, out)
     text.main([str(file), f"--out_dir={out}"])
