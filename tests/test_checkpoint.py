@@ -363,10 +363,11 @@ def test_a_stranger_s_link_in_place_of_the_new_files_is_not_followed(sources, he
     assert [file.name for file in (sources / "elsewhere").rglob("*")] == ["old", "mine"]
 
 
-def test_what_json_cannot_hold_is_one_line(sources, helpers):
+def test_what_json_or_transformers_cannot_hold_is_one_line(sources, helpers):
     checkpoint = load(sources / "new")
-    save(sources / "new" / "ckpt.pt", checkpoint | {"data": {"seen": torch.ones(2)}})
-    assert "not written as JSON" in helpers.error_of(export_of, "safetensors", sources, "new")
+    for value in (torch.ones(2), float("nan")):
+        save(sources / "new" / "ckpt.pt", checkpoint | {"data": {"seen": value}})
+        assert "not written as JSON" in helpers.error_of(export_of, "safetensors", sources, "new")
     del checkpoint["model"]["wte.weight"]
     save(sources / "new" / "ckpt.pt", checkpoint)
     assert "its weights are not those of its config" in helpers.error_of(export_of, "to_hf", sources, "new")

@@ -384,7 +384,7 @@ def test_an_export_gives_the_same_model_and_starts_runs(run, text, tmp_path, hel
         assert first["val_loss"] == last["val_loss"]
     for overwrite in (False, True):
         message = helpers.error_of(export.export, out, out, overwrite)
-        assert message == f"{out}: is the folder of another kind of output, 'run'; name another folder"
+        assert message == f"{out}: holds the model that is to be written; name another folder"
     export.export(out, exported)  # once more, into its own
     content = bytearray((exported / "model.safetensors").read_bytes())
     content[-1] ^= 1
