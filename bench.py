@@ -15,7 +15,10 @@ comes from results/bench/README.md. out_dir gets a JSON file per part, with the 
 """
 
 import os
+import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded; train.py says why
 
 import configurator
@@ -23,8 +26,6 @@ from configurator import UserError, check_choice
 
 import json
 import platform
-import sys
-from pathlib import Path
 
 import torch
 

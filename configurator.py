@@ -56,6 +56,7 @@ def run(main):
     """
     for stream in (sys.stdout, sys.stderr):  # a character that the terminal lacks is printed escaped
         stream.reconfigure(errors="backslashreplace")
+    sys.stderr = falls_silent(sys.stderr)
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
@@ -63,11 +64,36 @@ def run(main):
         os._exit(141)
     except (Exception, KeyboardInterrupt) as error:
         status = report(error)
-        try:
-            sys.stdout.flush()
-        except OSError:  # a full disk: Python would fail once more when it flushes at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        falls_silent(sys.stdout).flush()  # a full disk: Python would fail once more when it flushes at exit
         sys.exit(status)
+
+
+class _FallsSilent:
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text):
+        self._try(self.stream.write, text)
+
+    def flush(self):
+        self._try(self.stream.flush)
+
+    def _try(self, function, *args):
+        try:
+            function(*args)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())  # what is in its buffer goes there, too
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+
+def falls_silent(stream: typing.TextIO) -> typing.Any:
+    """
+    The stream, whose first error (its reader is gone, its disk is full) sends it and all that follows to /dev/null:
+    work of hours does not end because nobody reads about it.
+    """
+    return _FallsSilent(stream)
 
 
 def report(error: BaseException) -> int | str:
@@ -77,11 +103,18 @@ def report(error: BaseException) -> int | str:
     line, status = _line_of(error)
     if line is None:
         traceback.print_exception(error)
-    elif (rank := os.environ.get("LOCAL_RANK", "0")) == "0":
+    elif (rank := _local_rank()) == 0:
         print(line, file=sys.stderr)
     elif not isinstance(error, UserError | KeyboardInterrupt):  # those all of torchrun's processes have alike
         print(f"local rank {rank}: {line}", file=sys.stderr)
     return status
+
+
+def _local_rank():
+    """The number of this process on its machine where torchrun has set all that it sets, and else 0."""
+    names = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+    found = [os.environ.get(name, "") for name in names]
+    return int(found[0]) if all(map(str.isdecimal, found)) and int(found[2]) > 1 else 0
 
 
 def _line_of(error):
@@ -118,6 +151,10 @@ def _report_uncaught(kind, error, trace):
 MODEL_FILES = ("model.py", "gate.py", "ops/recurrence.py", "ops/layers.py", "ops/loss.py")
 if os.path.realpath(getattr(sys.modules["__main__"], "__file__", "")).startswith(os.path.dirname(__file__) + os.sep):
     sys.excepthook = _report_uncaught  # only where one of our own scripts runs
+    for _name, _mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, _name) is None:  # closed, as by >&-: the next file that is opened would take its number
+            setattr(sys, _name, open(os.devnull, _mode))
+            os.set_inheritable(getattr(sys, _name).fileno(), True)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -362,7 +399,7 @@ def load(
     *,
     positional: str | None = "config",
     program: str = "train.py",
-    description: str = "",
+    description: str | None = "",
 ) -> typing.Any:
     """
     An instance of config_class from the words of a command line. Its attribute `given` has the names that were set.
@@ -372,7 +409,7 @@ def load(
     """
     fields = _fields(config_class)
     if "--help" in argv or "-h" in argv:
-        print(_help(config_class, positional, program, description))
+        print(_help(config_class, positional, program, description or ""), flush=True)  # python -OO drops __doc__
         raise SystemExit(0)
 
     # Spelling is checked before files: the mistake in `--batch_size 4 config.py` is not that no file is called 4.

@@ -15,16 +15,19 @@ tokenizers, and only at the same context length, stride and way of reading (wind
 state). For MQAR it reports the accuracy of each slice.
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
+
 import configurator
 from configurator import UserError, key
 
 import contextlib
 import json
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,7 +40,8 @@ from ops import IGNORE
 from runs import memory
 from runs.checkpoint import check_same_weights, check_vocabulary, load_model
 from runs.files import check_output, write_output
-from runs.hardware import DTYPES, Processes, autocast
+from runs.hardware import DTYPES, Processes, autocast, pick_dtype
+from runs.outdir import check_same_start
 from study.bootstrap import block_sums, standard_error
 from study.interventions import gates_to_prune, pruned, quantised
 
@@ -284,6 +288,7 @@ def main(argv: list[str]) -> None:
 
 
 def run(config: EvaluateConfig, processes: Processes) -> None:
+    check_same_start(processes, "evaluate.py", config, ("checkpoint", "against", "dataset", "out"))
     if config.out:
         check_output("out", config.out, "checkpoint", "split")
     device, asked = processes.device, dict(rope_scaling=config.rope_scaling, rope_factor=config.rope_factor)
@@ -307,7 +312,7 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
         raise UserError(
             f"{dataset.folder}: stride, carry and lengths are for text, and this data set has separate rows"
         )
-    config.dtype = config.dtype or checkpoint.get("dtype", "float32")
+    config.dtype = pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), processes.device_type)
     if config.carry and processes.world_size > 1:
         raise UserError("carry=True: one process has to read the whole text with its state; start without torchrun")
     if other is not None and processes.world_size > 1:

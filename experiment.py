@@ -25,6 +25,11 @@ selection_seeds each arm's learning rate is chosen on those, in each setting, an
 area under the curve, short runs for all rates and full ones for the best two (study/plan.py).
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
+
 import configurator
 from configurator import UserError, key, show
 
@@ -34,7 +39,6 @@ import json
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 

@@ -9,11 +9,15 @@ loads such a folder: `train.py --init_from=export`, `sample.py --checkpoint=expo
 lists which models of transformers can be read and written.
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
+
 import configurator
 from configurator import key
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from runs.checkpoint import import_safetensors, load, save_safetensors
 from runs.huggingface import export_to, read_folder, write_folder, write_json

@@ -3,8 +3,9 @@
     pip install lm-eval
     python harness.py run --model nanogate --model_args checkpoint=out/best.pt --tasks NAME --include_path FOLDER
 
-The words are those of `lm-eval` (see its documentation); FOLDER may hold task files of your own. model_args are the
-checkpoint and the dtype of matrix products (the run's if it isn't given). Any mixer is scored with its state: a context
+The words are those of `lm-eval` (see its documentation); FOLDER may hold task files of your own. Without --device it
+is a GPU where there is one, and else the CPU. model_args are the checkpoint and the dtype of matrix products (the run's
+if it isn't given). Any mixer is scored with its state: a context
 that several continuations share, as in multiple choice, is read once, and so is a long text where every layer is
 recurrent. Where a layer is softmax or cosformer, or positions are learned, the last block_size tokens are read, as the
 harness does it for other models; an answer ends early where cosformer or learned positions end. An imported model's
@@ -13,12 +14,15 @@ of text is both, and any other tokenizer has a line end before a text. A model w
 (`python data/pystdlib/prepare.py --row_len=512`) reads it before every text.
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
+
 import configurator
 from configurator import UserError
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
@@ -28,7 +32,7 @@ from model import GPT
 from ops.sampling import most_new_tokens
 from runs.checkpoint import file_of, load_model
 from runs.files import read_json, wrong_field
-from runs.hardware import DTYPES, autocast, pick_device
+from runs.hardware import DTYPES, autocast, pick_device, pick_dtype
 
 try:
     from lm_eval.__main__ import cli_evaluate
@@ -51,9 +55,11 @@ class NanogateLM(TemplateLM):
         max_batch_size: int | None = None,
     ):
         super().__init__()
-        self.model, loaded = load_model(checkpoint, pick_device(device or "auto"))
-        self.dtype = dtype or loaded.get("dtype", "float32")
-        configurator.check_choice("dtype", self.dtype, tuple(DTYPES))
+        device = pick_device(device or "auto")
+        self.model, loaded = load_model(checkpoint, device)
+        dtype = dtype or loaded.get("dtype", "float32")
+        configurator.check_choice("dtype", dtype, tuple(DTYPES))
+        self.dtype = pick_dtype(dtype, device)
         self.coder = tokenizer_of_checkpoint(checkpoint, loaded.get("data", {}))
         self.first, self.ends = special_tokens(file_of(checkpoint).parent)
         self.first_ids = loaded.get("data", {}).get("first_ids", [])  # each row of its training began with them
@@ -222,6 +228,8 @@ def pieces_of(idx: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def main(argv: list[str]) -> None:
+    if len(argv) > 1 and argv[0] not in ("ls", "validate"):  # lm-eval's own default is cuda:0, and the last one counts
+        argv = ["run", "--device=auto", *argv[argv[0] == "run" :]]
     sys.argv = [str(Path(__file__).name), *argv]
     cli_evaluate()
 

@@ -48,6 +48,11 @@ Sinks grow with training, and tiny models may have none. heads_above is the shar
 sink is above 0.3 on the first 64 tokens (Gu et al. 2024).
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
+
 import configurator
 from configurator import UserError, key
 
@@ -58,7 +63,6 @@ import math
 import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 
@@ -71,7 +75,7 @@ from ops import IGNORE
 from runs import memory
 from runs.checkpoint import check_vocabulary, load_model, open_model
 from runs.files import check_output, write_output
-from runs.hardware import DTYPES, Processes
+from runs.hardware import DTYPES, Processes, pick_dtype
 from runs.probe import (
     SINK_KINDS,
     baseline,
@@ -174,9 +178,13 @@ def main(argv: list[str]) -> None:
     print(json.dumps({"checkpoints": short}))
 
 
+def dtype_of(config: MetersConfig, checkpoint: dict, model: GPT) -> str:
+    return pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), model.norm.weight.device.type)
+
+
 def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, config: MetersConfig) -> dict:
     """Every number of one checkpoint, ready for JSON. Raises UserError if the loss is not finite."""
-    dtype, T = config.dtype or checkpoint.get("dtype", "float32"), model.config.block_size
+    dtype, T = dtype_of(config, checkpoint, model), model.config.block_size
     memory.check_metering(config, model, dataset, dtype)
     batches = list(itertools.islice(dataset.eval_batches(config.split, config.rows, T), config.score_batches))
     scores = loss_of(model, batches, T)
@@ -227,7 +235,7 @@ def loss_of(model: GPT, batches: Iterable[tuple], block_size: int) -> dict[str, 
 
 def published_meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, config: MetersConfig) -> dict:
     """The numbers that Qiu et al. print, by layer, of a model of open_model."""
-    dtype, config = config.dtype or checkpoint.get("dtype", "float32"), dataclasses.replace(config)
+    dtype, config = dtype_of(config, checkpoint, model), dataclasses.replace(config)
     config.tokens = min(config.tokens or model.config.block_size, model.config.block_size)
     inputs, _, _ = first_rows(dataset, config.split, config.rows, config.tokens)
     config.tokens = inputs.shape[1]

@@ -19,13 +19,17 @@ A figure is written beside its data. This file draws runs and lengths; study/rep
 study/overview.py all of them, speed/figures.py what bench.py measured, and study/drawing.py has what all figures share.
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
+
 import configurator
 from configurator import UserError, key
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter

@@ -9,12 +9,16 @@ a checkpoint trained on MQAR the script prints rows of the validation split inst
 model's answers beside the right ones.
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
+
 import configurator
 from configurator import UserError, key, read_regular
 
 import codecs
 import re
-import sys
 import warnings
 from dataclasses import dataclass
 

@@ -20,7 +20,10 @@ status 1; the checkpoint stays good.
 """
 
 import os
+import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
 # on a busy machine, OpenMP threads that spin are three times slower than ones that sleep; read when torch is loaded
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -31,7 +34,6 @@ import contextlib
 import dataclasses
 import math
 import signal
-import sys
 import time
 import uuid
 import zlib
@@ -51,7 +53,7 @@ from runs.checkpoint import check_same_weights
 from runs.finite import bad_weight, first_bad_tensor
 from runs.hardware import DTYPES, Processes, autocast, peak_flops, pick_dtype
 from runs.keys import notes_on_keys
-from runs.outdir import OutDir, code_sha256, versions, wait_for_lock
+from runs.outdir import OutDir, check_same_start, code_sha256, versions, wait_for_lock
 from runs.probe import first_rows, is_spike, training_meters, training_rows
 from runs.resume import (
     check_data,
@@ -129,7 +131,7 @@ class TrainConfig(GPTConfig):
     keep_checkpoints: int = key(0, "how many of the last evaluations keep a ckpt_STEP.pt", at_least=0)
     eval_batch_size: int | None = key(None, "rows evaluated at once (None: what fits into a step's memory)", at_least=1)
     log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
-    log: str = key(
+    logger: str = key(
         "jsonl",
         "jsonl: rows go to metrics.jsonl; tensorboard: to out_dir/tensorboard, too",
         choices=("jsonl", "tensorboard"),
@@ -177,13 +179,19 @@ def main(argv: list[str]) -> None:
     if config.init_from == "auto" or is_started_again():
         wait_for_lock(config.out_dir)
     config, resumed, source, notes = where_to_start(config)
-    with Processes(config.device, config.threads) as processes:
-        train(config, processes, resumed, source, notes)
+    with contextlib.redirect_stdout(configurator.falls_silent(sys.stdout)):  # the run goes on without a reader
+        with Processes(config.device, config.threads) as processes:
+            train(config, processes, resumed, source, notes)
 
 
 def train(
     config: TrainConfig, processes: Processes, resumed: dict | None, source: dict | None, notes: list[str]
 ) -> None:
+    start = resumed and (resumed.get("run_id"), resumed["iter_num"])
+    advice = "out_dir must be on a file system that all machines share, and init_from=auto makes them go on alike"
+    processes.check_same(start, f"the ckpt.pt of {config.out_dir}", advice)
+    paths = ("dataset", "out_dir") if source is None else ("dataset", "out_dir", "init_from")
+    check_same_start(processes, "train.py", config, paths)
     if config.gradient_accumulation_steps % processes.world_size:
         raise UserError(
             f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be a multiple of the "
@@ -194,9 +202,6 @@ def train(
         torch.set_float32_matmul_precision("high")  # TF32: float32 products would be slow without it
     dataset = open_dataset(config.dataset)
     processes.check_same(dataset.sha256, f"dataset={config.dataset!r}", "give all machines the same data")
-    start = resumed and (resumed.get("run_id"), resumed["iter_num"])
-    advice = "out_dir must be on a file system that all machines share, and init_from=auto makes them go on alike"
-    processes.check_same(start, f"the ckpt.pt of {config.out_dir}", advice)
     if source is not None:
         check_same_weights(processes, source["model"], config.init_from)
     check_data(resumed, source, dataset, config)
@@ -299,7 +304,7 @@ class Run:
         self.config, self.processes, self.dataset, self.out = config, processes, dataset, out
         self.say = print if processes.is_main else lambda *words: None
         self.dtype = processes.from_main(
-            (resumed or {}).get("dtype") or pick_dtype(config.dtype, processes.device_type)
+            pick_dtype(resumed["dtype"] if resumed else config.dtype, processes.device_type)
         )
         self.model, self.new, notes_of_model = make_model(config, resumed, source)
         self.compiled, why = is_compiled(config, processes.device_type)

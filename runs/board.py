@@ -46,5 +46,5 @@ def import_writer() -> type:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise UserError("log='tensorboard': it is not installed: pip install tensorboard") from None
+        raise UserError("logger='tensorboard': it is not installed: pip install tensorboard") from None
     return SummaryWriter

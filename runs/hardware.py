@@ -21,6 +21,7 @@ import torch
 from runs.limits import ram_available
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TOO_SLOW = {("float16", "cpu")}  # (dtype, device): several times slower than float32
 # how long processes wait for each other; rank 0 alone saves and runs the meters meanwhile. gloo's own are 30 minutes
 MOST_WAIT = datetime.timedelta(minutes=10)
 SIGNAL_STEPS = 10  # several processes look for a signal every so many steps, at most: each look is a wait for all
@@ -45,11 +46,20 @@ def pick_device(name: str) -> str:
     return name
 
 
-@functools.cache  # the probe takes a while, and might not find the same twice
 def pick_dtype(name: str, device: str) -> str:
-    """The name of the dtype of matrix products. auto on a CPU: bfloat16 where a short probe finds it faster."""
-    if name != "auto":
-        return name
+    """The name of the dtype of matrix products. auto on a CPU: bfloat16 where a short probe finds it faster.
+
+    Raises UserError for one that the device is slow at.
+    """
+    if (name, device) in TOO_SLOW:
+        raise UserError(
+            f"dtype={name}: on a {device} it is several times slower than float32: take float32 or bfloat16"
+        )
+    return _fastest_dtype(device) if name == "auto" else name
+
+
+@functools.cache  # the probe takes a while, and might not find the same twice
+def _fastest_dtype(device):
     if device == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
     if device == "mps":
@@ -73,7 +83,10 @@ def peak_flops(device: str, dtype: str) -> tuple[float, str]:
         for pattern, flops in PEAK_FLOPS.items():
             if re.search(rf"\b{pattern}\b", name):
                 return flops, f"the data sheet's for {name}"
-    return gemm_rate(device, dtype), f"a matrix product in {dtype}, measured"
+    # what stays in float32, such as the loss, is not slower than this either, where dtype itself is
+    rates = {name: gemm_rate(device, name) for name in dict.fromkeys((dtype, "float32"))}
+    fastest = max(rates, key=rates.get)
+    return rates[fastest], f"a matrix product in {fastest}, measured"
 
 
 def gemm_rate(device: str, dtype: str) -> float:
@@ -155,7 +168,7 @@ def number_in_environment(name: str, default: int | None = None) -> int:
     try:
         return int(text)
     except ValueError:
-        raise UserError(f"{name}={text!r}: torchrun sets it to a whole number; `unset {name}`") from None
+        raise UserError(f"{name}={text!r}: torchrun or SLURM sets it to a whole number; `unset {name}`") from None
 
 
 @contextlib.contextmanager
@@ -166,15 +179,10 @@ def signals_to(handler: Callable, is_alone: bool = True) -> Iterator[None]:
     """
     asks = [signal.SIGTERM, signal.SIGINT]  # a shell starts what is in the background deaf to SIGINT: not any more
     tells = [getattr(signal, name) for name in ("SIGHUP", "SIGUSR1") if hasattr(signal, name)]  # not on Windows
-    terminals = [number for number in (1, 2) if os.isatty(number)]
 
     def call(number, frame):
         # under torchrun it is the same one again: the terminal tells every process, and torchrun tells them too
         signal.signal(number, signal.SIG_DFL if is_alone and number in asks else signal.SIG_IGN)
-        if signal.Signals(number).name == "SIGHUP":
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            for terminal in terminals:  # it is closed: the next line that is printed would be an error
-                os.dup2(nowhere, terminal)
         handler(number)
 
     held = asks + [number for number in tells if signal.getsignal(number) != signal.SIG_IGN]
@@ -248,10 +256,15 @@ class Processes:
         return values
 
     def check_same(self, value: object, what: str, advice: str) -> None:
-        """Raises UserError, on every process, unless the value is the same on all: machines may see other files."""
+        """Raises UserError, on every process, unless the value is the same on all: machines may see other files.
+
+        Of a dict, the message names the first entry that differs, instead of what.
+        """
         found = self.from_all((value, socket.gethostname()))
         for rank, (other, host) in enumerate(found):
-            if other != found[0][0]:
+            if other != (first := found[0][0]):
+                if isinstance(other, dict):
+                    what = next(name for name in first | other if first.get(name) != other.get(name))
                 raise UserError(
                     f"{what} is another one for rank {rank} on {host} than for rank 0 on {found[0][1]}: {advice}"
                 )

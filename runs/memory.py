@@ -504,7 +504,7 @@ def training_at_most(config, dataset: Dataset) -> float:
 
 def check_training(config, resumed: dict | None, dataset: Dataset, processes: Processes) -> str:
     """train.py's line about memory, or UserError."""
-    dtype = (resumed or {}).get("dtype") or pick_dtype(config.dtype, processes.device_type)
+    dtype = pick_dtype(resumed["dtype"] if resumed else config.dtype, processes.device_type)
 
     def need(config):
         return training(config, dtype, dataset, processes)

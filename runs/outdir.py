@@ -12,6 +12,7 @@ every process makes these calls: rank 0 writes, and a UserError of rank 0 is rai
 from configurator import UserError
 
 import ast
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -19,7 +20,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -27,6 +30,7 @@ import torch
 from runs import checkpoint as checkpoints
 from runs import files
 from runs.board import Board, import_writer
+from runs.hardware import Processes, places_of_torchrun
 
 ROOT = Path(__file__).resolve().parents[1]
 # what the numbers of a run depend on: another version of one of them may give other numbers
@@ -55,7 +59,7 @@ def wait_for_lock(out_dir: Path | str) -> None:
     try:
         files.lock(out_dir).close()
     except UserError as error:
-        if os.environ.get("RANK", "0") == "0":
+        if places_of_torchrun()[0] == 0:
             print(f"{str(error).partition(';')[0]}; waiting up to {LOCK_WAIT:g} seconds for its end", flush=True)
         files.lock(out_dir, LOCK_WAIT).close()
 
@@ -120,7 +124,7 @@ class OutDir:
         )  # where_to_start has accepted it; an older version left no marker
         is_older = is_older and (self.path / "metrics.jsonl").is_file()
         self.was_run = files.claim(self.path, "run", self.config.overwrite or is_older) or is_older
-        if self.config.log == "tensorboard":
+        if self.config.logger == "tensorboard":
             import_writer()  # UserError, before any work, where it is not installed
         try:
             self.lock = files.lock(self.path)
@@ -160,13 +164,13 @@ class OutDir:
                 )]  # fmt: skip
             if self.resumed is None:
                 self._remove_replaced_run()
-            about |= {"command": sys.argv, "versions": versions(), "git_commit": git("rev-parse", "HEAD")}
-            about |= {"git_dirty": bool(git("status", "--porcelain"))}
+            code = code_of("train.py")
+            about |= {"command": sys.argv, "versions": versions(), **git_state(code)}
             write_text(self.path / "config.json", json.dumps(about, indent=2))
-            self._keep_code()
+            self._keep_code(code)
             write_text(file, "".join(json.dumps(row) + "\n" for row in self.kept))
             self.metrics = open(file, "a", encoding="utf-8")
-            if self.config.log == "tensorboard":
+            if self.config.logger == "tensorboard":
                 self.board = Board(self.path / "tensorboard", self.kept)
         except OSError as error:
             raise self._cannot_write(error) from None
@@ -180,10 +184,10 @@ class OutDir:
         for file in old:
             file.unlink(missing_ok=True)
 
-    def _keep_code(self):
+    def _keep_code(self, names):
         """The code of the run in code/, as it is now. A copy of other code, from an earlier start, becomes code.N/."""
         code, temporary = self.path / "code", self.path / ".code.tmp"
-        now = {name: (ROOT / name).read_bytes() for name in code_of("train.py")}
+        now = {name: (ROOT / name).read_bytes() for name in names}
         kept = {file.relative_to(code).as_posix(): file.read_bytes() for file in code.rglob("*.py")}
         if kept == now:
             return
@@ -242,10 +246,28 @@ def code_of(script: str) -> list[str]:
     return sorted(found)
 
 
+def check_same_start(processes: Processes, script: str, config: Any, paths: Collection[str]) -> None:
+    """Raises UserError, on every process, unless all of them have the same keys and the same code of the script.
+
+    paths: the keys that may differ, since machines may name their folders otherwise. So may threads. What lies at the
+    paths is for the caller to compare.
+    """
+    if processes.world_size == 1:
+        return
+    keys = dataclasses.asdict(config) | dict.fromkeys((*paths, "threads"))
+    processes.check_same(keys, "the config", "start all processes with the same keys")
+    processes.check_same(sha256_of(code_of(script)), "the code", "give all machines the same code")
+
+
 def code_sha256() -> tuple[str, dict[str, str]]:
     """(SHA-256 of RESULT_FILES together, {file: its own})."""
-    own = {name: hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in RESULT_FILES}
+    own = sha256_of(RESULT_FILES)
     return hashlib.sha256(json.dumps(own).encode()).hexdigest(), own
+
+
+def sha256_of(names: Iterable[str]) -> dict[str, str]:
+    """{file of this project: SHA-256 of its content}."""
+    return {name: hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in names}
 
 
 def run_id(folder: Path) -> str | None:
@@ -260,12 +282,21 @@ def versions() -> dict[str, str]:
     return {"python": sys.version.split()[0], "torch": str(torch.__version__), "numpy": numpy.__version__}
 
 
-def git(*words: str) -> str:
-    """The output of a git command in this repository; empty where there is no git."""
-    try:
-        return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True).stdout.strip()
-    except OSError:
-        return ""
+def git_state(code: list[str]) -> dict[str, str | bool | None]:
+    """{"git_commit": the commit that is checked out, "git_dirty": whether one of these files differs from it}.
+
+    The files are those that a run imports, which it keeps in code/. One that is changed or new makes it dirty. Other
+    files do not, such as the rows that an experiment writes into results/. Both are None without git, and in a copy of
+    the project that is no repository of its own.
+    """
+    found = []
+    for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", *code]):
+        try:  # a repository around the copy has commits of something else
+            git = (ROOT / ".git").exists() and subprocess.run(["git", "-C", ROOT, *words], capture_output=True)
+        except OSError:
+            git = None
+        found.append(os.fsdecode(git.stdout).strip() if git and not git.returncode else None)
+    return {"git_commit": found[0], "git_dirty": None if None in found else bool(found[1])}
 
 
 def write_text(path: Path | str, text: str) -> None:

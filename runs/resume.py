@@ -23,6 +23,7 @@ from data.shards import Dataset
 from gate import ADDITIVE_ACTIVATIONS
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
+from runs.hardware import number_in_environment
 from runs.outdir import code_sha256, run_id
 from runs.parallel import part_of
 
@@ -113,7 +114,7 @@ def check_kept_gates(config, before: dict) -> None:
 
 def is_started_again() -> bool:
     """Whether torchrun or SLURM has started this command before."""
-    return any(int(os.environ.get(name, 0)) for name in RESTARTS)
+    return any(number_in_environment(name, 0) for name in RESTARTS)
 
 
 def is_restart(config, file: Path) -> bool:

@@ -18,6 +18,7 @@ import torch  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
 import train  # noqa: E402
+from runs import hardware  # noqa: E402
 from runs.hardware import Processes  # noqa: E402
 from runs.resume import where_to_start  # noqa: E402
 
@@ -70,6 +71,7 @@ def look(run, step):
 
 
 FOUND: list = []
+hardware.TOO_SLOW.clear()  # float16, whose loss scale is for GPUs
 torch.compile = functools.partial(torch.compile, backend="aot_eager")  # inductor would take a minute
 take_step, train.Run.step = train.Run.step, look
 OLDER = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}

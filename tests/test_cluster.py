@@ -191,6 +191,42 @@ def test_machines_that_do_not_see_the_same_files_are_refused(keys, helpers):
     assert (out / "ckpt.pt").read_bytes() == before and not elsewhere["out_dir"].exists()
 
 
+def other_code():
+    if os.environ["RANK"] == "1":
+        sha256_of = outdir.sha256_of
+        outdir.sha256_of = lambda names: sha256_of(names) | {"runs/parallel.py": "another"}
+
+
+@pytest.mark.parametrize(
+    ("differs", "named"),
+    [
+        (dict(learning_rate=1e-2), "learning_rate"),
+        (dict(seed=7), "seed"),
+        (dict(init_from="auto"), "init_from"),
+        (other_code, "runs/parallel.py"),
+        (dict(threads=2), None),  # machines may have other numbers of cores
+    ],
+)
+def test_ranks_of_other_keys_or_other_code_are_refused_before_the_first_step(differs, named, keys, helpers):
+    ours, edit = keys("out", max_iters=1), differs if callable(differs) else None
+    ranks = Ranks(2, [ours, ours if edit else ours | differs], helpers, edit)
+    if named is None:
+        assert ranks.end() == [0, 0]
+        return
+    assert ranks.end() == [2, 2]
+    (line,) = [line for line in ranks.said.read_text().splitlines() if line.startswith("error:")]
+    assert line.startswith(f"error: {named} is another one for rank 1 on {socket.gethostname()} than for rank 0")
+    assert not ours["out_dir"].exists()
+
+
+def test_ranks_that_evaluate_with_other_keys_are_refused(keys, mqar, helpers):
+    out = helpers.train(**keys("out", max_iters=1))
+    ours = dict(checkpoint=out, dataset=mqar, device="cpu", threads=1)
+    ranks = Ranks(2, [ours, ours | dict(dtype="bfloat16")], helpers, main=evaluate.main)
+    assert ranks.end() == [2, 2]
+    assert "error: dtype is another one for rank 1 on" in ranks.said.read_text()
+
+
 @pytest.mark.parametrize("program", ["train", "evaluate"])
 def test_machines_that_read_other_weights_are_refused(keys, mqar, helpers, program):
     a, b = (helpers.train(**keys(name, max_iters=1, seed=seed)) for seed, name in enumerate("ab"))
@@ -470,7 +506,7 @@ def test_the_job_scripts_are_bash_and_their_example_gives_keys_that_exist(file):
 
 def test_tensorboard_has_every_number_of_the_rows_once_also_after_a_kill(keys, helpers):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    case = dict(meters="true", eval_interval=4, lr_decay_iters=8, log="tensorboard", gradient_accumulation_steps=1)
+    case = dict(meters="true", eval_interval=4, lr_decay_iters=8, logger="tensorboard", gradient_accumulation_steps=1)
     out = helpers.train(**keys("out", max_iters=6, **case))
     with open(out / "metrics.jsonl", "a") as file:  # steps that a kill has undone
         file.write(json.dumps({"event": "train", "step": 6, "loss": 99.0}) + "\n")
@@ -490,6 +526,6 @@ def test_tensorboard_has_every_number_of_the_rows_once_also_after_a_kill(keys, h
 
 def test_without_tensorboard_one_line_says_how_to_get_it_before_any_work(keys, helpers, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    message = helpers.error_of(helpers.train, **keys("out", log="tensorboard"))
-    assert message == "log='tensorboard': it is not installed: pip install tensorboard"
+    message = helpers.error_of(helpers.train, **keys("out", logger="tensorboard"))
+    assert message == "logger='tensorboard': it is not installed: pip install tensorboard"
     assert not (keys("out")["out_dir"] / "metrics.jsonl").exists()

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runs.hardware import Processes
+from runs.resume import is_started_again
 
 ROOT = os.path.dirname(configurator.__file__)
 
@@ -566,21 +567,33 @@ def test_an_error_of_model_code_keeps_its_traceback(tmp_path, error):
     assert done.returncode == 1 and 'model.py", line 2, in forward' in done.stderr
 
 
+BUFFERED = {"PYTHONUNBUFFERED": ""}  # a short text fails to be written at the end alone
+
+
 @pytest.mark.parametrize("script", ["train.py", "data/mqar/prepare.py"])
 def test_a_full_disk_under_the_output_is_one_line(script):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, script, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT
+            [sys.executable, script, "--help"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | BUFFERED,
         )
     assert done.returncode == 1
     assert done.stderr == "error: standard output, or a connection: No space left on device\n"
 
 
-@pytest.mark.parametrize("script", ["train", "sample", "evaluate", "meters", "experiment", "plot", "bench", "export"])
-def test_ctrl_c_while_modules_are_imported_is_one_line(script, tmp_path):
+SCRIPTS = ["train", "sample", "evaluate", "meters", "experiment", "plot", "bench", "export", "harness"]
+
+
+@pytest.mark.parametrize("safe", ["", "1"])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_ctrl_c_while_modules_are_imported_is_one_line(script, safe, tmp_path):
     (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")  # found before the real one
     (tmp_path / "matplotlib.py").write_text("raise KeyboardInterrupt")
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": safe}  # 1: without the script's folder
     done = subprocess.run([sys.executable, f"{script}.py"], capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.stderr == "interrupted\n" and done.returncode in (130, -2)
 
@@ -599,10 +612,51 @@ def test_what_is_left_of_torchrun_in_the_environment_is_named(environment, words
         Processes("cpu", 1)
 
 
-def test_a_reader_that_stops_reading_gets_no_stack_trace():
-    command = f"{sys.executable} train.py --help | head -n 1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.startswith("usage: ") and done.stderr == ""
+def test_a_number_of_starts_that_is_none_is_named(monkeypatch):
+    for text in ("", "two"):
+        monkeypatch.setenv("SLURM_RESTART_COUNT", text)
+        with pytest.raises(UserError, match=f"SLURM_RESTART_COUNT='{text}': .*`unset SLURM_RESTART_COUNT`"):
+            is_started_again()
+
+
+@pytest.mark.parametrize("left", [{}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "2"}, {"RANK": "1", "WORLD_SIZE": "two"}])
+def test_a_process_without_torchrun_prints_its_error_whatever_rank_is_left_in_the_environment(
+    left, monkeypatch, capsys
+):
+    for name in ("1", "x"):
+        for key_, value in ({"LOCAL_RANK": name} | left).items():
+            monkeypatch.setenv(key_, value)
+        assert configurator.report(UserError("wrong")) == 2
+        assert capsys.readouterr().err == "error: wrong\n"
+    places = dict(RANK=1, WORLD_SIZE=2, LOCAL_RANK=1, LOCAL_WORLD_SIZE=2, MASTER_ADDR="a", MASTER_PORT=1)
+    for name, value in places.items():
+        monkeypatch.setenv(name, str(value))
+    configurator.report(UserError("wrong"))
+    assert capsys.readouterr().err == ""  # local rank 0 prints the same
+
+
+@pytest.mark.parametrize("statement", ["print('a')", "print('a' * 99999)", "configurator.load(Config, ['--help'])"])
+def test_a_reader_that_stops_reading_gets_no_stack_trace(statement):
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = (
+        f"import configurator, dataclasses\nConfig = dataclasses.make_dataclass('C', [])\ndef main(argv): {statement}"
+    )
+    command, environment = [sys.executable, "-c", f"{code}\nconfigurator.run(main)"], os.environ | BUFFERED
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, cwd=ROOT, env=environment)
+    os.close(writer)
+    assert (done.stderr, done.returncode) == (b"", 141)
+
+
+def test_a_stream_without_a_reader_falls_silent_and_a_help_without_docstrings_has_none(capsys):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        for _ in range(3):
+            print("nobody hears it", file=configurator.falls_silent(stream), flush=True)
+    with pytest.raises(SystemExit):
+        load(Config, ["--help"], description=None)  # python -OO
+    assert "keys, with their defaults" in capsys.readouterr().out
 
 
 # Fuzz: always an instance or a one-line UserError

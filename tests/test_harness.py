@@ -216,6 +216,16 @@ def test_what_cannot_be_scored_is_one_line(trained, mqar, helpers, tmp_path):
     assert "dtype='int8'" in helpers.error_of(harness.NanogateLM, str(trained("softmax")), dtype="int8", device="cpu")
 
 
+def test_the_device_is_ours_unless_one_is_named_and_not_the_librarys_cuda(monkeypatch):
+    found = []
+    monkeypatch.setattr(harness, "cli_evaluate", lambda: found.append(sys.argv[1:]))
+    monkeypatch.setattr(sys, "argv", [])
+    asked = ["--model", "nanogate", "--device", "cpu"]
+    for words in (["run", *asked], asked, ["ls", "tasks"], ["--help"]):
+        harness.main(words)
+    assert found == [["run", "--device=auto", *asked]] * 2 + [["ls", "tasks"], ["--help"]]
+
+
 @pytest.mark.skipif(not HAS_LIBRARY, reason="needs lm-eval")
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 16, 29])
 def test_the_windows_are_those_of_the_library(length):
@@ -242,7 +252,7 @@ def test_the_library_runs_a_local_task_on_a_checkpoint(trained, tmp_path, monkey
         (tmp_path / f"{name}.yaml").write_text("\n".join(lines) + "\n")
     folder = trained("gla")
     words = ["run", "--model", "nanogate", "--model_args", f"checkpoint={folder}", "--tasks", "choice,whole,written"]
-    words += ["--include_path", str(tmp_path), "--device", "cpu", "--output_path", str(tmp_path / "results")]
+    words += ["--include_path", str(tmp_path), "--output_path", str(tmp_path / "results")]
     harness.main(words)
     (file,) = (tmp_path / "results").rglob("results_*.json")
     found = json.loads(file.read_text())["results"]

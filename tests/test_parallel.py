@@ -131,7 +131,7 @@ def test_bfloat16_leaves_the_decay_of_mamba2_in_float32_in_shards(of_two, alone,
     assert ours.tolist() == pytest.approx(theirs.tolist(), abs=1e-3)
 
 
-def test_float16_scales_its_loss_in_shards(of_two, alone, helpers):
+def test_float16_scales_its_loss_in_shards(of_two, alone, helpers, slow_dtypes):
     whole = alone("float16 alone", dtype="float16", max_iters=2)
     assert helpers.losses(of_two[0]["float16"]["folder"]) == pytest.approx(helpers.losses(whole), rel=1e-3)
     scalers = [checkpoints.load(out)["scaler"] for out in (of_two[0]["float16"]["folder"], whole)]

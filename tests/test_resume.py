@@ -306,7 +306,7 @@ def test_a_checkpoint_of_another_run_is_refused(keys, helpers):
     helpers.train(**keys("ours", init_from="resume", seed=1))
 
 
-def test_what_no_run_can_go_on_from_is_one_line(keys, helpers):
+def test_what_no_run_can_go_on_from_is_one_line(keys, helpers, slow_dtypes):
     out = helpers.train(**keys("out"))
     whole = checkpoints.load(out)
     for lacks in ("optimizer", "rng", "best_val_loss", "data"):

@@ -78,7 +78,7 @@ def test_a_log_that_does_not_fit_on_the_disk_is_named_although_closing_it_fails_
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_bad_step_is_named_though_the_log_looks_later_and_the_weights_stay_good(
-    run, tmp_path, helpers, capfd, monkeypatch, dtype
+    run, tmp_path, helpers, capfd, monkeypatch, slow_dtypes, dtype
 ):
     poison(monkeypatch, 5, float("nan"))
     with pytest.raises(SystemExit) as stopped:
@@ -110,7 +110,7 @@ def test_an_infinite_gradient_never_reaches_the_weights(run, monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(runs[1], later, strict=True))
 
 
-def test_float16_that_overflows_at_any_scale_ends(run, helpers, capfd, monkeypatch):
+def test_float16_that_overflows_at_any_scale_ends(run, helpers, capfd, monkeypatch, slow_dtypes):
     monkeypatch.setattr(Run, "update", lambda self, *args: self.scaler.update(0.5))
     with pytest.raises(SystemExit):
         run("out", dtype="float16")
@@ -139,6 +139,20 @@ def test_a_disk_that_fills_up_leaves_the_checkpoint_before_and_says_what_to_do(r
     run("whole", max_iters=12)
     ours, theirs = (checkpoints.load(tmp_path / name)["model"] for name in ("out", "whole"))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">/dev/full"])
+def test_a_run_goes_on_though_its_streams_are_closed_or_on_a_full_disk_and_without_a_reader(
+    streams, mqar, tmp_path, helpers
+):
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-OO", "-P", f"{outdir.ROOT}/train.py"]  # without docstrings and the script's folder, too
+    words += helpers.words(**helpers.tiny, dataset=mqar, out_dir="out")
+    done = subprocess.run(["sh", "-c", f'exec "$@" {streams}', "sh", *words], cwd=tmp_path, stderr=writer)
+    os.close(writer)
+    assert done.returncode == 0
+    assert helpers.metrics(tmp_path / "out")[-1]["event"] == "end"
 
 
 def test_a_log_that_cannot_be_written_is_one_line(run, monkeypatch, helpers):

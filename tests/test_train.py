@@ -13,6 +13,7 @@ import functools
 import itertools
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -25,9 +26,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from torch.distributed.run import get_args_parser
 
+import bench
 import evaluate
 import experiment
+import meters
 import model
 import sample
 import train
@@ -418,6 +422,51 @@ def test_the_copy_of_the_code_alone_trains_to_the_same_bits(run, trained, mqar, 
         assert helpers.equal(ours[name], theirs[name]), name
 
 
+def test_dirty_is_code_of_the_run_that_the_commit_lacks_and_a_copy_has_no_commit_of_the_repository_around_it(
+    project, monkeypatch
+):
+    def git(*words):
+        keys = [
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a",
+            "-c",
+            "init.defaultBranch=main",
+            "-c",
+            "core.quotePath=false",
+        ]
+        done = subprocess.run(["git", "-C", project.parent, *keys, *words], capture_output=True, check=True)
+        return done.stdout.decode().strip()
+
+    def state():
+        return outdir.git_state(outdir.code_of("train.py"))
+
+    git("init")
+    git("add", "project/train.py")
+    git("commit", "-m", "a monorepo")
+    assert state() == {"git_commit": None, "git_dirty": None}
+    (project.parent / ".git").rename(project / ".git")
+    git("-C", "project", "add", ".")
+    git("-C", "project", "commit", "-m", "the project")
+    clean = {"git_commit": git("-C", "project", "rev-parse", "HEAD"), "git_dirty": False}
+    assert state() == clean
+    (project / "results").mkdir()
+    (project / "results" / "rows.jsonl").write_text("{}")
+    with open(os.fsencode(project) + b"/\xff.py", "w") as file:  # a file name that is not UTF-8
+        file.write("")
+    append(project / "sample.py", "# no file of a run")
+    assert state() == clean
+    append(project / "model.py", "import a_new_mixer")
+    assert state() == clean | {"git_dirty": True}
+    git("-C", "project", "commit", "-am", "an edit")
+    assert state()["git_dirty"] is False
+    (project / "a_new_mixer.py").write_text("")  # imported, and unknown to git
+    assert state()["git_dirty"] is True
+    monkeypatch.setenv("PATH", "")
+    assert state() == {"git_commit": None, "git_dirty": None}
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A copy of what train.py needs, to edit; a run keeps and hashes the files there."""
@@ -584,7 +633,7 @@ def test_gradients_are_clipped_to_grad_clip(run, helpers, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_on_the_cpu_stays_near_float32(run, trained, helpers, dtype):
+def test_half_precision_on_the_cpu_stays_near_float32(run, trained, helpers, slow_dtypes, dtype):
     out = run("half", dtype=dtype)
     half, full = helpers.losses(out), helpers.losses(trained)
     assert half == pytest.approx(full, rel=5e-3) and half != full
@@ -592,7 +641,34 @@ def test_half_precision_on_the_cpu_stays_near_float32(run, trained, helpers, dty
     assert {tensor.dtype for tensor in weights} == {torch.float32}
 
 
-def test_a_step_whose_float16_gradient_overflows_is_skipped_and_its_row_is_json(run, helpers, monkeypatch):
+@pytest.mark.parametrize("name", ["train", "evaluate", "meters", "bench", "experiment", "harness", "resume"])
+def test_float16_on_a_cpu_is_refused_with_what_to_take_instead(
+    name, run, mqar, tmp_path, trained, monkeypatch, helpers
+):
+    asked = dict(device="cpu", dtype="float16")
+    if name in ("experiment", "harness"):  # pick_dtype is what they call
+        call = functools.partial(hardware.pick_dtype, "float16", "cpu")
+    elif name in ("train", "bench"):
+        call = (
+            functools.partial(run, "out", **asked)
+            if name == "train"
+            else functools.partial(bench.main, ["ops", *helpers.words(**asked, out_dir=tmp_path / "out")])
+        )
+    elif name == "resume":  # trained on a GPU that has no bfloat16
+        shutil.copytree(trained, tmp_path / "half")
+        checkpoints.save(tmp_path / "half" / "ckpt.pt", checkpoints.load(trained) | {"dtype": "float16"})
+        call = functools.partial(run, "half", init_from="resume", dtype="auto")
+    else:
+        main = dict(evaluate=evaluate.main, meters=meters.main)[name]
+        call = functools.partial(main, helpers.words(checkpoint=trained, dataset=mqar, **asked))
+    message = helpers.error_of(call)
+    assert message.startswith(
+        "dtype=float16: on a cpu it is several times slower than float32: take float32 or bfloat16"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_step_whose_float16_gradient_overflows_is_skipped_and_its_row_is_json(run, helpers, monkeypatch, slow_dtypes):
     start_too_high = functools.partial(torch.amp.GradScaler, init_scale=2.0**60)
     monkeypatch.setattr(torch.amp, "GradScaler", start_too_high)
     out = run("half", dtype="float16", max_iters=1)
@@ -620,7 +696,7 @@ class HostReads(torch.utils._python_dispatch.TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("mixer", [*MIXERS])
-def test_no_step_waits_for_a_gpu(run, text, helpers, monkeypatch, mixer, dtype):
+def test_no_step_waits_for_a_gpu(run, text, helpers, monkeypatch, slow_dtypes, mixer, dtype):
     reads, take_step = HostReads(), train.Run.step
 
     def watched(run, step):
@@ -668,11 +744,16 @@ def test_the_peak_of_a_gpu_is_its_data_sheets_or_measured(name, expected, monkey
     assert (f"data sheet's for {name}" in source) is (expected is not None) is ("measured" not in source)
 
 
+def test_the_peak_of_a_cpu_that_is_slow_at_the_dtype_is_float32s_which_part_of_a_step_is_in(monkeypatch):
+    monkeypatch.setattr(hardware, "gemm_rate", lambda device, dtype: {"bfloat16": 1e12, "float32": 2e12}[dtype])
+    assert hardware.peak_flops("cpu", "bfloat16") == (2e12, "a matrix product in float32, measured")
+
+
 def test_a_gpu_that_only_emulates_bfloat16_computes_in_float16(monkeypatch):
     for emulates, dtype in ((True, "float16"), (False, "bfloat16")):  # V100 or T4; A100
         is_supported = lambda including_emulation=True, own=not emulates: own or including_emulation  # noqa: E731
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
-        assert hardware.pick_dtype.__wrapped__("auto", "cuda") == dtype
+        assert hardware._fastest_dtype.__wrapped__("cuda") == dtype
 
 
 def test_mfu_is_three_forward_passes_over_the_peak(run, trained, text, helpers, capsys, monkeypatch):
@@ -857,6 +938,16 @@ def test_the_keys_of_nanogpt_that_are_none_here_are_named_at_once_with_what_take
     assert not set(train.TrainConfig.elsewhere) & {field.name for field in dataclasses.fields(train.TrainConfig)}
 
 
+def test_torchrun_takes_no_key_for_an_option_of_its_own(helpers):
+    names = [field.name for field in dataclasses.fields(train.TrainConfig)] + ["config_override"]
+    words = helpers.words(**dict.fromkeys(names, 1))
+    parser = get_args_parser()
+    assert parser.parse_args(["train.py", *words]).training_script_args == words
+    # Python 3.11 looks at the words behind the script, too: torchrun's --log-dir and --logs-specs may both be --log
+    options = [option.lstrip("-").replace("_", "-") for option in parser._option_string_actions]
+    assert not [name for name in names for option in options if option.startswith(name.replace("_", "-"))]
+
+
 def without_val(source, folder):
     """The data set without its validation split."""
     shutil.copytree(source, folder)
@@ -892,9 +983,10 @@ def test_an_out_dir_that_cannot_be_made_is_one_line(run, tmp_path, helpers):
 
 
 @pytest.mark.parametrize("steps, processes", [(4, 3), (1, 2), (2, 4)])
-def test_micro_steps_that_the_processes_cannot_share_are_refused(mqar, helpers, steps, processes):
+def test_micro_steps_that_the_processes_cannot_share_are_refused(mqar, helpers, monkeypatch, steps, processes):
     config = train.TrainConfig(dataset=str(mqar), gradient_accumulation_steps=steps)
-    group = types.SimpleNamespace(world_size=processes, is_main=True)
+    group = types.SimpleNamespace(world_size=processes, is_main=True, check_same=lambda *words: None)
+    monkeypatch.setattr(train, "check_same_start", lambda *words: None)
     message = helpers.error_of(train.train, config, group, None, None, [])
     assert f"gradient_accumulation_steps={steps}: must be a multiple of the {processes} processes" in message
 
