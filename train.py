@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import configurator
-from configurator import UserError, key
+from configurator import UserError, falls_silent, key
 
 import contextlib
 import dataclasses
@@ -142,7 +142,7 @@ class TrainConfig(GPTConfig):
     dtype: str = key(
         "auto",
         "dtype of matrix products; weights stay float32. auto on a CPU: what a short test finds faster; name "
-        "one to repeat a run",
+        "one to repeat a run; float16 is for GPUs",
         choices=("auto", *DTYPES),
     )
     compile: str = key(
@@ -179,7 +179,7 @@ def main(argv: list[str]) -> None:
     if config.init_from == "auto" or is_started_again():
         wait_for_lock(config.out_dir)
     config, resumed, source, notes = where_to_start(config)
-    with contextlib.redirect_stdout(configurator.falls_silent(sys.stdout)):  # the run goes on without a reader
+    with contextlib.redirect_stdout(falls_silent(sys.stdout)):  # the run goes on without a reader
         with Processes(config.device, config.threads) as processes:
             train(config, processes, resumed, source, notes)
 

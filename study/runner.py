@@ -9,8 +9,9 @@ the others, and takes over those of a worker that is gone. The first writes rows
 own. What the processes of a run write lies in its folder, so that another worker goes on where it was stopped.
 """
 
-from configurator import UserError
+from configurator import UserError, falls_silent
 
+import contextlib
 import dataclasses
 import importlib
 import itertools
@@ -50,7 +51,11 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
     check_rows(config, read_rows(out_dir), out_dir)
     say_what_is_left(config, read_rows(out_dir), out_dir)
     if config.run and to_do(config, read_rows(out_dir), out_dir):
-        with signals_to(lambda number: sys.exit(128 + number)), Leases(out_dir) as leases:
+        with (
+            signals_to(lambda number: sys.exit(128 + number)),
+            contextlib.redirect_stdout(falls_silent(sys.stdout)),  # the runs go on without a reader
+            Leases(out_dir) as leases,
+        ):
             work(config, out_dir, leases)
     rows = read_rows(out_dir)
     choices, found = choose_rates(config, rows), by_run(rows)

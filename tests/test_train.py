@@ -426,16 +426,7 @@ def test_dirty_is_code_of_the_run_that_the_commit_lacks_and_a_copy_has_no_commit
     project, monkeypatch
 ):
     def git(*words):
-        keys = [
-            "-c",
-            "user.name=a",
-            "-c",
-            "user.email=a",
-            "-c",
-            "init.defaultBranch=main",
-            "-c",
-            "core.quotePath=false",
-        ]
+        keys = ["-c", "user.name=a", "-c", "user.email=a", "-c", "init.defaultBranch=main"]
         done = subprocess.run(["git", "-C", project.parent, *keys, *words], capture_output=True, check=True)
         return done.stdout.decode().strip()
 
@@ -447,6 +438,7 @@ def test_dirty_is_code_of_the_run_that_the_commit_lacks_and_a_copy_has_no_commit
     git("commit", "-m", "a monorepo")
     assert state() == {"git_commit": None, "git_dirty": None}
     (project.parent / ".git").rename(project / ".git")
+    git("-C", "project", "config", "core.quotePath", "false")
     git("-C", "project", "add", ".")
     git("-C", "project", "commit", "-m", "the project")
     clean = {"git_commit": git("-C", "project", "rev-parse", "HEAD"), "git_dirty": False}
