@@ -228,7 +228,9 @@ def pieces_of(idx: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) > 1 and argv[0] not in ("ls", "validate"):  # lm-eval's own default is cuda:0, and the last one counts
+    has_file = any(word.startswith(("-C", "--config")) for word in argv)  # which may name the device
+    if len(argv) > 1 and argv[0] not in ("ls", "validate") and not has_file:
+        # lm-eval's own default is cuda:0; of two the last one counts
         argv = ["run", "--device=auto", *argv[argv[0] == "run" :]]
     sys.argv = [str(Path(__file__).name), *argv]
     cli_evaluate()

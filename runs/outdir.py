@@ -289,14 +289,19 @@ def git_state(code: list[str]) -> dict[str, str | bool | None]:
     files do not, such as the rows that an experiment writes into results/. Both are None without git, and in a copy of
     the project that is no repository of its own.
     """
-    found = []
-    for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", *code]):
-        try:  # a repository around the copy has commits of something else
-            git = (ROOT / ".git").exists() and subprocess.run(["git", "-C", ROOT, *words], capture_output=True)
-        except OSError:
-            git = None
-        found.append(os.fsdecode(git.stdout).strip() if git and not git.returncode else None)
-    return {"git_commit": found[0], "git_dirty": None if None in found else bool(found[1])}
+    changed = git("status", "--porcelain", "--", *code)
+    return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": None if changed is None else bool(changed)}
+
+
+def git(*words: str) -> str | None:
+    """The output of a git command in this repository, or None if it fails."""
+    if not (ROOT / ".git").exists():  # a repository around a copy of the project has commits of something else
+        return None
+    try:
+        done = subprocess.run(["git", "-C", ROOT, *words], capture_output=True)
+    except OSError:
+        return None
+    return None if done.returncode else os.fsdecode(done.stdout).strip()
 
 
 def write_text(path: Path | str, text: str) -> None:

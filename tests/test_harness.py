@@ -221,9 +221,10 @@ def test_the_device_is_ours_unless_one_is_named_and_not_the_librarys_cuda(monkey
     monkeypatch.setattr(harness, "cli_evaluate", lambda: found.append(sys.argv[1:]))
     monkeypatch.setattr(sys, "argv", [])
     asked = ["--model", "nanogate", "--device", "cpu"]
-    for words in (["run", *asked], asked, ["ls", "tasks"], ["--help"]):
+    as_they_are = [["ls", "tasks"], ["--help"], ["run", "--config", "with_a_device.yaml"]]
+    for words in (["run", *asked], asked, *as_they_are):
         harness.main(words)
-    assert found == [["run", "--device=auto", *asked]] * 2 + [["ls", "tasks"], ["--help"]]
+    assert found == [["run", "--device=auto", *asked]] * 2 + as_they_are
 
 
 @pytest.mark.skipif(not HAS_LIBRARY, reason="needs lm-eval")

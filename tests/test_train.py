@@ -559,6 +559,7 @@ def test_a_run_of_an_older_version_goes_on_with_evaluations_of_the_whole_split(t
     out = helpers.train(text, tmp_path, max_iters=2)
     saved = checkpoints.load(out)
     del saved["config"]["eval_tokens"]
+    saved["config"]["log"] = saved["config"].pop("logger")
     checkpoints.save(out / "ckpt.pt", saved)
     helpers.train(text, out, max_iters=3, init_from="resume")
     assert checkpoints.load(out)["config"]["eval_tokens"] is None
