@@ -323,7 +323,7 @@ def _read(value, base, typed_items):
     if not isinstance(value, (list, tuple) if base is list else base):
         raise ValueError
     if base in (list, dict):
-        _check_size(value)
+        check_size(value)
     return base(value)
 
 
@@ -377,7 +377,7 @@ def show(value: object) -> str:
     """repr(value), cut to 60 characters."""
     try:
         return _shorten(repr(value))
-    except (ValueError, RecursionError):  # an int of more than 4,300 digits; lists nested a thousand deep
+    except Exception:  # an int of more than 4,300 digits; lists nested a thousand deep; a tensor of packed bits
         return f"<a very large {type(value).__name__}>"
 
 
@@ -580,7 +580,7 @@ def _parse_json(text, name):
     if not isinstance(values, dict):
         raise UserError(f'{name}: must be a JSON object, as in {{"n_layer": 6}}')
     try:
-        _check_size(values)
+        check_size(values)
     except ValueError as error:
         raise UserError(f"{name}: {error}") from None
     return values
@@ -601,7 +601,7 @@ def _parse_python(text, name):
                     raise ValueError("a second include; a file has one")
                 case ast.Assign(targets=[ast.Name(id=target)]):
                     value = _evaluate(statement.value, values)
-                    _check_size(value)
+                    check_size(value)
                     values[target] = value
                 case ast.Expr(value=ast.Constant(value=str())):
                     pass  # a docstring
@@ -615,8 +615,8 @@ def _parse_python(text, name):
     return values
 
 
-def _check_size(value):
-    """Raises ValueError for a value that is nested too deep to be printed, or too large.
+def check_size(value: object, most: int = MOST_BYTES) -> None:
+    """Raises ValueError for a value that is nested too deep to be printed, or has more than `most` parts and letters.
 
     A part counts as often as it occurs: thirty lists, each holding the one before it twice, take little memory and
     would print a billion items.
@@ -624,14 +624,14 @@ def _check_size(value):
     left, size = [(value, 0)], 0
     while left:
         value, depth = left.pop()
-        size += 1 + (len(value) if isinstance(value, str | list | tuple | dict) else 0)
-        if size > MOST_BYTES:
+        size += 1 + (len(value) if isinstance(value, str | list | tuple | dict | set) else 0)
+        if size > most:
             raise ValueError("the value is too large")
         if depth > 50:
             raise ValueError("the value is nested too deep")
         if isinstance(value, dict):
             left += [(part, depth + 1) for pair in value.items() for part in pair]
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, list | tuple | set):
             left += [(part, depth + 1) for part in value]
 
 

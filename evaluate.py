@@ -40,6 +40,7 @@ from ops import IGNORE
 from runs import memory
 from runs.checkpoint import check_same_weights, check_vocabulary, load_model
 from runs.files import check_output, write_output
+from runs.finite import check_loss
 from runs.hardware import DTYPES, Processes, autocast, pick_dtype
 from runs.outdir import check_same_start
 from study.bootstrap import block_sums, standard_error
@@ -377,6 +378,7 @@ def read(
     sums = processes.on_all(score_windows, model, rows)
     sums = sum_over_ranks(sums, dataset, block_size, processes.device, processes.world_size)
     result = {"block_size": block_size, "reading": f"windows, stride {stride}"} | summarize(sums, dataset, config.split)
+    check_loss(result["loss"], config.checkpoint)
     if dataset.kind == "stream":
         result["loss_of"] = parts_of_loss(sums)
     if config.lengths:
@@ -384,6 +386,7 @@ def read(
     if other is not None:
         score_windows(other, others := [])
         result["against"] = {"checkpoint": config.against} | difference(rows, others, dataset, stride)
+        check_loss(result["against"]["loss"], config.against)
     if config.carry:
         with autocast(processes.device_type, config.dtype):
             sums = score_carried(model, dataset, config.split, block_size)
@@ -391,6 +394,7 @@ def read(
         reading = f"state, anew at {model.config.block_size}" if anew else "carried state"
         carried = {"block_size": block_size, "reading": reading}
         result["carried"] = carried | summarize(sums, dataset, config.split)
+        check_loss(result["carried"]["loss"], config.checkpoint)
     return result
 
 

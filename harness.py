@@ -29,7 +29,7 @@ import torch
 from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
 from evaluate import CHUNK_TOKENS
 from model import GPT
-from ops.sampling import most_new_tokens
+from ops.sampling import check_finite, most_new_tokens
 from runs.checkpoint import file_of, load_model
 from runs.files import read_json, wrong_field
 from runs.hardware import DTYPES, autocast, pick_device, pick_dtype
@@ -216,6 +216,7 @@ def read_on(
             targets = idx[i, done : min(done + hidden.shape[1], len(ids))]
             if len(targets):
                 logits = model.logits(hidden[i, : len(targets)])
+                check_finite(logits)
                 nats[i] += float(logits.log_softmax(-1).gather(1, targets[:, None]).double().sum())
                 greedy[i] = greedy[i] and bool((logits.argmax(-1) == targets).all())
         done += hidden.shape[1]

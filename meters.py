@@ -75,6 +75,7 @@ from ops import IGNORE
 from runs import memory
 from runs.checkpoint import check_vocabulary, load_model, open_model
 from runs.files import check_output, write_output
+from runs.finite import check_loss
 from runs.hardware import DTYPES, Processes, pick_dtype
 from runs.probe import (
     SINK_KINDS,
@@ -188,8 +189,7 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
     memory.check_metering(config, model, dataset, dtype)
     batches = list(itertools.islice(dataset.eval_batches(config.split, config.rows, T), config.score_batches))
     scores = loss_of(model, batches, T)
-    if not math.isfinite(scores["loss"]):
-        raise UserError(f"{path}: its loss is {scores['loss']}: its weights are broken, or the run has diverged")
+    check_loss(scores["loss"], path)
     inputs, targets, name = first_rows(dataset, config.split, config.rows, T)
     if inputs.shape[1] < 2:
         raise UserError(f"{path}: on rows of one token, which has no other to look at, there is nothing to measure")
@@ -212,7 +212,10 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
         result["decoding"] = decoding_speed(model, inputs[:1, : max(1, T - DECODED_TOKENS - 1)], config.skip_below)
     with quantised(model):
         in_8_bits = loss_of(model, batches, T)
-    return result | {"pruning": pruning_curve(model, batches, T), "quantised": in_8_bits}
+    pruning = pruning_curve(model, batches, T)
+    for row in (*pruning, in_8_bits):
+        check_loss(row["loss"], path)
+    return result | {"pruning": pruning, "quantised": in_8_bits}
 
 
 def pruning_curve(model: GPT, batches: Iterable[tuple], block_size: int) -> list[dict]:
@@ -241,6 +244,9 @@ def published_meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset:
     config.tokens = inputs.shape[1]
     memory.check_layer_by_layer(config, model, dtype)
     layers = layerwise.layer_numbers(model, inputs.to(model.norm.weight.device), dtype)
+    for i, layer in enumerate(layers):
+        if not math.isfinite(layer["first_token"] + layer["largest"]):
+            raise UserError(f"{path}: the numbers of layer {i} are not finite: its run has diverged")
     about = {"checkpoint": str(path), "step": checkpoint.get("iter_num"), "gate": model.config.gate, "dtype": dtype}
     about |= {"dataset": dataset.name, "split": config.split, "rows": len(inputs), "tokens": inputs.shape[1]}
     layers = [{name: numbers(x) if type(x) is float else x for name, x in layer.items()} for layer in layers]

@@ -35,7 +35,7 @@ from data.tokenizer import (
 )
 from model import GPT
 from ops import IGNORE
-from ops.sampling import most_new_tokens
+from ops.sampling import check_finite, most_new_tokens
 from runs import memory
 from runs.checkpoint import check_vocabulary, load_model
 from runs.hardware import pick_device
@@ -141,7 +141,9 @@ def show_answers(model: GPT, dataset: Dataset, num_samples: int) -> None:
     """Prints rows of the validation split: the pairs in context, then every query with the model's answer."""
     block_size, right, asked = model.config.block_size, 0, 0
     for inputs, targets, name in dataset.eval_batches("val", num_samples, block_size):
-        answers = model(inputs.to(model.wte.weight.device)).argmax(-1).cpu()
+        logits = model(inputs.to(model.wte.weight.device))
+        check_finite(logits)
+        answers = logits.argmax(-1).cpu()
         for row, labels, given in zip(inputs, targets, answers, strict=True):
             end = 2 * int(name.partition("/")[2])
             pairs = zip(row[0:end:2].tolist(), row[1:end:2].tolist(), strict=False)

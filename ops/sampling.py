@@ -53,10 +53,15 @@ def check_request(
         warnings.warn(f"past block_size={window} {rolling} layers see the last {window} tokens only", stacklevel=3)
 
 
-def draw(logits: torch.Tensor, temperature: float, top_k: int | None, top_p: float | None) -> torch.Tensor:
-    """Draws ids (B, 1) from logits (B, V). temperature 0 takes the largest."""
+def check_finite(logits: torch.Tensor) -> None:
+    """Raises UserError for logits that choose no token: argmax would take the first NaN for the largest."""
     if not logits.isfinite().all():
         raise UserError("the model's logits are not finite: its weights are broken, or the run has diverged")
+
+
+def draw(logits: torch.Tensor, temperature: float, top_k: int | None, top_p: float | None) -> torch.Tensor:
+    """Draws ids (B, 1) from logits (B, V). temperature 0 takes the largest."""
+    check_finite(logits)
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     # the largest logit becomes 0, so that no temperature, however low, turns it into an infinity

@@ -24,6 +24,7 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -57,10 +58,8 @@ def import_safetensors() -> ModuleType:
     return safetensors.torch
 
 
-SAFETENSORS_DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
-}  # fmt: skip
+# the dtypes that a weight may have
+SAFETENSORS_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def save_safetensors(path: Path | str, layout: dict[str, torch.Tensor], tensors: Iterable[torch.Tensor]) -> str:
@@ -107,7 +106,7 @@ def file_of(path: Path | str) -> Path:
 def load(path: Path | str, is_mapped: bool = False) -> dict:
     """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or none of ours.
 
-    is_mapped: its tensors stay in the file, and take memory where they are read.
+    is_mapped: its tensors stay in the file, and take memory where they are read. Whoever reads one looks for NaN then.
     """
     path = file_of(path)
     if not os.path.isfile(path):
@@ -123,11 +122,18 @@ def load(path: Path | str, is_mapped: bool = False) -> dict:
     missing = [name for name in ("model", "model_args") if not isinstance(found.get(name), dict)]
     if missing:
         raise UserError(f"{path}: no checkpoint of this project (it has no {' and no '.join(map(repr, missing))})")
-    for name, tensor in found["model"].items():
-        if not isinstance(name, str) or not _is_plain(tensor):
-            raise UserError(f"{path}: no checkpoint of this project (its {show(name)} is no plain tensor)")
-    if wrong := wrong_field(checkpoint, FIELDS):
+    try:
+        configurator.check_size(checkpoint, MOST_VALUES)
+        wrong = wrong_field(checkpoint, FIELDS)
+        json.dumps([checkpoint.get(name) for name in ("model_args", "data", "config")], allow_nan=False)
+    except (ValueError, TypeError) as error:
+        wrong = str(error)
+    if wrong:
         raise UserError(f"{path}: no checkpoint of this project ({wrong})")
+    for name, tensor in found["model"].items():
+        wrong = wrong_tensor(tensor, may_be_nan=is_mapped) if isinstance(name, str) else "is no name"
+        if wrong:
+            raise UserError(f"{path}: its {show(name)} {wrong}")
     ours = torch.get_rng_state()
     rng = checkpoint.get("rng", ours)  # an export has none
     if not (_is_plain(rng) and rng.dtype == ours.dtype and rng.shape == ours.shape):
@@ -135,6 +141,7 @@ def load(path: Path | str, is_mapped: bool = False) -> dict:
     return checkpoint
 
 
+MOST_VALUES = 1 << 22  # values of a checkpoint and characters of its texts
 # what a checkpoint holds beside its tensors; files.wrong_field says how the table is read
 TEXT = (str, 0, 999)
 FIELDS = {
@@ -162,9 +169,27 @@ FIELDS = {
 }
 
 
+def wrong_tensor(tensor: Any, may_be_nan: bool = False) -> str | None:
+    """Says in words why a value of somebody's file is no weight, or returns None if it is one.
+
+    may_be_nan: its numbers, which may lie in a mapped file, are not read.
+    """
+    if not _is_plain(tensor):
+        return "is no plain tensor"
+    if tensor.dtype not in SAFETENSORS_DTYPES:
+        return f"is {tensor.dtype}, which is not read: write it as float64, float32, float16 or bfloat16"
+    if not may_be_nan and tensor.numel():
+        least, most = tensor.aminmax()  # NaN if there is one; takes no memory
+        if not max(-least, most) <= torch.finfo(torch.float32).max:
+            return "is not finite in float32: the file is broken, or its run has diverged"
+    return None
+
+
 def _is_plain(tensor):
     """Whether it is dense, with memory for each of its numbers: expand() can repeat one row a billion times."""
     if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
+        return False
+    if tensor.is_meta or tensor.is_neg() or tensor.is_conj():  # the last two have their sign outside of their memory
         return False
     return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
 
@@ -225,10 +250,17 @@ def open_model(path: Path | str, device: str = "cpu") -> tuple[GPT, dict]:
     config = configurator.build(GPTConfig, checkpoint["model_args"] | {"kernels": "auto"}, source=str(path))
     with _wrong_weights_named(path):
         model = _on_meta(config, checkpoint.pop("model"), path)[0].eval()
-    for module in filter(None, (model.norm, model.wpe)):
+
+    def checked(name, tensor):
+        if wrong := wrong_tensor(tensor):
+            raise UserError(f"{path}: its {name!r} {wrong}")
+        return tensor.float()
+
+    for name, module in filter(lambda part: part[1] is not None, (("norm", model.norm), ("wpe", model.wpe))):
+        checked(f"{name}.weight", module.weight.data)
         module.to(device, torch.float32)
     model.wte.to(device)  # nothing on a CPU, where a lookup reads its rows from the file
-    model.wte.register_forward_hook(lambda wte, args, x: x.float())
+    model.wte.register_forward_hook(lambda wte, args, x: checked("wte.weight", x))
 
     filled, held = [], {}  # held: its weights, which the next block's overwrite where they have the same shape
 
@@ -244,7 +276,9 @@ def open_model(path: Path | str, device: str = "cpu") -> tuple[GPT, dict]:
         for name, shape in shapes.items():
             if name not in held:
                 held[name] = torch.empty(shape, dtype=torch.float32, device=device)
-            held[name].copy_(weights[f"blocks.{block.mixer.layer}.{name}"])
+            whole_name = f"blocks.{block.mixer.layer}.{name}"
+            held[name].copy_(weights[whole_name])
+            checked(whole_name, held[name])
         block.load_state_dict(held, assign=True)
         filled.append(block)
 

@@ -1,8 +1,18 @@
 """Finds the first tensor that is not finite, which a run that diverges names before it ends."""
 
+from configurator import UserError
+
+import math
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
+
+
+def check_loss(loss: float, path: Path | str) -> None:
+    """Raises UserError for a checkpoint whose loss is not finite, which no JSON could hold."""
+    if not math.isfinite(loss):
+        raise UserError(f"{path}: its loss is {loss}: its weights are broken, or the run has diverged")
 
 
 def bad_weight(model: torch.nn.Module) -> str | None:

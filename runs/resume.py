@@ -173,8 +173,8 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict, model:
     state_of = {name: saved["state"].get(number) for name, number in zip(saved_names, numbers, strict=True)}
     for name, state in state_of.items():
         for part, tensor in (state or {}).items():
-            if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or not tensor.is_floating_point():
-                raise ValueError(f"its optimizer's {part} of {name} is no tensor of numbers")
+            if wrong := checkpoints.wrong_tensor(tensor):
+                raise ValueError(f"its optimizer's {part} of {name} {wrong}")
             shape = () if part == "step" else shapes[name]
             if tuple(tensor.shape) != shape:
                 raise ValueError(f"its optimizer's {part} of {name} is {tuple(tensor.shape)}, not {shape}")

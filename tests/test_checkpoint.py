@@ -9,6 +9,7 @@ from configurator import UserError
 import json
 import os
 import pickle
+import re
 import signal
 import sys
 import zipfile
@@ -18,8 +19,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import evaluate
 import export
+import sample
 from model import GPT, GPTConfig
+from runs import checkpoint as checkpoints
 from runs import huggingface
 from runs.checkpoint import load, load_model, open_model, save
 
@@ -371,3 +375,136 @@ def test_what_json_or_transformers_cannot_hold_is_one_line(sources, helpers):
     del checkpoint["model"]["wte.weight"]
     save(sources / "new" / "ckpt.pt", checkpoint)
     assert "its weights are not those of its config" in helpers.error_of(export_of, "to_hf", sources, "new")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tensors that are no weights, and values that never end
+
+UNSAVED = re.compile(r"torch\.(u?int[1-7]|quint\dx\d)")  # torch saves no tensors of these dtypes
+DTYPES = sorted(
+    {x for x in vars(torch).values() if isinstance(x, torch.dtype) and not UNSAVED.fullmatch(str(x))}, key=str
+)
+EXACT = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+VIEWS = {
+    "meta": lambda x: x.to("meta"),
+    "negative": torch._neg_view,
+    "conjugate": lambda x: x.to(torch.complex64).conj(),
+    "imaginary": lambda x: x.to(torch.complex64).conj().imag,
+    "sparse": torch.Tensor.to_sparse,
+}
+
+
+def made(kind, x):
+    """x as a tensor of this dtype or as one of the VIEWS."""
+    if kind in VIEWS:
+        return VIEWS[kind](x)
+    if kind in (torch.quint8, torch.qint8, torch.qint32):
+        return torch.quantize_per_tensor(x, 0.1, 0, kind)
+    try:
+        return x.to(kind)
+    except (RuntimeError, NotImplementedError):  # dtypes of packed bits have no arithmetic
+        return torch.empty(x.shape, dtype=kind)
+
+
+@pytest.fixture(scope="module")
+def trained(text, tmp_path_factory, helpers):
+    """The checkpoint of a run that has taken a step."""
+    return load(helpers.train(text, tmp_path_factory.mktemp("trained") / "out", max_iters=1))
+
+
+def users_of(folder, text, helpers):
+    """What reads a checkpoint: {script: a call}; the last one replaces it."""
+    words = helpers.words(checkpoint=folder, device="cpu")
+    return {
+        "export": lambda: export.main([*words[:1], f"--safetensors={folder}_export", "--overwrite=true"]),
+        "sample": lambda: sample.main([*words, "--max_new_tokens=1"]),
+        "evaluate": lambda: evaluate.main(words),
+        "layer by layer": lambda: open_model(folder),
+        "resume": lambda: helpers.train(text, folder, init_from="resume", overwrite="true", max_iters=2),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [*DTYPES, *VIEWS], ids=str)
+def test_a_weight_of_any_dtype_is_loaded_exactly_or_is_one_line(kind, trained, text, tmp_path, helpers, capsys):
+    weight = made(kind, trained["model"]["norm.weight"])
+    torch.save(trained | {"model": trained["model"] | {"norm.weight": weight}}, tmp_path / "ckpt.pt")
+    for call in users_of(tmp_path, text, helpers).values():
+        if kind in EXACT:
+            call()
+        else:
+            assert "ckpt.pt: its 'norm.weight' is " in helpers.error_of(call)
+    if kind in EXACT:
+        assert torch.equal(load(f"{tmp_path}_export")["model"]["norm.weight"], weight)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [*DTYPES, *VIEWS], ids=str)
+@pytest.mark.parametrize("part", ["exp_avg", "exp_avg_sq", "step"])
+def test_an_optimizers_tensor_of_any_dtype_goes_on_or_is_one_line(part, kind, trained, text, tmp_path, helpers):
+    state = trained["optimizer"]["state"]
+    optimizer = trained["optimizer"] | {"state": state | {0: state[0] | {part: made(kind, state[0][part])}}}
+    torch.save(trained | {"optimizer": optimizer}, tmp_path / "ckpt.pt")
+    if kind in EXACT:
+        helpers.train(text, tmp_path, init_from="resume", overwrite="true", max_iters=2)
+    else:
+        message = helpers.error_of(helpers.train, text, tmp_path, init_from="resume", overwrite="true", max_iters=2)
+        assert f"its optimizer's {part} of wte.weight is " in message
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, 1e300])
+@pytest.mark.parametrize("name", ["wte.weight", "blocks.1.mixer.qkv.weight", "norm.weight"])
+def test_a_weight_that_is_not_finite_is_named_by_every_script(name, bad, trained, text, tmp_path, helpers):
+    weight = trained["model"][name].double()
+    weight.view(-1)[3] = bad
+    torch.save(trained | {"model": trained["model"] | {name: weight}}, tmp_path / "ckpt.pt")
+    calls = users_of(tmp_path, text, helpers)
+    calls["layer by layer"] = lambda: open_model(tmp_path)[0].features(torch.arange(8)[None])
+    with torch.no_grad():
+        for call in calls.values():
+            assert f"its {name!r} is not finite" in helpers.error_of(call)
+
+
+def test_an_optimizers_number_that_is_not_finite_is_named(trained, text, tmp_path, helpers):
+    state = trained["optimizer"]["state"]
+    bad = torch.full_like(state[1]["exp_avg"], torch.nan)
+    optimizer = trained["optimizer"] | {"state": state | {1: state[1] | {"exp_avg": bad}}}
+    torch.save(trained | {"optimizer": optimizer}, tmp_path / "ckpt.pt")
+    message = helpers.error_of(helpers.train, text, tmp_path, init_from="resume", overwrite="true", max_iters=2)
+    assert "is not finite" in message and "its optimizer's exp_avg of " in message
+
+
+def doubled(kind, times=45):
+    """A list, tuple or dict that holds the one before it twice, and so on: of no size, and of 2**times parts."""
+    value = kind([0])
+    for _ in range(times):
+        value = kind([value, value])
+    return value
+
+
+ENDLESS = {
+    "list": lambda: doubled(list),
+    "tuple": lambda: doubled(tuple),
+    "dict": lambda: doubled(lambda parts: dict(enumerate(parts))),
+    "deep": lambda: doubled(lambda parts: parts[:1], 400),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.parametrize("name", ["config", "optimizer", "scaler", "data", "new", "versions", "model_args", "extra"])
+def test_a_checkpoint_of_parts_that_share_parts_is_refused_before_any_is_compared(
+    name, kind, trained, text, tmp_path, helpers, monkeypatch
+):
+    monkeypatch.setattr(checkpoints, "MOST_VALUES", 1 << 15)
+    value = ENDLESS[kind]()
+    whole = trained.get(name)
+    torch.save(trained | {name: whole | {"dataset": value} if isinstance(whole, dict) else value}, tmp_path / "ckpt.pt")
+    for call in users_of(tmp_path, text, helpers).values():
+        assert "ckpt.pt: no checkpoint of this project (the value is " in helpers.error_of(call)
+
+
+@pytest.mark.parametrize("name", ["model_args", "data"])
+@pytest.mark.parametrize("value", [torch.zeros(2), torch.nan, 1j, {1, 2}], ids=str)
+def test_what_no_json_could_hold_is_refused_where_an_export_would_write_it(name, value, trained, tmp_path, helpers):
+    torch.save(trained | {name: trained[name] | {"extra": value}}, tmp_path / "ckpt.pt")
+    assert "no checkpoint of this project" in helpers.error_of(load, tmp_path)

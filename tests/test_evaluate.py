@@ -7,6 +7,7 @@ from configurator import UserError
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import evaluate
+import meters
 from data.shards import open_dataset
 from data.tokenizer import get_tokenizer
 from data.writing import write_examples, write_stream
@@ -322,3 +324,23 @@ def test_other_data_than_those_of_the_training_are_no_changed_data(checkpoint, t
     write_stream(tmp_path / "b", {"train": [TEXT], "val": [TEXT[::-1]]}, tokenizer=get_tokenizer("byte"), **about)
     evaluate.main([f"--checkpoint={checkpoint()}", f"--dataset={tmp_path / 'b'}", "--device=cpu"])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["data_has_changed"] is None
+
+
+@pytest.mark.parametrize("words", [[], ["--against=CKPT"], ["--carry=true"]], ids=" ".join)
+def test_finite_weights_whose_loss_is_not_are_one_line_and_no_json(checkpoint, tmp_path, capsys, helpers, words):
+    """A weight of 3e38 is finite, and the sum of two is not."""
+    folder = checkpoint(attention="gla")
+    (tmp_path / "good").mkdir()
+    (tmp_path / "good" / "ckpt.pt").write_bytes((folder / "ckpt.pt").read_bytes())
+    loaded = checkpoints.load(folder)
+    loaded["model"]["blocks.0.mixer.out_proj.weight"].fill_(3e38)
+    checkpoints.save(folder / "ckpt.pt", loaded)
+    first = tmp_path / "good" if words == ["--against=CKPT"] else folder
+    out = tmp_path / "out.json"
+    words = [f"--checkpoint={first}", *(word.replace("CKPT", str(folder)) for word in words), "--device=cpu"]
+    message = helpers.error_of(evaluate.main, [*words, f"--out={out}"])
+    assert re.search(f"^{folder}: its loss is (nan|inf): its weights are broken, or the run has diverged", message)
+    assert not out.exists() and not capsys.readouterr().out
+    for more in ([], ["--published=true"]):
+        message = helpers.error_of(meters.main, [f"--checkpoint={folder}", f"--out={out}", "--device=cpu", *more])
+        assert message.startswith(f"{folder}: ") and "diverged" in message and not out.exists()

@@ -335,8 +335,8 @@ def test_moments_of_other_shapes_never_reach_the_optimizer(keys, helpers):
         ("exp_avg", torch.zeros(3), "exp_avg of wte.weight is (3,), not (32, 32)"),
         ("exp_avg_sq", torch.zeros(32, 31), "exp_avg_sq of wte.weight is (32, 31), not (32, 32)"),
         ("step", torch.zeros(2), "step of wte.weight is (2,), not ()"),
-        ("exp_avg", torch.zeros(32, 32, dtype=torch.int64), "exp_avg of wte.weight is no tensor of numbers"),
-        ("exp_avg", 3.0, "exp_avg of wte.weight is no tensor of numbers"),
+        ("exp_avg", torch.zeros(32, 32, dtype=torch.int64), "exp_avg of wte.weight is torch.int64"),
+        ("exp_avg", 3.0, "exp_avg of wte.weight is no plain tensor"),
     ]:
         checkpoint = checkpoints.load(out)
         checkpoint["optimizer"]["state"][0][part] = wrong
