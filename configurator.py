@@ -168,6 +168,7 @@ TYPES = {
     list: "a list, as in a,b or [1, 2]",
     dict: 'a dict, as in {"name": 1}',
 }
+FLOAT32_MAX = 3.4028234663852886e38
 BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -295,6 +296,8 @@ def _convert(label, value, hint, choices):
         raise _wrong(label, value, allowed + "; None is not allowed" * says_none) from None
     if base is int and abs(value_read) >= 2**63:  # torch would fail later, with a stack trace
         raise _wrong(label, value, "a whole number of 64 bits")
+    if base is float and abs(value_read) > FLOAT32_MAX:  # it goes into tensors, where it would be infinite
+        raise _wrong(label, value, "between -3.4e38 and 3.4e38, as float32 is")
     if item_hint is not None:
         return [_convert(f"{label}[{i}]", item, item_hint, choices) for i, item in enumerate(value_read)]
     return value_read

@@ -256,7 +256,10 @@ def published_meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset:
 def matching_tokens(dataset: Dataset, expression: str) -> dict[str, list[int]]:
     """{expression: the ids of the tokens whose text it matches as a whole}. Raises UserError if there is none."""
     tokenizer = tokenizer_of(dataset)
-    texts = {i: tokenizer.decode_bytes([i]).decode(errors="replace") for i in range(tokenizer.vocab_size)}
+    texts = {
+        i: tokenizer.decode_bytes([i]).decode(errors="replace")
+        for i in range(min(tokenizer.vocab_size, dataset.vocab_size))
+    }
     try:
         found = [i for i, text in texts.items() if re.fullmatch(expression, text)]
     except re.error as error:

@@ -169,6 +169,8 @@ def _check_meta(meta):
     wrong = wrong_field(meta, META) or wrong_field(meta["splits"], {str: SPLITS[meta["kind"]]}, "splits")
     if wrong := wrong or wrong_field(meta["parameters"], PARAMETERS[meta["kind"]], "parameters"):
         raise Damaged("meta.json", wrong)
+    if half := next((c for c in meta["parameters"].get("alphabet", "") if "\ud800" <= c <= "\udfff"), None):
+        raise Damaged("meta.json", f"its alphabet holds {half!r}, half of a character")
     for split, facts in meta["splits"].items():
         sums = ("tokens",) if meta["kind"] == "stream" else ("tokens", "rows")
         for name in sums:

@@ -20,6 +20,8 @@ import hashlib
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -78,12 +80,13 @@ class AlphabetTokenizer:
 
     def __init__(self, alphabet: str):
         self.alphabet, self.vocab_size = alphabet, len(alphabet) + 1
+        self._ids = {character: i for i, character in enumerate(alphabet, 1)}
 
     def encode(self, text: str) -> list[int]:
         """Raises UserError for a character that is not in the alphabet."""
-        if unknown := next((character for character in text if character not in self.alphabet), None):
+        if unknown := next((character for character in text if character not in self._ids), None):
             raise UserError(f"{unknown!r} is not among the {len(self.alphabet)} characters of the data")
-        return [self.alphabet.index(character) + 1 for character in text]
+        return [self._ids[character] for character in text]
 
     def decode_bytes(self, ids: list[int]) -> bytes:
         return "".join(self.alphabet[i - 1] for i in ids if i > 0).encode()
@@ -123,6 +126,39 @@ def name_of_file(content: bytes) -> str:
     return f"{TOKENIZER_FILE} {hashlib.sha256(content).hexdigest()[:16]}"
 
 
+PROBE_SECONDS = 60
+PROBE_TEXT = "".join(1000 * chr(code) for code in (*range(9, 14), *range(32, 127), 0xE9, 0x4E2D, 0x1F642))
+PROBE = """
+import sys, tokenizers
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 32, 1 << 32))
+except (ImportError, ValueError):
+    pass  # Windows; or less is left already
+content, text = sys.stdin.buffer.read().split(b"\\0")
+tokenizer = tokenizers.Tokenizer.from_buffer(content)
+tokenizer.no_truncation()
+tokenizer.no_padding()
+sys.exit(len(tokenizer.encode(text.decode(), add_special_tokens=False).ids) > 2 * len(text))
+"""
+
+
+def _ends(content):
+    """Whether a tokenizer.json tokenizes PROBE_TEXT in PROBE_SECONDS and 4 GB, tried in a process that may die.
+
+    A pattern may take years on a hundred letters, normalizers may double the text again and again, and both happen in
+    Rust, which no exception ends.
+    """
+    command, words = [sys.executable, "-P", "-c", PROBE], content + b"\0" + PROBE_TEXT.encode()
+    try:
+        ended = subprocess.run(
+            command, input=words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=PROBE_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return ended.returncode == 0
+
+
 class FileTokenizer:
     """The tokenizer of a tokenizer.json, as `tokenizers` computes it: byte-level BPE, or pieces with byte fallback."""
 
@@ -135,6 +171,9 @@ class FileTokenizer:
         self.name = name_of_file(content)
         try:
             about = json.loads(content)
+            if not _ends(content):
+                seconds = f"or takes more than {PROBE_SECONDS} s or 4 GB"
+                raise ValueError(f"it fails on a text of {len(PROBE_TEXT):,} characters, {seconds}")
             self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
             decoder, self._added = about.get("decoder") or {}, {entry["id"] for entry in about["added_tokens"]}
             kinds = {part["type"] for part in (decoder, *decoder.get("decoders", ())) if part}
@@ -153,7 +192,14 @@ class FileTokenizer:
         self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=0)
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        """Raises UserError for a text on which the tokenizer fails."""
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a Rust panic, as at a pattern that tries too many ways to match
+            reason = str(error)[:200]
+            raise UserError(f"{self.file}: fails on a text of {len(text):,} characters ({reason})") from None
 
     def encode_array(self, text: str) -> np.ndarray:
         return np.array(self.encode(text), np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
@@ -166,7 +212,8 @@ class FileTokenizer:
         if token in self._added:
             return text.encode()
         if self._byte_of is not None:
-            return bytes(self._byte_of[character] for character in text)
+            spelled = [self._byte_of.get(character) for character in text]
+            return text.encode() if None in spelled else bytes(spelled)
         if byte := re.fullmatch("<0x([0-9A-F]{2})>", text):
             return bytes([int(byte[1], 16)])
         return text.replace("\u2581", " ").encode()

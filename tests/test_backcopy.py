@@ -225,6 +225,18 @@ def test_a_model_does_not_read_another_alphabet(folder, tmp_path, helpers):
         assert "its characters are others than those that the model was trained with" in message
 
 
+@pytest.mark.parametrize("half", ["\ud800", "\udcff", "\udfff"])
+def test_an_alphabet_with_half_a_character_is_one_line(half, folder, tmp_path, helpers):
+    sizes = dict(characters=K, triggers=TRIGGERS, seq_len=24, train_size=50, val_size=9, out_dir=tmp_path / "data")
+    prepare.main(helpers.words(text=folder / "text.txt", **sizes))
+    file = tmp_path / "data" / "meta.json"
+    meta = json.loads(file.read_text())
+    meta["parameters"]["alphabet"] = meta["parameters"]["alphabet"][:-1] + half
+    file.write_text(json.dumps(meta))
+    message = helpers.error_of(open_dataset, tmp_path / "data")
+    assert message.startswith(f"{file}: its alphabet holds '\\u{ord(half):x}', half of a character; run python")
+
+
 def test_queries_that_match_nothing_or_no_expression_are_one_line(folder):
     dataset = open_dataset(folder / "data")
     tokenizer = tokenizer_of(dataset)

@@ -142,6 +142,8 @@ def test_text_on_the_command_line_is_read_by_the_type_of_its_key(word, value):
         ("learning_rate=0", "learning_rate=0.0: must be above 0"),
         ("learning_rate=nan", "learning_rate='nan': must be a finite number"),
         ("learning_rate=1e999", "learning_rate='1e999': must be a finite number"),
+        ("learning_rate=1e300", "learning_rate='1e300': must be between -3.4e38 and 3.4e38, as float32 is"),
+        ("grad_clip=-3.5e38", "grad_clip='-3.5e38': must be between -3.4e38 and 3.4e38, as float32 is"),
         ("grad_clip=-1", "grad_clip=-1.0: must be above 0"),
         ("gated=maybe", "gated='maybe': must be true or false"),
         ("gated=2", "gated='2': must be true or false"),

@@ -589,6 +589,53 @@ def test_a_tokenizer_of_pieces_falls_back_to_bytes(tmp_path):
     assert tokenizer.encode_array("the").dtype == np.uint16
 
 
+def test_a_token_that_spells_no_bytes_is_its_own_text_as_in_the_library(tokenizer_file, tmp_path):
+    about = json.loads(tokenizer_file.read_text())
+    vocab = about["model"]["vocab"]
+    vocab |= {"\u4e2d": len(vocab), "a\u2581": len(vocab) + 1}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(about))
+    ours, theirs = FileTokenizer(tmp_path / "tokenizer.json"), tokenizers.Tokenizer.from_str(json.dumps(about))
+    for token in ("\u4e2d", "a\u2581", "a"):
+        assert ours.decode_bytes([vocab[token]]) == token.encode() == theirs.decode([vocab[token]]).encode()
+
+
+def split_at(pattern):
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def repeated(step, times=60):
+    return {"type": "Sequence", "normalizers": [step] * times}
+
+
+DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+HOSTILE = {
+    "a pattern of endless ways": {"pre_tokenizer": split_at("(a+)+$")},
+    "normalizers that double": {"normalizer": repeated(DOUBLE)},
+    "a few that double": {"normalizer": repeated(DOUBLE, 10)},
+    "bytes of bytes of bytes": {"normalizer": repeated({"type": "ByteLevel"})},
+    "no model": {"model": {"type": "WordLevel", "vocab": {}, "unk_token": "?"}},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_tokenizer_that_ends_no_text_is_one_line(name, tokenizer_file, helpers, tmp_path, monkeypatch):
+    monkeypatch.setattr("data.tokenizer.PROBE_SECONDS", 2)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(tokenizer_file.read_text()) | HOSTILE[name]))
+    message = helpers.error_of(FileTokenizer, file)
+    assert message.startswith(f"{file}: damaged, or no tokenizer (it fails on a text of 103,000 characters")
+    words = [str(tokenizer_file), f"--tokenizer={tmp_path}", f"--out_dir={tmp_path / 'data'}"]
+    assert str(file) in helpers.error_of(text_prepare.main, words)
+
+
+def test_a_text_on_which_a_tokenizer_fails_is_one_line(tokenizer_file, helpers, tmp_path):
+    about = json.loads(tokenizer_file.read_text()) | {"pre_tokenizer": split_at("(ab|abab)+$")}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(about))
+    tokenizer = FileTokenizer(tmp_path / "tokenizer.json")
+    message = helpers.error_of(tokenizer.encode, 60 * "ab" + "!")
+    assert "tokenizer.json: fails on a text of 121 characters (" in message
+
+
 def test_the_tokenizer_of_a_checkpoint_is_found_beside_it_or_in_its_data(tokenizer_file, tmp_path):
     about = {"tokenizer": FileTokenizer(tokenizer_file).name}
     assert tokenizer_of_checkpoint(tokenizer_file.with_name("best.pt"), about).name == about["tokenizer"]

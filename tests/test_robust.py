@@ -7,6 +7,7 @@ Bad numbers, bad disks, damaged files, strange prompts, impossible configs: one 
 import configurator
 from configurator import UserError
 
+import dataclasses
 import hashlib
 import math
 import os
@@ -115,6 +116,22 @@ def test_float16_that_overflows_at_any_scale_ends(run, helpers, capfd, monkeypat
     with pytest.raises(SystemExit):
         run("out", dtype="float16")
     assert "float16's loss scale fell below 1 and the gradient still overflows at step 0" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("value", [-1e300, 3.5e38])
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(train.TrainConfig) if "float" in str(f.type)])
+def test_a_number_that_float32_has_not_is_refused_by_every_key(name, value, helpers, tmp_path):
+    for set_key in (
+        lambda: train.main(helpers.words(**{name: value}, out_dir=tmp_path / "out")),
+        lambda: configurator.build(train.TrainConfig, {name: value}),
+    ):
+        assert re.match(f"{name}=.*: must be between -3.4e38 and 3.4e38, as float32 is", helpers.error_of(set_key))
+
+
+def test_the_largest_gate_bias_is_finite_in_the_weights():
+    keys = dict(n_layer=1, n_embd=8, n_head=2, vocab_size=8, gate="elementwise", gate_bias=-3.4e38)
+    model = GPT(GPTConfig(**keys))
+    assert all(p.isfinite().all() for p in model.parameters()) and model(torch.arange(8)[None]).isfinite().all()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
