@@ -160,7 +160,7 @@ SPLITS = {
     },
 }
 PARAMETERS = {  # word perplexity of a text is computed from these
-    "stream": {"text?": {str: {"published_words?": COUNT}}},
+    "stream": {"text?": {str: {"published_words?": COUNT}}, "version?": TEXT},
     "examples": {"alphabet?": (str, 1, MAX_VOCAB)},
 }
 
