@@ -244,8 +244,9 @@ def _check(config_class, values, source=""):
             ):
                 raise _wrong(prefix + name, item, _range(limits))
         if fields[name].metadata.get("is_path") and value is not None:
-            if not value.strip() or "\0" in value or len(value) > 4000:
-                raise _wrong(prefix + name, value, "the name of a file or folder")
+            longest = max(len(part.encode(errors="replace")) for part in value.split("/"))
+            if not value.strip() or "\0" in value or len(value) > 4000 or longest > 255:
+                raise _wrong(prefix + name, value, "the name of a file or folder, at most 255 bytes between slashes")
         checked[name] = value
     return checked
 
@@ -291,6 +292,8 @@ def _convert(label, value, hint, choices):
         return None
     try:
         value_read = _read(value, base, typed_items=item_hint is not None)
+    except UserError as error:
+        raise UserError(f"{label}: {error}") from None
     except (ValueError, TypeError, LookupError, OverflowError, SyntaxError, RecursionError, MemoryError):
         allowed = _one_of(choices, value) or TYPES[base]
         raise _wrong(label, value, allowed + "; None is not allowed" * says_none) from None
@@ -320,8 +323,8 @@ def _read(value, base, typed_items):
         return words if typed_items else [_number_or_word(word) for word in words]
     if base in (list, dict) and isinstance(value, str):
         try:
-            value = json.loads(value)
-        except ValueError:
+            value = json.loads(value, object_pairs_hook=refuse_twice)
+        except json.JSONDecodeError:
             value = _evaluate(ast.parse(value.strip(), mode="eval").body, {})
     if not isinstance(value, (list, tuple) if base is list else base):
         raise ValueError
@@ -577,7 +580,7 @@ def _read_text(path):
 
 def _parse_json(text, name):
     try:
-        values = json.loads(text)
+        values = json.loads(text, object_pairs_hook=refuse_twice)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: not valid JSON ({error})") from None
     if not isinstance(values, dict):
@@ -587,6 +590,16 @@ def _parse_json(text, name):
     except ValueError as error:
         raise UserError(f"{name}: {error}") from None
     return values
+
+
+def refuse_twice(pairs: Iterable[tuple]) -> dict:
+    """The dict of the pairs. UserError for a name that occurs twice: the first value would be dropped in silence."""
+    found = {}
+    for name, value in pairs:
+        if name in found:
+            raise UserError(f"the key {show(name)} stands there twice")
+        found[name] = value
+    return found
 
 
 def _parse_python(text, name):
@@ -649,7 +662,7 @@ def _evaluate(node, names):
             return tuple(_evaluate(item, names) for item in node.elts)
         case ast.Dict() if all(isinstance(each, ast.Constant) for each in node.keys):
             pairs = zip(node.keys, node.values, strict=True)
-            return {_evaluate(name, names): _evaluate(value, names) for name, value in pairs}
+            return refuse_twice((_evaluate(name, names), _evaluate(value, names)) for name, value in pairs)
         case ast.Name(id=name) if name in names:
             return names[name]
         case ast.Name(id=name):

@@ -73,6 +73,25 @@ def write(tmp_path, monkeypatch):
     return write
 
 
+# A name that stands there twice
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (['--options={"a": 1, "b": {"x": 1, "x": 2}}'], "'x'"),
+        (["--options={'a': 1, 'a': 2}"], "'a'"),
+        (['--config_override={"n_layer": 1, "n_layer": 2}'], "'n_layer'"),
+        (["twice.json"], "'n_layer'"),
+        (["twice.py"], "'a'"),
+    ],
+)
+def test_a_name_that_stands_twice_in_json_or_in_a_dict_is_refused_by_name(words, name, write):
+    write("twice.json", '{"n_layer": 1, "n_layer": 2}')
+    write("twice.py", "options = {'a': 1, 'a': 2}")
+    assert f"the key {name} stands there twice" in error_of(load, Config, words)
+
+
 # The values of keys
 
 
