@@ -337,7 +337,7 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
         return
     print(table(config, about, results))
     if about["data_has_changed"]:
-        print(f"note: {dataset.folder} is no longer the data that the model was trained on (other shards)")
+        print(f"note: {dataset.folder} is no longer the data that the model was trained on (or an old version was)")
     line = json.dumps(about | ({"lengths": results} if config.lengths else results[0]))
     print(line)
     if config.out:
@@ -345,7 +345,7 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
 
 
 def has_changed(dataset: Dataset, trained_on: dict) -> bool | None:
-    """Whether the folder that the model was trained on now holds other shards. None if that is not known."""
+    """Whether the folder that the model was trained on now holds other data. None if that is not known."""
     if "sha256" not in trained_on or Path(trained_on.get("path", "")).resolve() != dataset.folder.resolve():
         return None
     return trained_on["sha256"] != dataset.sha256

@@ -289,7 +289,8 @@ class Dataset:
 
     meta: the content of meta.json       name, kind, tokenizer, vocab_size: its fields
     splits: the names of the splits      slices: the names of the slices ("64/4"), none for a stream
-    sha256: one digest of all shards: two runs had the same data if it is the same
+    sha256: one digest of the shards of each split and of what their ids mean: two runs had the same data if it is the
+        same
     kinds: {name: token ids} of the queries that meters.py measures apart; empty if the data set names none
     alphabet: the characters that the ids 1, 2, ... of data/backcopy stand for, or None
     first_ids: the ids that every row begins with and that stand for no text: [0] for <s>, or none
@@ -305,7 +306,9 @@ class Dataset:
         self.first_ids = [0] if meta["parameters"].get("first_token") or meta["parameters"].get("row_len") else []
         self.alphabet = meta["parameters"].get("alphabet") if self.kind == "examples" else None
         self.slices = list(dict.fromkeys(shard["slice"] for shard in listed)) if self.kind == "examples" else []
-        self.sha256 = hashlib.sha256("\n".join(shard["sha256"] for shard in listed).encode()).hexdigest()
+        means = self.kind, self.vocab_size, self.tokenizer, self.first_ids, self.alphabet, self.kinds
+        shas = {split: [[s["sha256"], s.get("slice")] for s in of["shards"]] for split, of in meta["splits"].items()}
+        self.sha256 = hashlib.sha256(json.dumps([*means, shas], sort_keys=True).encode()).hexdigest()
         # where each shard begins in its split, then the split's length: in tokens, or in rows
         self._starts = {
             split: list(itertools.accumulate((len(shard) for shard in maps), initial=0))

@@ -132,7 +132,8 @@ def check_data(resumed: dict | None, source: dict | None, dataset: Dataset, conf
     if source is not None:
         checkpoints.check_vocabulary(math.inf, source, dataset)
     if resumed is not None and resumed["data"].get("sha256") != dataset.sha256:
-        raise UserError(f"{config.dataset}: not the data that {Path(config.out_dir) / 'ckpt.pt'} was trained on")
+        file = Path(config.out_dir) / "ckpt.pt"
+        raise UserError(f"{config.dataset}: not the data that {file} was trained on, or an older version wrote it")
 
 
 def what_changed(before: dict | None) -> list[str]:

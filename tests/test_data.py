@@ -420,6 +420,28 @@ def change(path):
     return damage
 
 
+MEANINGS = {
+    "splits": lambda meta: meta | {"splits": {"train": meta["splits"]["val"], "val": meta["splits"]["train"]}},
+    "tokenizer": lambda meta: meta | {"tokenizer": "another"},
+    "vocab_size": lambda meta: meta | {"vocab_size": meta["vocab_size"] + 1},
+    "first ids": lambda meta: meta | {"parameters": {"row_len": 9}},
+    "alphabet": lambda meta: meta | {"parameters": {"alphabet": "ab"}},
+    "slice": lambda meta: json.loads(json.dumps(meta).replace("16/2", "16/3")),
+    "kinds": lambda meta: meta | {"kinds": {"trigger": [1]}},
+}
+
+
+@pytest.mark.parametrize("what", MEANINGS)
+def test_the_hash_of_the_data_covers_what_the_shards_mean(what, folder, mixed_mqar, tmp_path):
+    is_of_examples = what in ("alphabet", "slice", "kinds")
+    folder = Path(shutil.copytree(mixed_mqar, tmp_path / "mqar")) if is_of_examples else folder
+    before, meta = open_dataset(folder), json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps(meta | {"generator_version": 99, "seed": 5}))
+    assert open_dataset(folder).sha256 == before.sha256  # how they were made is no part of it
+    (folder / "meta.json").write_text(json.dumps(MEANINGS[what](meta)))
+    assert open_dataset(folder).sha256 != before.sha256
+
+
 def overwrite(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
