@@ -32,6 +32,7 @@ import torch
 from ops.recurrence import has_fla
 from runs import files
 from runs.hardware import check_threads, gemm_rate, keep_freed_memory, pick_device, pick_dtype, usable_cores
+from runs.outdir import write_text
 from speed import figures
 from speed.data import bench_data
 from speed.decoding import bench_decode
@@ -84,7 +85,7 @@ def main(argv: list[str]) -> None:
         report = Report(name)
         PARTS[name](config, report)
         print(report)
-        (out_dir / f"{name}.json").write_text(json.dumps(about | report.as_dict(), indent=1) + "\n")
+        write_text(out_dir / f"{name}.json", json.dumps(about | report.as_dict(), indent=1) + "\n")
         claims += report.claims
     compiled_ran_eager(config)
     print("written:", ", ".join([f"{out_dir}/", *map(str, figures.draw(out_dir))]))

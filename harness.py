@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it 
 import configurator
 from configurator import UserError
 
+import argparse
+import contextlib
 from collections.abc import Iterator
 
 import torch
@@ -31,7 +33,7 @@ from evaluate import CHUNK_TOKENS
 from model import GPT
 from ops.sampling import check_finite, most_new_tokens
 from runs.checkpoint import file_of, load_model
-from runs.files import read_json, wrong_field
+from runs.files import check_can_write, read_json, wrong_field
 from runs.hardware import DTYPES, autocast, pick_device, pick_dtype
 
 try:
@@ -228,7 +230,19 @@ def pieces_of(idx: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return idx.split(CHUNK_TOKENS, dim=1) if idx.shape[1] else ()
 
 
+def check_output_path(argv: list[str]) -> None:
+    """Makes the folder of --output_path. UserError where the harness could not write its results: it only logs that."""
+    words = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    words.add_argument("--output_path", "-o")
+    if path := words.parse_known_args(argv)[0].output_path:
+        file = Path(path) if path.endswith(".json") else Path(path, "results.json")
+        with contextlib.suppress(OSError):  # check_can_write meets the same error
+            file.parent.mkdir(parents=True, exist_ok=True)
+        check_can_write("output_path", file)
+
+
 def main(argv: list[str]) -> None:
+    check_output_path(argv)
     has_file = any(word.startswith(("-C", "--config")) for word in argv)  # which may name the device
     if len(argv) > 1 and argv[0] not in ("ls", "validate") and not has_file:
         # lm-eval's own default is cuda:0; of two the last one counts

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from runs.files import read_json, read_jsonl, wrong_field
+from runs.files import check_can_write, read_json, read_jsonl, wrong_field
 from study import overview, report, sinks
 from study.drawing import COLOURS, dress, mean, mixer_colours, write
 from study.rows import read_rows
@@ -50,6 +50,8 @@ def main(argv: list[str]) -> None:
     if not config.folders:
         raise UserError("folders=[]: name what to draw, as in: python plot.py out")
     for folder in map(Path, config.folders):
+        if os.path.exists(folder):
+            check_can_write("folders", folder / "page.png" if os.path.isdir(folder) else folder.with_suffix(".png"))
         if folder.suffix == ".json" and not os.path.isdir(folder):
             print(*draw_json(folder), sep="\n")
         elif os.path.isdir(folder) and any(folder.glob("rows*.jsonl")):

@@ -8,16 +8,24 @@ pip install tensorboard; tensorboard --logdir out
 
 from configurator import UserError
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+
+SUFFIX = ".nanogate"  # of our event files: those of other programs in the folder stay there
+
+
+def remove_events(folder: Path | str) -> None:
+    """Removes the event files of a run, unless the folder is a link to another one."""
+    for old in Path(folder).glob(f"events.out.tfevents.*{SUFFIX}") if not os.path.islink(folder) else ():
+        old.unlink()
 
 
 class Board:
     def __init__(self, folder: Path | str, rows: list[dict]):
         """Writes the rows anew, so that those of steps which a kill has undone stand there once, not twice."""
-        for old in Path(folder).glob("events.out.tfevents.*"):
-            old.unlink()
-        self.writer = import_writer()(folder)
+        remove_events(folder)
+        self.writer = import_writer()(folder, filename_suffix=SUFFIX)
         for row in rows:
             self.add(row)
 

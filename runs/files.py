@@ -1,12 +1,16 @@
 """Files: written whole or not at all, read with every field checked; folders with a kind, and one writer at a time."""
 
-from configurator import UserError, read_regular, show
+from configurator import UserError, read_regular, refuse_twice, show
 
 import contextlib
+import errno
 import json
 import os
+import re
+import secrets
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -21,21 +25,23 @@ except ImportError:  # Windows
 def write_whole(path: Path | str, write: Callable) -> int:
     """write(file) under a temporary name in the same folder, fsync, rename: a kill leaves the old file or the new one.
 
-    Returns the size in bytes. Raises what open and `write` raise. What a kill leaves under the temporary name is
-    overwritten by the next write.
+    Returns the size in bytes. Raises what open and `write` raise. What a kill leaves under a temporary name is removed
+    by the next write of the same file. A link at the path is replaced, and what it points to stays as it is.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "wb") as file:
+    remove_leftovers(path.parent, path.name)
+    with _new_file(path) as file:
+        try:
             write(file)
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            if fcntl is None:
+                file.close()  # Windows renames no open file
+            os.replace(file.name, path)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(file.name)
     with contextlib.suppress(OSError):  # not every system lets a folder be opened
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -43,6 +49,51 @@ def write_whole(path: Path | str, write: Callable) -> int:
         finally:
             os.close(folder)
     return size
+
+
+def _new_file(path: Path) -> IO:
+    """A new file beside `path`, under a name that nobody knows before. It is locked until it is closed."""
+    while True:
+        # "x" follows no link; the name is cut since it must not be too long where that of `path` is not
+        file = open(path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp"), "xb")
+        if fcntl is None:
+            return file
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # remove_leftovers, in another process, was faster than the lock
+
+
+def remove_leftovers(folder: Path | str, name: str | None = None) -> None:
+    """Removes what kills have left of write_whole(folder / name), or of any file; what is being written is locked."""
+    start = ".*" if name is None else re.escape(name[:50])
+    with contextlib.suppress(OSError):
+        for left in os.scandir(folder) if fcntl is not None else ():
+            if re.fullmatch(rf"\.{start}\.[0-9a-f]{{16}}\.tmp", left.name):
+                with contextlib.suppress(OSError), os.fdopen(os.open(left.path, os.O_RDWR | os.O_NOFOLLOW)) as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(left.path)
+
+
+def open_in_place(path: Path | str) -> IO:
+    """open(path, "a+") for a file that is not written whole: rows, a log, a lock.
+
+    Raises UserError for a link or a hard link, since what is appended would end up in somebody else's file, and for a
+    pipe or a device.
+    """
+    try:
+        # O_RDWR: to open a pipe for writing alone would wait for its reader
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+        fd = os.open(path, flags, 0o666)
+        about = os.fstat(fd)
+        if stat.S_ISREG(about.st_mode) and about.st_nlink < 2:
+            return os.fdopen(fd, "a+", encoding="utf-8")
+        os.close(fd)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise
+    raise UserError(f"{path}: is a link, a pipe or a device, where a file of this project belongs; remove it")
 
 
 MARKER = ".nanogate"  # in every folder that this project writes to: what kind it is
@@ -56,7 +107,7 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
     still not be a folder that is marked as another kind.
     """
     folder = Path(folder)
-    marker, own = folder / MARKER, folder / f"{MARKER}.{socket.gethostname()}.{os.getpid()}"
+    marker = folder / MARKER
     try:
         # the marker is looked for last: a process that shares the folder makes it before anything else
         others = [file.name for file in folder.iterdir() if MARKER not in file.name] if folder.is_dir() else []
@@ -72,8 +123,7 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
                 "or add --overwrite=true: files of the same names are then replaced"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(own, lambda file: file.write(f"{kind}\n".encode()))
-        os.replace(own, marker)
+        write_whole(marker, lambda file: file.write(f"{kind}\n".encode()))
         return False
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
@@ -89,8 +139,7 @@ def check_output(name: str, path: Path | str, *marks: str) -> None:
     ending = ".json" if marks else ".png"
     if path.suffix != ending:
         raise UserError(f"{name}={show(str(path))}: must end in {ending}")
-    if not os.path.isdir(path.parent):
-        raise UserError(f"{name}={show(str(path))}: cannot be written (No such file or directory)")
+    check_can_write(name, path)
     if not os.path.lexists(path):
         return
     try:
@@ -99,6 +148,17 @@ def check_output(name: str, path: Path | str, *marks: str) -> None:
         found = None
     if not os.path.isfile(path) or not isinstance(found, dict) or any(mark not in found for mark in marks):
         raise UserError(f"{name}={show(str(path))}: is something else already, which this would replace; name another")
+
+
+def check_can_write(name: str, path: Path | str) -> None:
+    """Raises UserError where write_output would: in a folder that is missing or closed, under too long a name."""
+    try:
+        with _new_file(Path(path)) as file:
+            os.unlink(file.name)
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(path)
+    except OSError as error:
+        raise UserError(f"{name}={show(str(path))}: cannot be written ({error.strerror or error})") from None
 
 
 def write_output(name: str, path: Path | str, write: Callable) -> None:
@@ -190,14 +250,17 @@ def _replace_by_link(new, path, target):
 
 
 def read_json(path: Path | str, most: int = 1 << 26) -> Any:
-    """What a JSON file of at most `most` bytes holds. UserError if it is missing, damaged, too large or a pipe."""
+    """What a JSON file of at most `most` bytes holds.
+
+    Raises UserError if it is missing, damaged, too large or a pipe, or if an object in it names a key twice.
+    """
 
     def refuse(constant):
         raise ValueError(f"{constant} is no JSON")
 
     data = read_regular(path, most)
     try:
-        return json.loads(data, parse_constant=refuse)
+        return json.loads(data, parse_constant=refuse, object_pairs_hook=refuse_twice)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error})") from None
 
@@ -271,7 +334,7 @@ def read_jsonl(file: Path | str, fields: dict[str, type] | None = None) -> list[
     end = text.rfind(b"\n") + 1
     for number, line in enumerate((text if is_object(text[end:]) else text[:end]).splitlines(), 1):
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=refuse_twice)
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict) or any(type(row.get(name)) is not kind for name, kind in (fields or {}).items()):
@@ -288,24 +351,25 @@ def is_object(line: bytes) -> bool:
         return False
 
 
-def end_last_line(file: Path) -> None:
-    """Ends the last line of a file of JSON lines, or removes what a kill has left of it."""
-    text = file.read_bytes()
+def open_rows(path: Path | str) -> IO:
+    """open_in_place of a file of JSON lines. Its last line is ended, or removed if a kill has cut it short."""
+    file = open_in_place(path)
+    text = Path(path).read_bytes()
     end = text.rfind(b"\n") + 1
     if is_object(text[end:]):
-        with open(file, "ab") as opened:
-            opened.write(b"\n")
+        file.write("\n")
     else:
-        os.truncate(file, end)
+        file.truncate(end)
+    return file
 
 
 def lock(folder: Path | str, wait: float = 0.0) -> IO:
     """Returns an open file that keeps other processes out of the folder until it is closed or this process dies.
 
     While another process holds the lock, this waits for so many seconds, and then raises UserError. On a system or a
-    file system without such locks nobody is kept out.
+    file system without such locks nobody is kept out. Raises UserError, too, where the lock is no plain file.
     """
-    file, deadline = open(Path(folder) / "lock", "a+"), time.monotonic() + wait
+    file, deadline = open_in_place(Path(folder) / "lock"), time.monotonic() + wait
     if fcntl is None:
         return file
     while True:

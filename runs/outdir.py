@@ -29,7 +29,7 @@ import torch
 
 from runs import checkpoint as checkpoints
 from runs import files
-from runs.board import Board, import_writer
+from runs.board import Board, import_writer, remove_events
 from runs.hardware import Processes, places_of_torchrun
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -126,12 +126,14 @@ class OutDir:
         self.was_run = files.claim(self.path, "run", self.config.overwrite or is_older) or is_older
         if self.config.logger == "tensorboard":
             import_writer()  # UserError, before any work, where it is not installed
+            if os.path.islink(board := self.path / "tensorboard"):
+                raise UserError(f"{board}: is a link, and event files are written to no other folder; remove it")
         try:
             self.lock = files.lock(self.path)
             self._refuse_to_start_over()
-            # a process that was killed while it wrote has left it
-            for leftover in self.path.glob(".*.tmp") if self.was_run else ():
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            files.remove_leftovers(self.path)
+            if self.was_run:
+                shutil.rmtree(self.path / ".code.tmp", ignore_errors=True)  # follows no link
         except OSError as error:
             raise self._cannot_write(error) from None
 
@@ -156,6 +158,7 @@ class OutDir:
     def _start(self, about, first_step, max_iters):
         file = self.path / "metrics.jsonl"
         try:
+            files.open_in_place(file).close()  # UserError, for a link, before anything is replaced
             if first_step and file.is_file():
                 # a run that goes on from step n has lost what came after; the evaluation at n was before the save
                 rows = files.read_jsonl(file, fields={"step": int, "event": str})
@@ -169,7 +172,7 @@ class OutDir:
             write_text(self.path / "config.json", json.dumps(about, indent=2))
             self._keep_code(code)
             write_text(file, "".join(json.dumps(row) + "\n" for row in self.kept))
-            self.metrics = open(file, "a", encoding="utf-8")
+            self.metrics = files.open_in_place(file)
             if self.config.logger == "tensorboard":
                 self.board = Board(self.path / "tensorboard", self.kept)
         except OSError as error:
@@ -180,7 +183,7 @@ class OutDir:
         old = [self.path / name for name in ("ckpt.pt", "best.pt")]
         if self.was_run:
             old += [*self._checkpoints(), *(self.path / name for name in MEASURED)]
-            old += (self.path / "tensorboard").glob("events.out.tfevents.*")
+            remove_events(self.path / "tensorboard")
         for file in old:
             file.unlink(missing_ok=True)
 
@@ -191,9 +194,11 @@ class OutDir:
         kept = {file.relative_to(code).as_posix(): file.read_bytes() for file in code.rglob("*.py")}
         if kept == now:
             return
+        temporary.mkdir()
         for name, content in now.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-            (temporary / name).write_bytes(content)
+            with open(temporary / name, "xb") as file:
+                file.write(content)
         if code.exists():
             number = next(i for i in itertools.count(1) if not (self.path / f"code.{i}").exists())
             code.rename(self.path / f"code.{number}")

@@ -232,10 +232,7 @@ def open_rows(out_dir: Path, leases: Leases) -> IO:
     """The file that this worker alone appends its rows to."""
     own = f"rows.{socket.gethostname()}-{os.getpid()}"  # containers may share both
     names = itertools.chain(["rows.jsonl", f"{own}.jsonl"], (f"{own}.{i}.jsonl" for i in itertools.count(1)))
-    file = out_dir / next(name for name in names if leases.take(name))
-    if file.is_file():
-        files.end_last_line(file)
-    return open(file, "a")
+    return files.open_rows(out_dir / next(name for name in names if leases.take(name)))
 
 
 def take(config, item: dict, out_dir: Path, leases: Leases) -> bool:
@@ -417,7 +414,7 @@ def start_process(command, folder: Path, threads: int, gpu: str | None, processe
     if processes > 1:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "600"  # seconds that torchrun leaves them to save in
-    with open(folder / "log.txt", "a") as log:
+    with files.open_in_place(folder / "log.txt") as log:
         return subprocess.Popen(
             [sys.executable, *launcher, ROOT / script, f"--config_override={json.dumps(keys)}"],
             stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment,

@@ -235,6 +235,17 @@ def test_the_windows_are_those_of_the_library(length):
     assert list(harness.windows([0, *ids], 8)) == list(expected)
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + ".json", "file/results"])
+@pytest.mark.parametrize("spelled", ["--output_path {}", "--output_path={}", "-o {}"])
+def test_an_output_path_that_cannot_be_written_is_refused_before_any_work(
+    tmp_path, monkeypatch, helpers, name, spelled
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(harness, "cli_evaluate", lambda: pytest.fail("the work has begun"))
+    words = ["run", "--model", "nanogate", *spelled.format(tmp_path / name).split()]
+    assert helpers.error_of(harness.main, words).startswith("output_path=")
+
+
 @pytest.mark.skipif(not HAS_LIBRARY, reason="needs lm-eval")
 def test_the_library_runs_a_local_task_on_a_checkpoint(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))

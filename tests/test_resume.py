@@ -102,7 +102,7 @@ def kill_at_random(process, out, rng, seconds):
     else:
         writes, deadline = rng.randrange(8), time.monotonic() + 2 * seconds
         while process.is_alive() and time.monotonic() < deadline:
-            if any(name.endswith(".pt.tmp") for name in os.listdir(out) if name.startswith(".")):
+            if list(out.glob(".*.pt.*.tmp")):
                 if writes == 0:
                     break
                 writes -= 1
@@ -112,7 +112,7 @@ def kill_at_random(process, out, rng, seconds):
     if process.exitcode != -signal.SIGKILL:
         return "ended"
     left = [file.name for file in out.glob(".*.tmp")]
-    return f"while it wrote {left[0][1:-4]}" if left else "between"
+    return f"while it wrote {left[0][1:-21]}" if left else "between"
 
 
 def kill_and_resume(case, name, keys, helpers, rng, kills, whole, seconds):
@@ -441,10 +441,21 @@ def test_a_strangers_folder_keeps_its_files_and_a_replaced_run_leaves_none(keys,
     theirs["code.1/thesis.tex"] = theirs.pop("code/thesis.tex")
     assert {name: (out / name).read_text() for name in theirs} == theirs
     (out / "tensorboard").mkdir()
-    (out / "tensorboard" / "events.out.tfevents.1").write_text("of the run that is replaced")
+    (out / "tensorboard" / "events.out.tfevents.1.nanogate").write_text("of the run that is replaced")
     helpers.train(**keys("out", overwrite=True, max_iters=1))
-    assert not {"ckpt_7.pt", "meters.json", ".cache.tmp"} & {file.name for file in out.iterdir()}
+    assert not {"ckpt_7.pt", "meters.json"} & {file.name for file in out.iterdir()}
+    assert (out / ".cache.tmp" / "precious").read_text() == "theirs"
     assert not list((out / "tensorboard").iterdir()) and (out / "code.1" / "thesis.tex").is_file()
+
+
+def test_a_run_does_not_go_on_when_training_and_validation_have_changed_places(keys, helpers, tmp_path):
+    data = Path(shutil.copytree(keys("out")["dataset"], tmp_path / "data"))
+    out = helpers.train(**keys("out", dataset=data, max_iters=4))
+    meta = json.loads((data / "meta.json").read_text())
+    meta["splits"] = {"train": meta["splits"]["val"], "val": meta["splits"]["train"]}
+    (data / "meta.json").write_text(json.dumps(meta))
+    message = helpers.error_of(helpers.train, **keys("out", dataset=data, init_from="resume"))
+    assert message == f"{data}: not the data that {out / 'ckpt.pt'} was trained on, or an older version wrote it"
 
 
 def test_a_run_does_not_replace_the_weights_that_it_starts_from(keys, helpers):
@@ -458,7 +469,7 @@ def test_a_run_does_not_replace_the_weights_that_it_starts_from(keys, helpers):
 
 def test_an_empty_folder_becomes_a_run(keys, helpers):
     keys("out")["out_dir"].mkdir()
-    (keys("out")["out_dir"] / "..nanogate.tmp").write_text("")  # a kill, while the marker was written
+    (keys("out")["out_dir"] / f"..nanogate.{'0' * 16}.tmp").write_text("")  # a kill, while the marker was written
     helpers.train(**keys("out", max_iters=1))
 
 
@@ -529,7 +540,7 @@ def test_a_second_run_in_one_out_dir_is_refused_while_the_first_one_lives(keys, 
         assert re.fullmatch(rf"{out}: process {first.pid} on \S+ is running in it; wait, stop it, or take .*", message)
     first.kill()
     first.join()
-    (out / ".best.pt.123.tmp").write_bytes(b"left by a kill")
+    (out / f".best.pt.{'0' * 16}.tmp").write_bytes(b"left by a kill")
     assert end(start(keys("out", overwrite=True), helpers)) == 0
     assert not list(out.glob(".*.tmp"))
 

@@ -36,7 +36,9 @@ from data.tokenizer import get_tokenizer
 from data.writing import write_stream
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
-from runs import outdir
+from runs import files, outdir
+from study import runner
+from study.leases import Leases
 from train import Run
 
 ABOUT = dict(generator="tests", generator_version=1, parameters={}, seed=0, name="text")
@@ -325,6 +327,46 @@ def test_a_tensor_that_repeats_one_number_a_billion_times_is_refused(tmp_path, h
     assert "'wte.weight' is no plain tensor" in helpers.error_of(checkpoints.load_model, tmp_path)
 
 
+def test_a_name_that_stands_twice_in_a_json_file_is_refused(tmp_path, helpers):
+    (tmp_path / "a.json").write_text('{"a": [{"b": 1, "b": 2}]}\n')
+    message = helpers.error_of(files.read_json, tmp_path / "a.json")
+    assert message == f"{tmp_path / 'a.json'}: cannot be read as JSON (the key 'b' stands there twice)"
+    assert "line 1: damaged; remove the line" in helpers.error_of(files.read_jsonl, tmp_path / "a.json")
+
+
+NO_OUTPUTS = {
+    "too long": ("x" * 251 + ".json", "must be the name of a file or folder, at most 255 bytes"),
+    "no folder": ("gone/a.json", "No such file or directory"),
+    "in a file": ("file/a.json", "Not a directory"),
+    "a folder": ("folder.json", "is something else already"),
+    "closed": ("/proc/a.json", "cannot be written"),
+}
+
+
+@pytest.mark.parametrize("case", NO_OUTPUTS)
+@pytest.mark.parametrize("script", [evaluate, meters])
+def test_an_out_that_cannot_be_written_is_refused_before_the_model_is_loaded(
+    script, case, tmp_path, helpers, monkeypatch
+):
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "file").write_text("")
+    name, reason = NO_OUTPUTS[case]
+    monkeypatch.setattr(script, "load_model", lambda *words, **keys: pytest.fail("the work has begun"))
+    message = helpers.error_of(script.main, [f"--out={tmp_path / name}", "--checkpoint=x", "--device=cpu"])
+    assert message.startswith("out=") and reason in message
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder.json"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_benchmark_and_before_the_figure(
+    tmp_path, helpers, monkeypatch
+):
+    monkeypatch.setattr(bench, "PARTS", {"ops": lambda config, report: pytest.fail("the work has begun")})
+    for folder in ("/proc/a", __file__, f"{__file__}/a"):
+        assert "cannot be written" in helpers.error_of(bench.main, ["ops", f"--out_dir={folder}", "--device=cpu"])
+    monkeypatch.setattr(plot, "read_jsonl", lambda file: pytest.fail("the work has begun"))
+    assert "cannot be written" in helpers.error_of(plot.main, ["/proc/self"])
+
+
 @pytest.mark.parametrize("path", ["", "x" * 5000, "x/" * 2500, "a\0b", "/dev/zero", "pipe"])
 def test_a_path_that_is_no_file_is_one_line_in_every_script(path, tmp_path, helpers, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -350,7 +392,7 @@ def test_an_export_without_a_name_is_refused(run, tmp_path, helpers):
     assert "safetensors=''" in helpers.error_of(export.main, helpers.words(checkpoint=out, safetensors=""))
 
 
-@pytest.mark.parametrize("out_dir", ["", " ", "a\0b", "x" * 5000])
+@pytest.mark.parametrize("out_dir", ["", " ", "a\0b", "x" * 5000, "a/" + "ä" * 128])
 def test_an_out_dir_that_is_no_name_is_refused_by_every_script_and_nothing_is_written(
     out_dir, mqar, tmp_path, helpers, monkeypatch
 ):
@@ -390,6 +432,204 @@ def test_processes_that_share_a_folder_may_claim_it_at_once(tmp_path):
     processes = [subprocess.Popen(command, cwd=experiment.HERE) for _ in range(at_once)]
     assert [process.wait(timeout=300) for process in processes] == [0] * at_once
     assert sorted(file.name for file in (tmp_path / "shared").iterdir()) == [".nanogate", "a"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Links, where our files are written
+
+
+def write_data(folder):
+    write_stream(folder, {"train": ["a text " * 99], "val": ["text"]}, tokenizer=get_tokenizer("byte"), **ABOUT)
+
+
+# {script: (names that it writes in its folder, or that could be guessed for a file that it writes there)}
+WRITTEN = {
+    "train": "config.json ckpt.pt best.pt code .nanogate .config.json.tmp .metrics.jsonl.tmp .ckpt.pt.tmp .best.pt.tmp "
+    "..nanogate.tmp",
+    "data": "meta.json train_0000.npy val_0000.npy train_documents.npy .verified.json ..verified.json.tmp "
+    ".new/meta.json .new/.meta.json.tmp .new/train_0000.npy .new/.train_0000.npy.tmp",
+    "meters": ".meters.json.tmp page.png .page.png.tmp",
+    "evaluate": ".lengths.json.tmp",
+    "plot": "page.png .page.png.tmp",
+    "export": "model.safetensors config.json .model.safetensors.tmp .config.json.tmp .nanogate",
+    "bench": ".ops.json.tmp ops.json .nanogate",
+    "experiment": "claims.json report.html .claims.json.tmp .report.html.tmp .accuracy.png.tmp accuracy.png .nanogate",
+}
+
+
+@pytest.fixture
+def written(tmp_path, text, run, helpers, monkeypatch):
+    """written(script) -> (the folder that a script writes to, which it has written to before; a call that does)."""
+    out, of = tmp_path / "out", ["--device=cpu", f"--checkpoint={tmp_path / 'out'}"]
+
+    def call(script):
+        if script == "data":
+            return write_data(out) or open_dataset(out)
+        if script == "experiment":
+            config = experiment.HERE / "config" / "experiments" / "minimum.py"
+            return experiment.main([str(config), f"--out_dir={out}", "--run=false"])
+        if script == "bench":
+            return bench.main(["ops", f"--out_dir={out}", "--device=cpu", "--threads=1"])
+        if script == "train" or not out.exists():
+            run("out", dataset=text, max_iters=1, overwrite=True)
+        return {
+            "train": lambda: None,
+            "meters": lambda: meters.main([*of, "--rows=2", "--score_batches=1", "--draw=true"]),
+            "evaluate": lambda: evaluate.main([*of, f"--out={out / 'lengths.json'}", "--lengths=16,32"]),
+            "plot": lambda: plot.main([str(out)]),
+            "export": lambda: export.main([of[1], f"--safetensors={out / 'export'}"]),
+        }[script]()
+
+    def prepared(script):
+        if script == "experiment":
+            out.mkdir()
+            shutil.copy(experiment.HERE / "results" / "minimum" / "rows.jsonl", out)
+        return out / "export" if script == "export" else out, lambda: call(script)
+
+    monkeypatch.setattr(bench, "PARTS", {"ops": lambda config, report: report.row(form="no decay", T=1024, ms=1.0)})
+    monkeypatch.setattr(bench, "gemm_rate", lambda device, dtype: 1e9)
+    return prepared
+
+
+@pytest.mark.parametrize("script", WRITTEN)
+def test_a_link_at_a_name_that_is_written_is_replaced_or_left_alone_and_never_followed(script, written, tmp_path):
+    folder, call = written(script)
+    call()
+    precious = {name: tmp_path / f"precious{i}" for i, name in enumerate(WRITTEN[script].split())}
+    for name, file in precious.items():
+        file.write_text((folder / name).read_text() if name == ".nanogate" else "{}")
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.rmtree(folder / name) if name == "code" else (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(file)
+    before = {name: file.read_bytes() for name, file in precious.items()}
+    call()
+    assert {name: file.read_bytes() for name, file in precious.items()} == before
+    assert not [name for name in os.listdir(folder) if name.endswith(".tmp") and name not in precious]
+
+
+OPENED = []  # (path, flags) of every file that is opened to be written, while a test listens
+
+
+def listen(event, args):
+    if event == "open" and OPENED and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR):
+        OPENED.append((str(args[0]), args[2]))
+
+
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="this system opens links in no other way")
+@pytest.mark.parametrize("script", WRITTEN)
+def test_every_file_is_opened_so_that_no_link_is_followed(script, written, tmp_path):
+    """An audit of the interpreter sees every file that Python opens: a writer that is added later is found, too."""
+    if "listening" not in vars(os):
+        os.listening = sys.addaudithook(listen)  # it cannot be removed
+    _, call = written(script)
+    OPENED[:] = [("", 0)]
+    try:
+        call()
+        call()
+        opened = [(path, flags) for path, flags in OPENED[1:] if path.startswith(str(tmp_path))]
+    finally:
+        OPENED.clear()
+    assert len(opened) > 1
+    assert not [path for path, flags in opened if not flags & (os.O_EXCL | os.O_NOFOLLOW)]
+
+
+KINDS_OF_LINK = {"link": os.symlink, "hard link": os.link, "pipe": lambda precious, path: os.mkfifo(path)}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_LINK)
+@pytest.mark.parametrize(
+    ("name", "write"),
+    {
+        "lock": lambda out, run: run("out", overwrite=True),
+        "lock of a resumed run": lambda out, run: run("out", init_from="auto"),
+        "metrics.jsonl": lambda out, run: run("out", init_from="resume", max_iters=2),
+        ".new/lock": lambda out, run: write_data(out),
+        "rows.jsonl": lambda out, run: runner.open_rows(out, Leases(out).__enter__()),
+        "log.txt": lambda out, run: runner.start_process(["train.py", {}], out, 1, None, 1),
+    }.items(),
+)
+def test_a_file_that_is_locked_or_appended_to_is_no_link_and_no_pipe(name, write, kind, run, text, tmp_path, helpers):
+    out, precious = tmp_path / "out", tmp_path / "precious"
+    run("out", dataset=text, max_iters=1)
+    saved, path = (out / "ckpt.pt").read_bytes(), out / name.split()[0]
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    precious.write_text("")  # no row, so that nothing else is wrong with it
+    KINDS_OF_LINK[kind](precious, path)
+    message = helpers.error_of(write, out, lambda *words, **keys: run(*words, dataset=text, **keys))
+    assert message == f"{path}: is a link, a pipe or a device, where a file of this project belongs; remove it"
+    assert precious.read_bytes() == b"" and (out / "ckpt.pt").read_bytes() == saved
+
+
+def test_a_folder_for_new_data_that_is_a_link_is_refused_and_its_target_keeps_its_files(tmp_path, helpers):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "precious").write_text("x")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / ".new").symlink_to(tmp_path / "theirs")
+    assert f"{tmp_path / 'data' / '.new'}: is a link" in helpers.error_of(write_data, tmp_path / "data")
+    assert os.listdir(tmp_path / "theirs") == ["precious"]
+
+
+def test_even_a_temporary_name_that_somebody_knows_is_not_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.secrets, "token_hex", lambda n: "0" * 2 * n)
+    (tmp_path / "precious").write_text("x")
+    (tmp_path / f".out.json.{'0' * 16}.tmp").symlink_to(tmp_path / "precious")
+    with pytest.raises(FileExistsError):
+        files.write_whole(tmp_path / "out.json", lambda file: file.write(b"y"))
+    assert (tmp_path / "precious").read_text() == "x" and not (tmp_path / "out.json").exists()
+
+
+KILLED = """
+import os, sys
+from runs.files import write_whole
+write_whole(sys.argv[1], lambda file: (file.write(b"half"), file.flush(), os._exit(9)))
+"""
+
+
+def test_what_kills_leave_of_a_file_goes_with_the_next_write_of_it_and_what_is_being_written_stays(tmp_path, helpers):
+    pytest.importorskip("fcntl")
+    file, theirs = tmp_path / "out.json", tmp_path / ".out.json.123.tmp"
+    theirs.write_text("no name that we give")
+    for i in range(2):
+        assert helpers.script("-c", KILLED, file).returncode == 9
+        assert len(list(tmp_path.glob(".*.tmp"))) == 2, i
+
+    def write(outer):
+        outer.write(b"outer")
+        files.write_whole(file, lambda inner: inner.write(b"inner"))  # another process, in the middle of this write
+        assert file.read_bytes() == b"inner"
+
+    files.write_whole(file, write)
+    assert file.read_bytes() == b"outer" and set(tmp_path.iterdir()) == {file, theirs}
+
+
+def test_a_name_of_the_greatest_length_can_be_written(tmp_path):
+    file = tmp_path / ("ä" * 127)  # 254 bytes
+    files.write_whole(file, lambda out: out.write(b"x"))
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("log", ["jsonl", "tensorboard"])
+@pytest.mark.parametrize("how", [{"overwrite": True}, {"init_from": "resume", "max_iters": 2}])
+def test_event_files_of_others_are_never_removed(run, text, tmp_path, helpers, how, log):
+    pytest.importorskip("tensorboard")
+    out, theirs = run("out", dataset=text, max_iters=1), tmp_path / "theirs"
+    for folder in (theirs, out / "tensorboard"):
+        folder.mkdir()
+        (folder / "events.out.tfevents.1.host.2").write_text("of another program")
+    (theirs / "events.out.tfevents.1.host.2.nanogate").write_text("of another run")
+    run("out", dataset=text, log=log, **how)
+    assert (out / "tensorboard" / "events.out.tfevents.1.host.2").read_text() == "of another program"
+    shutil.rmtree(out / "tensorboard")
+    (out / "tensorboard").symlink_to(theirs)
+    saved = (out / "ckpt.pt").read_bytes()
+    if log == "tensorboard":
+        message = helpers.error_of(run, "out", dataset=text, log=log, **how | {"max_iters": 3})
+        assert message == f"{out / 'tensorboard'}: is a link, and event files are written to no other folder; remove it"
+        assert (out / "ckpt.pt").read_bytes() == saved
+    else:
+        run("out", dataset=text, log=log, **how)
+    assert len(list(theirs.iterdir())) == 2
 
 
 # ----------------------------------------------------------------------------------------------------------------------
