@@ -149,14 +149,14 @@ def main(argv: list[str]) -> None:
         raise UserError(f"tokens={config.tokens}: is for published=true; the other meters read rows of block_size")
     if config.draw and (config.published or out.name != "meters.json"):
         raise UserError("draw=True: the page is drawn of meters.json; leave out and published as they are")
-    check_output("out", out, "checkpoints")
-    if config.draw:
-        check_output("draw", out.with_name("page.png"))
     processes = Processes(config.device, config.threads)
     dataset, results = None, []
     for path in config.checkpoint:
         model, checkpoint = (open_model if config.published else load_model)(path, processes.device)
         if dataset is None:
+            check_output("out", out, "checkpoints")
+            if config.draw:
+                check_output("draw", out.with_name("page.png"))
             dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
         check_vocabulary(model.config.vocab_size, checkpoint, dataset)
         if config.published:

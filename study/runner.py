@@ -351,7 +351,7 @@ def make_room(run: dict, folder: Path) -> None:
 def is_of(run: dict, folder: Path) -> bool:
     """Whether the folder is of this very run, and not of what the experiment was before an edit."""
     file = folder / "run.json"
-    return file.is_file() and run_of(json.loads(file.read_text())) == run
+    return file.is_file() and run_of(files.read_json(file)) == run
 
 
 def is_finished(run: dict, folder: Path) -> bool:
@@ -399,11 +399,8 @@ def is_prepared(script: str, keys: dict, folder: Path) -> bool:
     file, meta = folder / "prepared.json", folder / "meta.json"
     if not (file.is_file() and meta.is_file()):
         return False
-    is_same = json.loads(file.read_text()) in (
-        {"prepare": script, "keys": keys},
-        keys,
-    )  # keys alone: an older version's
-    return is_same and json.loads(meta.read_text()).get("generator_version") == script_of(script).VERSION
+    is_same = files.read_json(file) in ({"prepare": script, "keys": keys}, keys)  # keys alone: an older version's
+    return is_same and files.read_json(meta).get("generator_version") == script_of(script).VERSION
 
 
 def start_process(command, folder: Path, threads: int, gpu: str | None, processes: int) -> subprocess.Popen:
@@ -440,7 +437,7 @@ def finish(config, job: dict) -> dict:
         raise UserError(f"{folder.name} ended with status {status}: {tail} (all of it: {folder / 'log.txt'})")
     if "finite" in item:
         return scored(config, item, folder)
-    about = json.loads((folder / "config.json").read_text())
+    about = files.read_json(folder / "config.json")
     speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
     speed = statistics.median(speeds) if speeds else math.nan
     end = evaluations[-1] | metrics[-1]  # the row of event "end" has the numbers of the whole split

@@ -421,7 +421,7 @@ def change(path):
 
 
 MEANINGS = {
-    "splits": lambda meta: meta | {"splits": {"train": meta["splits"]["val"], "val": meta["splits"]["train"]}},
+    "splits": lambda meta: meta | {"splits": {"val": meta["splits"]["train"], "train": meta["splits"]["val"]}},
     "tokenizer": lambda meta: meta | {"tokenizer": "another"},
     "vocab_size": lambda meta: meta | {"vocab_size": meta["vocab_size"] + 1},
     "first ids": lambda meta: meta | {"parameters": {"row_len": 9}},

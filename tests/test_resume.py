@@ -452,7 +452,7 @@ def test_a_run_does_not_go_on_when_training_and_validation_have_changed_places(k
     data = Path(shutil.copytree(keys("out")["dataset"], tmp_path / "data"))
     out = helpers.train(**keys("out", dataset=data, max_iters=4))
     meta = json.loads((data / "meta.json").read_text())
-    meta["splits"] = {"train": meta["splits"]["val"], "val": meta["splits"]["train"]}
+    meta["splits"] = {"val": meta["splits"]["train"], "train": meta["splits"]["val"]}  # the shards keep their order
     (data / "meta.json").write_text(json.dumps(meta))
     message = helpers.error_of(helpers.train, **keys("out", dataset=data, init_from="resume"))
     assert message == f"{data}: not the data that {out / 'ckpt.pt'} was trained on, or an older version wrote it"

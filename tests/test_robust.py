@@ -345,13 +345,14 @@ NO_OUTPUTS = {
 
 @pytest.mark.parametrize("case", NO_OUTPUTS)
 @pytest.mark.parametrize("script", [evaluate, meters])
-def test_an_out_that_cannot_be_written_is_refused_before_the_model_is_loaded(
+def test_an_out_that_cannot_be_written_is_refused_before_anything_is_measured(
     script, case, tmp_path, helpers, monkeypatch
 ):
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "file").write_text("")
     name, reason = NO_OUTPUTS[case]
-    monkeypatch.setattr(script, "load_model", lambda *words, **keys: pytest.fail("the work has begun"))
+    monkeypatch.setattr(script, "load_model", lambda *words, **keys: (None, {}))
+    monkeypatch.setattr(script, "open_dataset", lambda *words: pytest.fail("the work has begun"))
     message = helpers.error_of(script.main, [f"--out={tmp_path / name}", "--checkpoint=x", "--device=cpu"])
     assert message.startswith("out=") and reason in message
     assert sorted(os.listdir(tmp_path)) == ["file", "folder.json"]
@@ -444,7 +445,7 @@ def write_data(folder):
 
 # {script: (names that it writes in its folder, or that could be guessed for a file that it writes there)}
 WRITTEN = {
-    "train": "config.json ckpt.pt best.pt code .nanogate .config.json.tmp .metrics.jsonl.tmp .ckpt.pt.tmp .best.pt.tmp "
+    "train": "config.json ckpt.pt best.pt code .config.json.tmp .metrics.jsonl.tmp .ckpt.pt.tmp .best.pt.tmp "
     "..nanogate.tmp",
     "data": "meta.json train_0000.npy val_0000.npy train_documents.npy .verified.json ..verified.json.tmp "
     ".new/meta.json .new/.meta.json.tmp .new/train_0000.npy .new/.train_0000.npy.tmp",
@@ -471,6 +472,7 @@ def written(tmp_path, text, run, helpers, monkeypatch):
         if script == "bench":
             return bench.main(["ops", f"--out_dir={out}", "--device=cpu", "--threads=1"])
         if script == "train" or not out.exists():
+            (out / ".nanogate").unlink(missing_ok=True)  # the folder of somebody else
             run("out", dataset=text, max_iters=1, overwrite=True)
         return {
             "train": lambda: None,
@@ -479,6 +481,9 @@ def written(tmp_path, text, run, helpers, monkeypatch):
             "plot": lambda: plot.main([str(out)]),
             "export": lambda: export.main([of[1], f"--safetensors={out / 'export'}"]),
         }[script]()
+
+    now = time.time_ns() + 10**10
+    monkeypatch.setattr(time, "time_ns", lambda: now)  # the data are not of this very second
 
     def prepared(script):
         if script == "experiment":
