@@ -88,7 +88,9 @@ def open_in_place(path: Path | str) -> IO:
         fd = os.open(path, flags, 0o666)
         about = os.fstat(fd)
         if stat.S_ISREG(about.st_mode) and about.st_nlink < 2:
-            return os.fdopen(fd, "a+", encoding="utf-8")
+            file: Any = os.fdopen(fd, "a+", encoding="utf-8")
+            file.buffer.raw.name = os.fspath(path)  # file.name, which is else the number of the descriptor
+            return file
         os.close(fd)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
