@@ -86,6 +86,22 @@ def test_weights_are_inherited_until_the_readout_is_another(mixer, parts, has_we
         assert message == "Child: its readout is its own, so explicit_weights must be, too"
 
 
+def test_biases_are_refused_until_a_mixer_s_own_check_takes_them(monkeypatch):
+    monkeypatch.setitem(MIXERS, "child", type("Child", (GLA,), {}))
+    with pytest.raises(UserError, match="bias=True: child has no biases"):
+        make_config(attention="child", bias=True)
+    takes_all = classmethod(lambda cls, name, config: None)
+    for parent, parts in ((GLA, {"check": takes_all}), (model.Softmax, {})):
+        monkeypatch.setitem(MIXERS, "child", type("Child", (parent,), parts))
+        assert make_config(attention="child", bias=True).bias
+
+
+def test_a_mixer_whose_state_ends_is_called_by_its_name(monkeypatch, helpers):
+    monkeypatch.setitem(MIXERS, "child", type("Child", (GLA,), {"past_block_size": "ends"}))
+    message = helpers.error_of(make_model(attention="child").stream, torch.zeros(1, T, dtype=torch.long), 2)
+    assert message.startswith(f"child: position {T + 1} is past block_size={T}, where its state ends")
+
+
 @pytest.mark.parametrize("name", ["gla", "cosformer"])
 def test_a_gate_has_no_effect_only_on_a_readout_that_is_known_to_be_linear(name, monkeypatch):
     mixer = MIXERS[name]
