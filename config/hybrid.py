@@ -4,8 +4,8 @@ A hybrid in the shape of Qwen3-Next: three Gated DeltaNet layers with their publ
     python data/pystdlib/prepare.py
     torchrun --standalone --nproc_per_node=1 train.py config/hybrid.py
 
-Result: 1.580 nats, 2.28 bits per byte on the validation split after 300 steps of 2,048 tokens (one seed, thirteen
-minutes on one busy CPU core).
+Result: 1.647 nats, 2.38 bits per byte on the validation split after 300 steps of 2,048 tokens (one seed, three
+minutes on two CPU cores).
 """
 
 include = "pystdlib.py"

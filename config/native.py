@@ -4,8 +4,8 @@ Mamba-2 with its published SiLU gate (gate = "native"), on the data of pystdlib.
     python data/pystdlib/prepare.py
     torchrun --standalone --nproc_per_node=1 train.py config/native.py
 
-Result: 1.460 nats, 2.11 bits per byte on the validation split after 300 steps of 2,048 tokens (one seed, twenty minutes
-on one busy CPU core).
+Result: 1.540 nats, 2.22 bits per byte on the validation split after 300 steps of 2,048 tokens (one seed, five minutes
+on two CPU cores).
 """
 
 include = "pystdlib.py"

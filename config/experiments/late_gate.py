@@ -12,6 +12,9 @@ Qiu et al. (2025, A.7) report that a gate added in continued training does not h
 0.033 (softmax) and 0.093 (Gated DeltaNet) for a gate from the start after 600 steps, with a spread of 0.02 between
 pairs; five seeds then see 0.03 of one pair of arms. The loss is that of the whole validation split, in nats a byte, and
 every gain below is a loss without minus a loss with. The claims were written before the first run.
+
+The rows are on the first version of the text, with tables and split at random by file: the one of commit d8014b5. A
+later run is on another text, and belongs in a folder of its own.
 """
 
 include = "base/bytes.py"

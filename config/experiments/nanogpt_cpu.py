@@ -8,6 +8,9 @@ the order of the batches. There is one arm and no claim: this is the first measu
 sizes of later experiments rest. nanoGPT's own loss there, 1.88, is of Shakespeare, and compares with no number here.
 
 Result (results/nanogpt_cpu/): 1.536 nats a byte, a standard deviation of 0.0054 over the seeds.
+
+The rows are on the first version of the text, with tables and split at random by file: the one of commit d8014b5. A
+later run is on another text, and belongs in a folder of its own.
 """
 
 include = "base/bytes.py"

@@ -6,12 +6,15 @@ are no gate, a sigmoid gate, a wide one (sigmoid2, the identity at the start), a
 from the MLP (matched), and the native gate of the three mixers that have one. The matched arm costs as many FLOPs as
 the arm without a gate, so it is the comparison at equal compute, too. The learning rate is chosen on two seeds that are
 not compared: the best one for all arms of the mixer together, unless another is clearly better for an arm. The seed
-decides the split of the text, the order of the data and the weights. The loss is that of the whole validation split in
-nats a byte, and every gain below is a loss without minus a loss with.
+decides the order of the data and the weights, and in these rows the split of the text. The loss is that of the whole
+validation split in nats a byte, and every gain below is a loss without minus a loss with.
 
 A pilot (seeds 0 to 3, 600 steps, one rate) saw gains of 0.033 +- 0.027 for softmax and 0.093 +- 0.035 for Gated
 DeltaNet, with a spread of 0.02 between pairs, and one of 0.155 for Gated DeltaNet's native gate. At that spread seven
 seeds see a gain of 0.02 of one pair of arms, five seeds 0.03. The claims were written before the first run.
+
+The rows are on the first version of the text, with tables and split at random by file: the one of commit d8014b5. A
+later run is on another text, and belongs in a folder of its own.
 """
 
 include = "base/bytes.py"
