@@ -154,6 +154,8 @@ def test_the_arms_of_a_seed_share_their_data_and_other_seeds_have_other_data(fin
         assert gated["data"]["sha256"] == open_dataset(finished / "data" / f"seed{seed}").sha256
         assert open_dataset(finished / "data" / f"seed{seed}").meta["seed"] == seed
     assert load(finished / "none-seed0")["data"]["sha256"] != load(finished / "none-seed1")["data"]["sha256"]
+    meta = open_dataset(finished / "data" / "seed0").meta
+    assert {row["data_version"] for row in runner.read_rows(finished)} == {meta["generator_version"]}
 
 
 def test_a_figure_is_drawn_and_drawn_again_from_the_rows_alone(finished, tmp_path, capsys):
