@@ -76,7 +76,7 @@ EVERY = [*MIXERS.values(), Own]
         ({"read": read, "explicit_weights": read}, True),
         ({"forward": read, "weights": read}, True),
     ],
-    ids=str,
+    ids=["nothing", "other parts", "read", "forward", "read with weights", "forward with weights"],
 )
 def test_weights_are_inherited_until_the_readout_is_another(mixer, parts, has_weights, helpers):
     child = type("Child", (mixer,), parts)
