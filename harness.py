@@ -4,14 +4,14 @@
     python harness.py run --model nanogate --model_args checkpoint=out/best.pt --tasks NAME --include_path FOLDER
 
 The words are those of `lm-eval` (see its documentation); FOLDER may hold task files of your own. Without --device it
-is a GPU where there is one, and else the CPU. model_args are the checkpoint and the dtype of matrix products (the run's
-if it isn't given). Any mixer is scored with its state: a context
-that several continuations share, as in multiple choice, is read once, and so is a long text where every layer is
-recurrent. Where a layer is softmax or cosformer, or positions are learned, the last block_size tokens are read, as the
-harness does it for other models; an answer ends early where cosformer or learned positions end. An imported model's
-generation_config.json names the token before a text without context and those that end a text. Without it GPT-2's end
-of text is both, and any other tokenizer has a line end before a text. A model whose rows all began with one id
-(`python data/pystdlib/prepare.py --row_len=512`) reads it before every text.
+is a GPU where there is one, and else the CPU. model_args are the checkpoint and the dtype of matrix products (the
+run's if it isn't given). Any mixer is scored with its state: a context that several continuations share, as in
+multiple choice, is read once, and so is a long text where every layer is recurrent. Where a layer is softmax or
+cosformer, or positions are learned, the last block_size tokens are read, as the harness does it for other models; an
+answer ends early where cosformer or learned positions end. An imported model's generation_config.json names the token
+before a text without context and those that end a text. Without it GPT-2's end of text is both, and any other
+tokenizer has a line end before a text. A model whose rows all began with one id (`python data/pystdlib/prepare.py
+--row_len=512`) reads it before every text.
 """
 
 import sys
