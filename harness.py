@@ -232,7 +232,7 @@ def pieces_of(idx: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def check_output_path(argv: list[str]) -> None:
     """Makes the folder of --output_path. UserError where the harness could not write its results: it only logs that."""
-    words = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    words = argparse.ArgumentParser("harness.py", add_help=False, allow_abbrev=False)
     words.add_argument("--output_path", "-o")
     if path := words.parse_known_args(argv)[0].output_path:
         file = Path(path) if path.endswith(".json") else Path(path, "results.json")

@@ -247,7 +247,7 @@ def published_meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset:
     memory.check_layer_by_layer(config, model, dtype)
     layers = layerwise.layer_numbers(model, inputs.to(model.norm.weight.device), dtype)
     for i, layer in enumerate(layers):
-        if not math.isfinite(layer["first_token"] + layer["largest"]):
+        if not math.isfinite((layer["first_token"] or 0.0) + layer["largest"]):  # None: it has no weights
             raise UserError(f"{path}: the numbers of layer {i} are not finite: its run has diverged")
     about = {"checkpoint": str(path), "step": checkpoint.get("iter_num"), "gate": model.config.gate, "dtype": dtype}
     about |= {"dataset": dataset.name, "split": config.split, "rows": len(inputs), "tokens": inputs.shape[1]}

@@ -649,10 +649,7 @@ def export_to(folder: Path, path: Path | str, overwrite: bool, data: dict) -> It
 
 
 def write_json(path: Path, value: object) -> None:
-    try:
-        text = json.dumps(value, indent=2, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"{path.name}: not written as JSON ({show(str(error))})") from None
+    text = json.dumps(value, indent=2, allow_nan=False)  # load has refused what is no JSON
     write_whole(path, lambda file: file.write(text.encode()))
 
 

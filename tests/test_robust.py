@@ -614,26 +614,26 @@ def test_a_name_of_the_greatest_length_can_be_written(tmp_path):
     assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.parametrize("log", ["jsonl", "tensorboard"])
+@pytest.mark.parametrize("logger", ["jsonl", "tensorboard"])
 @pytest.mark.parametrize("how", [{"overwrite": True}, {"init_from": "resume", "max_iters": 2}])
-def test_event_files_of_others_are_never_removed(run, text, tmp_path, helpers, how, log):
+def test_event_files_of_others_are_never_removed(run, text, tmp_path, helpers, how, logger):
     pytest.importorskip("tensorboard")
     out, theirs = run("out", dataset=text, max_iters=1), tmp_path / "theirs"
     for folder in (theirs, out / "tensorboard"):
         folder.mkdir()
         (folder / "events.out.tfevents.1.host.2").write_text("of another program")
     (theirs / "events.out.tfevents.1.host.2.nanogate").write_text("of another run")
-    run("out", dataset=text, log=log, **how)
+    run("out", dataset=text, logger=logger, **how)
     assert (out / "tensorboard" / "events.out.tfevents.1.host.2").read_text() == "of another program"
     shutil.rmtree(out / "tensorboard")
     (out / "tensorboard").symlink_to(theirs)
     saved = (out / "ckpt.pt").read_bytes()
-    if log == "tensorboard":
-        message = helpers.error_of(run, "out", dataset=text, log=log, **how | {"max_iters": 3})
+    if logger == "tensorboard":
+        message = helpers.error_of(run, "out", dataset=text, logger=logger, **how | {"max_iters": 3})
         assert message == f"{out / 'tensorboard'}: is a link, and event files are written to no other folder; remove it"
         assert (out / "ckpt.pt").read_bytes() == saved
     else:
-        run("out", dataset=text, log=log, **how)
+        run("out", dataset=text, logger=logger, **how)
     assert len(list(theirs.iterdir())) == 2
 
 
