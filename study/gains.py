@@ -3,7 +3,7 @@
     gains(rows)             {(arm, part of the text): [(seed, [(step, gain)])]}
     figure(rows, path)      a panel per part, a colour per arm, a line per seed
 
-An arm is compared with the run of its seed that has the same keys but for those of the gate and the learning rate.
+An arm is compared with the one that has no gate and else the same keys, but for the learning rate: `plain_arms`.
 """
 
 from pathlib import Path
@@ -12,7 +12,6 @@ import matplotlib.pyplot as plt
 
 from study import report
 from study.drawing import dress, is_finite, legend_of, mean_lines, write
-from study.rows import text_of
 
 GATE_KEYS = ("gate", "gate_activation", "gate_bias", "gate_rank", "gate_input", "match_params", "branch_scale")
 PARTS = {  # of the loss of a text (evaluate.parts_of_loss)
@@ -24,27 +23,41 @@ PARTS = {  # of the loss of a text (evaluate.parts_of_loss)
 }
 
 
-def plain_run(row: dict) -> str:
-    """The run of a row without its gate, as a text that two rows share if they are of the same one but for the rate."""
-    keys = {name: value for name, value in row["config"].items() if name not in (*GATE_KEYS, "learning_rate")}
-    return text_of({name: row[name] for name in ("setting", "seed", "data") if name in row} | {"config": keys})
+def plain_arms(rows: list[dict]) -> dict[tuple, str]:
+    """{(setting, arm): the arm that it is compared with}, of the arms that have one."""
+    keys = {(row.get("setting"), row["arm"]): keys_of(row) for row in rows}
+    plain = {place: own for place, (own, changes) in keys.items() if not changes}
+    rates = {(row.get("setting"), row["arm"]): row["config"].get("learning_rate") for row in rows}
+    found = {}
+    for place, (own, changes) in keys.items():
+        same = [other for other in plain if other[0] == place[0] and plain[other] == own]
+        if changes and same:  # of a sweep over rates the arm of the same one
+            found[place] = min(same, key=lambda other: rates[other] != rates[place])[1]
+    return found
+
+
+def keys_of(row: dict) -> tuple[dict, dict]:
+    """The keys of a row's run without those of its gate, its rate and its seed; the keys of its gate."""
+    config = {name: value for name, value in row["config"].items() if name not in ("learning_rate", "seed")}
+    changes = {name: value for name, value in config.items() if name in GATE_KEYS and value not in ("none", 1.0)}
+    own = {name: value for name, value in config.items() if name not in GATE_KEYS}
+    return own | {"goes on": "init_from" in row}, changes
 
 
 def gains(rows: list[dict]) -> dict[tuple[str, str], list]:
-    """{(arm, part): [(seed, [(step, gain in nats)])]}, of the arms that have a plain run to be compared with."""
-    plain = {plain_run(row): row for row in rows if not set(GATE_KEYS) & row["config"].keys()}
-    found: dict = {}
-    for row in rows:
-        other = plain.get(plain_run(row))
-        if other is None or other is row:
-            continue
-        before, after = losses(other), losses(row)
+    """{(arm, part): [(seed, [(step, gain in nats)])]}, of the arms that are compared with another."""
+    plain, found = plain_arms(rows), {}
+    of_run = {(row.get("setting"), row["arm"], row["seed"]): losses(row) for row in rows}
+    for (setting, arm, seed), after in of_run.items():
+        before = of_run.get((setting, plain.get((setting, arm)), seed), {})
         for part in PARTS:
-            steps = [step for step in after if part in after[step] and part in before.get(step, {})]
-            curve = [(step, before[step][part] - after[step][part]) for step in steps]
-            curve = [(step, gain) for step, gain in curve if is_finite(gain)]
+            curve = [
+                (step, before[step][part] - own[part])
+                for step, own in after.items()
+                if is_finite(own.get(part)) and is_finite(before.get(step, {}).get(part))
+            ]
             if curve:
-                found.setdefault((row["arm"], part), []).append((row["seed"], curve))
+                found.setdefault((arm, part), []).append((seed, curve))
     return found
 
 

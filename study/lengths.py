@@ -11,7 +11,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from study import report, stats
+from study import gains, report, stats
 from study.drawing import COLOURS, dress, mean, mean_lines, write
 from study.page import Table
 
@@ -28,18 +28,10 @@ def readings(rows: list[dict]) -> dict[tuple, dict[int, list[dict]]]:
 
 
 def pairs(rows: list[dict]) -> list[tuple[tuple, dict, dict]]:
-    """[(key of `readings`, its results by seed, those of the mixer's arm without a gate)] of each gated arm."""
-    found, plain = readings(rows), {}
-    ungated = {row["arm"]: report.variant_of(row) for row in rows if report.gate_of(row) == "none"}
-    for (setting, mixer, arm, name), own in sorted(found.items(), key=lambda item: ungated.get(item[0][2]) != "none"):
-        if arm in ungated:  # the mixer alone where there is one, whatever the order of the rows
-            plain.setdefault((setting, mixer, name), own)
-    compared = []
-    for key, own in found.items():
-        setting, mixer, arm, name = key
-        if arm not in ungated and (setting, mixer, name) in plain:
-            compared.append((key, own, plain[setting, mixer, name]))
-    return compared
+    """[(key of `readings`, its results by seed, those of the arm that it is compared with)] (gains.plain_arms)."""
+    found, plain = readings(rows), gains.plain_arms(rows)
+    others = {key: (key[0], key[1], plain.get((key[0], key[2])), key[3]) for key in found}
+    return [(key, own, found[others[key]]) for key, own in found.items() if others[key] in found]
 
 
 def table(rows: list[dict]) -> Table | None:

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from study import curves, lengths, mixers, power, ranks, report, sinks, stats
+from study import curves, gains, lengths, mixers, power, ranks, report, sinks, stats
 from study.claims import BEYOND, distance_shown, notes, number_shown
 from study.page import Table
 
@@ -119,29 +119,22 @@ def origins(rows: list[dict]) -> str:
 
 
 def gains_table(config, rows: list[dict]) -> Table | None:
-    """One line per gated arm, paired with the arm that differs in the keys of the gate alone. Not corrected.
+    """One line per arm that is compared with another (gains.plain_arms). Not corrected.
 
     A gain is an accuracy minus the other's; of losses it is the difference. In a sweep both arms have the same
     learning rate; where each arm chose its own rate, the two rates may differ.
     """
-    # the keys of the first seed; a run that goes on from another's weights is compared with one that does, too
-    cells, arms = [], {row["arm"]: row["config"] | {"goes on": "init_from" in row} for row in reversed(rows)}
-    chosen = ("match_params", "seed", *(["learning_rate"] if config.selection_seeds else []))
-    plain = {
-        arm: {name: value for name, value in keys.items() if not name.startswith("gate") and name not in chosen}
-        for arm, keys in arms.items()
-    }
+    cells, plain, setting = [], gains.plain_arms(rows), rows[0].get("setting")
     for arm in dict.fromkeys(row["arm"] for row in rows):
-        same = [other for other in arms if arms[other].get("gate", "none") == "none" and plain[other] == plain[arm]]
-        if not same or arm == same[0]:
+        other = plain.get((setting, arm))
+        if other is None:
             continue
-        setting = rows[0].get("setting")
-        gains = list(stats.contrast(rows, {(setting, arm): 1, (setting, same[0]): -1}, [config.metric]).values())
-        if len(gains) >= 2:
-            mean, low, high = stats.t_interval(gains)
+        values = list(stats.contrast(rows, {(setting, arm): 1, (setting, other): -1}, [config.metric]).values())
+        if len(values) >= 2:
+            mean, low, high = stats.t_interval(values)
             interval = "identical in all seeds" if low is None else f"{low:+.4f} to {high:+.4f}"
-            solved = [] if config.solved_above is None else [compare_steps(config, rows, arm, same[0])]
-            cells.append([arm, f"{mean:+.4f}", interval, *solved, str(len(gains))])
+            solved = [] if config.solved_above is None else [compare_steps(config, rows, arm, other)]
+            cells.append([arm, f"{mean:+.4f}", interval, *solved, str(len(values))])
     is_loss = config.metric == "val_loss"
     header = ["arm", "difference" if is_loss else "gain", "Student's 95% interval"]
     header += [] if config.solved_above is None else ["solved later, sooner, of seeds that both solve"]

@@ -183,6 +183,7 @@ def test_the_gain_is_of_the_run_of_the_seed_that_has_no_gate_and_else_the_same_k
         parts = [{"step": step, "near": loss + 1, "far": loss - 1} for step in (0, 9)]
         curve = [[0, 5.0], [9, loss]]
         rows.append(about | {"arm": arm, "config": {"max_iters": 18} | keys, "curve": curve, "loss_curve": parts})
+    assert gains.plain_arms(rows) == {(None, "sigmoid"): "none", (None, "sigmoid short"): "none short"}
     found = gains.gains(rows)
     assert set(found) == {(arm, part) for arm in ("sigmoid", "sigmoid short") for part in ("all", "near", "far")}
     for part in ("all", "near", "far"):

@@ -105,6 +105,24 @@ def test_a_second_arm_without_a_gate_is_not_compared_as_if_it_had_one():
     assert {key[2] for key, *_ in lengths.pairs(rows + half)} == gated
 
 
+def test_an_arm_of_another_length_of_training_is_compared_with_its_own():
+    arms = {"none": {}, "sigmoid": {"gate": "elementwise"}}
+    arms |= {f"{name} short": keys | {"max_iters": 9} for name, keys in arms.items()}
+    config = listed(arms=arms, settings={}, seeds=[0], metric="val_loss", base={"dtype": "float32"})
+    rows = [
+        run | {"scores": {"read": {"lengths": [{"block_size": 256, "loss": 1.0}]}}}
+        for run in experiment.runs_of(config, [0], [])
+    ]
+    lines = [line[0] for line in lengths.table(rows).cells]
+    assert lines == ["none, read", "sigmoid, read", "... minus no gate"] + [
+        "none short, read", "sigmoid short, read", "... minus no gate"
+    ]  # fmt: skip
+    assert [(key[2], other) for key, _, other in lengths.pairs(rows)] == [
+        ("sigmoid", lengths.readings(rows)[None, "softmax", "none", "read"]),
+        ("sigmoid short", lengths.readings(rows)[None, "softmax", "none short", "read"]),
+    ]
+
+
 def test_the_mixer_alone_is_compared_with_whatever_the_order_of_the_arms():
     _, rows = scored_rows(2)
     other = [row | {"arm": "gla RMS"} for row in rows if row["arm"] == "gla"]
