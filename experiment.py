@@ -2,9 +2,9 @@
 
     python experiment.py config/experiments/minimum.py
     python experiment.py config/experiments/minimum.py --out_dir=out/minimum --jobs=4
-    python experiment.py config/experiments/matrix.py --dry_run=true        prints the list and its estimated hours
+    python experiment.py config/experiments/text.py --dry_run=true        prints the list and its estimated hours
     python experiment.py CONFIG --out_dir=SHARED                            again, here or elsewhere: another worker
-    python experiment.py config/experiments/matrix.py --run=false           shows the rows that are there
+    python experiment.py config/experiments/text.py --run=false           shows the rows that are there
 
 An experiment is a config file: arms x settings x seeds, the keys of train.py that all runs share (base), the data, how
 a finished run is scored besides (scores), and what is claimed. Runs go on side by side, one process each. out_dir gets

@@ -112,7 +112,6 @@ HEADLINES = [
     ("sink", "headwise halves the effective", "0.055", ["results/README.md"]),
     ("sink", "instrument", "82%", ["README.md", "results/README.md"]),
     ("minimum", "the gate adds", "-1.6", ["results/README.md", "docs/experiments.md"]),
-    ("matrix", "native gates, pooled", "-25.8", ["results/README.md"]),
     ("recall", "the sigmoid gate changes", "1.15", ["README.md", "results/README.md", "docs/experiments.md"]),
     ("recall", "a sigmoid gate is a fixed half", "0.99", ["README.md", "results/README.md"]),
     ("recall", "input-dependence changes the steps", "1.00", ["results/README.md"]),

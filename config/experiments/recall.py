@@ -4,7 +4,7 @@ What does a gate on the readout buy in recall beyond the scale of its branch: it
 MQAR of 64 tokens and 80 ids, 2 to 16 pairs in turn, two layers x 64, two heads of 32, a width-4 convolution and
 PyTorch's initialisation everywhere. The learning rate is constant after a warmup of 100 steps, so that the step at
 which a run gets there does not depend on the horizon; with a decay the last points of accuracy waited for it
-(results/LOG.md). recall_pilot.py confirmed the task on seeds of its own: ungated, all fifty runs got to 98%, after 160
+(results/LOG.md). A pilot on seeds of its own confirmed the task: ungated, all fifty runs got to 98%, after 160
 to 1,200 steps. Chance, a guess among the values in context, is 13%; a run ends after two evaluations at 98%, the
 ceiling; the horizon is 1,500 steps.
 
