@@ -49,6 +49,7 @@ from runs.files import wrong_field
 from runs.hardware import autocast, keep_freed_memory, pick_device, pick_dtype, seconds_of
 from runs.outdir import write_text
 from study import claims, curves, mixers, power, ranks, rates, report, stats, tables
+from study.arms import WEIGHTS, all_arms, all_claims, arms_named, check_named
 from study.leases import alone
 from study.plan import choose_rates, known_runs, name_of, runs_of, steps_of, unknown_runs
 from study.rows import arm_of, by_run, missing_scores, read_rows, text_of
@@ -79,6 +80,12 @@ class ExperimentConfig:
         {},
         "{name of the arm: its keys of train.py}; init_from_arm: an arm whose weights, at the end of its run of "
         "the same seed and setting, it starts from",
+    )
+    mixers: list[str] = key([], 'with variants: every mixer in every variant is an arm, as "gla" and "gla sigmoid"')
+    variants: dict = key(
+        {},
+        '{variant: its keys of train.py}; "none" is named as the mixer alone; "mixers": the only ones that have it; '
+        "an arm of the same name in arms adds keys. seeds_of, first_arms and scores_of may name a variant",
     )
     settings: dict = key({}, '{name: keys of train.py, and under "data" of the prepare script}: all arms in each')
     seeds: list[int] = key([0], "one run of every arm each; it seeds the data, too, unless data has a seed", at_least=0)
@@ -124,7 +131,8 @@ class ExperimentConfig:
         'that lead to another number of the rows than the metric; "sides": 1 for a one-sided test; "in": n for a '
         'count, which passes if n seeds are above the threshold; "within": half of a band around zero that counts as '
         'no effect; "family": a name for the question; "looks": [6, 12] for two, after so many seeds; '
-        '"exploratory": true',
+        '"exploratory": true; "pool": mixers, for a contrast of variants, pooled over them; "each": a claim in each '
+        "(study/arms.py)",
     )
     ranks: dict = key(
         {}, "{name: {arm: its published gain}}: Spearman's correlation of the arms' metric with it (study/ranks.py)"
@@ -156,6 +164,11 @@ class ExperimentConfig:
 
     def __post_init__(self):
         configurator.check(self)
+        for kind, named in (("arms", self.arms), ("variants", self.variants), ("settings", self.settings)):
+            for name, keys in named.items():
+                check_keys(kind, name, keys, "train.py", OURS["base"])
+        self.arms = all_arms(self)
+        self.claims = all_claims(self)
         if not self.arms:
             raise UserError(
                 'arms={}: there is nothing to run; name a file of config/experiments/, or add arms = {"none": {}, ...}'
@@ -166,9 +179,6 @@ class ExperimentConfig:
         for kind, each in names.items():
             check_names(kind, each)
         self.check_verdict()
-        for kind, named in (("arms", self.arms), ("settings", self.settings)):
-            for name, keys in named.items():
-                check_keys(kind, name, keys, "train.py", OURS["base"])
         for name, keys in self.settings.items():
             if not isinstance(keys.get("data", {}), dict):
                 raise UserError(f"settings: {name}: data={show(keys['data'])}: must be a dict of keys of prepare.py")
@@ -180,17 +190,20 @@ class ExperimentConfig:
             configurator.build(EvaluateConfig, keys, source=f"score {name!r}")
         scripts = sorted(file.parent.name for file in (HERE / "data").glob("*/prepare.py"))
         configurator.check_choice("prepare", self.prepare, scripts)
+        self.seeds_of = {arm: seeds for name, seeds in self.seeds_of.items() for arm in arms_named(self, [name])}
         for arm, seeds in self.seeds_of.items():
             check_named("seeds_of", arm, self.arms, "arms")
             if wrong := wrong_field(seeds, [(int, 0, 1 << 60), 1, 999]):
                 raise UserError(f"seeds_of: {arm}: {wrong}")
+        self.first_arms = arms_named(self, self.first_arms)
         for arm in self.first_arms:
             check_named("first_arms", arm, self.arms, "arms")
         for score, arms in self.scores_of.items():
             check_named("scores_of", score, self.scores, "scores")
             if wrong := wrong_field(arms, [(str, 1, 80), 1, 999]):
                 raise UserError(f"scores_of: {score}: {wrong}")
-            for arm in arms:
+            self.scores_of = self.scores_of | {score: arms_named(self, arms)}
+            for arm in self.scores_of[score]:
                 check_named(f"scores_of: {score}", arm, self.arms, "arms")
         for arm, keys in self.arms.items():
             if "init_from_arm" in keys:
@@ -286,8 +299,9 @@ class ExperimentConfig:
     def check_claim(self, name: str, claim: object) -> None:
         if not isinstance(claim, dict) or "contrast" not in claim or not {"above", "other_than", "within"} & set(claim):
             raise UserError(f"claims: {name}: must have a contrast and above, other_than or within")
-        if unknown := set(claim) - {rule.rstrip("?") for rule in CLAIM}:
-            configurator.check_choice(f"claims: {name}", min(unknown, key=str), [rule.rstrip("?") for rule in CLAIM])
+        known = [*(rule.rstrip("?") for rule in CLAIM), "pool", "each"]
+        if unknown := set(claim) - set(known):
+            configurator.check_choice(f"claims: {name}", min(unknown, key=str), known)
         if wrong := wrong_field(claim, CLAIM):
             raise UserError(f"claims: {name}: {wrong}")
         if "other_than" in claim and {"above", "sides"} & set(claim):
@@ -342,7 +356,6 @@ class ExperimentConfig:
 
 
 # what a claim holds; runs.files.wrong_field says how such a table is read
-WEIGHTS = {str: (float, -1e9, 1e9)}
 PREDICTED = {"arms": [(str, 1, 80), 2, 2], "per_cent": [(float, -100.0, 100.0), 1, 2]}
 CLAIM = {
     "contrast": (dict, 1, 999),
@@ -377,13 +390,6 @@ def check_keys(kind: str, name: str, keys: object, script: str, taken: tuple[str
         raise UserError(f"{label}={show(keys)}: must be a dict of keys of {script}")
     if found := [key for key in taken if key in keys]:
         raise UserError(f"{label}: {found[0]}: the experiment sets it, so that its files stay in out_dir; leave it out")
-
-
-def check_named(label: str, value: object, choices: Iterable[str], kind: str) -> None:
-    """Raises UserError for a value that is not one of the config's own names of arms, claims or settings."""
-    if not choices:
-        raise UserError(f"{label}={show(value)}: the experiment has no {kind}")
-    configurator.check_choice(label, value, list(choices))
 
 
 def main(argv: list[str]) -> None:

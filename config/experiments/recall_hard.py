@@ -11,30 +11,13 @@ include = "recall.py"
 
 name = "recall_hard"
 solved_above = 0.25
-arms = {
-    "cosformer": {"attention": "cosformer"},
-    "cosformer sigmoid": {"attention": "cosformer", "gate": "elementwise"},
-    "cosformer wide one": {
-        "attention": "cosformer",
-        "gate": "elementwise",
-        "gate_activation": "sigmoid2",
-        "gate_bias": 0.0,
-    },
-    "gla": {"attention": "gla"},
-    "gla sigmoid": {"attention": "gla", "gate": "elementwise"},
-    "gla wide one": {"attention": "gla", "gate": "elementwise", "gate_activation": "sigmoid2", "gate_bias": 0.0},
-    "mamba2": {"attention": "mamba2"},
-    "mamba2 sigmoid": {"attention": "mamba2", "gate": "elementwise"},
-    "mamba2 wide one": {"attention": "mamba2", "gate": "elementwise", "gate_activation": "sigmoid2", "gate_bias": 0.0},
-    "gated_deltanet": {"attention": "gated_deltanet"},
-    "gated_deltanet sigmoid": {"attention": "gated_deltanet", "gate": "elementwise"},
-    "gated_deltanet wide one": {
-        "attention": "gated_deltanet",
-        "gate": "elementwise",
-        "gate_activation": "sigmoid2",
-        "gate_bias": 0.0,
-    },
+mixers = ["cosformer", "gla", "mamba2", "gated_deltanet"]
+variants = {
+    "none": {},
+    "sigmoid": {"gate": "elementwise"},
+    "wide one": {"gate": "elementwise", "gate_activation": "sigmoid2", "gate_bias": 0.0},
 }
+arms = {}
 
 data = {"slices": "64/8,64/16", "vocab_size": 64}
 learning_rates = [3e-3, 1e-2, 3e-2]
@@ -45,67 +28,22 @@ pair_spread = 0.1  # of accuracy; in an earlier design, which ended before and a
 
 claims = {
     "the sigmoid gate changes accuracy": {
-        "contrast": {
-            "cosformer sigmoid": 0.25,
-            "cosformer": -0.25,
-            "gla sigmoid": 0.25,
-            "gla": -0.25,
-            "mamba2 sigmoid": 0.25,
-            "mamba2": -0.25,
-            "gated_deltanet sigmoid": 0.25,
-            "gated_deltanet": -0.25,
-        },
+        "contrast": {"sigmoid": 1, "none": -1},
+        "pool": mixers,
         "other_than": 0,
         "of": ["accuracy"],
         "family": "sigmoid",
     },
     "the wide one gate changes accuracy": {
-        "contrast": {
-            "cosformer wide one": 0.25,
-            "cosformer": -0.25,
-            "gla wide one": 0.25,
-            "gla": -0.25,
-            "mamba2 wide one": 0.25,
-            "mamba2": -0.25,
-            "gated_deltanet wide one": 0.25,
-            "gated_deltanet": -0.25,
-        },
+        "contrast": {"wide one": 1, "none": -1},
+        "pool": mixers,
         "other_than": 0,
         "of": ["accuracy"],
         "family": "wide one",
     },
-    "the wide gate changes cosformer's": {
-        "contrast": {
-            "cosformer wide one": 1,
-            "cosformer": -1,
-        },
-        "other_than": 0,
-        "of": ["accuracy"],
-        "family": "wide one, by mixer",
-    },
-    "the wide gate changes gla's": {
-        "contrast": {
-            "gla wide one": 1,
-            "gla": -1,
-        },
-        "other_than": 0,
-        "of": ["accuracy"],
-        "family": "wide one, by mixer",
-    },
-    "the wide gate changes mamba2's": {
-        "contrast": {
-            "mamba2 wide one": 1,
-            "mamba2": -1,
-        },
-        "other_than": 0,
-        "of": ["accuracy"],
-        "family": "wide one, by mixer",
-    },
-    "the wide gate changes gated_deltanet's": {
-        "contrast": {
-            "gated_deltanet wide one": 1,
-            "gated_deltanet": -1,
-        },
+    "the wide gate changes MIXER's": {
+        "contrast": {"wide one": 1, "none": -1},
+        "each": mixers,
         "other_than": 0,
         "of": ["accuracy"],
         "family": "wide one, by mixer",

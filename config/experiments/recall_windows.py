@@ -12,18 +12,8 @@ include = "recall.py"
 
 name = "recall_windows"
 seeds = [110]
-arms = {
-    "softmax": {"attention": "softmax"},
-    "softmax sigmoid": {"attention": "softmax", "gate": "elementwise"},
-    "cosformer": {"attention": "cosformer"},
-    "cosformer sigmoid": {"attention": "cosformer", "gate": "elementwise"},
-    "gla": {"attention": "gla"},
-    "gla sigmoid": {"attention": "gla", "gate": "elementwise"},
-    "mamba2": {"attention": "mamba2"},
-    "mamba2 sigmoid": {"attention": "mamba2", "gate": "elementwise"},
-    "gated_deltanet": {"attention": "gated_deltanet"},
-    "gated_deltanet sigmoid": {"attention": "gated_deltanet", "gate": "elementwise"},
-}
+variants = {"none": {}, "sigmoid": {"gate": "elementwise"}}
+arms = {}
 learning_rates = [1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
 selection_seeds = [111, 112, 113]
 pool_rates = False

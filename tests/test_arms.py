@@ -1,0 +1,100 @@
+"""Arms as the product of mixers and variants, and claims that are pooled over mixers or made in each.
+
+python -m pytest tests/test_arms.py
+"""
+
+import dataclasses
+
+import pytest
+from made_rows import listed
+
+from study import tables
+
+VARIANTS = {
+    "none": {},
+    "late": {"init_from_arm": "none", "gate": "elementwise"},
+    "native": {"gate": "native", "mixers": ["gla", "mamba2"]},
+}
+MIXERS = ["softmax", "gla", "mamba2"]
+HELPS = {"contrast": {"late": 1, "none": -1}, "above": 0.0}
+
+
+def product(**keys):
+    return listed(**dict(mixers=MIXERS, variants=VARIANTS, arms={}, settings={}, exploratory=True) | keys)
+
+
+def test_every_mixer_in_every_variant_is_an_arm_and_arms_add_keys_and_more_arms():
+    config = product(arms={"gla native": {"norm_first": False}, "wide": {"n_embd": 32}})
+    assert list(config.arms.items()) == [
+        ("softmax", {"attention": "softmax"}),
+        ("softmax late", {"attention": "softmax", "init_from_arm": "softmax", "gate": "elementwise"}),
+        ("gla", {"attention": "gla"}),
+        ("gla late", {"attention": "gla", "init_from_arm": "gla", "gate": "elementwise"}),
+        ("gla native", {"attention": "gla", "gate": "native", "norm_first": False}),
+        ("mamba2", {"attention": "mamba2"}),
+        ("mamba2 late", {"attention": "mamba2", "init_from_arm": "mamba2", "gate": "elementwise"}),
+        ("mamba2 native", {"attention": "mamba2", "gate": "native"}),
+        ("wide", {"n_embd": 32}),
+    ]
+
+
+def test_seeds_scores_and_first_arms_may_name_a_variant():
+    config = product(
+        seeds_of={"native": [1], "softmax late": [0]}, first_arms=["none", "gla native"], scores={"x": {}},
+        scores_of={"x": ["native", "softmax"]},
+    )  # fmt: skip
+    assert config.seeds_of == {"gla native": [1], "mamba2 native": [1], "softmax late": [0]}
+    assert config.first_arms == ["softmax", "gla", "mamba2", "gla native"]
+    assert config.scores_of == {"x": ["gla native", "mamba2 native", "softmax"]}
+
+
+def test_a_pooled_claim_is_a_mean_or_a_weighted_sum_and_one_in_each_mixer_stands_there():
+    claims = {
+        "pooled": HELPS | {"pool": MIXERS},
+        "in MIXER": HELPS | {"each": ["mamba2", "gla"], "family": "by mixer"},
+        "more than in softmax": HELPS | {"contrast": {"late": 0.5}, "pool": {"gla": 1, "softmax": -1}},
+    }
+    config = product(claims=claims)
+    third = 1 / 3
+    names = ["softmax late", "softmax", "gla late", "gla", "mamba2 late", "mamba2"]
+    assert config.claims == {
+        "pooled": HELPS | {"contrast": dict(zip(names, [third, -third] * 3, strict=True))},
+        "in mamba2": HELPS | {"contrast": {"mamba2 late": 1, "mamba2": -1}, "family": "by mixer"},
+        "in gla": HELPS | {"contrast": {"gla late": 1, "gla": -1}, "family": "by mixer"},
+        "more than in softmax": HELPS | {"contrast": {"gla late": 0.5, "softmax late": -0.5}},
+    }
+    assert list(config.claims) == ["pooled", "in mamba2", "in gla", "more than in softmax"]
+    assert len(tables.questions(config)) == 4
+    assert product(**dataclasses.asdict(config)) == config  # as a config is handed on
+
+
+@pytest.mark.parametrize(
+    "keys, expected",
+    [
+        (dict(mixers=[]), "mixers, variants: arms are the product of both; give the other one, too"),
+        (dict(variants={}), "mixers, variants: arms are the product of both"),
+        (dict(variants={"none": 3}), "variants: none=3: must be a dict of keys of train.py"),
+        (dict(variants={"none": {"dataset": "x"}}), "variants: none: dataset: the experiment sets it"),
+        (dict(variants={"none": {"mixers": "gla"}}), "variants: none: mixers='gla': must be a list"),
+        (dict(variants={"none": {"mixers": ["glaa"]}}), "variants: none: mixers='glaa': must be one of softmax, gla"),
+        (dict(mixers=[*MIXERS, "retnet"]), "attention='retnet': must be one of softmax"),
+        (dict(arms={"late": {}}), "arms, variants: both have 'late'; rename one of them"),
+        (dict(first_arms=["nativ"]), "first_arms='nativ': must be one of softmax, softmax late"),
+        (dict(claims={"a": HELPS | {"pool": []}}), "claims: a: pool=[]: must be a list"),
+        (dict(claims={"a": HELPS | {"pool": {"gla": "1"}}}), "claims: a: pool.gla='1': must be a number"),
+        (dict(claims={"a": HELPS | {"pool": ["glaa"]}}), "claims: a: pool='glaa': must be one of softmax, gla, mamba2"),
+        (dict(claims={"a": HELPS | {"pool": MIXERS, "contrast": {"lat": 1}}}), "claims: a='lat': must be one of none"),
+        (dict(claims={"a": {"pool": MIXERS, "above": 0}}), "claims: a: contrast=None: must be a dict"),
+        (
+            dict(claims={"a": HELPS | {"pool": MIXERS, "contrast": {"native": 1}}}),
+            "claims: a='softmax native': must be one of softmax, softmax late",
+        ),
+        (dict(claims={"a": HELPS | {"each": MIXERS}}), "claims: a: it has pool or each; with each, and then alone,"),
+        (dict(claims={"a MIXER": HELPS | {"pool": MIXERS}}), "claims: a MIXER: it has pool or each"),
+        (dict(claims={"a MIXER": HELPS | {"pool": MIXERS, "each": MIXERS}}), "claims: a MIXER: it has pool or each"),
+        (dict(claims={"MIXER": HELPS | {"each": ["gla", "gla"]}}), "the key 'gla' stands there twice"),
+    ],
+    ids=str,
+)
+def test_a_wrong_product_or_pool_is_one_line(keys, expected, helpers):
+    assert helpers.error_of(product, **keys).startswith(expected)
