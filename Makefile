@@ -41,10 +41,11 @@ results: .venv/.installed ## every table, figure and report of results/ again, f
 	for rows in results/*/rows.jsonl; do $(PY) experiment.py config/experiments/$$(basename $$(dirname $$rows)).py --run=false || exit 1; done
 	$(PY) plot.py results
 
-lint: .venv/.installed-dev ## ruff, on the files that git knows, and mypy, on the hints of public functions
+lint: .venv/.installed-dev ## ruff, on the files that git knows, mypy, on the hints of public functions, and sizes
 	$(PY) -m ruff check $(OURS)
 	$(PY) -m ruff format --check $(OURS)
 	$(PY) -m mypy
+	$(PY) tests/house.py
 
 format: .venv/.installed-dev ## let ruff format the code
 	$(PY) -m ruff format .

@@ -3,15 +3,14 @@
     python bench.py ops                              the chunked forms against scaled_dot_product_attention and the loop
     python bench.py train --against=PATH/model.py    a training step against nanoGPT's own (its file is not kept here)
     python bench.py all --against=PATH/model.py      every part but gpu
-    python bench.py loss --against=PATH/model.py     loss against processor time, five seeds
     python bench.py gpu --compile=true --against=PATH/model.py     what can be measured on a GPU alone
     python bench.py --profile=gla                    where a training step goes: of an attention, or of nanoGPT
 
-Absolute times of a shared machine mean little, so a claim is a ratio: the two sides run in turn in one process, with
-the same number of threads, and their order changes from pair to pair. The interval of a claim is that of the median of
-the paired ratios, by order statistics (95%, no assumption about the noise). A claim is *met* if the whole interval
-clears the target, *missed* if the whole interval falls short of it, else *unresolved*; the reason for what is not met
-comes from results/bench/README.md. out_dir gets a JSON file per part, with the raw pairs. The parts are in speed/.
+Absolute times of a shared machine mean little: here two sides run in turn in one process, with the same number of
+threads, and their order changes from pair to pair. What is reported is the median of the paired ratios, and its 95%
+interval by order statistics (no assumption about the noise). A ratio is a claim where its other side is what a user
+could take instead, or where a limit is known. A claim is *met* if the whole interval clears its target, *missed* if the
+whole interval falls short of it, else *unresolved*. out_dir gets a JSON file per part, with the raw pairs.
 """
 
 import os
@@ -34,25 +33,20 @@ from runs import files
 from runs.hardware import check_threads, gemm_rate, keep_freed_memory, pick_device, pick_dtype, usable_cores
 from runs.outdir import write_text
 from speed import figures
-from speed.data import bench_data
-from speed.decoding import bench_decode
+from speed.costs import bench_decode, bench_length, bench_overhead, bench_train
 from speed.forms import bench_ops
 from speed.gpu import bench_gpu
 from speed.loss import bench_loss
 from speed.report import BenchConfig, Report
-from speed.sides import SMALL, nanogpt_step, our_step, random_batch
-from speed.training import bench_checkpointing, bench_length, bench_overhead, bench_tiny, bench_train
+from speed.sides import SMALL, Side, random_batch
 
 PARTS = {
     "train": bench_train,
-    "tiny": bench_tiny,
     "overhead": bench_overhead,
-    "checkpointing": bench_checkpointing,
     "length": bench_length,
     "decode": bench_decode,
     "ops": bench_ops,
     "loss": bench_loss,
-    "data": bench_data,
     "gpu": bench_gpu,  # not in all
 }
 
@@ -67,7 +61,7 @@ def main(argv: list[str]) -> None:
     keep_freed_memory()  # for all sides
     config.device = pick_device(config.device)
     if "gpu" in config.what and config.device != "cuda":
-        raise UserError(f"what=gpu: measures on a GPU, and the device is {config.device}; docs/gpu.md has estimates")
+        raise UserError(f"what=gpu: measures on a GPU, and the device is {config.device}; docs/gpu.md has what is known without one")
     config.dtype = pick_dtype(config.dtype, config.device)
     if config.device == "cuda":
         torch.set_float32_matmul_precision("high")  # for all sides, as train.py and nanoGPT's do
@@ -75,34 +69,23 @@ def main(argv: list[str]) -> None:
         print(profile(config))
         return
     out_dir = Path(config.out_dir)
-    # a folder without a marker may be results/bench of a clone, which has our JSON files
-    has_our_files = any(is_ours(file) for file in out_dir.glob("*.json"))
-    files.claim(out_dir, "bench", config.overwrite or has_our_files)
+    files.claim(out_dir, "bench", config.overwrite)
     about = describe(config)
     print("\n".join(f"{name}: {value}" for name, value in about.items()))
-    claims = []
+    measured = {"claims": [], "ratios": []}
     for name in parts_of(config.what):
         report = Report(name)
         PARTS[name](config, report)
         print(report)
         write_text(out_dir / f"{name}.json", json.dumps(about | report.as_dict(), indent=1) + "\n")
-        claims += report.claims
-    compiled_ran_eager(config)
+        for kind in measured:
+            measured[kind] += [{k: v for k, v in ratio.items() if k != "pairs"} for ratio in report.as_dict()[kind]]
     print("written:", ", ".join([f"{out_dir}/", *map(str, figures.draw(out_dir))]))
-    print(json.dumps(about | {"claims": [{k: v for k, v in claim.items() if k != "pairs"} for claim in claims]}))
+    print(json.dumps(about | measured))
 
 
 def parts_of(what: list[str]) -> list[str]:
     return [name for name in PARTS if name != "gpu" or name in what] if "all" in what else what
-
-
-def is_ours(file: Path) -> bool:
-    """Whether a JSON file is what this script writes of a part."""
-    try:
-        found = files.read_json(file)
-    except UserError:
-        return False
-    return isinstance(found, dict) and {"part", "rows", "claims"} <= found.keys()
 
 
 def describe(config: BenchConfig) -> dict:
@@ -122,32 +105,13 @@ def describe(config: BenchConfig) -> dict:
 def profile(config: BenchConfig) -> str:
     """A table of the operations of a training step of 6 x 384 without a gate, by the time that they take themselves."""
     batch = random_batch(config, 256, 8, 256)
-    keys: dict = SMALL | dict(block_size=256, vocab_size=256)
-    if config.profile != "nanoGPT":
-        step = our_step(config, config.dtype, batch, **keys, attention=config.profile)
-    elif config.against:
-        step = nanogpt_step(config, config.dtype, batch, **keys)
-    else:
-        raise UserError("profile=nanoGPT: say with --against where its model.py is")
-    step()
+    side = Side(config, config.profile, batch, **SMALL, block_size=256, vocab_size=256)
+    side()
     with torch.profiler.profile() as profiler:
         for _ in range(3):
-            step()
+            side()
     order = "self_cuda_time_total" if config.device == "cuda" else "self_cpu_time_total"
     return profiler.key_averages().table(sort_by=order, row_limit=20)
-
-
-def compiled_ran_eager(config: BenchConfig) -> None:
-    """Warns if a compiled function ran eager in part: past dynamo's recompile limit, or around a graph break."""
-    counters = torch._dynamo.utils.counters
-    # dynamo counts the recompile limit as unimplemented
-    reasons = [reason.splitlines()[0] for name in ("unimplemented", "graph_break") for reason in counters[name]]
-    if config.compile and reasons:
-        print(
-            f"warning: a compiled function ran eager in part: {'; '.join(dict.fromkeys(reasons))} "
-            "(TORCH_LOGS=recompiles,graph_breaks says where)",
-            file=sys.stderr,
-        )
 
 
 if __name__ == "__main__":

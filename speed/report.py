@@ -1,27 +1,23 @@
 """What every part of bench.py takes and fills: the keys, pairs of times, ratios with intervals, and a Report.
 
 seconds = interleave({"theirs": step, "ours": step}, config.pairs, config)
-report.claim("step, theirs / ours", paired(seconds, "theirs", "ours"), 1.05)
+report.ratio("step, theirs / ours", paired(seconds, "theirs", "ours"), 1.0)
 """
 
 from configurator import key
 
-import math
-import re
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+
+from scipy.stats import binom
 
 from runs.hardware import DTYPES, seconds_of
-
-HERE = Path(__file__).resolve().parents[1]
-REASONS = HERE / "results" / "bench" / "README.md"
 
 
 @dataclass
 class BenchConfig:
-    what: list[str] = key(["all"], "train, tiny, overhead, checkpointing, length, decode, ops, loss, data, all, or gpu")
+    what: list[str] = key(["all"], "train, overhead, length, decode, ops, loss, all, or gpu")
     profile: str | None = key(None, "instead: where a step goes, of this attention or, with against, of nanoGPT")
     against: str | None = key(None, "nanoGPT's model.py, to be measured beside ours")
     pairs: int = key(30, "pairs of a ratio whose sides take less than a second", at_least=6)
@@ -31,8 +27,8 @@ class BenchConfig:
     threads: int = key(0, "CPU threads (0: as many as cores)", at_least=0)
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     dtype: str = key("auto", "dtype of matrix products", choices=("auto", *DTYPES))
-    compile: bool = key(False, "compile our side in train and overhead")
-    out_dir: str = key("results/bench", "where the JSON files and the figures go", is_path=True)
+    compile: bool = key(False, "compile the training steps of all sides")
+    out_dir: str = key("out/bench", "where the JSON files and the figures go", is_path=True)
     overwrite: bool = key(False, "true: take an out_dir that holds files which are none of a benchmark")
 
 
@@ -57,10 +53,7 @@ def median_interval(values: list[float]) -> tuple[float, float, float]:
         return values[0], values[0], values[0]
     if n < 6:
         raise ValueError(f"{n} values: the order statistics of fewer than 6 have no 95% interval of the median")
-    tail, k = 0.0, 0
-    while tail + math.comb(n, k) / 2**n <= 0.025:
-        tail += math.comb(n, k) / 2**n
-        k += 1
+    k = int(binom.ppf(0.025, n, 0.5))  # the median lies below the k-th of n values with a chance of 2.5% at most
     return statistics.median(values), values[k - 1], values[n - k]
 
 
@@ -78,47 +71,49 @@ def judge(low: float, high: float, target: float, at_most: bool = False) -> str:
 
 @dataclass
 class Report:
-    """What a part found: lines of a table, claims with their raw pairs, and rows for figures."""
+    """What a part measured: rows of a table, ratios with their raw pairs, and claims: ratios with a target."""
 
     name: str
-    lines: list = field(default_factory=list)
-    claims: list = field(default_factory=list)
     rows: list = field(default_factory=list)
-
-    def claim(
-        self, name: str, pairs: list[tuple], target: float, at_most: bool = False, interval: Callable = median_interval
-    ) -> None:
-        """pairs: [(what is divided, what it is divided by), ...], as measured side by side."""
-        ratio, low, high = interval([a / b for a, b in pairs])
-        claim = {"name": name, "ratio": ratio, "low": low, "high": high, "target": target, "at_most": at_most}
-        self.claims.append(claim | {"met": judge(low, high, target, at_most), "pairs": pairs})
+    ratios: list = field(default_factory=list)
+    claims: list = field(default_factory=list)
 
     def row(self, **values: object) -> None:
         self.rows.append(values)
-        self.lines.append("  ".join(f"{name} {show(value)}" for name, value in values.items()))
+
+    def ratio(
+        self,
+        name: str,
+        pairs: list[tuple],
+        target: float | None = None,
+        at_most: bool = False,
+        interval: Callable = median_interval,
+    ) -> None:
+        """pairs: [(what is divided, what it is divided by), ...], as measured side by side.
+
+        A target makes it a claim. It is what a user could take instead (1.0), or a limit, and never a guess.
+        """
+        middle, low, high = interval([a / b for a, b in pairs])
+        ratio = {"name": name, "ratio": middle, "low": low, "high": high}
+        if target is None:
+            self.ratios.append(ratio | {"pairs": pairs})
+        else:
+            ratio |= {"target": target, "at_most": at_most, "met": judge(low, high, target, at_most)}
+            self.claims.append(ratio | {"pairs": pairs})
 
     def __str__(self):
-        why = reasons()
-        lines = [f"\n{self.name}", *(f"  {line}" for line in self.lines)]
-        for claim in self.claims:
-            sign = "<=" if claim["at_most"] else ">="
-            lines.append(
-                f"  {claim['name']:<58}{claim['ratio']:>8.3f}  [{claim['low']:.3f}, {claim['high']:.3f}]"
-                f"  {sign} {claim['target']:g}: {claim['met']}"
-            )
-            if claim["met"] != "met" and claim["name"] in why:
-                lines.append(f"      {why[claim['name']]}")
+        lines = [f"\n{self.name}"]
+        for row in self.rows:  # a curve is for the figures
+            lines.append("".join(f"  {name} {show(value)}" for name, value in row.items() if name != "curve"))
+        for ratio in self.ratios + self.claims:
+            line = f"  {ratio['name']:<58}{ratio['ratio']:>8.3f}  [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+            if "target" in ratio:
+                line += f"  {'<=' if ratio['at_most'] else '>='} {ratio['target']:g}: {ratio['met']}"
+            lines.append(line)
         return "\n".join(lines)
 
     def as_dict(self) -> dict:
-        return {"part": self.name, "rows": self.rows, "claims": self.claims}
-
-
-def reasons() -> dict[str, str]:
-    """{name of a claim: why it is not met}: the table under that heading of results/bench/README.md."""
-    text = REASONS.read_text() if REASONS.is_file() else ""
-    table = text.partition("## Why a target is not met")[2].partition("\n## ")[0]
-    return dict(re.findall(r"^\| `(.+?)` \| (.+?) \|$", table, re.M))
+        return {"part": self.name, "rows": self.rows, "ratios": self.ratios, "claims": self.claims}
 
 
 def show(value: object) -> str:

@@ -249,8 +249,6 @@ def run(command, small):
         return check_pytest(words[2:], environment)
     if words[:2] == ["-m", "runs.scale"]:
         return run_scale(words[2:])
-    if words == ["-m", "speed.gpu"]:  # tests/test_gpu.py counts
-        return importlib.import_module("speed.gpu").fused_table
     script, *words = words
     if "--help" in words:
         with pytest.raises(SystemExit, match="0"):

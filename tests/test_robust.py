@@ -414,14 +414,13 @@ def test_a_benchmark_writes_into_no_folder_of_somebody_else(tmp_path, helpers, m
     monkeypatch.setattr(bench, "PARTS", {"ops": lambda config, report: report.row(form="no decay", T=1024, ms=1.0)})
     monkeypatch.setattr(bench, "gemm_rate", lambda device, dtype: 1e9)
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
-    for folder, content in ((theirs, '{"theirs": 1}'), (ours, '{"part": "data", "rows": [], "claims": []}')):
-        folder.mkdir()
-        (folder / "data.json").write_text(content)
+    theirs.mkdir()
+    (theirs / "data.json").write_text('{"theirs": 1}')
     words = ["ops", "--device=cpu", "--threads=1"]
     message = helpers.error_of(bench.main, [*words, f"--out_dir={theirs}"])
     assert message.startswith(f"{theirs}: holds what is not of a bench (data.json); name another folder, or add --over")
     assert [file.name for file in theirs.iterdir()] == ["data.json"]
-    bench.main([*words, f"--out_dir={ours}"])  # such as results/bench of a clone, which has no marker
+    bench.main([*words, f"--out_dir={ours}"])
     bench.main([*words, f"--out_dir={ours}"])
     assert (ours / ".nanogate").read_text() == "bench\n" and (ours / "ops.json").is_file()
 

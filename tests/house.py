@@ -1,0 +1,144 @@
+"""The size of the house, which `make lint` prints: lines by folder, documents in kB, and circles of imports.
+
+    python tests/house.py
+
+A ceiling that is kept may not be broken again: the exit status is then 1. One that is not reached yet is marked in the
+table, and is printed as such.
+"""
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+CEILINGS = {  # what: (at most, whether it is kept already)
+    "lines: product": (12_000, False),
+    "lines: tests": (11_000, False),
+    "lines: model.py": (700, False),
+    "lines: longest other product file": (600, False),
+    "lines: config": (1_400, False),
+    "lines: study + experiment.py": (2_900, False),
+    "lines: runs": (2_300, False),
+    "lines: speed + bench.py": (800, True),
+    "kB: docs": (60, False),
+    "kB: prose of results": (45, False),
+    "kB: prose of results/bench": (8, True),
+    "kB: results without generated pages": (16_000, False),
+    "circles of imports": (0, False),
+}
+TOGETHER = {"bench.py": "speed + bench.py", "speed": "speed + bench.py"}
+TOGETHER |= {"experiment.py": "study + experiment.py", "study": "study + experiment.py"}
+
+
+def tracked(root: Path = ROOT) -> list[Path]:
+    """The files that git knows, relative to the root, as far as they are there."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
+    return [Path(name) for name in listed.split("\0") if name and (root / name).is_file()]
+
+
+def lines_by_folder(files: list[Path], root: Path = ROOT) -> Counter:
+    """{"lines: NAME": lines of Python}, of folders, of files on top and of the product, which is all but the tests."""
+    lines: Counter = Counter()
+    for file in files:
+        if file.suffix == ".py":
+            n, place = (root / file).read_bytes().count(b"\n"), file.parts[0]
+            lines[f"lines: {TOGETHER.get(place, place)}"] += n
+            if place != "tests":
+                lines["lines: product"] += n
+                if file != Path("model.py"):
+                    longest = "lines: longest other product file"
+                    lines[longest] = max(lines[longest], n)
+    return lines
+
+
+def kilobytes(files: list[Path], root: Path = ROOT) -> Counter:
+    """{"kB: NAME": size}: of documents by kind, and of results/."""
+    sizes: Counter = Counter()
+    for file in files:
+        size, place = (root / file).stat().st_size / 1000, file.parts[0]
+        if place == "results" and file.suffix != ".html":
+            sizes["kB: results without generated pages"] += size
+        if file.suffix == ".md":
+            sizes[f"kB: {'prose of results' if place == 'results' else place}"] += size
+            if file.parts[:2] == ("results", "bench"):
+                sizes["kB: prose of results/bench"] += size
+    return sizes
+
+
+def imports(files: list[Path], root: Path = ROOT) -> dict[str, set[str]]:
+    """{module: the modules of the project that it imports on its top level}"""
+    modules = {
+        ".".join(file.with_suffix("").parts).removesuffix(".__init__"): file for file in files if is_module(file)
+    }
+    graph = {}
+    for module, file in modules.items():
+        names = set()
+        for node in top_level(ast.parse((root / file).read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                package = module.split(".")[: -node.level] if node.level else []
+                base = ".".join([*package, *([node.module] if node.module else [])])
+                names |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+        graph[module] = names & modules.keys() - {module}
+    return graph
+
+
+def is_module(file: Path) -> bool:
+    return file.suffix == ".py" and file.parts[0] != "tests"
+
+
+def top_level(node: ast.AST):
+    """The statements that run when a module is imported: also those within if, try and classes, not in functions."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from top_level(child)
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The sets of modules that import each other, directly or by way of others."""
+    reached = {module: set(graph[module]) for module in graph}
+    for through in graph:
+        for module in graph:
+            if through in reached[module]:
+                reached[module] |= reached[through]
+    found = {
+        frozenset(m for m in reached[module] if module in reached[m]) for module in graph if module in reached[module]
+    }
+    return sorted(map(sorted, found))
+
+
+def judge(sizes: dict[str, float], ceilings: dict[str, tuple[float, bool]]) -> tuple[list[str], bool]:
+    """(lines to print, whether every ceiling that is kept already is still kept)"""
+    printed, is_kept = [], True
+    for name, size in sorted(sizes.items()):
+        line = f"  {name:<40}{size:>9,.0f}"
+        if name in ceilings:
+            most, is_met = ceilings[name]
+            verdict = "" if size <= most else "BROKEN" if is_met else "not reached yet"
+            if size <= most and not is_met:
+                verdict = "reached: mark it as kept in tests/house.py"
+            is_kept = is_kept and not (is_met and size > most)
+            line += f"  of at most {most:>6,}  {verdict}"
+        printed.append(line.rstrip())
+    return printed, is_kept
+
+
+def main() -> int:
+    if not (ROOT / ".git").exists():
+        print("not a clone of git: its files are not counted")
+        return 0
+    files = tracked()
+    found = circles(imports(files))
+    sizes = lines_by_folder(files) | kilobytes(files) | {"circles of imports": len(found)}
+    printed, is_kept = judge(sizes, CEILINGS)
+    print("\n".join(printed + [f"  circle: {', '.join(circle)}" for circle in found]))
+    return 0 if is_kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
