@@ -42,8 +42,9 @@ FORMAT = 1
 UINT16_VOCAB, MAX_VOCAB = 1 << 16, 1 << 31  # the most token ids of uint16, and at all
 DATA = Path(__file__).resolve().parent
 MOST_META = 1 << 26  # bytes of a meta.json
+VERIFIED = ".verified.json"
 
-# the fields of meta.json and progress.json, as rules of files.wrong_field
+# the fields of meta.json, as rules of files.wrong_field
 TEXT, COUNT = (str, 1, 99), (int, 1, 1 << 60)
 FILE = {"file": (str, 1, 99), "sha256": (str, 64, 64), "bytes": COUNT}
 
@@ -79,7 +80,8 @@ def open_dataset(path: Path | str) -> "Dataset":
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         found = meta.get("format") if isinstance(meta, dict) else None
         raise UserError(f"{file}: format {show(found)}, where this version reads {FORMAT}; {prepare} again")
-    shards, verified = {}, Verified(folder)
+    shards, before = {}, _read_verified(folder)
+    verified = dict(before)
     try:
         _check_meta(meta)
         allow_open_files(sum(len(facts["shards"]) for facts in meta["splits"].values()))
@@ -95,34 +97,19 @@ def open_dataset(path: Path | str) -> "Dataset":
     except Damaged as damage:
         where, what = damage.args
         raise UserError(f"{folder / where}: {what}; {prepare} again") from None
-    verified.save()
+    if verified != before:
+        with contextlib.suppress(OSError):  # in a folder that cannot be written to, the files are read each time
+            write_whole(folder / VERIFIED, lambda out: out.write(json.dumps(verified).encode()))
     return Dataset(folder, meta, shards)
 
 
-class Verified:
-    """Remembers in .verified.json which files were found undamaged: reading 100M tokens once is enough.
-
-    A file is recognised by its size, inode and times, which change when it is written to or replaced.
-    """
-
-    def __init__(self, folder):
-        self.file, self.now = folder / ".verified.json", {}
-        try:
-            self.before = read_json(self.file, MOST_META)
-        except UserError:
-            self.before = {}
-
-    def knows(self, name, stat, sha256, limit):
-        mark = [sha256, limit, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
-        # a file younger than a second is left out: a second write could leave it the same times
-        if time.time_ns() - stat.st_ctime_ns > 1e9:
-            self.now[name] = mark
-        return isinstance(self.before, dict) and self.before.get(name) == mark
-
-    def save(self):
-        if self.now and self.now != self.before:
-            with contextlib.suppress(OSError):  # in a folder that cannot be written to, the files are read each time
-                write_whole(self.file, lambda out: out.write(json.dumps(self.now).encode()))
+def _read_verified(folder):
+    """{file name: its mark} of the files that were found undamaged: reading 100M tokens once is enough."""
+    try:
+        marks = read_json(folder / VERIFIED, MOST_META)
+    except UserError:
+        return {}
+    return marks if isinstance(marks, dict) else {}
 
 
 class Damaged(Exception):
@@ -182,11 +169,12 @@ def _check_meta(meta):
 
 
 def verify(
-    folder: Path, entry: dict, dtype: type, shape: tuple[int, ...], limit: int, verified: "Verified | None" = None
+    folder: Path, entry: dict, dtype: type, shape: tuple[int, ...], limit: int, verified: dict[str, list]
 ) -> "Shard":
     """The Shard of one file, after a check that its size, shape and sha256 match meta.json and its values are < limit.
 
-    verified: a Verified; the content of a file that it knows is not read again. Raises Damaged.
+    verified: {file name: mark}; a file with the same mark as there is not read again, and others are added. A mark has
+    the times of a file, which change when it is written to or replaced. Raises Damaged.
     """
     name, size = entry["file"], entry["bytes"]
     # a meta.json may come from a stranger: it names files of its own folder, nothing else
@@ -206,8 +194,12 @@ def verify(
             shard = Shard(file, path, np.dtype(dtype), shape)
             if found != (shape, False, shard.dtype) or shard.start + shard.row_bytes * shape[0] != size:
                 raise Damaged(name, f"holds {found[2]} {found[0]} where meta.json says {shard.dtype} {shape}")
-            if verified is None or not verified.knows(name, stat, entry["sha256"], limit):
+            mark = [entry["sha256"], limit, size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
+            is_old = time.time_ns() - stat.st_ctime_ns > 1e9  # a second write to a young file may leave the same times
+            if verified.get(name) != mark:
                 _check_content(file, name, entry["sha256"], shard, limit)
+            if is_old:
+                verified[name] = mark
     except OSError as error:
         if error.errno == errno.EMFILE:
             raise UserError(

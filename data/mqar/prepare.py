@@ -172,30 +172,11 @@ def generate(rng, rows, seq_len, pairs, *, vocab_size=8192, queries=None, power=
 
 def draw(rng, n, count, low, high):
     """(n, count): in each row distinct numbers of low..high-1 in random order, by the first steps of a card shuffle."""
-    places = np.empty((count, n), np.uint16)
+    decks = np.tile(np.arange(low, high, dtype=np.uint16), (n, 1))  # (n, cards)
+    drawn, row = np.empty((n, count), np.uint16), np.arange(n)
     for i in range(count):  # swap the card at place i with one that lies there or behind it
-        places[i] = rng.integers(i, high - low, size=n)
-    shuffle = shuffle_few if count <= 16 else shuffle_many
-    return low + shuffle(places, high - low).T
-
-
-def shuffle_few(places, n_cards):
-    """(count, n): the cards at the places. Only those that have moved are kept: time ~ count^2, and no deck."""
-    drawn, moved = places.copy(), np.empty_like(places)
-    for i, place in enumerate(places):
-        moved[i] = i
-        for j in range(i):  # where step j has put a card
-            np.copyto(moved[i], moved[j], where=places[j] == i)
-            np.copyto(drawn[i], moved[j], where=places[j] == place)
-    return drawn
-
-
-def shuffle_many(places, n_cards):
-    """The same, with a whole deck for each row: time ~ count."""
-    drawn, row = np.empty_like(places), np.arange(places.shape[1])
-    decks = np.tile(np.arange(n_cards, dtype=np.uint16), (len(row), 1))  # (n, n_cards)
-    for i, place in enumerate(places):
-        drawn[i] = decks[row, place]
+        place = rng.integers(i, high - low, size=n)
+        drawn[:, i] = decks[row, place]
         decks[row, place] = decks[:, i]
     return drawn
 

