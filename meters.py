@@ -3,7 +3,6 @@
     python meters.py --checkpoint=out/best.pt                    a table, and out/meters.json
     python meters.py --checkpoint=out/best.pt --maps=0.1,3.0     maps of layer.head 0.1 and 3.0
     python meters.py --checkpoint=early/ckpt.pt,late/ckpt.pt     several checkpoints, to compare
-    python meters.py --checkpoint=A,B --published=true           layer by layer, for models of any size
     python plot.py out                                           draws out/meters.json: out/page.png
 
 It prints a table and, as the last line, one JSON object of means; the file has every layer, head
@@ -33,16 +32,13 @@ and map. All meters read the same first rows of the split, in the run's dtype:
                 to, mean over tokens
     residual    largest |h| after a block, its ratio to the median |h|, and where it is
     pruning     loss with the gate values below a threshold set to zero
-    decoding    with --skip_below: tokens/s, with and without the softmax heads that a headwise
-                gate closes
     quantised   loss with 8-bit weights and inputs in every linear layer of the blocks
 
 A data set may name kinds of query, as data/backcopy does: a list of tokens each. Sink, token_0,
 effective, gates and loss are then measured for each kind apart, and for all other queries.
 --queries=REGEX makes a kind of the queries whose token's text matches: '\\s+' is white space.
 
-What pruning, skipping and 8 bits do is in study/interventions.py; published=true, in
-study/layerwise.py, measures the numbers of Qiu et al. alone, with the memory of one layer.
+What pruning and 8 bits do is in study/interventions.py.
 
 Sinks grow with training, and tiny models may have none. heads_above is the share of heads whose
 sink is above 0.3 on the first 64 tokens (Gu et al. 2024).
@@ -59,7 +55,6 @@ from configurator import UserError, key
 import dataclasses
 import itertools
 import json
-import math
 import os
 import re
 from collections.abc import Iterable
@@ -73,7 +68,7 @@ from gate import ADDITIVE_ACTIVATIONS
 from model import GPT
 from ops import IGNORE
 from runs import memory
-from runs.checkpoint import check_vocabulary, load_model, open_model
+from runs.checkpoint import check_vocabulary, load_model
 from runs.files import check_output, write_output
 from runs.finite import check_loss
 from runs.hardware import DTYPES, Processes, pick_dtype
@@ -91,8 +86,7 @@ from runs.probe import (
     sink_meter,
     summary,
 )
-from study import layerwise
-from study.interventions import DECODED_TOKENS, decoding_speed, pruned, quantised, share_of
+from study.interventions import pruned, quantised, share_of
 
 MAP_TOKENS = 64
 THRESHOLDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # that gate values are pruned at
@@ -118,18 +112,9 @@ class MetersConfig:
     )
     rows: int = key(16, "how many of the split's first rows the meters read", at_least=1)
     score_batches: int = key(4, "number of batches of that many rows for the losses", at_least=1)
-    skip_below: float | None = key(
-        None, "time decoding without softmax heads whose headwise gate is below this (None: do not)", above=0
-    )
-    published: bool = key(
-        False, "true: sinks, activations and gates alone, beside published numbers, with the memory of one layer"
-    )
-    tokens: int | None = key(None, "published: tokens of each row (None: the model's block_size)", at_least=2)
     maps: list[str] = key([], "attention maps to keep, as layer.head (empty: the heads of largest and smallest sink)")
     dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=tuple(DTYPES))
-    out: str | None = key(
-        None, "file for the JSON (None: meters.json or published.json beside the last checkpoint)", is_path=True
-    )
+    out: str | None = key(None, "file for the JSON (None: meters.json beside the last checkpoint)", is_path=True)
     draw: bool = key(False, "true: draw page.png beside the JSON, too, as plot.py does")
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = key(0, "CPU threads (0: cores)", at_least=0)
@@ -141,31 +126,21 @@ def main(argv: list[str]) -> None:
     if not config.checkpoint:
         raise UserError("checkpoint=[]: give at least one, as in --checkpoint=out/best.pt")
     last = Path(config.checkpoint[-1])
-    name = "published.json" if config.published else "meters.json"
-    out = Path(config.out) if config.out else (last if os.path.isdir(last) else last.parent) / name
-    if config.published and (config.maps or config.queries or config.skip_below):
-        raise UserError("published=True: has no maps, queries or skip_below; leave them out, or published")
-    if config.tokens and not config.published:
-        raise UserError(f"tokens={config.tokens}: is for published=true; the other meters read rows of block_size")
-    if config.draw and (config.published or out.name != "meters.json"):
-        raise UserError("draw=True: the page is drawn of meters.json; leave out and published as they are")
+    out = Path(config.out) if config.out else (last if os.path.isdir(last) else last.parent) / "meters.json"
+    if config.draw and out.name != "meters.json":
+        raise UserError("draw=True: the page is drawn of meters.json; leave out as it is")
     processes = Processes(config.device, config.threads)
     dataset, results = None, []
     for path in config.checkpoint:
-        model, checkpoint = (open_model if config.published else load_model)(path, processes.device)
+        model, checkpoint = load_model(path, processes.device)
         if dataset is None:
             check_output("out", out, "checkpoints")
             if config.draw:
                 check_output("draw", out.with_name("page.png"))
             dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
         check_vocabulary(model.config.vocab_size, checkpoint, dataset)
-        if config.published:
-            results.append(published_meters_of(model, checkpoint, path, dataset, config))
-            continue
         results.append(meters_of(model, checkpoint, path, dataset, config))
         print(table(results[-1]), end="\n\n")
-    if config.published:
-        print(layerwise.table(results))
     text = json.dumps({"checkpoints": results}) + "\n"
     write_output("out", out, lambda file: file.write(text.encode()))
     print(f"written: {out}")
@@ -174,20 +149,14 @@ def main(argv: list[str]) -> None:
 
         print(f"written: {page(out.parent)}")
     names = ("checkpoint", "step", "loss", "accuracy", "quantised")
-    if config.published:
-        short = [{"checkpoint": r["checkpoint"]} | layerwise.over_layers(r["layers"]) for r in results]
-    else:
-        short = [{name: r[name] for name in names} | summary(r["layers"], r["tokens"]) for r in results]
+    short = [{name: r[name] for name in names} | summary(r["layers"], r["tokens"]) for r in results]
     print(json.dumps({"checkpoints": short}))
-
-
-def dtype_of(config: MetersConfig, checkpoint: dict, model: GPT) -> str:
-    return pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), model.norm.weight.device.type)
 
 
 def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, config: MetersConfig) -> dict:
     """Every number of one checkpoint, ready for JSON. Raises UserError if the loss is not finite."""
-    dtype, T = dtype_of(config, checkpoint, model), model.config.block_size
+    dtype = pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), model.wte.weight.device.type)
+    T = model.config.block_size
     memory.check_metering(config, model, dataset, dtype)
     batches = list(itertools.islice(dataset.eval_batches(config.split, config.rows, T), config.score_batches))
     scores = loss_of(model, batches, T)
@@ -210,8 +179,6 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
         layer["sink"]["random_tokens"] = control["share"]
     result["maps"] = attention_maps(model, inputs, result["layers"], kinds, config.maps, dtype)
     result |= scores | {"labels": sum(int((targets != IGNORE).sum()) for _, targets, _ in batches)}
-    if config.skip_below is not None:
-        result["decoding"] = decoding_speed(model, inputs[:1, : max(1, T - DECODED_TOKENS - 1)], config.skip_below)
     with quantised(model):
         in_8_bits = loss_of(model, batches, T)
     pruning = pruning_curve(model, batches, T)
@@ -236,23 +203,6 @@ def loss_of(model: GPT, batches: Iterable[tuple], block_size: int) -> dict[str, 
     sums = score(model, batches, block_size=block_size, device=model.wte.weight.device)
     nats, labels, correct = (float(x) for x in sum(rows.sum((0, 1)) for rows in sums.values()))
     return {"loss": nats / labels, "accuracy": correct / labels}
-
-
-def published_meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, config: MetersConfig) -> dict:
-    """The numbers that Qiu et al. print, by layer, of a model of open_model."""
-    dtype, config = dtype_of(config, checkpoint, model), dataclasses.replace(config)
-    config.tokens = min(config.tokens or model.config.block_size, model.config.block_size)
-    inputs, _, _ = first_rows(dataset, config.split, config.rows, config.tokens)
-    config.tokens = inputs.shape[1]
-    memory.check_layer_by_layer(config, model, dtype)
-    layers = layerwise.layer_numbers(model, inputs.to(model.norm.weight.device), dtype)
-    for i, layer in enumerate(layers):
-        if not math.isfinite((layer["first_token"] or 0.0) + layer["largest"]):  # None: it has no weights
-            raise UserError(f"{path}: the numbers of layer {i} are not finite: its run has diverged")
-    about = {"checkpoint": str(path), "step": checkpoint.get("iter_num"), "gate": model.config.gate, "dtype": dtype}
-    about |= {"dataset": dataset.name, "split": config.split, "rows": len(inputs), "tokens": inputs.shape[1]}
-    layers = [{name: numbers(x) if type(x) is float else x for name, x in layer.items()} for layer in layers]
-    return about | {"layers": layers}
 
 
 def matching_tokens(dataset: Dataset, expression: str) -> dict[str, list[int]]:
@@ -361,10 +311,6 @@ def table(result: dict) -> str:
         lines.append(
             f"gate values under {row['threshold']:<4} set to zero: {row['zeroed']:6.1%} of them, {change(row, result)}"
         )
-    if "decoding" in result:
-        row = result["decoding"]
-        skipping = f"{row['heads_skipped']:.1%} of the heads skipped, {row['skipping']:,.0f} tokens/s"
-        lines.append(f"decoding: {row['tokens_per_second']:,.0f} tokens/s; below {row['threshold']}, {skipping}")
     return "\n".join([*lines, f"8-bit weights and inputs: {change(result['quantised'], result)}"])
 
 

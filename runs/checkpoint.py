@@ -2,7 +2,6 @@
 
     save("out/ckpt.pt", {"model": model.state_dict(), ...})
     model, checkpoint = load_model("out/ckpt.pt", device="cpu")
-    model, checkpoint = open_model("out/ckpt.pt")               # with the memory of one layer
 
 What train.py puts in one: model, model_args, new (the parameters that the weights it started from lacked), optimizer,
 scaler, iter_num, best_val_loss, seconds, eval_seconds, rng, run_id, config, data (name, path, sha256, tokenizer,
@@ -13,7 +12,6 @@ export.py wrote has model, model_args, iter_num and data, and is loaded in the s
 import configurator
 from configurator import UserError, is_of_memory, show
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -103,21 +101,15 @@ def file_of(path: Path | str) -> Path:
     return path
 
 
-def load(path: Path | str, is_mapped: bool = False) -> dict:
-    """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or none of ours.
-
-    is_mapped: its tensors stay in the file, and take memory where they are read. Whoever reads one looks for NaN then.
-    """
+def load(path: Path | str) -> dict:
+    """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or none of ours."""
     path = file_of(path)
     if not os.path.isfile(path):
         raise UserError(
             f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir, and export.py "
             "--from_hf makes one of a published model's folder"
         )
-    if path.suffix == ".safetensors":
-        checkpoint = _load_safetensors(path)
-    else:
-        checkpoint = _load_torch(path, is_mapped)
+    checkpoint = _load_safetensors(path) if path.suffix == ".safetensors" else _load_torch(path)
     found = checkpoint if isinstance(checkpoint, dict) else {}
     missing = [name for name in ("model", "model_args") if not isinstance(found.get(name), dict)]
     if missing:
@@ -131,7 +123,7 @@ def load(path: Path | str, is_mapped: bool = False) -> dict:
     if wrong:
         raise UserError(f"{path}: no checkpoint of this project ({wrong})")
     for name, tensor in found["model"].items():
-        wrong = wrong_tensor(tensor, may_be_nan=is_mapped) if isinstance(name, str) else "is no name"
+        wrong = wrong_tensor(tensor) if isinstance(name, str) else "is no name"
         if wrong:
             raise UserError(f"{path}: its {show(name)} {wrong}")
     ours = torch.get_rng_state()
@@ -169,16 +161,13 @@ FIELDS = {
 }
 
 
-def wrong_tensor(tensor: Any, may_be_nan: bool = False) -> str | None:
-    """Says in words why a value of somebody's file is no weight, or returns None if it is one.
-
-    may_be_nan: its numbers, which may lie in a mapped file, are not read.
-    """
+def wrong_tensor(tensor: Any) -> str | None:
+    """Says in words why a value of somebody's file is no weight, or returns None if it is one."""
     if not _is_plain(tensor):
         return "is no plain tensor"
     if tensor.dtype not in SAFETENSORS_DTYPES:
         return f"is {tensor.dtype}, which is not read: write it as float64, float32, float16 or bfloat16"
-    if not may_be_nan and tensor.numel():
+    if tensor.numel():
         least, most = tensor.aminmax()  # NaN if there is one; takes no memory
         if not max(-least, most) <= torch.finfo(torch.float32).max:
             return "is not finite in float32: the file is broken, or its run has diverged"
@@ -194,7 +183,7 @@ def _is_plain(tensor):
     return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
 
 
-def _load_torch(path, is_mapped):
+def _load_torch(path):
     try:
         with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
@@ -202,7 +191,7 @@ def _load_torch(path, is_mapped):
             damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB
         if damaged is not None:
             raise UserError(f"{path}: damaged, the checksum of {damaged[:60]!r} in it is wrong; use another checkpoint")
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
         raise
     except zipfile.BadZipFile:
@@ -236,71 +225,6 @@ def _load_safetensors(path):
         if is_of_memory(error):
             raise
         raise UserError(f"{path}: damaged, or no safetensors ({str(error)[:200]})") from None
-
-
-def open_model(path: Path | str, device: str = "cpu") -> tuple[GPT, dict]:
-    """(model in evaluation mode, checkpoint without its weights), for a model that need not fit into the memory.
-
-    A block reads its weights from the file when it runs, in float32, into the memory of the block before, so that
-    `model.features` takes the memory of one layer's weights. `model.logits` reads the embedding as the file has it.
-    """
-    file = file_of(path)
-    opened = _version_of(file)
-    checkpoint = load(path, is_mapped=True)
-    config = configurator.build(GPTConfig, checkpoint["model_args"] | {"kernels": "auto"}, source=str(path))
-    with _wrong_weights_named(path):
-        model = _on_meta(config, checkpoint.pop("model"), path)[0].eval()
-
-    def checked(name, tensor):
-        if wrong := wrong_tensor(tensor):
-            raise UserError(f"{path}: its {name!r} {wrong}")
-        return tensor.float()
-
-    for name, module in filter(lambda part: part[1] is not None, (("norm", model.norm), ("wpe", model.wpe))):
-        checked(f"{name}.weight", module.weight.data)
-        module.to(device, torch.float32)
-    model.wte.to(device)  # nothing on a CPU, where a lookup reads its rows from the file
-    model.wte.register_forward_hook(lambda wte, args, x: checked("wte.weight", x))
-
-    filled, held = [], {}  # held: its weights, which the next block's overwrite where they have the same shape
-
-    def fill(block, args):
-        if filled:
-            filled.pop().to("meta")
-        shapes = {name: tensor.shape for name, tensor in block.state_dict().items()}
-        for name in [name for name, tensor in held.items() if shapes.get(name) != tensor.shape]:
-            del held[name]
-        weights = _tensors_of(file)  # mapped anew, so that the pages that a layer has touched are given back
-        if _version_of(file) != opened:
-            raise UserError(f"{file}: was replaced while it was read; copy it, and read the copy")
-        for name, shape in shapes.items():
-            if name not in held:
-                held[name] = torch.empty(shape, dtype=torch.float32, device=device)
-            whole_name = f"blocks.{block.mixer.layer}.{name}"
-            held[name].copy_(weights[whole_name])
-            checked(whole_name, held[name])
-        block.load_state_dict(held, assign=True)
-        filled.append(block)
-
-    for block in model.blocks:
-        block.to("meta").register_forward_pre_hook(fill)
-    return model, checkpoint
-
-
-def _version_of(file):
-    """What changes when a file is replaced or written to; None if it is missing."""
-    try:
-        stat = os.stat(file)
-    except OSError:
-        return None
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
-def _tensors_of(file):
-    """The weights of a file that load has checked, mapped."""
-    if file.suffix == ".safetensors":
-        return import_safetensors().load_file(file)
-    return torch.load(file, map_location="cpu", weights_only=True, mmap=True)["model"]
 
 
 def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tuple[GPT, dict]:
@@ -347,33 +271,18 @@ def build_model(config: GPTConfig, weights: dict[str, torch.Tensor], path: Path 
 
     The weights are not copied where they have the model's dtype and are on its device: the model then owns them.
     """
-    with _wrong_weights_named(path):
-        model, dtypes = _on_meta(config, weights, path)
-        own = {name: weights[name].to(device, dtype).contiguous() for name, dtype in dtypes.items()}
-        model.load_state_dict(own, assign=True)
-    return model
-
-
-def _on_meta(config, weights, path):
-    """(the GPT whose parameters are these very tensors, {name: the dtype that it would have given to each}).
-
-    No memory is taken: the config of a stranger's file may ask for terabytes.
-    """
     if config.n_layer > len(weights):
         raise UserError(f"{path}: n_layer={config.n_layer}, and it has {len(weights)} tensors")
-    with torch.device("meta"):
-        model = GPT(config)
-    dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
-    model.load_state_dict(weights, assign=True)
-    return model, dtypes
-
-
-@contextlib.contextmanager
-def _wrong_weights_named(path):
     try:
-        yield
+        with torch.device("meta"):  # the config of a stranger's file may ask for terabytes
+            model = GPT(config)
+        dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+        model.load_state_dict(weights, assign=True)  # before anything is copied
+        own = {name: weights[name].to(device, dtype).contiguous() for name, dtype in dtypes.items()}
+        model.load_state_dict(own, assign=True)
     except (RuntimeError, TypeError, OverflowError) as error:
         if is_of_memory(error):
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[:2][-1].strip()
         raise UserError(f"{path}: its weights are not those of its config: {reason[:200]}") from None
+    return model

@@ -158,21 +158,6 @@ def metering(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.autoca
         handle.remove()
 
 
-@torch.no_grad()
-def layer_by_layer(model: GPT, tally: Tally, idx: torch.Tensor, autocast: torch.autocast) -> None:
-    """A row of `python meters.py --published=true`."""
-    from study.layerwise import first_token_share
-
-    def measure(mixer, args, output):
-        first_token_share(mixer, args[0])
-
-    handles = [block.mixer.register_forward_hook(measure) for block in model.blocks]
-    with autocast:
-        _Mark.apply(model.features(idx)[0], tally)
-    for handle in handles:
-        handle.remove()
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The trace, and what follows from it
 
@@ -548,17 +533,6 @@ def check_sampling(config, model: GPT, rows: int | None, length: int) -> None:
     if clearly_fits(model.config, rows or 1, max(length, model.config.block_size), device):
         return
     check(config, lambda config: {"total": peak_of(call, model.config, "float32", rows or 1, length, device)}, device)
-
-
-def check_layer_by_layer(config, model: GPT, dtype: str) -> None:
-    """UserError for rows of config.tokens that meters.py has no memory for, beside one layer's weights."""
-    device = model.wte.weight.device.type
-    weights = max(4 * sum(p.numel() for p in block.parameters()) for block in model.blocks)
-    check(
-        config,
-        lambda config: {"total": weights + peak_of(layer_by_layer, model.config, dtype, 1, config.tokens, device)},
-        device,
-    )
 
 
 def check_metering(config, model: GPT, dataset: Dataset, dtype: str) -> None:

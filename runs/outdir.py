@@ -43,7 +43,7 @@ RESULT_FILES = (
     "train.py",
     "data/shards.py",
 )
-MEASURED = ("meters.json", "published.json", "page.png")  # what meters.py and plot.py write beside a checkpoint
+MEASURED = ("meters.json", "page.png")  # what meters.py and plot.py write beside a checkpoint
 # seconds that init_from=auto waits for the lock: a job that is queued again may start before the file server notices
 # that the machine of the job before is gone (NFS version 4: 90 seconds)
 LOCK_WAIT = 120.0

@@ -107,24 +107,20 @@ def run_train(words, small):
         train.main([*(word for word in words if not word.startswith("--init_from=")), *small])
     elif config.init_from != "scratch":
         checkpoint(config.init_from, small)
-        if Path(config.init_from).name in OF_A_HUB:  # it has sizes of its own
+        if Path(config.init_from).name == "qwen3":  # it has sizes of its own
             sizes = {field.name for field in dataclasses.fields(GPTConfig)}
             small = [word for word in small if word[2:].partition("=")[0] not in sizes]
     train.main([*words, *small])
     assert (Path(config.out_dir) / "ckpt.pt").is_file()
 
 
-OF_A_HUB = {"qwen3": "baseline"} | {f"released_{kind}": kind for kind in ("baseline", "headwise", "elementwise")}
-
-
 def imported(folder):
     """Makes the folder of a hub, the model that is imported from it, and a data set with its tokenizer."""
-    kind = OF_A_HUB[folder.name]
-    hub, data = Path("Qwen3-0.6B" if folder.name == "qwen3" else f"{kind}-of-a-hub"), Path("data") / "qwen3"
+    hub, data = Path("Qwen3-0.6B"), Path("data") / "qwen3"
     if not hub.exists():
         sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, head_dim=8)
         sizes |= dict(num_key_value_heads=1, vocab_size=300, max_position_embeddings=64)
-        published.save_gated_qwen3(kind, hub, **sizes)
+        published.save_gated_qwen3("baseline", hub, **sizes)
         published.save_tokenizer(hub / "tokenizer.json", 300)
     if not folder.exists():
         importlib.import_module("export").main([f"--from_hf={hub}", f"--out_dir={folder}"])
@@ -137,7 +133,7 @@ def checkpoint(path, small):
     """Makes the run that a command takes for granted: its gate or its mixer stands in the name."""
     path = Path(path)
     folder = path.parent if path.suffix == ".pt" else path
-    if folder.name in OF_A_HUB:
+    if folder.name == "qwen3":
         return imported(folder)
     if not (folder / "ckpt.pt").exists():
         mixer = "gla" if "gla" in folder.name else "softmax"

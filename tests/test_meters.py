@@ -54,16 +54,6 @@ def test_several_checkpoints_give_a_table_each_and_one_file_which_the_page_is_dr
     assert (trained / "page.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
-def test_decoding_speed_needs_a_headwise_gate(trained, mqar, helpers, tmp_path, capsys):
-    words = ["--skip_below=0.6", "--device=cpu", "--rows=2", "--score_batches=1"]
-    message = helpers.error_of(meters.main, [f"--checkpoint={trained}", *words])
-    assert message == "skip_below=0.6: no softmax layer has a headwise gate on its readout"
-    helpers.train(mqar, tmp_path, gate="headwise", block_size=96)
-    meters.main([f"--checkpoint={tmp_path}", *words])
-    (row,) = json.loads((tmp_path / "meters.json").read_text())["checkpoints"]
-    assert row["decoding"]["heads_skipped"] == 1.0 and "100.0% of the heads skipped" in capsys.readouterr().out
-
-
 def test_rows_of_one_token_have_nothing_to_measure(text, helpers, tmp_path):
     out = helpers.train(text, tmp_path / "out", block_size=1, max_iters=1, meters="false")
     message = helpers.error_of(meters.main, helpers.words(checkpoint=out, device="cpu"))
@@ -199,10 +189,6 @@ def test_a_mixer_without_weights_has_no_sink_and_all_else_is_measured_and_drawn(
 
     message = helpers.error_of(meters.main, [*words, "--maps=0.1"])
     assert message == "maps='0.1': layer 0 is longconv, which has no weights to draw"
-    meters.main([f"--checkpoint={out}", "--published=true", "--device=cpu", "--rows=1"])
-    assert f"longconv: {NO_WEIGHTS}" in capsys.readouterr().out
-    published = json.loads((out / "published.json").read_text())["checkpoints"][0]["layers"]
-    assert [i for i, layer in enumerate(published) if layer["first_token"] is None] == without
 
 
 def test_a_mixer_without_weights_keeps_every_other_promise(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gate import Gate
-from model import GPT, MIXERS, GPTConfig, Softmax
+from model import GPT, MIXERS, GPTConfig
 from ops.layers import manual_attention
 from ops.recurrence import recurrent
 from runs import probe
@@ -489,43 +489,6 @@ def test_the_pruned_share_is_that_of_the_values_under_the_threshold():
     with interventions.pruned(model, 0.1) as counts:
         model(tokens)
     assert counts[0] / counts[1] == pytest.approx(probe.summary(layers, T)["gate_below_0.1"]["readout"], abs=1e-3)
-
-
-class Forgetful(Softmax):
-    """Decodes without token 0."""
-
-    def remember(self, k, v, state, start):
-        k, v, mask = super().remember(k, v, state, start)
-        return k, v, torch.arange(k.shape[2])[None] > 0 if mask is None else mask
-
-
-@pytest.mark.parametrize(
-    "keys", [dict(), dict(n_kv_head=1, qk_norm=True, position="rope"), dict(attention="forgetful")]
-)
-@torch.no_grad()
-def test_decoding_without_closed_heads_is_the_pruned_model(keys, monkeypatch):
-    monkeypatch.setitem(MIXERS, "forgetful", Forgetful)
-    model, tokens = make_model(noise=0.5, gate="headwise", **keys), random_tokens()[:1]
-    before, (state, skipped_state) = model(tokens), (model.init_state() for _ in range(2))
-    with interventions.closed_heads_skipped(model, 0.5) as counts:
-        skipped = []
-        for start, end in ((0, 4), *((i, i + 1) for i in range(4, T))):
-            x, skipped_state = model.features(tokens[:, start:end], skipped_state, start)
-            skipped.append(x)
-    for start, end in ((0, 4), *((i, i + 1) for i in range(4, T))):
-        with interventions.pruned(model, 0.5 if start else 0.0):  # the prefill is whole
-            x, state = model.features(tokens[:, start:end], state, start)
-        torch.testing.assert_close(skipped.pop(0), x)
-    assert 0 < counts[0] < counts[1] == (T - 4) * 2 * H
-    assert torch.equal(model(tokens), before)
-    assert all("read" not in vars(block.mixer) for block in model.blocks)
-
-
-def test_heads_of_a_subclass_are_skipped_only_if_it_reads_as_softmax_does(helpers, monkeypatch):
-    monkeypatch.setitem(MIXERS, "child", type("Child", (Softmax,), {"read": lambda self, p, state, start: p.v}))
-    model = make_model(attention="child", gate="headwise")
-    message = helpers.error_of(interventions.decoding_speed, model, random_tokens()[:1], 0.1)
-    assert message == "skip_below=0.1: no softmax layer has a headwise gate on its readout"
 
 
 @torch.no_grad()
