@@ -157,7 +157,7 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
     """Every number of one checkpoint, ready for JSON. Raises UserError if the loss is not finite."""
     dtype = pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), model.wte.weight.device.type)
     T = model.config.block_size
-    memory.check_metering(config, model, dataset, dtype)
+    memory.check_evaluation(config, model, dataset, T)
     batches = list(itertools.islice(dataset.eval_batches(config.split, config.rows, T), config.score_batches))
     scores = loss_of(model, batches, T)
     check_loss(scores["loss"], path)

@@ -77,7 +77,7 @@ def main(argv: list[str]) -> None:
         if not is_mqar or dataset.kind != "examples" or dataset.vocab_size > model.config.vocab_size:
             raise UserError(f"{dataset.folder}: is no MQAR data set of at most {model.config.vocab_size} token ids")
         rows = min(config.num_samples, dataset.counts("val")["rows"])
-        memory.check_sampling(config, model, rows, memory.longest_row(dataset, "val", model.config.block_size))
+        memory.check_pass(config, model, rows, memory.longest_row(dataset, "val", model.config.block_size))
         show_answers(model, dataset, rows)
     elif trained_on.get("tokenizer") == "backcopy":
         dataset = open_dataset(config.dataset or trained_on.get("path", ""))
@@ -116,7 +116,7 @@ def write_samples(
     """Prints the prompt with its continuation, num_samples times. The model reads first_ids before the prompt."""
     prompt = read_prompt(config.start)
     idx = torch.tensor([[*first_ids, *tokenizer.encode(prompt)]], dtype=torch.long, device=model.wte.weight.device)
-    memory.check_sampling(config, model, None, max(1, idx.shape[1]))
+    memory.check_pass(config, model, 1, idx.shape[1])
     options: dict = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
     # if not even one fits, stream raises with the reason
     n_new = config.max_new_tokens or int(max(1, min(500, most_new_tokens(model, idx.shape[1]))))

@@ -45,7 +45,7 @@ import torch
 from tqdm import tqdm
 
 from data.shards import open_dataset
-from evaluate import evaluate
+from evaluate import evaluate, evaluation_rows
 from model import GPT, GPTConfig
 from ops import IGNORE
 from runs import memory, parallel
@@ -210,7 +210,7 @@ def train(
     config.vocab_size = config.vocab_size or dataset.vocab_size
     if config.vocab_size < dataset.vocab_size:
         raise UserError(f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
-    with processes.signals_held():  # the memory check takes a second, in which a signal would end the process unheard
+    with processes.signals_held():
         processes.on_main(lambda: notes.append(memory.check_training(config, resumed, dataset, processes)))
         with OutDir(config, processes, resumed) as out:
             run_steps(Run(config, processes, dataset, out, resumed, source, notes))
@@ -505,7 +505,7 @@ class Run:
             model,
             self.dataset,
             "val",
-            batch_size=memory.evaluation_rows(self.config, self.dataset),
+            batch_size=evaluation_rows(self.config, self.dataset),
             block_size=self.config.block_size,
             dtype=self.dtype,
             tokens=tokens,

@@ -8,7 +8,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from model import GPT, MIXERS, GPTConfig, Softmax
-from runs.memory import kinds_of
 
 NOT_SEEN = {"init", "block_size", "logit_softcap"}  # read by the start of the weights, the data and the output
 
@@ -83,5 +82,5 @@ def keys_read(config: GPTConfig, run: Callable) -> set[str]:
 
 def run_mixers(config: GPTConfig) -> None:
     with torch.device("cpu"), FakeTensorMode():
-        for name, gate in kinds_of(config)[1]:
+        for name, gate in {repr(layer): layer for layer in config.layers()}.values():  # one of each kind
             MIXERS[name](config, gate)(torch.zeros(1, 1, config.n_embd))

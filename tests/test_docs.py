@@ -9,10 +9,8 @@ Runs of experiments are listed (--dry_run), not made. A command of no known kind
 
 import configurator
 
-import contextlib
 import dataclasses
 import importlib
-import io
 import json
 import os
 import re
@@ -185,16 +183,6 @@ def run_experiment(words):
     importlib.import_module("experiment").main(words if "--run=false" in words else [*words, "--dry_run=true"])
 
 
-def run_scale(words):
-    """Of a tiny model; tests/test_parallel.py checks the numbers."""
-    sizes = dict(n_layer=1, n_embd=16, n_head=1, block_size=32, batch_size=1, vocab_size=300, processes=2)
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        importlib.import_module("runs.scale").main([*words, *(f"--{name}={size}" for name, size in sizes.items())])
-    titles, _, *rows = said.getvalue().splitlines()
-    assert "activations, recomputed" in titles and [row.split(" | ")[2] for row in rows] == ["ddp", "fsdp"]
-
-
 def run_prepare(name, words):
     prepare = importlib.import_module(f"data.{name}.prepare")
     if "--tokenizer=out/qwen3" in words:
@@ -243,8 +231,6 @@ def run(command, small):
     assert program == "python", f"{command}: no test knows how to run it"
     if words[:2] == ["-m", "pytest"]:
         return check_pytest(words[2:], environment)
-    if words[:2] == ["-m", "runs.scale"]:
-        return run_scale(words[2:])
     script, *words = words
     if "--help" in words:
         with pytest.raises(SystemExit, match="0"):

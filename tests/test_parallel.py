@@ -10,7 +10,6 @@ import copy
 import dataclasses
 import functools
 import json
-import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ import sample
 import train
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
-from runs import memory, parallel, scale
+from runs import memory, parallel
 from runs.finite import first_bad_tensor
 from runs.hardware import autocast
 from runs.probe import training_meters
@@ -338,12 +337,24 @@ def config_of(folder):
     return train.TrainConfig(**config)
 
 
+def collectives(config, world_size):
+    """{collective: bytes of the whole tensors that it makes in a step}, as docs/scale.md says."""
+    weights, shards = memory.weight_bytes(config), parallel.shards_of(config, world_size)
+    if config.parallel == "ddp":
+        return {"all_reduce": weights}
+    # blocks are gathered on the way forward and once more on the way back; what is no block's stays in between
+    gathered = config.gradient_accumulation_steps // world_size * (2 * weights - memory.sizes_of(config)[0])
+    made = {"all_gather": (shards, gathered), "reduce_scatter": (shards, weights)}
+    made["all_reduce"] = (world_size // shards, weights / shards)
+    return {name: size for name, (n, size) in made.items() if n > 1}
+
+
 @pytest.mark.parametrize("name", ["even", "one shard"])
 def test_processes_hold_and_send_what_the_arithmetic_says(name, of_two):
     run = of_two[0][name]
     config = config_of(run["folder"])
     held = {part: size for part, size in memory.held(config, 2).items() if part != "gathered"}
-    sent = {collective: size for collective, (_, size) in scale.collectives(config, 2).items()}
+    sent = collectives(config, 2)
     for seen in run["held"]:
         assert {collective: size for collective, size in seen.pop("sent").items() if size} == sent
         assert seen == held
@@ -356,40 +367,26 @@ def test_unequal_shards_are_the_whole_together_and_micro_steps_gather_again(of_t
     weights = memory.weight_bytes(config)
     assert together == {"parameters": weights, "gradients": weights, "optimizer": 2 * weights}
     # what is padded is sent, too
-    assert run["held"][0]["sent"]["all_gather"] == pytest.approx(
-        scale.collectives(config, 2)["all_gather"][1], rel=0.05
-    )
+    assert run["held"][0]["sent"]["all_gather"] == pytest.approx(collectives(config, 2)["all_gather"], rel=0.05)
 
 
-@pytest.mark.parametrize("model", scale.MODELS)
-def test_the_table_is_of_the_models_that_it_names(model):
-    config = scale.MODELS[model]
-    keys = {field.name: getattr(config, field.name) for field in dataclasses.fields(GPTConfig)}
+def test_the_document_s_example_is_what_a_process_holds():
+    keys = dict(n_layer=18, n_head=16, n_embd=2048, vocab_size=50_304, batch_size=8)
+    config = train.TrainConfig(**keys, gradient_accumulation_steps=8)
     with torch.device("meta"):
-        n_params = GPT(GPTConfig(**keys)).n_params()
-    assert n_params == pytest.approx({"125M": 125e6, "1B": 1e9}[model.split(":")[0]], rel=0.02)
+        size = 4 * GPT(GPTConfig(**{name: value for name, value in keys.items() if name != "batch_size"})).n_params()
     held = memory.held(config, 8)
-    assert held == {"parameters": 4 * n_params, "gradients": 8 * n_params, "optimizer": 8 * n_params}
-    sharded = memory.held(dataclasses.replace(config, parallel="fsdp", gradient_accumulation_steps=8), 8)
-    assert {name: 8 * sharded[name] for name in held} == held | {"gradients": 4 * n_params}
-    # a ring sends nearly twice what is summed
-    assert scale.sent(config, 8) == 2 * 7 / 8 * 4 * n_params
-
-
-def test_the_document_has_todays_table():
+    assert held == {"parameters": size, "gradients": 2 * size, "optimizer": 2 * size}
+    assert memory.held(config, 1) == held | {"gradients": size}  # DDP keeps a copy
+    sharded = memory.held(dataclasses.replace(config, parallel="fsdp"), 8)
+    assert {name: 8 * sharded[name] for name in held} == held | {"gradients": size}
+    micro_steps = dataclasses.replace(config, parallel="fsdp", gradient_accumulation_steps=16)
+    assert memory.held(micro_steps, 8) == sharded | {"gradients": size}
+    for world_size, shards in ((64, 8), (16, 16)):  # replicas hold no less
+        changed = dataclasses.replace(config, parallel="fsdp", shards=shards, gradient_accumulation_steps=world_size)
+        assert memory.held(changed, world_size)["parameters"] == size / shards
+    activations = memory.activations_at_least(config, "bfloat16", 8 * 1024)
     text = (ROOT / "docs" / "scale.md").read_text()
-    assert scale.table(scale.MODELS, [8, 64]) in text
-
-
-def test_shards_and_checkpointing_need_less_memory_by_the_estimate():
-    base = dict(n_layer=4, n_embd=64, n_head=2, vocab_size=300, block_size=64, gradient_accumulation_steps=4)
-    plain, fsdp, recomputed, one = (
-        memory.stepping(train.TrainConfig(**base, **keys), "float32", 64, n, "cuda")
-        for keys, n in (({}, 4), (dict(parallel="fsdp"), 4), (dict(activation_checkpointing=True), 4), ({}, 1))
-    )
-    assert fsdp["total"] < plain["total"] and recomputed["total"] < plain["total"]
-    assert fsdp["activations"] == plain["activations"] > 2 * recomputed["activations"]
-    assert one["gradients"] == plain["gradients"] / 2  # DDP keeps a copy
-    for parts in (plain, fsdp, recomputed, one):
-        assert 0 < parts["total"] <= sum(size for name, size in parts.items() if name != "total")
-        assert math.isfinite(parts["total"])
+    for row in (held, sharded):
+        cells = [f"{row.get(name, 0) / 1e9:.2f}" for name in ("parameters", "gradients", "optimizer", "gathered")]
+        assert f"| {' | '.join([*cells, f'{activations / 1e9:.2f}'])} |" in text
