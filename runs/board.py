@@ -1,58 +1,46 @@
 """TensorBoard beside metrics.jsonl: every number of its rows is a curve, "train/loss", "eval/meters/branch/0", ...
 
-board = Board("out/tensorboard", rows=[])       # the rows that a resumed run has from before
-board.add({"event": "train", "step": 0, "loss": 10.8})
-
 pip install tensorboard; tensorboard --logdir out
 """
 
 from configurator import UserError
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 SUFFIX = ".nanogate"  # of our event files: those of other programs in the folder stay there
 
 
-def remove_events(folder: Path | str) -> None:
+def remove_events(folder: Path) -> None:
     """Removes the event files of a run, unless the folder is a link to another one."""
-    for old in Path(folder).glob(f"events.out.tfevents.*{SUFFIX}") if not os.path.islink(folder) else ():
+    for old in folder.glob(f"events.out.tfevents.*{SUFFIX}") if not os.path.islink(folder) else ():
         old.unlink()
 
 
-class Board:
-    def __init__(self, folder: Path | str, rows: list[dict]):
-        """Writes the rows anew, so that those of steps which a kill has undone stand there once, not twice."""
-        remove_events(folder)
-        self.writer = import_writer()(folder, filename_suffix=SUFFIX)
-        for row in rows:
-            self.add(row)
-
-    def add(self, row: dict) -> None:
-        values = {name: value for name, value in row.items() if name not in ("event", "step")}
-        for name, value in numbers_of(values, row["event"]):
-            self.writer.add_scalar(name, value, row["step"])
-
-    def flush(self) -> None:
-        self.writer.flush()
-
-    def close(self) -> None:
-        self.writer.close()
-
-
-def numbers_of(value: object, name: str) -> Iterator[tuple[str, float]]:
-    """The numbers in a row, at any depth, each with the path to it."""
-    if isinstance(value, dict | list):
-        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from numbers_of(part, f"{name}/{key}")
-    elif isinstance(value, int | float):
-        yield name, float(value)
-
-
-def import_writer() -> type:
+def import_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UserError("logger='tensorboard': it is not installed: pip install tensorboard") from None
     return SummaryWriter
+
+
+def open_board(folder: Path, rows: list[dict]) -> Any:
+    """A SummaryWriter of rows that are written anew: those of steps which a kill has undone stand there once."""
+    remove_events(folder)
+    board = import_writer()(folder, filename_suffix=SUFFIX)
+    for row in rows:
+        add_row(board, row)
+    return board
+
+
+def add_row(board: Any, row: dict) -> None:
+    """Adds the numbers of a row, at any depth, each under the path to it."""
+    parts: list[tuple[str, Any]] = [(row["event"], {key: x for key, x in row.items() if key not in ("event", "step")})]
+    for name, value in parts:  # grows meanwhile
+        if isinstance(value, dict | list):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            parts += [(f"{name}/{key}", part) for key, part in items]
+        elif isinstance(value, int | float):
+            board.add_scalar(name, float(value), row["step"])

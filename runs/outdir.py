@@ -29,7 +29,7 @@ import torch
 
 from runs import checkpoint as checkpoints
 from runs import files
-from runs.board import Board, import_writer, remove_events
+from runs.board import add_row, import_writer, open_board, remove_events
 from runs.hardware import Processes, places_of_torchrun
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -101,7 +101,7 @@ class OutDir:
                 self.metrics.write(json.dumps(row, allow_nan=False) + "\n")
                 self.metrics.flush()
                 if self.board is not None:
-                    self.board.add(row)
+                    add_row(self.board, row)
             except OSError as error:
                 raise self._cannot_write(error) from None
 
@@ -174,7 +174,7 @@ class OutDir:
             write_text(file, "".join(json.dumps(row) + "\n" for row in self.kept))
             self.metrics = files.open_in_place(file)
             if self.config.logger == "tensorboard":
-                self.board = Board(self.path / "tensorboard", self.kept)
+                self.board = open_board(self.path / "tensorboard", self.kept)
         except OSError as error:
             raise self._cannot_write(error) from None
 
