@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
     keep_freed_memory()  # for all sides
     config.device = pick_device(config.device)
     if "gpu" in config.what and config.device != "cuda":
-        raise UserError(f"what=gpu: measures on a GPU, and the device is {config.device}; docs/gpu.md says what is known")
+        raise UserError(f"what=gpu: measures on a GPU, and the device is {config.device}; see docs/gpu.md")
     config.dtype = pick_dtype(config.dtype, config.device)
     if config.device == "cuda":
         torch.set_float32_matmul_precision("high")  # for all sides, as train.py and nanoGPT's do

@@ -52,55 +52,61 @@ TOKENIZER_FILES = (
 LEFT_OUT = ("model.visual.", "visual.", "mtp.", "model.mtp.")
 BUFFERS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # angles; GPT-2's causal masks, no biases
 
-# the fields of a config.json that are read; files.wrong_field says how the table is read
+# A table for each family: the fields of its config.json that are read, our key, if it is one alone, and the values that
+# the field may have (files.wrong_field says how they are read). A field whose name ends in "?" may be missing.
 COUNT, NUMBER, MAYBE = (int, 1, 1 << 40), (float, 0, 1e12), (int, 1, 1 << 40, None)
-ROPE = (dict, 0, 99, None)
-FIELDS = {
-    "vocab_size": COUNT,
-    "hidden_size": COUNT,
-    "intermediate_size": COUNT,
-    "num_hidden_layers": (int, 1, 10_000),
-    "num_attention_heads": COUNT,
-    "num_key_value_heads?": MAYBE,
-    "head_dim?": MAYBE,
-    "max_position_embeddings": COUNT,
-    "hidden_act?": (str, 1, 99),
-    "rms_norm_eps?": NUMBER,
-    "rope_theta?": NUMBER,
-    "rope_scaling?": ROPE,
-    "rope_parameters?": ROPE,
-    "partial_rotary_factor?": (float, 0, 1),
-    "tie_word_embeddings?": (bool, 0, 1),
-    "layer_types?": [(str, 1, 99), 1, 10_000],
-    "full_attention_interval?": COUNT,
-    "num_experts?": (int, 0, 1 << 40, None),
-    "decoder_sparse_step?": COUNT,
-    "mlp_only_layers?": [(int, 0, 10_000), 0, 10_000],
-    "linear_num_value_heads?": COUNT,
-    "linear_num_key_heads?": COUNT,
-    "linear_key_head_dim?": COUNT,
-    "linear_value_head_dim?": COUNT,
-    "linear_conv_kernel_dim?": COUNT,
+FLAG, WORD, LAYERS, ROPE = (bool, 0, 1), (str, 1, 99), (int, 1, 10_000), (dict, 0, 99, None)
+FIELDS: dict[str, tuple] = {
+    "num_hidden_layers": (LAYERS, "n_layer"),
+    "num_attention_heads": (COUNT, "n_head"),
+    "head_dim?": (MAYBE, "head_dim"),
+    "num_key_value_heads?": (MAYBE, "n_kv_head"),
+    "hidden_size": (COUNT, "n_embd"),
+    "max_position_embeddings": (COUNT, "block_size"),
+    "vocab_size": (COUNT, "vocab_size"),
+    "intermediate_size": (COUNT, "mlp_width"),
+    "tie_word_embeddings?": (FLAG, "tie_embeddings"),
+    "rms_norm_eps?": (NUMBER, "norm_eps"),
+    "hidden_act?": (WORD,),
+    "rope_theta?": (NUMBER,),
+    "rope_scaling?": (ROPE,),
+    "rope_parameters?": (ROPE,),
+    "partial_rotary_factor?": ((float, 0, 1),),
+    "layer_types?": ([WORD, 1, 10_000],),
+    "full_attention_interval?": (COUNT,),
+    "num_experts?": ((int, 0, 1 << 40, None),),
+    "decoder_sparse_step?": (COUNT,),
+    "mlp_only_layers?": ([(int, 0, 10_000), 0, 10_000],),
 }
-FIELDS_OF_GPT2 = {
-    "vocab_size": COUNT,
-    "n_embd": COUNT,
-    "n_layer": (int, 1, 10_000),
-    "n_head": COUNT,
-    "n_positions": COUNT,
-    "n_inner?": COUNT,
-    "activation_function?": (str, 1, 99),
-    "layer_norm_epsilon?": NUMBER,
-    "scale_attn_weights?": (bool, 0, 1),
-    "scale_attn_by_inverse_layer_idx?": (bool, 0, 1),
-    "tie_word_embeddings?": (bool, 0, 1),
+FIELDS_OF_DELTA: dict[str, tuple] = {
+    "linear_num_value_heads?": (COUNT, "delta_heads"),
+    "linear_num_key_heads?": (COUNT, "delta_key_heads"),
+    "linear_key_head_dim?": (COUNT, "delta_key_dim"),
+    "linear_value_head_dim?": (COUNT, "delta_value_dim"),
+    "linear_conv_kernel_dim?": (COUNT,),
 }
-ALIASES_OF_GPT2 = {
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "max_position_embeddings": "n_positions",
+FIELDS_OF_GPT2: dict[str, tuple] = {
+    "n_layer": (LAYERS, "n_layer"),
+    "n_head": (COUNT, "n_head"),
+    "n_embd": (COUNT, "n_embd"),
+    "n_positions": (COUNT, "block_size"),
+    "vocab_size": (COUNT, "vocab_size"),
+    "n_inner?": (COUNT, "mlp_width"),
+    "tie_word_embeddings?": (FLAG, "tie_embeddings"),
+    "layer_norm_epsilon?": (NUMBER, "norm_eps"),
+    "activation_function?": (WORD,),
+    "scale_attn_weights?": (FLAG,),
+    "scale_attn_by_inverse_layer_idx?": (FLAG,),
 }
+
+
+def names_of(fields: dict[str, tuple]) -> dict[str, str]:
+    """{our key: their name}"""
+    return {ours[0]: name.rstrip("?") for name, (_, *ours) in fields.items() if ours}
+
+
+NAMES, NAMES_OF_DELTA, NAMES_OF_GPT2 = names_of(FIELDS), names_of(FIELDS_OF_DELTA), names_of(FIELDS_OF_GPT2)
+ALIASES_OF_GPT2 = {NAMES[key]: NAMES_OF_GPT2[key] for key in ("n_embd", "n_layer", "n_head", "block_size")}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -121,7 +127,8 @@ def family_of(config: dict) -> str:
 def keys_of(config: dict, block_size: int) -> dict[str, Any]:
     """The keys of GPTConfig for a config.json of theirs. Raises UserError for what the model here does not have."""
     family = family_of(config)
-    if wrong := wrong_field(config, FIELDS_OF_GPT2 if family == "gpt2" else FIELDS):
+    fields = FIELDS_OF_GPT2 if family == "gpt2" else FIELDS | FIELDS_OF_DELTA
+    if wrong := wrong_field(config, {name: rule for name, (rule, *_) in fields.items()}):
         raise UserError(wrong)
     if config.get("quantization_config"):
         raise UserError("quantization_config: its weights are quantised; take the folder of those that are not")
@@ -155,19 +162,11 @@ def keys_of(config: dict, block_size: int) -> dict[str, Any]:
     if config.get("head_dim") is None and family != "llama":
         raise UserError("it has no head_dim")
 
-    head_dim = config.get("head_dim") or width // n_head
+    given = {"rms_norm_eps": 1e-6, "num_key_value_heads": n_head, "head_dim": width // n_head} | config
     return {
-        "n_layer": n_layer,
-        "n_head": n_head,
-        "head_dim": head_dim,
-        "n_kv_head": config.get("num_key_value_heads") or n_head,
-        "n_embd": width,
+        **{key: given[name] for key, name in NAMES.items()},
         "block_size": min(block_size, config["max_position_embeddings"]),
-        "vocab_size": config["vocab_size"],
         "mlp": "swiglu",
-        "mlp_width": config["intermediate_size"],
-        "tie_embeddings": config["tie_word_embeddings"],
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
         "rope_base": base,
         "rope_fraction": fraction,
         "qk_norm": config.get("use_qk_norm", True) if family == "qwen3" else is_gated,
@@ -188,18 +187,13 @@ def gpt2_keys(config: dict, block_size: int) -> dict[str, Any]:
         raise UserError(
             "scale_attn_weights, scale_attn_by_inverse_layer_idx: scores are scaled by the width alone here"
         )
+    given = {"n_inner": 4 * config["n_embd"], "layer_norm_epsilon": 1e-5} | config
     return {
-        "n_layer": config["n_layer"],
-        "n_head": config["n_head"],
+        **{key: given[name] for key, name in NAMES_OF_GPT2.items()},
         "n_kv_head": config["n_head"],
-        "n_embd": config["n_embd"],
         "block_size": min(block_size, config["n_positions"]),
-        "vocab_size": config["vocab_size"],
         "mlp": mlp,
-        "mlp_width": config.get("n_inner") or 4 * config["n_embd"],
-        "tie_embeddings": config["tie_word_embeddings"],
         "norm": "layer",
-        "norm_eps": config.get("layer_norm_epsilon", 1e-5),
         "bias": True,
         "position": "learned",
     }
@@ -230,78 +224,54 @@ def layers_of(config: dict, family: str) -> dict[str, Any]:
         return keys
     if config.get("linear_conv_kernel_dim", 4) != 4:
         raise UserError(f"linear_conv_kernel_dim={config['linear_conv_kernel_dim']}: gated_deltanet's width is 4")
-    names = {
-        "delta_heads": "linear_num_value_heads",
-        "delta_key_heads": "linear_num_key_heads",
-        "delta_key_dim": "linear_key_head_dim",
-        "delta_value_dim": "linear_value_head_dim",
-    }
-    if missing := next((name for name in names.values() if name not in config), None):
+    if missing := next((name for name in NAMES_OF_DELTA.values() if name not in config), None):
         raise UserError(f"it has no {missing}")
-    return keys | {ours: config[name] for ours, name in names.items()}
+    return keys | {ours: config[name] for ours, name in NAMES_OF_DELTA.items()}
 
 
-NO_ENDS = {"bos_token_id": None, "eos_token_id": None}  # some classes would take a number of their own for the end
+CLASSES = {  # of transformers that are written
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+}
 
 
 def config_of(config: GPTConfig, mlp_width: int, dtype: torch.dtype) -> dict[str, Any]:
     """Their config.json for a model of ours. Whether it says all of the model is seen by reading it back."""
-    if config.norm == "layer":
-        return {
-            "architectures": ["GPT2LMHeadModel"],
-            "model_type": "gpt2",
-            "dtype": str(dtype).removeprefix("torch."),
-            "vocab_size": config.vocab_size,
-            "n_embd": config.n_embd,
-            "n_layer": config.n_layer,
-            "n_head": config.n_head,
-            "n_positions": config.block_size,
-            "n_inner": mlp_width,
-            "activation_function": "gelu" if config.mlp == "gelu" else "gelu_new",
-            "layer_norm_epsilon": config.norm_eps,
-            "tie_word_embeddings": config.tie_embeddings,
-            "embd_pdrop": config.dropout,
-            "resid_pdrop": config.dropout,
-            "attn_pdrop": 0.0,
-            **NO_ENDS,
-        }
-    layers = config.layers()
+    layers, delta = config.layers(), ("delta_key_heads", "delta_heads", "delta_key_dim", "delta_value_dim")
+    keys: dict[str, Any] = dataclasses.asdict(config) | dict(zip(delta, config.delta_sizes, strict=True))
+    keys |= {"n_kv_head": config.n_kv_head or config.n_head, "mlp_width": mlp_width}
     has_gate = any(gate.native or gate.positions for _, gate in layers)
     family = "qwen3_next" if has_gate else "qwen3" if config.qk_norm else "llama"
-    name = {"llama": "Llama", "qwen3": "Qwen3", "qwen3_next": "Qwen3Next"}[family]
-    key_heads, heads, key_dim, value_dim = config.delta_sizes
+    if config.norm == "layer":
+        family = "gpt2"
+    names = NAMES_OF_GPT2 if family == "gpt2" else NAMES
     about = {
-        "architectures": [f"{name}ForCausalLM"],
+        "architectures": [CLASSES[family]],
         "model_type": family,
         "dtype": str(dtype).removeprefix("torch."),
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.n_embd,
-        "intermediate_size": mlp_width,
-        "num_hidden_layers": config.n_layer,
-        "num_attention_heads": config.n_head,
-        "num_key_value_heads": config.n_kv_head or config.n_head,
-        "head_dim": config.head_dim,
+        **{theirs: keys[ours] for ours, theirs in names.items()},
+        **dict.fromkeys(("bos_token_id", "eos_token_id")),  # some classes would take a number of their own for the end
+    }
+    if family == "gpt2":
+        dropout = dict.fromkeys(("embd_pdrop", "resid_pdrop"), config.dropout) | {"attn_pdrop": 0.0}
+        return about | dropout | {"activation_function": "gelu" if config.mlp == "gelu" else "gelu_new"}
+    about |= {
         "hidden_act": "silu",
-        "max_position_embeddings": config.block_size,
-        "rms_norm_eps": config.norm_eps,
-        "tie_word_embeddings": config.tie_embeddings,
         "attention_bias": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
         "rope_theta": config.rope_base,  # for versions of transformers before 5
-        **NO_ENDS,
     }
     if family != "qwen3_next":
         return about
     kinds = {"softmax": "full_attention", "gated_deltanet": "linear_attention"}
     return about | {
+        **{theirs: keys[ours] for ours, theirs in NAMES_OF_DELTA.items()},
+        "linear_conv_kernel_dim": 4,
         "partial_rotary_factor": config.rope_fraction,
         "layer_types": [kinds.get(mixer, mixer) for mixer, _ in layers],
         "mlp_only_layers": list(range(config.n_layer)),  # no layer has experts
-        "linear_num_value_heads": heads,
-        "linear_num_key_heads": key_heads,
-        "linear_key_head_dim": key_dim,
-        "linear_value_head_dim": value_dim,
-        "linear_conv_kernel_dim": 4,
     }
 
 
@@ -327,6 +297,28 @@ def split_rows(weight: torch.Tensor, groups: int, sizes: list[int]) -> list[torc
 def join_rows(weights: list[torch.Tensor], groups: int) -> torch.Tensor:
     """The inverse of split_rows."""
     return torch.cat([weight.unflatten(0, (groups, -1)) for weight in weights], dim=1).flatten(0, 1)
+
+
+def rows_part(theirs: dict[str, tuple[int, list[str]]], ours: dict[str, list[str]], sizes: dict[str, int]) -> Part:
+    """Linear layers that share out the same blocks of rows otherwise; sizes: the rows of each block.
+
+    theirs: {name: (groups, its blocks, interleaved in so many groups)}; ours: {name: its blocks, one after the other}
+    """
+
+    def to_ours(weights):
+        rows = {}
+        for weight, (groups, blocks) in zip(weights, theirs.values(), strict=True):
+            parts = split_rows(weight, groups, [sizes[block] for block in blocks])
+            rows |= dict(zip(blocks, parts, strict=True))
+        return [torch.cat([rows[block] for block in blocks]) for blocks in ours.values()]
+
+    def to_theirs(weights):
+        rows = {}
+        for weight, blocks in zip(weights, ours.values(), strict=True):
+            rows |= dict(zip(blocks, weight.split([sizes[block] for block in blocks]), strict=True))
+        return [join_rows([rows[block] for block in blocks], groups) for groups, blocks in theirs.values()]
+
+    return Part(list(theirs), list(ours), to_ours, to_theirs)
 
 
 def parts_of(config: GPTConfig, family: str) -> Iterator[Part]:
@@ -386,50 +378,28 @@ def gpt2_parts(config: GPTConfig) -> Iterator[Part]:
 def softmax_part(config: GPTConfig, family: str, granularity: str, theirs: str, ours: str) -> Part:
     """q_proj, which may have the gate's rows, k_proj and v_proj."""
     H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
-    gate = {"none": 0, "headwise": H, "elementwise": H * D}[granularity]
-    groups, sizes = H if family in WITH_NORMS_OF_ONE_PLUS else Hk, [H * D, gate]
-    of_theirs, of_ours = [f"{theirs}{name}_proj.weight" for name in "qkv"], [f"{ours}qkv.weight"]
-    rows = [H * D, Hk * D, Hk * D]
-    if not gate:
-        return Part(of_theirs, of_ours, lambda w: [torch.cat(w)], lambda w: list(w[0].split(rows)))
-
-    def to_ours(weights):
-        q, g = split_rows(weights[0], groups, sizes)
-        return [torch.cat([q, *weights[1:]]), g]
-
-    def to_theirs(weights):
-        q, k, v = weights[0].split(rows)
-        return [join_rows([q, weights[1]], groups), k, v]
-
-    return Part(of_theirs, [*of_ours, f"{ours}gates.readout.proj.weight"], to_ours, to_theirs)
+    sizes = {
+        "q": H * D,
+        "k": Hk * D,
+        "v": Hk * D,
+        "gate": {"none": 0, "headwise": H, "elementwise": H * D}[granularity],
+    }
+    of_ours, in_q_proj = {f"{ours}qkv.weight": ["q", "k", "v"]}, ["q"]
+    if granularity != "none":
+        of_ours[f"{ours}gates.readout.proj.weight"] = ["gate"]
+        in_q_proj.append("gate")
+    groups = H if family in WITH_NORMS_OF_ONE_PLUS else Hk
+    of_theirs = {"q": (groups, in_q_proj), "k": (1, ["k"]), "v": (1, ["v"])}
+    return rows_part({f"{theirs}{name}_proj.weight": rows for name, rows in of_theirs.items()}, of_ours, sizes)
 
 
 def delta_parts(config: GPTConfig, family: str, theirs: str, ours: str) -> Iterator[Part]:
     """The parts of a Gated DeltaNet. Ours has rows [q, k, v, beta, dt] in in_proj, and its gate z apart."""
     Hk, H, Dk, Dv = config.delta_sizes
-    of_ours = [f"{ours}in_proj.weight", f"{ours}gates.native.proj.weight"]
-    rows = [Hk * Dk, Hk * Dk, H * Dv]
-    if family == "qwen3_next":
-        of_theirs = [f"{theirs}in_proj_{name}.weight" for name in ("qkvz", "ba")]
-
-        def to_ours(weights):
-            *qkv, z = split_rows(weights[0], Hk, [*rows, H * Dv])
-            return [torch.cat([*qkv, *split_rows(weights[1], Hk, [H, H])]), z]
-
-        def to_theirs(weights):
-            *qkv, b, a = weights[0].split([*rows, H, H])
-            return [join_rows([*qkv, weights[1]], Hk), join_rows([b, a], Hk)]
-
-    else:
-        of_theirs = [f"{theirs}in_proj_{name}.weight" for name in ("qkv", "b", "a", "z")]
-
-        def to_ours(weights):
-            return [torch.cat(weights[:3]), weights[3]]
-
-        def to_theirs(weights):
-            return [*weights[0].split([sum(rows), H, H]), weights[1]]
-
-    yield Part(of_theirs, of_ours, to_ours, to_theirs)
+    sizes = {"q": Hk * Dk, "k": Hk * Dk, "v": H * Dv, "z": H * Dv, "b": H, "a": H}
+    of_ours = {f"{ours}in_proj.weight": [*"qkvba"], f"{ours}gates.native.proj.weight": ["z"]}
+    of_theirs = (("qkvz", Hk), ("ba", Hk)) if family == "qwen3_next" else (("qkv", 1), ("b", 1), ("a", 1), ("z", 1))
+    yield rows_part({f"{theirs}in_proj_{rows}.weight": (n, [*rows]) for rows, n in of_theirs}, of_ours, sizes)
     conv = [f"{theirs}conv1d.weight"], [f"{ours}conv.weight"]  # theirs (channels, 1, width), ours (width, channels)
     yield Part(*conv, lambda w: [w[0].squeeze(1).T], lambda w: [w[0].T[:, None]])
     for name in ("dt_bias", "A_log", "norm.weight", "out_proj.weight"):
