@@ -4,8 +4,8 @@
     check_pass(config, model, rows, length)                                 the same for a forward pass
 
 Parameters, gradients and moments are counted to the byte. Of the activations only those count that no block can do
-without, the outputs of its matrices: a step takes some times as much. So nothing is refused that would fit. Where
-memory runs short all the same, the run ends with one line (configurator.run).
+without, the outputs of its matrices: a step takes 2 to 11 times as much. So nothing is refused that would fit. Where
+torch reports a shortage all the same, the run ends with one line (configurator.report).
 """
 
 from configurator import UserError
