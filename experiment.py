@@ -48,7 +48,7 @@ from ops import IGNORE
 from runs.files import wrong_field
 from runs.hardware import autocast, keep_freed_memory, pick_device, pick_dtype, seconds_of
 from runs.outdir import write_text
-from study import claims, curves, mixers, power, ranks, rates, report, stats, tables
+from study import claims, curves, mixers, power, ranks, rates, report, tables
 from study.arms import WEIGHTS, all_arms, all_claims, arms_named, check_named
 from study.leases import alone
 from study.plan import choose_rates, known_runs, name_of, runs_of, steps_of, unknown_runs
@@ -96,8 +96,8 @@ class ExperimentConfig:
     rate_of: dict = key({}, "{arm: the arm whose chosen rate it takes, untried itself}")
     select_by: str = key(
         "auc",
-        "auc: area under the curve, of short runs first; last: their last value; end: that of full runs at all rates",
-        choices=("auc", "last", "end"),
+        "auc: area under the curve; last: its last value",
+        choices=("auc", "last"),
     )
     selection_iters: list[int] = key(
         [],
@@ -109,7 +109,6 @@ class ExperimentConfig:
         False, "true: a mixer's arms share the rate best for their mean, but for one that is better by a standard error"
     )
     widen_rates: bool = key(True, "a choice at the edge of the rates tries the next one beyond (false: it does not)")
-    rates_at: str | None = key(None, "the setting that rates are chosen in, for all (None: in each its own)")
     prepare: str = key("mqar", "which data/*/prepare.py makes the data")
     data: dict = key({}, "keys of that script; a later data is added to it", merge=True)
     metric: str = key("accuracy", "what the table and the curves show", choices=("accuracy", "val_loss"))
@@ -127,11 +126,10 @@ class ExperimentConfig:
     claims: dict = key(
         {},
         '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged by study/stats; '
-        '"other_than": in place of above, for a change in either direction; there may be a "setting"; "of": the keys '
-        'that lead to another number of the rows than the metric; "sides": 1 for a one-sided test; "in": n for a '
-        'count, which passes if n seeds are above the threshold; "within": half of a band around zero that counts as '
-        'no effect; "family": a name for the question; "looks": [6, 12] for two, after so many seeds; '
-        '"exploratory": true; "pool": mixers, for a contrast of variants, pooled over them; "each": a claim in each '
+        '"other_than": in place of above, for a change in either direction; "of": the keys that lead to another number '
+        'of the rows than the metric; "sides": 1 for a one-sided test; "in": n for a count, passed if n seeds are '
+        'above the threshold; "within": half of a band around zero that counts as no effect; "family": a name for the '
+        'question; "exploratory": true; "pool": mixers, for a contrast of variants; "each": a claim in each of them '
         "(study/arms.py)",
     )
     ranks: dict = key(
@@ -146,7 +144,6 @@ class ExperimentConfig:
     pair_spread: float | None = key(
         None, "--dry_run without rows: the standard deviation of a difference of two arms, which is assumed", above=0
     )
-    scenarios: dict = key({}, "{scenario: {claim: the verdict it needs}}, looked for in each setting")
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
     dry_run: bool = key(False, "show the list and its estimated hours, and do nothing")
     out_dir: str | None = key(
@@ -228,7 +225,7 @@ class ExperimentConfig:
                     f"max_iters={keys.max_iters} of arm {run['arm']!r}"
                 )
             configurator.build(script_of(self.prepare).Config, run["data"], source="data")
-        has_short_runs = len(self.learning_rates) > 2 and len(self.selection_iters) != 1 and self.select_by != "end"
+        has_short_runs = len(self.learning_rates) > 2 and len(self.selection_iters) != 1
         if self.pool_rates and has_short_runs:
             raise UserError(
                 "pool_rates=True: arms compare all rates in runs of one length: give selection_iters one number, as in "
@@ -254,16 +251,8 @@ class ExperimentConfig:
         for arm, other in self.rate_of.items():
             check_named("rate_of", arm, self.arms, "arms")
             check_named(f"rate_of: {arm}", other, [arm for arm in self.arms if arm not in self.rate_of], "other arms")
-        if self.rates_at is not None:
-            check_named("rates_at", self.rates_at, self.settings, "settings")
-        if (self.rate_of or self.rates_at) and not self.selection_seeds:
-            raise UserError("rate_of, rates_at: without selection_seeds no rate is chosen")
-        for name, needed in self.scenarios.items():
-            if not isinstance(needed, dict):
-                raise UserError(f"scenarios: {name}={show(needed)}: must be a dict of claims and their verdicts")
-            for claim, word in needed.items():
-                check_named(f"scenarios: {name}", claim, self.claims, "claims")
-                configurator.check_choice(f"scenarios: {name}: {claim}", word, stats.WORDS)
+        if self.rate_of and not self.selection_seeds:
+            raise UserError("rate_of: without selection_seeds no rate is chosen")
         if self.gpus and not self.dry_run:
             raise UserError(f"gpus={self.gpus}: is for --dry_run=true; CUDA_VISIBLE_DEVICES says which GPUs are used")
         if bool(self.selection_seeds) and not self.learning_rates:
@@ -306,37 +295,28 @@ class ExperimentConfig:
             raise UserError(f"claims: {name}: {wrong}")
         if "other_than" in claim and {"above", "sides"} & set(claim):
             raise UserError(f"claims: {name}: other_than is a threshold with two sides: it needs no above and no sides")
-        if "in" in claim and ("above" not in claim or {"sides", "within", "family", "looks"} & set(claim)):
+        if "in" in claim and ("above" not in claim or {"sides", "within", "family"} & set(claim)):
             raise UserError(
-                f"claims: {name}: a count (in) needs above, and has no sides, within, family or looks: it is no test"
+                f"claims: {name}: a count (in) needs above, and has no sides, within or family: it is no test"
             )
         path = claim.get("of", [self.metric])
         is_text = type(path[0]) is str
         kinds = [int, float] if is_text and path[0] in curves.METRICS else [str]
         if not is_text or any(type(part) not in kinds for part in path[1:]):
             raise UserError(f"claims: {name}: of={show(path)}: must be names; log_steps and lost take a number")
-        if path[0] in curves.METRICS and len(path) != 1 + curves.PARAMETERS[path[0]]:
-            example = ["auc"] if path[0] == "auc" else [path[0], 0.9]
-            raise UserError(f"claims: {name}: of={show(path)}: must be like {show(example)}")
+        if path[0] in curves.METRICS and len(path) != 2:
+            raise UserError(f"claims: {name}: of={show(path)}: must be like {show([path[0], 0.9])}")
         if path == ["log"]:
             raise UserError(f"claims: {name}: of={show(path)}: must be like {show(['log', 'val_loss'])}")
         is_across = tables.is_across_settings(claim)
-        for setting in claim["contrast"] if is_across else [claim["setting"]] if "setting" in claim else []:
+        for setting in claim["contrast"] if is_across else []:
             check_named(f"claims: {name}: setting", setting, self.settings, "settings")
         for weights in claim["contrast"].values() if is_across else [claim["contrast"]]:
             if wrong := wrong_field(weights, WEIGHTS):
                 raise UserError(f"claims: {name}: {wrong}")
             for arm in weights:
                 check_named(f"claims: {name}", arm, self.arms, "arms")
-        looks = claim.get("looks", [])
-        if looks and looks[0] >= looks[1]:
-            raise UserError(f"claims: {name}: looks={looks}: must be two numbers of seeds, the smaller one first")
         for weights in tables.contrasts_of(self, claim).values():
-            if looks and len(tables.seeds_of_claim(self, weights)) not in looks:
-                raise UserError(
-                    f"claims: {name}: looks={looks}: its arms have {len(tables.seeds_of_claim(self, weights))} seeds, "
-                    "which must be those of one of the looks"
-                )
             if claim.get("in", 0) > len(tables.seeds_of_claim(self, weights)):
                 raise UserError(f"claims: {name}: in={claim['in']}: is more than the seeds of its arms")
 
@@ -362,12 +342,10 @@ CLAIM = {
     "above?": (float, -1e9, 1e9),
     "other_than?": (float, -1e9, 1e9),
     "within?": (float, 1e-9, 1e9),
-    "setting?": (str, 0, 999),
     "of?": [object, 1, 9],
     "sides?": (int, 1, 2),
     "in?": (int, 1, 999),
     "family?": (str, 1, 99),
-    "looks?": [(int, 2, 999), 2, 2],
     "exploratory?": (bool, 0, 1),
 }
 
@@ -421,7 +399,7 @@ def main(argv: list[str]) -> None:
             write_text(out_dir / "claims.json", json.dumps(found, indent=1) + "\n")
         else:
             (out_dir / "claims.json").unlink(missing_ok=True)
-        shown = [tables.scenarios_table(config, judged), *tables.parts(config, rows), *([of_rates] if of_rates else [])]
+        shown = [*tables.parts(config, rows), *([of_rates] if of_rates else [])]
         verdicts = claims.table(records) if records else None
         page = report.write_page(rows, figures, out_dir / "report.html", shown, command, about_of(argv), verdicts)
         for name in report.DRAWN - {figure.name for figure in figures}:  # of claims and arms that are gone

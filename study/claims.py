@@ -64,8 +64,7 @@ def unit_of(claim: dict) -> str:
 
 def measured(claim: dict) -> str | None:
     """The name of what a claim is about, if it is one that is better high or low."""
-    of = [claim["metric"]] if claim["of"][0] == "auc" else claim["of"]
-    return next((word for word in of if word in HIGHER + LOWER), None)
+    return next((word for word in claim["of"] if word in HIGHER + LOWER), None)
 
 
 RATIO = "ratio of steps"

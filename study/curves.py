@@ -1,6 +1,5 @@
 """What a run's learning curve says beyond its end: numbers with more power, which claims may be about.
 
-    "of": ["auc"]               the mean height of the curve over the steps of the run
     "of": ["log_steps", 0.9]    the logarithm of the steps to the first evaluation over 0.9; of a run that never gets
                                 there, that of its horizon
     "of": ["lost", 0.9]         1 if the run never gets there, else 0: the mean is the fraction of runs lost
@@ -11,8 +10,7 @@ there; one that was not finite has no area under its curve, and never gets there
 mean of log_steps is the restricted mean of the logarithm. Where both runs of a pair never get there, the difference is
 zero, a tie.
 
-Survival curves and the log-rank test take all runs that have not solved the task at a step as still at risk of solving
-it: see `survival` and `log_rank`.
+Survival curves take all runs that have not solved the task at a step as still at risk of solving it: see `survival`.
 """
 
 import math
@@ -57,12 +55,11 @@ def lost(row: dict, threshold: float) -> float:
     return float(steps_to(row, threshold) is None)
 
 
-METRICS: dict = {"auc": area, "log_steps": log_steps, "lost": lost}
-PARAMETERS = {"auc": 0, "log_steps": 1, "lost": 1}  # how many numbers follow the name
+METRICS: dict = {"log_steps": log_steps, "lost": lost}  # of a row and a threshold
 
 
 def times(rows: Iterable[dict], threshold: float) -> tuple[list[float], list[bool]]:
-    """(steps to the threshold, whether each is censored at the horizon), for `survival` and `log_rank`."""
+    """(steps to the threshold, whether each is censored at the horizon), for `survival`."""
     found = [(steps_to(row, threshold), horizon_of(row)) for row in rows]
     return [horizon if step is None else float(step) for step, horizon in found], [step is None for step, _ in found]
 
@@ -77,30 +74,3 @@ def survival(steps: Sequence[float], is_censored: Sequence[bool]) -> list[tuple[
 def censored(steps: Sequence[float], is_censored: Sequence[bool]) -> stats.CensoredData:
     there = [step for step, is_open in zip(steps, is_censored, strict=True) if not is_open]
     return stats.CensoredData(there, right=[s for s, is_open in zip(steps, is_censored, strict=True) if is_open])
-
-
-def log_rank(strata: Iterable[tuple]) -> tuple[float, float]:
-    """The stratified log-rank test that two groups get there equally soon -> (z, two-sided p).
-
-    strata: [((steps, is_censored), (steps, is_censored)), ...], what `times` returns for the two groups in each stratum
-    (a mixer, a setting). A positive z: the first group is sooner. With one stratum it is scipy.stats.logrank. The
-    runs of a stratum are taken as independent: pairs by seed are not used.
-    """
-    surplus = variance = 0.0
-    for first, second in strata:
-        for moment in {*first[0], *second[0]}:
-            (risk, there), (other_risk, other_there) = (at(moment, *group) for group in (first, second))
-            total, events = risk + other_risk, there + other_there
-            surplus += there - events * risk / total
-            if total > 1:
-                variance += events * (risk / total) * (other_risk / total) * (total - events) / (total - 1)
-    if variance == 0:
-        return 0.0, 1.0
-    z = surplus / math.sqrt(variance)
-    return z, float(2 * stats.norm.sf(abs(z)))
-
-
-def at(moment: float, steps: Sequence[float], is_censored: Sequence[bool]) -> tuple[int, int]:
-    """(runs at risk just before the moment, runs that get there at it)."""
-    there = sum(step == moment and not is_open for step, is_open in zip(steps, is_censored, strict=True))
-    return sum(step >= moment for step in steps), there

@@ -113,7 +113,7 @@ def choose_rates(config, rows: list[dict]) -> list[dict]:
         choose_rate(config, setting, arm, found)
         for setting in (config.settings or [None] if config.selection_seeds else [])
         for arm in config.arms
-        if arm not in config.rate_of and config.rates_at in (None, setting)
+        if arm not in config.rate_of
     ]
     return pooled(config, choices) if config.pool_rates else choices
 
@@ -150,7 +150,7 @@ def pooled(config, choices: list[dict]) -> list[dict]:
 def choose_rate(config, setting: str | None, arm: str, found: dict[str, dict]) -> dict:
     choice: dict = {"setting": setting, "arm": arm, "rate": None, "runs": [], "guess": [], "trials": []}
     rates, areas, widened = sorted(set(config.learning_rates)), {}, set()
-    if config.select_by != "end" and len(rates) > 2 and len(config.selection_iters) != 1:
+    if len(rates) > 2 and len(config.selection_iters) != 1:
         short = measure(config, choice, found, rates, is_short=True)
         if short is None:
             choice["guess"] = [
@@ -165,9 +165,8 @@ def choose_rate(config, setting: str | None, arm: str, found: dict[str, dict]) -
         if full is None:
             return choice
         areas |= full
-        rate = best_rate(areas, config.select_by != "end")
-        is_fixed = config.select_by == "end" or not config.widen_rates
-        waiting = [] if is_fixed else wider(rates, rate, widened)
+        rate = best_rate(areas)
+        waiting = wider(rates, rate, widened) if config.widen_rates else []
         rates = sorted(rates + waiting)
     return choice | next_best(areas, rate) | {"rate": rate, "is_edge": rate in (rates[0], rates[-1])}
 
@@ -219,11 +218,11 @@ def difference(values: list[float], others: list[float]) -> tuple[float, float]:
     return statistics.fmean(pairs), error
 
 
-def best_rate(areas: dict[float, list[float]], by_error: bool) -> float:
-    """The rate of the highest mean; by_error: or the smallest whose mean is less than a standard error below it."""
+def best_rate(areas: dict[float, list[float]]) -> float:
+    """The rate of the highest mean, or the smallest whose mean is less than a standard error below it."""
     best = max(areas, key=lambda rate: (mean(areas[rate]), -rate))
     near = []
-    for rate in areas if by_error else ():
+    for rate in areas:
         margin, error = difference(areas[best], areas[rate])
         near += [rate] if margin < error else []  # NaN is not less
     return min([best, *near])
@@ -241,10 +240,10 @@ def wider(rates: list[float], rate: float, widened: set[str]) -> list[float]:
 
 
 def rates_of(config, choices: list[dict]) -> dict[tuple, float]:
-    """{(setting, arm): its learning rate}, its own or that of another arm or setting, where it is chosen by now."""
+    """{(setting, arm): its learning rate}, its own or that of another arm, where it is chosen by now."""
     own = {(choice["setting"], choice["arm"]): choice["rate"] for choice in choices if choice["rate"] is not None}
     taken = {
-        (setting, arm): own.get((config.rates_at or setting, config.rate_of.get(arm, arm)))
+        (setting, arm): own.get((setting, config.rate_of.get(arm, arm)))
         for setting in config.settings or [None]
         for arm in config.arms
     }

@@ -28,7 +28,7 @@ def reach(config) -> list[tuple[dict, str, float, int]]:
         above, within = ("above", stats.threshold_of(claim), claim.get("sides", 2)), ("within", claim.get("within"), 1)
         for kind, asked, sides in (above, within):
             if asked is not None and "in" not in claim:
-                p = min(1.0, len(claim.get("looks", [0])) * stats.smallest_p(len(question["seeds"]), sides))
+                p = stats.smallest_p(len(question["seeds"]), sides)
                 families.setdefault(question["family"], []).append((question, kind, p))
     found = []
     for family in families.values():
@@ -41,10 +41,8 @@ def check_reach(config) -> None:
     for question, kind, p, size in reach(config):
         if p >= stats.LEVEL and not question["exploratory"]:
             sides = question["rule"].get("sides", 2) if kind == "above" else 1
-            looks = len(question["rule"].get("looks", [0]))
-            needed = next(n for n in range(2, 64) if looks * size * stats.smallest_p(n, sides) < stats.LEVEL)
+            needed = next(n for n in range(2, 64) if size * stats.smallest_p(n, sides) < stats.LEVEL)
             n, others = len(question["seeds"]), f" after Holm's correction for {size} claims" if size > 1 else ""
-            others += " and the correction for two looks" if looks > 1 else ""
             raise UserError(
                 f"claims: {question['claim']}: {n} seeds give no p under {p:.2g}{others}, so it cannot be "
                 f"supported; it needs {needed} seeds, or exploratory=true (docs/experiments.md, Claims)"
@@ -61,10 +59,9 @@ def lines(config, rows: list[dict]) -> list[str]:
     found = {(q["claim"], q["setting"]): q for q in tables.questions(config)}
     said = {name: [] for name in found}
     for question, kind, p, size in reach(config):
-        rule, n, looks = question["rule"], len(question["seeds"]), question["rule"].get("looks", [])
-        level = stats.LEVEL / size / max(1, len(looks)) / (rule.get("sides", 2) if kind == "above" else 1)
+        rule, n = question["rule"], len(question["seeds"])
+        level = stats.LEVEL / size / (rule.get("sides", 2) if kind == "above" else 1)
         words = [f"{n} seeds give no p under {p:.2g}" + f" after Holm, {size} claims" * (size > 1)]
-        words += [f"looked at after {' and '.join(map(str, looks))} seeds, each at half of the level"] if looks else []
         words += ["cannot be supported"] if p >= stats.LEVEL else []
         spread, source, count = spread_of(question, sources)
         of = f"of {count} seeds of {source}"
@@ -113,7 +110,7 @@ def flags(config, rows: list[dict], choices: list[dict], question: dict) -> list
     if not all(cells.values()):
         return []
     words = ends_of_the_scale(config, cells, question["of"]) + unlike_pairs(cells)
-    tried = {(config.rates_at or setting, config.rate_of.get(arm, arm)) for setting, arm in cells}
+    tried = {(setting, config.rate_of.get(arm, arm)) for setting, arm in cells}
     own = [choice for choice in choices if (choice["setting"], choice["arm"]) in tried]
     return list(dict.fromkeys([*words, *edges(own), *(word for choice in own for word in margins(choice))]))
 

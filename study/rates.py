@@ -19,11 +19,10 @@ def lines(config, choices: list[dict]) -> list[str]:
     """One line per arm that chooses its learning rate, or takes that of another arm: which one, and why."""
     own, said = {(choice["setting"], choice["arm"]): choice for choice in choices}, []
     for (setting, arm), rate in rates_of(config, choices).items():
-        if config.rates_at in (None, setting):
-            where = f"{setting}: " if setting and not config.rates_at else ""
-            is_own = (setting, arm) in own
-            why = why_chosen(config, own[setting, arm]) if is_own else f"that of {config.rate_of[arm]}"
-            said.append(f"learning rate of {where}{arm}: {rate:g} ({why})")
+        where = f"{setting}: " if setting else ""
+        is_own = (setting, arm) in own
+        why = why_chosen(config, own[setting, arm]) if is_own else f"that of {config.rate_of[arm]}"
+        said.append(f"learning rate of {where}{arm}: {rate:g} ({why})")
     if missing := sum(choice["rate"] is None for choice in choices):
         said.append(
             f"{missing} of {len(choices)} learning rates are not chosen yet: rows of selection seeds are missing"

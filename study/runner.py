@@ -464,7 +464,6 @@ def finish(config, job: dict) -> dict:
         "prepare": config.prepare,
         "data_version": script_of(config.prepare).VERSION,
         "planned_seeds": config.seeds_of.get(item["arm"], config.seeds),  # a claim whose seeds were added later shows
-        "planned_looks": {name: claim["looks"] for name, claim in config.claims.items() if "looks" in claim},
         **{name: about[name] for name in ("git_commit", "git_dirty", "versions")},
     }
     return scored(config, row, folder)

@@ -20,10 +20,6 @@ beyond that. Two arms that lose runs equally often are such a case; where one ar
 symmetric about their mean, and neither this interval nor Student's covers it (tests/test_stats.py has the numbers): the
 claim to make then is about "lost" (curves.py). n seeds give no smaller p than 1 / 2^n one-sided, or 2 / 2^n two-sided.
 All differences being identical is no certainty: the p stays at that.
-
-A claim may declare two looks ("looks": the numbers of seeds at which it is judged). Each then has half of the level
-(Bonferroni), in its p and its interval: whatever the correlation of the two, a claim without an effect is supported at
-either in at most 5% of cases. Pocock's bound (1977) would spend a little more, 0.029 each, but only for normal data.
 """
 
 from configurator import UserError, show
@@ -93,10 +89,9 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
     Claims that have no two values yet count in the correction, as they will when they have run.
 
     A claim has a threshold, "above" or "other_than", or "within", half the width of a band around zero, or both. It has
-    two "sides" if it names none. With "in", it is a count, and in no family. With "looks", its level is split between
-    them. Each result holds
+    two "sides" if it names none. With "in", it is a count, and in no family. Each result holds
 
-        verdict, n, threshold, sides, looks (how many)
+        verdict, n, threshold, sides
         over, needed                        of a count: numbers of seeds
         mean, sd, low, high, identical      of two values or more; low and high are the exact interval
         student_low, student_high, p_student
@@ -107,30 +102,29 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
     asked, judged, family = list(asked), [], []
     for values, claim in asked:
         threshold, sides, band = threshold_of(claim), claim.get("sides", 2), claim.get("within")
-        looks = len(claim.get("looks", [0]))
-        result: dict = {"verdict": "not run", "n": len(values), "threshold": threshold, "sides": sides, "looks": looks}
+        result: dict = {"verdict": "not run", "n": len(values), "threshold": threshold, "sides": sides}
         judged.append(result)
         if "in" in claim:
             over = sum(value > threshold for value in values)
             result |= {"over": over, "needed": claim["in"], "verdict": "passed" if over >= claim["in"] else "failed"}
             continue
         if len(values) >= 2:
-            result |= describe(values, threshold, sides, LEVEL / looks)
+            result |= describe(values, threshold, sides)
             if band is not None:
                 tests = sign_flip_test(values, -band, "greater"), sign_flip_test(values, band, "less")
                 result |= {"within": band, "p_within": max(tests)}
         family += [(result, "p")] * (threshold is not None) + [(result, "p_within")] * (band is not None)
-    corrected = holm([min(1.0, result["looks"] * result.get(name, 1.0)) for result, name in family])
+    corrected = holm([result.get(name, 1.0) for result, name in family])
     for (result, name), p in zip(family, corrected, strict=True):
         if name not in result:
             continue
         result[f"{name}_holm"] = p
         if not result["identical"]:
             if name == "p":
-                effect, _ = detectable(result["n"], LEVEL / len(family) / result["sides"] / result["looks"])
+                effect, _ = detectable(result["n"], LEVEL / len(family) / result["sides"])
                 result["detectable"] = result["sd"] * effect
             else:
-                _, band = detectable(result["n"], LEVEL / len(family) / result["looks"])
+                _, band = detectable(result["n"], LEVEL / len(family))
                 result["detectable_within"] = result["sd"] * band
     for (values, claim), result in zip(asked, judged, strict=True):
         if "mean" in result:
@@ -146,7 +140,7 @@ def threshold_of(claim: dict) -> float | None:
 def verdict(values: Sequence[float], claim: dict, result: dict) -> str:
     """The word for a claim whose numbers `judge` has computed."""
     threshold, band, either_way = threshold_of(claim), claim.get("within"), "other_than" in claim
-    level = LEVEL / result["sides"] / result["looks"]
+    level = LEVEL / result["sides"]
 
     def is_under(bound):  # the upper bound is; the test says so despite rounding
         return sign_flip_test(values, bound, "less") < level
@@ -165,13 +159,13 @@ def verdict(values: Sequence[float], claim: dict, result: dict) -> str:
     return "not supported" if is_under(threshold) else "inconclusive"
 
 
-def describe(values: Sequence[float], threshold: float | None, sides: int, level: float) -> dict:
+def describe(values: Sequence[float], threshold: float | None, sides: int) -> dict:
     """The mean of the values, its exact interval and Student's, and both p-values for a mean over the threshold."""
     mean = statistics.fmean(values)
-    low, high = exact_interval(values, sides, level)
+    low, high = exact_interval(values, sides)
     result: dict = {"mean": mean, "sd": statistics.stdev(values), "low": low, "high": high}
     result["identical"] = are_identical(values)
-    _, student_low, student_high = t_interval(values, 1 - 2 * level / sides)
+    _, student_low, student_high = t_interval(values, 1 - 2 * LEVEL / sides)
     result |= {"student_low": student_low, "student_high": student_high}
     if threshold is not None:
         alternative = "greater" if sides == 1 else "two-sided"
@@ -234,15 +228,15 @@ def sign_flip_test(values: Sequence[float], threshold: float = 0.0, alternative:
     return float((means <= sign * threshold + rounding(values, threshold)).mean())
 
 
-def exact_interval(values: Sequence[float], sides: int = 2, level: float = LEVEL) -> tuple[float, float]:
+def exact_interval(values: Sequence[float], sides: int = 2) -> tuple[float, float]:
     """(low, high): the thresholds that the sign-flip test does not reject; with too few values it is the whole line.
 
-    sides 2: the interval of 1 - level. sides 1: two bounds, each of which holds with 1 - level by itself.
+    sides 2: the interval of 1 - LEVEL. sides 1: two bounds, each of which holds with 1 - LEVEL by itself.
     """
 
-    def bound(numbers):  # the smallest t with p(t) >= level
+    def bound(numbers):  # the smallest t with p(t) >= LEVEL
         means = subset_means(numbers)
-        return float(means[math.ceil(level / sides * len(means)) - 1])
+        return float(means[math.ceil(LEVEL / sides * len(means)) - 1])
 
     return bound(values), -bound([-value for value in values])
 

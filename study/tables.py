@@ -26,7 +26,7 @@ def number(value: float | None) -> float:
 
 def summary(config, rows: list[dict], judged: list[dict]) -> str:
     """The whole report on the rows as text: tables and verdicts by setting, then the claims."""
-    shown = [*parts(config, rows), claims_table(judged), scenarios_table(config, judged)]
+    shown = [*parts(config, rows), claims_table(judged)]
     return "\n" + "\n\n".join(str(part) for part in shown if part) + "\n"
 
 
@@ -185,11 +185,11 @@ def is_across_settings(claim: dict) -> bool:
 
 
 def contrasts_of(config, claim: dict) -> dict[str | None, dict[tuple, float]]:
-    """{setting or None: {(setting, arm): weight}}. A claim across settings, or with a setting, gives one contrast; any
-    other claim gives one in each setting."""
+    """{setting or None: {(setting, arm): weight}}. A claim across settings gives one contrast; any other claim gives
+    one in each setting."""
     if is_across_settings(claim):
         return {None: {(s, arm): w for s, weights in claim["contrast"].items() for arm, w in weights.items()}}
-    settings = [claim["setting"]] if "setting" in claim else config.settings or [None]
+    settings = config.settings or [None]
     return {setting: {(setting, arm): w for arm, w in claim["contrast"].items()} for setting in settings}
 
 
@@ -259,26 +259,22 @@ def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> dict[s
 def undeclared_look(rows: list[dict], question: dict) -> list[str]:
     """Why this is a look at the verdict that was not declared before the runs; empty if it is none.
 
-    A look is declared if all seeds have run, or the first n of them for an n of the claim's looks. Each row holds the
-    seeds that its arm was to be run with, and the looks that claims declared then: seeds that were not among these were
-    added later, which only a declared first look at the earlier ones allows; those that the config no longer has were
-    left out. Older rows do not hold it.
+    One look is declared, when all seeds have run. Each row holds the seeds that its arm was to be run with: seeds that
+    were not among these were added later; those that the config no longer has were left out. Older rows do not hold it.
     """
-    looks, seeds, missing = question["rule"].get("looks", []), question["seeds"], question["missing"]
-    n, words = len(seeds) - len(missing), []
-    if missing and not (n in looks and missing == seeds[n:]):
+    seeds, words = question["seeds"], []
+    if question["missing"]:
         words.append("the seeds so far are no declared look")
     cells = [row for row in rows if (row.get("setting"), row["arm"]) in question["weights"]]
     planned_of: dict = {}
     for row in cells:
         planned_of.setdefault((row.get("setting"), row["arm"]), set()).update(row.get("planned_seeds", seeds))
     left_out = sorted(set.intersection(*planned_of.values()) - set(seeds)) if planned_of else []
-    if left_out and not (n in looks and max(seeds) < min(left_out)):
+    if left_out:
         words.append(f"seeds {', '.join(map(str, left_out))} were planned and are left out")
     for row in cells:
         planned = [seed for seed in seeds if seed in row.get("planned_seeds", seeds)]
-        is_declared = bool(looks) and row.get("planned_looks", {}).get(question["claim"]) == looks
-        if planned != seeds and not (is_declared and len(planned) in looks and planned == seeds[: len(planned)]):
+        if planned != seeds:
             words.append(f"seeds were added to the {len(planned)} that were planned at first, without a declared look")
             break
     return words
@@ -312,7 +308,7 @@ def claim_lines(judged: list[dict]) -> list[tuple[str, str]]:
 def numbers_of(claim: dict) -> str:
     """The mean of a claim, its intervals and its tests, in words."""
     number = number_shown(claim)
-    level = f"{100 * (1 - stats.LEVEL / claim['looks']):g}%"
+    level = f"{100 * (1 - stats.LEVEL):g}%"
     interval = f"{level} interval" if claim["sides"] == 2 else f"one-sided {level} bounds"
     parts = [f"{number(claim['mean'])}, exact {interval} {number(claim['low'])} to {number(claim['high'])}"]
     if claim["identical"]:
@@ -326,7 +322,6 @@ def numbers_of(claim: dict) -> str:
         )
         beyond = BEYOND["other_than" in claim["rule"]]
         parts.append(f"{beyond} {threshold}: p {claim['p']:.3g}{sampled}, {claim['p_holm']:.3g} after Holm")
-        parts[-1] += " and two looks" if claim["looks"] > 1 else ""
     if "p_within" in claim:
         p = f"p {claim['p_within']:.3g}, {claim['p_within_holm']:.3g} after Holm"
         parts.append(f"within {distance_shown(claim, claim['within'], '+-')}: {p}")
@@ -338,16 +333,6 @@ def numbers_of(claim: dict) -> str:
     if "detectable_within" in claim:
         seen.append(f"shows a band of {distance_shown(claim, claim['detectable_within'], '+-')} in 80% of cases")
     return "; ".join([*parts, *seen, f"{claim['n']} seeds"])
-
-
-def scenarios_table(config, judged: list[dict]) -> str:
-    """A line per setting that names the scenarios of which every claim has the needed verdict there."""
-    lines = []
-    for setting in (config.settings or [None]) if config.scenarios else []:
-        words = {claim["claim"]: claim["verdict"] for claim in judged if claim["setting"] == setting}
-        held = [name for name, needed in config.scenarios.items() if needed.items() <= words.items()]
-        lines.append(f"scenario{f', {setting}' if setting else ''}: {'; '.join(held) or 'none of them'}")
-    return "\n".join(lines)
 
 
 def divergence(rows: list[dict]) -> Table:

@@ -198,12 +198,6 @@ def test_a_grid_that_is_not_to_be_widened_stays_as_it_is():
     assert choices[0]["is_edge"] and {trial["rate"] for trial in choices[0]["trials"]} == set(config.learning_rates)
 
 
-def test_older_experiments_choose_by_the_end_of_full_runs_and_widen_nothing():
-    config = choosing(select_by="end")
-    (choice,), n_runs = chosen(config, by_rate({0.001: 0.1, 0.01: 0.5, 0.1: 0.6}))
-    assert (choice["rate"], choice["is_edge"], n_runs) == (0.1, True, 6)
-
-
 def test_a_rate_may_be_chosen_by_the_last_value_of_short_and_longer_runs():
     ends, half_way = {0.0001: 0.1, 0.001: 0.3, 0.01: 0.5, 0.1: 0.4}, {0.0001: 0.1, 0.001: 1.0, 0.01: 0.2, 0.1: 0.1}
 
@@ -354,13 +348,14 @@ def test_the_short_runs_show_in_which_rates_a_mixer_learns(tmp_path, drawn):
     assert rates.windows_of(one, chosen(one, lambda run: 0.5)[0]) == {}
 
 
-def test_one_arm_and_one_setting_may_choose_the_rate_for_others(tmp_path, capsys):
+def test_one_arm_may_choose_the_rate_for_another(tmp_path, capsys):
     arms = {"none": {}, "gated": {"gate": "elementwise"}, "matched": {"gate": "elementwise", "match_params": True}}
-    keys = dict(selection_seeds=[7], learning_rates=[0.001, 0.01], rate_of={"matched": "gated"}, rates_at="d32")
+    keys = dict(selection_seeds=[7], learning_rates=[0.001, 0.01], rate_of={"matched": "gated"})
     config = listed(arms=arms, seeds=[0], scores={"longer": {"lengths": [64]}}, run=False, **keys)
-    tried = [run for choice in experiment.choose_rates(config, []) for run in choice["runs"]]
-    assert {(run["setting"], run["arm"]) for run in tried} == {("d32", "none"), ("d32", "gated")} and len(tried) == 4
     best = {"none": 0.001, "gated": 0.01}
+    tried = [run for choice in experiment.choose_rates(config, []) for run in choice["runs"]]
+    assert {(run["setting"], run["arm"]) for run in tried} == {(s, arm) for s in ("d16", "d32") for arm in best}
+    assert len(tried) == 8
     value = lambda run: 0.9 if run["config"]["learning_rate"] == best[run["arm"]] else 0.5  # noqa: E731
     choices, _ = chosen(config, value)
     rows = [made_row(run, value(run)) for choice in choices for run in choice["runs"]]
@@ -368,9 +363,9 @@ def test_one_arm_and_one_setting_may_choose_the_rate_for_others(tmp_path, capsys
     rows += [made_row(run, 0.5) for run in compared_runs(config, choices)]
     write_rows(tmp_path, rows)
     assert len(experiment.run_all(config, tmp_path)) == 6
-    assert "learning rate of matched: 0.01 (that of gated)\n" in capsys.readouterr().out
+    assert "learning rate of d32: matched: 0.01 (that of gated)\n" in capsys.readouterr().out
     assert experiment.choose_rates(config, rows[1:])[0]["rate"] is None
-    assert experiment.estimate(config, rows[1:]).startswith("d32-none-lr0.001-seed7 ")
+    assert experiment.estimate(config, rows[1:]).startswith("d16-none-lr0.001-seed7 ")
 
 
 def test_a_dry_run_knows_the_chosen_rates_and_guesses_what_is_not_chosen_yet():

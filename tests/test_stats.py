@@ -167,18 +167,6 @@ def test_a_claim_among_many_needs_more():
 
 
 @pytest.mark.slow
-def test_two_looks_keep_the_level_and_undeclared_ones_do_not():
-    draws, looks = np.random.default_rng(0).normal(size=(1200, 9)), [6, 9]
-
-    def is_supported(draw, claim):
-        return any(stats.judge([(draw[:n].tolist(), claim)])[0]["verdict"] == "supported" for n in looks)
-
-    claim = {"above": 0.0, "sides": 1}
-    found = [sum(is_supported(draw, claim | more) for draw in draws) / 1200 for more in ({"looks": looks}, {})]
-    assert found[0] < 0.05 < 0.06 < found[1]  # about 4 and 7%
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chances", "n", "exact", "student"),
     [
@@ -239,10 +227,10 @@ def run_of(*values, horizon=None, finite=True, metric="accuracy"):
 
 
 def test_the_area_under_a_curve_is_its_mean_height_up_to_the_horizon():
-    assert stats.look_up(run_of(0.0, 0.5, 1.0), ["auc"]) == 0.5
-    assert stats.look_up(run_of(0.0, 1.0, horizon=400), ["auc"]) == 0.875  # it stopped early, and stays at 1
-    assert stats.look_up(run_of(0.0, 0.5, None, finite=False), ["auc"]) is None
-    assert stats.look_up(run_of(0.0, 0.5, finite=False), ["auc"]) is None
+    assert curves.area(run_of(0.0, 0.5, 1.0)) == 0.5
+    assert curves.area(run_of(0.0, 1.0, horizon=400)) == 0.875  # it stopped early, and stays at 1
+    assert curves.area(run_of(0.0, 0.5, None, finite=False)) is None
+    assert curves.area(run_of(0.0, 0.5, finite=False)) is None
 
 
 def test_steps_to_a_threshold_are_censored_at_the_horizon_and_two_censored_runs_are_a_tie():
@@ -263,18 +251,6 @@ def test_survival_curves_count_the_runs_that_are_not_there_yet():
     shown = curves.survival(steps, is_censored)
     assert [(step, at_risk) for step, _, at_risk in shown] == [(100, 5), (200, 3), (300, 1)]
     assert [share for _, share, _ in shown] == pytest.approx([4 / 5, 4 / 5 * 1 / 3, 4 / 5 * 1 / 3])
-
-
-def test_the_log_rank_test_is_scipys_in_one_stratum_and_adds_up_strata():
-    rng = np.random.default_rng(3)
-    groups = [(np.ceil(rng.exponential(scale, 12) * 5).tolist(), (rng.random(12) < 0.3).tolist()) for scale in (1, 2)]
-    z, p = curves.log_rank([groups])
-    theirs = scipy.stats.logrank(*(curves.censored(*group) for group in groups))
-    assert (z, p) == pytest.approx((theirs.statistic, theirs.pvalue)) and z > 0  # the first group is sooner
-    assert curves.log_rank([groups, groups])[0] == pytest.approx(math.sqrt(2) * z)
-    assert curves.log_rank([groups, groups[::-1]])[0] == pytest.approx(0)
-    never = ([10.0, 10.0], [True, True])
-    assert curves.log_rank([(never, never)]) == (0, 1)
 
 
 def test_a_contrast_is_within_seeds_and_leaves_out_a_seed_that_lacks_a_run():
