@@ -148,7 +148,7 @@ def _report_uncaught(kind, error, trace):
 
 
 # whoever edits these files wants the traceback of an error in them
-MODEL_FILES = ("model.py", "gate.py", "ops/recurrence.py", "ops/layers.py", "ops/loss.py")
+MODEL_FILES = ("model.py", "gate.py", "ops/recurrence.py", "ops/layers.py", "ops/fast.py", "ops/loss.py")
 if os.path.realpath(getattr(sys.modules["__main__"], "__file__", "")).startswith(os.path.dirname(__file__) + os.sep):
     sys.excepthook = _report_uncaught  # only where one of our own scripts runs
     for _name, _mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

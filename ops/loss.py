@@ -7,7 +7,7 @@ at hand; nothing is computed twice. The result equals float32 cross entropy of t
 import torch
 
 from ops import IGNORE
-from ops.recurrence import at_least_float32, first_derivative_only
+from ops.fast import at_least_float32, first_derivative_only
 
 CHUNK_TOKENS = 512
 

@@ -39,6 +39,7 @@ RESULT_FILES = (
     "gate.py",
     "ops/recurrence.py",
     "ops/layers.py",
+    "ops/fast.py",
     "ops/loss.py",
     "train.py",
     "data/shards.py",

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from model import GPT, MIXERS, GPTConfig, quarter_turn
-from ops import layers
+from ops import fast, layers
 from ops.layers import (
     RMSNorm,
     cos_sin,
@@ -183,7 +183,7 @@ def test_causal_attention_and_its_gradients_are_the_definition(T, heads, width, 
     qk, v, do = (torch.randn(2, T, n, width).to(dtype).transpose(1, 2) for n in (2 * heads, heads, heads))
     qkv = [x.requires_grad_() for x in (*(3 * qk).split(heads, dim=1), v)]  # views, as in a model; peaked weights
     exact = [x.detach().double().requires_grad_() for x in qkv]
-    o, expected = layers._CausalAttention.apply(*qkv), manual_attention(*exact, None, None, is_causal=True)[0]
+    o, expected = fast.CausalAttention.apply(*qkv), manual_attention(*exact, None, None, is_causal=True)[0]
     gradients, exact_gradients = torch.autograd.grad(o, qkv, do), torch.autograd.grad(expected, exact, do.double())
     for y, exact_y in zip((o, *gradients), (expected, *exact_gradients), strict=True):
         assert y.dtype == dtype and (y - exact_y).norm() < error * exact_y.norm()
@@ -228,25 +228,25 @@ def strictly_lower(x):
 
 
 INPUTS = {  # {function: its inputs}: float64 tensors that have gradients, and its other arguments
-    "_Product": lambda: (random(2, 1, 3, 4), random(1, 3, 4, 2)),
-    "_Chunks": lambda: (
+    "Product": lambda: (random(2, 1, 3, 4), random(1, 3, 4, 2)),
+    "Chunks": lambda: (
         random(4, 2, 2), random(4, 2, 3), random(4, 2, 3), random(4, 2, 2), random(4, 2, 3), random(4, 3, 1),
         random(1, 2, 3, 2),
     ),
-    "_PlainWeights": lambda: (random(1, 2, 2, 3, 2), random(1, 2, 2, 3, 2)),
-    "_HeadWeights": lambda: (random(1, 2, 2, 3, 2), random(1, 1, 2, 3, 2), random(1, 2, 2, 3, 1)),
-    "_ChannelWeights": lambda: (random(2, 4, 3), random(2, 4, 3), random(2, 4, 3)),
-    "_Inverse": lambda: (random(2, 4, 4),),
-    "_CausalAttention": lambda: (random(1, 1, 3, 2), random(1, 1, 3, 2), random(1, 1, 3, 2)),
-    "_ShortConv": lambda: (random(2, 5, 3), random(3, 3), random(3)),
-    "_RMSNorm": lambda: (random(2, 3, 4), random(4), 1e-5),
-    "_Rotation": lambda: (random(1, 2, 1, 4), random(2, 1, 2).detach(), random(1, 2, 2).view(2, 1, 2).detach()),
-    "_CosSinFeatures": lambda: (random(1, 2, 1, 4), random(2, 1, 1).detach(), random(1, 2, 1).view(2, 1, 1).detach()),
-    "_L2Norm": lambda: (random(2, 3, 4),),
+    "PlainWeights": lambda: (random(1, 2, 2, 3, 2), random(1, 2, 2, 3, 2)),
+    "HeadWeights": lambda: (random(1, 2, 2, 3, 2), random(1, 1, 2, 3, 2), random(1, 2, 2, 3, 1)),
+    "ChannelWeights": lambda: (random(2, 4, 3), random(2, 4, 3), random(2, 4, 3)),
+    "Inverse": lambda: (random(2, 4, 4),),
+    "CausalAttention": lambda: (random(1, 1, 3, 2), random(1, 1, 3, 2), random(1, 1, 3, 2)),
+    "Convolution": lambda: (random(2, 5, 3), random(3, 3), random(3)),
+    "Norm": lambda: (random(2, 3, 4), random(4), 1e-5),
+    "Rotation": lambda: (random(1, 2, 1, 4), random(2, 1, 2).detach(), random(1, 2, 2).view(2, 1, 2).detach()),
+    "CosSinFeatures": lambda: (random(1, 2, 1, 4), random(2, 1, 1).detach(), random(1, 2, 1).view(2, 1, 1).detach()),
+    "L2Norm": lambda: (random(2, 3, 4),),
     "_ChunkedCrossEntropy": lambda: (random(3, 4), random(5, 4), torch.tensor([1, 0, 3]), 5, None),
 }  # fmt: skip
-TWICE_DIFFERENTIABLE = ("_Product", "_Inverse", "_PlainWeights", "_CosSinFeatures", "_Rotation")
-ARGUMENT = {"_Inverse": strictly_lower}  # {function: what makes a random input one that the function expects}
+TWICE_DIFFERENTIABLE = ("Product", "Inverse", "PlainWeights", "CosSinFeatures", "Rotation")
+ARGUMENT = {"Inverse": strictly_lower}  # {function: what makes a random input one that the function expects}
 
 
 def refuses(derivative):

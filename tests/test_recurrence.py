@@ -10,10 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ops import fast
 from ops.recurrence import (
     LOG_DECAY_MIN,
-    _ChannelWeights,
-    _Inverse,
     chunked,
     fla,
     has_fla,
@@ -99,7 +98,7 @@ def test_the_weights_of_doubled_blocks_are_those_of_the_plain_form():
     c = (-log_decay.abs()).cumsum(1)
     decays = (c[:, :, None] - c[:, None]).exp()  # (M, C, C, Dk)
     expected = (q[:, :, None] * k[:, None] * decays).sum(-1).tril(), q * c.exp(), k * (c[:, -1:] - c).exp()
-    outputs = _ChannelWeights.apply(q, k, -log_decay.abs())
+    outputs = fast.ChannelWeights.apply(q, k, -log_decay.abs())
     for x, reference in zip(outputs, (*expected, c[:, -1:].exp()), strict=True):
         torch.testing.assert_close(x, reference, rtol=1e-12, atol=1e-12)
 
@@ -108,7 +107,7 @@ def test_the_inverse_of_doubled_blocks_is_that_of_the_solver():
     L = torch.randn(2, 3, 32, 32).double().tril(-1) / 4
     eye = torch.eye(32).double().expand_as(L)
     expected = torch.linalg.solve_triangular(L, eye, upper=False, unitriangular=True)
-    torch.testing.assert_close(_Inverse.apply(L), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(fast.Inverse.apply(L), expected, rtol=1e-10, atol=1e-10)
 
 
 @every_kind

@@ -1,0 +1,466 @@
+"""What is faster on a CPU than autograd: functions with a backward written by hand, and the definition of each.
+
+recurrence.py and layers.py call them where they compute what a docstring here says, and can be read without this file.
+test_layers.py and test_recurrence.py compare each with its definition, and its second derivatives, which are refused
+unless they are right.
+"""
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+ATTENTION_KEYS = 256  # keys of a block in softmax attention's backward
+
+
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def without_autocast(backward: Callable) -> Callable:
+    """Decorates a backward: when it is called inside an autocast context, its products would be rounded, or fail."""
+
+    @functools.wraps(backward)
+    def wrapped(ctx, *gradients):
+        with torch.autocast(gradients[0].device.type, enabled=False):
+            return backward(ctx, *gradients)
+
+    return wrapped
+
+
+def first_derivative_only(backward: Callable) -> Callable:
+    """Decorates a backward that treats saved intermediates as constants: it raises under create_graph=True.
+
+    torch's once_differentiable raises only if the incoming gradient needs a gradient. The gradient of a loss needs
+    none: the result would be a constant, and a Hessian-vector product silently wrong.
+    """
+
+    @functools.wraps(backward)
+    def wrapped(ctx, *gradients):
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # while compiling, torch refuses it itself
+            raise RuntimeError("create_graph=True: there are no second derivatives; take differences of gradients")
+        return backward(ctx, *gradients)
+
+    return wrapped
+
+
+class _NoContext:
+    """The ctx of a forward whose backward is never called."""
+
+    def save_for_backward(self, *tensors: torch.Tensor | None) -> None:
+        pass
+
+
+def apply(function: type[torch.autograd.Function], *inputs):
+    """function.apply(*inputs). Without gradients its forward alone: autograd takes half the time of a small call."""
+    return function.apply(*inputs) if torch.is_grad_enabled() else function.forward(_NoContext(), *inputs)
+
+
+class Product(torch.autograd.Function):
+    """a @ b. Inside an autocast context, the gradient that autograd computes would be in bfloat16."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a @ b
+
+    @staticmethod
+    @without_autocast
+    def backward(ctx, dy):
+        a, b = ctx.saved_tensors
+        return (dy @ b.mT).sum_to_size(a.shape), (a.mT @ dy).sum_to_size(b.shape)
+
+
+product = functools.partial(apply, Product)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The recurrence
+
+
+class PlainWeights(torch.autograd.Function):
+    """recurrence._weights without a decay. q, k (B, H or 1, N, C, Dk).
+
+    q and k pass through it, so that their two gradients are added inside a product.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k):
+        ctx.save_for_backward(q, k)
+        return (q @ k.mT).tril_(), q, k
+
+    @staticmethod
+    @without_autocast
+    def backward(ctx, d_inside, dq, dk):
+        q, k = ctx.saved_tensors
+        d_product = d_inside.tril()
+        return _added_product(dq, d_product, k), _added_product(dk, d_product.mT, q)
+
+
+def _added_product(y, w, x):
+    """y + w @ x."""
+    return torch.baddbmm(y.flatten(0, 2), w.flatten(0, 2), x.flatten(0, 2)).view_as(y)
+
+
+class HeadWeights(torch.autograd.Function):
+    """recurrence._weights with a decay per head. q, k (B, H or 1, N, C, Dk), c (B, H, N, C, 1).
+
+    Autograd would go over the (C, C) weights and the keys about twice as often.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, c):
+        end = c[..., -1:, :]
+        from_start, to_end, decay = c.exp(), (end - c).exp(), end.exp()
+        # exp overflows above the diagonal, where it is replaced: this is never differentiated
+        between = (c - c.mT).exp_().tril_()
+        inside = (q @ k.mT) * between
+        ctx.save_for_backward(q, k, from_start, to_end, decay, between, inside)
+        return inside, q * from_start, k * to_end, decay
+
+    @staticmethod
+    @first_derivative_only
+    @without_autocast
+    def backward(ctx, d_inside, dq, dk, d_decay):
+        q, k, from_start, to_end, decay, between, inside = ctx.saved_tensors
+        d_product = (d_inside * between).sum_to_size(*q.shape[:-1], q.shape[-2])
+        d_exponent = d_inside * inside  # of c_i - c_j
+        dq, dk = dq * from_start, dk * to_end
+        d_end = (dk * k).sum(-1, keepdim=True)  # of c_C - c
+        dc = (d_exponent.sum(-1) - d_exponent.sum(-2))[..., None].add_((dq * q).sum(-1, keepdim=True)).sub_(d_end)
+        dc[..., -1:, :] += d_end.sum(-2, keepdim=True) + decay * d_decay
+        dq, dk = dq.sum_to_size(q.shape), dk.sum_to_size(k.shape)
+        return _flat_add(dq, d_product, k), _flat_add(dk, d_product.mT, q), dc
+
+
+def _flat_add(y, w, x):
+    """y + w @ x, in place."""
+    return y.flatten(0, 2).baddbmm_(w.flatten(0, 2), x.flatten(0, 2)).view_as(y)
+
+
+class ChannelWeights(torch.autograd.Function):
+    """recurrence._weights with a decay per channel. q, k, log_decay (M, C, Dk).
+
+    plain_chunked makes a tensor (M, C, C, Dk) of exp(c_i - c_j). This one makes matrix products,
+    and no decay overflows, because each factor is at most 1. It begins with blocks of one token, whose weight is q k.
+    Two neighbouring blocks of s tokens make one block of 2s: its lower left quarter is the product of the right block's
+    q, decayed from that block's start, and the left block's k, decayed to that block's end. Then the right block's q is
+    decayed by the whole left block, and the left block's k by the whole right one. A row never meets a later token.
+    (A pivot, exp(c_i - p) exp(p - c_j), needs fewer products, but overflows.)
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, log_decay):
+        a, decay = _flush(log_decay.exp()), _flush(log_decay.sum(1, keepdim=True).exp())
+        ctx.save_for_backward(q, k, a, decay)
+        q_from_start, k_to_end, inside = q * a, k.clone(), torch.diag_embed((q * k).sum(-1))
+        for s, right, left in _doubled(q_from_start, k_to_end, a):
+            _lower_left(inside, s).copy_((right @ left.mT).view(len(q), -1, s, s))
+        return inside, q_from_start, k_to_end, decay
+
+    @staticmethod
+    @first_derivative_only
+    @without_autocast
+    def backward(ctx, d_inside, dq, dk, d_decay):
+        q, k, a, decay = ctx.saved_tensors
+        # the doubling of the forward, with the decays alone: the gradient of a block's q is decayed as its q was
+        from_start, to_end, sum_q, sum_k = a.clone(), torch.ones_like(k), torch.zeros_like(q), torch.zeros_like(k)
+        for s, right_decay, left_decay in _doubled(from_start, to_end, a):
+            (_, right), (left, _), (_, d_right), (d_left, _) = (_halves(x, s) for x in (q, k, sum_q, sum_k))
+            d = _lower_left(d_inside, s).reshape(-1, s, s)
+            d_right.addcmul_(right_decay, _small_product(d, left * left_decay))
+            d_left.addcmul_(left_decay, _small_product(d.mT, right * right_decay))
+        dk = to_end.mul_(dk)
+        d_end = decay * d_decay + (k * dk).sum(1, keepdim=True)
+        dq, dk = sum_q.addcmul_(from_start, dq), sum_k.add_(dk)
+        # c_i scales q_i by exp(c_i) and k_i by exp(-c_i); a log-decay is in the c of its token and of all later ones
+        ones = torch.ones(a.shape[1], a.shape[1], dtype=a.dtype, device=a.device).triu()
+        d_log_decay = torch.baddbmm(d_end, ones.expand(len(a), -1, -1), (q * dq).addcmul_(k, dk, value=-1))
+        diagonal = d_inside.diagonal(dim1=1, dim2=2)[..., None]  # no decay acts on it: it is not in d_log_decay
+        return dq.addcmul_(diagonal, k), dk.addcmul_(diagonal, q), d_log_decay
+
+
+def _doubled(q, k, decay):
+    """Yields, for s = 1, 2, ..., C/2: s, q of the right blocks and k of the left blocks, which are views.
+
+    Then it decays the right block's q to the start of the pair and the left block's k to its end, in place.
+    """
+    s, C = 1, q.shape[1]
+    while s < C:
+        left_decay, right_decay = _halves(decay, 1)
+        (_, right), (left, _) = _halves(q, s), _halves(k, s)
+        yield s, right, left
+        right *= left_decay
+        left *= right_decay
+        decay = _flush(left_decay * right_decay)
+        s *= 2
+
+
+def _halves(x, s):
+    """The left and the right blocks of s tokens, as views: (M, C, D) -> two (M C / 2s, s, D)."""
+    return x.view(-1, 2, s, x.shape[-1]).unbind(1)
+
+
+def _lower_left(x, s):
+    """The lower left quarters of the blocks of 2s on the diagonal, as a view: (M, C, C) -> (M, C / 2s, s, s)."""
+    blocks = x.view(len(x), -1, 2 * s, x.shape[-1] // (2 * s), 2 * s).diagonal(dim1=1, dim2=3)
+    return blocks.permute(0, 3, 1, 2)[:, :, s:, :s]
+
+
+def _small_product(w, x):
+    """w @ x. A small w is taken column by column: a batched product of tiny matrices is slow on a CPU."""
+    if w.shape[-1] > 2 and x[0].numel() > 64:
+        return w @ x
+    y = w[:, :, :1] * x[:, :1]
+    for j in range(1, w.shape[-1]):
+        y.addcmul_(w[:, :, j : j + 1], x[:, j : j + 1])
+    return y
+
+
+def _flush(decay):
+    """Replaces decays too small to be seen by zero: products of them would be denormal numbers, which are slow."""
+    return F.threshold(decay, torch.finfo(decay.dtype).eps ** 2, 0.0)
+
+
+class Inverse(torch.autograd.Function):
+    """(I + L)^-1 of a strictly lower triangular L (..., C, C).
+
+    The plain form is torch.linalg.solve_triangular, which took 18 ms on two threads (results/bench/README.md), and
+    whose gradient solves once more, where this one takes two products.
+    """
+
+    @staticmethod
+    def forward(ctx, L):
+        # inverted blocks of s give inverted blocks of 2s; a series of powers of L needs fewer products, but cancels
+        inverse, s = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L).contiguous(), 1
+        flat, L = inverse.view(-1, *L.shape[-2:]), L.reshape(-1, *L.shape[-2:])
+        while s < L.shape[-1]:
+            blocks = flat.view(len(flat), -1, s, L.shape[-1] // s, s).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
+            left, right = blocks.unflatten(1, (-1, 2)).unbind(2)  # (M, C / 2s, s, s)
+            _lower_left(flat, s).copy_(-(right @ _lower_left(L, s) @ left))
+            s *= 2
+        ctx.save_for_backward(inverse)
+        return inverse
+
+    @staticmethod
+    @without_autocast
+    def backward(ctx, d_inverse):
+        (inverse,) = ctx.saved_tensors
+        return -(inverse.mT @ d_inverse @ inverse.mT)
+
+
+class Chunks(torch.autograd.Function):
+    """The loop over N chunks, given the weights inside them. q is decayed from the chunk's start and k to its end:
+
+        v := v - w S (only for the delta rule);   o = inside v + q S;   S := a S + k^T v
+
+    inside (B*H*N, C, C), q, k, w (B*H*N, C, Dk), v (B*H*N, C, Dv), decay a (B*H*N, 1 or Dk, 1), S (B, H, Dk, Dv).
+    The gradient G of S follows the same recurrence backwards, G := a G + q^T do - w^T dv. Autograd would go through
+    small operations for every chunk; here most products are one for all chunks.
+    """
+
+    @staticmethod
+    def forward(ctx, inside, q, k, v, w, decay, S):
+        shape, S = S.shape, S.flatten(0, 1)
+        states, values = [], []
+        # a chunk costs a few small operations: waking a second thread would cost more than it saves
+        for new, k_n, v_n, w_n, a in _by_chunk(len(S), k.mT @ v if w is None else None, k.mT, v, w, decay):
+            states.append(S)
+            if w is not None:
+                values.append(torch.baddbmm(v_n, w_n, S, alpha=-1))
+                new = k_n @ values[-1]
+            S = new.add_(S) if a is None else new.addcmul_(a, S)
+        states, v = _joined(states), v if w is None else _joined(values)
+        ctx.save_for_backward(inside, q, k, v, w, decay, states)
+        return (inside @ v).baddbmm_(q, states), S.clone().view(shape)  # a view would keep all states alive
+
+    @staticmethod
+    @first_derivative_only
+    @without_autocast
+    def backward(ctx, do, G):
+        inside, q, k, v, w, decay, states = ctx.saved_tensors
+        shape, G = G.shape, G.flatten(0, 1)
+        dv, d_states, d_values = inside.mT @ do, [], []  # d_states: G after each chunk
+        for new, dv_n, k_n, w_n, a in reversed(_by_chunk(len(G), q.mT @ do, dv, k, None if w is None else w.mT, decay)):
+            d_states.append(G)
+            if w is not None:
+                d_values.append(torch.baddbmm(dv_n, k_n, G))
+                new = torch.baddbmm(new, w_n, d_values[-1], alpha=-1)
+            G = new.add_(G) if a is None else new.addcmul_(a, G)
+        d_states = _joined(d_states[::-1])
+        dv = dv.baddbmm_(k, d_states) if w is None else _joined(d_values[::-1])
+        dw = None if w is None else (dv @ states.mT).neg_()
+        d_decay = None if decay is None else (d_states * states).sum(-1, keepdim=True).sum_to_size(decay.shape)
+        return do @ v.mT, do @ states.mT, v @ d_states.mT, dv, dw, d_decay, G.view(shape)
+
+
+def _joined(chunks):
+    """Joins N tensors (B*H, ...) to one (B*H*N, ...)."""
+    return torch.stack(chunks, 1).flatten(0, 1)
+
+
+def _by_chunk(heads, *tensors):
+    """Splits tensors (B*H*N, ...) into N tuples, one per chunk; None stays None."""
+    views = [x if x is None else x.view(heads, -1, *x.shape[-2:]).unbind(1) for x in tensors]
+    n_chunks = len(next(view for view in views if view is not None))
+    return list(zip(*(view or (None,) * n_chunks for view in views), strict=True))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Layers
+
+
+class Norm(torch.autograd.Function):
+    """x / sqrt(mean(x^2) + eps) * weight, over the last axis."""
+
+    @staticmethod
+    def forward(ctx, x, weight, eps):
+        r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        normed = x * r
+        ctx.save_for_backward(normed, weight, r)
+        return normed * weight
+
+    @staticmethod
+    @first_derivative_only
+    @without_autocast
+    def backward(ctx, dy):
+        normed, weight, r = ctx.saved_tensors
+        d_weight = dy * normed  # for each token; the sum over tokens is taken below
+        along = (d_weight @ weight)[..., None].div_(-normed.shape[-1])  # the part along x, which the norm cancels
+        dx = (dy * weight).addcmul_(normed, along).mul_(r)
+        return dx, d_weight.flatten(0, -2).sum(0), None
+
+
+class L2Norm(torch.autograd.Function):
+    """x / sqrt(sum(x^2) + 1e-6), over the last axis."""
+
+    @staticmethod
+    def forward(ctx, x):
+        r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().add_(1e-6).rsqrt_()
+        y = x * r
+        ctx.save_for_backward(y, r)
+        return y
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx, dy):
+        y, r = ctx.saved_tensors
+        along = (dy * y).sum(-1, keepdim=True)  # the part along x, which the norm cancels
+        return dy.addcmul(y, along, value=-1).mul_(r)
+
+
+class Convolution(torch.autograd.Function):
+    """y_t = sum_i weight_i x_{t+i} + bias: x (B, W - 1 + T, C), weight (W, C), bias (C,) or None -> (B, T, C).
+
+    In autograd's backward, each of the W slices of x would get a gradient of x's size, which is mostly zeros.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        T, fine = x.shape[1] - len(weight) + 1, x.to(torch.promote_types(x.dtype, weight.dtype))
+        # W shifted products give the same bits whatever T is; conv1d does not
+        first, *shifted = zip(_windows(fine, T), weight.unbind(0), strict=True)
+        y = first[0] * first[1]
+        for x_i, w in shifted:
+            y.addcmul_(x_i, w)
+        return (y if bias is None else y.add_(bias)).to(x.dtype)
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        T, dtype = dy.shape[1], torch.promote_types(x.dtype, weight.dtype)
+        dy, fine = dy.to(dtype), x.to(dtype)
+        dx, dw = torch.zeros_like(fine), torch.empty_like(weight)
+        for i, (x_i, w) in enumerate(zip(_windows(fine, T), weight, strict=True)):
+            dx[:, i : i + T].addcmul_(dy, w)  # not a window of unfold: torch.compile refuses to write to one
+            dw[i] = (dy * x_i).sum((0, 1))
+        return dx.to(x.dtype), dw, dy.sum((0, 1)).to(weight.dtype) if ctx.needs_input_grad[2] else None
+
+
+def _windows(x, T):
+    """x[:, i : i + T] for every i, as views."""
+    return x.unfold(1, T, 1).mT.unbind(1)
+
+
+class Rotation(torch.autograd.Function):
+    """Rotates pairs by angles whose cos and sin are (T, 1, D/2). The backward rotates the gradient by minus the angles.
+
+    Forward and backward took 2.4 ms a call, and autograd's 5.4 (results/bench/README.md).
+    """
+
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        y = x * torch.cat([cos, cos], -1)
+        (left, right), (y_left, y_right) = x.chunk(2, dim=-1), y.chunk(2, dim=-1)
+        y_left.addcmul_(right, sin, value=-1)
+        y_right.addcmul_(left, sin)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        cos, sin = ctx.saved_tensors
+        return Rotation.apply(dy, cos, -sin), None, None
+
+
+class CosSinFeatures(torch.autograd.Function):
+    """[x cos, x sin] over the last axis. Neither way copies its halves together or apart, as autograd does."""
+
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        return (x[..., None, :] * torch.stack([cos, sin], -2)).flatten(-2)
+
+    @staticmethod
+    def backward(ctx, dy):
+        cos, sin = ctx.saved_tensors
+        d_cos, d_sin = dy.chunk(2, dim=-1)
+        return (d_cos * cos).addcmul_(d_sin, sin), None, None
+
+
+class CausalAttention(torch.autograd.Function):
+    """scaled_dot_product_attention's kernel for CPUs, with a backward made of products over blocks of keys.
+
+    That kernel's own backward took twice as long in bfloat16 at 256 tokens (results/bench/README.md). In float32 it is
+    as fast as this one. Each block takes the weights anew from the scores, so that no more is saved than by the kernel.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        # log_sums (B, H, T): logarithm of the sum of a query's exponentials
+        o, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=True)
+        ctx.save_for_backward(q, k, v, o, log_sums)
+        return o
+
+    @staticmethod
+    @first_derivative_only
+    @without_autocast
+    def backward(ctx, do):
+        q, k, v, o, log_sums = ctx.saved_tensors
+        shape, T, scale = q.shape, q.shape[2], q.shape[-1] ** -0.5
+        along = (do * o).sum(-1, keepdim=True, dtype=log_sums.dtype)  # the part that the softmax cancels
+        # with two more columns, a product subtracts a number per query before it is rounded
+        q, do = _with_columns(q, log_sums[..., None] / scale), _with_columns(do, along)
+        k, v = (F.pad(x, (0, 2), value=-1.0).flatten(0, 1) for x in (k, v))  # (B H, T, D + 2)
+        dk, dv, no_input = torch.empty_like(k), torch.empty_like(v), k.new_zeros(())
+        for start in range(0, T, ATTENTION_KEYS):
+            keys, queries = slice(start, start + ATTENTION_KEYS), slice(start, T)  # no earlier query sees these keys
+            scores = torch.baddbmm(no_input, q[:, queries], k[:, keys].mT, beta=0, alpha=scale)
+            weights = scores.exp_().tril_()
+            d_scores = torch.bmm(do[:, queries], v[:, keys].mT).mul_(weights)
+            if start == 0:
+                dq = at_least_float32(d_scores @ k[:, keys])
+            else:
+                dq[:, queries] += d_scores @ k[:, keys]
+            dk[:, keys] = d_scores.mT @ q[:, queries]
+            dv[:, keys] = weights.mT @ do[:, queries]
+        return tuple(x[..., :-2].to(q.dtype).view(shape) for x in (dq.mul_(scale), dk.mul_(scale), dv))
+
+
+def _with_columns(x, number):
+    """x (B, H, T, D) and (B, H, T, 1), whose digits take two columns of x's dtype -> (B H, T, D + 2)."""
+    high = number.to(x.dtype)
+    return torch.cat([x, high, (number - high).to(x.dtype)], -1).flatten(0, 1)
