@@ -81,8 +81,8 @@ def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
     name: the mixer as the user writes it; mixer: its class, a model.Mixer; gate: the LayerGate of one layer.
     """
     norm = mixer.norm_of(config)
-    if norm == "denominator" and not mixer.has_nonnegative_weights:
-        raise UserError(f"readout_norm='denominator' makes no sense for {name}: {mixer.why_no_denominator}")
+    if norm == "denominator" and mixer.no_denominator:
+        raise UserError(f"readout_norm='denominator' makes no sense for {name}: {mixer.no_denominator}")
     if norm == "denominator" and not config.norm_first and gate.positions:
         raise UserError(
             f"norm_first=False: has no effect on {name}: the division by its denominator commutes with the gate"

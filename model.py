@@ -15,7 +15,7 @@ import itertools
 import math
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,15 +23,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from gate import (
-    GATE_ACTIVATIONS,
-    POSITIONS,
-    READOUT_ACTIVATIONS,
-    Gate,
-    LayerGate,
-    check_gate,
-    parse_gate,
-)
+from gate import GATE_ACTIVATIONS, POSITIONS, READOUT_ACTIVATIONS, Gate, LayerGate, check_gate, parse_gate
 from ops import IGNORE, recurrence
 from ops.layers import (
     ResidualLinear,
@@ -77,7 +69,7 @@ class GPTConfig:
     )
     mlp_ratio: float = key(4.0, "hidden width of the MLP, as a multiple of n_embd; swiglu: 2/3 of that", above=0)
     mlp_width: int | None = key(None, "hidden width of the MLP, in place of mlp_ratio", at_least=1)
-    mlp: str = key("gelu", "W gelu(U x); swiglu: W (silu(G x) * U x)", choices=("gelu", "gelu_tanh", "swiglu"))
+    mlp: str = key("gelu", "gelu: W gelu(U x); gelu_tanh: with a tanh in place of erf; swiglu: W (silu(G x) * U x)")
     tie_embeddings: bool = key(True, "one weight for the embedding and the output layer")
     norm: str = key("rms", "norm before each branch and at the end: RMSNorm or LayerNorm", choices=("rms", "layer"))
     norm_eps: float = key(NORM_EPS, "the number under the root of every norm", above=0)
@@ -133,6 +125,7 @@ class GPTConfig:
 
     def __post_init__(self):
         configurator.check(self)
+        check_choice("mlp", self.mlp, MLPS)
         if self.attention == "gated":  # BlaGPT's name for softmax with the gate of Qiu et al.
             self.attention = "softmax"
             self.gate = "elementwise" if self.gate == "none" else self.gate
@@ -174,8 +167,8 @@ class GPTConfig:
 
     @property
     def mlp_hidden(self) -> int:
-        """Width of the MLP before match_params. A hidden unit has two vectors of n_embd, with swiglu three."""
-        return self.mlp_width or round(self.mlp_ratio * self.n_embd * (2 / 3 if self.mlp == "swiglu" else 1))
+        """Width of the MLP before match_params: that of a gelu with as many parameters."""
+        return self.mlp_width or round(self.mlp_ratio * self.n_embd * 2 / MLPS[self.mlp].n_matrices)
 
     def layers(self) -> list[tuple[str, LayerGate]]:
         """[(mixer name, LayerGate)], one per layer: `attention` and `gate` repeat up to n_layer. Raises UserError."""
@@ -218,15 +211,12 @@ class Mixer(nn.Module):
     published_norm = "none"  # none, rms (over what norm_over says) or denominator (the sum of the weights)
     # (activation, "before norm" or "after norm") of the gate the mixer was published with
     native_gate: tuple[str, str] | None = None
-    has_nonnegative_weights = False  # a denominator is a sum of weights, and needs them to have one sign
-    why_no_denominator = "its weights have both signs, so their sum can be 0"
+    # why the sum of its weights is no denominator (None: they have one sign, and it is)
+    no_denominator: str | None = "its weights have both signs, so their sum can be 0"
     # a factor on one of these is a factor on the readout before its norm
     linear_in: tuple[str, ...] = ("query", "key", "value")
-    has_delta_rule = False  # whether project returns a beta
     norm_over = "head"  # the readout's RMSNorm is over each "head" or over the whole "width"
     value_rows: tuple[str, tuple[str, ...]] = ("qkv", ("query", "key"))  # (layer, whose rows lie before v's)
-    # colour of the mixer's lines in figures; it is not inherited, and None takes an unused one
-    colour: str | None = None
 
     @classmethod
     def describes_readout(cls, *names: str) -> bool:
@@ -240,7 +230,7 @@ class Mixer(nn.Module):
     @classmethod
     def has_weights(cls) -> bool:
         """Whether the readout is known as a sum of values with explicit weights, which the meters measure."""
-        return cls.describes_readout("weights", "explicit_weights")
+        return cls.describes_readout("explicit_weights")
 
     @classmethod
     def norm_of(cls, config: GPTConfig) -> str:
@@ -257,30 +247,20 @@ class Mixer(nn.Module):
         """Raises UserError for keys that don't fit this mixer; gate.check_gate checks its norm and gates."""
         if config.bias:
             raise UserError(f"bias=True: {name} has no biases; leave bias out, or let every layer be softmax")
-        key = "delta_key_dim" if config.delta_key_dim and issubclass(cls, GatedDeltaNet) else "head_dim"
-        widest, width = recurrence.FLA_DELTA_KEYS, getattr(config, key)
-        if cls.has_delta_rule and config.kernels != "torch" and width > widest and recurrence.has_fla():
-            limit = f"{name}: fla's delta rule takes keys of width at most {widest}, not {key}={width}"
-            if config.kernels == "fla":
-                raise UserError(f"kernels='fla': {limit}; lower {key}, or set kernels=auto")
-            warnings.warn(f"kernels=auto: {limit}; it runs in plain PyTorch", stacklevel=3)
 
-    def __init__(self, config, gate, *, query, key, value, n_head=None, native_rank=0):
-        """query, key, value: (heads, width) of each. n_head: heads of the readout (None: as many as of the query).
-
-        native_rank: rank of the native gate's weight (0: full rank).
-        """
+    def __init__(self, config, gate, *, query, key, value, native_rank=0):
+        """query, key, value: (heads, width) of each. native_rank: rank of the native gate's weight (0: full rank)."""
         super().__init__()
         self.config, self.norm_kind = config, self.norm_of(config)
         self.has_fla = config.kernels != "torch" and recurrence.has_fla()  # not in read, which torch.compile traces
-        self.n_head, self.key_width, self.value_width = n_head or query[0], query[1], value[1]
+        self.n_head, self.key_width, self.value_width = max(query[0], value[0]), query[1], value[1]
         self.shapes = dict(query=query, key=key, value=value)
         self.gates = nn.ModuleDict()
         if gate.native and self.native_gate:
+            shape, activation = (self.n_head, self.value_width), self.native_gate[0]
             self.gates["native"] = Gate(
-                config.n_embd, "elementwise", self.n_head, self.value_width, self.native_gate[0],
-                rank=native_rank, is_native=True,
-            )  # fmt: skip
+                config.n_embd, "elementwise", *shape, activation, rank=native_rank, is_native=True
+            )
         options = dict(rank=config.gate_rank, bias=config.gate_bias, is_static=config.gate_input == "static")
         for position, granularity in gate.positions.items():
             shape = POSITIONS[position](self)
@@ -288,14 +268,17 @@ class Mixer(nn.Module):
         norm_width = self.value_width * (1 if self.norm_over == "head" else self.n_head)
         norm_class = READOUT_NORMS.get(self.norm_kind)
         self.norm = None if norm_class is None else norm_class(norm_width, eps=config.norm_eps)
-        native_comes_first = self.native_gate is not None and self.native_gate[1] == "before norm"
-        before = ["native"] * native_comes_first + ["readout"] * (not config.norm_first)
-        after = ["native"] * (not native_comes_first) + ["readout"] * config.norm_first
-        there = {*self.gates, *["norm"] * (self.norm is not None)}
-        there |= {"activation"} if config.readout_activation != "none" else set()
-        there |= {"scale"} if config.branch_scale != 1 else set()
-        # what is applied to the readout, in this order: gates by name, its norm, its activation, a fixed factor
-        self.readout_steps = [step for step in (*before, "norm", "activation", *after, "scale") if step in there]
+        native_is_first = self.native_gate is not None and self.native_gate[1] == "before norm"
+        comes_first = {"native": native_is_first, "readout": not config.norm_first}
+        gates = [(self.gates[at], is_first) for at, is_first in comes_first.items() if at in self.gates]
+        # what is applied to the readout o (B, T, H, Dv), in this order, each called as step(o, x)
+        self.readout_steps = [
+            *(step for step, is_first in gates if is_first),
+            *[self.normed] * (self.norm is not None),
+            *[self.activated] * (config.readout_activation != "none"),
+            *(step for step, is_first in gates if not is_first),
+            *[self.scaled] * (config.branch_scale != 1),
+        ]
         self.out_proj = ResidualLinear(self.n_head * self.value_width, config.n_embd, bias=config.bias)
         self.out_proj.start_scale = config.out_init_scale
 
@@ -316,7 +299,7 @@ class Mixer(nn.Module):
         if skip is not None:
             o = o + skip
         for step in self.readout_steps:
-            o = self.readout_step(step, o, x)
+            o = step(o, x)
         if self.out_proj.weight.itemsize < 4:  # a model in half precision; under autocast the weights stay float32
             o = o.to(self.out_proj.weight.dtype)
         y = self.out_proj(o.flatten(2))  # (B, T, C)
@@ -350,50 +333,32 @@ class Mixer(nn.Module):
             state["S"] = final
         return o
 
-    def readout_step(self, step: str, o: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """One of readout_steps: o (B, T, H, Dv), x (B, T, C) -> the same shape as o."""
-        if step == "norm":
-            return self.normed(o)
-        if step == "activation":
-            return READOUT_ACTIVATIONS[self.config.readout_activation](o)
-        return self.config.branch_scale * o if step == "scale" else self.gates[step](o, x)
-
-    def normed(self, o: torch.Tensor) -> torch.Tensor:
+    def normed(self, o: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The readout's RMSNorm, computed in at least float32: (B, T, H, Dv) -> the same shape."""
         o = at_least_float32(o)
         return self.norm(o if self.norm_over == "head" else o.flatten(2)).view_as(o)
 
+    def activated(self, o: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return READOUT_ACTIVATIONS[self.config.readout_activation](o)
+
+    def scaled(self, o: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return self.config.branch_scale * o
+
+    def state_shapes(self, B: int) -> dict[str, tuple[int, ...]]:
+        """{name: shape} of the tensors of the state of B sequences, but for the convolution's."""
+        return {"S": (B, self.n_head, self.key_width, self.value_width + (self.norm_kind == "denominator"))}
+
     def init_state(
         self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> dict[str, torch.Tensor]:
-        """The state at the start of a text: zeros, "S" (B, H, Dk, Dv) and, with a convolution, "conv"."""
-        width = self.value_width + (self.norm_kind == "denominator")
-        state = {"S": torch.zeros(batch_size, self.n_head, self.key_width, width, device=device, dtype=dtype)}
-        return state | self.init_conv_state(batch_size, device, dtype)
-
-    def init_conv_state(
-        self, batch_size: int, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> dict[str, torch.Tensor]:
-        conv = next((m for m in self.modules() if isinstance(m, ShortConv)), None)
-        if conv is None:
-            return {}
-        return {"conv": torch.zeros(batch_size, conv.width - 1, conv.channels, device=device, dtype=dtype)}
-
-    def weights(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
-        """x (B, T, C) -> (B, H, T, T): each value's weight in each readout, before RMSNorm and gates. No state.
-
-        Raises UserError for a mixer whose has_weights() is false.
-        """
-        if not self.has_weights():
-            raise UserError(f"{type(self).__name__}: its readout is its own, so explicit_weights must be, too")
-        weights = self.explicit_weights(self.gated_projection(x, None, start), start)
-        if self.norm_kind == "denominator":
-            denominator = weights.sum(-1).transpose(1, 2)[..., None]  # (B, T, H, 1)
-            denominator = self.gated("denominator", denominator, x).clamp(min=DENOMINATOR_MIN)
-            weights = weights / denominator.transpose(1, 2)
-        return weights
+        """The state at the start of a text: zeros."""
+        shapes = self.state_shapes(batch_size)
+        for conv in (module for module in self.modules() if isinstance(module, ShortConv)):
+            shapes["conv"] = (batch_size, conv.width - 1, conv.channels)
+        return {name: torch.zeros(shape, device=device, dtype=dtype) for name, shape in shapes.items()}
 
     def explicit_weights(self, p: Projection, start: int) -> torch.Tensor:
+        """(B, H, T, T): each value's weight in the readout, before a denominator."""
         repeat = self.n_head // p.q.shape[2]
         q, k = (x.repeat_interleave(repeat, dim=2) for x in (p.q, p.k))
         return recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta)
@@ -415,9 +380,11 @@ class Softmax(Mixer):
     the last block_size keys and values, a ring buffer in which a new entry replaces the oldest."""
 
     past_block_size = "rolls"
-    why_no_denominator = "its weights sum to one"
+    no_denominator = "its weights sum to one"
     linear_in = ("value",)  # a gate on q or k changes the temperature of the softmax
-    colour = "#0072B2"
+    # a subclass's bias(self, i, j): what is added to the scores of queries at positions i (T, 1) for keys at j (S,), of
+    # shape (T, S) or (H, T, S); -inf hides a key. Training, prefill, decoding and the explicit weights all ask it
+    bias: Callable | None = None
 
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
@@ -435,9 +402,7 @@ class Softmax(Mixer):
         self.split = (H, Hk)
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        qkv = self.qkv(x)
-        if self.conv is not None:
-            qkv = self.conv(qkv, state)
+        qkv = self.conv(self.qkv(x), state)
         H, Hk = self.split
         qk, v = qkv.unflatten(-1, (-1, self.value_width)).split((H + Hk, Hk), dim=2)  # (B, T, H + Hk or Hk, D)
         if self.q_norm is not None:
@@ -453,49 +418,62 @@ class Softmax(Mixer):
         return Projection(q, k, v)
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
-        (q, k, v), mask = (x.transpose(1, 2) for x in (p.q, p.k, p.v)), None  # (B, H, T, D)
+        q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))  # (B, H, T, D)
+        i = j = torch.arange(start, start + q.shape[2], device=q.device)
         if state is not None:
-            k, v, mask = self.remember(k, v, state, start)
+            k, v, j = self.remember(k, v, state, start)
         if k.shape[1] < self.n_head:  # repeat_interleave copies even when the factor is 1
             k, v = (x.repeat_interleave(self.n_head // x.shape[1], dim=1) for x in (k, v))
+        # plain causal attention needs no mask, nor does a single query, which sees all that is remembered
+        needs_mask = self.bias is not None or (state is not None and len(i) > 1)
+        mask = self.mask(i, j, forgets=state is not None) if needs_mask else None
+        is_causal = state is None and mask is None
         if self.config.attention_softcap is not None:
-            o, _ = manual_attention(q, k, v, mask, self.config.attention_softcap, is_causal=state is None)
+            o, _ = manual_attention(q, k, v, mask, self.config.attention_softcap, is_causal=is_causal)
         else:
-            o = attention(q, k, v, mask, is_causal=state is None)
+            o = attention(q, k, v, mask, is_causal=is_causal)
         return o.transpose(1, 2)
 
+    def mask(self, i: torch.Tensor, j: torch.Tensor, forgets: bool = False) -> torch.Tensor:
+        """Which keys at positions j (S,) the queries at i (T,) see, bool (T, S); with a bias, float (1, H, T, S).
+
+        forgets: keys that are block_size before a query are out of its sight, as they are in the ring.
+        """
+        distance = i[:, None] - j
+        sees = (distance >= 0) & (distance < self.config.block_size) if forgets else distance >= 0
+        if self.bias is None:
+            return sees
+        return self.bias(i[:, None], j).masked_fill(~sees, -torch.inf).expand(1, self.n_head, -1, -1)
+
     def remember(
-        self, k: torch.Tensor, v: torch.Tensor, state: dict | None, start: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Writes k, v (B, Hk, T, D) to the ring; returns k, v (B, Hk, S, D) that the queries see, and a mask."""
+        self, k: torch.Tensor, v: torch.Tensor, state: dict, start: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Writes k, v (B, Hk, T, D) to the ring; returns those that the queries may see, and their positions (S,)."""
         M, T = self.config.block_size, k.shape[2]
         if T == 1:  # a single query sees the whole ring, and the order does not matter
             state["k"][:, :, start % M], state["v"][:, :, start % M] = k[:, :, 0], v[:, :, 0]
-            seen = min(start + 1, M)
-            return state["k"][:, :, :seen].to(k.dtype), state["v"][:, :, :seen].to(v.dtype), None
+            slots = torch.arange(min(start + 1, M), device=k.device)
+            k, v = (state[name][:, :, : len(slots)].to(x.dtype) for name, x in (("k", k), ("v", v)))
+            return k, v, start - (start - slots) % M
         past = torch.arange(max(0, start - M + 1), start, device=k.device)
         new = torch.arange(start, start + T, device=k.device)
-        position = torch.cat([past, new])
-        distance = new[:, None] - position[None, :]
         all_k, all_v = (
             torch.cat([state[name][:, :, past % M].to(x.dtype), x], dim=2) for name, x in (("k", k), ("v", v))
         )
         for name, x in (("k", k), ("v", v)):
             state[name][:, :, new[-M:] % M] = x[:, :, -M:].to(state[name])
-        return all_k, all_v, (distance >= 0) & (distance < M)
+        return all_k, all_v, torch.cat([past, new])
 
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> dict[str, torch.Tensor]:
+    def state_shapes(self, B: int) -> dict[str, tuple[int, ...]]:
         # a head's keys lie side by side in memory: a single query reads them twice as fast
-        shape = (batch_size, self.split[1], self.config.block_size, self.value_width)
-        state = {name: torch.zeros(shape, device=device, dtype=dtype) for name in ("k", "v")}
-        return state | self.init_conv_state(batch_size, device, dtype)
+        shape = (B, self.split[1], self.config.block_size, self.value_width)
+        return {"k": shape, "v": shape}
 
     def explicit_weights(self, p: Projection, start: int) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
         k, v = (x.repeat_interleave(self.n_head // x.shape[1], dim=1) for x in (k, v))
-        return manual_attention(q, k, v, None, self.config.attention_softcap, is_causal=True)[1]
+        i = torch.arange(start, start + q.shape[2], device=q.device)
+        return manual_attention(q, k, v, self.mask(i, i), self.config.attention_softcap, is_causal=False)[1]
 
     def flops_per_token(self, T: int) -> float:
         """FLOPs for one token: scores and weighted sum over the (T + 1) / 2 keys that a query sees on average."""
@@ -516,9 +494,8 @@ class CosFormer(Mixer):
 
     past_block_size = "ends"
     published_norm = "denominator"
-    has_nonnegative_weights = True
+    no_denominator = None
     linear_in = ("query", "key", "value")  # as in Mixer, said again for a `read` of its own
-    colour = "#D55E00"
 
     def __init__(self, config, gate):
         H, D = config.n_head, config.head_dim
@@ -528,9 +505,7 @@ class CosFormer(Mixer):
         self.conv = make_conv(config, 3 * H * D)
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        qkv = self.qkv(x)
-        if self.conv is not None:
-            qkv = self.conv(qkv, state)
+        qkv = self.conv(self.qkv(x), state)
         q, k, v = qkv.unflatten(-1, (-1, self.value_width)).chunk(3, dim=2)  # (B, T, H, D)
         return Projection(F.relu(q), F.relu(k), v)
 
@@ -555,7 +530,6 @@ class GLA(Mixer):
 
     published_norm = "rms"
     native_gate = ("silu", "after norm")
-    colour = "#009E73"
 
     def __init__(self, config, gate):
         C, H, D = config.n_embd, config.n_head, config.head_dim
@@ -566,9 +540,7 @@ class GLA(Mixer):
         self.decay_out = nn.Linear(16, H * D)
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        qkv = self.qkv(x)
-        if self.conv is not None:
-            qkv = self.conv(qkv, state)
+        qkv = self.conv(self.qkv(x), state)
         q, k, v = qkv.unflatten(-1, (-1, self.value_width)).chunk(3, dim=2)  # (B, T, H, D)
         logits = self.decay_out(self.decay_in(x)).unflatten(-1, (-1, self.key_width))  # (B, T, H, D)
         return Projection(q * self.key_width**-0.5, k, v, F.logsigmoid(at_least_float32(logits)) / 16)
@@ -582,7 +554,6 @@ class Mamba2(Mixer):
     linear_in = ("value",)  # the term D x has neither q nor k
     norm_over = "width"
     value_rows = ("in_proj", ())
-    colour = "#CC79A7"
 
     @classmethod
     def heads_per_norm(cls, config: GPTConfig) -> int:
@@ -599,7 +570,9 @@ class Mamba2(Mixer):
     def __init__(self, config, gate):
         H, D = config.expand * config.n_head, config.head_dim
         G, N = config.n_groups, config.state_size
-        super().__init__(config, gate, query=(G, N), key=(G, N), value=(H, D), n_head=H)
+        super().__init__(config, gate, query=(G, N), key=(G, N), value=(H, D))
+        if self.norm is not None:
+            self.norm.groups = G
         self.in_proj = nn.Linear(config.n_embd, H * D + 2 * G * N + H, bias=False)
         self.conv = make_conv(config, H * D + 2 * G * N, published_width=4, bias=True)
         self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(H)) for _ in range(3))
@@ -611,19 +584,9 @@ class Mamba2(Mixer):
         else:
             init_decay(name, start, generator, A_range=(1.0, 16.0))
 
-    def normed(self, o: torch.Tensor) -> torch.Tensor:
-        """The RMSNorm is over the whole readout or, with several groups, over the heads of each group."""
-        if self.config.n_groups == 1:
-            return super().normed(o)
-        groups = at_least_float32(o).flatten(2).unflatten(-1, (self.config.n_groups, -1))
-        o_normed = F.rms_norm(groups, groups.shape[-1:], eps=self.norm.eps).flatten(2)
-        return (o_normed * self.norm.weight).view_as(o)
-
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         vkq, dt = self.in_proj(x).split([sum(self.split), self.n_head], dim=-1)
-        if self.conv is not None:
-            vkq = self.conv(vkq, state)
-        v, k, q = F.silu(vkq).split(self.split, dim=-1)
+        v, k, q = F.silu(self.conv(vkq, state)).split(self.split, dim=-1)
         k, q = (y.unflatten(-1, (-1, self.key_width)) for y in (k, q))  # (B, T, G, N)
         v = v.unflatten(-1, (-1, self.value_width))  # (B, T, H, D)
         dt = F.softplus(at_least_float32(dt) + self.dt_bias)  # (B, T, H)
@@ -631,92 +594,87 @@ class Mamba2(Mixer):
         return Projection(q, k, dt_v, -self.A_log.exp() * dt, skip=self.D[:, None] * v)
 
 
-class GatedDeltaNet(Mixer):
-    """Gated DeltaNet (Yang et al. 2024): a decay per head and the delta rule, on L2-normed q and k."""
+class DeltaNet(Mixer):
+    """DeltaNet (Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule"): the delta rule on L2-normed
+    q and k. Its subclasses add a decay exp(-A softplus(dt))."""
 
     published_norm = "rms"
-    native_gate = ("silu", "after norm")
-    has_delta_rule = True
     linear_in = ("query", "value")  # the delta rule is not linear in k
     value_rows = ("in_proj", ("query", "key"))
-    colour = "#E69F00"
+    decay: str | None = None  # one per "head" or per "channel" of the keys
+    A_range = (1.0, 16.0)  # of A at the start
+
+    @staticmethod
+    def sizes(config: GPTConfig) -> tuple[int, int, int, int]:
+        """Key heads, heads, and the widths of keys and values."""
+        return config.n_head, config.n_head, config.head_dim, config.head_dim
+
+    @classmethod
+    def check(cls, name: str, config: GPTConfig) -> None:
+        super().check(name, config)
+        widest, width = recurrence.FLA_DELTA_KEYS, cls.sizes(config)[2]
+        if config.kernels != "torch" and width > widest and recurrence.has_fla():
+            key = "head_dim" if width == config.head_dim else "delta_key_dim"
+            limit = f"{name}: fla's delta rule takes keys of width at most {widest}, not {key}={width}"
+            if config.kernels == "fla":
+                raise UserError(f"kernels='fla': {limit}; lower {key}, or set kernels=auto")
+            warnings.warn(f"kernels=auto: {limit}; it runs in plain PyTorch", stacklevel=3)
 
     def __init__(self, config, gate):
-        Hk, H, Dk, Dv = config.delta_sizes
-        super().__init__(config, gate, query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv), n_head=H)
+        Hk, H, Dk, Dv = self.sizes(config)
+        native_rank = config.head_dim if self.decay == "channel" else 0
+        super().__init__(config, gate, query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv), native_rank=native_rank)
         self.split = (Hk * Dk, Hk * Dk, H * Dv)
-        self.in_proj = nn.Linear(config.n_embd, sum(self.split) + 2 * H, bias=False)
+        numbers = 2 * H if self.decay == "head" else H  # beta, and the dt of a head
+        self.in_proj = nn.Linear(config.n_embd, sum(self.split) + numbers, bias=False)
         self.conv = make_conv(config, sum(self.split), published_width=4)
-        self.dt_bias, self.A_log = (nn.Parameter(torch.empty(H)) for _ in range(2))
+        if self.decay == "channel":
+            self.decay_in, self.decay_out = nn.Linear(config.n_embd, Dk, bias=False), nn.Linear(Dk, H * Dk, bias=False)
+        if self.decay:
+            self.dt_bias = nn.Parameter(torch.empty(H * Dk if self.decay == "channel" else H))
+            self.A_log = nn.Parameter(torch.empty(H))
 
     def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
-        init_decay(name, start, generator, A_range=(0.01, 16.0))
+        init_decay(name, start, generator, self.A_range)
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        H = self.n_head
-        qkv, beta, dt = self.in_proj(x).split([sum(self.split), H, H], dim=-1)
-        if self.conv is not None:
-            qkv = self.conv(qkv, state)
-        q, k, v = F.silu(qkv).split(self.split, dim=-1)
+        qkv, beta, *dt = self.in_proj(x).split([sum(self.split)] + [self.n_head] * (1 + (self.decay == "head")), dim=-1)
+        q, k, v = F.silu(self.conv(qkv, state)).split(self.split, dim=-1)
         q, k = (y.unflatten(-1, (-1, self.key_width)) for y in (q, k))  # (B, T, Hk, Dk)
         v = v.unflatten(-1, (-1, self.value_width))  # (B, T, H, Dv)
-        dt = F.softplus(at_least_float32(dt) + self.dt_bias)  # (B, T, H)
-        beta = at_least_float32(beta).sigmoid()
-        return Projection(l2_norm(q) * self.key_width**-0.5, l2_norm(k), v, -self.A_log.exp() * dt, beta)
-
-    def flops_per_token(self, T: int) -> float:
-        """As for the others, and one more read of S: what it holds under k."""
-        return 7 * self.n_head * self.key_width * self.value_width
-
-
-class DeltaNet(Mixer):
-    """DeltaNet (Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule"): the delta rule alone."""
-
-    published_norm = "rms"
-    has_delta_rule = True
-    linear_in = ("query", "value")  # the delta rule is not linear in k
-    value_rows = ("in_proj", ("query", "key"))
-    colour = "#56B4E9"
-
-    def __init__(self, config, gate, native_rank=0):
-        H, D = config.n_head, config.head_dim
-        super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D), native_rank=native_rank)
-        self.in_proj = nn.Linear(config.n_embd, 3 * H * D + H, bias=False)
-        self.conv = make_conv(config, 3 * H * D, published_width=4)
-
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        H = self.n_head
-        qkv, beta = self.in_proj(x).split([3 * H * self.value_width, H], dim=-1)
-        if self.conv is not None:
-            qkv = self.conv(qkv, state)
-        q, k, v = F.silu(qkv).unflatten(-1, (-1, self.value_width)).chunk(3, dim=2)  # (B, T, H, D)
         beta = at_least_float32(beta).sigmoid()  # (B, T, H)
-        return Projection(l2_norm(q) * self.key_width**-0.5, l2_norm(k), v, beta=beta)
+        return Projection(l2_norm(q) * self.key_width**-0.5, l2_norm(k), v, self.log_decay(x, *dt), beta)
+
+    def log_decay(self, x: torch.Tensor, dt: torch.Tensor | None = None) -> torch.Tensor | None:
+        if self.decay is None:
+            return None
+        dt = self.decay_out(self.decay_in(x)) if dt is None else dt
+        dt = F.softplus(at_least_float32(dt) + self.dt_bias)  # (B, T, H), or (B, T, H Dk) per channel
+        if self.decay == "head":
+            return -self.A_log.exp() * dt
+        return -self.A_log.exp()[:, None] * dt.unflatten(-1, (-1, self.key_width))
 
     def flops_per_token(self, T: int) -> float:
         """As for the others, and one more read of S: what it holds under k."""
         return 7 * self.n_head * self.key_width * self.value_width
+
+
+class GatedDeltaNet(DeltaNet):
+    """Gated DeltaNet (Yang et al. 2024): DeltaNet with a decay per head."""
+
+    native_gate = ("silu", "after norm")
+    decay, A_range = "head", (0.01, 16.0)
+
+    @staticmethod
+    def sizes(config: GPTConfig) -> tuple[int, int, int, int]:
+        return config.delta_sizes
 
 
 class KDA(DeltaNet):
-    """Kimi Delta Attention (Kimi Linear, 2025): the delta rule and, per key channel, a decay exp(-A softplus(dt))."""
+    """Kimi Delta Attention (Kimi Linear, 2025): DeltaNet with a decay per key channel."""
 
     native_gate = ("sigmoid", "after norm")
-    colour = "#882255"
-
-    def __init__(self, config, gate):
-        super().__init__(config, gate, native_rank=config.head_dim)
-        C, H, D = config.n_embd, config.n_head, config.head_dim
-        self.decay_in, self.decay_out = nn.Linear(C, D, bias=False), nn.Linear(D, H * D, bias=False)
-        self.dt_bias, self.A_log = nn.Parameter(torch.empty(H * D)), nn.Parameter(torch.empty(H))
-
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
-        init_decay(name, start, generator, A_range=(1.0, 16.0))
-
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        dt = F.softplus(at_least_float32(self.decay_out(self.decay_in(x))) + self.dt_bias)
-        dt = dt.unflatten(-1, (-1, self.key_width))  # (B, T, H, D)
-        return super().project(x, state, start)._replace(log_decay=-self.A_log.exp()[:, None] * dt)
+    decay = "channel"
 
 
 MIXERS = {
@@ -734,16 +692,36 @@ MIXERS = {
 
 
 class MLP(nn.Module):
+    """W gelu(U x). If forward sets `auxiliary_loss`, in nats a token, GPT.forward adds it to the loss in training."""
+
+    n_matrices = 2  # of n_embd x hidden
+    n_idle = 0  # parameters that a token does not meet, such as those of experts that it is not sent to
+    approximate = "none"
+
     def __init__(self, config, hidden):
         super().__init__()
         self.up = nn.Linear(config.n_embd, hidden, bias=config.bias)
-        self.glu = nn.Linear(config.n_embd, hidden, bias=config.bias) if config.mlp == "swiglu" else None
+        self.glu = nn.Linear(config.n_embd, hidden, bias=config.bias) if self.n_matrices == 3 else None
         self.down = ResidualLinear(hidden, config.n_embd, bias=config.bias)
-        self.form = "tanh" if config.mlp == "gelu_tanh" else "none"  # how gelu is computed: by a tanh, or exactly
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = F.gelu(self.up(x), approximate=self.form) if self.glu is None else F.silu(self.glu(x)) * self.up(x)
-        return self.down(hidden)
+        return self.down(F.gelu(self.up(x), approximate=self.approximate))
+
+
+class TanhMLP(MLP):
+    approximate = "tanh"
+
+
+class SwiGLU(MLP):
+    """W (silu(G x) * U x)."""
+
+    n_matrices = 3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.silu(self.glu(x)) * self.up(x))
+
+
+MLPS = {"gelu": MLP, "gelu_tanh": TanhMLP, "swiglu": SwiGLU}
 
 
 class Block(nn.Module):
@@ -755,13 +733,13 @@ class Block(nn.Module):
         self.norm_1, self.norm_2 = make_norm(config), make_norm(config)
         self.mixer = MIXERS[name](config, gate)
         if config.match_params:
-            n = 3 if config.mlp == "swiglu" else 2
+            n = MLPS[config.mlp].n_matrices
             unit = n * C + (n - 1) * config.bias  # parameters of a hidden unit of the MLP
             hidden -= round(sum(p.numel() for p in self.mixer.gates.parameters()) / unit)
             if hidden < 1:
                 given = f"mlp_width={config.mlp_width}" if config.mlp_width else f"mlp_ratio={config.mlp_ratio}"
                 raise UserError(f"match_params=True: the gate has more parameters than the MLP of {given}")
-        self.mlp = MLP(config, hidden)
+        self.mlp = MLPS[config.mlp](config, hidden)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
@@ -893,7 +871,10 @@ class GPT(nn.Module):
         total = cross_entropy_sum(
             x, self.output_weight, targets, vocab_size=self.config.vocab_size, softcap=self.config.logit_softcap
         )
-        return total if reduction == "sum" else total / (targets != IGNORE).sum().clamp(min=1)
+        labels = (targets != IGNORE).sum()
+        if self.training:
+            total = total + labels * sum(getattr(module, "auxiliary_loss", 0.0) for module in self.blocks.modules())
+        return total if reduction == "sum" else total / labels.clamp(min=1)
 
     # -- sampling ------------------------------------------------------------------------------------------------------
 
@@ -920,33 +901,21 @@ class GPT(nn.Module):
         positions end at block_size. Raises UserError, before a token is drawn, for a request that is not possible.
         """
         check_request(self, idx, max_new_tokens, temperature, top_k, top_p, n_tokens)
-        return self._stream(idx, max_new_tokens, temperature, top_k, top_p, n_tokens)
 
-    def _stream(self, idx, max_new_tokens, *options):
-        state, start = self.init_state(idx.shape[0], dtype=self.wte.weight.dtype), 0
-        for _ in range(max_new_tokens):
-            length = idx.shape[1]
-            idx, state = self._next(idx, state, start, *options)
-            start += length
-            yield idx.clone()  # outside inference mode, so that the ids can be trained on
+        def draws(idx, start=0):
+            state = self.init_state(idx.shape[0], dtype=self.wte.weight.dtype)
+            for _ in range(max_new_tokens):
+                with torch.inference_mode():  # a token took 5% longer under no_grad
+                    x, state = self.features(idx, state, start)
+                    start += idx.shape[1]
+                    idx = draw(self.logits(x[:, -1])[:, :n_tokens], temperature, top_k, top_p)
+                yield idx.clone()  # outside inference mode, so that the ids can be trained on
 
-    @torch.inference_mode()  # a token took 5% longer under no_grad
-    def _next(self, idx, state, start, temperature, top_k, top_p, n_tokens):
-        x, state = self.features(idx, state, start)
-        return draw(self.logits(x[:, -1])[:, :n_tokens], temperature, top_k, top_p), state
+        return draws(idx)
 
-    def generate(
-        self,
-        idx: torch.Tensor,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        n_tokens: int | None = None,
-    ) -> torch.Tensor:
-        """idx (B, T) followed by the ids that `stream` draws: (B, T + max_new_tokens)."""
-        new = self.stream(idx, max_new_tokens, temperature, top_k, top_p, n_tokens)
-        return torch.cat([idx, *new], dim=1)
+    def generate(self, idx: torch.Tensor, max_new_tokens: int, *options, **named) -> torch.Tensor:
+        """idx (B, T) followed by the ids that `stream` draws, which takes the same options: (B, T + max_new_tokens)."""
+        return torch.cat([idx, *self.stream(idx, max_new_tokens, *options, **named)], dim=1)
 
     # -- sizes ---------------------------------------------------------------------------------------------------------
 
@@ -963,7 +932,8 @@ class GPT(nn.Module):
         tables = [self.wpe] + [self.wte] * (self.head is not None)  # a tied wte counts: it is also the output layer
         looked_up = sum(table.weight.numel() for table in tables if table is not None)
         mixing = sum(block.mixer.flops_per_token(T or self.config.block_size) for block in self.blocks)
-        return 2 * (self.n_params() - looked_up) + mixing
+        idle = sum(block.mlp.n_idle for block in self.blocks)
+        return 2 * (self.n_params() - looked_up - idle) + mixing
 
     def parameter_groups(self, weight_decay: float) -> list[dict]:
         """Two groups for an optimizer, with names: matrices, and vectors (norms, biases, A_log), which do not decay."""

@@ -23,7 +23,12 @@ class RMSNorm(nn.RMSNorm):
     autocast, so that it is rounded once for all products that read it.
     """
 
+    groups = 1  # of channels side by side, each with a mean of its own
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.groups > 1:
+            parts = x.unflatten(-1, (self.groups, -1))
+            return F.rms_norm(parts, parts.shape[-1:], eps=self.eps).flatten(-2) * self.weight
         if x.is_cuda:
             return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
         fine = at_least_float32(x)
@@ -68,9 +73,16 @@ class ShortConv(nn.Module):
         return fast.apply(fast.Convolution, x, self.weight, self.bias)
 
 
-def make_conv(config, channels: int, published_width: int = 0, bias: bool = False) -> ShortConv | None:
+class NoConv(nn.Module):
+    """In place of a ShortConv where there is none."""
+
+    def forward(self, x: torch.Tensor, state: dict | None) -> torch.Tensor:
+        return x
+
+
+def make_conv(config, channels: int, published_width: int = 0, bias: bool = False) -> ShortConv | NoConv:
     width = published_width if config.short_conv is None else config.short_conv
-    return ShortConv(channels, width, bias) if width else None
+    return ShortConv(channels, width, bias) if width else NoConv()
 
 
 def init_decay(name: str, start: torch.Tensor, generator: torch.Generator, A_range: tuple[float, float]) -> None:
@@ -88,14 +100,17 @@ def init_decay(name: str, start: torch.Tensor, generator: torch.Generator, A_ran
 def manual_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, softcap: float | None, is_causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Writes out scaled_dot_product_attention. q, k, v (B, H, T, D) -> output (B, H, T, D), weights (B, H, T, T)."""
+    """Writes out scaled_dot_product_attention. q, k, v (B, H, T, D) -> output (B, H, T, D), weights (B, H, T, T).
+
+    mask: bool, true where a query sees a key, or a float that is added to the scores.
+    """
     scores = at_least_float32(q @ k.mT) * q.shape[-1] ** -0.5
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if is_causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     weights = scores.softmax(-1)
     return weights.to(v.dtype) @ v, weights
 
@@ -104,6 +119,7 @@ def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, is_causal: bool
 ) -> torch.Tensor:
     """scaled_dot_product_attention of q, k, v (B, H, T, D), with a faster backward on a CPU in bfloat16."""
+    mask = mask if mask is None or mask.dtype == torch.bool else mask.to(q.dtype)
     is_slow = is_causal and q.dtype == torch.bfloat16 and q.device.type == "cpu" and q.shape[2] > 1
     if is_slow and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return fast.CausalAttention.apply(q, k, v)

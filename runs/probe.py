@@ -3,6 +3,8 @@
 What each meter means is in meters.py, the command that prints them for a checkpoint; train.py logs the cheap ones.
 """
 
+from configurator import UserError
+
 import math
 import statistics
 from collections.abc import Callable, Iterable
@@ -11,7 +13,7 @@ import torch
 
 from data.shards import Dataset
 from gate import ADDITIVE_ACTIVATIONS, Gate
-from model import GPT, Mixer, Softmax
+from model import DENOMINATOR_MIN, GPT, Mixer, Softmax
 from ops import IGNORE
 from ops.recurrence import at_least_float32
 from runs.hardware import autocast
@@ -172,7 +174,7 @@ def kind_of_weights(mixer: Mixer) -> str:
     """A key of SINK_KINDS."""
     if not mixer.has_weights():
         return "none"
-    return "weights" if isinstance(mixer, Softmax) else "share" if mixer.has_nonnegative_weights else "proxy"
+    return "weights" if isinstance(mixer, Softmax) else "proxy" if mixer.no_denominator else "share"
 
 
 @torch.no_grad()
@@ -190,11 +192,25 @@ def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]
     def measure(block, seen):
         if not block.mixer.has_weights():
             return [None] * block.mixer.n_head
-        weights = block.mixer.weights(seen["x"]).abs()  # (4, H, 2 half, 2 half)
+        weights = weights_of(block.mixer, seen["x"]).abs()  # (4, H, 2 half, 2 half)
         share = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
         return numbers(share.diagonal(1 - half, 2, 3)[..., 1:].mean((0, 2)))  # queries half, half + 1, ...
 
     return probe(model, rows, measure, dtype)
+
+
+def weights_of(mixer: Mixer, x: torch.Tensor) -> torch.Tensor:
+    """x (B, T, C) -> (B, H, T, T): each value's weight in each readout, before RMSNorm and gates.
+
+    Raises UserError for a mixer whose has_weights() is false.
+    """
+    if not mixer.has_weights():
+        raise UserError(f"{type(mixer).__name__}: its readout is its own, so explicit_weights must be, too")
+    weights = mixer.explicit_weights(mixer.gated_projection(x, None, 0), 0)
+    if mixer.norm_kind == "denominator":
+        denominator = mixer.gated("denominator", weights.sum(-1).transpose(1, 2)[..., None], x)  # (B, T, H, 1)
+        weights = weights / denominator.clamp(min=DENOMINATOR_MIN).transpose(1, 2)
+    return weights
 
 
 def rows_at_once(mixer: Mixer, T: int) -> int:
@@ -203,7 +219,7 @@ def rows_at_once(mixer: Mixer, T: int) -> int:
 
 def query_meters(mixer: Mixer, x: torch.Tensor, stream: torch.Tensor) -> dict[str, torch.Tensor]:
     """What each query gets from token 0 in the rows x, stream (B, T, C): {name: (B, H, T)}."""
-    weights, v = mixer.weights(x), values_of(mixer, x)  # (B, H, T, T); (B, T, H, D)
+    weights, v = weights_of(mixer, x), values_of(mixer, x)  # (B, H, T, T); (B, T, H, D)
     size = weights.abs()
     o = torch.einsum("bhij,bjhd->bihd", weights.to(v.dtype), v)
     skip = mixer.gated_projection(x, None, 0).skip
@@ -240,15 +256,12 @@ def readout_factor(mixer: Mixer, x: torch.Tensor, o: torch.Tensor) -> torch.Tens
     """What norm, activation, gates and scale multiply the readout o (B, T, H, D) by, entry by entry; no addends."""
     factor = torch.ones_like(o)
     for step in mixer.readout_steps:
-        if step in mixer.gates:
-            gate = mixer.gates[step]
-            if gate.activation not in ADDITIVE_ACTIVATIONS:
-                factor = factor * gate.value(gate.logits(x))
-            o = gate(o, x)
-        else:
-            after = mixer.readout_step(step, o, x)
+        after = step(o, x)
+        if not isinstance(step, Gate):
             factor = factor * torch.where(o == 0, 0.0, after / o)
-            o = after
+        elif step.activation not in ADDITIVE_ACTIVATIONS:
+            factor = factor * step.value(step.logits(x))
+        o = after
     return factor
 
 

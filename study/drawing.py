@@ -20,6 +20,15 @@ plt.rcParams["text.parse_math"] = False  # a name may hold a $
 # Okabe & Ito 2008: colours that the colour-blind can tell apart. The spare ones are from Tol 2021, "muted"
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 SPARE_COLOURS = ["#999933", "#332288", "#44AA99", "#117733", "#CC6677"]
+MIXER_COLOURS = {
+    "softmax": COLOURS[0],
+    "cosformer": COLOURS[1],
+    "gla": COLOURS[2],
+    "mamba2": COLOURS[3],
+    "gated_deltanet": COLOURS[4],
+    "deltanet": COLOURS[5],
+    "kda": "#882255",
+}
 
 ALL_COLOURS = [*COLOURS[:6], *SPARE_COLOURS, COLOURS[6]]  # for up to a dozen arms
 
@@ -30,13 +39,12 @@ RATIO_TICKS = {2.5: (1, 1.2, 1.5, 2, 3, 4, 5, 6, 7, 8, 9), 10: (1, 1.5, 2, 3, 5,
 
 
 def mixer_colours(names: Iterable[str]) -> dict[str, str]:
-    """{name: colour}: the colour that a mixer's class declares; all others take those that no class declares, in turn.
+    """{name: colour}: those of MIXER_COLOURS; all other mixers, and patterns, take those that are left, in turn.
 
     names: mixers, or patterns of mixers; the patterns come last, so that each mixer has one colour in every figure.
     """
-    declared = {name: vars(mixer).get("colour") for name, mixer in MIXERS.items()}  # without what it inherits
-    unused = itertools.cycle([c for c in SPARE_COLOURS if c not in declared.values()] or COLOURS)
-    return {name: declared.get(name) or next(unused) for name in dict.fromkeys([*MIXERS, *names])}
+    unused = itertools.cycle([c for c in SPARE_COLOURS if c not in MIXER_COLOURS.values()] or COLOURS)
+    return {name: MIXER_COLOURS.get(name) or next(unused) for name in dict.fromkeys([*MIXERS, *names])}
 
 
 def mean(values: Iterable[float]) -> float:

@@ -21,7 +21,7 @@ from data.shards import Dataset
 from model import GLA, MIXERS, GPTConfig, Softmax
 from speed import costs, figures, forms, loss, report, sides
 from speed.report import BenchConfig, Report
-from study.drawing import mixer_colours
+from study.drawing import MIXER_COLOURS, mixer_colours
 
 NANOGPT = '''
 import torch
@@ -277,7 +277,7 @@ def test_a_gate_is_measured_beside_the_ungated_model_and_claimed_at_its_flops(sm
 def test_every_mixer_has_a_colour_of_its_own(with_another_mixer):
     colours = mixer_colours(["gla,softmax", "mine", "gla", "a mixer of an older version"])
     assert len(set(colours.values())) == len(colours) == len(MIXERS) + 2
-    assert colours["gla"] == GLA.colour and colours["mine"] == mixer_colours(["mine"])["mine"]
+    assert colours["gla"] == MIXER_COLOURS["gla"] and colours["mine"] == mixer_colours(["mine"])["mine"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import torch
 from gate import GATE_ACTIVATIONS
 from model import GPT, MIXERS, GPTConfig
 from ops import IGNORE
+from runs.probe import weights_of
 
 T, VOCAB, CHUNK = 140, 50, 64
 GATES = [
@@ -182,7 +183,7 @@ def test_explicit_weights_reproduce_the_readout(keys):
         if "denominator" in mixer.gates:
             continue  # the weights are those before the gate on the denominator
         v = p.v.repeat_interleave(mixer.n_head // p.v.shape[2], dim=2)
-        readout = torch.einsum("bhij,bjhd->bihd", mixer.weights(x), v)
+        readout = torch.einsum("bhij,bjhd->bihd", weights_of(mixer, x), v)
         expected = mixer.read(p, None, 0)
         if mixer.norm_kind == "denominator":
             expected = expected[..., :-1] / expected[..., -1:].clamp(min=1e-6)

@@ -23,6 +23,7 @@ import model
 from gate import GATE_ACTIVATIONS, GRANULARITIES, parse_gate
 from model import DENOMINATOR_MIN, GLA, GPT, MIXERS, NORM_EPS, GPTConfig
 from ops.sampling import draw
+from runs.probe import weights_of
 
 T, C, H, D = 40, 32, 4, 8
 every_mixer = pytest.mark.parametrize("name", MIXERS)
@@ -74,7 +75,7 @@ EVERY = [*MIXERS.values(), Own]
         ({"read": read}, False),
         ({"forward": read}, False),
         ({"read": read, "explicit_weights": read}, True),
-        ({"forward": read, "weights": read}, True),
+        ({"forward": read, "explicit_weights": read}, True),
     ],
     ids=["nothing", "other parts", "read", "forward", "read with weights", "forward with weights"],
 )
@@ -82,7 +83,7 @@ def test_weights_are_inherited_until_the_readout_is_another(mixer, parts, has_we
     child = type("Child", (mixer,), parts)
     assert child.has_weights() == type("Grandchild", (child,), {}).has_weights() == has_weights
     if not has_weights:
-        message = helpers.error_of(child(make_config(), parse_gate("none")).weights, random_x())
+        message = helpers.error_of(weights_of, child(make_config(), parse_gate("none")), random_x())
         assert message == "Child: its readout is its own, so explicit_weights must be, too"
 
 
@@ -335,6 +336,48 @@ def test_match_params_counts_the_biases_of_the_mlp(mlp):
     assert 0 < abs(matched.n_params() - plain.n_params()) <= len(plain.blocks) * unit / 2
 
 
+class Experts(model.MLP):
+    """An edit: four MLPs, of which a token meets the likeliest one; its auxiliary loss evens out how many each gets."""
+
+    n_experts = 4
+
+    def __init__(self, config, hidden):
+        nn.Module.__init__(self)
+        self.router = nn.Linear(config.n_embd, self.n_experts, bias=False)
+        self.experts = nn.ModuleList(model.MLP(config, hidden) for _ in range(self.n_experts))
+        self.n_idle = sum(p.numel() for expert in self.experts[1:] for p in expert.parameters())
+
+    def forward(self, x):
+        share = self.router(x).softmax(-1)  # (B, T, experts)
+        is_sent = F.one_hot(share.argmax(-1), self.n_experts).to(x.dtype)
+        self.auxiliary_loss = 0.01 * self.n_experts * (share.mean((0, 1)) * is_sent.mean((0, 1))).sum()
+        return sum((share * is_sent)[..., i, None] * expert(x) for i, expert in enumerate(self.experts))
+
+
+def test_a_mixture_of_experts_is_one_class_whose_auxiliary_loss_is_trained_on_and_not_evaluated(monkeypatch):
+    monkeypatch.setitem(model.MLPS, "experts", Experts)
+    gpt, idx = make_model(mlp="experts"), torch.randint(50, (2, T), generator=torch.Generator().manual_seed(1))
+    targets = idx.masked_fill(idx % 2 == 0, -100)
+    plain = gpt(idx, targets)
+    torch.testing.assert_close(plain, F.cross_entropy(gpt(idx).flatten(0, 1), targets.flatten()))
+    for reduction, n in (("mean", 1), ("sum", (targets != -100).sum())):
+        loss = gpt.train()(idx, targets, reduction=reduction)
+        auxiliary = sum(block.mlp.auxiliary_loss for block in gpt.blocks)
+        assert auxiliary > 0.01
+        torch.testing.assert_close(loss, n * (plain + auxiliary))
+        routers = [block.mlp.router.weight for block in gpt.blocks]
+        both, one, other = (
+            torch.autograd.grad(y, routers, retain_graph=True) for y in (loss, n * plain, n * auxiliary)
+        )
+        for total, *parts in zip(both, one, other, strict=True):
+            torch.testing.assert_close(total, sum(parts))
+    expert = sum(p.numel() for p in gpt.blocks[0].mlp.experts[0].parameters())
+    router = 4 * C
+    dense = make_model().flops_per_token()
+    assert gpt.n_params() == make_model().n_params() + 2 * (3 * expert + router)
+    assert gpt.flops_per_token() == dense + 2 * 2 * router
+
+
 def test_attention_softcap_is_its_formula():
     mixer, x = make_mixer("softmax", attention_softcap=2.0, position="none"), random_x()
     q, k, v = ((x @ w.T).view(2, T, H, D) for w in mixer.qkv.weight.split(C))
@@ -364,6 +407,73 @@ def test_a_prompt_longer_than_block_size_leaves_its_end_in_the_cache(length):
     after, _ = mixer(x[:, length:], state, length)
     torch.testing.assert_close(y[:, -1], mixer(x[:, length - T : length])[0][:, -1], rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(after[:, 0], mixer(x[:, -T:])[0][:, -1], rtol=1e-9, atol=1e-9)
+
+
+class Window(model.Softmax):
+    """An edit: each query sees its own key and the six before it."""
+
+    def bias(self, i, j):
+        return torch.where(i - j < 7, 0.0, -torch.inf).to(torch.float64)
+
+
+class ALiBi(model.Softmax):
+    """An edit: a score falls with the distance, at another slope in each head (Press et al. 2022)."""
+
+    def bias(self, i, j):
+        slopes = 2.0 ** (-8 / H * torch.arange(1, H + 1, dtype=torch.float64))
+        return -slopes[:, None, None] * (i - j)
+
+
+class WindowedALiBi(ALiBi):
+    def bias(self, i, j):
+        return super().bias(i, j).masked_fill(i - j >= 7, -torch.inf)
+
+
+BIASES = {  # (head, query, key) -> what is added to the score, of the keys that the query sees
+    Window: lambda h, i, j: 0.0 if i - j < 7 else -math.inf,
+    ALiBi: lambda h, i, j: -(4.0 ** -(h + 1)) * (i - j),
+    WindowedALiBi: lambda h, i, j: -(4.0 ** -(h + 1)) * (i - j) if i - j < 7 else -math.inf,
+}
+
+
+def with_bias(mixer, x, of):
+    """(weights, output) of the definition, with a loop over heads, queries and keys; no positions."""
+    q, k, v = ((x @ w.T).view(2, -1, H, D) for w in mixer.qkv.weight.split(C))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(D)
+    for h, i, j in itertools.product(range(H), range(x.shape[1]), range(x.shape[1])):
+        scores[:, h, i, j] += of(h, i, j) if j <= i else -math.inf
+    weights = scores.softmax(-1)
+    return weights, torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2) @ mixer.out_proj.weight.T
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cap", [None, 1e6], ids=["fused", "written out"])
+@pytest.mark.parametrize("edit", BIASES)
+def test_a_bias_of_the_scores_is_right_in_training_prefill_decoding_and_the_weights(edit, cap, monkeypatch):
+    monkeypatch.setitem(MIXERS, "edit", edit)
+    mixer, x = make_mixer("edit", position="none", attention_softcap=cap), random_x()
+    weights, expected = with_bias(mixer, x, BIASES[edit])
+    close = dict(rtol=1e-9, atol=1e-9)  # a soft-cap of 1e6 moves a score by less
+    torch.testing.assert_close(mixer(x)[0], expected, **close)
+    torch.testing.assert_close(weights_of(mixer, x), weights, **close)
+    for pieces in ((9, 20, T - 29), (9, 1, 10, T - 20), (T - 12, *[1] * 12)):
+        state, start, outputs = mixer.init_state(2, dtype=x.dtype), 0, []
+        for n in pieces:
+            y, state = mixer(x[:, start : start + n], state, start)
+            outputs, start = [*outputs, y], start + n
+        torch.testing.assert_close(torch.cat(outputs, dim=1), expected, **close)
+
+
+@torch.no_grad()
+def test_a_bias_is_right_past_block_size_where_the_ring_turns(monkeypatch):
+    monkeypatch.setitem(MIXERS, "edit", WindowedALiBi)
+    mixer, x = make_mixer("edit", position="none"), random_x(2 * T + 5)
+    expected = with_bias(mixer, x, BIASES[WindowedALiBi])[1]
+    state, outputs = mixer.init_state(2, dtype=x.dtype), []
+    for start, end in ((0, T + 3), (T + 3, T + 9), *((t, t + 1) for t in range(T + 9, 2 * T + 5))):
+        y, state = mixer(x[:, start:end], state, start)
+        outputs.append(y)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-9, atol=1e-9)
 
 
 @every_mixer
@@ -418,7 +528,7 @@ def test_a_prompt_of_no_tokens_gives_no_logits_and_leaves_the_state(name, keys):
     loss = model(nothing, nothing)
     loss.backward()
     assert loss == 0
-    assert model.blocks[0].mixer.weights(random_x(0)).shape[2:] == (0, 0)
+    assert weights_of(model.blocks[0].mixer, random_x(0)).shape[2:] == (0, 0)
     with torch.no_grad():
         state, parts = model.init_state(2, dtype=torch.float64), []
         for start, end in ((0, 0), (0, 5), (5, 5), (5, 9)):

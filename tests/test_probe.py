@@ -13,6 +13,7 @@ from model import GPT, MIXERS, GPTConfig
 from ops.layers import manual_attention
 from ops.recurrence import recurrent
 from runs import probe
+from runs.probe import weights_of
 from study import interventions
 
 T, C, H, D = 12, 16, 2, 8
@@ -113,7 +114,7 @@ def test_weights_times_values_are_the_readout(name, gate):
     if mixer.norm_kind == "denominator":
         o, denominator = o.split([D, 1], dim=-1)
         o = o / denominator
-    weighted = torch.einsum("bhij,bjhd->bihd", mixer.weights(x), p.v)
+    weighted = torch.einsum("bhij,bjhd->bihd", weights_of(mixer, x), p.v)
     torch.testing.assert_close(weighted, o, rtol=1e-9, atol=1e-12)
 
 
@@ -121,7 +122,7 @@ def test_the_weights_of_the_delta_rule_are_those_of_its_definition():
     mixer, x = make_model(attention="gated_deltanet").double().blocks[0].mixer, random_x(torch.float64)
     p = mixer.gated_projection(x, None, 0)
     o, _ = recurrent(p.q, p.k, p.v, log_decay=p.log_decay, beta=p.beta)
-    torch.testing.assert_close(torch.einsum("bhij,bjhd->bihd", mixer.weights(x), p.v), o, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(torch.einsum("bhij,bjhd->bihd", weights_of(mixer, x), p.v), o, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("keys", [dict(), dict(n_kv_head=1, qk_norm=True, position="rope")])
@@ -209,22 +210,24 @@ def test_key_norms_stand_by_position_in_parts_that_double():
 def by_definition(mixer, x, stream, b, h, i):
     """What query i of row b gets from token 0 in head h: every part of the readout on its own, in loops."""
     p, heads = mixer.gated_projection(x, None, 0), range(mixer.n_head)
-    weights, v = mixer.weights(x)[b, :, i], p.v[b].repeat_interleave(mixer.n_head // p.v.shape[2], dim=1)  # (T, H, D)
+    weights, v = (
+        weights_of(mixer, x)[b, :, i],
+        p.v[b].repeat_interleave(mixer.n_head // p.v.shape[2], dim=1),
+    )  # (T, H, D)
     parts = torch.stack([torch.stack([weights[head, j] * v[j, head] for head in heads]) for j in range(T)])  # (T, H, D)
     readout, factor = parts.sum(0), torch.ones_like(v[0])
     if p.skip is not None:
         readout = readout + p.skip[b, i]
     for step in mixer.readout_steps:
-        if step == "norm":
+        if step == mixer.normed:
             over = (-1,) if mixer.norm_over == "head" else (-2, -1)
             by = (readout.square().mean(over, keepdim=True) + 1e-5).rsqrt() * mixer.norm.weight.view(-1, v.shape[2])
-        elif step == "activation":
+        elif step == mixer.activated:
             by = readout.sigmoid()
-        elif step == "scale":
+        elif step == mixer.scaled:
             by = mixer.config.branch_scale
         else:
-            gate = mixer.gates[step]
-            by = gate.value(gate.logits(x))[b, i]
+            by = step.value(step.logits(x))[b, i]
         readout, factor = readout * by, factor * by
     written = mixer.out_proj.weight.view(C, mixer.n_head, -1)[:, h] @ (factor * parts[0])[h]
     if "output" in mixer.gates:
@@ -411,15 +414,15 @@ def test_the_induction_score_is_the_weight_on_what_followed_the_same_token():
     model = make_model(n_layer=3)
     half, (perfect, even, _) = T // 2, (block.mixer for block in model.blocks)
 
-    def of_perfect(x):
-        weights = torch.zeros(len(x), H, T, T)
+    def of_perfect(p, start):
+        weights = torch.zeros(len(p.q), H, T, T)
         for i in range(half, 2 * half):
             weights[:, 0, i, i - half + 1] = -2.0  # a share of the absolute weights
             weights[:, 1, i, i - half] = 1.0  # the same token, and not what followed it
         return weights
 
-    perfect.weights = of_perfect
-    even.weights = lambda x: torch.ones(len(x), H, T, T).tril()
+    perfect.explicit_weights = of_perfect
+    even.explicit_weights = lambda p, start: torch.ones(len(p.q), H, T, T).tril()
     found = probe.induction_meters(model, random_tokens(), "float32")
     uniform = sum(1 / (i + 1) for i in range(half, 2 * half)) / half
     assert found[0] == [1.0, 0.0] and found[1] == pytest.approx([uniform] * H, rel=1e-3) and len(found) == 3
