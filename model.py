@@ -419,14 +419,15 @@ class Softmax(Mixer):
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))  # (B, H, T, D)
-        i = j = torch.arange(start, start + q.shape[2], device=q.device)
+        mask, j = None, None
         if state is not None:
             k, v, j = self.remember(k, v, state, start)
         if k.shape[1] < self.n_head:  # repeat_interleave copies even when the factor is 1
             k, v = (x.repeat_interleave(self.n_head // x.shape[1], dim=1) for x in (k, v))
         # plain causal attention needs no mask, nor does a single query, which sees all that is remembered
-        needs_mask = self.bias is not None or (state is not None and len(i) > 1)
-        mask = self.mask(i, j, forgets=state is not None) if needs_mask else None
+        if self.bias is not None or (state is not None and q.shape[2] > 1):
+            i = torch.arange(start, start + q.shape[2], device=q.device)
+            mask = self.mask(i, i if j is None else j, forgets=state is not None)
         is_causal = state is None and mask is None
         if self.config.attention_softcap is not None:
             o, _ = manual_attention(q, k, v, mask, self.config.attention_softcap, is_causal=is_causal)
@@ -447,14 +448,17 @@ class Softmax(Mixer):
 
     def remember(
         self, k: torch.Tensor, v: torch.Tensor, state: dict, start: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Writes k, v (B, Hk, T, D) to the ring; returns those that the queries may see, and their positions (S,)."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Writes k, v (B, Hk, T, D) to the ring; returns those that the queries may see, and their positions (S,).
+
+        A single query sees the whole ring, in any order: only a bias needs the positions, which are None without one.
+        """
         M, T = self.config.block_size, k.shape[2]
-        if T == 1:  # a single query sees the whole ring, and the order does not matter
+        if T == 1:
             state["k"][:, :, start % M], state["v"][:, :, start % M] = k[:, :, 0], v[:, :, 0]
-            slots = torch.arange(min(start + 1, M), device=k.device)
-            k, v = (state[name][:, :, : len(slots)].to(x.dtype) for name, x in (("k", k), ("v", v)))
-            return k, v, start - (start - slots) % M
+            S = min(start + 1, M)
+            j = None if self.bias is None else start - (start - torch.arange(S, device=k.device)) % M
+            return state["k"][:, :, :S].to(k.dtype), state["v"][:, :, :S].to(v.dtype), j
         past = torch.arange(max(0, start - M + 1), start, device=k.device)
         new = torch.arange(start, start + T, device=k.device)
         all_k, all_v = (
@@ -836,13 +840,12 @@ class GPT(nn.Module):
                 raise UserError(f"position='learned': there is no embedding past block_size={self.config.block_size}")
             x = x + self.wpe.weight[start:end]
         x = self.dropout(x)
-        new_state = None if state is None else []
+        new_state = []
         for i, block in enumerate(self.blocks):
             is_last = i == len(self.blocks) - 1
             x, layer_state = block(x, None if state is None else state[i], start, only if is_last else None)
-            if state is not None:
-                new_state.append(layer_state)
-        return self.norm(x), new_state
+            new_state.append(layer_state)
+        return self.norm(x), None if state is None else new_state
 
     @property
     def output_weight(self) -> torch.Tensor:
