@@ -258,7 +258,7 @@ class Processes:
     def check_same(self, value: object, what: str, advice: str) -> None:
         """Raises UserError, on every process, unless the value is the same on all: machines may see other files.
 
-        Of a dict, the message names the first entry that differs, instead of what.
+        If the value is a dict, the message names the first entry that differs, instead of what.
         """
         found = self.from_all((value, socket.gethostname()))
         for rank, (other, host) in enumerate(found):

@@ -3,8 +3,8 @@
     line = check_training(config, resumed, dataset, processes)              a line to print, or NotEnoughMemory
     check_pass(config, model, rows, length)                                 the same for a forward pass
 
-Parameters, gradients and moments are counted to the byte. Of the activations only those count that no block can do
-without, the outputs of its matrices: a step takes 2 to 11 times as much. So nothing is refused that would fit. Where
+Parameters, gradients and moments are counted to the byte. The only activations that count are those that no block can
+do without, the outputs of its matrices: a step takes 2 to 11 times as much. So nothing is refused that would fit. Where
 torch reports a shortage all the same, the run ends with one line (configurator.report).
 """
 

@@ -181,9 +181,9 @@ def kind_of_weights(mixer: Mixer) -> str:
 def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]:
     """The induction score of each head, by layer: how much a head looks at what followed the same token before.
 
-    Four rows of two equal halves are drawn from the tokens of inputs (B, T), alike in each call. A query of the second
-    half gives its score's weight to the token behind its own in the first (Olsson et al. 2022), as a share of all. None
-    for the heads of a mixer that has no weights.
+    Four rows of two equal halves are drawn from the tokens of inputs (B, T), alike in each call. The score is the share
+    of its weights that a query of the second half gives to the token behind its own in the first, mean over queries and
+    rows (Olsson et al. 2022). It is None for the heads of a mixer that has no weights.
     """
     half = inputs.shape[1] // 2
     drawn = torch.randint(inputs.numel(), (INDUCTION_ROWS, half), generator=torch.Generator().manual_seed(0))
