@@ -4,26 +4,24 @@
     logits = model(idx)                         # (B, T) ids -> (B, T, vocab_size)
     loss = model(idx, targets)                  # nats, mean over the labels that are not -100
 
-The file stands in reading order: the keys (GPTConfig), what all mixers share (Mixer), the mixers, the GPT. The gate is
+The file stands in reading order: what all mixers share (Mixer), the mixers, the GPT. The keys are in keys.py, the gate
 in gate.py. A new mixer is one class, whose `project` computes q, k and v from x, and one line in MIXERS.
 """
 
-import configurator
-from configurator import UserError, check_choice, key
+from configurator import UserError, check_choice
 
-import itertools
 import math
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from gate import GATE_ACTIVATIONS, POSITIONS, READOUT_ACTIVATIONS, Gate, LayerGate, check_gate, parse_gate
+from gate import GATE_ACTIVATIONS, POSITIONS, READOUT_ACTIVATIONS, Gate, check_gate
+from keys import GPTConfig
 from ops import IGNORE, recurrence
 from ops.layers import (
     ResidualLinear,
@@ -43,141 +41,8 @@ from ops.loss import cross_entropy_sum
 from ops.recurrence import at_least_float32
 from ops.sampling import check_request, draw
 
-NORM_EPS = 1e-5  # the default of norm_eps
 DENOMINATOR_MIN = 1e-6
 READOUT_NORMS = {"rms": RMSNorm}  # modules made as norm(width, eps=...); one that cancels a factor of its inputs
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The keys
-
-
-@dataclass
-class GPTConfig:
-    """Every key of the model. Raises UserError for values that don't fit together."""
-
-    n_layer: int = key(12, "number of layers", at_least=1, at_most=10_000)
-    n_head: int = key(12, "number of heads (mamba2 has expand times as many)", at_least=1)
-    head_dim: int | None = key(None, "width of a head (None: n_embd / n_head)", at_least=1)
-    n_kv_head: int | None = key(None, "number of key and value heads of softmax layers (None: n_head)", at_least=1)
-    n_embd: int = key(768, "width of the residual stream", at_least=1)
-    block_size: int = key(
-        1024, "context length in tokens; also cosformer's M, the longest distance its cosine covers", at_least=1
-    )
-    vocab_size: int | None = key(None, "number of token ids (None: as many as the data has)", at_least=1)
-    pad_vocab_to: int = key(
-        1, "round the embedding's rows up to a multiple of this; padding is never scored or sampled", at_least=1
-    )
-    mlp_ratio: float = key(4.0, "hidden width of the MLP, as a multiple of n_embd; swiglu: 2/3 of that", above=0)
-    mlp_width: int | None = key(None, "hidden width of the MLP, in place of mlp_ratio", at_least=1)
-    mlp: str = key("gelu", "gelu: W gelu(U x); gelu_tanh: with a tanh in place of erf; swiglu: W (silu(G x) * U x)")
-    tie_embeddings: bool = key(True, "one weight for the embedding and the output layer")
-    norm: str = key("rms", "norm before each branch and at the end: RMSNorm or LayerNorm", choices=("rms", "layer"))
-    norm_eps: float = key(NORM_EPS, "the number under the root of every norm", above=0)
-    bias: bool = key(False, "biases in softmax layers, MLPs and LayerNorms, as in GPT-2; other mixers have none")
-    dropout: float = key(0.0, "dropout on the embedding and on both residual branches", at_least=0, below=1)
-
-    init: str = key("normal", "start of weights: N(0, 0.02) or PyTorch's default", choices=("normal", "pytorch"))
-    attention: str = key(
-        "softmax",
-        "mixer: softmax, cosformer, gla, mamba2, gated_deltanet, deltanet, kda, or by layer a,b,b; gated: softmax with "
-        "gate=elementwise",
-    )
-    position: str = key("rope", "positions; rope acts in softmax layers only", choices=("rope", "learned", "none"))
-    rope_base: float = key(10000.0, "base of RoPE's angles", above=1)
-    rope_fraction: float = key(1.0, "share of a head's channels that RoPE turns: the first ones", above=0, at_most=1)
-    rope_scaling: str = key("none", "how RoPE is extended past block_size", choices=("none", "ntk", "yarn"))
-    rope_factor: float = key(1.0, "context extension factor, with rope_scaling", at_least=1)
-    rope_length: int | None = key(None, "yarn: the length that RoPE was trained at (None: block_size)", at_least=1)
-    qk_norm: bool = key(False, "RMSNorm on q and k of softmax layers, before RoPE")
-    attention_softcap: float | None = key(
-        None, "c: softmax scores become c * tanh(score / c), which is slower (None: no cap)", above=0
-    )
-    logit_softcap: float | None = key(None, "c: logits become c * tanh(logit / c) (None: no cap)", above=0)
-    short_conv: int | None = key(
-        None, "width of the causal convolution on q, k, v (None: as published, 0: none)", at_least=0, at_most=1024
-    )
-    expand: int = key(2, "mamba2: inner width, as a multiple of n_embd", at_least=1)
-    state_size: int = key(128, "mamba2: width of B and C, the number of rows of a head's state", at_least=1)
-    n_groups: int = key(1, "mamba2: number of groups; the heads of a group share B and C", at_least=1)
-    delta_heads: int | None = key(None, "gated_deltanet: number of heads (None: n_head)", at_least=1)
-    delta_key_heads: int | None = key(
-        None, "gated_deltanet: number of query and key heads, each shared by as many heads (None: all)", at_least=1
-    )
-    delta_key_dim: int | None = key(None, "gated_deltanet: width of q and k (None: head_dim)", at_least=1)
-    delta_value_dim: int | None = key(None, "gated_deltanet: width of v (None: head_dim)", at_least=1)
-
-    gate: str = key("none", "none, native, GRANULARITY[@POSITION] joined by +, or a pattern a,b,b (docs/gates.md)")
-    gate_activation: str = key("sigmoid", "how the gate's g acts on y (docs/gates.md)", choices=GATE_ACTIVATIONS)
-    gate_rank: int = key(0, "rank of the gate's weight W_g (0: full rank)", at_least=0)
-    gate_input: str = key("token", "token: g = W_g x; static: a trained constant", choices=("token", "static"))
-    gate_bias: float | None = key(None, "start of the gate's trained bias or static constant (None: no bias, or 0)")
-    readout_norm: str = key(
-        "published", "norm of each mixer's readout", choices=("published", "none", "denominator", *READOUT_NORMS)
-    )
-    norm_first: bool = key(True, "true: the readout is normed, then gated; false: gated, then normed")
-    readout_activation: str = key("none", "nonlinearity right after the readout's norm", choices=READOUT_ACTIVATIONS)
-    branch_scale: float = key(1.0, "fixed factor on the readout behind its norm and gates", above=0)
-    out_init_scale: float = key(1.0, "factor on the start of each mixer's output projection", above=0)
-    kernels: str = key(
-        "auto", "code of the recurrence; auto: fla on a GPU where it is installed", choices=("auto", "torch", "fla")
-    )
-    match_params: bool = key(False, "narrow the MLP so that a gated model has as many parameters as the ungated one")
-
-    def __post_init__(self):
-        configurator.check(self)
-        check_choice("mlp", self.mlp, MLPS)
-        if self.attention == "gated":  # BlaGPT's name for softmax with the gate of Qiu et al.
-            self.attention = "softmax"
-            self.gate = "elementwise" if self.gate == "none" else self.gate
-        if self.head_dim is None and self.n_embd % self.n_head:
-            raise UserError(f"n_embd={self.n_embd}: must be a multiple of n_head={self.n_head}, or give head_dim")
-        self.head_dim = self.head_dim or self.n_embd // self.n_head
-        if self.n_head % (self.n_kv_head or self.n_head):
-            raise UserError(f"n_kv_head={self.n_kv_head}: must divide n_head={self.n_head}")
-        key_heads, heads, _, _ = self.delta_sizes
-        if heads % key_heads:
-            raise UserError(f"delta_key_heads={key_heads}: must divide the {heads} heads")
-        missing = recurrence.missing_for_fla()
-        if missing and self.kernels == "fla":
-            raise UserError(f"kernels='fla': {missing}; kernels=auto works without it")
-        classes = set()
-        for name, gate in self.layers():
-            MIXERS[name].check(name, self)
-            check_gate(name, MIXERS[name], self, gate)
-            classes.add(MIXERS[name])
-        has_recurrence = not all(issubclass(mixer, Softmax) for mixer in classes)
-        if missing and self.kernels == "auto" and torch.cuda.is_available() and has_recurrence:
-            warnings.warn(f"kernels=auto: {missing}; on the GPU the recurrence runs in plain PyTorch", stacklevel=3)
-        if not self.norm_first and not any(mixer.norm_of(self) in READOUT_NORMS for mixer in classes):
-            raise UserError(
-                "norm_first=False: no layer has a norm for the gate to come before (readout_norm='rms' adds one)"
-            )
-
-    @property
-    def rotated(self) -> int:
-        """How many channels of a softmax head RoPE turns."""
-        return int(self.head_dim * self.rope_fraction)
-
-    @property
-    def delta_sizes(self) -> tuple[int, int, int, int]:
-        """Key heads, heads, and the widths of keys and values, in gated_deltanet layers."""
-        heads = self.delta_heads or self.n_head
-        widths = self.delta_key_dim or self.head_dim, self.delta_value_dim or self.head_dim
-        return self.delta_key_heads or heads, heads, *widths
-
-    @property
-    def mlp_hidden(self) -> int:
-        """Width of the MLP before match_params: that of a gelu with as many parameters."""
-        return self.mlp_width or round(self.mlp_ratio * self.n_embd * 2 / MLPS[self.mlp].n_matrices)
-
-    def layers(self) -> list[tuple[str, LayerGate]]:
-        """[(mixer name, LayerGate)], one per layer: `attention` and `gate` repeat up to n_layer. Raises UserError."""
-        names, gates = [part.strip() for part in self.attention.split(",")], self.gate.split(",")
-        for name in names:
-            check_choice("attention", name, (*MIXERS, "gated") if len(names) == 1 else MIXERS)
-        gates = [parse_gate(gate) for gate in gates]
-        return list(itertools.islice(zip(itertools.cycle(names), itertools.cycle(gates), strict=False), self.n_layer))
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What all mixers share
@@ -695,6 +560,32 @@ MIXERS = {
 # The GPT
 
 
+def check_layers(config: GPTConfig) -> None:
+    """Raises UserError for layers, MLPs, gates and norms that are not there or don't fit together."""
+    check_choice("mlp", config.mlp, MLPS)
+    check_choice("gate_activation", config.gate_activation, GATE_ACTIVATIONS)
+    check_choice("readout_activation", config.readout_activation, READOUT_ACTIVATIONS)
+    check_choice("readout_norm", config.readout_norm, ("published", "none", "denominator", *READOUT_NORMS))
+    names, layers = config.attention.split(","), config.layers()
+    for name in names:
+        check_choice("attention", name.strip(), MIXERS if len(names) > 1 else (*MIXERS, "gated"))
+    missing = recurrence.missing_for_fla()
+    if missing and config.kernels == "fla":
+        raise UserError(f"kernels='fla': {missing}; kernels=auto works without it")
+    classes = set()
+    for name, gate in layers:
+        MIXERS[name].check(name, config)
+        check_gate(name, MIXERS[name], config, gate)
+        classes.add(MIXERS[name])
+    has_recurrence = not all(issubclass(mixer, Softmax) for mixer in classes)
+    if missing and config.kernels == "auto" and torch.cuda.is_available() and has_recurrence:
+        warnings.warn(f"kernels=auto: {missing}; on the GPU the recurrence runs in plain PyTorch", stacklevel=4)
+    if not config.norm_first and not any(mixer.norm_of(config) in READOUT_NORMS for mixer in classes):
+        raise UserError(
+            "norm_first=False: no layer has a norm for the gate to come before (readout_norm='rms' adds one)"
+        )
+
+
 class MLP(nn.Module):
     """W gelu(U x). If forward sets `auxiliary_loss`, in nats a token, GPT.forward adds it to the loss in training."""
 
@@ -728,12 +619,17 @@ class SwiGLU(MLP):
 MLPS = {"gelu": MLP, "gelu_tanh": TanhMLP, "swiglu": SwiGLU}
 
 
+def mlp_width(config: GPTConfig) -> int:
+    """Width of the MLP before match_params: that of a gelu with as many parameters."""
+    return config.mlp_width or round(config.mlp_ratio * config.n_embd * 2 / MLPS[config.mlp].n_matrices)
+
+
 class Block(nn.Module):
     """The same for every mixer: x + mixer(norm(x)), then x + MLP(norm(x)). Arguments and results as in Mixer."""
 
     def __init__(self, config, name, gate):
         super().__init__()
-        C, hidden = config.n_embd, config.mlp_hidden
+        C, hidden = config.n_embd, mlp_width(config)
         self.norm_1, self.norm_2 = make_norm(config), make_norm(config)
         self.mixer = MIXERS[name](config, gate)
         if config.match_params:

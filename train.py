@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import configurator
-from configurator import UserError, falls_silent, key
+from configurator import UserError, falls_silent
 
 import contextlib
 import dataclasses
@@ -38,7 +38,6 @@ import time
 import uuid
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
@@ -46,12 +45,13 @@ from tqdm import tqdm
 
 from data.shards import open_dataset
 from evaluate import evaluate, evaluation_rows
-from model import GPT, GPTConfig
+from keys import GPTConfig, TrainConfig
+from model import GPT
 from ops import IGNORE
 from runs import memory, parallel
 from runs.checkpoint import check_same_weights
 from runs.finite import bad_weight, first_bad_tensor
-from runs.hardware import DTYPES, Processes, autocast, peak_flops, pick_dtype
+from runs.hardware import Processes, autocast, peak_flops, pick_dtype
 from runs.keys import notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions, wait_for_lock
 from runs.probe import first_rows, is_spike, training_meters, training_rows
@@ -64,92 +64,6 @@ from runs.resume import (
     scale_new,
     where_to_start,
 )
-
-
-@dataclass
-class TrainConfig(GPTConfig):
-    """Every key of a run: those of the model, and these."""
-
-    elsewhere = {  # keys of nanoGPT that are not keys here, and what to do instead
-        "eval_iters": "eval_tokens sets the size of the fixed sample that evaluations read",
-        "eval_only": "run python evaluate.py --checkpoint=out",
-        "always_save_checkpoint": "leave it out, ckpt.pt is the last and best.pt the best",
-        **dict.fromkeys(
-            ("wandb_log", "wandb_project", "wandb_run_name"), "leave it out, metrics.jsonl and plot.py show the run"
-        ),
-        "backend": "leave it out, it is nccl between GPUs and gloo between CPUs",
-        "arms": "this config is an experiment: run it with experiment.py",
-    }
-    dataset: str = key("data/pystdlib", "folder of the data, written by one of data/*/prepare.py")
-    out_dir: str = key("out", "folder that the run is written to", is_path=True)
-    init_from: str = key(
-        "scratch",
-        "scratch; resume: go on with out_dir's ckpt.pt; auto: resume if it is there, else scratch; or a checkpoint",
-    )
-    overwrite: bool = key(False, "true: replace the run in out_dir, or write among files that are not of a run")
-    seed: int = key(1337, "seed of the weights, the order of the data and the dropout", at_least=0)
-
-    parallel: str = key(
-        "ddp", "what each of several processes holds; ddp: all of the model, fsdp: a shard", choices=("ddp", "fsdp")
-    )
-    shards: int = key(
-        0, "fsdp: processes that share one copy of the model (0: all); must divide their number", at_least=0
-    )
-    activation_checkpointing: bool = key(
-        False, "keep each block's input alone, and compute the block again on the way back: less memory, more time"
-    )
-
-    batch_size: int = key(12, "rows per micro-step of a process", at_least=1)
-    gradient_accumulation_steps: int = key(1, "micro-steps per step, over all processes together", at_least=1)
-    max_iters: int = key(5000, "number of steps (updates of the weights)", at_least=1)
-    learning_rate: float = key(6e-4, "peak of AdamW's learning rate", above=0)
-    decay_lr: bool = key(True, "true: cosine decay to min_lr; false: constant after the warmup")
-    warmup_iters: int = key(100, "steps of linear warmup", at_least=0)
-    lr_decay_iters: int | None = key(None, "step at which min_lr is reached (None: max_iters)", at_least=1)
-    min_lr: float | None = key(None, "learning rate at the end of the decay (None: learning_rate / 10)", at_least=0)
-    new_lr_scale: float = key(
-        1.0,
-        "init_from=CHECKPOINT: learning rate of the parameters that it lacks, as a multiple of the others'",
-        above=0,
-    )
-    weight_decay: float = key(0.1, "weight decay of matrices; vectors have none", at_least=0)
-    beta1: float = key(0.9, "AdamW's decay of the mean gradient", at_least=0, below=1)
-    beta2: float = key(0.95, "AdamW's decay of the mean squared gradient", at_least=0, below=1)
-    grad_clip: float | None = key(1.0, "norm that a larger gradient is scaled down to (None: no limit)", above=0)
-
-    eval_interval: int = key(500, "steps between evaluations; each saves a checkpoint", at_least=1)
-    # read whole: every data set of rows that the experiments use; a sample of text takes a tenth of their time
-    eval_tokens: int | None = key(
-        100_000,
-        "size of the sample that evaluations read, the same each time (None: all); a run's end reads the whole split",
-        at_least=1,
-    )
-    eval_whole: bool = key(True, "at the end of a run read the whole validation split (False: the sample again)")
-    stop_above: float | None = key(
-        None, "end the run after two evaluations in a row with a higher accuracy (None: at max_iters)", at_least=0
-    )
-    keep_checkpoints: int = key(0, "how many of the last evaluations keep a ckpt_STEP.pt", at_least=0)
-    eval_batch_size: int | None = key(None, "rows evaluated at once (None: what fits into a step's memory)", at_least=1)
-    log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
-    logger: str = key(
-        "jsonl",
-        "jsonl: rows go to metrics.jsonl; tensorboard: to out_dir/tensorboard, too",
-        choices=("jsonl", "tensorboard"),
-    )
-    meters: bool = key(True, "measure gates, sinks and activations at every evaluation (docs/meters.md)")
-
-    device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
-    dtype: str = key(
-        "auto",
-        "dtype of matrix products; weights stay float32. auto on a CPU: what a short test finds faster; name "
-        "one to repeat a run; float16 is for GPUs",
-        choices=("auto", *DTYPES),
-    )
-    compile: str = key(
-        "auto", "use torch.compile; auto: on a GPU, for runs of 500 steps or more", choices=("auto", "true", "false")
-    )
-    threads: int = key(0, "CPU threads per process (0: cores / processes)", at_least=0)
-    memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

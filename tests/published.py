@@ -21,7 +21,6 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 )
 
 from data.tokenizer import BYTE_OF
-from model import NORM_EPS
 
 
 class InFloat64(TorchFunctionMode):
@@ -52,7 +51,7 @@ def qwen3_next_attention(ours) -> nn.Module:
     """For softmax with an elementwise gate, QK-norm and RoPE."""
     C, (H, Hk), D = ours.config.n_embd, ours.split, ours.value_width
     config = Qwen3NextConfig(
-        hidden_size=C, num_attention_heads=H, num_key_value_heads=Hk, head_dim=D, rms_norm_eps=NORM_EPS,
+        hidden_size=C, num_attention_heads=H, num_key_value_heads=Hk, head_dim=D, rms_norm_eps=1e-5,
         attn_implementation="eager", max_position_embeddings=ours.config.block_size,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
     )  # fmt: skip
@@ -75,7 +74,7 @@ def mamba2_mixer(ours) -> nn.Module:
     H, D, config = ours.n_head, ours.value_width, ours.config
     config = Mamba2Config(
         hidden_size=config.n_embd, num_heads=H, head_dim=D, state_size=config.state_size, n_groups=config.n_groups,
-        expand=config.expand, conv_kernel=4, use_bias=False, use_conv_bias=True, layer_norm_epsilon=NORM_EPS,
+        expand=config.expand, conv_kernel=4, use_bias=False, use_conv_bias=True, layer_norm_epsilon=1e-5,
         chunk_size=32, num_hidden_layers=1,
     )  # fmt: skip
     theirs = Mamba2Mixer(config, layer_idx=0).eval()
@@ -96,7 +95,7 @@ def qwen3_next_gated_deltanet(ours) -> nn.Module:
     C, H, D = ours.config.n_embd, ours.n_head, ours.value_width
     config = Qwen3NextConfig(
         hidden_size=C, linear_num_value_heads=H, linear_num_key_heads=H, linear_key_head_dim=D,
-        linear_value_head_dim=D, linear_conv_kernel_dim=4, rms_norm_eps=NORM_EPS,
+        linear_value_head_dim=D, linear_conv_kernel_dim=4, rms_norm_eps=1e-5,
     )  # fmt: skip
     theirs = Qwen3NextGatedDeltaNet(config, layer_idx=0).eval()
     q, k, v, beta, dt = ours.in_proj.weight.split([H * D, H * D, H * D, H, H])
@@ -118,7 +117,7 @@ def kimi_linear_attention(ours) -> nn.Module:
     """For kda with its native gate."""
     C, H, D = ours.config.n_embd, ours.n_head, ours.value_width
     config = KimiLinearConfig(
-        hidden_size=C, linear_num_heads=H, linear_head_dim=D, linear_conv_kernel_dim=4, rms_norm_eps=NORM_EPS,
+        hidden_size=C, linear_num_heads=H, linear_head_dim=D, linear_conv_kernel_dim=4, rms_norm_eps=1e-5,
         num_hidden_layers=1, layer_types=["linear_attention"], hidden_act="silu",
     )  # fmt: skip
     theirs = KimiLinearDeltaAttention(config, layer_idx=0).eval()

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gate
 import model
 from gate import GATE_ACTIVATIONS, GRANULARITIES, parse_gate
-from model import DENOMINATOR_MIN, GLA, GPT, MIXERS, NORM_EPS, GPTConfig
+from model import DENOMINATOR_MIN, GLA, GPT, MIXERS, GPTConfig
 from ops.sampling import draw
 from runs.probe import weights_of
 
@@ -273,7 +273,7 @@ def test_cosformer_refuses_a_position_past_its_m():
         make_model(attention="cosformer")(torch.zeros(1, T + 1, dtype=torch.long))
 
 
-def rms_norm(x, weight, eps=NORM_EPS):
+def rms_norm(x, weight, eps=1e-5):
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
@@ -282,7 +282,7 @@ def rms_norm(x, weight, eps=NORM_EPS):
 )
 def test_the_softmax_gpt_is_its_definition(keys):
     model = make_model(attention="softmax", gate="headwise", n_kv_head=2, qk_norm=True, logit_softcap=3.0, **keys)
-    eps, n = keys.get("norm_eps", NORM_EPS), round(D * keys.get("rope_fraction", 1))  # n: channels that turn
+    eps, n = keys.get("norm_eps", 1e-5), round(D * keys.get("rope_fraction", 1))  # n: channels that turn
     idx = torch.randint(50, (2, T))
     x = model.wte.weight[idx]
     for block in model.blocks:

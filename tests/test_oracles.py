@@ -16,7 +16,7 @@ from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttenti
 
 import model as nanogate
 from gate import parse_gate
-from model import MIXERS, NORM_EPS, GPTConfig
+from model import MIXERS, GPTConfig
 from ops.recurrence import recurrent
 
 B, T, C, H, D = 2, 100, 64, 4, 16
@@ -87,7 +87,7 @@ def test_deltanet_is_the_delta_rule_written_out():
             S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], new - old)
             outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t] * D**-0.5, S))
         o = torch.stack(outputs, dim=1)
-        o = o / (o.square().mean(-1, keepdim=True) + NORM_EPS).sqrt() * ours.norm.weight
+        o = o / (o.square().mean(-1, keepdim=True) + 1e-5).sqrt() * ours.norm.weight
         return o.flatten(2) @ ours.out_proj.weight.T
 
     assert_same(ours, deltanet)
@@ -107,7 +107,7 @@ def test_native_gla_is_the_recurrence_written_out():
             S = alpha[:, t, :, :, None] * S + k[:, t, :, :, None] * v[:, t, :, None, :]
             outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t] * D**-0.5, S))
         o = torch.stack(outputs, dim=1)
-        o = o / (o.square().mean(-1, keepdim=True) + NORM_EPS).sqrt() * ours.norm.weight
+        o = o / (o.square().mean(-1, keepdim=True) + 1e-5).sqrt() * ours.norm.weight
         gate = (x @ ours.gates["native"].proj.weight.T).view(B, T, H, D)
         return (o * gate * gate.sigmoid()).flatten(2) @ ours.out_proj.weight.T
 
@@ -124,7 +124,7 @@ def minimax_oracle(qkv, gate, norm, out_proj, layer=0, n_layer=2):
     oracle.qkv_proj.weight.copy_(qkv.view(3, H, D, C).transpose(0, 1).reshape(3 * C, C))
     oracle.output_gate.weight.copy_(gate)
     oracle.norm.weight.copy_(norm)
-    oracle.norm.variance_epsilon = NORM_EPS
+    oracle.norm.variance_epsilon = 1e-5
     oracle.out_proj.weight.copy_(out_proj)
     return oracle
 
@@ -140,7 +140,7 @@ def test_the_recurrence_with_a_fixed_decay_norm_and_sigmoid_gate_is_minimax_ligh
     def composed(x):
         q, k, v = F.silu(x @ qkv.T).view(B, T, 3, H, D).unbind(2)
         o, state = recurrent(q, k, v, log_decay=log_decay.expand(B, T, H))
-        o = F.rms_norm(o.flatten(2), (C,), weight, NORM_EPS)
+        o = F.rms_norm(o.flatten(2), (C,), weight, 1e-5)
         return (o * (x @ gate.T).sigmoid()) @ out.T, state
 
     assert_same(composed, lambda x: oracle(x, None, None)[0])
