@@ -320,15 +320,15 @@ def test_an_export_whose_process_was_killed_when_all_was_written_loads_and_can_b
 
 
 def test_of_two_exports_at_once_one_is_refused(sources, helpers, monkeypatch):
-    written, seen = huggingface.save_safetensors, []
+    written, seen = huggingface.save_folder, []
 
-    def meanwhile(*args):
-        monkeypatch.setattr(huggingface, "save_safetensors", written)
+    def meanwhile(*args, **keys):
+        monkeypatch.setattr(huggingface, "save_folder", written)
         seen.append(helpers.error_of(export_of, "safetensors", sources, "old"))
         seen.append(helpers.error_of(export_of, "to_hf", sources, "old"))
-        return written(*args)
+        return written(*args, **keys)
 
-    monkeypatch.setattr(huggingface, "save_safetensors", meanwhile)
+    monkeypatch.setattr(huggingface, "save_folder", meanwhile)
     export_of("to_hf", sources, "new")
     assert [f"process {os.getpid()} on" in line and "is running in it" in line for line in seen] == [True, True]
     assert json.loads((sources / "out" / "config.json").read_text())["hidden_size"] == 16
