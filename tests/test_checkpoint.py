@@ -32,7 +32,7 @@ ARGS = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=11)
 
 def make(**parts):
     """A checkpoint of as little as load_model needs, and these parts."""
-    return {"model": GPT(GPTConfig(**ARGS)).state_dict(), "model_args": dict(ARGS), "iter_num": 7} | parts
+    return {"format": 1, "model": GPT(GPTConfig(**ARGS)).state_dict(), "model_args": dict(ARGS), "iter_num": 7} | parts
 
 
 @pytest.fixture
@@ -203,6 +203,24 @@ def test_a_checkpoint_that_would_run_code_is_refused_and_does_not(tmp_path, help
 def test_what_a_checkpoint_lacks_is_named(tmp_path, helpers, content, lacks):
     torch.save(content, tmp_path / "ckpt.pt")
     assert f"no checkpoint of this project (it has no {lacks})" in helpers.error_of(load, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "number, words",
+    [(None, "commit fa2548f reads it"), (0, "the version of the code that wrote it"), (2, "the version of the code")],
+)
+def test_a_checkpoint_or_an_export_of_another_format_is_refused_with_what_reads_it(
+    file, tmp_path, helpers, number, words
+):
+    export.export(file, tmp_path / "out")
+    about = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert load(file)["format"] == load(tmp_path / "out")["format"] == about.pop("format") == checkpoints.FORMAT
+    changed = {} if number is None else {"format": number}
+    torch.save({name: value for name, value in make().items() if name != "format"} | changed, file)
+    (tmp_path / "out" / "config.json").write_text(json.dumps(about | changed))
+    for path in (file, tmp_path / "out"):
+        message = helpers.error_of(load_model, path)
+        assert f"its format is {number}, and this version reads 1 alone: " in message and words in message
 
 
 @pytest.mark.parametrize(
@@ -478,7 +496,9 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-@pytest.mark.parametrize("name", ["config", "optimizer", "scaler", "data", "new", "versions", "model_args", "extra"])
+@pytest.mark.parametrize(
+    "name", ["config", "optimizer", "scaler", "data", "new", "versions", "model_args", "format", "extra"]
+)
 def test_a_checkpoint_of_parts_that_share_parts_is_refused_before_any_is_compared(
     name, kind, trained, text, tmp_path, helpers, monkeypatch
 ):
@@ -486,7 +506,8 @@ def test_a_checkpoint_of_parts_that_share_parts_is_refused_before_any_is_compare
     value = ENDLESS[kind]()
     whole = trained.get(name)
     torch.save(trained | {name: whole | {"dataset": value} if isinstance(whole, dict) else value}, tmp_path / "ckpt.pt")
-    for call in users_of(tmp_path, text, helpers).values():
+    calls = users_of(tmp_path, text, helpers).values() if name == "config" else [lambda: load(tmp_path)]
+    for call in calls:
         assert "ckpt.pt: no checkpoint of this project (the value is " in helpers.error_of(call)
 
 

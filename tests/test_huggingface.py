@@ -340,7 +340,10 @@ REFUSED = {
         change(tie_word_embeddings=True),
         "lm_head.weight is not model.embed_tokens.weight, though its config.json ties them",
     ),
-    "whole numbers": (change_tensor("model.norm.weight", torch.ones(32, dtype=torch.int8)), "is torch.int8, and no number"),
+    "whole numbers": (
+        change_tensor("model.norm.weight", torch.ones(32, dtype=torch.int8)),
+        "is torch.int8, and no number",
+    ),
     "a file cut short": (first_file(lambda file, data: file.write_bytes(data[:-9])), "damaged, or no safetensors"),
     "a header of noise": (first_file(lambda file, data: file.write_bytes(b"\xff" * 99)), "damaged, or no safetensors"),
     "a file that is missing": (first_file(lambda file, data: file.unlink()), "00001-of-"),
@@ -742,12 +745,11 @@ def save_file(*args, write=safetensors.torch.save_file):  # when all tensors are
     print("measured", status("RssAnon") - before)
     write(*args)
 
-safetensors.torch.save_file, before = save_file, status("RssAnon")
+safetensors.torch.save_file, before, resident = save_file, status("RssAnon"), status("VmRSS")
 huggingface.read_folder(sys.argv[1], sys.argv[2], block_size=64)
-peak = status("VmHWM")
 loaded, _ = checkpoint.load_model(sys.argv[2])
 loaded(torch.zeros(1, 8, dtype=torch.long))
-print("measured", status("RssAnon") - before, status("VmHWM") - before)
+print("measured", status("VmHWM") - resident)
 """
 
 
