@@ -346,7 +346,7 @@ class Dataset:
         facts, starts = self._facts(split), self._starts[split]
         if is_text and starts[-1] < 2:
             raise UserError(f"{self.folder}: {split} has {starts[-1]} token, so there is nothing to predict")
-        slices = {None: range(0, max(1, starts[-1] - 1 - block_size + stride), stride)} if is_text else {}
+        slices: dict = {None: range(0, max(1, starts[-1] - 1 - block_size + stride), stride)} if is_text else {}
         for shard, start in zip(() if is_text else facts["shards"], starts, strict=False):
             slices.setdefault(shard["slice"], []).extend(range(start, start + shard["rows"]))
         batches = []

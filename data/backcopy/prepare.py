@@ -107,11 +107,12 @@ def chain_of(config):
 def most_frequent(text, n):
     """The n most frequent characters as one string, and the text as their ids, 1..n; 0 stands for any other one."""
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    found, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    counts = np.bincount(codes)
     order = np.argsort(-counts, kind="stable")[:n]  # of two that are as frequent, the one of the smaller code
-    ids = np.zeros(len(found), np.int64)
+    order = order[counts[order] > 0]
+    ids = np.zeros(len(counts), np.int64)
     ids[order] = np.arange(1, len(order) + 1)
-    return "".join(map(chr, found[order])), ids[inverse]
+    return "".join(map(chr, order)), ids[codes]
 
 
 def pair_table(ids, n):
