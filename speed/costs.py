@@ -69,7 +69,7 @@ def gate_overhead(config: BenchConfig, report: Report, arms: dict, B: int, keys:
             "forward": (torch.no_grad()(gated.loss), torch.no_grad()(base.loss)),
             "decode": (prefilled(gated.model, T // 2), prefilled(base.model, T // 2)),
         }
-        pairs = {kind: side_by_side(*both, config.pairs, config) for kind, both in calls.items()}
+        pairs = {kind: side_by_side(above, below, config.pairs, config) for kind, (above, below) in calls.items()}
         medians = {kind: statistics.median(a / b for a, b in times) for kind, times in pairs.items()}
         memory = peak_mb(config, "softmax", batch, keys | gate) / base_memory
         report.row(gate=name, flops=flops, **medians, memory=memory)
