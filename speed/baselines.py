@@ -76,13 +76,6 @@ def random_batch(config: BenchConfig, vocab_size: int, B: int, T: int) -> tuple[
     return tuple(torch.randint(vocab_size, (2, B, T), generator=generator).to(config.device))
 
 
-def keeps_every_token(name: str) -> bool:
-    """Whether the mixer's state grows with the context, as a KV cache does and a recurrent state does not."""
-    keys: dict = dict(n_layer=1, n_head=1, n_embd=16, vocab_size=1, attention=name)
-    short, long = (GPT(GPTConfig(**keys, block_size=T)).state_bytes() for T in (16, 32))
-    return short < long
-
-
 def in_new_processes(function: Callable, tasks: list[tuple], at_once: int = 1) -> list:
     """[function(*task), ...], each in a process of its own, so many at once."""
     with multiprocessing.get_context("spawn").Pool(at_once, maxtasksperchild=1) as pool:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from model import GPT, MIXERS
+from model import GPT, MIXERS, Softmax
 from runs.hardware import gemm_rate, peak_flops, seconds_of
-from speed.baselines import NANOGPT, SMALL, Side, keeps_every_token, peak_mb, random_batch
+from speed.baselines import NANOGPT, SMALL, Side, peak_mb, random_batch
 from speed.report import BenchConfig, Report, interleave, paired, side_by_side
 
 PUBLISHED = {name: dict(gate=name) for name in ("elementwise", "headwise")}  # Qiu et al. 2025
@@ -23,24 +23,20 @@ STEPS = 200  # in a row, of 125M on a GPU
 def bench_train(config: BenchConfig, report: Report) -> None:
     """6 x 384, T = 256, B = 8, in float32 and in bfloat16: our step and nanoGPT's, with autocast alike."""
     names = {"ours": "softmax"} | ({NANOGPT: NANOGPT} if config.against else {})
-    for vocab_size, pairs in ((256, config.pairs), (50_304, config.long_pairs)):
-        batch = random_batch(config, vocab_size, 8, 256)
-        keys: dict = SMALL | dict(block_size=256, vocab_size=vocab_size)
-        sides = {
-            f"{side} {dtype}": Side(replace(config, dtype=dtype), name, batch, **keys)
-            for dtype in ("float32", "bfloat16")
-            for side, name in names.items()
-        }
-        seconds = interleave(sides, pairs, config)
-        flops = 3 * sides["ours float32"].model.flops_per_token(256) * 8 * 256
-        for side, values in seconds.items():
-            median = statistics.median(values)
-            share = flops / median / gemm_rate(config.device, side.split()[1])
-            report.row(side=side, vocabulary=vocab_size, ms=1e3 * median, tokens_s=2048 / median, gemm_share=share)
-        for dtype in ("float32", "bfloat16") if config.against else ():
-            name = f"step in {dtype}, {vocab_size:,} ids, nanoGPT / ours"
-            report.ratio(name, paired(seconds, f"nanoGPT {dtype}", f"ours {dtype}"), 1.0)
     exact = replace(config, dtype="float32")
+    for vocab_size, pairs in ((256, config.pairs), (50_304, config.long_pairs)):
+        batch, keys = random_batch(config, vocab_size, 8, 256), SMALL | dict(block_size=256, vocab_size=vocab_size)
+        for in_dtype in (exact, replace(config, dtype="bfloat16")):
+            sides = {side: Side(in_dtype, name, batch, **keys) for side, name in names.items()}
+            seconds, dtype = interleave(sides, pairs, config), in_dtype.dtype
+            flops = 3 * sides["ours"].model.flops_per_token(256) * 8 * 256
+            for side, values in seconds.items():
+                median = statistics.median(values)
+                rates = dict(tokens_s=2048 / median, gemm_share=flops / median / gemm_rate(config.device, dtype))
+                report.row(side=f"{side} {dtype}", vocabulary=vocab_size, ms=1e3 * median, **rates)
+            if config.against:
+                name = f"step in {dtype}, {vocab_size:,} ids, nanoGPT / ours"
+                report.ratio(name, paired(seconds, NANOGPT, "ours"), 1.0)
     memory = {side: peak_mb(exact, name, batch, keys) for side, name in names.items()}
     report.row(vocabulary=vocab_size, peak_mb=memory)
     if config.against:
@@ -78,9 +74,10 @@ def gate_overhead(config: BenchConfig, report: Report, arms: dict, B: int, keys:
 
 
 def bench_length(config: BenchConfig, report: Report) -> None:
-    """2 x 256, as many tokens a step at every T: tokens/s of a training step, and its memory. Then the GEMM share."""
+    """2 x 256, as many tokens a step at every T: tokens/s of a training step, and its memory. Then, of 6 x 384 and one
+    row, a step's FLOPs at the rate of a matrix product of the same dtype, over its time."""
     for name in MIXERS:
-        sides, T, keeps_all = {}, 256, keeps_every_token(name)
+        sides, T = {}, 256
         while T <= config.longest:
             keys: dict = dict(n_layer=2, n_head=4, n_embd=256, vocab_size=256, block_size=T)
             batch = random_batch(config, 256, config.longest // T, T)
@@ -88,24 +85,25 @@ def bench_length(config: BenchConfig, report: Report) -> None:
             seconds = min(seconds_of(sides[T], config.device) for _ in range(2))
             memory = peak_mb(config, name, batch, keys)
             report.row(mixer=name, T=T, tokens_s=config.longest / seconds, peak_mb=memory)
-            T *= 4 if keeps_all and T >= 4096 else 2  # the cost grows with T^2
-        if not keeps_all and 16_384 in sides:
+            T *= 4 if has_cache(name) and T >= 4096 else 2  # the cost grows with T^2
+        if not has_cache(name) and 16_384 in sides:
             pairs = side_by_side(sides[1024], sides[16_384], config.long_pairs, config)
             report.ratio(f"{name}: tokens/s at 16,384 / at 1,024", pairs)
     for name in MIXERS:
-        gemm_share(config, report, name, min(4096, config.longest))
+        T = min(4096, config.longest)
+        side = Side(config, name, random_batch(config, 256, 1, T), **SMALL, block_size=T, vocab_size=256)
+        flops = 3 * side.model.flops_per_token(T) * T
+        side()  # untimed
+        pairs = [
+            (flops / gemm_rate(config.device, config.dtype), seconds_of(side, config.device))
+            for _ in range(config.long_pairs)
+        ]
+        report.ratio(f"{name}: step at {T:,}, share of the GEMM rate", pairs)
 
 
-def gemm_share(config: BenchConfig, report: Report, name: str, T: int) -> None:
-    """6 x 384, B = 1: a step's FLOPs at the rate of a matrix product of the same dtype, over its time."""
-    side = Side(config, name, random_batch(config, 256, 1, T), **SMALL, block_size=T, vocab_size=256)
-    flops = 3 * side.model.flops_per_token(T) * T
-    side()  # untimed
-    pairs = [
-        (flops / gemm_rate(config.device, config.dtype), seconds_of(side, config.device))
-        for _ in range(config.long_pairs)
-    ]
-    report.ratio(f"{name}: step at {T:,}, share of the GEMM rate", pairs)
+def has_cache(name: str) -> bool:
+    """Whether a token costs more behind a longer context: a KV cache grows with it, a recurrent state does not."""
+    return issubclass(MIXERS[name], Softmax)
 
 
 @torch.inference_mode()  # as GPT.stream
@@ -137,7 +135,7 @@ def bench_decode(config: BenchConfig, report: Report) -> None:
         seconds = interleave({context: prefilled(model, context) for context in CONTEXTS}, config.pairs, config)
         for context in CONTEXTS:
             report.row(mixer=name, context=context, ms=1e3 * statistics.median(seconds[context]) / TOKENS)
-        if not keeps_every_token(name):
+        if not has_cache(name):
             report.ratio(f"{name}: token at context 4,096 / at 64", paired(seconds, 4096, 64))
     # the least that a step of decoding can do: one row times every matrix
     weights = [p.detach() for p in models["gla"].parameters() if p.dim() == 2]
