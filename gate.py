@@ -25,7 +25,7 @@ POSITIONS = {  # {position: the (heads, width) of what it gates in a mixer}; rea
     "output": lambda mixer: (1, mixer.config.n_embd),
     "denominator": lambda mixer: (mixer.n_head, 1),
 }
-READOUT_ACTIVATIONS: dict = {"none": None, "silu": F.silu, "square": torch.square}
+READOUT_ACTIVATIONS: dict = {"none": lambda o: o, "silu": F.silu, "square": torch.square}
 
 GATE_ACTIVATIONS = {  # (y, g, slope) -> y'
     "sigmoid": lambda y, g, slope: y * g.sigmoid(),
@@ -81,8 +81,10 @@ def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
     name: the mixer as the user writes it; mixer: its class, a model.Mixer; gate: the LayerGate of one layer.
     """
     norm = mixer.norm_of(config)
-    if norm == "denominator" and mixer.no_denominator:
-        raise UserError(f"readout_norm='denominator' makes no sense for {name}: {mixer.no_denominator}")
+    if norm == "denominator" and not mixer.has_positive_weights:
+        raise UserError(
+            f"readout_norm='denominator' makes no sense for {name}: its weights have both signs, so their sum can be 0"
+        )
     if norm == "denominator" and not config.norm_first and gate.positions:
         raise UserError(
             f"norm_first=False: has no effect on {name}: the division by its denominator commutes with the gate"
@@ -111,17 +113,18 @@ def has_no_effect(granularity: str, position: str, mixer, config) -> bool:
     linear in q, k or v: on q always, on k and v if the gate is static, that is, the same for all tokens.
     """
     norm = mixer.norm_of(config)
-    if norm == "none" or config.gate_activation in ADDITIVE_ACTIVATIONS:
+    if norm == "none" or config.gate_activation in ADDITIVE_ACTIVATIONS or granularity not in ("headwise", "scalar"):
         return False
-    is_one_head = norm == "denominator" or mixer.heads_per_norm(config) == 1
-    if granularity != "scalar" and not (granularity == "headwise" and is_one_head):
-        return False
+    if granularity == "headwise" and norm != "denominator":
+        with torch.device("meta"):  # its sizes alone are asked for
+            layer = mixer(config, LayerGate(False, {}))
+        if layer.norm_groups not in (None, layer.n_head):
+            return False
     if position == "readout":
         return norm != "denominator" and not config.norm_first
     if position == "value" and norm == "denominator":  # v is in the numerator, not in the denominator
         return False
-    is_linear = position in mixer.linear_in and mixer.describes_readout("linear_in")
-    return is_linear and (position == "query" or config.gate_input == "static")
+    return position in mixer.linear_in and (position == "query" or config.gate_input == "static")
 
 
 class ZeroLinear(nn.Linear):

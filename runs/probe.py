@@ -13,7 +13,7 @@ import torch
 
 from data.shards import Dataset
 from gate import ADDITIVE_ACTIVATIONS, Gate
-from model import DENOMINATOR_MIN, GPT, Mixer, Softmax
+from model import DENOMINATOR_MIN, GPT, Mamba2, Mixer, Softmax
 from ops import IGNORE
 from ops.recurrence import at_least_float32
 from runs.hardware import autocast
@@ -56,12 +56,12 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
         seen["after"] = args[0]
 
     def of_mixer(mixer, args, output):
-        seen["x"], seen["y"] = args[0], output[0]
+        seen["x"], seen["y"] = args[0], output
 
     def of_block(block, args, output):
         seen["after"] = seen["after"].unflatten(-1, (block.mixer.n_head, -1))
         seen.setdefault("before", seen["after"])  # no gate
-        results.append(measure(block, seen | {"stream": args[0], "residual": output[0]}))
+        results.append(measure(block, seen | {"stream": args[0], "residual": output}))
         seen.clear()
 
     try:
@@ -144,7 +144,7 @@ def sink_meter(mixer: Mixer, seen: dict, kinds: dict[str, torch.Tensor]) -> dict
     x, stream = seen["x"], seen["stream"]
     B, T = x.shape[:2]
     rows = rows_at_once(mixer, T)  # the weights of every head are large
-    has_weights = mixer.has_weights()
+    has_weights = mixer.explicit_weights is not None
     if has_weights:
         parts = [query_meters(mixer, *part) for part in zip(x.split(rows), stream.split(rows), strict=True)]
     else:
@@ -172,9 +172,9 @@ def sink_meter(mixer: Mixer, seen: dict, kinds: dict[str, torch.Tensor]) -> dict
 
 def kind_of_weights(mixer: Mixer) -> str:
     """A key of SINK_KINDS."""
-    if not mixer.has_weights():
+    if mixer.explicit_weights is None:
         return "none"
-    return "weights" if isinstance(mixer, Softmax) else "proxy" if mixer.no_denominator else "share"
+    return "weights" if isinstance(mixer, Softmax) else "share" if mixer.has_positive_weights else "proxy"
 
 
 @torch.no_grad()
@@ -190,7 +190,7 @@ def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]
     rows = inputs.flatten()[drawn.to(inputs.device)].repeat(1, 2)  # (4, 2 half)
 
     def measure(block, seen):
-        if not block.mixer.has_weights():
+        if block.mixer.explicit_weights is None:
             return [None] * block.mixer.n_head
         weights = weights_of(block.mixer, seen["x"]).abs()  # (4, H, 2 half, 2 half)
         share = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
@@ -202,11 +202,11 @@ def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]
 def weights_of(mixer: Mixer, x: torch.Tensor) -> torch.Tensor:
     """x (B, T, C) -> (B, H, T, T): each value's weight in each readout, before RMSNorm and gates.
 
-    Raises UserError for a mixer whose has_weights() is false.
+    Raises UserError for a mixer without explicit_weights.
     """
-    if not mixer.has_weights():
+    if mixer.explicit_weights is None:
         raise UserError(f"{type(mixer).__name__}: its readout is its own, so explicit_weights must be, too")
-    weights = mixer.explicit_weights(mixer.gated_projection(x, None, 0), 0)
+    weights = mixer.explicit_weights(mixer.gated_projection(x))
     if mixer.norm_kind == "denominator":
         denominator = mixer.gated("denominator", weights.sum(-1).transpose(1, 2)[..., None], x)  # (B, T, H, 1)
         weights = weights / denominator.clamp(min=DENOMINATOR_MIN).transpose(1, 2)
@@ -222,7 +222,7 @@ def query_meters(mixer: Mixer, x: torch.Tensor, stream: torch.Tensor) -> dict[st
     weights, v = weights_of(mixer, x), values_of(mixer, x)  # (B, H, T, T); (B, T, H, D)
     size = weights.abs()
     o = torch.einsum("bhij,bjhd->bihd", weights.to(v.dtype), v)
-    skip = mixer.gated_projection(x, None, 0).skip
+    skip = mixer.gated_projection(x).skip
     factor = readout_factor(mixer, x, o if skip is None else o + skip)  # (B, T, H, D)
 
     def token_0_share(factor):
@@ -248,15 +248,15 @@ def query_meters(mixer: Mixer, x: torch.Tensor, stream: torch.Tensor) -> dict[st
 
 def values_of(mixer: Mixer, x: torch.Tensor) -> torch.Tensor:
     """v (B, T, H, D) in at least float32, repeated where several heads share it."""
-    v = mixer.gated_projection(x, None, 0).v
+    v = mixer.gated_projection(x).v
     return at_least_float32(v).repeat_interleave(mixer.n_head // v.shape[2], dim=2)
 
 
 def readout_factor(mixer: Mixer, x: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
     """What norm, activation, gates and scale multiply the readout o (B, T, H, D) by, entry by entry; no addends."""
-    factor = torch.ones_like(o)
-    for step in mixer.readout_steps:
-        after = step(o, x)
+    factor = torch.full_like(o, mixer.config.branch_scale)
+    for step in (*mixer.before_norm, mixer.normed, *mixer.after_norm):
+        after = step(o, x) if isinstance(step, Gate) else step(o)
         if not isinstance(step, Gate):
             factor = factor * torch.where(o == 0, 0.0, after / o)
         elif step.activation not in ADDITIVE_ACTIVATIONS:
@@ -274,7 +274,7 @@ def value_norms(mixer: Mixer, x: torch.Tensor) -> list:
 
 def key_norms(mixer: Mixer, x: torch.Tensor) -> list[list]:
     """[[first position, mean norm of its keys], ...] for the positions 0, 1, 2-3, 4-7, ..."""
-    norms = mixer.gated_projection(x, None, 0).k.float().norm(dim=-1).mean((0, 2))  # (T,)
+    norms = mixer.gated_projection(x).k.float().norm(dim=-1).mean((0, 2))  # (T,)
     starts = [0] + [1 << i for i in range((len(norms) - 1).bit_length())]
     parts = zip(starts, [*starts[1:], len(norms)], strict=True)
     return [[start, numbers(norms[start:end].mean().item())] for start, end in parts]
@@ -303,12 +303,13 @@ def readout_rank(readout: torch.Tensor) -> torch.Tensor:
 
 
 def value_weight(mixer: Mixer) -> torch.Tensor | None:
-    """W_v (Hv, D, C): the rows that the mixer's value_rows names. None if the mixer has no such layer."""
-    layer, before = mixer.value_rows
-    if not hasattr(mixer, layer):
+    """W_v (Hv, D, C): rows of `qkv` or `in_proj`, behind those of q and k. None if the mixer has no such layer."""
+    layer = getattr(mixer, "qkv", None) or getattr(mixer, "in_proj", None)
+    if layer is None:
         return None
-    start, n = sum(math.prod(mixer.shapes[name]) for name in before), math.prod(mixer.shapes["value"])
-    return getattr(mixer, layer).weight[start : start + n].unflatten(0, (-1, mixer.value_width))
+    n_query, n_key, n_value = (math.prod(mixer.shapes[name]) for name in ("query", "key", "value"))
+    start = 0 if isinstance(mixer, Mamba2) else n_query + n_key  # mamba2 has the rows of v first
+    return layer.weight[start : start + n_value].unflatten(0, (-1, mixer.value_width))
 
 
 def projection_rank(mixer: Mixer) -> torch.Tensor | None:
