@@ -10,10 +10,8 @@ in gate.py. A new mixer is one class, whose `project` computes q, k and v from x
 
 from configurator import UserError, check_choice
 
-import math
-import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -22,11 +20,10 @@ import torch.nn.functional as F
 
 from gate import GATE_ACTIVATIONS, POSITIONS, READOUT_ACTIVATIONS, Gate, check_gate
 from keys import GPTConfig
-from ops import IGNORE, layers, recurrence
+from ops import IGNORE, layers, recurrence, sampling
 from ops.layers import ResidualLinear, RMSNorm, ShortConv, make_conv, make_norm
 from ops.loss import cross_entropy_sum
 from ops.recurrence import at_least_float32
-from ops.sampling import check_request, draw
 
 DENOMINATOR_MIN = 1e-6
 READOUT_NORMS = {"rms": RMSNorm}  # modules made as norm(width, eps=...); one that cancels a factor of its inputs
@@ -98,14 +95,10 @@ class Mixer(nn.Module):
 
         self.gates = nn.ModuleDict()
         if gate.native and self.native_gate:
-            shape, activation = POSITIONS["readout"](self), self.native_gate[0]
-            self.gates["native"] = Gate(
-                config.n_embd, "elementwise", *shape, activation, rank=native_rank, is_native=True
-            )
-        options = dict(rank=config.gate_rank, bias=config.gate_bias, is_static=config.gate_input == "static")
+            published = dict(native=self.native_gate[0], native_rank=native_rank)
+            self.gates["native"] = Gate(config, "elementwise", *POSITIONS["readout"](self), **published)
         for position, granularity in gate.positions.items():
-            shape = POSITIONS[position](self)
-            self.gates[position] = Gate(config.n_embd, granularity, *shape, config.gate_activation, **options)
+            self.gates[position] = Gate(config, granularity, *POSITIONS[position](self))
         native_is_first = self.native_gate is not None and self.native_gate[1] == "before norm"
         is_first = {"native": native_is_first, "readout": not config.norm_first}
         on_readout = [name for name in is_first if name in self.gates]
@@ -185,9 +178,7 @@ class Mixer(nn.Module):
         """{name: shape} of the tensors of the state of B sequences, but for the convolution's."""
         return {"S": (B, self.n_head, self.key_width, self.value_width + (self.norm_kind == "denominator"))}
 
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> dict[str, torch.Tensor]:
+    def init_state(self, batch_size: int, device=None, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
         """The state at the start of a text: zeros."""
         shapes = self.state_shapes(batch_size)
         for conv in (module for module in self.modules() if isinstance(module, ShortConv)):
@@ -201,10 +192,8 @@ class Mixer(nn.Module):
         return recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta)
 
     def flops_per_token(self, T: int) -> float:
-        """FLOPs of the recurrence for one token, forward: 2 to write an entry of S, 2 to read it and 1 for its decay.
-
-        All mixers count by the same rule: one without a decay has a decay of one.
-        """
+        """FLOPs of the recurrence for one token, forward: 2 to write an entry of S, 2 to read it and 1 for its decay,
+        also where that is one."""
         return 5 * self.n_head * self.key_width * self.value_width
 
 
@@ -259,7 +248,8 @@ class Softmax(Mixer):
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))  # (B, H or Hk, T, D)
         T, first, mask = q.shape[2], start, None
         if state is not None:
-            k, v = self.remember(k, v, state, start)
+            in_order = T > 1 or self.bias is not None
+            k, v = (layers.remember(state[name], x, start, in_order) for name, x in (("k", k), ("v", v)))
             first = max(0, start - self.config.block_size + 1)  # the position of the oldest key that a query sees
         if k.shape[1] < self.n_head:  # repeat_interleave copies even when the factor is 1
             k, v = (x.repeat_interleave(self.n_head // x.shape[1], dim=1) for x in (k, v))
@@ -285,24 +275,6 @@ class Softmax(Mixer):
             return sees
         return self.bias(i[:, None], j).masked_fill(~sees, -torch.inf).expand(1, self.n_head, -1, -1)
 
-    def remember(self, k: torch.Tensor, v: torch.Tensor, state: dict, start: int) -> list[torch.Tensor]:
-        """Writes k, v (B, Hk, T, D) to the ring; returns the keys and values that the queries may see, oldest first.
-
-        A single query sees the whole ring. Without a bias it sees it in any order, and nothing is copied.
-        """
-        M, T, visible = self.config.block_size, k.shape[2], []
-        for name, x in (("k", k), ("v", v)):
-            ring = state[name]
-            if T == 1 and self.bias is None:
-                ring[:, :, start % M] = x[:, :, 0]
-                visible.append(ring[:, :, : start + 1].to(x.dtype))
-            else:
-                past = torch.arange(max(0, start - M + 1), start, device=x.device)
-                new = torch.arange(start, start + T, device=x.device)[-M:]
-                visible.append(torch.cat([ring[:, :, past % M].to(x.dtype), x], dim=2))
-                ring[:, :, new % M] = x[:, :, -M:].to(ring.dtype)
-        return visible
-
     def state_shapes(self, B: int) -> dict[str, tuple[int, ...]]:
         # a head's keys lie side by side in memory: a single query reads them twice as fast
         shape = (B, self.split[1], self.config.block_size, self.value_width)
@@ -317,11 +289,6 @@ class Softmax(Mixer):
     def flops_per_token(self, T: int) -> float:
         """FLOPs for one token: scores and weighted sum over the (T + 1) / 2 keys that a query sees on average."""
         return 2 * 2 * self.n_head * self.value_width * (T + 1) / 2
-
-
-def quarter_turn(M: int) -> tuple[float, float]:
-    """(angle per position, factor) for cos_sin: the angle reaches pi/2 after M positions."""
-    return math.pi / 2 / M, 1.0
 
 
 class CosFormer(Mixer):
@@ -353,7 +320,7 @@ class CosFormer(Mixer):
         p, M, end = super().gated_projection(x, state, start), self.config.block_size, start + x.shape[1]
         if end > M:
             raise UserError(f"cosformer: position {end} is past block_size={M}, where its cosine turns negative")
-        cos, sin = layers.cos_sin(at_least_float32(p.q), start, quarter_turn, M)  # (T, 1, 1)
+        cos, sin = layers.cos_sin(at_least_float32(p.q), start, layers.quarter_turn, M)  # (T, 1, 1)
         q, k = (layers.cos_sin_features(at_least_float32(y), cos, sin) for y in (p.q, p.k))  # (B, T, H, 2D)
         return p._replace(q=q, k=k)
 
@@ -428,21 +395,18 @@ class DeltaNet(Mixer):
     decay: str | None = None  # one per "head" or per "channel" of the keys
     A_range = (1.0, 16.0)  # of A at the start
 
-    @staticmethod
-    def sizes(config: GPTConfig) -> tuple[int, int, int, int]:
-        """Key heads, heads, and the widths of keys and values."""
-        return config.n_head, config.n_head, config.head_dim, config.head_dim
+    @classmethod
+    def sizes(cls, config: GPTConfig) -> tuple[int, int, int, int]:
+        """Key heads, heads, and the widths of keys and values: gated_deltanet has keys of the config for them."""
+        H, D = config.n_head, config.head_dim
+        return config.delta_sizes if cls.decay == "head" else (H, H, D, D)
 
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
         super().check(name, config)
-        widest, width = recurrence.FLA_DELTA_KEYS, cls.sizes(config)[2]
-        if config.kernels != "torch" and width > widest and recurrence.has_fla():
-            key = "head_dim" if width == config.head_dim else "delta_key_dim"
-            limit = f"{name}: fla's delta rule takes keys of width at most {widest}, not {key}={width}"
-            if config.kernels == "fla":
-                raise UserError(f"kernels='fla': {limit}; lower {key}, or set kernels=auto")
-            warnings.warn(f"kernels=auto: {limit}; it runs in plain PyTorch", stacklevel=3)
+        width = cls.sizes(config)[2]
+        key = "head_dim" if width == config.head_dim else "delta_key_dim"
+        recurrence.check_delta_keys(name, config.kernels, key, width)
 
     def __init__(self, config, gate):
         Hk, H, Dk, Dv = self.sizes(config)
@@ -486,10 +450,6 @@ class GatedDeltaNet(DeltaNet):
     native_gate = ("silu", "after norm")
     decay, A_range = "head", (0.01, 16.0)
 
-    @staticmethod
-    def sizes(config: GPTConfig) -> tuple[int, int, int, int]:
-        return config.delta_sizes
-
 
 class KDA(DeltaNet):
     """Kimi Delta Attention (Kimi Linear, 2025): DeltaNet with a decay per key channel."""
@@ -518,21 +478,15 @@ def check_layers(config: GPTConfig) -> None:
     check_choice("gate_activation", config.gate_activation, GATE_ACTIVATIONS)
     check_choice("readout_activation", config.readout_activation, READOUT_ACTIVATIONS)
     check_choice("readout_norm", config.readout_norm, ("published", "none", "denominator", *READOUT_NORMS))
-    names, layers = config.attention.split(","), config.layers()
+    names = [name.strip() for name in config.attention.split(",")]
     for name in names:
-        check_choice("attention", name.strip(), MIXERS if len(names) > 1 else (*MIXERS, "gated"))
-    missing = recurrence.missing_for_fla()
-    if missing and config.kernels == "fla":
-        raise UserError(f"kernels='fla': {missing}; kernels=auto works without it")
-    classes = set()
-    for name, gate in layers:
+        check_choice("attention", name, MIXERS if len(names) > 1 else (*MIXERS, "gated"))
+    for name, gate in config.layers():
         MIXERS[name].check(name, config)
         check_gate(name, MIXERS[name], config, gate)
-        classes.add(MIXERS[name])
-    has_recurrence = not all(issubclass(mixer, Softmax) for mixer in classes)
-    if missing and config.kernels == "auto" and torch.cuda.is_available() and has_recurrence:
-        warnings.warn(f"kernels=auto: {missing}; on the GPU the recurrence runs in plain PyTorch", stacklevel=4)
-    if not config.norm_first and not any(mixer.norm_of(config) in READOUT_NORMS for mixer in classes):
+    used = {MIXERS[name] for name, _ in config.layers()}
+    recurrence.check_kernels(config.kernels, is_used=not all(issubclass(mixer, Softmax) for mixer in used))
+    if not config.norm_first and not any(mixer.norm_of(config) in READOUT_NORMS for mixer in used):
         raise UserError(
             "norm_first=False: no layer has a norm for the gate to come before (readout_norm='rms' adds one)"
         )
@@ -543,20 +497,16 @@ class MLP(nn.Module):
 
     n_matrices = 2  # of n_embd x hidden
     n_idle = 0  # parameters that a token does not meet, such as those of experts that it is not sent to
-    approximate = "none"
 
     def __init__(self, config, hidden):
         super().__init__()
+        self.approximate = "tanh" if config.mlp == "gelu_tanh" else "none"
         self.up = nn.Linear(config.n_embd, hidden, bias=config.bias)
         self.glu = nn.Linear(config.n_embd, hidden, bias=config.bias) if self.n_matrices == 3 else None
         self.down = ResidualLinear(hidden, config.n_embd, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(F.gelu(self.up(x), approximate=self.approximate))
-
-
-class TanhMLP(MLP):
-    approximate = "tanh"
 
 
 class SwiGLU(MLP):
@@ -568,24 +518,19 @@ class SwiGLU(MLP):
         return self.down(F.silu(self.glu(x)) * self.up(x))
 
 
-MLPS = {"gelu": MLP, "gelu_tanh": TanhMLP, "swiglu": SwiGLU}
-
-
-def mlp_width(config: GPTConfig) -> int:
-    """Width of the MLP before match_params: that of a gelu with as many parameters."""
-    return config.mlp_width or round(config.mlp_ratio * config.n_embd * 2 / MLPS[config.mlp].n_matrices)
+MLPS = {"gelu": MLP, "gelu_tanh": MLP, "swiglu": SwiGLU}
 
 
 class Block(nn.Module):
-    """The same for every mixer: x + mixer(norm(x)), then x + MLP(norm(x)). Arguments and results as in Mixer."""
+    """The same for every mixer: x + mixer(norm(x)), then x + MLP(norm(x)). Arguments as in Mixer."""
 
     def __init__(self, config, name, gate):
         super().__init__()
-        C, hidden = config.n_embd, mlp_width(config)
+        C, n = config.n_embd, MLPS[config.mlp].n_matrices
+        hidden = config.mlp_width or round(config.mlp_ratio * C * 2 / n)  # with as many parameters as a gelu's
         self.norm_1, self.norm_2 = make_norm(config), make_norm(config)
         self.mixer = MIXERS[name](config, gate)
         if config.match_params:
-            n = MLPS[config.mlp].n_matrices
             unit = n * C + (n - 1) * config.bias  # parameters of a hidden unit of the MLP
             hidden -= round(sum(p.numel() for p in self.mixer.gates.parameters()) / unit)
             if hidden < 1:
@@ -601,6 +546,8 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
+    """Token and position embeddings, n_layer blocks, a norm, and the output layer. Raises UserError without ids."""
+
     def __init__(self, config):
         super().__init__()
         if config.vocab_size is None:
@@ -628,10 +575,9 @@ class GPT(nn.Module):
         | Linear, Embedding                        | N(0, s)                                             |
         | ResidualLinear                           | N(0, s / sqrt(2 n_layer))                           |
         | init="pytorch": all linear weights       | U(-1/sqrt(fan_in), 1/sqrt(fan_in))                  |
-        | a mixer's out_proj                       | out_init_scale times that                           |
         | init="pytorch": Embedding                | N(0, 1)                                             |
-        | biases of linear layers                  | 0                                                   |
-        | RMSNorm, LayerNorm                       | 1, their biases 0                                   |
+        | a mixer's out_proj                       | out_init_scale times that                           |
+        | RMSNorm, LayerNorm; all biases           | 1; 0                                                |
         | ZeroLinear (gates that are not native)   | 0, its bias gate_bias                               |
         | Gate: static; slope                      | gate_bias or 0; 1                                   |
         | ShortConv                                | U(-1/sqrt(width), 1/sqrt(width)), its bias too      |
@@ -647,33 +593,31 @@ class GPT(nn.Module):
         wherever both have the parameter, so that a gated model starts where the ungated one does.
         """
         is_pytorch, s = self.config.init == "pytorch", 0.02
-        for path, module in self.named_modules():
-            for name, p in module.named_parameters(recurse=False):
-                full_name = f"{path}.{name}" if path else name
-                generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {full_name}".encode()))
-                start = p.detach().clone()
-                if hasattr(module, "init_parameter"):
-                    module.init_parameter(name, start, generator)
-                elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
-                    start.fill_(1.0 if name == "weight" else 0.0)
-                elif isinstance(module, nn.Linear) and name == "bias":
-                    start.zero_()
-                elif isinstance(module, nn.Linear) and is_pytorch:
-                    start.uniform_(-(p.shape[1] ** -0.5), p.shape[1] ** -0.5, generator=generator)
-                elif isinstance(module, ResidualLinear):
-                    start.normal_(0.0, s * (2 * self.config.n_layer) ** -0.5, generator=generator)
-                elif isinstance(module, nn.Linear | nn.Embedding):
-                    start.normal_(0.0, 1.0 if is_pytorch else s, generator=generator)
-                else:
-                    raise UserError(
-                        f"{full_name}: no rule says how it starts; give {type(module).__name__} a method "
-                        "init_parameter(self, name, start, generator), which fills the tensor start"
-                    )
-                p.copy_(start * module.start_scale if isinstance(module, ResidualLinear) else start)
+        for full_name, p in self.named_parameters():
+            path, _, name = full_name.rpartition(".")
+            module = self.get_submodule(path)
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {full_name}".encode()))
+            start = p.detach().clone()
+            if hasattr(module, "init_parameter"):
+                module.init_parameter(name, start, generator)
+            elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
+                start.fill_(1.0 if name == "weight" else 0.0)
+            elif isinstance(module, nn.Linear) and name == "bias":
+                start.zero_()
+            elif isinstance(module, nn.Linear) and is_pytorch:
+                start.uniform_(-(p.shape[1] ** -0.5), p.shape[1] ** -0.5, generator=generator)
+            elif isinstance(module, ResidualLinear):
+                start.normal_(0.0, s * (2 * self.config.n_layer) ** -0.5, generator=generator)
+            elif isinstance(module, nn.Linear | nn.Embedding):
+                start.normal_(0.0, 1.0 if is_pytorch else s, generator=generator)
+            else:
+                raise UserError(
+                    f"{full_name}: no rule says how it starts; give {type(module).__name__} a method "
+                    "init_parameter(self, name, start, generator), which fills the tensor start"
+                )
+            p.copy_(start * module.start_scale if isinstance(module, ResidualLinear) else start)
 
-    def features(
-        self, idx: torch.Tensor, state: list[dict] | None = None, start: int = 0, only: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, list[dict] | None]:
+    def features(self, idx: torch.Tensor, state: list[dict] | None = None, start: int = 0, only=None) -> tuple:
         """idx (B, T) -> the hidden states after the last norm (B, T, C), and the state, which is updated in place.
 
         only: (B, T), true for M tokens; the hidden states are then theirs, (1, M, C). Raises UserError where cosformer
@@ -723,48 +667,13 @@ class GPT(nn.Module):
             total = total + labels * sum(getattr(module, "auxiliary_loss", 0.0) for module in self.blocks.modules())
         return total if reduction == "sum" else total / labels.clamp(min=1)
 
-    # -- sampling ------------------------------------------------------------------------------------------------------
-
-    def init_state(
-        self, batch_size: int = 1, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> list[dict[str, torch.Tensor]]:
+    def init_state(self, batch_size: int = 1, device=None, dtype: torch.dtype | None = None) -> list[dict]:
         """The state at the start of a text, a dict per layer: KV cache or recurrent state, past of the convolution."""
         device = device or self.wte.weight.device
         return [block.mixer.init_state(batch_size, device, dtype) for block in self.blocks]
 
-    def stream(
-        self,
-        idx: torch.Tensor,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        n_tokens: int | None = None,
-    ) -> Iterator[torch.Tensor]:
-        """Yields the next ids (B, 1) after idx (B, T), max_new_tokens times.
-
-        temperature=0 is greedy; n_tokens: only ids below it are drawn. The state is kept, so that a token costs one
-        step. A recurrent mixer goes on for ever; softmax sees the last block_size tokens; cosformer and learned
-        positions end at block_size. Raises UserError, before a token is drawn, for a request that is not possible.
-        """
-        check_request(self, idx, max_new_tokens, temperature, top_k, top_p, n_tokens)
-
-        def draws(idx, start=0):
-            state = self.init_state(idx.shape[0], dtype=self.wte.weight.dtype)
-            for _ in range(max_new_tokens):
-                with torch.inference_mode():  # a token took 5% longer under no_grad
-                    x, state = self.features(idx, state, start)
-                    start += idx.shape[1]
-                    idx = draw(self.logits(x[:, -1])[:, :n_tokens], temperature, top_k, top_p)
-                yield idx.clone()  # outside inference mode, so that the ids can be trained on
-
-        return draws(idx)
-
-    def generate(self, idx: torch.Tensor, max_new_tokens: int, *options, **named) -> torch.Tensor:
-        """idx (B, T) followed by the ids that `stream` draws, which takes the same options: (B, T + max_new_tokens)."""
-        return torch.cat([idx, *self.stream(idx, max_new_tokens, *options, **named)], dim=1)
-
-    # -- sizes ---------------------------------------------------------------------------------------------------------
+    # ids drawn one by one, with the state kept: stream(idx, max_new_tokens, temperature=1.0, ...) yields them
+    stream, generate = sampling.stream, sampling.generate
 
     def n_params(self) -> int:
         return sum(p.numel() for p in self.parameters())
@@ -784,9 +693,8 @@ class GPT(nn.Module):
 
     def parameter_groups(self, weight_decay: float) -> list[dict]:
         """Two groups for an optimizer, with names: matrices, and vectors (norms, biases, A_log), which do not decay."""
-        matrices = [(name, p) for name, p in self.named_parameters() if p.dim() >= 2]
-        vectors = [(name, p) for name, p in self.named_parameters() if p.dim() < 2]
-        return [
-            {"params": matrices, "weight_decay": weight_decay, "lr_scale": 1.0},
-            {"params": vectors, "weight_decay": 0.0, "lr_scale": 1.0},
-        ]
+        groups = []
+        for is_matrix, decay in ((True, weight_decay), (False, 0.0)):
+            named = [(name, p) for name, p in self.named_parameters() if (p.dim() >= 2) == is_matrix]
+            groups.append({"params": named, "weight_decay": decay, "lr_scale": 1.0})
+        return groups

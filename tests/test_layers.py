@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model import GPT, MIXERS, GPTConfig, quarter_turn
+from model import GPT, MIXERS, GPTConfig
 from ops import fast, layers
 from ops.layers import (
     RMSNorm,
@@ -20,6 +20,7 @@ from ops.layers import (
     l2_norm,
     make_conv,
     manual_attention,
+    quarter_turn,
     rope_frequencies,
     rotate,
 )
