@@ -12,7 +12,7 @@ from configurator import UserError, check_choice
 
 import zlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn as nn
@@ -595,7 +595,7 @@ class GPT(nn.Module):
         is_pytorch, s = self.config.init == "pytorch", 0.02
         for full_name, p in self.named_parameters():
             path, _, name = full_name.rpartition(".")
-            module = self.get_submodule(path)
+            module: Any = self.get_submodule(path)
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {full_name}".encode()))
             start = p.detach().clone()
             if hasattr(module, "init_parameter"):
