@@ -92,7 +92,6 @@ class Mixer(nn.Module):
         self.has_fla = config.kernels != "torch" and recurrence.has_fla()  # not in read, which torch.compile traces
         self.n_head, self.key_width, self.value_width = max(query[0], value[0]), query[1], value[1]
         self.shapes = dict(query=query, key=key, value=value)
-
         self.gates = nn.ModuleDict()
         if gate.native and self.native_gate:
             published = dict(native=self.native_gate[0], native_rank=native_rank)
@@ -145,7 +144,7 @@ class Mixer(nn.Module):
     def gated_projection(self, x: torch.Tensor, state: dict | None = None, start: int = 0) -> Projection:
         """project(x), with the gates on q, k and v applied: what `read` gets."""
         p = self.project(x, state, start)
-        if self.gates.keys().isdisjoint(("query", "key", "value")):
+        if not any(position in self.gates for position in ("query", "key", "value")):
             return p
         # a static gate is float32 even under autocast: without .to() its product would be float32, too
         q, k, v = (self.gated(at, y, x).to(y.dtype) for at, y in (("query", p.q), ("key", p.k), ("value", p.v)))
@@ -398,8 +397,9 @@ class DeltaNet(Mixer):
     @classmethod
     def sizes(cls, config: GPTConfig) -> tuple[int, int, int, int]:
         """Key heads, heads, and the widths of keys and values: gated_deltanet has keys of the config for them."""
-        H, D = config.n_head, config.head_dim
-        return config.delta_sizes if cls.decay == "head" else (H, H, D, D)
+        if cls.decay == "head":
+            return config.delta_sizes
+        return config.n_head, config.n_head, config.head_dim, config.head_dim
 
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:

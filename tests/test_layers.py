@@ -204,7 +204,7 @@ def test_attention_in_bfloat16_trains_grouped_heads_as_the_definition(monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(F, "scaled_dot_product_attention", None)  # not called
         ours = gradient()
-    monkeypatch.setattr("model.attention", definition)
+    monkeypatch.setattr("ops.layers.attention", definition)
     assert (ours - gradient()).norm() < 0.03 * ours.norm()
 
 
