@@ -56,12 +56,12 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
         seen["after"] = args[0]
 
     def of_mixer(mixer, args, output):
-        seen["x"], seen["y"] = args[0], output[0]
+        seen["x"], seen["y"] = args[0], output
 
     def of_block(block, args, output):
         seen["after"] = seen["after"].unflatten(-1, (block.mixer.n_head, -1))
         seen.setdefault("before", seen["after"])  # no gate
-        results.append(measure(block, seen | {"stream": args[0], "residual": output[0]}))
+        results.append(measure(block, seen | {"stream": args[0], "residual": output}))
         seen.clear()
 
     try:
