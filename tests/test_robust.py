@@ -223,7 +223,7 @@ def test_a_shard_is_read_through_once_and_again_when_it_was_touched(tmp_path, mo
     write_stream(tmp_path, {"train": ["a text. " * 99], "val": ["text"]}, tokenizer=get_tokenizer("byte"), **ABOUT)
     hashed, check = [], data.shards._check_content
     monkeypatch.setattr(
-        data.shards, "_check_content", lambda f, name, *rest: hashed.append(name) or check(f, name, *rest)
+        data.shards, "_check_content", lambda f, path, *rest: hashed.append(path.name) or check(f, path, *rest)
     )
     now = time.time_ns()
     monkeypatch.setattr(time, "time_ns", lambda: now + 10**8)  # the files are of this very second
