@@ -7,6 +7,7 @@ and the dtypes of A_log in the forward pass, {"A_log": [dtype]}, where mixers ha
 
 import functools
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from runs.hardware import Processes  # noqa: E402
 from runs.resume import where_to_start  # noqa: E402
 
 SENT: dict = {}
+WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 
 
 def count(collective, name):
@@ -62,17 +64,18 @@ def watch(model, optimizers):
     return optimizers
 
 
-def start_step(config, step):
-    SENT.clear()
-    return learning_rate(config, step)
+def first_loss(model, config, dtype, step, batch):
+    if batch[0] < WORLD_SIZE:  # the first micro-step of this process: an evaluation may have come before it
+        SENT.clear()
+    return micro_loss(model, config, dtype, step, batch)
 
 
 FOUND: list = []
 hardware.TOO_SLOW.clear()  # float16, whose loss scale is for GPUs
 torch.compile = functools.partial(torch.compile, backend="aot_eager")  # inductor would take a minute
-make_optimizers, learning_rate = train.make_optimizers, train.learning_rate
+make_optimizers, micro_loss = train.make_optimizers, train.micro_loss
 train.make_optimizers = lambda model, *args: watch(model, make_optimizers(model, *args))
-train.learning_rate = start_step
+train.micro_loss = first_loss
 OLDER = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
 for collective in ("all_gather", "reduce_scatter", "all_reduce"):
     newer = "all_reduce" if collective == "all_reduce" else f"{collective}_single"
