@@ -25,7 +25,7 @@ from model import GPT, GPTConfig
 from runs.checkpoint import SAFETENSORS_DTYPES, file_of, import_safetensors, load, save_safetensors
 from runs.families import Part, config_of, family_of, keys_of, parts_of
 from runs.files import claim, new_folder, read_json, switch, write_whole, wrong_field
-from runs.keys import unused_keys
+from runs.notes import unused_keys
 
 TOKENIZER_FILES = (
     TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
