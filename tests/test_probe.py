@@ -289,10 +289,10 @@ def test_the_effective_sink_of_known_weights():
 def test_kinds_of_query_are_measured_apart_and_position_0_is_in_none():
     model = make_model(gate="headwise", gate_bias=0.0)
     mixer, tokens = model.blocks[0].mixer, torch.tensor([[1, 5, 1, 6, 2, 7, 1, 5, 8, 9, 5, 5]])
-    masks = probe.kinds_of(tokens, {"one": [1, 2], "five": [5]})
+    masks = probe.query_masks(tokens, {"one": [1, 2], "five": [5]})
     positions = {name: mask[0].nonzero().flatten().tolist() for name, mask in masks.items()}
     assert positions == {"one": [2, 4, 6], "five": [1, 7, 10, 11], "other": [3, 5, 8, 9]}
-    assert probe.kinds_of(tokens, {}) == {}
+    assert probe.query_masks(tokens, {}) == {}
     x = random_x()[:1]
     sink, each = sink_of(mixer, x, **masks), probe.query_meters(mixer, x, x)
     for name, own in positions.items():
@@ -319,11 +319,13 @@ def test_rows_read_in_parts_give_the_same_and_a_kind_without_queries_has_no_numb
 def test_losses_by_kind_are_those_of_their_labels_and_their_mean_is_the_loss():
     model, tokens = make_model(), random_tokens()
     targets = tokens.roll(-1, 1)
-    masks = probe.kinds_of(tokens, {"low": list(range(10))})
+    masks = probe.query_masks(tokens, {"low": list(range(10))})
     losses = probe.losses_by_kind(model, tokens, targets, masks, "float32")
-    each = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="none")
+    losses_of_labels = torch.nn.functional.cross_entropy(
+        model(tokens).flatten(0, 1), targets.flatten(), reduction="none"
+    )
     for name, mask in masks.items():
-        assert losses[name] == pytest.approx(each[mask.flatten()].mean().item(), rel=1e-3)
+        assert losses[name] == pytest.approx(losses_of_labels[mask.flatten()].mean().item(), rel=1e-3)
     assert probe.losses_by_kind(model, tokens, targets, {"none": torch.zeros_like(tokens) > 0}, "float32") == {
         "none": None
     }
