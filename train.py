@@ -55,7 +55,7 @@ from runs import memory, parallel
 from runs.checkpoint import build_model, check_same_weights
 from runs.finite import bad_weight, first_bad_tensor
 from runs.hardware import Processes, autocast, peak_flops, pick_dtype
-from runs.keys import notes_on_keys
+from runs.notes import notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions, wait_for_lock
 from runs.probe import first_rows, is_spike, training_meters, training_rows
 from runs.resume import (

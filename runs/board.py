@@ -3,33 +3,15 @@
 pip install tensorboard; tensorboard --logdir out
 """
 
-from configurator import UserError
-
-import os
 from pathlib import Path
 from typing import Any
 
-SUFFIX = ".nanogate"  # of our event files: those of other programs in the folder stay there
 
+def open_board(folder: Path, first_step: int, rows: list[dict]) -> Any:
+    """A SummaryWriter that hides what was logged of first_step and later, which is undone, and then adds the rows."""
+    from torch.utils.tensorboard import SummaryWriter
 
-def remove_events(folder: Path) -> None:
-    """Removes the event files of a run, unless the folder is a link to another one."""
-    for old in folder.glob(f"events.out.tfevents.*{SUFFIX}") if not os.path.islink(folder) else ():
-        old.unlink()
-
-
-def import_writer() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError("logger='tensorboard': it is not installed: pip install tensorboard") from None
-    return SummaryWriter
-
-
-def open_board(folder: Path, rows: list[dict]) -> Any:
-    """A SummaryWriter of rows that are written anew: those of steps which a kill has undone stand there once."""
-    remove_events(folder)
-    board = import_writer()(folder, filename_suffix=SUFFIX)
+    board = SummaryWriter(folder, purge_step=first_step)
     for row in rows:
         add_row(board, row)
     return board

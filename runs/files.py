@@ -1,9 +1,8 @@
 """Files: written whole or not at all, read with every field checked; folders with a kind, and one writer at a time."""
 
-from configurator import UserError, read_regular, refuse_twice, show
-
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
@@ -16,10 +15,98 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from rules import UserError, show, wrong_field  # noqa: F401 - callers of read_json find wrong_field here
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Reading
+
+
+def read_regular(path: Path | str, most: int) -> bytes:
+    """The bytes of a file of at most `most` bytes. Raises UserError, also for a pipe or device, which may never end."""
+    try:
+        is_file = stat.S_ISREG(os.stat(path).st_mode)
+        if is_file:  # opening a pipe would wait for its writer
+            with open(path, "rb") as file:
+                data = file.read(most + 1)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if not is_file:
+        raise UserError(f"{path}: is a folder, a pipe or a device, where a file is needed")
+    if len(data) > most:
+        raise UserError(f"{path}: has more than {most:,} bytes, which is too large for a file of this kind")
+    return data
+
+
+def read_json(path: Path | str, most: int = 1 << 26) -> Any:
+    """What a JSON file of at most `most` bytes holds. Raises UserError for one that is missing, damaged or large."""
+    return parse_json(read_regular(path, most), path)
+
+
+def parse_json(text: str | bytes, name: Path | str) -> Any:
+    """What a JSON text holds. Raises UserError, also for NaN and Infinity, which JSON lacks, and for a key twice."""
+
+    def refuse(constant):
+        raise ValueError(f"{constant} is no JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse, object_pairs_hook=refuse_twice)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name}: cannot be read as JSON ({error})") from None
+
+
+def refuse_twice(pairs: Iterable[tuple]) -> dict:
+    """The dict of the pairs. UserError for a name that occurs twice: the first value would be dropped in silence."""
+    values: dict = {}
+    for name, value in pairs:
+        if name in values:
+            raise UserError(f"the key {show(name)} stands there twice")
+        values[name] = value
+    return values
+
+
+def read_jsonl(file: Path | str, fields: dict[str, type] | None = None) -> list[dict]:
+    """The objects of a file of JSON lines; none where there is no file. A last line that was cut short is left out.
+
+    fields: {name: type} that each object has. UserError names a damaged line.
+    """
+    text, rows = read_regular(file, 1 << 30) if os.path.isfile(file) else b"", []
+    for number, line in enumerate(text[: _end_of_rows(text)].splitlines(), 1):
+        row = _object_of(line)
+        if row is None or any(type(row.get(name)) is not kind for name, kind in (fields or {}).items()):
+            raise UserError(f"{file} line {number}: damaged; remove the line")
+        rows.append(row)
+    return rows
+
+
+def _object_of(line):
+    """The JSON object of a line, or None for anything else, such as one that a kill has cut short."""
+    with contextlib.suppress(UserError):
+        row = parse_json(line, "")
+        return row if isinstance(row, dict) else None
+
+
+def _end_of_rows(text):
+    """Where the last row ends that is whole, though perhaps without the end of its line."""
+    end = text.rfind(b"\n") + 1
+    return end if _object_of(text[end:]) is None else len(text)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Writing
+
+
+@contextlib.contextmanager
+def named_if_it_fails(name: object = None) -> Iterator[None]:
+    """An OSError inside becomes a UserError that says what cannot be written: `name`, or else the file."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{name or error.filename}: cannot be written ({error.strerror or error})") from None
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """write_whole of a text."""
+    write_whole(path, lambda file: file.write(text.encode()))
 
 
 def write_whole(path: Path | str, write: Callable) -> int:
@@ -36,13 +123,11 @@ def write_whole(path: Path | str, write: Callable) -> int:
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
-            if fcntl is None:
-                file.close()  # Windows renames no open file
             os.replace(file.name, path)
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(file.name)
-    with contextlib.suppress(OSError):  # not every system lets a folder be opened
+    with contextlib.suppress(OSError):  # not every file system syncs a folder
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # the rename itself
@@ -56,8 +141,6 @@ def _new_file(path: Path) -> IO:
     while True:
         # "x" follows no link; the name is cut since it must not be too long where that of `path` is not
         file = open(path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp"), "xb")
-        if fcntl is None:
-            return file
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:
@@ -69,11 +152,50 @@ def remove_leftovers(folder: Path | str, name: str | None = None) -> None:
     """Removes what kills have left of write_whole(folder / name), or of any file; what is being written is locked."""
     start = ".*" if name is None else re.escape(name[:50])
     with contextlib.suppress(OSError):
-        for left in os.scandir(folder) if fcntl is not None else ():
+        for left in os.scandir(folder):
             if re.fullmatch(rf"\.{start}\.[0-9a-f]{{16}}\.tmp", left.name):
                 with contextlib.suppress(OSError), os.fdopen(os.open(left.path, os.O_RDWR | os.O_NOFOLLOW)) as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     os.unlink(left.path)
+
+
+def check_output(name: str, path: Path | str, *marks: str) -> None:
+    """Raises UserError, before any work, where a script may not write its output to `path`, which the key `name` gives.
+
+    An output replaces nothing but an older output of its own kind: a .png of figures, or a .json that holds an object
+    with all the names in `marks`.
+    """
+    path, label = Path(path), f"{name}={show(str(path))}"
+    ending = ".json" if marks else ".png"
+    if path.suffix != ending:
+        raise UserError(f"{label}: must end in {ending}")
+    check_can_write(name, path)
+    found = None
+    with contextlib.suppress(UserError):
+        found = read_json(path, 1 << 30) if marks else {}
+    if os.path.lexists(path) and not (
+        os.path.isfile(path) and wrong_field(found, dict.fromkeys(marks, object)) is None
+    ):
+        raise UserError(f"{label}: is something else already, which this would replace; name another")
+
+
+def check_can_write(name: str, path: Path | str) -> None:
+    """Raises UserError where write_output would: in a folder that is missing or closed, under too long a name."""
+    with named_if_it_fails(f"{name}={show(str(path))}"):
+        with _new_file(Path(path)) as file:
+            os.unlink(file.name)
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(path)
+
+
+def write_output(name: str, path: Path | str, write: Callable) -> None:
+    """write_whole, for the output that the key `name` gives. Raises UserError."""
+    with named_if_it_fails(f"{name}={show(str(path))}"):
+        write_whole(path, write)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Appending and locking
 
 
 def open_in_place(path: Path | str) -> IO:
@@ -84,8 +206,7 @@ def open_in_place(path: Path | str) -> IO:
     """
     try:
         # O_RDWR: to open a pipe for writing alone would wait for its reader
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-        fd = os.open(path, flags, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
         about = os.fstat(fd)
         if stat.S_ISREG(about.st_mode) and about.st_nlink < 2:
             file: Any = os.fdopen(fd, "a+", encoding="utf-8")
@@ -98,7 +219,47 @@ def open_in_place(path: Path | str) -> IO:
     raise UserError(f"{path}: is a link, a pipe or a device, where a file of this project belongs; remove it")
 
 
+def open_rows(path: Path | str) -> IO:
+    """open_in_place of a file of JSON lines. Its last line is ended, or removed if a kill has cut it short."""
+    file, text = open_in_place(path), Path(path).read_bytes()
+    file.truncate(_end_of_rows(text))
+    if text and _end_of_rows(text) == len(text) and not text.endswith(b"\n"):
+        file.write("\n")
+    return file
+
+
+def lock(folder: Path | str, wait: float = 0.0) -> IO:
+    """Returns an open file that keeps other processes out of the folder until it is closed or this process dies.
+
+    While another process holds the lock, this waits for so many seconds, and then raises UserError. On a file system
+    without such locks nobody is kept out. Raises UserError, too, where the lock is no plain file.
+    """
+    file, deadline = open_in_place(Path(folder) / "lock"), time.monotonic() + wait
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() < deadline:
+                time.sleep(0.1)
+                continue
+            file.seek(0)
+            owner = file.read(99).strip() or "another process"
+            file.close()
+            raise UserError(f"{folder}: {owner} is running in it; wait, stop it, or take another out_dir") from None
+        except OSError:
+            return file
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    return file
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Folders
+
 MARKER = ".nanogate"  # in every folder that this project writes to: what kind it is
+NEW = ".new"  # in a folder whose files are to be replaced: the new ones, until all of them are whole
 
 
 def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
@@ -109,15 +270,15 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
     still not be a folder that is marked as another kind.
     """
     folder = Path(folder)
-    marker = folder / MARKER
-    try:
+    with named_if_it_fails(folder):
         # the marker is looked for last: a process that shares the folder makes it before anything else
         others = [file.name for file in folder.iterdir() if MARKER not in file.name] if folder.is_dir() else []
-        found = marker.read_text(errors="replace").strip()[:40] if marker.is_file() else None
-        if found == kind:
+        marker = folder / MARKER
+        marked = marker.read_text(errors="replace").strip()[:40] if marker.is_file() else kind
+        if marked != kind:
+            raise UserError(f"{folder}: is the folder of another kind of output, {marked!r}; name another folder")
+        if marker.is_file():
             return True
-        if found is not None:
-            raise UserError(f"{folder}: is the folder of another kind of output, {found!r}; name another folder")
         if others and not overwrite:
             article, some = "an" if kind[0] in "aeio" else "a", ", ".join(sorted(others)[:3])[:99]
             raise UserError(
@@ -125,53 +286,8 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
                 "or add --overwrite=true: files of the same names are then replaced"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(marker, lambda file: file.write(f"{kind}\n".encode()))
+        write_text(marker, f"{kind}\n")
         return False
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
-
-
-def check_output(name: str, path: Path | str, *marks: str) -> None:
-    """Raises UserError, before any work, where a script may not write its output to `path`, which the key `name` gives.
-
-    An output replaces nothing but an older output of its own kind: a .png of figures, or a .json that holds an object
-    with all the names in `marks`.
-    """
-    path = Path(path)
-    ending = ".json" if marks else ".png"
-    if path.suffix != ending:
-        raise UserError(f"{name}={show(str(path))}: must end in {ending}")
-    check_can_write(name, path)
-    if not os.path.lexists(path):
-        return
-    try:
-        found = read_json(path, 1 << 30) if marks else {}
-    except UserError:
-        found = None
-    if not os.path.isfile(path) or not isinstance(found, dict) or any(mark not in found for mark in marks):
-        raise UserError(f"{name}={show(str(path))}: is something else already, which this would replace; name another")
-
-
-def check_can_write(name: str, path: Path | str) -> None:
-    """Raises UserError where write_output would: in a folder that is missing or closed, under too long a name."""
-    try:
-        with _new_file(Path(path)) as file:
-            os.unlink(file.name)
-        with contextlib.suppress(FileNotFoundError):
-            os.lstat(path)
-    except OSError as error:
-        raise UserError(f"{name}={show(str(path))}: cannot be written ({error.strerror or error})") from None
-
-
-def write_output(name: str, path: Path | str, write: Callable) -> None:
-    """write_whole, for the output that the key `name` gives. Raises UserError."""
-    try:
-        write_whole(path, write)
-    except OSError as error:
-        raise UserError(f"{name}={show(str(path))}: cannot be written ({error.strerror or error})") from None
-
-
-NEW = ".new"  # in a folder whose files are to be replaced: the new ones, until all of them are whole
 
 
 @contextlib.contextmanager
@@ -182,9 +298,9 @@ def new_folder(folder: Path | str) -> Iterator[Path]:
     """
     folder = Path(folder)
     new = folder / NEW
-    try:
-        if new.is_symlink():
-            raise UserError(f"{new}: is a link, and what it leads to would be changed; remove it")
+    if new.is_symlink():
+        raise UserError(f"{new}: is a link, and what it leads to would be changed; remove it")
+    with named_if_it_fails():
         new.mkdir(parents=True, exist_ok=True)
         with lock(new) as held:
             if not os.path.samestat(os.fstat(held.fileno()), os.stat(new / "lock")):
@@ -197,11 +313,9 @@ def new_folder(folder: Path | str) -> Iterator[Path]:
                 yield new
             except BaseException:
                 settle(folder)
-                shutil.rmtree(new, ignore_errors=True)
                 raise
-            shutil.rmtree(new, ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"{error.filename or folder}: cannot be written ({error.strerror or error})") from None
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
 
 
 def switch(folder: Path | str, names: Iterable[str]) -> None:
@@ -211,8 +325,13 @@ def switch(folder: Path | str, names: Iterable[str]) -> None:
     turns from the old files to the new ones, as Kubernetes does for its ConfigMaps. At last the names are files again.
     Where there are no old files the new ones come one by one, in this order, and no links are needed.
     """
-    folder = Path(folder)
-    new, old, names = folder / NEW, folder / NEW / "old", list(names)
+    folder, names = Path(folder), list(names)
+    new, old = folder / NEW, folder / NEW / "old"
+
+    def replace_by_link(path, target):
+        os.symlink(target, new / "link")
+        os.replace(new / "link", path)
+
     if there := [folder / name for name in names if os.path.lexists(folder / name)]:
         old.mkdir()
         for path in there:
@@ -220,10 +339,10 @@ def switch(folder: Path | str, names: Iterable[str]) -> None:
                 os.symlink(os.path.realpath(path), old / path.name)
             else:
                 os.link(path, old / path.name)
-        _replace_by_link(new, new / "current", "old")
+        replace_by_link(new / "current", "old")
         for name in names:
-            _replace_by_link(new, folder / name, f"{NEW}/current/{name}")
-        _replace_by_link(new, new / "current", ".")
+            replace_by_link(folder / name, f"{NEW}/current/{name}")
+        replace_by_link(new / "current", ".")
     else:
         for name in names:
             with contextlib.suppress(FileNotFoundError):
@@ -243,151 +362,3 @@ def settle(folder: Path) -> None:
     for name in ("current", "link"):
         (new / name).unlink(missing_ok=True)
     shutil.rmtree(new / "old", ignore_errors=True)
-
-
-def _replace_by_link(new, path, target):
-    os.symlink(target, new / "link")
-    os.replace(new / "link", path)
-
-
-def read_json(path: Path | str, most: int = 1 << 26) -> Any:
-    """What a JSON file of at most `most` bytes holds.
-
-    Raises UserError if it is missing, damaged, too large or a pipe, or if an object in it names a key twice.
-    """
-
-    def refuse(constant):
-        raise ValueError(f"{constant} is no JSON")
-
-    data = read_regular(path, most)
-    try:
-        return json.loads(data, parse_constant=refuse, object_pairs_hook=refuse_twice)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error})") from None
-
-
-def wrong_field(value: object, rule, name: str = "") -> str | None:
-    """Says in words what is wrong with a value that a file held, or returns None if it obeys the rule. A rule is one of
-
-    (int, least, most)      a whole number; float: a finite number, or inf where that is the most; bool: of 0 to 1
-    (str, least, most)      a text of that length; and so dict
-    (kind, least, most, None)   the same, or None
-    {"a", "b"}              one of these texts
-    [rule, least, most]     a list of that length, every item by the rule
-    {str: rule}             a dict of any names, every value by the rule
-    {"a": rule, "b?": rule} a dict that has these names, and maybe others; b may be missing
-    object                  anything
-    """
-
-    def wrong(allowed):
-        return f"{name or 'it'}={show(value)}: must be {allowed}"
-
-    if rule is object:
-        return None
-    if isinstance(rule, set):
-        return None if isinstance(value, str) and value in rule else wrong(f"one of {', '.join(sorted(rule))}")
-    if isinstance(rule, tuple):
-        return None if _is_within(value, *rule) else wrong(_words_of(*rule))
-    if isinstance(rule, list):
-        inner, least, most = rule
-        if type(value) is not list or not least <= len(value) <= most:
-            return wrong(_words_of(list, least, most))
-        parts = [(f"{name}[{i}]", part, inner) for i, part in enumerate(value)]
-    else:
-        if type(value) is not dict or any(type(key) is not str or len(key) > 99 for key in value):
-            return wrong("a dict, its names texts of at most 99 characters")
-        if str in rule:
-            rules = dict.fromkeys(value, rule[str])
-        else:
-            rules = {key.rstrip("?"): inner for key, inner in rule.items() if key[-1] != "?" or key[:-1] in value}
-        if missing := next((key for key in rules if key not in value), None):
-            return f"{name or 'it'} has no {missing}"
-        parts = [(f"{name}.{key}" if name else key, value[key], inner) for key, inner in rules.items()]
-    return next((words for where, part, inner in parts if (words := wrong_field(part, inner, where))), None)
-
-
-def _is_within(value, kind, least, most, *none):
-    if none and value is None:
-        return True
-    if kind is float:  # an int of a thousand digits is no float
-        return type(value) in (int, float) and (type(value) is float or abs(value) < 1 << 63) and least <= value <= most
-    return type(value) is kind and least <= (value if kind in (int, bool) else len(value)) <= most
-
-
-def _words_of(kind, least, most, *none):
-    if none:
-        return f"{_words_of(kind, least, most)}, or None"
-    if kind is bool:
-        return "true or false"
-    if kind in (int, float):
-        what = "a whole number" if kind is int else "a number"
-        return f"{what} of at least {least}" + f" and at most {most}" * (most < 1 << 50)
-    what = {str: "a text", list: "a list", dict: "a dict"}[kind]
-    return f"{what} of length {least}" + (f" to {most}" if most < 1 << 50 else " or more") * (most > least)
-
-
-def read_jsonl(file: Path | str, fields: dict[str, type] | None = None) -> list[dict]:
-    """The objects of a file of JSON lines; none where there is no file. A last line that was cut short is left out.
-
-    fields: {name: type} that each object has. UserError names a damaged line.
-    """
-    text, rows = read_regular(file, 1 << 30) if os.path.isfile(file) else b"", []
-    end = text.rfind(b"\n") + 1
-    for number, line in enumerate((text if is_object(text[end:]) else text[:end]).splitlines(), 1):
-        try:
-            row = json.loads(line, object_pairs_hook=refuse_twice)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict) or any(type(row.get(name)) is not kind for name, kind in (fields or {}).items()):
-            raise UserError(f"{file} line {number}: damaged; remove the line")
-        rows.append(row)
-    return rows
-
-
-def is_object(line: bytes) -> bool:
-    """Whether a line is a whole JSON object; one that a kill has cut short is none."""
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def open_rows(path: Path | str) -> IO:
-    """open_in_place of a file of JSON lines. Its last line is ended, or removed if a kill has cut it short."""
-    file = open_in_place(path)
-    text = Path(path).read_bytes()
-    end = text.rfind(b"\n") + 1
-    if is_object(text[end:]):
-        file.write("\n")
-    else:
-        file.truncate(end)
-    return file
-
-
-def lock(folder: Path | str, wait: float = 0.0) -> IO:
-    """Returns an open file that keeps other processes out of the folder until it is closed or this process dies.
-
-    While another process holds the lock, this waits for so many seconds, and then raises UserError. On a system or a
-    file system without such locks nobody is kept out. Raises UserError, too, where the lock is no plain file.
-    """
-    file, deadline = open_in_place(Path(folder) / "lock"), time.monotonic() + wait
-    if fcntl is None:
-        return file
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() < deadline:
-                time.sleep(0.1)
-                continue
-            file.seek(0)
-            owner = file.read(99).strip() or "another process"
-            file.close()
-            raise UserError(f"{folder}: {owner} is running in it; wait, stop it, or take another out_dir") from None
-        except OSError:
-            return file
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
-    return file

@@ -178,7 +178,7 @@ def signals_to(handler: Callable, is_alone: bool = True) -> Iterator[None]:
     A second SIGTERM or Ctrl-C ends a process that is alone at once. Under nohup SIGHUP stays ignored.
     """
     asks = [signal.SIGTERM, signal.SIGINT]  # a shell starts what is in the background deaf to SIGINT: not any more
-    tells = [getattr(signal, name) for name in ("SIGHUP", "SIGUSR1") if hasattr(signal, name)]  # not on Windows
+    tells = [signal.SIGHUP, signal.SIGUSR1]
 
     def call(number, frame):
         # under torchrun it is the same one again: the terminal tells every process, and torchrun tells them too
@@ -243,10 +243,7 @@ class Processes:
 
     def from_main(self, value: object) -> Any:
         """Rank 0's value, on every process."""
-        box = [value]
-        if self.world_size > 1:
-            torch.distributed.broadcast_object_list(box)
-        return box[0]
+        return self.from_all(value)[0]
 
     def from_all(self, value: object) -> list:
         """The values of all processes, in the order of their ranks, on every process."""
@@ -271,15 +268,7 @@ class Processes:
 
     def on_main(self, function: Callable, *args: object) -> None:
         """Calls it on rank 0, for which the others wait. A UserError there is raised on every process."""
-        error = None
-        if self.is_main:
-            try:
-                function(*args)
-            except UserError as caught:
-                error = caught
-        error = self.from_main(error)
-        if error is not None:
-            raise error
+        self.on_all(lambda: function(*args) if self.is_main else None)
 
     def on_all(self, function: Callable, *args: object) -> Any:
         """Calls it on every process, and returns its own result. A UserError of one of them is raised on all."""
@@ -288,8 +277,8 @@ class Processes:
             result = function(*args)
         except UserError as caught:
             error = caught
-        for found in filter(None, self.from_all(error)):
-            raise found
+        for failed in filter(None, self.from_all(error)):
+            raise failed
         return result
 
     @contextlib.contextmanager

@@ -23,7 +23,7 @@ from model import GPT, GPTConfig
 from runs.checkpoint import WEIGHT_DTYPES, file_of, first_line, import_safetensors, load, save_folder
 from runs.families import config_of, family_of, keys_of, parts_of
 from runs.files import claim, new_folder, read_json, switch, write_whole, wrong_field
-from runs.keys import unused_keys
+from runs.notes import unused_keys
 
 TOKENIZER_FILES = (
     TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",

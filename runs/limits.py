@@ -4,14 +4,9 @@ No torch is imported here: prepare.py starts without.
 """
 
 import os
+import resource
 import shutil
-import sys
 from pathlib import Path
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
 
 CGROUPS = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
@@ -19,25 +14,19 @@ PROC = Path("/proc")
 
 def ram_available() -> tuple[int, str]:
     """(bytes, words for whose limit it is): the least that machine, container and ulimit leave to this process."""
-    return min(_of_machine() + _of_container() + _of_ulimit())
+    return min([_of_machine(), *_of_container(), *_of_ulimit()])
 
 
 def disk_free(folder: Path | str) -> int:
     """Bytes free where the folder is, or will be."""
     folder = Path(folder).absolute()
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 
 
 def allow_open_files(more: int) -> None:
     """Raises this process's limit on open files for so many more, as far as the system lets it."""
-    if resource is None:
-        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = more + 512  # beside those that are open already
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
+    wanted = more + 512 if hard == resource.RLIM_INFINITY else min(more + 512, hard)  # beside those that are open
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
@@ -45,70 +34,51 @@ def allow_open_files(more: int) -> None:
 def _of_machine():
     available = _fields(PROC / "meminfo").get("MemAvailable")
     if available is None:  # not Linux: take all of the memory
-        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return [(available, "this machine")]
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "this machine"
+    return 1024 * available, "this machine"
 
 
 def _of_container():
-    """The limits of this process's control groups and of those around them, of version 2 and 1."""
-    try:
-        lines = (PROC / "self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
-            continue
-        root = CGROUPS / "memory" if controllers else CGROUPS
-        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else ("memory.max", "memory.current")
-        group = root / path.lstrip("/")
-        # inside a container its own group is mounted as the root, and the path may not exist
-        for folder in [group, *group.parents]:
-            if folder != root and root not in folder.parents:
-                break
-            limit, used = (_number(folder / name) for name in names)
-            if limit is None or used is None or limit >= 1 << 60:  # "max"; version 1 writes a huge number
-                continue
+    """The limits of this process's control group and of those around it (version 2)."""
+    path = next((line[3:] for line in _lines(PROC / "self/cgroup") if line.startswith("0::")), None)
+    group, limits = CGROUPS / (path or "").lstrip("/"), []
+    # inside a container its own group is mounted as the root, and the path may not exist
+    for folder in (group, *group.parents) if path else ():
+        limit, used = ("".join(_lines(folder / name)) for name in ("memory.max", "memory.current"))
+        if limit.isdecimal() and used.isdecimal():  # else "max", or no group
             # pages of files count as used, and are given back when they are wanted
-            cached = _fields(folder / "memory.stat", 1).get("inactive_file", 0)
-            found.append((max(0, limit - used + cached), "this container"))
-    return found
+            cached = _fields(folder / "memory.stat").get("inactive_file", 0)
+            limits.append((max(0, int(limit) - int(used) + cached), "this container"))
+    return limits
 
 
 def _of_ulimit():
-    if resource is None or sys.platform != "linux":
-        return []
-    used, found = _fields(PROC / "self/status"), []
+    used, limits = _fields(PROC / "self/status"), []
     for limit, name, words in (
         (resource.RLIMIT_AS, "VmSize", "ulimit -v"),
         (resource.RLIMIT_DATA, "VmData", "ulimit -d"),
     ):
         soft = resource.getrlimit(limit)[0]
         if soft != resource.RLIM_INFINITY:
-            found.append((max(0, soft - used.get(name, 0)), words))
-    return found
+            limits.append((max(0, soft - 1024 * used.get(name, 0)), words))
+    return limits
 
 
-def _fields(file, unit=1024):
-    """{name: bytes} of lines like `VmSize:  1234 kB`."""
+def _fields(file):
+    """{name: number} of lines like `VmSize:  1234 kB`."""
+    words = [line.replace(":", " ").split() for line in _lines(file)]
+    return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}
+
+
+def _lines(file):
     try:
-        words = [line.replace(":", " ").split() for line in file.read_text().splitlines()]
+        return file.read_text().splitlines()
     except OSError:
-        return {}
-    return {line[0]: int(line[1]) * unit for line in words if len(line) > 1 and line[1].isdigit()}
-
-
-def _number(file):
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
+        return []
 
 
 def show_bytes(size: float) -> str:
     for unit, name in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
         if size >= unit:
-            return f"{size / unit:,.1f} {name}" if size < 1e6 * unit else "a million PB or more"
+            return f"{size / unit:,.1f} {name}"
     return f"{size / 1e3:,.0f} kB"

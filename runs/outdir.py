@@ -12,6 +12,7 @@ every process makes these calls: rank 0 writes, and a UserError of rank 0 is rai
 from configurator import UserError
 
 import ast
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -29,7 +30,8 @@ import torch
 
 from runs import checkpoint as checkpoints
 from runs import files
-from runs.board import add_row, import_writer, open_board, remove_events
+from runs.board import add_row, open_board
+from runs.files import named_if_it_fails, write_text
 from runs.hardware import Processes, places_of_torchrun
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,8 +70,8 @@ def wait_for_lock(out_dir: Path | str) -> None:
 class OutDir:
     def __init__(self, config, processes, resumed=None):
         """resumed: the checkpoint of this folder that the run goes on from, or None."""
-        self.path, self.keep_checkpoints, self.processes = Path(config.out_dir), config.keep_checkpoints, processes
-        self.config, self.resumed = config, resumed
+        self.path, self.rows = Path(config.out_dir), Path(config.out_dir) / "metrics.jsonl"
+        self.config, self.processes, self.resumed = config, processes, resumed
         self.lock = self.metrics = self.board = None
         self.was_run = False  # whether the folder held a run before, on rank 0
         self.kept = []  # the rows of metrics.jsonl from before this start, on rank 0
@@ -83,14 +85,13 @@ class OutDir:
         return self
 
     def __exit__(self, kind=None, error=None, trace=None):
-        failed = None
-        for file in filter(None, (self.board, self.metrics, self.lock)):
-            try:
-                file.close()
-            except OSError as caught:  # what was written last does not fit on the disk
-                failed = failed or caught
-        if failed and error is None:
-            raise self._cannot_write(failed)
+        try:
+            with named_if_it_fails(self.rows), contextlib.ExitStack() as closing:
+                for file in filter(None, (self.lock, self.metrics, self.board)):
+                    closing.callback(file.close)
+        except UserError:  # what was written last does not fit on the disk
+            if error is None:
+                raise
 
     def start(self, about: dict, first_step: int, max_iters: int) -> None:
         self.processes.on_main(self._start, about, first_step, max_iters)
@@ -98,13 +99,11 @@ class OutDir:
     def log(self, **row: object) -> None:
         """A line of metrics.jsonl, written at once. A number that is not finite is no JSON, and raises ValueError."""
         if self.metrics is not None:
-            try:
+            with named_if_it_fails(self.rows):
                 self.metrics.write(json.dumps(row, allow_nan=False) + "\n")
                 self.metrics.flush()
                 if self.board is not None:
                     add_row(self.board, row)
-            except OSError as error:
-                raise self._cannot_write(error) from None
 
     def save(self, state: dict, is_best: bool = False, keep: bool = False) -> None:
         """Writes best.pt if it is the best, ckpt_STEP.pt with `keep`, and ckpt.pt last: it vouches for the others.
@@ -120,71 +119,71 @@ class OutDir:
     # -- on rank 0 -----------------------------------------------------------------------------------------------------
 
     def _lock(self):
-        is_older = (
-            self.resumed and run_id(self.path) is not None
-        )  # where_to_start has accepted it; an older version left no marker
-        is_older = is_older and (self.path / "metrics.jsonl").is_file()
-        self.was_run = files.claim(self.path, "run", self.config.overwrite or is_older) or is_older
+        self.was_run = files.claim(self.path, "run", self.config.overwrite)
         if self.config.logger == "tensorboard":
-            import_writer()  # UserError, before any work, where it is not installed
+            try:
+                import torch.utils.tensorboard  # noqa: F401
+            except ImportError:
+                raise UserError("logger='tensorboard': it is not installed: pip install tensorboard") from None
             if os.path.islink(board := self.path / "tensorboard"):
                 raise UserError(f"{board}: is a link, and event files are written to no other folder; remove it")
-        try:
+        with named_if_it_fails(self.path):
             self.lock = files.lock(self.path)
             self._refuse_to_start_over()
             files.remove_leftovers(self.path)
             if self.was_run:
                 shutil.rmtree(self.path / ".code.tmp", ignore_errors=True)  # follows no link
-        except OSError as error:
-            raise self._cannot_write(error) from None
 
     def _refuse_to_start_over(self):
         """Raises UserError rather than replace what a run has saved."""
         if self.resumed is not None or self.config.overwrite:
             return
-        found = [file.name for file in self._checkpoints()]
-        if "ckpt.pt" in found:
+        names = [file.name for file in self._checkpoints()]
+        if "ckpt.pt" in names:
             raise UserError(
                 f"{self.path}: holds a run already; --init_from=resume goes on with it, --overwrite=true starts over"
             )
         # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves best.pt alone
-        if found and self.config.init_from != "auto":
-            raise UserError(f"{self.path}: holds {found[0]} of a run, and no ckpt.pt; --overwrite=true starts over")
+        if names and self.config.init_from != "auto":
+            raise UserError(f"{self.path}: holds {names[0]} of a run, and no ckpt.pt; --overwrite=true starts over")
 
     def _checkpoints(self):
         """The checkpoints in the folder."""
-        kept = (file for file in self.path.glob("ckpt_*.pt") if file.stem[5:].isdecimal())
-        return [file for file in (self.path / "ckpt.pt", self.path / "best.pt", *kept) if file.is_file()]
+        fixed = [self.path / "ckpt.pt", self.path / "best.pt"]
+        return [file for file in (*fixed, *self._kept_checkpoints().values()) if file.is_file()]
+
+    def _kept_checkpoints(self):
+        """{step: its ckpt_STEP.pt}"""
+        return {int(file.stem[5:]): file for file in self.path.glob("ckpt_*.pt") if file.stem[5:].isdecimal()}
 
     def _start(self, about, first_step, max_iters):
-        file = self.path / "metrics.jsonl"
-        try:
-            files.open_in_place(file).close()  # UserError, for a link, before anything is replaced
-            if first_step and file.is_file():
+        with named_if_it_fails(self.path):
+            files.open_in_place(self.rows).close()  # UserError, for a link, before anything is replaced
+            if first_step:
                 # a run that goes on from step n has lost what came after; the evaluation at n was before the save
-                rows = files.read_jsonl(file, fields={"step": int, "event": str})
-                self.kept = [row for row in rows if row["step"] < first_step or (
-                    row["step"] == first_step < max_iters and row["event"] == "eval"
-                )]  # fmt: skip
+                rows = files.read_jsonl(self.rows, fields={"step": int, "event": str})
+                last = first_step if first_step < max_iters else -1
+                self.kept = [
+                    row for row in rows
+                    if row["step"] < first_step or (row["step"] == last and row["event"] == "eval")
+                ]  # fmt: skip
             if self.resumed is None:
                 self._remove_replaced_run()
             code = code_of("train.py")
             about |= {"command": sys.argv, "versions": versions(), **git_state(code)}
             write_text(self.path / "config.json", json.dumps(about, indent=2))
             self._keep_code(code)
-            write_text(file, "".join(json.dumps(row) + "\n" for row in self.kept))
-            self.metrics = files.open_in_place(file)
+            write_text(self.rows, "".join(json.dumps(row) + "\n" for row in self.kept))
+            self.metrics = files.open_in_place(self.rows)
             if self.config.logger == "tensorboard":
-                self.board = open_board(self.path / "tensorboard", self.kept)
-        except OSError as error:
-            raise self._cannot_write(error) from None
+                again = [row for row in self.kept if row["step"] >= first_step]
+                self.board = open_board(self.path / "tensorboard", first_step, again)
 
     def _remove_replaced_run(self):
         """Removes what would be taken for this run's. Of a folder that held no run, files of the same names alone."""
         old = [self.path / name for name in ("ckpt.pt", "best.pt")]
         if self.was_run:
-            old += [*self._checkpoints(), *(self.path / name for name in MEASURED)]
-            remove_events(self.path / "tensorboard")
+            old += [*self._kept_checkpoints().values(), *(self.path / name for name in MEASURED)]
         for file in old:
             file.unlink(missing_ok=True)
 
@@ -192,8 +191,7 @@ class OutDir:
         """The code of the run in code/, as it is now. A copy of other code, from an earlier start, becomes code.N/."""
         code, temporary = self.path / "code", self.path / ".code.tmp"
         now = {name: (ROOT / name).read_bytes() for name in names}
-        kept = {file.relative_to(code).as_posix(): file.read_bytes() for file in code.rglob("*.py")}
-        if kept == now:
+        if now == {file.relative_to(code).as_posix(): file.read_bytes() for file in code.rglob("*.py")}:
             return
         temporary.mkdir()
         for name, content in now.items():
@@ -201,55 +199,50 @@ class OutDir:
             with open(temporary / name, "xb") as file:
                 file.write(content)
         if code.exists():
-            number = next(i for i in itertools.count(1) if not (self.path / f"code.{i}").exists())
-            code.rename(self.path / f"code.{number}")
+            code.rename(next(new for i in itertools.count(1) if not (new := self.path / f"code.{i}").exists()))
         temporary.rename(code)
 
     def _gone(self):
         """Names what has been removed or replaced by another run. None on the other ranks, which write nothing."""
-        file = self.path / "metrics.jsonl"
+        file = self.rows
         if self.metrics is None or file.is_file() and os.path.samestat(file.stat(), os.fstat(self.metrics.fileno())):
             return None
         return str(file if self.path.is_dir() else self.path)
 
     def _save(self, state, is_best, keep):
-        step = state["iter_num"]
-        try:
+        step, most = state["iter_num"], self.config.keep_checkpoints
+        with named_if_it_fails(self.rows):
             os.fsync(self.metrics.fileno())  # the rows of all steps before this one are on the disk first
             if self.board is not None:
                 self.board.flush()
-            if is_best:
-                checkpoints.save(self.path / "best.pt", state)
-            if keep and self.keep_checkpoints:
-                checkpoints.save(self.path / f"ckpt_{step}.pt", state)
-            checkpoints.save(self.path / "ckpt.pt", state)
-            if keep and self.keep_checkpoints:
-                saved = {int(file.stem[5:]): file for file in self.path.glob("ckpt_*.pt") if file.stem[5:].isdecimal()}
-                later = [s for s in saved if s > step and self.was_run]  # an earlier run in this folder has left them
-                for old in later + sorted(s for s in saved if s <= step)[: -self.keep_checkpoints]:
-                    saved[old].unlink()
-        except OSError as error:
-            raise self._cannot_write(error) from None
+            names = ["best.pt"] * is_best + [f"ckpt_{step}.pt"] * (keep and most > 0) + ["ckpt.pt"]
+            for name in names:
+                checkpoints.save(self.path / name, state)
+            if keep and most:
+                kept = self._kept_checkpoints()
+                later = [s for s in kept if s > step and self.was_run]  # an earlier run in this folder has left them
+                for old in later + sorted(s for s in kept if s <= step)[:-most]:
+                    kept[old].unlink()
 
-    def _cannot_write(self, error):
-        file = error.filename or self.path / "metrics.jsonl"
-        return UserError(f"out_dir={str(self.path)!r}: {file} cannot be written ({error.strerror or error})")
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The code of a run
 
 
 def code_of(script: str) -> list[str]:
     """The script and the files of this project that it imports, directly or not: enough to run it."""
-    found, waiting = [], [script]
+    known, waiting = [], [script]
     while waiting:
-        found.append(waiting.pop())
+        known.append(waiting.pop())
         modules = []
-        for node in ast.walk(ast.parse((ROOT / found[-1]).read_bytes())):
+        for node in ast.walk(ast.parse((ROOT / known[-1]).read_bytes())):
             if isinstance(node, ast.Import):
                 modules += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
                 modules += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         paths = {module.replace(".", "/") + end for module in modules for end in (".py", "/__init__.py")}
-        waiting += [path for path in paths if path not in found + waiting and (ROOT / path).is_file()]
-    return sorted(found)
+        waiting += [path for path in paths if path not in known + waiting and (ROOT / path).is_file()]
+    return sorted(known)
 
 
 def check_same_start(processes: Processes, script: str, config: Any, paths: Collection[str]) -> None:
@@ -258,17 +251,16 @@ def check_same_start(processes: Processes, script: str, config: Any, paths: Coll
     paths: the keys that may differ, since machines may name their folders otherwise. So may threads. What lies at the
     paths is for the caller to compare.
     """
-    if processes.world_size == 1:
-        return
-    keys = dataclasses.asdict(config) | dict.fromkeys((*paths, "threads"))
-    processes.check_same(keys, "the config", "start all processes with the same keys")
-    processes.check_same(sha256_of(code_of(script)), "the code", "give all machines the same code")
+    if processes.world_size > 1:
+        keys = dataclasses.asdict(config) | dict.fromkeys((*paths, "threads"))
+        processes.check_same(keys, "the config", "start all processes with the same keys")
+        processes.check_same(sha256_of(code_of(script)), "the code", "give all machines the same code")
 
 
 def code_sha256() -> tuple[str, dict[str, str]]:
     """(SHA-256 of RESULT_FILES together, {file: its own})."""
-    own = sha256_of(RESULT_FILES)
-    return hashlib.sha256(json.dumps(own).encode()).hexdigest(), own
+    by_file = sha256_of(RESULT_FILES)
+    return hashlib.sha256(json.dumps(by_file).encode()).hexdigest(), by_file
 
 
 def sha256_of(names: Iterable[str]) -> dict[str, str]:
@@ -277,10 +269,10 @@ def sha256_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def run_id(folder: Path) -> str | None:
-    """Which run the config.json of a folder is of, or None: no such file, or of an older version."""
+    """Which run the config.json of a folder is of, or None where there is none."""
     try:
         return files.read_json(folder / "config.json").get("run_id")
-    except (OSError, ValueError, AttributeError):
+    except (UserError, AttributeError):
         return None
 
 
@@ -308,7 +300,3 @@ def git(*words: str) -> str | None:
     except OSError:
         return None
     return None if done.returncode else os.fsdecode(done.stdout).strip()
-
-
-def write_text(path: Path | str, text: str) -> None:
-    files.write_whole(path, lambda file: file.write(text.encode()))

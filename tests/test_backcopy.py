@@ -159,7 +159,7 @@ def test_the_table_is_the_standard_librarys_by_default(tmp_path, capsys):
         (["--triggers=8"], "triggers=8: must be fewer than characters=8"),
         (["--characters=40", "--triggers=2"], "different characters; lower characters=40"),
         (["--text=nowhere.txt"], "nowhere.txt"),
-        (["--seq_len=2"], "seq_len=2: must be at least 3"),
+        (["--seq_len=2"], "seq_len=2: must be a whole number of at least 3"),
         (["--train_size=99999999999999"], "lower train_size, val_size or seq_len"),
     ],
 )

@@ -513,7 +513,7 @@ def test_tensorboard_has_every_number_of_the_rows_once_also_after_a_kill(keys, h
     with open(out / "metrics.jsonl", "a") as file:  # steps that a kill has undone
         file.write(json.dumps({"event": "train", "step": 6, "loss": 99.0}) + "\n")
     helpers.train(**keys("out", max_iters=8, init_from="auto", **case))
-    board = accumulators.EventAccumulator(str(out / "tensorboard"), {"scalars": 0}, purge_orphaned_data=False)
+    board = accumulators.EventAccumulator(str(out / "tensorboard"), {"scalars": 0})
     board.Reload()
     found = {name: [(event.step, event.value) for event in board.Scalars(name)] for name in board.Tags()["scalars"]}
     rows = helpers.metrics(out, "train")

@@ -12,7 +12,7 @@ import torch
 
 from model import GLA, GPT, MIXERS, GatedDeltaNet, GPTConfig, Softmax
 from ops.layers import rotate
-from runs.keys import unused_keys
+from runs.notes import unused_keys
 
 
 class Rotated(GLA):

@@ -1,0 +1,192 @@
+"""
+What a value from outside may be: a key of a command line, a field of a meta file, of a row, of somebody's model.
+
+    wrong_field(3, (int, 0, 9))                             None: nothing is wrong
+    wrong_field({"a": "x"}, {"a": (int, 0, 9)}, "meta")     "meta.a='x': must be a whole number of at least 0 and ..."
+
+A rule is one of
+
+    Rule(int, above=0)          of a type, with limits: of a number itself, and of the length of a text, list or dict
+    (int, least, most)          short for Rule(int, at_least=least, at_most=most)
+    (int, least, most, None)    the same, or None
+    {"a", "b"}                  one of these texts
+    [rule, least, most]         a list of that length, every item by the rule
+    {str: rule}                 a dict of any names, every value by the rule
+    {"a": rule, "b?": rule}     a dict that has these names, and maybe others; b may be missing
+    object                      anything
+
+configurator.key makes such a rule of a key's annotation and limits. No torch is imported here.
+"""
+
+import dataclasses
+import difflib
+import functools
+import math
+import operator
+from collections.abc import Collection
+from typing import Any
+
+KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    list: "a list",
+    dict: "a dict",
+}
+LIMITS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
+MOST_PARTS = 1 << 20
+
+
+class UserError(ValueError):
+    """A mistake that a user can fix. Its text is one line: characters that break lines or terminals are escaped.
+
+    The middle of a text of more than 900 characters is left out, as with a path of thousands of characters.
+    """
+
+    def __init__(self, text):
+        text = escape(text)
+        super().__init__(text if len(text) <= 900 else f"{text[:450]} ... {text[-400:]}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A type with its limits. `items` is the rule of a list's items, `is_path` asks for what a file can be called."""
+
+    kind: type
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple = ()
+    optional: bool = False
+    items: Any = None
+    is_path: bool = False
+
+    def allows(self, value: object) -> bool:
+        """Whether the value has the type and keeps the limits. The items of a list are not looked at."""
+        if value is None:
+            return self.optional
+        if self.kind is float and type(value) is int:
+            is_kind = abs(value) < 1 << 63  # an int of a thousand digits is no float
+        else:
+            is_kind = type(value) is self.kind  # true is no number
+        return (
+            is_kind
+            and (not self.choices or value in self.choices)
+            and (not self.is_path or could_be_path(value))
+            and not self._broken(value)
+        )
+
+    def _broken(self, value):
+        """The limits that the value breaks, {name: limit}."""
+        size = len(value) if isinstance(value, str | list | dict) else value
+        limits = {name: getattr(self, name) for name in LIMITS}
+        return {name: x for name, x in limits.items() if x is not None and not LIMITS[name](size, x)}
+
+    def words(self, value: object = None) -> str:
+        """What is allowed. `value` is what was given: it decides the nearest choice, and which limits matter."""
+        if self.choices:
+            text = "one of " + ", ".join(map(str, self.choices)) + did_you_mean(value, self.choices)
+        elif self.is_path:
+            text = "the name of a file or folder, at most 255 bytes between slashes"
+        elif self.kind in (int, float):
+            broken = self._broken(value) if type(value) in (int, float) else {}
+            limits = {name: getattr(self, name) for name in LIMITS if getattr(self, name) is not None}
+            # the limits of 64 bits, or of float32, go without saying
+            said = [f"{name.replace('_', ' ')} {x}" for name, x in limits.items() if abs(x) < 1 << 50 or name in broken]
+            text = KINDS[self.kind] + (" of " if said and said[0][:2] == "at" else " ") + " and ".join(said)
+        else:
+            least, most = self.at_least or 0, self.at_most or math.inf
+            length = f" of length {least}" + (f" to {most}" * (most > least) if most < 1 << 50 else " or more")
+            text = KINDS[self.kind] + length * (self.kind is not bool and (least > 0 or most < 1 << 50))
+        return text.strip() + ", or None" * self.optional
+
+
+@functools.cache
+def _of_tuple(rule):
+    kind, least, most, *none = rule
+    return Rule(kind, at_least=least, at_most=most, optional=bool(none))
+
+
+def wrong_field(value: object, rule: Any, name: str = "") -> str | None:
+    """Says in words what is wrong with a value, whose name is given, or returns None if it obeys the rule."""
+    if rule is object:
+        return None
+    if isinstance(rule, tuple):
+        rule = _of_tuple(rule)
+    elif isinstance(rule, set):
+        rule = Rule(str, choices=tuple(sorted(rule)))
+    elif isinstance(rule, list):
+        items, least, most = rule
+        rule = Rule(list, at_least=least, at_most=most, items=items)
+    if isinstance(rule, Rule):
+        if not rule.allows(value):
+            return wrong(name or "it", value, rule.words(value))
+        parts = [(f"{name}[{i}]", part, rule.items) for i, part in enumerate(value)] if value and rule.items else []
+    elif type(value) is not dict or any(type(key) is not str or len(key) > 99 for key in value):
+        return wrong(name or "it", value, "a dict, its names texts of at most 99 characters")
+    else:
+        rules = dict.fromkeys(value, rule.get(str))
+        if str not in rule:
+            rules = {key.rstrip("?"): rule[key] for key in rule if key[-1] != "?" or key[:-1] in value}
+        if missing := next((key for key in rules if key not in value), None):
+            return f"{name or 'it'} has no {missing}"
+        parts = [(f"{name}.{key}" if name else key, value[key], inner) for key, inner in rules.items()]
+    return next((words for where, part, inner in parts if (words := wrong_field(part, inner, where))), None)
+
+
+def could_be_path(text: str) -> bool:
+    longest = max(len(part.encode(errors="replace")) for part in text.split("/"))
+    return bool(text.strip()) and "\0" not in text and len(text) <= 4000 and longest <= 255
+
+
+def check_size(value: object, most: int = MOST_PARTS) -> None:
+    """Raises ValueError for a value that is nested too deep to be printed, or has more than `most` parts and letters.
+
+    A part counts as often as it occurs: thirty lists, each holding the one before it twice, take little memory and
+    would print a billion items.
+    """
+    left, size = [(value, 0)], 0
+    while left:
+        value, depth = left.pop()
+        size += 1 + (len(value) if isinstance(value, str | list | tuple | dict | set) else 0)
+        if size > most or depth > 50:
+            raise ValueError(f"the value is {'too large' if size > most else 'nested too deep'}")
+        if isinstance(value, dict):
+            left += [(part, depth + 1) for pair in value.items() for part in pair]
+        elif isinstance(value, list | tuple | set):
+            left += [(part, depth + 1) for part in value]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The wording of messages
+
+
+def wrong(name: str, value: object, allowed: str) -> str:
+    return f"{name}={show(value)}: must be {allowed}"
+
+
+def did_you_mean(word: object, candidates: Collection) -> str:
+    """In brackets, "did you mean 'n_layer'?", or nothing where no candidate is near."""
+    word, candidates = show(word).strip("'"), [str(candidate) for candidate in candidates]
+    near = [{"gpu": "cuda"}.get(word.lower())] if "cuda" in candidates else []
+    for spelling in (word, word.lower()) if word else ():
+        near += difflib.get_close_matches(spelling, candidates, 1)
+    return next((f" (did you mean {name!r}?)" for name in near if name), "")
+
+
+def show(value: object) -> str:
+    """repr(value), cut to 60 characters."""
+    try:
+        return shorten(repr(value))
+    except Exception:  # an int of more than 4,300 digits; lists nested a thousand deep; a tensor of packed bits
+        return f"<a very large {type(value).__name__}>"
+
+
+def escape(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shorten(text: str, width: int = 60) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
