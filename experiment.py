@@ -47,7 +47,7 @@ from runs.files import wrong_field
 from runs.hardware import autocast, keep_freed_memory, pick_device, pick_dtype, seconds_of
 from runs.outdir import write_text
 from study import claims, curves, mixers, power, ranks, rates, report, tables
-from study.arms import NAMES, WEIGHTS, all_arms, all_claims, arms_named, check_named
+from study.arms import NAMES, WEIGHTS, all_arms, all_claims, arms_named, check_named, with_base
 from study.plan import Plan, choose_rates, name_of, runs_of, steps_of, unknown_runs
 from study.rows import arm_of, read_rows, text_of
 from study.runner import gpus_of, jobs_of, lock, run_all, script_of, threads_of
@@ -126,6 +126,7 @@ class ExperimentConfig:
         None, "failure: the mean accuracies are no further apart than this, or a run is not finite"
     )
     solved_above: float | None = key(None, "a run with a higher accuracy has solved the task; the table counts them")
+    claim_base: dict = key({}, "keys of every claim, unless it has others in their place")
     claims: dict = key(
         {},
         '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged by study/stats; '
@@ -167,6 +168,10 @@ class ExperimentConfig:
         for kind in ("arms", "variants", "settings", "scores"):
             for name, keys in getattr(self, kind).items():
                 check_keys(f"{kind}: {name}", keys, "evaluate.py" if kind == "scores" else "train.py")
+        if (wrong := wrong_field(self.claims, {str: (dict, 1, 99)}, "claims")) is not None:
+            raise UserError(wrong)
+        self.claims = {name: with_base(self.claim_base, claim) for name, claim in self.claims.items()}
+        self.claim_base = {}
         for kind, rule in ENTRIES.items():
             for name, entry in getattr(self, kind).items():
                 if wrong := wrong_field(entry, rule):

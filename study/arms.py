@@ -80,6 +80,14 @@ def all_claims(config) -> dict[str, dict]:
     return configurator.refuse_twice(claims)
 
 
+def with_base(base: dict, claim: dict) -> dict:
+    """The claim with the keys of claim_base. Its own threshold, and its pool or each, take the place of those there."""
+    for kinds in ({"above", "other_than", "within"}, {"pool", "each"}):
+        if kinds & claim.keys():
+            base = {name: value for name, value in base.items() if name not in kinds}
+    return base | claim
+
+
 def over(contrast: dict[str, float], mixers: dict[str, float]) -> dict[str, float]:
     """{arm: weight}: the contrast of variants in each of the mixers, times the weight of the mixer."""
     return {arm_name(mixer, v): share * weight for mixer, share in mixers.items() for v, weight in contrast.items()}
