@@ -24,8 +24,8 @@ RUN = ("arm", "setting", "seed", "purpose", *KEYS)  # what identifies a run
 # the fields of a row, as a rule of files.wrong_field
 TEXT, DICT, LIST = (str, 0, 999), (dict, 0, 9999), [object, 0, 1 << 20]
 COUNT, NUMBER = (int, 0, 1 << 62), (float, -1e30, 1e30, None)
-SHARE = (float, -1e-3, 1.001, None)
-OF_KIND = {"share": NUMBER, "effective": NUMBER, "gate_mean": NUMBER, "loss": NUMBER}
+SHARE, STEP = (float, -1e-3, 1.001, None), (float, 0, 1 << 62)
+OF_KIND = {"share": NUMBER, "effective": NUMBER, "gate_mean": {str: NUMBER}, "loss": NUMBER}
 ROW = {
     "arm": TEXT, "setting?": TEXT, "seed": COUNT, "purpose?": {"selection", "short selection"},
     "config": DICT, "data": DICT, "init_from?": DICT, "metric?": {"accuracy", "val_loss"}, "prepare?": TEXT,
@@ -36,9 +36,23 @@ ROW = {
     "n_params?": COUNT, "state_bytes?": COUNT, "flops_per_token?": NUMBER, "processes?": (int, 1, 1 << 20),
     "threads?": (*COUNT, None), "dtype?": (*TEXT, None), "device?": (*TEXT, None), "code_sha256?": (*TEXT, None),
     "git_commit?": (*TEXT, None), "git_dirty?": (bool, 0, 1, None), "versions?": DICT,
-    "meters?": DICT, "loss?": DICT, "loss_curve?": [{"step": COUNT}, 0, 1 << 20],
-    "sinks?": [{"step": COUNT}, 0, 1 << 20], "meter_curve?": DICT,
+    "meters?": {"kinds?": {str: {"share": NUMBER, "effective": NUMBER}}}, "loss?": DICT,
+    "loss_curve?": [{"step": COUNT}, 0, 1 << 20], "meter_curve?": DICT,
+    "sinks?": [{"step": COUNT, "value_norm": NUMBER, "trigger?": OF_KIND, "other?": OF_KIND}, 0, 1 << 20],
 }  # fmt: skip
+
+
+def wrong_row(row: dict) -> str | None:
+    """Says in words what is wrong with a row, or returns None."""
+    if wrong := wrong_field(row, ROW):
+        return wrong
+    if wrong := wrong_field([step for step, _ in row["curve"]], [STEP, 1, 1 << 20], "curve: step"):
+        return wrong
+    if not (curve := row.get("meter_curve")):  # the meters were off
+        return None
+    n = len(curve["step"]) if isinstance(curve.get("step"), list) else 0
+    rule = {"step": [COUNT, n, n], "branch": [NUMBER, n, n], "gate_mean": {str: [NUMBER, n, n]}, "induction?": LIST}
+    return wrong_field(curve, rule, "meter_curve")
 
 
 def read_rows(folder: Path) -> list[dict]:
@@ -49,7 +63,7 @@ def read_rows(folder: Path) -> list[dict]:
     found: dict[str, dict] = {}
     for file in sorted(folder.glob("rows*.jsonl")):
         for number, row in enumerate(read_jsonl(file), 1):
-            if wrong := wrong_field(row, ROW):
+            if wrong := wrong_row(row):
                 raise UserError(f"{file} line {number}: {wrong}")
             name = text_of(row)
             if name not in found or row.get("ended", 0) > found[name].get("ended", 0):
