@@ -75,7 +75,7 @@ def all_claims(config) -> dict[str, dict]:
         rest = {key: claim[key] for key in claim if key not in ("pool", "each")}
         pool = claim.get("pool", {})
         weights = pool if isinstance(pool, dict) else dict.fromkeys(pool, 1 / len(set(pool)))
-        pools = [(name.replace(PLACE, mixer), {mixer: 1}) for mixer in claim.get("each", [])] or [(name, weights)]
+        pools = [(name.replace(PLACE, mixer), {mixer: 1.0}) for mixer in claim.get("each", [])] or [(name, weights)]
         claims += [(name, rest | {"contrast": over(claim["contrast"], mixers)}) for name, mixers in pools]
     return configurator.refuse_twice(claims)
 

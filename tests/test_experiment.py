@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from made_rows import made_row
 
 import evaluate
 import experiment
@@ -270,7 +271,7 @@ def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(monkeypa
     monkeypatch.setattr(runner.subprocess, "Popen", Ended)
     monkeypatch.setattr(runner, "prepare", lambda config, keys, seed, place: place)
     monkeypatch.setattr(tables, "show", lambda config, row: "")
-    monkeypatch.setattr(runner, "finish", lambda config, job: job["item"] | {"seconds": 1.0, "finite": True})
+    monkeypatch.setattr(runner, "finish", lambda config, job: made_row(job["item"], 0.5))
     arms = {"none": {}, "gated": {"gate": "elementwise"}}
     keys = dict(jobs=jobs, processes_per_run=each, base=FLOAT32 | {"gradient_accumulation_steps": 2})
     config = experiment.ExperimentConfig(arms=arms, seeds=[0, 1, 2, 3], data=DATA, **keys)
@@ -524,11 +525,11 @@ def test_a_finished_run_gets_the_scores_it_lacks_and_is_not_run_again(base, tmp_
     assert saved["run_id"] == load(tmp_path / "none-seed0")["run_id"]
     assert len(read_rows(tmp_path)) == 1  # of the lines of a run the last one counts
 
-    assert not rows_with(scores=scores, run=False)["scores"] and not commands
+    assert list(rows_with(scores=scores, run=False)["scores"]) == ["b"] and not commands
     assert "1 finished runs lack a score, which --run=true computes" in capsys.readouterr().out
     (tmp_path / "none-seed0" / "ckpt.pt").unlink()
-    assert not rows_with(scores=scores)["scores"] and not commands
-    lost = f"1 finished runs lack a score (a, b), and their checkpoints are not in {tmp_path}: none-seed0; to run one"
+    assert list(rows_with(scores=scores)["scores"]) == ["b"] and not commands
+    lost = f"1 finished runs lack a score (a), and their checkpoints are not in {tmp_path}: none-seed0; to run one"
     assert lost in capsys.readouterr().out
 
 
