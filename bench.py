@@ -25,6 +25,7 @@ from configurator import UserError, check_choice
 
 import json
 import platform
+from dataclasses import asdict
 
 import torch
 
@@ -33,12 +34,11 @@ from runs import files
 from runs.hardware import check_threads, gemm_rate, keep_freed_memory, pick_device, pick_dtype, usable_cores
 from runs.outdir import write_text
 from speed import figures
-from speed.costs import bench_decode, bench_length, bench_overhead, bench_train
+from speed.baselines import SMALL, Side, random_batch
+from speed.costs import bench_decode, bench_gpu, bench_length, bench_overhead, bench_train
 from speed.forms import bench_ops
-from speed.gpu import bench_gpu
 from speed.loss import bench_loss
 from speed.report import BenchConfig, Report
-from speed.sides import SMALL, Side, random_batch
 
 PARTS = {
     "train": bench_train,
@@ -77,9 +77,9 @@ def main(argv: list[str]) -> None:
         report = Report(name)
         PARTS[name](config, report)
         print(report)
-        write_text(out_dir / f"{name}.json", json.dumps(about | report.as_dict(), indent=1) + "\n")
-        for kind in measured:
-            measured[kind] += [{k: v for k, v in ratio.items() if k != "pairs"} for ratio in report.as_dict()[kind]]
+        write_text(out_dir / f"{name}.json", json.dumps(about | asdict(report), indent=1) + "\n")
+        for kind, of_all in measured.items():
+            of_all += [{k: v for k, v in ratio.items() if k != "pairs"} for ratio in getattr(report, kind)]
     print("written:", ", ".join([f"{out_dir}/", *map(str, figures.draw(out_dir))]))
     print(json.dumps(about | measured))
 

@@ -46,7 +46,7 @@ from ops import IGNORE
 from runs.files import wrong_field
 from runs.hardware import autocast, keep_freed_memory, pick_device, pick_dtype, seconds_of
 from runs.outdir import write_text
-from study import claims, curves, mixers, power, ranks, rates, report, tables
+from study import claims, curves, power, ranks, rates, report, tables
 from study.arms import NAMES, WEIGHTS, all_arms, all_claims, arms_named, check_named, with_base
 from study.plan import Plan, choose_rates, name_of, runs_of, steps_of, unknown_runs
 from study.rows import arm_of, read_rows, text_of
@@ -294,7 +294,7 @@ class ExperimentConfig:
         path = claim.get("of", [self.metric])
         metric = path[0] if type(path[0]) is str else None
         kinds = [int, float] if metric in curves.METRICS else [str]
-        is_across = tables.is_across_settings(claim)
+        is_across = claims.is_across_settings(claim)
         contrasts = list(claim["contrast"].values()) if is_across else [claim["contrast"]]
         for is_wrong, words in [
             (not {"above", "other_than", "within"} & set(claim), "must have above, other_than or within"),
@@ -323,8 +323,8 @@ class ExperimentConfig:
             check_named(f"claims: {name}: setting", setting, self.settings, "settings")
         for arm in (arm for weights in contrasts for arm in weights):
             check_named(f"claims: {name}", arm, self.arms, "arms")
-        for weights in tables.contrasts_of(self, claim).values():
-            if claim.get("in", 0) > len(tables.seeds_of_claim(self, weights)):
+        for weights in claims.contrasts_of(self, claim).values():
+            if claim.get("in", 0) > len(claims.seeds_of_claim(self, weights)):
                 raise UserError(f"claims: {name}: in={claim['in']}: is more than the seeds of its arms")
 
     def check_verdict(self) -> None:
@@ -370,29 +370,22 @@ def main(argv: list[str]) -> None:
     if rows is None:
         return
     choices = choose_rates(config, read_rows(out_dir))
-    judged = tables.judge_claims(config, rows, choices)
+    judged = claims.judge_claims(config, rows, choices)
     of_rates = rates.table(config, choices)
     print(tables.summary(config, rows, judged) + (f"\n{of_rates}\n" if of_rates else ""))
     words = [word for word in argv if not word.startswith(("--run", "--out_dir", "--jobs"))]
-    command = " ".join(["python experiment.py", *words])
     # workers end at the same time
     with lock(out_dir, "report", wait=math.inf) if config.run else contextlib.nullcontext():
-        figures = report.figures(rows, out_dir)
-        figures += claims.figures(judged, rows, config.solved_above, out_dir)
-        if len(report.arms_of(rows)) > 1 and mixers.pairs_of(judged, rows):
-            figures.append(mixers.forest(judged, rows, out_dir / "mixers.png"))
-        figures += [rates.figure(config, choices, out_dir / "rates.png")] if choices else []
-        of_mixers = rates.windows_of(config, choices)
-        figures += [rates.windows(config, of_mixers, out_dir / "windows.png")] if of_mixers else []
+        figures = report.figures(rows, out_dir) + report.figures_of_claims(config, rows, judged, choices, out_dir)
         records, orders = list(map(claims.record, judged)), ranks.records(config, rows)
         if records or orders:
-            found = {"claims": records} | ({"ranks": orders} if orders else {})
-            write_text(out_dir / "claims.json", json.dumps(found, indent=1) + "\n")
+            kept = {"claims": records} | ({"ranks": orders} if orders else {})
+            write_text(out_dir / "claims.json", json.dumps(kept, indent=1) + "\n")
         else:
             (out_dir / "claims.json").unlink(missing_ok=True)
-        shown = [*tables.parts(config, rows), *([of_rates] if of_rates else [])]
-        verdicts = claims.table(records) if records else None
-        page = report.write_page(rows, figures, out_dir / "report.html", shown, command, about_of(argv), verdicts)
+        shown = [claims.claims_table(judged), *figures, *tables.parts(config, rows), *([of_rates] if of_rates else [])]
+        command = " ".join(["python experiment.py", *words])
+        page = report.write_page(out_dir / "report.html", shown, about_of(argv), command)
         for name in report.DRAWN - {figure.name for figure in figures}:  # of claims and arms that are gone
             (out_dir / name).unlink(missing_ok=True)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))

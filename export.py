@@ -19,8 +19,8 @@ from configurator import key
 
 from dataclasses import dataclass
 
-from runs.checkpoint import import_safetensors, load, save_safetensors
-from runs.huggingface import export_to, read_folder, write_folder, write_json
+from runs.checkpoint import import_safetensors, load, save_folder
+from runs.huggingface import export_to, read_folder, write_folder
 
 
 @dataclass
@@ -54,10 +54,8 @@ def export(path: Path | str, folder: Path | str, overwrite: bool = False) -> lis
     import_safetensors()  # whoever lacks it could not load the folder
     checkpoint = load(path)
     about = {name: checkpoint[name] for name in ("model_args", "iter_num", "data") if name in checkpoint}
-    tensors = dict(sorted(checkpoint["model"].items(), key=lambda item: -item[1].itemsize))
     with export_to(Path(folder), path, overwrite, checkpoint.get("data", {})) as (new, written):
-        sha256 = save_safetensors(new / "model.safetensors", tensors, tensors.values())
-        write_json(new / "config.json", about | {"sha256": sha256})
+        save_folder(new, checkpoint["model"], about)
     return written
 
 

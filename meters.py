@@ -6,42 +6,14 @@
     python plot.py out                                           draws out/meters.json: out/page.png
 
 It prints a table and, as the last line, one JSON object of means; the file has every layer, head
-and map. All meters read the same first rows of the split, in the run's dtype:
+and map. docs/meters.md says what each meter means: gates and whether they have collapsed, sinks (the
+share of token 0 in the attention weights, and what a gate leaves of it), ranks, induction scores, the
+largest activations, and the loss with pruned gates and in 8 bits. All of them read the same first rows
+of the split, in the run's dtype. Sinks grow with training, and tiny models may have none.
 
-    gate        the factor on y (an additive gate: what it adds to y), per layer, position and head,
-                as an absolute value. A gate has collapsed if every value is within 0.05 of its
-                value at g = 0 (0.5 for a sigmoid), or below 0.05
-    sink        share of key 0 in the weights of queries 1..T-1, |w_i0| / sum_j |w_ij|, mean over
-                queries and rows. softmax and cosformer: their own weights. Other mixers: a proxy,
-                the weights that the recurrence implies, which have both signs (mean_weight keeps
-                the sign). Baseline: uniform weights, the mean of 1/(i+1) over the same queries.
-                A mixer whose readout is no known sum of values has no weights, and no sink
-    token_0     norm of token 0's part of a head's readout over the sum of the norms of all tokens'
-                parts, mean over the same queries, before norm and gates and as the output
-                projection gets it. A gate with one number per head cannot change it
-    effective   effective sink, |W_o (g_i * w_i0 v_0)| / |x_i|: the norm of what a head writes of
-                token 0 over that of the residual stream it is added to; * is the gate and all else
-                that multiplies the readout. Beside it the same with uniform weights, 1/(i+1)
-    value_norm  |v_0| over the median of the other tokens' |v|
-    rank        effective rank (Roy & Vetterli 2007), exp of the entropy of the normalised singular
-                values: of each head's readout (tokens x width) before the gate and as the output
-                projection gets it, and of W_v W_o
-    induction   mean weight that the queries in the second of two equal halves of drawn tokens give to the
-                token behind their own in the first (Olsson et al. 2022), as a share of all weights
-    branch      |y| / |x|, the norm of the mixer's output over that of the residual stream it is added
-                to, mean over tokens
-    residual    largest |h| after a block, its ratio to the median |h|, and where it is
-    pruning     loss with the gate values below a threshold set to zero
-    quantised   loss with 8-bit weights and inputs in every linear layer of the blocks
-
-A data set may name kinds of query, as data/backcopy does: a list of tokens each. Sink, token_0,
-effective, gates and loss are then measured for each kind apart, and for all other queries.
---queries=REGEX makes a kind of the queries whose token's text matches: '\\s+' is white space.
-
-What pruning and 8 bits do is in study/interventions.py.
-
-Sinks grow with training, and tiny models may have none. heads_above is the share of heads whose
-sink is above 0.3 on the first 64 tokens (Gu et al. 2024).
+A data set may name kinds of query, as data/backcopy does: a list of tokens each. Sinks, gates and loss
+are then measured for each kind apart, and for all other queries. --queries=REGEX makes a kind of the
+queries whose token's text matches: '\\s+' is white space.
 """
 
 import sys
@@ -77,12 +49,12 @@ from runs.probe import (
     baseline,
     collapsed_gates,
     first_rows,
-    kinds_of,
     layer_meters,
     losses_by_kind,
     mean,
     numbers,
     probe,
+    query_masks,
     sink_meter,
     summary,
     weights_of,
@@ -91,7 +63,7 @@ from study.interventions import pruned, quantised, share_of
 
 MAP_TOKENS = 64
 THRESHOLDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # that gate values are pruned at
-GATE_COLUMNS = {"mean": "6.3f", "below_0.1": "6.1%", "above_0.9": "6.1%"}  # columns of the table, and their formats
+GATE_COLUMNS = {"mean": ".3f", "below_0.1": ".1%", "above_0.9": ".1%"}  # columns of the table, and their formats
 
 
 def packing(dataset: Dataset) -> str:
@@ -166,26 +138,42 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
     if inputs.shape[1] < 2:
         raise UserError(f"{path}: on rows of one token, which has no other to look at, there is nothing to measure")
     inputs, targets = inputs.to(model.wte.weight.device), targets.to(model.wte.weight.device)
-    kinds = kinds_of(inputs, dataset.kinds if config.queries is None else matching_tokens(dataset, config.queries))
-    result = {"checkpoint": str(path), "step": checkpoint.get("iter_num"), "attention": model.config.attention}
-    result |= {"gate": model.config.gate, "gate_activation": model.config.gate_activation}
-    result |= {"dataset": dataset.name, "split": config.split, "slice": name, "dtype": dtype}
-    result |= {"rows": len(inputs), "tokens": inputs.shape[1], "packing": packing(dataset)}
-    result |= {"sink_baseline": baseline(inputs.shape[1]), "layers": layer_meters(model, inputs, kinds, dtype)}
-    result["losses"] = losses_by_kind(model, inputs, targets, kinds, dtype)
+    masks = query_masks(inputs, dataset.kinds if config.queries is None else matching_tokens(dataset, config.queries))
+    layers = layer_meters(model, inputs, masks, dtype)
     generator = torch.Generator().manual_seed(0)
     noise = torch.randint(dataset.vocab_size, inputs.shape, generator=generator).to(inputs.device)
     controls = probe(model, noise, lambda block, seen: sink_meter(block.mixer, seen, {}), dtype)
-    for layer, control in zip(result["layers"], controls, strict=True):
+    for layer, control in zip(layers, controls, strict=True):
         layer["sink"]["random_tokens"] = control["share"]
-    result["maps"] = attention_maps(model, inputs, result["layers"], kinds, config.maps, dtype)
-    result |= scores | {"labels": sum(int((targets != IGNORE).sum()) for _, targets, _ in batches)}
+    losses = losses_by_kind(model, inputs, targets, masks, dtype)
+    maps = attention_maps(model, inputs, layers, masks, config.maps, dtype)
     with quantised(model):
         in_8_bits = loss_of(model, batches, T)
     pruning = pruning_curve(model, batches, T)
     for row in (*pruning, in_8_bits):
         check_loss(row["loss"], path)
-    return result | {"pruning": pruning, "quantised": in_8_bits}
+    return {
+        "checkpoint": str(path),
+        "step": checkpoint.get("iter_num"),
+        "attention": model.config.attention,
+        "gate": model.config.gate,
+        "gate_activation": model.config.gate_activation,
+        "dataset": dataset.name,
+        "split": config.split,
+        "slice": name,
+        "dtype": dtype,
+        "rows": len(inputs),
+        "tokens": inputs.shape[1],
+        "packing": packing(dataset),
+        "sink_baseline": baseline(inputs.shape[1]),
+        "layers": layers,
+        "losses": losses,
+        "maps": maps,
+        **scores,
+        "labels": sum(int((targets != IGNORE).sum()) for _, targets, _ in batches),
+        "pruning": pruning,
+        "quantised": in_8_bits,
+    }
 
 
 def pruning_curve(model: GPT, batches: Iterable[tuple], block_size: int) -> list[dict]:
@@ -214,16 +202,16 @@ def matching_tokens(dataset: Dataset, expression: str) -> dict[str, list[int]]:
         for i in range(min(tokenizer.vocab_size, dataset.vocab_size))
     }
     try:
-        found = [i for i, text in texts.items() if re.fullmatch(expression, text)]
+        matching = [i for i, text in texts.items() if re.fullmatch(expression, text)]
     except re.error as error:
         raise UserError(f"queries={expression!r}: is no regular expression ({error})") from None
-    if not found:
+    if not matching:
         raise UserError(f"queries={expression!r}: matches none of the {len(texts):,} tokens of {dataset.folder}")
-    return {expression: found}
+    return {expression: matching}
 
 
 def attention_maps(
-    model: GPT, inputs: torch.Tensor, layers: list[dict], kinds: dict, wanted: list[str], dtype: str
+    model: GPT, inputs: torch.Tensor, layers: list[dict], masks: dict, wanted: list[str], dtype: str
 ) -> list[dict]:
     """The wanted heads' maps on the first row's first t <= MAP_TOKENS tokens: [{layer, head, weights, gate, queries}].
 
@@ -252,10 +240,10 @@ def attention_maps(
         if name and mixer.gates[name].activation not in ADDITIVE_ACTIVATIONS:
             values = mixer.gates[name].value(mixer.gates[name].logits(seen["x"])).mean(-1)  # a static one has no B, T
             gate = values.expand(*prefix.shape, mixer.n_head)[0]  # (t, H)
-        return weights_of(mixer, seen["x"])[0] if mixer.has_weights() else None, gate
+        return weights_of(mixer, seen["x"])[0] if mixer.explicit_weights is not None else None, gate
 
     seen = probe(model, prefix, measure, dtype)
-    marks = {name: mask[0, :MAP_TOKENS].nonzero().flatten().tolist() for name, mask in kinds.items() if name != "other"}
+    marks = {name: mask[0, :MAP_TOKENS].nonzero().flatten().tolist() for name, mask in masks.items() if name != "other"}
     maps = []
     for layer, head in heads:
         weights, gate = seen[layer]
@@ -267,76 +255,84 @@ def attention_maps(
 def table(result: dict) -> str:
     """The numbers of a checkpoint as text, a line per layer."""
     gate = result["gate"] if result["gate"] in ("none", "native") else f"{result['gate']} {result['gate_activation']}"
+    layers = result["layers"]
     lines = [
         f"{result['checkpoint']} (step {result['step']}, {result['attention']}, gate {gate}), {result['dtype']}",
         f"on the first {result['rows']} rows of {result['tokens']} tokens of {result['dataset']}, {result['split']}",
         f"packing: {result['packing']}",
         f"sink of uniform weights: {result['sink_baseline']:.1%}; random: the same on tokens drawn at random",
         "",
-        "                        gate                  sink             heads    token 0 of      rank of      rank of",
-        "layer mixer             mean   <0.1   >0.9    mean  random     >0.3   the readout  the readout      W_v W_o"
-        "  max |h|  over median, at position (token) channel",
+        *aligned([layer_row(i, layer) for i, layer in enumerate(layers)]),
+        "",
     ]
-    for i, layer in enumerate(result["layers"]):
-        _, gate = shown_gate(layer)
-        sink, rank, residual = (layer[name] for name in ("sink", "rank", "residual"))
-        where = f"{residual['position']} ({residual['token']}) {residual['channel']}"
-        cells = [
-            f"{i:<5} {layer['mixer']:<14}",
-            *(show(mean(gate.get(name, ())), form) for name, form in GATE_COLUMNS.items()),
-            f" {show(mean(sink['share']))} {show(mean(sink['random_tokens']), '7.1%')}",
-            show(sink["heads_above"], "8.0%"),
-            f"{show(mean(sink['token_0_before']))} {show(mean(sink['token_0_after']))}",
-            f"{show(mean(rank['before']), '6.1f')} {show(mean(rank['after']), '5.1f')}",
-            f"{show(mean(rank['value_output'] or ()), '12.1f')}",
-            f"{show(residual['max'], '8.4g')} {show(residual['max_over_median'], '12.4g')}, {where}",
-        ]
-        lines.append(" ".join(cells))
-    for i, layer in enumerate(result["layers"]):
-        for position, gate in layer["gates"].items():
-            if (position, gate) != shown_gate(layer):
-                numbers_of = (show(mean(gate[name]), form) for name, form in GATE_COLUMNS.items())
-                lines.append(f"{i:<5} {'@' + position:<14} {' '.join(numbers_of)}")
-    kinds: dict = {}
-    for layer in result["layers"]:
-        kinds.setdefault(layer["sink"]["kind"], {})[layer["mixer"]] = None
-    lines += [f"sink of {', '.join(mixers)}: {SINK_KINDS[kind]}" for kind, mixers in kinds.items()]
-    places = [(x, i, h) for i, own in enumerate(result["layers"]) for h, x in enumerate(own["induction"])]
-    if scores := [place for place in places if place[0] is not None]:
-        score, layer, head = max(scores)
-        lines.append(f"induction: at most {score:.3f}, by head {head} of layer {layer}")
-    lines += kinds_table(result)
-    lines += [f"collapsed: {line}" for line in collapsed_gates(result["layers"])]
+    for i, layer in enumerate(layers):
+        for position, meter in layer["gates"].items():
+            if (position, meter) != shown_gate(layer):
+                means = [f"{name} {show(mean(meter[name]), form)}" for name, form in GATE_COLUMNS.items()]
+                lines.append(f"gate of layer {i} at {position}: {', '.join(means)}")
+    mixers: dict = {}  # by what their sinks are a share of
+    for layer in layers:
+        mixers.setdefault(layer["sink"]["kind"], {})[layer["mixer"]] = None
+    lines += [f"sink of {', '.join(names)}: {SINK_KINDS[kind]}" for kind, names in mixers.items()]
+    scores = [(x, i, head) for i, layer in enumerate(layers) for head, x in enumerate(layer["induction"])]
+    if scores := [score for score in scores if score[0] is not None]:
+        score, i, head = max(scores)
+        lines.append(f"induction: at most {score:.3f}, by head {head} of layer {i}")
+    if result["losses"]:
+        rows = [kind_row(i, name, layer, result) for i, layer in enumerate(layers) for name in result["losses"]]
+        lines += ["", *aligned(rows), ""]
+    lines += [f"collapsed: {line}" for line in collapsed_gates(layers)]
     lines += ["", f"loss {result['loss']:.4f}, accuracy {result['accuracy']:.1%}, over {result['labels']:,} labels"]
     for row in result["pruning"]:
-        lines.append(
-            f"gate values under {row['threshold']:<4} set to zero: {row['zeroed']:6.1%} of them, {change(row, result)}"
-        )
+        zeroed = f"gate values under {row['threshold']:<4} set to zero: {row['zeroed']:6.1%} of them"
+        lines.append(f"{zeroed}, {change(row, result)}")
     return "\n".join([*lines, f"8-bit weights and inputs: {change(result['quantised'], result)}"])
 
 
-def kinds_table(result: dict) -> list[str]:
-    """A line per layer and kind of query; means over the heads. Empty if the data set names no kinds."""
-    if not result["losses"]:
-        return []
-    lines = [
-        "",
-        "queries                          sink    effective sink    token 0 of    gate    loss",
-        "layer kind      number   mean uniform     mean  uniform   the readout    mean",
-    ]
-    for i, layer in enumerate(result["layers"]):
-        for name, kind in layer["sink"]["kinds"].items():
-            _, gate = shown_gate(kind)
-            cells = [
-                f"{i:<5} {name[:9]:<9} {kind['queries']:>6,}",
-                f"{show(mean(kind['share']))} {show(mean(kind['uniform']), '7.1%')}",
-                f"{show(mean(kind['effective']), '8.3f')} {show(mean(kind['effective_uniform']), '8.3f')}",
-                f"{show(mean(kind['token_0_before']))} {show(mean(kind['token_0_after']))}",
-                f"{show(mean(gate.get('mean', ())), '7.3f')} {show(result['losses'][name], '7.4f')}",
-            ]
-            lines.append(" ".join(cells))
-        lines.append(f"{i:<5} value norm of token 0 over the median: {show(mean(layer['sink']['value_norm']), '.2f')}")
-    return [*lines, ""]
+def layer_row(i: int, layer: dict) -> dict[str, str]:
+    """{column: its text}; means over the heads."""
+    _, gate = shown_gate(layer)
+    sink, rank, residual = (layer[name] for name in ("sink", "rank", "residual"))
+    return {
+        "layer": str(i),
+        "mixer": layer["mixer"],
+        **{f"gate {name}": show(mean(gate.get(name, ())), form) for name, form in GATE_COLUMNS.items()},
+        "sink": show(mean(sink["share"])),
+        "random": show(mean(sink["random_tokens"])),
+        "heads >0.3": show(sink["heads_above"], ".0%"),
+        "token 0 of readout": f"{show(mean(sink['token_0_before']))} {show(mean(sink['token_0_after'])):>6}",
+        "its rank": f"{show(mean(rank['before']), '.1f')} {show(mean(rank['after']), '.1f'):>5}",
+        "of W_v W_o": show(mean(rank["value_output"] or ()), ".1f"),
+        "max |h|": show(residual["max"], ".4g"),
+        "over median": show(residual["max_over_median"], ".4g"),
+        "position (token) channel": f"{residual['position']} ({residual['token']}) {residual['channel']}",
+    }
+
+
+def kind_row(i: int, name: str, layer: dict, result: dict) -> dict[str, str]:
+    """The same of one kind of query in a layer."""
+    kind = layer["sink"]["kinds"][name]
+    _, gate = shown_gate(kind)
+    return {
+        "layer": str(i),
+        "queries": name[:9],
+        "number": f"{kind['queries']:,}",
+        "sink": show(mean(kind["share"])),
+        "uniform": show(mean(kind["uniform"])),
+        "effective sink": show(mean(kind["effective"]), ".3f"),
+        "of uniform": show(mean(kind["effective_uniform"]), ".3f"),
+        "token 0 of readout": f"{show(mean(kind['token_0_before']))} {show(mean(kind['token_0_after'])):>6}",
+        "gate": show(mean(gate.get("mean", ())), ".3f"),
+        "loss": show(result["losses"][name], ".4f"),
+        "value norm of token 0": show(mean(layer["sink"]["value_norm"]), ".2f"),
+    }
+
+
+def aligned(rows: list[dict[str, str]]) -> list[str]:
+    """Lines of a table with the names of its columns."""
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(str.rjust, line, widths)) for line in lines]
 
 
 def shown_gate(layer: dict) -> tuple[str | None, dict]:
@@ -346,8 +342,8 @@ def shown_gate(layer: dict) -> tuple[str | None, dict]:
     return position, gates.get(position, {})
 
 
-def show(x: float | None, form: str = "6.1%") -> str:
-    return "-".rjust(len(format(1.0, form))) if x is None else format(x, form)
+def show(x: float | None, form: str = ".1%") -> str:
+    return "-" if x is None else format(x, form)
 
 
 def change(row: dict, result: dict) -> str:

@@ -5,12 +5,11 @@
                                      imported model, from meters.json alone
     python plot.py results/minimum   an experiment: its metric against the step, every seed, in
                                      accuracy.png, val_loss.png or learning_rates.png; branch.png,
-                                     ends.png, state.png, slices.png and lengths.png if its rows have the
-                                     numbers (experiment.py CONFIG --run=false adds claims.png and
-                                     report.html); sink.png and sink_arms.png if its data set
-                                     names kinds of query
-    python plot.py results           all experiments: every claim that was judged, in claims.png and
-                                     claims.html
+                                     flops.png, gain.png and lengths_gain.png if its rows have the numbers;
+                                     sink.png and sink_arms.png if its data set names kinds of query
+                                     (experiment.py CONFIG --run=false adds claims.png, mixers.png,
+                                     windows.png and report.html)
+    python plot.py results           all experiments: every claim that was judged, in claims.png
     python plot.py out/meters.json   a file of meters.py with several checkpoints: an attention map
                                      of each, side by side
     python plot.py lengths.json      a file of evaluate.py --lengths --out: its loss by position
@@ -27,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it 
 import configurator
 from configurator import UserError, key
 
+import collections
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,10 +35,12 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from runs.files import check_can_write, read_json, read_jsonl, wrong_field
+from runs.files import check_can_write, read_json, read_jsonl
 from study import overview, report, sinks
-from study.drawing import COLOURS, dress, mean, mixer_colours, write
+from study.drawing import COLOURS, drawable, dress, mean, mixer_colours, panel_grid, write
 from study.rows import read_rows
+
+OF_SINK = ("share", "random_tokens", "effective", "token_0_before", "token_0_after")
 
 
 @dataclass
@@ -52,119 +55,52 @@ def main(argv: list[str]) -> None:
     for folder in map(Path, config.folders):
         if os.path.exists(folder):
             check_can_write("folders", folder / "page.png" if os.path.isdir(folder) else folder.with_suffix(".png"))
-        if folder.suffix == ".json" and not os.path.isdir(folder):
-            print(*draw_json(folder), sep="\n")
-        elif os.path.isdir(folder) and any(folder.glob("rows*.jsonl")):
-            print(*draw_experiment(folder), sep="\n")
-        elif os.path.isfile(folder / "metrics.jsonl") or os.path.isfile(folder / "meters.json"):
-            print(page(folder))
-        elif os.path.isdir(folder) and any(folder.glob("*/claims.json")):
-            print(*overview.draw(folder), sep="\n")
-        else:
-            raise UserError(
-                f"{folder}: has neither metrics.jsonl (a run) nor rows.jsonl (an experiment), and none of its folders "
-                "has claims.json (judged claims of an experiment)"
-            )
+        with drawable(folder):
+            print(*draw(folder), sep="\n")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The fields of each file that the panels need, as rules for files.wrong_field
-
-TEXT, COUNT, SHARE = (str, 0, 99), (int, 0, 1 << 40), (float, -1e-3, 1.001)
-NUMBER, POSITIVE = (float, -1e9, 1e9), (float, 1e-30, 1e30)
-SHARES, NUMBERS, BY_HEAD = [SHARE, 1, 1 << 12], [NUMBER, 1, 1 << 12], [(*NUMBER, None), 1, 1 << 12]
-OF_SINK = ("share", "random_tokens", "effective", "token_0_before", "token_0_after")
-METERS = {
-    "attention": TEXT, "gate": TEXT, "step": (*COUNT, None), "rows": COUNT, "tokens": COUNT, "dataset": TEXT,
-    "split": TEXT, "packing": (str, 0, 200), "dtype": TEXT, "sink_baseline": SHARE,
-    "layers": [{
-        "mixer": TEXT,
-        "gates": {str: {"histogram": [[SHARE, 21, 21], 1, 1 << 12], "mean": NUMBERS, "below_0.1": SHARES}},
-        "sink": {"kind": TEXT, "kinds": {str: {"share": BY_HEAD}}} | dict.fromkeys(OF_SINK, BY_HEAD),
-        "residual": {"max": POSITIVE, "max_over_median": POSITIVE, "position": COUNT, "channel": COUNT},
-    }, 1, 1 << 10],
-    "maps": [{
-        "weights": [[NUMBER, 1, 1 << 10], 1, 1 << 10], "layer": COUNT, "head": COUNT, "gate": [NUMBER, 0, 1 << 10],
-        "queries": {str: [COUNT, 0, 1 << 10]},
-    }, 0, 99],
-    "pruning": [{"threshold": NUMBER, "loss": NUMBER, "zeroed": SHARE}, 0, 1 << 10],
-}  # fmt: skip
-LENGTHS = {
-    "attention": TEXT, "gate": TEXT, "rope_scaling": TEXT, "trained_length": COUNT,
-    "lengths": [{
-        "block_size": COUNT, "loss?": (*NUMBER, None), "by_position?": [[NUMBER, 2, 2], 1, 1 << 16],
-        "limit?": (str, 0, 999),
-    }, 1, 1 << 10],
-}  # fmt: skip
-METRICS = {"event": TEXT, "step": COUNT}
-METRICS_OF: dict = {"train": {"loss": NUMBER}, "eval": {"val_loss": NUMBER, "labels?": COUNT}}
-ROW = {
-    "arm": TEXT, "seed": COUNT, "setting?": (*TEXT, None), "purpose?": TEXT, "metric?": {"accuracy", "val_loss"},
-    "data": {"pairs?": (int, 1, 1 << 30)},
-    "config": {"attention?": TEXT, "gate?": TEXT, "match_params?": (bool, 0, 1), "learning_rate?": NUMBER},
-    "finite?": (bool, 0, 1), "accuracy?": (*SHARE, None), "val_loss?": (*NUMBER, None),
-    "state_bytes?": (int, 1, 1 << 60), "curve": [[NUMBER, 2, 2], 1, 1 << 20],
-    "scores": {str: {"slices?": {str: SHARE}}}, "sinks?": [(dict, 1, 99), 0, 1 << 16],
-    "meter_curve?": (dict, 0, 99),
-}  # fmt: skip
-
-
-def read_checked(file: Path, rule: dict) -> dict:
-    """Reads a JSON file. Raises UserError if it does not fit the rule."""
-    found = read_json(file)
-    check_drawable(file, found, rule)
-    return found
-
-
-def check_drawable(file: Path, found: object, rule: dict) -> None:
-    if wrong := wrong_field(found, rule):
-        raise UserError(f"{file}: cannot be drawn: {wrong}")
+def draw(folder: Path) -> list:
+    """Draws the figures of what the folder or the file holds. Returns their paths; raises UserError."""
+    if folder.suffix == ".json" and not os.path.isdir(folder):
+        return draw_json(folder)
+    if os.path.isdir(folder) and any(folder.glob("rows*.jsonl")):
+        return draw_experiment(folder)
+    if os.path.isfile(folder / "metrics.jsonl") or os.path.isfile(folder / "meters.json"):
+        return [page(folder)]
+    if os.path.isdir(folder) and any(folder.glob("*/claims.json")):
+        return [overview.draw(folder)]
+    raise UserError(
+        f"{folder}: has neither metrics.jsonl (a run) nor rows.jsonl (an experiment), and none of its folders has "
+        "claims.json (judged claims of an experiment)"
+    )
 
 
 def draw_experiment(folder: Path) -> list[Path]:
-    """Draws the figures of an experiment's rows. Returns their paths; raises UserError if the rows don't fit."""
+    """Draws the figures of an experiment's rows, and returns their paths. Raises UserError."""
     rows = read_rows(folder)
-    for row in rows:
-        check_drawable(folder / "rows.jsonl", row, ROW)
-    seen = set()
-    for row in [row for row in rows if "purpose" not in row]:
-        run = row.get("setting"), row["arm"], row["seed"]
-        if run in seen:
-            raise UserError(
-                f"{folder}: has two rows of arm {row['arm']!r}, seed {row['seed']}, with other keys each: `python "
-                f"experiment.py CONFIG --out_dir={folder} --run=false` draws those of the config"
-            )
-        seen.add(run)
+    runs = [(row["arm"], row["seed"], row.get("setting")) for row in rows if "purpose" not in row]
+    if twice := [run for run, n in collections.Counter(runs).items() if n > 1]:
+        arm, seed, _ = twice[0]
+        raise UserError(
+            f"{folder}: has two rows of arm {arm!r}, seed {seed}, with other keys each: `python experiment.py CONFIG "
+            f"--out_dir={folder} --run=false` draws those of the config"
+        )
     drawn = draw_json(folder / "meters.json") if os.path.isfile(folder / "meters.json") else []
-    try:
-        return [*report.figures(rows, folder), *drawn]
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, StopIteration) as error:
-        if isinstance(error, UserError):
-            raise
-        # each row fits the rule: they belong to different experiments
-        what = f"{type(error).__name__}: {error}"
-        raise UserError(f"{folder}: its rows do not fit together, and cannot be drawn ({what})") from error
+    return [*report.figures(rows, folder), *drawn]
 
 
 def draw_json(file: Path) -> list:
     """Draws a file of meters.py or of evaluate.py --lengths. Returns the path of the figure, or a line that says why
-    there is none; raises UserError."""
-    found = read_json(file)
-    if isinstance(found, dict) and "checkpoints" in found:
-        with_maps = [meters for meters in read_meters(file) if meters["maps"]]
+    there is none."""
+    content = read_json(file)
+    if "checkpoints" in content:
+        with_maps = [meters for meters in content["checkpoints"] if meters["maps"]]
         if not with_maps:
             return [f"{file}: has no attention map, nothing to draw"]
         return [sinks.maps(with_maps, file.with_name("maps.png"))]
-    check_drawable(file, found, LENGTHS)
-    return [length_curve(found, file.with_suffix(".png"))]
-
-
-def read_meters(file: Path) -> list[dict]:
-    """The checkpoints of a meters.json. Raises UserError for what cannot be drawn."""
-    checkpoints = read_checked(file, {"checkpoints": [METERS, 1, 1 << 10]})["checkpoints"]
-    for meters in checkpoints:
-        check_maps(meters, file)
-    return checkpoints
+    figure, axes = plt.subplots(figsize=(7, 4.2))
+    length_panel(axes, content)
+    return [write(figure, file.with_suffix(".png"))]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -172,55 +108,50 @@ def read_meters(file: Path) -> list[dict]:
 
 
 def page(folder: Path) -> Path:
-    """Draws a run's page.png and returns its path. Raises UserError for a file that cannot be drawn."""
-    metrics = read_jsonl(folder / "metrics.jsonl")
-    for row in metrics:
-        check_drawable(folder / "metrics.jsonl", row, METRICS_OF.get(str(row.get("event")), {}) | METRICS)
-    # an imported model has no run of its own
-    panels: list[Callable] = [lambda axes: loss_panel(axes, metrics)] if metrics else []
-    title = str(folder)
+    """Draws a run's page.png and returns its path. Raises UserError for a run that has measured nothing yet."""
+    panels: list[Callable] = []
+    title, metrics = str(folder), read_jsonl(folder / "metrics.jsonl")
+    if metrics:  # an imported model has no run of its own
+        panels.append(functools.partial(loss_panel, metrics=metrics))
     if os.path.isfile(folder / "meters.json"):
-        meters = read_meters(folder / "meters.json")[-1]
-        title = f"{meters['attention']}, gate {meters['gate']}, step {meters['step']}: meters on the first "
-        title += f"{meters['rows']} rows of {meters['tokens']} tokens of {meters['dataset']}, {meters['split']}\n"
-        title += f"packing: {meters['packing']}\n"
-        known = with_sink(meters)
-        without = [f"{i} ({layer['mixer']})" for i, layer in enumerate(meters["layers"]) if i not in known]
-        title += f"no weights, so no sink and no map: layer {' and '.join(without)}\n" if without else ""
-        panels += [lambda axes: gate_panel(axes, meters)] if any(layer["gates"] for layer in meters["layers"]) else []
-        panels += [lambda axes: sink_panel(axes, meters), lambda axes: token_0_panel(axes, meters)] if known else []
-        panels += [lambda axes: residual_panel(axes, meters)]
-        panels += [lambda axes, shown=shown: map_panel(axes, shown, meters) for shown in meters["maps"]]
-        panels += [lambda axes: pruning_panel(axes, meters)] if meters["pruning"] else []
+        meters = read_json(folder / "meters.json")["checkpoints"][-1]
+        title = title_of(meters)
+        panels += meters_panels(meters)
     if os.path.isfile(folder / "lengths.json"):
-        evaluation = read_checked(folder / "lengths.json", LENGTHS)
-        panels.append(lambda axes: length_panel(axes, evaluation))
+        panels.append(functools.partial(length_panel, evaluation=read_json(folder / "lengths.json")))
     if not panels:
         raise UserError(f"{folder}: its metrics.jsonl is empty, so that there is nothing to draw yet")
-    columns = min(3, len(panels))
-    n_rows = -(-len(panels) // columns)
-    figure, grid = plt.subplots(n_rows, columns, figsize=(5.2 * columns, 4 * n_rows + 0.4), squeeze=False)
+    figure, grid = panel_grid(len(panels), 3, (5.2, 4))
     for axes, panel in zip(grid.flat, panels, strict=False):
         panel(axes)
-    for axes in grid.flat[len(panels) :]:
-        axes.set_visible(False)
     figure.suptitle(title)
     return write(figure, folder / "page.png")
+
+
+def title_of(meters: dict) -> str:
+    known = with_sink(meters)
+    without = [f"{i} ({layer['mixer']})" for i, layer in enumerate(meters["layers"]) if i not in known]
+    lines = [
+        f"{meters['attention']}, gate {meters['gate']}, step {meters['step']}: meters on the first {meters['rows']} "
+        f"rows of {meters['tokens']} tokens of {meters['dataset']}, {meters['split']}",
+        f"packing: {meters['packing']}",
+        f"no weights, so no sink and no map: layer {' and '.join(without)}" if without else "",
+    ]
+    return "\n".join(filter(None, lines)) + "\n"
+
+
+def meters_panels(meters: dict) -> list[Callable]:
+    """The panels of what meters.py measured of a checkpoint, each a function of axes."""
+    panels: list = [(gate_panel, any(layer["gates"] for layer in meters["layers"]))]
+    panels += [(sink_panel, with_sink(meters)), (token_0_panel, with_sink(meters)), (residual_panel, True)]
+    panels += [(functools.partial(map_panel, shown=shown), True) for shown in meters["maps"]]
+    panels.append((pruning_panel, meters["pruning"]))
+    return [functools.partial(panel, meters=meters) for panel, is_there in panels if is_there]
 
 
 def with_sink(meters: dict) -> dict[int, dict]:
     """{number of the layer: its meters} of the layers whose sink is known: of some mixers it is not."""
     return {i: at for i, at in enumerate(meters["layers"]) if all(None not in at["sink"][name] for name in OF_SINK)}
-
-
-def check_maps(meters: dict, file: Path) -> None:
-    """Raises UserError for a map that is not rectangular, or whose head does not exist or has no weights."""
-    heads = {i: len(layer["sink"]["share"]) for i, layer in with_sink(meters).items()}
-    for shown in meters["maps"]:
-        is_there = shown["head"] < heads.get(shown["layer"], 0)
-        n = len(shown["weights"])
-        if not is_there or {len(row) for row in shown["weights"]} != {n} or len(shown["gate"]) not in (0, n):
-            raise UserError(f"{file}: cannot be drawn: no map fits layer {shown['layer']}, head {shown['head']}")
 
 
 def loss_panel(axes: plt.Axes, metrics: list[dict]) -> None:
@@ -325,7 +256,7 @@ def residual_panel(axes: plt.Axes, meters: dict) -> None:
     dress(axes)
 
 
-def map_panel(axes: plt.Axes, shown: dict, meters: dict) -> None:
+def map_panel(axes: plt.Axes, meters: dict, shown: dict) -> None:
     """The weights of one head on the first row's first tokens."""
     layer = meters["layers"][shown["layer"]]
     image = sinks.attention_map(axes, shown, sinks.largest(shown))
@@ -352,16 +283,6 @@ def leave_room(axes: plt.Axes) -> None:
     """Starts the y axis at zero and leaves room for the legend above the data."""
     axes.set_ylim(0, 1.4 * axes.dataLim.y1)
     axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What evaluate.py --lengths wrote
-
-
-def length_curve(evaluation: dict, path: Path) -> Path:
-    figure, axes = plt.subplots(figsize=(7, 4.2))
-    length_panel(axes, evaluation)
-    return write(figure, path)
 
 
 def length_panel(axes: plt.Axes, evaluation: dict) -> None:

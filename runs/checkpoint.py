@@ -5,21 +5,19 @@
 
 What train.py puts in one: model, model_args, new (the parameters that the weights it started from lacked), optimizer,
 scaler, iter_num, best_val_loss, seconds, eval_seconds, rng, run_id, config, data (name, path, sha256, tokenizer,
-vocab_size, first_ids, maybe alphabet), dtype, code_sha256, code_files ({file: its own}), versions. A folder that
-export.py wrote has model, model_args, iter_num and data, and is loaded in the same way.
+vocab_size, first_ids, maybe alphabet), dtype, code_sha256, code_files ({file: its sha256}), versions. A folder that
+export.py wrote has model, model_args, iter_num and data, and is loaded in the same way. Both have a format number.
 """
 
 import configurator
 from configurator import UserError, is_of_memory, show
 
 import hashlib
-import itertools
 import json
 import math
 import os
 import pickle
 import zipfile
-from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,112 +29,14 @@ from model import GPT, GPTConfig
 from runs.files import read_json, write_whole, wrong_field
 from runs.hardware import DTYPES, Processes
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Saving
-
-
-def save(path: Path | str, checkpoint: dict) -> None:
-    """torch.save, whole or not at all (files.write_whole). Raises UserError."""
-    try:
-        write_whole(path, lambda file: torch.save(checkpoint, file))
-    except (OSError, RuntimeError) as error:  # on a full disk torch.save raises a RuntimeError over the OSError
-        cause = error if isinstance(error, OSError) else error.__context__ or error
-        reason = getattr(cause, "strerror", None) or cause
-        raise UserError(
-            f"{path}: cannot write the checkpoint ({reason}); the one before it is untouched: make room, or let the "
-            "folder be written to, and go on from it with --init_from=resume"
-        ) from None
-
-
-def import_safetensors() -> ModuleType:
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise UserError("safetensors is not installed: pip install safetensors") from None
-    return safetensors.torch
-
-
-# the dtypes that a weight may have
-SAFETENSORS_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-
-
-def save_safetensors(path: Path | str, layout: dict[str, torch.Tensor], tensors: Iterable[torch.Tensor]) -> str:
-    """Writes a safetensors file and returns its sha256. Only one of the tensors has to be in memory. Raises UserError.
-
-    layout: {name: a tensor of that shape and dtype, maybe on the meta device}, wide numbers first; tensors: their
-    content in the same order. The library wants all tensors at once, and makes one text of bytes of them.
-    """
-    header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
-    end, digest = 0, hashlib.sha256()
-    for name, tensor in layout.items():
-        start, end = end, end + tensor.numel() * tensor.itemsize
-        about = {"dtype": SAFETENSORS_DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-        header[name] = about
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the numbers begin at a multiple of 8 bytes
-
-    def write(file):
-        content = (tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy() for tensor in tensors)
-        for block in itertools.chain([len(text).to_bytes(8, "little"), text], content):
-            digest.update(block)
-            file.write(block)
-
-    try:
-        write_whole(path, write)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
-    return digest.hexdigest()
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Loading
-
-
-def file_of(path: Path | str) -> Path:
-    """The checkpoint's file; of a folder, its ckpt.pt or model.safetensors."""
-    path = Path(path)
-    if os.path.isdir(path):
-        names = ("ckpt.pt", "model.safetensors")
-        path = next((path / name for name in names if os.path.isfile(path / name)), path / "ckpt.pt")
-    return path
-
-
-def load(path: Path | str) -> dict:
-    """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or none of ours."""
-    path = file_of(path)
-    if not os.path.isfile(path):
-        raise UserError(
-            f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir, and export.py "
-            "--from_hf makes one of a published model's folder"
-        )
-    checkpoint = _load_safetensors(path) if path.suffix == ".safetensors" else _load_torch(path)
-    found = checkpoint if isinstance(checkpoint, dict) else {}
-    missing = [name for name in ("model", "model_args") if not isinstance(found.get(name), dict)]
-    if missing:
-        raise UserError(f"{path}: no checkpoint of this project (it has no {' and no '.join(map(repr, missing))})")
-    try:
-        configurator.check_size(checkpoint, MOST_VALUES)
-        wrong = wrong_field(checkpoint, FIELDS)
-        json.dumps([checkpoint.get(name) for name in ("model_args", "data", "config")], allow_nan=False)
-    except (ValueError, TypeError) as error:
-        wrong = str(error)
-    if wrong:
-        raise UserError(f"{path}: no checkpoint of this project ({wrong})")
-    for name, tensor in found["model"].items():
-        wrong = wrong_tensor(tensor) if isinstance(name, str) else "is no name"
-        if wrong:
-            raise UserError(f"{path}: its {show(name)} {wrong}")
-    ours = torch.get_rng_state()
-    rng = checkpoint.get("rng", ours)  # an export has none
-    if not (_is_plain(rng) and rng.dtype == ours.dtype and rng.shape == ours.shape):
-        raise UserError(f"{path}: no checkpoint of this project (its rng is no state of torch's random numbers)")
-    return checkpoint
-
-
+FORMAT = 1  # of what is written here; nothing else is read
+WITHOUT_FORMAT = "version 0.2 or an older one wrote it; the code of commit fa2548f reads it"
+WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 MOST_VALUES = 1 << 22  # values of a checkpoint and characters of its texts
 # what a checkpoint holds beside its tensors; files.wrong_field says how the table is read
 TEXT = (str, 0, 999)
 FIELDS = {
+    "format?": (int, 0, 1 << 30),
     "model_args": (dict, 0, 999),
     "new?": [TEXT, 0, 1 << 20],
     "optimizer?": (dict, 0, 99),
@@ -160,12 +60,113 @@ FIELDS = {
     "versions?": {str: TEXT},
 }
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Saving
+
+
+def save(path: Path | str, checkpoint: dict) -> None:
+    """torch.save with the format number, whole or not at all (files.write_whole). Raises UserError."""
+    try:
+        write_whole(path, lambda file: torch.save(checkpoint | {"format": FORMAT}, file))
+    except (OSError, RuntimeError) as error:  # on a full disk torch.save raises a RuntimeError over the OSError
+        cause = error if isinstance(error, OSError) else error.__context__ or error
+        reason = getattr(cause, "strerror", None) or cause
+        raise UserError(
+            f"{path}: cannot write the checkpoint ({reason}); the one before it is untouched: make room, or let the "
+            "folder be written to, and go on from it with --init_from=resume"
+        ) from None
+
+
+def import_safetensors() -> ModuleType:
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise UserError("safetensors is not installed: pip install safetensors") from None
+    return safetensors
+
+
+def save_folder(folder: Path, weights: dict[str, torch.Tensor], about: dict, is_ours: bool = True) -> None:
+    """Writes weights to model.safetensors and, after them, `about` to config.json. Raises UserError.
+
+    is_ours: whether `load` is to read it, so that config.json gets the format number and the weights' sha256, too.
+    """
+    library, file = import_safetensors(), folder / "model.safetensors"
+    plain = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
+    try:
+        write_whole(file, lambda part: library.torch.save_file(plain, part.name, {"format": "pt"}))
+    except (OSError, RuntimeError, library.SafetensorError) as error:
+        raise UserError(f"{file}: cannot be written ({first_line(error)})") from None
+    if is_ours:
+        about = about | {"format": FORMAT, "sha256": _sha256_of(file)}
+    text = json.dumps(about, indent=2, allow_nan=False)  # load has refused what is no JSON
+    write_whole(folder / "config.json", lambda part: part.write(text.encode()))
+
+
+def _sha256_of(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def first_line(error: Exception) -> str:
+    """Of what a library raised; its name, if it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Loading
+
+
+def file_of(path: Path | str) -> Path:
+    """The checkpoint's file; of a folder, its ckpt.pt or model.safetensors."""
+    path = Path(path)
+    if os.path.isdir(path):
+        names = ("ckpt.pt", "model.safetensors")
+        path = next((path / name for name in names if os.path.isfile(path / name)), path / "ckpt.pt")
+    return path
+
+
+def load(path: Path | str) -> dict:
+    """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or no checkpoint."""
+    path = file_of(path)
+    if not os.path.isfile(path):
+        raise UserError(
+            f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir, and export.py "
+            "--from_hf makes one of a published model's folder"
+        )
+    checkpoint = _load_safetensors(path) if path.suffix == ".safetensors" else _load_torch(path)
+    try:
+        _check(checkpoint)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: no checkpoint of this project ({error})") from None
+    if (number := checkpoint.get("format")) != FORMAT:
+        reason = WITHOUT_FORMAT if number is None else "take the version of the code that wrote it"
+        raise UserError(f"{path}: its format is {show(number)}, and this version reads {FORMAT} alone: {reason}")
+    for name, tensor in checkpoint["model"].items():
+        if wrong := wrong_tensor(tensor) if isinstance(name, str) else "is no name":
+            raise UserError(f"{path}: its {show(name)} {wrong}")
+    return checkpoint
+
+
+def _check(checkpoint):
+    """Raises ValueError or TypeError, with the reason, for what is no checkpoint of this project."""
+    parts = checkpoint if isinstance(checkpoint, dict) else {}
+    if missing := [name for name in ("model", "model_args") if not isinstance(parts.get(name), dict)]:
+        raise ValueError(f"it has no {' and no '.join(map(repr, missing))}")
+    configurator.check_size(checkpoint, MOST_VALUES)  # before anything walks it
+    if wrong := wrong_field(checkpoint, FIELDS):
+        raise ValueError(wrong)
+    json.dumps([checkpoint.get(name) for name in ("model_args", "data", "config")], allow_nan=False)
+    state = torch.get_rng_state()
+    rng = checkpoint.get("rng", state)  # an export has none
+    if not (_is_plain(rng) and rng.dtype == state.dtype and rng.shape == state.shape):
+        raise ValueError("its rng is no state of torch's random numbers")
+
 
 def wrong_tensor(tensor: Any) -> str | None:
     """Says in words why a value of somebody's file is no weight, or returns None if it is one."""
     if not _is_plain(tensor):
         return "is no plain tensor"
-    if tensor.dtype not in SAFETENSORS_DTYPES:
+    if tensor.dtype not in WEIGHT_DTYPES:
         return f"is {tensor.dtype}, which is not read: write it as float64, float32, float16 or bfloat16"
     if tensor.numel():
         least, most = tensor.aminmax()  # NaN if there is one; takes no memory
@@ -189,48 +190,38 @@ def _load_torch(path):
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise zipfile.BadZipFile
             damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB
-        if damaged is not None:
-            raise UserError(f"{path}: damaged, the checksum of {damaged[:60]!r} in it is wrong; use another checkpoint")
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except UserError:
-        raise
+        if damaged is None:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        wrong = f"damaged, the checksum of {damaged[:60]!r} in it is wrong; use another checkpoint"
     except zipfile.BadZipFile:
-        raise UserError(f"{path}: cut short, damaged, or no checkpoint") from None
+        wrong = "cut short, damaged, or no checkpoint"
     except pickle.UnpicklingError:
-        raise UserError(f"{path}: refused, it is damaged or holds more than tensors and plain values") from None
+        wrong = "refused, it is damaged or holds more than tensors and plain values"
     except Exception as error:  # a damaged pickle may raise anything: IndexError, struct.error, KeyError
         if is_of_memory(error):
             raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: damaged, or no checkpoint ({reason[:200]})") from None
+        wrong = f"damaged, or no checkpoint ({first_line(error)})"
+    raise UserError(f"{path}: {wrong}")
 
 
 def _load_safetensors(path):
-    library, config = import_safetensors(), path.with_name("config.json")
-    try:
-        about = read_json(config)
-        with open(path, "rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    library, about = import_safetensors(), read_json(path.with_name("config.json"))
     if isinstance(about, dict) and "model_type" in about:
         raise UserError(
             f"{path.parent}: is a folder of transformers: python export.py --from_hf={path.parent} reads it"
         )
-    if not isinstance(about, dict) or about.get("sha256") != sha256:
-        raise UserError(f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)")
     try:
-        return about | {"model": library.load_file(path)}  # mapped: in the file until they are read
-    except Exception as error:
-        if is_of_memory(error):
-            raise
-        raise UserError(f"{path}: damaged, or no safetensors ({str(error)[:200]})") from None
+        if not isinstance(about, dict) or about.get("sha256") != _sha256_of(path):
+            raise UserError(f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)")
+        return about | {"model": library.torch.load_file(path)}  # mapped: in the file until they are read
+    except (OSError, library.SafetensorError) as error:
+        raise UserError(f"{path}: damaged, or no safetensors ({first_line(error)})") from None
 
 
 def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tuple[GPT, dict]:
     """(model in evaluation mode, checkpoint without its optimizer).
 
-    changed: keys of GPTConfig that need no weights of their own.
+    changed: keys of GPTConfig that no weight depends on.
     """
     checkpoint = load(path)
     checkpoint.pop("optimizer", None)  # twice the memory of the weights
@@ -267,7 +258,7 @@ def check_vocabulary(vocab_size: float, checkpoint: dict, dataset: Dataset) -> N
 
 
 def build_model(config: GPTConfig, weights: dict[str, torch.Tensor], path: Path | str, device: str = "cpu") -> GPT:
-    """The GPT of the config with these weights, which must be all of its own. Raises UserError.
+    """The GPT of the config with these weights, which must be exactly those it has. Raises UserError.
 
     The weights are not copied where they have the model's dtype and are on its device: the model then owns them.
     """
@@ -278,8 +269,8 @@ def build_model(config: GPTConfig, weights: dict[str, torch.Tensor], path: Path 
             model = GPT(config)
         dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
         model.load_state_dict(weights, assign=True)  # before anything is copied
-        own = {name: weights[name].to(device, dtype).contiguous() for name, dtype in dtypes.items()}
-        model.load_state_dict(own, assign=True)
+        made = {name: weights[name].to(device, dtype).contiguous() for name, dtype in dtypes.items()}
+        model.load_state_dict(made, assign=True)
     except (RuntimeError, TypeError, OverflowError) as error:
         if is_of_memory(error):
             raise

@@ -1,6 +1,6 @@
 """Looks inside a model as it runs: hooks that live as long as one call, and a layer's meters, made of what they saw.
 
-What each meter means is in meters.py, the command that prints them for a checkpoint; train.py logs the cheap ones.
+What each meter means is in docs/meters.md; meters.py prints them for a checkpoint, and train.py logs the cheap ones.
 """
 
 from configurator import UserError
@@ -13,7 +13,7 @@ import torch
 
 from data.shards import Dataset
 from gate import ADDITIVE_ACTIVATIONS, Gate
-from model import DENOMINATOR_MIN, GPT, Mixer, Softmax
+from model import DENOMINATOR_MIN, GPT, Mamba2, Mixer, Projection, Softmax
 from ops import IGNORE
 from ops.recurrence import at_least_float32
 from runs.hardware import autocast
@@ -23,7 +23,7 @@ COLLAPSE = 0.05
 SINK_HEAD = 0.3
 INDUCTION_ROWS = 4
 SINK_TOKENS = 64  # of Gu et al.'s count of heads
-SINK_KINDS = {
+SINK_KINDS = {  # what a sink is a share of
     "weights": "the weights of the attention",
     "share": "its own weights, as a share of their sum",
     "proxy": "a proxy, the absolute share of the weights that its readout implies",
@@ -99,7 +99,7 @@ def first_rows(dataset: Dataset, split: str, rows: int, block_size: int) -> tupl
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The meters of a layer
+# Gates
 
 
 def gate_meter(gate: Gate, x: torch.Tensor) -> dict:
@@ -130,100 +130,93 @@ def gate_meters(mixer: Mixer, x: torch.Tensor) -> dict[str, dict]:
     return {position: gate_meter(gate, x) for position, gate in mixer.gates.items()}
 
 
+def collapsed_gates(layers: list[dict]) -> list[str]:
+    """A line of text for each gate that has collapsed."""
+    gates = [(i, position, gate) for i, layer in enumerate(layers) for position, gate in layer["gates"].items()]
+    return [f"layer {i}, {position}: {gate['collapsed']}" for i, position, gate in gates if gate["collapsed"]]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sinks
+
+
 def baseline(T: int) -> float:
     """The sink of uniform weights: the mean of 1/(i+1) over queries i = 1..T-1."""
     return statistics.fmean(1 / (i + 1) for i in range(1, T)) if T > 1 else math.nan
 
 
-def sink_meter(mixer: Mixer, seen: dict, kinds: dict[str, torch.Tensor]) -> dict:
-    """What the queries 1..T-1 get from token 0, as the docstring of this file defines it: numbers per head.
+def query_masks(inputs: torch.Tensor, kinds: dict[str, list[int]]) -> dict[str, torch.Tensor]:
+    """{kind: (B, T) bool}: the queries behind token 0 whose token is in the kind's list; "other": those in none."""
+    if not kinds:
+        return {}
+    masks = {name: torch.isin(inputs, torch.tensor(ids, device=inputs.device)) for name, ids in kinds.items()}
+    masks["other"] = ~torch.stack(list(masks.values())).any(0)
+    is_query = torch.arange(inputs.shape[1], device=inputs.device) > 0
+    return {name: mask & is_query for name, mask in masks.items()}
 
-    kinds: {name: (B, T) bool}, the queries that are measured apart; their gates, too. Without weights every number is
+
+def sink_meter(mixer: Mixer, seen: dict, masks: dict[str, torch.Tensor]) -> dict:
+    """What the queries 1..T-1 get from token 0, as docs/meters.md defines it: numbers per head.
+
+    masks: {kind: (B, T) bool}, the queries that are measured apart; their gates, too. Without weights every number is
     None, but for "uniform".
     """
     x, stream = seen["x"], seen["stream"]
-    B, T = x.shape[:2]
-    rows = rows_at_once(mixer, T)  # the weights of every head are large
-    has_weights = mixer.has_weights()
+    (B, T), H, has_weights = x.shape[:2], mixer.n_head, mixer.explicit_weights is not None
+    parts = [dict.fromkeys(BY_QUERY, x.new_full((B, H, T), math.nan))]
     if has_weights:
+        rows = max(1, WEIGHTS_AT_ONCE // (H * T * T))
         parts = [query_meters(mixer, *part) for part in zip(x.split(rows), stream.split(rows), strict=True)]
-    else:
-        parts = [dict.fromkeys(BY_QUERY, x.new_full((B, mixer.n_head, T), math.nan))]
     by_query = {name: torch.cat([part[name] for part in parts])[..., 1:] for name in BY_QUERY}  # (B, H, T - 1) each
     by_query["uniform"] = (1 / torch.arange(2, T + 1, device=x.device)).expand(B, 1, -1)
 
     def means(mask):  # (B, T - 1)
         return {name: numbers(values.transpose(1, 2)[mask].mean(0)) for name, values in by_query.items()}
 
+    def means_apart(mask):  # (B, T)
+        gates = gate_meters(mixer, x[mask]) if mask.any() else {}
+        return means(mask[:, 1:]) | {"queries": int(mask[:, 1:].sum()), "gates": gates}
+
     everything = means(torch.ones(B, T - 1, dtype=torch.bool, device=x.device))
     early = by_query["share"][..., : SINK_TOKENS - 1].mean((0, 2))  # (H,)
+    projection = mixer.gated_projection(x) if has_weights else None
     return everything | {
         "kind": kind_of_weights(mixer),
         "heads_above": numbers((early > SINK_HEAD).float().where(~early.isnan(), math.nan).mean().item()),
-        "value_norm": value_norms(mixer, x) if has_weights else [None] * mixer.n_head,
-        "key_norm": key_norms(mixer, x) if has_weights else [],
-        "kinds": {
-            name: means(mask[:, 1:])
-            | {"queries": int(mask[:, 1:].sum()), "gates": gate_meters(mixer, x[mask]) if mask.any() else {}}
-            for name, mask in kinds.items()
-        },
+        "value_norm": [None] * H if projection is None else value_norms(mixer, projection.v),
+        "key_norm": [] if projection is None else key_norms(projection.k),
+        "kinds": {name: means_apart(mask) for name, mask in masks.items()},
     }
 
 
 def kind_of_weights(mixer: Mixer) -> str:
     """A key of SINK_KINDS."""
-    if not mixer.has_weights():
+    if mixer.explicit_weights is None:
         return "none"
-    return "weights" if isinstance(mixer, Softmax) else "proxy" if mixer.no_denominator else "share"
+    return "weights" if isinstance(mixer, Softmax) else "share" if mixer.has_positive_weights else "proxy"
 
 
-@torch.no_grad()
-def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]:
-    """The induction score of each head, by layer: how much a head looks at what followed the same token before.
-
-    Four rows of two equal halves are drawn from the tokens of inputs (B, T), alike in each call. The score is the share
-    of its weights that a query of the second half gives to the token behind its own in the first, mean over queries and
-    rows (Olsson et al. 2022). It is None for the heads of a mixer that has no weights.
-    """
-    half = inputs.shape[1] // 2
-    drawn = torch.randint(inputs.numel(), (INDUCTION_ROWS, half), generator=torch.Generator().manual_seed(0))
-    rows = inputs.flatten()[drawn.to(inputs.device)].repeat(1, 2)  # (4, 2 half)
-
-    def measure(block, seen):
-        if not block.mixer.has_weights():
-            return [None] * block.mixer.n_head
-        weights = weights_of(block.mixer, seen["x"]).abs()  # (4, H, 2 half, 2 half)
-        share = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
-        return numbers(share.diagonal(1 - half, 2, 3)[..., 1:].mean((0, 2)))  # queries half, half + 1, ...
-
-    return probe(model, rows, measure, dtype)
-
-
-def weights_of(mixer: Mixer, x: torch.Tensor) -> torch.Tensor:
+def weights_of(mixer: Mixer, x: torch.Tensor, projection: Projection | None = None) -> torch.Tensor:
     """x (B, T, C) -> (B, H, T, T): each value's weight in each readout, before RMSNorm and gates.
 
-    Raises UserError for a mixer whose has_weights() is false.
+    Raises UserError for a mixer without explicit_weights.
     """
-    if not mixer.has_weights():
+    if mixer.explicit_weights is None:
         raise UserError(f"{type(mixer).__name__}: its readout is its own, so explicit_weights must be, too")
-    weights = mixer.explicit_weights(mixer.gated_projection(x, None, 0), 0)
+    weights = mixer.explicit_weights(projection or mixer.gated_projection(x))
     if mixer.norm_kind == "denominator":
         denominator = mixer.gated("denominator", weights.sum(-1).transpose(1, 2)[..., None], x)  # (B, T, H, 1)
         weights = weights / denominator.clamp(min=DENOMINATOR_MIN).transpose(1, 2)
     return weights
 
 
-def rows_at_once(mixer: Mixer, T: int) -> int:
-    return max(1, WEIGHTS_AT_ONCE // max(1, mixer.n_head * T * T))
-
-
 def query_meters(mixer: Mixer, x: torch.Tensor, stream: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What each query gets from token 0 in the rows x, stream (B, T, C): {name: (B, H, T)}."""
-    weights, v = weights_of(mixer, x), values_of(mixer, x)  # (B, H, T, T); (B, T, H, D)
+    """What each query gets from token 0 in the rows x, stream (B, T, C): {name of BY_QUERY: (B, H, T)}."""
+    projection = mixer.gated_projection(x)
+    weights, v = weights_of(mixer, x, projection), values_of(mixer, projection.v)  # (B, H, T, T); (B, T, H, D)
     size = weights.abs()
     o = torch.einsum("bhij,bjhd->bihd", weights.to(v.dtype), v)
-    skip = mixer.gated_projection(x, None, 0).skip
-    factor = readout_factor(mixer, x, o if skip is None else o + skip)  # (B, T, H, D)
+    factor = readout_factor(mixer, x, o if projection.skip is None else o + projection.skip)  # (B, T, H, D)
 
     def token_0_share(factor):
         # |w_ij (f_i * v_j)|^2 = w_ij^2 (f_i^2 . v_j^2)
@@ -246,17 +239,16 @@ def query_meters(mixer: Mixer, x: torch.Tensor, stream: torch.Tensor) -> dict[st
     }
 
 
-def values_of(mixer: Mixer, x: torch.Tensor) -> torch.Tensor:
-    """v (B, T, H, D) in at least float32, repeated where several heads share it."""
-    v = mixer.gated_projection(x, None, 0).v
+def values_of(mixer: Mixer, v: torch.Tensor) -> torch.Tensor:
+    """v (B, T, Hv, D) -> (B, T, H, D) in at least float32, repeated where several heads share it."""
     return at_least_float32(v).repeat_interleave(mixer.n_head // v.shape[2], dim=2)
 
 
 def readout_factor(mixer: Mixer, x: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
     """What norm, activation, gates and scale multiply the readout o (B, T, H, D) by, entry by entry; no addends."""
-    factor = torch.ones_like(o)
-    for step in mixer.readout_steps:
-        after = step(o, x)
+    factor = torch.full_like(o, mixer.config.branch_scale)
+    for step in (*mixer.before_norm, mixer.normed, *mixer.after_norm):
+        after = step(o, x) if isinstance(step, Gate) else step(o)
         if not isinstance(step, Gate):
             factor = factor * torch.where(o == 0, 0.0, after / o)
         elif step.activation not in ADDITIVE_ACTIVATIONS:
@@ -265,29 +257,45 @@ def readout_factor(mixer: Mixer, x: torch.Tensor, o: torch.Tensor) -> torch.Tens
     return factor
 
 
-def value_norms(mixer: Mixer, x: torch.Tensor) -> list:
+def value_norms(mixer: Mixer, v: torch.Tensor) -> list:
     """Norm of token 0's value over the median of the other tokens', by head."""
-    norms = values_of(mixer, x).norm(dim=-1)  # (B, T, H)
-    others = norms[:, 1:].median(1).values if x.shape[1] > 1 else torch.full_like(norms[:, 0], math.nan)
+    norms = values_of(mixer, v).norm(dim=-1)  # (B, T, H)
+    others = norms[:, 1:].median(1).values if norms.shape[1] > 1 else torch.full_like(norms[:, 0], math.nan)
     return numbers((norms[:, 0] / others.clamp(min=1e-30)).mean(0))
 
 
-def key_norms(mixer: Mixer, x: torch.Tensor) -> list[list]:
+def key_norms(k: torch.Tensor) -> list[list]:
     """[[first position, mean norm of its keys], ...] for the positions 0, 1, 2-3, 4-7, ..."""
-    norms = mixer.gated_projection(x, None, 0).k.float().norm(dim=-1).mean((0, 2))  # (T,)
+    norms = k.float().norm(dim=-1).mean((0, 2))  # (T,)
     starts = [0] + [1 << i for i in range((len(norms) - 1).bit_length())]
     parts = zip(starts, [*starts[1:], len(norms)], strict=True)
     return [[start, numbers(norms[start:end].mean().item())] for start, end in parts]
 
 
-def kinds_of(inputs: torch.Tensor, kinds: dict[str, list[int]]) -> dict[str, torch.Tensor]:
-    """{kind: (B, T) bool}: the queries behind token 0 whose token is in the kind's list; "other": those in none."""
-    if not kinds:
-        return {}
-    found = {name: torch.isin(inputs, torch.tensor(ids, device=inputs.device)) for name, ids in kinds.items()}
-    found["other"] = ~torch.stack(list(found.values())).any(0)
-    is_query = torch.arange(inputs.shape[1], device=inputs.device) > 0
-    return {name: mask & is_query for name, mask in found.items()}
+@torch.no_grad()
+def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]:
+    """The induction score of each head, by layer: how much a head looks at what followed the same token before.
+
+    Four rows of two equal halves are drawn from the tokens of inputs (B, T), alike in each call. The score is the share
+    of its weights that a query of the second half gives to the token behind its own in the first, mean over queries and
+    rows (Olsson et al. 2022). It is None for the heads of a mixer that has no weights.
+    """
+    half = inputs.shape[1] // 2
+    drawn = torch.randint(inputs.numel(), (INDUCTION_ROWS, half), generator=torch.Generator().manual_seed(0))
+    rows = inputs.flatten()[drawn.to(inputs.device)].repeat(1, 2)  # (4, 2 half)
+
+    def measure(block, seen):
+        if block.mixer.explicit_weights is None:
+            return [None] * block.mixer.n_head
+        weights = weights_of(block.mixer, seen["x"]).abs()  # (4, H, 2 half, 2 half)
+        share = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+        return numbers(share.diagonal(1 - half, 2, 3)[..., 1:].mean((0, 2)))  # queries half, half + 1, ...
+
+    return probe(model, rows, measure, dtype)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Ranks, the residual stream, and all meters of a layer
 
 
 def effective_rank(singular_values: torch.Tensor) -> torch.Tensor:
@@ -303,12 +311,13 @@ def readout_rank(readout: torch.Tensor) -> torch.Tensor:
 
 
 def value_weight(mixer: Mixer) -> torch.Tensor | None:
-    """W_v (Hv, D, C): the rows that the mixer's value_rows names. None if the mixer has no such layer."""
-    layer, before = mixer.value_rows
-    if not hasattr(mixer, layer):
+    """W_v (Hv, D, C): rows of `qkv` or `in_proj`, behind those of q and k. None if the mixer has no such layer."""
+    layer = getattr(mixer, "qkv", None) or getattr(mixer, "in_proj", None)
+    if layer is None:
         return None
-    start, n = sum(math.prod(mixer.shapes[name]) for name in before), math.prod(mixer.shapes["value"])
-    return getattr(mixer, layer).weight[start : start + n].unflatten(0, (-1, mixer.value_width))
+    n_query, n_key, n_value = (math.prod(mixer.shapes[name]) for name in ("query", "key", "value"))
+    start = 0 if isinstance(mixer, Mamba2) else n_query + n_key  # mamba2 has the rows of v first
+    return layer.weight[start : start + n_value].unflatten(0, (-1, mixer.value_width))
 
 
 def projection_rank(mixer: Mixer) -> torch.Tensor | None:
@@ -323,12 +332,9 @@ def projection_rank(mixer: Mixer) -> torch.Tensor | None:
 
 
 def rank_meter(mixer: Mixer, seen: dict) -> dict:
-    of_projection = projection_rank(mixer)
-    return {
-        "before": numbers(readout_rank(seen["before"])),
-        "after": numbers(readout_rank(seen["after"])),
-        "value_output": None if of_projection is None else numbers(of_projection),
-    }
+    ranks = {"before": readout_rank(seen["before"]), "after": readout_rank(seen["after"])}
+    ranks["value_output"] = projection_rank(mixer)
+    return {name: None if rank is None else numbers(rank) for name, rank in ranks.items()}
 
 
 def residual_meter(inputs: torch.Tensor, seen: dict) -> dict:
@@ -346,49 +352,21 @@ def branch_norm(seen: dict) -> float | None:
     return numbers((y / stream.clamp(min=1e-30)).mean().item())
 
 
-def layer_meters(model: GPT, inputs: torch.Tensor, kinds: dict[str, torch.Tensor], dtype: str) -> list[dict]:
-    """[{meter: its numbers}], one dict per layer; inputs (B, T), kinds as kinds_of gives them."""
+def layer_meters(
+    model: GPT, inputs: torch.Tensor, masks: dict[str, torch.Tensor], dtype: str, with_ranks: bool = True
+) -> list[dict]:
+    """[{meter: its numbers}], one dict per layer; inputs (B, T), masks as query_masks gives them."""
 
     def measure(block, seen):
         mixer = block.mixer
-        return {
-            "gates": gate_meters(mixer, seen["x"]),
-            "sink": sink_meter(mixer, seen, kinds),
-            "rank": rank_meter(mixer, seen),
-            "branch": branch_norm(seen),
-            "residual": residual_meter(inputs, seen),
-        }
-
-    names = [name for name, _ in model.config.layers()]
-    layers = probe(model, inputs, measure, dtype)
-    induction = induction_meters(model, inputs, dtype)
-    found = zip(names, layers, induction, strict=True)
-    return [{"mixer": name} | layer | {"induction": heads} for name, layer, heads in found]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The cheap ones, for the training log
-
-
-def training_rows(T: int) -> int:
-    return max(4, TRAINING_TOKENS // T)
-
-
-def training_meters(
-    model: GPT, inputs: torch.Tensor, targets: torch.Tensor, kinds: dict[str, list[int]], dtype: str
-) -> dict:
-    """The `summary` of one forward pass on inputs (B, T), for a line of metrics.jsonl; kinds: the token ids of each."""
-    masks = kinds_of(inputs, kinds)
-
-    def measure(block, seen):
-        meters = {"gates": gate_meters(block.mixer, seen["x"]), "sink": sink_meter(block.mixer, seen, masks)}
+        meters = {"gates": gate_meters(mixer, seen["x"]), "sink": sink_meter(mixer, seen, masks)}
+        meters |= {"rank": rank_meter(mixer, seen)} if with_ranks else {}
         return meters | {"branch": branch_norm(seen), "residual": residual_meter(inputs, seen)}
 
-    found = summary(probe(model, inputs, measure, dtype), inputs.shape[1])
-    for name, loss in losses_by_kind(model, inputs, targets, masks, dtype).items():
-        found["kinds"][name]["loss"] = loss
-    found["induction"] = induction_meters(model, inputs, dtype)
-    return found
+    names = [{"mixer": name} for name, _ in model.config.layers()]
+    induction = [{"induction": heads} for heads in induction_meters(model, inputs, dtype)]
+    layers = zip(names, probe(model, inputs, measure, dtype), induction, strict=True)
+    return [name | meters | heads for name, meters, heads in layers]
 
 
 @torch.no_grad()
@@ -406,49 +384,67 @@ def losses_by_kind(
     return losses
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Means over layers and heads; the training log
+
+
+def training_rows(T: int) -> int:
+    return max(4, TRAINING_TOKENS // T)
+
+
+def training_meters(
+    model: GPT, inputs: torch.Tensor, targets: torch.Tensor, kinds: dict[str, list[int]], dtype: str
+) -> dict:
+    """The `summary` of one forward pass on inputs (B, T), for a line of metrics.jsonl; kinds: the token ids of each."""
+    masks = query_masks(inputs, kinds)
+    layers = layer_meters(model, inputs, masks, dtype, with_ranks=False)
+    meters = summary(layers, inputs.shape[1])
+    for name, loss in losses_by_kind(model, inputs, targets, masks, dtype).items():
+        meters["kinds"][name]["loss"] = loss
+    return meters | {"induction": [layer["induction"] for layer in layers]}
+
+
 def summary(layers: list[dict], T: int) -> dict:
     """Means of gates (by position) and sinks over layers and heads, the largest activation, the collapsed gates."""
-    gates = {}
-    for layer in layers:
-        for position, gate in layer["gates"].items():
-            gates.setdefault(position, []).append(gate)
+    sinks, residuals = [layer["sink"] for layer in layers], [layer["residual"] for layer in layers]
     return {
-        "gate_mean": {position: mean(x for gate in own for x in gate["mean"]) for position, own in gates.items()},
-        "gate_below_0.1": {
-            position: mean(x for gate in own for x in gate["below_0.1"]) for position, own in gates.items()
-        },
-        "sink": mean(x for layer in layers for x in layer["sink"]["share"]),
-        "sink_max": max((x for layer in layers for x in layer["sink"]["share"] if x is not None), default=None),
+        "gate_mean": mean_by_position(layers, "mean"),
+        "gate_below_0.1": mean_by_position(layers, "below_0.1"),
+        "sink": mean_of(sinks, "share"),
+        "sink_max": largest_share(sinks),
         "sink_baseline": numbers(baseline(T)),
-        "effective_sink": mean(x for layer in layers for x in layer["sink"]["effective"]),
-        "value_norm": mean(x for layer in layers for x in layer["sink"]["value_norm"]),
-        "heads_above": mean(layer["sink"]["heads_above"] for layer in layers),
+        "effective_sink": mean_of(sinks, "effective"),
+        "value_norm": mean_of(sinks, "value_norm"),
+        "heads_above": mean(sink["heads_above"] for sink in sinks),
         "branch": [layer["branch"] for layer in layers],
-        "max_activation": maximum(layer["residual"]["max"] for layer in layers),
-        "max_over_median": maximum(layer["residual"]["max_over_median"] for layer in layers),
+        "max_activation": maximum(residual["max"] for residual in residuals),
+        "max_over_median": maximum(residual["max_over_median"] for residual in residuals),
         "collapsed": collapsed_gates(layers),
-        "kinds": {
-            name: kind_summary([layer["sink"]["kinds"][name] for layer in layers])
-            for name in layers[0]["sink"]["kinds"]
-        },
+        "kinds": {name: kind_summary([sink["kinds"][name] for sink in sinks]) for name in sinks[0]["kinds"]},
     }
 
 
-def kind_summary(kinds: list[dict]) -> dict:
+def kind_summary(layers: list[dict]) -> dict:
     """One kind of query, given by layer: means over layers and heads, and the largest share of a head."""
     names = ("share", "uniform", "effective", "effective_uniform", "token_0_before", "token_0_after")
-    gates = {}
-    for position, gate in (item for kind in kinds for item in kind["gates"].items()):
-        gates.setdefault(position, []).extend(gate["mean"])
-    found = {name: mean(x for kind in kinds for x in kind[name]) for name in names}
-    largest = max((x for kind in kinds for x in kind["share"] if x is not None), default=None)
-    return found | {"share_max": largest, "gate_mean": {position: mean(own) for position, own in gates.items()}}
+    means = {name: mean_of(layers, name) for name in names}
+    return means | {"share_max": largest_share(layers), "gate_mean": mean_by_position(layers, "mean")}
 
 
-def collapsed_gates(layers: list[dict]) -> list[str]:
-    """A line of text for each gate that has collapsed."""
-    gates = [(i, position, gate) for i, layer in enumerate(layers) for position, gate in layer["gates"].items()]
-    return [f"layer {i}, {position}: {gate['collapsed']}" for i, position, gate in gates if gate["collapsed"]]
+def mean_by_position(layers: list[dict], name: str) -> dict[str, float | None]:
+    """{position: mean of a number of its gates over layers and heads}"""
+    positions = dict.fromkeys(position for layer in layers for position in layer["gates"])
+    gates = {place: [layer["gates"][place] for layer in layers if place in layer["gates"]] for place in positions}
+    return {place: mean_of(meters, name) for place, meters in gates.items()}
+
+
+def mean_of(meters: list[dict], name: str) -> float | None:
+    """Over layers and heads."""
+    return mean(x for meter in meters for x in meter[name])
+
+
+def largest_share(sinks: list[dict]) -> float | None:
+    return max((x for sink in sinks for x in sink["share"] if x is not None), default=None)
 
 
 def mean(values: Iterable[float | None]) -> float | None:

@@ -1,4 +1,4 @@
-"""The parts train, overhead, length and decode: what a training step and one more token cost."""
+"""The parts train, overhead, length, decode and gpu: what a training step and one more token cost."""
 
 import statistics
 from collections.abc import Callable
@@ -6,40 +6,38 @@ from dataclasses import replace
 
 import torch
 
-from model import GPT, MIXERS
-from runs.hardware import gemm_rate, seconds_of
-from speed.report import BenchConfig, Report, interleave, paired
-from speed.sides import NANOGPT, SMALL, Side, keeps_every_token, peak_mb, random_batch
+from model import GPT, MIXERS, Softmax
+from runs.hardware import gemm_rate, peak_flops, seconds_of
+from speed.baselines import NANOGPT, SMALL, Side, peak_mb, random_batch
+from speed.report import BenchConfig, Report, interleave, paired, side_by_side
 
 PUBLISHED = {name: dict(gate=name) for name in ("elementwise", "headwise")}  # Qiu et al. 2025
 # tokens of a timed call: where two models take turns, the one evicts the other's weights from the processor's cache,
 # and only the first token of a call has to fetch them again
 TOKENS = 16
 CONTEXTS = (64, 256, 1024, 4096)
+SIZE_125M: dict = dict(n_layer=12, n_head=12, n_embd=768, vocab_size=50_304, block_size=1024)
+STEPS = 200  # in a row, of 125M on a GPU
 
 
 def bench_train(config: BenchConfig, report: Report) -> None:
     """6 x 384, T = 256, B = 8, in float32 and in bfloat16: our step and nanoGPT's, with autocast alike."""
     names = {"ours": "softmax"} | ({NANOGPT: NANOGPT} if config.against else {})
-    for vocab_size, pairs in ((256, config.pairs), (50_304, config.long_pairs)):
-        batch = random_batch(config, vocab_size, 8, 256)
-        keys: dict = SMALL | dict(block_size=256, vocab_size=vocab_size)
-        sides = {
-            f"{side} {dtype}": Side(replace(config, dtype=dtype), name, batch, **keys)
-            for dtype in ("float32", "bfloat16")
-            for side, name in names.items()
-        }
-        seconds = interleave(sides, pairs, config)
-        flops = 3 * sides["ours float32"].model.flops_per_token(256) * 8 * 256
-        for side, values in seconds.items():
-            median = statistics.median(values)
-            share = flops / median / gemm_rate(config.device, side.split()[1])
-            report.row(side=side, vocabulary=vocab_size, ms=1e3 * median, tokens_s=2048 / median, gemm_share=share)
-        for dtype in ("float32", "bfloat16") if config.against else ():
-            name = f"step in {dtype}, {vocab_size:,} ids, nanoGPT / ours"
-            report.ratio(name, paired(seconds, f"nanoGPT {dtype}", f"ours {dtype}"), 1.0)
     exact = replace(config, dtype="float32")
-    memory = {side: peak_mb(exact, name, batch, **keys) for side, name in names.items()}
+    for vocab_size, pairs in ((256, config.pairs), (50_304, config.long_pairs)):
+        batch, keys = random_batch(config, vocab_size, 8, 256), SMALL | dict(block_size=256, vocab_size=vocab_size)
+        for in_dtype in (exact, replace(config, dtype="bfloat16")):
+            sides = {side: Side(in_dtype, name, batch, **keys) for side, name in names.items()}
+            seconds, dtype = interleave(sides, pairs, config), in_dtype.dtype
+            flops = 3 * sides["ours"].model.flops_per_token(256) * 8 * 256
+            for side, values in seconds.items():
+                median = statistics.median(values)
+                rates = dict(tokens_s=2048 / median, gemm_share=flops / median / gemm_rate(config.device, dtype))
+                report.row(side=f"{side} {dtype}", vocabulary=vocab_size, ms=1e3 * median, **rates)
+            if config.against:
+                name = f"step in {dtype}, {vocab_size:,} ids, nanoGPT / ours"
+                report.ratio(name, paired(seconds, NANOGPT, "ours"), 1.0)
+    memory = {side: peak_mb(exact, name, batch, keys) for side, name in names.items()}
     report.row(vocabulary=vocab_size, peak_mb=memory)
     if config.against:
         name = "peak memory, float32, 50,304 ids, ours / nanoGPT"
@@ -58,62 +56,60 @@ def bench_overhead(config: BenchConfig, report: Report) -> None:
 def gate_overhead(config: BenchConfig, report: Report, arms: dict, B: int, keys: dict) -> None:
     """Each arm (the keys of a gate) beside the ungated model. The claims are about the published gates."""
     T, batch = keys["block_size"], random_batch(config, keys["vocab_size"], B, keys["block_size"])
-    base = Side(config, "softmax", batch, **keys)
-    base_memory = peak_mb(config, "softmax", batch, **keys)
+    base, base_memory = Side(config, "softmax", batch, **keys), peak_mb(config, "softmax", batch, keys)
     for name, gate in arms.items():
         gated = Side(config, "softmax", batch, **keys | gate)
         flops = gated.model.flops_per_token() / base.model.flops_per_token()
-        kinds: dict = {
-            "step": {"gated": gated, "none": base},
-            "forward": {"gated": torch.no_grad()(gated.loss), "none": torch.no_grad()(base.loss)},
-            "decode": {"gated": prefilled(gated.model, T // 2), "none": prefilled(base.model, T // 2)},
+        calls: dict = {
+            "step": (gated, base),
+            "forward": (torch.no_grad()(gated.loss), torch.no_grad()(base.loss)),
+            "decode": (prefilled(gated.model, T // 2), prefilled(base.model, T // 2)),
         }
-        pairs = {
-            kind: paired(interleave(sides, config.pairs, config), "gated", "none") for kind, sides in kinds.items()
-        }
+        pairs = {kind: side_by_side(above, below, config.pairs, config) for kind, (above, below) in calls.items()}
         medians = {kind: statistics.median(a / b for a, b in times) for kind, times in pairs.items()}
-        memory = peak_mb(config, "softmax", batch, **keys | gate) / base_memory
+        memory = peak_mb(config, "softmax", batch, keys | gate) / base_memory
         report.row(gate=name, flops=flops, **medians, memory=memory)
         target = round(flops + 0.02, 4) if name in PUBLISHED else None
         report.ratio(f"training step, {name} / none", pairs["step"], target, at_most=True)
 
 
 def bench_length(config: BenchConfig, report: Report) -> None:
-    """2 x 256, as many tokens a step at every T: tokens/s of a training step, and its memory. Then the GEMM share."""
+    """2 x 256, as many tokens a step at every T: tokens/s of a training step, and its memory. Then, of 6 x 384 and one
+    row, a step's FLOPs at the rate of a matrix product of the same dtype, over its time."""
     for name in MIXERS:
-        sides, T, keeps_all = {}, 256, keeps_every_token(name)
+        sides, T = {}, 256
         while T <= config.longest:
             keys: dict = dict(n_layer=2, n_head=4, n_embd=256, vocab_size=256, block_size=T)
             batch = random_batch(config, 256, config.longest // T, T)
             sides[T] = Side(config, name, batch, **keys)
-            memory = peak_mb(config, name, batch, **keys)
             seconds = min(seconds_of(sides[T], config.device) for _ in range(2))
+            memory = peak_mb(config, name, batch, keys)
             report.row(mixer=name, T=T, tokens_s=config.longest / seconds, peak_mb=memory)
-            T *= 4 if keeps_all and T >= 4096 else 2  # the cost grows with T^2
-        if not keeps_all and 16_384 in sides:
-            seconds = interleave({T: sides[T] for T in (1024, 16_384)}, config.long_pairs, config)
-            report.ratio(f"{name}: tokens/s at 16,384 / at 1,024", paired(seconds, 1024, 16_384))
+            T *= 4 if has_cache(name) and T >= 4096 else 2  # the cost grows with T^2
+        if not has_cache(name) and 16_384 in sides:
+            pairs = side_by_side(sides[1024], sides[16_384], config.long_pairs, config)
+            report.ratio(f"{name}: tokens/s at 16,384 / at 1,024", pairs)
     for name in MIXERS:
-        gemm_share(config, report, name, min(4096, config.longest))
+        T = min(4096, config.longest)
+        side = Side(config, name, random_batch(config, 256, 1, T), **SMALL, block_size=T, vocab_size=256)
+        flops = 3 * side.model.flops_per_token(T) * T
+        side()  # untimed
+        pairs = [
+            (flops / gemm_rate(config.device, config.dtype), seconds_of(side, config.device))
+            for _ in range(config.long_pairs)
+        ]
+        report.ratio(f"{name}: step at {T:,}, share of the GEMM rate", pairs)
 
 
-def gemm_share(config: BenchConfig, report: Report, name: str, T: int) -> None:
-    """6 x 384, B = 1: a step's FLOPs at the rate of a matrix product of the same dtype, over its time."""
-    side = Side(config, name, random_batch(config, 256, 1, T), **SMALL, block_size=T, vocab_size=256)
-    flops = 3 * side.model.flops_per_token(T) * T
-    side()  # untimed
-    pairs = [
-        (flops / gemm_rate(config.device, config.dtype), seconds_of(side, config.device))
-        for _ in range(config.long_pairs)
-    ]
-    report.ratio(f"{name}: step at {T:,}, share of the GEMM rate", pairs)
+def has_cache(name: str) -> bool:
+    """Whether a token costs more behind a longer context: a KV cache grows with it, a recurrent state does not."""
+    return issubclass(MIXERS[name], Softmax)
 
 
 @torch.inference_mode()  # as GPT.stream
 def prefilled(model: GPT, context: int, B: int = 1) -> Callable:
     """Returns decode(), which makes TOKENS tokens, one after the other, in B rows behind a context of that length."""
-    device = model.wte.weight.device
-    idx = torch.zeros(B, context, dtype=torch.long, device=device)
+    idx = torch.zeros(B, context, dtype=torch.long, device=model.wte.weight.device)
     _, state = model.features(idx, model.init_state(B), 0)
 
     @torch.inference_mode()
@@ -139,13 +135,13 @@ def bench_decode(config: BenchConfig, report: Report) -> None:
         seconds = interleave({context: prefilled(model, context) for context in CONTEXTS}, config.pairs, config)
         for context in CONTEXTS:
             report.row(mixer=name, context=context, ms=1e3 * statistics.median(seconds[context]) / TOKENS)
-        if not keeps_every_token(name):
+        if not has_cache(name):
             report.ratio(f"{name}: token at context 4,096 / at 64", paired(seconds, 4096, 64))
     # the least that a step of decoding can do: one row times every matrix
     weights = [p.detach() for p in models["gla"].parameters() if p.dim() == 2]
     rows = [torch.zeros(weight.shape[1], device=weight.device) for weight in weights]
-    seconds = interleave({"products": lambda: list(map(torch.mv, weights, rows))}, config.pairs, config)
-    report.row(floor="the matrix-vector products of a token (gla)", ms=1e3 * statistics.median(seconds["products"]))
+    floor = interleave({"products": lambda: list(map(torch.mv, weights, rows))}, config.pairs, config)["products"]
+    report.row(floor="the matrix-vector products of a token (gla)", ms=1e3 * statistics.median(floor))
     torch.set_num_threads(config.threads)
 
 
@@ -160,7 +156,26 @@ def compare_decoding(config: BenchConfig, report: Report, models: dict, generate
         sides: dict = {side: prefilled(ours[side], context, B) for side in (ours if B == 1 else ["state"])}
         pairs, target = (config.pairs, 1.0) if B * context == 256 else (config.long_pairs, None)
         seconds = interleave({NANOGPT: lambda idx=idx: generate(idx, TOKENS)} | sides, pairs, config)
+        rows = "" if B == 1 else f" in {B} rows"
         for side in sides:
-            rows = "" if B == 1 else f" in {B} rows"
             name = f"token at context {context:,}{rows}, nanoGPT / ours with a {side}"
             report.ratio(name, paired(seconds, NANOGPT, side), target)
+
+
+def bench_gpu(config: BenchConfig, report: Report) -> None:
+    """125M parameters: what a gate costs; tokens/s and MFU of every mixer, and of nanoGPT, in STEPS steps in a row.
+
+    nanoGPT counts as many products as our softmax. The part is not in `all`; docs/gpu.md has the command.
+    """
+    gate_overhead(config, report, PUBLISHED, 8, SIZE_125M)
+    B, T = 16, SIZE_125M["block_size"]
+    batch, flops = random_batch(config, SIZE_125M["vocab_size"], B, T), {}
+    peak, source = peak_flops(config.device, config.dtype)
+    report.row(peak=f"{peak / 1e12:.3g} TFLOP/s, {source}")
+    for name in [*MIXERS, NANOGPT] if config.against else MIXERS:
+        side = Side(config, name, batch, **SIZE_125M)
+        flops[name] = flops["softmax"] if name == NANOGPT else 3 * side.model.flops_per_token(T) * B * T
+        side()  # compiles
+        seconds = seconds_of(lambda side=side: [side() for _ in range(STEPS)], config.device) / STEPS
+        mfu = flops[name] / seconds / peak
+        report.row(run=name, steps=STEPS, ms=1e3 * seconds, tokens_s=B * T / seconds, mfu=mfu)

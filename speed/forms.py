@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from ops.layers import attention, cos_sin_features
 from ops.recurrence import chunked, recurrent
 from runs.hardware import DTYPES
-from speed.report import BenchConfig, Report, interleave, paired
+from speed.report import BenchConfig, Report, interleave, paired, side_by_side
 
 
 def softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -18,11 +18,11 @@ def softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return attention(q, k, v, None, is_causal=True).transpose(1, 2)
 
 
-def decayed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, form: Callable = chunked, **keys) -> torch.Tensor:
-    return form(q, k, v, **keys)[0]
+def readout(form: Callable, **inputs) -> torch.Tensor:
+    return form(**inputs)[0]
 
 
-def cosformer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, form: Callable = chunked) -> torch.Tensor:
+def cosformer(form: Callable, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     angle = torch.arange(q.shape[1], device=q.device) * (math.pi / 2 / q.shape[1])
     cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
     q, k = (cos_sin_features(x.relu(), cos, sin) for x in (q, k))
@@ -30,27 +30,31 @@ def cosformer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, form: Callable 
     return o[..., :-1] / o[..., -1:].clamp(min=1e-6)
 
 
-def op_inputs(T: int, device: str, B: int = 1, H: int = 12, D: int = 64) -> dict[str, dict[str, torch.Tensor]]:
-    """{form: {name of an argument: a tensor that requires a gradient}}"""
+def forms(T: int, device: str, B: int = 1, H: int = 12, D: int = 64) -> dict[str, tuple[Callable, dict]]:
+    """{name: (its function of a form of the recurrence and its inputs, {input: a tensor that requires a gradient})}"""
     torch.manual_seed(0)
     q, k, v, channel = torch.randn(4, B, T, H, D, device=device).unbind()
     scalar, beta = torch.randn(2, B, T, H, device=device).sigmoid().unbind()
     plain = dict(q=q, k=k, v=v)
-    inputs = {
-        "no decay": plain,
-        "scalar decay": plain | dict(log_decay=-scalar),
-        "channel decay to -5": plain | dict(log_decay=-5 * channel.sigmoid()),
-        "channel decay to -50": plain | dict(log_decay=-50 * channel.sigmoid()),
-        "gated delta rule": plain | dict(k=F.normalize(k, dim=-1), log_decay=-scalar, beta=beta),
-        "cosFormer": plain,
+    inputs: dict = {
+        "no decay": (readout, plain),
+        "scalar decay": (readout, plain | dict(log_decay=-scalar)),
+        "channel decay to -5": (readout, plain | dict(log_decay=-5 * channel.sigmoid())),
+        "channel decay to -50": (readout, plain | dict(log_decay=-50 * channel.sigmoid())),
+        "gated delta rule": (readout, plain | dict(k=F.normalize(k, dim=-1), log_decay=-scalar, beta=beta)),
+        "cosFormer": (cosformer, plain),
     }
-    return {form: {name: x.detach().requires_grad_() for name, x in keys.items()} for form, keys in inputs.items()}
+    return {name: (function, leaves(tensors)) for name, (function, tensors) in inputs.items()}
 
 
-def both_ways(function: Callable, inputs: dict[str, torch.Tensor], **keys: object) -> Callable:
-    """Returns call(), which computes function(**inputs) and the gradients of all inputs."""
+def leaves(inputs: dict[str, torch.Tensor], dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return {name: x.detach().to(dtype).requires_grad_() for name, x in inputs.items()}
+
+
+def both_ways(function: Callable, inputs: dict[str, torch.Tensor], *form: Callable) -> Callable:
+    """Returns call(), which computes function(*form, **inputs) and the gradients of all inputs."""
     weight = torch.randn_like(inputs["v"])
-    return lambda: torch.autograd.grad((function(**inputs, **keys) * weight).sum(), list(inputs.values()))
+    return lambda: torch.autograd.grad((function(*form, **inputs) * weight).sum(), list(inputs.values()))
 
 
 def bench_ops(config: BenchConfig, report: Report) -> None:
@@ -60,13 +64,13 @@ def bench_ops(config: BenchConfig, report: Report) -> None:
     of the shorter sequence, where softmax costs least.
     """
     for T, pairs, target in ((1024, config.pairs, 1.0), (4096, config.long_pairs, None)):
-        inputs = op_inputs(T, config.device)
-        functions = {name: cosformer if name == "cosFormer" else decayed for name in inputs}
-        sides = {name: both_ways(function, inputs[name]) for name, function in functions.items()}
-        others = {}
-        for dtype in dict.fromkeys(("float32", config.dtype)):
-            cast = {name: x.detach().to(DTYPES[dtype]).requires_grad_() for name, x in inputs["no decay"].items()}
-            others[f"softmax {dtype}"] = both_ways(softmax, cast)
+        of_length = forms(T, config.device)
+        sides = {name: both_ways(function, inputs, chunked) for name, (function, inputs) in of_length.items()}
+        _, plain = of_length["no decay"]
+        others = {
+            f"softmax {dtype}": both_ways(softmax, leaves(plain, DTYPES[dtype]))
+            for dtype in dict.fromkeys(("float32", config.dtype))
+        }
         seconds = interleave(sides | others, pairs, config)
         for name, values in seconds.items():
             report.row(form=name, T=T, ms=1e3 * statistics.median(values))
@@ -74,7 +78,7 @@ def bench_ops(config: BenchConfig, report: Report) -> None:
         report.row(fastest_softmax=fastest, T=T)
         for name in sides:
             report.ratio(f"{name}, T = {T:,}: softmax / chunked", paired(seconds, fastest, name), target)
-        for name, function in functions.items() if T == 1024 else ():
-            both = {"loop": both_ways(function, inputs[name], form=recurrent), "chunked": sides[name]}
-            pairs_of_loop = paired(interleave(both, config.long_pairs, config), *both)
+        for name, (function, inputs) in of_length.items() if T == 1024 else ():
+            loop = both_ways(function, inputs, recurrent)
+            pairs_of_loop = side_by_side(loop, sides[name], config.long_pairs, config)
             report.ratio(f"{name}, T = {T:,}: token by token / chunked", pairs_of_loop)

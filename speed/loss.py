@@ -7,20 +7,18 @@ seed is nanoGPT's processor seconds until its final loss, over ours until that s
 
 import contextlib
 import itertools
-import multiprocessing
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 
 import torch
 
 from data.pystdlib import prepare as pystdlib
 from data.shards import open_dataset
 from runs.hardware import keep_freed_memory
+from speed.baselines import NANOGPT, Side, in_new_processes
 from speed.report import BenchConfig, Report
-from speed.sides import NANOGPT, Side
 from study.stats import t_interval
 from train import TrainConfig, learning_rate
 
@@ -34,45 +32,40 @@ SIDES: dict = {NANOGPT: {}, "softmax": {}, "gated_deltanet": dict(gate="native")
 def bench_loss(config: BenchConfig, report: Report) -> None:
     """4 x 128, T = 64, B = 12, 2,000 steps on a megabyte of Python's standard library, every seed in turn."""
     sides = [name for name in SIDES if config.against or name != NANOGPT]
-    tasks = list(itertools.product(config.seeds, sides))
+    runs = list(itertools.product(config.seeds, sides))
     with tempfile.TemporaryDirectory() as folder:
-        words = ["--most_bytes=1_000_000", "--val_fraction=0.1", "--seed=0", f"--out_dir={folder}"]
         with contextlib.redirect_stdout(sys.stderr):
-            pystdlib.main(words)
-        curves = dict(zip(tasks, all_alone(curve_of, [(config, folder, *task) for task in tasks]), strict=True))
+            pystdlib.main(["--most_bytes=1_000_000", "--val_fraction=0.1", "--seed=0", f"--out_dir={folder}"])
+        curves = in_new_processes(curve_of, [(config, folder, *run) for run in runs], at_once=config.threads)
+    curves = dict(zip(runs, curves, strict=True))
     for (seed, name), curve in curves.items():
         _, seconds, loss = curve[-1]
         report.row(side=name, seed=seed, cpu_seconds=seconds, val_loss=loss, dtype=config.dtype, curve=curve)
     for name in sides[1:] if config.against and len(config.seeds) > 1 else []:
-        pairs = []
-        for seed in config.seeds:
-            theirs, ours = curves[seed, NANOGPT], curves[seed, name]
-            goal = theirs[-1][2]
-            reached = seconds_to(goal, ours)
-            # a run that never gets there counts as infinitely slow
-            pairs.append((seconds_to(goal, theirs), reached) if reached else (0.0, ours[-1][1]))
+        pairs = [seconds_to_same_loss(curves[seed, NANOGPT], curves[seed, name]) for seed in config.seeds]
         claim = f"{name}: processor time to nanoGPT's final loss, nanoGPT / ours"
         report.ratio(claim, pairs, 1.0, interval=interval_over_seeds)
 
 
-def all_alone(function: Callable, tasks: list[tuple]) -> list:
-    """[function(*task), ...], each in a new process, so many at a time as the configuration has threads."""
-    with multiprocessing.get_context("spawn").Pool(tasks[0][0].threads, maxtasksperchild=1) as pool:
-        return pool.starmap(function, tasks, chunksize=1)
+def seconds_to_same_loss(theirs: list[tuple], ours: list[tuple]) -> tuple[float, float]:
+    """Processor seconds of both to their final loss. Ours, if it never gets there, counts as infinitely slow."""
+    goal = theirs[-1][2]
+    reached = seconds_to(goal, ours)
+    return (seconds_to(goal, theirs), reached) if reached else (0.0, ours[-1][1])
+
+
+def seconds_to(goal: float, curve: list[tuple[int, float, float]]) -> float | None:
+    """Processor seconds at which a curve first falls to this loss, on the line between two evaluations."""
+    for (_, before, high), (_, after, low) in itertools.pairwise(curve):
+        if low <= goal:
+            return before + (after - before) * (high - goal) / (high - low)
+    return None
 
 
 def interval_over_seeds(ratios: list[float]) -> tuple[float, float, float]:
     """(mean, low, high): Student's 95% interval; a median of five has none by order statistics."""
     mean, low, high = t_interval(ratios)
-    return mean, mean if low is None else low, mean if high is None else high
-
-
-def seconds_to(goal: float, curve: list[tuple[int, float, float]]) -> float | None:
-    """Processor seconds at which a curve first falls to this loss, on the line between two evaluations."""
-    for (_, before, high), (_, after, low) in zip(curve, curve[1:], strict=False):
-        if low <= goal:
-            return before + (after - before) * (high - goal) / (high - low)
-    return None
+    return (mean, mean, mean) if low is None else (mean, low, high)
 
 
 def curve_of(config: BenchConfig, folder: str, seed: int, name: str) -> list[tuple[int, float, float]]:

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from scipy.stats import binom
+from scipy.stats import quantile_test
 
 from runs.hardware import DTYPES, seconds_of
 
@@ -43,23 +43,25 @@ def interleave(sides: dict, pairs: int, config: BenchConfig) -> dict:
     return seconds
 
 
-def median_interval(values: list[float]) -> tuple[float, float, float]:
-    """(median, low, high): the median of at least 6 values, and its 95% interval by order statistics.
-
-    A single value is a size in bytes or an error, which do not vary: it is its own interval.
-    """
-    values, n = sorted(values), len(values)
-    if n == 1:
-        return values[0], values[0], values[0]
-    if n < 6:
-        raise ValueError(f"{n} values: the order statistics of fewer than 6 have no 95% interval of the median")
-    k = int(binom.ppf(0.025, n, 0.5))  # the median lies below the k-th of n values with a chance of 2.5% at most
-    return statistics.median(values), values[k - 1], values[n - k]
-
-
 def paired(seconds: dict, above: object, below: object) -> list[tuple]:
     """The pairs of two sides of `interleave`: [(seconds of the one, seconds of the other), ...]."""
     return list(zip(seconds[above], seconds[below], strict=True))
+
+
+def side_by_side(above: Callable, below: Callable, pairs: int, config: BenchConfig) -> list[tuple]:
+    """The pairs of two calls that take turns: [(seconds of the one, seconds of the other), ...]."""
+    return paired(interleave({"above": above, "below": below}, pairs, config), "above", "below")
+
+
+def median_interval(values: list[float]) -> tuple[float, float, float]:
+    """(median, low, high): the median of at least 6 values, and its 95% interval by order statistics.
+
+    A single value is a size in bytes, which does not vary: it is its own interval.
+    """
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    interval = quantile_test(values, p=0.5).confidence_interval(0.95)
+    return statistics.median(values), float(interval.low), float(interval.high)
 
 
 def judge(low: float, high: float, target: float, at_most: bool = False) -> str:
@@ -73,7 +75,7 @@ def judge(low: float, high: float, target: float, at_most: bool = False) -> str:
 class Report:
     """What a part measured: rows of a table, ratios with their raw pairs, and claims: ratios with a target."""
 
-    name: str
+    part: str
     rows: list = field(default_factory=list)
     ratios: list = field(default_factory=list)
     claims: list = field(default_factory=list)
@@ -82,27 +84,21 @@ class Report:
         self.rows.append(values)
 
     def ratio(
-        self,
-        name: str,
-        pairs: list[tuple],
-        target: float | None = None,
-        at_most: bool = False,
-        interval: Callable = median_interval,
+        self, name: str, pairs: list[tuple], target: float | None = None, at_most=False, interval=median_interval
     ) -> None:
         """pairs: [(what is divided, what it is divided by), ...], as measured side by side.
 
         A target makes it a claim. It is what a user could take instead (1.0), or a limit, and never a guess.
         """
         middle, low, high = interval([a / b for a, b in pairs])
-        ratio = {"name": name, "ratio": middle, "low": low, "high": high}
+        ratio = {"name": name, "ratio": middle, "low": low, "high": high, "pairs": pairs}
         if target is None:
-            self.ratios.append(ratio | {"pairs": pairs})
+            self.ratios.append(ratio)
         else:
-            ratio |= {"target": target, "at_most": at_most, "met": judge(low, high, target, at_most)}
-            self.claims.append(ratio | {"pairs": pairs})
+            self.claims.append(ratio | {"target": target, "at_most": at_most, "met": judge(low, high, target, at_most)})
 
     def __str__(self):
-        lines = [f"\n{self.name}"]
+        lines = [f"\n{self.part}"]
         for row in self.rows:  # a curve is for the figures
             lines.append("".join(f"  {name} {show(value)}" for name, value in row.items() if name != "curve"))
         for ratio in self.ratios + self.claims:
@@ -111,9 +107,6 @@ class Report:
                 line += f"  {'<=' if ratio['at_most'] else '>='} {ratio['target']:g}: {ratio['met']}"
             lines.append(line)
         return "\n".join(lines)
-
-    def as_dict(self) -> dict:
-        return {"part": self.name, "rows": self.rows, "ratios": self.ratios, "claims": self.claims}
 
 
 def show(value: object) -> str:

@@ -9,15 +9,11 @@ last step that it was to make. One that stopped before it, because it had solved
 there; one that was not finite has no area under its curve, and never gets there. If every run has the same horizon, the
 mean of log_steps is the restricted mean of the logarithm. Where both runs of a pair never get there, the difference is
 zero, a tie.
-
-Survival curves take all runs that have not solved the task at a step as still at risk of solving it: see `survival`.
 """
 
 import math
-from collections.abc import Iterable, Sequence
 
 import numpy as np
-from scipy import stats
 
 
 def horizon_of(row: dict) -> float:
@@ -47,8 +43,8 @@ def area(row: dict) -> float | None:
 
 
 def log_steps(row: dict, threshold: float) -> float:
-    found = steps_to(row, threshold)
-    return math.log(max(1.0, horizon_of(row) if found is None else found))
+    step = steps_to(row, threshold)
+    return math.log(max(1.0, horizon_of(row) if step is None else step))
 
 
 def lost(row: dict, threshold: float) -> float:
@@ -56,21 +52,3 @@ def lost(row: dict, threshold: float) -> float:
 
 
 METRICS: dict = {"log_steps": log_steps, "lost": lost}  # of a row and a threshold
-
-
-def times(rows: Iterable[dict], threshold: float) -> tuple[list[float], list[bool]]:
-    """(steps to the threshold, whether each is censored at the horizon), for `survival`."""
-    found = [(steps_to(row, threshold), horizon_of(row)) for row in rows]
-    return [horizon if step is None else float(step) for step, horizon in found], [step is None for step, _ in found]
-
-
-def survival(steps: Sequence[float], is_censored: Sequence[bool]) -> list[tuple[float, float, int]]:
-    """Kaplan and Meier's curve: [(step, share of the runs not yet there after it, number at risk before it), ...]."""
-    sf = stats.ecdf(censored(steps, is_censored)).sf
-    at_risk = [sum(other >= step for other in steps) for step in sf.quantiles]
-    return list(zip(map(float, sf.quantiles), map(float, sf.probabilities), at_risk, strict=True))
-
-
-def censored(steps: Sequence[float], is_censored: Sequence[bool]) -> stats.CensoredData:
-    there = [step for step, is_open in zip(steps, is_censored, strict=True) if not is_open]
-    return stats.CensoredData(there, right=[s for s, is_open in zip(steps, is_censored, strict=True) if is_open])

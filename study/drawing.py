@@ -1,8 +1,11 @@
-"""How every figure looks, and how it is written."""
+"""How every figure looks, and how it is written. `curve_panels` draws all figures of curves."""
 
+from configurator import UserError
+
+import contextlib
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import matplotlib
@@ -30,8 +33,6 @@ MIXER_COLOURS = {
     "kda": "#882255",
 }
 
-ALL_COLOURS = [*COLOURS[:6], *SPARE_COLOURS, COLOURS[6]]  # for up to a dozen arms
-
 FEWEST_FOR_AN_INTERVAL = 3  # seeds
 
 # {the widest range of ratios, highest over lowest: the first digits that have a tick}
@@ -47,38 +48,96 @@ def mixer_colours(names: Iterable[str]) -> dict[str, str]:
     return {name: MIXER_COLOURS.get(name) or next(unused) for name in dict.fromkeys([*MIXERS, *names])}
 
 
-def mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return sum(values) / len(values)
+def arm_looks(variants: Iterable[str]) -> dict[str, dict]:
+    """{what an arm adds to its mixer: matplotlib's keys of its lines}, the same in every panel and figure: black for
+    the arm without a gate, which comes first, and a colour for each other one."""
+    names = dict.fromkeys(variants)
+    colours = itertools.cycle([*COLOURS[:6], *SPARE_COLOURS])
+    plain = {"none": dict(color=COLOURS[6])} if "none" in names else {}
+    return plain | {name: dict(color=next(colours)) for name in names if name != "none"}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Curves of seeds
+
+
+def curve_panels(
+    panels: dict[str, dict[str, list]],
+    looks: dict[str, dict],
+    path: Path,
+    *,
+    ylabel: str = "",
+    xlabel: str = "step",
+    columns: int = 4,
+    size: tuple[float, float] = (3.2, 2.7),
+    sharey: bool | str = True,
+    finish: Callable[[plt.Axes, str], object] = lambda axes, title: None,
+) -> Path:
+    """Draws a panel per title: a thin line per seed, a thick one at their mean, with its interval. Returns the path.
+
+    panels: {title: {label: [curve of a seed, [(x, y), ...], ...]}}; looks: {label: matplotlib's keys of its lines}.
+    finish: called with each panel and its title, for what one figure alone has.
+    """
+    figure, grid = panel_grid(len(panels), columns, size, sharex=True, sharey=sharey)
+    for axes, (title, curves_of) in zip(grid.flat, panels.items(), strict=False):
+        for label, curves in curves_of.items():
+            for curve in curves:
+                axes.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **looks[label])
+            mean_lines(axes, curves, linewidth=1.8, label=label, **looks[label])
+        axes.set_title(title, fontsize=9)
+        finish(axes, title)
+        dress(axes)
+    figure.supxlabel(xlabel, fontsize=10)
+    figure.supylabel(ylabel, fontsize=10)
+    label_edges(grid)
+    legend_of(figure)
+    return write(figure, path)
+
+
+def panel_grid(n: int, columns: int, size: tuple[float, float], **look):
+    """(figure, array of axes) of n panels in so many columns, at most; places of the grid that are left over are empty.
+
+    size: of a panel, in inches.
+    """
+    columns = min(columns, n)
+    lines = -(-n // columns)
+    figsize = (size[0] * columns + 0.6, size[1] * lines + 0.6)
+    figure, grid = plt.subplots(lines, columns, figsize=figsize, squeeze=False, **look)
+    for axes in grid.flat[n:]:
+        axes.set_axis_off()
+    return figure, grid
 
 
 def mean_lines(axes: plt.Axes, curves: Iterable[list], **look) -> None:
     """The mean of the seeds' curves, [[step, value], ...] each, and from three seeds on its 95% interval, as a band.
 
     A curve that ends before the others keeps its last value, as that of a run that was stopped when it had solved the
-    task. Steps at which a curve has no finite value have no mean.
+    task. Where a curve has no finite value the line has a gap: a mean of the others would look better than the arm is.
     """
     curves = [list(curve) for curve in curves]
     steps = sorted({step for curve in curves for step, _ in curve})
     columns = [[at(curve, step) for curve in curves] for step in steps]
-    found = [(step, values) for step, values in zip(steps, columns, strict=True) if all(map(is_finite, values))]
-    if not found:
+    means = [mean(values) if all(map(is_finite, values)) else math.nan for values in columns]
+    if not any(map(is_finite, means)):
         return
-    steps, middles = [step for step, _ in found], [mean(values) for _, values in found]
-    axes.plot(steps, middles, **look)
-    if len(curves) < FEWEST_FOR_AN_INTERVAL:
-        return
-    intervals = [interval(values) for _, values in found]
-    lows, highs = (
-        [middle if end is None else end for middle, end in zip(middles, ends, strict=True)]
-        for ends in zip(*intervals, strict=True)
-    )
-    axes.fill_between(steps, lows, highs, color=look.get("color"), alpha=0.15, linewidth=0)
+    axes.plot(steps, means, **look)
+    if len(curves) >= FEWEST_FOR_AN_INTERVAL:
+        ends = [interval(values) if all(map(is_finite, values)) else (None, None) for values in columns]
+        lows, highs = (
+            [middle if end is None else end for middle, end in zip(means, side, strict=True)]
+            for side in zip(*ends, strict=True)
+        )
+        axes.fill_between(steps, lows, highs, color=look.get("color"), alpha=0.15, linewidth=0)
 
 
 def at(curve: list, step: float) -> float | None:
     """The value of a curve at a step, or the last one before it."""
     return next((value for moment, value in reversed(curve) if moment <= step), None)
+
+
+def mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return sum(values) / len(values)
 
 
 def is_finite(value: float | None) -> bool:
@@ -100,12 +159,8 @@ def mean_mark(axes: plt.Axes, x: float, values: list[float], colour: str, marker
     axes.plot([x], [mean(values)], marker, color=colour, **look)
 
 
-def interval_lines(axes: plt.Axes, lines: list[tuple]) -> None:
-    """lines: [(name, low, middle, high, colour)], from the top down."""
-    for i, (_, low, middle, high, colour) in enumerate(lines):
-        axes.plot([low, high], [-i, -i], color=colour, linewidth=3)
-        axes.plot([middle], [-i], color=colour, marker="o")
-    axes.set_yticks([-i for i in range(len(lines))], [name for name, *_ in lines], fontsize=8)
+# ----------------------------------------------------------------------------------------------------------------------
+# Axes and legends
 
 
 def log_axis(axes: plt.Axes, values: Iterable[float]) -> None:
@@ -135,19 +190,33 @@ def label_edges(grid) -> None:
                 shown[0].tick_params(**{side: True})
 
 
-def legend_of(figure: plt.Figure) -> None:
-    """One legend to the right of the figure, with each label of its panels once."""
-    handles: dict = {}
+def legend_of(figure: plt.Figure, handles: Iterable = (), **place) -> None:
+    """One legend for the figure, with each label of its panels once, and the handles besides: to the right, if no other
+    place is given."""
+    named = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    look: dict = dict(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.legend(handles.values(), handles.keys(), **look)
+            named.setdefault(label, handle)
+    named |= {handle.get_label(): handle for handle in handles}
+    place = dict(loc="center left", bbox_to_anchor=(1, 0.5)) | place
+    figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, **place)
 
 
 def dress(axes: plt.Axes) -> None:
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+@contextlib.contextmanager
+def drawable(file: Path) -> Iterator[None]:
+    """What reads or draws the file inside raises UserError, with its name, where the file holds other things."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, StopIteration) as error:
+        if isinstance(error, UserError):
+            raise
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise UserError(f"{file}: cannot be drawn ({what})") from error
 
 
 def write(figure: plt.Figure, path: Path) -> Path:

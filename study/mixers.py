@@ -12,17 +12,29 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from study import claims, curves, report, stats
-from study.drawing import dress, interval, mean, mean_mark, mixer_colours, ratio_axis, write
-from study.page import Table
+from study import claims, curves, stats
+from study.drawing import (
+    dress,
+    interval,
+    legend_of,
+    mean,
+    mean_mark,
+    mixer_colours,
+    panel_grid,
+    ratio_axis,
+    write,
+)  # fmt: skip
+from study.names import by_learning_rate, joined, mixer_of, variant_of
+from study.page import Table, mean_text
 
+MARKERS = "o^vsDPX*<>"
 BETTER = {"log_steps": "sooner", "lost": "lost less often"}
 
 
 def pairs_of(judged: list[dict], rows: list[dict]) -> dict[tuple, dict]:
     """{(setting, name of the first arm, of the second, what): the claim}: the pairs that claims compare in all mixers
     alike, and of each pair the first claim about the most mixers. An arm's name is without its mixer's, or "none"."""
-    names = {row["arm"]: (report.mixer_of(row), report.variant_of(row)) for row in rows}
+    names = {row["arm"]: (mixer_of(row), variant_of(row)) for row in rows}
     found: dict = {}
     for claim in judged:
         by_mixer: dict = {}
@@ -46,40 +58,32 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
     A hollow dot is a pair of which a run never got there. The threshold of a claim about the mean of all these mixers
     is a dotted line, and its band is grey.
     """
-    pairs, mixers, rules, lost = pairs_of(judged, rows), list(report.arms_of(rows)), [], set()
+    pairs, mixers = pairs_of(judged, rows), list(dict.fromkeys(map(mixer_of, rows)))
     colours, n = mixer_colours(mixers), len(mixers)
-    lines = -(-len(pairs) // 4)
-    columns = -(-len(pairs) // lines)
-    look: dict = dict(squeeze=False, sharey=True, figsize=(2.9 * columns + 1.2, lines * (0.42 * n + 1.9)))
-    figure, grid = plt.subplots(lines, columns, **look)
-    for axes in grid.flat[len(pairs) :]:
-        axes.set_axis_off()
+    arm_of = {(mixer_of(row), variant_of(row)): row["arm"] for row in rows}
+    columns = -(-len(pairs) // -(-len(pairs) // 4))  # as even as up to four a row allow
+    figure, grid = panel_grid(len(pairs), columns, (2.9, 0.42 * n + 1.9), sharey=True)
     for axes, ((setting, first, second, of), claim) in zip(grid.flat, pairs.items(), strict=False):
         convert, _ = claims.UNITS[claims.unit_of(claim)]
-        is_ratio, each = convert(0.0) == 1, {}
+        by_mixer = {}
         for i, mixer in enumerate(mixers):
-            arms = {report.variant_of(row): row["arm"] for row in rows if report.mixer_of(row) == mixer}
-            if not {first, second} <= arms.keys():
-                continue
-            weights = {(setting, arms[first]): 1.0, (setting, arms[second]): -1.0}
-            each[mixer] = stats.contrast(rows, weights, of)
-            never = lost_seeds(rows, weights, of)
-            line(axes, -i, each[mixer], convert, colours[mixer], never)
-            lost |= never
-        if len(each) > 1:
-            seeds = set.intersection(*(set(own) for own in each.values()))
-            pooled = {seed: mean(own[seed] for own in each.values()) for seed in sorted(seeds)}
+            if {(mixer, first), (mixer, second)} <= arm_of.keys():
+                weights = {(setting, arm_of[mixer, first]): 1.0, (setting, arm_of[mixer, second]): -1.0}
+                by_mixer[mixer] = stats.contrast(rows, weights, of)
+                line(axes, -i, by_mixer[mixer], convert, colours[mixer], lost_seeds(rows, weights, of))
+        if len(by_mixer) > 1:
+            seeds = set.intersection(*(set(values) for values in by_mixer.values()))
+            pooled = {seed: mean(values[seed] for values in by_mixer.values()) for seed in sorted(seeds)}
             line(axes, -n, pooled, convert, "black", set())
-        rule = claim["rule"] if claim["mixers"] == set(each) else {}
-        rules.append(rule)
+        rule = claim["rule"] if claim["mixers"] == set(by_mixer) else {}
         if "within" in rule:
-            axes.axvspan(convert(-rule["within"]), convert(rule["within"]), color="0.92", zorder=0)
-        if stats.threshold_of(rule):
-            axes.axvline(convert(stats.threshold_of(rule)), color="0.3", linestyle=":", linewidth=1)
+            ends = convert(-rule["within"]), convert(rule["within"])
+            axes.axvspan(*ends, color="0.92", zorder=0, label="counts as no difference")
+        if threshold := stats.threshold_of(rule):
+            axes.axvline(convert(threshold), color="0.3", linestyle=":", linewidth=1, label="threshold of a claim")
         axes.axvline(convert(0.0), color="0.3", linewidth=1)
-        joined = f"{first} / {second}" if is_ratio else f"{first} minus {second}"
-        joined += " (exploratory)" * claim["exploratory"]
-        axes.set_title(", ".join(filter(None, (setting, joined))), fontsize=9)
+        pair = f"{first} / {second}" if convert(0.0) == 1 else f"{first} minus {second}"
+        axes.set_title(joined(setting, pair + " (exploratory)" * claim["exploratory"]), fontsize=9)
         axes.set(ylim=(-n - 0.6, 0.6))
         axes.set_xlabel(label_of(claim, first, second), fontsize=8)
         axes.tick_params(axis="x", labelsize=8)
@@ -88,19 +92,11 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
         axes.axhline(-n + 0.5, color="0.85", linewidth=0.8)
         dress(axes)
     grid[0, 0].set_yticks([-i for i in range(n + 1)], [*mixers, "mean of these"])
-    handles: list = [
+    handles = [
         plt.Line2D([], [], marker="o", color="0.3", linewidth=3, label="mean, 95% interval"),
         plt.Line2D([], [], marker=".", color="0.3", linestyle="", label="a seed"),
     ]
-    if lost:
-        label = "a seed of which a run never got there"
-        handles.append(plt.Line2D([], [], marker="o", color="0.3", ls="", fillstyle="none", ms=4, label=label))
-    if any(stats.threshold_of(rule) for rule in rules):
-        handles.append(plt.Line2D([], [], color="0.3", linestyle=":", label="threshold of a claim"))
-    if any("within" in rule for rule in rules):
-        handles.append(plt.Rectangle((0, 0), 1, 1, color="0.9", label="counts as no difference"))
-    place: dict = dict(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=len(handles), fontsize=8, frameon=False)
-    figure.legend(handles=handles, **place)
+    legend_of(figure, handles, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=5)
     return write(figure, path)
 
 
@@ -114,15 +110,17 @@ def line(axes: plt.Axes, y: float, by_seed: dict, convert, colour: str, lost: se
         axes.plot([convert(low), convert(high)], [y, y], color=colour, linewidth=3)
     axes.plot([convert(mean(values))], [y], "o", color=colour, markersize=7)
     for seed, value in by_seed.items():
-        look: dict = dict(marker="o", fillstyle="none", ms=4) if seed in lost else dict(marker=".", ms=5)
+        look: dict = dict(marker=".", ms=5)
+        if seed in lost:
+            look = dict(marker="o", fillstyle="none", ms=4, label="a seed of which a run never got there")
         axes.plot([convert(value)], [y - 0.22], color=colour, linestyle="", alpha=0.8, **look)
 
 
 def lost_seeds(rows: list[dict], weights: dict, of: tuple) -> set[int]:
     if of[0] != "log_steps":
         return set()
-    own = [row for row in rows if (row.get("setting"), row["arm"]) in weights]
-    return {row["seed"] for row in own if curves.lost(row, of[1])}
+    pair = [row for row in rows if (row.get("setting"), row["arm"]) in weights]
+    return {row["seed"] for row in pair if curves.lost(row, of[1])}
 
 
 def label_of(claim: dict, first: str, second: str) -> str:
@@ -149,26 +147,26 @@ def flops(rows: list[dict], path: Path) -> Path:
     Every seed's mean over the arms is taken out of its losses, since all arms of a seed share its text.
     """
     arms, seeds = shared_seeds(rows)
-    level = {seed: mean(own[seed]["val_loss"] for own in arms.values()) for seed in seeds}
-    colours = mixer_colours([mixer for mixer, _ in arms])
-    markers = dict(zip(dict.fromkeys(variant for _, variant in arms), report.MARKERS, strict=False))
+    level = {seed: mean(by_seed[seed]["val_loss"] for by_seed in arms.values()) for seed in seeds}
+    colours = mixer_colours(mixer for mixer, _ in arms)
+    markers = dict(zip(dict.fromkeys(variant for _, variant in arms), itertools.cycle(MARKERS), strict=False))
     figure, axes = plt.subplots(figsize=(7, 4.6))
     places: dict = {}
-    for (mixer, variant), own in arms.items():
-        values = [own[seed]["val_loss"] - level[seed] + mean(level.values()) for seed in seeds]
-        places[mixer, variant] = training_flops(own[seeds[0]]), mean(values)
-        marker = markers.get(variant, "o")
-        mean_mark(axes, places[mixer, variant][0], values, colours[mixer], marker, markersize=7, alpha=0.9)
-    for (mixer, variant), (x, y) in places.items():
+    for (mixer, variant), by_seed in arms.items():
+        values = [by_seed[seed]["val_loss"] - level[seed] + mean(level.values()) for seed in seeds]
+        places[mixer, variant] = training_flops(by_seed[seeds[0]]), mean(values)
+        look: dict = dict(marker=markers[variant], markersize=7, alpha=0.9)
+        mean_mark(axes, places[mixer, variant][0], values, colours[mixer], **look)
+    for (mixer, variant), end in places.items():
         if variant != "none" and (mixer, "none") in places:
-            x0, y0 = places[mixer, "none"]
-            axes.plot([x0, x], [y0, y], color=colours[mixer], linewidth=0.8, alpha=0.6)
+            ends = zip(places[mixer, "none"], end, strict=True)
+            axes.plot(*ends, color=colours[mixer], linewidth=0.8, alpha=0.6)
     axes.set_title(f"seeds {', '.join(map(str, seeds))}", fontsize=9)
     axes.set(xlabel="FLOPs of training", ylabel="loss at the end, each seed's level taken out\n(nats a token)")
     handles = [plt.Line2D([], [], color=colours[m], linewidth=3, label=m) for m in dict.fromkeys(m for m, _ in arms)]
-    look: dict = dict(color="0.3", linestyle="", markersize=6)
+    look = dict(color="0.3", linestyle="", markersize=6)
     handles += [plt.Line2D([], [], marker=marker, label=name, **look) for name, marker in markers.items()]
-    axes.legend(handles=handles, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    legend_of(figure, handles)
     dress(axes)
     return write(figure, path)
 
@@ -180,10 +178,11 @@ def has_flops(rows: list[dict]) -> bool:
     """
     if any("init_from" in row or row.get("sinks") for row in rows):
         return False
-    if len(report.arms_of(rows)) < 2 or report.is_accuracy(rows) or len({row.get("setting") for row in rows}) > 1:
+    is_accuracy = rows[0].get("metric", "accuracy") == "accuracy"
+    if is_accuracy or len({row.get("setting") for row in rows}) > 1:
         return False
     arms, seeds = shared_seeds(rows)
-    return bool(seeds) and len({mixer for mixer, _ in arms}) > 1 and not report.by_learning_rate(rows)
+    return bool(seeds) and len({mixer for mixer, _ in arms}) > 1 and not by_learning_rate(rows)
 
 
 def shared_seeds(rows: list[dict]) -> tuple[dict, list[int]]:
@@ -191,13 +190,13 @@ def shared_seeds(rows: list[dict]) -> tuple[dict, list[int]]:
 
     Arms with few seeds are left out where that leaves more runs in all.
     """
-    needed, found = ("flops_per_token", "val_loss", "tokens_per_second", "step_ms"), {}
+    needed, known = ("flops_per_token", "val_loss", "tokens_per_second", "step_ms"), {}
     for row in rows:
         if all(row.get(name) for name in needed):
-            found.setdefault((report.mixer_of(row), report.variant_of(row)), {})[row["seed"]] = row
+            known.setdefault((mixer_of(row), variant_of(row)), {})[row["seed"]] = row
     best: tuple[dict, set] = {}, set()
-    for least in sorted({len(own) for own in found.values()}):
-        arms = {arm: own for arm, own in found.items() if len(own) >= least}
+    for least in sorted({len(by_seed) for by_seed in known.values()}):
+        arms = {arm: by_seed for arm, by_seed in known.items() if len(by_seed) >= least}
         seeds = set.intersection(*map(set, arms.values()))
         if len(arms) * len(seeds) >= len(best[0]) * len(best[1]):
             best = arms, seeds
@@ -214,22 +213,16 @@ def predicted(config, rows: list[dict]) -> Table | None:
     gate that is gone, per byte and per token."""
     cells, b = [], config.bytes_per_token
     for (name, about), setting in itertools.product(config.predicted.items(), config.settings or [None]):
-        without, with_gate = about["arms"]
-        weights = {(setting, without): 1.0, (setting, with_gate): -1.0}
-        gains = list(stats.contrast(rows, weights, ["val_loss"]).values())
-        claimed = " to ".join(f"{value:g}" for value in about["per_cent"])
-        name = ", ".join(filter(None, (name, setting)))
+        without, with_gate = ((setting, arm) for arm in about["arms"])
+        gains = list(stats.contrast(rows, {without: 1.0, with_gate: -1.0}, ["val_loss"]).values())
+        line = [joined(name, setting), " to ".join(f"{value:g}" for value in about["per_cent"])]
         if not gains:
-            cells.append([name, claimed, "not run", "", "", "0"])
+            cells.append([*line, "not run", "", "", "0"])
             continue
         ends = (mean(gains), *stats.interval(gains))
-
-        def shown(form, convert, ends=ends):
-            middle, low, high = (None if value is None else convert(value) for value in ends)
-            return f"{middle:{form}}" + ("" if low is None else f" ({low:{form}} to {high:{form}})")
-
-        per_byte, per_token = (shown("+.1f", lambda value, n=n: -100 * math.expm1(-n * value)) for n in (1.0, b))
-        cells.append([name, claimed, shown("+.4f", float), per_byte, per_token, str(len(gains))])
+        of_perplexity = [[end and -100 * math.expm1(-n * end) for end in ends] for n in (1.0, b)]
+        shares = [mean_text("+.1f", *share) for share in of_perplexity]
+        cells.append([*line, mean_text("+.4f", *ends), *shares, str(len(gains))])
     header = ["mixer", "predicted (%)", "nats a byte", "per byte (%)", f"per token of {b:g} bytes (%)", "seeds"]
     title = "Predicted gains of perplexity beside those found here: other sizes, other text; nothing is judged"
     return Table(title, header, cells) if cells else None

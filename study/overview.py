@@ -1,6 +1,6 @@
-"""The claims of all experiments in one figure and on one page, from the claims.json of each and from nothing else.
+"""The claims of an experiment, or of all experiments, in one figure, from claims.json and from nothing else.
 
-python plot.py results      # results/claims.png and results/claims.html
+python plot.py results      # results/claims.png
 
 experiment.py writes claims.json beside the rows. Claims of one unit share a panel: points of accuracy, per cent of a
 weight, nats, ratios of steps.
@@ -8,59 +8,94 @@ weight, nats, ratios of steps.
 
 from configurator import UserError
 
-import html
 from pathlib import Path
 
-from runs.files import read_json, wrong_field
-from runs.outdir import write_text
-from study import claims, stats
-from study.page import figure_html, page, paragraphs, table_html
+import matplotlib.pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
-ABOUT = (
-    "Every claim of every experiment of this folder: the mean of its contrast within seeds with the exact 95% interval "
-    "(two bounds of 95% each where the claim is one-sided), its threshold, and each seed. Claims of one unit share a "
-    "panel. Where few seeds leave the exact interval open, Student's is drawn; hollow marks are exploratory. "
-    "'Can see' is the effect beyond the threshold that a comparison of this spread shows in 80% of cases "
-    "(nothing: its seeds give no p under the level). "
-    "How claims are judged: docs/experiments.md."
-)
+from runs.files import read_json
+from study.claims import RATIO, UNITS
+from study.drawing import COLOURS, drawable, dress, legend_of, ratio_axis, write
+from study.names import joined
 
-NUMBER = (float, -1e30, 1e30, None)
-RECORD = {
-    "name": (str, 0, 999), "setting": (str, 0, 999, None), "of": (str, 0, 999), "unit": set(claims.UNITS),
-    "verdict": set(stats.WORDS), "exploratory": (bool, 0, 1), "either_way": (bool, 0, 1), "estimate": NUMBER,
-    "low": NUMBER, "high": NUMBER, "student_low": NUMBER, "student_high": NUMBER, "threshold": NUMBER,
-    "within": NUMBER, "detectable": NUMBER, "detectable_within": NUMBER,
-    "p": NUMBER, "p_holm": NUMBER, "p_within_holm": NUMBER,
-    "over": (int, 0, 1 << 30, None), "needed": (int, 0, 1 << 30, None), "seeds": {str: (float, -1e30, 1e30)},
-    "flags": [(str, 0, 9999), 0, 999],
+VERDICT_COLOURS = {
+    "supported": COLOURS[2], "passed": COLOURS[2], "equivalent": COLOURS[0], "not supported": COLOURS[4],
+    "refuted": COLOURS[1], "failed": COLOURS[1], "inconclusive": "0.5",
 }  # fmt: skip
 
 
-def read_claims(folder: Path) -> dict[str, list[dict]]:
-    """{experiment: its claims}, from the claims.json in each folder of this one. Raises UserError for a damaged one."""
-    found = {}
+def draw(folder: Path) -> Path:
+    """Draws the claims of all experiments in this folder, and returns the path. Raises UserError."""
+    records = []
     for file in sorted(folder.glob("*/claims.json")):
-        about = read_json(file)
-        if wrong := wrong_field(about, {"claims": [RECORD, 0, 1 << 16]}):
-            raise UserError(f"{file}: cannot be drawn: {wrong}")
-        found[file.parent.name] = about["claims"]
-    return {name: own for name, own in found.items() if own}
-
-
-def draw(folder: Path) -> list[Path]:
-    """Writes claims.png and claims.html into the folder, and returns their paths. Raises UserError."""
-    found = read_claims(folder)
-    records = [one | {"experiment": name} for name, own in found.items() for one in own]
-    records = [one for one in records if one["verdict"] != "not run" and one["seeds"]]
+        with drawable(file):
+            records += [one | {"experiment": file.parent.name} for one in read_json(file)["claims"] if has_run(one)]
     if not records:
         raise UserError(f"{folder}: no claim of an experiment has been judged yet, nothing to draw")
-    declared, units = {one["experiment"] for one in records if not one["exploratory"]}, list(claims.UNITS)
-    records.sort(key=lambda one: (units.index(one["unit"]), one["experiment"] not in declared))
-    figure = claims.forest(records, folder / "claims.png", "unit")
-    parts = [*paragraphs(ABOUT), figure_html(figure)]
-    for name, own in found.items():
-        link = f"{html.escape(name)}/report.html"
-        parts += [f'<h2><a href="{link}">{html.escape(name)}</a></h2>', table_html(claims.table(own))]
-    write_text(folder / "claims.html", page("Claims", parts))
-    return [figure, folder / "claims.html"]
+    declared = {one["experiment"] for one in records if not one["exploratory"]}
+    return forest(sorted(records, key=lambda one: one["experiment"] not in declared), folder / "claims.png")
+
+
+def has_run(one: dict) -> bool:
+    return one["verdict"] != "not run" and bool(one["seeds"])
+
+
+def forest(records: list[dict], path: Path) -> Path:
+    """The mean of each claim's contrast with its exact interval, a bar at its threshold, and a dot for each seed.
+
+    records: as claims.record gives them; those with an "experiment" stand under its name. Where few seeds leave the
+    exact interval open, a thin line goes up to the edge, and a darker one is Student's interval; what is exploratory
+    has a hollow mark. Returns the path.
+    """
+    panels: dict[str, list] = {}
+    for one in sorted(filter(has_run, records), key=lambda one: list(UNITS).index(one["unit"])):
+        lines = panels.setdefault(one["unit"], [])
+        if one.get("experiment") not in [line.get("experiment") for line in lines]:
+            lines.append({"heading": one.get("experiment")})
+        lines.append(one)
+    panels = {unit: [line for line in lines if line.get("heading", "a claim")] for unit, lines in panels.items()}
+    heights = [0.7 + 0.22 * len(lines) for lines in panels.values()]
+    look: dict = dict(figsize=(9, sum(heights)), squeeze=False, height_ratios=heights)
+    figure, grid = plt.subplots(len(panels), 1, **look)
+    for axes, (unit, lines) in zip(grid.flat, panels.items(), strict=True):
+        forest_panel(axes, lines, 1.0 if unit in (RATIO, "ratio") else 0.0)
+        axes.set(xlabel=unit, ylim=(-len(lines) + 0.2, 0.8))
+        if unit == RATIO:
+            ratio_axis(axes)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(7))
+        dress(axes)
+    legend_of(figure, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
+    return write(figure, path)
+
+
+def forest_panel(axes: plt.Axes, lines: list[dict], zero: float) -> None:
+    """lines: records, and headings among them, from the top down. zero: where a contrast shows no difference."""
+    seeds = [value for one in lines for value in one.get("seeds", {}).values()]
+    axes.axvline(zero, color="0.3", linewidth=1)
+    axes.set_yticks([-i for i in range(len(lines))], list(map(name_of, lines)), fontsize=8)
+    for i, (one, name) in enumerate(zip(lines, axes.get_yticklabels(), strict=True)):
+        if "heading" in one:
+            name.set_fontweight("bold")
+            continue
+        middle, colour = one["estimate"], VERDICT_COLOURS[one["verdict"]]
+        if one["over"] is None and None in (one["low"], one["high"]):  # a count has no interval
+            edges = [min(zero, *seeds), max(zero, *seeds)]
+            axes.plot(edges, [-i, -i], color="0.8", linewidth=0.8, label="exact interval open: too few seeds")
+            if one["student_low"] is not None:
+                ends = [one["student_low"], one["student_high"]]
+                axes.plot(ends, [-i, -i], color="0.4", linewidth=1.2, label="Student's, there")
+        low, high = (middle if end is None else end for end in (one["low"], one["high"]))
+        axes.plot([low, high], [-i, -i], color=colour, linewidth=3, label=one["verdict"])
+        axes.plot([middle], [-i], "o", color=colour)
+        if one["threshold"] is not None:
+            axes.plot([one["threshold"]], [-i], "|", color="black", markersize=11, label="threshold")
+        dots = list(one["seeds"].values())
+        axes.plot(dots, [-i] * len(dots), ".", color="0.4", markersize=4, zorder=3, label="a seed")
+        if one["exploratory"]:
+            look: dict = dict(markerfacecolor="white", markeredgecolor=colour, markersize=6, zorder=4)
+            axes.plot([middle], [-i], "o", label="mean, exploratory", **look)
+
+
+def name_of(line: dict) -> str:
+    return line["heading"] if "heading" in line else joined(line["name"], line["setting"])

@@ -1,33 +1,28 @@
-"""How the learning rates of an experiment were chosen: a line per arm, a table of every run, and a figure."""
+"""How the learning rates of an experiment were chosen: a line per arm, a table of every run, a figure."""
 
 import math
 import statistics
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-
-from study import report
-from study.drawing import ALL_COLOURS, COLOURS, dress, is_finite, label_edges, log_axis, mean, write
+from study.drawing import arm_looks, curve_panels, is_finite, log_axis
+from study.names import by_learning_rate, has_diverged, joined, mixer_of, number, variant_of
 from study.page import Table
-from study.plan import rates_of, value_of
-from study.tables import number
+from study.plan import rates_of
 
 FEWEST = 3  # rates, below which there is no window to see
 
 
 def lines(config, choices: list[dict]) -> list[str]:
     """One line per arm that chooses its learning rate, or takes that of another arm: which one, and why."""
-    own, said = {(choice["setting"], choice["arm"]): choice for choice in choices}, []
+    chosen, words = {(choice["setting"], choice["arm"]): choice for choice in choices}, []
     for (setting, arm), rate in rates_of(config, choices).items():
         where = f"{setting}: " if setting else ""
-        is_own = (setting, arm) in own
-        why = why_chosen(config, own[setting, arm]) if is_own else f"that of {config.rate_of[arm]}"
-        said.append(f"learning rate of {where}{arm}: {rate:g} ({why})")
-    if missing := sum(choice["rate"] is None for choice in choices):
-        said.append(
-            f"{missing} of {len(choices)} learning rates are not chosen yet: rows of selection seeds are missing"
-        )
-    return said
+        is_chosen = (setting, arm) in chosen
+        why = why_chosen(config, chosen[setting, arm]) if is_chosen else f"that of {config.rate_of[arm]}"
+        words.append(f"learning rate of {where}{arm}: {rate:g} ({why})")
+    if n := sum(choice["rate"] is None for choice in choices):
+        words.append(f"{n} of {len(choices)} learning rates are not chosen yet: rows of selection seeds are missing")
+    return words
 
 
 def why_chosen(config, choice: dict) -> str:
@@ -63,7 +58,7 @@ def table(config, choices: list[dict]) -> Table | None:
     header = ["arm", "rate", "chosen", "steps", *(f"seed {seed}" for seed in config.selection_seeds), "mean", *by]
     cells = []
     for choice in choices:
-        name = ", ".join(filter(None, (choice["arm"], choice["setting"])))
+        name = joined(choice["arm"], choice["setting"])
         for trial in sorted(choice["trials"], key=lambda trial: (not trial["is_short"], trial["rate"])):
             is_chosen = trial["rate"] == choice["rate"] and not trial["is_short"]
             ends = [math.nan if row is None else number(row[config.metric]) for row in trial["rows"]]
@@ -78,92 +73,61 @@ def table(config, choices: list[dict]) -> Table | None:
     return Table(title, header, cells) if choices else None
 
 
-def figure(config, choices: list[dict], path: Path) -> Path:
-    """What each rate was chosen by, a panel per arm and setting; a dot is a run, and a dotted line the chosen rate."""
-    columns = min(5, len(choices))
-    rows = -(-len(choices) // columns)
-    look: dict = dict(figsize=(2.5 * columns + 0.5, 1.9 * rows + 0.6), sharex=True, sharey="row", squeeze=False)
-    drawn, grid = plt.subplots(rows, columns, **look)
-    tried = sorted({trial["rate"] for choice in choices for trial in choice["trials"]})
-    scale = 100 if config.metric == "accuracy" else -1
-    for axes in grid.flat[len(choices) :]:
-        axes.set_axis_off()
-    for axes, choice in zip(grid.flat, choices, strict=False):
-        for trial in choice["trials"]:
-            values = [value_of(config, row) for row in trial["rows"] if row is not None]
-            shown = [scale * value for value in values if math.isfinite(value)]
-            inside = "none" if trial["is_short"] else COLOURS[0]
-            axes.plot([trial["rate"]] * len(shown), shown, "o", color=COLOURS[0], markerfacecolor=inside, markersize=4)
-            lost = len(values) - len(shown)
-            axes.plot(
-                [trial["rate"]] * lost, [0.97] * lost, "x", color=COLOURS[1], transform=axes.get_xaxis_transform()
-            )
-        if choice["rate"] is not None:
-            axes.axvline(choice["rate"], color="0.4", linestyle=":", linewidth=1)
-        axes.set_title(", ".join(filter(None, (choice["arm"], choice["setting"]))), fontsize=8)
-        log_axis(axes, tried)
-        dress(axes)
-    label_edges(grid)
-    drawn.supxlabel("peak learning rate", fontsize=9)
-    of = "area under the curve" if config.select_by == "auc" else "at the end"
-    what = "accuracy (%)" if config.metric == "accuracy" else "validation loss (nats a token)"
-    drawn.supylabel(f"{what}, {of}", fontsize=9)
-    handles = [
-        plt.Line2D([], [], marker="o", linestyle="", color=COLOURS[0], markerfacecolor="none", label="a short run"),
-        plt.Line2D([], [], marker="o", linestyle="", color=COLOURS[0], label="a longer run"),
-        plt.Line2D([], [], marker="x", linestyle="", color=COLOURS[1], label="not finite"),
-        plt.Line2D([], [], linestyle=":", color="0.4", label="chosen"),
-    ]
-    drawn.legend(handles=handles, frameon=False, ncols=4, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.0))
-    return write(drawn, path)
+# ----------------------------------------------------------------------------------------------------------------------
+# The range of rates that each arm learns at
 
 
 def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, list[float]]]]:
-    """{mixer: {arm without its mixer's name: {rate: metric at the end of the first runs, by seed}}}; for two mixers or
-    more.
+    """{mixer: {arm without its mixer's name: {rate: metric at the end of the first runs, by seed}}}; {} of fewer rates
+    than three.
 
     The first runs, short ones if there are any, are at every rate in every arm. NaN: a run without a finite metric.
     """
-    found: dict = {}
+    ends_of: dict = {}
     for choice in choices:
         has_short = any(trial["is_short"] for trial in choice["trials"])
         for trial in choice["trials"]:
             if trial["is_short"] == has_short and None not in trial["rows"]:
-                ends = [number(row[config.metric]) for row in trial["rows"]]
-                mixer, variant = report.mixer_of(trial["rows"][0]), report.variant_of(trial["rows"][0])
-                variant = ", ".join(filter(None, (variant, choice["setting"])))
-                found.setdefault(mixer, {}).setdefault(variant, {})[trial["rate"]] = ends
-    is_window = len(found) > 1 and max(len(own) for arms in found.values() for own in arms.values()) >= FEWEST
-    return found if is_window else {}
+                row, ends = trial["rows"][0], [number(row[config.metric]) for row in trial["rows"]]
+                arms = ends_of.setdefault(mixer_of(row), {})
+                arms.setdefault(joined(variant_of(row), choice["setting"]), {})[trial["rate"]] = ends
+    return ends_of if any(len(rates) >= FEWEST for arms in ends_of.values() for rates in arms.values()) else {}
 
 
-def windows(config, found: dict, path: Path) -> Path:
-    """The metric against the learning rate, a panel per mixer: the mean of each arm, a thick line for that without a
-    gate, and a dash per seed; a cross, and a gap in the line, where a run was not finite. Returns the path.
+def sweep_of(rows: list[dict]) -> dict[str, dict[str, dict[float, list[float]]]]:
+    """{setting: {arm: {rate: losses at the end, by seed}}} of a sweep over all rates; NaN: a run that diverged."""
+    ends_of: dict = {}
+    for arm, by_rate in by_learning_rate(rows).items():
+        for rate, row in ((rate, row) for rate, same in by_rate.items() for row in same):
+            arms = ends_of.setdefault(row.get("setting") or "", {})
+            end = math.nan if has_diverged(row) else row["val_loss"]
+            arms.setdefault(arm, {}).setdefault(rate, []).append(end)
+    return ends_of
 
-    found: as `windows_of` gives it.
+
+def windows(metric: str, ends_of: dict[str, dict[str, dict[float, list[float]]]], path: Path) -> Path:
+    """Draws the metric at the end against the learning rate: a panel per mixer or setting, a colour per arm, every
+    seed; a cross, and a gap in the line, where a run was lost. Returns the path.
+
+    ends_of: as `windows_of` and `sweep_of` give it.
     """
-    drawn, grid = plt.subplots(1, len(found), figsize=(2.5 * len(found) + 0.5, 2.6), sharex=True, sharey=True)
-    names = list(dict.fromkeys(variant for arms in found.values() for variant in arms))
-    tried = sorted({rate for arms in found.values() for by_rate in arms.values() for rate in by_rate})
-    others = dict(zip((name for name in names if name != "none"), ALL_COLOURS[:-1], strict=False))
-    scale = 100 if config.metric == "accuracy" else 1
-    for axes, (mixer, arms) in zip(grid, found.items(), strict=True):
-        for variant, by_rate in sorted(arms.items(), key=lambda item: item[0] == "none"):  # on top of the others
-            look = dict(color="black", linewidth=2.5) if variant == "none" else dict(color=others.get(variant, "0.6"))
-            rates = sorted(by_rate)
-            axes.plot(rates, [scale * mean(by_rate[rate]) for rate in rates], marker=".", label=variant, **look)
-            runs = [(rate, scale * end) for rate in rates for end in by_rate[rate]]
-            axes.plot(*zip(*runs, strict=True), "_", color=look["color"], markersize=5, alpha=0.5)
-            lost = [rate for rate in rates if not all(map(is_finite, by_rate[rate]))]
-            axes.plot(lost, [0.97] * len(lost), "x", color=look["color"], transform=axes.get_xaxis_transform())
+    scale = 100 if metric == "accuracy" else 1
+    looks = arm_looks(arm for arms in ends_of.values() for arm in arms)
+    tried = {rate for arms in ends_of.values() for by_rate in arms.values() for rate in by_rate}
+
+    def curves(by_rate):  # a curve per seed; a run that is still to come leaves a gap, too
+        most = max(map(len, by_rate.values()))
+        whole = {rate: ends + [math.nan] * (most - len(ends)) for rate, ends in sorted(by_rate.items())}
+        return [[(rate, scale * ends[i]) for rate, ends in whole.items()] for i in range(most)]
+
+    def finish(axes, title):
+        for i, (arm, by_rate) in enumerate(ends_of[title].items()):
+            lost = [rate for rate, ends in by_rate.items() if not all(map(is_finite, ends))]
+            height = [0.97 - 0.03 * i] * len(lost)
+            axes.plot(lost, height, "x", color=looks[arm]["color"], transform=axes.get_xaxis_transform())
         log_axis(axes, tried)
-        axes.set_title(mixer, fontsize=9)
-        dress(axes)
-    drawn.supxlabel("peak learning rate", fontsize=9)
-    what = "accuracy (%)" if config.metric == "accuracy" else "validation loss\n(nats a token)"
-    grid[0].set_ylabel(f"{what}\nat the end of the first runs", fontsize=8)
-    handles = {line.get_label(): line for axes in grid for line in axes.lines}
-    shown = [handles[name] for name in names]
-    drawn.legend(handles=shown, frameon=False, ncols=4, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.0))
-    return write(drawn, path)
+
+    panels = {title: {arm: curves(by_rate) for arm, by_rate in arms.items()} for title, arms in ends_of.items()}
+    what = "accuracy at the end (%)" if metric == "accuracy" else "loss at the end (nats a token)"
+    look: dict = dict(xlabel="peak learning rate", ylabel=what, size=(2.5, 2.6), columns=len(panels), finish=finish)
+    return curve_panels(panels, looks, path, **look)

@@ -12,7 +12,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.colors import PowerNorm
 
-from study.drawing import COLOURS, FEWEST_FOR_AN_INTERVAL, dress, mean_lines, write
+from study.drawing import COLOURS, curve_panels, write
 
 Z = "the first token"
 ARM_COLOURS = [COLOURS[6], *COLOURS[:6]]  # black is the first arm, in general without a gate
@@ -119,74 +119,57 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
 
 
 def curves(rows: list[dict], arms: list[str], path: Path) -> Path:
-    """Weight, effective sink, value norm and gate against the step: a colour per arm, a thin line per seed, a thick one
-    at the mean, with its interval."""
+    """Weight, effective sink, value norm and gate against the step: a colour per arm, every seed, and the mean with its
+    interval; the gate at the queries of the second kind is dashed."""
     idle, *busy = kinds_in(rows)
-    figure, grid = plt.subplots(2, 2, figsize=(10, 6.6), sharex=True)
-    panels = {
+    values: dict = {
         f"Weight on {Z} (%)": lambda point: percent(point[idle]["share"]),
         f"Effective sink: written of {Z} / |x|": lambda point: point[idle]["effective"],
         f"Value norm of {Z} / median": lambda point: point["value_norm"],
         "Gate": lambda point: gate_of(point[idle]),
     }
-    for axes, (title, value) in zip(grid.flat, panels.items(), strict=True):
-        for arm, colour in zip(arms, ARM_COLOURS * len(arms), strict=False):
-            own = [row for row in rows if row["arm"] == arm]
-            lines(axes, own, value, color=colour)
-            if title == "Gate" and busy:
-                lines(axes, own, lambda point: gate_of(point[busy[0]]), color=colour, linestyle="--")
-        axes.set_title(title, fontsize=11)
+    panels = {title: {arm: curves_of(rows, arm, value) for arm in arms} for title, value in values.items()}
+    looks = {arm: dict(color=colour) for arm, colour in zip(arms, ARM_COLOURS * len(arms), strict=False)}
+    for arm in arms if busy else []:
+        label = f"{arm}, at {busy[0]}s"
+        panels["Gate"][label] = curves_of(rows, arm, lambda point: gate_of(point[busy[0]]))
+        looks[label] = looks[arm] | dict(linestyle="--")
+    where = f"at queries that are no {' and no '.join(f'{kind}s' for kind in busy)}" if busy else "at all queries"
+
+    def finish(axes, title):
         axes.set(ylim=(0, None))
-        dress(axes)
-    grid[0, 0].axhline(100 * uniform(rows, idle), color="0.4", linestyle=":")
-    handles = [plt.Line2D([], [], color=c, label=arm) for arm, c in zip(arms, ARM_COLOURS * len(arms), strict=False)]
-    handles.append(plt.Line2D([], [], color="0.4", linestyle=":", label="uniform weights"))
-    if busy:
-        handles.append(plt.Line2D([], [], color="0.4", linestyle="--", label=f"gate at {busy[0]}s"))
-    for axes in grid[1]:
-        axes.set(xlabel="step")
-    figure.legend(handles=handles, frameon=False, ncols=5, loc="upper center", bbox_to_anchor=(0.5, 0.0))
-    where = f"queries that are no {' and no '.join(f'{kind}s' for kind in busy)}" if busy else "all queries"
-    seeds = max(sum(row["arm"] == arm for row in rows) for arm in arms)
-    band = ", with its 95% interval" if seeds >= FEWEST_FOR_AN_INTERVAL else ""
-    figure.suptitle(f"{where[0].upper()}{where[1:]}; thin: a seed; thick: the mean{band}", fontsize=11)
-    return write(figure, path)
+        if title.startswith("Weight"):
+            axes.axhline(100 * uniform(rows, idle), color="0.4", linestyle=":", label="uniform weights")
+
+    size, xlabel = (4.7, 3.0), f"step ({where})"
+    return curve_panels(panels, looks, path, xlabel=xlabel, columns=2, size=size, sharey=False, finish=finish)
 
 
-def lines(axes: plt.Axes, rows: list[dict], value, **look) -> None:
-    """A thin line per row, and a thick one at their mean. value: what is drawn of a point of "sinks", or None."""
-    curves = [[(point["step"], y) for point in row["sinks"] if (y := value(point)) is not None] for row in rows]
-    curves = [curve for curve in curves if curve]
-    for curve in curves:
-        axes.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **look)
-    mean_lines(axes, curves, linewidth=1.8, **look)
+def small_multiples(rows: list[dict], arms: list[str], path: Path) -> Path:
+    """The weight on token 0 against the step: a panel per arm, with the arm "none" in grey behind it, every seed."""
+    idle = kinds_in(rows)[0]
+    both = {"none": "none", "the arm of the panel": None}
+    looks = {label: dict(color=colour) for label, colour in zip(both, ("0.75", COLOURS[0]), strict=True)}
+    share = {arm: curves_of(rows, arm, lambda point: percent(point[idle]["share"])) for arm in ["none", *arms]}
+    panels = {arm: {label: share[name or arm] for label, name in both.items()} for arm in arms}
+
+    def finish(axes, title):
+        axes.axhline(100 * uniform(rows, idle), color="0.4", linestyle=":", linewidth=1, label="uniform weights")
+        axes.set(ylim=(0, 102))
+
+    return curve_panels(panels, looks, path, ylabel=f"weight on {Z} (%)", size=(2.8, 2.2), finish=finish)
+
+
+def curves_of(rows: list[dict], arm: str, value) -> list[list]:
+    """[[(step, what value gives of a point of "sinks"), ...] of each run of the arm], of the runs that have one."""
+    curves = [[(point["step"], value(point)) for point in row["sinks"]] for row in rows if row["arm"] == arm]
+    known = [[(step, number) for step, number in curve if number is not None] for curve in curves]
+    return [curve for curve in known if curve]
 
 
 def uniform(rows: list[dict], kind: str) -> float:
     """The weight that uniform weights put on token 0, mean over the queries of the kind."""
     return statistics.fmean(row["meters"]["kinds"][kind]["uniform"] for row in rows)
-
-
-def small_multiples(rows: list[dict], arms: list[str], path: Path) -> Path:
-    """The weight on token 0 against the step: a panel per arm, with the arm "none" in grey behind it; thin lines
-    are seeds."""
-    idle = kinds_in(rows)[0]
-    n = -(-len(arms) // 4)
-    look: dict = dict(sharex=True, sharey=True, squeeze=False)
-    figure, grid = plt.subplots(n, min(4, len(arms)), figsize=(2.8 * min(4, len(arms)), 2.2 * n + 0.3), **look)
-    for axes in grid.flat[len(arms) :]:
-        axes.set_axis_off()
-    for axes, arm in zip(grid.flat, arms, strict=False):
-        for name, colour in (("none", "0.75"), (arm, COLOURS[0])):
-            own = [row for row in rows if row["arm"] == name]
-            lines(axes, own, lambda point: percent(point[idle]["share"]), color=colour)
-        axes.axhline(100 * uniform(rows, idle), color="0.4", linestyle=":", linewidth=1)
-        axes.set_title(arm, fontsize=10)
-        axes.set(ylim=(0, 102))
-        dress(axes)
-    figure.supxlabel("step", fontsize=10)
-    figure.supylabel(f"weight on {Z} (%)", fontsize=10)
-    return write(figure, path)
 
 
 def maps(checkpoints: list[dict], path: Path) -> Path:

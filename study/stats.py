@@ -42,10 +42,6 @@ SIMULATIONS = 4000
 EXACT_SEEDS = 16  # up to this many seeds all 2^n sign patterns are listed; with more, RANDOM_PATTERNS are drawn
 RANDOM_PATTERNS = 100_000
 
-WORDS = (
-    "supported", "not supported", "refuted", "equivalent", "inconclusive", "passed", "failed", "not run"
-)  # fmt: skip
-
 
 def contrast(rows: list[dict], weights: dict[tuple, float], path: Sequence[str]) -> dict[int, float]:
     """{seed: sum of weight * value}, for the seeds in which every (setting, arm) has a finite value.
@@ -53,15 +49,14 @@ def contrast(rows: list[dict], weights: dict[tuple, float], path: Sequence[str])
     path: the keys that lead to the value in a row, ["accuracy"] or ["scores", "longer", "slices", "320/40"], or a
     number of its curve, ["log_steps", 0.9]. Raises UserError where it leads to anything but a number.
     """
-    values = {((row.get("setting"), row["arm"]), row["seed"]): look_up(row, path) for row in rows}
-    seeds = sorted({seed for _, seed in values})
+    by_run = {((row.get("setting"), row["arm"]), row["seed"]): look_up(row, path) for row in rows}
     sums = {}
-    for seed in seeds:
-        found = [values.get((arm, seed)) for arm in weights]
-        if wrong := [value for value in found if not isinstance(value, int | float | None)]:
+    for seed in sorted({seed for _, seed in by_run}):
+        values = [by_run.get((arm, seed)) for arm in weights]
+        if wrong := [value for value in values if not isinstance(value, int | float | None)]:
             raise UserError(f"of={show(list(path))}: leads to {show(wrong[0])} in a row, and not to a number")
-        if all(value is not None and math.isfinite(value) for value in found):  # a run that diverged has None
-            sums[seed] = sum(weight * value for weight, value in zip(weights.values(), found, strict=True))
+        if all(value is not None and math.isfinite(value) for value in values):  # a run that diverged has None
+            sums[seed] = sum(weight * value for weight, value in zip(weights.values(), values, strict=True))
     return sums
 
 
@@ -94,7 +89,7 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
         verdict, n, threshold, sides
         over, needed                        of a count: numbers of seeds
         mean, sd, low, high, identical      of two values or more; low and high are the exact interval
-        student_low, student_high, p_student
+        student_low, student_high           Student's interval, None of identical values
         p, p_error, p_holm                  of the sign flips about the threshold; p_error: of a p that is sampled, or 0
         within, p_within, p_within_holm     of the two one-sided tests of a band
         detectable, detectable_within       what a comparison of this spread sees in 80% of cases: see `detectable`
@@ -120,12 +115,9 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
             continue
         result[f"{name}_holm"] = p
         if not result["identical"]:
-            if name == "p":
-                effect, _ = detectable(result["n"], LEVEL / len(family) / result["sides"])
-                result["detectable"] = result["sd"] * effect
-            else:
-                _, band = detectable(result["n"], LEVEL / len(family))
-                result["detectable_within"] = result["sd"] * band
+            level = LEVEL / len(family) / (result["sides"] if name == "p" else 1)
+            effect, band = detectable(result["n"], level)
+            result[name.replace("p", "detectable", 1)] = result["sd"] * (effect if name == "p" else band)
     for (values, claim), result in zip(asked, judged, strict=True):
         if "mean" in result:
             result["verdict"] = verdict(values, claim, result)
@@ -160,20 +152,15 @@ def verdict(values: Sequence[float], claim: dict, result: dict) -> str:
 
 
 def describe(values: Sequence[float], threshold: float | None, sides: int) -> dict:
-    """The mean of the values, its exact interval and Student's, and both p-values for a mean over the threshold."""
-    mean = statistics.fmean(values)
+    """The mean of the values, its exact interval and Student's, and the exact p for a mean over the threshold."""
     low, high = exact_interval(values, sides)
-    result: dict = {"mean": mean, "sd": statistics.stdev(values), "low": low, "high": high}
-    result["identical"] = are_identical(values)
-    _, student_low, student_high = t_interval(values, 1 - 2 * LEVEL / sides)
-    result |= {"student_low": student_low, "student_high": student_high}
+    mean, student_low, student_high = t_interval(values, 1 - 2 * LEVEL / sides)
+    result: dict = {"mean": mean, "sd": statistics.stdev(values), "identical": are_identical(values)}
+    result |= {"low": low, "high": high, "student_low": student_low, "student_high": student_high}
     if threshold is not None:
-        alternative = "greater" if sides == 1 else "two-sided"
-        p = sign_flip_test(values, threshold, alternative)
+        p = sign_flip_test(values, threshold, "greater" if sides == 1 else "two-sided")
         is_sampled = len(values) > EXACT_SEEDS
         result |= {"p": p, "p_error": math.sqrt(p * (1 - p) / RANDOM_PATTERNS) if is_sampled else 0.0}
-        found = None if result["identical"] else stats.ttest_1samp(values, threshold, alternative=alternative).pvalue
-        result["p_student"] = None if found is None else float(found)
     return result
 
 
@@ -190,8 +177,8 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, flo
     """(mean, low, high): Student's interval of the mean of at least two values. Identical values have none: None."""
     if are_identical(values):
         return statistics.fmean(values), None, None
-    found = stats.ttest_1samp(values, 0.0).confidence_interval(level)
-    return statistics.fmean(values), float(found.low), float(found.high)
+    ends = stats.ttest_1samp(values, 0.0).confidence_interval(level)
+    return statistics.fmean(values), float(ends.low), float(ends.high)
 
 
 def subset_means(values: Sequence[float]) -> np.ndarray:

@@ -34,5 +34,10 @@ def labels_of(axes):
     return {line.get_label() for line in axes.lines if not line.get_label().startswith("_")}
 
 
+def line_of(axes, label):
+    (line,) = [line for line in axes.lines if line.get_label() == label]
+    return line
+
+
 GAIN = {"gated": 1, "none": -1}
 ROOT = Path(experiment.__file__).parent

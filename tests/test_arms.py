@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 from made_rows import listed
 
-from study import tables
+from study import claims
 
 VARIANTS = {
     "none": {},
@@ -49,12 +49,12 @@ def test_seeds_scores_and_first_arms_may_name_a_variant():
 
 
 def test_a_pooled_claim_is_a_mean_or_a_weighted_sum_and_one_in_each_mixer_stands_there():
-    claims = {
+    asked = {
         "pooled": HELPS | {"pool": MIXERS},
         "in MIXER": HELPS | {"each": ["mamba2", "gla"], "family": "by mixer"},
         "more than in softmax": HELPS | {"contrast": {"late": 0.5}, "pool": {"gla": 1, "softmax": -1}},
     }
-    config = product(claims=claims)
+    config = product(claims=asked)
     third = 1 / 3
     names = ["softmax late", "softmax", "gla late", "gla", "mamba2 late", "mamba2"]
     assert config.claims == {
@@ -64,7 +64,7 @@ def test_a_pooled_claim_is_a_mean_or_a_weighted_sum_and_one_in_each_mixer_stands
         "more than in softmax": HELPS | {"contrast": {"gla late": 0.5, "softmax late": -0.5}},
     }
     assert list(config.claims) == ["pooled", "in mamba2", "in gla", "more than in softmax"]
-    assert len(tables.questions(config)) == 4
+    assert len(claims.questions(config)) == 4
     assert product(**dataclasses.asdict(config)) == config  # as a config is handed on
 
 

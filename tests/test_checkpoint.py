@@ -32,7 +32,7 @@ ARGS = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=11)
 
 def make(**parts):
     """A checkpoint of as little as load_model needs, and these parts."""
-    return {"model": GPT(GPTConfig(**ARGS)).state_dict(), "model_args": dict(ARGS), "iter_num": 7} | parts
+    return {"format": 1, "model": GPT(GPTConfig(**ARGS)).state_dict(), "model_args": dict(ARGS), "iter_num": 7} | parts
 
 
 @pytest.fixture
@@ -206,6 +206,24 @@ def test_what_a_checkpoint_lacks_is_named(tmp_path, helpers, content, lacks):
 
 
 @pytest.mark.parametrize(
+    "number, words",
+    [(None, "commit fa2548f reads it"), (0, "the version of the code that wrote it"), (2, "the version of the code")],
+)
+def test_a_checkpoint_or_an_export_of_another_format_is_refused_with_what_reads_it(
+    file, tmp_path, helpers, number, words
+):
+    export.export(file, tmp_path / "out")
+    about = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert load(file)["format"] == load(tmp_path / "out")["format"] == about.pop("format") == checkpoints.FORMAT
+    changed = {} if number is None else {"format": number}
+    torch.save({name: value for name, value in make().items() if name != "format"} | changed, file)
+    (tmp_path / "out" / "config.json").write_text(json.dumps(about | changed))
+    for path in (file, tmp_path / "out"):
+        message = helpers.error_of(load_model, path)
+        assert f"its format is {number}, and this version reads 1 alone: " in message and words in message
+
+
+@pytest.mark.parametrize(
     "keys, expected",
     [
         (dict(n_embd=12), "size mismatch for wte.weight"),
@@ -320,15 +338,15 @@ def test_an_export_whose_process_was_killed_when_all_was_written_loads_and_can_b
 
 
 def test_of_two_exports_at_once_one_is_refused(sources, helpers, monkeypatch):
-    written, seen = huggingface.save_safetensors, []
+    written, seen = huggingface.save_folder, []
 
-    def meanwhile(*args):
-        monkeypatch.setattr(huggingface, "save_safetensors", written)
+    def meanwhile(*args, **keys):
+        monkeypatch.setattr(huggingface, "save_folder", written)
         seen.append(helpers.error_of(export_of, "safetensors", sources, "old"))
         seen.append(helpers.error_of(export_of, "to_hf", sources, "old"))
-        return written(*args)
+        return written(*args, **keys)
 
-    monkeypatch.setattr(huggingface, "save_safetensors", meanwhile)
+    monkeypatch.setattr(huggingface, "save_folder", meanwhile)
     export_of("to_hf", sources, "new")
     assert [f"process {os.getpid()} on" in line and "is running in it" in line for line in seen] == [True, True]
     assert json.loads((sources / "out" / "config.json").read_text())["hidden_size"] == 16
@@ -478,7 +496,9 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-@pytest.mark.parametrize("name", ["config", "optimizer", "scaler", "data", "new", "versions", "model_args", "extra"])
+@pytest.mark.parametrize(
+    "name", ["config", "optimizer", "scaler", "data", "new", "versions", "model_args", "format", "extra"]
+)
 def test_a_checkpoint_of_parts_that_share_parts_is_refused_before_any_is_compared(
     name, kind, trained, text, tmp_path, helpers, monkeypatch
 ):
@@ -486,7 +506,8 @@ def test_a_checkpoint_of_parts_that_share_parts_is_refused_before_any_is_compare
     value = ENDLESS[kind]()
     whole = trained.get(name)
     torch.save(trained | {name: whole | {"dataset": value} if isinstance(whole, dict) else value}, tmp_path / "ckpt.pt")
-    for call in users_of(tmp_path, text, helpers).values():
+    calls = users_of(tmp_path, text, helpers).values() if name == "config" else [lambda: load(tmp_path)]
+    for call in calls:
         assert "ckpt.pt: no checkpoint of this project (the value is " in helpers.error_of(call)
 
 

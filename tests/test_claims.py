@@ -13,38 +13,36 @@ import math
 import statistics
 
 import pytest
-from made_rows import BASE, GAIN, RULE, listed, made_row, write_rows
+from made_rows import BASE, GAIN, RULE, labels_of, listed, made_row, write_rows
 
 import experiment
 import plot
-from study import claims as claim_figures
-from study import overview, power, stats, tables
+from study import claims, overview, power, stats, tables
 
 
 def test_claims_may_be_about_other_numbers_of_the_rows_each_with_its_own_correction(tmp_path, drawn):
     gain = {"contrast": {"gated": 1, "none": -1}, "above": 0.01}
     longer = {"of": ["scores", "longer", "slices", "64/8"]}
-    claims = {"it helps": gain, "it helps on more pairs": gain | longer, "it helps there, too": gain | longer}
-    claims["it is sparse"] = {"contrast": {"gated": 1}, "above": 0.5, "of": ["meters", "gate_below_0.1", "readout"]}
-    config, rows = listed(seeds=list(range(7)), settings={}, claims=claims), []
+    asked = {"it helps": gain, "it helps on more pairs": gain | longer, "it helps there, too": gain | longer}
+    asked["it is sparse"] = {"contrast": {"gated": 1}, "above": 0.5, "of": ["meters", "gate_below_0.1", "readout"]}
+    config, rows = listed(seeds=list(range(7)), settings={}, claims=asked), []
     for run in experiment.runs_of(config, config.seeds, []):
         noise, is_gated = run["seed"] / 1000, run["arm"] == "gated"
         row = made_row(run, 0.5 + is_gated * (0.1 + noise))
         row["scores"] = {"longer": {"slices": {"64/8": 0.3 + is_gated * (0.1 + noise)}}}
         row["meters"] = {"gate_below_0.1": {"readout": 0.2 + noise}} if is_gated else {}
         rows.append(row)
-    judged = {claim["claim"]: claim for claim in tables.judge_claims(config, rows)}
+    judged = {claim["claim"]: claim for claim in claims.judge_claims(config, rows)}
     words = ["supported", "supported", "supported", "not supported"]
     assert [claim["verdict"] for claim in judged.values()] == words
     alone, paired = judged["it helps"], judged["it helps on more pairs"]
     assert paired["p"] == alone["p"] == alone["p_holm"] == 2 / 2**7
     assert paired["p_holm"] == 2 * paired["p"]
     assert judged["it is sparse"]["by_seed"] == pytest.approx({seed: 0.2 + seed / 1000 for seed in range(7)})
-    claim_figures.forest(list(map(claim_figures.record, judged.values())), tmp_path / "claims.png")
-    names = ["accuracy (points)", "scores longer slices 64/8 (points)", "meters gate_below_0.1 readout (%)"]
-    assert [axes.get_xlabel() for axes in drawn["claims.png"].axes] == names
+    overview.forest(list(map(claims.record, judged.values())), tmp_path / "claims.png")
+    assert [axes.get_xlabel() for axes in drawn["claims.png"].axes] == ["%", "points"]
     del rows[0]["scores"]["longer"]  # as in a run that was not finite
-    assert tables.judge_claims(config, rows)[1]["n"] == 6
+    assert claims.judge_claims(config, rows)[1]["n"] == 6
 
 
 def legend_of(figure):
@@ -53,62 +51,65 @@ def legend_of(figure):
 
 def test_claims_have_a_figure_of_their_intervals_thresholds_and_seeds(tmp_path, drawn):
     gain = {"contrast": {"gated": 1, "none": -1}, "above": 0.05}
-    claims = {"it helps": gain, "it helps in two seeds": gain | {"in": 2}, "it is equal": gain | {"within": 0.2}}
-    del claims["it is equal"]["above"]
-    config = listed(seeds=list(range(7)), claims=claims)
+    asked = {"it helps": gain, "it helps in two seeds": gain | {"in": 2}, "it is equal": gain | {"within": 0.2}}
+    del asked["it is equal"]["above"]
+    config = listed(seeds=list(range(7)), claims=asked)
     rows = [
         made_row(run, 0.5 + run["seed"] / 100 * (run["arm"] == "gated"))
         for run in experiment.runs_of(config, config.seeds, [])
         if run["setting"] == "d16" or run["seed"] == 0  # one seed: not run
     ]
-    judged = tables.judge_claims(config, rows)
-    claim_figures.forest(list(map(claim_figures.record, judged)), tmp_path / "claims.png")
+    judged = claims.judge_claims(config, rows)
+    overview.forest(list(map(claims.record, judged)), tmp_path / "claims.png")
     axes = drawn["claims.png"].axes[0]
     names = ["it helps, d16", "it helps in two seeds, d16", "it is equal, d16"]
     assert [label.get_text() for label in axes.get_yticklabels()] == names
-    first, second, interval, mean = axes.lines[:4]
-    assert list(first.get_xdata()) == list(second.get_xdata()) == [5]  # thresholds; the third claim has none
-    assert list(interval.get_xdata()) == pytest.approx([100 * judged[0]["low"], 100 * judged[0]["high"]])
-    assert list(mean.get_xdata()) == pytest.approx([3])
-    assert any(list(line.get_xdata()) == pytest.approx([0, 1, 2, 3, 4, 5, 6]) for line in axes.lines)
-    few = tables.judge_claims(config, rows[:6])  # the exact interval is the whole line
-    claim_figures.forest(list(map(claim_figures.record, few)), tmp_path / "few.png")
-    edge = drawn["few.png"].axes[0].lines[0]
+    of = {label: [line for line in axes.lines if line.get_label() == label] for label in labels_of(axes)}
+    assert [list(line.get_xdata()) for line in of["threshold"]] == [[5], [5]]  # the third claim has none
+    assert list(of[judged[0]["verdict"]][0].get_xdata()) == pytest.approx(
+        [100 * judged[0][end] for end in ("low", "high")]
+    )
+    means = [line for line in axes.lines if line.get_marker() == "o"]
+    assert [list(line.get_xdata()) for line in means] == [pytest.approx([3])] * 3
+    assert [list(line.get_xdata()) for line in of["a seed"]] == [pytest.approx([0, 1, 2, 3, 4, 5, 6])] * 3
+    few = claims.judge_claims(config, rows[:6])  # the exact interval is the whole line
+    overview.forest(list(map(claims.record, few)), tmp_path / "few.png")
+    is_open = "exact interval open: too few seeds"
+    edge = next(line for line in drawn["few.png"].axes[0].lines if line.get_label() == is_open)
     assert list(edge.get_xdata()) == pytest.approx([0, 1])
     # a legend of what is there
-    marks = ["threshold", "a seed"]
-    words = dict.fromkeys(claim["verdict"] for claim in judged if claim["setting"] == "d16")
-    assert legend_of(drawn["claims.png"]) == [*marks, *words]
-    few_marks = ["mean, exploratory", "exact interval open: too few seeds", "Student's, there"]
-    assert legend_of(drawn["few.png"]) == [*marks, *few_marks, "inconclusive"]
+    words = {claim["verdict"] for claim in judged if claim["setting"] == "d16"}
+    assert set(legend_of(drawn["claims.png"])) == {"threshold", "a seed", *words}
+    few_marks = {"mean, exploratory", is_open, "Student's, there"}
+    assert set(legend_of(drawn["few.png"])) == {"threshold", "a seed", *few_marks, "inconclusive"}
 
 
 def test_a_count_is_judged_when_all_its_runs_are_there_and_a_run_without_a_value_is_not_above():
-    claims = {"most": {"contrast": {"gated": 1}, "above": 0.4, "in": 2}}
-    config = listed(seeds=[0, 1, 2], settings={}, claims=claims)
+    asked = {"most": {"contrast": {"gated": 1}, "above": 0.4, "in": 2}}
+    config = listed(seeds=[0, 1, 2], settings={}, claims=asked)
     values = {0: 0.5, 1: None, 2: 0.6}  # seed 1 is not finite
     rows = [made_row(run, values[run["seed"]]) for run in experiment.runs_of(config, config.seeds, [])]
-    (judged,) = tables.judge_claims(config, rows)
+    (judged,) = claims.judge_claims(config, rows)
     said = "most: passed (2 of 3 seeds over 0.4, 2 needed: +0.5000, +0.6000); no value in seeds 1"
-    assert judged["verdict"] == "passed" and tables.claims_table([judged]) == said
+    assert judged["verdict"] == "passed" and claims.claims_table([judged]) == said
     few = [row for row in rows if row["seed"] < 2]
-    assert tables.claims_table(tables.judge_claims(config, few)) == "most: not run"
-    some = listed(seeds=[0, 1, 2], settings={}, claims=claims, seeds_of={"gated": [0, 1]})
-    assert tables.judge_claims(some, few)[0]["verdict"] == "failed"  # no other seed is to be run
+    assert claims.claims_table(claims.judge_claims(config, few)) == "most: not run"
+    some = listed(seeds=[0, 1, 2], settings={}, claims=asked, seeds_of={"gated": [0, 1]})
+    assert claims.judge_claims(some, few)[0]["verdict"] == "failed"  # no other seed is to be run
 
 
 def test_a_claim_is_corrected_within_its_question_and_exploratory_ones_by_themselves():
     gain = {"contrast": {"gated": 1, "none": -1}, "above": 0.01}
-    claims = {name: gain for name in ("a", "b", "c")} | {"mine": gain | {"family": "another question"}}
-    claims |= {f"look {i}": gain | {"exploratory": True} for i in range(2)}
-    config = listed(seeds=list(range(8)), settings={}, claims=claims)
+    asked = {name: gain for name in ("a", "b", "c")} | {"mine": gain | {"family": "another question"}}
+    asked |= {f"look {i}": gain | {"exploratory": True} for i in range(2)}
+    config = listed(seeds=list(range(8)), settings={}, claims=asked)
     gated = {"none": 0, "gated": 0.1}
     runs = experiment.runs_of(config, config.seeds, [])
     rows = [made_row(run, 0.5 + gated[run["arm"]] * (1 + run["seed"] / 100)) for run in runs]
-    judged = {claim["claim"]: claim for claim in tables.judge_claims(config, rows)}
+    judged = {claim["claim"]: claim for claim in claims.judge_claims(config, rows)}
     sizes = {name: claim["p_holm"] / claim["p"] for name, claim in judged.items()}
     assert sizes == {"a": 3, "b": 3, "c": 3, "mine": 1, "look 0": 2, "look 1": 2}
-    lines = tables.claims_table(list(judged.values())).splitlines()
+    lines = claims.claims_table(list(judged.values())).splitlines()
     assert lines[0].startswith("a: supported (") and lines[-1].startswith("look 1: exploratory: supported (")
 
 
@@ -127,18 +128,18 @@ def test_a_claim_that_its_seeds_cannot_support_is_refused_unless_it_is_explorato
     assert message in error(6, claims={"a": claim, "b": claim})
     assert "4 seeds" in error(6, claims={"a": claim}, seeds_of={"gated": [0, 1, 2, 3]})
     assert "in=7: is more than the seeds" in error(6, claims={"most": claim | {"in": 7}})
-    for count, claims in [
+    for count, asked in [
         (6, {"a": claim}), (5, {"a": claim | {"sides": 1}}), (6, {"a": claim, "b": claim | {"family": "b"}}),
         (6, {"a": claim, "b": claim | {"in": 3}}), (2, {"a": claim | {"exploratory": True}}),
     ]:  # fmt: skip
-        listed(seeds=list(range(count)), settings={}, claims=claims)
+        listed(seeds=list(range(count)), settings={}, claims=asked)
     listed(seeds=[0], claims={"a": claim}, exploratory=True)
 
 
 def test_a_dry_run_says_what_each_claim_can_show(tmp_path, helpers):
     claim = {"contrast": GAIN, "above": 0.05}
-    claims = {"it helps": claim | {"sides": 1}, "equal": {"contrast": GAIN, "within": 0.1}, "most": claim | {"in": 3}}
-    config = listed(seeds=list(range(8)), settings={}, claims=claims, jobs=1)
+    asked = {"it helps": claim | {"sides": 1}, "equal": {"contrast": GAIN, "within": 0.1}, "most": claim | {"in": 3}}
+    config = listed(seeds=list(range(8)), settings={}, claims=asked, jobs=1)
     runs = experiment.runs_of(config, config.seeds, [])
     rows = [made_row(run, 0.5 + (run["arm"] == "gated") * 0.1 * run["seed"] / 7) for run in runs]
     spread = statistics.stdev(0.1 * seed / 7 for seed in range(8))
@@ -176,7 +177,7 @@ def flags_of(values, settings=None, choices=(), changes=None, **keys):
     chosen = {(None, arm): 0.01 for arm in values} if keys else None
     rows = [made_row(run, values[run["arm"]]) for run in experiment.runs_of(config, config.seeds, [], chosen)]
     rows = [row | (changes or {}) if row["arm"] == "gated" else row for row in rows]
-    return tables.judge_claims(config, rows, choices)[0]["flags"]
+    return claims.judge_claims(config, rows, choices)[0]["flags"]
 
 
 def test_a_verdict_at_the_ceiling_or_at_chance_is_flagged():
@@ -185,9 +186,9 @@ def test_a_verdict_at_the_ceiling_or_at_chance_is_flagged():
     assert flags_of({"none": 0.26, "gated": 0.6}) == flags_of({"none": 0.9, "gated": 1.0}) == []
     config = listed(data={"slices": "80/2,80/5,80/10,80/20", "vocab_size": 96})
     row = {"data": dataclasses.asdict(config)["data"]}
-    assert power.chance(config, row, ["accuracy"]) == pytest.approx(4 / 37)
-    assert power.chance(config, row, ["scores", "longer", "slices", "320/40"]) == 1 / 40
-    assert power.chance(listed(prepare="pystdlib", data={}, settings={}), row, ["accuracy"]) is None
+    assert claims.chance(config, row, ["accuracy"]) == pytest.approx(4 / 37)
+    assert claims.chance(config, row, ["scores", "longer", "slices", "320/40"]) == 1 / 40
+    assert claims.chance(listed(prepare="pystdlib", data={}, settings={}), row, ["accuracy"]) is None
 
 
 def test_a_pair_of_unlike_commits_dtypes_or_threads_is_flagged():
@@ -202,9 +203,9 @@ def test_a_pair_of_unlike_commits_dtypes_or_threads_is_flagged():
     about = {"git_commit": "a", "threads": 1, "code_sha256": "x"}
     rows = [made_row(run, values[run["arm"]]) | about for run in experiment.runs_of(config, config.seeds, [])]
     rows[0] |= {"git_commit": "b", "threads": 2}
-    assert tables.judge_claims(config, rows)[0]["flags"] == ["mixed threads within 1 of 8 seeds"]  # of the same code
+    assert claims.judge_claims(config, rows)[0]["flags"] == ["mixed threads within 1 of 8 seeds"]  # of the same code
     del rows[0]["code_sha256"]
-    (line,) = tables.claims_table(tables.judge_claims(config, rows)).splitlines()
+    (line,) = claims.claims_table(claims.judge_claims(config, rows)).splitlines()
     assert line.endswith("; mixed commits within 1 of 8 seeds; mixed threads within 1 of 8 seeds")
 
 
@@ -218,8 +219,8 @@ def test_a_rate_at_the_end_of_its_grid_or_within_a_standard_error_is_flagged():
         "margin: gated's rate 0.01 and 0.001 are within a standard error",
     ]
     edges = [chosen | {"arm": arm, "is_edge": True} for arm in "abcde"]
-    assert power.edges(edges[:2]) == ["edge: a, b chose 0.01 at the end of the grid"]
-    assert power.edges([*edges, gated]) == ["edge: 5 arms chose 0.01 at the end of the grid"]
+    assert claims.edges(edges[:2]) == ["edge: a, b chose 0.01 at the end of the grid"]
+    assert claims.edges([*edges, gated]) == ["edge: 5 arms chose 0.01 at the end of the grid"]
     said = "one selection seed: the margin of none's rate over 0.001 has no standard error"
     assert flags_of(values, choices=[none | {"error": math.nan}, gated], **keys) == [said]
     assert flags_of(values, choices=[none | {"margin": math.nan, "error": math.nan}, gated], **keys) == []
@@ -228,11 +229,11 @@ def test_a_rate_at_the_end_of_its_grid_or_within_a_standard_error_is_flagged():
 
 def test_a_claim_may_be_about_the_curve_and_pool_settings(helpers):
     half = {arm: weight / 2 for arm, weight in GAIN.items()}
-    claims = {
+    asked = {
         "sooner": {"contrast": {"none": 1, "gated": -1}, "above": 0, "of": ["log_steps", 0.6]},
         "pooled": {"contrast": {"d16": half, "d32": half}, "above": 0, "of": ["lost", 0.6], "sides": 1},
     }
-    config = listed(seeds=list(range(8)), claims=claims)
+    config = listed(seeds=list(range(8)), claims=asked)
     rows = []
     for run in experiment.runs_of(config, config.seeds, []):
         row, is_gated = made_row(run, 0.9), run["arm"] == "gated"
@@ -241,8 +242,8 @@ def test_a_claim_may_be_about_the_curve_and_pool_settings(helpers):
         if not is_gated and run["setting"] == "d32":
             row["curve"][2][1] = 0.55  # it never gets there
         rows.append(row)
-    d16, d32, pooled = tables.judge_claims(config, rows)
-    assert "(2.00, exact 95% interval 2.00 to 2.00, identical in all seeds; over 1.00: p" in tables.claims_table([d16])
+    d16, d32, pooled = claims.judge_claims(config, rows)
+    assert "(2.00, exact 95% interval 2.00 to 2.00, identical in all seeds; over 1.00: p" in claims.claims_table([d16])
     assert d16["by_seed"] == pytest.approx(dict.fromkeys(range(8), math.log(2))) and d16["verdict"] == "supported"
     assert set(d32["by_seed"].values()) == {0} and d32["verdict"] == "inconclusive"
     assert pooled["by_seed"] == pytest.approx(dict.fromkeys(range(8), -0.5))  # the mean of 0 and -1
@@ -263,9 +264,9 @@ def test_a_claim_may_be_about_the_curve_and_pool_settings(helpers):
 def test_with_many_seeds_the_sign_flip_test_is_called_what_it_is():
     config = listed(settings={}, seeds=list(range(50)), claims={"it helps": {"contrast": {"gated": 1}, "above": 0.4}})
     rows = [made_row(run, 0.5 + run["seed"] / 100) for run in experiment.runs_of(config, config.seeds, [])]
-    said = tables.claims_table(tables.judge_claims(config, rows))
+    said = claims.claims_table(claims.judge_claims(config, rows))
     assert "; over 0.4: p 2e-05 +-1e-05, 100,000 random sign patterns, 2e-05 after Holm; sees 0.0589 beyond" in said
-    some = tables.claims_table(tables.judge_claims(config, rows[:30]))  # two arms
+    some = claims.claims_table(claims.judge_claims(config, rows[:30]))  # two arms
     assert "; over 0.4: p 6.1e-05, 6.1e-05 after Holm; sees" in some
 
 
@@ -341,7 +342,7 @@ def looked_at(n_seeds, planned):
         | {"planned_seeds": list(range(planned))}
         for run in experiment.runs_of(config, list(range(n_seeds)), [])
     ]
-    return tables.judge_claims(config, rows)[0]
+    return claims.judge_claims(config, rows)[0]
 
 
 def test_seeds_that_were_added_without_a_declared_look_make_a_claim_exploratory():
@@ -350,7 +351,7 @@ def test_seeds_that_were_added_without_a_declared_look_make_a_claim_exploratory(
     added = looked_at(12, planned=6)
     words = "seeds were added to the 6 that were planned at first, without a declared look"
     assert added["exploratory"] and added["flags"] == [words]
-    assert tables.claims_table([added]).startswith("a: exploratory: supported (")
+    assert claims.claims_table([added]).startswith("a: exploratory: supported (")
     early = looked_at(7, planned=12)  # before all seeds have run
     assert early["exploratory"] and early["flags"] == ["the seeds so far are no declared look"]
 
@@ -361,60 +362,56 @@ def test_seeds_that_were_planned_and_are_left_out_make_a_claim_exploratory():
     config = listed(seeds=all_seeds, settings={}, claims={"a": claim})
     runs = experiment.runs_of(config, all_seeds, [])
     rows = [made_row(run, 0.5 + 0.1 * (run["arm"] == "gated")) | {"planned_seeds": all_seeds} for run in runs]
-    (judged,) = tables.judge_claims(dataclasses.replace(config, seeds=kept), rows)
+    (judged,) = claims.judge_claims(dataclasses.replace(config, seeds=kept), rows)
     assert judged["exploratory"] and judged["flags"] == ["seeds 7 were planned and are left out"]
     # an arm may have been planned with more seeds than the other: those that both have count
     more = [row | {"planned_seeds": [*all_seeds, 12]} if row["arm"] == "gated" else row for row in rows]
-    assert not tables.judge_claims(config, more)[0]["exploratory"]
+    assert not claims.judge_claims(config, more)[0]["exploratory"]
 
 
-def test_all_claims_of_all_experiments_stand_on_one_page(tmp_path, capsys):
-    words = {"it helps <more>": {"contrast": GAIN, "above": 0.05}}
-    words["later"] = {"contrast": GAIN, "above": 0, "of": ["log_steps", 0.4], "exploratory": True}
-    config = listed(seeds=list(range(8)), settings={}, claims=words, run=False)
+def test_all_claims_of_all_experiments_stand_in_one_figure(tmp_path, capsys, drawn):
+    asked = {"it helps <more>": {"contrast": GAIN, "above": 0.05}}
+    asked["later"] = {"contrast": GAIN, "above": 0, "of": ["log_steps", 0.4], "exploratory": True}
+    config = listed(seeds=list(range(8)), settings={}, claims=asked, run=False)
     runs = experiment.runs_of(config, config.seeds, [])
-    for name in ("one", "two"):
-        write_rows(tmp_path / name, [made_row(run, 0.5 + run["seed"] / 100) for run in runs])
-        keys = json.dumps(dataclasses.asdict(config))
-        experiment.main([f"--config_override={keys}", f"--out_dir={tmp_path / name}"])
-    (tmp_path / "empty").mkdir()
-    plot.main([str(tmp_path)])
-    assert capsys.readouterr().out.endswith(f"{tmp_path / 'claims.png'}\n{tmp_path / 'claims.html'}\n")
-    found = overview.read_claims(tmp_path)
-    assert list(found) == ["one", "two"]
-    helps, later = found["one"]
+    judged = claims.judge_claims(config, [made_row(run, 0.5 + run["seed"] / 100) for run in runs])
+    helps, later = records = list(map(claims.record, judged))
     assert (helps["unit"], helps["verdict"], helps["estimate"], helps["threshold"]) == ("points", "not supported", 0, 5)
     assert (later["unit"], later["estimate"], later["seeds"]["0"]) == ("ratio of steps", 1, 1)
-    page = (tmp_path / "claims.html").read_text()
-    assert '<a href="one/report.html">one</a>' in page and "it helps &lt;more&gt;" in page
-    assert "data:image/png;base64," in page and "http" not in page
+    for name in ("one", "two", "empty"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "claims.json").write_text(json.dumps({"claims": records if name != "empty" else []}))
+    plot.main([str(tmp_path)])
+    assert capsys.readouterr().out == f"{tmp_path / 'claims.png'}\n"
+    ratios, points = ([label.get_text() for label in axes.get_yticklabels()] for axes in drawn["claims.png"].axes)
+    assert points == ["one", "it helps <more>", "two", "it helps <more>"] and ratios == ["one", "later", "two", "later"]
     (tmp_path / "two" / "claims.json").write_text('{"claims": [{"name": 3}]}')
-    with pytest.raises(UserError, match=r"two/claims.json: cannot be drawn: claims\[0\]"):
+    with pytest.raises(UserError, match=r"two/claims.json: cannot be drawn \(KeyError: 'verdict'\)"):
         plot.main([str(tmp_path)])
 
 
 def test_claims_that_are_not_run_yet_count_in_the_correction():
     gain = {"contrast": {"gated": 1, "none": -1}, "above": 0.01}
-    claims = {"a": gain, "b": gain | {"contrast": {"late": 1, "none": -1}}}
+    asked = {"a": gain, "b": gain | {"contrast": {"late": 1, "none": -1}}}
     arms = {"none": {}, "gated": {"gate": "elementwise"}, "late": {"gate": "headwise"}}
-    config = listed(seeds=list(range(8)), settings={}, claims=claims, arms=arms)
+    config = listed(seeds=list(range(8)), settings={}, claims=asked, arms=arms)
     runs = [run for run in experiment.runs_of(config, config.seeds, []) if run["arm"] != "late"]
     rows = [made_row(run, 0.5 + (run["arm"] == "gated") * (0.1 + run["seed"] / 100)) for run in runs]
-    first, second = tables.judge_claims(config, rows)
+    first, second = claims.judge_claims(config, rows)
     assert first["p_holm"] == 2 * first["p"] and second["verdict"] == "not run"
     assert first["detectable"] == pytest.approx(first["sd"] * stats.detectable(8, 0.05 / 2 / 2)[0])
 
 
 def test_a_score_that_is_not_computed_yet_is_missing_and_not_lost():
-    claims = {"longer": {"contrast": GAIN, "above": 0.01, "of": ["scores", "longer", "accuracy"]}}
-    config = listed(seeds=list(range(8)), settings={}, claims=claims, scores={"longer": {}})
+    asked = {"longer": {"contrast": GAIN, "above": 0.01, "of": ["scores", "longer", "accuracy"]}}
+    config = listed(seeds=list(range(8)), settings={}, claims=asked, scores={"longer": {}})
     rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
     for row in rows[:12]:
         row["scores"] = {"longer": {"accuracy": 0.5 + (row["arm"] == "gated") * (0.1 + row["seed"] / 100)}}
-    (judged,) = tables.judge_claims(config, rows)
+    (judged,) = claims.judge_claims(config, rows)
     assert judged["missing"] == [6, 7] and judged["lost"] == [] and judged["exploratory"]
     rows[0] |= {"finite": False, "scores": {}}  # such a run is never scored
-    (judged,) = tables.judge_claims(config, rows)
+    (judged,) = claims.judge_claims(config, rows)
     assert judged["missing"] == [6, 7] and judged["lost"] == [0]
 
 
@@ -430,9 +427,9 @@ def test_a_score_that_is_not_computed_yet_is_missing_and_not_lost():
     ],
 )  # fmt: skip
 def test_only_shares_are_shown_as_points_or_per_cent(of, unit):
-    claims = {"a": {"contrast": GAIN, "above": 0.0, "of": of}}
-    (question,) = tables.questions(listed(seeds=list(range(8)), settings={}, claims=claims))
-    assert claim_figures.unit_of(question) == unit
+    asked = {"a": {"contrast": GAIN, "above": 0.0, "of": of}}
+    (question,) = claims.questions(listed(seeds=list(range(8)), settings={}, claims=asked))
+    assert claims.unit_of(question) == unit
 
 
 def test_a_verdict_waits_for_every_seed_of_both_arms():

@@ -405,7 +405,7 @@ def test_the_experiment_on_wikitext_runs_on_other_text_and_claims_ratios_of_word
     config = configurator.load(experiment.ExperimentConfig, [str(ROOT / "config/experiments/wikitext103.py"), *words])
     found = experiment.run_all(config, tmp_path / "out")
     rows = {(row["arm"], row["seed"]): row["scores"]["test"]["word_perplexity"] for row in found}
-    claim = claims.record(*tables.judge_claims(config, found))
+    claim = claims.record(*claims.judge_claims(config, found))
     ratios = {"0": rows["softmax", 0] / rows["softmax sigmoid", 0]}
     assert claim["seeds"] == pytest.approx(ratios, rel=1e-5) and claim["unit"] == "ratio"
     assert claim["threshold"] == pytest.approx(1 / 0.97, abs=1e-4)
@@ -491,7 +491,7 @@ def test_finished_runs_are_scored_on_other_data_and_the_figures_are_drawn(base, 
     assert [line.split() for line in lines] == [["softmax", *shown], ["gla", "nan%", "nan%", "nan%"]]
     assert tables.slices_tables([rows[0] | {"scored": {}}]) == []
     figures = report.figures(rows, tmp_path)
-    assert [figure.name for figure in figures] == ["accuracy.png", "branch.png", "slices.png"]
+    assert [figure.name for figure in figures] == ["accuracy.png", "branch.png"]
     assert all(figure.read_bytes().startswith(b"\x89PNG") for figure in figures)
 
 
@@ -543,7 +543,7 @@ def test_an_experiment_on_text_shows_losses_and_has_no_verdict(base, tmp_path):
     ]  # fmt: skip
     config = experiment.ExperimentConfig(arms={"plain": {}, "gated": {}}, seeds=[0, 1], metric="val_loss", base=FLOAT32)
     assert "gated  2.0000  3.0000  2.5000  -3.8531 to 8.8531" in str(tables.table(config, rows))
-    names = ["val_loss.png", "lengths.png", "lengths_gain.png"]
+    names = ["val_loss.png", "lengths_gain.png"]
     assert [figure.name for figure in report.figures(rows, tmp_path)] == names
 
 

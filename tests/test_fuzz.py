@@ -289,7 +289,8 @@ def test_a_data_set_whose_meta_json_holds_anything_is_read_or_one_line(cases, tm
 
 def make_checkpoint(**changed):
     torch.manual_seed(0)
-    return {"model": GPT(GPTConfig(**ARGS)).state_dict(), "model_args": dict(ARGS), "iter_num": 3} | changed
+    about = {"format": 1, "model_args": dict(ARGS), "iter_num": 3}
+    return about | {"model": GPT(GPTConfig(**ARGS)).state_dict()} | changed
 
 
 def equal(a, b):

@@ -309,7 +309,7 @@ REFUSED = {
         change(rope_parameters={"full_attention": ROPE}),
         "'full_attention' has a RoPE of its own",
     ),
-    "biases": (change(attention_bias=True), "attention_bias: its linear layers have biases"),
+    "biases": (change(attention_bias=True), "attention_bias=True: its linear layers have biases"),
     "a sliding window": (change(use_sliding_window=True), "use_sliding_window"),
     "an unknown layer": (change(layer_types=["full_attention", "chunked"]), "layer_types: 'chunked' is not read"),
     "too few layers": (change(layer_types=["full_attention"]), "layer_types: 1 for 2 layers"),
@@ -340,7 +340,10 @@ REFUSED = {
         change(tie_word_embeddings=True),
         "lm_head.weight is not model.embed_tokens.weight, though its config.json ties them",
     ),
-    "whole numbers": (change_tensor("model.norm.weight", torch.ones(32, dtype=torch.int8)), "is I8, not one of"),
+    "whole numbers": (
+        change_tensor("model.norm.weight", torch.ones(32, dtype=torch.int8)),
+        "is torch.int8, and no number",
+    ),
     "a file cut short": (first_file(lambda file, data: file.write_bytes(data[:-9])), "damaged, or no safetensors"),
     "a header of noise": (first_file(lambda file, data: file.write_bytes(b"\xff" * 99)), "damaged, or no safetensors"),
     "a file that is missing": (first_file(lambda file, data: file.unlink()), "00001-of-"),
@@ -501,7 +504,7 @@ def test_a_gate_that_doubles_leaves_with_its_factor_in_the_output_projection(nam
         x = torch.randn(1, 6, 16)
         mask = torch.full((6, 6), -torch.inf).triu(1)[None, None]
         *_, mixer = (block.mixer for block in model.blocks)
-        ours, _ = mixer(x)
+        ours = mixer(x)
         y, _ = theirs.model.layers[-1].self_attn(x, theirs.model.rotary_emb(x, torch.arange(6)[None]), mask)
         torch.testing.assert_close(y, ours, rtol=0, atol=1e-5)
 
@@ -730,28 +733,28 @@ def loss_of(model, dataset):
 
 MEASURE = """
 import sys
+import safetensors.torch
 import torch
-import model
 from runs import checkpoint, huggingface
 
 def status(name):
     (line,) = (line for line in open("/proc/self/status") if line.startswith(name + ":"))
     return 1024 * int(line.split()[1])
 
-with torch.device("meta"):  # torch loads what it needs for tensors without memory
-    model.GPT(model.GPTConfig(n_layer=1, vocab_size=9))
-    torch.cat([torch.ones(2, 2)]).unflatten(0, (1, -1)).flatten(0, 1).float()
-before = status("VmRSS")
+def save_file(*args, write=safetensors.torch.save_file):  # when all tensors are ready to be written
+    print("measured", status("RssAnon") - before)
+    write(*args)
+
+safetensors.torch.save_file, before, resident = save_file, status("RssAnon"), status("VmRSS")
 huggingface.read_folder(sys.argv[1], sys.argv[2], block_size=64)
-print("measured", status("VmHWM") - before)
 loaded, _ = checkpoint.load_model(sys.argv[2])
 loaded(torch.zeros(1, 8, dtype=torch.long))
-print("measured", status("VmHWM") - before)
+print("measured", status("VmHWM") - resident)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_an_import_takes_the_memory_of_a_few_tensors_and_a_load_that_of_one_model(tmp_path):
+def test_an_import_takes_the_memory_of_what_it_rearranges_and_a_load_that_of_one_model(tmp_path):
     keys = dict(hidden_size=512, intermediate_size=2048, num_hidden_layers=5, vocab_size=8000)
     torch.manual_seed(0)
     with torch.device("meta"):
@@ -765,4 +768,4 @@ def test_an_import_takes_the_memory_of_a_few_tensors_and_a_load_that_of_one_mode
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     of_import, of_load = (int(number) / size for number in re.findall(r"measured (\d+)", ended.stdout))
-    assert of_import < 0.4 and of_load < 1.4
+    assert of_import < 1 and of_load < 1.4

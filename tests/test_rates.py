@@ -12,7 +12,7 @@ import re
 import types
 
 import pytest
-from made_rows import BASE, listed, made_row, write_rows
+from made_rows import BASE, line_of, listed, made_row, write_rows
 
 import experiment
 from study import curves, rates, report, runner
@@ -299,17 +299,6 @@ def test_the_rates_table_has_every_run_that_chose_a_rate_and_the_end_table_the_r
     assert {name for name in first if first[name] != again[name]} <= {"report.html"}  # it has the command
 
 
-def test_every_run_that_chose_a_rate_is_a_dot_in_the_figure_of_its_arm(tmp_path, drawn):
-    config = choosing(arms={"none": {"gate": "none"}, "gated": {"gate": "elementwise"}})
-    choices, n_runs = chosen(config, lambda run: None if (r := run["config"]["learning_rate"]) == 0.1 else 10 * r)
-    rates.figure(config, choices, tmp_path / "rates.png")
-    panels = drawn["rates.png"].axes
-    assert [axes.get_title() for axes in panels] == ["none", "gated"]
-    dots = [sum(len(line.get_xdata()) for line in axes.lines if line.get_marker() in "ox") for axes in panels]
-    assert sum(dots) == n_runs
-    assert [axes.lines[-1].get_xdata()[0] for axes in panels] == [choice["rate"] for choice in choices] == [0.01, 0.01]
-
-
 def test_the_short_runs_show_in_which_rates_a_mixer_learns(tmp_path, drawn):
     arms = {"softmax": {}, "gla": {"attention": "gla"}, "gla gated": {"attention": "gla", "gate": "elementwise"}}
     ends = {"softmax": [0.5, 0.6, 0.5], "gla": [0.2, 0.7, None], "gla gated": [0.3, 0.8, 0.1]}
@@ -334,18 +323,18 @@ def test_the_short_runs_show_in_which_rates_a_mixer_learns(tmp_path, drawn):
     for mixer, of_arms in wanted.items():
         for arm, own in of_arms.items():
             assert found[mixer][arm] == {rate: pytest.approx([end] * seeds, nan_ok=True) for rate, end in own.items()}
-    rates.windows(config, found, tmp_path / "windows.png")
+    rates.windows(config.metric, found, tmp_path / "windows.png")
     softmax, gla = drawn["windows.png"].axes
     assert (softmax.get_title(), gla.get_title()) == ("softmax", "gla")
     assert [label.get_text() for label in softmax.get_xticklabels()] == ["0.001", "0.01", "0.1"]
-    means, dashes, crosses = gla.lines[::3], gla.lines[1::3], gla.lines[2::3]
-    assert [line.get_label() for line in means] == ["gated", "none"]  # that without a gate lies on top
-    assert list(means[0].get_ydata()) == pytest.approx([30, 80, 10])
-    assert [sum(map(math.isfinite, line.get_ydata())) for line in dashes] == [3 * seeds, 2 * seeds]
-    assert math.isnan(means[1].get_ydata()[2])  # no line across the rate that a run did not survive
-    assert [list(line.get_xdata()) for line in crosses] == [[], [0.1]]
-    one = choosing(arms={"softmax": {}})
-    assert rates.windows_of(one, chosen(one, lambda run: 0.5)[0]) == {}
+    assert list(line_of(gla, "gated").get_ydata()) == pytest.approx([30, 80, 10])
+    assert math.isnan(line_of(gla, "none").get_ydata()[2])  # no line across the rate that a run did not survive
+    thin = [line for line in gla.lines if line.get_linewidth() == 0.7]
+    assert [sum(map(math.isfinite, line.get_ydata())) for line in thin] == [2] * seeds + [3] * seeds
+    crosses = [line for line in gla.lines if line.get_marker() == "x"]
+    assert [list(line.get_xdata()) for line in crosses] == [[0.1], []]
+    few = choosing(arms={"softmax": {}}, learning_rates=rates_tried[:2], widen_rates=False)
+    assert rates.windows_of(few, chosen(few, lambda run: 0.5)[0]) == {}
 
 
 def test_one_arm_may_choose_the_rate_for_another(tmp_path, capsys):

@@ -331,11 +331,11 @@ def test_a_chunk_is_a_power_of_two(chunk_size):
 
 
 @pytest.mark.skipif(not has_fla(), reason="needs a GPU and flash-linear-attention")
-@pytest.mark.parametrize(
-    ("kind", "delta"), [("none", False), ("per head", False), ("per channel", False), ("per head", True)]
-)
-def test_the_kernels_of_fla_compute_the_chunked_form(kind, delta):
+@pytest.mark.parametrize("kind", ["none", "per head", "per channel"])
+@with_and_without_the_delta_rule
+def test_the_kernels_of_fla_compute_the_chunked_form_with_every_gradient(kind, delta):
     inputs = make_inputs(200, kind, "-5 to 0 a step", delta, torch.float32)
     inputs = {name: x if x is None else x.cuda() for name, x in inputs.items()}
-    for x, expected in zip(fla(**inputs), chunked(**inputs), strict=True):
-        assert error(x, expected) < 1e-2
+    expected = run(chunked, inputs)
+    for name, x in run(fla, inputs).items():
+        assert error(x, expected[name]) < 1e-2, name

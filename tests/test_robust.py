@@ -326,7 +326,8 @@ def test_a_tensor_that_repeats_one_number_a_billion_times_is_refused(tmp_path, h
     args = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=11)
     weights = GPT(GPTConfig(**args)).state_dict()
     weights |= {"wte.weight": torch.zeros(1, 1).expand(2**40, 8)}
-    torch.save({"model": weights, "model_args": args | {"vocab_size": 2**40}}, tmp_path / "ckpt.pt")
+    checkpoint = {"format": 1, "model": weights, "model_args": args | {"vocab_size": 2**40}}
+    torch.save(checkpoint, tmp_path / "ckpt.pt")
     assert "'wte.weight' is no plain tensor" in helpers.error_of(checkpoints.load_model, tmp_path)
 
 

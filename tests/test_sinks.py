@@ -9,7 +9,6 @@ from configurator import UserError
 import json
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pytest
 
 import experiment
@@ -48,7 +47,7 @@ def test_the_table_has_a_line_per_arm_with_its_means_and_spread():
 
 
 @pytest.mark.parametrize("others", [ROWS, []])
-def test_an_arm_without_weights_has_no_number_and_no_line(others, tmp_path, monkeypatch):
+def test_an_arm_without_weights_has_no_number_and_no_line(others, tmp_path, drawn):
     bare = row("none", 2, 0.5) | {"arm": "conv"}
     rows = json.loads(json.dumps([*others, bare, bare | {"seed": 3}]))
     for at in (point for one in rows[-2:] for point in one["sinks"]):
@@ -60,13 +59,9 @@ def test_an_arm_without_weights_has_no_number_and_no_line(others, tmp_path, monk
     assert cells["loss, other"] == "2.0000"
     said = "With conv: its mixer has no weights, and so no sink."
     assert sinks.reading(rows)[-1:] == ([said] if others else [])
-    figures = []
-    monkeypatch.setattr(sinks, "write", lambda figure, path: figures.append(figure) or path)
     sinks.curves(rows, ["none", "conv"] if others else ["conv"], tmp_path / "sink.png")
-    assert len(figures[0].axes[0].lines) == (4 if others else 1)  # two seeds, their mean and the uniform weights
+    assert len(drawn["sink.png"].axes[0].lines) == (4 if others else 1)  # two seeds, their mean and uniform weights
     sinks.small_multiples(rows, ["conv"], tmp_path / "sink_arms.png")
-    for figure in figures:
-        plt.close(figure)
 
 
 def test_the_reading_begins_with_the_ungated_arm_and_says_what_each_gate_changes():
@@ -88,19 +83,16 @@ def test_arms_with_fewer_seeds_have_panels_of_their_own(tmp_path):
     assert [path.name for path in report.figures(ROWS, tmp_path)] == ["sink.png"]
 
 
-def test_every_seed_is_a_line_and_the_gate_has_one_for_each_kind(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(sinks, "write", lambda figure, path: drawn.append(figure) or path)
+def test_every_seed_is_a_line_and_the_gate_has_one_for_each_kind(tmp_path, drawn):
     sinks.figures(ROWS, tmp_path)
-    weight, effective, norm, gate = drawn[0].axes
+    weight, effective, norm, gate = drawn["sink.png"].axes
     assert [len(axes.lines) for axes in (weight, effective, norm, gate)] == [7, 6, 6, 6]  # weight: the uniform one
     black = [line for line in weight.lines if line.get_color() == "#000000"]
     assert sorted(line.get_ydata()[-1] for line in black) == [80.0, pytest.approx(85.0), 90.0]  # none, and the mean
     assert sorted(round(line.get_ydata()[-1], 2) for line in gate.lines) == [0.09] * 3 + [0.9] * 3
-    plt.close(drawn[0])
 
 
-def test_maps_stand_side_by_side_with_their_triggers_and_gates(tmp_path, monkeypatch):
+def test_maps_stand_side_by_side_with_their_triggers_and_gates(tmp_path, drawn):
     layer = {
         "mixer": "softmax",
         "gates": {},
@@ -115,19 +107,12 @@ def test_maps_stand_side_by_side_with_their_triggers_and_gates(tmp_path, monkeyp
     gated = about | {"gate": "headwise", "maps": [shown | {"gate": [0.1, 0.9]}]}
     file = tmp_path / "meters.json"
     file.write_text(json.dumps({"checkpoints": [plain, gated]}))
-    drawn = []
-    monkeypatch.setattr(sinks, "write", lambda figure, path: drawn.append(figure) or path)
     assert plot.draw_json(file) == [tmp_path / "maps.png"]
-    left, right, colours = drawn[0].axes
+    left, right, colours = drawn["maps.png"].axes
     assert (left.get_title(), right.get_title()) == ("without a gate", "gate headwise")
     assert [len(axes.child_axes) for axes in (left, right)] == [0, 1]
     assert right.child_axes[0].images[0].get_array().ravel().tolist() == [0.1, 0.9]
     assert left.lines[0].get_ydata().tolist() == [1]
-    plt.close(drawn[0])
-    for wrong in ({"gate": [0.1]}, {"weights": [[1.0], [0.0]]}, {"layer": 1}):
-        file.write_text(json.dumps({"checkpoints": [about | {"gate": "none", "maps": [shown | {"gate": []} | wrong]}]}))
-        with pytest.raises(UserError, match="no map fits"):
-            plot.draw_json(file)
 
 
 def test_arms_run_with_the_seeds_that_seeds_of_gives_them():

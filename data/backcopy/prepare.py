@@ -39,7 +39,7 @@ from configurator import UserError, key  # noqa: E402
 from data.pystdlib.prepare import find_sources  # noqa: E402
 from data.shards import UINT16_VOCAB  # noqa: E402
 from data.text.prepare import read_text  # noqa: E402
-from data.writing import check_room, claim, parameters_of, report, write_examples  # noqa: E402
+from data.writing import check_room, claim, made_by, report, write_examples  # noqa: E402
 
 GENERATOR = "data/backcopy/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows
@@ -62,39 +62,26 @@ class Config:
 
 
 def main(argv):
-    config = configurator.load(Config, argv, positional=None, program="data/backcopy/prepare.py", description=__doc__)
-    out_dir = config.out_dir or Path(__file__).resolve().parent
+    config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
     rows = config.train_size + config.val_size
     # tokens and labels, uint16; while they are drawn, a row's tokens once more and its random numbers
-    size = 4 * config.seq_len * rows
-    check_room(
-        out_dir, 2 * size + 64 * rows, size, f"{rows:,} rows of {config.seq_len}", "train_size, val_size or seq_len"
-    )
+    size, what = 4 * config.seq_len * rows, f"{rows:,} rows of {config.seq_len}"
+    check_room(config.out_dir, 2 * size + 64 * rows, size, what, "train_size, val_size or seq_len")
     alphabet, table, first = chain_of(config)
-    out_dir = claim(out_dir, config.overwrite, GENERATOR)
-    splits, losses = {}, {}
+    out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
+    splits = {}
     for i, (split, size) in enumerate((("train", config.train_size), ("val", config.val_size))):
         rng = np.random.default_rng([config.seed, i])
         examples = generate(rng, size, config.seq_len, table, first, config.triggers, config.first_token)
-        losses[split] = perfect_loss(examples[:, 0], table, first, config.triggers)
-        splits[split] = [(examples, {"slice": str(config.seq_len), "perfect_loss": losses[split]})]
+        loss = perfect_loss(examples[:, 0], table, first, config.triggers)
+        splits[split] = [(examples, {"slice": str(config.seq_len), "perfect_loss": loss})]
+    triggers = list(range(1, config.triggers + 1))
     source = {"python": platform.python_version()} if config.text is None else {}
-    meta = write_examples(
-        out_dir,
-        splits,
-        name="backcopy",
-        tokenizer="backcopy",
-        vocab_size=len(alphabet) + 1,
-        kinds={"trigger": list(range(1, config.triggers + 1))},
-        generator=GENERATOR,
-        generator_version=VERSION,
-        parameters=parameters_of(config) | {"alphabet": alphabet} | source,
-        seed=config.seed,
-    )
-    triggers = ", ".join(map(repr, alphabet[: config.triggers]))
-    share = np.isin(examples[:, 0], range(1, config.triggers + 1)).mean()
-    print(f"triggers: {triggers}, {share:.1%} of the tokens")
-    print(f"loss of the perfect predictor: {losses['val']:.4f} nats on val, 0 behind triggers")
+    about = made_by(config, GENERATOR, VERSION, alphabet=alphabet, **source) | {"kinds": {"trigger": triggers}}
+    meta = write_examples(out_dir, splits, name="backcopy", tokenizer="backcopy", vocab_size=len(alphabet) + 1, **about)
+    share = np.isin(examples[:, 0], triggers).mean()
+    print(f"triggers: {', '.join(map(repr, alphabet[: config.triggers]))}, {share:.1%} of the tokens")
+    print(f"loss of the perfect predictor: {loss:.4f} nats on val, 0 behind triggers")
     report(meta, out_dir)
 
 
@@ -120,11 +107,12 @@ def chain_of(config):
 def most_frequent(text, n):
     """The n most frequent characters as one string, and the text as their ids, 1..n; 0 stands for any other one."""
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    found, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    counts = np.bincount(codes)
     order = np.argsort(-counts, kind="stable")[:n]  # of two that are as frequent, the one of the smaller code
-    ids = np.zeros(len(found), np.int64)
+    order = order[counts[order] > 0]
+    ids = np.zeros(len(counts), np.int64)
     ids[order] = np.arange(1, len(order) + 1)
-    return "".join(map(chr, found[order])), ids[inverse]
+    return "".join(map(chr, order)), ids[codes]
 
 
 def pair_table(ids, n):

@@ -38,7 +38,7 @@ import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
 from data.shards import UINT16_VOCAB  # noqa: E402
-from data.writing import check_room, claim, parameters_of, report, write_examples  # noqa: E402
+from data.writing import check_room, claim, made_by, report, write_examples  # noqa: E402
 
 GENERATOR = "data/mqar/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows
@@ -64,24 +64,13 @@ class Config:
 
 
 def main(argv):
-    config = configurator.load(Config, argv, positional=None, program="data/mqar/prepare.py", description=__doc__)
+    config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
     slices = parse_slices(config)
-    out_dir = config.out_dir or Path(__file__).resolve().parent
-    check_sizes(config, slices, out_dir)
-    out_dir = claim(out_dir, config.overwrite, GENERATOR)
+    check_sizes(config, slices)
+    out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
+    about = made_by(config, GENERATOR, VERSION)
     splits = generate_splits(config, slices)
-    facts = [{"slice": f"{seq_len}/{pairs}", "pairs": pairs} for seq_len, pairs in slices]
-    meta = write_examples(
-        out_dir,
-        {split: zip(examples, facts, strict=True) for split, examples in splits.items()},
-        name="mqar",
-        tokenizer="mqar",
-        vocab_size=config.vocab_size,
-        generator=GENERATOR,
-        generator_version=VERSION,
-        parameters=parameters_of(config),
-        seed=config.seed,
-    )
+    meta = write_examples(out_dir, splits, name="mqar", tokenizer="mqar", vocab_size=config.vocab_size, **about)
     n_values = config.vocab_size - config.vocab_size // 2
     for seq_len, pairs in slices:
         queries = config.queries or pairs
@@ -103,7 +92,7 @@ def parse_slices(config):
     if not slices or len(set(slices)) < len(slices):
         raise UserError("slices: name at least one, and each once")
     for seq_len, pairs in slices:
-        check_settings(seq_len, pairs, vocab_size=config.vocab_size, queries=config.queries)
+        check_settings(seq_len, pairs, config.vocab_size, config.queries or pairs)
     return slices
 
 
@@ -113,38 +102,34 @@ def chance(config) -> float:
     return sum(asked / pairs for pairs, asked in queries) / sum(asked for _, asked in queries)
 
 
-def check_sizes(config, slices, out_dir):
+def check_sizes(config, slices):
     """Raises UserError if memory or the disk is too small for the rows: all are held at once, then written."""
-    rows = config.train_size + config.val_size
-    sizes = {slice_: 4 * slice_[0] * rows for slice_ in slices}
-    largest = max(sizes, key=sizes.get)
+    rows, (longest, pairs) = config.train_size + config.val_size, max(slices)
+    size = sum(4 * seq_len * rows for seq_len, _ in slices)
     # besides, a hash for each row; for a block, the clocks and their order for each slot, the decks of keys and values
-    block = min(BLOCK, max(config.train_size, config.val_size)) * (24 * max(sizes)[0] + 8 * config.vocab_size)
-    what = f"{rows:,} rows of slice {largest[0]}/{largest[1]}"
-    size = sum(sizes.values())
-    check_room(out_dir, size + 24 * rows + block, size, what, "train_size, val_size or the length")
+    block = min(BLOCK, max(config.train_size, config.val_size)) * (24 * longest + 8 * config.vocab_size)
+    what = f"{rows:,} rows of slice {longest}/{pairs}"
+    check_room(config.out_dir, size + 24 * rows + block, size, what, "train_size, val_size or the length")
 
 
-def check_settings(seq_len, pairs, *, vocab_size, queries):
+def check_settings(seq_len, pairs, vocab_size, queries):
     """Raises UserError with the reason if no row can be made."""
-    where, queries = f"slice {seq_len}/{pairs}", pairs if queries is None else queries
-    n_keys, slots = vocab_size // 2 - 1, seq_len // 2 - pairs
-    if pairs < 1:
-        raise UserError(f"{where}: needs at least one pair")
-    if seq_len % 2:
-        raise UserError(f"{where}: the length must be even, because queries stand at even positions")
-    if pairs > n_keys:
-        raise UserError(f"{where}: {pairs} pairs need as many keys, and vocab_size={vocab_size} has {n_keys}")
-    if queries > pairs:
-        raise UserError(f"{where}: queries={queries} is more than its pairs; each is asked for at most once")
-    if slots < queries:
-        raise UserError(f"{where}: {queries} queries need as many slots, and {max(slots, 0)} are left after the pairs")
+    n_keys, slots = vocab_size // 2 - 1, max(seq_len // 2 - pairs, 0)
+    for is_wrong, reason in (
+        (pairs < 1, "needs at least one pair"),
+        (seq_len % 2, "the length must be even, because queries stand at even positions"),
+        (pairs > n_keys, f"{pairs} pairs need as many keys, and vocab_size={vocab_size} has {n_keys}"),
+        (queries > pairs, f"queries={queries} is more than its pairs; each is asked for at most once"),
+        (slots < queries, f"{queries} queries need as many slots, and {slots} are left after the pairs"),
+    ):
+        if is_wrong:
+            raise UserError(f"slice {seq_len}/{pairs}: {reason}")
 
 
 def generate(rng, rows, seq_len, pairs, *, vocab_size=8192, queries=None, power=0.01, filler="zero"):
     """Rows of one slice, drawn independently: tokens and labels as (rows, 2, seq_len) uint16. Raises UserError."""
-    check_settings(seq_len, pairs, vocab_size=vocab_size, queries=queries)
-    queries = pairs if queries is None else queries
+    queries = queries or pairs
+    check_settings(seq_len, pairs, vocab_size, queries)
     slots = seq_len // 2 - pairs
     chance = np.arange(1, slots + 1) ** (power - 1.0)
     examples = np.zeros((rows, 2, seq_len), np.uint16)
@@ -194,28 +179,28 @@ def draw_other(rng, context, count, vocab_size):
 
 
 def generate_splits(config, slices):
-    """{"train": one array for each slice, "val": ...}. No row is in both, and no slice depends on another."""
+    """{"train": [(rows of a slice, facts)], "val": ...}. No row is in both, and no slice depends on another."""
     settings = dict(vocab_size=config.vocab_size, queries=config.queries, power=config.power, filler=config.filler)
     splits = {"train": [], "val": []}
-    for slice_ in slices:
-        rng = np.random.default_rng([config.seed, 0, *slice_])
-        train = generate(rng, config.train_size, *slice_, **settings)
-        rng = np.random.default_rng([config.seed, 1, *slice_])
-        val = generate(rng, config.val_size, *slice_, **settings)
+    for seq_len, pairs in slices:
+        rngs = [np.random.default_rng([config.seed, i, seq_len, pairs]) for i in range(2)]
+        train = generate(rngs[0], config.train_size, seq_len, pairs, **settings)
+        val = generate(rngs[1], config.val_size, seq_len, pairs, **settings)
         train_hashes = row_hashes(train)
         for _ in range(100):
             seen = np.flatnonzero(np.isin(row_hashes(val), train_hashes))
             if not len(seen):
                 break
-            val[seen] = generate(rng, len(seen), *slice_, **settings)
+            val[seen] = generate(rngs[1], len(seen), seq_len, pairs, **settings)
         else:
             raise UserError(
-                f"slice {slice_[0]}/{slice_[1]}: so few rows are possible that {len(seen)} of {config.val_size} for "
+                f"slice {seq_len}/{pairs}: so few rows are possible that {len(seen)} of {config.val_size} for "
                 f"validation are still among the {config.train_size} for training after 100 draws; raise vocab_size, "
                 "pairs or seq_len, or lower train_size"
             )
-        splits["train"].append(train)
-        splits["val"].append(val)
+        facts = {"slice": f"{seq_len}/{pairs}", "pairs": pairs}
+        splits["train"].append((train, facts))
+        splits["val"].append((val, facts))
     return splits
 
 

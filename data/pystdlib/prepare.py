@@ -22,6 +22,7 @@ With row_len the text is not one stream but rows of its own, and all rows begin 
 in which attention sinks are strongest (Gu et al. 2024).
 """
 
+import contextlib
 import hashlib
 import math
 import platform
@@ -39,7 +40,7 @@ import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
 from data.tokenizer import get_tokenizer  # noqa: E402
-from data.writing import claim, parameters_of, report, write_examples, write_stream  # noqa: E402
+from data.writing import claim, fitting, made_by, report, write_examples, write_stream  # noqa: E402
 
 GENERATOR = "data/pystdlib/prepare.py"
 VERSION = 2  # 1: with tables and near-duplicates, split at random by file
@@ -66,22 +67,17 @@ class Config:
 
 
 def main(argv):
-    config = configurator.load(Config, argv, positional=None, program="data/pystdlib/prepare.py", description=__doc__)
+    config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
     root = Path(sysconfig.get_path("stdlib"))
     texts = {file.relative_to(root).as_posix(): file.read_bytes().decode() for file in find_sources(root)}
     texts, left_out = clean(texts)
     names = split_units({name: len(text.encode()) for name, text in texts.items()}, config)
     splits = {split: [texts[name] for name in names[split]] for split in names}
-    out_dir = claim(config.out_dir or Path(__file__).resolve().parent, config.overwrite, GENERATOR)
+    out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
     train, val = (set().union(*map(runs_of, splits[split])) for split in ("train", "val"))
     shared = len(train & val) / len(val)
-    about = dict(
-        name="pystdlib",
-        generator=GENERATOR,
-        generator_version=VERSION,
-        parameters=parameters_of(config) | {"python": platform.python_version(), "shared_runs": round(shared, 4)},
-        seed=config.seed,
-    )
+    facts = dict(python=platform.python_version(), shared_runs=round(shared, 4))
+    about = {"name": "pystdlib"} | made_by(config, GENERATOR, VERSION, **facts)
     if config.row_len is None:
         meta = write_stream(out_dir, splits, tokenizer=get_tokenizer("byte"), shard_tokens=config.shard_tokens, **about)
     else:
@@ -110,17 +106,16 @@ def clean(texts):
     left_out = {"tables": [], "generated files": [], "near-duplicates": []}
     for name, text in texts.items():
         runs = runs_of(text)
+        is_generated = name.startswith("config-") or GENERATED.search(text[:300])  # config-*: made by a build
         if name.startswith(TABLES) or is_table(text):
-            reason = "tables"
-        elif name.startswith("config-") or GENERATED.search(text[:300]):  # config-*: python-config.py, made by a build
-            reason = "generated files"
+            left_out["tables"].append(len(text.encode()))
+        elif is_generated:
+            left_out["generated files"].append(len(text.encode()))
         elif len(runs & seen) > len(runs) / 2:
-            reason = "near-duplicates"
+            left_out["near-duplicates"].append(len(text.encode()))
         else:
             kept[name] = text
             seen |= runs
-            continue
-        left_out[reason].append(len(text.encode()))
     return kept, left_out
 
 
@@ -145,50 +140,36 @@ def split_units(sizes, config):
     units = {}
     for name, size in sizes.items():
         units[unit_of(name)] = units.get(unit_of(name), 0) + size
-    room = config.val_fraction * min(config.most_bytes or math.inf, sum(sizes.values()))
+    most = config.most_bytes or math.inf
+    room = config.val_fraction * min(most, sum(sizes.values()))
     by_hash = sorted(units, key=lambda unit: hashlib.sha256(unit.encode()).digest())
     small = {unit: units[unit] for unit in by_hash if units[unit] <= room / 6}
     chosen = fitting(small, room) or [min(units, key=units.get)]
     val = [name for name in sizes if unit_of(name) in chosen]
     others = [name for name in sizes if unit_of(name) not in chosen]
-    others = [others[i] for i in np.random.default_rng(config.seed).permutation(len(others))]
-    room = (config.most_bytes or math.inf) - sum(sizes[name] for name in val)
-    train = fitting({name: sizes[name] for name in others}, room)
+    order = np.random.default_rng(config.seed).permutation(len(others))
+    train = fitting({others[i]: sizes[others[i]] for i in order}, most - sum(sizes[name] for name in val))
     if not train:
-        raise UserError(
-            f"most_bytes={config.most_bytes}: no file is left for training beside {', '.join(chosen)}; raise it"
-        )
+        raise UserError(f"most_bytes={most}: no file is left for training beside {', '.join(chosen)}; raise it")
     return {"train": train, "val": val}
-
-
-def fitting(sizes, room):
-    """In the order given, each name that keeps the sum of the sizes taken at or below room."""
-    taken = []
-    for name, size in sizes.items():
-        if size <= room:
-            taken.append(name)
-            room -= size
-    return taken
 
 
 def find_sources(root):
     """The .py files under `root`, sorted by path, without tests, installed packages, empty files and invalid UTF-8."""
-    found = []
+    found = {}
     for file in root.rglob("*.py"):
         path = file.relative_to(root)
         # _sysconfigdata is made when Python is built, and holds the paths of that machine
         if LEFT_OUT & set(path.parts) or path.name.startswith("_sysconfigdata") or not file.is_file():
             continue
-        try:
+        with contextlib.suppress(UnicodeDecodeError):
             if file.read_bytes().decode():
-                found.append((path.as_posix(), file))
-        except UnicodeDecodeError:
-            pass
+                found[path.as_posix()] = file
     if len(found) < 2:
         raise UserError(
             "this Python comes without the sources of its standard library; run data/text/prepare.py on your own text"
         )
-    return [file for _, file in sorted(found)]
+    return [found[path] for path in sorted(found)]
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -24,7 +25,7 @@ import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
 from data.tokenizer import TOKENIZER_FILE, TOKENIZERS, FileTokenizer, get_tokenizer  # noqa: E402
-from data.writing import claim, parameters_of, report, split_documents, write_stream  # noqa: E402
+from data.writing import claim, fitting, made_by, report, write_stream  # noqa: E402
 
 GENERATOR = "data/text/prepare.py"
 VERSION = 2  # 2: blank files are left out, linked folders are read
@@ -46,14 +47,13 @@ class Config:
 
 
 def main(argv):
-    config = configurator.load(Config, argv, positional="paths", program="data/text/prepare.py", description=__doc__)
+    config = configurator.load(Config, argv, positional="paths", program=GENERATOR, description=__doc__)
     files = find_files(config.paths, config.ext)
-    out_dir = claim(config.out_dir or Path(__file__).resolve().parent, config.overwrite, GENERATOR)
+    out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
     if config.errors == "skip":
-        found = files
-        files = [file for file in found if is_text(file)]
-        if len(files) < len(found):
-            print(f"{len(found) - len(files)} of {len(found)} files are not UTF-8 and were left out")
+        all_files, files = files, [file for file in files if is_text(file)]
+        if len(files) < len(all_files):
+            print(f"{len(all_files) - len(files)} of {len(all_files)} files are not UTF-8 and were left out")
         if not files:
             raise UserError(f"{', '.join(config.paths)}: no file is UTF-8 text")
     is_folder = config.tokenizer not in TOKENIZERS and os.path.isdir(config.tokenizer)
@@ -62,19 +62,12 @@ def main(argv):
         train, val = split_lines(read_text(files[0]), config.val_fraction, files[0])
         splits = {"train": [train], "val": [val]}
     else:
-        is_val = split_documents([file.stat().st_size for file in files], config.val_fraction, config.seed)
-        splits = {"train": read_texts(files, ~is_val, "train"), "val": read_texts(files, is_val, "val")}
-    meta = write_stream(
-        out_dir,
-        splits,
-        tokenizer=tokenizer,
-        shard_tokens=config.shard_tokens,
-        name="text",
-        generator=GENERATOR,
-        generator_version=VERSION,
-        parameters=parameters_of(config),
-        seed=config.seed,
-    )
+        val = validation_files([file.stat().st_size for file in files], config.val_fraction, config.seed)
+        named = {"train": [file for i, file in enumerate(files) if i not in val], "val": [files[i] for i in val]}
+        # each file is read only when it is needed
+        splits = {split: map(read_text, tqdm(files, desc=split, unit="file")) for split, files in named.items()}
+    about = made_by(config, GENERATOR, VERSION)
+    meta = write_stream(out_dir, splits, tokenizer=tokenizer, shard_tokens=config.shard_tokens, name="text", **about)
     report(meta, out_dir)
 
 
@@ -84,17 +77,14 @@ def find_files(paths, ext):
         raise UserError("no text: name files or folders, as in python data/text/prepare.py book.txt")
     found = {}
     for path in paths:
+        files = [path]
         if os.path.isdir(path):
-            files = list(walk(path))
-            files = [file for file in files if file.endswith(tuple(ext)) and os.path.isfile(file)]
+            files = [file for file in walk(path) if file.endswith(tuple(ext)) and os.path.isfile(file)]
             if not files:
                 raise UserError(f"{path}: no file in this folder ends in {', '.join(ext)}; --ext=... takes others")
-        elif os.path.isfile(path):
-            files = [path]
-        elif os.path.exists(path):
-            raise UserError(f"{path}: is neither a file nor a folder")
-        else:
-            raise UserError(f"{path}: no such file or folder")
+        elif not os.path.isfile(path):
+            is_there = os.path.exists(path)
+            raise UserError(f"{path}: {'is neither a file nor a folder' if is_there else 'no such file or folder'}")
         # by real path: the same text in training and in validation would make the loss meaningless
         found |= {os.path.realpath(file): Path(file) for file in files}
     try:
@@ -124,10 +114,18 @@ def is_blank(file):
         return not any(block.strip() for block in iter(lambda: data.read(1 << 20), b""))
 
 
-def read_texts(files, wanted, split):
-    """Yields one text after the other, each read only when it is needed."""
-    for i in tqdm(wanted.nonzero()[0], desc=split, unit="file"):
-        yield read_text(files[i])
+class NotText(UserError):
+    pass
+
+
+def read_text(file):
+    """The text of a file. Raises NotText if it is not UTF-8."""
+    try:
+        return file.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise NotText(f"{file}: is not UTF-8 text (byte {error.start}); --errors=skip leaves it out") from None
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
 
 
 def is_text(file):
@@ -140,17 +138,12 @@ def is_text(file):
     return True
 
 
-class NotText(UserError):
-    pass
-
-
-def read_text(file):
-    try:
-        return file.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise NotText(f"{file}: is not UTF-8 text (byte {error.start}); --errors=skip leaves it out") from None
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
+def validation_files(sizes, val_fraction, seed):
+    """Which files are for validation, by number. In a random order, each is taken that keeps validation at or below
+    val_fraction of the total size. If no file is small enough, the smallest one is taken."""
+    order = np.random.default_rng(seed).permutation(len(sizes)).tolist()
+    taken = fitting({i: sizes[i] for i in order}, val_fraction * sum(sizes))
+    return sorted(taken) or [sizes.index(min(sizes))]
 
 
 def split_lines(text, val_fraction, file):

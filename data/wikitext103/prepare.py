@@ -24,7 +24,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -33,7 +32,7 @@ import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
 from data.tokenizer import TOKENIZERS, get_tokenizer  # noqa: E402
-from data.writing import claim, report, write_stream  # noqa: E402
+from data.writing import claim, made_by, report, write_stream  # noqa: E402
 
 GENERATOR = "data/wikitext103/prepare.py"
 VERSION = 1
@@ -47,8 +46,6 @@ WORDS = {"train": 103_227_021, "valid": 217_646, "test": 245_569}  # of the toke
 # A title stands between two empty lines; " = = Section = = " and the " = note " under a table are no titles. The
 # pattern begins with a plain newline and looks back from there: that is ten times as fast as a search for "^ ?\n = "
 TITLE = re.compile(rb"\n(?:(?<=\n \n)|(?<=\n\n)|(?<=\A \n)|(?<=\A\n)) = (?!= )[^\n]+ = \n(?= ?\n)")
-
-IS_SPACE = np.array([chr(i).isspace() for i in range(0x3002)])  # U+3000 is the last space there is
 
 
 @dataclass
@@ -66,23 +63,20 @@ class Config:
 
 
 def main(argv):
-    config = configurator.load(
-        Config, argv, positional=None, program="data/wikitext103/prepare.py", description=__doc__
-    )
+    config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
     name = "wikitext103" + "-raw" * (config.version == "raw") + "-mini" * config.mini
     out_dir = claim(config.out_dir or Path(__file__).resolve().parents[1] / name, config.overwrite, GENERATOR)
-    texts = {split: data for split, data in read_splits(config).items() if data is not None}
-    tokenizer = get_tokenizer(
-        config.tokenizer
-    )  # after the text: without the internet, the error about the text names the ways to get both
     sources = MINI_SOURCES if config.mini else SOURCES
-    about = {split: describe(data, sources[split], config.version) for split, data in texts.items()}
-    for split in about:
-        part = "whole" if about[split]["whole"] else f"partial, of {LINES[sources[split]]:,}"
-        print(f"{split}: {sources[split]}, {about[split]['lines']:,} lines ({part})")
+    texts = read_splits(config, sources)
+    # after the text: without the internet, the error about the text names the ways to get both
+    tokenizer = get_tokenizer(config.tokenizer)
+    text = {split: describe(data, sources[split]) for split, data in texts.items()}
+    for split, facts in text.items():
+        part = "whole" if facts["whole"] else f"partial, of {LINES[sources[split]]:,}"
+        print(f"{split}: {sources[split]}, {facts['lines']:,} lines ({part})")
 
     def check(split, counts):
-        published = about[split].get("published_words")
+        published = text[split].get("published_words")
         if config.version == "tokens" and published not in (None, counts["words"]):
             raise UserError(
                 f"{split}: has the lines of WikiText-103's {sources[split]} split but {counts['words']:,} words, where "
@@ -98,16 +92,7 @@ def main(argv):
         count_words=count_words,
         check=check,
         name=name,
-        generator=GENERATOR,
-        generator_version=VERSION,
-        parameters={
-            "version": config.version,
-            "tokenizer": config.tokenizer,
-            "mini": config.mini,
-            "shard_tokens": config.shard_tokens,
-            "text": about,
-        },
-        seed=0,
+        **made_by(config, GENERATOR, VERSION, text=text),
     )
     if missing := [split for split in ("train", "val") if split not in texts]:
         print(f"no {' and no '.join(missing)} split: this can be evaluated on, but training needs both train and val")
@@ -115,16 +100,15 @@ def main(argv):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The text of a split: the bytes of its file, or None if the split is missing
+# The text of a split: the bytes of its file
 
 
-def read_splits(config):
-    """{our split: its text as bytes, or None}. Raises UserError if there is no text at all."""
-    sources = MINI_SOURCES if config.mini else SOURCES
+def read_splits(config, sources):
+    """{our split: its text as bytes}, of those that there are. Raises UserError if there is no text at all."""
     if config.from_dir is None:
         dataset = download(HUB_CONFIG[config.version])
-        found = {split: HUB_SPLIT[source] for split, source in sources.items() if HUB_SPLIT[source] in dataset}
-        return {split: join_rows(dataset[name].with_format("arrow")[:]["text"]) for split, name in found.items()}
+        there = {split: HUB_SPLIT[source] for split, source in sources.items() if HUB_SPLIT[source] in dataset}
+        return {split: join_rows(dataset[name].with_format("arrow")[:]["text"]) for split, name in there.items()}
     folder = Path(config.from_dir)
     if not os.path.isdir(folder):
         raise UserError(f"from_dir={config.from_dir}: no such folder")
@@ -136,18 +120,19 @@ def read_splits(config):
             f"{folder}: has no text in wiki.{{train,valid,test}}.{config.version} or "
             f"{{train,validation,test}}-*.parquet{hint}"
         )
-    return texts
+    return {split: data for split, data in texts.items() if data is not None}
 
 
 def read_copy(folder, source, version):
-    """The text of wiki.SOURCE.VERSION, or of the hub's parquet files in the folder or in the hub's subfolder of it."""
+    """The text of wiki.SOURCE.VERSION, or of the hub's parquet files in the folder or in the hub's subfolder of it.
+    None without them."""
     file = folder / f"wiki.{source}.{version}"
     try:
         if os.path.isfile(file):
             return file.read_bytes()
         for place in (folder / HUB_CONFIG[version], folder):
             if files := sorted(filter(os.path.isfile, place.glob(f"{HUB_SPLIT[source]}*.parquet"))):
-                return b"".join(read_parquet(file) for file in files)
+                return b"".join(map(read_parquet, files))
     except OSError as error:
         raise UserError(f"{error.filename or file}: cannot be read ({error.strerror or error})") from None
     return None
@@ -174,9 +159,7 @@ def download(name):
         import datasets
         import huggingface_hub
 
-        if not hub_answers(
-            huggingface_hub
-        ):  # otherwise load_dataset retries for half a minute before it uses the cache
+        if not hub_answers(huggingface_hub):  # else load_dataset retries for half a minute before it uses the cache
             datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
         return datasets.load_dataset(HUB, name)
     except Exception as error:  # whatever the hub, the network library, a proxy or the cache raises
@@ -199,16 +182,15 @@ def hub_answers(huggingface_hub):
 # Lines, documents, words
 
 
-def describe(data, source, version):
+def describe(data, source):
     """What identifies the text, for meta.json. A text with the published number of lines is the whole split."""
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     if lines > LINES[source]:
         raise UserError(f"{source}: has {lines:,} lines, where WikiText-103's {source} split has {LINES[source]:,}")
-    facts = {"source": source, "sha256": hashlib.sha256(data).hexdigest(), "lines": lines}
-    if lines < LINES[source]:
-        return facts | {"whole": False}
+    is_whole = lines == LINES[source]
+    facts = {"source": source, "sha256": hashlib.sha256(data).hexdigest(), "lines": lines, "whole": is_whole}
     # word perplexities of the raw version, too, are published per word of the tokenised version
-    return facts | {"whole": True, "published_words": WORDS[source]}
+    return facts | ({"published_words": WORDS[source]} if is_whole else {})
 
 
 def documents(data, split):
@@ -226,15 +208,8 @@ def documents(data, split):
 
 
 def count_words(text):
-    """
-    The number of words as WikiText-103's language models count them: len(text.split()), and one for each end of a line.
-    It is counted by the ends of words: text.split would hold the GIL, which other threads need, four times as long.
-    """
-    if not text:
-        return 0
-    space = IS_SPACE.take(np.frombuffer(text.encode("utf-32-le"), np.uint32), mode="clip")
-    last = not space[-1]
-    return int(np.count_nonzero(space[1:] > space[:-1])) + last + text.count("\n") + (text[-1] != "\n")
+    """The number of words as WikiText-103's language models count them, where the end of each line is a word, too."""
+    return len(text.split()) + text.count("\n") + (text[-1:] not in ("", "\n"))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import importlib.util
 import multiprocessing
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -75,23 +76,21 @@ def random_batch(config: BenchConfig, vocab_size: int, B: int, T: int) -> tuple[
     return tuple(torch.randint(vocab_size, (2, B, T), generator=generator).to(config.device))
 
 
-def keeps_every_token(name: str) -> bool:
-    """Whether the mixer's state grows with the context, as a KV cache does and a recurrent state does not."""
-    keys: dict = dict(n_layer=1, n_head=1, n_embd=16, vocab_size=1, attention=name)
-    short, long = (GPT(GPTConfig(**keys, block_size=T)).state_bytes() for T in (16, 32))
-    return short < long
+def in_new_processes(function: Callable, tasks: list[tuple], at_once: int = 1) -> list:
+    """[function(*task), ...], each in a process of its own, so many at once."""
+    with multiprocessing.get_context("spawn").Pool(at_once, maxtasksperchild=1) as pool:
+        return pool.starmap(function, tasks, chunksize=1)
 
 
-def peak_mb(*arguments, **keys) -> float:
+def peak_mb(config: BenchConfig, name: str, batch: tuple, keys: dict) -> float:
     """Peak memory in MB, on a GPU of the tensors alone, of a new process that trains such a Side three times."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(peak_bytes, arguments, keys) / 1e6
+    return in_new_processes(peak_bytes, [(config, name, batch, keys)])[0] / 1e6
 
 
-def peak_bytes(config: BenchConfig, *arguments, **keys) -> int:
+def peak_bytes(config: BenchConfig, name: str, batch: tuple, keys: dict) -> int:
     torch.set_num_threads(config.threads)
     keep_freed_memory()
-    side = Side(config, *arguments, **keys)
+    side = Side(config, name, batch, **keys)
     for _ in range(3):
         side()
     if config.device == "cuda":
