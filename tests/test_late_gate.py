@@ -179,7 +179,7 @@ def started(monkeypatch):
     """The keys of the runs that are started from here on, in this process."""
     found = []
 
-    def start(command, folder, threads, gpu, processes):
+    def start(command, folder, threads, gpu, processes, held):
         found.append(command[1])
         train.main([f"--config_override={json.dumps(command[1])}"])
         return types.SimpleNamespace(returncode=0, poll=lambda: 0)
