@@ -127,9 +127,7 @@ def test_a_number_that_float32_has_not_is_refused_by_every_key(name, value, help
         lambda: train.main(helpers.words(**{name: value}, out_dir=tmp_path / "out")),
         lambda: configurator.build(train.TrainConfig, {name: value}),
     ):
-        assert re.match(
-            rf"{name}=.*: must be a number .*at (least -|most )3.4028234663852886e\+38", helpers.error_of(set_key)
-        )
+        assert re.match(rf"{name}=.*: must be a number (of at|above) ", helpers.error_of(set_key))
 
 
 def test_the_largest_gate_bias_is_finite_in_the_weights():
@@ -225,7 +223,7 @@ def test_a_shard_is_read_through_once_and_again_when_it_was_touched(tmp_path, mo
     write_stream(tmp_path, {"train": ["a text. " * 99], "val": ["text"]}, tokenizer=get_tokenizer("byte"), **ABOUT)
     hashed, check = [], data.shards._check_content
     monkeypatch.setattr(
-        data.shards, "_check_content", lambda f, name, *rest: hashed.append(name) or check(f, name, *rest)
+        data.shards, "_check_content", lambda f, path, *rest: hashed.append(path.name) or check(f, path, *rest)
     )
     now = time.time_ns()
     monkeypatch.setattr(time, "time_ns", lambda: now + 10**8)  # the files are of this very second
