@@ -70,49 +70,40 @@ def score(
     model: a GPT, or any function of inputs (B, T) to logits (B, T, V).
     by_row: a list, which gets the [nats, labels] of every row
     """
-    sums = {}
+    sums: dict = {}
     for inputs, targets, name in batches:
-        labelled = (targets != IGNORE).to(device)
-        targets, inputs = targets.to(device), inputs.to(device)
-        nats = add_scores(sums, name, block_size, logit_chunks(model, inputs, labelled), inputs, targets)
+        inputs, targets = inputs.to(device), targets.to(device)
+        labelled = targets != IGNORE
+        if isinstance(model, GPT):
+            chunks = map(model.logits, model.features(inputs, only=labelled)[0][0].split(CHUNK_TOKENS))
+        else:
+            chunks = iter([model(inputs)[labelled].float()])
+        nats = add_scores(sums, name, block_size, chunks, inputs, targets)
         if by_row is not None:
-            rows, of_row = labelled.nonzero()[:, 0].cpu(), torch.zeros(len(inputs), 2, dtype=torch.float64)
-            by_row += of_row.index_add_(0, rows, torch.stack([nats, torch.ones_like(nats)], dim=1)).tolist()
+            of_row = torch.zeros(len(inputs), 2, dtype=torch.float64)
+            scores = torch.stack([nats, torch.ones_like(nats)], dim=1)
+            by_row += of_row.index_add_(0, labelled.nonzero()[:, 0].cpu(), scores).tolist()
     return sums
 
 
-def logit_chunks(model: Callable, inputs: torch.Tensor, labelled: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yields logits (n, V) of the labelled positions, in order: a GPT's in chunks, another model's all at once."""
-    if isinstance(model, GPT):
-        for hidden in model.features(inputs, only=labelled)[0][0].split(CHUNK_TOKENS):
-            yield model.logits(hidden)
-    else:
-        yield model(inputs)[labelled].float()
-
-
 def add_scores(
-    sums: dict,
-    name: str,
-    block_size: int,
-    chunks: Iterable[torch.Tensor],
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
+    sums: dict, name: str, block_size: int, chunks: Iterator, inputs: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
-    """Adds what the chunks of logits score to sums[name]; inputs, targets (B, T). Returns the nats of each label."""
+    """Adds the scores of inputs, targets (B, T) to sums[name]. Returns the nats of each label.
+
+    chunks: the logits (n, V) of the labelled positions, in order
+    """
     rows = sums.setdefault(name, torch.zeros(2, block_size, 3, dtype=torch.float64))
     labelled = targets != IGNORE
-    places = is_repeated(inputs)[labelled] * block_size + labelled.nonzero()[:, 1]  # in (2, block_size)
-    places, targets, done = places.cpu(), targets[labelled], 0
-    found = [torch.zeros(0, dtype=torch.float64)]
+    places = (is_repeated(inputs)[labelled] * block_size + labelled.nonzero()[:, 1]).cpu()  # in (2, block_size)
+    targets, scores = targets[labelled], [torch.zeros(0, 3, dtype=torch.float64)]
     for logits in chunks:
-        target = targets[done : done + len(logits)]
+        target, targets = targets[: len(logits)], targets[len(logits) :]
         nats = F.cross_entropy(logits, target, reduction="none").cpu().double()
         correct = (logits.argmax(-1) == target).cpu().double()
-        scores = torch.stack([nats, torch.ones_like(nats), correct], dim=1)
-        rows.flatten(0, 1).index_add_(0, places[done : done + len(logits)], scores)
-        done += len(logits)
-        found.append(nats)
-    return torch.cat(found)
+        scores.append(torch.stack([nats, torch.ones_like(nats), correct], dim=1))
+    rows.flatten(0, 1).index_add_(0, places, torch.cat(scores))
+    return torch.cat(scores)[:, 0]
 
 
 def is_repeated(inputs: torch.Tensor) -> torch.Tensor:
@@ -138,14 +129,15 @@ def score_carried(model: GPT, dataset: Dataset, split: str, block_size: int) -> 
     if model.wpe is not None or "rolls" in ways:
         raise UserError("carry=True: softmax layers and learned positions have no state that goes on; leave carry out")
     reach = model.config.block_size if "ends" in ways else math.inf
-    device, sums, state, start = model.wte.weight.device, {}, None, 0
+    sums: dict = {}
+    device, state, start = model.wte.weight.device, None, 0
     for inputs, targets, name in dataset.eval_batches(split, 1, block_size):
+        inputs, targets = inputs.to(device), targets.to(device)
         if state is None or start + inputs.shape[1] > reach:
             state, start = model.init_state(1, dtype=model.wte.weight.dtype), 0
-        hidden, state = model.features(inputs.to(device), state, start)
+        hidden, state = model.features(inputs, state, start)
         start += inputs.shape[1]
-        inputs, targets = inputs.to(device), targets.to(device)
-        chunks = (model.logits(x) for x in hidden[targets != IGNORE].split(CHUNK_TOKENS))
+        chunks = map(model.logits, hidden[targets != IGNORE].split(CHUNK_TOKENS))
         add_scores(sums, name, block_size, chunks, inputs, targets)
     return sums
 
@@ -161,20 +153,13 @@ def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
     result: dict = {"loss": nats / labels, "perplexity": perplexity(nats / labels), "accuracy": correct / labels}
     result["labels"] = int(labels)
     if dataset.kind == "examples":
-        result["slices"] = {
-            name: float(rows[..., 2].sum() / rows[..., 1].sum()) for name, rows in sums.items() if rows[..., 1].any()
-        }
-        return result
+        of_slice = {name: rows.sum((0, 1)).tolist() for name, rows in sums.items()}
+        return result | {"slices": {name: right / n for name, (_, n, right) in of_slice.items() if n}}
     counts, words = dataset.counts(split), words_of(dataset, split)
     if labels < counts["tokens"] - 1:
         return result
-    return result | {
-        "word_perplexity": perplexity(nats / words),
-        "tokens_per_word": counts["tokens"] / words,
-        "bits_per_byte": nats / math.log(2) / counts["bytes"],
-        "words": words,
-        "bytes": counts["bytes"],
-    }
+    result |= {"word_perplexity": perplexity(nats / words), "tokens_per_word": counts["tokens"] / words}
+    return result | {"bits_per_byte": nats / math.log(2) / counts["bytes"], "words": words, "bytes": counts["bytes"]}
 
 
 def words_of(dataset: Dataset, split: str) -> int:
@@ -205,11 +190,11 @@ def parts_of_loss(sums: dict) -> dict[str, float]:
     T = rows.shape[1]
     parts = {"near": rows[:, : T // 8], "far": rows[:, T // 2 :], "repeated": rows[1:], "elsewhere": rows[:1]}
     totals = {name: part.sum((0, 1)) for name, part in parts.items()}
-    found = {name: float(total[0] / total[1]) for name, total in totals.items() if total[1] > 0}
+    means = {name: float(total[0] / total[1]) for name, total in totals.items() if total[1] > 0}
     for one, other in (("far", "near"), ("repeated", "elsewhere")):
-        if one in found and other in found:
-            found[f"{one}_minus_{other}"] = found[one] - found[other]
-    return found
+        if one in means and other in means:
+            means[f"{one}_minus_{other}"] = means[one] - means[other]
+    return means
 
 
 def evaluation_rows(config, dataset: Dataset) -> int:
@@ -265,30 +250,22 @@ def sum_over_ranks(sums: dict, dataset: Dataset, block_size: int, device: torch.
 @dataclass
 class EvaluateConfig:
     checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)")
-    against: str | None = key(
-        None, "a second checkpoint: also report the difference of the losses, with its standard error"
-    )
+    against: str | None = key(None, "a second checkpoint: adds the difference of the losses, with its standard error")
     dataset: str | None = key(None, "folder of the data (None: the data that the checkpoint was trained on)")
     split: str = key("val", "the split of the data to score")
     batch_size: int = key(32, "number of rows scored at once", at_least=1)
     block_size: int | None = key(None, "context length in tokens (None: the model's)", at_least=1)
-    stride: int | None = key(
-        None, "text: tokens from one window's start to the next, at most block_size (None: no overlap)", at_least=1
-    )
+    stride: int | None = key(None, "text: tokens between the starts of windows (None: block_size)", at_least=1)
     carry: bool = key(False, "text, recurrent mixers: score again with one state, carried from the first token on")
     lengths: list[int] = key([], "text: context lengths to compare, each with its loss by position", at_least=1)
     rope_scaling: str | None = key(
         None, "how RoPE is extended past the trained length (None: as in training)", choices=("none", "ntk", "yarn")
     )
-    rope_factor: float | None = key(
-        None, "context extension factor, with rope_scaling (None: as in training)", at_least=1
-    )
+    rope_factor: float | None = key(None, "with rope_scaling: extension factor (None: as in training)", at_least=1)
     prune_below: float | None = key(None, "gate values under this are set to zero (None: none)", above=0)
     eight_bits: bool = key(False, "true: weights and inputs of linear layers are rounded to 8 bits")
     dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=tuple(DTYPES))
-    out: str | None = key(
-        None, "file for the JSON; from it plot.py draws the loss by position (None: no file)", is_path=True
-    )
+    out: str | None = key(None, "file for the JSON, which plot.py draws (None: no file)", is_path=True)
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = key(0, "CPU threads per process (0: cores / processes)", at_least=0)
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
@@ -304,9 +281,10 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     check_same_start(processes, "evaluate.py", config, ("checkpoint", "against", "dataset", "out"))
     if config.out:
         check_output("out", config.out, "checkpoint", "split")
-    device, asked = processes.device, dict(rope_scaling=config.rope_scaling, rope_factor=config.rope_factor)
-    rope = {name: value for name, value in asked.items() if value is not None}
-    model, checkpoint = load_model(config.checkpoint, device, **rope)
+    rope = {
+        name: getattr(config, name) for name in ("rope_scaling", "rope_factor") if getattr(config, name) is not None
+    }
+    model, checkpoint = load_model(config.checkpoint, processes.device, **rope)
     trained_on = checkpoint.get("data", {})
     dataset = open_dataset(config.dataset or trained_on.get("path", ""))
     processes.check_same(dataset.sha256, f"dataset={dataset.folder}", "give all machines the same data")
@@ -314,27 +292,19 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)
     other = None
     if config.against:
-        other, of_other = load_model(config.against, device, **rope)
+        other, of_other = load_model(config.against, processes.device, **rope)
         try:
             check_vocabulary(other.config.vocab_size, of_other, dataset)
         except UserError as error:
             raise UserError(f"against={config.against}: {error}") from None
-    if config.prune_below is not None and not gates_to_prune(model):
-        raise UserError(f"prune_below={config.prune_below}: {config.checkpoint} has no gate that multiplies")
-    if dataset.kind == "examples" and (config.stride or config.carry or config.lengths):
-        raise UserError(
-            f"{dataset.folder}: stride, carry and lengths are for text, and this data set has separate rows"
-        )
+    check_options(config, model, dataset, processes.world_size)
     config.dtype = pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), processes.device_type)
-    if config.carry and processes.world_size > 1:
-        raise UserError("carry=True: one process has to read the whole text with its state; start without torchrun")
-    if other is not None and processes.world_size > 1:
-        raise UserError(f"against={config.against}: one process has to read all of the split; start without torchrun")
+
     about = {"checkpoint": config.checkpoint, "step": checkpoint.get("iter_num"), "attention": model.config.attention}
     about |= {"gate": model.config.gate, "dataset": dataset.name, "split": config.split, "tokenizer": dataset.tokenizer}
     about |= {"version": dataset.meta["parameters"].get("version")} if dataset.kind == "stream" else {}
     about |= {"trained_length": model.config.block_size, "dtype": config.dtype}
-    about |= {name: getattr(model.config, name) for name in asked}
+    about |= {"rope_scaling": model.config.rope_scaling, "rope_factor": model.config.rope_factor}
     about |= {name: getattr(config, name) for name in ("prune_below", "eight_bits") if getattr(config, name)}
     about |= {"data_has_changed": has_changed(dataset, trained_on)}
     results = []
@@ -345,15 +315,28 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
             if not config.lengths or isinstance(limit, memory.NotEnoughMemory):
                 raise
             results.append({"block_size": block_size, "limit": str(limit)})
-    if not processes.is_main:
-        return
-    print(table(config, about, results))
-    if about["data_has_changed"]:
-        print(f"note: {dataset.folder} is no longer the data that the model was trained on (or an old version was)")
-    line = json.dumps(about | ({"lengths": results} if config.lengths else results[0]))
-    print(line)
-    if config.out:
-        write_output("out", config.out, lambda file: file.write(line.encode() + b"\n"))
+    if processes.is_main:
+        print(table(config, about, results))
+        if about["data_has_changed"]:
+            print(f"note: {dataset.folder} is no longer the data that the model was trained on (or an old version was)")
+        line = json.dumps(about | ({"lengths": results} if config.lengths else results[0]))
+        print(line)
+        if config.out:
+            write_output("out", config.out, lambda file: file.write(line.encode() + b"\n"))
+
+
+def check_options(config: EvaluateConfig, model: GPT, dataset: Dataset, world_size: int) -> None:
+    """UserError for an option that this model, these data or several processes have no use for."""
+    if config.prune_below is not None and not gates_to_prune(model):
+        raise UserError(f"prune_below={config.prune_below}: {config.checkpoint} has no gate that multiplies")
+    if dataset.kind == "examples" and (config.stride or config.carry or config.lengths):
+        raise UserError(
+            f"{dataset.folder}: stride, carry and lengths are for text, and this data set has separate rows"
+        )
+    if world_size > 1 and config.carry:
+        raise UserError("carry=True: one process has to read the whole text with its state; start without torchrun")
+    if world_size > 1 and config.against:
+        raise UserError(f"against={config.against}: one process has to read all of the split; start without torchrun")
 
 
 def has_changed(dataset: Dataset, trained_on: dict) -> bool | None:
@@ -371,15 +354,16 @@ def read(
     other: a model that reads the same windows, for the difference
     """
     stride = config.stride or block_size
-    for each in (model, other) if other is not None else (model,):
+    for each in filter(None, (model, other)):
         sized = dataclasses.replace(config, block_size=block_size)
         processes.on_main(memory.check_evaluation, sized, each, dataset, block_size, processes.local_size)
-    share = dict(rank=processes.rank, world_size=processes.world_size)
-    quiet = not (processes.is_main and sys.stderr.isatty())
+    is_quiet = not (processes.is_main and sys.stderr.isatty())
 
     def score_windows(model, by_row):
-        batches = dataset.eval_batches(config.split, config.batch_size, block_size, stride=stride, **share)
-        batches = tqdm(batches, f"T={block_size}", unit=" batch", disable=quiet, leave=False)
+        batches = dataset.eval_batches(
+            config.split, config.batch_size, block_size, processes.rank, processes.world_size, stride=stride
+        )
+        batches = tqdm(batches, f"T={block_size}", unit=" batch", disable=is_quiet, leave=False)
         with autocast(processes.device_type, config.dtype), contextlib.ExitStack() as changes:
             if config.prune_below is not None:
                 changes.enter_context(pruned(model, config.prune_below))
@@ -397,31 +381,30 @@ def read(
     if config.lengths:
         result["by_position"] = loss_by_position(sums)
     if other is not None:
-        score_windows(other, others := [])
-        result["against"] = {"checkpoint": config.against} | difference(rows, others, dataset, stride)
+        score_windows(other, other_rows := [])
+        result["against"] = {"checkpoint": config.against} | difference(rows, other_rows, dataset, stride)
         check_loss(result["against"]["loss"], config.against)
     if config.carry:
         with autocast(processes.device_type, config.dtype):
             sums = score_carried(model, dataset, config.split, block_size)
-        anew = any(block.mixer.past_block_size == "ends" for block in model.blocks)
-        reading = f"state, anew at {model.config.block_size}" if anew else "carried state"
-        carried = {"block_size": block_size, "reading": reading}
-        result["carried"] = carried | summarize(sums, dataset, config.split)
+        begins_anew = any(block.mixer.past_block_size == "ends" for block in model.blocks)
+        reading = f"state, anew at {model.config.block_size}" if begins_anew else "carried state"
+        result["carried"] = {"block_size": block_size, "reading": reading} | summarize(sums, dataset, config.split)
         check_loss(result["carried"]["loss"], config.checkpoint)
     return result
 
 
-def difference(rows: list, others: list, dataset: Dataset, stride: int) -> dict:
+def difference(rows: list, other_rows: list, dataset: Dataset, stride: int) -> dict:
     """How much higher the first model's loss is, with its standard error over blocks of text, or over rows of a task.
 
-    rows, others: the [nats, labels] of every row, in the order of the split
+    rows, other_rows: the [nats, labels] of every row, in the order of the split
     """
-    nats, labels = np.array(rows).T
-    paired = np.stack([nats - np.array(others)[:, 0], labels], axis=1)
+    (nats, labels), (other_nats, _) = np.array(rows).T, np.array(other_rows).T
+    paired = np.stack([nats - other_nats, labels], axis=1)
     blocks = block_sums(paired, max(1, BLOCK_TOKENS // stride) if dataset.kind == "stream" else 1)
     error = standard_error(blocks) if len(blocks) > 1 else None  # one block says nothing about how blocks vary
-    found = {"difference": float(paired[:, 0].sum() / labels.sum()), "standard_error": error}
-    return found | {"loss": float(np.array(others)[:, 0].sum() / labels.sum()), "blocks": len(blocks)}
+    by_label = {"difference": float(paired[:, 0].sum() / labels.sum()), "standard_error": error}
+    return by_label | {"loss": float(other_nats.sum() / labels.sum()), "blocks": len(blocks)}
 
 
 def table(config: EvaluateConfig, about: dict, results: list[dict]) -> str:
@@ -429,30 +412,29 @@ def table(config: EvaluateConfig, about: dict, results: list[dict]) -> str:
     title = f"{config.checkpoint} (step {about['step']}, {about['attention']}, gate {about['gate']})"
     version = f" ({about['version']})" if about.get("version") else ""
     lines = [f"{title} on {about['dataset']}{version}, {about['split']}, tokenizer {about['tokenizer']}"]
-    reached = [column for result in results if "limit" not in result for column in (result, result.get("carried"))]
-    reached = [column for column in reached if column]
-    hidden = ("slices", "loss_of", "by_position", "carried", "against")
-    for name in [name for name in (reached or [{}])[0] if name not in hidden]:
-        lines.append(f"  {name:<17}" + "".join(f"{show(result[name]):>24}" for result in reached))
-    for name in reached[0].get("loss_of", {}) if reached else ():
-        cells = "".join(f"{show(result.get('loss_of', {}).get(name, '-')):>24}" for result in reached)
-        lines.append(f"  loss {name:<12}{cells}")
-    for result in reached:
-        lines += [f"  accuracy {name:<8}{value:>24.4f}" for name, value in result.get("slices", {}).items()]
-    for found in [result["against"] for result in reached if "against" in result]:
-        known = found["standard_error"] is not None
-        error = (
-            f"standard error {found['standard_error']:.4f} over {found['blocks']:,} blocks"
-            if known
-            else "one block: no error"
-        )
-        lines.append(f"  loss minus that of {found['checkpoint']}: {found['difference']:+.4f} ({error})")
+    scored = [result for result in results if "limit" not in result]
+    columns = [column for result in scored for column in (result, result.get("carried")) if column]
+    for name, value in columns[0].items() if columns else ():
+        if not isinstance(value, dict | list):
+            lines.append(row(name, [column[name] for column in columns]))
+    for name in columns[0].get("loss_of", {}) if columns else ():
+        lines.append(row(f"loss {name}", [column.get("loss_of", {}).get(name, "-") for column in columns]))
+    for column in columns:
+        lines += [row(f"accuracy {name}", [accuracy]) for name, accuracy in column.get("slices", {}).items()]
+    for gain in [result["against"] for result in scored if "against" in result]:
+        error = "one block: no error"
+        if gain["standard_error"] is not None:
+            error = f"standard error {gain['standard_error']:.4f} over {gain['blocks']:,} blocks"
+        lines.append(f"  loss minus that of {gain['checkpoint']}: {gain['difference']:+.4f} ({error})")
     lines += [f"  T = {result['block_size']}: {result['limit']}" for result in results if "limit" in result]
     return "\n".join(lines)
 
 
-def show(value: int | float | str) -> str:
-    return f"{value:,d}" if isinstance(value, int) else f"{value:.4f}" if isinstance(value, float) else value
+def row(name: str, values: list) -> str:
+    def show(value):
+        return f"{value:,d}" if isinstance(value, int) else f"{value:.4f}" if isinstance(value, float) else value
+
+    return f"  {name:<17}" + "".join(f"{show(value):>24}" for value in values)
 
 
 if __name__ == "__main__":

@@ -7,22 +7,19 @@
     python experiment.py config/experiments/text.py --run=false           shows the rows that are there
 
 An experiment is a config file: arms x settings x seeds, the keys of train.py that all runs share (base), the data, how
-a finished run is scored besides (scores), and what is claimed. Runs go on side by side, one process each. out_dir gets
-rows.jsonl (one object per finished run), the figures, report.html and a folder per run; started again, it keeps the
-rows it has, continues the runs that were stopped, and computes the scores that a finished run lacks. A run is its arm,
-setting, seed, data and keys of train.py; a folder that holds another run is moved aside, with its checkpoints.
-A folder that is none of an experiment is refused before anything is written. SIGTERM, Ctrl-C, SIGHUP (a closed
-terminal) and SIGUSR1 stop the runs, each of which saves first; the status is then 128 and the signal's number.
+a finished run is scored besides (scores), and what is claimed. All arms of a seed see the same data in the same order,
+and start from the same weights where they share them. With selection_seeds each arm's learning rate is chosen on those,
+and the seeds are run at that one (study/plan.py).
 
-Any number of these calls may share an out_dir, on one machine or on several: each is a worker that takes runs nobody
-else has, goes on with those of a worker that is gone, and ends when all runs have a row (study/runner.py).
+Runs go on side by side, one process each. out_dir gets rows.jsonl (one object per finished run), the figures,
+report.html and a folder per run; started again, it keeps the rows it has, continues the runs that were stopped, and
+computes the scores that a finished run lacks. A folder that holds a run of other keys is moved aside; an out_dir that
+is none of an experiment is refused before anything is written. Any number of these calls may share an out_dir, on one
+machine or on several (study/runner.py). SIGTERM, Ctrl-C, SIGHUP (a closed terminal) and SIGUSR1 stop the runs, each of
+which saves first; the status is then 128 and the signal's number.
 
 base and data given on the command line, or beside an include, are added to those of the file: --base='{"n_layer": 4}'
 changes one key. Every other key takes the place of the file's.
-
-All arms of a seed see the same data in the same order, and start from the same weights where they share them. With
-selection_seeds each arm's learning rate is chosen on those, in each setting, and the seeds are run at that one: by the
-area under the curve, short runs for all rates and full ones for the best two (study/plan.py).
 """
 
 import sys
@@ -36,6 +33,7 @@ from configurator import UserError, key, show
 import ast
 import contextlib
 import json
+import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -49,23 +47,29 @@ from runs.files import wrong_field
 from runs.hardware import autocast, keep_freed_memory, pick_device, pick_dtype, seconds_of
 from runs.outdir import write_text
 from study import claims, curves, power, ranks, rates, report, tables
-from study.arms import WEIGHTS, all_arms, all_claims, arms_named, check_named
-from study.leases import alone
-from study.plan import choose_rates, known_runs, name_of, runs_of, steps_of, unknown_runs
-from study.rows import arm_of, by_run, missing_scores, read_rows, text_of
-from study.runner import gpus_of, jobs_of, run_all, script_of, threads_of
+from study.arms import NAMES, WEIGHTS, all_arms, all_claims, arms_named, check_named, with_base
+from study.plan import Plan, choose_rates, name_of, runs_of, steps_of, unknown_runs
+from study.rows import arm_of, read_rows, text_of
+from study.runner import gpus_of, jobs_of, lock, run_all, script_of, threads_of
 from train import TrainConfig, make_optimizers
 
 HERE = Path(__file__).resolve().parent
-RULE = (
-    "baseline",
-    "treatment",
-    "success_above",
-    "success_below",
-    "failure_within",
-)  # the verdict needs all of them, or none is given
+# the verdict needs all of them, or none is given
+RULE = ("baseline", "treatment", "success_above", "success_below", "failure_within")
 # keys of train.py and evaluate.py that the experiment sets: they say where files are read and written
-OURS = {"base": ("out_dir", "dataset", "init_from", "overwrite"), "scores": ("out", "checkpoint")}
+OURS = {"train.py": ("out_dir", "dataset", "init_from", "overwrite"), "evaluate.py": ("out", "checkpoint")}
+NUMBER = (float, -1e9, 1e9)
+# what each entry of a dict in the config holds, as rules of runs.files.wrong_field
+ENTRIES: dict = {
+    "variants": {"mixers?": NAMES}, "settings": {"data?": (dict, 0, 999)}, "seeds_of": [(int, 0, 1 << 60), 1, 999],
+    "rate_of": (str, 1, 99), "scores_of": NAMES, "ranks": WEIGHTS,
+    "predicted": {"arms": [(str, 1, 99), 2, 2], "per_cent": [(float, -100.0, 100.0), 1, 2]},
+    "claims": {
+        "contrast": (dict, 1, 999), "above?": NUMBER, "other_than?": NUMBER, "within?": (float, 1e-9, 1e9),
+        "of?": [object, 1, 9], "sides?": (int, 1, 2), "in?": (int, 1, 999), "family?": (str, 1, 99),
+        "exploratory?": (bool, 0, 1), "pool?": object, "each?": NAMES,
+    },
+}  # fmt: skip
 
 
 @dataclass
@@ -114,7 +118,6 @@ class ExperimentConfig:
     metric: str = key("accuracy", "what the table and the curves show", choices=("accuracy", "val_loss"))
     scores: dict = key({}, "{name: keys of evaluate.py}: how each finished run is scored besides")
     scores_of: dict = key({}, "{score: the only arms that are scored so}")
-    score_data: dict = key({}, "keys of the same script, for the data of the scores (empty: the run's own)")
     baseline: str | None = key(None, "the arm that the verdict compares with (None: no verdict, of accuracy alone)")
     treatment: str | None = key(None, "the arm that the verdict is about; it needs the three keys below, too")
     success_above: float | None = key(None, "success: the treatment's accuracy is above this in every seed")
@@ -123,6 +126,7 @@ class ExperimentConfig:
         None, "failure: the mean accuracies are no further apart than this, or a run is not finite"
     )
     solved_above: float | None = key(None, "a run with a higher accuracy has solved the task; the table counts them")
+    claim_base: dict = key({}, "keys of every claim, unless it has others in their place")
     claims: dict = key(
         {},
         '{claim: {"contrast": {arm: weight} or {setting: {arm: weight}}, "above": threshold}}, judged by study/stats; '
@@ -161,161 +165,164 @@ class ExperimentConfig:
 
     def __post_init__(self):
         configurator.check(self)
-        for kind, named in (("arms", self.arms), ("variants", self.variants), ("settings", self.settings)):
-            for name, keys in named.items():
-                check_keys(kind, name, keys, "train.py", OURS["base"])
-        self.arms = all_arms(self)
-        self.claims = all_claims(self)
+        for kind in ("arms", "variants", "settings", "scores"):
+            for name, keys in getattr(self, kind).items():
+                check_keys(f"{kind}: {name}", keys, "evaluate.py" if kind == "scores" else "train.py")
+        if (wrong := wrong_field(self.claims, {str: (dict, 1, 99)}, "claims")) is not None:
+            raise UserError(wrong)
+        self.claims = {name: with_base(self.claim_base, claim) for name, claim in self.claims.items()}
+        self.claim_base = {}
+        for kind, rule in ENTRIES.items():
+            for name, entry in getattr(self, kind).items():
+                if wrong := wrong_field(entry, rule):
+                    raise UserError(f"{kind}: {name}: {wrong}")
+        self.arms, self.claims = all_arms(self), all_claims(self)
         if not self.arms:
             raise UserError(
                 'arms={}: there is nothing to run; name a file of config/experiments/, or add arms = {"none": {}, ...}'
             )
         if not self.seeds:
             raise UserError("seeds=[]: there is nothing to run; add one at least, as in seeds = [0, 1, 2]")
-        names = {"name": [self.name], "arms": self.arms, "settings": self.settings, "scores": self.scores}
-        for kind, each in names.items():
-            check_names(kind, each)
+        for kind in ("name", "arms", "settings", "scores"):
+            check_names(kind, [self.name] if kind == "name" else getattr(self, kind))
         self.check_verdict()
-        for name, keys in self.settings.items():
-            if not isinstance(keys.get("data", {}), dict):
-                raise UserError(f"settings: {name}: data={show(keys['data'])}: must be a dict of keys of prepare.py")
-        check_keys("base", "", self.base, "train.py", OURS["base"])
-        check_keys("selection_base", "", self.selection_base, "train.py", OURS["base"])
+        check_keys("base", self.base, "train.py")
+        check_keys("selection_base", self.selection_base, "train.py")
         configurator.build(TrainConfig, self.selection_base, source="selection_base")
         for name, keys in self.scores.items():
-            check_keys("scores", name, keys, "evaluate.py", OURS["scores"])
             configurator.build(EvaluateConfig, keys, source=f"score {name!r}")
         scripts = sorted(file.parent.name for file in (HERE / "data").glob("*/prepare.py"))
         configurator.check_choice("prepare", self.prepare, scripts)
         self.seeds_of = {arm: seeds for name, seeds in self.seeds_of.items() for arm in arms_named(self, [name])}
-        for arm, seeds in self.seeds_of.items():
-            check_named("seeds_of", arm, self.arms, "arms")
-            if wrong := wrong_field(seeds, [(int, 0, 1 << 60), 1, 999]):
-                raise UserError(f"seeds_of: {arm}: {wrong}")
         self.first_arms = arms_named(self, self.first_arms)
-        for arm in self.first_arms:
-            check_named("first_arms", arm, self.arms, "arms")
-        for score, arms in self.scores_of.items():
-            check_named("scores_of", score, self.scores, "scores")
-            if wrong := wrong_field(arms, [(str, 1, 80), 1, 999]):
-                raise UserError(f"scores_of: {score}: {wrong}")
-            self.scores_of = self.scores_of | {score: arms_named(self, arms)}
-            for arm in self.scores_of[score]:
-                check_named(f"scores_of: {score}", arm, self.arms, "arms")
-        for arm, keys in self.arms.items():
-            if "init_from_arm" in keys:
-                self.check_start(arm, keys["init_from_arm"])
-        each_arm = {(run.get("setting"), run["arm"]): run for run in runs_of(self, self.seeds, self.learning_rates[:1])}
-        for run in each_arm.values():  # a wrong key is found before the first run
-            keys = configurator.build(TrainConfig, run["config"], source=f"arm {run['arm']!r}")
-            if keys.dtype == "auto":
-                raise UserError(
-                    f"arm {run['arm']!r}: dtype=auto is timed anew in each run, so that paired runs may differ: "
-                    'add "dtype": "float32", or bfloat16, to base'
-                )
-            if keys.gradient_accumulation_steps % self.processes_per_run:
-                raise UserError(
-                    f"arm {run['arm']!r}: gradient_accumulation_steps={keys.gradient_accumulation_steps}: must be a "
-                    f"multiple of processes_per_run={self.processes_per_run}, which share the micro-steps"
-                )
-            steps = [] if run["arm"] in self.rate_of else self.selection_iters
-            if steps and not (len(steps) < 3 and sorted(set(steps)) == steps and steps[-1] <= keys.max_iters):
-                raise UserError(
-                    f"selection_iters={steps}: must be one number, or two with the smaller one first, and none over "
-                    f"max_iters={keys.max_iters} of arm {run['arm']!r}"
-                )
-            configurator.build(script_of(self.prepare).Config, run["data"], source="data")
-        has_short_runs = len(self.learning_rates) > 2 and len(self.selection_iters) != 1
-        if self.pool_rates and has_short_runs:
-            raise UserError(
-                "pool_rates=True: arms compare all rates in runs of one length: give selection_iters one number, as in "
-                "selection_iters = [300], or leave pool_rates out"
-            )
-        self.check_folders()
-        configurator.build(script_of(self.prepare).Config, self.score_data, source="score_data")
+        self.scores_of = {score: arms_named(self, arms) for score, arms in self.scores_of.items()}
+        self.check_names_of_arms()
+        self.check_rates()
+        self.check_runs()
         for name, claim in self.claims.items():
             self.check_claim(name, claim)
-        for name, order in self.ranks.items():
-            if wrong := wrong_field(order, WEIGHTS):
-                raise UserError(f"ranks: {name}: {wrong}")
-            for arm in order:
-                check_named(f"ranks: {name}", arm, self.arms, "arms")
-            if len(set(order.values())) < 2 or len(order) < 3:
-                raise UserError(f"ranks: {name}: an order is of three arms or more, and not all gains may be equal")
-        for name, about in self.predicted.items():
-            if wrong := wrong_field(about, PREDICTED):
-                raise UserError(f"predicted: {name}: {wrong}")
-            for arm in about["arms"]:
-                check_named(f"predicted: {name}", arm, self.arms, "arms")
         power.check_reach(self)
-        for arm, other in self.rate_of.items():
-            check_named("rate_of", arm, self.arms, "arms")
-            check_named(f"rate_of: {arm}", other, [arm for arm in self.arms if arm not in self.rate_of], "other arms")
-        if self.rate_of and not self.selection_seeds:
-            raise UserError("rate_of: without selection_seeds no rate is chosen")
         if self.gpus and not self.dry_run:
             raise UserError(f"gpus={self.gpus}: is for --dry_run=true; CUDA_VISIBLE_DEVICES says which GPUs are used")
-        if bool(self.selection_seeds) and not self.learning_rates:
-            raise UserError("selection_seeds: there are no learning_rates to choose from")
-        if len(set(self.selection_seeds)) < len(self.selection_seeds):
-            raise UserError(f"selection_seeds={self.selection_seeds}: names a seed twice")
-        if set(self.selection_seeds) & set(self.seeds):
-            raise UserError(f"selection_seeds={self.selection_seeds}: the comparison uses some of them, too")
-        if self.learning_rates and not self.selection_seeds and self.metric != "val_loss":
-            raise UserError(f"metric={self.metric!r}: with learning_rates it must be val_loss, which tells divergence")
 
-    def check_start(self, arm: str, other: object) -> None:
-        """Raises UserError unless each run of the arm can start from one of the other, which starts from scratch."""
+    def check_names_of_arms(self) -> None:
+        """Raises UserError where a dict names an arm or a score that the experiment does not have."""
+        choosing = [arm for arm in self.arms if arm not in self.rate_of]
+        named = [
+            ("seeds_of", self.seeds_of, self.arms),
+            ("first_arms", self.first_arms, self.arms),
+            *((f"scores_of: {score}", arms, self.arms) for score, arms in self.scores_of.items()),
+            ("rate_of", self.rate_of, self.arms),
+            *((f"rate_of: {arm}", [other], choosing) for arm, other in self.rate_of.items()),
+            *((f"ranks: {name}", order, self.arms) for name, order in self.ranks.items()),
+            *((f"predicted: {name}", about["arms"], self.arms) for name, about in self.predicted.items()),
+        ]
+        for score in self.scores_of:
+            check_named("scores_of", score, self.scores, "scores")
+        for label, names, arms in named:
+            for name in names:
+                check_named(label, name, arms, "arms")
+        for name, order in self.ranks.items():
+            if len(set(order.values())) < 2 or len(order) < 3:
+                raise UserError(f"ranks: {name}: an order is of three arms or more, and not all gains may be equal")
         from_scratch = [name for name, keys in self.arms.items() if "init_from_arm" not in keys]
-        check_named(f"arms: {arm}: init_from_arm", other, from_scratch, "arms that start from scratch")
-        if self.learning_rates:
-            raise UserError(f"arms: {arm}: init_from_arm: give learning_rate in base and arms, not learning_rates")
-        lacking = set(self.seeds_of.get(arm, self.seeds)) - set(self.seeds_of.get(other, self.seeds))
-        if lacking:
-            raise UserError(f"seeds_of: {other}: {arm!r} starts from it, and needs its seed {min(lacking)}, too")
+        for arm, other in [(arm, keys["init_from_arm"]) for arm, keys in self.arms.items() if arm not in from_scratch]:
+            check_named(f"arms: {arm}: init_from_arm", other, from_scratch, "arms that start from scratch")
+            if self.learning_rates:
+                raise UserError(f"arms: {arm}: init_from_arm: give learning_rate in base and arms, not learning_rates")
+            if lacking := set(self.seeds_of.get(arm, self.seeds)) - set(self.seeds_of.get(other, self.seeds)):
+                raise UserError(f"seeds_of: {other}: {arm!r} starts from it, and needs its seed {min(lacking)}, too")
 
-    def check_folders(self) -> None:
-        """Every run needs a folder of its own: setting "a" with arm "b-c" would share that of "a-b" with "c"."""
-        found = {}
+    def check_rates(self) -> None:
+        """Raises UserError for keys of the learning rates that contradict each other."""
+        rates, seeds = self.learning_rates, self.selection_seeds
+        has_short_runs = len(rates) > 2 and len(self.selection_iters) != 1
+        for is_wrong, words in [
+            (self.rate_of and not seeds, "rate_of: without selection_seeds no rate is chosen"),
+            (seeds and not rates, "selection_seeds: there are no learning_rates to choose from"),
+            (len(set(seeds)) < len(seeds), f"selection_seeds={seeds}: names a seed twice"),
+            (set(seeds) & set(self.seeds), f"selection_seeds={seeds}: the comparison uses some of them, too"),
+            (
+                rates and not seeds and self.metric != "val_loss",
+                f"metric={self.metric!r}: with learning_rates it must be val_loss, which tells divergence",
+            ),
+            (
+                self.pool_rates and has_short_runs,
+                "pool_rates=True: arms compare all rates in runs of one length: give selection_iters one number, as in "
+                "selection_iters = [300], or leave pool_rates out",
+            ),
+        ]:
+            if is_wrong:
+                raise UserError(words)
+
+    def check_runs(self) -> None:
+        """Raises UserError for a wrong key of any run, before the first one; and where two would share a folder."""
+        folders: dict[str, dict] = {}
         for run in runs_of(self, self.seeds, []):
-            other = found.setdefault(name_of(run), run)
-            if other is not run:
+            other = folders.setdefault(name_of(run), run)
+            if other is not run:  # setting "a" with arm "b-c", and "a-b" with "c"
                 raise UserError(
                     f"settings, arms: {other.get('setting')!r} with {other['arm']!r} and {run.get('setting')!r} with "
                     f"{run['arm']!r} would share the folder {name_of(run)}; rename one of them"
                 )
+        each_arm = {(run.get("setting"), run["arm"]): run for run in runs_of(self, self.seeds, self.learning_rates[:1])}
+        for run in each_arm.values():
+            arm, keys = run["arm"], configurator.build(TrainConfig, run["config"], source=f"arm {run['arm']!r}")
+            if keys.dtype == "auto":
+                raise UserError(
+                    f"arm {arm!r}: dtype=auto is timed anew in each run, so that paired runs may differ: "
+                    'add "dtype": "float32", or bfloat16, to base'
+                )
+            if keys.gradient_accumulation_steps % self.processes_per_run:
+                raise UserError(
+                    f"arm {arm!r}: gradient_accumulation_steps={keys.gradient_accumulation_steps}: must be a "
+                    f"multiple of processes_per_run={self.processes_per_run}, which share the micro-steps"
+                )
+            steps = [] if arm in self.rate_of else self.selection_iters
+            if steps and not (len(steps) < 3 and sorted(set(steps)) == steps and steps[-1] <= keys.max_iters):
+                raise UserError(
+                    f"selection_iters={steps}: must be one number, or two with the smaller one first, and none over "
+                    f"max_iters={keys.max_iters} of arm {arm!r}"
+                )
+            configurator.build(script_of(self.prepare).Config, run["data"], source="data")
 
-    def check_claim(self, name: str, claim: object) -> None:
-        if not isinstance(claim, dict) or "contrast" not in claim or not {"above", "other_than", "within"} & set(claim):
-            raise UserError(f"claims: {name}: must have a contrast and above, other_than or within")
-        known = [*(rule.rstrip("?") for rule in CLAIM), "pool", "each"]
+    def check_claim(self, name: str, claim: dict) -> None:
+        """Raises UserError for a claim whose parts contradict each other, or that names what the experiment lacks."""
+        known = [key.rstrip("?") for key in ENTRIES["claims"]]
         if unknown := set(claim) - set(known):
             configurator.check_choice(f"claims: {name}", min(unknown, key=str), known)
-        if wrong := wrong_field(claim, CLAIM):
-            raise UserError(f"claims: {name}: {wrong}")
-        if "other_than" in claim and {"above", "sides"} & set(claim):
-            raise UserError(f"claims: {name}: other_than is a threshold with two sides: it needs no above and no sides")
-        if "in" in claim and ("above" not in claim or {"sides", "within", "family"} & set(claim)):
-            raise UserError(
-                f"claims: {name}: a count (in) needs above, and has no sides, within or family: it is no test"
-            )
         path = claim.get("of", [self.metric])
-        is_text = type(path[0]) is str
-        kinds = [int, float] if is_text and path[0] in curves.METRICS else [str]
-        if not is_text or any(type(part) not in kinds for part in path[1:]):
-            raise UserError(f"claims: {name}: of={show(path)}: must be names; log_steps and lost take a number")
-        if path[0] in curves.METRICS and len(path) != 2:
-            raise UserError(f"claims: {name}: of={show(path)}: must be like {show([path[0], 0.9])}")
-        if path == ["log"]:
-            raise UserError(f"claims: {name}: of={show(path)}: must be like {show(['log', 'val_loss'])}")
+        metric = path[0] if type(path[0]) is str else None
+        kinds = [int, float] if metric in curves.METRICS else [str]
         is_across = claims.is_across_settings(claim)
+        contrasts = list(claim["contrast"].values()) if is_across else [claim["contrast"]]
+        for is_wrong, words in [
+            (not {"above", "other_than", "within"} & set(claim), "must have above, other_than or within"),
+            (
+                "other_than" in claim and {"above", "sides"} & set(claim),
+                "other_than is a threshold with two sides: it needs no above and no sides",
+            ),
+            (
+                "in" in claim and ("above" not in claim or {"sides", "within", "family"} & set(claim)),
+                "a count (in) needs above, and has no sides, within or family: it is no test",
+            ),
+            (
+                metric is None or any(type(part) not in kinds for part in path[1:]),
+                f"of={show(path)}: must be names; log_steps and lost take a number",
+            ),
+            (
+                metric in curves.METRICS and len(path) != 2,
+                f"of={show(path)}: must be like {show([metric, 0.9])}",
+            ),
+            (path == ["log"], f"of={show(path)}: must be like {show(['log', 'val_loss'])}"),
+            *((wrong, wrong) for wrong in (wrong_field(weights, WEIGHTS) for weights in contrasts)),
+        ]:
+            if is_wrong:
+                raise UserError(f"claims: {name}: {words}")
         for setting in claim["contrast"] if is_across else []:
             check_named(f"claims: {name}: setting", setting, self.settings, "settings")
-        for weights in claim["contrast"].values() if is_across else [claim["contrast"]]:
-            if wrong := wrong_field(weights, WEIGHTS):
-                raise UserError(f"claims: {name}: {wrong}")
-            for arm in weights:
-                check_named(f"claims: {name}", arm, self.arms, "arms")
+        for arm in (arm for weights in contrasts for arm in weights):
+            check_named(f"claims: {name}", arm, self.arms, "arms")
         for weights in claims.contrasts_of(self, claim).values():
             if claim.get("in", 0) > len(claims.seeds_of_claim(self, weights)):
                 raise UserError(f"claims: {name}: in={claim['in']}: is more than the seeds of its arms")
@@ -330,44 +337,27 @@ class ExperimentConfig:
                 f"{name}: is about accuracy, and metric={self.metric!r}; leave it out, and write a claim: "
                 'claims = {"it helps": {"contrast": {"without": 1, "with": -1}, "above": 0.01}}'
             )
-        if not lacking:
-            for name in ("baseline", "treatment"):
-                check_named(name, getattr(self, name), self.arms, "arms")
-
-
-# what a claim holds; runs.files.wrong_field says how such a table is read
-PREDICTED = {"arms": [(str, 1, 80), 2, 2], "per_cent": [(float, -100.0, 100.0), 1, 2]}
-CLAIM = {
-    "contrast": (dict, 1, 999),
-    "above?": (float, -1e9, 1e9),
-    "other_than?": (float, -1e9, 1e9),
-    "within?": (float, 1e-9, 1e9),
-    "of?": [object, 1, 9],
-    "sides?": (int, 1, 2),
-    "in?": (int, 1, 999),
-    "family?": (str, 1, 99),
-    "exploratory?": (bool, 0, 1),
-}
+        for name in ("baseline", "treatment") if not lacking else ():
+            check_named(name, getattr(self, name), self.arms, "arms")
 
 
 def check_names(kind: str, names: Iterable[str]) -> None:
     """Raises UserError for a name that cannot be a file name: runs' folders and scores' files in out_dir bear these."""
     for name in names:
         is_text = isinstance(name, str) and name.isprintable() and bool(name.strip())
-        if not is_text or name[0] == "." or "/" in name or "\\" in name or len(name.encode()) > 80:
+        if not is_text or name[0] == "." or {"/", "\\"} & set(name) or len(name.encode()) > 80:
             raise UserError(
                 f"{kind}: {show(name)}: names are file names: a text of 1 to 80 bytes, without slashes and line ends, "
                 "that begins with no dot"
             )
 
 
-def check_keys(kind: str, name: str, keys: object, script: str, taken: tuple[str, ...]) -> None:
+def check_keys(label: str, keys: object, script: str) -> None:
     """Raises UserError for anything but a dict of keys, and for a key that the experiment itself sets."""
-    label = f"{kind}: {name}" if name else kind
     if not isinstance(keys, dict):
         raise UserError(f"{label}={show(keys)}: must be a dict of keys of {script}")
-    if found := [key for key in taken if key in keys]:
-        raise UserError(f"{label}: {found[0]}: the experiment sets it, so that its files stay in out_dir; leave it out")
+    if taken := [key for key in OURS[script] if key in keys]:
+        raise UserError(f"{label}: {taken[0]}: the experiment sets it, so that its files stay in out_dir; leave it out")
 
 
 def main(argv: list[str]) -> None:
@@ -384,7 +374,8 @@ def main(argv: list[str]) -> None:
     of_rates = rates.table(config, choices)
     print(tables.summary(config, rows, judged) + (f"\n{of_rates}\n" if of_rates else ""))
     words = [word for word in argv if not word.startswith(("--run", "--out_dir", "--jobs"))]
-    with alone(out_dir, "report") if config.run else contextlib.nullcontext():  # workers end at the same time
+    # workers end at the same time
+    with lock(out_dir, "report", wait=math.inf) if config.run else contextlib.nullcontext():
         figures = report.figures(rows, out_dir) + report.figures_of_claims(config, rows, judged, choices, out_dir)
         records, orders = list(map(claims.record, judged)), ranks.records(config, rows)
         if records or orders:
@@ -415,36 +406,35 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
 
     Then what each claim can show. Runs whose rate isn't chosen yet are listed at one of the rates.
     """
-    choices, by_text = choose_rates(config, rows), by_run(rows)
-    runs = known_runs(config, choices) + unknown_runs(config, choices)
-    waiting = [run for run in runs if text_of(run) not in by_text]
-    unscored = [by_text[text_of(run)] for run in runs if text_of(run) in by_text]
-    unscored = [row for row in unscored if missing_scores(config, row)]
-    is_assumed, each = config.gpu_flops is not None and not torch.cuda.is_available(), config.processes_per_run
+    plan, each = Plan(config, rows), config.processes_per_run
+    later = unknown_runs(config, plan.choices)
+    waiting = [run for run in plan.runs + later if text_of(run) not in plan.rows]
+    is_assumed = config.gpu_flops is not None and not torch.cuda.is_available()
     gpus = ["assumed"] if is_assumed and not config.gpus else gpus_of(config)
-    jobs, found, lines, total = jobs_of(config, gpus), {}, [], 0.0
+    jobs, lines, total = jobs_of(config, gpus), [], 0.0
+    of_step: dict[tuple, float] = {}  # seconds, by setting and arm
     for run in waiting:
         kind = run.get("setting"), arm_of(config, run)
-        if kind not in found:  # seconds a step
-            same = [row for row in rows if (row.get("setting"), arm_of(config, row)) == kind]
+        if kind not in of_step:
             # micro-steps that other numbers of processes share are taken to take as long
-            steps = [
+            measured = [
                 row["seconds"] * row.get("processes", 1) / each / (row.get("last_step") or steps_of([row]))
-                for row in same
+                for row in rows
+                if (row.get("setting"), arm_of(config, row)) == kind
             ]
-            if not steps and is_assumed:
-                steps = [seconds_by_flops(run, config.gpu_flops) / each]
-            found[kind] = statistics.median(steps or [seconds_by_steps(run, threads_of(config, jobs)) / each])
-        seconds = found[kind] * steps_of([run])
+            if not measured and is_assumed:
+                measured = [seconds_by_flops(run, config.gpu_flops) / each]
+            of_step[kind] = statistics.median(measured or [seconds_by_steps(run, threads_of(config, jobs)) / each])
+        seconds = of_step[kind] * steps_of([run])
         lines.append(f"{name_of(run):<60}{seconds:>8,.0f} s")
         total += seconds
     hours = f"about {total / 3600 / jobs:.1f} hours, {jobs} at a time"
     hours += f", {each} {'GPUs' if gpus else 'processes'} each" if each > 1 else ""
     hours += f" ({total * each / 3600:.1f} GPU-hours, {len(gpus) * each} GPUs)" if gpus else ""
     hours += f", assuming {config.gpu_flops:.2g} FLOPs a second, which is not measured" if is_assumed else ""
-    hours += f"; {len(unscored)} finished runs lack a score" if unscored else ""
-    total = f"{len(waiting)} of {len(runs)} runs to do: {hours}"
-    return "\n".join([*lines, total, *power.lines(config, rows), *ranks.lines(config)])
+    hours += f"; {len(plan.unscored)} finished runs lack a score" if plan.unscored else ""
+    lines.append(f"{len(waiting)} of {len(plan.runs + later)} runs to do: {hours}")
+    return "\n".join([*lines, *power.lines(config, rows), *ranks.lines(config)])
 
 
 def keys_and_length(run: dict) -> tuple[TrainConfig, int]:

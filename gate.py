@@ -25,7 +25,7 @@ POSITIONS = {  # {position: the (heads, width) of what it gates in a mixer}; rea
     "output": lambda mixer: (1, mixer.config.n_embd),
     "denominator": lambda mixer: (mixer.n_head, 1),
 }
-READOUT_ACTIVATIONS: dict = {"none": None, "silu": F.silu, "square": torch.square}
+READOUT_ACTIVATIONS: dict = {"none": lambda o: o, "silu": F.silu, "square": torch.square}
 
 GATE_ACTIVATIONS = {  # (y, g, slope) -> y'
     "sigmoid": lambda y, g, slope: y * g.sigmoid(),
@@ -81,8 +81,10 @@ def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
     name: the mixer as the user writes it; mixer: its class, a model.Mixer; gate: the LayerGate of one layer.
     """
     norm = mixer.norm_of(config)
-    if norm == "denominator" and mixer.no_denominator:
-        raise UserError(f"readout_norm='denominator' makes no sense for {name}: {mixer.no_denominator}")
+    if norm == "denominator" and not mixer.has_positive_weights:
+        raise UserError(
+            f"readout_norm='denominator' makes no sense for {name}: its weights have both signs, so their sum can be 0"
+        )
     if norm == "denominator" and not config.norm_first and gate.positions:
         raise UserError(
             f"norm_first=False: has no effect on {name}: the division by its denominator commutes with the gate"
@@ -111,17 +113,18 @@ def has_no_effect(granularity: str, position: str, mixer, config) -> bool:
     linear in q, k or v: on q always, on k and v if the gate is static, that is, the same for all tokens.
     """
     norm = mixer.norm_of(config)
-    if norm == "none" or config.gate_activation in ADDITIVE_ACTIVATIONS:
+    if norm == "none" or config.gate_activation in ADDITIVE_ACTIVATIONS or granularity not in ("headwise", "scalar"):
         return False
-    is_one_head = norm == "denominator" or mixer.heads_per_norm(config) == 1
-    if granularity != "scalar" and not (granularity == "headwise" and is_one_head):
-        return False
+    if granularity == "headwise" and norm != "denominator":
+        with torch.device("meta"):  # its sizes alone are asked for
+            layer = mixer(config, LayerGate(False, {}))
+        if layer.norm_groups not in (None, layer.n_head):
+            return False
     if position == "readout":
         return norm != "denominator" and not config.norm_first
     if position == "value" and norm == "denominator":  # v is in the numerator, not in the denominator
         return False
-    is_linear = position in mixer.linear_in and mixer.describes_readout("linear_in")
-    return is_linear and (position == "query" or config.gate_input == "static")
+    return position in mixer.linear_in and (position == "query" or config.gate_input == "static")
 
 
 class ZeroLinear(nn.Linear):
@@ -140,26 +143,26 @@ class Gate(nn.Module):
 
     g has one number per entry of y (elementwise), per head (headwise), per channel (shared) or per token (scalar).
     W starts at zero, so that sigmoid halves y at first and sigmoid2 keeps it; a native gate's W starts as any linear
-    layer does, as published. rank: of W, 0 for full rank. bias: the start of a trained bias (None: there is none) or,
-    if the gate is static, of its constant g (None: 0).
+    layer does, as published. The config's gate_rank is that of W (0: full rank), and gate_bias the start of a trained
+    bias (None: there is none) or, if gate_input is static, of a constant g (None: 0).
     """
 
-    def __init__(
-        self, n_embd, granularity, heads, width, activation, *, rank=0, bias=None, is_static=False, is_native=False
-    ):
+    def __init__(self, config, granularity, heads, width, native=None, native_rank=0):
+        """native: the activation of a published gate, which the config's gate_* keys leave as it is."""
         super().__init__()
         shapes = dict(elementwise=(heads, width), headwise=(heads, 1), shared=(1, width), scalar=(1, 1))
-        self.shape, self.activation = shapes[granularity], activation
-        size = math.prod(self.shape)
-        self.down = self.proj = self.static = None
-        self.static_start = bias or 0.0
-        if is_static:
+        self.shape, self.activation = shapes[granularity], native or config.gate_activation
+        size, rank = math.prod(self.shape), native_rank if native else config.gate_rank
+        self.down = self.proj = self.static = self.slope = None
+        self.static_start = config.gate_bias or 0.0
+        if config.gate_input == "static" and not native:
             self.static = nn.Parameter(torch.empty(size))  # flat: a 1-D parameter gets no weight decay
         else:
-            self.down = nn.Linear(n_embd, rank, bias=False) if rank else None
-            n_in = rank or n_embd
-            self.proj = nn.Linear(n_in, size, bias=False) if is_native else ZeroLinear(n_in, size, bias)
-        self.slope = nn.Parameter(torch.empty(1)) if activation == "learned" else None
+            self.down = nn.Linear(config.n_embd, rank, bias=False) if rank else None
+            n_in = rank or config.n_embd
+            self.proj = nn.Linear(n_in, size, bias=False) if native else ZeroLinear(n_in, size, config.gate_bias)
+        if self.activation == "learned":
+            self.slope = nn.Parameter(torch.empty(1))
 
     def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
         start.fill_(1.0 if name == "slope" else self.static_start)

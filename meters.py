@@ -240,7 +240,7 @@ def attention_maps(
         if name and mixer.gates[name].activation not in ADDITIVE_ACTIVATIONS:
             values = mixer.gates[name].value(mixer.gates[name].logits(seen["x"])).mean(-1)  # a static one has no B, T
             gate = values.expand(*prefix.shape, mixer.n_head)[0]  # (t, H)
-        return weights_of(mixer, seen["x"])[0] if mixer.has_weights() else None, gate
+        return weights_of(mixer, seen["x"])[0] if mixer.explicit_weights is not None else None, gate
 
     seen = probe(model, prefix, measure, dtype)
     marks = {name: mask[0, :MAP_TOKENS].nonzero().flatten().tolist() for name, mask in masks.items() if name != "other"}

@@ -10,11 +10,9 @@ in gate.py. A new mixer is one class, whose `project` computes q, k and v from x
 
 from configurator import UserError, check_choice
 
-import math
-import warnings
 import zlib
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn as nn
@@ -22,24 +20,10 @@ import torch.nn.functional as F
 
 from gate import GATE_ACTIVATIONS, POSITIONS, READOUT_ACTIVATIONS, Gate, check_gate
 from keys import GPTConfig
-from ops import IGNORE, recurrence
-from ops.layers import (
-    ResidualLinear,
-    RMSNorm,
-    ShortConv,
-    attention,
-    cos_sin,
-    cos_sin_features,
-    init_decay,
-    l2_norm,
-    make_conv,
-    make_norm,
-    manual_attention,
-    rotate,
-)
+from ops import IGNORE, layers, recurrence, sampling
+from ops.layers import ResidualLinear, RMSNorm, ShortConv, make_conv, make_norm
 from ops.loss import cross_entropy_sum
 from ops.recurrence import at_least_float32
-from ops.sampling import check_request, draw
 
 DENOMINATOR_MIN = 1e-6
 READOUT_NORMS = {"rms": RMSNorm}  # modules made as norm(width, eps=...); one that cancels a factor of its inputs
@@ -66,36 +50,25 @@ class Mixer(nn.Module):
     """q, k, v -> gates on them -> recurrence or softmax -> norm and gates of the readout -> output projection.
 
     A subclass declares what was published (the class attributes) and computes q, k and v from x (`project`).
-    `y, state = mixer(x, state=None, start=0, only=None)`: x and y are (B, T, C), and start is the position of x[:, 0].
-    state: None for a text read in one call; otherwise pass `init_state()` or the state returned last; it is
-    overwritten. only: (B, T), true for M tokens; y is then (1, M, C), their outputs alone.
+    `y = mixer(x, state=None, start=0, only=None)`: x and y are (B, T, C), and start is the position of x[:, 0].
+    state: None for a text read in one call; otherwise what `init_state` made, which every call updates in place.
+    only: (B, T), true for M tokens; y is then (1, M, C), their outputs alone.
     """
 
     layer = 0  # the index of the mixer's layer, which GPT sets
     past_block_size = "goes on"  # what decoding does there; softmax "rolls" its window, cosformer "ends"
-    published_norm = "none"  # none, rms (over what norm_over says) or denominator (the sum of the weights)
+    published_norm = "none"  # of the readout: none, rms or denominator (the sum of the weights)
     # (activation, "before norm" or "after norm") of the gate the mixer was published with
     native_gate: tuple[str, str] | None = None
-    # why the sum of its weights is no denominator (None: they have one sign, and it is)
-    no_denominator: str | None = "its weights have both signs, so their sum can be 0"
-    # a factor on one of these is a factor on the readout before its norm
-    linear_in: tuple[str, ...] = ("query", "key", "value")
-    norm_over = "head"  # the readout's RMSNorm is over each "head" or over the whole "width"
-    value_rows: tuple[str, tuple[str, ...]] = ("qkv", ("query", "key"))  # (layer, whose rows lie before v's)
+    linear_in: tuple[str, ...] = ("query", "key", "value")  # a factor on one of these is a factor on the readout
+    has_positive_weights = False  # if so, their sum can be the readout's denominator
 
-    @classmethod
-    def describes_readout(cls, *names: str) -> bool:
-        """Whether one of these attributes is true of this class's readout.
-
-        A class that overrides `read` or `forward`, and none of them, inherits what is true of another readout.
-        """
-        first = next(each for each in cls.__mro__ if {"read", "forward", *names} & vars(each).keys())
-        return not vars(first).keys().isdisjoint(names)
-
-    @classmethod
-    def has_weights(cls) -> bool:
-        """Whether the readout is known as a sum of values with explicit weights, which the meters measure."""
-        return cls.describes_readout("explicit_weights")
+    def __init_subclass__(cls):
+        """A class with a `read` or `forward` of its own inherits nothing that was known of another readout."""
+        super().__init_subclass__()
+        if not vars(cls).keys().isdisjoint(("read", "forward")):
+            cls.linear_in = vars(cls).get("linear_in", ())
+            cls.explicit_weights = vars(cls).get("explicit_weights")  # None: nothing can show its weights
 
     @classmethod
     def norm_of(cls, config: GPTConfig) -> str:
@@ -103,47 +76,39 @@ class Mixer(nn.Module):
         return cls.published_norm if config.readout_norm == "published" else config.readout_norm
 
     @classmethod
-    def heads_per_norm(cls, config: GPTConfig) -> int:
-        """The number of heads that the readout's RMSNorm normalises together."""
-        return 1 if cls.norm_over == "head" else config.n_head
-
-    @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
         """Raises UserError for keys that don't fit this mixer; gate.check_gate checks its norm and gates."""
         if config.bias:
             raise UserError(f"bias=True: {name} has no biases; leave bias out, or let every layer be softmax")
 
-    def __init__(self, config, gate, *, query, key, value, native_rank=0):
-        """query, key, value: (heads, width) of each. native_rank: rank of the native gate's weight (0: full rank)."""
+    def __init__(self, config, gate, *, query, key, value, norm_groups=None, native_rank=0):
+        """query, key, value: (heads, width) of each. native_rank: rank of the native gate's weight (0: full rank).
+
+        norm_groups: number of groups of heads that the readout's RMSNorm takes apart, with a weight for every channel;
+        None: each head is normed on its own, and all have one weight.
+        """
         super().__init__()
-        self.config, self.norm_kind = config, self.norm_of(config)
+        self.config, self.norm_kind, self.norm_groups = config, self.norm_of(config), norm_groups
         self.has_fla = config.kernels != "torch" and recurrence.has_fla()  # not in read, which torch.compile traces
         self.n_head, self.key_width, self.value_width = max(query[0], value[0]), query[1], value[1]
         self.shapes = dict(query=query, key=key, value=value)
         self.gates = nn.ModuleDict()
         if gate.native and self.native_gate:
-            shape, activation = (self.n_head, self.value_width), self.native_gate[0]
-            self.gates["native"] = Gate(
-                config.n_embd, "elementwise", *shape, activation, rank=native_rank, is_native=True
-            )
-        options = dict(rank=config.gate_rank, bias=config.gate_bias, is_static=config.gate_input == "static")
+            published = dict(native=self.native_gate[0], native_rank=native_rank)
+            self.gates["native"] = Gate(config, "elementwise", *POSITIONS["readout"](self), **published)
         for position, granularity in gate.positions.items():
-            shape = POSITIONS[position](self)
-            self.gates[position] = Gate(config.n_embd, granularity, *shape, config.gate_activation, **options)
-        norm_width = self.value_width * (1 if self.norm_over == "head" else self.n_head)
-        norm_class = READOUT_NORMS.get(self.norm_kind)
-        self.norm = None if norm_class is None else norm_class(norm_width, eps=config.norm_eps)
+            self.gates[position] = Gate(config, granularity, *POSITIONS[position](self))
         native_is_first = self.native_gate is not None and self.native_gate[1] == "before norm"
-        comes_first = {"native": native_is_first, "readout": not config.norm_first}
-        gates = [(self.gates[at], is_first) for at, is_first in comes_first.items() if at in self.gates]
-        # what is applied to the readout o (B, T, H, Dv), in this order, each called as step(o, x)
-        self.readout_steps = [
-            *(step for step, is_first in gates if is_first),
-            *[self.normed] * (self.norm is not None),
-            *[self.activated] * (config.readout_activation != "none"),
-            *(step for step, is_first in gates if not is_first),
-            *[self.scaled] * (config.branch_scale != 1),
-        ]
+        is_first = {"native": native_is_first, "readout": not config.norm_first}
+        on_readout = [name for name in is_first if name in self.gates]
+        self.before_norm = [self.gates[name] for name in on_readout if is_first[name]]
+        self.after_norm = [self.gates[name] for name in on_readout if not is_first[name]]
+
+        self.norm = None
+        if self.norm_kind in READOUT_NORMS:
+            width = self.n_head * self.value_width if norm_groups else self.value_width
+            self.norm = READOUT_NORMS[self.norm_kind](width, eps=config.norm_eps)
+            self.norm.groups = norm_groups or 1
         self.out_proj = ResidualLinear(self.n_head * self.value_width, config.n_embd, bias=config.bias)
         self.out_proj.start_scale = config.out_init_scale
 
@@ -152,36 +117,39 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def forward(self, x, state=None, start=0, only=None):
-        state = None if state is None else dict(state)
-        p = self.gated_projection(x, state, start)  # q, k, v: (B, T, heads, width) each
-        o = self.read(p, state, start)  # (B, T, H, Dv), with a denominator (B, T, H, Dv + 1)
-        skip = p.skip
-        if only is not None:  # keep the M tokens whose output is wanted, (1, M, ...): no step below mixes tokens
-            o, x, skip = (y if y is None else y[only][None] for y in (o, x, skip))
+        p = self.gated_projection(x, state, start)
+        o, skip = self.read(p, state, start), p.skip  # (B, T, H, Dv), with a denominator (B, T, H, Dv + 1)
+        if only is not None:  # no step below mixes tokens
+            o, x, skip = (y if y is None else y[only][None] for y in (o, x, skip))  # (1, M, ...)
         if self.norm_kind == "denominator":
             o, denominator = o.split([self.value_width, 1], dim=-1)
             o = o / self.gated("denominator", denominator, x).clamp(min=DENOMINATOR_MIN)
         if skip is not None:
             o = o + skip
-        for step in self.readout_steps:
-            o = step(o, x)
+        for gate in self.before_norm:
+            o = gate(o, x)
+        o = self.normed(o)
+        for gate in self.after_norm:
+            o = gate(o, x)
+        if self.config.branch_scale != 1:
+            o = self.config.branch_scale * o
         if self.out_proj.weight.itemsize < 4:  # a model in half precision; under autocast the weights stay float32
             o = o.to(self.out_proj.weight.dtype)
         y = self.out_proj(o.flatten(2))  # (B, T, C)
-        return self.gated("output", y[:, :, None], x).squeeze(2), state
-
-    def gated_projection(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        """project(x), with the gates on q, k and v applied."""
-        p = self.project(x, state, start)
-        if not any(position in self.gates for position in ("query", "key", "value")):
-            return p
-        skip = None if p.skip is None else self.gated("value", p.skip, x)  # a second path of v to the readout
-        # a static gate is float32 even under autocast: without .to() its product would be float32, too
-        q, k, v = (self.gated(at, y, x).to(y.dtype) for at, y in (("query", p.q), ("key", p.k), ("value", p.v)))
-        return p._replace(q=q, k=k, v=v, skip=skip)
+        return self.gated("output", y[:, :, None], x).squeeze(2)
 
     def gated(self, position: str, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return self.gates[position](y, x) if position in self.gates else y
+
+    def gated_projection(self, x: torch.Tensor, state: dict | None = None, start: int = 0) -> Projection:
+        """project(x), with the gates on q, k and v applied: what `read` gets."""
+        p = self.project(x, state, start)
+        if not any(position in self.gates for position in ("query", "key", "value")):
+            return p
+        # a static gate is float32 even under autocast: without .to() its product would be float32, too
+        q, k, v = (self.gated(at, y, x).to(y.dtype) for at, y in (("query", p.q), ("key", p.k), ("value", p.v)))
+        skip = None if p.skip is None else self.gated("value", p.skip, x)  # a second path of v to the readout
+        return p._replace(q=q, k=k, v=v, skip=skip)
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         """The readout (B, T, H, Dv); with a denominator (B, T, H, Dv + 1), and the last channel is the denominator."""
@@ -198,41 +166,33 @@ class Mixer(nn.Module):
             state["S"] = final
         return o
 
-    def normed(self, o: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """The readout's RMSNorm, computed in at least float32: (B, T, H, Dv) -> the same shape."""
-        o = at_least_float32(o)
-        return self.norm(o if self.norm_over == "head" else o.flatten(2)).view_as(o)
-
-    def activated(self, o: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def normed(self, o: torch.Tensor) -> torch.Tensor:
+        """The readout's RMSNorm, computed in at least float32, and its activation: (B, T, H, Dv) -> the same shape."""
+        if self.norm is not None:
+            o = at_least_float32(o)
+            o = self.norm(o.flatten(2) if self.norm_groups else o).view_as(o)
         return READOUT_ACTIVATIONS[self.config.readout_activation](o)
-
-    def scaled(self, o: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return self.config.branch_scale * o
 
     def state_shapes(self, B: int) -> dict[str, tuple[int, ...]]:
         """{name: shape} of the tensors of the state of B sequences, but for the convolution's."""
         return {"S": (B, self.n_head, self.key_width, self.value_width + (self.norm_kind == "denominator"))}
 
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> dict[str, torch.Tensor]:
+    def init_state(self, batch_size: int, device=None, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
         """The state at the start of a text: zeros."""
         shapes = self.state_shapes(batch_size)
         for conv in (module for module in self.modules() if isinstance(module, ShortConv)):
             shapes["conv"] = (batch_size, conv.width - 1, conv.channels)
         return {name: torch.zeros(shape, device=device, dtype=dtype) for name, shape in shapes.items()}
 
-    def explicit_weights(self, p: Projection, start: int) -> torch.Tensor:
-        """(B, H, T, T): each value's weight in the readout, before a denominator."""
+    def explicit_weights(self, p: Projection) -> torch.Tensor:
+        """(B, H, T, T): each value's weight in the readout of a whole text, before a denominator."""
         repeat = self.n_head // p.q.shape[2]
         q, k = (x.repeat_interleave(repeat, dim=2) for x in (p.q, p.k))
         return recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta)
 
     def flops_per_token(self, T: int) -> float:
-        """FLOPs of the recurrence for one token, forward: 2 to write an entry of S, 2 to read it and 1 for its decay.
-
-        All mixers count by the same rule: one without a decay has a decay of one.
-        """
+        """FLOPs of the recurrence for one token, forward: 2 to write an entry of S, 2 to read it and 1 for its decay,
+        also where that is one."""
         return 5 * self.n_head * self.key_width * self.value_width
 
 
@@ -245,8 +205,8 @@ class Softmax(Mixer):
     the last block_size keys and values, a ring buffer in which a new entry replaces the oldest."""
 
     past_block_size = "rolls"
-    no_denominator = "its weights sum to one"
     linear_in = ("value",)  # a gate on q or k changes the temperature of the softmax
+    has_positive_weights = True
     # a subclass's bias(self, i, j): what is added to the scores of queries at positions i (T, 1) for keys at j (S,), of
     # shape (T, S) or (H, T, S); -inf hides a key. Training, prefill, decoding and the explicit weights all ask it
     bias: Callable | None = None
@@ -256,6 +216,8 @@ class Softmax(Mixer):
         if config.position == "rope" and (config.rotated < 2 or config.rotated % 2):
             of = "head_dim" if config.rope_fraction == 1 else f"rope_fraction * head_dim={config.head_dim}"
             raise UserError(f"position='rope': needs an even {of}, not {config.rotated}")
+        if cls.norm_of(config) == "denominator":
+            raise UserError(f"readout_norm='denominator' makes no sense for {name}: its weights sum to one")
 
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
@@ -267,37 +229,38 @@ class Softmax(Mixer):
         self.split = (H, Hk)
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
+        c, (H, Hk) = self.config, self.split
         qkv = self.conv(self.qkv(x), state)
-        H, Hk = self.split
         qk, v = qkv.unflatten(-1, (-1, self.value_width)).split((H + Hk, Hk), dim=2)  # (B, T, H + Hk or Hk, D)
         if self.q_norm is not None:
             q, k = at_least_float32(qk).split((H, Hk), dim=2)
             qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=2)
-        c = self.config
         if c.position == "rope":
             turned, kept = qk.split((c.rotated, self.value_width - c.rotated), dim=-1)
             trained_length = c.rope_length or c.block_size
-            turned = rotate(turned, start, c.rope_base, c.rope_scaling, c.rope_factor, trained_length)
+            turned = layers.rotate(turned, start, c.rope_base, c.rope_scaling, c.rope_factor, trained_length)
             qk = torch.cat([turned, kept], dim=-1) if kept.shape[-1] else turned
         q, k = qk.to(v.dtype).split((H, Hk), dim=2)
         return Projection(q, k, v)
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))  # (B, H, T, D)
-        mask, j = None, None
+        q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))  # (B, H or Hk, T, D)
+        T, first, mask = q.shape[2], start, None
         if state is not None:
-            k, v, j = self.remember(k, v, state, start)
+            in_order = T > 1 or self.bias is not None
+            k, v = (layers.remember(state[name], x, start, in_order) for name, x in (("k", k), ("v", v)))
+            first = max(0, start - self.config.block_size + 1)  # the position of the oldest key that a query sees
         if k.shape[1] < self.n_head:  # repeat_interleave copies even when the factor is 1
             k, v = (x.repeat_interleave(self.n_head // x.shape[1], dim=1) for x in (k, v))
         # plain causal attention needs no mask, nor does a single query, which sees all that is remembered
-        if self.bias is not None or (state is not None and q.shape[2] > 1):
-            i = torch.arange(start, start + q.shape[2], device=q.device)
-            mask = self.mask(i, i if j is None else j, forgets=state is not None)
+        if self.bias is not None or (state is not None and T > 1):
+            j = torch.arange(first, start + T, device=q.device)
+            mask = self.mask(j[start - first :], j, forgets=state is not None)
         is_causal = state is None and mask is None
-        if self.config.attention_softcap is not None:
-            o, _ = manual_attention(q, k, v, mask, self.config.attention_softcap, is_causal=is_causal)
+        if self.config.attention_softcap is None:
+            o = layers.attention(q, k, v, mask, is_causal=is_causal)
         else:
-            o = attention(q, k, v, mask, is_causal=is_causal)
+            o, _ = layers.manual_attention(q, k, v, mask, self.config.attention_softcap, is_causal=is_causal)
         return o.transpose(1, 2)
 
     def mask(self, i: torch.Tensor, j: torch.Tensor, forgets: bool = False) -> torch.Tensor:
@@ -311,60 +274,33 @@ class Softmax(Mixer):
             return sees
         return self.bias(i[:, None], j).masked_fill(~sees, -torch.inf).expand(1, self.n_head, -1, -1)
 
-    def remember(
-        self, k: torch.Tensor, v: torch.Tensor, state: dict, start: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Writes k, v (B, Hk, T, D) to the ring; returns those that the queries may see, and their positions (S,).
-
-        A single query sees the whole ring, in any order: only a bias needs the positions, which are None without one.
-        """
-        M, T = self.config.block_size, k.shape[2]
-        if T == 1:
-            state["k"][:, :, start % M], state["v"][:, :, start % M] = k[:, :, 0], v[:, :, 0]
-            S = min(start + 1, M)
-            j = None if self.bias is None else start - (start - torch.arange(S, device=k.device)) % M
-            return state["k"][:, :, :S].to(k.dtype), state["v"][:, :, :S].to(v.dtype), j
-        past = torch.arange(max(0, start - M + 1), start, device=k.device)
-        new = torch.arange(start, start + T, device=k.device)
-        all_k, all_v = (
-            torch.cat([state[name][:, :, past % M].to(x.dtype), x], dim=2) for name, x in (("k", k), ("v", v))
-        )
-        for name, x in (("k", k), ("v", v)):
-            state[name][:, :, new[-M:] % M] = x[:, :, -M:].to(state[name])
-        return all_k, all_v, torch.cat([past, new])
-
     def state_shapes(self, B: int) -> dict[str, tuple[int, ...]]:
         # a head's keys lie side by side in memory: a single query reads them twice as fast
         shape = (B, self.split[1], self.config.block_size, self.value_width)
         return {"k": shape, "v": shape}
 
-    def explicit_weights(self, p: Projection, start: int) -> torch.Tensor:
+    def explicit_weights(self, p: Projection) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
         k, v = (x.repeat_interleave(self.n_head // x.shape[1], dim=1) for x in (k, v))
-        i = torch.arange(start, start + q.shape[2], device=q.device)
-        return manual_attention(q, k, v, self.mask(i, i), self.config.attention_softcap, is_causal=False)[1]
+        i = torch.arange(q.shape[2], device=q.device)
+        return layers.manual_attention(q, k, v, self.mask(i, i), self.config.attention_softcap, is_causal=False)[1]
 
     def flops_per_token(self, T: int) -> float:
         """FLOPs for one token: scores and weighted sum over the (T + 1) / 2 keys that a query sees on average."""
         return 2 * 2 * self.n_head * self.value_width * (T + 1) / 2
 
 
-def quarter_turn(M: int) -> tuple[float, float]:
-    """(angle per position, factor) for cos_sin: the angle reaches pi/2 after M positions."""
-    return math.pi / 2 / M, 1.0
-
-
 class CosFormer(Mixer):
     """cosFormer (Qin et al. 2022): weight_ij = relu(q_i) . relu(k_j) * cos(pi/2 (i - j) / M), divided by their sum.
 
     M is block_size and not the length of the input, so that the output of a token does not depend on later tokens.
-    Past M the cosine would turn negative.
+    Past M the cosine would turn negative. With the features [q cos, q sin], of width 2D, it is the plain recurrence:
+    cos(a - b) = cos a cos b + sin a sin b.
     """
 
     past_block_size = "ends"
     published_norm = "denominator"
-    no_denominator = None
-    linear_in = ("query", "key", "value")  # as in Mixer, said again for a `read` of its own
+    has_positive_weights = True
 
     def __init__(self, config, gate):
         H, D = config.n_head, config.head_dim
@@ -378,20 +314,14 @@ class CosFormer(Mixer):
         q, k, v = qkv.unflatten(-1, (-1, self.value_width)).chunk(3, dim=2)  # (B, T, H, D)
         return Projection(F.relu(q), F.relu(k), v)
 
-    def reweigh(self, p: Projection, start: int) -> Projection:
-        """q and k with features [cos, sin], width 2D: cos(a - b) = cos a cos b + sin a sin b. UserError past M."""
-        M, end = self.config.block_size, start + p.q.shape[1]
+    def gated_projection(self, x: torch.Tensor, state: dict | None = None, start: int = 0) -> Projection:
+        """With q and k as features. Raises UserError past M."""
+        p, M, end = super().gated_projection(x, state, start), self.config.block_size, start + x.shape[1]
         if end > M:
             raise UserError(f"cosformer: position {end} is past block_size={M}, where its cosine turns negative")
-        q, k = at_least_float32(p.q), at_least_float32(p.k)
-        cos, sin = cos_sin(q, start, quarter_turn, M)  # (T, 1, 1)
-        return p._replace(q=cos_sin_features(q, cos, sin), k=cos_sin_features(k, cos, sin))
-
-    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
-        return super().read(self.reweigh(p, start), state, start)
-
-    def explicit_weights(self, p: Projection, start: int) -> torch.Tensor:
-        return super().explicit_weights(self.reweigh(p, start), start)
+        cos, sin = layers.cos_sin(at_least_float32(p.q), start, layers.quarter_turn, M)  # (T, 1, 1)
+        q, k = (layers.cos_sin_features(at_least_float32(y), cos, sin) for y in (p.q, p.k))  # (B, T, H, 2D)
+        return p._replace(q=q, k=k)
 
 
 class GLA(Mixer):
@@ -421,12 +351,6 @@ class Mamba2(Mixer):
     published_norm = "rms"
     native_gate = ("silu", "before norm")
     linear_in = ("value",)  # the term D x has neither q nor k
-    norm_over = "width"
-    value_rows = ("in_proj", ())
-
-    @classmethod
-    def heads_per_norm(cls, config: GPTConfig) -> int:
-        return config.expand * config.n_head // config.n_groups
 
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
@@ -439,19 +363,17 @@ class Mamba2(Mixer):
     def __init__(self, config, gate):
         H, D = config.expand * config.n_head, config.head_dim
         G, N = config.n_groups, config.state_size
-        super().__init__(config, gate, query=(G, N), key=(G, N), value=(H, D))
-        if self.norm is not None:
-            self.norm.groups = G
-        self.in_proj = nn.Linear(config.n_embd, H * D + 2 * G * N + H, bias=False)
-        self.conv = make_conv(config, H * D + 2 * G * N, published_width=4, bias=True)
-        self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(H)) for _ in range(3))
+        super().__init__(config, gate, query=(G, N), key=(G, N), value=(H, D), norm_groups=G)
         self.split = (H * D, G * N, G * N)
+        self.in_proj = nn.Linear(config.n_embd, sum(self.split) + H, bias=False)
+        self.conv = make_conv(config, sum(self.split), published_width=4, bias=True)
+        self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(H)) for _ in range(3))
 
     def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
         if name == "D":
             start.fill_(1.0)
         else:
-            init_decay(name, start, generator, A_range=(1.0, 16.0))
+            layers.init_decay(name, start, generator, A_range=(1.0, 16.0))
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         vkq, dt = self.in_proj(x).split([sum(self.split), self.n_head], dim=-1)
@@ -469,33 +391,30 @@ class DeltaNet(Mixer):
 
     published_norm = "rms"
     linear_in = ("query", "value")  # the delta rule is not linear in k
-    value_rows = ("in_proj", ("query", "key"))
     decay: str | None = None  # one per "head" or per "channel" of the keys
     A_range = (1.0, 16.0)  # of A at the start
 
-    @staticmethod
-    def sizes(config: GPTConfig) -> tuple[int, int, int, int]:
-        """Key heads, heads, and the widths of keys and values."""
+    @classmethod
+    def sizes(cls, config: GPTConfig) -> tuple[int, int, int, int]:
+        """Key heads, heads, and the widths of keys and values: gated_deltanet has keys of the config for them."""
+        if cls.decay == "head":
+            return config.delta_sizes
         return config.n_head, config.n_head, config.head_dim, config.head_dim
 
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
         super().check(name, config)
-        widest, width = recurrence.FLA_DELTA_KEYS, cls.sizes(config)[2]
-        if config.kernels != "torch" and width > widest and recurrence.has_fla():
-            key = "head_dim" if width == config.head_dim else "delta_key_dim"
-            limit = f"{name}: fla's delta rule takes keys of width at most {widest}, not {key}={width}"
-            if config.kernels == "fla":
-                raise UserError(f"kernels='fla': {limit}; lower {key}, or set kernels=auto")
-            warnings.warn(f"kernels=auto: {limit}; it runs in plain PyTorch", stacklevel=3)
+        width = cls.sizes(config)[2]
+        key = "head_dim" if width == config.head_dim else "delta_key_dim"
+        recurrence.check_delta_keys(name, config.kernels, key, width)
 
     def __init__(self, config, gate):
         Hk, H, Dk, Dv = self.sizes(config)
         native_rank = config.head_dim if self.decay == "channel" else 0
         super().__init__(config, gate, query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv), native_rank=native_rank)
         self.split = (Hk * Dk, Hk * Dk, H * Dv)
-        numbers = 2 * H if self.decay == "head" else H  # beta, and the dt of a head
-        self.in_proj = nn.Linear(config.n_embd, sum(self.split) + numbers, bias=False)
+        self.parts = [sum(self.split), H, *[H] * (self.decay == "head")]  # q k v, beta, and the dt of a head
+        self.in_proj = nn.Linear(config.n_embd, sum(self.parts), bias=False)
         self.conv = make_conv(config, sum(self.split), published_width=4)
         if self.decay == "channel":
             self.decay_in, self.decay_out = nn.Linear(config.n_embd, Dk, bias=False), nn.Linear(Dk, H * Dk, bias=False)
@@ -504,24 +423,21 @@ class DeltaNet(Mixer):
             self.A_log = nn.Parameter(torch.empty(H))
 
     def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
-        init_decay(name, start, generator, self.A_range)
+        layers.init_decay(name, start, generator, self.A_range)
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        qkv, beta, *dt = self.in_proj(x).split([sum(self.split)] + [self.n_head] * (1 + (self.decay == "head")), dim=-1)
+        qkv, beta, *dt = self.in_proj(x).split(self.parts, dim=-1)
         q, k, v = F.silu(self.conv(qkv, state)).split(self.split, dim=-1)
         q, k = (y.unflatten(-1, (-1, self.key_width)) for y in (q, k))  # (B, T, Hk, Dk)
         v = v.unflatten(-1, (-1, self.value_width))  # (B, T, H, Dv)
-        beta = at_least_float32(beta).sigmoid()  # (B, T, H)
-        return Projection(l2_norm(q) * self.key_width**-0.5, l2_norm(k), v, self.log_decay(x, *dt), beta)
-
-    def log_decay(self, x: torch.Tensor, dt: torch.Tensor | None = None) -> torch.Tensor | None:
-        if self.decay is None:
-            return None
-        dt = self.decay_out(self.decay_in(x)) if dt is None else dt
-        dt = F.softplus(at_least_float32(dt) + self.dt_bias)  # (B, T, H), or (B, T, H Dk) per channel
+        q, k = layers.l2_norm(q) * self.key_width**-0.5, layers.l2_norm(k)
+        beta, log_decay = at_least_float32(beta).sigmoid(), None  # (B, T, H)
         if self.decay == "head":
-            return -self.A_log.exp() * dt
-        return -self.A_log.exp()[:, None] * dt.unflatten(-1, (-1, self.key_width))
+            log_decay = -self.A_log.exp() * F.softplus(at_least_float32(dt[0]) + self.dt_bias)  # (B, T, H)
+        elif self.decay == "channel":
+            dt = F.softplus(at_least_float32(self.decay_out(self.decay_in(x))) + self.dt_bias)
+            log_decay = -self.A_log.exp()[:, None] * dt.unflatten(-1, (-1, self.key_width))  # (B, T, H, Dk)
+        return Projection(q, k, v, log_decay, beta)
 
     def flops_per_token(self, T: int) -> float:
         """As for the others, and one more read of S: what it holds under k."""
@@ -533,10 +449,6 @@ class GatedDeltaNet(DeltaNet):
 
     native_gate = ("silu", "after norm")
     decay, A_range = "head", (0.01, 16.0)
-
-    @staticmethod
-    def sizes(config: GPTConfig) -> tuple[int, int, int, int]:
-        return config.delta_sizes
 
 
 class KDA(DeltaNet):
@@ -566,21 +478,15 @@ def check_layers(config: GPTConfig) -> None:
     check_choice("gate_activation", config.gate_activation, GATE_ACTIVATIONS)
     check_choice("readout_activation", config.readout_activation, READOUT_ACTIVATIONS)
     check_choice("readout_norm", config.readout_norm, ("published", "none", "denominator", *READOUT_NORMS))
-    names, layers = config.attention.split(","), config.layers()
+    names = [name.strip() for name in config.attention.split(",")]
     for name in names:
-        check_choice("attention", name.strip(), MIXERS if len(names) > 1 else (*MIXERS, "gated"))
-    missing = recurrence.missing_for_fla()
-    if missing and config.kernels == "fla":
-        raise UserError(f"kernels='fla': {missing}; kernels=auto works without it")
-    classes = set()
-    for name, gate in layers:
+        check_choice("attention", name, MIXERS if len(names) > 1 else (*MIXERS, "gated"))
+    for name, gate in config.layers():
         MIXERS[name].check(name, config)
         check_gate(name, MIXERS[name], config, gate)
-        classes.add(MIXERS[name])
-    has_recurrence = not all(issubclass(mixer, Softmax) for mixer in classes)
-    if missing and config.kernels == "auto" and torch.cuda.is_available() and has_recurrence:
-        warnings.warn(f"kernels=auto: {missing}; on the GPU the recurrence runs in plain PyTorch", stacklevel=4)
-    if not config.norm_first and not any(mixer.norm_of(config) in READOUT_NORMS for mixer in classes):
+    used = {MIXERS[name] for name, _ in config.layers()}
+    recurrence.check_kernels(config.kernels, is_used=not all(issubclass(mixer, Softmax) for mixer in used))
+    if not config.norm_first and not any(mixer.norm_of(config) in READOUT_NORMS for mixer in used):
         raise UserError(
             "norm_first=False: no layer has a norm for the gate to come before (readout_norm='rms' adds one)"
         )
@@ -591,20 +497,16 @@ class MLP(nn.Module):
 
     n_matrices = 2  # of n_embd x hidden
     n_idle = 0  # parameters that a token does not meet, such as those of experts that it is not sent to
-    approximate = "none"
 
     def __init__(self, config, hidden):
         super().__init__()
+        self.approximate = "tanh" if config.mlp == "gelu_tanh" else "none"
         self.up = nn.Linear(config.n_embd, hidden, bias=config.bias)
         self.glu = nn.Linear(config.n_embd, hidden, bias=config.bias) if self.n_matrices == 3 else None
         self.down = ResidualLinear(hidden, config.n_embd, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(F.gelu(self.up(x), approximate=self.approximate))
-
-
-class TanhMLP(MLP):
-    approximate = "tanh"
 
 
 class SwiGLU(MLP):
@@ -616,24 +518,19 @@ class SwiGLU(MLP):
         return self.down(F.silu(self.glu(x)) * self.up(x))
 
 
-MLPS = {"gelu": MLP, "gelu_tanh": TanhMLP, "swiglu": SwiGLU}
-
-
-def mlp_width(config: GPTConfig) -> int:
-    """Width of the MLP before match_params: that of a gelu with as many parameters."""
-    return config.mlp_width or round(config.mlp_ratio * config.n_embd * 2 / MLPS[config.mlp].n_matrices)
+MLPS = {"gelu": MLP, "gelu_tanh": MLP, "swiglu": SwiGLU}
 
 
 class Block(nn.Module):
-    """The same for every mixer: x + mixer(norm(x)), then x + MLP(norm(x)). Arguments and results as in Mixer."""
+    """The same for every mixer: x + mixer(norm(x)), then x + MLP(norm(x)). Arguments as in Mixer."""
 
     def __init__(self, config, name, gate):
         super().__init__()
-        C, hidden = config.n_embd, mlp_width(config)
+        C, n = config.n_embd, MLPS[config.mlp].n_matrices
+        hidden = config.mlp_width or round(config.mlp_ratio * C * 2 / n)  # with as many parameters as a gelu's
         self.norm_1, self.norm_2 = make_norm(config), make_norm(config)
         self.mixer = MIXERS[name](config, gate)
         if config.match_params:
-            n = MLPS[config.mlp].n_matrices
             unit = n * C + (n - 1) * config.bias  # parameters of a hidden unit of the MLP
             hidden -= round(sum(p.numel() for p in self.mixer.gates.parameters()) / unit)
             if hidden < 1:
@@ -642,15 +539,15 @@ class Block(nn.Module):
         self.mlp = MLPS[config.mlp](config, hidden)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(
-        self, x: torch.Tensor, state: dict | None = None, start: int = 0, only: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, dict | None]:
-        y, state = self.mixer(self.norm_1(x), state, start, only)
+    def forward(self, x, state=None, start=0, only=None):
+        y = self.mixer(self.norm_1(x), state, start, only)
         x = (x if only is None else x[only][None]) + self.dropout(y)
-        return x + self.dropout(self.mlp(self.norm_2(x))), state
+        return x + self.dropout(self.mlp(self.norm_2(x)))
 
 
 class GPT(nn.Module):
+    """Token and position embeddings, n_layer blocks, a norm, and the output layer. Raises UserError without ids."""
+
     def __init__(self, config):
         super().__init__()
         if config.vocab_size is None:
@@ -678,10 +575,9 @@ class GPT(nn.Module):
         | Linear, Embedding                        | N(0, s)                                             |
         | ResidualLinear                           | N(0, s / sqrt(2 n_layer))                           |
         | init="pytorch": all linear weights       | U(-1/sqrt(fan_in), 1/sqrt(fan_in))                  |
-        | a mixer's out_proj                       | out_init_scale times that                           |
         | init="pytorch": Embedding                | N(0, 1)                                             |
-        | biases of linear layers                  | 0                                                   |
-        | RMSNorm, LayerNorm                       | 1, their biases 0                                   |
+        | a mixer's out_proj                       | out_init_scale times that                           |
+        | RMSNorm, LayerNorm; all biases           | 1; 0                                                |
         | ZeroLinear (gates that are not native)   | 0, its bias gate_bias                               |
         | Gate: static; slope                      | gate_bias or 0; 1                                   |
         | ShortConv                                | U(-1/sqrt(width), 1/sqrt(width)), its bias too      |
@@ -697,34 +593,32 @@ class GPT(nn.Module):
         wherever both have the parameter, so that a gated model starts where the ungated one does.
         """
         is_pytorch, s = self.config.init == "pytorch", 0.02
-        for path, module in self.named_modules():
-            for name, p in module.named_parameters(recurse=False):
-                full_name = f"{path}.{name}" if path else name
-                generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {full_name}".encode()))
-                start = p.detach().clone()
-                if hasattr(module, "init_parameter"):
-                    module.init_parameter(name, start, generator)
-                elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
-                    start.fill_(1.0 if name == "weight" else 0.0)
-                elif isinstance(module, nn.Linear) and name == "bias":
-                    start.zero_()
-                elif isinstance(module, nn.Linear) and is_pytorch:
-                    start.uniform_(-(p.shape[1] ** -0.5), p.shape[1] ** -0.5, generator=generator)
-                elif isinstance(module, ResidualLinear):
-                    start.normal_(0.0, s * (2 * self.config.n_layer) ** -0.5, generator=generator)
-                elif isinstance(module, nn.Linear | nn.Embedding):
-                    start.normal_(0.0, 1.0 if is_pytorch else s, generator=generator)
-                else:
-                    raise UserError(
-                        f"{full_name}: no rule says how it starts; give {type(module).__name__} a method "
-                        "init_parameter(self, name, start, generator), which fills the tensor start"
-                    )
-                p.copy_(start * module.start_scale if isinstance(module, ResidualLinear) else start)
+        for full_name, p in self.named_parameters():
+            path, _, name = full_name.rpartition(".")
+            module: Any = self.get_submodule(path)
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {full_name}".encode()))
+            start = p.detach().clone()
+            if hasattr(module, "init_parameter"):
+                module.init_parameter(name, start, generator)
+            elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
+                start.fill_(1.0 if name == "weight" else 0.0)
+            elif isinstance(module, nn.Linear) and name == "bias":
+                start.zero_()
+            elif isinstance(module, nn.Linear) and is_pytorch:
+                start.uniform_(-(p.shape[1] ** -0.5), p.shape[1] ** -0.5, generator=generator)
+            elif isinstance(module, ResidualLinear):
+                start.normal_(0.0, s * (2 * self.config.n_layer) ** -0.5, generator=generator)
+            elif isinstance(module, nn.Linear | nn.Embedding):
+                start.normal_(0.0, 1.0 if is_pytorch else s, generator=generator)
+            else:
+                raise UserError(
+                    f"{full_name}: no rule says how it starts; give {type(module).__name__} a method "
+                    "init_parameter(self, name, start, generator), which fills the tensor start"
+                )
+            p.copy_(start * module.start_scale if isinstance(module, ResidualLinear) else start)
 
-    def features(
-        self, idx: torch.Tensor, state: list[dict] | None = None, start: int = 0, only: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, list[dict] | None]:
-        """idx (B, T) -> the hidden states after the last norm (B, T, C), and the new state (None if state is None).
+    def features(self, idx: torch.Tensor, state: list[dict] | None = None, start: int = 0, only=None) -> tuple:
+        """idx (B, T) -> the hidden states after the last norm (B, T, C), and the state, which is updated in place.
 
         only: (B, T), true for M tokens; the hidden states are then theirs, (1, M, C). Raises UserError where cosformer
         or learned positions would go past block_size.
@@ -736,12 +630,10 @@ class GPT(nn.Module):
                 raise UserError(f"position='learned': there is no embedding past block_size={self.config.block_size}")
             x = x + self.wpe.weight[start:end]
         x = self.dropout(x)
-        new_state = []
         for i, block in enumerate(self.blocks):
             is_last = i == len(self.blocks) - 1
-            x, layer_state = block(x, None if state is None else state[i], start, only if is_last else None)
-            new_state.append(layer_state)
-        return self.norm(x), None if state is None else new_state
+            x = block(x, None if state is None else state[i], start, only if is_last else None)
+        return self.norm(x), state
 
     @property
     def output_weight(self) -> torch.Tensor:
@@ -775,48 +667,13 @@ class GPT(nn.Module):
             total = total + labels * sum(getattr(module, "auxiliary_loss", 0.0) for module in self.blocks.modules())
         return total if reduction == "sum" else total / labels.clamp(min=1)
 
-    # -- sampling ------------------------------------------------------------------------------------------------------
-
-    def init_state(
-        self, batch_size: int = 1, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> list[dict[str, torch.Tensor]]:
+    def init_state(self, batch_size: int = 1, device=None, dtype: torch.dtype | None = None) -> list[dict]:
         """The state at the start of a text, a dict per layer: KV cache or recurrent state, past of the convolution."""
         device = device or self.wte.weight.device
         return [block.mixer.init_state(batch_size, device, dtype) for block in self.blocks]
 
-    def stream(
-        self,
-        idx: torch.Tensor,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        n_tokens: int | None = None,
-    ) -> Iterator[torch.Tensor]:
-        """Yields the next ids (B, 1) after idx (B, T), max_new_tokens times.
-
-        temperature=0 is greedy; n_tokens: only ids below it are drawn. The state is kept, so that a token costs one
-        step. A recurrent mixer goes on for ever; softmax sees the last block_size tokens; cosformer and learned
-        positions end at block_size. Raises UserError, before a token is drawn, for a request that is not possible.
-        """
-        check_request(self, idx, max_new_tokens, temperature, top_k, top_p, n_tokens)
-
-        def draws(idx, start=0):
-            state = self.init_state(idx.shape[0], dtype=self.wte.weight.dtype)
-            for _ in range(max_new_tokens):
-                with torch.inference_mode():  # a token took 5% longer under no_grad
-                    x, state = self.features(idx, state, start)
-                    start += idx.shape[1]
-                    idx = draw(self.logits(x[:, -1])[:, :n_tokens], temperature, top_k, top_p)
-                yield idx.clone()  # outside inference mode, so that the ids can be trained on
-
-        return draws(idx)
-
-    def generate(self, idx: torch.Tensor, max_new_tokens: int, *options, **named) -> torch.Tensor:
-        """idx (B, T) followed by the ids that `stream` draws, which takes the same options: (B, T + max_new_tokens)."""
-        return torch.cat([idx, *self.stream(idx, max_new_tokens, *options, **named)], dim=1)
-
-    # -- sizes ---------------------------------------------------------------------------------------------------------
+    # ids drawn one by one, with the state kept: stream(idx, max_new_tokens, temperature=1.0, ...) yields them
+    stream, generate = sampling.stream, sampling.generate
 
     def n_params(self) -> int:
         return sum(p.numel() for p in self.parameters())
@@ -836,9 +693,8 @@ class GPT(nn.Module):
 
     def parameter_groups(self, weight_decay: float) -> list[dict]:
         """Two groups for an optimizer, with names: matrices, and vectors (norms, biases, A_log), which do not decay."""
-        matrices = [(name, p) for name, p in self.named_parameters() if p.dim() >= 2]
-        vectors = [(name, p) for name, p in self.named_parameters() if p.dim() < 2]
-        return [
-            {"params": matrices, "weight_decay": weight_decay, "lr_scale": 1.0},
-            {"params": vectors, "weight_decay": 0.0, "lr_scale": 1.0},
-        ]
+        groups = []
+        for is_matrix, decay in ((True, weight_decay), (False, 0.0)):
+            named = [(name, p) for name, p in self.named_parameters() if (p.dim() >= 2) == is_matrix]
+            groups.append({"params": named, "weight_decay": decay, "lr_scale": 1.0})
+        return groups

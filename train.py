@@ -31,25 +31,28 @@ import configurator
 from configurator import UserError, falls_silent
 
 import contextlib
+import copy
 import dataclasses
+import functools
+import itertools
 import math
 import signal
 import time
 import uuid
 import zlib
-from collections.abc import Iterator
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from tqdm import tqdm
 
-from data.shards import open_dataset
+from data.shards import Dataset, open_dataset
 from evaluate import evaluate, evaluation_rows
 from keys import GPTConfig, TrainConfig
 from model import GPT
 from ops import IGNORE
 from runs import memory, parallel
-from runs.checkpoint import check_same_weights
+from runs.checkpoint import build_model, check_same_weights
 from runs.finite import bad_weight, first_bad_tensor
 from runs.hardware import Processes, autocast, peak_flops, pick_dtype
 from runs.notes import notes_on_keys
@@ -58,12 +61,60 @@ from runs.probe import first_rows, is_spike, training_meters, training_rows
 from runs.resume import (
     check_data,
     is_started_again,
-    load_optimizers,
-    make_model,
     optimizer_state,
+    restore,
     scale_new,
+    take_weights,
     where_to_start,
 )
+
+
+def main(argv: list[str]) -> None:
+    config = configurator.load(TrainConfig, argv, program="train.py", description=__doc__)
+    if config.init_from == "auto" or is_started_again():
+        wait_for_lock(config.out_dir)
+    config, resumed, source, notes = where_to_start(config)
+    with contextlib.redirect_stdout(falls_silent(sys.stdout)):  # the run goes on without a reader
+        with Processes(config.device, config.threads) as processes:
+            run(config, processes, resumed, source, notes)
+
+
+def run(config: TrainConfig, processes: Processes, resumed: dict | None, source: dict | None, notes: list[str]) -> None:
+    """Opens the data, checks all that can be checked before anything is written, and trains.
+
+    resumed: the checkpoint that the run goes on from; source: the one whose weights it starts from; notes: lines to
+    print
+    """
+    start = resumed and (resumed["run_id"], resumed["iter_num"])
+    advice = "out_dir must be on a file system that all machines share, and init_from=auto makes them go on alike"
+    processes.check_same(start, f"the ckpt.pt of {config.out_dir}", advice)
+    paths = ("dataset", "out_dir") if source is None else ("dataset", "out_dir", "init_from")
+    check_same_start(processes, "train.py", config, paths)
+    if config.gradient_accumulation_steps % processes.world_size:
+        raise UserError(
+            f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be a multiple of the "
+            f"{processes.world_size} processes that share the micro-steps"
+        )
+    parallel.shards_of(config, processes.world_size)  # raises for a number that does not fit
+    dataset = open_dataset(config.dataset)
+    processes.check_same(dataset.sha256, f"dataset={config.dataset!r}", "give all machines the same data")
+    if source is not None:
+        check_same_weights(processes, source["model"], config.init_from)
+    check_data(resumed, source, dataset, config)
+    dataset.examples_per_epoch("train", config.block_size)  # raises for wrong data before any work is done
+    dataset.examples_per_epoch("val", config.block_size if dataset.kind == "examples" else 1)
+    vocab_size = config.vocab_size or dataset.vocab_size
+    if vocab_size < dataset.vocab_size:
+        raise UserError(f"vocab_size={vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
+    config = copy.copy(config)
+    config.vocab_size = vocab_size
+    processes.on_main(lambda: notes.append(memory.check_training(config, resumed, dataset, processes)))
+    with processes.signals_held(), OutDir(config, processes, resumed) as out:
+        train(config, processes, dataset, out, resumed, source, notes)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a step takes: its rate, the model, the optimizers, its batches, its loss
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
@@ -88,107 +139,297 @@ def make_optimizers(model: GPT, config: TrainConfig, device_type: str) -> list[t
     return [torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=is_fused)]
 
 
-def main(argv: list[str]) -> None:
-    config = configurator.load(TrainConfig, argv, program="train.py", description=__doc__)
-    if config.init_from == "auto" or is_started_again():
-        wait_for_lock(config.out_dir)
-    config, resumed, source, notes = where_to_start(config)
-    with contextlib.redirect_stdout(falls_silent(sys.stdout)):  # the run goes on without a reader
-        with Processes(config.device, config.threads) as processes:
-            train(config, processes, resumed, source, notes)
+def make_model(config: TrainConfig, resumed: dict | None, source: dict | None) -> tuple[GPT, list[str], list[str]]:
+    """(the model that a run starts with, its parameters that the weights it started from lack, lines to print)"""
+    model_config = GPTConfig(**model_args(config))
+    torch.manual_seed(config.seed)
+    if resumed is not None:
+        model = build_model(model_config, resumed["model"], Path(config.out_dir) / "ckpt.pt")
+        return model, resumed["new"], []
+    model = GPT(model_config)
+    if source is None:
+        return model, [], []
+    return model, *take_weights(model, source["model"], config.init_from)
+
+
+def model_args(config: TrainConfig) -> dict:
+    """The keys of the model among those of the run."""
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(GPTConfig)}
+
+
+def load_batches(
+    dataset: Dataset, config: TrainConfig, processes: Processes, same_length: bool, step: int
+) -> list[tuple]:
+    """[(micro-step, inputs (B, T), targets (B, T), labels in the global batch)] of a step, the part of this process.
+
+    It depends on (seed, step) alone. Labels are counted before the copies to the device, which do not block.
+    """
+    keys = dict(seed=config.seed, batch_size=config.batch_size, block_size=config.block_size)
+    keys["gradient_accumulation_steps"] = config.gradient_accumulation_steps
+    micro_steps = range(processes.rank, config.gradient_accumulation_steps, processes.world_size)
+    batches = [dataset.batch("train", step, micro_step=m, same_length=same_length, **keys) for m in micro_steps]
+    # the other processes' labels are counted here, too: to ask for them would be a wait for all in every step
+    others = set(range(config.gradient_accumulation_steps)) - set(micro_steps)
+    n_labels = int(sum((targets != IGNORE).sum() for _, targets in batches))
+    n_labels = max(1, n_labels + dataset.count_labels("train", step, micro_steps=others, **keys))
+    return [
+        (m, processes.to_device(inputs), processes.to_device(targets), n_labels)
+        for m, (inputs, targets) in zip(micro_steps, batches, strict=True)
+    ]
+
+
+def micro_loss(model: torch.nn.Module, config: TrainConfig, dtype: str, step: int, batch: tuple) -> torch.Tensor:
+    """What a micro-step adds to the mean loss of the global batch.
+
+    It is divided by the labels of the global batch, not by its own: rows may hold different numbers of them.
+    """
+    m, inputs, targets, n_labels = batch
+    if config.dropout > 0:  # dropout depends on (seed, step, micro-step) alone
+        torch.manual_seed(zlib.crc32(f"{config.seed} {step} {m}".encode()))
+    with autocast(inputs.device.type, dtype):
+        return model(inputs, targets, reduction="sum") / n_labels
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The training loop
 
 
 def train(
-    config: TrainConfig, processes: Processes, resumed: dict | None, source: dict | None, notes: list[str]
+    config: TrainConfig,
+    processes: Processes,
+    dataset: Dataset,
+    out: OutDir,
+    resumed: dict | None,
+    source: dict | None,
+    notes: list[str],
 ) -> None:
-    start = resumed and (resumed.get("run_id"), resumed["iter_num"])
-    advice = "out_dir must be on a file system that all machines share, and init_from=auto makes them go on alike"
-    processes.check_same(start, f"the ckpt.pt of {config.out_dir}", advice)
-    paths = ("dataset", "out_dir") if source is None else ("dataset", "out_dir", "init_from")
-    check_same_start(processes, "train.py", config, paths)
-    if config.gradient_accumulation_steps % processes.world_size:
-        raise UserError(
-            f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be a multiple of the "
-            f"{processes.world_size} processes that share the micro-steps"
-        )
-    parallel.shards_of(config, processes.world_size)  # raises for a number that does not fit
-    if processes.device_type == "cuda":
+    """Trains from the first step to max_iters, or until stop_above says that the task is solved."""
+    device, device_type, world_size = processes.device, processes.device_type, processes.world_size
+    if device_type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32: float32 products would be slow without it
-    dataset = open_dataset(config.dataset)
-    processes.check_same(dataset.sha256, f"dataset={config.dataset!r}", "give all machines the same data")
-    if source is not None:
-        check_same_weights(processes, source["model"], config.init_from)
-    check_data(resumed, source, dataset, config)
-    dataset.examples_per_epoch("train", config.block_size)  # raises for wrong data before any work is done
-    dataset.examples_per_epoch("val", config.block_size if dataset.kind == "examples" else 1)
-    config.vocab_size = config.vocab_size or dataset.vocab_size
-    if config.vocab_size < dataset.vocab_size:
-        raise UserError(f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
-    with processes.signals_held():
-        processes.on_main(lambda: notes.append(memory.check_training(config, resumed, dataset, processes)))
-        with OutDir(config, processes, resumed) as out:
-            run_steps(Run(config, processes, dataset, out, resumed, source, notes))
+    dtype = processes.from_main(pick_dtype(resumed["dtype"] if resumed else config.dtype, device_type))
 
+    # model, optimizers
+    model, new, notes_of_model = make_model(config, resumed, source)
+    compiled, compile_in_words = is_compiled(config, device_type)
+    step_model = parallel.share_out(model, config, processes, compiled)
+    optimizers: list = make_optimizers(model, config, device_type)
+    scale_new(optimizers, new, config.new_lr_scale)
+    scaler = torch.amp.GradScaler(device_type, enabled=dtype == "float16")
+    first_step, saved_step, best_val_loss, seconds_before, eval_seconds = 0, None, math.inf, 0.0, 0.0
+    run_id = processes.from_main(uuid.uuid4().hex)
+    if resumed is not None:
+        restore(resumed, optimizers, scaler, out.path / "ckpt.pt")
+        first_step = saved_step = resumed["iter_num"]
+        best_val_loss, run_id = float(resumed["best_val_loss"]), resumed["run_id"]
+        seconds_before, eval_seconds = float(resumed["seconds"]), float(resumed["eval_seconds"])
+    for checkpoint in filter(None, (resumed, source)):  # main has the dicts: each process would keep these in RAM
+        checkpoint.pop("model", None)
+        checkpoint.pop("optimizer", None)
 
-def run_steps(run: "Run") -> None:
-    """Runs every step from run.first_step on, with evaluations, rows of metrics.jsonl and checkpoints.
+    # what the run prints, and what it writes to config.json
+    row_length: Any = dataset.tokens_per_example("train", config.block_size)
+    tokens_per_step = round(config.batch_size * config.gradient_accumulation_steps * row_length)
+    peak, peak_source = peak_flops(device_type, dtype)
+    mfu_of_speed = 3 * model.flops_per_token(row_length) / (peak * world_size)
+    if processes.is_main:
+        notes = [*notes, *notes_of_model, *describe(config, model, dataset, tokens_per_step)]
+        notes.append(describe_device(config, processes, dtype) + compile_in_words)
+        notes.append(f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {peak_source}")
+        print("\n".join([*notes, *notes_on_keys(config, new)]))
+    code, code_files = code_sha256()  # read now: later edits do not change this run
+    about = {"run_id": run_id, "config": dataclasses.asdict(config), "dtype": dtype}
+    about |= {"code_sha256": code, "code_files": code_files}
+    sizes: dict = {"n_params": model.n_params(), "state_bytes": model.state_bytes()}
+    sizes |= {"flops_per_token": model.flops_per_token(), "tokens_per_step": tokens_per_step}
+    out.start(about | {"device": device_type, "threads": processes.threads} | sizes, first_step, config.max_iters)
 
-    The run ends at max_iters, or before it where stop_above says that it is solved.
-    """
-    config, processes, out = run.config, run.processes, run.out
-    bar = tqdm(
-        range(run.first_step, config.max_iters), "training", config.max_iters, initial=run.first_step, unit="step",
-        mininterval=0.1 if sys.stderr.isatty() else 30,  # a log file gets a line every 30 s
-        disable=not processes.is_main,
-    )  # fmt: skip
-    logged_at = (run.first_step, time.perf_counter())
+    def validate(tokens: int | None, with_meters: bool = False) -> dict:
+        """The numbers of the validation split, or of a fixed sample of it of about so many tokens."""
+        whole = parallel.unsharded(model)
+        numbers = evaluate(
+            whole, dataset, "val", batch_size=evaluation_rows(config, dataset), block_size=config.block_size,
+            dtype=dtype, tokens=tokens, rank=processes.rank, world_size=world_size,
+        )  # fmt: skip
+        if not math.isfinite(numbers["loss"]):
+            stop(step, f"validation loss is {numbers['loss']}", bad_weight(whole))
+        if with_meters and processes.is_main:
+            numbers["meters"] = cheap_meters(config, whole, dataset, dtype, step)
+        return {"val_loss": numbers.pop("loss")} | numbers
+
+    def stop_if_not_finite() -> None:
+        """Ends the run if a step so far was bad. The weights are those from before it."""
+        if (bad := int(bad_step)) >= 0:
+            whole = parallel.unsharded(model)
+            losses = (micro_loss(whole, config, dtype, bad, batch) for batch in load(bad))
+            tensors = processes.from_all(first_bad_tensor(whole, losses))
+            stop(bad, "the loss or its gradient is not finite", next(filter(None, tensors), None))
+        if scaler.is_enabled() and scaler.get_scale() < 1:
+            reason = "float16's loss scale fell below 1 and the gradient still overflows"
+            stop(step, reason, bad_weight(parallel.unsharded(model)))
+
+    def stop(bad_step: int, reason: str, tensor: str | None) -> NoReturn:
+        """Logs and prints why and where the run ends, and exits with status 1."""
+        out.log(event="stopped", step=bad_step)
+        if processes.is_main:
+            where = f"first bad tensor: {tensor}" if tensor else "all weights are still finite"
+            saved = f"{out.path / 'ckpt.pt'} holds the last good step saved, {saved_step}"
+            print(
+                f"\nerror: {reason} at step {bad_step}, learning rate {learning_rate(config, bad_step):.3g}; {where}. "
+                f"{'Nothing was saved' if saved_step is None else saved}; "
+                "try a lower learning_rate or a longer warmup",
+                file=sys.stderr,
+            )
+        sys.exit(1)
+
+    started = time.perf_counter()
+    logged_at = (first_step, started)
     losses = [row["loss"] for row in out.kept if row["event"] == "train"]  # a resumed run has some already
     # rank 0 has read them, and every rank must come to the same end
     evaluations = processes.from_main([row for row in out.kept if row["event"] == "eval"])
-    # so it is in a resumed run, unless a signal stopped it there and another eval_interval now asks for that step
-    is_evaluated = any(row["step"] == run.first_step for row in evaluations)
-    end = config.max_iters
-    for step in bar:
-        if step % config.eval_interval == 0:
-            if step > run.first_step or not is_evaluated:
-                evaluations.append(run.evaluate_and_save(step))
-            if is_solved(config, evaluations):
-                end = step
-                break
-            logged_at = (step, time.perf_counter())
-        if number := processes.stop_signal(step, config.log_interval):
-            stop_for_signal(run, step, number)
-        with run.compile_time_said(step):
-            lr, loss, grad_norm = run.step(step)
+    # the first step whose loss or gradient was not finite, or -1; on the device, so that nothing waits for a GPU
+    bad_step = torch.tensor(-1, device=device)
+    load = functools.partial(load_batches, dataset, config, processes, compiled)
+    batches = load(first_step)
+    bar = tqdm(
+        desc="training", total=config.max_iters, initial=first_step, unit="step", disable=not processes.is_main,
+        mininterval=0.1 if sys.stderr.isatty() else 30,  # a log file gets a line every 30 s
+    )  # fmt: skip
+
+    for step in itertools.count(first_step):
+        lr = learning_rate(config, step)
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["lr"] = lr * group["lr_scale"]
+
+        # evaluate, before the save: a loss that is not finite ends the run. A signal has no time for it, and a run
+        # that goes on evaluates its first step unless it has done so before it was stopped
+        is_end, is_best = step == config.max_iters, False
+        signal_number = processes.stop_signal(step, config.log_interval)
+        is_due = step % config.eval_interval == 0 and step not in {row["step"] for row in evaluations}
+        is_evaluated = (is_due or is_end) and not signal_number
+        if is_evaluated or signal_number:
+            stop_if_not_finite()
+            if is_evaluated:
+                start = time.perf_counter()
+                row = {"event": "eval", "step": step} | validate(config.eval_tokens, with_meters=config.meters)
+                eval_seconds += time.perf_counter() - start
+                evaluations.append(row)
+                is_best = row["val_loss"] < best_val_loss
+                best_val_loss = min(best_val_loss, row["val_loss"])
+                out.log(**row)
+            checkpoint = about | {  # all that the rest of the run depends on
+                "model": model.state_dict(),
+                "model_args": model_args(config),
+                "new": new,
+                "optimizer": optimizer_state(optimizers),
+                "scaler": scaler.state_dict(),
+                "rng": torch.get_rng_state(),
+                "iter_num": step,
+                "best_val_loss": best_val_loss,
+                "seconds": seconds_before + time.perf_counter() - started,
+                "eval_seconds": eval_seconds,
+                "data": data_of(dataset),
+                "versions": versions(),
+            }
+            out.save(parallel.gathered(checkpoint, processes.is_main), is_best, keep=is_evaluated)
+            saved_step, logged_at = step, (step, time.perf_counter())
+        if signal_number:
+            name = signal.Signals(signal_number).name
+            if processes.is_main:
+                print(f"\n{name}: saved at step {step} of {config.max_iters}; --init_from=resume goes on from there")
+            sys.exit(128 + signal_number)  # what shells report for a process that the signal ended
+        if is_end or step % config.eval_interval == 0 and is_solved(config, evaluations):
+            break
+
+        # forward and backward. From here to the log nothing waits for a GPU: no tensor's value is read
+        is_compiling, start = compiled and step == first_step and processes.is_main, time.perf_counter()
+        if is_compiling:
+            tqdm.write("compiling the model: the first step takes a while")
+        loss = torch.zeros((), device=device)
+        for batch in batches:
+            with parallel.no_sync(step_model, unless=batch is batches[-1]):
+                part = micro_loss(step_model, config, dtype, step, batch)
+                # DDP and FSDP take the mean over the processes; the loss is already divided by the labels of all
+                scaler.scale(part * world_size).backward()
+            loss += part.detach()
+        loss = processes.total(loss)
+        if step == first_step:
+            check_that_all_is_used(model)
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
+        grad_norm = parallel.full_tensor(grad_norm)
+
+        # update, unless the loss or the gradient is not finite in this step or in an earlier one. In float16 an
+        # infinite gradient only means that the loss scale was too high: this step alone is skipped
+        is_bad = ~(loss + grad_norm).isfinite()
+        ends_run = ~loss.isfinite() if scaler.is_enabled() else is_bad
+        # torch.where(..., step, ...) would copy the number to the GPU and wait for it
+        bad_step = bad_step.masked_fill((bad_step < 0) & ends_run, step)
+        skip = is_bad | (bad_step >= 0)
+        for optimizer in optimizers:
+            if optimizer.defaults.get("fused"):
+                optimizer.found_inf = skip.float()  # the fused kernel skips the step if it is 1
+                optimizer.step()
+            elif not skip:
+                optimizer.step()
+        scaler.update()
+        model.zero_grad(set_to_none=True)
+        batches = load(step + 1)  # while a GPU still computes this step
+        if is_compiling:
+            tqdm.write(f"compiled in {time.perf_counter() - start:.0f} s")
+
+        # log
+        bar.update()
         if step % config.log_interval == 0 or step == config.max_iters - 1:
-            run.stop_if_not_finite(step)
+            stop_if_not_finite()
             # JSON has no inf, which is common in float16
             loss, grad_norm = float(loss), float(grad_norm) if math.isfinite(grad_norm) else None
-            now = time.perf_counter()
-            speed = run.tokens_per_step * (step + 1 - logged_at[0]) / (now - logged_at[1])
-            logged_at = (step + 1, now)
-            spike = is_spike(loss, losses)
+            speed = tokens_per_step * (step + 1 - logged_at[0]) / (time.perf_counter() - logged_at[1])
+            logged_at = (step + 1, time.perf_counter())
+            spike, mfu = is_spike(loss, losses), speed * mfu_of_speed
             losses.append(loss)
             if spike and processes.is_main:
                 tqdm.write(f"step {step}: loss {loss:.4f} is a spike, gradient norm {grad_norm or math.inf:.3g}")
-            mfu = speed * run.mfu_of_speed
-            row = dict(loss=loss, lr=lr, grad_norm=grad_norm, spike=spike, tokens_per_second=speed, mfu=mfu)
-            out.log(event="train", step=step, **row)
+            numbers = dict(loss=loss, lr=lr, grad_norm=grad_norm, spike=spike, tokens_per_second=speed, mfu=mfu)
+            out.log(event="train", step=step, **numbers)
             shown = dict(loss=f"{loss:.4f}", tok_s=f"{speed:,.0f}", mfu=f"{mfu:.1%}")
-            if evaluations:
-                shown["val"] = f"{evaluations[-1]['val_loss']:.4f}"
+            shown |= {"val": f"{evaluations[-1]['val_loss']:.4f}"} if evaluations else {}
             bar.set_postfix(shown, refresh=False)
-    else:
-        evaluations.append(run.evaluate_and_save(end))
+
+    # the end: the whole validation split, unless the evaluations have read all of it
     bar.close()
-    result = run.score_whole(end, evaluations[-1])
-    seconds = run.seconds()
-    out.log(event="end", step=end, seconds=seconds, eval_seconds=run.eval_seconds, **result)
-    accuracy = f", accuracy {result['accuracy']:.1%}" if run.dataset.kind == "examples" else ""
-    steps = f"{end} steps" if end == config.max_iters else f"{end} of {config.max_iters} steps (solved)"
-    run.say(f"validation loss {result['val_loss']:.4f} nats{accuracy} after {steps} in {seconds:.0f} s")
-    scored = f"validation loss {run.best:.4f}{' on the sample' if run.reads_a_sample else ''}"
-    run.say(f"written to {out.path}/: metrics.jsonl, ckpt.pt, best.pt ({scored})")
+    reads_a_sample = (config.eval_tokens or math.inf) < dataset.counts("val")["tokens"]
+    numbers = {name: x for name, x in evaluations[-1].items() if name not in ("event", "step", "meters")}
+    if reads_a_sample and config.eval_whole:
+        start = time.perf_counter()
+        numbers = validate(None)
+        eval_seconds += time.perf_counter() - start
+    seconds = seconds_before + time.perf_counter() - started
+    out.log(event="end", step=step, seconds=seconds, eval_seconds=eval_seconds, **numbers)
+    if processes.is_main:
+        accuracy = f", accuracy {numbers['accuracy']:.1%}" if dataset.kind == "examples" else ""
+        steps = f"{step} steps" if is_end else f"{step} of {config.max_iters} steps (solved)"
+        print(f"validation loss {numbers['val_loss']:.4f} nats{accuracy} after {steps} in {seconds:.0f} s")
+        best = f"validation loss {best_val_loss:.4f}{' on the sample' if reads_a_sample else ''}"
+        print(f"written to {out.path}/: metrics.jsonl, ckpt.pt, best.pt ({best})")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Parts of the loop
+
+
+def is_compiled(config: TrainConfig, device_type: str) -> tuple[bool, str]:
+    """(whether torch.compile is used, the same in words, with the reason if compile is auto)."""
+    if config.compile != "auto":
+        is_on, why = config.compile == "true", ""
+    elif device_type != "cuda":
+        is_on, why = False, f" (auto: {device_type} gains little)"
+    elif config.max_iters < 500:
+        is_on, why = False, " (auto: fewer than 500 steps)"
+    else:
+        is_on, why = True, " (auto: a GPU, 500 steps or more)"
+    return is_on, f", compile {'on' if is_on else 'off'}{why}, torch {torch.__version__}"
 
 
 def is_solved(config: TrainConfig, evaluations: list[dict]) -> bool:
@@ -197,359 +438,61 @@ def is_solved(config: TrainConfig, evaluations: list[dict]) -> bool:
     return config.stop_above is not None and len(last) == 2 and min(last) > config.stop_above
 
 
-def stop_for_signal(run: "Run", step: int, number: int) -> NoReturn:
-    """Saves, and exits with the status that shells report for a process that the signal ended."""
-    if step % run.config.eval_interval:  # otherwise the evaluation has just saved
-        run.stop_if_not_finite(step)
-        run.save(step)
-    name = signal.Signals(number).name
-    run.say(f"\n{name}: saved at step {step} of {run.config.max_iters}; --init_from=resume goes on from there")
-    sys.exit(128 + number)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# A run
-
-
-class Run:
-    """A run and how far it has come; its methods take a step, evaluate, save, and end a run that is not finite."""
-
-    def __init__(self, config, processes, dataset, out, resumed, source, notes):
-        self.config, self.processes, self.dataset, self.out = config, processes, dataset, out
-        self.say = print if processes.is_main else lambda *words: None
-        self.dtype = processes.from_main(
-            pick_dtype(resumed["dtype"] if resumed else config.dtype, processes.device_type)
+def check_that_all_is_used(model: GPT) -> None:
+    """UserError for a parameter, such as that of a gate, which is built and which the loss does not depend on."""
+    unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    if unused:
+        raise UserError(
+            f"model.py: {len(unused)} parameters are built and never used, first {unused[0]}: the loss does not "
+            "depend on them; apply what they belong to, or do not build it"
         )
-        self.model, self.new, notes_of_model = make_model(config, resumed, source)
-        self.compiled, why = is_compiled(config, processes.device_type)
-        self.step_model = parallel.share_out(self.model, config, processes, self.compiled)
-        self.reads_a_sample = (config.eval_tokens or math.inf) < dataset.counts("val")["tokens"]
-        self.optimizers = make_optimizers(self.model, config, processes.device_type)
-        scale_new(self.optimizers, self.new, config.new_lr_scale)
-        self.scaler = torch.amp.GradScaler(processes.device_type, enabled=self.dtype == "float16")
-        self.first_step, self.best, self.seconds_before, self.saved_step = 0, math.inf, 0.0, None
-        self.eval_seconds = 0.0  # of all evaluations with their meters, without the checkpoints that are saved then
-        self.run_id = processes.from_main(uuid.uuid4().hex)
-        self.code_sha256, self.code_files = code_sha256()  # read now: later edits do not change this run
-        if resumed is not None:
-            self.resume(resumed)
-        for read in filter(None, (resumed, source)):  # main has the dicts: each process would keep these in RAM
-            for part in ("model", "optimizer"):
-                read.pop(part, None)
-        # the first step whose loss or gradient was not finite, or -1; on the device, so that nothing waits for a GPU
-        self.bad_step = torch.tensor(-1, device=processes.device)
-
-        rows_per_step = config.batch_size * config.gradient_accumulation_steps
-        length = dataset.tokens_per_example("train", config.block_size)
-        self.tokens_per_step = round(rows_per_step * length)
-        self.loaded = self.load(self.first_step)
-        peak, peak_source = peak_flops(processes.device_type, self.dtype)
-        self.mfu_of_speed = 3 * self.model.flops_per_token(length) / (peak * processes.world_size)
-        mfu = f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {peak_source}"
-        for line in [*notes, *notes_of_model, *describe(self, why), mfu, *notes_on_keys(config, self.new)]:
-            self.say(line)
-        about = {"run_id": self.run_id, "config": dataclasses.asdict(config), "dtype": self.dtype}
-        about |= {"device": processes.device_type, "threads": processes.threads}
-        about |= {"code_sha256": self.code_sha256, "code_files": self.code_files}
-        about |= {"n_params": self.model.n_params(), "state_bytes": self.model.state_bytes()}
-        about |= {"flops_per_token": self.model.flops_per_token(), "tokens_per_step": self.tokens_per_step}
-        out.start(about, self.first_step, config.max_iters)
-        self.started = time.perf_counter()
-
-    def resume(self, resumed: dict) -> None:
-        try:
-            # betas and weight decay come from the config, where they may have changed
-            load_optimizers(self.optimizers, resumed["optimizer"], self.model)
-            self.scaler.load_state_dict(resumed["scaler"])
-            torch.set_rng_state(resumed["rng"].cpu())
-            self.first_step = self.saved_step = resumed["iter_num"]
-            self.best = float(resumed["best_val_loss"])
-            # a checkpoint of an older version has no seconds and no run_id
-            self.seconds_before = float(resumed.get("seconds", 0.0))
-            self.eval_seconds = float(resumed.get("eval_seconds", 0.0))
-            self.run_id = resumed.get("run_id", self.run_id)
-            self.set_learning_rate(max(0, self.first_step - 1))  # of the last step: a finished run takes no other
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-            if configurator.is_of_memory(error):
-                raise
-            file = self.out.path / "ckpt.pt"
-            raise UserError(f"{file}: no run can go on from it ({str(error)[:200]})") from None
-
-    def seconds(self) -> float:
-        """Seconds of training and evaluation so far, without the work that a kill has undone."""
-        return self.seconds_before + time.perf_counter() - self.started
-
-    # -- a step --------------------------------------------------------------------------------------------------------
-
-    def step(self, step: int) -> tuple[float, torch.Tensor, torch.Tensor]:
-        """One update. Returns (learning rate, mean loss of the global batch, norm of its gradient), over all ranks.
-
-        The last two are tensors. Nothing here waits for a GPU: no tensor's value is read, and copies do not block.
-        """
-        config, processes = self.config, self.processes
-        lr = self.set_learning_rate(step)
-        total = torch.zeros((), device=processes.device)
-        for loss in self.micro_losses(step, self.step_model):
-            # DDP and FSDP take the mean over the processes; the loss is already divided by the labels of all of them
-            self.scaler.scale(loss * processes.world_size).backward()
-            total += loss.detach()
-        total = processes.total(total)
-        if step == self.first_step:
-            self.check_that_all_is_used()
-        for optimizer in self.optimizers:
-            self.scaler.unscale_(optimizer)
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip or math.inf)
-        grad_norm = parallel.plain(grad_norm)
-        self.update(step, total, grad_norm)
-        self.model.zero_grad(set_to_none=True)
-        self.loaded = self.load(step + 1)  # while a GPU still computes this step
-        return lr, total, grad_norm
-
-    def set_learning_rate(self, step: int) -> float:
-        lr = learning_rate(self.config, step)
-        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
-            group["lr"] = lr * group["lr_scale"]
-        return lr
-
-    def check_that_all_is_used(self) -> None:
-        """UserError for a parameter, such as that of a gate, which is built and which the loss does not depend on."""
-        unused = [name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None]
-        if unused:
-            raise UserError(
-                f"model.py: {len(unused)} parameters are built and never used, first {unused[0]}: the loss does not "
-                "depend on them; apply what they belong to, or do not build it"
-            )
-
-    @contextlib.contextmanager
-    def compile_time_said(self, step: int) -> Iterator[None]:
-        """Prints how long the first step took, in which torch.compile does its work."""
-        is_said = self.compiled and step == self.first_step and self.processes.is_main
-        start = time.perf_counter()
-        if is_said:
-            tqdm.write("compiling the model: the first step takes a while")
-        yield
-        if is_said:
-            tqdm.write(f"compiled in {time.perf_counter() - start:.0f} s")
-
-    def load(self, step: int) -> tuple[int, list, int]:
-        """(step, [(micro-step, inputs, targets)] of this process, number of labels in the global batch).
-
-        It depends on (seed, step) alone. Labels are counted before the copies to the device, which do not block.
-        """
-        config, processes = self.config, self.processes
-        batches = [
-            (m, *self.dataset.batch(
-                "train", step, seed=config.seed, batch_size=config.batch_size, block_size=config.block_size,
-                micro_step=m, gradient_accumulation_steps=config.gradient_accumulation_steps,
-                same_length=self.compiled,
-            ))
-            for m in range(processes.rank, config.gradient_accumulation_steps, processes.world_size)
-        ]  # fmt: skip
-        n_labels = int(sum((targets != IGNORE).sum() for _, _, targets in batches))
-        # the other processes' labels are counted here, too: to ask for them would be a wait for all in every step
-        others = set(range(config.gradient_accumulation_steps)) - {m for m, _, _ in batches}
-        n_labels += self.dataset.count_labels(
-            "train", step, seed=config.seed, batch_size=config.batch_size, block_size=config.block_size,
-            micro_steps=others, gradient_accumulation_steps=config.gradient_accumulation_steps,
-        )  # fmt: skip
-        on_device = [(m, processes.to_device(inputs), processes.to_device(targets)) for m, inputs, targets in batches]
-        return step, on_device, max(1, n_labels)
-
-    def micro_losses(self, step: int, model) -> Iterator[torch.Tensor]:
-        """Yields this process's shares of the global batch's mean loss, one per micro-step."""
-        config, processes = self.config, self.processes
-        # divide by the labels of the global batch, not by those of a micro-step: rows may hold different numbers
-        _, batches, n_labels = self.loaded if self.loaded[0] == step else self.load(step)
-        for m, inputs, targets in batches:
-            if config.dropout > 0:  # dropout depends on (seed, step, micro-step) alone
-                torch.manual_seed(zlib.crc32(f"{config.seed} {step} {m}".encode()))
-            with parallel.summed(model, is_last=m == batches[-1][0]):
-                with autocast(processes.device_type, self.dtype):
-                    loss = model(inputs, targets, reduction="sum") / n_labels
-                yield loss  # the caller runs the backward pass here, inside summed
-
-    def update(self, step: int, loss: torch.Tensor, grad_norm: torch.Tensor) -> None:
-        """The optimizer's step, unless the loss or the gradient is not finite in this step or in an earlier one.
-
-        In float16 an infinite gradient only means that the loss scale was too high: this step alone is skipped.
-        """
-        bad = ~(loss + grad_norm).isfinite()
-        is_the_end = ~loss.isfinite() if self.scaler.is_enabled() else bad
-        # torch.where(..., step, ...) would copy the number to the GPU and wait for it
-        self.bad_step = self.bad_step.masked_fill((self.bad_step < 0) & is_the_end, step)
-        skip = bad | (self.bad_step >= 0)
-        for optimizer in self.optimizers:
-            if optimizer.defaults.get("fused"):
-                optimizer.found_inf = skip.float()  # the fused kernel skips the step if it is 1
-                optimizer.step()
-            elif not skip:
-                optimizer.step()
-        self.scaler.update()
-
-    # -- evaluation, checkpoints ---------------------------------------------------------------------------------------
-
-    def evaluate_and_save(self, step: int) -> dict:
-        """Evaluates on the sample of eval_tokens; saves ckpt.pt, and best.pt if the loss is the lowest so far.
-
-        Returns the row of metrics.jsonl, on ranks other than 0 without the meters. A run's rows are all of the same
-        tokens, so that they can be compared; "labels" is how many.
-        """
-        self.stop_if_not_finite(step)
-        model = parallel.whole(self.model)
-        with self.timed_as_evaluation():
-            # before the save: a loss that is not finite ends the run
-            row = self.score(step, self.config.eval_tokens, model)
-            if self.config.meters and self.processes.is_main:
-                row["meters"] = self.meters(step, model)
-        is_best = row["val_loss"] < self.best
-        self.best = min(self.best, row["val_loss"])
-        self.out.log(event="eval", step=step, **row)
-        self.save(step, is_best, keep=True)
-        return row
-
-    @contextlib.contextmanager
-    def timed_as_evaluation(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.eval_seconds += time.perf_counter() - start
-
-    def score(self, step: int, tokens: int | None, model: GPT) -> dict:
-        """The loss and the other numbers of the validation split, or of a fixed sample of about that many tokens."""
-        result = evaluate(
-            model,
-            self.dataset,
-            "val",
-            batch_size=evaluation_rows(self.config, self.dataset),
-            block_size=self.config.block_size,
-            dtype=self.dtype,
-            tokens=tokens,
-            rank=self.processes.rank,
-            world_size=self.processes.world_size,
-        )
-        if not math.isfinite(result["loss"]):
-            self.stop(step, f"validation loss is {result['loss']}", bad_weight(model))
-        return {("val_loss" if name == "loss" else name): x for name, x in result.items()}
-
-    def score_whole(self, step: int, last: dict) -> dict:
-        """The numbers of the whole validation split, for the row of event "end". last: the last evaluation's row."""
-        if self.reads_a_sample and self.config.eval_whole:
-            with self.timed_as_evaluation():
-                return self.score(step, None, parallel.whole(self.model))
-        return {name: x for name, x in last.items() if name not in ("event", "step", "meters")}
-
-    def meters(self, step: int, model: GPT) -> dict:
-        """The cheap meters (runs/probe.py), on the first rows of the validation split."""
-        rows = training_rows(memory.longest_row(self.dataset, "val", self.config.block_size))
-        inputs, targets, _ = first_rows(self.dataset, "val", rows, self.config.block_size)
-        inputs, targets = inputs.to(self.processes.device), targets.to(self.processes.device)
-        found = training_meters(model, inputs, targets, self.dataset.kinds, self.dtype)
-        if step > 0 and step >= self.config.warmup_iters:  # every gate starts collapsed: its weights are zero
-            for line in found["collapsed"]:
-                tqdm.write(f"step {step}: a gate has collapsed, {line}")
-        return found
-
-    def save(self, step: int, is_best: bool = False, keep: bool = False) -> None:
-        self.out.save(self.state(step), is_best, keep)
-        self.saved_step = step
-
-    def state(self, step: int) -> dict:
-        """The contents of ckpt.pt: all that the rest of the run depends on, on rank 0 with whole tensors."""
-        state = {
-            "model": self.model.state_dict(),
-            "model_args": {f.name: getattr(self.config, f.name) for f in dataclasses.fields(GPTConfig)},
-            "new": self.new,
-            "optimizer": optimizer_state(self.optimizers),
-            "scaler": self.scaler.state_dict(),
-            "iter_num": step,
-            "best_val_loss": self.best,
-            "seconds": self.seconds(),
-            "eval_seconds": self.eval_seconds,
-            "rng": torch.get_rng_state(),
-            "run_id": self.run_id,
-            "config": dataclasses.asdict(self.config),
-            "data": {
-                "name": self.dataset.name,
-                "path": str(self.dataset.folder),
-                "sha256": self.dataset.sha256,
-                "tokenizer": self.dataset.tokenizer,
-                "vocab_size": self.dataset.vocab_size,
-                "first_ids": self.dataset.first_ids,
-                **({"alphabet": self.dataset.alphabet} if self.dataset.alphabet else {}),
-            },
-            "dtype": self.dtype,
-            "code_sha256": self.code_sha256,
-            "code_files": self.code_files,
-            "versions": versions(),
-        }
-        return parallel.gathered(state, self.processes.is_main)
-
-    # -- the end of a run that is not finite ---------------------------------------------------------------------------
-
-    def stop_if_not_finite(self, step: int) -> None:
-        """Ends the run with status 1 if a step up to this one was bad. The weights are those from before that step."""
-        if (bad_step := int(self.bad_step)) >= 0:
-            model = parallel.whole(self.model)
-            found = self.processes.from_all(first_bad_tensor(model, self.micro_losses(bad_step, model)))
-            self.stop(bad_step, "the loss or its gradient is not finite", next(filter(None, found), None))
-        if self.scaler.is_enabled() and self.scaler.get_scale() < 1:
-            self.stop(
-                step,
-                "float16's loss scale fell below 1 and the gradient still overflows",
-                bad_weight(parallel.whole(self.model)),
-            )
-
-    def stop(self, step: int, what: str, bad: str | None) -> NoReturn:
-        """Logs and prints why and where the run ends, and exits with status 1."""
-        self.out.log(event="stopped", step=step)
-        if self.processes.is_main:
-            where = f"first bad tensor: {bad}" if bad else "all weights are still finite"
-            saved = f"{self.out.path / 'ckpt.pt'} holds the last good step saved, {self.saved_step}"
-            print(
-                f"\nerror: {what} at step {step}, learning rate {learning_rate(self.config, step):.3g}; {where}. "
-                f"{'Nothing was saved' if self.saved_step is None else saved}; "
-                "try a lower learning_rate or a longer warmup",
-                file=sys.stderr,
-            )
-        sys.exit(1)
 
 
-def is_compiled(config: TrainConfig, device_type: str) -> tuple[bool, str]:
-    """(whether torch.compile is used, the reason in words if compile is auto)."""
-    if config.compile != "auto":
-        return config.compile == "true", ""
-    if device_type != "cuda":
-        return False, f" (auto: {device_type} gains little)"
-    if config.max_iters < 500:
-        return False, " (auto: fewer than 500 steps)"
-    return True, " (auto: a GPU, 500 steps or more)"
+def cheap_meters(config: TrainConfig, model: GPT, dataset: Dataset, dtype: str, step: int) -> dict:
+    """The cheap meters (runs/probe.py), on the first rows of the validation split."""
+    rows = training_rows(memory.longest_row(dataset, "val", config.block_size))
+    inputs, targets, _ = first_rows(dataset, "val", rows, config.block_size)
+    device = model.wte.weight.device
+    meters = training_meters(model, inputs.to(device), targets.to(device), dataset.kinds, dtype)
+    if step > 0 and step >= config.warmup_iters:  # every gate starts collapsed: its weights are zero
+        for line in meters["collapsed"]:
+            tqdm.write(f"step {step}: a gate has collapsed, {line}")
+    return meters
 
 
-def describe(run: Run, why_compiled: str) -> list[str]:
-    """The lines about the model, the data and the device that a run prints at its start."""
-    config, model, processes = run.config, run.model, run.processes
-    gated = (
-        f", gate {config.gate} ({config.gate_activation})"
-        if config.gate not in ("none", "native")
-        else f", gate {config.gate}"
-    )
-    products = ", float32 products by TF32" if processes.device_type == "cuda" else ""
-    floor = run.dataset.perfect_loss("val")
+def data_of(dataset: Dataset) -> dict:
+    """What a checkpoint keeps of the data that it was trained on."""
+    names = ("name", "sha256", "tokenizer", "vocab_size", "first_ids", *(["alphabet"] if dataset.alphabet else []))
+    return {"path": str(dataset.folder)} | {name: getattr(dataset, name) for name in names}
+
+
+def describe(config: TrainConfig, model: GPT, dataset: Dataset, tokens_per_step: int) -> list[str]:
+    """The lines about the model and the data that a run prints at its start."""
+    activation = f" ({config.gate_activation})" if config.gate not in ("none", "native") else ""
+    perfect = dataset.perfect_loss("val")
     lines = [
-        f"model: {config.n_layer} x {config.n_embd}, {config.attention}{gated}, {model.n_params():,} parameters, "
-        f"{model.flops_per_token() / 1e6:,.1f} MFLOPs a token forward, state {model.state_bytes():,} bytes a sequence",
-        f"data: {run.dataset.folder}, {run.dataset.vocab_size:,} ids, {run.tokens_per_step:,} tokens a step"
-        + ("" if floor is None else f", the perfect predictor's validation loss is {floor:.4f}"),
-        f"device: {processes.device_type}, {run.dtype}{products}, {processes.world_size} process(es) of "
-        f"{processes.threads} threads{parallel.in_words(config, processes.world_size)}, "
-        f"compile {'on' if run.compiled else 'off'}{why_compiled}, "
-        f"torch {torch.__version__}",
+        f"model: {config.n_layer} x {config.n_embd}, {config.attention}, gate {config.gate}{activation}, "
+        f"{model.n_params():,} parameters, {model.flops_per_token() / 1e6:,.1f} MFLOPs a token forward, "
+        f"state {model.state_bytes():,} bytes a sequence",
+        f"data: {dataset.folder}, {dataset.vocab_size:,} ids, {tokens_per_step:,} tokens a step"
+        + ("" if perfect is None else f", the perfect predictor's validation loss is {perfect:.4f}"),
     ]
     if config.attention_softcap is not None:
         lines.append("attention_softcap: softmax layers run without the fused kernel, which is slower")
     if config.match_params:
-        twin = GPT(dataclasses.replace(model.config, gate="none", match_params=False))
-        lines.append(f"match_params: {model.n_params() - twin.n_params():+,} parameters against the ungated model")
+        ungated = GPT(dataclasses.replace(model.config, gate="none", match_params=False))
+        lines.append(f"match_params: {model.n_params() - ungated.n_params():+,} parameters against the ungated model")
     return lines
+
+
+def describe_device(config: TrainConfig, processes: Processes, dtype: str) -> str:
+    """The line about what the run computes on."""
+    products = ", float32 products by TF32" if processes.device_type == "cuda" else ""
+    shared = parallel.in_words(config, processes.world_size)
+    return (
+        f"device: {processes.device_type}, {dtype}{products}, {processes.world_size} process(es) of "
+        f"{processes.threads} threads{shared}"
+    )
 
 
 if __name__ == "__main__":

@@ -126,6 +126,23 @@ def attention(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
 
 
+def remember(ring: torch.Tensor, x: torch.Tensor, start: int, in_order: bool) -> torch.Tensor:
+    """Writes x (B, H, T, D), of the positions from start on, to a ring of M, and returns what its queries may see.
+
+    That is the last M - 1 entries before start, then x: (B, H, S, D). A single query sees the whole ring; where the
+    order of the entries is of no account, the ring itself is returned, and nothing is copied.
+    """
+    M, T = ring.shape[2], x.shape[2]
+    if T == 1 and not in_order:
+        ring[:, :, start % M] = x[:, :, 0]
+        return ring[:, :, : start + 1].to(x.dtype)
+    past = torch.arange(max(0, start - M + 1), start, device=x.device)
+    new = torch.arange(start, start + T, device=x.device)[-M:]
+    visible = torch.cat([ring[:, :, past % M].to(x.dtype), x], dim=2)
+    ring[:, :, new % M] = x[:, :, -M:].to(ring.dtype)
+    return visible
+
+
 def rope_frequencies(
     D: int, base: float, scaling: str, factor: float, trained_length: int
 ) -> tuple[torch.Tensor, float]:
@@ -147,6 +164,11 @@ def rope_frequencies(
     low, high = max(0, math.floor(index[0])), min(D - 1, math.ceil(index[1]))
     keep = 1 - ((torch.arange(len(frequency), device="cpu") - low) / max(1e-3, high - low)).clamp(0, 1)
     return frequency * keep + frequency / factor * (1 - keep), 0.1 * math.log(factor) + 1
+
+
+def quarter_turn(M: int) -> tuple[float, float]:
+    """(angle per position, factor) for cos_sin: cosFormer's angle, which reaches pi/2 after M positions."""
+    return math.pi / 2 / M, 1.0
 
 
 def cos_sin(x: torch.Tensor, start: int, frequency_of: Callable, *settings) -> tuple[torch.Tensor, torch.Tensor]:

@@ -23,9 +23,12 @@ quadratic treat a decay per head below LOG_DECAY_MIN as LOG_DECAY_MIN, and its g
 output and leaves the state as it was. No form scales anything: a mixer scales its q.
 """
 
+from configurator import UserError
+
 import functools
 import importlib.metadata
 import re
+import warnings
 
 import torch
 import torch.nn.functional as F
@@ -182,6 +185,25 @@ def missing_for_fla() -> str:
 
 def has_fla() -> bool:
     return not missing_for_fla()
+
+
+def check_kernels(kernels: str, is_used: bool) -> None:
+    """Raises UserError for kernels="fla" without them; warns of a GPU without them, if there is a recurrence to run."""
+    missing = missing_for_fla()
+    if missing and kernels == "fla":
+        raise UserError(f"kernels='fla': {missing}; kernels=auto works without it")
+    if missing and kernels == "auto" and torch.cuda.is_available() and is_used:
+        warnings.warn(f"kernels=auto: {missing}; on the GPU the recurrence runs in plain PyTorch", stacklevel=5)
+
+
+def check_delta_keys(name: str, kernels: str, key: str, width: int) -> None:
+    """The same for keys that fla's delta rule is too narrow for. key: the setting that makes them `width` wide."""
+    if kernels == "torch" or width <= FLA_DELTA_KEYS or not has_fla():
+        return
+    limit = f"{name}: fla's delta rule takes keys of width at most {FLA_DELTA_KEYS}, not {key}={width}"
+    if kernels == "fla":
+        raise UserError(f"kernels='fla': {limit}; lower {key}, or set kernels=auto")
+    warnings.warn(f"kernels=auto: {limit}; it runs in plain PyTorch", stacklevel=4)
 
 
 def fla_computes(q: torch.Tensor, v: torch.Tensor, beta: torch.Tensor | None) -> bool:

@@ -46,6 +46,7 @@ FIELDS = {
     "seconds?": (float, 0, 1e12),
     "eval_seconds?": (float, 0, 1e12),
     "run_id?": TEXT,
+    "code_files?": {str: TEXT},
     "config?": {str: object},
     "data?": {
         "name?": TEXT,

@@ -228,11 +228,15 @@ def open_rows(path: Path | str) -> IO:
     return file
 
 
+class InUse(UserError):
+    """Another process has the lock of a folder."""
+
+
 def lock(folder: Path | str, wait: float = 0.0) -> IO:
     """Returns an open file that keeps other processes out of the folder until it is closed or this process dies.
 
-    While another process holds the lock, this waits for so many seconds, and then raises UserError. On a file system
-    without such locks nobody is kept out. Raises UserError, too, where the lock is no plain file.
+    While another process holds the lock, this waits for so many seconds, and then raises InUse. On a file system
+    without such locks nobody is kept out. Raises UserError where the lock is no plain file.
     """
     file, deadline = open_in_place(Path(folder) / "lock"), time.monotonic() + wait
     while True:
@@ -243,10 +247,10 @@ def lock(folder: Path | str, wait: float = 0.0) -> IO:
             if time.monotonic() < deadline:
                 time.sleep(0.1)
                 continue
-            file.seek(0)
-            owner = file.read(99).strip() or "another process"
+            owner = os.pread(file.fileno(), 99, 0).decode(errors="replace").strip()
             file.close()
-            raise UserError(f"{folder}: {owner} is running in it; wait, stop it, or take another out_dir") from None
+            owner = owner if owner.isprintable() and owner else "another process"
+            raise InUse(f"{folder}: {owner} is running in it; wait, stop it, or take another out_dir") from None
         except OSError:
             return file
     file.truncate(0)

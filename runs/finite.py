@@ -2,6 +2,7 @@
 
 from configurator import UserError
 
+import functools
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,24 +28,21 @@ def first_bad_tensor(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> 
     """
     if name := bad_weight(model):
         return name
-    found = []
+    bad = []
 
-    def look_at(name):
-        def hook(module, inputs, output):
-            output = output[0] if isinstance(output, tuple) else output
-            if not output.isfinite().all():
-                found.append(f"output of {name or 'the model'}")
+    def look_at(name, module, inputs, output):
+        output = output[0] if isinstance(output, tuple) else output
+        if not output.isfinite().all():
+            bad.append(f"output of {name or 'the model'}")
 
-        return hook
-
-    hooks = [module.register_forward_hook(look_at(name)) for name, module in model.named_modules()]
+    hooks = [m.register_forward_hook(functools.partial(look_at, name)) for name, m in model.named_modules()]
     for loss in losses:
         loss.backward()
         # the backward pass comes to the last layer first
-        gradients = [(name, p.grad) for name, p in reversed(list(model.named_parameters())) if p.grad is not None]
-        found += [f"gradient of {name}" for name, gradient in gradients if not gradient.isfinite().all()]
-        if found:
+        gradients = ((name, p.grad) for name, p in reversed(list(model.named_parameters())) if p.grad is not None)
+        bad += [f"gradient of {name}" for name, gradient in gradients if not gradient.isfinite().all()]
+        if bad:
             break
     for hook in hooks:
         hook.remove()
-    return next(iter(found), None)
+    return next(iter(bad), None)

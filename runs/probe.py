@@ -13,7 +13,7 @@ import torch
 
 from data.shards import Dataset
 from gate import ADDITIVE_ACTIVATIONS, Gate
-from model import DENOMINATOR_MIN, GPT, Mixer, Projection, Softmax
+from model import DENOMINATOR_MIN, GPT, Mamba2, Mixer, Projection, Softmax
 from ops import IGNORE
 from ops.recurrence import at_least_float32
 from runs.hardware import autocast
@@ -56,12 +56,12 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
         seen["after"] = args[0]
 
     def of_mixer(mixer, args, output):
-        seen["x"], seen["y"] = args[0], output[0]
+        seen["x"], seen["y"] = args[0], output
 
     def of_block(block, args, output):
         seen["after"] = seen["after"].unflatten(-1, (block.mixer.n_head, -1))
         seen.setdefault("before", seen["after"])  # no gate
-        results.append(measure(block, seen | {"stream": args[0], "residual": output[0]}))
+        results.append(measure(block, seen | {"stream": args[0], "residual": output}))
         seen.clear()
 
     try:
@@ -162,7 +162,7 @@ def sink_meter(mixer: Mixer, seen: dict, masks: dict[str, torch.Tensor]) -> dict
     None, but for "uniform".
     """
     x, stream = seen["x"], seen["stream"]
-    (B, T), H, has_weights = x.shape[:2], mixer.n_head, mixer.has_weights()
+    (B, T), H, has_weights = x.shape[:2], mixer.n_head, mixer.explicit_weights is not None
     parts = [dict.fromkeys(BY_QUERY, x.new_full((B, H, T), math.nan))]
     if has_weights:
         rows = max(1, WEIGHTS_AT_ONCE // (H * T * T))
@@ -179,7 +179,7 @@ def sink_meter(mixer: Mixer, seen: dict, masks: dict[str, torch.Tensor]) -> dict
 
     everything = means(torch.ones(B, T - 1, dtype=torch.bool, device=x.device))
     early = by_query["share"][..., : SINK_TOKENS - 1].mean((0, 2))  # (H,)
-    projection = mixer.gated_projection(x, None, 0) if has_weights else None
+    projection = mixer.gated_projection(x) if has_weights else None
     return everything | {
         "kind": kind_of_weights(mixer),
         "heads_above": numbers((early > SINK_HEAD).float().where(~early.isnan(), math.nan).mean().item()),
@@ -191,19 +191,19 @@ def sink_meter(mixer: Mixer, seen: dict, masks: dict[str, torch.Tensor]) -> dict
 
 def kind_of_weights(mixer: Mixer) -> str:
     """A key of SINK_KINDS."""
-    if not mixer.has_weights():
+    if mixer.explicit_weights is None:
         return "none"
-    return "weights" if isinstance(mixer, Softmax) else "proxy" if mixer.no_denominator else "share"
+    return "weights" if isinstance(mixer, Softmax) else "share" if mixer.has_positive_weights else "proxy"
 
 
 def weights_of(mixer: Mixer, x: torch.Tensor, projection: Projection | None = None) -> torch.Tensor:
     """x (B, T, C) -> (B, H, T, T): each value's weight in each readout, before RMSNorm and gates.
 
-    Raises UserError for a mixer whose has_weights() is false.
+    Raises UserError for a mixer without explicit_weights.
     """
-    if not mixer.has_weights():
+    if mixer.explicit_weights is None:
         raise UserError(f"{type(mixer).__name__}: its readout is its own, so explicit_weights must be, too")
-    weights = mixer.explicit_weights(projection or mixer.gated_projection(x, None, 0), 0)
+    weights = mixer.explicit_weights(projection or mixer.gated_projection(x))
     if mixer.norm_kind == "denominator":
         denominator = mixer.gated("denominator", weights.sum(-1).transpose(1, 2)[..., None], x)  # (B, T, H, 1)
         weights = weights / denominator.clamp(min=DENOMINATOR_MIN).transpose(1, 2)
@@ -212,7 +212,7 @@ def weights_of(mixer: Mixer, x: torch.Tensor, projection: Projection | None = No
 
 def query_meters(mixer: Mixer, x: torch.Tensor, stream: torch.Tensor) -> dict[str, torch.Tensor]:
     """What each query gets from token 0 in the rows x, stream (B, T, C): {name of BY_QUERY: (B, H, T)}."""
-    projection = mixer.gated_projection(x, None, 0)
+    projection = mixer.gated_projection(x)
     weights, v = weights_of(mixer, x, projection), values_of(mixer, projection.v)  # (B, H, T, T); (B, T, H, D)
     size = weights.abs()
     o = torch.einsum("bhij,bjhd->bihd", weights.to(v.dtype), v)
@@ -246,9 +246,9 @@ def values_of(mixer: Mixer, v: torch.Tensor) -> torch.Tensor:
 
 def readout_factor(mixer: Mixer, x: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
     """What norm, activation, gates and scale multiply the readout o (B, T, H, D) by, entry by entry; no addends."""
-    factor = torch.ones_like(o)
-    for step in mixer.readout_steps:
-        after = step(o, x)
+    factor = torch.full_like(o, mixer.config.branch_scale)
+    for step in (*mixer.before_norm, mixer.normed, *mixer.after_norm):
+        after = step(o, x) if isinstance(step, Gate) else step(o)
         if not isinstance(step, Gate):
             factor = factor * torch.where(o == 0, 0.0, after / o)
         elif step.activation not in ADDITIVE_ACTIVATIONS:
@@ -285,7 +285,7 @@ def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]
     rows = inputs.flatten()[drawn.to(inputs.device)].repeat(1, 2)  # (4, 2 half)
 
     def measure(block, seen):
-        if not block.mixer.has_weights():
+        if block.mixer.explicit_weights is None:
             return [None] * block.mixer.n_head
         weights = weights_of(block.mixer, seen["x"]).abs()  # (4, H, 2 half, 2 half)
         share = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
@@ -311,12 +311,13 @@ def readout_rank(readout: torch.Tensor) -> torch.Tensor:
 
 
 def value_weight(mixer: Mixer) -> torch.Tensor | None:
-    """W_v (Hv, D, C): the rows that the mixer's value_rows names. None if the mixer has no such layer."""
-    layer, before = mixer.value_rows
-    if not hasattr(mixer, layer):
+    """W_v (Hv, D, C): rows of `qkv` or `in_proj`, behind those of q and k. None if the mixer has no such layer."""
+    layer = getattr(mixer, "qkv", None) or getattr(mixer, "in_proj", None)
+    if layer is None:
         return None
-    start, n = sum(math.prod(mixer.shapes[name]) for name in before), math.prod(mixer.shapes["value"])
-    return getattr(mixer, layer).weight[start : start + n].unflatten(0, (-1, mixer.value_width))
+    n_query, n_key, n_value = (math.prod(mixer.shapes[name]) for name in ("query", "key", "value"))
+    start = 0 if isinstance(mixer, Mamba2) else n_query + n_key  # mamba2 has the rows of v first
+    return layer.weight[start : start + n_value].unflatten(0, (-1, mixer.value_width))
 
 
 def projection_rank(mixer: Mixer) -> torch.Tensor | None:

@@ -1,9 +1,9 @@
 """Where a run starts: from scratch, from the weights of another run, or where it was stopped.
 
-config, resumed, source, notes = where_to_start(config)         # before any work
-check_data(resumed, source, dataset, config)
-model, new, notes = make_model(config, resumed, source)
-scale_new(optimizers, new, config.new_lr_scale)
+    config, resumed, source, notes = where_to_start(config)         # before any work
+    check_data(resumed, source, dataset, config)
+    new, notes = take_weights(model, source["model"], path)         # of a checkpoint that init_from names
+    restore(resumed, optimizers, scaler, model, file)               # of one that the run goes on from
 
 A run that goes on has the keys of its checkpoint, but for those that a config file or the command line gives. A run
 that starts from the weights of another has that one's keys of the model, with the same exception.
@@ -15,6 +15,7 @@ from configurator import UserError
 import dataclasses
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -28,10 +29,14 @@ from runs.outdir import code_sha256, run_id
 from runs.parallel import part_of
 
 # what a checkpoint must hold for --init_from=resume
-STATE = ("optimizer", "scaler", "iter_num", "best_val_loss", "rng", "data", "config", "dtype")
+STATE = (
+    "optimizer", "scaler", "iter_num", "best_val_loss", "seconds", "eval_seconds", "rng", "run_id", "data", "config",
+    "dtype", "new", "code_files",
+)  # fmt: skip
 OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come from a checkpoint
+ADAMW_STATE = {"exp_avg", "exp_avg_sq", "step"}
 NO_WEIGHTS = ("scratch", "resume", "auto")  # values of init_from that name no checkpoint to start from
-DERIVED = (("dtype", "auto"), ("vocab_size", None))  # keys that stand for what the run has found
+DERIVED = (("dtype", "auto"), ("vocab_size", None))  # keys that stand for what the run has derived
 # what torchrun --max-restarts and a job of SLURM that was queued again count their starts in
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
@@ -39,77 +44,85 @@ RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 def where_to_start(config) -> tuple:
     """(config, the checkpoint to resume or None, the one that gives the weights or None, lines to print)."""
     file = Path(config.out_dir) / "ckpt.pt"
-    goes_on = file.is_file() and (config.init_from == "auto" or is_restart(config, file))
-    if config.init_from != "resume" and not goes_on:
-        return (config, None, None, []) if config.init_from in NO_WEIGHTS else start_from_weights(config)
+    if config.init_from == "resume" or file.is_file() and (config.init_from == "auto" or is_restart(config, file)):
+        return go_on(config, file)
+    return (config, None, None, []) if config.init_from in NO_WEIGHTS else start_from_weights(config)
+
+
+def go_on(config, file: Path) -> tuple:
+    """What where_to_start returns for a run that goes on from this ckpt.pt."""
     resumed = checkpoints.load(file)
-    if lacks := [name for name in STATE if name not in resumed]:
-        raise UserError(f"{file}: has no {lacks[0]}, to resume; --init_from={file} starts a new run from its weights")
-    if run_id(file.parent) not in (None, resumed.get("run_id")):
+    if missing := [name for name in STATE if name not in resumed]:
+        raise UserError(f"{file}: has no {missing[0]}, to resume; --init_from={file} starts a new run from its weights")
+    if run_id(file.parent) not in (None, resumed["run_id"]):
         raise UserError(f"{file}: not of the run that {file.with_name('config.json')} describes; put its own one back")
-    asked = {name: getattr(config, name) for name in getattr(config, "given", ())}
-    kept = {name: value for name, value in resumed["model_args"].items() if name != "kernels"}  # the machine's
-    of_model = dataclasses.asdict(configurator.build(GPTConfig, kept, source=str(file)))
-    del of_model["kernels"]
-    # a run's evaluations are compared with each other; older versions read the whole split
-    of_run = of_model | {"eval_tokens": resumed["config"].get("eval_tokens")}
-    for name, value in (of_run | {"dtype": resumed["dtype"]}).items():
+    asked = given_keys(config)
+    before = dataclasses.asdict(configurator.build(type(config), resumed["config"], source=str(file)))
+    before = {name: value for name, value in before.items() if name not in (*OF_THIS_START, "kernels")}
+    of_model = model_keys(resumed, file)
+    # a run's evaluations are compared with each other: they read the same sample
+    for name, value in (of_model | {"eval_tokens": before["eval_tokens"], "dtype": resumed["dtype"]}).items():
         if name in asked and asked[name] != value and (name, asked[name]) not in DERIVED:
             raise UserError(
                 f"{name}={asked[name]}: {file} has {value}, which a resumed run keeps; for a new run name another "
                 "--out_dir"
             )
-    known = {field.name for field in dataclasses.fields(config)} - {*OF_THIS_START, "kernels"}
-    before = {name: value for name, value in resumed["config"].items() if name in known}  # older versions had fewer
     asked |= {name: getattr(config, name) for name in OF_THIS_START}
-    config = configurator.build(type(config), before | asked | of_run, source=str(file))
+    config = configurator.build(type(config), before | asked | of_model, source=str(file))
     config.given = frozenset(asked)
     if resumed["iter_num"] > config.max_iters:
         raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
-    notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}", *what_changed(resumed.get("code_files"))]
+    notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}"]
+    if changed := [name for name, sha256 in code_sha256()[1].items() if resumed["code_files"].get(name) != sha256]:
+        notes.append(f"  the code has changed since this checkpoint: {', '.join(changed)}")
     notes += [
-        f"  {name}: {getattr(config, name)}, where the checkpoint has {before[name]}"
-        for name in before
-        if name in asked and name != "dtype" and getattr(config, name) != before[name]
+        f"  {name}: {getattr(config, name)}, where the checkpoint has {value}"
+        for name, value in before.items()
+        if name in asked and name != "dtype" and getattr(config, name) != value
     ]
     return config, resumed, None, notes
 
 
 def start_from_weights(config) -> tuple:
     """What where_to_start returns for a run that starts from another's weights, with its keys of the model."""
-    loaded, source, given = checkpoints.load(config.init_from), config.init_from, getattr(config, "given", frozenset())
-    if os.path.realpath(checkpoints.file_of(source).parent) == os.path.realpath(config.out_dir):
+    path, source, asked = config.init_from, checkpoints.load(config.init_from), given_keys(config)
+    if os.path.realpath(checkpoints.file_of(path).parent) == os.path.realpath(config.out_dir):
         raise UserError(
-            f"init_from={source}: lies in out_dir, where a new run replaces it; name another out_dir, or go on with "
+            f"init_from={path}: lies in out_dir, where a new run replaces it; name another out_dir, or go on with "
             "--init_from=resume"
         )
-    asked = {name: getattr(config, name) for name in given}
     if config.gate != "none":  # the default, so that it was asked for: attention=gated sets it, too
         asked["gate"] = config.gate
-    kept = {name: value for name, value in loaded["model_args"].items() if name != "kernels"}  # the machine's
-    of_model = dataclasses.asdict(configurator.build(GPTConfig, kept, source=source))
-    del of_model["kernels"]
-    config = configurator.build(type(config), dataclasses.asdict(config) | of_model | asked, source=source)
+    given, of_model = getattr(config, "given", frozenset()), model_keys(source, path)
+    config = configurator.build(type(config), dataclasses.asdict(config) | of_model | asked, source=path)
     config.given = given
     if config.rope_scaling == "yarn":  # whatever the block_size from here on
         config.rope_length = config.rope_length or of_model["block_size"]
-    check_kept_gates(config, of_model)
+    has_gates = any(gate.positions for _, gate in configurator.build(GPTConfig, of_model).layers())
+    if has_gates and config.gate_activation != of_model["gate_activation"]:
+        raise UserError(
+            f"gate_activation={config.gate_activation!r}: would change the gates that {path} has, too, which are "
+            f"{of_model['gate_activation']!r}: all gates of a model share the key, but for native ones"
+        )
     notes = [
-        f"{name}: {getattr(config, name)}, where {source} has {value}"
+        f"{name}: {getattr(config, name)}, where {path} has {value}"
         for name, value in of_model.items()
         if name in asked and getattr(config, name) != value
     ]
-    return config, None, loaded, notes
+    return config, None, source, notes
 
 
-def check_kept_gates(config, before: dict) -> None:
-    """UserError for a key that would change the gates of the checkpoint. before: its keys."""
-    has_gates = any(gate.positions for _, gate in configurator.build(GPTConfig, before).layers())
-    if has_gates and config.gate_activation != before["gate_activation"]:
-        raise UserError(
-            f"gate_activation={config.gate_activation!r}: would change the gates that {config.init_from} has, too, "
-            f"which are {before['gate_activation']!r}: all gates of a model share the key, but for native ones"
-        )
+def given_keys(config) -> dict:
+    """{key: value} of what a config file or the command line gave."""
+    return {name: getattr(config, name) for name in getattr(config, "given", ())}
+
+
+def model_keys(checkpoint: dict, path: Path | str) -> dict:
+    """{key of the model: value} of a checkpoint, but for kernels, which this machine may lack."""
+    saved = {name: value for name, value in checkpoint["model_args"].items() if name != "kernels"}
+    keys = dataclasses.asdict(configurator.build(GPTConfig, saved, source=str(path)))
+    del keys["kernels"]
+    return keys
 
 
 def is_started_again() -> bool:
@@ -132,139 +145,139 @@ def check_data(resumed: dict | None, source: dict | None, dataset: Dataset, conf
     if source is not None:
         checkpoints.check_vocabulary(math.inf, source, dataset)
     if resumed is not None and resumed["data"].get("sha256") != dataset.sha256:
-        file = Path(config.out_dir) / "ckpt.pt"
-        raise UserError(f"{config.dataset}: not the data that {file} was trained on, or an older version wrote it")
+        raise UserError(f"{config.dataset}: not the data that {Path(config.out_dir) / 'ckpt.pt'} was trained on")
 
 
-def what_changed(before: dict | None) -> list[str]:
-    """Lines to print where the code that made a checkpoint, {file: SHA-256}, is not today's."""
-    if not isinstance(before, dict):
-        return ["  the checkpoint does not say which code made it: its results may be those of other code"]
-    changed = [name for name, sha256 in code_sha256()[1].items() if before.get(name) != sha256]
-    return [f"  the code has changed since this checkpoint: {', '.join(changed)}"] * bool(changed)
+# ----------------------------------------------------------------------------------------------------------------------
+# The optimizers of a run that goes on
 
 
-ADAMW_STATE = {"exp_avg", "exp_avg_sq", "step"}
+def named_parameters(optimizer: torch.optim.Optimizer) -> list[tuple]:
+    """[(name, parameter)], in the order that its state_dict numbers them."""
+    groups = optimizer.param_groups
+    return [pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
 
 
 def optimizer_state(optimizers: list[torch.optim.Optimizer]) -> dict:
-    """The state_dict of one optimizer, or those of several as one: groups in a row, parameters numbered through."""
-    groups, state, first = [], {}, 0
-    for optimizer in optimizers:
-        own = optimizer.state_dict()
-        groups += [group | {"params": [first + i for i in group["params"]]} for group in own["param_groups"]]
-        state |= {first + i: parts for i, parts in own["state"].items()}
-        first += sum(len(group["params"]) for group in own["param_groups"])
-    return {"state": state, "param_groups": groups}
+    """{"state": {name of a parameter: its moments}, "param_groups": [their numbers]} of all optimizers together."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    numbers = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+    return {
+        "state": {name: o.state.get(p, {}) for o in optimizers for name, p in named_parameters(o)},
+        "param_groups": numbers,
+    }
 
 
-def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict, model: GPT) -> None:
-    """Puts a saved optimizer_state into the optimizers: each moment to the parameter of its name.
+def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> None:
+    """Puts the moments of an optimizer_state into the optimizers.
 
-    What an older version saved has no names, and must have the order of today's. ValueError for what cannot be of this
-    model: AdamW's fused kernel would write past the end of a tensor of another shape.
+    ValueError for those of another model: AdamW's fused kernel would write past the end of a smaller tensor.
     """
-    parameters = dict(model.named_parameters())
-    shapes = {name: tuple(p.shape) for name, p in parameters.items()}
-    names = [name for optimizer in optimizers for group in optimizer.param_groups for name in group["param_names"]]
-    saved_names = [name for group in saved["param_groups"] for name in group.get("param_names", ())] or names
-    numbers = [number for group in saved["param_groups"] for number in group["params"]]
-    if sorted(saved_names) != sorted(names) or len(numbers) != len(names):
-        raise ValueError(f"its optimizer has {len(numbers)} parameters of other names than the model's {len(names)}")
-    state_of = {name: saved["state"].get(number) for name, number in zip(saved_names, numbers, strict=True)}
-    for name, state in state_of.items():
-        for part, tensor in (state or {}).items():
-            if wrong := checkpoints.wrong_tensor(tensor):
-                raise ValueError(f"its optimizer's {part} of {name} {wrong}")
-            shape = () if part == "step" else shapes[name]
-            if tuple(tensor.shape) != shape:
-                raise ValueError(f"its optimizer's {part} of {name} is {tuple(tensor.shape)}, not {shape}")
+    names = {name for optimizer in optimizers for name, _ in named_parameters(optimizer)}
+    if saved["state"].keys() != names:
+        raise ValueError(
+            f"its optimizer has {len(saved['state'])} parameters of other names than the model's {len(names)}"
+        )
     for optimizer in optimizers:
-        own = [name for group in optimizer.param_groups for name in group["param_names"]]
-        state = {i: state_of[name] for i, name in enumerate(own) if state_of[name]}
-        if isinstance(optimizer, torch.optim.AdamW) and any(set(parts) != ADAMW_STATE for parts in state.values()):
-            raise ValueError("its optimizer's state is not AdamW's")
-        for i, parts in state.items():
-            whole = {part: tensor for part, tensor in parts.items() if part != "step"}
-            state[i] = parts | {part: part_of(parameters[own[i]], tensor) for part, tensor in whole.items()}
+        state = {}
+        for number, (name, parameter) in enumerate(named_parameters(optimizer)):
+            moments = saved["state"][name]
+            for part, tensor in moments.items():
+                shape = () if part == "step" else tuple(parameter.shape)
+                if wrong := checkpoints.wrong_tensor(tensor):
+                    raise ValueError(f"its optimizer's {part} of {name} {wrong}")
+                if tuple(tensor.shape) != shape:
+                    raise ValueError(f"its optimizer's {part} of {name} is {tuple(tensor.shape)}, not {shape}")
+            if isinstance(optimizer, torch.optim.AdamW) and moments and moments.keys() != ADAMW_STATE:
+                raise ValueError("its optimizer's state is not AdamW's")
+            if moments:
+                state[number] = {part: x if part == "step" else part_of(parameter, x) for part, x in moments.items()}
+        # rates, betas and weight decay come from the config, where they may have changed
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
-def make_model(config, resumed: dict | None, source: dict | None) -> tuple[GPT, list[str], list[str]]:
-    """(the model a run starts from, its parameters that the weights it started from lack, lines to print)"""
-    model_args = {f.name: getattr(config, f.name) for f in dataclasses.fields(GPTConfig)}
-    torch.manual_seed(config.seed)
-    model_config = configurator.build(GPTConfig, model_args)
-    if resumed is not None:
-        model = checkpoints.build_model(model_config, resumed["model"], Path(config.out_dir) / "ckpt.pt")
-        return model, resumed.get("new", []), []  # an older version has no "new"
-    model = GPT(model_config)
-    if source is None:
-        return model, [], []
-    own, weights = model.state_dict(), source["model"]
-    fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
-    if not fitting:
-        raise UserError(f"init_from={config.init_from!r}: none of its weights fit this model")
-    check_new_gates(model, fitting, weights, config.init_from)
-    model.load_state_dict(own | fitting)
-    fresh, unused = [n for n in own if n not in fitting], [n for n in weights if n not in fitting]
-    notes = [f"starting from {config.init_from}: {len(fitting)} of {len(own)} tensors taken"]
-    notes += (
-        [f"  initialised anew, because they are missing there or have another shape: {', '.join(fresh)}"]
-        if fresh
-        else []
-    )
-    notes += [f"  left out: {', '.join(unused)}"] if unused else []
-    return model, fresh, notes
-
-
-@torch.no_grad()
-def check_new_gates(model: GPT, fitting: dict, weights: dict, path: str) -> None:
-    """UserError for a gate that is new in a trained mixer and does not start as the identity, or takes another's
-    place."""
-    own = set(model.state_dict())
-    for i, block in enumerate(model.blocks):
-        mixer = f"blocks.{i}.mixer."
-        if not any(name.startswith(mixer) for name in fitting):
-            continue  # the whole mixer is new
-        had, kept = (
-            {name.removeprefix(f"{mixer}gates.").split(".")[0] for name in names if name.startswith(f"{mixer}gates.")}
-            for names in (weights, fitting)
-        )
-        new = {position: gate for position, gate in block.mixer.gates.items() if position not in kept}
-        for position in kept:
-            start = f"{mixer}gates.{position}."
-            changed = {name for name in own ^ set(weights) if name.startswith(start)}
-            if changed:
-                bias = f"gate_bias={model.config.gate_bias}"
-                has = "has none" if changed <= own else "has one"
-                raise UserError(f"{bias}: would change the trained gate of layer {i} of {path}, which {has}")
-        if new and had - kept:
-            raise UserError(
-                f"gate={model.config.gate!r}: layer {i} of {path} has a trained gate ({', '.join(sorted(had - kept))}) "
-                "that would be lost to a new one; keep it in gate, joined by + with another position's, or add none"
-            )
-        for position, gate in new.items():
-            value = gate.value(gate.logits(torch.ones(1, 1, model.config.n_embd)))
-            start = 0.0 if gate.activation in ADDITIVE_ACTIVATIONS else 1.0
-            if (value != start).any():
-                what = "the native gate" if position == "native" else f"gate_activation={gate.activation!r}"
-                raise UserError(
-                    f"{what}: a new gate would start at {float(value.flatten()[0]):.3g}, not {start:g}, and change "
-                    f"what {path} computes; --gate=elementwise --gate_activation=sigmoid2 starts at the same function"
-                )
+def restore(resumed: dict, optimizers: list[torch.optim.Optimizer], scaler, file: Path) -> None:
+    """Gives the parameters their moments, the scaler its scale and torch its random state. UserError for wrong ones."""
+    try:
+        load_optimizers(optimizers, resumed["optimizer"])
+        scaler.load_state_dict(resumed["scaler"])
+        torch.set_rng_state(resumed["rng"].cpu())
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        if configurator.is_of_memory(error):
+            raise
+        raise UserError(f"{file}: no run can go on from it ({str(error)[:200]})") from None
 
 
 def scale_new(optimizers: list[torch.optim.Optimizer], new: list[str], scale: float) -> None:
     """Gives the parameters of these names groups of their own, in which lr_scale is `scale` times what it was."""
-    names = set(new) if scale != 1 else set()
     for optimizer in optimizers:
-        for group in list(optimizer.param_groups):
-            parts = list(zip(group["param_names"], group["params"], strict=True))
-            fresh = [part for part in parts if part[0] in names]
-            if not fresh:
-                continue
-            kept = [part for part in parts if part[0] not in names]
-            group["param_names"], group["params"] = [name for name, _ in kept], [p for _, p in kept]
-            own = {name: value for name, value in group.items() if name not in ("params", "param_names")}
-            optimizer.add_param_group(own | {"params": fresh, "lr_scale": scale * group["lr_scale"]})
+        for group in list(optimizer.param_groups) if scale != 1 else ():
+            pairs = list(zip(group["param_names"], group["params"], strict=True))
+            fresh = [pair for pair in pairs if pair[0] in new]
+            if fresh:
+                kept = [pair for pair in pairs if pair[0] not in new]
+                group["param_names"], group["params"] = [name for name, _ in kept], [p for _, p in kept]
+                optimizer.add_param_group(group | {"params": fresh, "lr_scale": scale * group["lr_scale"]})
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The weights of another run
+
+
+def take_weights(model: GPT, weights: dict[str, torch.Tensor], path: str) -> tuple[list[str], list[str]]:
+    """Copies the weights of the same name and shape into the model. Returns (names that keep their start, lines to
+    print). Raises UserError where none fits, or where a new gate would change what the weights compute."""
+    state = model.state_dict()
+    fitting = {name: value for name, value in weights.items() if name in state and state[name].shape == value.shape}
+    if not fitting:
+        raise UserError(f"init_from={path!r}: none of its weights fit this model")
+    check_new_gates(model, fitting, weights, path)
+    model.load_state_dict(state | fitting)
+    new, unused = [name for name in state if name not in fitting], [name for name in weights if name not in fitting]
+    notes = [f"starting from {path}: {len(fitting)} of {len(state)} tensors taken"]
+    if new:
+        notes.append(f"  initialised anew, because they are missing there or have another shape: {', '.join(new)}")
+    if unused:
+        notes.append(f"  left out: {', '.join(unused)}")
+    return new, notes
+
+
+@torch.no_grad()
+def check_new_gates(model: GPT, fitting: dict, weights: dict, path: str) -> None:
+    """UserError for a gate that is new in a trained mixer and does not start as the identity, for one that takes
+    another's place, and for a trained gate that would gain or lose its bias."""
+    for i, block in enumerate(model.blocks):
+        start = f"blocks.{i}.mixer."
+        if not any(name.startswith(start) for name in fitting):
+            continue  # the whole mixer is new
+        # {position of a gate: names of its tensors} of the checkpoint, of what is taken, and of the model
+        had, kept, has = (tensors_by_gate(names, f"{start}gates.") for names in (weights, fitting, model.state_dict()))
+        for position in kept:
+            if has[position] != had[position]:
+                what = "has none" if had[position] < has[position] else "has one"
+                bias = f"gate_bias={model.config.gate_bias}"
+                raise UserError(f"{bias}: would change the trained gate of layer {i} of {path}, which {what}")
+        new = {position: gate for position, gate in block.mixer.gates.items() if position not in kept}
+        if new and (lost := sorted(had.keys() - kept)):
+            raise UserError(
+                f"gate={model.config.gate!r}: layer {i} of {path} has a trained gate ({', '.join(lost)}) that would be "
+                "lost to a new one; keep it in gate, joined by + with another position's, or add none"
+            )
+        for position, gate in new.items():
+            value = gate.value(gate.logits(torch.ones(1, 1, model.config.n_embd)))
+            identity = 0.0 if gate.activation in ADDITIVE_ACTIVATIONS else 1.0
+            if (value != identity).any():
+                what = "the native gate" if position == "native" else f"gate_activation={gate.activation!r}"
+                raise UserError(
+                    f"{what}: a new gate would start at {float(value.flatten()[0]):.3g}, not {identity:g}, and change "
+                    f"what {path} computes; --gate=elementwise --gate_activation=sigmoid2 starts at the same function"
+                )
+
+
+def tensors_by_gate(names: Iterable[str], start: str) -> dict[str, set[str]]:
+    """{position of a gate: its tensors among these names}, of one mixer, whose gates' names begin with `start`."""
+    gates: dict = {}
+    for name in names:
+        if name.startswith(start):
+            gates.setdefault(name.removeprefix(start).split(".")[0], set()).add(name)
+    return gates

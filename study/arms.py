@@ -15,6 +15,7 @@ claim in each.
 import configurator
 from configurator import UserError, show
 
+import itertools
 from collections.abc import Iterable
 
 from runs.files import wrong_field
@@ -41,19 +42,16 @@ def all_arms(config) -> dict[str, dict]:
         raise UserError("mixers, variants: arms are the product of both; give the other one, too")
     if twice := sorted(set(config.variants) & set(config.arms)):
         raise UserError(f"arms, variants: both have {show(twice[0])}; rename one of them")
-    arms: dict[str, dict] = {}
     for variant, keys in config.variants.items():
-        if wrong := wrong_field(keys.get("mixers", config.mixers), NAMES, "mixers"):
-            raise UserError(f"variants: {variant}: {wrong}")
         for mixer in keys.get("mixers", []):
             check_named(f"variants: {variant}: mixers", mixer, config.mixers, "mixers")
-    for mixer in config.mixers:
-        for variant, keys in config.variants.items():
-            if mixer in keys.get("mixers", config.mixers):
-                own = {"attention": mixer} | {name: value for name, value in keys.items() if name != "mixers"}
-                if "init_from_arm" in own:
-                    own["init_from_arm"] = arm_name(mixer, own["init_from_arm"])
-                arms[arm_name(mixer, variant)] = own
+    arms: dict[str, dict] = {}
+    for mixer, (variant, keys) in itertools.product(config.mixers, config.variants.items()):
+        if mixer in keys.get("mixers", config.mixers):
+            arm = {"attention": mixer} | {name: value for name, value in keys.items() if name != "mixers"}
+            if "init_from_arm" in arm:
+                arm["init_from_arm"] = arm_name(mixer, arm["init_from_arm"])
+            arms[arm_name(mixer, variant)] = arm
     return arms | {name: arms.get(name, {}) | keys for name, keys in config.arms.items()}
 
 
@@ -70,18 +68,24 @@ def all_claims(config) -> dict[str, dict]:
     """{claim: its keys}, where a contrast of variants, with "pool" or "each", is written out as one of arms."""
     claims: list[tuple[str, dict]] = []
     for name, claim in config.claims.items():
-        if not isinstance(claim, dict) or not {"pool", "each"} & claim.keys():
+        if not {"pool", "each"} & claim.keys():
             claims.append((name, claim))
             continue
         check_pool(config, name, claim)
-        rest, contrast = {key: claim[key] for key in claim if key not in ("pool", "each")}, claim["contrast"]
-        if "pool" in claim:
-            pool = claim["pool"]
-            pool = pool if isinstance(pool, dict) else dict.fromkeys(pool, 1 / len(set(pool)))
-            claims.append((name, rest | {"contrast": over(contrast, pool)}))
-        for mixer in claim.get("each", []):
-            claims.append((name.replace(PLACE, mixer), rest | {"contrast": over(contrast, {mixer: 1})}))
+        rest = {key: claim[key] for key in claim if key not in ("pool", "each")}
+        pool = claim.get("pool", {})
+        weights = pool if isinstance(pool, dict) else dict.fromkeys(pool, 1 / len(set(pool)))
+        pools = [(name.replace(PLACE, mixer), {mixer: 1.0}) for mixer in claim.get("each", [])] or [(name, weights)]
+        claims += [(name, rest | {"contrast": over(claim["contrast"], mixers)}) for name, mixers in pools]
     return configurator.refuse_twice(claims)
+
+
+def with_base(base: dict, claim: dict) -> dict:
+    """The claim with the keys of claim_base. Its own threshold, and its pool or each, take the place of those there."""
+    for kinds in ({"above", "other_than", "within"}, {"pool", "each"}):
+        if kinds & claim.keys():
+            base = {name: value for name, value in base.items() if name not in kinds}
+    return base | claim
 
 
 def over(contrast: dict[str, float], mixers: dict[str, float]) -> dict[str, float]:
@@ -94,8 +98,8 @@ def check_pool(config, name: str, claim: dict) -> None:
     kind = "pool" if "pool" in claim else "each"
     if "pool" in claim and "each" in claim or (kind == "each") != (PLACE in name):
         raise UserError(f"claims: {name}: it has pool or each; with each, and then alone, its name has {PLACE} in it")
-    rule = WEIGHTS if kind == "pool" and isinstance(claim[kind], dict) else NAMES
-    if wrong := wrong_field(claim[kind], rule, kind) or wrong_field(claim.get("contrast"), WEIGHTS, "contrast"):
+    rule = WEIGHTS if isinstance(claim[kind], dict) else NAMES
+    if wrong := wrong_field(claim, {kind: rule, "contrast": WEIGHTS}):
         raise UserError(f"claims: {name}: {wrong}")
     for mixer in claim[kind]:
         check_named(f"claims: {name}: {kind}", mixer, config.mixers, "mixers")

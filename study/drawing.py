@@ -71,9 +71,11 @@ def curve_panels(
     columns: int = 4,
     size: tuple[float, float] = (3.2, 2.7),
     sharey: bool | str = True,
+    has_bands: bool = True,
     finish: Callable[[plt.Axes, str], object] = lambda axes, title: None,
 ) -> Path:
-    """Draws a panel per title: a thin line per seed, a thick one at their mean, with its interval. Returns the path.
+    """Draws a panel per title: a thin line per seed, a thick one at their mean, with its interval if has_bands. Returns
+    the path.
 
     panels: {title: {label: [curve of a seed, [(x, y), ...], ...]}}; looks: {label: matplotlib's keys of its lines}.
     finish: called with each panel and its title, for what one figure alone has.
@@ -83,7 +85,7 @@ def curve_panels(
         for label, curves in curves_of.items():
             for curve in curves:
                 axes.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **looks[label])
-            mean_lines(axes, curves, linewidth=1.8, label=label, **looks[label])
+            mean_lines(axes, curves, has_bands, linewidth=1.8, label=label, **looks[label])
         axes.set_title(title, fontsize=9)
         finish(axes, title)
         dress(axes)
@@ -108,7 +110,7 @@ def panel_grid(n: int, columns: int, size: tuple[float, float], **look):
     return figure, grid
 
 
-def mean_lines(axes: plt.Axes, curves: Iterable[list], **look) -> None:
+def mean_lines(axes: plt.Axes, curves: Iterable[list], has_band: bool = True, **look) -> None:
     """The mean of the seeds' curves, [[step, value], ...] each, and from three seeds on its 95% interval, as a band.
 
     A curve that ends before the others keeps its last value, as that of a run that was stopped when it had solved the
@@ -121,7 +123,7 @@ def mean_lines(axes: plt.Axes, curves: Iterable[list], **look) -> None:
     if not any(map(is_finite, means)):
         return
     axes.plot(steps, means, **look)
-    if len(curves) >= FEWEST_FOR_AN_INTERVAL:
+    if has_band and len(curves) >= FEWEST_FOR_AN_INTERVAL:
         ends = [interval(values) if all(map(is_finite, values)) else (None, None) for values in columns]
         lows, highs = (
             [middle if end is None else end for middle, end in zip(means, side, strict=True)]

@@ -1,7 +1,7 @@
 """The list of an experiment's runs, and the learning rates that are chosen on the way. All of it follows from the rows.
 
-    choices = choose_rates(config, rows)        # of each arm and setting that chooses a rate: what is known by now
-    runs = known_runs(config, choices)          # of these, what has no row can be run now
+    plan = Plan(config, rows)
+    plan.lacking                                # the runs that are known by now and have no row
 
 An arm chooses its rate on the selection seeds, by the area under the curve of the metric or, with select_by="last", by
 its last value. With more than two rates all of them first get short runs, and the best two get longer ones: a quarter
@@ -19,8 +19,28 @@ import statistics
 from collections.abc import Iterable
 
 from study.curves import area
-from study.rows import as_read, by_run, text_of
+from study.rows import as_read, by_run, missing_scores, text_of
 from train import TrainConfig
+
+
+class Plan:
+    """What an experiment consists of, as far as the rows say by now.
+
+    choices: as choose_rates gives them; rows: {text_of(run): row}; compared: the runs that are compared, as far as
+    their rates are chosen; runs: these, and before them the runs that choose rates; lacking: those without a row; done:
+    the rows of the others; unscored: the rows that lack a score; others: the rows that are of none of these runs.
+    """
+
+    def __init__(self, config, rows: list[dict]):
+        self.choices, self.rows = choose_rates(config, rows), by_run(rows)
+        self.compared = compared_runs(config, self.choices)
+        self.runs = [run for choice in self.choices for run in choice["runs"]] + self.compared
+        known = {text_of(run): run for run in self.runs}
+        self.lacking = [run for text, run in known.items() if text not in self.rows]
+        self.done = [self.rows[text] for text in known if text in self.rows]
+        self.unscored = [row for row in self.done if missing_scores(config, row)]
+        self.others = [row for text, row in self.rows.items() if text not in known]
+        self.waits_for_rates = any(choice["rate"] is None for choice in self.choices)
 
 
 def runs_of(config, seeds: list[int], rates: list[float], chosen: dict | None = None) -> list[dict]:
@@ -59,11 +79,9 @@ def parent_of(run: dict) -> dict | None:
     """The run whose last checkpoint a run starts from; None if it starts from scratch."""
     if "init_from" not in run:
         return None
-    keys = dict(run["init_from"])
-    return {name: value for name, value in run.items() if name != "init_from"} | {
-        "arm": keys.pop("arm"),
-        "config": keys,
-    }
+    keys = {name: value for name, value in run["init_from"].items() if name != "arm"}
+    others = {name: value for name, value in run.items() if name != "init_from"}
+    return others | {"arm": run["init_from"]["arm"], "config": keys}
 
 
 def make_trial(config, seed: int, setting: str | None, arm: str, rate: float, is_short: bool) -> dict:
@@ -104,18 +122,42 @@ def choose_rates(config, rows: list[dict]) -> list[dict]:
     """For each arm and setting that chooses a rate of its own: the runs that this takes, and what their rows show.
 
     {setting, arm, rate (None while rows are missing), runs: those known by now, guess: stand-ins for those that are
-    not, trials: [{rate, is_short, steps, area, rows}], other: the next best rate, margin: how much better the mean area
-    is than the other's, error: the standard error of that difference over the seeds, is_edge}. An area is negative
-    where the metric is a loss: more is better.
+    not, trials: [{rate, is_short, steps, area, rows}], values: {rate: what it is chosen by, for each seed}, and what
+    `settled` adds}. A value is negative where the metric is a loss: more is better.
     """
-    found = by_run(rows)
+    by_text = by_run(rows)
     choices = [
-        choose_rate(config, setting, arm, found)
+        choose_rate(config, setting, arm, by_text)
         for setting in (config.settings or [None] if config.selection_seeds else [])
         for arm in config.arms
         if arm not in config.rate_of
     ]
     return pooled(config, choices) if config.pool_rates else choices
+
+
+def choose_rate(config, setting: str | None, arm: str, by_text: dict[str, dict]) -> dict:
+    choice: dict = {"setting": setting, "arm": arm, "rate": None, "runs": [], "guess": [], "trials": [], "values": {}}
+    rates = waiting = sorted(set(config.learning_rates))
+    if len(rates) > 2 and len(config.selection_iters) != 1:
+        short = measure(config, choice, by_text, rates, is_short=True)
+        if short is None:
+            choice["guess"] = [
+                make_trial(config, seed, setting, arm, rate, is_short=False)
+                for rate, seed in itertools.product(rates[:2], config.selection_seeds)
+            ]
+            return choice
+        waiting = sorted(sorted(rates, key=lambda rate: (-mean(short[rate]), rate))[:2])
+    while waiting:
+        longer = measure(config, choice, by_text, waiting, is_short=False)
+        if longer is None:
+            return choice
+        choice["values"] |= longer
+        rate, waiting = best_rate(choice["values"]), []
+        # an edge of the config's own rates is that of all tried as long as it has not been widened on that side
+        if config.widen_rates and len(rates) > 1 and rate in config.learning_rates and rate in (rates[0], rates[-1]):
+            waiting = [float(f"{rate * rate / rates[1 if rate == rates[0] else -2]:.6g}")]
+        rates = sorted(rates + waiting)
+    return settled(choice, rate)
 
 
 def pooled(config, choices: list[dict]) -> list[dict]:
@@ -126,59 +168,31 @@ def pooled(config, choices: list[dict]) -> list[dict]:
         keys = config.base | config.arms[choice["arm"]] | config.settings.get(choice["setting"], {})
         groups.setdefault((choice["setting"], keys.get("attention", "softmax")), []).append(choice)
     made = {}
-    for (setting, mixer), own in groups.items():
-        values = [
-            {trial["rate"]: [value_of(config, row) for row in trial["rows"]] for trial in choice["trials"]
-             if not trial["is_short"] and None not in trial["rows"]}
-            for choice in own
-        ]  # fmt: skip
-        is_known = all(choice["rate"] is not None for choice in own)
-        shared = set.intersection(*map(set, values)) if is_known else set()
-        joint = max(shared, key=lambda rate: (mean([mean(by[rate]) for by in values]), -rate), default=None)
-        for choice, by in zip(own, values, strict=True):
-            made[setting, choice["arm"]] = choice | {"rate": None}
-            if joint is not None:
-                best = max(by, key=lambda rate: (mean(by[rate]), -rate))
-                margin, error = difference(by[best], by[joint])
-                rate = best if margin > error else joint  # NaN is not more
-                tried = [trial["rate"] for trial in choice["trials"]]
-                about = {"rate": rate, "joint": (mixer, joint), "is_edge": rate in (min(tried), max(tried))}
-                made[setting, choice["arm"]] = choice | about | next_best(by, rate)
+    for (setting, mixer), members in groups.items():
+        is_known = all(choice["rate"] is not None for choice in members)
+        shared = set.intersection(*(set(choice["values"]) for choice in members)) if is_known else set()
+        joint = highest({rate: [mean(choice["values"][rate]) for choice in members] for rate in shared})
+        for choice in members:
+            if joint is None:
+                made[setting, choice["arm"]] = choice | {"rate": None}
+                continue
+            best = highest(choice["values"])
+            margin, error = difference(choice["values"][best], choice["values"][joint])
+            rate = best if margin > error else joint  # NaN is not more
+            made[setting, choice["arm"]] = settled(choice, rate) | {"joint": (mixer, joint)}
     return [made[choice["setting"], choice["arm"]] for choice in choices]
 
 
-def choose_rate(config, setting: str | None, arm: str, found: dict[str, dict]) -> dict:
-    choice: dict = {"setting": setting, "arm": arm, "rate": None, "runs": [], "guess": [], "trials": []}
-    rates, areas, widened = sorted(set(config.learning_rates)), {}, set()
-    if len(rates) > 2 and len(config.selection_iters) != 1:
-        short = measure(config, choice, found, rates, is_short=True)
-        if short is None:
-            choice["guess"] = [
-                make_trial(config, s, setting, arm, r, False) for r in rates[:2] for s in config.selection_seeds
-            ]
-            return choice
-        waiting = sorted(sorted(rates, key=lambda rate: (-mean(short[rate]), rate))[:2])
-    else:
-        waiting = rates
-    while waiting:
-        full = measure(config, choice, found, waiting, is_short=False)
-        if full is None:
-            return choice
-        areas |= full
-        rate = best_rate(areas)
-        waiting = wider(rates, rate, widened) if config.widen_rates else []
-        rates = sorted(rates + waiting)
-    return choice | next_best(areas, rate) | {"rate": rate, "is_edge": rate in (rates[0], rates[-1])}
-
-
-def next_best(areas: dict[float, list[float]], rate: float) -> dict:
-    """{other: the best of the others, margin: how much better rate is, error: of the margin}; empty without others."""
-    others = [other for other in areas if other != rate]
-    if not others:
-        return {}
-    other = max(others, key=lambda other: (mean(areas[other]), -other))
-    margin, error = difference(areas[rate], areas[other])
-    return {"other": other, "margin": margin, "error": error}
+def settled(choice: dict, rate: float) -> dict:
+    """The choice with its rate, is_edge, other: the best of the other rates, margin: how much better the rate's mean
+    is, and error: the standard error of the margin; the last three are missing where there is no other."""
+    tried = [trial["rate"] for trial in choice["trials"]]
+    made = choice | {"rate": rate, "is_edge": rate in (min(tried), max(tried))}
+    other = highest({other: values for other, values in choice["values"].items() if other != rate})
+    if other is not None:
+        margin, error = difference(choice["values"][rate], choice["values"][other])
+        made |= {"other": other, "margin": margin, "error": error}
+    return made
 
 
 def measure(config, choice: dict, found: dict, rates: list[float], is_short: bool) -> dict | None:
@@ -218,40 +232,26 @@ def difference(values: list[float], others: list[float]) -> tuple[float, float]:
     return statistics.fmean(pairs), error
 
 
-def best_rate(areas: dict[float, list[float]]) -> float:
+def highest(values: dict[float, list[float]]) -> float | None:
+    """The rate of the highest mean, the smaller one of two that are equal; None where there is no rate."""
+    return max(values, key=lambda rate: (mean(values[rate]), -rate), default=None)
+
+
+def best_rate(values: dict[float, list[float]]) -> float:
     """The rate of the highest mean, or the smallest whose mean is less than a standard error below it."""
-    best = max(areas, key=lambda rate: (mean(areas[rate]), -rate))
-    near = []
-    for rate in areas:
-        margin, error = difference(areas[best], areas[rate])
-        near += [rate] if margin < error else []  # NaN is not less
-    return min([best, *near])
-
-
-def wider(rates: list[float], rate: float, widened: set[str]) -> list[float]:
-    """The one rate by which a choice at the edge widens the sorted grid, if it has not done so on that side before."""
-    if len(rates) > 1 and rate == rates[-1] and "up" not in widened:
-        widened.add("up")
-        return [float(f"{rate * rate / rates[-2]:.6g}")]
-    if len(rates) > 1 and rate == rates[0] and "down" not in widened:
-        widened.add("down")
-        return [float(f"{rate * rate / rates[1]:.6g}")]
-    return []
+    best = highest(values)
+    differences = {rate: difference(values[best], values[rate]) for rate in values}
+    return min([best, *(rate for rate, (margin, error) in differences.items() if margin < error)])  # NaN is not less
 
 
 def rates_of(config, choices: list[dict]) -> dict[tuple, float]:
     """{(setting, arm): its learning rate}, its own or that of another arm, where it is chosen by now."""
-    own = {(choice["setting"], choice["arm"]): choice["rate"] for choice in choices if choice["rate"] is not None}
+    chosen = {(choice["setting"], choice["arm"]): choice["rate"] for choice in choices if choice["rate"] is not None}
     taken = {
-        (setting, arm): own.get((setting, config.rate_of.get(arm, arm)))
-        for setting in config.settings or [None]
-        for arm in config.arms
+        (setting, arm): chosen.get((setting, config.rate_of.get(arm, arm)))
+        for setting, arm in itertools.product(config.settings or [None], config.arms)
     }
-    return {which: rate for which, rate in taken.items() if rate is not None}
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What is to be run
+    return {cell: rate for cell, rate in taken.items() if rate is not None}
 
 
 def compared_runs(config, choices: list[dict]) -> list[dict]:
@@ -260,19 +260,9 @@ def compared_runs(config, choices: list[dict]) -> list[dict]:
     return runs_of(config, config.seeds, config.learning_rates, chosen)
 
 
-def known_runs(config, choices: list[dict]) -> list[dict]:
-    """The runs that can be run by now: those that rates are chosen by, and those that are compared."""
-    return [run for choice in choices for run in choice["runs"]] + compared_runs(config, choices)
-
-
 def unknown_runs(config, choices: list[dict]) -> list[dict]:
     """Stand-ins for the runs that are not known yet: they have one of the learning rates, and cost as much."""
     known = rates_of(config, choices)
-    guessed = {
-        (setting, arm): config.learning_rates[0]
-        for setting in config.settings or [None]
-        for arm in config.arms
-        if config.selection_seeds and (setting, arm) not in known
-    }
-    later = runs_of(config, config.seeds, [], guessed)
-    return [run for choice in choices for run in choice["guess"]] + later
+    cells = itertools.product(config.settings or [None], config.arms if config.selection_seeds else [])
+    guessed = {cell: config.learning_rates[0] for cell in cells if cell not in known}
+    return [run for choice in choices for run in choice["guess"]] + runs_of(config, config.seeds, [], guessed)

@@ -130,4 +130,5 @@ def windows(metric: str, ends_of: dict[str, dict[str, dict[float, list[float]]]]
     panels = {title: {arm: curves(by_rate) for arm, by_rate in arms.items()} for title, arms in ends_of.items()}
     what = "accuracy at the end (%)" if metric == "accuracy" else "loss at the end (nats a token)"
     look: dict = dict(xlabel="peak learning rate", ylabel=what, size=(2.5, 2.6), columns=len(panels), finish=finish)
+    look["has_bands"] = False  # of the few seeds that choose a rate they would fill the panel
     return curve_panels(panels, looks, path, **look)

@@ -8,23 +8,63 @@ machine that made them. Scores are not part of what identifies a run: if the con
 computed for the finished run, and a newer row is written.
 """
 
+from configurator import UserError
+
 import collections
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from runs.files import read_jsonl
+from runs.files import read_jsonl, wrong_field
 
 KEYS = ("config", "data", "init_from")
 RUN = ("arm", "setting", "seed", "purpose", *KEYS)  # what identifies a run
 
+# the fields of a row, as a rule of files.wrong_field
+TEXT, DICT, LIST = (str, 0, 999), (dict, 0, 9999), [object, 0, 1 << 20]
+COUNT, NUMBER = (int, 0, 1 << 62), (float, -1e30, 1e30, None)
+SHARE, STEP = (float, -1e-3, 1.001, None), (float, 0, 1 << 62)
+OF_KIND = {"share": NUMBER, "effective": NUMBER, "gate_mean": {str: NUMBER}, "loss": NUMBER}
+ROW = {
+    "arm": TEXT, "setting?": TEXT, "seed": COUNT, "purpose?": {"selection", "short selection"},
+    "config": DICT, "data": DICT, "init_from?": DICT, "metric?": {"accuracy", "val_loss"}, "prepare?": TEXT,
+    "finite?": (bool, 0, 1), "accuracy?": SHARE, "val_loss?": NUMBER, "curve": [[NUMBER, 2, 2], 1, 1 << 20],
+    "scores": {str: DICT}, "scored?": {str: DICT}, "score_data?": DICT,
+    "seconds?": (float, 0, 1e12), "ended?": (float, 0, 1e12), "tokens_per_second?": NUMBER, "step_ms?": NUMBER,
+    "horizon?": COUNT, "last_step?": COUNT, "data_version?": COUNT, "planned_seeds?": [COUNT, 0, 9999],
+    "n_params?": COUNT, "state_bytes?": COUNT, "flops_per_token?": NUMBER, "processes?": (int, 1, 1 << 20),
+    "threads?": (*COUNT, None), "dtype?": (*TEXT, None), "device?": (*TEXT, None), "code_sha256?": (*TEXT, None),
+    "git_commit?": (*TEXT, None), "git_dirty?": (bool, 0, 1, None), "versions?": DICT,
+    "meters?": {"kinds?": {str: {"share": NUMBER, "effective": NUMBER}}}, "loss?": DICT,
+    "loss_curve?": [{"step": COUNT}, 0, 1 << 20], "meter_curve?": DICT,
+    "sinks?": [{"step": COUNT, "value_norm": NUMBER, "trigger?": OF_KIND, "other?": OF_KIND}, 0, 1 << 20],
+}  # fmt: skip
+
+
+def wrong_row(row: dict) -> str | None:
+    """Says in words what is wrong with a row, or returns None."""
+    if wrong := wrong_field(row, ROW):
+        return wrong
+    if wrong := wrong_field([step for step, _ in row["curve"]], [STEP, 1, 1 << 20], "curve: step"):
+        return wrong
+    if not (curve := row.get("meter_curve")):  # the meters were off
+        return None
+    n = len(curve["step"]) if isinstance(curve.get("step"), list) else 0
+    rule = {"step": [COUNT, n, n], "branch": [NUMBER, n, n], "gate_mean": {str: [NUMBER, n, n]}, "induction?": LIST}
+    return wrong_field(curve, rule, "meter_curve")
+
 
 def read_rows(folder: Path) -> list[dict]:
-    """The rows of all workers that share the folder, one for each run: the row that ended last."""
-    found = {}
+    """The rows of the folder, one for each run: the one that ended last. Raises UserError for a row with a wrong field.
+
+    Workers append to rows.jsonl; older ones had a file each, rows.HOST-PROCESS.jsonl.
+    """
+    found: dict[str, dict] = {}
     for file in sorted(folder.glob("rows*.jsonl")):
-        for row in read_jsonl(file):
+        for number, row in enumerate(read_jsonl(file), 1):
+            if wrong := wrong_row(row):
+                raise UserError(f"{file} line {number}: {wrong}")
             name = text_of(row)
             if name not in found or row.get("ended", 0) > found[name].get("ended", 0):
                 found[name] = row
@@ -94,9 +134,7 @@ def wanted_scores(config, row: dict) -> list[str]:
 
 
 def scores_of(config, row: dict) -> dict[str, dict]:
-    """{name: score}: the scores of a row that the config asks for and that were made with the same keys and data."""
-    if row.get("score_data", {}) != as_read(config.score_data):
-        return {}
+    """{name: score}: the scores of a row that the config asks for and that were made with the same keys."""
     scored, found = row.get("scored", {}), row.get("scores", {})
     wanted = {name: as_read(config.scores[name]) for name in wanted_scores(config, row)}
     return {name: found[name] for name, keys in wanted.items() if name in found and scored.get(name) == keys}

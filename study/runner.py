@@ -2,11 +2,11 @@
 
     rows = run_all(config, out_dir)     # the rows of the compared runs, in the order of the list
 
-Each `python experiment.py CONFIG --out_dir=SHARED`, on one machine or on several, is a worker. It takes the lease of a
-run that has no row (leases.py), runs train.py and evaluate.py for it, writes the row, and takes the next, until no run
-is left; what can be run follows from the rows alone (plan.py). A worker that has nothing to do waits for the runs of
-the others, and takes over those of a worker that is gone. The first writes rows.jsonl, each other one a file of its
-own. What the processes of a run write lies in its folder, so that another worker goes on where it was stopped.
+Each `python experiment.py CONFIG --out_dir=SHARED`, on one machine or on several, is a worker. It locks a run that has
+no row, starts train.py and evaluate.py for it, appends its row to rows.jsonl, and takes the next, until no run is left;
+what can be run follows from the rows alone (plan.py). The processes of a run hold its lock together with the worker: a
+run is free again when all of them are gone, and another worker then goes on where it was stopped. A worker that has
+nothing to do waits for the runs of the others.
 """
 
 from configurator import UserError, falls_silent
@@ -18,7 +18,6 @@ import itertools
 import json
 import math
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -31,15 +30,15 @@ import torch
 from tqdm import tqdm
 
 from runs import files
-from runs.files import lock, read_jsonl
+from runs.files import read_jsonl
 from runs.hardware import pick_device, signals_to, usable_cores
 from runs.outdir import ROOT, write_text
 from study import rates, tables
-from study.leases import Leases
-from study.plan import choose_rates, compared_runs, known_runs, name_of, parent_of, steps_of
-from study.rows import as_read, by_run, missing_scores, read_rows, rows_of_other_keys, run_of, text_of, with_scores
+from study.plan import Plan, name_of, parent_of, steps_of
+from study.rows import as_read, missing_scores, read_rows, rows_of_other_keys, run_of, text_of, with_scores
 
-LOOK = 2.0  # seconds between looks at the rows and leases of other workers
+LOOK = 2.0  # seconds between looks at the rows of other workers
+STEPS = {"event": str, "step": int}  # what every line of metrics.jsonl has
 
 
 def run_all(config, out_dir: Path) -> list[dict] | None:
@@ -47,117 +46,87 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
 
     With run=false, the rows that are there; None if there is none.
     """
-    claim_out_dir(config, out_dir)
-    check_rows(config, read_rows(out_dir), out_dir)
-    say_what_is_left(config, read_rows(out_dir), out_dir)
-    if config.run and to_do(config, read_rows(out_dir), out_dir):
+    # one without a marker may be results/NAME of a clone: it has our rows
+    files.claim(out_dir, "experiment", config.overwrite or bool(read_rows(out_dir)))
+    plan = Plan(config, read_rows(out_dir))
+    check_rows(config, plan, out_dir)
+    say_what_is_left(config, plan, out_dir)
+    if config.run and to_do(plan, out_dir):
         with (
             signals_to(lambda number: sys.exit(128 + number)),
             contextlib.redirect_stdout(falls_silent(sys.stdout)),  # the runs go on without a reader
-            Leases(out_dir) as leases,
         ):
-            work(config, out_dir, leases)
-    rows = read_rows(out_dir)
-    choices, found = choose_rates(config, rows), by_run(rows)
-    for line in rates.lines(config, choices):
+            work(config, out_dir)
+        plan = Plan(config, read_rows(out_dir))
+    for line in rates.lines(config, plan.choices):
         print(line)
-    runs = compared_runs(config, choices)
-    shown = [with_scores(config, found[text_of(run)]) for run in runs if text_of(run) in found]
-    if len(shown) < len(runs):
-        print(f"{len(runs) - len(shown)} of {len(runs)} runs have no row yet")
-    known = {text_of(run) for run in runs}
-    hidden = sum("purpose" not in row and text_of(row) not in known for row in rows)
-    if hidden and any(choice["rate"] is None for choice in choices):
+    shown = [with_scores(config, plan.rows[text]) for text in map(text_of, plan.compared) if text in plan.rows]
+    if len(shown) < len(plan.compared):
+        print(f"{len(plan.compared) - len(shown)} of {len(plan.compared)} runs have no row yet")
+    hidden = sum("purpose" not in row for row in plan.others)
+    if hidden and plan.waits_for_rates:
         print(f"{hidden} rows are not shown: they wait for a learning rate that is not chosen yet, or have other keys")
     return shown or None
 
 
-def claim_out_dir(config, out_dir: Path) -> None:
-    """Marks out_dir as the folder of an experiment. Raises UserError for a folder that is somebody else's."""
-    # one without a marker may be of an older version, or results/NAME of a clone: it has our rows
-    has_our_rows = any({"arm", "seed", "config", "data", "finite"} <= row.keys() for row in read_rows(out_dir))
-    files.claim(out_dir, "experiment", config.overwrite or has_our_rows)
+def check_rows(config, plan: Plan, out_dir: Path) -> None:
+    """Raises UserError for rows of these runs that are about another metric, or about data of another script.
 
-
-def check_rows(config, rows: list[dict], out_dir: Path) -> None:
-    """Raises UserError for rows of these runs that are about another metric, or of another script's data."""
-    known = {text_of(run) for run in known_runs(config, choose_rates(config, rows))}
-    for row in rows:
-        for name in ("metric", "prepare"):
-            ours = getattr(config, name)
-            if row.get(name, ours) != ours and text_of(row) in known:
-                raise UserError(f"{name}={ours}: the rows in {out_dir} have {name}={row[name]}; take another --out_dir")
-    check_data(config, [row for row in rows if text_of(row) in known], out_dir)
-
-
-def check_data(config, rows: list[dict], out_dir: Path) -> None:
-    """Prints that rows are about data of another version of the script. Raises UserError if versions would be mixed."""
+    Prints that they are about another version of the data, and raises UserError where versions would be mixed.
+    """
+    for row, name in itertools.product(plan.done, ("metric", "prepare")):
+        if row.get(name, ours := getattr(config, name)) != ours:
+            raise UserError(f"{name}={ours}: the rows in {out_dir} have {name}={row[name]}; take another --out_dir")
     version = script_of(config.prepare).VERSION
-    found = {row.get("data_version", 1) for row in rows}  # rows of before this key are all about a first version
+    found = {row.get("data_version", 1) for row in plan.done}  # rows of before this key are all about a first version
     if found <= {version}:
         return
     versions = ", ".join(map(str, sorted(found)))
     words = f"the rows in {out_dir} are about version {versions} of data/{config.prepare}; it is at version {version}"
-    if len(found) > 1 or config.run and to_do(config, rows, out_dir):
+    if len(found) > 1 or config.run and to_do(plan, out_dir):
         raise UserError(f"{words}: take another --out_dir for the new data")
     print(words)
 
 
-def say_what_is_left(config, rows: list[dict], out_dir: Path) -> None:
+def say_what_is_left(config, plan: Plan, out_dir: Path) -> None:
     """Prints how many runs are known and done, and for those without a row, how rows of the same arm differ."""
-    choices, found = choose_rates(config, rows), by_run(rows)
-    runs = known_runs(config, choices)
-    lacking = [run for run in runs if text_of(run) not in found]
-    more = "; more follow when learning rates are chosen" if any(choice["rate"] is None for choice in choices) else ""
-    done = f"{len(runs) - len(lacking)} runs are done already"
-    print(f"{config.name}: {len(runs)} runs, {steps_of(runs):,} steps; {done}{more}")
-    known = {text_of(run) for run in runs}
-    for line in rows_of_other_keys([row for row in rows if text_of(row) not in known], lacking):
+    more = "; more follow when learning rates are chosen" if plan.waits_for_rates else ""
+    done = f"{len(plan.done)} runs are done already"
+    print(f"{config.name}: {len(plan.runs)} runs, {steps_of(plan.runs):,} steps; {done}{more}")
+    for line in rows_of_other_keys(plan.others, plan.lacking):
         print(line)
-    for run in lacking:
+    for run in plan.lacking:
         parent = parent_of(run)
-        if parent is not None and text_of(parent) in found and not is_kept(parent, out_dir):
+        if parent is not None and text_of(parent) in plan.rows and not is_kept(parent, out_dir):
             print(
                 f"  {name_of(run)} cannot start: the end of {name_of(parent)} is not in {out_dir}, or that run was not "
                 "finite; to run that one again, remove its row"
             )
-    unscored = [found[text_of(run)] for run in runs if text_of(run) in found]
-    unscored = [row for row in unscored if missing_scores(config, row)]
-    lost = [row for row in unscored if not is_kept(row, out_dir)]
+    lost = [row for row in plan.unscored if not is_kept(row, out_dir)]
     if lost:
-        names = ", ".join(dict.fromkeys(name for row in unscored for name in missing_scores(config, row)))
+        names = ", ".join(dict.fromkeys(name for row in plan.unscored for name in missing_scores(config, row)))
         print(
             f"  {len(lost)} finished runs lack a score ({names}), and their checkpoints are not in {out_dir}: "
             f"{', '.join(map(name_of, lost[:3]))}{', ...' if lost[3:] else ''}; to run one again, remove its row"
         )
-    if len(lost) < len(unscored) and not config.run:
-        print(f"  {len(unscored) - len(lost)} finished runs lack a score, which --run=true computes")
+    if len(lost) < len(plan.unscored) and not config.run:
+        print(f"  {len(plan.unscored) - len(lost)} finished runs lack a score, which --run=true computes")
 
 
-def to_do(config, rows: list[dict], out_dir: Path) -> list[dict]:
+def to_do(plan: Plan, out_dir: Path) -> list[dict]:
     """What can be done now: runs without a row, and rows that lack a score whose checkpoints are still there."""
-    found, runs = by_run(rows), known_runs(config, choose_rates(config, rows))
-    lacking = [run for run in runs if text_of(run) not in found and can_start(run, found, out_dir)]
-    done = [found[text_of(run)] for run in runs if text_of(run) in found]
-    return lacking + [row for row in done if missing_scores(config, row) and is_kept(row, out_dir)]
-
-
-def can_start(run: dict, found: dict[str, dict], out_dir: Path) -> bool:
-    """Whether the run starts from scratch, or from the end of a run that is there."""
-    parent = parent_of(run)
-    return parent is None or text_of(parent) in found and is_kept(parent, out_dir)
-
-
-def steps_to_do(items: list[dict]) -> int:
-    """The steps of the runs; a row that only lacks a score has none left."""
-    return steps_of([item for item in items if "finite" not in item])
+    starts = [(run, parent_of(run)) for run in plan.lacking]
+    can_start = [
+        run for run, parent in starts if parent is None or text_of(parent) in plan.rows and is_kept(parent, out_dir)
+    ]
+    return can_start + [row for row in plan.unscored if is_kept(row, out_dir)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A worker
 
 
-def work(config, out_dir: Path, leases: Leases) -> None:
+def work(config, out_dir: Path) -> None:
     """Runs what no other worker runs, until nothing is left to do for any of them.
 
     One bar over all steps, with the losses and the speed of what runs here. A signal stops the runs, which save first.
@@ -165,30 +134,28 @@ def work(config, out_dir: Path, leases: Leases) -> None:
     gpus = gpus_of(config)
     jobs = jobs_of(config, gpus)
     threads = threads_of(config, jobs)
-    running, left, ended_steps, look_at, told = [], {}, 0, 0.0, ""
+    running: list[dict] = []
+    ended_steps, look_at, told = 0, 0.0, ""
     bar = tqdm(
         total=0, desc=config.name, unit="step", smoothing=0.05, mininterval=0.5 if sys.stderr.isatty() else 30,
     )  # fmt: skip
-    rows_file = open_rows(out_dir, leases)
     try:
         while True:
             if len(running) < jobs and time.monotonic() >= look_at:
-                items = to_do(config, read_rows(out_dir), out_dir)
-                now = {text_of(item): steps_to_do([item]) for item in items}
-                ended_steps += sum(steps for text, steps in left.items() if text not in now)
-                left, bar.total = now, ended_steps + sum(now.values())
+                plan = Plan(config, read_rows(out_dir))
+                items = to_do(plan, out_dir)
+                bar.total = steps_of(plan.runs)
+                ended_steps = bar.total - steps_of(plan.lacking)
                 if not items and not running:
                     show_progress(bar, running, ended_steps)
                     return
-                taken = [job["name"] for job in running]
-                waiting = [item for item in items if name_of(item) not in taken]
+                waiting = [item for item in items if name_of(item) not in [job["name"] for job in running]]
                 while waiting and len(running) < jobs:
                     item = waiting.pop(0)
-                    busy = [job["gpu"] for job in running]
-                    gpu = min(gpus, key=busy.count) if gpus else None
-                    if take(config, item, out_dir, leases):
-                        running.append(start(config, item, out_dir, threads, gpu))
-                if not running and told != (text := others_in_words(items, leases)):
+                    gpu = min(gpus, key=[job["gpu"] for job in running].count) if gpus else None
+                    if (held := take(config, item, out_dir)) is not None:
+                        running.append(start(config, item, out_dir, threads, gpu, held))
+                if not running and told != (text := others_in_words(items)):
                     bar.write(told := text)
                 look_at = time.monotonic() + LOOK
             time.sleep(0.2)
@@ -196,77 +163,62 @@ def work(config, out_dir: Path, leases: Leases) -> None:
                 if job["process"].poll() is None:
                     continue
                 if job["process"].returncode == 0 and job["commands"]:
-                    job["process"] = start_process(job["commands"].pop(0), job["folder"], threads, job["gpu"], 1)
+                    command = job["commands"].pop(0)
+                    job["process"] = start_process(command, job["folder"], threads, job["gpu"], 1, job["lock"])
                     continue
                 running.remove(job)
+                row = finish(config, job)
+                append_row(out_dir, row)  # other machines see it before the lock goes
+                job["lock"].close()
+                bar.write(f"{job['name']}: {tables.show(config, row)}, {row['seconds']:.0f} s")
                 look_at = 0.0
-                if job["process"].returncode and is_at_work(run_of(job["item"]), job["folder"]):
-                    leases.give_back(job["name"])  # the process of a worker that was killed has it: it is waited for
-                    continue
-                # a worker that was suspended may have lost its lease to another one, which writes the row
-                if leases.is_mine(job["name"]):
-                    row = finish(config, job)
-                    if not leases.is_mine(os.path.basename(rows_file.name)):  # another worker appends to it by now
-                        rows_file.close()
-                        rows_file = open_rows(out_dir, leases)
-                    rows_file.write(json.dumps(row, allow_nan=False) + "\n")
-                    rows_file.flush()
-                    os.fsync(rows_file.fileno())  # other machines see it before the lease goes
-                    bar.write(f"{job['name']}: {tables.show(config, row)}, {row['seconds']:.0f} s")
-                leases.drop(job["name"])
             show_progress(bar, running, ended_steps)
     finally:
         for job in running:
             job["process"].terminate()
         for job in running:
             job["process"].wait()
+            job["lock"].close()
         bar.close()
-        rows_file.close()
-        name = os.path.basename(rows_file.name)
-        if name != "rows.jsonl" and not os.path.getsize(rows_file.name):
-            os.remove(rows_file.name)
-        leases.drop(name)
 
 
-def open_rows(out_dir: Path, leases: Leases) -> IO:
-    """The file that this worker alone appends its rows to."""
-    own = f"rows.{socket.gethostname()}-{os.getpid()}"  # containers may share both
-    names = itertools.chain(["rows.jsonl", f"{own}.jsonl"], (f"{own}.{i}.jsonl" for i in itertools.count(1)))
-    return files.open_rows(out_dir / next(name for name in names if leases.take(name)))
+def lock(out_dir: Path, name: str, wait: float = 0.0) -> IO:
+    """The lock of a run, of "rows" or of the "report", which one worker has at a time. It lies beside the run's folder,
+    which may be moved aside. Raises files.InUse while another process has it."""
+    folder = out_dir / "locks" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return files.lock(folder, wait)
 
 
-def take(config, item: dict, out_dir: Path, leases: Leases) -> bool:
-    """Takes the lease of a run. False: another worker has it, its processes still run, or it is done."""
-    name = name_of(item)
-    if not leases.take(name, lambda: not is_at_work(run_of(item), out_dir / name)):
-        return False
-    if text_of(item) in map(text_of, to_do(config, read_rows(out_dir), out_dir)):
-        return True
-    leases.drop(name)
-    return False
-
-
-def is_at_work(run: dict, folder: Path) -> bool:
-    """Whether train.py is at work on this run: it outlives a worker that was killed."""
-    if not is_of(run, folder):
-        return False
+def take(config, item: dict, out_dir: Path) -> IO | None:
+    """Locks a run. None: another worker has it, or processes of one that was killed; or it has a row by now."""
     try:
-        lock(folder).close()
-    except UserError:
-        return True
-    return False
+        held = lock(out_dir, name_of(item))
+    except files.InUse:
+        return None
+    if text_of(item) in map(text_of, to_do(Plan(config, read_rows(out_dir)), out_dir)):
+        return held
+    held.close()
+    return None
 
 
-def others_in_words(items: list[dict], leases: Leases) -> str:
-    held = [f"{name_of(item)} ({leases.holder(name_of(item))})" for item in items[:3]]
-    return f"waiting for {len(items)} runs of other workers: {', '.join(held)}{', ...' if items[3:] else ''}"
+def append_row(out_dir: Path, row: dict) -> None:
+    with lock(out_dir, "rows", wait=math.inf), files.open_rows(out_dir / "rows.jsonl") as file:
+        file.write(json.dumps(row, allow_nan=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def others_in_words(items: list[dict]) -> str:
+    return f"waiting for {len(items)} runs of other workers: {', '.join(map(name_of, items[:3]))}" + ", ..." * (
+        len(items) > 3
+    )
 
 
 def show_progress(bar: tqdm, running: list[dict], ended_steps: int) -> None:
-    states = [(job["item"], last_row(job["folder"])) for job in running if steps_to_do([job["item"]])]
+    states = [(job["item"], last_row(job["folder"])) for job in running if "finite" not in job["item"]]
     bar.n = ended_steps + sum(state["step"] for _, state in states)
-    losses = [(f"{run['arm']}/{run['seed']}", state["loss"]) for run, state in states if "loss" in state]
-    shown = {name: f"{loss:.3f}" for name, loss in losses}
+    shown = {f"{run['arm']}/{run['seed']}": f"{state['loss']:.3f}" for run, state in states if "loss" in state}
     speed = sum(state.get("tokens_per_second", 0) for _, state in states)
     bar.set_postfix(shown | {"tok_s": f"{speed:,.0f}"}, refresh=False)
     bar.update(0)
@@ -308,7 +260,7 @@ def threads_of(config, jobs: int) -> int:
 # A run: its data, its processes, its row
 
 
-def start(config, item: dict, out_dir: Path, threads: int, gpu: str | None) -> dict:
+def start(config, item: dict, out_dir: Path, threads: int, gpu: str | None, held: IO) -> dict:
     """Starts train.py for a run, and evaluate.py after it for each score; for a row only the scores that it lacks."""
     run, is_finished_run = run_of(item), "finite" in item
     folder, commands = out_dir / name_of(run), []
@@ -316,7 +268,7 @@ def start(config, item: dict, out_dir: Path, threads: int, gpu: str | None) -> d
     data = prepare(config, run["data"], run["seed"], out_dir / "data" / (run["setting"] if changes_data else ""))
     if not is_finished_run:
         make_room(run, folder)
-        files.claim(folder, "run", overwrite=is_of(run, folder))  # an older version left no marker
+        files.claim(folder, "run")
         keys = run["config"] | {"dataset": str(data), "out_dir": str(folder), "threads": threads, "init_from": "auto"}
         if (parent := parent_of(run)) is not None and not (folder / "ckpt.pt").is_file():
             # a kill in its first save leaves best.pt alone, which is replaced
@@ -325,23 +277,22 @@ def start(config, item: dict, out_dir: Path, threads: int, gpu: str | None) -> d
         (folder / "log.txt").unlink(missing_ok=True)
         commands.append(["train.py", keys])
     names = missing_scores(config, item if is_finished_run else run | {"finite": True})
-    if names and config.score_data:
-        data = prepare(config, as_read(config.score_data), run["seed"], out_dir / "score_data")
     about = {"checkpoint": str(folder / "ckpt.pt"), "dataset": str(data), "device": run["config"].get("device", "auto")}
     for name in names:
         out = {"out": str(folder / f"score_{name}.json")}
         commands.append(["evaluate.py", about | config.scores[name] | out])
-    process = start_process(commands.pop(0), folder, threads, gpu, 1 if is_finished_run else config.processes_per_run)
+    processes = 1 if is_finished_run else config.processes_per_run
+    process = start_process(commands.pop(0), folder, threads, gpu, processes, held)
     return {
         "item": item, "name": name_of(run), "folder": folder, "gpu": gpu, "process": process, "commands": commands,
-        "started": time.time(),
+        "started": time.time(), "lock": held,
     }  # fmt: skip
 
 
 def make_room(run: dict, folder: Path) -> None:
     """Makes the folder of a run. One that holds another run is moved aside: no checkpoint is lost to an edit."""
     if any((folder / name).is_file() for name in ("ckpt.pt", "metrics.jsonl")) and not is_of(run, folder):
-        lock(folder).close()  # UserError while that run is at work
+        files.lock(folder).close()  # UserError while that run is at work
         places = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))
         aside = folder.rename(next(place for place in places if not place.exists()))
         tqdm.write(f"{folder} holds a run of other keys: it is now {aside.name}, and may be removed")
@@ -351,7 +302,7 @@ def make_room(run: dict, folder: Path) -> None:
 def is_of(run: dict, folder: Path) -> bool:
     """Whether the folder is of this very run, and not of what the experiment was before an edit."""
     file = folder / "run.json"
-    return file.is_file() and run_of(files.read_json(file)) == run
+    return file.is_file() and files.read_json(file) == run
 
 
 def is_finished(run: dict, folder: Path) -> bool:
@@ -382,7 +333,7 @@ def prepare(config, keys, seed, place):
     # workers that start together need the same data; the lock lies beside the folder, which is the data set's alone
     lock_folder = place / f".{folder.name}"
     lock_folder.mkdir(parents=True, exist_ok=True)
-    with lock(lock_folder, wait=math.inf):
+    with files.lock(lock_folder, wait=math.inf):
         if not is_prepared(config.prepare, keys, folder):
             (folder / "prepared.json").unlink(missing_ok=True)
             script = ROOT / "data" / config.prepare / "prepare.py"
@@ -399,12 +350,16 @@ def is_prepared(script: str, keys: dict, folder: Path) -> bool:
     file, meta = folder / "prepared.json", folder / "meta.json"
     if not (file.is_file() and meta.is_file()):
         return False
-    is_same = files.read_json(file) in ({"prepare": script, "keys": keys}, keys)  # keys alone: an older version's
-    return is_same and files.read_json(meta).get("generator_version") == script_of(script).VERSION
+    is_same = files.read_json(file) == {"prepare": script, "keys": keys}
+    about = files.read_json(meta) if is_same else None
+    return isinstance(about, dict) and about.get("generator_version") == script_of(script).VERSION
 
 
-def start_process(command, folder: Path, threads: int, gpu: str | None, processes: int) -> subprocess.Popen:
-    """Starts a script in a process of its own, or under torchrun in several that share its work."""
+def start_process(
+    command, folder: Path, threads: int, gpu: str | None, processes: int, held: IO | None = None
+) -> subprocess.Popen:
+    """Starts a script in a process of its own, or under torchrun in several that share its work. It holds the lock of
+    the run, too, which is therefore not free before it ends, also where the worker is killed."""
     script, keys = command
     environment = {"OMP_NUM_THREADS": str(threads)} | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
     launcher = []
@@ -416,18 +371,19 @@ def start_process(command, folder: Path, threads: int, gpu: str | None, processe
             [sys.executable, *launcher, ROOT / script, f"--config_override={json.dumps(keys)}"],
             stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment,
             start_new_session=True,  # a terminal's Ctrl-C is for this process, which then asks each run once
+            pass_fds=[] if held is None or os.name != "posix" else [held.fileno()],
         )  # fmt: skip
 
 
 def last_row(folder: Path) -> dict:
-    rows = read_jsonl(folder / "metrics.jsonl")
+    rows = read_jsonl(folder / "metrics.jsonl", STEPS)
     return rows[-1] if rows else {"step": 0}
 
 
 def finish(config, job: dict) -> dict:
     """The row of a run that has ended. Divergence gives a row; a crash raises UserError."""
     item, folder, status = job["item"], job["folder"], job["process"].returncode
-    metrics = read_jsonl(folder / "metrics.jsonl")
+    metrics = read_jsonl(folder / "metrics.jsonl", STEPS)
     evaluations = [row for row in metrics if row["event"] == "eval"]
     was_stopped = status == 1 and metrics[-1:] and metrics[-1]["event"] == "stopped"  # status 1 is any exception's, too
     if status and not was_stopped or not evaluations:
@@ -498,14 +454,10 @@ def meter_curve(evaluations: list[dict]) -> dict:
 
 def scored(config, row: dict, folder: Path) -> dict:
     """The row with the scores that it lacked, which evaluate.py has written by now."""
-    names, data = missing_scores(config, row), as_read(config.score_data)
-    is_same_data = row.get("score_data", {}) == data
-    wanted = {name: as_read(config.scores[name]) for name in names}
-    found = {name: read_score(folder / f"score_{name}.json") for name in names}
+    names = missing_scores(config, row)
     made = row | {
-        "scored": (row.get("scored", {}) if is_same_data else {}) | wanted,
-        "score_data": data,
-        "scores": (row["scores"] if is_same_data else {}) | found,
+        "scored": row.get("scored", {}) | {name: as_read(config.scores[name]) for name in names},
+        "scores": row["scores"] | {name: read_score(folder / f"score_{name}.json") for name in names},
         # where a run has two rows, the later one counts, also if a machine whose clock is ahead made the first
         "ended": max(time.time(), row.get("ended", 0) + 1e-3),
     }

@@ -7,6 +7,7 @@ and the dtypes of A_log in the forward pass, {"A_log": [dtype]}, where mixers ha
 
 import functools
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from runs.hardware import Processes  # noqa: E402
 from runs.resume import where_to_start  # noqa: E402
 
 SENT: dict = {}
+WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 
 
 def count(collective, name):
@@ -43,37 +45,37 @@ def held(tensors):
     return sum(x.nbytes for x in tensors if x.dim())
 
 
-def look(run, step):
-    """Run.step, which notes what this process holds and sends."""
-    update = run.update
-
-    def seen_update(*args):  # the gradients are there until the end of the step
-        update(*args)
-        parameters = list(run.model.parameters())
-        states = [state for optimizer in run.optimizers for state in optimizer.state.values()]
-        moments = [x for state in states for x in state.values()]
-        bytes_of = dict(parameters=parameters, gradients=[p.grad for p in parameters], optimizer=moments)
-        FOUND.append({name: held(tensors) for name, tensors in bytes_of.items()} | {"sent": dict(SENT)})
-
-    def seen_forward(mixer, args):
-        dtypes.add(str(mixer.A_log.dtype))
-
+def watch(model, optimizers):
+    """Notes in FOUND, after each step, what this process holds and has sent since the step before."""
     dtypes = set()
-    hooks = [m.register_forward_pre_hook(seen_forward) for m in run.model.modules() if hasattr(m, "A_log")]
-    run.update = seen_update
-    SENT.clear()
-    result = take_step(run, step)
-    run.update = update
-    for hook in hooks:
-        hook.remove()
-    FOUND[-1] |= {"A_log": sorted(dtypes)} if hooks else {}
-    return result
+
+    def seen_step(optimizer, args, keys):  # the gradients are there until the end of the step
+        parameters = list(model.parameters())
+        moments = [x for state in optimizer.state.values() for x in state.values()]
+        bytes_of = dict(parameters=parameters, gradients=[p.grad for p in parameters], optimizer=moments)
+        seen = {name: held(tensors) for name, tensors in bytes_of.items()} | {"sent": dict(SENT)}
+        FOUND.append(seen | ({"A_log": sorted(dtypes)} if dtypes else {}))
+
+    for module in model.modules():
+        if hasattr(module, "A_log"):
+            module.register_forward_pre_hook(lambda mixer, args: dtypes.add(str(mixer.A_log.dtype)))
+    (optimizer,) = optimizers
+    optimizer.register_step_post_hook(seen_step)
+    return optimizers
+
+
+def first_loss(model, config, dtype, step, batch):
+    if batch[0] < WORLD_SIZE:  # the first micro-step of this process: an evaluation may have come before it
+        SENT.clear()
+    return micro_loss(model, config, dtype, step, batch)
 
 
 FOUND: list = []
 hardware.TOO_SLOW.clear()  # float16, whose loss scale is for GPUs
 torch.compile = functools.partial(torch.compile, backend="aot_eager")  # inductor would take a minute
-take_step, train.Run.step = train.Run.step, look
+make_optimizers, micro_loss = train.make_optimizers, train.micro_loss
+train.make_optimizers = lambda model, *args: watch(model, make_optimizers(model, *args))
+train.micro_loss = first_loss
 OLDER = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
 for collective in ("all_gather", "reduce_scatter", "all_reduce"):
     newer = "all_reduce" if collective == "all_reduce" else f"{collective}_single"
@@ -84,7 +86,7 @@ with Processes("cpu", 1) as processes:
         status = 0
         try:
             config, *rest = where_to_start(configurator.load(train.TrainConfig, words))
-            train.train(config, processes, *rest)
+            train.run(config, processes, *rest)
         except SystemExit as ended:
             status = ended.code
         every = processes.from_all(FOUND[0] if FOUND else None)

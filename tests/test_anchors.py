@@ -182,7 +182,7 @@ class Published(nn.Module):
         self.layer = layer
 
     def forward(self, x, state=None, start=0, only=None):
-        return self.layer(x), state
+        return self.layer(x)
 
 
 LAYERS = {

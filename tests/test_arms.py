@@ -84,7 +84,7 @@ def test_a_pooled_claim_is_a_mean_or_a_weighted_sum_and_one_in_each_mixer_stands
         (dict(claims={"a": HELPS | {"pool": {"gla": "1"}}}), "claims: a: pool.gla='1': must be a number"),
         (dict(claims={"a": HELPS | {"pool": ["glaa"]}}), "claims: a: pool='glaa': must be one of softmax, gla, mamba2"),
         (dict(claims={"a": HELPS | {"pool": MIXERS, "contrast": {"lat": 1}}}), "claims: a='lat': must be one of none"),
-        (dict(claims={"a": {"pool": MIXERS, "above": 0}}), "claims: a: contrast=None: must be a dict"),
+        (dict(claims={"a": {"pool": MIXERS, "above": 0}}), "claims: a: it has no contrast"),
         (
             dict(claims={"a": HELPS | {"pool": MIXERS, "contrast": {"native": 1}}}),
             "claims: a='softmax native': must be one of softmax, softmax late",

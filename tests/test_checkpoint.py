@@ -451,7 +451,9 @@ def test_a_weight_of_any_dtype_is_loaded_exactly_or_is_one_line(kind, trained, t
 @pytest.mark.parametrize("part", ["exp_avg", "exp_avg_sq", "step"])
 def test_an_optimizers_tensor_of_any_dtype_goes_on_or_is_one_line(part, kind, trained, text, tmp_path, helpers):
     state = trained["optimizer"]["state"]
-    optimizer = trained["optimizer"] | {"state": state | {0: state[0] | {part: made(kind, state[0][part])}}}
+    optimizer = trained["optimizer"] | {
+        "state": state | {"wte.weight": state["wte.weight"] | {part: made(kind, state["wte.weight"][part])}}
+    }
     torch.save(trained | {"optimizer": optimizer}, tmp_path / "ckpt.pt")
     if kind in EXACT:
         helpers.train(text, tmp_path, init_from="resume", overwrite="true", max_iters=2)
@@ -472,8 +474,9 @@ def test_a_weight_that_is_not_finite_is_named_by_every_script(name, bad, trained
 
 def test_an_optimizers_number_that_is_not_finite_is_named(trained, text, tmp_path, helpers):
     state = trained["optimizer"]["state"]
-    bad = torch.full_like(state[1]["exp_avg"], torch.nan)
-    optimizer = trained["optimizer"] | {"state": state | {1: state[1] | {"exp_avg": bad}}}
+    name = list(state)[1]
+    bad = torch.full_like(state[name]["exp_avg"], torch.nan)
+    optimizer = trained["optimizer"] | {"state": state | {name: state[name] | {"exp_avg": bad}}}
     torch.save(trained | {"optimizer": optimizer}, tmp_path / "ckpt.pt")
     message = helpers.error_of(helpers.train, text, tmp_path, init_from="resume", overwrite="true", max_iters=2)
     assert "is not finite" in message and "its optimizer's exp_avg of " in message

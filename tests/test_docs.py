@@ -346,7 +346,9 @@ def test_the_edits_of_the_readme_train(tmp_path, helpers):
         with open(folder / name, "a") as file:
             file.write("\n\n" + code)
     edit(folder / "gate.py", "POSITIONS = {", '\n    "input": lambda mixer: (1, mixer.config.n_embd),')
-    edit(folder / "model.py", "dict(state)\n", '        x = self.gated("input", x[:, :, None], x).squeeze(2)\n')
+    line = '        x = self.gated("input", x[:, :, None], x).squeeze(2)'
+    before = "NotImplementedError\n\n    def forward(self, x, state=None, start=0, only=None):"
+    edit(folder / "model.py", before, f"\n{line}")
     edit(folder / "model.py", 'READOUT_NORMS = {"rms": RMSNorm', ', "layer": nn.LayerNorm')
     (folder / "data" / "mine").mkdir()
     (folder / "data" / "mine" / "prepare.py").write_text(data)

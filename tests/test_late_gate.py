@@ -52,7 +52,7 @@ def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(name, dty
     gates = dict(gate="elementwise+headwise@value+elementwise@query+elementwise@output", gate_activation="sigmoid2")
     words = helpers.words(init_from=tmp_path, out_dir=tmp_path / "out", dtype=dtype, **gates)
     config, resumed, source, notes = resume.where_to_start(configurator.load(train.TrainConfig, words))
-    gated, new, _ = resume.make_model(config, resumed, source)
+    gated, new, _ = train.make_model(config, resumed, source)
     assert new and all(".gates." in name for name in new) and set(new) | set(source["model"]) == set(gated.state_dict())
     assert notes[0] == f"gate: {gates['gate']}, where {tmp_path} has none"
     idx = torch.randint(20, (3, 32))
@@ -179,7 +179,7 @@ def started(monkeypatch):
     """The keys of the runs that are started from here on, in this process."""
     found = []
 
-    def start(command, folder, threads, gpu, processes):
+    def start(command, folder, threads, gpu, processes, held):
         found.append(command[1])
         train.main([f"--config_override={json.dumps(command[1])}"])
         return types.SimpleNamespace(returncode=0, poll=lambda: 0)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model import GPT, MIXERS, GPTConfig, quarter_turn
+from model import GPT, MIXERS, GPTConfig
 from ops import fast, layers
 from ops.layers import (
     RMSNorm,
@@ -20,6 +20,7 @@ from ops.layers import (
     l2_norm,
     make_conv,
     manual_attention,
+    quarter_turn,
     rope_frequencies,
     rotate,
 )
@@ -203,7 +204,7 @@ def test_attention_in_bfloat16_trains_grouped_heads_as_the_definition(monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(F, "scaled_dot_product_attention", None)  # not called
         ours = gradient()
-    monkeypatch.setattr("model.attention", definition)
+    monkeypatch.setattr("ops.layers.attention", definition)
     assert (ours - gradient()).norm() < 0.03 * ours.norm()
 
 

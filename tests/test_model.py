@@ -81,7 +81,8 @@ EVERY = [*MIXERS.values(), Own]
 )
 def test_weights_are_inherited_until_the_readout_is_another(mixer, parts, has_weights, helpers):
     child = type("Child", (mixer,), parts)
-    assert child.has_weights() == type("Grandchild", (child,), {}).has_weights() == has_weights
+    for cls in (child, type("Grandchild", (child,), {})):
+        assert (cls.explicit_weights is not None) == has_weights
     if not has_weights:
         message = helpers.error_of(weights_of, child(make_config(), parse_gate("none")), random_x())
         assert message == "Child: its readout is its own, so explicit_weights must be, too"
@@ -134,7 +135,7 @@ def test_a_gate_of_zero_weights_halves_the_readout(name, granularity):
     for activation, factor in (("sigmoid", 0.5), ("sigmoid2", 1.0), ("non_sparse", 0.75), ("silu", 0.0)):
         gated = copy_shared(make_mixer(name, granularity, gate_activation=activation), ungated)
         set_gate(gated, "readout")
-        torch.testing.assert_close(gated(x)[0], factor * ungated(x)[0], rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(gated(x), factor * ungated(x), rtol=1e-12, atol=1e-14)
 
 
 @every_mixer
@@ -142,12 +143,11 @@ def test_a_gate_of_zero_weights_halves_the_readout(name, granularity):
 def test_a_branch_scale_is_a_factor_on_the_branch_whole_or_token_by_token(name, gate):
     whole, x = make_mixer(name, gate), random_x()
     scaled = copy_shared(make_mixer(name, gate, branch_scale=0.3), whole)
-    expected = 0.3 * whole(x)[0]
-    torch.testing.assert_close(scaled(x)[0], expected, rtol=1e-12, atol=1e-14)
+    expected = 0.3 * whole(x)
+    torch.testing.assert_close(scaled(x), expected, rtol=1e-12, atol=1e-14)
     state, outputs = scaled.init_state(2, dtype=x.dtype), []
     for t in range(T):
-        y, state = scaled(x[:, t : t + 1], state, t)
-        outputs.append(y)
+        outputs.append(scaled(x[:, t : t + 1], state, t))
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-9, atol=1e-11)
 
 
@@ -182,7 +182,7 @@ def test_a_bias_of_40_opens_the_gate(name, gate):
     gated = copy_shared(make_mixer(name, gate, gate_bias=0.0), ungated)
     (position,) = parse_gate(gate).positions
     set_gate(gated, position, bias=40.0)
-    torch.testing.assert_close(gated(x)[0], ungated(x)[0], rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(gated(x), ungated(x), rtol=1e-12, atol=1e-13)
 
 
 @every_mixer
@@ -195,7 +195,7 @@ def test_every_granularity_is_an_elementwise_gate_with_tied_rows(name, granulari
     rows = tied.gates["readout"].proj.weight.view(shape)
     with torch.no_grad():
         elementwise.gates["readout"].proj.weight.copy_(rows.expand(heads, width, C).flatten(0, 1))
-    torch.testing.assert_close(elementwise(x)[0], tied(x)[0], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(elementwise(x), tied(x), rtol=1e-12, atol=1e-14)
 
 
 @every_mixer
@@ -207,7 +207,7 @@ def test_with_one_token_a_value_gate_is_a_readout_gate(name, readout_norm):
     on_value, x = make_mixer(name, "elementwise@value", readout_norm=readout_norm), random_x(1)
     on_readout = copy_shared(make_mixer(name, "elementwise", **keys), on_value)
     on_readout.gates["readout"].load_state_dict(on_value.gates["value"].state_dict())
-    torch.testing.assert_close(on_readout(x)[0], on_value(x)[0], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(on_readout(x), on_value(x), rtol=1e-10, atol=1e-12)
 
 
 def test_a_low_rank_gate_is_a_product_and_a_static_gate_ignores_its_input():
@@ -265,7 +265,7 @@ def test_cosformer_is_the_published_formula():
     weights = torch.einsum("bihd,bjhd->bhij", q.relu(), k.relu()) * cosine
     weights = weights / weights.sum(-1, keepdim=True).clamp(min=DENOMINATOR_MIN)
     expected = torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2) @ mixer.out_proj.weight.T
-    torch.testing.assert_close(mixer(x)[0], expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(mixer(x), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_cosformer_refuses_a_position_past_its_m():
@@ -384,7 +384,7 @@ def test_attention_softcap_is_its_formula():
     scores = 2 * torch.tanh(torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(D) / 2)
     weights = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
     expected = torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2) @ mixer.out_proj.weight.T
-    torch.testing.assert_close(mixer(x)[0], expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(mixer(x), expected, rtol=1e-12, atol=1e-12)
 
 
 @torch.no_grad()
@@ -392,21 +392,22 @@ def test_past_block_size_softmax_sees_the_last_block_size_tokens():
     mixer, x = make_mixer("softmax"), random_x(3 * T)
     state, outputs = mixer.init_state(2, dtype=torch.float64), []
     for start, end in ((0, T - 3), (T - 3, T + 5), *((t, t + 1) for t in range(T + 5, 3 * T))):
-        y, state = mixer(x[:, start:end], state, start)
+        y = mixer(x[:, start:end], state, start)
         outputs.append(y)
     outputs = torch.cat(outputs, dim=1)
     for t in (T, T + 4, T + 5, 3 * T - 1):  # RoPE is relative: a window may begin at any position
-        torch.testing.assert_close(outputs[:, t], mixer(x[:, t - T + 1 : t + 1])[0][:, -1], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(outputs[:, t], mixer(x[:, t - T + 1 : t + 1])[:, -1], rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("length", [2 * T + 3, 3 * T])
 def test_a_prompt_longer_than_block_size_leaves_its_end_in_the_cache(length):
     mixer, x = make_mixer("softmax"), random_x(length + 1)
-    y, state = mixer(x[:, :length], mixer.init_state(2, dtype=torch.float64))
-    after, _ = mixer(x[:, length:], state, length)
-    torch.testing.assert_close(y[:, -1], mixer(x[:, length - T : length])[0][:, -1], rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(after[:, 0], mixer(x[:, -T:])[0][:, -1], rtol=1e-9, atol=1e-9)
+    state = mixer.init_state(2, dtype=torch.float64)
+    y = mixer(x[:, :length], state)
+    after = mixer(x[:, length:], state, length)
+    torch.testing.assert_close(y[:, -1], mixer(x[:, length - T : length])[:, -1], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(after[:, 0], mixer(x[:, -T:])[:, -1], rtol=1e-9, atol=1e-9)
 
 
 class Window(model.Softmax):
@@ -454,12 +455,12 @@ def test_a_bias_of_the_scores_is_right_in_training_prefill_decoding_and_the_weig
     mixer, x = make_mixer("edit", position="none", attention_softcap=cap), random_x()
     weights, expected = with_bias(mixer, x, BIASES[edit])
     close = dict(rtol=1e-9, atol=1e-9)  # a soft-cap of 1e6 moves a score by less
-    torch.testing.assert_close(mixer(x)[0], expected, **close)
+    torch.testing.assert_close(mixer(x), expected, **close)
     torch.testing.assert_close(weights_of(mixer, x), weights, **close)
     for pieces in ((9, 20, T - 29), (9, 1, 10, T - 20), (T - 12, *[1] * 12)):
         state, start, outputs = mixer.init_state(2, dtype=x.dtype), 0, []
         for n in pieces:
-            y, state = mixer(x[:, start : start + n], state, start)
+            y = mixer(x[:, start : start + n], state, start)
             outputs, start = [*outputs, y], start + n
         torch.testing.assert_close(torch.cat(outputs, dim=1), expected, **close)
 
@@ -471,7 +472,7 @@ def test_a_bias_is_right_past_block_size_where_the_ring_turns(monkeypatch):
     expected = with_bias(mixer, x, BIASES[WindowedALiBi])[1]
     state, outputs = mixer.init_state(2, dtype=x.dtype), []
     for start, end in ((0, T + 3), (T + 3, T + 9), *((t, t + 1) for t in range(T + 9, 2 * T + 5))):
-        y, state = mixer(x[:, start:end], state, start)
+        y = mixer(x[:, start:end], state, start)
         outputs.append(y)
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-9, atol=1e-9)
 
@@ -499,9 +500,10 @@ def test_what_reaches_the_recurrence_has_autocasts_dtype(name, keys):
     mixer = make_model(torch.float32, attention=name, **keys).blocks[0].mixer
     with torch.autocast("cpu", torch.bfloat16):
         projected = mixer.project(random_x().float(), None, 0)
-        gated = mixer.gated_projection(random_x().float(), None, 0)
+        gated = mixer.gated_projection(random_x().float())
     for p in (projected, gated):
-        assert {p.q.dtype, p.k.dtype, p.v.dtype} == {torch.bfloat16}
+        if p is projected or name != "cosformer":
+            assert {p.q.dtype, p.k.dtype, p.v.dtype} == {torch.bfloat16}
         assert all(x is None or x.dtype == torch.float32 for x in (p.log_decay, p.beta))
 
 
@@ -700,10 +702,14 @@ def test_what_makes_no_sense_is_refused_in_one_line(keys, words):
     assert "\n" not in str(error.value)
 
 
-class NormOverTheWidth(GLA):
+class NormOverTheWidth(model.CosFormer):
     """A mixer of a user's, whose norm is over all heads at once."""
 
-    norm_over = "width"
+    def __init__(self, config, gate):
+        C, shape = config.n_embd, (config.n_head, config.head_dim)
+        model.Mixer.__init__(self, config, gate, query=shape, key=shape, value=shape, norm_groups=1)
+        self.qkv = nn.Linear(C, 3 * C, bias=False)
+        self.conv = model.make_conv(config, 3 * C)
 
 
 @pytest.mark.parametrize("mixer", [*MIXERS.values(), NormOverTheWidth])
@@ -724,7 +730,7 @@ def test_gates_are_refused_as_without_effect_just_where_they_have_none(mixer, gr
         with torch.no_grad():
             for p in other.gates.parameters():
                 p.add_(torch.randn_like(p))
-        changes_nothing = (one(x)[0] - other(x)[0]).abs().max() < 1e-6
+        changes_nothing = (one(x) - other(x)).abs().max() < 1e-6
         assert changes_nothing == gate.has_no_effect(granularity, position, mixer, one.config), (position, gate_input)
 
 
@@ -760,7 +766,7 @@ def test_what_can_turn_a_denominator_negative_is_refused(gate):
             mixer = make_mixer("cosformer", gate, gate_activation=activation)
         except UserError:
             continue
-        largest[activation] = mixer(x)[0].abs().max().item()
+        largest[activation] = mixer(x).abs().max().item()
     sound = largest.pop("sigmoid")  # about 1
     assert {activation: y for activation, y in largest.items() if y > 100 * sound} == {}
 

@@ -31,9 +31,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # three heads: two processes hold unequal parts of A_log. Two micro-steps for each process, with other numbers of labels
 KEYS = dict(
     n_embd=24, n_head=3, gate="elementwise", gradient_accumulation_steps=4, max_iters=3, eval_interval=3,
-    eval_tokens=700, meters=False, keep_checkpoints=2,
+    eval_tokens=700, meters=False, keep_checkpoints=2, dropout=0.1,
 )  # fmt: skip
-WHOLE = dict(attention="gla,mamba2", max_iters=6, dropout=0.1)  # this run is stopped at 3, and goes on elsewhere
+WHOLE = dict(attention="gla,mamba2", max_iters=6)  # this run is stopped at 3, and goes on elsewhere
 HALF = WHOLE | dict(max_iters=3, lr_decay_iters=6)
 BFLOAT16 = dict(attention="mamba2", dtype="bfloat16")
 START = dict(gate="elementwise", gate_activation="sigmoid2", new_lr_scale=10, meters=True, dtype="bfloat16")
@@ -81,6 +81,7 @@ def of_two(start, alone, helpers):
     runs["diverges"] = dict(parallel="fsdp", learning_rate=1e30, warmup_iters=0, decay_lr=False)
     runs["even"] = dict(parallel="fsdp", n_embd=16, n_head=2, gate="none", gradient_accumulation_steps=2)
     runs["one shard"] = runs["even"] | dict(shards=1)
+    runs["solved"] = dict(stop_above=0, max_iters=50)
     (start("goes on")["out_dir"]).symlink_to(ours)  # the run of one process goes on under two
     runs["goes on"] = WHOLE | dict(parallel="fsdp", init_from="resume")
     found, complained = runs_in_turn([start(name, **keys) for name, keys in runs.items()], helpers)
@@ -143,6 +144,13 @@ def test_a_run_in_shards_that_diverges_ends_and_names_a_tensor(of_two):
     assert re.search(r"error: .* at step \d, learning rate 1e\+30; first bad tensor: ", complained)
 
 
+def test_all_ranks_end_where_the_run_is_solved(of_two, helpers):
+    folder = of_two[0]["solved"]["folder"]
+    rows, end = helpers.metrics(folder, "eval"), helpers.metrics(folder)[-1]
+    assert len(rows) >= 2 and all(row["accuracy"] > 0 for row in rows[-2:])
+    assert end["event"] == "end" and end["step"] == rows[-1]["step"] == checkpoints.load(folder)["iter_num"] < 50
+
+
 def test_shards_that_do_not_divide_the_processes_are_refused(helpers):
     config = train.TrainConfig(parallel="fsdp", shards=3)
     error = helpers.error_of(parallel.shards_of, config, 4)
@@ -188,23 +196,23 @@ def test_a_run_that_one_process_saved_goes_on_in_two_shards(of_two, alone, helpe
 
 
 def test_a_run_that_has_started_keeps_nothing_of_a_checkpoint_beside_its_model(alone, start, helpers, monkeypatch):
-    read, kept, where_to_start, take_step = [], [], train.where_to_start, train.Run.step
+    read, kept, where_to_start, micro_loss = [], [], train.where_to_start, train.micro_loss
 
     def seen_start(config):
         read.append(where_to_start(config))
         return read[-1]
 
-    def seen_step(run, step):
+    def seen_loss(*args):
         _, resumed, source, _ = read[-1]
         kept.append({"model", "optimizer"} & (set(resumed or ()) | set(source or ())))
-        return take_step(run, step)
+        return micro_loss(*args)
 
     folder = alone("read", max_iters=1)
     monkeypatch.setattr(train, "where_to_start", seen_start)
-    monkeypatch.setattr(train.Run, "step", seen_step)
+    monkeypatch.setattr(train, "micro_loss", seen_loss)
     helpers.train(**start("started", init_from=folder))
     helpers.train(**start("read", init_from="resume"))
-    assert kept == [set()] * 5
+    assert kept == [set()] * 5 * 4
 
 
 def test_evaluate_reads_the_checkpoint_of_shards(of_two, helpers, capsys):
@@ -292,13 +300,13 @@ def test_meters_see_into_blocks_that_are_compiled_and_computed_again(monkeypatch
         idx = torch.randint(11, (6, 16), generator=torch.Generator().manual_seed(1))
         with torch.no_grad():
             for n in (6, 3):
-                parallel.whole(model).eval().features(idx[:n])
+                parallel.unsharded(model).eval().features(idx[:n])
         model.train()
         loss = step_model(idx, idx)
         loss.backward()
-        found.append(training_meters(parallel.whole(model), idx[:4], idx[:4], {}, "float32"))
-        assert first_bad_tensor(parallel.whole(model), iter([])) is None and model.wte.weight.grad is not None
-        assert all(a is b for a, b in zip(parallel.whole(model).parameters(), model.parameters(), strict=True))
+        found.append(training_meters(parallel.unsharded(model), idx[:4], idx[:4], {}, "float32"))
+        assert first_bad_tensor(parallel.unsharded(model), iter([])) is None and model.wte.weight.grad is not None
+        assert all(a is b for a, b in zip(parallel.unsharded(model).parameters(), model.parameters(), strict=True))
     torch._dynamo.reset()
     assert found[0]["branch"] == pytest.approx(found[1]["branch"]) and found[0]["gate_mean"] == found[1]["gate_mean"]
 
@@ -311,7 +319,7 @@ def test_a_whole_model_has_the_buffers_of_the_sharded_one():
     model.unshard = None  # FSDP's
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel, "GPT", lambda config: copy.deepcopy(model).to("meta"))
-        twin = parallel.whole(model)
+        twin = parallel.unsharded(model)
     assert twin is not model and not any(t.is_meta for t in [*twin.parameters(), *twin.buffers()])
     assert twin.blocks[1].mixer.slope.tolist() == [0, 1, 2] and twin.blocks[1].mixer.table.tolist() == [0, 1, 2, 3]
 

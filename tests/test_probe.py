@@ -109,7 +109,7 @@ def test_weights_of_both_signs_count_by_their_size_and_cosformers_as_a_share():
 @pytest.mark.parametrize("gate", ["none", "elementwise@key+headwise@value+elementwise"])
 def test_weights_times_values_are_the_readout(name, gate):
     mixer, x = make_model(attention=name, gate=gate).double().blocks[0].mixer, random_x(torch.float64)
-    p = mixer.gated_projection(x, None, 0)
+    p = mixer.gated_projection(x)
     o = mixer.read(p, None, 0)  # fused attention, or the recurrence in chunks
     if mixer.norm_kind == "denominator":
         o, denominator = o.split([D, 1], dim=-1)
@@ -120,7 +120,7 @@ def test_weights_times_values_are_the_readout(name, gate):
 
 def test_the_weights_of_the_delta_rule_are_those_of_its_definition():
     mixer, x = make_model(attention="gated_deltanet").double().blocks[0].mixer, random_x(torch.float64)
-    p = mixer.gated_projection(x, None, 0)
+    p = mixer.gated_projection(x)
     o, _ = recurrent(p.q, p.k, p.v, log_decay=p.log_decay, beta=p.beta)
     torch.testing.assert_close(torch.einsum("bhij,bjhd->bihd", weights_of(mixer, x), p.v), o, rtol=1e-9, atol=1e-12)
 
@@ -128,7 +128,7 @@ def test_the_weights_of_the_delta_rule_are_those_of_its_definition():
 @pytest.mark.parametrize("keys", [dict(), dict(n_kv_head=1, qk_norm=True, position="rope")])
 def test_manual_and_fused_attention_agree(keys):
     mixer, x = make_model(**keys).double().blocks[0].mixer, random_x(torch.float64)
-    p = mixer.gated_projection(x, None, 0)
+    p = mixer.gated_projection(x)
     q, k, v = (y.transpose(1, 2).expand(3, H, T, D) for y in (p.q, p.k, p.v))
     manual, _ = manual_attention(q, k, v, None, None, is_causal=True)
     torch.testing.assert_close(manual.transpose(1, 2), mixer.read(p, None, 0), rtol=1e-10, atol=1e-12)
@@ -139,7 +139,9 @@ def test_manual_and_fused_attention_agree(keys):
 
 @torch.no_grad()
 def make_gate(value, activation="sigmoid", granularity="headwise", is_static=False):
-    gate = Gate(C, granularity, H, D, activation, bias=0.0, is_static=is_static)
+    gate_input = "static" if is_static else "token"
+    config = GPTConfig(n_embd=C, n_head=H, gate_activation=activation, gate_bias=0.0, gate_input=gate_input)
+    gate = Gate(config, granularity, H, D)
     for p in gate.parameters():
         p.zero_()
     (gate.static if is_static else gate.proj.bias).fill_(value)
@@ -209,7 +211,7 @@ def test_key_norms_stand_by_position_in_parts_that_double():
 
 def by_definition(mixer, x, stream, b, h, i):
     """What query i of row b gets from token 0 in head h: every part of the readout on its own, in loops."""
-    p, heads = mixer.gated_projection(x, None, 0), range(mixer.n_head)
+    p, heads = mixer.gated_projection(x), range(mixer.n_head)
     weights, v = (
         weights_of(mixer, x)[b, :, i],
         p.v[b].repeat_interleave(mixer.n_head // p.v.shape[2], dim=1),
@@ -218,13 +220,15 @@ def by_definition(mixer, x, stream, b, h, i):
     readout, factor = parts.sum(0), torch.ones_like(v[0])
     if p.skip is not None:
         readout = readout + p.skip[b, i]
-    for step in mixer.readout_steps:
-        if step == mixer.normed:
-            over = (-1,) if mixer.norm_over == "head" else (-2, -1)
+    norm = [] if mixer.norm is None else ["norm"]
+    activation = [] if mixer.config.readout_activation == "none" else ["silu"]
+    for step in (*mixer.before_norm, *norm, *activation, *mixer.after_norm, "scale"):
+        if step == "norm":
+            over = (-2, -1) if mixer.norm_groups else (-1,)
             by = (readout.square().mean(over, keepdim=True) + 1e-5).rsqrt() * mixer.norm.weight.view(-1, v.shape[2])
-        elif step == mixer.activated:
+        elif step == "silu":
             by = readout.sigmoid()
-        elif step == mixer.scaled:
+        elif step == "scale":
             by = mixer.config.branch_scale
         else:
             by = step.value(step.logits(x))[b, i]
@@ -376,9 +380,9 @@ def test_the_rank_of_w_v_w_o_is_that_of_their_product(name):
 
 
 @every_mixer
-def test_the_rows_that_a_mixer_declares_make_its_values(name):
+def test_the_rows_of_w_v_make_the_values(name):
     mixer = make_model(attention=name, n_kv_head=1).blocks[0].mixer
-    weight = getattr(mixer, mixer.value_rows[0]).weight
+    weight = (mixer.qkv if hasattr(mixer, "qkv") else mixer.in_proj).weight
     (of_v,) = torch.autograd.grad(mixer.project(random_x(), None, 0).v.square().sum(), weight)
     declared = probe.value_weight(mixer).flatten(0, 1)
     (first,) = (i for i in range(len(weight)) if torch.equal(weight[i : i + len(declared)], declared))
@@ -406,7 +410,7 @@ def test_the_largest_activation_is_found_with_its_token_and_channel():
 def test_the_branch_is_what_a_mixer_adds_over_what_it_is_added_to():
     model, tokens = make_model(gate="elementwise"), random_tokens()
     block, x = model.blocks[0], model.wte(tokens)
-    added = block.mixer(block.norm_1(x))[0].norm(dim=-1) / x.norm(dim=-1)
+    added = block.mixer(block.norm_1(x)).norm(dim=-1) / x.norm(dim=-1)
     assert probe.layer_meters(model, tokens, {}, "float32")[0]["branch"] == pytest.approx(added.mean().item(), rel=1e-3)
     assert len(probe.training_meters(model, tokens, tokens, {}, "float32")["branch"]) == 2
 
@@ -416,7 +420,7 @@ def test_the_induction_score_is_the_weight_on_what_followed_the_same_token():
     model = make_model(n_layer=3)
     half, (perfect, even, _) = T // 2, (block.mixer for block in model.blocks)
 
-    def of_perfect(p, start):
+    def of_perfect(p):
         weights = torch.zeros(len(p.q), H, T, T)
         for i in range(half, 2 * half):
             weights[:, 0, i, i - half + 1] = -2.0  # a share of the absolute weights
@@ -424,7 +428,7 @@ def test_the_induction_score_is_the_weight_on_what_followed_the_same_token():
         return weights
 
     perfect.explicit_weights = of_perfect
-    even.explicit_weights = lambda p, start: torch.ones(len(p.q), H, T, T).tril()
+    even.explicit_weights = lambda p: torch.ones(len(p.q), H, T, T).tril()
     found = probe.induction_meters(model, random_tokens(), "float32")
     uniform = sum(1 / (i + 1) for i in range(half, 2 * half)) / half
     assert found[0] == [1.0, 0.0] and found[1] == pytest.approx([uniform] * H, rel=1e-3) and len(found) == 3
@@ -440,7 +444,7 @@ def test_every_mixer_has_every_meter_and_its_own_readout(name, gate):
     assert all(set(layer["gates"]) == set(model.blocks[0].mixer.gates) for layer in layers)
     probe.probe(model, random_tokens(), lambda block, tensors: seen.append((block.mixer, dict(tensors))))
     for mixer, tensors in seen:
-        output, _ = mixer(tensors["x"])
+        output = mixer(tensors["x"])
         torch.testing.assert_close(mixer.out_proj(tensors["after"].flatten(2)), output)
         assert (tensors["before"] is tensors["after"]) == ("readout" not in mixer.gates)
 

@@ -27,9 +27,9 @@ def made(monkeypatch):
     def call(value):
         names, process = [], types.SimpleNamespace(returncode=0, poll=lambda: 0, terminate=int, wait=int)
 
-        def start(config, run, out_dir, threads, gpu):
+        def start(config, run, out_dir, threads, gpu, held):
             names.append(experiment.name_of(run))
-            job = {"item": run, "name": names[-1], "folder": out_dir / names[-1], "gpu": gpu}
+            job = {"item": run, "name": names[-1], "folder": out_dir / names[-1], "gpu": gpu, "lock": held}
             return job | {"process": process, "commands": []}
 
         monkeypatch.setattr(runner, "start", start)

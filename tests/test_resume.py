@@ -339,16 +339,16 @@ def test_moments_of_other_shapes_never_reach_the_optimizer(keys, helpers):
         ("exp_avg", 3.0, "exp_avg of wte.weight is no plain tensor"),
     ]:
         checkpoint = checkpoints.load(out)
-        checkpoint["optimizer"]["state"][0][part] = wrong
+        checkpoint["optimizer"]["state"]["wte.weight"][part] = wrong
         checkpoints.save(out / "broken.pt", checkpoint)
         assert said in refused(keys, helpers, out, "broken.pt")
     checkpoint = checkpoints.load(out)
-    checkpoint["optimizer"]["param_groups"][0]["param_names"][0] = "another"
+    checkpoint["optimizer"]["state"]["another"] = checkpoint["optimizer"]["state"].pop("wte.weight")
     checkpoints.save(out / "broken.pt", checkpoint)
     assert "parameters of other names than the model's" in refused(keys, helpers, out, "broken.pt")
     # one number that all entries share: the right shape, and a kernel that takes it for dense writes past its end
     checkpoint = checkpoints.load(out)
-    checkpoint["optimizer"]["state"][0]["exp_avg"] = torch.zeros(1, 1).expand(32, 32)
+    checkpoint["optimizer"]["state"]["wte.weight"]["exp_avg"] = torch.zeros(1, 1).expand(32, 32)
     checkpoints.save(out / "broken.pt", checkpoint)
     assert "exp_avg of wte.weight is no plain tensor" in refused(keys, helpers, out, "broken.pt")
 
@@ -362,20 +362,13 @@ def refused(keys, helpers, out, name):
     return message
 
 
-@pytest.mark.parametrize("has_names", [True, False])
-def test_moments_go_to_the_parameters_of_their_names(keys, helpers, monkeypatch, has_names):
+def test_moments_go_to_the_parameters_of_their_names(keys, helpers, monkeypatch):
     whole = helpers.train(**keys("whole"))
     out = helpers.train(**keys("out", max_iters=5, lr_decay_iters=14))
-    if has_names:  # in an edited model.py the parameters have another order
-        groups = model.GPT.parameter_groups
-        monkeypatch.setattr(
-            model.GPT, "parameter_groups", lambda *args: [g | {"params": g["params"][::-1]} for g in groups(*args)]
-        )
-    else:  # an older version's
-        checkpoint = checkpoints.load(out)
-        for group in checkpoint["optimizer"]["param_groups"]:
-            del group["param_names"]
-        checkpoints.save(out / "ckpt.pt", checkpoint)
+    groups = model.GPT.parameter_groups  # in an edited model.py the parameters have another order
+    monkeypatch.setattr(
+        model.GPT, "parameter_groups", lambda *args: [g | {"params": g["params"][::-1]} for g in groups(*args)]
+    )
     helpers.train(**keys("out", init_from="resume"))
     ours, theirs = (checkpoints.load(folder)["model"] for folder in (out, whole))
     assert helpers.equal(ours, theirs)
@@ -383,14 +376,14 @@ def test_moments_go_to_the_parameters_of_their_names(keys, helpers, monkeypatch,
 
 @pytest.mark.parametrize("what", ["", "metrics.jsonl"])
 def test_an_out_dir_that_goes_during_a_run_is_named_and_the_status_is_1(keys, helpers, monkeypatch, capfd, what):
-    out, take_step = keys("out")["out_dir"], train.Run.step
+    out, learning_rate = keys("out")["out_dir"], train.learning_rate
 
-    def step(run, number):
-        if number == 5:
+    def remove(config, step):
+        if step == 5:
             shutil.rmtree(out) if not what else (out / what).unlink()
-        return take_step(run, number)
+        return learning_rate(config, step)
 
-    monkeypatch.setattr(train.Run, "step", step)
+    monkeypatch.setattr(train, "learning_rate", remove)
     with pytest.raises(SystemExit) as stopped:
         helpers.train(**keys("out"))
     assert stopped.value.code == 1
@@ -453,7 +446,7 @@ def test_a_run_does_not_go_on_when_training_and_validation_have_changed_places(k
     meta["splits"] = {"val": meta["splits"]["train"], "train": meta["splits"]["val"]}  # the shards keep their order
     (data / "meta.json").write_text(json.dumps(meta))
     message = helpers.error_of(helpers.train, **keys("out", dataset=data, init_from="resume"))
-    assert message == f"{data}: not the data that {out / 'ckpt.pt'} was trained on, or an older version wrote it"
+    assert message == f"{data}: not the data that {out / 'ckpt.pt'} was trained on"
 
 
 def test_a_run_does_not_replace_the_weights_that_it_starts_from(keys, helpers):

@@ -38,8 +38,6 @@ from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import files, outdir
 from study import runner
-from study.leases import Leases
-from train import Run
 
 ABOUT = dict(generator="tests", generator_version=1, parameters={}, seed=0, name="text")
 
@@ -55,13 +53,12 @@ def run(mqar, tmp_path, helpers):
 
 def poison(monkeypatch, at_step, how):
     """Makes the gradient, or the loss, of one step not finite."""
-    micro_losses = Run.micro_losses
+    micro_loss = train.micro_loss
 
-    def poisoned(self, step, model):
-        for loss in micro_losses(self, step, model):
-            yield loss * how if step == at_step else loss
+    def poisoned(model, config, dtype, step, batch):
+        return micro_loss(model, config, dtype, step, batch) * (how if step == at_step else 1)
 
-    monkeypatch.setattr(Run, "micro_losses", poisoned)
+    monkeypatch.setattr(train, "micro_loss", poisoned)
 
 
 def test_a_log_that_does_not_fit_on_the_disk_is_named_although_closing_it_fails_too(run, text, monkeypatch, helpers):
@@ -98,13 +95,13 @@ def test_the_bad_step_is_named_though_the_log_looks_later_and_the_weights_stay_g
 
 def test_an_infinite_gradient_never_reaches_the_weights(run, monkeypatch):
     poison(monkeypatch, 2, float("inf"))
-    runs, update = [], Run.update
+    runs, step = [], torch.optim.AdamW.step
 
-    def watch(self, *args):
-        update(self, *args)
-        runs.append([p.detach().clone() for p in self.model.parameters()])
+    def watch(optimizer):
+        step(optimizer)
+        runs.append([p.detach().clone() for group in optimizer.param_groups for p in group["params"]])
 
-    monkeypatch.setattr(Run, "update", watch)
+    monkeypatch.setattr(torch.optim.AdamW, "step", watch)
     with pytest.raises(SystemExit):
         run("out", log_interval=100, eval_interval=100)
     assert len(runs) == 8
@@ -114,7 +111,8 @@ def test_an_infinite_gradient_never_reaches_the_weights(run, monkeypatch):
 
 
 def test_float16_that_overflows_at_any_scale_ends(run, helpers, capfd, monkeypatch, slow_dtypes):
-    monkeypatch.setattr(Run, "update", lambda self, *args: self.scaler.update(0.5))
+    update = torch.amp.GradScaler.update
+    monkeypatch.setattr(torch.amp.GradScaler, "update", lambda scaler: update(scaler, 0.5))
     with pytest.raises(SystemExit):
         run("out", dtype="float16")
     assert "float16's loss scale fell below 1 and the gradient still overflows at step 0" in capfd.readouterr().err
@@ -183,18 +181,18 @@ def test_a_shard_that_is_cut_short_during_a_run_ends_it_with_a_line_and_the_chec
     run, mqar, tmp_path, monkeypatch, helpers
 ):
     shutil.copytree(mqar, tmp_path / "mqar")
-    step = Run.step
+    learning_rate = train.learning_rate
 
-    def cut(self, number):
-        if number == 5:
+    def cut(config, step):
+        if step == 5:
             os.truncate(tmp_path / "mqar" / "train_0000.npy", 200)
-        return step(self, number)
+        return learning_rate(config, step)
 
-    monkeypatch.setattr(Run, "step", cut)
+    monkeypatch.setattr(train, "learning_rate", cut)
     message = helpers.error_of(run, "out", dataset=tmp_path / "mqar")
     assert "train_0000.npy: was cut short after it was opened" in message
     assert checkpoints.load(tmp_path / "out")["iter_num"] == 4
-    monkeypatch.setattr(Run, "step", step)
+    monkeypatch.setattr(train, "learning_rate", learning_rate)
     run("out", init_from="resume")
     run("whole")
     ours, theirs = (checkpoints.load(tmp_path / name)["model"] for name in ("out", "whole"))
@@ -553,7 +551,7 @@ KINDS_OF_LINK = {"link": os.symlink, "hard link": os.link, "pipe": lambda precio
         "lock of a resumed run": lambda out, run: run("out", init_from="auto"),
         "metrics.jsonl": lambda out, run: run("out", init_from="resume", max_iters=2),
         ".new/lock": lambda out, run: write_data(out),
-        "rows.jsonl": lambda out, run: runner.open_rows(out, Leases(out).__enter__()),
+        "rows.jsonl": lambda out, run: runner.append_row(out, {}),
         "log.txt": lambda out, run: runner.start_process(["train.py", {}], out, 1, None, 1),
     }.items(),
 )

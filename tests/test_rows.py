@@ -7,6 +7,7 @@ Claims are in test_claims.py, learning rates in test_rates.py, figures in test_f
 """
 
 import configurator
+from configurator import UserError
 
 import dataclasses
 import html
@@ -20,9 +21,8 @@ from made_rows import BASE, ROOT, RULE, line_of, listed, made_row, write_rows
 
 import experiment
 from study import claims, report, runner, stats, tables
-from study.leases import Leases
-from study.plan import known_runs
-from study.rows import by_run, missing_scores, read_rows, text_of, wanted_scores
+from study.plan import Plan
+from study.rows import missing_scores, read_rows, wanted_scores
 
 
 def test_every_setting_has_every_arm_and_its_own_data():
@@ -176,10 +176,9 @@ def test_every_committed_row_is_found_by_its_config(file):
     rows = read_rows(ROOT / "results" / config.name)
     if not any("dtype" in row["config"] for row in rows):
         pytest.skip("these rows are from before the config fixed the dtype")
-    choices = experiment.choose_rates(config, rows)
-    runs = {text_of(run) for run in known_runs(config, choices)}
-    assert set(by_run(rows)) <= runs
-    if set(by_run(rows)) < runs or any(choice["rate"] is None for choice in choices):
+    plan = Plan(config, rows)
+    assert not plan.others
+    if plan.lacking or plan.waits_for_rates:
         return  # under way: the pages say so
     assert experiment.estimate(config, rows).startswith("0 of ")
     found = experiment.run_all(config, ROOT / "results" / config.name)
@@ -328,10 +327,7 @@ def test_a_last_row_without_an_end_of_line_counts_unless_it_was_cut(tmp_path):
     for tail, kept in ((json.dumps(rows[1]), 2), (json.dumps(rows[1])[:-1], 1), ("7", 1), ("", 1)):
         file.write_text(json.dumps(rows[0]) + "\n" + tail)
         assert len(read_rows(tmp_path)) == kept
-        with Leases(tmp_path) as leases:
-            with runner.open_rows(tmp_path, leases) as opened:
-                opened.write(json.dumps(rows[2]) + "\n")
-            leases.drop("rows.jsonl")
+        runner.append_row(tmp_path, rows[2])
         assert len(read_rows(tmp_path)) == kept + 1
 
 
@@ -356,3 +352,58 @@ def test_a_learning_rate_may_be_given_as_text():
     config = listed(settings={}, arms={"none": {"learning_rate": "1e-3"}})
     rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
     assert "0.001" in str(tables.table(config, rows))
+
+
+STRANGE = [None, True, -1, 1.5, "x", [], [1], {"a": 1}, 10**30]
+
+
+def places(value, path=()):
+    """The paths to everything inside a row, of lists to the first item."""
+    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for name, item in items:
+        yield (*path, name)
+        yield from places(item, (*path, name))
+
+
+def test_a_row_of_any_wrong_field_is_read_or_one_line(tmp_path, helpers):
+    kind = {"share": 0.1, "effective": 0.1, "gate_mean": {"readout": 0.5}, "loss": 1.0}
+    (run, *_) = experiment.runs_of(listed(), [0], [])
+    row = made_row(run, 0.5) | {"ended": 1.0, "planned_seeds": [0, 1], "meters": {"kinds": {"other": kind}}}
+    row |= {"sinks": [{"step": 0, "value_norm": 1.0, "trigger": kind}], "horizon": 9, "data_version": 1}
+    row |= {"meter_curve": {"step": [0], "branch": [0.5], "gate_mean": {"readout": [0.5]}}}
+    write_rows(tmp_path, [row])
+    assert read_rows(tmp_path) == [row]
+    refused = 0
+    for path, value in itertools.product(places(row), STRANGE):
+        changed = json.loads(json.dumps(row))
+        place = changed
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = value
+        write_rows(tmp_path, [changed])
+        try:
+            experiment.run_all(listed(run=False), tmp_path)
+        except UserError as error:
+            refused += 1
+            assert str(error).isprintable() and "rows.jsonl line 1: " in str(error) or "metric=" in str(error)
+    assert refused > 200
+    (tmp_path / "rows.jsonl").write_bytes(b'{"arm": "\xff"}\n')
+    assert "rows.jsonl line 1: damaged" in helpers.error_of(read_rows, tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"7", b'"x"', b"null", b"{}", b'{"prepare": 1, "keys": 2}'])
+def test_a_run_json_or_prepared_json_of_any_kind_is_of_another_run_and_a_damaged_one_is_one_line(
+    content, tmp_path, helpers
+):
+    (run, *_) = experiment.runs_of(listed(), [0], [])
+    (tmp_path / "meta.json").write_bytes(content)
+    for name, call in {
+        "run.json": lambda: runner.is_of(run, tmp_path),
+        "prepared.json": lambda: runner.is_prepared("mqar", {"pairs": 1}, tmp_path),
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        assert not call()
+        (tmp_path / name).write_bytes(b'{"a": "\xff"')
+        assert f"{name}: cannot be read as JSON" in helpers.error_of(call)
+    (tmp_path / "prepared.json").write_text(json.dumps({"prepare": "mqar", "keys": {"pairs": 1}}))
+    assert not runner.is_prepared("mqar", {"pairs": 1}, tmp_path)

@@ -71,57 +71,18 @@ def test_softmax_with_a_short_convolution_learns_mqar(run, helpers):
     assert helpers.metrics(out, "eval")[-1]["accuracy"] > 0.95
 
 
-def test_nothing_is_learned_from_labels_that_do_not_belong_to_their_rows(mqar, run, tmp_path, helpers):
-    rng, splits = np.random.default_rng(0), {}
-    for split in ("train", "val"):
-        rows = np.load(mqar / f"{split}_0000.npy")
-        labels = rows[:, 1]
-        labels[labels > 0] = rng.permutation(labels[labels > 0])
-        splits[split] = [(rows, {"slice": "32/4"})]
-    about = dict(generator="tests", generator_version=1, parameters={}, seed=0)
-    write_examples(tmp_path / "shuffled", splits, vocab_size=32, name="mqar", tokenizer="mqar", **about)
-    out = run("out", dataset=tmp_path / "shuffled", **LEARNS | dict(max_iters=200))
-    result = helpers.metrics(out, "eval")[-1]
-    # chance is 1 of 16 values; with 1,200 labels the standard error is 0.7 points
-    assert abs(result["accuracy"] - 1 / 16) < 0.03
-    assert math.log(16) - 0.01 < result["val_loss"] < math.log(16) + 0.1
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # A run is a function of its seed: whatever the processes, the evaluations, the restarts
 
 
-@pytest.fixture(scope="module")
-def one_process(mixed_mqar, tmp_path_factory, helpers):
-    """dropout -> the run of one process that takes the four micro-steps of a step one after the other."""
-    folder = tmp_path_factory.mktemp("one_process")
-    keys = dict(gradient_accumulation_steps=4, max_iters=6, eval_tokens=700, eval_batch_size=3)
-    return {p: helpers.train(mixed_mqar, folder / f"{p}", dropout=p, **keys) for p in (0.0, 0.1)}
+@pytest.fixture
+def at_step(monkeypatch):
+    """at_step(act): act(step) is called at the start of every step of the runs from here on."""
 
+    def call(act, learning_rate=train.learning_rate):
+        monkeypatch.setattr(train, "learning_rate", lambda config, step: act(step) or learning_rate(config, step))
 
-def test_the_micro_steps_of_these_tests_have_different_numbers_of_labels(mixed_mqar):
-    dataset, keys = open_dataset(mixed_mqar), dict(seed=1337, batch_size=4, block_size=32)
-    for step in range(3):
-        batches = (dataset.batch("train", step, micro_step=m, gradient_accumulation_steps=4, **keys) for m in range(4))
-        assert len({int((targets != -100).sum()) for _, targets in batches}) > 1
-
-
-@pytest.mark.parametrize("processes, dropout", [(2, 0.1), pytest.param(4, 0.0, marks=pytest.mark.slow)])
-def test_processes_share_the_micro_steps_and_change_nothing(
-    processes, dropout, one_process, mixed_mqar, tmp_path, helpers
-):
-    keys = dict(
-        dataset=mixed_mqar, out_dir=tmp_path / "out", dropout=dropout, gradient_accumulation_steps=4, eval_tokens=700
-    )
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", "train.py"]
-    ended = helpers.script(*launch, *helpers.words(**helpers.tiny | keys | dict(max_iters=6)))
-    assert ended.returncode == 0, ended.stderr.decode()
-    alone, together = one_process[dropout], tmp_path / "out"
-    assert len(helpers.losses(together)) == 6
-    assert helpers.losses(together) == pytest.approx(helpers.losses(alone), rel=1e-5)
-    for event, name in (("train", "grad_norm"), ("eval", "val_loss"), ("eval", "accuracy"), ("eval", "labels")):
-        shared, own = ([row[name] for row in helpers.metrics(out, event)] for out in (together, alone))
-        assert shared == pytest.approx(own, rel=1e-4), name
+    return call
 
 
 def test_only_the_last_micro_step_of_a_process_is_all_reduced(run, monkeypatch):
@@ -130,6 +91,7 @@ def test_only_the_last_micro_step_of_a_process_is_all_reduced(run, monkeypatch):
             self.model, self.waits = model, False
 
         def __call__(self, *args, **keys):
+            waited.append(self.waits)
             return self.model(*args, **keys)
 
         @contextlib.contextmanager
@@ -138,26 +100,20 @@ def test_only_the_last_micro_step_of_a_process_is_all_reduced(run, monkeypatch):
             yield
             self.waits = False
 
-    def watched(run, step):
-        model = Parallel(run.model)
-        waited.append([model.waits for _ in run.micro_losses(step, model)])  # where the backward pass is
-        return take_step(run, step)
-
-    waited, take_step = [], train.Run.step
+    waited = []
     monkeypatch.setattr(parallel, "DistributedDataParallel", Parallel)
-    monkeypatch.setattr(train.Run, "step", watched)
+    monkeypatch.setattr(parallel, "share_out", lambda model, *words: Parallel(model))
     run("out", gradient_accumulation_steps=4, max_iters=2)
-    assert waited == [[True, True, True, False]] * 2
+    assert waited == [True, True, True, False] * 2
 
 
-def test_four_micro_steps_are_one_batch_four_times_as_large(run, one_process, mixed_mqar, helpers):
+def test_four_micro_steps_of_different_numbers_of_labels_are_one_batch_four_times_as_large(run, mixed_mqar, helpers):
+    dataset, keys = open_dataset(mixed_mqar), dict(seed=1337, batch_size=4, block_size=32)
+    batches = [dataset.batch("train", 0, micro_step=m, gradient_accumulation_steps=4, **keys) for m in range(4)]
+    assert len({int((targets != -100).sum()) for _, targets in batches}) > 1
+    small = run("small", dataset=mixed_mqar, gradient_accumulation_steps=4, max_iters=6)
     large = run("large", dataset=mixed_mqar, batch_size=16, max_iters=6)
-    assert helpers.losses(large) == pytest.approx(helpers.losses(one_process[0.0]), rel=1e-5)
-
-
-def test_dropout_changes_the_losses(one_process, helpers):
-    plain, dropped = (helpers.losses(one_process[p]) for p in (0.0, 0.1))
-    assert all(dropped[step] != pytest.approx(plain[step], rel=1e-5) for step in plain), (plain, dropped)
+    assert helpers.losses(large) == pytest.approx(helpers.losses(small), rel=1e-5)
 
 
 def test_dropout_is_drawn_anew_in_every_step(mqar, run, tmp_path, helpers):
@@ -171,33 +127,30 @@ def test_dropout_is_drawn_anew_in_every_step(mqar, run, tmp_path, helpers):
     assert len(set(dropped.values())) == 8
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_evaluation_does_not_touch_training(run, helpers, dropout):
-    often, never = (run(f"{n}", eval_interval=n, dropout=dropout) for n in (1, 1000))
-    assert helpers.losses(often) == helpers.losses(never)
+def test_the_seed_settles_the_run_whenever_it_evaluates_and_another_seed_gives_another(run, helpers):
+    often, never = (run(f"{n}", eval_interval=n, dropout=0.1) for n in (1, 1000))
+    assert helpers.losses(often) == helpers.losses(never) != helpers.losses(run("other", seed=1, dropout=0.1))
     assert [row["step"] for row in helpers.metrics(often, "eval")] == list(range(9))
     assert [row["step"] for row in helpers.metrics(never, "eval")] == [0, 8]
 
 
-def test_the_seed_settles_the_run_and_another_seed_gives_another(run, trained, helpers):
-    again, other = run("again"), run("other", seed=1)
-    assert helpers.losses(again) == helpers.losses(trained) != helpers.losses(other)
+def test_a_batch_loaded_a_step_ahead_is_the_one_the_step_would_load(run, helpers, monkeypatch):
+    loaded, trained_on, load_batches, micro_loss = [], [], train.load_batches, train.micro_loss
 
+    def load(*args):
+        loaded.append((args[-1], load_batches(*args)))
+        return loaded[-1][1]
 
-def test_a_batch_loaded_a_step_ahead_is_the_one_the_step_would_load(run, trained, helpers, monkeypatch):
-    loaded, load, take_step = [], train.Run.load, train.Run.step
+    def seen_loss(*args):
+        trained_on.append(args[-2:])
+        return micro_loss(*args)
 
-    def load_late(run, step):
-        run.loaded = (None, [], 0)
-        return take_step(run, step)
-
-    monkeypatch.setattr(train.Run, "load", lambda run, step: loaded.append(step) or load(run, step))
+    monkeypatch.setattr(train, "load_batches", load)
+    monkeypatch.setattr(train, "micro_loss", seen_loss)
     run("ahead")
-    assert loaded == list(range(9))  # each once
-    monkeypatch.setattr(train.Run, "step", load_late)
-    late = run("late")
-    for name in ("model", "optimizer", "rng"):
-        assert helpers.equal(checkpoints.load(late)[name], checkpoints.load(trained)[name]), name
+    assert [step for step, _ in loaded] == list(range(9))  # each once
+    assert all(batch is batches[0] for (step, batch), (of, batches) in zip(trained_on, loaded, strict=False))
+    assert [step for step, _ in trained_on] == list(range(8))
 
 
 @pytest.mark.parametrize("keys", [dict(), dict(dropout=0.1, gradient_accumulation_steps=3)], ids=["plain", "dropout"])
@@ -225,13 +178,14 @@ def test_resume_after_a_kill_drops_the_rows_that_are_run_again(run, helpers):
     assert helpers.without_times(helpers.metrics(killed)) == helpers.without_times(helpers.metrics(whole))
 
 
-def test_a_step_that_a_signal_stopped_at_is_evaluated_where_the_new_interval_asks_for_it(run, helpers, monkeypatch):
-    monkeypatch.setattr(hardware.Processes, "stop_signal", lambda self, step, interval: 15 * (step == 6))
-    with pytest.raises(SystemExit):
-        run("out")
-    monkeypatch.undo()
-    out = run("out", init_from="resume", eval_interval=2)
-    assert [row["step"] for row in helpers.metrics(out, "eval")] == [0, 4, 6, 8]
+def test_a_step_that_a_signal_stopped_at_is_evaluated_where_the_interval_asks_for_it(run, helpers, monkeypatch):
+    for out, at, interval in (("a", 6, 2), ("b", 4, 4)):
+        monkeypatch.setattr(hardware.Processes, "stop_signal", lambda self, step, _, at=at: 15 * (step == at))
+        with pytest.raises(SystemExit):
+            run(out)
+        monkeypatch.undo()
+        out = run(out, init_from="resume", eval_interval=interval)
+        assert [row["step"] for row in helpers.metrics(out, "eval")] == sorted({0, 4, 8, at})
 
 
 def test_resuming_a_finished_run_only_evaluates_it_again(run, helpers):
@@ -291,29 +245,8 @@ def test_a_run_that_is_stopped_between_two_good_evaluations_is_solved_at_the_sec
     assert helpers.metrics(out)[-1]["event"] == "end"
 
 
-def test_under_torchrun_all_ranks_end_where_the_run_is_solved(mixed_mqar, tmp_path, helpers):
-    keys = dict(dataset=mixed_mqar, out_dir=tmp_path, gradient_accumulation_steps=2, stop_above=0, max_iters=50)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py"]
-    ended = helpers.script(*launch, *helpers.words(**helpers.tiny | keys))
-    assert ended.returncode == 0, ended.stderr.decode()
-    rows = helpers.metrics(tmp_path, "eval")
-    assert len(rows) >= 2 and all(row["accuracy"] > 0 for row in rows[-2:])
-    assert helpers.metrics(tmp_path)[-1]["event"] == "end" and rows[-1]["step"] < 50
-    assert checkpoints.load(tmp_path)["iter_num"] == rows[-1]["step"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Resuming
-
-
-def test_resume_takes_the_model_from_the_checkpoint(run, text, tmp_path, helpers):
-    # block_size, too: the default is longer than all of this text
-    keys = {name: value for name, value in helpers.tiny.items() if name not in ("n_layer", "n_embd", "block_size")}
-    out = run("out", dataset=text, max_iters=4)
-    train.main(helpers.words(dataset=text, out_dir=out, init_from="resume", **keys))
-    checkpoint = checkpoints.load(out)
-    assert checkpoint["iter_num"] == 8
-    assert [checkpoint["model_args"][name] for name in ("n_layer", "n_embd", "block_size")] == [2, 16, 32]
 
 
 def test_resume_is_refused_without_a_checkpoint_with_other_data_and_past_the_end(run, trained, mixed_mqar, helpers):
@@ -355,14 +288,11 @@ def test_yarn_at_a_longer_context_keeps_the_trained_length(run, trained, given):
     assert checkpoints.load_model(again)[0].config.rope_length == given.get("rope_length", 32)
 
 
-def test_weights_of_another_shape_are_left_and_named(run, trained, capsys):
+def test_weights_of_another_shape_are_left_and_named_and_some_must_fit(run, trained, capsys, helpers):
     run("wider", init_from=trained, mlp_ratio=3, max_iters=1)
     said = capsys.readouterr().out
     assert "10 of 14 tensors taken" in said
     assert "left out: blocks.0.mlp.up.weight, blocks.0.mlp.down.weight, blocks.1.mlp" in said
-
-
-def test_a_checkpoint_of_which_nothing_fits_is_refused(run, trained, helpers):
     message = helpers.error_of(run, "other", init_from=trained, n_embd=20, n_head=2)
     assert "none of its weights fit this model" in message
 
@@ -371,26 +301,19 @@ def test_a_checkpoint_of_which_nothing_fits_is_refused(run, trained, helpers):
 # When the numbers are not finite
 
 
-def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(run, trained, mqar, tmp_path, helpers, capfd):
+@pytest.mark.parametrize(
+    "keys", [{}, dict(eval_interval=2), dict(max_iters=2)], ids=["logged", "between", "at the end"]
+)
+def test_nan_stops_the_run_and_the_checkpoint_is_the_last_good_one(run, tmp_path, helpers, capfd, keys):
+    unseen = dict(log_interval=1000) if keys else {}
     with pytest.raises(SystemExit) as stopped:
-        run("out", learning_rate=1e12, grad_clip=None, warmup_iters=0)
+        run("out", **dict(learning_rate=1e12, grad_clip=None, warmup_iters=0) | unseen | keys)
     assert stopped.value.code == 1
-    error = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error")]
-    assert len(error) == 1
-    assert "is not finite at step 1, learning rate 9.66e+11; first bad tensor: output of blocks.0." in error[0]
-    out = tmp_path / "out"
-    assert checkpoints.load(out)["iter_num"] == 0
-    assert all(tensor.isfinite().all() for tensor in checkpoints.load(out)["model"].values())
-    assert [row["event"] for row in helpers.metrics(out)] == ["eval", "train", "stopped"]
-
-
-@pytest.mark.parametrize("keys", [dict(eval_interval=2), dict(max_iters=2)], ids=["between", "at the end"])
-def test_nan_that_no_line_of_the_log_saw_is_not_saved(run, tmp_path, helpers, keys):
-    with pytest.raises(SystemExit):
-        run("out", **dict(learning_rate=1e12, grad_clip=None, warmup_iters=0, log_interval=1000) | keys)
-    assert checkpoints.load(tmp_path / "out")["iter_num"] == 0
-    assert all(tensor.isfinite().all() for tensor in checkpoints.load(tmp_path / "out")["model"].values())
-    assert "val_loss" in helpers.metrics(tmp_path / "out", "eval")[-1]
+    (error,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error")]
+    assert re.search(r"is not finite at step 1, learning rate \S+; first bad tensor: output of blocks.0.", error)
+    saved = checkpoints.load(tmp_path / "out")
+    assert saved["iter_num"] == 0 and all(tensor.isfinite().all() for tensor in saved["model"].values())
+    assert [row["event"] for row in helpers.metrics(tmp_path / "out")] == ["eval", "train", "stopped"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -405,6 +328,10 @@ def test_a_run_writes_its_config_its_code_its_rows_and_two_checkpoints(trained, 
     assert (config.n_embd, config.vocab_size, config.dataset) == (16, 32, str(mqar))
     assert {"git_commit", "git_dirty", "versions", "command", "dtype", "n_params"} <= about.keys()
     assert (about["device"], about["threads"]) == ("cpu", 1)
+    checkpoint, dataset = checkpoints.load(trained), open_dataset(mqar)
+    assert checkpoint["data"]["sha256"] == dataset.sha256 and checkpoint["dtype"] == "float32"
+    assert (checkpoint["data"]["tokenizer"], checkpoint["data"]["vocab_size"]) == ("mqar", 32)
+    assert checkpoint["versions"]["torch"] == str(torch.__version__) and checkpoint["config"] == about["config"]
     copied = [file.relative_to(trained / "code") for file in (trained / "code").rglob("*.py")]
     assert {Path("train.py"), Path("model.py"), Path("data/shards.py")} <= set(copied)
     for name in copied:
@@ -495,16 +422,6 @@ def test_an_edit_is_named_on_resume_and_the_code_before_it_is_kept(run, project,
     assert "since this checkpoint: data/shards.py\n" in capsys.readouterr().out and (out / "code.2").is_dir()
 
 
-def test_a_checkpoint_that_does_not_say_its_code_resumes_and_that_is_said(run, capsys):
-    out = run("out", max_iters=2)
-    for older in ({}, {"code_files": "model.py"}):
-        saved = checkpoints.load(out)
-        del saved["code_files"]
-        checkpoints.save(out / "ckpt.pt", saved | older)
-        run("out", max_iters=3, init_from="resume")
-        assert "the checkpoint does not say which code made it" in capsys.readouterr().out
-
-
 def test_metrics_hold_every_step_and_evaluation_and_end(trained, helpers):
     rows = helpers.metrics(trained)
     assert [row["step"] for row in rows if row["event"] == "train"] == list(range(8))
@@ -555,31 +472,6 @@ def test_evaluations_read_the_same_sample_and_the_end_of_a_run_the_whole_split(t
     assert message.startswith("eval_tokens=99: ") and "has 70, which a resumed run keeps" in message
 
 
-def test_a_run_of_an_older_version_goes_on_with_evaluations_of_the_whole_split(text, tmp_path, helpers):
-    out = helpers.train(text, tmp_path, max_iters=2)
-    saved = checkpoints.load(out)
-    del saved["config"]["eval_tokens"]
-    saved["config"]["log"] = saved["config"].pop("logger")
-    checkpoints.save(out / "ckpt.pt", saved)
-    helpers.train(text, out, max_iters=3, init_from="resume")
-    assert checkpoints.load(out)["config"]["eval_tokens"] is None
-
-
-def test_a_checkpoint_says_what_it_was_trained_on(trained, mqar):
-    checkpoint, dataset = checkpoints.load(trained), open_dataset(mqar)
-    assert checkpoint["data"]["sha256"] == dataset.sha256
-    assert (checkpoint["data"]["tokenizer"], checkpoint["data"]["vocab_size"]) == ("mqar", 32)
-    assert checkpoint["versions"]["torch"] == str(torch.__version__)
-    assert checkpoint["config"]["learning_rate"] == 3e-3 and checkpoint["dtype"] == "float32"
-
-
-def test_a_new_run_in_an_old_folder_keeps_nothing_of_the_old_one(run, helpers):
-    run("out", keep_checkpoints=3)
-    out = run("out", max_iters=2, overwrite=True)
-    assert [row["step"] for row in helpers.metrics(out, "train")] == [0, 1]
-    assert {file.name for file in out.glob("*.pt")} == {"ckpt.pt", "best.pt"}
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Learning rate, dtype, device
 
@@ -592,10 +484,7 @@ def test_learning_rate_warms_up_to_its_peak_and_ends_at_min_lr():
     assert all(later < earlier for earlier, later in zip(rates[9:], rates[10:110], strict=False))
     assert rates[59] == pytest.approx(0.6)  # half-way between the two
     assert rates[109:] == pytest.approx([0.2] * 11)
-
-
-def test_learning_rate_ends_at_a_tenth_or_stays_constant_if_asked():
-    config = train.TrainConfig(learning_rate=1.0, warmup_iters=0, max_iters=50, lr_decay_iters=20)
+    config = train.TrainConfig(learning_rate=1.0, warmup_iters=0, max_iters=50, lr_decay_iters=20)  # min_lr: a tenth
     assert train.learning_rate(config, 0) == 1.0
     assert train.learning_rate(config, 20) == train.learning_rate(config, 49) == pytest.approx(0.1)
     constant = train.TrainConfig(learning_rate=1.0, warmup_iters=1, decay_lr=False, max_iters=50)
@@ -604,10 +493,10 @@ def test_learning_rate_ends_at_a_tenth_or_stays_constant_if_asked():
 
 def test_the_optimizer_follows_the_schedule(trained, helpers):
     config = train.TrainConfig(**helpers.tiny)
-    rates = [row["lr"] for row in helpers.metrics(trained, "train")]
-    assert rates == [train.learning_rate(config, step) for step in range(8)]
+    rates = [train.learning_rate(config, step) for step in range(9)]
+    assert [row["lr"] for row in helpers.metrics(trained, "train")] == rates[:8]
     saved = checkpoints.load(trained)["optimizer"]["param_groups"]
-    assert [group["lr"] for group in saved] == [rates[-1]] * 2
+    assert [group["lr"] for group in saved] == [rates[8]] * 2  # of the step that would follow
 
 
 def test_gradients_are_clipped_to_grad_clip(run, helpers, monkeypatch):
@@ -634,31 +523,24 @@ def test_half_precision_on_the_cpu_stays_near_float32(run, trained, helpers, slo
     assert {tensor.dtype for tensor in weights} == {torch.float32}
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "meters", "bench", "experiment", "harness", "resume"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "meters", "bench", "resume"])
 def test_float16_on_a_cpu_is_refused_with_what_to_take_instead(
     name, run, mqar, tmp_path, trained, monkeypatch, helpers
 ):
     asked = dict(device="cpu", dtype="float16")
-    if name in ("experiment", "harness"):  # pick_dtype is what they call
-        call = functools.partial(hardware.pick_dtype, "float16", "cpu")
-    elif name in ("train", "bench"):
-        call = (
-            functools.partial(run, "out", **asked)
-            if name == "train"
-            else functools.partial(bench.main, ["ops", *helpers.words(**asked, out_dir=tmp_path / "out")])
-        )
-    elif name == "resume":  # trained on a GPU that has no bfloat16
+    if name == "resume":  # trained on a GPU that has no bfloat16
         shutil.copytree(trained, tmp_path / "half")
         checkpoints.save(tmp_path / "half" / "ckpt.pt", checkpoints.load(trained) | {"dtype": "float16"})
-        call = functools.partial(run, "half", init_from="resume", dtype="auto")
-    else:
-        main = dict(evaluate=evaluate.main, meters=meters.main)[name]
-        call = functools.partial(main, helpers.words(checkpoint=trained, dataset=mqar, **asked))
-    message = helpers.error_of(call)
-    assert message.startswith(
-        "dtype=float16: on a cpu it is several times slower than float32: take float32 or bfloat16"
-    )
-    assert not (tmp_path / "out").exists()
+    of_checkpoint = helpers.words(checkpoint=trained, dataset=mqar, **asked)
+    message = helpers.error_of({
+        "train": lambda: run("out", **asked),
+        "bench": lambda: bench.main(["ops", *helpers.words(**asked, out_dir=tmp_path / "out")]),
+        "resume": lambda: run("half", init_from="resume", dtype="auto"),
+        "evaluate": lambda: evaluate.main(of_checkpoint),
+        "meters": lambda: meters.main(of_checkpoint),
+    }[name])  # fmt: skip
+    expected = "dtype=float16: on a cpu it is several times slower than float32: take float32 or bfloat16"
+    assert message.startswith(expected) and not (tmp_path / "out").exists()
 
 
 def test_a_step_whose_float16_gradient_overflows_is_skipped_and_its_row_is_json(run, helpers, monkeypatch, slow_dtypes):
@@ -687,22 +569,35 @@ class HostReads(torch.utils._python_dispatch.TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("mixer", [*MIXERS])
+@pytest.mark.parametrize(
+    ("mixer", "dtype"),
+    [*((mixer, "bfloat16") for mixer in MIXERS), ("softmax", "float32"), ("softmax", "float16"), ("kda", "float16")],
+)
 def test_no_step_waits_for_a_gpu(run, text, helpers, monkeypatch, slow_dtypes, mixer, dtype):
-    reads, take_step = HostReads(), train.Run.step
+    reads, load_batches, micro_loss, inside = HostReads(), train.load_batches, train.micro_loss, []
 
-    def watched(run, step):
-        with reads:
-            return take_step(run, step)
+    def first_loss(*args):  # a step begins with it, and ends with the next one's batches
+        if not inside:
+            reads.__enter__()
+            inside.append(True)
+        return micro_loss(*args)
 
-    monkeypatch.setattr(train.Run, "step", watched)
+    def load(*args):
+        batches = load_batches(*args)
+        if inside:
+            reads.__exit__(None, None, None)
+            inside.clear()
+        return batches
+
+    monkeypatch.setattr(train, "micro_loss", first_loss)
+    monkeypatch.setattr(train, "load_batches", load)
     keys = dict(dropout=0.1, gradient_accumulation_steps=2, max_iters=2, log_interval=1000)
     run("out", dataset=text, attention=mixer, gate="elementwise", dtype=dtype, **keys)
     found = collections.Counter((file, function) for file, function, _ in reads.places)
-    # one read each: load counts its labels before they are on the device, and forward looks at them on a CPU only
-    assert found <= collections.Counter({("train.py", "load"): 1, ("model.py", "forward"): 1})
-    assert found["train.py", "load"] == 1  # or nothing was watched
+    # one read each: labels are counted before they are on the device, and forward looks at them on a CPU only
+    places = [("train.py", "load_batches"), ("model.py", "forward")]
+    assert found <= collections.Counter(places)
+    assert found[places[0]] == 1  # or nothing was watched
 
 
 def test_to_a_gpu_a_batch_goes_from_pinned_memory_without_a_wait():
@@ -761,15 +656,16 @@ def test_mfu_is_three_forward_passes_over_the_peak(run, trained, text, helpers, 
 @pytest.mark.parametrize(
     "asked, device, steps, expected",
     [
-        ("true", "cpu", 1, (True, "")),
-        ("false", "cuda", 9999, (False, "")),
-        ("auto", "cpu", 9999, (False, " (auto: cpu gains little)")),
-        ("auto", "cuda", 499, (False, " (auto: fewer than 500 steps)")),
-        ("auto", "cuda", 500, (True, " (auto: a GPU, 500 steps or more)")),
+        ("true", "cpu", 1, (True, "compile on")),
+        ("false", "cuda", 9999, (False, "compile off")),
+        ("auto", "cpu", 9999, (False, "compile off (auto: cpu gains little)")),
+        ("auto", "cuda", 499, (False, "compile off (auto: fewer than 500 steps)")),
+        ("auto", "cuda", 500, (True, "compile on (auto: a GPU, 500 steps or more)")),
     ],
 )
 def test_compile_auto_says_why(asked, device, steps, expected):
-    assert train.is_compiled(train.TrainConfig(compile=asked, max_iters=steps), device) == expected
+    is_on, words = train.is_compiled(train.TrainConfig(compile=asked, max_iters=steps), device)
+    assert (is_on, words) == (expected[0], f", {expected[1]}, torch {torch.__version__}")
 
 
 @pytest.mark.slow
@@ -827,26 +723,18 @@ def test_a_run_says_what_it_runs_on(run, capsys):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_on_a_gpu_a_run_says_that_its_float32_products_are_by_tf32(mqar, dtype):
-    run = types.SimpleNamespace(config=train.TrainConfig(n_layer=1, n_embd=16, n_head=2, vocab_size=32), dtype=dtype)
-    run.model, run.dataset, run.tokens_per_step, run.compiled = model.GPT(run.config), open_dataset(mqar), 1, False
-    run.processes = types.SimpleNamespace(device_type="cuda", world_size=1, threads=1)
-    assert f"device: cuda, {dtype}, float32 products by TF32, 1 process(es)" in "\n".join(train.describe(run, ""))
+def test_on_a_gpu_a_run_says_that_its_float32_products_are_by_tf32(dtype):
+    processes = types.SimpleNamespace(device_type="cuda", world_size=1, threads=1)
+    line = train.describe_device(train.TrainConfig(), processes, dtype)
+    assert line == f"device: cuda, {dtype}, float32 products by TF32, 1 process(es) of 1 threads"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_one_clear_line(run, helpers):
+def test_a_device_may_have_an_index_and_one_that_is_not_there_is_one_clear_line(run, helpers, monkeypatch):
     assert helpers.error_of(run, "out", device="cuda").startswith("device='cuda': this machine has none")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_device_may_have_an_index_and_a_name_that_is_none_is_refused(helpers):
     assert hardware.pick_device("cpu:0") == "cpu:0"
     assert helpers.error_of(hardware.pick_device, "cuda:0").startswith("device='cuda:0': this machine has none")
     assert "device='gpu': must be one of auto, cuda, mps, cpu" in helpers.error_of(hardware.pick_device, "gpu")
-
-
-def test_a_gpu_beyond_the_last_one_is_refused(monkeypatch, helpers):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [hardware.pick_device(name) for name in ("cuda", "cuda:1")] == ["cuda", "cuda:1"]
@@ -954,6 +842,9 @@ def test_what_is_wrong_with_the_data_is_said_before_anything_is_written(run, mqa
     no_val = without_val(mqar, tmp_path / "no_val")
     for keys, expected in [
         (dict(dataset=tmp_path / "nowhere"), "nowhere: no such data set; run python data/"),
+        (dict(n_layers=2), "unknown key 'n_layers' (did you mean 'n_layer'?)"),
+        (dict(device="gpu"), "must be one of auto, cpu, cuda, mps"),
+        (dict(init_from="scrach"), "scrach: no such checkpoint"),
         (dict(gate="sigmoid2"), "sigmoid2 is an activation; write --gate=elementwise --gate_activation=sigmoid2"),
         (dict(dataset=no_val), "no_val: has no split 'val'; it has train"),
         (dict(block_size=31), "train has rows of 32 tokens; block_size=31 is too small"),
@@ -962,15 +853,6 @@ def test_what_is_wrong_with_the_data_is_said_before_anything_is_written(run, mqa
     ]:
         assert expected in helpers.error_of(run, "out", **keys)
     assert not (tmp_path / "out").exists()
-
-
-def test_wrong_keys_name_the_nearest_right_one(run, helpers):
-    assert "unknown key 'n_layers' (did you mean 'n_layer'?)" in helpers.error_of(run, "out", n_layers=2)
-    assert "must be one of auto, cpu, cuda, mps" in helpers.error_of(run, "out", device="gpu")
-    assert "scrach: no such checkpoint" in helpers.error_of(run, "out", init_from="scrach")
-
-
-def test_an_out_dir_that_cannot_be_made_is_one_line(run, tmp_path, helpers):
     (tmp_path / "file").write_text("")
     assert "cannot be written (Not a directory)" in helpers.error_of(run, "file/out")
 
@@ -980,7 +862,7 @@ def test_micro_steps_that_the_processes_cannot_share_are_refused(mqar, helpers, 
     config = train.TrainConfig(dataset=str(mqar), gradient_accumulation_steps=steps)
     group = types.SimpleNamespace(world_size=processes, is_main=True, check_same=lambda *words: None)
     monkeypatch.setattr(train, "check_same_start", lambda *words: None)
-    message = helpers.error_of(train.train, config, group, None, None, [])
+    message = helpers.error_of(train.run, config, group, None, None, [])
     assert f"gradient_accumulation_steps={steps}: must be a multiple of the {processes} processes" in message
 
 

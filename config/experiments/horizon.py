@@ -57,15 +57,15 @@ scores_of = {"pruned": ["sigmoid", "wide", "headwise", "matched"]}
 
 pair_spread = 0.02  # in nats, of the pilot
 
+claim_base = {"other_than": 0}
 claims = {
     # does the gain turn?
     "after 6,000 steps the sigmoid gate changes the loss": {
         "contrast": {"none": 1, "sigmoid": -1},
-        "other_than": 0,
         "family": "at the end",
     },
-    "... the wide gate does": {"contrast": {"none": 1, "wide": -1}, "other_than": 0, "family": "at the end"},
-    "... the headwise gate does": {"contrast": {"none": 1, "headwise": -1}, "other_than": 0, "family": "at the end"},
+    "... the wide gate does": {"contrast": {"none": 1, "wide": -1}, "family": "at the end"},
+    "... the headwise gate does": {"contrast": {"none": 1, "headwise": -1}, "family": "at the end"},
     "the sigmoid gate gains less in 6,000 steps than in 1,500": {
         "contrast": {"none 1,500": 1, "sigmoid 1,500": -1, "none": -1, "sigmoid": 1},
         "above": 0,
@@ -75,12 +75,10 @@ claims = {
     # is it the start, or the form?
     "a start at one changes what a start at a half gives": {
         "contrast": {"sigmoid": 1, "wide": -1},
-        "other_than": 0,
         "family": "start and form",
     },
     "one value per head changes what one per channel gives": {
         "contrast": {"sigmoid": 1, "headwise": -1},
-        "other_than": 0,
         "family": "start and form",
     },
     # where is it lost? A gain's fall is the rise of (far - near) and of (repeated - elsewhere) from without to with

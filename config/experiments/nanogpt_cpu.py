@@ -9,8 +9,7 @@ sizes of later experiments rest. nanoGPT's own loss there, 1.88, is of Shakespea
 
 Result (results/nanogpt_cpu/): 1.536 nats a byte, a standard deviation of 0.0054 over the seeds.
 
-The rows are on the first version of the text, with tables and split at random by file: the one of commit d8014b5. A
-later run is on another text, and belongs in a folder of its own.
+The rows are on the first version of the text (commit d8014b5); a later run is on another.
 """
 
 include = "base/bytes.py"

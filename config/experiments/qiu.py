@@ -9,7 +9,7 @@ another is clearly better for an arm. Six seeds can tell the top from the bottom
 order agrees is a correlation with its interval, and no claim.
 """
 
-include = "base/bytes.py"
+include = "base/text.py"
 
 name = "qiu"
 seeds = [20, 21, 22, 23, 24, 25]
@@ -25,16 +25,6 @@ arms = {
     "static": {"gate": "elementwise", "gate_input": "static"},
     "non-sparse": {"gate": "elementwise", "gate_activation": "non_sparse"},
 }
-
-data = {"val_fraction": 0.03}
-
-learning_rates = [1e-3, 3e-3, 1e-2]
-selection_seeds = [100, 101]
-select_by = "last"
-pool_rates = True
-selection_iters = [300]
-selection_base = {"meters": False, "eval_whole": False}  # a sample is enough to choose a rate by
-pair_spread = 0.02  # in nats, of the pilot of text.py
 
 claims = {
     "the published top is lower than the published bottom": {
@@ -67,11 +57,4 @@ ranks = {
     },
 }
 
-base = {
-    "n_kv_head": 1,
-    "max_iters": 1500,
-    "warmup_iters": 150,
-    "eval_interval": 375,
-    "eval_tokens": 20_000,  # of the curve and the rates; the loss that is compared is that of the whole split
-    "threads": 1,
-}
+base = {"n_kv_head": 1}

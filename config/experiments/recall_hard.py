@@ -26,26 +26,13 @@ selection_iters = [500]
 select_by = "last"
 pair_spread = 0.1  # of accuracy; in an earlier design, which ended before and after the transition, it was 0.18
 
+claim_base = {"pool": mixers, "other_than": 0}
 claims = {
-    "the sigmoid gate changes accuracy": {
-        "contrast": {"sigmoid": 1, "none": -1},
-        "pool": mixers,
-        "other_than": 0,
-        "of": ["accuracy"],
-        "family": "sigmoid",
-    },
-    "the wide one gate changes accuracy": {
-        "contrast": {"wide one": 1, "none": -1},
-        "pool": mixers,
-        "other_than": 0,
-        "of": ["accuracy"],
-        "family": "wide one",
-    },
+    "the sigmoid gate changes accuracy": {"contrast": {"sigmoid": 1, "none": -1}, "family": "sigmoid"},
+    "the wide one gate changes accuracy": {"contrast": {"wide one": 1, "none": -1}, "family": "wide one"},
     "the wide gate changes MIXER's": {
         "contrast": {"wide one": 1, "none": -1},
         "each": mixers,
-        "other_than": 0,
-        "of": ["accuracy"],
         "family": "wide one, by mixer",
     },
 }

@@ -1,9 +1,9 @@
 """
 The attention sink on a laptop: what does a gate take over from the first token?
 
-The task is Bigram-Backcopy (data/backcopy): the one head of a one-layer GPT has work at the triggers, 37% of the
-queries, and must be silent at the others. Softmax cannot be silent: it looks at the first token, <s>, whose value has
-shrunk. Every number below is about the queries that are no triggers. 130 runs take 95 minutes on two CPU cores.
+Bigram-Backcopy (data/backcopy): the one head of a one-layer GPT has work at the triggers, 37% of the queries, and must
+be silent at the others, which all numbers below are about. Softmax looks at the first token, <s>, whose value has
+shrunk. 130 runs take 95 minutes on two CPU cores.
 
 Result (results/sink/): the instrument passes in ten seeds of ten (82% of the weight on <s>). A headwise gate halves the
 effective sink's excess (0.168 to 0.029, p 0.001); that it halves the weight's is inconclusive (46%). An elementwise

@@ -8,8 +8,7 @@ layers x 128, 3,000 steps of 2,048 bytes. Two seeds: a look, and no claim. Four 
 Result (results/sink_text/): no sink. The first token gets 0.9 and 1.4% of the weight without a gate, 0.8 and 0.8% with
 it (uniform: 1.1%). The loss is 1.906, 1.957 without the gate and 1.835, 1.918 with it.
 
-The rows are on the first version of the text, with tables and split at random by file: the one of commit d8014b5. A
-later run is on another text, and belongs in a folder of its own.
+The rows are on the first version of the text (commit d8014b5); a later run is on another.
 """
 
 include = "base/bytes.py"
