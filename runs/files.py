@@ -316,10 +316,10 @@ def new_folder(folder: Path | str) -> Iterator[Path]:
                         left.unlink()
                 yield new
             except BaseException:
-                settle(folder)
-                raise
-            finally:
+                settle(folder)  # where it fails, .new stays: links may still lead to its files
                 shutil.rmtree(new, ignore_errors=True)
+                raise
+            shutil.rmtree(new, ignore_errors=True)
 
 
 def switch(folder: Path | str, names: Iterable[str]) -> None:

@@ -125,9 +125,7 @@ def test_a_number_that_float32_has_not_is_refused_by_every_key(name, value, help
         lambda: train.main(helpers.words(**{name: value}, out_dir=tmp_path / "out")),
         lambda: configurator.build(train.TrainConfig, {name: value}),
     ):
-        assert re.match(
-            rf"{name}=.*: must be a number .*at (least -|most )3.4028234663852886e\+38", helpers.error_of(set_key)
-        )
+        assert re.match(rf"{name}=.*: must be a number (of at|above) ", helpers.error_of(set_key))
 
 
 def test_the_largest_gate_bias_is_finite_in_the_weights():
