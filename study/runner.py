@@ -466,7 +466,7 @@ def scored(config, row: dict, folder: Path) -> dict:
 
 def read_score(file: Path) -> dict:
     """What evaluate.py wrote, without the path of this machine's checkpoint."""
-    return {name: value for name, value in json.loads(file.read_text()).items() if name != "checkpoint"}
+    return {name: value for name, value in files.read_json(file).items() if name != "checkpoint"}
 
 
 def nan_to_none(value: object):
