@@ -17,17 +17,17 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {  # what: (at most, whether it is kept already)
     "lines: product": (12_000, False),
     "lines: tests": (11_000, False),
-    "lines: model.py": (700, False),
-    "lines: longest other product file": (600, False),
-    "lines: config": (1_400, False),
+    "lines: model.py": (700, True),
+    "lines: longest other product file": (600, True),
+    "lines: config": (1_400, True),
     "lines: study + experiment.py": (2_900, False),
     "lines: runs": (2_300, False),
     "lines: speed + bench.py": (800, True),
-    "kB: docs": (60, False),
-    "kB: prose of results": (45, False),
+    "kB: docs": (60, True),
+    "kB: prose of results": (45, True),
     "kB: prose of results/bench": (8, True),
-    "kB: results without generated pages": (16_000, False),
-    "circles of imports": (0, False),
+    "kB: results without generated pages": (16_000, True),
+    "circles of imports": (0, True),
 }
 TOGETHER = {"bench.py": "speed + bench.py", "speed": "speed + bench.py"}
 TOGETHER |= {"experiment.py": "study + experiment.py", "study": "study + experiment.py"}
