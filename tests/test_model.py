@@ -589,6 +589,12 @@ def test_arms_of_one_seed_share_the_weights_they_have_in_common(name, gate):
     assert not torch.equal(GPT(make_config(attention=name)).state_dict()["wte.weight"], without["wte.weight"])
 
 
+def test_layers_start_with_weights_of_their_own():
+    first, second = make_model(n_layer=2).blocks
+    assert not torch.equal(first.mlp.up.weight, second.mlp.up.weight)
+
+
+
 @every_mixer
 def test_parameters_start_as_the_table_says(name):
     torch.manual_seed(0)

@@ -241,12 +241,16 @@ def test_under_nohup_a_closed_terminal_is_nothing_and_a_second_warning_ends_no_s
 
 
 def test_a_signal_at_any_moment_leaves_a_run_that_goes_on_to_the_same_bits(keys, helpers):
-    case, rng, stops = dict(eval_interval=4, keep_checkpoints=0, max_iters=40), random.Random(0), 0
+    case, rng, stops = dict(eval_interval=4, keep_checkpoints=0, max_iters=120), random.Random(0), 0
     assert end(start(keys("whole", **case), helpers)) == 0
     out = keys("stopped")["out_dir"]
     for _ in range(4):
+        rows = Path(out) / "metrics.jsonl"
+        size = rows.stat().st_size if rows.exists() else 0
         process = start(keys("stopped", init_from="auto", **case), helpers)
-        time.sleep(rng.uniform(0.1, 0.8))
+        while process.is_alive() and (rows.stat().st_size if rows.exists() else 0) == size:
+            time.sleep(0.01)  # it is still starting
+        time.sleep(rng.uniform(0, 0.3))
         os.kill(process.pid, rng.choice([signal.SIGTERM, signal.SIGINT]))
         status = end(process)
         assert status in (0, 1, 130, 143, -signal.SIGTERM)  # 1: a Ctrl-C that came before there was a run
