@@ -594,7 +594,6 @@ def test_layers_start_with_weights_of_their_own():
     assert not torch.equal(first.mlp.up.weight, second.mlp.up.weight)
 
 
-
 @every_mixer
 def test_parameters_start_as_the_table_says(name):
     torch.manual_seed(0)
