@@ -335,7 +335,7 @@ def test_a_score_that_was_added_later_counts_whatever_the_clock_says(tmp_path):
     config = listed(settings={}, arms={"none": {}}, scores={"longer": {}})
     (run, *_) = experiment.runs_of(config, config.seeds, [])
     ahead = made_row(run, 0.5) | {"ended": time.time() + 600}
-    (tmp_path / "score_longer.json").write_text('{"loss": NaN, "accuracy": 0.5}')
+    (tmp_path / "score_longer.json").write_text('{"loss": null, "accuracy": 0.5}')
     row = runner.scored(config, ahead, tmp_path)
     write_rows(tmp_path, [ahead, row])
     assert read_rows(tmp_path)[0]["scores"] == {"longer": {"loss": None, "accuracy": 0.5}}
