@@ -63,7 +63,7 @@ class Rule:
     items: Any = None
     is_path: bool = False
 
-    def allows(self, value: object) -> bool:
+    def allows(self, value: Any) -> bool:
         """Whether the value has the type and keeps the limits. The items of a list are not looked at."""
         if value is None:
             return self.optional
@@ -109,7 +109,7 @@ def _of_tuple(rule):
     return Rule(kind, at_least=least, at_most=most, optional=bool(none))
 
 
-def wrong_field(value: object, rule: Any, name: str = "") -> str | None:
+def wrong_field(value: Any, rule: Any, name: str = "") -> str | None:
     """Says in words what is wrong with a value, whose name is given, or returns None if it obeys the rule."""
     if rule is object:
         return None
