@@ -590,7 +590,7 @@ def test_arms_of_one_seed_share_the_weights_they_have_in_common(name, gate):
 
 
 def test_layers_start_with_weights_of_their_own():
-    first, second = make_model(n_layer=2).blocks
+    first, second = GPT(make_config(n_layer=2)).blocks
     assert not torch.equal(first.mlp.up.weight, second.mlp.up.weight)
 
 
