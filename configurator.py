@@ -128,7 +128,8 @@ def _report_uncaught(kind, error, trace):
         sys.__excepthook__(kind, error, trace)
 
 
-sys.excepthook = _report_uncaught  # Ctrl-C before run(main), while modules are being imported
+if os.path.realpath(getattr(sys.modules["__main__"], "__file__", "")).startswith(os.path.dirname(__file__) + os.sep):
+    sys.excepthook = _report_uncaught  # Ctrl-C in one of our scripts before run(main), while modules are being imported
 for _name, _mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     if getattr(sys, _name) is None:  # closed, as by >&-: the next file that is opened would take its number
         setattr(sys, _name, open(os.devnull, _mode))

@@ -43,7 +43,7 @@ import torch
 from evaluate import EvaluateConfig
 from model import GPT
 from ops import IGNORE
-from runs.files import wrong_field
+from rules import wrong_field
 from runs.hardware import autocast, keep_freed_memory, pick_device, pick_dtype, seconds_of
 from runs.outdir import write_text
 from study import claims, curves, power, ranks, rates, report, tables
@@ -59,7 +59,7 @@ RULE = ("baseline", "treatment", "success_above", "success_below", "failure_with
 # keys of train.py and evaluate.py that the experiment sets: they say where files are read and written
 OURS = {"train.py": ("out_dir", "dataset", "init_from", "overwrite"), "evaluate.py": ("out", "checkpoint")}
 NUMBER = (float, -1e9, 1e9)
-# what each entry of a dict in the config holds, as rules of runs.files.wrong_field
+# what each entry of a dict in the config holds, as rules of rules.wrong_field
 ENTRIES: dict = {
     "variants": {"mixers?": NAMES}, "settings": {"data?": (dict, 0, 999)}, "seeds_of": [(int, 0, 1 << 60), 1, 999],
     "rate_of": (str, 1, 99), "scores_of": NAMES, "ranks": WEIGHTS,

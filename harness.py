@@ -32,8 +32,9 @@ from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
 from evaluate import CHUNK_TOKENS
 from model import GPT
 from ops.sampling import check_finite, most_new_tokens
+from rules import wrong_field
 from runs.checkpoint import file_of, load_model
-from runs.files import check_can_write, read_json, wrong_field
+from runs.files import check_can_write, read_json
 from runs.hardware import DTYPES, autocast, pick_device, pick_dtype
 
 try:

@@ -35,7 +35,8 @@ from pathlib import Path
 import numpy as np
 
 from ops import IGNORE
-from runs.files import read_json, write_whole, wrong_field
+from rules import wrong_field
+from runs.files import read_json, write_whole
 from runs.limits import allow_open_files
 
 FORMAT = 1
@@ -44,7 +45,7 @@ DATA = Path(__file__).resolve().parent
 MOST_META = 1 << 26  # bytes of a meta.json
 VERIFIED = ".verified.json"
 
-# meta.json, as rules of files.wrong_field
+# meta.json, as rules of rules.wrong_field
 TEXT, COUNT = (str, 1, 99), (int, 1, 1 << 60)
 FILE = {"file": (str, 1, 99), "sha256": (str, 64, 64), "bytes": COUNT}
 ROWS = FILE | {"rows": COUNT, "seq_len": COUNT, "tokens": COUNT, "slice": TEXT, "perfect_loss?": (float, 0, 99)}

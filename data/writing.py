@@ -33,8 +33,9 @@ import numpy as np
 
 from data.shards import DATA, FORMAT, MAX_VOCAB, MOST_META, PARAMETERS, dtype_of
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE
+from rules import wrong_field
 from runs import files
-from runs.files import read_json, write_whole, wrong_field
+from runs.files import read_json, write_whole
 from runs.limits import disk_free, ram_available, show_bytes
 
 OURS = re.compile(r"\w{1,80}_(\d{4,9}|documents)\.npy")  # the names of shards and offsets

@@ -26,14 +26,15 @@ import torch
 
 from data.shards import MAX_VOCAB, Dataset
 from model import GPT, GPTConfig
-from runs.files import read_json, write_whole, wrong_field
+from rules import wrong_field
+from runs.files import read_json, write_whole
 from runs.hardware import DTYPES, Processes
 
 FORMAT = 1  # of what is written here; nothing else is read
 WITHOUT_FORMAT = "version 0.2 or an older one wrote it; the code of commit fa2548f reads it"
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 MOST_VALUES = 1 << 22  # values of a checkpoint and characters of its texts
-# what a checkpoint holds beside its tensors; files.wrong_field says how the table is read
+# what a checkpoint holds beside its tensors; rules.wrong_field says how the table is read
 TEXT = (str, 0, 999)
 FIELDS = {
     "format?": (int, 0, 1 << 30),

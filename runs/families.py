@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from model import GPTConfig
-from runs.files import wrong_field
+from rules import wrong_field
 
 FAMILIES = {  # a model_type that is read, and the class of such a model
     "llama": "LlamaForCausalLM",
@@ -58,7 +58,7 @@ KEYS_OF_GPT2 = dict(
     mlp_width="n_inner", tie_embeddings="tie_word_embeddings", norm_eps="layer_norm_epsilon",
 )  # fmt: skip
 
-# Their values, by the rules of files.wrong_field. A field whose name ends in "?" may be missing.
+# Their values, by the rules of rules.wrong_field. A field whose name ends in "?" may be missing.
 LAYERS, COUNT, FLAG, WORD, NUMBER = (int, 1, 10_000), (int, 1, 1 << 40), (bool, 0, 1), (str, 1, 99), (float, 0, 1e12)
 COUNTS = ("num_attention_heads", "hidden_size", "max_position_embeddings", "vocab_size", "intermediate_size")
 MORE_COUNTS = ("head_dim", "num_key_value_heads", "full_attention_interval", "decoder_sparse_step")

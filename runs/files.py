@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from rules import UserError, show, wrong_field  # noqa: F401 - callers of read_json find wrong_field here
+from rules import UserError, show, wrong_field
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Reading

@@ -20,9 +20,10 @@ import torch
 
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
 from model import GPT, GPTConfig
+from rules import wrong_field
 from runs.checkpoint import WEIGHT_DTYPES, file_of, first_line, import_safetensors, load, save_folder
 from runs.families import config_of, family_of, keys_of, parts_of
-from runs.files import claim, new_folder, read_json, switch, write_whole, wrong_field
+from runs.files import claim, new_folder, read_json, switch, write_whole
 from runs.notes import unused_keys
 
 TOKENIZER_FILES = (

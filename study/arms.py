@@ -18,7 +18,7 @@ from configurator import UserError, show
 import itertools
 from collections.abc import Iterable
 
-from runs.files import wrong_field
+from rules import wrong_field
 
 WEIGHTS = {str: (float, -1e9, 1e9)}
 NAMES = [(str, 1, 80), 1, 99]

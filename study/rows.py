@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from runs.files import read_jsonl, wrong_field
+from rules import wrong_field
+from runs.files import read_jsonl
 
 KEYS = ("config", "data", "init_from")
 RUN = ("arm", "setting", "seed", "purpose", *KEYS)  # what identifies a run
