@@ -34,8 +34,6 @@ def parts(config, rows: list[dict]) -> list[str | Table]:
             continue
         shown += [table(config, here, setting), "\n".join(unlike_arms(here)), gains_table(config, here)]
         shown += [*slices_tables(here), gains.lengths_table(here), *sinks_tables(here)]
-        if config.baseline is not None and {config.baseline, config.treatment} <= {row["arm"] for row in here}:
-            shown.append(f"verdict: {verdict(config, here)}\ncost of the gate: {cost(config, here)}")
     if config.learning_rates and not config.selection_seeds:
         shown.append(divergence(rows))
     shown += [ranks.table(ranks.records(config, rows)), mixers.predicted(config, rows), origins(rows)]
@@ -176,41 +174,3 @@ def divergence(rows: list[dict]) -> Table:
             highest = [f"{max(rates):g}" if rates else "none" for rates in (harmless, list(ends))]
             cells.append([joined(arm, setting), *highest, f"{min(lost):g}" if lost else "none"])
     return Table("", ["arm", f"highest within {HARM:g} nats of the best", "highest without", "diverges at"], cells)
-
-
-def verdict(config, rows: list[dict]) -> str:
-    """success, failure or in between, by the rules of the config, with the numbers behind the word."""
-    base = [row for row in rows if row["arm"] == config.baseline]
-    treated = [row for row in rows if row["arm"] == config.treatment]
-    planned = [config.seeds_of.get(arm, config.seeds) for arm in (config.baseline, config.treatment)]
-    found = [{row["seed"] for row in own} & set(seeds) for own, seeds in zip((base, treated), planned, strict=True)]
-    if (n := sum(map(len, found))) < (total := sum(map(len, planned))):
-        return f"not run yet ({n} of {total} runs have rows)"
-    if not all(row["finite"] for row in base + treated):
-        return "failure (a run was not finite)"
-    gain = statistics.fmean(row["accuracy"] for row in treated) - statistics.fmean(row["accuracy"] for row in base)
-    numbers = (
-        f"({config.treatment} - {config.baseline} = {100 * gain:+.1f} points over {len(base)} seeds; success is above "
-        f"{config.success_above:.0%} against below {config.success_below:.0%} in every seed, failure is within "
-        f"{100 * config.failure_within:.0f} points)"
-    )
-    gated_high = all(row["accuracy"] > config.success_above for row in treated)
-    if gated_high and all(row["accuracy"] < config.success_below for row in base):
-        return f"success {numbers}"
-    return f"failure {numbers}" if abs(gain) <= config.failure_within else f"in between {numbers}"
-
-
-def cost(config, rows: list[dict]) -> str:
-    """What the treatment costs beside the baseline: parameters, FLOPs and speed."""
-
-    def median(name, arm):
-        return statistics.median(number(row[name]) for row in rows if row["arm"] == arm)
-
-    def more(name):
-        return median(name, config.treatment) / median(name, config.baseline) - 1
-
-    slower = 1 - median("tokens_per_second", config.treatment) / median("tokens_per_second", config.baseline)
-    return (
-        f"{more('n_params'):+.1%} parameters, {more('flops_per_token'):+.1%} FLOPs a token, "
-        f"{-slower:+.1%} tokens/s in training (median over the runs, side by side on one machine)"
-    )

@@ -13,11 +13,11 @@ import math
 import statistics
 
 import pytest
-from made_rows import BASE, GAIN, RULE, labels_of, listed, made_row, write_rows
+from made_rows import GAIN, labels_of, listed, made_row, write_rows
 
 import experiment
 import plot
-from study import claims, overview, power, stats, tables
+from study import claims, overview, power, stats
 
 
 def test_claims_may_be_about_other_numbers_of_the_rows_each_with_its_own_correction(tmp_path, drawn):
@@ -270,65 +270,6 @@ def test_with_many_seeds_the_sign_flip_test_is_called_what_it_is():
     assert "; over 0.4: p 6.1e-05, 6.1e-05 after Holm; sees" in some
 
 
-def test_a_verdict_has_no_thresholds_of_its_own_and_is_about_accuracy(helpers):
-    about = dict(baseline="none", treatment="gated")
-    message = helpers.error_of(listed, **about)
-    assert message == "success_above, success_below, failure_within: the verdict needs them, too"
-    assert "baseline, treatment: the verdict needs" in helpers.error_of(listed, **RULE)
-    assert "write a claim" in helpers.error_of(listed, **about, **RULE, metric="val_loss")
-    assert helpers.error_of(listed, solved_above=0.9, metric="val_loss").startswith("solved_above: is about accuracy")
-    assert listed(metric="val_loss").success_above is None
-
-
-def judging(arms, **keys):
-    about = dict(baseline="none", treatment="elementwise", base=BASE) | RULE
-    return experiment.ExperimentConfig(arms=arms, **about | keys)
-
-
-def judged(plain, gated, **keys):
-    """The verdict on made-up accuracies, seed by seed; None is a run that was not finite."""
-    config = judging({"none": {}, "elementwise": {}}, **keys)
-    rows = [
-        {"arm": arm, "seed": seed, "accuracy": accuracy or math.nan, "finite": accuracy is not None}
-        for arm, accuracies in (("none", plain), ("elementwise", gated))
-        for seed, accuracy in enumerate(accuracies)
-    ]
-    return tables.verdict(config, rows)
-
-
-@pytest.mark.parametrize(
-    "plain, gated, expected",
-    [
-        ([0.54, 0.30, 0.50], [0.76, 0.99, 0.80], "success"),
-        ([0.54, 0.30, 0.56], [0.76, 0.99, 0.80], "in between"),  # one seed of the baseline is too good
-        ([0.54, 0.30, 0.50], [0.76, 0.99, 0.75], "in between"),  # one seed of the treatment is not above
-        ([0.50, 0.60, 0.70], [0.53, 0.63, 0.72], "failure"),
-        ([0.50, 0.60, 0.70], [0.47, 0.58, 0.70], "failure"),
-        ([0.50, 0.60, 0.70], [0.54, 0.64, 0.74], "in between"),
-        ([0.90, 0.90, 0.90], [0.30, 0.30, 0.30], "in between"),  # the gate harms: neither of the two
-        ([0.50, 0.50, 0.50], [0.80, 0.80, None], "failure (a run was not finite)"),
-        ([0.50, None, 0.50], [0.80, 0.80, 0.80], "failure (a run was not finite)"),
-    ],
-)
-def test_verdict_follows_the_rules_of_the_config(plain, gated, expected):
-    assert judged(plain, gated).startswith(expected)
-
-
-def test_the_rules_are_keys_of_the_config():
-    plain, gated = [0.5, 0.6], [0.7, 0.8]
-    assert judged(plain, gated).startswith("in between")
-    assert judged(plain, gated, success_above=0.65, success_below=0.61).startswith("success")
-    assert judged(plain, gated, failure_within=0.21).startswith("failure")
-    assert "(elementwise - none = +20.0 points over 2 seeds;" in judged(plain, gated)
-
-
-def test_other_arms_than_the_two_do_not_count():
-    config = judging({"none": {}, "elementwise": {}, "conv": {}})
-    scores = {"none": 0.4, "elementwise": 0.9, "conv": math.nan}
-    rows = [{"arm": arm, "seed": 0, "accuracy": x, "finite": not math.isnan(x)} for arm, x in scores.items()]
-    assert tables.verdict(config, rows).startswith("success")
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Looks, and all experiments together
 
@@ -430,10 +371,3 @@ def test_only_shares_are_shown_as_points_or_per_cent(of, unit):
     asked = {"a": {"contrast": GAIN, "above": 0.0, "of": of}}
     (question,) = claims.questions(listed(seeds=list(range(8)), settings={}, claims=asked))
     assert claims.unit_of(question) == unit
-
-
-def test_a_verdict_waits_for_every_seed_of_both_arms():
-    config = judging({"none": {}, "elementwise": {"gate": "elementwise"}}, seeds=[0, 1])
-    rows = [made_row(run, 0.9 if "gate" in run["config"] else 0.1) for run in experiment.runs_of(config, [0, 1], [])]
-    assert tables.verdict(config, rows).startswith("success")
-    assert tables.verdict(config, rows[:-1]).startswith("not run yet (3 of 4 runs")
