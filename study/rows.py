@@ -31,7 +31,7 @@ OF_KIND = {"share": NUMBER, "effective": NUMBER, "gate_mean": {str: NUMBER}, "lo
 ROW = {
     "arm": TEXT, "setting?": TEXT, "seed": COUNT, "purpose?": {"selection", "short selection"},
     "config": DICT, "data": DICT, "init_from?": DICT, "metric?": {"accuracy", "val_loss"}, "prepare?": TEXT,
-    "finite": (bool, 0, 1), "accuracy": (float, -1e-3, 1.001, None), "val_loss": NUMBER,
+    "finite": (bool, 0, 1), "accuracy?": (float, -1e-3, 1.001, None), "val_loss?": NUMBER,
     "curve": [[NUMBER, 2, 2], 1, MANY], "horizon?": COUNT, "last_step?": COUNT, "seconds": SECONDS, "ended?": SECONDS,
     "scores": {str: {"slices?": {str: NUMBER}, "lengths?": [LENGTH, 0, 99]}}, "scored?": {str: DICT},
     "tokens_per_second?": NUMBER, "step_ms?": NUMBER, "flops_per_token?": NUMBER, "n_params?": COUNT,
@@ -50,7 +50,7 @@ def wrong_row(row: dict) -> str | None:
     steps, values = zip(*row["curve"], strict=True)
     a_number = NUMBER[:3] if row["finite"] else NUMBER
     parts: list = [("curve: step", list(steps), [STEP, 1, MANY]), ("curve", list(values), [a_number, 1, MANY])]
-    parts.append((row.get("metric", "accuracy"), row[row.get("metric", "accuracy")], a_number))
+    parts.append(("", row, {row.get("metric", "accuracy"): a_number}))
     parts += [(name, score, {"trained_length": COUNT}) for name, score in row["scores"].items() if "lengths" in score]
     if kinds := (row.get("sinks") or [{}])[-1].keys() - {"step", "value_norm"}:
         parts.append(("meters", row.get("meters"), {"kinds": dict.fromkeys(kinds, {"uniform": (float, 0, 1)})}))

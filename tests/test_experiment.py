@@ -472,7 +472,10 @@ WRONG = [
     (dict(rate_of={"elementwise": "none"}), "rate_of: without selection_seeds"),
     (dict(rate_of={"none": "none"}), "rate_of: none='none': must be one of elementwise"),
     (dict(rate_of={"none": []}, **CHOOSING), "rate_of: none: it=[]: must be a text"),
-    (dict(selection_iters=[2, 7], **CHOOSING), "selection_iters=[2, 7]: must be one or two numbers, growing to 6"),
+    (
+        dict(selection_iters=[2, 7], **CHOOSING),
+        "selection_iters=[2, 7]: must be one or two, growing, none over max_iters=6",
+    ),
     (dict(select_by="best"), "select_by='best': must be one of auc, last"),
     (dict(settings={"a": {"n_layr": 1}}), "unknown key 'n_layr'"),
     (dict(settings={"a": {"data": 1}}), "settings: a: data=1: must be a dict"),
