@@ -57,13 +57,7 @@ REPEATED = 8  # a label is "repeated" if so many tokens before it have stood in 
 
 @torch.no_grad()
 def score(
-    model: Any,
-    batches: Iterable[tuple],
-    *,
-    block_size: int,
-    device: torch.device | str = "cpu",
-    by_row: list | None = None,
-    carry: bool = False,
+    model: Any, batches: Iterable[tuple], *, block_size: int, by_row: list | None = None, carry: bool = False
 ) -> dict:
     """Scores batches of (inputs (B, T), targets (B, T), slice).
 
@@ -75,6 +69,8 @@ def score(
         at the model's block_size, and a new one begins
     """
     sums: dict = {}
+    is_gpt = isinstance(model, GPT)
+    device = model.wte.weight.device if is_gpt else "cpu"
     state, start, reach = None, 0, model.config.block_size if carry and ends_at_block_size(model) else math.inf
     for inputs, targets, name in batches:
         inputs, targets = inputs.to(device), targets.to(device)
@@ -85,7 +81,7 @@ def score(
             hidden, state = model.features(inputs, state, start)
             start += inputs.shape[1]
             chunks = map(model.logits, hidden[labelled].split(CHUNK_TOKENS))
-        elif isinstance(model, GPT):
+        elif is_gpt:
             chunks = map(model.logits, model.features(inputs, only=labelled)[0][0].split(CHUNK_TOKENS))
         else:
             chunks = iter([model(inputs)[labelled].float()])
@@ -201,7 +197,7 @@ def evaluate(
     model.eval()
     batches = dataset.eval_batches(split, batch_size, block_size, rank, world_size, tokens=tokens)
     with autocast(device.type, dtype):
-        sums = score(model, batches, block_size=block_size, device=device)
+        sums = score(model, batches, block_size=block_size)
     model.train(was_training)
     sums = sum_over_ranks(sums, dataset, block_size, device, world_size)
     parts = {"loss_of": parts_of_loss(sums)} if dataset.kind == "stream" else {}
@@ -328,7 +324,7 @@ def read(
                 changes.enter_context(pruned(model, config.prune_below))
             if config.eight_bits:
                 changes.enter_context(quantised(model))
-            return score(model, batches, block_size=block_size, device=processes.device, by_row=by_row, carry=carry)
+            return score(model, batches, block_size=block_size, by_row=by_row, carry=carry)
 
     rows: list = []
     sums = processes.on_all(sums_of, model, rows)

@@ -130,9 +130,7 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
     return {
         "checkpoint": str(path),
         "step": checkpoint.get("iter_num"),
-        "attention": model.config.attention,
-        "gate": model.config.gate,
-        "gate_activation": model.config.gate_activation,
+        **{name: getattr(model.config, name) for name in ("attention", "gate", "gate_activation")},
         "dataset": dataset.name,
         "split": config.split,
         "slice": name,
@@ -166,7 +164,7 @@ def loss_of(model: GPT, batches: Iterable[tuple], block_size: int, path: Path | 
 
     Raises UserError if the loss is not finite.
     """
-    sums = score(model, batches, block_size=block_size, device=model.wte.weight.device)
+    sums = score(model, batches, block_size=block_size)
     nats, labels, correct = (float(x) for x in sum(rows.sum((0, 1)) for rows in sums.values()))
     check_loss(nats / labels, path)
     return {"loss": nats / labels, "accuracy": correct / labels}
