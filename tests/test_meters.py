@@ -8,14 +8,12 @@ import html
 import json
 import re
 
+import edits
 import pytest
-import test_contract
-import torch
-import torch.nn as nn
 
 import meters
 import plot
-from model import MIXERS, Mixer, Projection
+from model import MIXERS
 from runs import probe
 from study import report, sinks
 from study.page import Table
@@ -41,7 +39,7 @@ def test_the_log_has_the_meters_of_every_evaluation_and_a_gate_that_did_not_move
 
 def test_several_checkpoints_give_a_table_each_and_one_file_which_the_page_is_drawn_of(trained, capsys):
     both = f"--checkpoint={trained / 'best.pt'},{trained / 'ckpt.pt'}"
-    meters.main([both, "--rows=4", "--score_batches=2", "--maps=1.0,0.1", "--device=cpu"])
+    meters.main([both, "--rows=4", "--score_batches=2", "--maps=1.0,0.1", "--device=cpu", "--threads=1"])
     printed = capsys.readouterr().out
     assert printed.count("packing: no BOS") == 2
     written = json.loads((trained / "meters.json").read_text())["checkpoints"]
@@ -80,42 +78,6 @@ def test_the_report_needs_no_other_file_and_holds_its_figures_and_its_table(tmp_
 # -- a mixer whose readout is not the recurrence -----------------------------------------------------------------------
 
 
-class LongConv(Mixer):
-    """q times a causal convolution of k v over all positions, with one learned filter per channel (Hyena, 2023)."""
-
-    past_block_size = "ends"
-
-    def __init__(self, config, gate):
-        H, D = config.n_head, config.head_dim
-        super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
-        self.qkv = nn.Linear(config.n_embd, 3 * H * D, bias=False)
-        self.filter = nn.Parameter(torch.empty(config.block_size, H * D))
-
-    def init_parameter(self, name, start, generator):
-        start.normal_(0.0, 0.1, generator=generator)
-
-    def project(self, x, state, start):
-        return Projection(*self.qkv(x).unflatten(-1, (-1, self.value_width)).chunk(3, dim=2))  # (B, T, H, D)
-
-    def read(self, p, state, start):
-        past = p.k * p.v
-        if state is not None:
-            end = start + past.shape[1]
-            state["past"][:, start:end] = past
-            past = state["past"][:, :end].to(past.dtype)
-        S, T = past.shape[1], p.q.shape[1]
-        lag = torch.arange(S - T, S)[:, None] - torch.arange(S)  # (T, S)
-        filters = self.filter[lag.clamp(min=0)] * (lag >= 0)[..., None]  # (T, S, H D)
-        return p.q * torch.einsum("tsc,bsc->btc", filters, past.flatten(2)).view_as(p.q)
-
-    def init_state(self, batch_size, device=None, dtype=None):
-        shape = batch_size, self.config.block_size, self.n_head, self.value_width
-        return {"past": torch.zeros(shape, device=device, dtype=dtype)}
-
-    def flops_per_token(self, T):
-        return self.n_head * self.value_width * (T + 3)
-
-
 NO_WEIGHTS = "no weights: its readout is its own, and it has no explicit_weights"
 
 
@@ -123,10 +85,10 @@ NO_WEIGHTS = "no weights: its readout is its own, and it has no explicit_weights
 def test_a_mixer_without_weights_has_no_sink_and_all_else_is_measured_and_drawn(
     attention, without, text, helpers, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setitem(MIXERS, "longconv", LongConv)
+    monkeypatch.setitem(MIXERS, "longconv", edits.LongConv)
     out = helpers.train(text, tmp_path / "run", attention=attention, gate="headwise")
     capsys.readouterr()
-    words = [f"--checkpoint={out}", "--device=cpu", "--rows=2", "--score_batches=1", "--queries=[aeiou]"]
+    words = [f"--checkpoint={out}", "--device=cpu", "--threads=1", "--rows=2", "--score_batches=1", "--queries=[aeiou]"]
     meters.main(words)
     printed = capsys.readouterr().out
     (row,) = json.loads((out / "meters.json").read_text())["checkpoints"]
@@ -157,16 +119,3 @@ def test_a_mixer_without_weights_has_no_sink_and_all_else_is_measured_and_drawn(
     assert ("maps.png" in drawn) == (len(without) == 1) != ("no attention map" in capsys.readouterr().out)
     message = helpers.error_of(meters.main, [*words, "--maps=0.1"])
     assert message == "maps='0.1': has no weights to draw"
-
-
-def test_a_mixer_without_weights_keeps_every_other_promise(monkeypatch):
-    monkeypatch.setitem(MIXERS, "longconv", LongConv)
-    monkeypatch.setenv("MIXER", "longconv")
-    cases, checks = test_contract.list_cases(), [f for name, f in vars(test_contract).items() if name[:5] == "test_"]
-    assert len(cases) > 20 and len(checks) > 7
-    keys = cases["longconv, elementwise"]
-    for check in checks:
-        if check is not test_contract.test_explicit_weights_reproduce_the_readout:
-            check(keys)
-    with pytest.raises(pytest.skip.Exception, match="no mixer here has weights"):
-        test_contract.test_explicit_weights_reproduce_the_readout(keys)
