@@ -187,18 +187,22 @@ def gate_panel(axes: plt.Axes, meters: dict) -> None:
     axes.set(xlabel=value, ylabel="layer", title=f"Gate: {small:.0%} of the values are under 0.1")
 
 
+def of_heads(layers: dict[int, dict], name: str) -> list[tuple]:
+    """[(layer, mean over its heads in per cent)] of a number of the sink."""
+    return [(i, 100 * mean(layer["sink"][name])) for i, layer in layers.items()]
+
+
 def sink_panel(axes: plt.Axes, meters: dict) -> None:
     """The weight on token 0 by layer: a dot per head."""
     layers = with_sink(meters)
     colours = mixer_colours(layer["mixer"] for layer in layers.values())
     for i, layer in layers.items():
-        heads = [100 * share for share in layer["sink"]["share"]]
-        label = "a head" if i == min(layers) else None
+        heads, label = [100 * share for share in layer["sink"]["share"]], "a head" if i == min(layers) else None
         axes.plot([i] * len(heads), heads, "o", color=colours[layer["mixer"]], alpha=0.7, label=label)
-    sink_of = {i: layer["sink"] for i, layer in layers.items()}
-    means = [([(i, 100 * mean(sink["share"])) for i, sink in sink_of.items()], "-", "black", "mean of the heads")]
-    random = [(i, 100 * mean(sink["random_tokens"])) for i, sink in sink_of.items()]
-    means.append((random, "D--", "0.4", "the same on random tokens"))
+    means = [
+        (of_heads(layers, "share"), "-", "black", "mean of the heads"),
+        (of_heads(layers, "random_tokens"), "D--", "0.4", "the same on random tokens"),
+    ]
     axes.axhline(100 * meters["sink_baseline"], color="0.4", linestyle=":", label="uniform weights")
     proxies = dict.fromkeys(layer["mixer"] for layer in layers.values() if layer["sink"]["kind"] == "proxy")
     title = "Sink" + f" ({', '.join(proxies)}: a proxy)" * bool(proxies)
@@ -210,12 +214,9 @@ def token_0_panel(axes: plt.Axes, meters: dict) -> None:
     """Token 0's share of the readout by layer, before norm and gate and behind them, and the effective sink."""
     layers = with_sink(meters)
     shares = [
-        ([(i, 100 * mean(layer["sink"][name])) for i, layer in layers.items()], style, colour, label)
-        for name, label, colour, style in (
-            ("token_0_before", "share of the readout, before the gate", COLOURS[0], "o-"),
-            ("token_0_after", "share behind the gate", COLOURS[1], "s--"),
-            ("effective", "written / residual (effective sink)", COLOURS[2], "^-"),
-        )
+        (of_heads(layers, "token_0_before"), "o-", COLOURS[0], "share of the readout, before the gate"),
+        (of_heads(layers, "token_0_after"), "s--", COLOURS[1], "share behind the gate"),
+        (of_heads(layers, "effective"), "^-", COLOURS[2], "written / residual (effective sink)"),
     ]
     axes.axhline(100 * meters["sink_baseline"], color="0.4", linestyle=":", label="equal parts")
     about = dict(title="Token 0 in the readout", xlabel="layer", ylabel="%, mean of the heads", xticks=[*layers])
