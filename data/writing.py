@@ -4,8 +4,8 @@ Writing a data set: the shards first, meta.json last, in the folder .new until a
     write_stream(folder, {"train": documents, "val": documents}, tokenizer=get_tokenizer("byte"), **about)
     write_examples(folder, {"train": [(examples, facts)], "val": [(examples, facts)]}, vocab_size=64, **about)
 
-The new files replace those of the old data set when they are complete: a prepare script that fails or is killed leaves
-the old data set as it was. data/shards.py describes the files, and opens them.
+The new files then replace those of the old data set: a prepare script that fails or is killed leaves the old data set
+as it was. data/shards.py describes the files, and opens them.
 
 A prepare script loads its keys, makes the text or the rows, claims its folder, writes and reports:
 
@@ -14,16 +14,13 @@ A prepare script loads its keys, makes the text or the rows, claims its folder, 
     report(meta, out_dir)
 """
 
-import configurator
-from configurator import UserError, show
+from configurator import UserError, read_regular
 
-import collections
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
-import os
-import re
 from array import array
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,51 +28,40 @@ from pathlib import Path
 
 import numpy as np
 
-from data.shards import DATA, FORMAT, MAX_VOCAB, MOST_META, PARAMETERS, dtype_of
+from data.shards import DATA, FORMAT, MAX_VOCAB, META, dtype_of, npy_files, read_meta
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE
-from rules import wrong_field
+from rules import show, wrong_field
 from runs import files
-from runs.files import read_json, write_whole
-from runs.limits import disk_free, ram_available, show_bytes
-
-OURS = re.compile(r"\w{1,80}_(\d{4,9}|documents)\.npy")  # the names of shards and offsets
-
+from runs.limits import ram_available, show_bytes
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The steps of a prepare script
 
 
-def check_room(out_dir: Path | str | None, memory: int, disk: int, what: str, keys: str) -> None:
-    """Raises UserError if less than that many bytes of memory or of disk are left, before anything is computed.
-
-    what: the rows, in words, which take `disk` bytes; keys: what the user may lower.
-    """
-    ram, where = ram_available()
-    out_dir = out_dir or DATA
-    for need, available, place in ((memory, ram, where), (disk, disk_free(out_dir), f"the disk of {out_dir}")):
-        if need > available:
-            raise UserError(
-                f"about {show_bytes(need)} would be needed, and {place} has {show_bytes(available)} left: "
-                f"{what} are {show_bytes(disk)}; lower {keys}"
-            )
+def check_room(size: int, keys: str) -> None:
+    """Raises UserError if less than that many bytes of memory are left. keys: what the user may lower."""
+    available, where = ram_available()
+    if size > available:
+        raise UserError(
+            f"about {show_bytes(size)} would be needed, and {where} has {show_bytes(available)} left; lower {keys}"
+        )
 
 
 def claim(out_dir: Path | str | None, overwrite: bool, generator: str) -> Path:
     """Marks the folder as a data set, and returns its Path. UserError where it holds something else, unless overwrite.
 
-    Three kinds of folder need no mark: a data set of an older version, a script's own folder under data/, and a folder
-    that holds nothing but a lock and what a stopped script has left in .new. generator: the script that asks; the data
-    set of another script is something else. out_dir=None is the folder of the script.
+    generator: the script that asks; the data set of another script is something else. The folder of a script under
+    data/ needs no mark; out_dir=None is that of the script itself.
     """
-    out_dir = Path(out_dir or DATA.parent / os.path.dirname(generator))
-    meta = _meta_of(out_dir)
-    if meta.get("generator") not in (None, generator) and not overwrite:
-        what = f"{out_dir}: holds the data set of {show(meta['generator'])}"
-        raise UserError(f"{what}; name another --out_dir, or add --overwrite=true, which replaces it")
-    with contextlib.suppress(OSError):  # files.claim meets the same error and reports it
-        is_scripts = os.path.dirname(os.path.realpath(out_dir)) == str(DATA) and (out_dir / "prepare.py").is_file()
-        overwrite = overwrite or is_scripts or bool(_named_in(meta)) or set(os.listdir(out_dir)) <= {"lock", files.NEW}
-    files.claim(out_dir, "data set", overwrite)
+    out_dir = Path(out_dir) if out_dir else (DATA.parent / generator).parent
+    other = _old_meta(out_dir).get("generator", generator)
+    if other != generator and not overwrite:
+        raise UserError(
+            f"{out_dir}: holds the data set of {show(other)}; name another --out_dir, or add --overwrite=true, which "
+            "replaces it"
+        )
+    is_scripts = out_dir.resolve().parent == DATA and (out_dir / "prepare.py").is_file()
+    files.claim(out_dir, "data set", overwrite or is_scripts)
     return out_dir
 
 
@@ -133,33 +119,30 @@ def write_stream(
     def encode(text):
         return tokenizer.encode_array(text), count_words(text), len(text.encode())
 
-    about |= {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-    dtype = dtype_of(tokenizer.vocab_size)
+    dtype, written = dtype_of(tokenizer.vocab_size), {}
     with _new_folder(out_dir, tokenizer.vocab_size) as folder:
-        written = {}
         for split, documents in splits.items():
-            shards, counts, tokens = [], [], array(np.dtype(dtype).char)
-            for ids, n_words, n_bytes in _map_in_threads(encode, documents, workers):
-                counts.append((len(ids), n_words, n_bytes))
+            shards, counts, tokens = [], [], array(dtype.char)
+            for ids, n_words, n_bytes in _in_threads(encode, documents, workers):
+                counts.append((n_words, n_bytes, len(ids)))
                 tokens.frombytes(ids.tobytes())
                 while len(tokens) >= shard_tokens:
                     shards.append(_save_shard(folder, split, len(shards), tokens[:shard_tokens], dtype))
                     del tokens[:shard_tokens]
             if tokens:
                 shards.append(_save_shard(folder, split, len(shards), tokens, dtype))
-            if not shards:
-                raise UserError(f"the {split} split would hold no text")
-            n_tokens, n_words, n_bytes = (sum(column) for column in zip(*counts, strict=True))
-            total = {"documents": len(counts), "words": n_words, "bytes": n_bytes, "tokens": n_tokens}
-            if not n_words:
-                raise UserError(f"the {split} split would hold nothing but white space")
+            table = np.array(counts, np.int64).reshape(-1, 3)
+            total = {"documents": len(counts)} | dict(
+                zip(("words", "bytes", "tokens"), table.sum(0).tolist(), strict=True)
+            )
+            if not total["words"]:
+                raise UserError(f"the {split} split would hold no text, or nothing but white space")
             check(split, total)
-            offsets = np.cumsum([0] + [length for length, _, _ in counts], dtype=np.int64)
-            saved = _save(folder / f"{split}_documents.npy", lambda file, offsets=offsets: np.save(file, offsets))
+            saved = _save(folder / f"{split}_documents.npy", np.concatenate([[0], table[:, 2].cumsum()]))
             written[split] = total | {"document_offsets": saved, "shards": shards}
         if hasattr(tokenizer, "file"):  # the data set has a copy, so that it can be decoded wherever it lies
-            content = configurator.read_regular(tokenizer.file, MOST_TOKENIZER)
-            about["tokenizer_file"] = _save(folder / TOKENIZER_FILE, lambda file: file.write(content))
+            about["tokenizer_file"] = _save(folder / TOKENIZER_FILE, read_regular(tokenizer.file, MOST_TOKENIZER))
+        about |= {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
         return _write_meta(folder, written, kind="stream", **about)
 
 
@@ -171,12 +154,11 @@ def write_examples(
     (examples (N, 2, T), facts) each. The facts go to meta.json; one of them is the name of the "slice", such as "64/4".
     kinds: {name: token ids}: the kinds of query that meters.py measures apart; all other tokens are one more kind.
     """
+    written = {}
     with _new_folder(out_dir, vocab_size) as folder:
-        written = {}
         for split, slices in splits.items():
             shards, labels = [], 0
             for examples, facts in slices:
-                examples = np.asarray(examples)
                 if examples.size and not 0 <= examples.min() <= examples.max() < vocab_size:
                     ids = f"ids from {examples.min()} to {examples.max()}"
                     raise UserError(f"the {split} split has {ids}, and vocab_size={vocab_size}")
@@ -184,24 +166,17 @@ def write_examples(
                 shards.append(_save_shard(folder, split, len(shards), examples, dtype_of(vocab_size)) | facts)
             if not labels:
                 raise UserError(f"the {split} split would hold no label: nothing to predict")
-            rows, tokens = sum(shard["rows"] for shard in shards), sum(shard["tokens"] for shard in shards)
-            written[split] = {"rows": rows, "tokens": tokens, "labels": labels, "shards": shards}
+            counts = {name: sum(shard[name] for shard in shards) for name in ("rows", "tokens")}
+            written[split] = counts | {"labels": labels, "shards": shards}
         return _write_meta(folder, written, kind="examples", vocab_size=vocab_size, **about)
 
 
-def _map_in_threads(function, items, workers):
-    """map(function, items). Threads are enough: tiktoken releases the GIL."""
-    if workers == 1:
-        yield from map(function, items)
-        return
+def _in_threads(function, items, workers):
+    """Yields function(item) of each in order. Threads are enough: tiktoken releases the GIL."""
+    items = iter(items)
     with ThreadPoolExecutor(workers) as pool:
-        waiting = collections.deque()  # a few for each thread, so that no whole split is in memory
-        for item in items:
-            waiting.append(pool.submit(function, item))
-            if len(waiting) > 4 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        while block := list(itertools.islice(items, 4 * workers)):  # so that no whole split is in memory
+            yield from pool.map(function, block)
 
 
 @contextlib.contextmanager
@@ -211,56 +186,43 @@ def _new_folder(out_dir, vocab_size):
         raise UserError(f"vocabulary of {vocab_size}: a shard holds ids below {MAX_VOCAB}")
     with files.new_folder(out_dir) as new:
         yield new
-        old, written = _named_in(_meta_of(Path(out_dir))), _named_in(_meta_of(new))
-        gone = [name for name in old - written if OURS.fullmatch(name)]  # a stranger's meta.json may name any file
-        files.switch(out_dir, [*gone, *sorted(written - {"meta.json"}), "meta.json"])
+        old = {entry["file"] for entry in npy_files(_old_meta(Path(out_dir)))}
+        written = {file.name for file in new.iterdir()} - {"lock", "meta.json"}
+        files.switch(out_dir, [*(old - written), *sorted(written), "meta.json"])
 
 
-def _meta_of(folder):
-    """The content of the meta.json of a data set; {} where there is none of our format."""
+def _old_meta(folder):
+    """The content of the meta.json in a folder, or that of an empty data set where there is none that can be read."""
     try:
-        meta = read_json(folder / "meta.json", MOST_META)
+        return read_meta(folder)
     except UserError:
-        return {}
-    return meta if isinstance(meta, dict) and meta.get("format") == FORMAT else {}
-
-
-def _named_in(meta):
-    """The names of the files of a data set, meta.json among them; none where its meta.json is damaged."""
-    try:
-        entries = [meta.get("tokenizer_file", {})]
-        for facts in meta["splits"].values():
-            entries += [*facts["shards"], facts.get("document_offsets", {})]
-        return {"meta.json", *(entry["file"] for entry in entries if isinstance(entry.get("file"), str))}
-    except (LookupError, TypeError, AttributeError):
-        return set()
+        return {"splits": {}}
 
 
 def _save_shard(folder, split, number, values, dtype):
     values = np.asarray(values, dtype)
     shape = {"rows": len(values), "seq_len": values.shape[2]} if values.ndim == 3 else {}
-    saved = _save(folder / f"{split}_{number:04d}.npy", lambda file: np.save(file, values, allow_pickle=False))
-    return saved | shape | {"tokens": len(values) * shape.get("seq_len", 1)}
+    tokens = len(values) * shape.get("seq_len", 1)
+    return _save(folder / f"{split}_{number:04d}.npy", values) | shape | {"tokens": tokens}
 
 
-def _save(path, write):
-    """write_whole. Returns the entry of the file in meta.json."""
-    size = write_whole(path, write)
+def _save(path, content):
+    """Writes an array, or bytes as they are. Returns the entry of the file in meta.json."""
+    is_array = isinstance(content, np.ndarray)
+    size = files.write_whole(path, lambda file: np.save(file, content) if is_array else file.write(content))
     with open(path, "rb") as file:
         return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": size}
 
 
 def _write_meta(
-    folder, splits, *, kind, name, tokenizer, vocab_size, generator, generator_version, parameters, seed, kinds=None,
-    tokenizer_file=None,
-):  # fmt: skip
+    folder, splits, *, kind, name, tokenizer, vocab_size, generator, generator_version, parameters, seed, **more
+):
     """`generator` is the script that made the data and `parameters` are its keys; with the seed they reproduce it."""
-    if wrong := wrong_field(parameters, PARAMETERS[kind], "parameters"):
-        raise UserError(f"{wrong}; a reader takes its meaning from there, so use another name for yours")
     meta = {"format": FORMAT, "kind": kind, "name": name, "tokenizer": tokenizer, "vocab_size": vocab_size}
     meta |= {"generator": generator, "generator_version": generator_version, "parameters": parameters, "seed": seed}
-    meta |= {"kinds": kinds} if kinds else {}
-    meta |= {"tokenizer_file": tokenizer_file} if tokenizer_file else {}
-    text = json.dumps(meta | {"splits": splits}, indent=1) + "\n"
-    write_whole(folder / "meta.json", lambda file: file.write(text.encode()))
-    return json.loads(text)
+    text = json.dumps(meta | more | {"splits": splits}, indent=1) + "\n"
+    meta = json.loads(text)
+    if wrong := wrong_field(meta, META[kind]):
+        raise UserError(f"{wrong}; a reader takes its meaning from there, so use another name for yours")
+    files.write_text(folder / "meta.json", text)
+    return meta

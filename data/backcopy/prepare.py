@@ -63,10 +63,8 @@ class Config:
 
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
-    rows = config.train_size + config.val_size
-    # tokens and labels, uint16; while they are drawn, a row's tokens once more and its random numbers
-    size, what = 4 * config.seq_len * rows, f"{rows:,} rows of {config.seq_len}"
-    check_room(config.out_dir, 2 * size + 64 * rows, size, what, "train_size, val_size or seq_len")
+    # tokens and labels; while they are drawn, a row's tokens once more and its random numbers
+    check_room((config.train_size + config.val_size) * (8 * config.seq_len + 64), "train_size, val_size or seq_len")
     alphabet, table, first = chain_of(config)
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
     splits = {}

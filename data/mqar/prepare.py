@@ -26,6 +26,7 @@ row.
 No row of validation is also a row of training: such a row is drawn again.
 """
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ from configurator import UserError, key  # noqa: E402
 
 from data.shards import UINT16_VOCAB  # noqa: E402
 from data.writing import check_room, claim, made_by, report, write_examples  # noqa: E402
+from rules import show  # noqa: E402
 
 GENERATOR = "data/mqar/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows
@@ -66,7 +68,11 @@ class Config:
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
     slices = parse_slices(config)
-    check_sizes(config, slices)
+    lengths, pairs = map(sum, zip(*slices, strict=True))
+    # tokens and labels, the tokens of training once more as keys of a set, and of a block the shuffled decks
+    block = BLOCK * (24 * lengths + 8 * config.vocab_size)
+    size = lengths * (6 * config.train_size + 4 * config.val_size) + 100 * config.train_size + block
+    check_room(size, "train_size, val_size or the length")
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
     about = made_by(config, GENERATOR, VERSION)
     splits = generate_splits(config, slices)
@@ -83,14 +89,11 @@ def main(argv):
 
 def parse_slices(config):
     """[(length, pairs), ...], each of them checked."""
-    slices = []
-    for text in [f"{config.seq_len}/{config.pairs}"] if config.slices is None else config.slices:
-        length, slash, pairs = text.partition("/")
-        if len(text) > 20 or not (slash and length.strip().isdecimal() and pairs.strip().isdecimal()):
-            raise UserError(f"slices={text!r}: write length/pairs, as in 64/4,128/8")
-        slices.append((int(length), int(pairs)))
-    if not slices or len(set(slices)) < len(slices):
-        raise UserError("slices: name at least one, and each once")
+    texts = [f"{config.seq_len}/{config.pairs}"] if config.slices is None else config.slices
+    words = [re.fullmatch(r" *([0-9]{1,18}) */ *([0-9]{1,18}) *", text) for text in texts]
+    slices = [(int(word[1]), int(word[2])) for word in words if word]
+    if not texts or len(set(slices)) < len(texts):
+        raise UserError(f"slices={show(','.join(texts))}: write length/pairs, each once, as in 64/4,128/8")
     for seq_len, pairs in slices:
         check_settings(seq_len, pairs, config.vocab_size, config.queries or pairs)
     return slices
@@ -100,16 +103,6 @@ def chance(config) -> float:
     """The accuracy of a guess among the values in context, over all queries of all slices."""
     queries = [(pairs, min(pairs, config.queries or pairs)) for _, pairs in parse_slices(config)]
     return sum(asked / pairs for pairs, asked in queries) / sum(asked for _, asked in queries)
-
-
-def check_sizes(config, slices):
-    """Raises UserError if memory or the disk is too small for the rows: all are held at once, then written."""
-    rows, (longest, pairs) = config.train_size + config.val_size, max(slices)
-    size = sum(4 * seq_len * rows for seq_len, _ in slices)
-    # besides, a hash for each row; for a block, the clocks and their order for each slot, the decks of keys and values
-    block = min(BLOCK, max(config.train_size, config.val_size)) * (24 * longest + 8 * config.vocab_size)
-    what = f"{rows:,} rows of slice {longest}/{pairs}"
-    check_room(config.out_dir, size + 24 * rows + block, size, what, "train_size, val_size or the length")
 
 
 def check_settings(seq_len, pairs, vocab_size, queries):
@@ -186,10 +179,10 @@ def generate_splits(config, slices):
         rngs = [np.random.default_rng([config.seed, i, seq_len, pairs]) for i in range(2)]
         train = generate(rngs[0], config.train_size, seq_len, pairs, **settings)
         val = generate(rngs[1], config.val_size, seq_len, pairs, **settings)
-        train_hashes = row_hashes(train)
+        rows = {row.tobytes() for row in train[:, 0]}
         for _ in range(100):
-            seen = np.flatnonzero(np.isin(row_hashes(val), train_hashes))
-            if not len(seen):
+            seen = [i for i, row in enumerate(val[:, 0]) if row.tobytes() in rows]
+            if not seen:
                 break
             val[seen] = generate(rngs[1], len(seen), seq_len, pairs, **settings)
         else:
@@ -202,13 +195,6 @@ def generate_splits(config, slices):
         splits["train"].append((train, facts))
         splits["val"].append((val, facts))
     return splits
-
-
-def row_hashes(examples):
-    """A 64-bit hash of the tokens of each row, which determine its labels. A collision only costs one more draw."""
-    factors = np.random.default_rng(0).integers(1 << 63, size=examples.shape[2], dtype=np.uint64) * 2 + 1
-    blocks = [examples[i : i + BLOCK, 0].astype(np.uint64) @ factors for i in range(0, len(examples), BLOCK)]
-    return np.concatenate(blocks)
 
 
 if __name__ == "__main__":
