@@ -130,7 +130,7 @@ def _open_shards(folder, meta):
         known = read_json(folder / VERIFIED)
 
     def checked(entry, dtype, shape, limit):
-        shard = Shard(folder / entry["file"], dtype, shape, entry["bytes"])
+        shard = Shard(folder / entry["file"], dtype, shape)
         stat = os.fstat(shard.fd)
         mark = [entry["sha256"], limit, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
         if not isinstance(known, dict) or known.get(entry["file"]) != mark:
@@ -158,27 +158,24 @@ def _open_shards(folder, meta):
 
 
 class Shard:
-    """The numbers of a .npy file; shard[start:stop] reads them. Raises UserError for another size, dtype or shape.
+    """The numbers of a .npy file; shard[start:stop] reads them. Raises UserError for another dtype or shape.
 
     It reads by position: what a memory map has read counts as memory, and a file that is cut short ends it with SIGBUS.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...], size: int):
+    def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...]):
         if not os.path.isfile(path):
             raise UserError(f"{path}: is missing")
         self.path, self.dtype, self.shape = path, dtype, shape
         self.fd = os.open(path, os.O_RDONLY)  # a shard that is replaced later is read as it was
         weakref.finalize(self, os.close, self.fd)
-        if (actual := os.fstat(self.fd).st_size) != size:
-            raise UserError(f"{path}: has {actual} bytes where meta.json says {size}")
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
-            self.start, is_whole = array.offset, array.flags.c_contiguous and array.offset + array.nbytes == size
+            self.start, self.row_bytes, in_order = array.offset, array.nbytes // len(array), array.flags.c_contiguous
         except Exception as error:  # a damaged header may raise anything: SyntaxError, tokenize.TokenError, EOFError
             raise UserError(f"{path}: cannot be read as a .npy file of numbers ({error})") from None
-        if (array.dtype, array.shape, is_whole) != (dtype, shape, True):
+        if (array.dtype, array.shape, in_order) != (dtype, shape, True):
             raise UserError(f"{path}: holds {array.dtype} {array.shape} where meta.json says {dtype} {shape}")
-        self.row_bytes = array.nbytes // len(array)
 
     def check(self, sha256: str, limit: int) -> None:
         """Reads the file through. Raises UserError if its sha256 is another, or a number is not below limit."""

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.shards import DATA, FORMAT, MAX_VOCAB, META, dtype_of, npy_files, read_meta
+from data.shards import DATA, FORMAT, META, dtype_of, npy_files, read_meta
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE
 from rules import show, wrong_field
 from runs import files
@@ -120,7 +120,7 @@ def write_stream(
         return tokenizer.encode_array(text), count_words(text), len(text.encode())
 
     dtype, written = dtype_of(tokenizer.vocab_size), {}
-    with _new_folder(out_dir, tokenizer.vocab_size) as folder:
+    with _new_folder(out_dir) as folder:
         for split, documents in splits.items():
             shards, counts, tokens = [], [], array(dtype.char)
             for ids, n_words, n_bytes in _in_threads(encode, documents, workers):
@@ -155,7 +155,7 @@ def write_examples(
     kinds: {name: token ids}: the kinds of query that meters.py measures apart; all other tokens are one more kind.
     """
     written = {}
-    with _new_folder(out_dir, vocab_size) as folder:
+    with _new_folder(out_dir) as folder:
         for split, slices in splits.items():
             shards, labels = [], 0
             for examples, facts in slices:
@@ -180,10 +180,8 @@ def _in_threads(function, items, workers):
 
 
 @contextlib.contextmanager
-def _new_folder(out_dir, vocab_size):
+def _new_folder(out_dir):
     """A folder to write to. At the end its files replace those of the data set in out_dir. Raises UserError."""
-    if vocab_size > MAX_VOCAB:
-        raise UserError(f"vocabulary of {vocab_size}: a shard holds ids below {MAX_VOCAB}")
     with files.new_folder(out_dir) as new:
         yield new
         old = {entry["file"] for entry in npy_files(_old_meta(Path(out_dir)))}
@@ -200,7 +198,7 @@ def _old_meta(folder):
 
 
 def _save_shard(folder, split, number, values, dtype):
-    values = np.asarray(values, dtype)
+    values = np.ascontiguousarray(values, dtype)
     shape = {"rows": len(values), "seq_len": values.shape[2]} if values.ndim == 3 else {}
     tokens = len(values) * shape.get("seq_len", 1)
     return _save(folder / f"{split}_{number:04d}.npy", values) | shape | {"tokens": tokens}

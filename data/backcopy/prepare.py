@@ -6,8 +6,8 @@ ask for a copy. A head has work at triggers and nowhere else.
     python data/backcopy/prepare.py --text=shakespeare.txt         # another text for the table of character pairs
     python data/backcopy/prepare.py --first_token=false            # rows begin with a character
 
-A row is a chain behind a first token, <s>. After a trigger the character before the trigger is repeated. After any
-other one the next is drawn from a table: how often each character follows it in the text. For the trigger "e":
+A row is a chain behind a first token, <s>. After a trigger the character before the trigger is repeated. After another
+character the next is drawn from a table: how often each character follows it in the text. For the trigger "e":
 
     position   0   1  2  3  4  5  6  7  8
     token      <s> t  h  e  h  a  v  e  v
@@ -25,7 +25,6 @@ predictor, which knows the table and the rule: the entropy of the next token, wh
 
 import platform
 import sys
-import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
-from data.pystdlib.prepare import find_sources  # noqa: E402
+from data.pystdlib.prepare import read_sources  # noqa: E402
 from data.shards import UINT16_VOCAB  # noqa: E402
 from data.text.prepare import read_text  # noqa: E402
 from data.writing import check_room, claim, made_by, report, write_examples  # noqa: E402
@@ -85,18 +84,13 @@ def main(argv):
 
 def chain_of(config):
     """The alphabet, and the probabilities of the chain: pairs (K + 1, K + 1) and first character (K + 1,), by id."""
-    if config.triggers >= config.characters:
-        raise UserError(
-            f"triggers={config.triggers}: must be fewer than characters={config.characters}: a row begins with another"
-        )
-    if config.text is None:
-        text = "".join(file.read_bytes().decode() for file in find_sources(Path(sysconfig.get_path("stdlib"))))
-    else:
-        text = read_text(Path(config.text))
+    text = "".join(read_sources().values()) if config.text is None else read_text(Path(config.text))
     alphabet, ids = most_frequent(text, config.characters)
-    if len(alphabet) < config.characters:
-        where = config.text or "Python's standard library"
-        raise UserError(f"{where}: has {len(alphabet)} different characters; lower characters={config.characters}")
+    if not config.triggers < config.characters == len(alphabet):
+        raise UserError(
+            f"characters={config.characters}: must be more than triggers={config.triggers}, and at most "
+            f"{len(set(text))}, the different characters of the text"
+        )
     table, counts = pair_table(ids, len(alphabet))
     first = np.where(np.arange(len(counts)) > config.triggers, counts, 0)  # id 0 and the triggers: no first character
     return alphabet, table, first / first.sum()

@@ -6,24 +6,21 @@ was shown with a key.
     python data/mqar/prepare.py --slices=64/4,128/8,256/16        # several lengths / numbers of pairs in one set
     python data/mqar/prepare.py --seq_len=64 --pairs=4 --queries=2 --vocab_size=16 --power=1 --train_size=10000
 
-A row shows `pairs` key-value pairs, and then repeats keys, the queries, at some of the remaining even
-positions. The label stands at the query: there the model sees the key, and must name its value, which
-is not shown again. For length 16, 3 pairs, vocabulary 16 (keys 1..7, values 8..15) and zero filler:
+A row shows `pairs` key-value pairs, and then repeats keys, the queries, at some of the remaining even positions. The
+label stands at the query: there the model sees the key, and must name its value, which is not shown again. For length
+16, 3 pairs, vocabulary 16 (keys 1..7, values 8..15) and zero filler:
 
     position   0  1  2  3  4  5 | 6  7  8  9 10 11 12 13 14 15
     token      3  9  7 14  1  8 | 7  0  0  0  3  0  1  0  0  0
     label      .  .  .  .  .  . |14  .  .  .  9  .  8  .  .  .
               a key, its value ... slot 1      slot 3, slot 4
 
-Keys are drawn without replacement from 1..V/2-1, values from V/2..V-1; 0 is filler, and as a label,
-"nothing to predict". There are (length - 2 * pairs) / 2 slots. Slots are drawn without
-replacement, slot i = 1, 2, ... with a probability ~ i^(power - 1), and given to the queried keys in
-the order of their pairs. With the paper's power=0.01 most queries follow soon after the pairs, and
-earlier keys tend to be asked earlier; with power=1 all slots are equally likely. With filler=random,
-every position without a pair or a query holds a token that is not among the keys and values of its
-row.
-
-No row of validation is also a row of training: such a row is drawn again.
+Keys are drawn without replacement from 1..V/2-1, values from V/2..V-1; 0 is filler, and as a label, "nothing to
+predict". There are (length - 2 * pairs) / 2 slots. Slots are drawn without replacement, slot i = 1, 2, ... with a
+probability ~ i^(power - 1), and given to the queried keys in the order of their pairs. With the paper's power=0.01 most
+queries follow soon after the pairs, and earlier keys tend to be asked earlier; with power=1 all slots are equally
+likely. With filler=random, every position without a pair or a query holds a token that is not among the keys and values
+of its row. No row of validation is also a row of training: such a row is drawn again.
 """
 
 import re
@@ -68,7 +65,7 @@ class Config:
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
     slices = parse_slices(config)
-    lengths, pairs = map(sum, zip(*slices, strict=True))
+    lengths = sum(seq_len for seq_len, _ in slices)
     # tokens and labels, the tokens of training once more as keys of a set, and of a block the shuffled decks
     block = BLOCK * (24 * lengths + 8 * config.vocab_size)
     size = lengths * (6 * config.train_size + 4 * config.val_size) + 100 * config.train_size + block
