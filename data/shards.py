@@ -26,6 +26,7 @@ import itertools
 import json
 import os
 import re
+import time
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -82,8 +83,8 @@ def open_dataset(path: Path | str) -> "Dataset":
         raise UserError("dataset=None: the checkpoint names no data set; name one: --dataset=FOLDER")
     folder = Path(path)
     name = folder.name.split("-")[0]  # data/wikitext103/prepare.py makes wikitext103-mini, too
-    advice = f"run python data/{name if (DATA / name / 'prepare.py').is_file() else '<name>'}/prepare.py"
-    if not folder.is_dir() and (DATA / folder.name / "meta.json").is_file():
+    advice = f"run python data/{name if os.path.isfile(DATA / name / 'prepare.py') else '<name>'}/prepare.py"
+    if not os.path.isdir(folder) and os.path.isfile(DATA / folder.name / "meta.json"):
         advice = f"write --dataset=data/{folder.name}"  # nanoGPT's spelling
     try:
         meta = read_meta(folder)
@@ -135,7 +136,8 @@ def _open_shards(folder, meta):
         mark = [entry["sha256"], limit, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
         if not isinstance(known, dict) or known.get(entry["file"]) != mark:
             shard.check(entry["sha256"], limit)
-        marks[entry["file"]] = mark
+        if time.time_ns() - stat.st_ctime_ns > 1e9:  # a second write to a younger file may leave the same times
+            marks[entry["file"]] = mark
         return shard
 
     is_text, vocab_size = meta["kind"] == "stream", meta["vocab_size"]
@@ -185,6 +187,7 @@ class Shard:
             numbers = self[start : start + step]
             digest.update(numbers)
             largest = max(largest, int(numbers.max()))
+        digest.update(os.pread(self.fd, 1, self.start + len(self) * self.row_bytes))  # what was appended, if anything
         if digest.hexdigest() != sha256:
             raise UserError(f"{self.path}: is not the file that meta.json describes (its sha256 differs)")
         if largest >= limit:

@@ -48,7 +48,7 @@ def get_tokenizer(name: str, folders: Iterable[Path | str] = ()) -> Any:
         )
     for folder in folders:
         file = Path(folder) / TOKENIZER_FILE
-        if file.is_file() and (tokenizer := FileTokenizer(file)).name == name:
+        if os.path.isfile(file) and (tokenizer := FileTokenizer(file)).name == name:
             return tokenizer
     where = ", ".join(str(folder) or "." for folder in folders)
     raise UserError(f"{name!r}: the {TOKENIZER_FILE} with this sha256 is not in {where}; copy it there")

@@ -118,10 +118,10 @@ def download(name):
 def read_copy(folder, source, version):
     """The text of wiki.SOURCE.VERSION, or of the hub's parquet files in the folder or in the hub's subfolder of it."""
     file = folder / f"wiki.{source}.{version}"
-    if file.is_file():
+    if os.path.isfile(file):
         return file.read_bytes()
     for place in (folder / HUB_CONFIG[version], folder):
-        if files := sorted(filter(Path.is_file, place.glob(f"{HUB_SPLIT[source]}*.parquet"))):
+        if files := sorted(filter(os.path.isfile, place.glob(f"{HUB_SPLIT[source]}*.parquet"))):
             return b"".join(map(read_parquet, files))
     return None
 
