@@ -271,8 +271,6 @@ class Dataset:
         m-th part. same_length: every batch is as long as the longest row of the split, because torch.compile takes
         minutes for each new length.
         """
-        if not 0 <= micro_step < gradient_accumulation_steps:
-            raise ValueError(f"micro_step {micro_step} of {gradient_accumulation_steps}")
         n, first = self.examples_per_epoch(split, block_size), step * gradient_accumulation_steps + micro_step
         examples = []
         for index in range(first * batch_size, (first + 1) * batch_size):
