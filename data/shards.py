@@ -12,8 +12,8 @@ ids they are uint32. There are two kinds:
     dataset.batch("train", step, seed=0, batch_size=8, block_size=64, micro_step=0, gradient_accumulation_steps=4)
     dataset.eval_batches("val", batch_size=8, block_size=64)
 
-The global batch of a training step is a pure function of (seed, step). Nothing is remembered from call to call, so a
-restart, an evaluation in between, or another number of processes cannot change what a step trains on.
+The global batch of a training step is a pure function of (seed, step): a restart, an evaluation in between, or another
+number of processes cannot change what a step trains on.
 """
 
 from configurator import UserError
@@ -210,8 +210,7 @@ class Dataset:
 
     meta: the content of meta.json       name, kind, tokenizer, vocab_size: its fields
     splits: the names of the splits      slices: the names of the slices ("64/4"), none for a stream
-    sha256: one digest of the shards of each split and of what their ids mean: two runs had the same data if it is the
-        same
+    sha256: one digest of the shards of each split and of what their ids mean
     kinds: {name: token ids} of the queries that meters.py measures apart; empty if the data set names none
     alphabet: the characters that the ids 1, 2, ... of data/backcopy stand for, or None
     first_ids: the ids that every row begins with and that stand for no text: [0] for <s>, or none
@@ -225,11 +224,10 @@ class Dataset:
         # of data/backcopy and data/pystdlib
         self.first_ids = [0] if parameters.get("first_token") or parameters.get("row_len") else []
         self.alphabet = None if is_text else parameters.get("alphabet")
-        entries = {split: facts["shards"] for split, facts in meta["splits"].items()}
-        names = [entry["slice"] for listed in entries.values() for entry in listed if not is_text]
-        self.slices = list(dict.fromkeys(names))
         means = self.kind, self.vocab_size, self.tokenizer, self.first_ids, self.alphabet, self.kinds
-        shas = {split: [[entry["sha256"], entry.get("slice")] for entry in entries[split]] for split in entries}
+        shas = {split: [[s["sha256"], s.get("slice")] for s in of["shards"]] for split, of in meta["splits"].items()}
+        names = [name for pairs in shas.values() for _, name in pairs]
+        self.slices = [] if is_text else list(dict.fromkeys(names))
         self.sha256 = hashlib.sha256(json.dumps([*means, shas], sort_keys=True).encode()).hexdigest()
         # where each shard begins in its split, then the split's length: in tokens, or in rows
         self._starts = {split: [0, *itertools.accumulate(map(len, parts))] for split, parts in shards.items()}
@@ -249,12 +247,12 @@ class Dataset:
         """The number of rows, or of windows of block_size + 1 tokens. Raises UserError if block_size does not fit."""
         self._longest(split, block_size)
         length = self._starts[split][-1]
-        if self.kind == "stream" and length < block_size + 1:
-            raise UserError(
-                f"{self.folder}: {split} has {length} tokens, fewer than block_size + 1 = {block_size + 1}; "
-                "lower block_size or prepare more text"
-            )
-        return (length - 1) // block_size if self.kind == "stream" else length
+        if self.kind == "examples":
+            return length
+        if length <= block_size:
+            what = f"{split} has {length} tokens, fewer than block_size + 1 = {block_size + 1}"
+            raise UserError(f"{self.folder}: {what}; lower block_size or prepare more text")
+        return (length - 1) // block_size
 
     def tokens_per_example(self, split: str, block_size: int) -> float:
         """The mean length of a row; block_size for a stream."""
@@ -332,9 +330,8 @@ class Dataset:
         shards = self._facts(split)["shards"]
         longest = block_size if self.kind == "stream" else max(shard["seq_len"] for shard in shards)
         if longest > block_size:
-            raise UserError(
-                f"{self.folder}: {split} has rows of {longest} tokens; block_size={block_size} is too small"
-            )
+            what = f"{split} has rows of {longest} tokens"
+            raise UserError(f"{self.folder}: {what}; block_size={block_size} is too small")
         return longest
 
     def _example(self, split, place, block_size):

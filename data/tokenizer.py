@@ -43,9 +43,8 @@ def get_tokenizer(name: str, folders: Iterable[Path | str] = ()) -> Any:
     if name in TOKENIZERS:
         return TOKENIZERS[name]()
     if not name.startswith(f"{TOKENIZER_FILE} "):
-        raise UserError(
-            f"tokenizer {name!r}: must be one of {', '.join(TOKENIZERS)}, or a folder with a {TOKENIZER_FILE}"
-        )
+        known = ", ".join(TOKENIZERS)
+        raise UserError(f"tokenizer {name!r}: must be one of {known}, or a folder with a {TOKENIZER_FILE}")
     for folder in folders:
         file = Path(folder) / TOKENIZER_FILE
         if os.path.isfile(file) and (tokenizer := FileTokenizer(file)).name == name:

@@ -1,11 +1,6 @@
 """
-Writing a data set: the shards first, meta.json last, in the folder .new until all files are complete.
-
-    write_stream(folder, {"train": documents, "val": documents}, tokenizer=get_tokenizer("byte"), **about)
-    write_examples(folder, {"train": [(examples, facts)], "val": [(examples, facts)]}, vocab_size=64, **about)
-
-The new files then replace those of the old data set: a prepare script that fails or is killed leaves the old data set
-as it was. data/shards.py describes the files, and opens them.
+Writing a data set. The new files replace those of the old one when all of them are complete: a prepare script that
+fails or is killed leaves the old data set as it was. data/shards.py describes the files, and opens them.
 
 A prepare script loads its keys, makes the text or the rows, claims its folder, writes and reports:
 
@@ -42,9 +37,8 @@ def check_room(size: int, keys: str) -> None:
     """Raises UserError if less than that many bytes of memory are left. keys: what the user may lower."""
     available, where = ram_available()
     if size > available:
-        raise UserError(
-            f"about {show_bytes(size)} would be needed, and {where} has {show_bytes(available)} left; lower {keys}"
-        )
+        left = show_bytes(available)
+        raise UserError(f"about {show_bytes(size)} would be needed, and {where} has {left} left; lower {keys}")
 
 
 def claim(out_dir: Path | str | None, overwrite: bool, generator: str) -> Path:
@@ -56,18 +50,15 @@ def claim(out_dir: Path | str | None, overwrite: bool, generator: str) -> Path:
     out_dir = Path(out_dir) if out_dir else (DATA.parent / generator).parent
     other = _old_meta(out_dir).get("generator", generator)
     if other != generator and not overwrite:
-        raise UserError(
-            f"{out_dir}: holds the data set of {show(other)}; name another --out_dir, or add --overwrite=true, which "
-            "replaces it"
-        )
+        advice = "name another --out_dir, or add --overwrite=true, which replaces it"
+        raise UserError(f"{out_dir}: holds the data set of {show(other)}; {advice}")
     is_scripts = out_dir.resolve().parent == DATA and (out_dir / "prepare.py").is_file()
     files.claim(out_dir, "data set", overwrite or is_scripts)
     return out_dir
 
 
 def made_by(config, generator: str, version: int, **more) -> dict:
-    """How a script made its data, for meta.json: its name, version and seed, and as parameters the keys that decide
-    which data it makes, all but those about folders and threads, and `more`."""
+    """How a script made its data, for meta.json. parameters: the keys that decide which data it makes, and `more`."""
     keys, about_folders = dataclasses.asdict(config), ("from_dir", "out_dir", "overwrite", "workers")
     parameters = {name: value for name, value in keys.items() if name not in about_folders} | more
     return dict(generator=generator, generator_version=version, parameters=parameters, seed=keys.get("seed", 0))
@@ -107,11 +98,10 @@ def write_stream(
     **about,
 ) -> dict:
     """
-    Writes running text and returns the content of meta.json. `splits` is {"train": documents, ...}, an iterable of str
-    each; `tokenizer` is one of data/tokenizer.py. Documents are joined with nothing in between; the offset of each is
-    stored.
+    Writes running text and returns the content of meta.json. Raises UserError.
 
-    workers: how many threads encode
+    splits: {"train": documents, ...}, an iterable of str each; they are joined with nothing in between
+    tokenizer: one of data/tokenizer.py; workers: how many threads encode
     check(split, counts): is called when a split is written; if it raises UserError, no meta.json is written
     about: the other keywords of _write_meta
     """
@@ -132,10 +122,9 @@ def write_stream(
             if tokens:
                 shards.append(_save_shard(folder, split, len(shards), tokens, dtype))
             table = np.array(counts, np.int64).reshape(-1, 3)
-            total = {"documents": len(counts)} | dict(
-                zip(("words", "bytes", "tokens"), table.sum(0).tolist(), strict=True)
-            )
-            if not total["words"]:
+            n_words, n_bytes, n_tokens = table.sum(0).tolist()
+            total = {"documents": len(counts), "words": n_words, "bytes": n_bytes, "tokens": n_tokens}
+            if not n_words:
                 raise UserError(f"the {split} split would hold no text, or nothing but white space")
             check(split, total)
             saved = _save(folder / f"{split}_documents.npy", np.concatenate([[0], table[:, 2].cumsum()]))
@@ -146,13 +135,13 @@ def write_stream(
         return _write_meta(folder, written, kind="stream", **about)
 
 
-def write_examples(
-    out_dir: Path | str, splits: dict[str, Iterable[tuple[np.ndarray, dict]]], *, vocab_size: int, **about
-) -> dict:
+def write_examples(out_dir: Path | str, splits: dict[str, Iterable[tuple]], *, vocab_size: int, **about) -> dict:
     """
-    Writes separate examples and returns the content of meta.json. `splits` is {"train": slices, ...}, an iterable of
-    (examples (N, 2, T), facts) each. The facts go to meta.json; one of them is the name of the "slice", such as "64/4".
-    kinds: {name: token ids}: the kinds of query that meters.py measures apart; all other tokens are one more kind.
+    Writes separate examples and returns the content of meta.json. Raises UserError.
+
+    splits: {"train": slices, ...}, an iterable of (examples (N, 2, T), facts) each. The facts go to meta.json; one of
+        them is the name of the "slice", such as "64/4"
+    about: the other keywords of _write_meta; kinds={name: token ids} are queries that meters.py measures apart
     """
     written = {}
     with _new_folder(out_dir) as folder:

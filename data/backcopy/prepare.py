@@ -47,9 +47,7 @@ VERSION = 1  # raise it when the same seed no longer gives the same rows
 @dataclass
 class Config:
     text: str | None = key(None, "a text file for the table of pairs (None: Python's standard library)")
-    characters: int = key(
-        96, "how many characters, the most frequent of the text", at_least=2, at_most=UINT16_VOCAB - 1
-    )
+    characters: int = key(96, "how many, the most frequent of the text", at_least=2, at_most=UINT16_VOCAB - 1)
     triggers: int = key(8, "how many of them, the most frequent, are triggers", at_least=1)
     first_token: bool = key(True, "true: each row begins with <s>")
     seq_len: int = key(64, "length of a row", at_least=3)

@@ -51,9 +51,7 @@ class Config:
     pairs: int = key(4, "key-value pairs in a row", at_least=1)
     queries: int | None = key(None, "how many of the pairs are asked for; None: all", at_least=1)
     vocab_size: int = key(8192, "keys are 1..V/2-1, values V/2..V-1", at_least=4, at_most=UINT16_VOCAB)
-    power: float = key(
-        0.01, "slot i is drawn with a probability ~ i^(power-1); 1: all are equally likely", at_least=0, at_most=10
-    )
+    power: float = key(0.01, "slot i is drawn with a probability ~ i^(power-1); 1: all alike", at_least=0, at_most=10)
     filler: str = key("zero", "what stands between the queries", choices=("zero", "random"))
     train_size: int = key(100_000, "rows of training, for each slice", at_least=1)
     val_size: int = key(3_000, "rows of validation, for each slice", at_least=1)
@@ -67,13 +65,12 @@ def main(argv):
     slices = parse_slices(config)
     lengths = sum(seq_len for seq_len, _ in slices)
     # tokens and labels, the tokens of training once more as keys of a set, and of a block the shuffled decks
-    block = BLOCK * (24 * lengths + 8 * config.vocab_size)
+    block = BLOCK * (24 * lengths + 2 * config.vocab_size)
     size = lengths * (6 * config.train_size + 4 * config.val_size) + 100 * config.train_size + block
     check_room(size, "train_size, val_size or the length")
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
-    about = made_by(config, GENERATOR, VERSION)
-    splits = generate_splits(config, slices)
-    meta = write_examples(out_dir, splits, name="mqar", tokenizer="mqar", vocab_size=config.vocab_size, **about)
+    about = made_by(config, GENERATOR, VERSION) | dict(name="mqar", tokenizer="mqar", vocab_size=config.vocab_size)
+    meta = write_examples(out_dir, generate_splits(config, slices), **about)
     n_values = config.vocab_size - config.vocab_size // 2
     for seq_len, pairs in slices:
         queries = config.queries or pairs
@@ -92,7 +89,16 @@ def parse_slices(config):
     if not texts or len(set(slices)) < len(texts):
         raise UserError(f"slices={show(','.join(texts))}: write length/pairs, each once, as in 64/4,128/8")
     for seq_len, pairs in slices:
-        check_settings(seq_len, pairs, config.vocab_size, config.queries or pairs)
+        queries, n_keys, slots = config.queries or pairs, config.vocab_size // 2 - 1, max(seq_len // 2 - pairs, 0)
+        for is_wrong, reason in (
+            (pairs < 1, "needs at least one pair"),
+            (seq_len % 2, "the length must be even, because queries stand at even positions"),
+            (pairs > n_keys, f"{pairs} pairs need as many keys, and vocab_size={config.vocab_size} has {n_keys}"),
+            (queries > pairs, f"queries={queries} is more than its pairs; each is asked for at most once"),
+            (slots < queries, f"{queries} queries need as many slots, and {slots} are left after the pairs"),
+        ):
+            if is_wrong:
+                raise UserError(f"slice {seq_len}/{pairs}: {reason}")
     return slices
 
 
@@ -102,25 +108,9 @@ def chance(config) -> float:
     return sum(asked / pairs for pairs, asked in queries) / sum(asked for _, asked in queries)
 
 
-def check_settings(seq_len, pairs, vocab_size, queries):
-    """Raises UserError with the reason if no row can be made."""
-    n_keys, slots = vocab_size // 2 - 1, max(seq_len // 2 - pairs, 0)
-    for is_wrong, reason in (
-        (pairs < 1, "needs at least one pair"),
-        (seq_len % 2, "the length must be even, because queries stand at even positions"),
-        (pairs > n_keys, f"{pairs} pairs need as many keys, and vocab_size={vocab_size} has {n_keys}"),
-        (queries > pairs, f"queries={queries} is more than its pairs; each is asked for at most once"),
-        (slots < queries, f"{queries} queries need as many slots, and {slots} are left after the pairs"),
-    ):
-        if is_wrong:
-            raise UserError(f"slice {seq_len}/{pairs}: {reason}")
-
-
 def generate(rng, rows, seq_len, pairs, *, vocab_size=8192, queries=None, power=0.01, filler="zero"):
-    """Rows of one slice, drawn independently: tokens and labels as (rows, 2, seq_len) uint16. Raises UserError."""
-    queries = queries or pairs
-    check_settings(seq_len, pairs, vocab_size, queries)
-    slots = seq_len // 2 - pairs
+    """Rows of one slice, drawn independently: tokens and labels as (rows, 2, seq_len) uint16."""
+    queries, slots = queries or pairs, seq_len // 2 - pairs
     chance = np.arange(1, slots + 1) ** (power - 1.0)
     examples = np.zeros((rows, 2, seq_len), np.uint16)
     for start in range(0, rows, BLOCK):
@@ -185,8 +175,7 @@ def generate_splits(config, slices):
         else:
             raise UserError(
                 f"slice {seq_len}/{pairs}: so few rows are possible that {len(seen)} of {config.val_size} for "
-                f"validation are still among the {config.train_size} for training after 100 draws; raise vocab_size, "
-                "pairs or seq_len, or lower train_size"
+                f"validation are among the {config.train_size} for training; raise vocab_size or lower train_size"
             )
         facts = {"slice": f"{seq_len}/{pairs}", "pairs": pairs}
         splits["train"].append((train, facts))

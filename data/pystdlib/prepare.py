@@ -55,14 +55,10 @@ RUN = 4  # lines
 @dataclass
 class Config:
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
-    most_bytes: int | None = key(
-        None, "validation and the first training files, of at most this size (None: all)", at_least=1
-    )
+    most_bytes: int | None = key(None, "validation and the first training files, at most; None: all", at_least=1)
     row_len: int | None = key(None, "rows of this length that begin with the byte 0 (None: running text)", at_least=2)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
-    seed: int = key(
-        0, "seeds the order of the training files, and so what most_bytes takes; not validation", at_least=0
-    )
+    seed: int = key(0, "seeds the order of the training files, and so what most_bytes takes", at_least=0)
     out_dir: str | None = key(None, "where to write; None: beside this script", is_path=True)
     overwrite: bool = key(False, "write to a folder that holds something else, too")
 

@@ -34,9 +34,7 @@ VERSION = 2  # 2: blank files are left out, linked folders are read
 class Config:
     paths: list[str] = key([], "text files, and folders to search")
     ext: list[str] = key([".txt", ".md"], "endings of the files to take from folders")
-    tokenizer: str = key(
-        "byte", f"{', '.join(TOKENIZERS)}, or a folder with a tokenizer.json, as a hub's or export.py's"
-    )
+    tokenizer: str = key("byte", f"{', '.join(TOKENIZERS)}, or a folder with a tokenizer.json, as a hub's or ours")
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
     seed: int = key(0, "seeds the choice of the files for validation", at_least=0)
@@ -49,10 +47,8 @@ def main(argv):
     config = configurator.load(Config, argv, positional="paths", program=GENERATOR, description=__doc__)
     files = find_files(config.paths, config.ext)
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
-    if config.errors == "skip":
-        files = [file for file in files if is_text(file)]
-        if not files:
-            raise UserError(f"{', '.join(config.paths)}: no file is UTF-8 text")
+    if config.errors == "skip" and not (files := [file for file in files if is_text(file)]):
+        raise UserError(f"{', '.join(config.paths)}: no file is UTF-8 text")
     is_folder = config.tokenizer not in TOKENIZERS and os.path.isdir(config.tokenizer)
     tokenizer = FileTokenizer(Path(config.tokenizer) / TOKENIZER_FILE) if is_folder else get_tokenizer(config.tokenizer)
     if len(files) == 1:
@@ -74,9 +70,8 @@ def find_files(paths, ext):
     files = {os.path.realpath(file): Path(file) for path in paths for file in walk(path, tuple(ext))}
     files = sorted((file for file in files.values() if file.read_bytes().strip()), key=lambda file: file.as_posix())
     if not files:
-        raise UserError(
-            f"no text in {', '.join(paths) or 'nothing'}: name files, or folders with {', '.join(ext)} files"
-        )
+        where, endings = ", ".join(paths) or "nothing", ", ".join(ext)
+        raise UserError(f"no text in {where}: name files, or folders with {endings} files")
     return files
 
 
@@ -130,9 +125,7 @@ def split_lines(text, val_fraction, file):
     end = len(text.rstrip())
     cut = text.rfind("\n", 0, min(round(len(text) * (1 - val_fraction)), end)) + 1 or text.find("\n") + 1
     if not 0 < cut < end or text[:cut].isspace():
-        raise UserError(
-            f"{file}: has one line of text, which cannot be split into training and validation; name more files"
-        )
+        raise UserError(f"{file}: has one line of text, which cannot be split; name more files")
     return text[:cut], text[cut:]
 
 
