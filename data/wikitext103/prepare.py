@@ -102,7 +102,7 @@ def main(argv):
 def download(name):
     """The folder of the hub's files, or of those that an earlier download left. Raises UserError."""
     try:
-        import huggingface_hub  # installed with datasets, as pyarrow is
+        import huggingface_hub
 
         return huggingface_hub.snapshot_download(HUB, repo_type="dataset", allow_patterns=f"{name}/*")
     except Exception as error:  # whatever the hub, the network library, a proxy or the cache raises
