@@ -28,7 +28,7 @@ class Function(torch.autograd.Function):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.forward = staticmethod(cls.forward)  # type: ignore[method-assign]
-        cls.backward = staticmethod(_first_derivative(cls.backward))
+        cls.backward = staticmethod(_first_derivative(cls.backward))  # type: ignore[method-assign]
 
     @classmethod
     def apply(cls, *inputs):
