@@ -85,9 +85,11 @@ def readout_of_weights(inputs):
     return torch.einsum("bhij,bjhv->bihv", weights, v)
 
 
-def definition(q, k, v, *, log_decay=None, beta=None, initial_state):
+def definition(q, k, v, *, log_decay=None, beta=None, initial_state=None):
     """S_t = a_t S_{t-1} + k_t v_t^T, o_t = q_t^T S_t; with beta v_t := beta_t (v_t - (a_t S_{t-1})^T k_t) first."""
     S, outputs = initial_state, []
+    if S is None:
+        S = v.new_zeros(v.shape[0], v.shape[2], q.shape[3], v.shape[3])
     for t in range(q.shape[1]):
         if log_decay is not None:
             a = log_decay[:, t].exp()
