@@ -11,7 +11,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from model import GPT, GPTConfig
-from ops import fast, layers, loss
+from ops import fast, layers
 from ops.layers import RMSNorm, ShortConv, cos_sin, cos_sin_features, l2_norm, manual_attention, quarter_turn, rotate
 
 
@@ -149,34 +149,12 @@ def test_attention_in_bfloat16_trains_grouped_heads_as_the_definition(monkeypatc
 
 # -- second derivatives ------------------------------------------------------------------------------------------------
 
-INPUTS = {  # {function: its inputs}: float64 tensors that have gradients, and its other arguments
-    fast.Product: (random(2, 1, 3, 4), random(1, 3, 4, 2)),
-    fast.Chunks: (
-        random(4, 2, 2), random(4, 2, 3), random(4, 2, 3), random(4, 2, 2), random(4, 2, 3), random(4, 3, 1),
-        random(1, 2, 3, 2),
-    ),
-    fast.PlainWeights: (random(1, 2, 2, 3, 2), random(1, 2, 2, 3, 2)),
-    fast.HeadWeights: (random(1, 2, 2, 3, 2), random(1, 2, 2, 3, 2), random(1, 2, 2, 3, 1)),
-    fast.ChannelWeights: (random(2, 4, 3), random(2, 4, 3), random(2, 4, 3)),
-    fast.Inverse: (random(2, 4, 4),),
-    fast.CausalAttention: (random(1, 1, 3, 2), random(1, 1, 3, 2), random(1, 1, 3, 2)),
-    fast.Convolution: (random(2, 5, 3), random(3, 3), random(3)),
-    fast.Norm: (random(2, 3, 4), random(4), 1e-5),
-    fast.Rotation: (random(1, 2, 1, 4), random(2, 1, 2).detach(), random(2, 1, 2).detach()),
-    fast.CosSinFeatures: (random(1, 2, 1, 4), random(2, 1, 1).detach(), random(2, 1, 1).detach()),
-    fast.L2Norm: (random(2, 3, 4),),
-    loss.ChunkedCrossEntropy: (random(3, 4), random(5, 4), torch.tensor([1, 0, 3]), 5, None),
-}  # fmt: skip
-
 
 def test_every_second_derivative_is_refused():
     """A backward treats saved intermediates as constants: it would silently miss a part."""
     of_ops = {f for f in torch.autograd.Function.__subclasses__() if f.__module__.startswith("ops.")}
-    assert of_ops == {fast.Function} and set(fast.Function.__subclasses__()) == INPUTS.keys()
-    for function, inputs in INPUTS.items():
-        outputs = function.apply(*inputs)
-        outputs = [y for y in (outputs if isinstance(outputs, tuple) else (outputs,)) if y is not None]
-        leaves = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
-        torch.autograd.grad(outputs, leaves, [torch.ones_like(y) for y in outputs], retain_graph=True)
+    assert of_ops == {fast.Function}  # whose subclasses inherit the refusal
+    p = random(8)
+    for function in (RMSNorm(8).double(), l2_norm, lambda x: rotate(x[None, None, None], 0, 9.0)):
         with pytest.raises(RuntimeError, match="no second derivatives"):
-            torch.autograd.grad(outputs, leaves, [torch.ones_like(y) for y in outputs], create_graph=True)
+            torch.autograd.grad(function(p).sin().sum(), p, create_graph=True)
