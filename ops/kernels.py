@@ -63,7 +63,7 @@ def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
     pad_keys, pad_values = (0, -key_width % 8), (0, -value_width % 8)
     q, k = (F.pad(x.to(v.dtype).expand(-1, -1, heads, -1), pad_keys).contiguous() for x in (q, k))
     v = F.pad(v, pad_values)
-    options: dict = dict(scale=1.0, output_final_state=True)
+    options = dict(scale=1.0, output_final_state=True)
     if initial_state is not None:
         options["initial_state"] = F.pad(initial_state.float(), pad_values + pad_keys)
     if beta is not None:
