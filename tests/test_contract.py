@@ -167,7 +167,7 @@ def of_graphs():
             yield pytest.param(keys, id=about, marks=[] if is_quick else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("keys", of_graphs())
+@pytest.mark.parametrize("keys", list(of_graphs()))
 def test_a_training_step_compiles_to_one_graph(keys):
     model, idx = make_model(keys, torch.float32).train(), make_ids()
     targets = idx[:, 1:].masked_fill(idx[:, 1:] % 2 == 0, IGNORE)

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ops import fast
 from ops.kernels import fla, has_fla
 from ops.recurrence import LOG_DECAY_MIN, chunked, plain_chunked, quadratic, recurrent
 
@@ -68,10 +67,9 @@ def error(x, reference):
     return (x.double() - reference.double()).norm().item() / max(1e-2, reference.double().norm().item())
 
 
-def assert_near(results, expected, limit, limits=()):
-    """limits: {name: another limit than for the rest}."""
+def assert_near(results, expected, limit):
     for name, x in results.items():
-        assert x.isfinite().all() and error(x, expected[name]) < dict(limits).get(name, limit), name
+        assert x.isfinite().all() and error(x, expected[name]) < limit, name
 
 
 def explicit(v, initial_state=None, **inputs):
@@ -134,17 +132,6 @@ def test_float32_stays_near_float64(kind, decay, delta):
     assert {x.dtype for x in results.values()} == {torch.float32}
     # what rests on exp(-20) alone is below float32's reach
     assert_near({name: x for name, x in results.items() if expected[name].norm() > 1e-3}, expected, 2e-5)
-
-
-@pytest.mark.parametrize("step", [-2.0, -3.0, -10.0, -50.0])
-@with_and_without_the_delta_rule
-def test_float32_is_finite_and_near_float64_however_far_a_channel_decays(step, delta):
-    """Chunks over which a decay stays above, gets to and falls below float32's smallest number. The gradient of a
-    log-decay is a difference of larger terms: 2e-4 there, 2e-6 else."""
-    inputs = make_inputs(96, "per channel", "0 a step", delta)
-    inputs["log_decay"] += step * torch.rand(inputs["log_decay"].shape)
-    results = run(chunked, as_dtype(inputs, torch.float32), chunk_size=32)
-    assert_near(results, run(recurrent, inputs), 2e-6, {"log_decay": 2e-4})
 
 
 @every_kind
@@ -249,19 +236,6 @@ def test_one_shared_head_of_q_and_k_equals_its_copies(delta):
 def test_a_chunk_is_a_power_of_two(chunk_size):
     with pytest.raises(ValueError, match="power of two"):
         chunked(**make_inputs(5, "none", None, delta=False), chunk_size=chunk_size)
-
-
-def test_blocks_that_are_doubled_give_what_their_definitions_give():
-    """The weights with a decay per channel, and the inverse of the delta rule."""
-    q, k, log_decay = torch.randn(3, 2, 16, DK).double().unbind()
-    c = (-log_decay.abs()).cumsum(1)
-    decays = (c[:, :, None] - c[:, None]).exp()  # (M, C, C, Dk)
-    expected = (q[:, :, None] * k[:, None] * decays).sum(-1).tril(), q * c.exp(), k * (c[:, -1:] - c).exp()
-    outputs = fast.ChannelWeights.apply(q, k, -log_decay.abs())
-    torch.testing.assert_close(outputs, (*expected, c[:, -1:].exp()), rtol=1e-12, atol=1e-12)
-    L = torch.randn(2, 3, 32, 32).double().tril(-1) / 4
-    expected = torch.linalg.solve_triangular(L, torch.eye(32).double().expand_as(L), upper=False, unitriangular=True)
-    torch.testing.assert_close(fast.Inverse.apply(L), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.skipif(not has_fla(), reason="needs a GPU and flash-linear-attention")
