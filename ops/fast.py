@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 ATTENTION_KEYS = 256  # keys of a block in softmax attention's backward
+# the ctx of a forward whose backward is never called
 NO_CONTEXT = SimpleNamespace(save_for_backward=lambda *tensors: None, needs_input_grad=())
 
 
