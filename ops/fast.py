@@ -1,7 +1,5 @@
-"""What is faster on a CPU than autograd: functions whose backward is written by hand. Each names its definition.
-
-recurrence.py and layers.py can be read without this file: a call there computes the definition that stands here.
-"""
+"""What is faster on a CPU than autograd: functions whose backward is written by hand. Each names its definition, so
+that recurrence.py and layers.py can be read without this file."""
 
 from types import SimpleNamespace
 

@@ -46,8 +46,7 @@ def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
     from fla.ops.simple_gla import chunk_simple_gla
 
     heads, key_width, value_width = max(q.shape[2], v.shape[2]), q.shape[3], v.shape[3]
-    # Triton miscompiles odd widths in half precision, so fla refuses them, and cosFormer's denominator makes the width
-    # of the values odd. Zeros up to a multiple of 8 change nothing and are cut off again.
+    # fla refuses odd widths in half precision, which cosFormer's denominator makes: zeros up to a multiple of 8
     pad_keys, pad_values = (0, -key_width % 8), (0, -value_width % 8)
     q, k = (F.pad(x.to(v.dtype).expand(-1, -1, heads, -1), pad_keys).contiguous() for x in (q, k))
     v = F.pad(v, pad_values)

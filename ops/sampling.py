@@ -24,6 +24,9 @@ def stream(
     recurrent mixer goes on for ever; softmax sees the last block_size tokens; cosformer and learned positions end at
     block_size. Raises UserError, before a token is drawn, for a request that is not possible.
     """
+    numbers = [value for value in (max_new_tokens, top_k, n_tokens) if value is not None]
+    if min(numbers) < 1 or not 0 <= temperature < math.inf or not (top_p is None or 0 < top_p <= 1):
+        raise UserError("stream: max_new_tokens, top_k and n_tokens are at least 1, temperature 0, and top_p in (0, 1]")
     check_prompt(model, idx, max_new_tokens)
 
     def draws(idx, start=0):

@@ -76,16 +76,3 @@ def test_a_large_vocabulary_stays_near_plain_float32(dtype, of_loss, of_gradient
         ours = with_gradients(cross_entropy_sum, x, weight, targets, 50_304)
     for value, reference, limit in zip(ours, expected, (of_loss, of_gradients, of_gradients), strict=True):
         assert value.dtype == torch.float32 and (value - reference).norm() < limit * reference.norm()
-
-
-def test_under_autocast_only_the_operands_are_bfloat16():
-    torch.manual_seed(0)
-    tokens = 16 * CHUNK_TOKENS
-    x, weight, targets = torch.randn(tokens, C), torch.randn(40, C), torch.randint(40, (tokens,))
-    expected = with_gradients(plain, x.bfloat16().float(), weight.bfloat16().float(), targets)
-    with torch.autocast("cpu", torch.bfloat16):
-        ours = with_gradients(cross_entropy_sum, x, weight, targets)
-    assert ours[0] != plain(x, weight, targets, 40)
-    # the logits of a product are rounded to bfloat16 (2**-9), which averages out; a sum in bfloat16 would not
-    for value, reference, limit in zip(ours, expected, (1e-4, 0.006, 0.0015), strict=True):  # measured 0.0038, 0.0008
-        assert value.dtype == torch.float32 and (value - reference).norm() < limit * reference.norm()

@@ -719,6 +719,7 @@ def test_a_tiny_temperature_is_greedy(models, name):
         ([], {}, "the prompt is empty"),
         ([3, 11], {}, "the prompt has token id 11; the model knows 0 to 10"),
         ([-1], {}, "the prompt has token id -1"),
+        ([3], dict(temperature=float("nan")), "temperature 0"),
         ([3] * 10, dict(max_new_tokens=8), "position 17 is past block_size=16"),
     ],
 )
