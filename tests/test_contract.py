@@ -142,16 +142,12 @@ def test_a_prefix_gives_a_prefix(about):
 
 @every_case
 def test_prefill_then_steps_equals_the_full_forward(about):
+    """Eight steps cross every convolution; the last row is a prefill in pieces."""
     model, expected = model_and_logits(about)
-    for split in (1, CHUNK - 1, CHUNK, T - 1):
-        logits = logits_of_pieces(model, [split, *[1] * min(8, T - split)])  # eight cross every convolution
+    steps = ([split, *[1] * min(8, T - split)] for split in (1, CHUNK - 1, CHUNK, T - 1))
+    for lengths in (*steps, [3, CHUNK, 2, T - CHUNK - 5]):
+        logits = logits_of_pieces(model, lengths)
         assert (logits - expected[:, : logits.shape[1]]).abs().max() < 1e-10
-
-
-@every_case
-def test_prefill_in_pieces_equals_the_full_forward(about):
-    model, expected = model_and_logits(about)
-    assert (logits_of_pieces(model, (3, CHUNK, 2, T - CHUNK - 5)) - expected).abs().max() < 1e-10
 
 
 @every_case
