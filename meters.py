@@ -5,8 +5,8 @@
     python meters.py --checkpoint=early/ckpt.pt,late/ckpt.pt     several checkpoints, to compare
     python plot.py out                                           draws out/meters.json: out/page.png
 
-It prints a table and, as the last line, one JSON object of means; the file has every layer, head
-and map. docs/meters.md says what each meter means: gates and whether they have collapsed, sinks (the
+It prints a table and, as the last line, one JSON object of means; the file has every layer, head,
+kind of query and map. docs/meters.md says what each meter means: gates and whether they have collapsed, sinks (the
 share of token 0 in the attention weights, and what a gate leaves of it), ranks, induction scores, the
 largest activations, and the loss with pruned gates and in 8 bits. All of them read the same first rows
 of the split, in the run's dtype. Sinks grow with training, and tiny models may have none.
@@ -45,6 +45,7 @@ from runs.files import check_output, write_output
 from runs.finite import check_loss
 from runs.hardware import DTYPES, Processes, pick_dtype
 from study.interventions import gates_to_prune, pruned, quantised
+from study.page import aligned
 
 MAP_TOKENS = 64
 PACKING = {  # how the rows begin, which decides what token is at position 0: by the kind of data, or their name
@@ -69,7 +70,6 @@ class MetersConfig:
     maps: list[str] = key([], "attention maps to keep, as layer.head (empty: the heads of largest and smallest sink)")
     dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=tuple(DTYPES))
     out: str | None = key(None, "file for the JSON (None: meters.json beside the last checkpoint)", is_path=True)
-    draw: bool = key(False, "true: draw page.png beside the JSON, too, as plot.py does")
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = key(0, "CPU threads (0: cores)", at_least=0)
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
@@ -81,16 +81,12 @@ def main(argv: list[str]) -> None:
         raise UserError("checkpoint=[]: give at least one, as in --checkpoint=out/best.pt")
     last = Path(config.checkpoint[-1])
     out = Path(config.out) if config.out else (last if os.path.isdir(last) else last.parent) / "meters.json"
-    if config.draw and out.name != "meters.json":
-        raise UserError("draw=True: the page is drawn of meters.json; leave out as it is")
     processes = Processes(config.device, config.threads)
     dataset, results = None, []
     for path in config.checkpoint:
         model, checkpoint = load_model(path, processes.device)
         if dataset is None:
             check_output("out", out, "checkpoints")
-            if config.draw:
-                check_output("draw", out.with_name("page.png"))
             dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
         check_vocabulary(model.config.vocab_size, checkpoint, dataset)
         results.append(meters_of(model, checkpoint, path, dataset, config))
@@ -98,10 +94,6 @@ def main(argv: list[str]) -> None:
     text = json.dumps({"checkpoints": results}) + "\n"
     write_output("out", out, lambda file: file.write(text.encode()))
     print(f"written: {out}")
-    if config.draw:
-        from plot import page  # here, since it loads matplotlib
-
-        print(f"written: {page(out.parent)}")
     names = ("checkpoint", "step", "loss", "accuracy", "quantised")
     short = [{name: r[name] for name in names} | probe.summary(r["layers"], r["tokens"]) for r in results]
     print(json.dumps({"checkpoints": short}))
@@ -226,31 +218,20 @@ def table(result: dict) -> str:
     """The numbers of a checkpoint as text, a line per layer."""
     gate = result["gate"] if result["gate"] in ("none", "native") else f"{result['gate']} {result['gate_activation']}"
     layers = result["layers"]
+    rows = [layer_row(i, layer) for i, layer in enumerate(layers)]
     lines = [
         f"{result['checkpoint']} (step {result['step']}, {result['attention']}, gate {gate}), {result['dtype']}",
         f"on the first {result['rows']} rows of {result['tokens']} tokens of {result['dataset']}, {result['split']}",
         f"packing: {result['packing']}",
         f"sink of uniform weights: {result['sink_baseline']:.1%}; random: the same on tokens drawn at random",
         "",
-        *aligned([layer_row(i, layer) for i, layer in enumerate(layers)]),
+        *aligned([list(rows[0]), *(list(row.values()) for row in rows)]),
         "",
     ]
-    for i, layer in enumerate(layers):
-        for position, meter in layer["gates"].items():
-            if meter is not shown_gate(layer):
-                means = [f"{name} {show(meter[name], form)}" for name, form in GATE_COLUMNS.items()]
-                lines.append(f"gate of layer {i} at {position}: {', '.join(means)}")
     mixers: dict = {}  # by what their sinks are a share of
     for layer in layers:
         mixers.setdefault(layer["sink"]["kind"], {})[layer["mixer"]] = None
     lines += [f"sink of {', '.join(names)}: {probe.SINK_KINDS[kind]}" for kind, names in mixers.items()]
-    scores = [(x, i, head) for i, layer in enumerate(layers) for head, x in enumerate(layer["induction"])]
-    if scores := [score for score in scores if score[0] is not None]:
-        score, i, head = max(scores)
-        lines.append(f"induction: at most {score:.3f}, by head {head} of layer {i}")
-    if result["losses"]:
-        rows = [kind_row(i, name, layer, result) for i, layer in enumerate(layers) for name in result["losses"]]
-        lines += ["", *aligned(rows), ""]
     lines += [f"collapsed: {line}" for line in probe.collapsed_gates(layers)]
     lines += ["", f"loss {result['loss']:.4f}, accuracy {result['accuracy']:.1%}, over {result['labels']:,} labels"]
     for row in result["pruning"]:
@@ -276,31 +257,6 @@ def layer_row(i: int, layer: dict) -> dict[str, str]:
         "over median": show([residual["max_over_median"]], ".4g"),
         "position (token) channel": f"{residual['position']} ({residual['token']}) {residual['channel']}",
     }
-
-
-def kind_row(i: int, name: str, layer: dict, result: dict) -> dict[str, str]:
-    """The same of one kind of query in a layer."""
-    kind = layer["sink"]["kinds"][name]
-    return {
-        "layer": str(i),
-        "queries": name[:9],
-        "number": f"{kind['queries']:,}",
-        "sink": show(kind["share"]),
-        "uniform": show(kind["uniform"]),
-        "effective sink": show(kind["effective"], ".3f"),
-        "of uniform": show(kind["effective_uniform"], ".3f"),
-        "token 0 of readout": f"{show(kind['token_0_before'])} {show(kind['token_0_after']):>6}",
-        "gate": show(shown_gate(kind).get("mean"), ".3f"),
-        "loss": show([result["losses"][name]], ".4f"),
-        "value norm of token 0": show(layer["sink"]["value_norm"], ".2f"),
-    }
-
-
-def aligned(rows: list[dict[str, str]]) -> list[str]:
-    """Lines of a table with the names of its columns."""
-    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(map(str.rjust, line, widths)) for line in lines]
 
 
 def shown_gate(layer: dict) -> dict:
