@@ -12,8 +12,7 @@ largest activations, and the loss with pruned gates and in 8 bits. All of them r
 of the split, in the run's dtype. Sinks grow with training, and tiny models may have none.
 
 A data set may name kinds of query, as data/backcopy does: a list of tokens each. Sinks, gates and loss
-are then measured for each kind apart, and for all other queries. --queries=REGEX makes a kind of the
-queries whose token's text matches: '\\s+' is white space.
+are then measured for each kind apart, and for all other queries.
 """
 
 import sys
@@ -28,13 +27,11 @@ import dataclasses
 import itertools
 import json
 import os
-import re
 from collections.abc import Iterable
 
 import torch
 
 from data.shards import Dataset, open_dataset
-from data.tokenizer import tokenizer_of
 from evaluate import score
 from gate import ADDITIVE_ACTIVATIONS
 from model import GPT
@@ -48,11 +45,6 @@ from study.interventions import gates_to_prune, pruned, quantised
 from study.page import aligned
 
 MAP_TOKENS = 64
-PACKING = {  # how the rows begin, which decides what token is at position 0: by the kind of data, or their name
-    "stream": "no BOS; windows of running text, which begin anywhere in it",
-    "mqar": "no BOS; each row is an example of its own and begins with the first key of its pairs",
-    "examples": "each row is an example of its own",
-}
 THRESHOLDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # that gate values are pruned at
 GATE_COLUMNS = {"mean": ".3f", "below_0.1": ".1%", "above_0.9": ".1%"}  # columns of the table, and their formats
 
@@ -62,9 +54,6 @@ class MetersConfig:
     checkpoint: list[str] = key(["out/best.pt"], "checkpoints, earliest first (a folder: its ckpt.pt)")
     dataset: str | None = key(None, "folder of the data (None: the data that the first checkpoint was trained on)")
     split: str = key("val", "the split of the data to read")
-    queries: str | None = key(
-        None, r"a regular expression: queries at tokens that it matches, as '\s+', measured apart"
-    )
     rows: int = key(16, "how many of the split's first rows the meters read", at_least=1)
     score_batches: int = key(4, "number of batches of that many rows for the losses", at_least=1)
     maps: list[str] = key([], "attention maps to keep, as layer.head (empty: the heads of largest and smallest sink)")
@@ -110,8 +99,7 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
     if inputs.shape[1] < 2:
         raise UserError(f"{path}: on rows of one token, which has no other to look at, there is nothing to measure")
     inputs, targets = inputs.to(device), targets.to(device)
-    kinds = dataset.kinds if config.queries is None else matching_tokens(dataset, config.queries)
-    masks = probe.query_masks(inputs, kinds)
+    masks = probe.query_masks(inputs, dataset.kinds)
     layers = probe.layer_meters(model, inputs, masks, dtype)
     noise = torch.randint(dataset.vocab_size, inputs.shape, generator=torch.Generator().manual_seed(0)).to(device)
     controls = probe.probe(model, noise, lambda block, seen: probe.sink_meter(block.mixer, seen, {}), dtype)
@@ -129,7 +117,6 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
         "dtype": dtype,
         "rows": len(inputs),
         "tokens": inputs.shape[1],
-        "packing": PACKING.get(dataset.name, PACKING[dataset.kind]),
         "sink_baseline": probe.baseline(inputs.shape[1]),
         "layers": layers,
         "losses": probe.losses_by_kind(model, inputs, targets, masks, dtype),
@@ -162,20 +149,6 @@ def loss_of(model: GPT, batches: Iterable[tuple], block_size: int, path: Path | 
     return {"loss": nats / labels, "accuracy": correct / labels}
 
 
-def matching_tokens(dataset: Dataset, expression: str) -> dict[str, list[int]]:
-    """{expression: the ids of the tokens whose text it matches as a whole}. Raises UserError if there is none."""
-    tokenizer = tokenizer_of(dataset)
-    ids = range(min(tokenizer.vocab_size, dataset.vocab_size))
-    try:
-        pattern = re.compile(expression)
-    except re.error as error:
-        raise UserError(f"queries={expression!r}: is no regular expression ({error})") from None
-    matching = [i for i in ids if pattern.fullmatch(tokenizer.decode_bytes([i]).decode(errors="replace"))]
-    if not matching:
-        raise UserError(f"queries={expression!r}: matches none of the {len(ids):,} tokens of {dataset.folder}")
-    return {expression: matching}
-
-
 def attention_maps(
     model: GPT, inputs: torch.Tensor, layers: list[dict], masks: dict, wanted: list[str], dtype: str
 ) -> list[dict]:
@@ -188,9 +161,7 @@ def attention_maps(
     sinks = {f"{i}.{head}": share for i, head, share in heads if share is not None}
     for name in wanted:
         if name not in sinks:
-            names = [f"{i}.{head}" for i, head, _ in heads]
-            why = "has no weights to draw" if name in names else f"write layer.head, from 0.0 to {names[-1]}"
-            raise UserError(f"maps={name!r}: {why}")
+            raise UserError(f"maps={name!r}: write layer.head, of a head that is there and has weights")
     if not sinks:
         return []
     wanted = wanted or list(dict.fromkeys([max(sinks, key=sinks.get), min(sinks, key=sinks.get)]))
@@ -222,7 +193,6 @@ def table(result: dict) -> str:
     lines = [
         f"{result['checkpoint']} (step {result['step']}, {result['attention']}, gate {gate}), {result['dtype']}",
         f"on the first {result['rows']} rows of {result['tokens']} tokens of {result['dataset']}, {result['split']}",
-        f"packing: {result['packing']}",
         f"sink of uniform weights: {result['sink_baseline']:.1%}; random: the same on tokens drawn at random",
         "",
         *aligned([list(rows[0]), *(list(row.values()) for row in rows)]),

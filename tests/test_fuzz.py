@@ -372,7 +372,7 @@ def test_a_checkpoint_whose_fields_hold_anything_is_evaluated_and_sampled_or_one
 
 
 def make_drawable():
-    """A run's three files and an experiment's rows, small, with all that plot.py looks at."""
+    """A run's two files and an experiment's rows, small, with all that plot.py looks at."""
     spread = {"histogram": [[0.0] * 20 + [1.0]], "mean": [0.5], "below_0.1": [0.25]}
     layer = {
         "mixer": "gla",
@@ -389,7 +389,7 @@ def make_drawable():
         "residual": {"max": 2.0, "max_over_median": 4.0, "position": 0, "channel": 1},
     }
     meters = {"attention": "gla", "gate": "elementwise", "step": 3, "rows": 1, "tokens": 2, "dataset": "text"}
-    meters |= {"split": "val", "packing": "no BOS", "dtype": "float32", "sink_baseline": 0.5, "layers": [layer, layer]}
+    meters |= {"split": "val", "dtype": "float32", "sink_baseline": 0.5, "layers": [layer, layer]}
     meters |= {
         "maps": [
             {
@@ -402,13 +402,6 @@ def make_drawable():
         ]
     }
     meters |= {"pruning": [{"threshold": 0.1, "loss": 2.0, "zeroed": 0.5}]}
-    lengths = {"attention": "gla", "gate": "none", "rope_scaling": "none", "trained_length": 4}
-    lengths |= {
-        "lengths": [
-            {"block_size": 4, "loss": 2.0, "by_position": [[0, 3.0], [2, 1.0]]},
-            {"block_size": 8, "limit": "x"},
-        ]
-    }
     metrics = [{"event": "train", "step": 0, "loss": 2.0, "spike": True}, {"event": "eval", "step": 0, "val_loss": 2.0}]
     row = {"arm": "none", "seed": 0, "data": {"pairs": 4}, "config": {"attention": "gla", "gate": "none"}}
     row |= {"finite": True, "accuracy": 0.5, "val_loss": 1.0, "metric": "accuracy", "curve": [[0, 0.1], [9, 0.5]]}
@@ -417,7 +410,6 @@ def make_drawable():
     return {
         "run/metrics.jsonl": metrics,
         "run/meters.json": {"checkpoints": [meters]},
-        "run/lengths.json": lengths,
         "experiment/rows.jsonl": [row, other],
     }
 
@@ -441,16 +433,14 @@ def test_any_json_is_drawn_or_one_line(cases, tmp_path, monkeypatch):
 
     for name in whole:
         put(name, whole[name])
-    plot.main(
-        [str(tmp_path / "run"), str(tmp_path / "run" / "lengths.json"), str(tmp_path / "experiment")]
-    )  # all right
+    plot.main([str(tmp_path / target) for target in ("run", "run/meters.json", "experiment")])  # all right
 
     names = st.sampled_from(list(whole))
 
     @fuzz(cases, names, st.integers(0, 10**6), STRANGE | STRANGE_FLOATS | nested, st.integers(0, 20))
     def check(name, at, value, replaces_all):
         put(name, with_change(whole[name], at, value) if replaces_all or value is GONE else value)
-        targets = [name] if name == "run/lengths.json" else []
+        targets = [name] if name == "run/meters.json" else []
         for target in [*targets, name.partition("/")[0]]:
             one_line(plot.main, [str(tmp_path / target)])
         plt.close("all")

@@ -451,7 +451,7 @@ WRITTEN = {
     "..nanogate.tmp",
     "data": "meta.json train_0000.npy val_0000.npy train_documents.npy .verified.json ..verified.json.tmp "
     ".new/meta.json .new/.meta.json.tmp .new/train_0000.npy .new/.train_0000.npy.tmp",
-    "meters": ".meters.json.tmp page.png .page.png.tmp",
+    "meters": ".meters.json.tmp",
     "evaluate": ".lengths.json.tmp",
     "plot": "page.png .page.png.tmp",
     "export": "model.safetensors config.json .model.safetensors.tmp .config.json.tmp .nanogate",
@@ -478,7 +478,7 @@ def written(tmp_path, text, run, helpers, monkeypatch):
             run("out", dataset=text, max_iters=1, overwrite=True)
         return {
             "train": lambda: None,
-            "meters": lambda: meters.main([*of, "--rows=2", "--score_batches=1", "--draw=true"]),
+            "meters": lambda: meters.main([*of, "--rows=2", "--score_batches=1"]),
             "evaluate": lambda: evaluate.main([*of, f"--out={out / 'lengths.json'}", "--lengths=16,32"]),
             "plot": lambda: plot.main([str(out)]),
             "export": lambda: export.main([of[1], f"--safetensors={out / 'export'}"]),
