@@ -18,8 +18,6 @@ from typing import Any
 
 import torch
 
-from runs.limits import ram_available
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOO_SLOW = {("float16", "cpu")}  # (dtype, device): several times slower than float32
 # how long processes wait for each other; rank 0 alone saves and runs the meters meanwhile. gloo's own are 30 minutes
@@ -119,19 +117,6 @@ def check_threads(threads: int) -> None:
     most = max(64, 4 * usable_cores())
     if threads > most:
         raise UserError(f"threads={threads}: at most {most} on this machine of {usable_cores()} cores")
-
-
-def memory_available(device_type: str, processes_here: int = 1) -> tuple[int, str]:
-    """(bytes that a process may still take on its device, words for whose memory it is).
-
-    processes_here: how many processes share this machine.
-    """
-    if device_type == "cuda":
-        return torch.cuda.mem_get_info()[0], "this GPU"
-    if device_type == "mps":
-        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory(), "this GPU"
-    available, where = ram_available()
-    return available // processes_here, where if processes_here == 1 else f"each of {processes_here} processes here"
 
 
 def keep_freed_memory() -> None:
