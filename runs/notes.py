@@ -38,19 +38,18 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
     positions = {position for _, gate in config.layers() for position in gate.positions}
     asked = [MIXERS[name].native_gate for name, gate in config.layers() if gate.native]
     why_not_native = f"{config.attention} was published without a gate, so native means none"
-    scaling = config.rope_scaling
-    for names, has_no_effect, reason in (  # keys that are read, and other keys that leave them without an effect
-        (["rope_factor"], scaling == "none", "rope_scaling is none"),
-        (["rope_scaling", "rope_length"], config.rope_factor == 1, "rope_factor is 1"),
-        (["rope_length"], scaling != "yarn", f"rope_scaling is {scaling}"),
-        (["gate_activation", "gate_rank", "gate_input", "gate_bias"], not positions, "gate is none or native"),
+    turns, scaling = "rope_scaling" in read, config.rope_scaling
+    for names, has_no_effect, reason in (  # keys, and what else leaves them without an effect; the last reason counts
+        (["rope_factor"], turns and scaling == "none", "rope_scaling is none"),
+        (["rope_length"], turns and scaling != "yarn", f"rope_scaling is {scaling}"),
+        (["rope_scaling", "rope_length"], turns and config.rope_factor == 1, "rope_factor is 1"),
         (["gate_rank"], config.gate_input == "static", "gate_input is static"),
+        (["gate_activation", "gate_rank", "gate_input", "gate_bias"], not positions, "gate is none or native"),
         (["norm_first"], "readout" not in positions, "there is no gate at the readout"),
         (["gate"], asked and not any(asked), why_not_native),
         (["match_params"], not positions and not any(asked), "there is no gate"),
     ):
-        for name in names if has_no_effect else ():
-            unused.setdefault(name, reason)
+        unused |= dict.fromkeys(names, reason) if has_no_effect else {}
     return unused
 
 
