@@ -302,7 +302,6 @@ def layer_row(i: int, layer: dict) -> dict[str, str]:
         "heads >0.3": show(sink["heads_above"], ".0%"),
         "token 0 of readout": f"{show(mean(sink['token_0_before']))} {show(mean(sink['token_0_after'])):>6}",
         "its rank": f"{show(mean(rank['before']), '.1f')} {show(mean(rank['after']), '.1f'):>5}",
-        "of W_v W_o": show(mean(rank["value_output"] or ()), ".1f"),
         "max |h|": show(residual["max"], ".4g"),
         "over median": show(residual["max_over_median"], ".4g"),
         "position (token) channel": f"{residual['position']} ({residual['token']}) {residual['channel']}",
