@@ -261,17 +261,15 @@ def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[P
             yield rows_part(config, family, mixer, gate, place[1])
             continue
         theirs = ours.replace(".mixer.", f".{mixer}.")
-        to_ours, to_theirs = translation(theirs, config, family)
+        to_ours, to_theirs = translation(theirs, family)
         for name, replacement in FAMILIES[family].names.items():
             theirs = re.sub(name, replacement, theirs)
         yield Part([theirs], [ours], lambda w, f=to_ours: [f(w[0])], lambda w, f=to_theirs: [f(w[0])])
 
 
-def translation(name: str, config: GPTConfig, family: str) -> tuple[Callable, Callable]:
+def translation(name: str, family: str) -> tuple[Callable, Callable]:
     """(theirs to ours, ours to theirs) of a tensor; name: ours, with that of the mixer."""
     same = (lambda w: w, lambda w: w)
-    if family == "gpt2" and name.startswith("wpe"):  # as many positions as are kept
-        return (lambda w: w[: config.block_size], lambda w: w)
     if family == "gpt2":  # linear layers are (inputs, outputs) there; vectors stay as they are
         return (torch.t, torch.t) if name.startswith("blocks") else same
     if "gated_deltanet" in name:  # a convolution is (channels, 1, width), ours (width, channels)

@@ -22,7 +22,7 @@ import torch
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
 from model import GPTConfig
 from rules import wrong_field
-from runs.checkpoint import WEIGHT_DTYPES, file_of, first_line, import_safetensors, load, save_folder
+from runs.checkpoint import WEIGHT_DTYPES, build_model, file_of, first_line, import_safetensors, load, save_folder
 from runs.families import FAMILIES, KEYS_OF_DELTA, config_of, family_of, keys_of, parts_of
 from runs.files import claim, new_folder, read_json, switch, write_whole
 from runs.memory import without_data
@@ -126,33 +126,27 @@ def some(names) -> str:
 
 def translated(config: GPTConfig, family: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Our tensors. UserError names those of theirs that are missing, unknown, or of another shape."""
-    shapes = shapes_of(config)
-    parts = list(parts_of(config, family, shapes))
+    ours = without_data(config).state_dict()
+    parts = list(parts_of(config, family, ours))
     names = [name for part in parts for name in part.theirs]
     if missing := [name for name in names if name not in tensors]:
         raise UserError(f"lacks {some(missing)}, which its config.json asks for")
     if unknown := sorted(tensors.keys() - {*names, "lm_head.weight"}):
         raise UserError(f"holds {some(unknown)}, which the model here has no place for")
+    positions = tensors.get("transformer.wpe.weight")
+    if positions is not None and positions.dim():  # as many as are kept
+        tensors["transformer.wpe.weight"] = positions[: config.block_size]
     weights = {}
     for part in parts:
-        theirs = [tensors[name] for name in part.theirs]
-        try:
-            made = dict(zip(part.ours, part.to_ours(theirs), strict=True))
-            is_right = all(made[name].shape == shapes[name] for name in made)
-        except (RuntimeError, ValueError, IndexError):
-            is_right = False
-        if not is_right:
-            listed = ", ".join(str(tuple(tensor.shape)) for tensor in theirs)
-            raise UserError(f"{some(part.theirs)}: {listed} is not the shape that its config.json gives")
-        weights |= made
+        for name, expected in zip(part.theirs, part.to_theirs([ours[name] for name in part.ours]), strict=True):
+            shape, needed = tuple(tensors[name].shape), tuple(expected.shape)
+            if shape != needed:
+                raise UserError(f"{name}: {shape} is not the shape that its config.json gives, {needed}")
+        weights |= zip(part.ours, part.to_ours([tensors[name] for name in part.theirs]), strict=True)
     if "lm_head.weight" in tensors.keys() - {*names}:  # a tied output layer, saved a second time
         if not torch.equal(tensors["lm_head.weight"].float(), weights["wte.weight"].float()):
             raise UserError(f"its lm_head.weight is not {parts[0].theirs[0]}, though its config.json ties them")
     return weights
-
-
-def shapes_of(config: GPTConfig) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in without_data(config).state_dict().items()}
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -208,10 +202,9 @@ def write_folder(path: Path | str, folder: Path | str, overwrite: bool = False) 
     """
     checkpoint, folder = load(path), Path(folder)
     config = configurator.build(GPTConfig, checkpoint["model_args"] | {"kernels": "auto"}, source=str(path))
+    build_model(config, checkpoint["model"], path)  # raises where the weights are not those of the config
     weights = checkpoint["model"]
     try:
-        if shapes_of(config) != {name: tensor.shape for name, tensor in weights.items()}:
-            raise UserError("its weights are not those of its config")
         if config.gate_activation == "sigmoid2":
             config, weights = without_doubling(config, weights)
         widths = {len(tensor) for name, tensor in weights.items() if name.endswith("mlp.up.weight")}
