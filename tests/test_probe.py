@@ -151,31 +151,23 @@ def test_closing_the_head_that_attends_to_token_0_leaves_nothing_of_its_effectiv
 def by_definition(mixer, x, stream, b, h, i):
     """What query i of row b gets from token 0 in head h: every part of the readout on its own, in loops."""
     p, heads = mixer.gated_projection(x), range(mixer.n_head)
-    weights, v = (
-        weights_of(mixer, x)[b, :, i],
-        p.v[b].repeat_interleave(mixer.n_head // p.v.shape[2], dim=1),
-    )  # (T, H, D)
+    weights, v = weights_of(mixer, x)[b, :, i], p.v[b].repeat_interleave(mixer.n_head // p.v.shape[2], dim=1)
     parts = torch.stack([torch.stack([weights[head, j] * v[j, head] for head in heads]) for j in range(T)])  # (T, H, D)
-    readout, factor = parts.sum(0), torch.ones_like(v[0])
+    readout, factor = parts.sum(0), mixer.config.branch_scale * torch.ones_like(v[0])
     if p.skip is not None:
         readout = readout + p.skip[b, i]
     norm = [] if mixer.norm is None else ["norm"]
     activation = [] if mixer.config.readout_activation == "none" else ["silu"]
-    for step in (*mixer.before_norm, *norm, *activation, *mixer.after_norm, "scale"):
+    for step in (*mixer.before_norm, *norm, *activation, *mixer.after_norm):
         if step == "norm":
             over = (-2, -1) if mixer.norm_groups else (-1,)
             by = (readout.square().mean(over, keepdim=True) + 1e-5).rsqrt() * mixer.norm.weight.view(-1, v.shape[2])
-        elif step == "silu":
-            by = readout.sigmoid()
-        elif step == "scale":
-            by = mixer.config.branch_scale
         else:
-            by = step.value(step.logits(x))[b, i]
+            by = readout.sigmoid() if step == "silu" else step.value(step.logits(x))[b, i]
         readout, factor = readout * by, factor * by
     written = mixer.out_proj.weight.view(C, mixer.n_head, -1)[:, h] @ (factor * parts[0])[h]
     if "output" in mixer.gates:
-        gate = mixer.gates["output"]
-        written = written * gate.value(gate.logits(x))[b, i, 0]
+        written = written * mixer.gates["output"].value(mixer.gates["output"].logits(x))[b, i, 0]
     before, after = parts[:, h].norm(dim=-1), (factor * parts)[:, h].norm(dim=-1)  # (T,) each
     return {
         "share": weights[h, 0].abs() / weights[h].abs().sum(),
@@ -262,16 +254,11 @@ def test_rows_read_in_parts_give_the_same_and_a_kind_without_queries_has_no_numb
 def test_losses_by_kind_are_those_of_their_labels_and_their_mean_is_the_loss():
     model, tokens = make_model(), random_tokens()
     targets = tokens.roll(-1, 1)
-    masks = probe.query_masks(tokens, {"low": list(range(10))})
+    masks = probe.query_masks(tokens, {"low": list(range(10))}) | {"none": torch.zeros_like(tokens) > 0}
     losses = probe.losses_by_kind(model, tokens, targets, masks, "float32")
-    losses_of_labels = torch.nn.functional.cross_entropy(
-        model(tokens).flatten(0, 1), targets.flatten(), reduction="none"
-    )
-    for name, mask in masks.items():
-        assert losses[name] == pytest.approx(losses_of_labels[mask.flatten()].mean().item(), rel=1e-3)
-    assert probe.losses_by_kind(model, tokens, targets, {"none": torch.zeros_like(tokens) > 0}, "float32") == {
-        "none": None
-    }
+    of_labels = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="none")
+    assert losses.pop("none") is None
+    assert losses == {name: pytest.approx(of_labels[masks[name].flatten()].mean().item(), rel=1e-3) for name in losses}
 
 
 def test_gu_et_al_count_heads_on_the_first_64_tokens():
@@ -387,10 +374,13 @@ def test_a_spike_is_five_deviations_above_the_last_hundred():
 @every_mixer
 def test_pruning_at_threshold_0_changes_nothing_and_above_every_value_closes_all(name):
     model, tokens = make_model(attention=name, gate="elementwise"), random_tokens()
-    before = model(tokens)
+    before, layers = model(tokens), probe.layer_meters(model, tokens, {}, "float32")
     with interventions.pruned(model, 0.0) as counts:
         assert torch.equal(model(tokens), before)
     assert counts[0] == 0 and counts[1] == 2 * 3 * T * model.blocks[0].mixer.n_head * D
+    with interventions.pruned(model, 0.1) as counts:
+        model(tokens)
+    assert counts[0] / counts[1] == pytest.approx(probe.summary(layers, T)["gate_below_0.1"]["readout"], abs=1e-3)
     with interventions.pruned(model, 1.01) as counts:
         closed = model(tokens)
     assert counts[0] == counts[1]
@@ -398,14 +388,6 @@ def test_pruning_at_threshold_0_changes_nothing_and_above_every_value_closes_all
         for block in model.blocks:
             block.mixer.out_proj.weight.zero_()
     torch.testing.assert_close(closed, model(tokens))
-
-
-def test_the_pruned_share_is_that_of_the_values_under_the_threshold():
-    model, tokens = make_model(gate="elementwise"), random_tokens()
-    layers = probe.layer_meters(model, tokens, {}, "float32")
-    with interventions.pruned(model, 0.1) as counts:
-        model(tokens)
-    assert counts[0] / counts[1] == pytest.approx(probe.summary(layers, T)["gate_below_0.1"]["readout"], abs=1e-3)
 
 
 @torch.no_grad()
