@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from model import GPTConfig
-from rules import wrong_field
+from rules import Rule, wrong_field
 
 GATED = ("qwen3_next", "qwen3_5_text")  # every layer has its gate, and norms hold 1 + weight
 
@@ -46,20 +46,12 @@ KEYS_OF_GPT2 = dict(
 
 # Names of tensors: each of ours is replaced by theirs, in turn, where "mixer" has become the name of the mixer.
 NAMES = {
-    "^wte": "model.embed_tokens",
-    "^head": "lm_head",
-    "^norm": "model.norm",
-    "^blocks": "model.layers",
-    "norm_1": "input_layernorm",
-    "norm_2": "post_attention_layernorm",
-    "mlp.glu": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-    "softmax.out_proj": "self_attn.o_proj",
-    "softmax": "self_attn",
-    "gated_deltanet.conv": "linear_attn.conv1d",
-    "gated_deltanet": "linear_attn",
-}
+    "^wte": "model.embed_tokens", "^head": "lm_head", "^norm": "model.norm", "^blocks": "model.layers",
+    "norm_1": "input_layernorm", "norm_2": "post_attention_layernorm",
+    "mlp.glu": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
+    "softmax.out_proj": "self_attn.o_proj", "softmax": "self_attn",
+    "gated_deltanet.conv": "linear_attn.conv1d", "gated_deltanet": "linear_attn",
+}  # fmt: skip
 NAMES_OF_GPT2 = {
     "^head": "lm_head",
     "^norm": "transformer.ln_f",
@@ -88,26 +80,22 @@ FAMILIES = {  # by model_type
     "gpt2": Family("GPT2LMHeadModel", KEYS_OF_GPT2, NAMES_OF_GPT2),
 }
 
-# Other fields that are read, by the rules of rules.wrong_field; those of one key obey the rule of that key.
-FIELDS = {
+# Other fields that are read or forbidden, by the rules of rules.py; those of one key obey the rule of that key
+NO = Rule(bool, choices=(False,))
+NO_FLAGS = ("attention_bias?", "qkv_bias?", "mlp_bias?", "use_sliding_window?", "scale_attn_by_inverse_layer_idx?")
+FIELDS: dict[str, Any] = {
     "full_attention_interval?": (int, 1, 10_000),
     "num_experts?": (int, 0, 1 << 40),
     "mlp_only_layers?": [(int, 0, 10_000), 0, 10_000],
     "layer_types?": [(str, 1, 99), 1, 10_000],
     "rope_scaling?": (dict, 0, 99),
     "rope_parameters?": (dict, 0, 99),
-    "activation_function?": {"gelu", "gelu_new", "gelu_pytorch_tanh"},  # the MLP here has a gelu, exact or by tanh
-}
-# Fields that may have one value alone, or nothing, and why.
-NO_BIAS = (False, "its linear layers have biases, which are read of GPT-2 alone")
-ONLY: dict[str, tuple] = {
-    "quantization_config": ({}, "its weights are quantised; take the folder of those that are not"),
-    "hidden_act": ("silu", "the MLP here is a swiglu, whose activation is silu"),
-    **dict.fromkeys(("attention_bias", "qkv_bias", "mlp_bias"), NO_BIAS),
-    "use_sliding_window": (False, "its attention has a sliding window, and the model here has none"),
-    "linear_conv_kernel_dim": (4, "gated_deltanet's width is 4"),
-    "scale_attn_weights": (True, "scores are scaled by the width alone here"),
-    "scale_attn_by_inverse_layer_idx": (False, "scores are scaled by the width alone here"),
+    **dict.fromkeys(NO_FLAGS, NO),
+    "scale_attn_weights?": Rule(bool, choices=(True,)),
+    "hidden_act?": {"silu"},  # the MLP of these is a swiglu here
+    "activation_function?": {"gelu", "gelu_new", "gelu_pytorch_tanh"},  # and that of GPT-2 a gelu, exact or by tanh
+    "linear_conv_kernel_dim?": (int, 4, 4),
+    "quantization_config?": Rule(dict, choices=({},)),  # take the folder of the weights that are not quantised
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -129,9 +117,6 @@ def keys_of(config: dict, block_size: int) -> dict[str, Any]:
     of_keys = {field + "?" * (key in optional): rules[key] for key, field in fields.items()}
     if wrong := wrong_field(config, of_keys | FIELDS):
         raise UserError(wrong)
-    for field, (value, reason) in ONLY.items():
-        if (given := config.get(field, value)) != value and (given or value):
-            raise UserError(f"{field}={show(given)}: {reason}")
     keys = {key: config[field] for key, field in fields.items() if field in config}
     defaults = gpt2_keys(config) if family == "gpt2" else rope_keys(config, family) | layer_keys(config, family)
     return defaults | keys | {"block_size": min(block_size, keys["block_size"])}
@@ -252,31 +237,29 @@ class Part(NamedTuple):
 
 def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[Part]:
     """Yields every Part of the model, each tensor in one of them. names: those of our tensors."""
+    layers, is_gpt2 = config.layers(), family == "gpt2"
     for ours in names:
         place = ours.split(".")
-        mixer, gate = config.layers()[int(place[1]) if place[0] == "blocks" else 0]
-        if ".gates." in ours:  # comes with the rest of the rows
-            continue
-        if ".qkv." in ours and family != "gpt2" or ".in_proj." in ours:
+        mixer, gate = layers[int(place[1]) if place[0] == "blocks" else 0]
+        if ".in_proj." in ours or (".qkv." in ours and not is_gpt2):
             yield rows_part(config, family, mixer, gate, place[1])
-            continue
-        theirs = ours.replace(".mixer.", f".{mixer}.")
-        to_ours, to_theirs = translation(theirs, family)
-        for name, replacement in FAMILIES[family].names.items():
-            theirs = re.sub(name, replacement, theirs)
-        yield Part([theirs], [ours], lambda w, f=to_ours: [f(w[0])], lambda w, f=to_theirs: [f(w[0])])
+        elif ".gates." not in ours:  # those come with the rest of the rows
+            theirs = ours.replace(".mixer.", f".{mixer}.")
+            to_ours, to_theirs = translation(theirs, family)
+            for name, replacement in FAMILIES[family].names.items():
+                theirs = re.sub(name, replacement, theirs)
+            yield Part([theirs], [ours], lambda w, f=to_ours: [f(w[0])], lambda w, f=to_theirs: [f(w[0])])
 
 
 def translation(name: str, family: str) -> tuple[Callable, Callable]:
     """(theirs to ours, ours to theirs) of a tensor; name: ours, with that of the mixer."""
-    same = (lambda w: w, lambda w: w)
-    if family == "gpt2":  # linear layers are (inputs, outputs) there; vectors stay as they are
-        return (torch.t, torch.t) if name.startswith("blocks") else same
-    if "gated_deltanet" in name:  # a convolution is (channels, 1, width), ours (width, channels)
-        return (lambda w: w.squeeze(1).T, lambda w: w.T[:, None]) if ".conv." in name else same
-    if family in GATED and "norm" in name:  # in bfloat16 the sum would lose digits
-        return (lambda w: w.float() + 1, lambda w: w.float() - 1)
-    return same
+    if family == "gpt2" and name.startswith("blocks"):
+        return torch.t, torch.t  # linear layers are (inputs, outputs) there; vectors stay as they are
+    if "gated_deltanet.conv." in name:  # (channels, 1, width), ours (width, channels)
+        return lambda w: w.squeeze(1).T, lambda w: w.T[:, None]
+    if family in GATED and "norm" in name and "gated_deltanet" not in name:  # in bfloat16 the sum would lose digits
+        return lambda w: w.float() + 1, lambda w: w.float() - 1
+    return lambda w: w, lambda w: w
 
 
 def rows_part(config: GPTConfig, family: str, mixer: str, gate: Any, layer: str) -> Part:
