@@ -10,7 +10,6 @@ from configurator import UserError
 
 import copy
 import json
-import re
 import shutil
 import sys
 import zlib
@@ -27,18 +26,14 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedConfig,
     Qwen3_5Config,
-    Qwen3_5ForCausalLM,
     Qwen3_5ForConditionalGeneration,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3NextConfig,
-    Qwen3NextForCausalLM,
 )
 
 import evaluate
@@ -69,31 +64,32 @@ GPT2 = dict(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn
 
 
 FAMILIES = {
-    "Llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=ROPE)),
-    "Llama, tied, no GQA": lambda: LlamaForCausalLM(
-        LlamaConfig(**SIZES | dict(tie_word_embeddings=True, num_key_value_heads=4, head_dim=8))
+    "Llama": LlamaConfig(**SIZES, rope_parameters=ROPE),
+    "Llama, tied, no GQA": LlamaConfig(**SIZES | dict(tie_word_embeddings=True, num_key_value_heads=4, head_dim=8)),
+    "Qwen3": Qwen3Config(**SIZES, rope_parameters=ROPE),
+    "Qwen3, tied": Qwen3Config(**SIZES | dict(tie_word_embeddings=True)),
+    "GPT-2": GPT2Config(**GPT2),
+    "GPT-2, untied, exact gelu": GPT2Config(
+        **GPT2, tie_word_embeddings=False, activation_function="gelu", n_inner=40, layer_norm_epsilon=1e-3
     ),
-    "Qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, rope_parameters=ROPE)),
-    "Qwen3, tied": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES | dict(tie_word_embeddings=True))),
-    "GPT-2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
-    "GPT-2, untied, exact gelu": lambda: GPT2LMHeadModel(
-        GPT2Config(**GPT2, tie_word_embeddings=False, activation_function="gelu", n_inner=40, layer_norm_epsilon=1e-3)
+    "Qwen3-Next": Qwen3NextConfig(**SIZES | DELTA, **DENSE, rope_parameters=PARTIAL),
+    "Qwen3.5": Qwen3_5TextConfig(**SIZES | DELTA, rope_parameters=PARTIAL),
+    "Qwen3.5, another pattern, tied": Qwen3_5TextConfig(
+        **SIZES | DELTA | dict(num_hidden_layers=3, tie_word_embeddings=True),
+        layer_types=["full_attention", "linear_attention", "full_attention"],
     ),
-    "Qwen3-Next": lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**SIZES | DELTA, **DENSE, rope_parameters=PARTIAL)),
-    "Qwen3.5": lambda: Qwen3_5ForCausalLM(Qwen3_5TextConfig(**SIZES | DELTA, rope_parameters=PARTIAL)),
-    "Qwen3.5, another pattern, tied": lambda: Qwen3_5ForCausalLM(
-        Qwen3_5TextConfig(
-            **SIZES | DELTA | dict(num_hidden_layers=3, tie_word_embeddings=True),
-            layer_types=["full_attention", "linear_attention", "full_attention"],
-        )
-    ),
-    "Qwen3.5 with images": lambda: Qwen3_5ForConditionalGeneration(
-        Qwen3_5Config(
-            text_config=SIZES | DELTA | dict(rope_parameters=PARTIAL | {"mrope_section": [1, 1, 0]}),
-            vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32),
-        )
+    "Qwen3.5 with images": Qwen3_5Config(
+        text_config=SIZES | DELTA | dict(rope_parameters=PARTIAL | {"mrope_section": [1, 1, 0]}),
+        vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32),
     ),
 }
+
+
+def save(name, folder, dtype=torch.float32, **how):
+    """The folder of a model of theirs with random weights. Returns the model."""
+    config = copy.deepcopy(FAMILIES[name])
+    model = Qwen3_5ForConditionalGeneration(config) if "images" in name else AutoModelForCausalLM.from_config(config)
+    return published.save(model.to(dtype), folder, **how)
 
 
 def imported(helpers, folder, out, **keys):
@@ -106,7 +102,7 @@ IDX = torch.arange(2 * 48).view(2, 48) * 37 % 300
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_of_an_imported_model_are_those_of_transformers(name, helpers, tmp_path, capsys):
-    theirs = published.save(FAMILIES[name](), tmp_path / "theirs", max_shard_size="30KB")
+    theirs = save(name, tmp_path / "theirs", max_shard_size="30KB")
     assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
     ours = imported(helpers, tmp_path / "theirs", tmp_path / "ours")
     with torch.no_grad():
@@ -123,7 +119,7 @@ def test_logits_of_an_imported_model_are_those_of_transformers(name, helpers, tm
 
 def test_a_gpt2_as_on_the_hub_is_read(helpers, tmp_path, capsys):
     """Names without a prefix, causal masks among the tensors, and a config.json that does not say what is tied."""
-    theirs = published.save(GPT2LMHeadModel(GPT2Config(**GPT2)), tmp_path)
+    theirs = save("GPT-2", tmp_path)
     tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     tensors |= {f"h.{i}.attn.bias": torch.ones(64, 64).tril()[None, None] for i in (0, 1)}
@@ -174,7 +170,7 @@ def changed_value(value):
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen3", "GPT-2", "Qwen3-Next", "Qwen3.5"])
 def test_a_field_of_config_json_changes_our_model_exactly_where_it_changes_theirs(name):
-    about = FAMILIES[name]().config.to_dict()
+    about = FAMILIES[name].to_dict()
     there, here, ropes = theirs_of(about), ours_of(about), about.get("rope_parameters") or {}
     of_all = PreTrainedConfig().to_dict().keys() | {"output_router_logits"}  # what is returned, not computed
     values = {field: about[field] for field in about if field not in of_all}
@@ -206,7 +202,7 @@ def folders(tmp_path_factory):
     """Folders of small models, a Qwen3 in several files and a GPT-2."""
     folders = {name: tmp_path_factory.mktemp(name) for name in ("Qwen3", "GPT-2")}
     for name, folder in folders.items():
-        published.save(FAMILIES[name](), folder, max_shard_size="30KB")
+        save(name, folder, max_shard_size="30KB")
     return folders
 
 
@@ -263,7 +259,6 @@ REFUSED = {
     "no model_type": (change(model_type=None), "it has no model_type"),
     "experts in Qwen3-Next": (change(model_type="qwen3_next", num_experts=8, **DELTA), "num_experts: a mixture of"),
     "scaled RoPE": (change(rope_parameters={"rope_type": "yarn", "factor": 4.0}), ONE_ROPE),
-    "scaled RoPE, old spelling": (change(rope_scaling={"type": "linear"}), "rope_scaling={'type': 'linear'}: only"),
     "partial RoPE, which Qwen3 does not have": (change(rope_parameters=PARTIAL), "partial_rotary_factor=0.25: qwen3"),
     "a RoPE for each kind of layer": (change(rope_parameters={"full_attention": ROPE}), ONE_ROPE),
     "biases": (change(attention_bias=True), "attention_bias=True: must be one of False"),
@@ -281,7 +276,6 @@ REFUSED = {
     "a tied output layer of its own": (change(tie_word_embeddings=True), "lm_head.weight is not model.embed_tokens."),
     "whole numbers": (change_tensor(NORM, torch.ones(32, dtype=torch.int8)), "is torch.int8, and no number"),
     "a file cut short": (first_file(lambda file, data: file.write_bytes(data[:-9])), "damaged, or no safetensors"),
-    "a header of noise": (first_file(lambda file, data: file.write_bytes(b"\xff" * 99)), "damaged, or no safetensors"),
     "a file that is missing": (first_file(lambda file, data: file.unlink()), "00001-of-"),
     "a pickle": (only("pytorch_model.bin", b"x"), "has no model.safetensors; a pickle is not read"),
     "an index that leads elsewhere": (
@@ -290,11 +284,9 @@ REFUSED = {
     ),
     "an index of noise": (only("model.safetensors.index.json", b"{"), "cannot be read as JSON"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read"),
-    "a config that is a list": (lambda folder: (folder / "config.json").write_text("[]"), "must be a dict"),
     "a damaged tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "damaged, or no tokenizer"),
     "GPT-2 with relu": (change(activation_function="relu"), "activation_function='relu': must be one of gelu"),
     "GPT-2 with scores by layer": (change(scale_attn_by_inverse_layer_idx=True), "must be one of False"),
-    "GPT-2 with a second width": (change(hidden_size=64), "hidden_size: GPT-2 has a name of its own for it"),
     "GPT-2 of another width": (change(n_embd=36), "is not the shape that its config.json gives"),
     "GPT-2 with more positions": (change(n_positions=65), "transformer.wpe.weight: (64, 32) is not the shape"),
 }
@@ -311,7 +303,7 @@ def test_a_damaged_or_foreign_folder_is_one_line(name, damage, words, folders, h
 
 def test_a_link_out_of_the_folder_is_refused_but_for_the_blobs_of_a_hub_s_cache(helpers, tmp_path, capsys):
     folder, secret, blob = (tmp_path / name for name in ("hub/snapshots/0123", "elsewhere/secret", "hub/blobs/4567"))
-    published.save(FAMILIES["Qwen3"](), folder)
+    save("Qwen3", folder)
     published.save_tokenizer(folder / "tokenizer.json", 300)
     (folder / "vocab.json").write_text("{}")
     secret.parent.mkdir()
@@ -424,7 +416,7 @@ def test_an_exported_model_is_the_same_in_transformers_and_comes_back_bit_for_bi
 
 @pytest.mark.parametrize("name", ["Qwen3", "GPT-2"])
 def test_a_bfloat16_model_goes_there_and_back_bit_for_bit(name, helpers, tmp_path):
-    published.save(FAMILIES[name]().bfloat16(), tmp_path / "theirs")
+    save(name, tmp_path / "theirs", torch.bfloat16)
     imported(helpers, tmp_path / "theirs", tmp_path / "ours")
     export.main(helpers.words(checkpoint=tmp_path / "ours", to_hf=tmp_path / "back"))
     first, second = (safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
@@ -575,7 +567,7 @@ def test_data_of_an_imported_tokenizer_have_the_loss_of_transformers_under_an_im
 
 
 def test_a_gate_added_to_a_gpt2_starts_at_the_same_function(helpers, tmp_path):
-    theirs = published.save(FAMILIES["GPT-2"](), tmp_path / "theirs")
+    theirs = save("GPT-2", tmp_path / "theirs")
     published.save_tokenizer(tmp_path / "theirs" / "tokenizer.json", 300)
     ours, data = imported(helpers, tmp_path / "theirs", tmp_path / "ours"), tmp_path / "data"
     idx = IDX[:1, :20]
@@ -592,40 +584,15 @@ def test_a_gate_added_to_a_gpt2_starts_at_the_same_function(helpers, tmp_path):
     assert gated.blocks[1].mixer.gates["readout"].proj.weight.any() and gated.config.bias
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Memory
+def test_an_import_copies_what_it_rearranges_and_nothing_else(qwen3, helpers, tmp_path, monkeypatch):
+    """A file's tensors are mapped: they take no memory."""
+    loaded, copied, load_file = [], [], safetensors.torch.load_file
 
+    def look_at(folder, weights, about):
+        mapped = {tensor.data_ptr() for tensors in loaded for tensor in tensors.values()}
+        copied.extend(name for name, tensor in weights.items() if tensor.data_ptr() not in mapped)
 
-MEASURE = """
-import sys
-import safetensors.torch
-import torch
-import model
-from runs import huggingface
-
-def held():
-    (line,) = (line for line in open("/proc/self/status") if line.startswith("RssAnon:"))
-    return 1024 * int(line.split()[1])
-
-def save_file(*args, write=safetensors.torch.save_file):  # when all tensors are ready to be written
-    print("measured", held() - before)
-    write(*args)
-
-with torch.device("meta"):  # torch loads what it needs for tensors without memory
-    model.GPT(model.GPTConfig(n_layer=1, vocab_size=9))
-safetensors.torch.save_file, before = save_file, held()
-huggingface.read_folder(sys.argv[1], sys.argv[2], block_size=64)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_an_import_takes_the_memory_of_what_it_rearranges(helpers, tmp_path):
-    keys = dict(hidden_size=512, intermediate_size=2048, num_hidden_layers=5, vocab_size=8000)
-    with torch.device("meta"):
-        model = Qwen3ForCausalLM(Qwen3Config(**SIZES | keys | dict(head_dim=128)))
-    weights = {name: torch.zeros(tensor.shape) for name, tensor in model.state_dict().items()}
-    model.config.save_pretrained(tmp_path / "theirs")
-    safetensors.torch.save_file(weights, tmp_path / "theirs" / "model.safetensors")
-    ended = helpers.script("-c", MEASURE, tmp_path / "theirs", tmp_path / "ours")
-    (measured,) = re.findall(rb"measured (\d+)", ended.stdout)
-    assert int(measured) < sum(tensor.nbytes for tensor in weights.values())
+    monkeypatch.setattr(safetensors.torch, "load_file", lambda file: loaded.append(load_file(file)) or loaded[-1])
+    monkeypatch.setattr(huggingface, "save_folder", look_at)
+    export.main(helpers.words(from_hf=qwen3, out_dir=tmp_path / "ours"))
+    assert copied == [f"blocks.{i}.mixer.qkv.weight" for i in (0, 1)]
