@@ -271,7 +271,6 @@ def layer_row(i: int, layer: dict) -> dict[str, str]:
         "heads >0.3": show([sink["heads_above"]], ".0%"),
         "token 0 of readout": f"{show(sink['token_0_before'])} {show(sink['token_0_after']):>6}",
         "its rank": f"{show(rank['before'], '.1f')} {show(rank['after'], '.1f'):>5}",
-        "of W_v W_o": show(rank["value_output"], ".1f"),
         "max |h|": show([residual["max"]], ".4g"),
         "over median": show([residual["max_over_median"]], ".4g"),
         "position (token) channel": f"{residual['position']} ({residual['token']}) {residual['channel']}",

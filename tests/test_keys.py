@@ -112,11 +112,6 @@ def test_the_keys_called_unused_are_exactly_those_whose_change_changes_nothing(k
         assert torch.equal(base["logits"], numbers_of(keys | {"gate": "none"})["logits"])
 
 
-def test_kernels_are_unused_where_every_layer_is_softmax():
-    assert "kernels" in unused_keys(GPTConfig())
-    assert "kernels" not in unused_keys(GPTConfig(attention="softmax,gla"))
-
-
 def test_of_a_mixer_that_needs_data_to_run_no_key_is_called_unread(monkeypatch):
     monkeypatch.setitem(MIXERS, "lost", Lost)
     assert not {"state_size", "qk_norm", "rope_base", "position"} & unused_keys(GPTConfig(attention="lost")).keys()

@@ -95,16 +95,16 @@ def test_a_mixer_without_weights_has_no_sink_and_all_else_is_measured_and_drawn(
     for i, layer in enumerate(row["layers"]):
         sink, has_none = layer["sink"], i in without
         kinds = [sink["kinds"][name] for name in ("[aeiou]", "other")]
-        for name in ("share", "mean_weight", "effective", "effective_uniform", "token_0_before", "token_0_after"):
+        for name in ("share", "effective", "effective_uniform", "token_0_before", "token_0_after"):
             assert all((one[name] == [None, None]) == has_none for one in (sink, *kinds)), name
         assert sink["random_tokens"] == [None, None] if has_none else None not in sink["random_tokens"]
-        assert (sink["heads_above"] is None) == (sink["key_norm"] == []) == (sink["kind"] == "none") == has_none
+        assert (sink["heads_above"] is None) == (sink["kind"] == "none") == has_none
         assert None not in layer["gates"]["readout"]["mean"] + layer["rank"]["before"] + [layer["branch"]]
         assert layer["residual"]["max"] > 0 and kinds[0]["queries"] > 0
     assert f"sink of longconv: {NO_WEIGHTS}" in printed
     assert {shown["layer"] for shown in row["maps"]} == {0, 1} - {*without}
     short = json.loads(printed.splitlines()[-1])["checkpoints"][0]
-    assert (short["sink"] is None) == (short["sink_max"] is None) == (len(without) == 2) and short["gate_mean"]
+    assert (short["sink"] is None) == (len(without) == 2) and short["gate_mean"]
 
     drawn = {}
     for module in (plot, sinks):
