@@ -46,7 +46,7 @@ from ops import IGNORE
 from rules import wrong_field
 from runs.hardware import autocast, keep_freed_memory, pick_device, pick_dtype, seconds_of
 from runs.outdir import write_text
-from study import claims, curves, power, ranks, rates, report, tables
+from study import claims, curves, ranks, report, tables
 from study.arms import NAMES, WEIGHTS, all_arms, all_claims, arms_named, check_named, with_base
 from study.plan import Plan, choose_rates, name_of, runs_of, steps_of, unknown_runs
 from study.rows import arm_of, read_rows, text_of
@@ -144,7 +144,6 @@ class ExperimentConfig:
     )
     bytes_per_token: float = key(1.0, "predicted: bytes of the tokens that those gains are of", above=0)
     exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")
-    pilot: str | None = key(None, "--dry_run: a folder of rows whose spread says what claims can show", is_path=True)
     pair_spread: float | None = key(
         None, "--dry_run without rows: the standard deviation of a difference of two arms, which is assumed", above=0
     )
@@ -201,7 +200,7 @@ class ExperimentConfig:
         self.check_runs()
         for name, claim in self.claims.items():
             self.check_claim(name, claim)
-        power.check_reach(self)
+        claims.check_reach(self)
         if self.gpus and not self.dry_run:
             raise UserError(f"gpus={self.gpus}: is for --dry_run=true; CUDA_VISIBLE_DEVICES says which GPUs are used")
 
@@ -371,8 +370,7 @@ def main(argv: list[str]) -> None:
         return
     choices = choose_rates(config, read_rows(out_dir))
     judged = claims.judge_claims(config, rows, choices)
-    of_rates = rates.table(config, choices)
-    print(tables.summary(config, rows, judged) + (f"\n{of_rates}\n" if of_rates else ""))
+    print(tables.summary(config, rows, judged))
     words = [word for word in argv if not word.startswith(("--run", "--out_dir", "--jobs"))]
     # workers end at the same time
     with lock(out_dir, "report", wait=math.inf) if config.run else contextlib.nullcontext():
@@ -383,7 +381,7 @@ def main(argv: list[str]) -> None:
             write_text(out_dir / "claims.json", json.dumps(kept, indent=1) + "\n")
         else:
             (out_dir / "claims.json").unlink(missing_ok=True)
-        shown = [claims.claims_table(judged), *figures, *tables.parts(config, rows), *([of_rates] if of_rates else [])]
+        shown = [claims.claims_table(judged), *figures, *tables.parts(config, rows)]
         command = " ".join(["python experiment.py", *words])
         page = report.write_page(out_dir / "report.html", shown, about_of(argv), command)
         for name in report.DRAWN - {figure.name for figure in figures}:  # of claims and arms that are gone
@@ -434,7 +432,7 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     hours += f", assuming {config.gpu_flops:.2g} FLOPs a second, which is not measured" if is_assumed else ""
     hours += f"; {len(plan.unscored)} finished runs lack a score" if plan.unscored else ""
     lines.append(f"{len(waiting)} of {len(plan.runs + later)} runs to do: {hours}")
-    return "\n".join([*lines, *power.lines(config, rows), *ranks.lines(config)])
+    return "\n".join([*lines, *claims.reach_lines(config, rows), *ranks.lines(config)])
 
 
 def keys_and_length(run: dict) -> tuple[TrainConfig, int]:

@@ -13,7 +13,7 @@ from made_rows import labels_of, line_of, listed, made_row, write_rows
 import experiment
 import plot
 from model import MIXERS
-from study import drawing, gains, report, tables
+from study import drawing, gains, report
 from study.drawing import mean_lines, mean_mark
 from study.names import plain_arms
 
@@ -137,13 +137,6 @@ def test_a_run_that_was_not_finite_has_no_mean_behind_its_last_evaluation(tmp_pa
     mean = line_of(drawn["accuracy.png"].axes[0], "none")
     finite = dict(zip(mean.get_xdata(), map(math.isfinite, mean.get_ydata()), strict=True))
     assert finite == {0: True, 50: True, 51: False, 100: False}
-
-
-def test_slices_of_any_name_stand_in_a_table():
-    config = listed()
-    score = {"scores": {"other": {"slices": {"64": 0.9}}}, "scored": {"other": {}}}
-    rows = [made_row(run, 0.5) | score for run in experiment.runs_of(config, config.seeds, [])]
-    assert "90.0%" in tables.summary(config, rows, [])
 
 
 def test_an_arm_may_have_at_in_its_name_without_a_learning_rate(tmp_path, drawn):

@@ -72,7 +72,7 @@ def test_claims_are_judged_by_setting_and_tables_are_made_again_from_the_rows(tm
     assert str(tables.table(config, [row for row in rows if row["setting"] == "d16"], "d16")) in page
     assert "How this was made: python experiment.py --config_override=" in page
     gains = tables.gains_table(config, [row for row in rows if row["setting"] == "d16"])
-    assert gains.cells == [["gated", "+0.3000", "identical in all seeds", "-", "8"]] and str(gains) in first
+    assert gains.cells == [["gated", "+0.3000", "identical in all seeds", "8"]] and str(gains) in first
     (line,) = [line for line in first.splitlines() if line.startswith("gated  80.0%")]
     low, high = stats.interval([0.8 + seed / 1000 for seed in range(8)])
     assert line.split()[8:] == ["80.7%", "80.4%", f"{low:.1%}", "to", f"{high:.1%}", "8/8", "100"]
@@ -109,24 +109,18 @@ def test_in_a_sweep_the_gain_is_over_the_same_rate_and_with_chosen_rates_over_wh
     assert [line[-1] for line in tables.gains_table(three, rows[1:]).cells] == ["2"]  # the first seed lacks an arm
 
 
-def test_arms_of_a_seed_that_were_run_in_other_ways_are_named_and_so_is_unknown_code(tmp_path):
+def test_rows_that_were_made_in_other_ways_are_counted_and_so_is_unknown_code():
     config = listed(settings={}, seeds=[0, 1])
     about = {"dtype": "float32", "device": "cpu", "threads": 1, "code_sha256": "c0de" * 16}
     rows = [made_row(run, 0.5) | about for run in experiment.runs_of(config, config.seeds, [])]
-    said = tables.summary(config, rows, [])
-    assert "not paired" not in said and "made by" not in said
+    assert tables.origins(rows) == "" and "made by" not in tables.summary(config, rows, [])
     one, two, *others = rows
-    said = tables.summary(config, [one, two | {"threads": 2}, *others], [])
-    assert "not paired: threads differs between the arms of 1 seeds (seed 0: 1: none; 2: gated)" in said
-    assert "made by: threads 1 (3 of 4 rows), 2 (1 of 4 rows)" in said
-    said = tables.summary(config, [one | {"dtype": "bfloat16", "device": "cuda"}, two, *others], [])
-    assert "not paired: dtype differs" in said and "not paired: device differs" in said
+    assert tables.origins([one, two | {"threads": 2}, *others]) == "made by: threads 1 (3 of 4 rows), 2 (1 of 4 rows)"
     said = tables.summary(config, [one, two | {"code_sha256": "beef" * 16}, *others], [])
     assert "made by: code c0dec0dec0de (3 of 4 rows), beefbeefbeef (1 of 4 rows)\n" in said
     old = [{name: value for name, value in row.items() if name not in about} for row in rows]
-    said = tables.summary(config, [*rows[:2], *old[2:]], [])
-    assert "made by: code c0dec0dec0de (2 of 4 rows), unknown (2 of 4 rows); device cpu (2" in said
-    assert "not paired" not in said  # the config gives the dtype, and what is not known is not known to differ
+    said = tables.origins([*rows[:2], *old[2:]])  # the config gives the dtype
+    assert said.startswith("made by: code c0dec0dec0de (2 of 4 rows), unknown (2 of 4 rows); device cpu (2")
 
 
 def test_a_row_that_other_code_made_is_not_run_again(tmp_path, monkeypatch):
@@ -202,18 +196,6 @@ def test_base_and_data_on_the_command_line_are_added_to_those_of_the_file():
     assert (config.base["n_layer"], config.base["n_embd"], config.base["dtype"]) == (4, 64, "float32")
     assert (config.data["pairs"], config.data["queries"]) == (8, 2)
     assert config.arms == {"none": {}, "elementwise": {}}
-
-
-def test_which_arm_is_solved_later_is_counted_over_the_seeds_that_both_solve():
-    config, reached = listed(seeds=[0, 1, 2, 3], solved_above=0.75), {"gated": (20, 10, 30, 10), "none": (10, 10, 10)}
-    rows = [
-        {"arm": arm, "seed": seed, "curve": [[0, 0.1], [step, 0.9]]}
-        for arm, steps in reached.items()
-        for seed, step in enumerate(steps)
-    ]
-    rows.append({"arm": "none", "seed": 3, "curve": [[0, 0.1], [10, 0.5]]})  # never solved
-    assert tables.compare_steps(config, rows, "gated", "none") == "2, 0 of 3"
-    assert tables.compare_steps(config, rows[-1:], "gated", "none") == "-"
 
 
 def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
