@@ -432,7 +432,7 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     hours += f", assuming {config.gpu_flops:.2g} FLOPs a second, which is not measured" if is_assumed else ""
     hours += f"; {len(plan.unscored)} finished runs lack a score" if plan.unscored else ""
     lines.append(f"{len(waiting)} of {len(plan.runs + later)} runs to do: {hours}")
-    return "\n".join([*lines, *claims.reach_lines(config, rows), *ranks.lines(config)])
+    return "\n".join([*lines, *claims.reach_lines(config, rows)])
 
 
 def keys_and_length(run: dict) -> tuple[TrainConfig, int]:

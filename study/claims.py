@@ -221,32 +221,24 @@ def flags(config, rows: list[dict], choices: list[dict], question: dict) -> list
         return []
     tried = {(setting, config.rate_of.get(arm, arm)) for setting, arm in cells}
     of_these = [choice for choice in choices if (choice["setting"], choice["arm"]) in tried]
-    words = ends_of_the_scale(config, cells, question["of"]) + unlike_pairs(cells) + edges(of_these)
-    return list(dict.fromkeys([*words, *(word for choice in of_these for word in margins(choice))]))
+    words = ends_of_the_scale(config, cells) if question["of"] == ["accuracy"] else []
+    words += unlike_pairs(cells) + edges(of_these) + [word for choice in of_these for word in margins(choice)]
+    return list(dict.fromkeys(words))
 
 
-def ends_of_the_scale(config, cells: dict[tuple, list[dict]], path: list) -> list[str]:
-    """Ceiling or floor, where all arms are at the top or at chance: no difference can be seen there."""
+def ends_of_the_scale(config, cells: dict[tuple, list[dict]]) -> list[str]:
+    """Ceiling or floor, where all arms are at the top or at chance, which the data set knows: no difference can be seen
+    there."""
+    script = importlib.import_module(f"data.{config.prepare}.prepare")
     places = []
-    for rows in cells.values() if path == ["accuracy"] or "slices" in path else []:
-        least = chance(config, rows[0], path)
-        values = [value for row in rows if (value := stats.look_up(row, path)) is not None]
-        if least is None or not values:
+    for rows in cells.values():
+        values = [row["accuracy"] for row in rows if row["accuracy"] is not None]
+        if not values or not hasattr(script, "chance"):
             return []
-        places.append((statistics.fmean(values) - least) / (1 - least))
-    words = ["ceiling: all arms are at the top"] if places and min(places) > TOP else []
-    return words + (["floor: all arms are at chance"] if places and max(places) < BOTTOM else [])
-
-
-def chance(config, row: dict, path: list) -> float | None:
-    """The accuracy that guessing gives, which the data set knows, or None. A slice is named length/pairs."""
-    module = importlib.import_module(f"data.{config.prepare}.prepare")
-    if not hasattr(module, "chance"):
-        return None
-    if "slices" not in path:
-        return module.chance(configurator.build(module.Config, row["data"]))
-    pairs = path[-1].partition("/")[2]
-    return 1 / int(pairs) if pairs.isdecimal() else None
+        chance = script.chance(configurator.build(script.Config, rows[0]["data"]))
+        places.append((statistics.fmean(values) - chance) / (1 - chance))
+    words = ["ceiling: all arms are at the top"] if min(places) > TOP else []
+    return words + (["floor: all arms are at chance"] if max(places) < BOTTOM else [])
 
 
 def unlike_pairs(cells: dict[tuple, list[dict]]) -> list[str]:

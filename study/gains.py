@@ -12,7 +12,7 @@ from pathlib import Path
 
 from study import stats
 from study.drawing import COLOURS, arm_looks, curve_panels, is_finite, mean
-from study.names import joined, mixer_of, plain_arms, variant_of
+from study.names import joined, plain_arms, variant_of
 from study.page import Table, mean_text
 
 PARTS = {  # of the loss of a text (evaluate.parts_of_loss)
@@ -64,20 +64,20 @@ def zero_line(axes, title: str) -> None:
 
 
 def readings(rows: list[dict]) -> dict[tuple, dict[int, dict[int, dict]]]:
-    """{(setting, mixer, arm, score): {seed: {length: result}}}, in the order of the rows."""
+    """{(setting, arm, score): {seed: {length: result}}}, in the order of the rows."""
     results: dict = {}
     for row in rows:
         for name, score in row.get("scores", {}).items():
             if "lengths" in score:
-                key = row.get("setting"), mixer_of(row), row["arm"], name
-                results.setdefault(key, {})[row["seed"]] = {one["block_size"]: one for one in score["lengths"]}
+                by_seed = results.setdefault((row.get("setting"), row["arm"], name), {})
+                by_seed[row["seed"]] = {one["block_size"]: one for one in score["lengths"]}
     return results
 
 
 def pairs(rows: list[dict]) -> dict[tuple, dict[int, dict[int, dict]]]:
     """{key of `readings`: the results by seed of the arm that it is compared with}."""
     read, plain = readings(rows), plain_arms(rows)
-    others = {key: (key[0], key[1], plain.get((key[0], key[2])), key[3]) for key in read}
+    others = {(setting, arm, name): (setting, plain.get((setting, arm)), name) for setting, arm, name in read}
     return {key: read[other] for key, other in others.items() if other in read}
 
 
@@ -85,16 +85,15 @@ def lengths_table(rows: list[dict]) -> Table | None:
     """Mean losses with their 95% intervals over the seeds; None without scores at several lengths."""
     read, compared, cells = readings(rows), pairs(rows), []
     lengths = sorted({n for by_seed in read.values() for results in by_seed.values() for n in results})
-    for key, by_seed in read.items():
-        setting, _, arm, name = key
+    for (setting, arm, name), by_seed in read.items():
         line = []
         for n in lengths:
             values = [results.get(n, {}).get("loss") for results in by_seed.values()]
             is_refused = set(values) == {None} and any("limit" in results.get(n, {}) for results in by_seed.values())
             line.append("refused" if is_refused else cell(values, ".4f"))
         cells.append([joined(arm, name, setting), *line, str(len(by_seed))])
-        if key in compared:
-            both = [(by_seed[seed], compared[key][seed]) for seed in by_seed if seed in compared[key]]
+        if plain := compared.get((setting, arm, name)):
+            both = [(by_seed[seed], plain[seed]) for seed in by_seed if seed in plain]
             line = [cell([difference(n, *pair) for pair in both], "+.4f") for n in lengths]
             cells.append(["... minus no gate", *line, str(len(both))])
     title = "Loss by context length (nats a token): mean over the seeds and 95% interval"
@@ -116,16 +115,16 @@ def cell(by_seed: list[float | None], form: str) -> str:
 
 
 def panels_of(rows: list[dict]) -> dict[str, dict[str, list]]:
-    """{mixer and arm: {reading: [[(position, difference), ...] of each seed]}}, of those that have one: at the longest
+    """{arm: {reading: [[(position, difference), ...] of each seed]}}, of those that have one: at the longest
     context that all seeds reach with a gate and without, with a finite loss at every position."""
     panels: dict = {}
     read = readings(rows)
-    for (setting, mixer, arm, name), plain in pairs(rows).items():
-        by_seed = read[setting, mixer, arm, name]
+    for (setting, arm, name), plain in pairs(rows).items():
+        by_seed = read[setting, arm, name]
         both = [(curves_of(by_seed[seed]), curves_of(plain[seed])) for seed in by_seed if seed in plain]
         if shared := set.intersection(*(set(curves) for pair in both for curves in pair)) if both else ():
-            n, title = max(shared), joined(setting, arm if arm.startswith(mixer) else f"{mixer}, {arm}")
-            panels.setdefault(title, {})[name] = [
+            n = max(shared)
+            panels.setdefault(joined(setting, arm), {})[name] = [
                 [(at, loss - other) for (at, loss), (_, other) in zip(gated[n], before[n], strict=True)]
                 for gated, before in both
             ]
@@ -139,7 +138,7 @@ def curves_of(results: dict[int, dict]) -> dict[int, list]:
 
 
 def by_position(rows: list[dict], path: Path) -> Path:
-    """Draws the loss with a gate minus that without against the position: a panel per mixer and arm, a colour per
+    """Draws the loss with a gate minus that without against the position: a panel per arm, a colour per
     reading, every seed. Returns the path."""
     panels = panels_of(rows)
     names = dict.fromkeys(name for curves in panels.values() for name in curves)

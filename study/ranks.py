@@ -44,12 +44,6 @@ def interval(values: np.ndarray, published: np.ndarray) -> tuple[float, float]:
     return max(-1.0, float(min(ends))), min(1.0, float(max(ends)))
 
 
-def random_orders(published: np.ndarray) -> np.ndarray:
-    """The correlations (ORDERS,) of random orders of the arms with the published one."""
-    rng = np.random.default_rng(0)
-    return spearman(rng.permuted(np.tile(np.arange(len(published)), (ORDERS, 1)), axis=1), published)
-
-
 def records(config, rows: list[dict]) -> list[dict]:
     """For each published order and setting: the correlation by seed, that of the means, its interval and p, as
     claims.json keeps them. None: all means are equal, or of an interval, there is one seed."""
@@ -69,7 +63,8 @@ def records(config, rows: list[dict]) -> list[dict]:
             numbers["low"], numbers["high"] = interval(values, published)
         record["seeds"] = {str(s): shown(value) for s, value in zip(seeds, spearman(values, published), strict=True)}
         record |= {name: shown(value) for name, value in numbers.items()}
-        at_least = int((random_orders(published) >= rho - 1e-9).sum())
+        orders = np.random.default_rng(0).permuted(np.tile(np.arange(len(order)), (ORDERS, 1)), axis=1)
+        at_least = int((spearman(orders, published) >= rho - 1e-9).sum())
         record["p"] = (1 + at_least) / (1 + ORDERS) if math.isfinite(rho) else None
     return kept
 
@@ -90,13 +85,3 @@ def table(records: list[dict]) -> Table | None:
         cells.append([joined(one["name"], one["setting"]), rho, interval, p, str(len(one["seeds"])), str(one["arms"])])
     title = "Spearman's correlation with a published order: bootstrap over seeds, p over random orders (one-sided)"
     return Table(title, ["order", "of the means", "95% interval", "p", "seeds", "arms"], cells) if cells else None
-
-
-def lines(config) -> list[str]:
-    """What each order can show, for --dry_run."""
-    shown = []
-    for name, order in config.ranks.items():
-        needed = np.quantile(random_orders(np.array(list(order.values()), dtype=float)), 1 - stats.LEVEL)
-        seen = f"a correlation over {needed:.2f} is seen in 1 of 20 random orders (one-sided)"
-        shown.append(f"{name}: {len(order)} arms; {seen}; its interval is a bootstrap over the seeds")
-    return shown

@@ -10,10 +10,8 @@ import statistics
 
 from study import curves, gains, mixers, ranks, sinks, stats
 from study.claims import claims_table
-from study.names import by_learning_rate, has_diverged, joined, made_by, number, plain_arms
+from study.names import joined, made_by, number, plain_arms
 from study.page import Table
-
-HARM = 0.1  # nats over the best rate's loss: from there on a rate does harm
 
 
 def summary(config, rows: list[dict], judged: list[dict]) -> str:
@@ -32,8 +30,6 @@ def parts(config, rows: list[dict]) -> list[str | Table]:
             continue
         shown += [table(config, here, setting), gains_table(config, here), gains.lengths_table(here)]
         shown += sinks_tables(here)
-    if config.learning_rates and not config.selection_seeds:
-        shown.append(divergence(rows))
     shown += [ranks.table(ranks.records(config, rows)), mixers.predicted(config, rows), origins(rows)]
     return [part for part in shown if part]
 
@@ -94,20 +90,6 @@ def sinks_tables(rows: list[dict]) -> list[str | Table]:
     title = "token 0 by kind of query, means over the seeds; effective: written of it over the residual stream"
     header, *cells = sinks.table(rows)
     return ["\n".join(sinks.reading(rows)), Table(title, header, cells)]
-
-
-def divergence(rows: list[dict]) -> Table:
-    """Where each arm diverges: its loss is not finite, or its validation loss is higher at the end than at first; and
-    the highest rate whose mean loss is less than HARM above that of the best rate."""
-    cells = []
-    for setting in dict.fromkeys(row.get("setting") for row in rows):
-        for arm, rates in by_learning_rate([row for row in rows if row.get("setting") == setting]).items():
-            lost = [rate for rate, same in rates.items() if any(map(has_diverged, same))]
-            ends = {r: statistics.fmean(row["val_loss"] for row in same) for r, same in rates.items() if r not in lost}
-            harmless = [rate for rate, end in ends.items() if end < min(ends.values()) + HARM]
-            highest = [f"{max(rates):g}" if rates else "none" for rates in (harmless, list(ends))]
-            cells.append([joined(arm, setting), *highest, f"{min(lost):g}" if lost else "none"])
-    return Table("", ["arm", f"highest within {HARM:g} nats of the best", "highest without", "diverges at"], cells)
 
 
 def origins(rows: list[dict]) -> str:

@@ -171,7 +171,7 @@ def test_a_dry_run_says_what_each_claim_can_show():
 def flags_of(values, choices=(), changes=None, **keys):
     """The flags of the gain in made-up rows. values: {arm: accuracy}. changes: what else the gated rows hold."""
     config = config_of({"a": {"contrast": GAIN, "above": 0}}, **keys)
-    chosen = {(None, arm): 0.01 for arm in values} if keys else None
+    chosen = {(None, arm): 0.01 for arm in values} if choices else None
     rows = [made_row(run, values[run["arm"]]) for run in experiment.runs_of(config, config.seeds, [], chosen)]
     rows = [row | (changes or {}) if row["arm"] == "gated" else row for row in rows]
     return claims.judge_claims(config, rows, choices)[0]["flags"]
@@ -181,11 +181,11 @@ def test_a_verdict_at_the_ceiling_or_at_chance_is_flagged():
     assert flags_of({"none": 0.99, "gated": 1.0}) == ["ceiling: all arms are at the top"]
     assert flags_of({"none": 0.26, "gated": 0.25}) == ["floor: all arms are at chance"]  # of 4 pairs: a quarter
     assert flags_of({"none": 0.26, "gated": 0.6}) == flags_of({"none": 0.9, "gated": 1.0}) == []
-    config = listed(data={"slices": "80/2,80/5,80/10,80/20", "vocab_size": 96})
-    row = {"data": dataclasses.asdict(config)["data"]}
-    assert claims.chance(config, row, ["accuracy"]) == pytest.approx(4 / 37)
-    assert claims.chance(config, row, ["scores", "longer", "slices", "320/40"]) == 1 / 40
-    assert claims.chance(listed(prepare="pystdlib", data={}, settings={}), row, ["accuracy"]) is None
+    # the queries of each slice count
+    several = dict(data={"slices": "80/2,80/5,80/10,80/20", "vocab_size": 96, "train_size": 200, "val_size": 50})
+    assert flags_of({"none": 4 / 37 + 0.04, "gated": 4 / 37}, **several) == ["floor: all arms are at chance"]
+    assert flags_of({"none": 4 / 37 + 0.05, "gated": 4 / 37}, **several) == []
+    assert flags_of({"none": 0.0, "gated": 0.0}, prepare="pystdlib", data={}) == []  # nothing knows its chance
 
 
 def test_a_pair_of_unlike_commits_dtypes_or_threads_is_flagged():

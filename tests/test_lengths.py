@@ -97,10 +97,10 @@ def test_an_arm_is_compared_with_the_one_that_lacks_its_gate_alone_in_any_order(
     ]
     short = [row | {"config": config} for row, config in about]
     for every in (other + rows + short, short + rows + other):
-        compared = {key[2]: plain for key, plain in gains.pairs(every).items() if key[3] == "as trained"}
+        compared = {key[1]: plain for key, plain in gains.pairs(every).items() if key[2] == "as trained"}
         gated = {f"{mixer} sigmoid{part}" for mixer in ("softmax", "gla", "cosformer") for part in ("", " short")}
         assert compared.keys() == gated
-        read = {key[2]: by_seed for key, by_seed in gains.readings(every).items() if key[3] == "as trained"}
+        read = {key[1]: by_seed for key, by_seed in gains.readings(every).items() if key[2] == "as trained"}
         for name, plain in compared.items():
             assert plain == read[name.replace(" sigmoid", "")]
 

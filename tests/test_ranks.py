@@ -54,7 +54,6 @@ def test_the_order_is_printed_kept_and_judged_on_the_seeds_that_all_its_arms_hav
     empty = ranks.records(config, [row for row in rows if row["arm"] != "b"])
     assert ranks.table(empty).cells == [["table 1", "not run", "", "", "0", "4"]]
     assert "table 1" in tables.summary(config, rows, [])
-    assert "table 1: 4 arms; a correlation over 0.80 is seen in 1 of 20" in experiment.estimate(config, rows)
     write_rows(tmp_path / "out", rows)
     keys = {name: getattr(config, name) for name in ("arms", "seeds", "data", "metric", "ranks")}
     words = [f"--{name}={json.dumps(value) if name != 'metric' else value}" for name, value in keys.items()]

@@ -20,7 +20,7 @@ import pytest
 from made_rows import BASE, ROOT, RULE, line_of, listed, made_row, write_rows
 
 import experiment
-from study import claims, report, runner, stats, tables
+from study import claims, rates, report, runner, stats, tables
 from study.plan import Plan
 from study.rows import missing_scores, read_rows, wanted_scores
 
@@ -214,7 +214,7 @@ def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
     )
 
 
-def test_every_arm_is_run_at_every_rate_and_where_it_diverges_is_said(tmp_path):
+def test_every_arm_is_run_at_every_rate_and_a_run_that_diverged_has_no_end(tmp_path):
     keys = dict(arms={"a": {"gate": "none"}, "b": {}}, learning_rates=[0.001, 0.1, 3], metric="val_loss", base=BASE)
     config = experiment.ExperimentConfig(**keys)
     runs = experiment.runs_of(config, [0], config.learning_rates)
@@ -226,8 +226,9 @@ def test_every_arm_is_run_at_every_rate_and_where_it_diverges_is_said(tmp_path):
         run | about | {"scores": {}, "val_loss": end, "finite": not math.isnan(end), "curve": [[0, 2.0], [6, end]]}
         for run, end in zip(runs, ends, strict=True)
     ]
-    assert tables.divergence(rows).cells == [["a", "0.001", "0.1", "3"], ["b", "0.001", "3", "0.1"]]
-    assert str(tables.divergence(rows)) in tables.summary(config, rows, [])
+    of_a, of_b = rates.sweep_of(rows)[""].values()
+    assert of_a == {0.001: [1.0], 0.1: [1.5], 3: [pytest.approx(math.nan, nan_ok=True)]}
+    assert math.isnan(of_b[0.1][0]) and of_b[3] == [1.9]
     assert [figure.name for figure in report.figures(rows, tmp_path)] == ["learning_rates.png"]
 
 
@@ -239,8 +240,6 @@ def test_a_sweep_with_settings_has_a_panel_and_a_line_for_each_and_no_mean_of_su
         run = {"arm": f"softmax at {rate:g}", "setting": setting, "seed": seed, "config": {"learning_rate": rate}}
         about = {"finite": not is_lost, "val_loss": end, "curve": [[0, 2.0], [6, end]], "data": {}, "scores": {}}
         rows.append(run | about | {"metric": "val_loss"})
-    lines = {line[0]: line[1:] for line in tables.divergence(rows).cells}
-    assert lines == {"softmax, clipped": ["0.1", "0.1", "none"], "softmax, not clipped": ["0.001", "0.001", "0.1"]}
     report.figures(rows, tmp_path)
     panels = {axes.get_title(): axes for axes in drawn["learning_rates.png"].axes}
     means = {title: line_of(axes, "softmax") for title, axes in panels.items()}
