@@ -222,8 +222,7 @@ def flags(config, rows: list[dict], choices: list[dict], question: dict) -> list
     tried = {(setting, config.rate_of.get(arm, arm)) for setting, arm in cells}
     of_these = [choice for choice in choices if (choice["setting"], choice["arm"]) in tried]
     words = ends_of_the_scale(config, cells) if question["of"] == ["accuracy"] else []
-    words += unlike_pairs(cells) + edges(of_these) + [word for choice in of_these for word in margins(choice)]
-    return list(dict.fromkeys(words))
+    return list(dict.fromkeys([*words, *unlike_pairs(cells), *doubts(of_these)]))
 
 
 def ends_of_the_scale(config, cells: dict[tuple, list[dict]]) -> list[str]:
@@ -253,25 +252,23 @@ def unlike_pairs(cells: dict[tuple, list[dict]]) -> list[str]:
     return words
 
 
-def edges(choices: list[dict]) -> list[str]:
-    """Edge: a chosen rate is the lowest or the highest of those tried."""
-    by_rate: dict[float, dict] = {}
+def doubts(choices: list[dict]) -> list[str]:
+    """Edge: a chosen rate is the lowest or the highest of those tried. Margin: the next best rate is within a standard
+    error, over the selection seeds, of the difference."""
+    words, by_rate = [], {}
     for choice in choices:
         if choice.get("is_edge"):
             by_rate.setdefault(choice["rate"], {})[choice["arm"]] = None
-    names = {rate: ", ".join(arms) if len(arms) < 4 else f"{len(arms)} arms" for rate, arms in by_rate.items()}
-    return [f"edge: {arms} chose {rate:g} at the end of the grid" for rate, arms in names.items()]
-
-
-def margins(choice: dict) -> list[str]:
-    """Margin: the next best rate is within a standard error, over the selection seeds, of the difference."""
-    if not math.isfinite(choice.get("margin", math.nan)):
-        return []
-    arm, rate, other = choice["arm"], choice["rate"], choice["other"]
-    if math.isnan(choice["error"]):
-        return [f"one selection seed: the margin of {arm}'s rate over {other:g} has no standard error"]
-    is_close = abs(choice["margin"]) < choice["error"]
-    return [f"margin: {arm}'s rate {rate:g} and {other:g} are within a standard error"] if is_close else []
+    for rate, arms in by_rate.items():
+        names = ", ".join(arms) if len(arms) < 4 else f"{len(arms)} arms"
+        words.append(f"edge: {names} chose {rate:g} at the end of the grid")
+    for choice in (choice for choice in choices if math.isfinite(choice.get("margin", math.nan))):
+        arm, rate, other, error = (choice[name] for name in ("arm", "rate", "other", "error"))
+        if math.isnan(error):
+            words.append(f"one selection seed: the margin of {arm}'s rate over {other:g} has no standard error")
+        elif abs(choice["margin"]) < error:
+            words.append(f"margin: {arm}'s rate {rate:g} and {other:g} are within a standard error")
+    return words
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def branch_curves(rows: list[dict], path: Path) -> Path:
     if any(row["meter_curve"].get("induction") for row in rows):
         highest = lambda row: points(row, map(highest_score, row["meter_curve"]["induction"]))  # noqa: E731
         panels |= panels_by_place(rows, highest, "{}\nhighest induction score")
-    look = dict(columns=columns, sharey="row", finish=lambda axes, title: axes.set_ylim(0, None))
+    look: dict = dict(columns=columns, sharey="row", finish=lambda axes, title: axes.set_ylim(0, None))
     return curve_panels(panels, looks, path, **look)
 
 

@@ -70,10 +70,6 @@ def look_up(row: dict, path: Iterable[str]) -> Any:
     return row
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Claims
-
-
 def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
     """One family of claims, each with its values by seed -> what came of each, in order.
 
@@ -165,17 +161,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The exact test and the intervals
-
-
 def subset_means(values: Sequence[float]) -> np.ndarray:
     """The sorted means of all 2^n subsets of the values; with more than EXACT_SEEDS values, of RANDOM_PATTERNS subsets.
 
-    The empty subset, which is always among them, comes first, as -inf. To flip the signs of the distances x - t in a
-    subset leaves a sum as large as the observed one, or larger, if the subset's distances add up to no more than zero:
-    if its mean is at most t. So the share of these means that are at most t is the one-sided p of the threshold t, and
-    the t whose p is 0.05 is one of them (Hartigan 1969, "Using subsample values as typical values").
+    The empty subset comes first, as -inf. To flip the signs of the distances x - t in a subset leaves a sum as large as
+    the observed one, or larger, if the subset's mean is at most t. So the share of these means that are at most t is
+    the one-sided p of the threshold t, and the t whose p is 0.05 is one of them (Hartigan 1969, "Using subsample values
+    as typical values").
     """
     numbers = np.asarray(values, dtype=float)
     if len(numbers) > EXACT_SEEDS:
@@ -239,10 +231,6 @@ def are_identical(values: Sequence[float]) -> bool:
 def rounding(values: Sequence[float], threshold: float = 0.0) -> float:
     """Numbers this close are equal: the same sums may be added up in another order."""
     return 1e-12 * (max(map(abs, values)) + abs(threshold))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What a number of seeds can show
 
 
 def smallest_p(n: int, sides: int = 2) -> float:

@@ -216,8 +216,8 @@ def test_a_rate_at_the_end_of_its_grid_or_within_a_standard_error_is_flagged():
     ]:
         assert flags_of(values, choices=choices, **keys) == expected
     edges = [chosen | {"arm": arm, "is_edge": True} for arm in "abcde"]
-    assert claims.edges(edges[:2]) == ["edge: a, b chose 0.01 at the end of the grid"]
-    assert claims.edges([*edges, gated]) == ["edge: 5 arms chose 0.01 at the end of the grid"]
+    assert claims.doubts(edges[:2]) == ["edge: a, b chose 0.01 at the end of the grid"]
+    assert claims.doubts([*edges, gated]) == ["edge: 5 arms chose 0.01 at the end of the grid"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
