@@ -17,27 +17,6 @@ from study import rates, report, runner
 from study.plan import compared_runs, rates_of
 from study.rows import by_run, read_rows, text_of
 
-
-@pytest.fixture
-def made(monkeypatch):
-    """made(value) -> the names of the runs that are made from here on; value(run) is the accuracy of a run, or None."""
-
-    def call(value):
-        names, process = [], types.SimpleNamespace(returncode=0, poll=lambda: 0, terminate=int, wait=int)
-
-        def start(config, run, out_dir, threads, gpu, held):
-            names.append(experiment.name_of(run))
-            job = {"item": run, "name": names[-1], "folder": out_dir / names[-1], "gpu": gpu, "lock": held}
-            return job | {"process": process, "commands": []}
-
-        monkeypatch.setattr(runner, "start", start)
-        monkeypatch.setattr(runner, "finish", lambda config, job: made_row(job["item"], value(job["item"])))
-        monkeypatch.setattr(runner.time, "sleep", lambda seconds: None)
-        return names
-
-    return call
-
-
 GLAS = {"gla": {"attention": "gla"}, "gla gated": {"attention": "gla", "gate": "elementwise"}}
 
 
@@ -71,29 +50,19 @@ def chosen(config, value, row_of=None):
 # The runs
 
 
-def test_rates_are_chosen_on_the_selection_seeds_and_the_seeds_run_at_them(tmp_path, made, capsys):
-    config = listed(settings={}, seeds=[0], selection_seeds=[7, 8], learning_rates=[0.001, 0.01])
-    scores = {("none", 0.001): 0.6, ("none", 0.01): 0.5, ("gated", 0.001): 0.6, ("gated", 0.01): 0.7}
+def test_all_rates_get_short_runs_and_the_best_two_full_ones_in_one_call(tmp_path, monkeypatch, capsys):
+    config, names = choosing(learning_rates=[0.001, 0.003, 0.01, 0.03]), []
+    value = by_rate({0.001: 0.2, 0.003: 0.6, 0.01: 0.7, 0.03: 0.1})
+    process = types.SimpleNamespace(returncode=0, poll=lambda: 0, terminate=int, wait=int)
 
-    def value(run):  # one seed of the better rate is not finite
-        is_lost = (run["arm"], rate_of(run), run["seed"]) == ("none", 0.001, 8)
-        return None if is_lost else scores.get((run["arm"], rate_of(run)), 0.3)
+    def start(config, run, out_dir, threads, gpu, held):
+        names.append(experiment.name_of(run))
+        job = {"item": run, "name": names[-1], "folder": out_dir / names[-1], "gpu": gpu, "lock": held}
+        return job | {"process": process, "commands": []}
 
-    made(value)
-    rows = experiment.run_all(config, tmp_path)
-    assert [(row["arm"], row["seed"], rate_of(row)) for row in rows] == [("none", 0, 0.01), ("gated", 0, 0.01)]
-    assert "learning rate of none: 0.01 (" in capsys.readouterr().out
-    every = read_rows(tmp_path)
-    assert len(every) == 2 * 3 * 2 + 2
-    compared = report.figures(rows, tmp_path)[0].read_bytes()
-    assert report.figures(every, tmp_path)[0].read_bytes() == compared  # runs that chose a rate are in no figure
-    with pytest.raises(UserError, match="no row of a compared run yet"):
-        report.figures([row for row in every if "purpose" in row], tmp_path)
-
-
-def test_all_rates_get_short_runs_and_the_best_two_full_ones_in_one_call(tmp_path, made, capsys):
-    config = choosing(learning_rates=[0.001, 0.003, 0.01, 0.03])
-    names = made(by_rate({0.001: 0.2, 0.003: 0.6, 0.01: 0.7, 0.03: 0.1}))
+    monkeypatch.setattr(runner, "start", start)
+    monkeypatch.setattr(runner, "finish", lambda config, job: made_row(job["item"], value(job["item"])))
+    monkeypatch.setattr(runner.time, "sleep", lambda seconds: None)
     rows = experiment.run_all(config, tmp_path)
     short = [f"none-lr{rate}-short-seed{seed}" for rate in (0.001, 0.003, 0.01, 0.03) for seed in (7, 8)]
     full = [f"none-lr{rate}-seed{seed}" for rate in (0.003, 0.01) for seed in (7, 8)]
@@ -101,9 +70,14 @@ def test_all_rates_get_short_runs_and_the_best_two_full_ones_in_one_call(tmp_pat
     said = capsys.readouterr().out
     assert "none: 0.01 (mean area under the curve 45.0%; +2.5 over 0.003, standard error 0.0 points)\n" in said
     assert experiment.run_all(config, tmp_path) == rows and len(names) == 13
-    (choice,) = experiment.choose_rates(config, read_rows(tmp_path))  # again from the rows alone
+    every = read_rows(tmp_path)
+    (choice,) = experiment.choose_rates(config, every)  # again from the rows alone
     assert (choice["rate"], choice["other"], choice["is_edge"]) == (0.01, 0.003, False)
     assert choice["margin"] == pytest.approx(0.025) and choice["error"] == pytest.approx(0)
+    compared = report.figures(rows, tmp_path)[0].read_bytes()
+    assert report.figures(every, tmp_path)[0].read_bytes() == compared  # runs that chose a rate are in no figure
+    with pytest.raises(UserError, match="no row of a compared run yet"):
+        report.figures([row for row in every if "purpose" in row], tmp_path)
 
 
 def test_a_short_run_is_the_run_scaled_down_with_a_schedule_of_its_own():
