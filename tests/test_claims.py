@@ -211,6 +211,7 @@ def test_a_rate_at_the_end_of_its_grid_or_within_a_standard_error_is_flagged():
         ([none, gated], []),
         ([none | {"is_edge": True}, gated | {"error": 0.3}], [edge, f"margin: gated's rate {margin}"]),
         ([none | {"error": math.nan}, gated], [no_error]),
+        ([none | {"margin": -0.2}, gated], []),
         ([none | {"margin": math.nan, "error": math.nan}, gated], []),
         ([{"setting": None, "arm": "none", "rate": None}], []),  # not chosen yet
     ]:
@@ -339,6 +340,8 @@ def test_all_claims_of_all_experiments_stand_in_one_figure(tmp_path, capsys, dra
     assert capsys.readouterr().out == f"{tmp_path / 'claims.png'}\n"
     ratios, points = ([label.get_text() for label in axes.get_yticklabels()] for axes in drawn["claims.png"].axes)
     assert points == ["one", "it helps <more>", "two", "it helps <more>"] and ratios == ["one", "later", "two", "later"]
+    weights = [label.get_fontweight() for label in drawn["claims.png"].axes[0].get_yticklabels()]
+    assert weights == ["bold", "normal", "bold", "normal"]
     (tmp_path / "two" / "claims.json").write_text('{"claims": [{"name": 3}]}')
     with pytest.raises(UserError, match=r"two/claims.json: cannot be drawn \(KeyError: 'verdict'\)"):
         plot.main([str(tmp_path)])

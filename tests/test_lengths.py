@@ -103,6 +103,8 @@ def test_an_arm_is_compared_with_the_one_that_lacks_its_gate_alone_in_any_order(
         read = {key[1]: by_seed for key, by_seed in gains.readings(every).items() if key[2] == "as trained"}
         for name, plain in compared.items():
             assert plain == read[name.replace(" sigmoid", "")]
+    late = [row | {"init_from": {"arm": "gla"}} for row in rows if row["arm"] == "gla sigmoid"]  # of another length
+    assert gains.pairs([row for row in rows if row["arm"] == "gla"] + late) == {}
 
 
 def test_a_loss_that_was_not_finite_or_a_length_that_some_seeds_lack_is_left_out(tmp_path, drawn):

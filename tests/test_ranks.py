@@ -33,6 +33,9 @@ def test_the_correlation_is_scipys_and_a_lower_loss_is_better():
     values, published = rng.normal(size=(5, 8)).round(1), rng.normal(size=8).round(1)  # with ties
     expected = [stats.spearmanr(row, published).statistic for row in values]
     assert ranks.spearman(values, published) == pytest.approx(expected)
+    values = np.arange(8) + 3 * rng.normal(size=(6, 8))
+    rho, (low, high) = ranks.spearman(values.mean(0), np.arange(8)), ranks.interval(values, np.arange(8))
+    assert high == pytest.approx(min(1.0, 2 * rho - low)) and low < rho  # up as far as down
     losses = {"a": [3, 3, 3, 3], "b": [2, 2, 2, 3.5], "c": [1, 1, 1, 1.5], "d": [0, 0, 0, 0]}
     config = ordered()
     (record,) = ranks.records(config, rows_of(config, losses))

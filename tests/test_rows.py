@@ -119,6 +119,8 @@ def test_rows_that_were_made_in_other_ways_are_counted_and_so_is_unknown_code():
     said = tables.summary(config, [one, two | {"code_sha256": "beef" * 16}, *others], [])
     assert "made by: code c0dec0dec0de (3 of 4 rows), beefbeefbeef (1 of 4 rows)\n" in said
     old = [{name: value for name, value in row.items() if name not in about} for row in rows]
+    unknown = (f"{name} unknown (4 of 4 rows)" for name in ("code", "device", "threads"))
+    assert tables.origins(old) == f"made by: {'; '.join(unknown)}"
     said = tables.origins([*rows[:2], *old[2:]])  # the config gives the dtype
     assert said.startswith("made by: code c0dec0dec0de (2 of 4 rows), unknown (2 of 4 rows); device cpu (2")
 
