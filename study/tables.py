@@ -8,7 +8,7 @@ page.py makes text and HTML of a table; report.py draws the figures and writes t
 import collections
 import statistics
 
-from study import curves, gains, mixers, ranks, sinks, stats
+from study import curves, gains, ranks, sinks, stats
 from study.claims import claims_table
 from study.names import joined, made_by, number, plain_arms
 from study.page import Table
@@ -28,9 +28,9 @@ def parts(config, rows: list[dict]) -> list[str | Table]:
         if not here:
             shown.append(f"{setting}: none of its runs has a row yet")
             continue
-        shown += [table(config, here, setting), gains_table(config, here), gains.lengths_table(here)]
-        shown += sinks_tables(here)
-    shown += [ranks.table(ranks.records(config, rows)), mixers.predicted(config, rows), origins(rows)]
+        shown += [table(config, here, setting), gains_table(config, here)]
+        shown += [gains.lengths_table(here), sinks_table(here)]
+    shown += [ranks.table(ranks.records(config, rows)), origins(rows)]
     return [part for part in shown if part]
 
 
@@ -83,13 +83,13 @@ def gains_table(config, rows: list[dict]) -> Table | None:
     return Table(f"{title}: mean, not corrected for their number", header, cells) if cells else None
 
 
-def sinks_tables(rows: list[dict]) -> list[str | Table]:
-    """What token 0 gets by kind of query: the reading in sentences, then a line per arm."""
+def sinks_table(rows: list[dict]) -> Table | None:
+    """What token 0 gets by kind of query: a line per arm."""
     if not (rows := sinks.with_sinks(rows)):
-        return []
+        return None
     title = "token 0 by kind of query, means over the seeds; effective: written of it over the residual stream"
     header, *cells = sinks.table(rows)
-    return ["\n".join(sinks.reading(rows)), Table(title, header, cells)]
+    return Table(title, header, cells)
 
 
 def origins(rows: list[dict]) -> str:

@@ -257,13 +257,13 @@ def test_a_sweep_with_settings_has_a_panel_and_a_line_for_each_and_no_mean_of_su
 def test_figures_and_claims_that_are_gone_leave_no_file(tmp_path):
     config = listed(arms={"none": {}, "gated": {"gate": "elementwise"}}, settings={}, seeds=[0, 1])
     write_rows(tmp_path, [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])])
-    for name in ("claims.json", "flops.png", "claims.png", "mine.png"):
+    for name in ("claims.json", "mixers.png", "claims.png", "mine.png"):
         (tmp_path / name).write_bytes(b"")
     experiment.main(
         [f"--config_override={json.dumps(dataclasses.asdict(config) | {'run': False})}", f"--out_dir={tmp_path}"]
     )
     assert {"mine.png", "accuracy.png"} <= {file.name for file in tmp_path.iterdir()}
-    assert not {"claims.json", "flops.png", "claims.png"} & {file.name for file in tmp_path.iterdir()}
+    assert not {"claims.json", "mixers.png", "claims.png"} & {file.name for file in tmp_path.iterdir()}
 
 
 def test_rows_of_another_metric_or_data_script_are_not_taken_for_this_experiment(tmp_path, helpers):
