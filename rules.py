@@ -11,8 +11,8 @@ A rule is one of
     (int, least, most, None)    the same, or None
     {"a", "b"}                  one of these texts
     [rule, least, most]         a list of that length, every item by the rule
-    {str: rule}                 a dict of any names, every value by the rule
     {"a": rule, "b?": rule}     a dict that has these names, and maybe others; b may be missing
+    {str: rule, "a": rule}      a dict of any names, every other value by the first rule
     object                      anything
 
 configurator.key makes such a rule of a key's annotation and limits. No torch is imported here.
@@ -127,9 +127,9 @@ def wrong_field(value: Any, rule: Any, name: str = "") -> str | None:
     elif type(value) is not dict or any(type(key) is not str or len(key) > 99 for key in value):
         return wrong(name or "it", value, "a dict, its names texts of at most 99 characters")
     else:
-        rules = dict.fromkeys(value, rule.get(str))
-        if str not in rule:
-            rules = {key.rstrip("?"): rule[key] for key in rule if key[-1] != "?" or key[:-1] in value}
+        named = {key: inner for key, inner in rule.items() if key is not str}
+        rules = dict.fromkeys(value, rule[str]) if str in rule else {}
+        rules |= {key.rstrip("?"): named[key] for key in named if key[-1] != "?" or key[:-1] in value}
         if missing := next((key for key in rules if key not in value), None):
             return f"{name or 'it'} has no {missing}"
         parts = [(f"{name}.{key}" if name else key, value[key], inner) for key, inner in rules.items()]

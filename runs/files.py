@@ -106,7 +106,7 @@ def named_if_it_fails(name: object = None) -> Iterator[None]:
 
 def write_text(path: Path | str, text: str) -> None:
     """write_whole of a text."""
-    write_whole(path, lambda file: file.write(text.encode()))
+    write_whole(path, lambda file: file.write(text.encode(errors="backslashreplace")))  # half a character is no UTF-8
 
 
 def write_whole(path: Path | str, write: Callable) -> int:

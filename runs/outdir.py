@@ -40,6 +40,7 @@ RESULT_FILES = (
     "model.py",
     "gate.py",
     "ops/recurrence.py",
+    "ops/kernels.py",
     "ops/layers.py",
     "ops/fast.py",
     "ops/loss.py",

@@ -15,7 +15,7 @@ from data.shards import Dataset
 from gate import ADDITIVE_ACTIVATIONS, Gate
 from model import DENOMINATOR_MIN, GPT, Mamba2, Mixer, Projection, Softmax
 from ops import IGNORE
-from ops.recurrence import at_least_float32
+from ops.fast import at_least_float32
 from runs.hardware import autocast
 
 BINS = 20  # bins of width 0.05 from 0 to 1; one more bin holds the values above 1

@@ -153,7 +153,6 @@ def test_an_experiment_of_anything_is_a_config_or_one_line(cases):
         settings={"d8": {"n_embd": 16, "n_head": 2, "data": {"pairs": 4}}, "d9": {"n_embd": 32, "n_head": 2}},
         seeds=[0, 1], learning_rates=[0.1, 0.2], selection_seeds=[5], rate_of={"gated": "none"},
         data={"vocab_size": 64}, scores={"x": {"batch_size": 8}}, prepare="mqar",
-        baseline="none", treatment="gated", success_above=0.7, success_below=0.5, failure_within=0.1,
         claims={
             "c": {"contrast": {"none": 1, "gated": -1}, "above": 0.1, "of": ["accuracy"]},
             "p": {"contrast": {"plain": 1}, "pool": ["gla", "softmax"], "above": 1},

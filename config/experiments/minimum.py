@@ -14,10 +14,5 @@ include = "base/recall.py"
 
 name = "minimum"
 seeds = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-baseline = "none"
-treatment = "elementwise"
-success_above = 0.75
-success_below = 0.55
-failure_within = 0.03
 
 base = {"n_head": 4, "position": "none", "readout_norm": "none", "learning_rate": 1e-3}
