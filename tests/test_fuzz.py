@@ -159,7 +159,7 @@ def test_an_experiment_of_anything_is_a_config_or_one_line(cases):
             "in MIXER": {"contrast": {"plain": 1, "native": -1}, "each": ["gla"], "within": 1},
             "e": {"contrast": {"d8": {"none": 1}, "d9": {"none": -1}}, "other_than": 0},
         },
-        exploratory=True, pilot=None,
+        exploratory=True,
     )  # fmt: skip
     experiment.ExperimentConfig(**whole)
 
