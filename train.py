@@ -81,7 +81,7 @@ def run(config: TrainConfig, processes: Processes, resumed: dict | None, source:
     resumed: the checkpoint that the run goes on from; source: the one whose weights it starts from; notes: to print
     """
     start = resumed and (resumed["run_id"], resumed["iter_num"])
-    advice = "out_dir must be on a file system that all machines share, and init_from=auto makes them go on alike"
+    advice = "all machines must share out_dir, and init_from=auto makes them go on alike"
     processes.check_same(start, f"the ckpt.pt of {config.out_dir}", advice)
     paths = ("dataset", "out_dir") if source is None else ("dataset", "out_dir", "init_from")
     check_same_start(processes, "train.py", config, paths)
@@ -189,8 +189,8 @@ def is_compiled(config: TrainConfig, device_type: str) -> tuple[bool, str]:
     """(whether torch.compile is used, the same in words)"""
     is_on, why = config.compile == "true", ""
     if config.compile == "auto":
-        is_on, why = device_type == "cuda" and config.max_iters >= 500, " (auto: on a GPU, for 500 steps or more)"
-    return is_on, f", compile {'on' if is_on else 'off'}{why}, torch {torch.__version__}"
+        is_on, why = device_type == "cuda" and config.max_iters >= 500, " (auto: on for 500 steps or more on a GPU)"
+    return is_on, f", compile {'on: the first step takes a while' if is_on else 'off'}{why}, torch {torch.__version__}"
 
 
 def cheap_meters(config: TrainConfig, model: GPT, dataset: Dataset, dtype: str, step: int) -> dict:
@@ -294,12 +294,10 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
         if processes.is_main:
             where = f"first bad tensor: {tensor}" if tensor else "all weights are still finite"
             saved = f"{out.path / 'ckpt.pt'} holds the last good step saved, {saved_step}"
-            print(
-                f"\nerror: {reason} at step {bad_step}, learning rate {learning_rate(config, bad_step):.3g}; {where}. "
-                f"{'Nothing was saved' if saved_step is None else saved}; "
-                "try a lower learning_rate or a longer warmup",
-                file=sys.stderr,
-            )
+            saved = "Nothing was saved" if saved_step is None else saved
+            place = f"at step {bad_step}, learning rate {learning_rate(config, bad_step):.3g}"
+            advice = "try a lower learning_rate or a longer warmup"
+            print(f"\nerror: {reason} {place}; {where}. {saved}; {advice}", file=sys.stderr)
         sys.exit(1)
 
     started = time.perf_counter()
@@ -364,9 +362,6 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
             break
 
         # forward and backward. From here to the log nothing waits for a GPU: no tensor's value is read
-        is_compiling, start = compiled and step == first_step and processes.is_main, time.perf_counter()
-        if is_compiling:
-            tqdm.write("compiling the model: the first step takes a while")
         loss = torch.zeros((), device=device)
         for batch in batches:
             with parallel.no_sync(step_model, unless=batch is batches[-1]):
@@ -402,8 +397,6 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
         scaler.update()
         model.zero_grad(set_to_none=True)
         batches = load(step + 1)  # while a GPU still computes this step
-        if is_compiling:
-            tqdm.write(f"compiled in {time.perf_counter() - start:.0f} s")
 
         # log
         bar.update()
