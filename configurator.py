@@ -31,7 +31,7 @@ import typing
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from rules import KINDS, Rule, UserError, check_size, did_you_mean, escape, shorten, show, wrong, wrong_field
+from rules import Rule, UserError, check_size, did_you_mean, escape, shorten, show, wrong, wrong_field
 from runs.files import parse_json, read_regular, refuse_twice
 
 for _name in ("stdin", "stdout", "stderr"):
@@ -141,8 +141,6 @@ def _rule_of(hint, checks):
         return dataclasses.replace(_rule_of(hint, checks), optional=True)
     if typing.get_origin(hint) is list:
         return Rule(list, items=_rule_of(parts[0], checks))
-    if hint not in KINDS or hint is list:
-        raise TypeError(f"{hint}: a key is an int, float, bool, str, dict or list[...], or one of them | None")
     if hint in WIDEST:
         checks = ({} if "above" in checks else {"at_least": -WIDEST[hint]}) | checks
         checks = ({} if "below" in checks else {"at_most": WIDEST[hint]}) | checks
@@ -227,14 +225,13 @@ def load(
     words, settings = [], []  # settings: (dict, where it is from), the later one wins
     for word in argv:
         name, equals, text = word.lstrip("-").partition("=")
-        is_key = name in rules_of(config_class)
         if word.startswith("--") and equals and name:
             values = parse_json(text, name) if name == "config_override" else {name: text}
             if not isinstance(values, dict):
                 raise UserError('config_override: must be a JSON object, as in {"n_layer": 6}')
             settings.append((values, ""))
-        elif word.startswith("-") or positional is None or (positional == "config" and is_key):
-            raise UserError(f"{show(word)}: write --{name if is_key else 'key'}=value")
+        elif word.startswith("-") or positional is None:
+            raise UserError(f"{show(word)}: write --key=value")
         else:
             words.append(word)
 
