@@ -29,7 +29,7 @@ from runs import hardware, outdir
 @pytest.fixture
 def run(mqar, tmp_path, helpers):
     """run(name, key=value, ...) trains the tiny model on MQAR in the folder of that name, and returns the folder."""
-    return lambda name, **keys: helpers.train(**dict(dataset=mqar, out_dir=tmp_path / name) | keys)
+    return lambda name, **keys: helpers.train(**dict(dataset=mqar, out_dir=tmp_path / name, meters=False) | keys)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -145,28 +145,16 @@ def test_any_config_file_is_a_config_or_one_line(tmp_path, content):
     one_line(configurator.load, train.TrainConfig, [str(tmp_path / "fuzz.py")])
 
 
-EXPERIMENT = dict(
-    name="a", base={"dtype": "float32", "n_layer": 1}, mixers=["gla", "softmax"],
-    variants={"plain": {}, "native": {"gate": "native", "mixers": ["gla"]}},
-    arms={"none": {}, "gated": {"gate": "elementwise"}},
-    settings={"d8": {"n_embd": 16, "n_head": 2, "data": {"pairs": 4}}, "d9": {"n_embd": 32, "n_head": 2}},
-    seeds=[0, 1], learning_rates=[0.1, 0.2], selection_seeds=[5], rate_of={"gated": "none"},
-    data={"vocab_size": 64}, scores={"x": {"batch_size": 8}}, prepare="mqar",
-    baseline="none", treatment="gated", success_above=0.7, success_below=0.5, failure_within=0.1,
-    claims={
-        "c": {"contrast": {"none": 1, "gated": -1}, "above": 0.1, "of": ["accuracy"]},
-        "p": {"contrast": {"plain": 1}, "pool": ["gla", "softmax"], "above": 1},
-        "in MIXER": {"contrast": {"plain": 1, "native": -1}, "each": ["gla"], "within": 1},
-        "e": {"contrast": {"d8": {"none": 1}, "d9": {"none": -1}}, "other_than": 0},
-    },
-    exploratory=True, pilot=None,
-)  # fmt: skip
+NAMES = ("minimum", "text", "late_gate", "horizon", "qiu")  # which have every key of an experiment but settings
+FILES = [ROOT / f"config/experiments/{name}.py" for name in NAMES]
+EXPERIMENTS = [configurator.read_config_file(file, merge=("base", "data")) for file in FILES]
+EXPERIMENTS[0]["settings"] = {"d8": {"n_embd": 8, "data": {"pairs": 3}}, "d16": {"n_embd": 16}}
 
 
-@fuzz(PLACES, STRANGE)
-def test_an_experiment_of_anything_is_a_config_or_one_line(at, value):
-    experiment.ExperimentConfig(**copy.deepcopy(EXPERIMENT))
-    one_line(configurator.build, experiment.ExperimentConfig, with_change(EXPERIMENT, at, value))
+@fuzz(st.sampled_from(EXPERIMENTS), PLACES, STRANGE)
+def test_an_experiment_of_anything_is_a_config_or_one_line(whole, at, value):
+    configurator.build(experiment.ExperimentConfig, copy.deepcopy(whole))
+    one_line(configurator.build, experiment.ExperimentConfig, with_change(whole, at, value))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
