@@ -91,6 +91,22 @@ def test_four_micro_steps_of_different_numbers_of_labels_are_one_batch_four_time
     assert helpers.losses(large) == pytest.approx(helpers.losses(small), rel=1e-5)
 
 
+def test_processes_share_the_micro_steps_and_each_divides_by_the_labels_of_all(mixed_mqar):
+    keys = dict(
+        dataset=str(mixed_mqar), gradient_accumulation_steps=4, batch_size=4, block_size=32, n_embd=16, n_head=2
+    )
+    dataset, config = open_dataset(mixed_mqar), train.TrainConfig(**keys)
+
+    def load(rank, world_size):
+        processes = types.SimpleNamespace(rank=rank, world_size=world_size, to_device=lambda tensor: tensor)
+        return train.load_batches(dataset, config, processes, False, 3)
+
+    alone, shared = load(0, 1), sorted(load(0, 2) + load(1, 2), key=lambda batch: batch[0])
+    assert {batch[3] for batch in shared} == {sum(int((targets != -100).sum()) for _, _, targets, _ in alone)}
+    for one, other in zip(alone, shared, strict=True):
+        assert one[0] == other[0] and torch.equal(one[1], other[1]) and torch.equal(one[2], other[2])
+
+
 def test_dropout_is_drawn_anew_in_every_step(mqar, run, tmp_path, helpers):
     rows = np.load(mqar / "train_0000.npy")[:1]  # one row, and a rate that moves nothing: every step is the same
     about = dict(generator="tests", generator_version=1, parameters={}, seed=0, name="mqar", tokenizer="mqar")
