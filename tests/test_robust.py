@@ -219,9 +219,9 @@ def test_every_flipped_bit_of_a_tensor_is_found(tmp_path, helpers):
 
 def test_a_shard_is_read_through_once_and_again_when_it_was_touched(tmp_path, monkeypatch, helpers):
     write_stream(tmp_path, {"train": ["a text. " * 99], "val": ["text"]}, tokenizer=get_tokenizer("byte"), **ABOUT)
-    hashed, check = [], data.shards._check_content
+    hashed, check = [], data.shards.Shard.check
     monkeypatch.setattr(
-        data.shards, "_check_content", lambda f, path, *rest: hashed.append(path.name) or check(f, path, *rest)
+        data.shards.Shard, "check", lambda shard, *args: hashed.append(shard.path.name) or check(shard, *args)
     )
     now = time.time_ns()
     monkeypatch.setattr(time, "time_ns", lambda: now + 10**8)  # the files are of this very second
@@ -255,7 +255,7 @@ def test_a_data_set_in_a_folder_that_cannot_be_written_to_opens(tmp_path, monkey
         refused.append(args)
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(data.shards, "write_whole", refuse)
+    monkeypatch.setattr(data.shards, "write_text", refuse)
     open_dataset(tmp_path)
     assert refused and not (tmp_path / ".verified.json").exists()
 

@@ -490,7 +490,7 @@ def test_what_is_wrong_with_the_data_is_said_before_anything_is_written(run, mqa
     del meta["splits"]["val"]
     (no_val / "meta.json").write_text(json.dumps(meta))
     for keys, expected in [
-        (dict(dataset=tmp_path / "nowhere"), "nowhere: no such data set; run python data/"),
+        (dict(dataset=tmp_path / "nowhere"), "nowhere/meta.json: cannot be read (No such file"),
         (dict(init_from="scrach"), "scrach: no such checkpoint"),
         (dict(gate="sigmoid2"), "sigmoid2 is an activation; write --gate=elementwise --gate_activation=sigmoid2"),
         (dict(dataset=no_val), "no_val: has no split 'val'; it has train"),
