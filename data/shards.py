@@ -141,7 +141,7 @@ def _open_shards(folder, meta):
             offsets, shape = facts["document_offsets"], (facts["documents"] + 1,)
             verify(folder, offsets, np.int64, shape, facts["tokens"] + 1, verified)
     if verified != before:
-        with contextlib.suppress(OSError):  # in a folder that cannot be written to, the files are read each time
+        with contextlib.suppress(UserError):  # in a folder that cannot be written to, the files are read each time
             write_whole(folder / VERIFIED, lambda out: out.write(json.dumps(verified).encode()))
     return shards
 

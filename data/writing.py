@@ -245,9 +245,10 @@ def _save_shard(folder, split, number, values, dtype):
 
 def _save(path, write):
     """write_whole. Returns the entry of the file in meta.json."""
-    size = write_whole(path, write)
+    write_whole(path, write)
     with open(path, "rb") as file:
-        return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": size}
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"file": path.name, "sha256": digest, "bytes": file.tell()}
 
 
 def _write_meta(

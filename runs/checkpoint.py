@@ -27,7 +27,7 @@ import torch
 from data.shards import MAX_VOCAB, Dataset
 from model import GPT, GPTConfig
 from rules import wrong_field
-from runs.files import read_json, write_whole
+from runs.files import read_json, write_text, write_whole
 from runs.hardware import DTYPES, Processes
 
 FORMAT = 1  # of what is written here; nothing else is read
@@ -70,13 +70,8 @@ def save(path: Path | str, checkpoint: dict) -> None:
     """torch.save with the format number, whole or not at all (files.write_whole). Raises UserError."""
     try:
         write_whole(path, lambda file: torch.save(checkpoint | {"format": FORMAT}, file))
-    except (OSError, RuntimeError) as error:  # on a full disk torch.save raises a RuntimeError over the OSError
-        cause = error if isinstance(error, OSError) else error.__context__ or error
-        reason = getattr(cause, "strerror", None) or cause
-        raise UserError(
-            f"{path}: cannot write the checkpoint ({reason}); the one before it is untouched: make room, or let the "
-            "folder be written to, and go on from it with --init_from=resume"
-        ) from None
+    except RuntimeError as error:  # torch's own, over the OSError of a full disk
+        raise UserError(f"{path}: cannot be written ({error.__context__ or error})") from None
 
 
 def import_safetensors() -> ModuleType:
@@ -96,12 +91,11 @@ def save_folder(folder: Path, weights: dict[str, torch.Tensor], about: dict, is_
     plain = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
     try:
         write_whole(file, lambda part: library.torch.save_file(plain, part.name, {"format": "pt"}))
-    except (OSError, RuntimeError, library.SafetensorError) as error:
+    except (RuntimeError, library.SafetensorError) as error:
         raise UserError(f"{file}: cannot be written ({first_line(error)})") from None
     if is_ours:
         about = about | {"format": FORMAT, "sha256": _sha256_of(file)}
-    text = json.dumps(about, indent=2, allow_nan=False)  # load has refused what is no JSON
-    write_whole(folder / "config.json", lambda part: part.write(text.encode()))
+    write_text(folder / "config.json", json.dumps(about, indent=2, allow_nan=False))  # load has refused what is no JSON
 
 
 def _sha256_of(path):
@@ -121,10 +115,10 @@ def first_line(error: Exception) -> str:
 def file_of(path: Path | str) -> Path:
     """The checkpoint's file; of a folder, its ckpt.pt or model.safetensors."""
     path = Path(path)
-    if os.path.isdir(path):
-        names = ("ckpt.pt", "model.safetensors")
-        path = next((path / name for name in names if os.path.isfile(path / name)), path / "ckpt.pt")
-    return path
+    if not os.path.isdir(path):
+        return path
+    is_export = os.path.isfile(path / "model.safetensors") and not os.path.isfile(path / "ckpt.pt")
+    return path / ("model.safetensors" if is_export else "ckpt.pt")
 
 
 def load(path: Path | str) -> dict:

@@ -32,13 +32,12 @@ from tqdm import tqdm
 from runs import files
 from runs.files import read_jsonl
 from runs.hardware import pick_device, signals_to, usable_cores
-from runs.outdir import ROOT, write_text
+from runs.outdir import ROOT, ROW, write_text
 from study import rates, tables
 from study.plan import Plan, name_of, parent_of, steps_of
 from study.rows import as_read, missing_scores, read_rows, rows_of_other_keys, run_of, text_of, with_scores
 
 LOOK = 2.0  # seconds between looks at the rows of other workers
-STEPS = {"event": str, "step": int}  # what every line of metrics.jsonl has
 
 
 def run_all(config, out_dir: Path) -> list[dict] | None:
@@ -376,14 +375,14 @@ def start_process(
 
 
 def last_row(folder: Path) -> dict:
-    rows = read_jsonl(folder / "metrics.jsonl", STEPS)
+    rows = read_jsonl(folder / "metrics.jsonl", ROW)
     return rows[-1] if rows else {"step": 0}
 
 
 def finish(config, job: dict) -> dict:
     """The row of a run that has ended. Divergence gives a row; a crash raises UserError."""
     item, folder, status = job["item"], job["folder"], job["process"].returncode
-    metrics = read_jsonl(folder / "metrics.jsonl", STEPS)
+    metrics = read_jsonl(folder / "metrics.jsonl", ROW)
     evaluations = [row for row in metrics if row["event"] == "eval"]
     was_stopped = status == 1 and metrics[-1:] and metrics[-1]["event"] == "stopped"  # status 1 is any exception's, too
     if status and not was_stopped or not evaluations:

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from rules import Rule, wrong_field
 from runs.hardware import Processes
-from runs.resume import is_started_again
 
 ROOT = Path(configurator.__file__).parent
 
@@ -597,13 +596,6 @@ def test_what_is_left_of_torchrun_in_the_environment_is_named(environment, words
         assert Processes("cpu", 1).world_size == 1
     else:
         assert words in error_of(Processes, "cpu", 1)
-
-
-@pytest.mark.parametrize("text", ["", "two"])
-def test_a_number_of_starts_that_is_none_is_named(text, monkeypatch):
-    monkeypatch.setenv("SLURM_RESTART_COUNT", text)
-    message = error_of(is_started_again)
-    assert message.startswith(f"SLURM_RESTART_COUNT='{text}': ") and "`unset SLURM_RESTART_COUNT`" in message
 
 
 @pytest.mark.parametrize("left", [{}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "2"}, {"RANK": "1", "WORLD_SIZE": "two"}])
