@@ -173,11 +173,12 @@ def wrong_tensor(tensor: Any) -> str | None:
 
 def _is_plain(tensor):
     """Whether it is dense, with memory for each of its numbers: expand() can repeat one row a billion times."""
-    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
-        return False
-    if tensor.is_meta or tensor.is_neg() or tensor.is_conj():  # the last two have their sign outside of their memory
-        return False
-    return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout == torch.strided
+        and not (tensor.is_meta or tensor.is_neg() or tensor.is_conj())  # the last two: a sign outside of their memory
+        and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+    )
 
 
 def _load_torch(path):
@@ -202,12 +203,11 @@ def _load_torch(path):
 
 def _load_safetensors(path):
     library, about = import_safetensors(), read_json(path.with_name("config.json"))
-    if isinstance(about, dict) and "model_type" in about:
-        raise UserError(
-            f"{path.parent}: is a folder of transformers: python export.py --from_hf={path.parent} reads it"
-        )
+    about = about if isinstance(about, dict) else {}
+    if "model_type" in about:
+        raise UserError(f"{path.parent}: is a folder of transformers: export.py --from_hf={path.parent} reads it")
     try:
-        if not isinstance(about, dict) or about.get("sha256") != _sha256_of(path):
+        if about.get("sha256") != _sha256_of(path):
             raise UserError(f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)")
         return about | {"model": library.torch.load_file(path)}  # mapped: in the file until they are read
     except (OSError, library.SafetensorError) as error:
@@ -230,27 +230,23 @@ def check_same_weights(processes: Processes, weights: dict[str, torch.Tensor], p
     """UserError unless all processes have read the same: machines see other files, and a run replaces its own."""
     if processes.world_size == 1:
         return
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        digest.update(name.encode())
-        content = weights[name].detach().cpu().contiguous().flatten().view(torch.uint8)
-        digest.update(content.numpy().data)
+    parts = [weights[name].detach().cpu().contiguous().flatten().view(torch.uint8) for name in sorted(weights)]
+    digests = [hashlib.sha256(part.numpy().data).hexdigest() for part in parts]
     advice = "give all machines the same file, one that no run writes to meanwhile"
-    processes.check_same(digest.hexdigest(), str(path), advice)
+    processes.check_same((sorted(weights), digests), str(path), advice)
 
 
 def check_vocabulary(vocab_size: float, checkpoint: dict, dataset: Dataset) -> None:
     """UserError for data whose ids mean something else to the checkpoint's model."""
     if dataset.vocab_size > vocab_size:
         raise UserError(f"{dataset.folder}: has {dataset.vocab_size} token ids, the model knows {vocab_size}")
-    tokenizer = checkpoint.get("data", {}).get("tokenizer", dataset.tokenizer)
-    if dataset.tokenizer != tokenizer:
-        raise UserError(
-            f"{dataset.folder}: its tokenizer is {dataset.tokenizer!r}, the model was trained with {tokenizer!r}; "
-            "--dataset=FOLDER names other data"
-        )
-    if dataset.alphabet != checkpoint.get("data", {}).get("alphabet", dataset.alphabet):
-        raise UserError(f"{dataset.folder}: its characters are others than those that the model was trained with")
+    for name in ("tokenizer", "alphabet"):
+        ours, theirs = getattr(dataset, name), checkpoint.get("data", {}).get(name, getattr(dataset, name))
+        if ours != theirs:
+            raise UserError(
+                f"{dataset.folder}: its {name} is {show(ours)}, the model was trained with {show(theirs)}; "
+                "--dataset=FOLDER names other data"
+            )
 
 
 def build_model(config: GPTConfig, weights: dict[str, torch.Tensor], path: Path | str, device: str = "cpu") -> GPT:

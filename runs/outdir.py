@@ -15,6 +15,7 @@ import ast
 import contextlib
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -35,16 +36,8 @@ from runs.hardware import Processes, places_of_torchrun
 
 ROOT = Path(__file__).resolve().parents[1]
 # what the numbers of a run depend on: another version of one of them may give other numbers
-RESULT_FILES = (
-    "model.py",
-    "gate.py",
-    "ops/recurrence.py",
-    "ops/layers.py",
-    "ops/fast.py",
-    "ops/loss.py",
-    "train.py",
-    "data/shards.py",
-)
+OPS = ("ops/recurrence.py", "ops/layers.py", "ops/fast.py", "ops/loss.py")
+RESULT_FILES = ("model.py", "gate.py", *OPS, "train.py", "data/shards.py")
 ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what every line of metrics.jsonl has
 # seconds that init_from=auto waits for the lock: a job that is queued again may start before the file server notices
 # that the machine of the job before is gone (NFS version 4: 90 seconds)
@@ -106,11 +99,8 @@ class OutDir:
     # -- on rank 0 -----------------------------------------------------------------------------------------------------
 
     def _lock(self):
-        if self.config.logger == "tensorboard":
-            try:
-                import torch.utils.tensorboard  # noqa: F401
-            except ImportError:
-                raise UserError("logger='tensorboard': it is not installed: pip install tensorboard") from None
+        if self.config.logger == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
+            raise UserError("logger='tensorboard': it is not installed: pip install tensorboard")
         files.claim(self.path, "run", self.config.overwrite)
         self.lock = files.lock(self.path)
         # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves best.pt alone
@@ -126,12 +116,10 @@ class OutDir:
     def _start(self, about, first_step, max_iters):
         if first_step:
             # a run that goes on from step n has lost what came after; the evaluation at n was before the save
-            rows = files.read_jsonl(self.rows, ROW)
-            last = first_step if first_step < max_iters else -1
-            self.kept = [
-                row for row in rows
-                if row["step"] < first_step or (row["step"] == last and row["event"] == "eval")
-            ]  # fmt: skip
+            evaluated = first_step if first_step < max_iters else None
+            for row in files.read_jsonl(self.rows, ROW):
+                if row["step"] < first_step or row["step"] == evaluated and row["event"] == "eval":
+                    self.kept.append(row)
         with named_if_it_fails(self.path):
             stale = [file for step, file in self._kept_checkpoints().items() if step > first_step]
             if self.resumed is None:  # what would be taken for this run's
@@ -229,10 +217,9 @@ def git_state(code: list[str]) -> dict[str, str | bool | None]:
 
 def git(*words: str) -> str | None:
     """The output of a git command in this repository, or None if it fails."""
-    if not (ROOT / ".git").exists():  # a repository around a copy of the project has commits of something else
-        return None
-    try:
-        done = subprocess.run(["git", "-C", ROOT, *words], capture_output=True)
+    try:  # of this very folder: a repository around a copy of the project has commits of something else
+        command = ["git", f"--git-dir={ROOT / '.git'}", f"--work-tree={ROOT}", *words]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True)
     except OSError:
         return None
     return None if done.returncode else os.fsdecode(done.stdout).strip()

@@ -68,7 +68,7 @@ def go_on(config, file: Path) -> tuple:
     if resumed["iter_num"] > config.max_iters:
         raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
     notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}"]
-    if changed := [name for name, sha256 in code_sha256()[1].items() if resumed["code_files"].get(name) != sha256]:
+    if changed := [name for name, digest in code_sha256()[1].items() if resumed["code_files"].get(name) != digest]:
         notes.append(f"  the code has changed since this checkpoint: {', '.join(changed)}")
     del before["dtype"]  # auto, or what was derived of it
     notes += [f"  {note}" for note in differences(config, asked, before, "the checkpoint")]
@@ -140,10 +140,8 @@ def optimizer_state(optimizers: list[torch.optim.Optimizer]) -> dict:
     """{"state": {name of a parameter: its moments}, "param_groups": [their numbers]} of all optimizers together."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     numbers = [{name: value for name, value in group.items() if name != "params"} for group in groups]
-    return {
-        "state": {name: o.state.get(p, {}) for o in optimizers for name, p in named_parameters(o)},
-        "param_groups": numbers,
-    }
+    state = {name: o.state.get(p, {}) for o in optimizers for name, p in named_parameters(o)}
+    return {"state": state, "param_groups": numbers}
 
 
 def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> None:
@@ -192,8 +190,7 @@ def scale_new(optimizers: list[torch.optim.Optimizer], new: list[str], scale: fl
     for optimizer in optimizers:
         for group in list(optimizer.param_groups) if scale != 1 else ():
             pairs = list(zip(group["param_names"], group["params"], strict=True))
-            fresh = [pair for pair in pairs if pair[0] in new]
-            if fresh:
+            if fresh := [pair for pair in pairs if pair[0] in new]:
                 kept = [pair for pair in pairs if pair[0] not in new]
                 group["param_names"], group["params"] = [name for name, _ in kept], [p for _, p in kept]
                 optimizer.add_param_group(group | {"params": fresh, "lr_scale": scale * group["lr_scale"]})

@@ -223,7 +223,7 @@ def test_a_model_does_not_read_another_alphabet(folder, tmp_path, helpers):
     prepare.main(helpers.words(text=tmp_path / "other.txt", **sizes))
     for main in (sample.main, evaluate.main):
         message = helpers.error_of(main, helpers.words(checkpoint=tmp_path / "run", device="cpu"))
-        assert "its characters are others than those that the model was trained with" in message
+        assert "the model was trained with" in message
 
 
 @pytest.mark.parametrize("half", ["\ud800", "\udcff", "\udfff"])

@@ -467,7 +467,7 @@ def test_tensorboard_has_every_number_of_the_rows_once_also_after_a_kill(keys, h
 
 
 def test_without_tensorboard_one_line_says_how_to_get_it_before_any_work(keys, helpers, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     message = helpers.error_of(helpers.train, **keys("out", logger="tensorboard"))
     assert message == "logger='tensorboard': it is not installed: pip install tensorboard"
     assert not (keys("out")["out_dir"] / "metrics.jsonl").exists()
