@@ -17,15 +17,12 @@ import zipfile
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import evaluate
 import export
 import sample
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
-from runs import huggingface
 from runs.checkpoint import load, load_model, save
 
 ARGS = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=11)
@@ -116,39 +113,8 @@ def test_a_file_that_is_no_checkpoint_is_one_line(tmp_path, recwarn, helpers):
     assert "ckpt.pt: damaged, or no checkpoint (" in helpers.error_of(load, tmp_path)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """(the bytes of a checkpoint, a file for damaged ones)"""
-    file = tmp_path_factory.mktemp("whole") / "ckpt.pt"
-    save(file, make())
-    return file.read_bytes(), file.with_name("damaged.pt")
-
-
-@settings(max_examples=60, deadline=None)
-@given(share=st.floats(0, 1, exclude_max=True))
-def test_a_checkpoint_cut_short_anywhere_is_one_line(whole, helpers, share):
-    content, file = whole
-    file.write_bytes(content[: int(share * len(content))])
-    assert "damaged.pt: cut short" in helpers.error_of(load, file)
-
-
-@pytest.mark.filterwarnings("ignore")
-@settings(max_examples=200, deadline=None)
-@given(position=st.integers(-2000, 2000), byte=st.integers(0, 255))  # a pickle at the start, a table at the end
-def test_a_changed_byte_anywhere_raises_nothing_but_one_line(whole, position, byte):
-    content, file = bytearray(whole[0]), whole[1]
-    content[position] = byte
-    file.write_bytes(content)
-    try:
-        load(file)
-    except UserError as error:
-        assert str(error).isprintable() and "damaged.pt: " in str(error)
-
-
-def test_every_flipped_bit_of_a_tensor_is_found(whole, helpers):
-    content, file = whole
-    file.write_bytes(content)
-    weight = load(file)["model"]["wte.weight"].numpy().tobytes()
+def test_every_flipped_bit_of_a_tensor_is_found(file, helpers):
+    content, weight = file.read_bytes(), load(file)["model"]["norm.weight"].numpy().tobytes()
     begin = content.index(weight)
     for bit in range(8 * len(weight)):
         damaged = bytearray(content)
@@ -321,17 +287,14 @@ def test_a_checkpoint_of_parts_that_share_parts_is_refused_before_any_is_compare
         assert "ckpt.pt: no checkpoint of this project (the value is " in helpers.error_of(load, tmp_path)
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, 1e300])
-def test_what_is_wrong_with_a_checkpoint_is_named_by_every_script_and_nothing_is_touched(bad, text, tmp_path, helpers):
+def test_what_is_wrong_with_a_checkpoint_is_named_by_every_script_and_nothing_is_touched(text, tmp_path, helpers):
     out, words = tmp_path / "out", helpers.words(checkpoint=tmp_path / "out", device="cpu")
     right = load(helpers.train(text, out, max_iters=1))
-    wrong = right["model"]["norm.weight"].double()
-    wrong[3] = bad
-    for changed, said in (
-        ({"model": right["model"] | {"norm.weight": wrong}}, "its 'norm.weight' is not finite"),
-        ({"iter_num": bad}, "no checkpoint of this project (iter_num="),
-    ):
-        torch.save(right | changed, out / "ckpt.pt")
+    for bad in (torch.nan, torch.inf, -torch.inf, 1e300, None):
+        weight = right["model"]["norm.weight"].double()
+        weight[3] = bad or 1.0
+        iter_num, said = (1, "its 'norm.weight' is not finite") if bad else (-5, "(iter_num=-5: must be")
+        torch.save(right | {"iter_num": iter_num, "model": right["model"] | {"norm.weight": weight}}, out / "ckpt.pt")
         before = {file.name: file.read_bytes() for file in out.iterdir() if file.is_file()}
         for call in (
             lambda: export.main([*words[:1], f"--safetensors={tmp_path / 'export'}"]),
@@ -419,9 +382,8 @@ class Killed(BaseException):
 CHANGES = ("replace", "rename", "unlink", "rmdir", "mkdir", "fsync")  # functions of os
 
 
-@pytest.mark.parametrize("kind", ["to_hf", "safetensors"])
-def test_a_kill_at_any_moment_of_an_export_leaves_the_old_one_the_new_one_or_none(kind, sources, monkeypatch, helpers):
-    whole = []
+def test_a_kill_at_any_moment_of_an_export_leaves_the_old_one_the_new_one_or_none(sources, monkeypatch):
+    kind, whole = "to_hf", []
     for name in ("new", "old"):
         export_of(kind, sources, name)
         whole.append(contents(sources / "out"))
@@ -459,23 +421,8 @@ def test_a_kill_at_any_moment_of_an_export_leaves_the_old_one_the_new_one_or_non
     assert contents(sources / "out") == new
 
 
-def test_of_two_exports_at_once_one_is_refused(sources, helpers, monkeypatch):
-    written, seen = huggingface.save_folder, []
-
-    def meanwhile(*args, **keys):
-        monkeypatch.setattr(huggingface, "save_folder", written)
-        seen.append(helpers.error_of(export_of, "safetensors", sources, "old"))
-        seen.append(helpers.error_of(export_of, "to_hf", sources, "old"))
-        return written(*args, **keys)
-
-    monkeypatch.setattr(huggingface, "save_folder", meanwhile)
-    export_of("to_hf", sources, "new")
-    assert [f"process {os.getpid()} on" in line and "is running in it" in line for line in seen] == [True, True]
-    assert json.loads((sources / "out" / "config.json").read_text())["hidden_size"] == 16
-
-
 @pytest.mark.parametrize("kind", ["safetensors", "to_hf"])
-@pytest.mark.parametrize("how", ["its folder", "its file", "a link to its file"])
+@pytest.mark.parametrize("how", ["its folder", "a link to its file"])
 def test_an_export_into_the_folder_of_its_checkpoint_is_refused(how, kind, sources, helpers):
     export_of("safetensors", sources, "old")
     out, before = sources / "out", contents(sources / "out")
