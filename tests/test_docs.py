@@ -12,26 +12,21 @@ import configurator
 import dataclasses
 import importlib
 import json
-import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import published
 import pytest
-import torch
-import torch.nn as nn
 from conftest import LINES
 from torch.distributed.run import get_args_parser
 
 import train
 from data.tokenizer import get_tokenizer
 from data.writing import write_stream
-from model import GPT, MIXERS, GPTConfig
-from runs import checkpoint as checkpoints
+from model import GPTConfig
 
 ROOT = Path(configurator.__file__).parent
 DOCUMENTS = [
@@ -272,17 +267,6 @@ def test_commands_are_found_in_blocks_and_in_lines():
     assert commands_of(text) == ["make c", "d", "e", "python a.py --x=1", "make b"]
 
 
-def test_torchrun_starts_a_config_in_two_processes(copy, small):
-    """One command of the README with its launcher."""
-    words = ["train.py", "config/pystdlib.py", "--gradient_accumulation_steps=2", "--out_dir=out/two", *small]
-    assert any(" ".join(words[:4]) in command for command in COMMANDS)
-    shutil.rmtree(copy / "out" / "two", ignore_errors=True)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", ROOT / words[0]]
-    ended = subprocess.run([*map(str, launch), *words[1:]], cwd=copy, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr
-    assert (copy / "out" / "two" / "ckpt.pt").is_file()
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What the documents name is there
 
@@ -326,89 +310,3 @@ def test_every_file_of_the_table_is_there():
 
 def test_the_readme_is_a_front_page():
     assert len(TEXT["README.md"]) <= 10_000
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The edits that the README shows
-
-
-def edit(file, before, new):
-    """Puts text behind the only place of a file that has the words before it."""
-    head, found, tail = file.read_text().partition(before)
-    assert found and before not in tail
-    file.write_text(head + found + new + tail)
-
-
-def test_the_edits_of_the_readme_train(tmp_path, helpers):
-    """A gate activation, a mixer, a data set and an optimizer, put where the README says; a gate position, a norm."""
-    activation, mixer, data, optimizer = re.findall(r"^```python\n(.*?)^```$", TEXT["README.md"], re.M | re.S)
-    folder = tmp_path / "copy"
-    left_out = shutil.ignore_patterns(".*", "out", "results", "docs", "*.npy", "__pycache__")
-    shutil.copytree(ROOT, folder, ignore=left_out)
-    for name, code in (("gate.py", activation), ("model.py", mixer)):
-        with open(folder / name, "a") as file:
-            file.write("\n\n" + code)
-    edit(folder / "gate.py", "POSITIONS = {", '\n    "input": lambda mixer: (1, mixer.config.n_embd),')
-    line = '        x = self.gated("input", x[:, :, None], x).squeeze(2)'
-    before = "NotImplementedError\n\n    def forward(self, x, state=None, start=0, only=None):"
-    edit(folder / "model.py", before, f"\n{line}")
-    edit(folder / "model.py", 'READOUT_NORMS = {"rms": RMSNorm', ', "layer": nn.LayerNorm')
-    (folder / "data" / "mine").mkdir()
-    (folder / "data" / "mine" / "prepare.py").write_text(data)
-    function = r"^def make_optimizers\(.*?(?=^\S)"
-    source, count = re.subn(
-        function, lambda _: optimizer + "\n\n", (folder / "train.py").read_text(), flags=re.M | re.S
-    )
-    assert count == 1
-    (folder / "train.py").write_text(source)
-    assert all(len(code.splitlines()) < 25 for code in (activation, mixer, data, optimizer))
-
-    (folder / "book.txt").write_text("".join(LINES * 30))
-    words = helpers.words(**helpers.tiny | {"max_iters": 2, "dataset": "data/mine", "attention": "lightning"})
-    words += ["--gate=elementwise@input", "--gate_activation=relu", "--readout_norm=layer", "--out_dir=out/mine"]
-    environment = os.environ | {"PYTHONPATH": str(folder), "MIXER": "lightning"}
-    goes_on = ["train.py", "--out_dir=out/mine", "--init_from=resume", "--max_iters=4"]
-    check = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_contract.py"]  # make check
-    for command in (["data/mine/prepare.py", "book.txt"], ["train.py", *words], goes_on, check):
-        ended = subprocess.run(
-            [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-        )
-        assert ended.returncode == 0, ended.stderr
-    assert len(helpers.losses(folder / "out" / "mine")) == 4
-
-
-def muon_of_the_readme():
-    names = {"torch": torch}
-    exec(re.findall(r"^```python\n(def make_optimizers.*?)^```$", TEXT["README.md"], re.M | re.S)[0], names)
-    return names["make_optimizers"]
-
-
-@pytest.mark.parametrize("name", [*MIXERS, "softmax,gated_deltanet"])
-@pytest.mark.parametrize(
-    "more", [{}, dict(tie_embeddings=False, position="learned", short_conv=4, mlp="swiglu")], ids=str
-)
-def test_the_readme_gives_muon_neither_embeddings_nor_fused_projections(name, more):
-    config = train.TrainConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=20, attention=name, **more)
-    model = GPT(config)
-    muon, adamw = muon_of_the_readme()(model, config, "cpu")
-    theirs, ours = ({id(p) for group in each.param_groups for p in group["params"]} for each in (muon, adamw))
-    assert not theirs & ours and theirs | ours == {id(p) for p in model.parameters()}
-    modules = {id(module.weight): module for module in model.modules() if isinstance(module, nn.Linear)}
-    C, hidden, inner = (
-        16,
-        model.blocks[0].mlp.up.out_features,
-        {block.mixer.out_proj.in_features for block in model.blocks},
-    )
-    shapes = {(C, hidden), (hidden, C), *((n, C) for n in inner)}  # in, out
-    assert all((modules[p].in_features, modules[p].out_features) in shapes for p in theirs)
-    assert id(model.wte.weight) in ours and id(model.output_weight) in ours and len(theirs) >= 6
-
-
-def test_a_run_with_the_readme_s_muon_resumes_to_the_bit(mqar, helpers, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "make_optimizers", muon_of_the_readme())
-    whole = helpers.train(mqar, tmp_path / "whole", gate="elementwise", max_iters=4)
-    helpers.train(mqar, tmp_path / "half", gate="elementwise", max_iters=2, lr_decay_iters=4)
-    train.main([f"--out_dir={tmp_path / 'half'}", "--init_from=resume", "--max_iters=4"])
-    assert helpers.losses(tmp_path / "half") == helpers.losses(whole)
-    models = (checkpoints.load(folder)["model"] for folder in (tmp_path / "half", whole))
-    assert helpers.equal(*models)

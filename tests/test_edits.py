@@ -1,0 +1,312 @@
+"""What a user adds to model.py: each edit is as short as promised, is right, and trains in a copy of the repository.
+
+    python -m pytest tests/test_edits.py
+
+The edits are the classes of edits.py, and those that the README shows.
+"""
+
+import inspect
+import itertools
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import edits
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from conftest import LINES
+
+import train
+from gate import parse_gate
+from model import GPT, MIXERS, MLPS, GPTConfig
+from runs import checkpoint as checkpoints
+from runs.probe import weights_of
+
+ROOT = Path(train.__file__).parent
+T, C, H, D = 40, 32, 4, 8
+CLOSE = dict(rtol=1e-9, atol=1e-9)
+BUDGET = {  # lines that are not blank, with the one in the table
+    edits.RetNet: ("retnet", 17),
+    edits.Window: ("window", 10),
+    edits.ALiBi: ("alibi", 10),
+    edits.WindowedALiBi: ("windowed_alibi", 10),
+    edits.LongConv: ("longconv", 21),
+    edits.Experts: ("experts", 21),
+}
+NAMES = [name for cls, (name, _) in BUDGET.items() if cls is not edits.Experts]
+
+
+def text_of(cls, name):
+    """The edit: the class, and its line in the table."""
+    return f"{inspect.getsource(cls)}\n\n{'MLPS' if cls is edits.Experts else 'MIXERS'}[{name!r}] = {cls.__name__}\n"
+
+
+@pytest.mark.parametrize("cls", BUDGET)
+def test_an_edit_is_as_short_as_promised(cls):
+    name, most = BUDGET[cls]
+    assert sum(line.strip() != "" for line in text_of(cls, name).splitlines()) <= most
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Against their definitions, in float64
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    for cls, (name, _) in BUDGET.items():
+        monkeypatch.setitem(MLPS if cls is edits.Experts else MIXERS, name, cls)
+
+
+def make_config(**keys):
+    return GPTConfig(**dict(n_layer=2, n_embd=C, n_head=H, block_size=T, vocab_size=50) | keys)
+
+
+@torch.no_grad()
+def randomized(module):
+    torch.manual_seed(0)
+    for p in module.double().eval().parameters():
+        p.normal_(0, 0.2)
+    return module
+
+
+def make_mixer(name, gate="none", **keys):
+    return randomized(MIXERS[name](make_config(attention=name, gate=gate, **keys), parse_gate(gate)))
+
+
+def random_x(length=T):
+    return torch.randn(2, length, C, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+def in_pieces(mixer, x, *lengths):
+    """The output of a text that is read in pieces of these lengths, and then token by token."""
+    state, start, outputs = mixer.init_state(2, dtype=x.dtype), 0, []
+    for n in (*lengths, *[1] * (x.shape[1] - sum(lengths))):
+        outputs.append(mixer(x[:, start : start + n], state, start))
+        start += n
+    return torch.cat(outputs, dim=1)
+
+
+@torch.no_grad()
+def test_retnet_is_its_definition():
+    """o_i = sum_j gamma^(i-j) Re(q_i e^(i theta) conj(k_j e^(j theta))) v_j, normed by head, gated, projected."""
+    mixer, x = make_mixer("retnet", "native"), random_x()
+    q, k, v = mixer.qkv(x).unflatten(-1, (H, -1)).split([D, D, 2 * D], dim=-1)
+    angles = torch.arange(T)[:, None, None] * 10000.0 ** -(torch.arange(D // 2, dtype=torch.float64) / (D // 2))
+    q, k = (torch.complex(*y.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles) for y in (q, k))
+    gamma = (1 - 2.0 ** -(5 + torch.arange(H))).double()
+    o = torch.zeros(2, T, H, 2 * D, dtype=torch.float64)
+    for i in range(T):
+        for j in range(i + 1):
+            weight = gamma ** (i - j) * (q[:, i] * k[:, j].conj()).real.sum(-1) / math.sqrt(D)
+            o[:, i] += weight[..., None] * v[:, j]
+    o = F.rms_norm(o, (2 * D,), mixer.norm.weight, eps=mixer.config.norm_eps)
+    expected = mixer.out_proj((o * F.silu(mixer.gates["native"].logits(x)).view_as(o)).flatten(2))
+    close = dict(rtol=1e-6, atol=1e-6)  # the decay's logarithm is a float32 number
+    torch.testing.assert_close(mixer(x), expected, **close)
+    torch.testing.assert_close(in_pieces(mixer, x, 9, 20), expected, **close)
+
+
+SEES = {  # (head, query, key) -> what is added to the score of a key that is not later than the query
+    "window": lambda h, i, j: 0.0 if i - j < 7 else -math.inf,
+    "alibi": lambda h, i, j: -(4.0 ** -(h + 1)) * (i - j),
+    "windowed_alibi": lambda h, i, j: -(4.0 ** -(h + 1)) * (i - j) if i - j < 7 else -math.inf,
+}
+
+
+def with_bias(mixer, x, added):
+    """(weights, output) of the definition, with a loop over heads, queries and keys; no positions."""
+    q, k, v = ((x @ w.T).view(2, -1, H, D) for w in mixer.qkv.weight.split(C))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(D)
+    for h, i, j in itertools.product(range(H), range(x.shape[1]), range(x.shape[1])):
+        scores[:, h, i, j] += added(h, i, j) if j <= i else -math.inf
+    weights = scores.softmax(-1)
+    return weights, torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2) @ mixer.out_proj.weight.T
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cap", [None, 1e6], ids=["fused", "written out"])
+@pytest.mark.parametrize("name", SEES)
+def test_a_bias_of_the_scores_is_right_in_training_prefill_decoding_and_the_weights(name, cap):
+    mixer, x = make_mixer(name, position="none", attention_softcap=cap), random_x()
+    weights, expected = with_bias(mixer, x, SEES[name])  # a soft-cap of 1e6 moves a score by less than CLOSE
+    torch.testing.assert_close(mixer(x), expected, **CLOSE)
+    torch.testing.assert_close(weights_of(mixer, x), weights, **CLOSE)
+    for pieces in ((9, 20, T - 29), (9, 1, 10, T - 20), (T - 12,)):
+        torch.testing.assert_close(in_pieces(mixer, x, *pieces), expected, **CLOSE)
+
+
+@torch.no_grad()
+def test_a_bias_is_right_past_block_size_where_the_ring_turns():
+    mixer, x = make_mixer("windowed_alibi", position="none"), random_x(2 * T + 5)
+    expected = with_bias(mixer, x, SEES["windowed_alibi"])[1]
+    torch.testing.assert_close(in_pieces(mixer, x, T + 3, 6), expected, **CLOSE)
+
+
+@torch.no_grad()
+def test_a_long_convolution_is_its_definition_and_has_no_weights():
+    mixer, x = make_mixer("longconv"), random_x(T + 9)
+    q, k, v = mixer.qkv(x).view(2, -1, 3, C).unbind(2)
+    o = torch.zeros_like(v)
+    for i in range(T + 9):
+        for j in range(max(0, i - T + 1), i + 1):
+            o[:, i] += mixer.conv.weight[T - 1 - (i - j)] * k[:, j] * v[:, j]
+    expected = mixer.out_proj(q * o)
+    torch.testing.assert_close(mixer(x[:, :T]), expected[:, :T], **CLOSE)
+    torch.testing.assert_close(in_pieces(mixer, x, 9, 20), expected, **CLOSE)
+    assert mixer.explicit_weights is None
+
+
+def test_a_mixture_of_experts_sends_a_token_to_one_trains_its_auxiliary_loss_and_counts_what_is_active():
+    gpt, idx = randomized(GPT(make_config(mlp="experts"))), torch.randint(50, (2, T))
+    x, mlp = random_x(), gpt.blocks[0].mlp
+    share = mlp.router(x).softmax(-1)
+    for b, t in itertools.product(range(2), range(T)):
+        best = int(share[b, t].argmax())
+        torch.testing.assert_close(mlp(x)[b, t], share[b, t, best] * mlp.experts[best](x[b, t]))
+    targets = idx.masked_fill(idx % 2 == 0, -100)
+    plain = gpt(idx, targets)  # in evaluation
+    torch.testing.assert_close(plain, F.cross_entropy(gpt(idx).flatten(0, 1), targets.flatten()))
+    for reduction, n in (("mean", 1), ("sum", (targets != -100).sum())):
+        loss = gpt.train()(idx, targets, reduction=reduction)
+        auxiliary = sum(block.mlp.auxiliary_loss for block in gpt.blocks)
+        assert auxiliary > 0.01
+        torch.testing.assert_close(loss, n * (plain + auxiliary))
+        routers = [block.mlp.router.weight for block in gpt.blocks]
+        grads = [torch.autograd.grad(y, routers, retain_graph=True) for y in (loss, n * plain, n * auxiliary)]
+        for total, *parts in zip(*grads, strict=True):
+            torch.testing.assert_close(total, sum(parts))
+    dense = GPT(make_config())
+    expert = sum(p.numel() for p in mlp.experts[0].parameters())
+    assert gpt.n_params() == dense.n_params() + 2 * (3 * expert + 4 * C)
+    assert gpt.flops_per_token() == dense.flops_per_token() + 2 * 2 * 4 * C
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# In a copy: these edits, and those that the README shows
+
+
+def after(file, before, new):
+    """Puts text behind the only place of a file that has the words before it."""
+    head, place, tail = file.read_text().partition(before)
+    assert place and before not in tail
+    file.write_text(head + place + new + tail)
+
+
+def blocks_of_readme():
+    """The edits that the README shows: a gate activation, a mixer, a data set and the optimizer."""
+    return re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    activation, mixer, data, optimizer = blocks_of_readme()
+    assert all(len(code.splitlines()) < 25 for code in (activation, mixer, data, optimizer))
+    folder = tmp_path_factory.mktemp("edited") / "copy"
+    left_out = shutil.ignore_patterns(".*", "out", "results", "docs", "*.npy", "__pycache__")
+    shutil.copytree(ROOT, folder, ignore=left_out)
+    of_model = [mixer, *(text_of(cls, name) for cls, (name, _) in BUDGET.items())]
+    for name, code in (("gate.py", activation), ("model.py", "\n\n".join(of_model))):
+        with open(folder / name, "a") as file:
+            file.write("\n\n" + code)
+    # a position of the gate and a norm of the readout are a line or two
+    after(folder / "gate.py", "POSITIONS = {", '\n    "input": lambda mixer: (1, mixer.config.n_embd),')
+    line = '        x = self.gated("input", x[:, :, None], x).squeeze(2)'
+    start_of_forward = "NotImplementedError\n\n    def forward(self, x, state=None, start=0, only=None):"
+    after(folder / "model.py", start_of_forward, f"\n{line}")
+    after(folder / "model.py", 'READOUT_NORMS = {"rms": RMSNorm', ', "layer": nn.LayerNorm')
+    (folder / "data" / "mine").mkdir()
+    (folder / "data" / "mine" / "prepare.py").write_text(data)
+    source, count = re.subn(
+        r"^def make_optimizers\(.*?(?=^\S)",
+        lambda _: optimizer + "\n\n",
+        (folder / "train.py").read_text(),
+        flags=re.M | re.S,
+    )
+    assert count == 1
+    (folder / "train.py").write_text(source)
+    (folder / "book.txt").write_text("".join(LINES * 30))
+    return folder
+
+
+def run_in(folder, *words):
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    ended = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+IN_TURN = """
+import runpy, sys
+for line in sys.argv[1:]:
+    sys.argv = line.split()
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_copy_with_all_edits_prepares_trains_resumes_and_measures(copy, helpers):
+    names = ["lightning", *NAMES]
+    keys = dict(n_layer=len(names), max_iters=2, dataset="data/mine", attention=",".join(names), mlp="experts")
+    keys |= dict(gate="elementwise@input", gate_activation="relu", readout_norm="layer", out_dir="out/mine")
+    scripts = [
+        "data/mine/prepare.py book.txt",
+        " ".join(["train.py", *helpers.words(**helpers.tiny | keys)]),
+        "train.py --out_dir=out/mine --init_from=resume --max_iters=4",
+        "meters.py --checkpoint=out/mine --device=cpu --rows=2 --score_batches=1",
+    ]
+    printed = run_in(copy, "-c", IN_TURN, *scripts)
+    assert len(helpers.losses(copy / "out" / "mine")) == 4
+    assert "sink of longconv: no weights" in printed
+
+
+@pytest.mark.parametrize("gates", ["(none or headwise)", pytest.param("", marks=pytest.mark.slow)])
+def test_an_edited_mixer_keeps_the_contract_of_all_mixers(copy, gates):
+    """What make check runs, on some gates in CI and on all of them in the slow form."""
+    chosen = "(" + " or ".join(["lightning", *NAMES]) + ")"
+    words = ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-m", "not slow", "tests/test_contract.py", "-k"]
+    printed = run_in(copy, *words, f"{chosen} and {gates}" if gates else chosen)
+    assert "no mixer here has weights" in printed
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The README's Muon
+
+
+def muon_of_readme():
+    names = {"torch": torch}
+    exec(blocks_of_readme()[3], names)
+    return names["make_optimizers"]
+
+
+@pytest.mark.parametrize("name", ["softmax", "mamba2", "kda", "softmax,gated_deltanet"])
+@pytest.mark.parametrize(
+    "more", [{}, dict(tie_embeddings=False, position="learned", short_conv=4, mlp="swiglu")], ids=str
+)
+def test_the_readme_gives_muon_neither_embeddings_nor_fused_projections(name, more):
+    config = train.TrainConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=20, attention=name, **more)
+    gpt = GPT(config)
+    muon, adamw = muon_of_readme()(gpt, config, "cpu")
+    theirs, ours = ({id(p) for group in one.param_groups for p in group["params"]} for one in (muon, adamw))
+    assert not theirs & ours and theirs | ours == {id(p) for p in gpt.parameters()}
+    modules = {id(module.weight): module for module in gpt.modules() if isinstance(module, nn.Linear)}
+    hidden, inner = gpt.blocks[0].mlp.up.out_features, {block.mixer.out_proj.in_features for block in gpt.blocks}
+    shapes = {(16, hidden), (hidden, 16), *((n, 16) for n in inner)}  # in, out
+    assert all((modules[p].in_features, modules[p].out_features) in shapes for p in theirs)
+    assert id(gpt.wte.weight) in ours and id(gpt.output_weight) in ours and len(theirs) >= 6
+
+
+def test_a_run_with_the_readme_s_muon_resumes_to_the_bit(mqar, helpers, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "make_optimizers", muon_of_readme())
+    whole = helpers.train(mqar, tmp_path / "whole", gate="elementwise", max_iters=4)
+    helpers.train(mqar, tmp_path / "half", gate="elementwise", max_iters=2, lr_decay_iters=4)
+    train.main([f"--out_dir={tmp_path / 'half'}", "--init_from=resume", "--max_iters=4"])
+    assert helpers.losses(tmp_path / "half") == helpers.losses(whole)
+    models = (checkpoints.load(folder)["model"] for folder in (tmp_path / "half", whole))
+    assert helpers.equal(*models)
