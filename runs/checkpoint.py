@@ -125,10 +125,7 @@ def load(path: Path | str) -> dict:
     """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or no checkpoint."""
     path = file_of(path)
     if not os.path.isfile(path):
-        raise UserError(
-            f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir, and export.py "
-            "--from_hf makes one of a published model's folder"
-        )
+        raise UserError(f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir")
     checkpoint = _load_safetensors(path) if path.suffix == ".safetensors" else _load_torch(path)
     try:
         _check(checkpoint)

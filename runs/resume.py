@@ -79,10 +79,7 @@ def start_from_weights(config) -> tuple:
     """What where_to_start returns for a run that starts from another's weights, with its keys of the model."""
     path, source, asked, given = config.init_from, checkpoints.load(config.init_from), given_keys(config), config.given
     if os.path.realpath(checkpoints.file_of(path).parent) == os.path.realpath(config.out_dir):
-        raise UserError(
-            f"init_from={path}: lies in out_dir, where a new run replaces it; name another out_dir, or go on with "
-            "--init_from=resume"
-        )
+        raise UserError(f"init_from={path}: lies in out_dir, where a new run replaces it; name another out_dir")
     if config.gate != "none":  # the default, so that it was asked for: attention=gated sets it, too
         asked["gate"] = config.gate
     of_model = model_keys(source, path)
@@ -151,9 +148,7 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> Non
     """
     names = {name for optimizer in optimizers for name, _ in named_parameters(optimizer)}
     if saved["state"].keys() != names:
-        raise ValueError(
-            f"its optimizer has {len(saved['state'])} parameters of other names than the model's {len(names)}"
-        )
+        raise ValueError(f"its optimizer has {len(saved['state'])} parameters, of other names than the model's")
     for optimizer in optimizers:
         state = {}
         for number, (name, parameter) in enumerate(named_parameters(optimizer)):

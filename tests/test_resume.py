@@ -292,7 +292,7 @@ def test_moments_of_other_shapes_never_reach_the_optimizer(keys, helpers):
         assert f"its optimizer's {part} of wte.weight {said}" in message
     assert "state is not AdamW's" in refused(state | {"wte.weight": {"momentum": torch.zeros(32, 32)}})
     others = {name: value for name, value in state.items() if name != "wte.weight"} | {"other": state["wte.weight"]}
-    assert "parameters of other names than the model's" in refused(others)
+    assert "parameters, of other names than the model's" in refused(others)
 
 
 def test_moments_go_to_the_parameters_of_their_names(keys, helpers, monkeypatch):
