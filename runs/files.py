@@ -253,14 +253,14 @@ def new_folder(folder: Path | str) -> Iterator[Path]:
     new = Path(folder) / NEW
     with named_if_it_fails(folder):
         new.mkdir(parents=True, exist_ok=True)
-        with lock(new):
-            try:
-                for left in new.iterdir():  # files of a process that was killed
-                    if left.name != "lock":
-                        left.unlink()
-                yield new
-            finally:
-                shutil.rmtree(new, ignore_errors=True)
+    with lock(new):
+        try:
+            for left in new.iterdir():  # files of a process that was killed
+                if left.name != "lock":
+                    left.unlink()
+            yield new
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
 
 
 def switch(folder: Path | str, names: list[str]) -> None:
@@ -272,4 +272,7 @@ def switch(folder: Path | str, names: list[str]) -> None:
     (Path(folder) / names[-1]).unlink(missing_ok=True)
     for name in names:
         target, new = Path(folder) / name, Path(folder) / NEW / name
-        new.replace(target) if new.exists() else target.unlink(missing_ok=True)
+        if new.exists():
+            new.replace(target)
+        else:
+            target.unlink(missing_ok=True)
