@@ -26,7 +26,6 @@ import torch
 import evaluate
 import experiment
 import train
-from data.shards import open_dataset
 from runs import checkpoint as checkpoints
 from runs import files, hardware, outdir
 from runs.hardware import Processes
@@ -118,19 +117,6 @@ def wait_until(condition):
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What the processes of a run tell each other
-
-
-@pytest.mark.parametrize("name", ["mixed_mqar", "text"])
-def test_every_process_counts_the_labels_of_all_without_asking(name, request):
-    dataset, accumulation = open_dataset(request.getfixturevalue(name)), 4
-    keys = dict(seed=7, batch_size=3, block_size=32, gradient_accumulation_steps=accumulation)
-    for step in (0, 1, 30, 500):  # epochs begin and end in between
-        labels = [
-            int((dataset.batch("train", step, micro_step=m, **keys)[1] != -100).sum()) for m in range(accumulation)
-        ]
-        for micro_steps in ([0, 1, 2, 3], [1, 3], []):
-            counted = dataset.count_labels("train", step, micro_steps=micro_steps, **keys)
-            assert counted == sum(labels[m] for m in micro_steps)
 
 
 def one_after_the_other(cases):
