@@ -4,7 +4,6 @@
     python bench.py train --against=PATH/model.py    a training step against nanoGPT's own (its file is not kept here)
     python bench.py all --against=PATH/model.py      every part but gpu
     python bench.py gpu --compile=true --against=PATH/model.py     what can be measured on a GPU alone
-    python bench.py --profile=gla                    where a training step goes: of an attention, or of nanoGPT
 
 Absolute times of a shared machine mean little: here two sides run in turn in one process, with the same number of
 threads, and their order changes from pair to pair. What is reported is the median of the paired ratios, and its 95%
@@ -34,7 +33,6 @@ from runs import files
 from runs.hardware import check_threads, gemm_rate, keep_freed_memory, pick_device, pick_dtype, usable_cores
 from runs.outdir import write_text
 from speed import figures
-from speed.baselines import SMALL, Side, random_batch
 from speed.costs import bench_decode, bench_gpu, bench_length, bench_overhead, bench_train
 from speed.forms import bench_ops
 from speed.loss import bench_loss
@@ -65,15 +63,13 @@ def main(argv: list[str]) -> None:
     config.dtype = pick_dtype(config.dtype, config.device)
     if config.device == "cuda":
         torch.set_float32_matmul_precision("high")  # for all sides, as train.py and nanoGPT's do
-    if config.profile:
-        print(profile(config))
-        return
+    parts = [name for name in PARTS if name in config.what or ("all" in config.what and name != "gpu")]
     out_dir = Path(config.out_dir)
     files.claim(out_dir, "bench", config.overwrite)
     about = describe(config)
     print("\n".join(f"{name}: {value}" for name, value in about.items()))
     measured = {"claims": [], "ratios": []}
-    for name in parts_of(config.what):
+    for name in parts:
         report = Report(name)
         PARTS[name](config, report)
         print(report)
@@ -82,10 +78,6 @@ def main(argv: list[str]) -> None:
             of_all += [{k: v for k, v in ratio.items() if k != "pairs"} for ratio in getattr(report, kind)]
     print("written:", ", ".join([f"{out_dir}/", *map(str, figures.draw(out_dir))]))
     print(json.dumps(about | measured))
-
-
-def parts_of(what: list[str]) -> list[str]:
-    return [name for name in PARTS if name != "gpu" or name in what] if "all" in what else what
 
 
 def describe(config: BenchConfig) -> dict:
@@ -100,18 +92,6 @@ def describe(config: BenchConfig) -> dict:
         "kernels": f"{kernels}, compile {'on' if config.compile else 'off'}",
         "gemm_gflops": {name: round(gemm_rate(config.device, name) / 1e9) for name in ("float32", "bfloat16")},
     }
-
-
-def profile(config: BenchConfig) -> str:
-    """A table of the operations of a training step of 6 x 384 without a gate, by the time that they take themselves."""
-    batch = random_batch(config, 256, 8, 256)
-    side = Side(config, config.profile, batch, **SMALL, block_size=256, vocab_size=256)
-    side()
-    with torch.profiler.profile() as profiler:
-        for _ in range(3):
-            side()
-    order = "self_cuda_time_total" if config.device == "cuda" else "self_cpu_time_total"
-    return profiler.key_averages().table(sort_by=order, row_limit=20)
 
 
 if __name__ == "__main__":

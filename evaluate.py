@@ -27,8 +27,9 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,12 +57,7 @@ REPEATED = 8  # a label is "repeated" if so many tokens before it have stood in 
 
 @torch.no_grad()
 def score(
-    model: Callable,
-    batches: Iterable[tuple],
-    *,
-    block_size: int,
-    device: torch.device | str = "cpu",
-    by_row: list | None = None,
+    model: Any, batches: Iterable[tuple], *, block_size: int, by_row: list | None = None, carry: bool = False
 ) -> dict:
     """Scores batches of (inputs (B, T), targets (B, T), slice).
 
@@ -69,41 +65,44 @@ def score(
     of the labels behind a string that is new to the row and of those behind a repeated one (`is_repeated`).
     model: a GPT, or any function of inputs (B, T) to logits (B, T, V).
     by_row: a list, which gets the [nats, labels] of every row
+    carry: the batches are consecutive blocks of one text, B = 1, and the state goes on between them; cosformer's ends
+        at the model's block_size, and a new one begins
     """
     sums: dict = {}
+    is_gpt = isinstance(model, GPT)
+    device = model.wte.weight.device if is_gpt else "cpu"
+    state, start, reach = None, 0, model.config.block_size if carry and ends_at_block_size(model) else math.inf
     for inputs, targets, name in batches:
         inputs, targets = inputs.to(device), targets.to(device)
         labelled = targets != IGNORE
-        if isinstance(model, GPT):
+        if carry:
+            if state is None or start + inputs.shape[1] > reach:
+                state, start = model.init_state(1, dtype=model.wte.weight.dtype), 0
+            hidden, state = model.features(inputs, state, start)
+            start += inputs.shape[1]
+            chunks = map(model.logits, hidden[labelled].split(CHUNK_TOKENS))
+        elif is_gpt:
             chunks = map(model.logits, model.features(inputs, only=labelled)[0][0].split(CHUNK_TOKENS))
         else:
             chunks = iter([model(inputs)[labelled].float()])
-        nats = add_scores(sums, name, block_size, chunks, inputs, targets)
+        left, scores = targets[labelled], [torch.zeros(0, 3, dtype=torch.float64)]
+        for logits in chunks:
+            target, left = left[: len(logits)], left[len(logits) :]
+            nats = F.cross_entropy(logits, target, reduction="none").cpu().double()
+            correct = (logits.argmax(-1) == target).cpu().double()
+            scores.append(torch.stack([nats, torch.ones_like(nats), correct], dim=1))
+        rows, positions = labelled.nonzero().unbind(1)
+        places = (is_repeated(inputs)[labelled] * block_size + positions).cpu()  # in (2, block_size)
+        of_slice = sums.setdefault(name, torch.zeros(2, block_size, 3, dtype=torch.float64))
+        of_slice.flatten(0, 1).index_add_(0, places, torch.cat(scores))
         if by_row is not None:
-            of_row = torch.zeros(len(inputs), 2, dtype=torch.float64)
-            scores = torch.stack([nats, torch.ones_like(nats)], dim=1)
-            by_row += of_row.index_add_(0, labelled.nonzero()[:, 0].cpu(), scores).tolist()
+            of_rows = torch.zeros(len(inputs), 2, dtype=torch.float64)
+            by_row += of_rows.index_add_(0, rows.cpu(), torch.cat(scores)[:, :2]).tolist()
     return sums
 
 
-def add_scores(
-    sums: dict, name: str, block_size: int, chunks: Iterator, inputs: torch.Tensor, targets: torch.Tensor
-) -> torch.Tensor:
-    """Adds the scores of inputs, targets (B, T) to sums[name]. Returns the nats of each label.
-
-    chunks: the logits (n, V) of the labelled positions, in order
-    """
-    rows = sums.setdefault(name, torch.zeros(2, block_size, 3, dtype=torch.float64))
-    labelled = targets != IGNORE
-    places = (is_repeated(inputs)[labelled] * block_size + labelled.nonzero()[:, 1]).cpu()  # in (2, block_size)
-    targets, scores = targets[labelled], [torch.zeros(0, 3, dtype=torch.float64)]
-    for logits in chunks:
-        target, targets = targets[: len(logits)], targets[len(logits) :]
-        nats = F.cross_entropy(logits, target, reduction="none").cpu().double()
-        correct = (logits.argmax(-1) == target).cpu().double()
-        scores.append(torch.stack([nats, torch.ones_like(nats), correct], dim=1))
-    rows.flatten(0, 1).index_add_(0, places, torch.cat(scores))
-    return torch.cat(scores)[:, 0]
+def ends_at_block_size(model: GPT) -> bool:
+    return any(block.mixer.past_block_size == "ends" for block in model.blocks)
 
 
 def is_repeated(inputs: torch.Tensor) -> torch.Tensor:
@@ -118,34 +117,11 @@ def is_repeated(inputs: torch.Tensor) -> torch.Tensor:
     return F.pad(torch.zeros_like(again).scatter(1, order, again), (REPEATED - 1, 0))
 
 
-@torch.no_grad()
-def score_carried(model: GPT, dataset: Dataset, split: str, block_size: int) -> dict:
-    """The sums of `score` for a text that is read once, from start to end, with the state carried between blocks.
-
-    cosformer's state ends at the model's block_size, and a new one begins. Raises UserError for softmax layers and
-    learned positions.
-    """
-    ways = {block.mixer.past_block_size for block in model.blocks}
-    if model.wpe is not None or "rolls" in ways:
-        raise UserError("carry=True: softmax layers and learned positions have no state that goes on; leave carry out")
-    reach = model.config.block_size if "ends" in ways else math.inf
-    sums: dict = {}
-    device, state, start = model.wte.weight.device, None, 0
-    for inputs, targets, name in dataset.eval_batches(split, 1, block_size):
-        inputs, targets = inputs.to(device), targets.to(device)
-        if state is None or start + inputs.shape[1] > reach:
-            state, start = model.init_state(1, dtype=model.wte.weight.dtype), 0
-        hidden, state = model.features(inputs, state, start)
-        start += inputs.shape[1]
-        chunks = map(model.logits, hidden[targets != IGNORE].split(CHUNK_TOKENS))
-        add_scores(sums, name, block_size, chunks, inputs, targets)
-    return sums
-
-
 def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
     """Sums -> the numbers of the split: loss (nats per label), perplexity, accuracy; slices, or those of a text.
 
-    The last ones divide by the words and the bytes of the split, so a sample of it has none.
+    The last ones divide by the words and the bytes of the split, so a sample of it has none. Published figures of raw
+    WikiText-103 divide its nats by the words of the tokenised version, "published_words".
     """
     nats, labels, correct = (float(x) for x in sum(rows.sum((0, 1)) for rows in sums.values()))
     if not labels:
@@ -155,20 +131,12 @@ def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
     if dataset.kind == "examples":
         of_slice = {name: rows.sum((0, 1)).tolist() for name, rows in sums.items()}
         return result | {"slices": {name: right / n for name, (_, n, right) in of_slice.items() if n}}
-    counts, words = dataset.counts(split), words_of(dataset, split)
+    counts, text = dataset.counts(split), dataset.meta["parameters"].get("text", {}).get(split, {})
     if labels < counts["tokens"] - 1:
         return result
+    words = text.get("published_words") or counts["words"]
     result |= {"word_perplexity": perplexity(nats / words), "tokens_per_word": counts["tokens"] / words}
     return result | {"bits_per_byte": nats / math.log(2) / counts["bytes"], "words": words, "bytes": counts["bytes"]}
-
-
-def words_of(dataset: Dataset, split: str) -> int:
-    """The words that word perplexity divides by: a text's published number of words or, without one, those counted.
-
-    The two differ for raw WikiText-103 alone: published figures divide its nats by the words of the tokenised version.
-    """
-    texts = dataset.meta["parameters"].get("text", {})
-    return texts.get(split, {}).get("published_words") or dataset.counts(split)["words"]
 
 
 def perplexity(nats: float) -> float:
@@ -229,7 +197,7 @@ def evaluate(
     model.eval()
     batches = dataset.eval_batches(split, batch_size, block_size, rank, world_size, tokens=tokens)
     with autocast(device.type, dtype):
-        sums = score(model, batches, block_size=block_size, device=device)
+        sums = score(model, batches, block_size=block_size)
     model.train(was_training)
     sums = sum_over_ranks(sums, dataset, block_size, device, world_size)
     parts = {"loss_of": parts_of_loss(sums)} if dataset.kind == "stream" else {}
@@ -281,9 +249,7 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     check_same_start(processes, "evaluate.py", config, ("checkpoint", "against", "dataset", "out"))
     if config.out:
         check_output("out", config.out, "checkpoint", "split")
-    rope = {
-        name: getattr(config, name) for name in ("rope_scaling", "rope_factor") if getattr(config, name) is not None
-    }
+    rope = {name: value for name in ("rope_scaling", "rope_factor") if (value := getattr(config, name)) is not None}
     model, checkpoint = load_model(config.checkpoint, processes.device, **rope)
     trained_on = checkpoint.get("data", {})
     dataset = open_dataset(config.dataset or trained_on.get("path", ""))
@@ -293,20 +259,19 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     other = None
     if config.against:
         other, of_other = load_model(config.against, processes.device, **rope)
-        try:
-            check_vocabulary(other.config.vocab_size, of_other, dataset)
-        except UserError as error:
-            raise UserError(f"against={config.against}: {error}") from None
+        check_vocabulary(other.config.vocab_size, of_other, dataset)
     check_options(config, model, dataset, processes.world_size)
     config.dtype = pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), processes.device_type)
 
+    is_same_folder = Path(trained_on.get("path", "")).resolve() == dataset.folder.resolve()
+    has_changed = trained_on["sha256"] != dataset.sha256 if "sha256" in trained_on and is_same_folder else None
     about = {"checkpoint": config.checkpoint, "step": checkpoint.get("iter_num"), "attention": model.config.attention}
     about |= {"gate": model.config.gate, "dataset": dataset.name, "split": config.split, "tokenizer": dataset.tokenizer}
     about |= {"version": dataset.meta["parameters"].get("version")} if dataset.kind == "stream" else {}
     about |= {"trained_length": model.config.block_size, "dtype": config.dtype}
     about |= {"rope_scaling": model.config.rope_scaling, "rope_factor": model.config.rope_factor}
     about |= {name: getattr(config, name) for name in ("prune_below", "eight_bits") if getattr(config, name)}
-    about |= {"data_has_changed": has_changed(dataset, trained_on)}
+    about |= {"data_has_changed": has_changed}  # None: not known
     results = []
     for block_size in config.lengths or [config.block_size or model.config.block_size]:
         try:
@@ -316,8 +281,8 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
                 raise
             results.append({"block_size": block_size, "limit": str(limit)})
     if processes.is_main:
-        print(table(config, about, results))
-        if about["data_has_changed"]:
+        print(table(about, results))
+        if has_changed:
             print(f"note: {dataset.folder} is no longer the data that the model was trained on (or an old version was)")
         line = json.dumps(about | ({"lengths": results} if config.lengths else results[0]))
         print(line)
@@ -330,20 +295,12 @@ def check_options(config: EvaluateConfig, model: GPT, dataset: Dataset, world_si
     if config.prune_below is not None and not gates_to_prune(model):
         raise UserError(f"prune_below={config.prune_below}: {config.checkpoint} has no gate that multiplies")
     if dataset.kind == "examples" and (config.stride or config.carry or config.lengths):
-        raise UserError(
-            f"{dataset.folder}: stride, carry and lengths are for text, and this data set has separate rows"
-        )
-    if world_size > 1 and config.carry:
-        raise UserError("carry=True: one process has to read the whole text with its state; start without torchrun")
-    if world_size > 1 and config.against:
-        raise UserError(f"against={config.against}: one process has to read all of the split; start without torchrun")
-
-
-def has_changed(dataset: Dataset, trained_on: dict) -> bool | None:
-    """Whether the folder that the model was trained on now holds other data. None if that is not known."""
-    if "sha256" not in trained_on or Path(trained_on.get("path", "")).resolve() != dataset.folder.resolve():
-        return None
-    return trained_on["sha256"] != dataset.sha256
+        raise UserError(f"{dataset.folder}: stride, carry and lengths are for text, and these data are separate rows")
+    rolls = any(block.mixer.past_block_size == "rolls" for block in model.blocks)
+    if config.carry and (rolls or model.wpe is not None):
+        raise UserError("carry=True: softmax layers and learned positions have no state that goes on; leave carry out")
+    if world_size > 1 and (config.carry or config.against):
+        raise UserError("carry, against: one process has to read all of the split; start without torchrun")
 
 
 def read(
@@ -353,43 +310,39 @@ def read(
 
     other: a model that reads the same windows, for the difference
     """
-    stride = config.stride or block_size
-    for each in filter(None, (model, other)):
-        sized = dataclasses.replace(config, block_size=block_size)
-        processes.on_main(memory.check_evaluation, sized, each, dataset, block_size, processes.local_size)
+    stride, split, sized = config.stride or block_size, config.split, dataclasses.replace(config, block_size=block_size)
+    for either in filter(None, (model, other)):
+        processes.on_main(memory.check_evaluation, sized, either, dataset, block_size, processes.local_size)
     is_quiet = not (processes.is_main and sys.stderr.isatty())
 
-    def score_windows(model, by_row):
-        batches = dataset.eval_batches(
-            config.split, config.batch_size, block_size, processes.rank, processes.world_size, stride=stride
-        )
+    def sums_of(model, by_row=None, carry=False):
+        B, step = (1, None) if carry else (config.batch_size, stride)
+        batches = dataset.eval_batches(split, B, block_size, processes.rank, processes.world_size, stride=step)
         batches = tqdm(batches, f"T={block_size}", unit=" batch", disable=is_quiet, leave=False)
         with autocast(processes.device_type, config.dtype), contextlib.ExitStack() as changes:
             if config.prune_below is not None:
                 changes.enter_context(pruned(model, config.prune_below))
             if config.eight_bits:
                 changes.enter_context(quantised(model))
-            return score(model, batches, block_size=block_size, device=processes.device, by_row=by_row)
+            return score(model, batches, block_size=block_size, by_row=by_row, carry=carry)
 
     rows: list = []
-    sums = processes.on_all(score_windows, model, rows)
+    sums = processes.on_all(sums_of, model, rows)
     sums = sum_over_ranks(sums, dataset, block_size, processes.device, processes.world_size)
-    result = {"block_size": block_size, "reading": f"windows, stride {stride}"} | summarize(sums, dataset, config.split)
+    result = {"block_size": block_size, "reading": f"windows, stride {stride}"} | summarize(sums, dataset, split)
     check_loss(result["loss"], config.checkpoint)
     if dataset.kind == "stream":
         result["loss_of"] = parts_of_loss(sums)
     if config.lengths:
         result["by_position"] = loss_by_position(sums)
     if other is not None:
-        score_windows(other, other_rows := [])
+        sums_of(other, other_rows := [])
         result["against"] = {"checkpoint": config.against} | difference(rows, other_rows, dataset, stride)
         check_loss(result["against"]["loss"], config.against)
     if config.carry:
-        with autocast(processes.device_type, config.dtype):
-            sums = score_carried(model, dataset, config.split, block_size)
-        begins_anew = any(block.mixer.past_block_size == "ends" for block in model.blocks)
-        reading = f"state, anew at {model.config.block_size}" if begins_anew else "carried state"
-        result["carried"] = {"block_size": block_size, "reading": reading} | summarize(sums, dataset, config.split)
+        sums = sums_of(model, carry=True)
+        reading = f"state, anew at {model.config.block_size}" if ends_at_block_size(model) else "carried state"
+        result["carried"] = {"block_size": block_size, "reading": reading} | summarize(sums, dataset, split)
         check_loss(result["carried"]["loss"], config.checkpoint)
     return result
 
@@ -407,20 +360,19 @@ def difference(rows: list, other_rows: list, dataset: Dataset, stride: int) -> d
     return by_label | {"loss": float(other_nats.sum() / labels.sum()), "blocks": len(blocks)}
 
 
-def table(config: EvaluateConfig, about: dict, results: list[dict]) -> str:
+def table(about: dict, results: list[dict]) -> str:
     """The numbers as text: a column for each context length and way of reading."""
-    title = f"{config.checkpoint} (step {about['step']}, {about['attention']}, gate {about['gate']})"
+    title = f"{about['checkpoint']} (step {about['step']}, {about['attention']}, gate {about['gate']})"
     version = f" ({about['version']})" if about.get("version") else ""
     lines = [f"{title} on {about['dataset']}{version}, {about['split']}, tokenizer {about['tokenizer']}"]
     scored = [result for result in results if "limit" not in result]
     columns = [column for result in scored for column in (result, result.get("carried")) if column]
-    for name, value in columns[0].items() if columns else ():
-        if not isinstance(value, dict | list):
-            lines.append(row(name, [column[name] for column in columns]))
-    for name in columns[0].get("loss_of", {}) if columns else ():
+    first = columns[0] if columns else {}
+    numbers = [name for name, value in first.items() if not isinstance(value, dict | list)]
+    lines += [row(name, [column[name] for column in columns]) for name in numbers]
+    for name in first.get("loss_of", {}):
         lines.append(row(f"loss {name}", [column.get("loss_of", {}).get(name, "-") for column in columns]))
-    for column in columns:
-        lines += [row(f"accuracy {name}", [accuracy]) for name, accuracy in column.get("slices", {}).items()]
+    lines += [row(f"accuracy {name}", [accuracy]) for name, accuracy in first.get("slices", {}).items()]
     for gain in [result["against"] for result in scored if "against" in result]:
         error = "one block: no error"
         if gain["standard_error"] is not None:

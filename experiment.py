@@ -63,7 +63,6 @@ NUMBER = (float, -1e9, 1e9)
 ENTRIES: dict = {
     "variants": {"mixers?": NAMES}, "settings": {"data?": (dict, 0, 999)}, "seeds_of": [(int, 0, 1 << 60), 1, 999],
     "rate_of": (str, 1, 99), "scores_of": NAMES, "ranks": WEIGHTS,
-    "predicted": {"arms": [(str, 1, 99), 2, 2], "per_cent": [(float, -100.0, 100.0), 1, 2]},
     "claims": {
         "contrast": (dict, 1, 999), "above?": NUMBER, "other_than?": NUMBER, "within?": (float, 1e-9, 1e9),
         "of?": [object, 1, 9], "sides?": (int, 1, 2), "in?": (int, 1, 999), "family?": (str, 1, 99),
@@ -139,10 +138,6 @@ class ExperimentConfig:
     ranks: dict = key(
         {}, "{name: {arm: its published gain}}: Spearman's correlation of the arms' metric with it (study/ranks.py)"
     )
-    predicted: dict = key(
-        {}, '{name: {"arms": [without, with], "per_cent": [from, to]}}: predicted gains of perplexity, set beside'
-    )
-    bytes_per_token: float = key(1.0, "predicted: bytes of the tokens that those gains are of", above=0)
     exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")
     pilot: str | None = key(None, "--dry_run: a folder of rows whose spread says what claims can show", is_path=True)
     pair_spread: float | None = key(
@@ -215,7 +210,6 @@ class ExperimentConfig:
             ("rate_of", self.rate_of, self.arms),
             *((f"rate_of: {arm}", [other], choosing) for arm, other in self.rate_of.items()),
             *((f"ranks: {name}", order, self.arms) for name, order in self.ranks.items()),
-            *((f"predicted: {name}", about["arms"], self.arms) for name, about in self.predicted.items()),
         ]
         for score in self.scores_of:
             check_named("scores_of", score, self.scores, "scores")

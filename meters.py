@@ -39,40 +39,21 @@ from evaluate import score
 from gate import ADDITIVE_ACTIVATIONS
 from model import GPT
 from ops import IGNORE
-from runs import memory
+from runs import memory, probe
 from runs.checkpoint import check_vocabulary, load_model
 from runs.files import check_output, write_text
 from runs.finite import check_loss
 from runs.hardware import DTYPES, Processes, pick_dtype
-from runs.probe import (
-    SINK_KINDS,
-    baseline,
-    collapsed_gates,
-    first_rows,
-    layer_meters,
-    losses_by_kind,
-    mean,
-    numbers,
-    probe,
-    query_masks,
-    sink_meter,
-    summary,
-    weights_of,
-)
-from study.interventions import pruned, quantised, share_of
+from study.interventions import gates_to_prune, pruned, quantised
 
 MAP_TOKENS = 64
+PACKING = {  # how the rows begin, which decides what token is at position 0: by the kind of data, or their name
+    "stream": "no BOS; windows of running text, which begin anywhere in it",
+    "mqar": "no BOS; each row is an example of its own and begins with the first key of its pairs",
+    "examples": "each row is an example of its own",
+}
 THRESHOLDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # that gate values are pruned at
 GATE_COLUMNS = {"mean": ".3f", "below_0.1": ".1%", "above_0.9": ".1%"}  # columns of the table, and their formats
-
-
-def packing(dataset: Dataset) -> str:
-    """How the rows begin, in words: it decides which token is at position 0."""
-    if dataset.kind == "stream":
-        return "no BOS; windows of running text, which begin anywhere in it"
-    if dataset.name == "mqar":
-        return "no BOS; each row is an example of its own and begins with the first key of its pairs"
-    return "each row is an example of its own"
 
 
 @dataclasses.dataclass
@@ -81,7 +62,7 @@ class MetersConfig:
     dataset: str | None = key(None, "folder of the data (None: the data that the first checkpoint was trained on)")
     split: str = key("val", "the split of the data to read")
     queries: str | None = key(
-        None, r"a regular expression: queries whose token's text it matches are measured apart, as in '\s+'"
+        None, r"a regular expression: queries at tokens that it matches, as '\s+', measured apart"
     )
     rows: int = key(16, "how many of the split's first rows the meters read", at_least=1)
     score_batches: int = key(4, "number of batches of that many rows for the losses", at_least=1)
@@ -121,91 +102,84 @@ def main(argv: list[str]) -> None:
 
         print(f"written: {page(out.parent)}")
     names = ("checkpoint", "step", "loss", "accuracy", "quantised")
-    short = [{name: r[name] for name in names} | summary(r["layers"], r["tokens"]) for r in results]
+    short = [{name: r[name] for name in names} | probe.summary(r["layers"], r["tokens"]) for r in results]
     print(json.dumps({"checkpoints": short}))
 
 
 def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, config: MetersConfig) -> dict:
     """Every number of one checkpoint, ready for JSON. Raises UserError if the loss is not finite."""
-    dtype = pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), model.wte.weight.device.type)
-    T = model.config.block_size
+    device, T = model.wte.weight.device, model.config.block_size
+    dtype = pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), device.type)
     memory.check_evaluation(config, model, dataset, T)
     batches = list(itertools.islice(dataset.eval_batches(config.split, config.rows, T), config.score_batches))
-    scores = loss_of(model, batches, T)
-    check_loss(scores["loss"], path)
-    inputs, targets, name = first_rows(dataset, config.split, config.rows, T)
+    scores = loss_of(model, batches, T, path)
+    inputs, targets, name = probe.first_rows(dataset, config.split, config.rows, T)
     if inputs.shape[1] < 2:
         raise UserError(f"{path}: on rows of one token, which has no other to look at, there is nothing to measure")
-    inputs, targets = inputs.to(model.wte.weight.device), targets.to(model.wte.weight.device)
-    masks = query_masks(inputs, dataset.kinds if config.queries is None else matching_tokens(dataset, config.queries))
-    layers = layer_meters(model, inputs, masks, dtype)
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randint(dataset.vocab_size, inputs.shape, generator=generator).to(inputs.device)
-    controls = probe(model, noise, lambda block, seen: sink_meter(block.mixer, seen, {}), dtype)
+    inputs, targets = inputs.to(device), targets.to(device)
+    kinds = dataset.kinds if config.queries is None else matching_tokens(dataset, config.queries)
+    masks = probe.query_masks(inputs, kinds)
+    layers = probe.layer_meters(model, inputs, masks, dtype)
+    noise = torch.randint(dataset.vocab_size, inputs.shape, generator=torch.Generator().manual_seed(0)).to(device)
+    controls = probe.probe(model, noise, lambda block, seen: probe.sink_meter(block.mixer, seen, {}), dtype)
     for layer, control in zip(layers, controls, strict=True):
         layer["sink"]["random_tokens"] = control["share"]
-    losses = losses_by_kind(model, inputs, targets, masks, dtype)
-    maps = attention_maps(model, inputs, layers, masks, config.maps, dtype)
     with quantised(model):
-        in_8_bits = loss_of(model, batches, T)
-    pruning = pruning_curve(model, batches, T)
-    for row in (*pruning, in_8_bits):
-        check_loss(row["loss"], path)
+        in_8_bits = loss_of(model, batches, T, path)
     return {
         "checkpoint": str(path),
         "step": checkpoint.get("iter_num"),
-        "attention": model.config.attention,
-        "gate": model.config.gate,
-        "gate_activation": model.config.gate_activation,
+        **{name: getattr(model.config, name) for name in ("attention", "gate", "gate_activation")},
         "dataset": dataset.name,
         "split": config.split,
         "slice": name,
         "dtype": dtype,
         "rows": len(inputs),
         "tokens": inputs.shape[1],
-        "packing": packing(dataset),
-        "sink_baseline": baseline(inputs.shape[1]),
+        "packing": PACKING.get(dataset.name, PACKING[dataset.kind]),
+        "sink_baseline": probe.baseline(inputs.shape[1]),
         "layers": layers,
-        "losses": losses,
-        "maps": maps,
+        "losses": probe.losses_by_kind(model, inputs, targets, masks, dtype),
+        "maps": attention_maps(model, inputs, layers, masks, config.maps, dtype),
         **scores,
         "labels": sum(int((targets != IGNORE).sum()) for _, targets, _ in batches),
-        "pruning": pruning,
+        "pruning": pruning_curve(model, batches, T, path),
         "quantised": in_8_bits,
     }
 
 
-def pruning_curve(model: GPT, batches: Iterable[tuple], block_size: int) -> list[dict]:
+def pruning_curve(model: GPT, batches: Iterable[tuple], block_size: int, path: Path | str) -> list[dict]:
     """[{threshold, zeroed, loss, accuracy}], empty if no gate multiplies."""
     curve = []
-    for threshold in THRESHOLDS:
+    for threshold in THRESHOLDS if gates_to_prune(model) else ():
         with pruned(model, threshold) as counts:
-            result = loss_of(model, batches, block_size)
-        if counts[1]:
-            curve.append({"threshold": threshold, "zeroed": share_of(counts)} | result)
+            scores = loss_of(model, batches, block_size, path)
+        curve.append({"threshold": threshold, "zeroed": probe.numbers(counts[0] / counts[1])} | scores)
     return curve
 
 
-def loss_of(model: GPT, batches: Iterable[tuple], block_size: int) -> dict[str, float]:
-    """{loss, accuracy} over batches of (inputs, targets, slice), in float32, as evaluate.py reads them."""
-    sums = score(model, batches, block_size=block_size, device=model.wte.weight.device)
+def loss_of(model: GPT, batches: Iterable[tuple], block_size: int, path: Path | str) -> dict[str, float]:
+    """{loss, accuracy} over batches of (inputs, targets, slice), in float32, as evaluate.py reads them.
+
+    Raises UserError if the loss is not finite.
+    """
+    sums = score(model, batches, block_size=block_size)
     nats, labels, correct = (float(x) for x in sum(rows.sum((0, 1)) for rows in sums.values()))
+    check_loss(nats / labels, path)
     return {"loss": nats / labels, "accuracy": correct / labels}
 
 
 def matching_tokens(dataset: Dataset, expression: str) -> dict[str, list[int]]:
     """{expression: the ids of the tokens whose text it matches as a whole}. Raises UserError if there is none."""
     tokenizer = tokenizer_of(dataset)
-    texts = {
-        i: tokenizer.decode_bytes([i]).decode(errors="replace")
-        for i in range(min(tokenizer.vocab_size, dataset.vocab_size))
-    }
+    ids = range(min(tokenizer.vocab_size, dataset.vocab_size))
     try:
-        matching = [i for i, text in texts.items() if re.fullmatch(expression, text)]
+        pattern = re.compile(expression)
     except re.error as error:
         raise UserError(f"queries={expression!r}: is no regular expression ({error})") from None
+    matching = [i for i in ids if pattern.fullmatch(tokenizer.decode_bytes([i]).decode(errors="replace"))]
     if not matching:
-        raise UserError(f"queries={expression!r}: matches none of the {len(texts):,} tokens of {dataset.folder}")
+        raise UserError(f"queries={expression!r}: matches none of the {len(ids):,} tokens of {dataset.folder}")
     return {expression: matching}
 
 
@@ -217,20 +191,16 @@ def attention_maps(
     weights: (t, t). gate: (t,), the mean over the head's channels of the gate on its readout; empty if none multiplies.
     queries: {kind: their positions}, without those of kind "other".
     """
-    shares = {(i, head): share for i, layer in enumerate(layers) for head, share in enumerate(layer["sink"]["share"])}
-    sinks = {place: share for place, share in shares.items() if share is not None}
-    heads = []
-    for text in wanted:
-        layer, _, number = text.partition(".")
-        if not (layer.isdigit() and number.isdigit() and (int(layer), int(number)) in shares):
-            raise UserError(f"maps={text!r}: write layer.head, from 0.0 to {'.'.join(map(str, max(shares)))}")
-        heads.append((int(layer), int(number)))
-        if heads[-1] not in sinks:
-            name = layers[int(layer)]["mixer"]
-            raise UserError(f"maps={text!r}: layer {layer} is {name}, which has no weights to draw")
+    heads = [(i, head, share) for i, layer in enumerate(layers) for head, share in enumerate(layer["sink"]["share"])]
+    sinks = {f"{i}.{head}": share for i, head, share in heads if share is not None}
+    for name in wanted:
+        if name not in sinks:
+            names = [f"{i}.{head}" for i, head, _ in heads]
+            why = "has no weights to draw" if name in names else f"write layer.head, from 0.0 to {names[-1]}"
+            raise UserError(f"maps={name!r}: {why}")
     if not sinks:
         return []
-    heads = heads or list(dict.fromkeys([max(sinks, key=sinks.get), min(sinks, key=sinks.get)]))
+    wanted = wanted or list(dict.fromkeys([max(sinks, key=sinks.get), min(sinks, key=sinks.get)]))
     prefix = inputs[:1, :MAP_TOKENS]  # causal: the first tokens' weights do not depend on the others
 
     def measure(block, seen):
@@ -239,15 +209,15 @@ def attention_maps(
         if name and mixer.gates[name].activation not in ADDITIVE_ACTIVATIONS:
             values = mixer.gates[name].value(mixer.gates[name].logits(seen["x"])).mean(-1)  # a static one has no B, T
             gate = values.expand(*prefix.shape, mixer.n_head)[0]  # (t, H)
-        return weights_of(mixer, seen["x"])[0] if mixer.explicit_weights is not None else None, gate
+        return probe.weights_of(mixer, seen["x"])[0] if mixer.explicit_weights is not None else None, gate
 
-    seen = probe(model, prefix, measure, dtype)
+    seen = probe.probe(model, prefix, measure, dtype)
     marks = {name: mask[0, :MAP_TOKENS].nonzero().flatten().tolist() for name, mask in masks.items() if name != "other"}
     maps = []
-    for layer, head in heads:
+    for layer, head in (map(int, name.split(".")) for name in wanted):
         weights, gate = seen[layer]
-        values = [] if gate is None else numbers(gate[:, head])
-        maps.append({"layer": layer, "head": head, "weights": numbers(weights[head]), "gate": values, "queries": marks})
+        shown = {"weights": weights[head], "gate": [] if gate is None else gate[:, head]}
+        maps.append({"layer": layer, "head": head, **{k: probe.numbers(x) for k, x in shown.items()}, "queries": marks})
     return maps
 
 
@@ -266,13 +236,13 @@ def table(result: dict) -> str:
     ]
     for i, layer in enumerate(layers):
         for position, meter in layer["gates"].items():
-            if (position, meter) != shown_gate(layer):
-                means = [f"{name} {show(mean(meter[name]), form)}" for name, form in GATE_COLUMNS.items()]
+            if meter is not shown_gate(layer):
+                means = [f"{name} {show(meter[name], form)}" for name, form in GATE_COLUMNS.items()]
                 lines.append(f"gate of layer {i} at {position}: {', '.join(means)}")
     mixers: dict = {}  # by what their sinks are a share of
     for layer in layers:
         mixers.setdefault(layer["sink"]["kind"], {})[layer["mixer"]] = None
-    lines += [f"sink of {', '.join(names)}: {SINK_KINDS[kind]}" for kind, names in mixers.items()]
+    lines += [f"sink of {', '.join(names)}: {probe.SINK_KINDS[kind]}" for kind, names in mixers.items()]
     scores = [(x, i, head) for i, layer in enumerate(layers) for head, x in enumerate(layer["induction"])]
     if scores := [score for score in scores if score[0] is not None]:
         score, i, head = max(scores)
@@ -280,7 +250,7 @@ def table(result: dict) -> str:
     if result["losses"]:
         rows = [kind_row(i, name, layer, result) for i, layer in enumerate(layers) for name in result["losses"]]
         lines += ["", *aligned(rows), ""]
-    lines += [f"collapsed: {line}" for line in collapsed_gates(layers)]
+    lines += [f"collapsed: {line}" for line in probe.collapsed_gates(layers)]
     lines += ["", f"loss {result['loss']:.4f}, accuracy {result['accuracy']:.1%}, over {result['labels']:,} labels"]
     for row in result["pruning"]:
         zeroed = f"gate values under {row['threshold']:<4} set to zero: {row['zeroed']:6.1%} of them"
@@ -290,20 +260,19 @@ def table(result: dict) -> str:
 
 def layer_row(i: int, layer: dict) -> dict[str, str]:
     """{column: its text}; means over the heads."""
-    _, gate = shown_gate(layer)
-    sink, rank, residual = (layer[name] for name in ("sink", "rank", "residual"))
+    gate, sink, rank, residual = shown_gate(layer), layer["sink"], layer["rank"], layer["residual"]
     return {
         "layer": str(i),
         "mixer": layer["mixer"],
-        **{f"gate {name}": show(mean(gate.get(name, ())), form) for name, form in GATE_COLUMNS.items()},
-        "sink": show(mean(sink["share"])),
-        "random": show(mean(sink["random_tokens"])),
-        "heads >0.3": show(sink["heads_above"], ".0%"),
-        "token 0 of readout": f"{show(mean(sink['token_0_before']))} {show(mean(sink['token_0_after'])):>6}",
-        "its rank": f"{show(mean(rank['before']), '.1f')} {show(mean(rank['after']), '.1f'):>5}",
-        "of W_v W_o": show(mean(rank["value_output"] or ()), ".1f"),
-        "max |h|": show(residual["max"], ".4g"),
-        "over median": show(residual["max_over_median"], ".4g"),
+        **{f"gate {name}": show(gate.get(name), form) for name, form in GATE_COLUMNS.items()},
+        "sink": show(sink["share"]),
+        "random": show(sink["random_tokens"]),
+        "heads >0.3": show([sink["heads_above"]], ".0%"),
+        "token 0 of readout": f"{show(sink['token_0_before'])} {show(sink['token_0_after']):>6}",
+        "its rank": f"{show(rank['before'], '.1f')} {show(rank['after'], '.1f'):>5}",
+        "of W_v W_o": show(rank["value_output"], ".1f"),
+        "max |h|": show([residual["max"]], ".4g"),
+        "over median": show([residual["max_over_median"]], ".4g"),
         "position (token) channel": f"{residual['position']} ({residual['token']}) {residual['channel']}",
     }
 
@@ -311,19 +280,18 @@ def layer_row(i: int, layer: dict) -> dict[str, str]:
 def kind_row(i: int, name: str, layer: dict, result: dict) -> dict[str, str]:
     """The same of one kind of query in a layer."""
     kind = layer["sink"]["kinds"][name]
-    _, gate = shown_gate(kind)
     return {
         "layer": str(i),
         "queries": name[:9],
         "number": f"{kind['queries']:,}",
-        "sink": show(mean(kind["share"])),
-        "uniform": show(mean(kind["uniform"])),
-        "effective sink": show(mean(kind["effective"]), ".3f"),
-        "of uniform": show(mean(kind["effective_uniform"]), ".3f"),
-        "token 0 of readout": f"{show(mean(kind['token_0_before']))} {show(mean(kind['token_0_after'])):>6}",
-        "gate": show(mean(gate.get("mean", ())), ".3f"),
-        "loss": show(result["losses"][name], ".4f"),
-        "value norm of token 0": show(mean(layer["sink"]["value_norm"]), ".2f"),
+        "sink": show(kind["share"]),
+        "uniform": show(kind["uniform"]),
+        "effective sink": show(kind["effective"], ".3f"),
+        "of uniform": show(kind["effective_uniform"], ".3f"),
+        "token 0 of readout": f"{show(kind['token_0_before'])} {show(kind['token_0_after']):>6}",
+        "gate": show(shown_gate(kind).get("mean"), ".3f"),
+        "loss": show([result["losses"][name]], ".4f"),
+        "value norm of token 0": show(layer["sink"]["value_norm"], ".2f"),
     }
 
 
@@ -334,15 +302,16 @@ def aligned(rows: list[dict[str, str]]) -> list[str]:
     return ["  ".join(map(str.rjust, line, widths)) for line in lines]
 
 
-def shown_gate(layer: dict) -> tuple[str | None, dict]:
-    """(position, meter) of the gate in a layer's line of the table: the gate of the readout, if there is one."""
+def shown_gate(layer: dict) -> dict:
+    """The meter of the gate in a layer's line of the table: that of the readout, if there is one."""
     gates = layer["gates"]
-    position = next((name for name in ("readout", "native", *gates) if name in gates), None)
-    return position, gates.get(position, {})
+    return next((gates[name] for name in ("readout", "native", *gates) if name in gates), {})
 
 
-def show(x: float | None, form: str = ".1%") -> str:
-    return "-" if x is None else format(x, form)
+def show(values: list | None, form: str = ".1%") -> str:
+    """The mean over the heads, or "-" where there is none."""
+    middle = probe.mean(values or ())
+    return "-" if middle is None else format(middle, form)
 
 
 def change(row: dict, result: dict) -> str:

@@ -12,21 +12,20 @@ ids they are uint32. There are two kinds:
     dataset.batch("train", step, seed=0, batch_size=8, block_size=64, micro_step=0, gradient_accumulation_steps=4)
     dataset.eval_batches("val", batch_size=8, block_size=64)
 
-The global batch of a training step is a pure function of (seed, step). Nothing is remembered from call to call, so a
-restart, an evaluation in between, or another number of processes cannot change what a step trains on.
+The global batch of a training step is a pure function of (seed, step): a restart, an evaluation in between, or another
+number of processes cannot change what a step trains on.
 """
 
-from configurator import UserError, show
+from configurator import UserError
 
 import bisect
 import contextlib
-import errno
 import functools
 import hashlib
 import itertools
 import json
-import math
 import os
+import re
 import time
 import weakref
 from collections.abc import Iterable, Iterator
@@ -35,21 +34,22 @@ from pathlib import Path
 import numpy as np
 
 from ops import IGNORE
-from rules import wrong_field
-from runs.files import read_json, write_whole
+from rules import show, wrong_field
+from runs.files import read_json, write_text
 from runs.limits import allow_open_files
 
 FORMAT = 1
 UINT16_VOCAB, MAX_VOCAB = 1 << 16, 1 << 31  # the most token ids of uint16, and at all
 DATA = Path(__file__).resolve().parent
-MOST_META = 1 << 26  # bytes of a meta.json
 VERIFIED = ".verified.json"
+SHARD_NAME = re.compile(r"[\w .-]{1,80}_(\d{4,9}|documents)\.npy")  # no folder: a meta.json may come from a stranger
 
 # meta.json, as rules of rules.wrong_field
 TEXT, COUNT = (str, 1, 99), (int, 1, 1 << 60)
-FILE = {"file": (str, 1, 99), "sha256": (str, 64, 64), "bytes": COUNT}
+FILE = {"file": TEXT, "sha256": (str, 64, 64), "bytes": COUNT}
 ROWS = FILE | {"rows": COUNT, "seq_len": COUNT, "tokens": COUNT, "slice": TEXT, "perfect_loss?": (float, 0, 99)}
 ABOUT = {
+    "format": (int, FORMAT, FORMAT),
     "name": TEXT,
     "tokenizer": TEXT,
     "vocab_size": (int, 1, MAX_VOCAB),
@@ -68,9 +68,9 @@ SPLIT = {
 META = {kind: ABOUT | {"parameters": PARAMETERS[kind], "splits": {str: SPLIT[kind]}} for kind in SPLIT}
 
 
-def dtype_of(vocab_size: int) -> type:
+def dtype_of(vocab_size: int) -> np.dtype:
     """The dtype of the shards of a data set with so many token ids."""
-    return np.uint16 if vocab_size <= UINT16_VOCAB else np.uint32
+    return np.dtype(np.uint16 if vocab_size <= UINT16_VOCAB else np.uint32)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -83,129 +83,76 @@ def open_dataset(path: Path | str) -> "Dataset":
         raise UserError("dataset=None: the checkpoint names no data set; name one: --dataset=FOLDER")
     folder = Path(path)
     name = folder.name.split("-")[0]  # data/wikitext103/prepare.py makes wikitext103-mini, too
-    known = os.path.isfile(DATA / name / "prepare.py")
-    prepare = f"run python data/{name if known else '<name>'}/prepare.py"
-    if not os.path.isdir(folder):
-        if known and os.path.isfile(DATA / folder.name / "meta.json"):  # nanoGPT's spelling
-            raise UserError(f"{folder}: no such folder; write --dataset=data/{folder.name}")
-        raise UserError(f"{folder}: no such data set; {prepare}")
-    if not os.path.isfile(folder / "meta.json"):
-        raise UserError(f"{folder}: has no meta.json, so it is no data set, or a run that did not finish; {prepare}")
+    advice = f"run python data/{name if os.path.isfile(DATA / name / 'prepare.py') else '<name>'}/prepare.py"
+    if not os.path.isdir(folder) and os.path.isfile(DATA / folder.name / "meta.json"):
+        advice = f"write --dataset=data/{folder.name}"  # nanoGPT's spelling
     try:
-        meta = _read_meta(folder / "meta.json")
-        allow_open_files(sum(len(facts["shards"]) for facts in meta["splits"].values()))
+        meta = read_meta(folder)
         return Dataset(folder, meta, _open_shards(folder, meta))
     except UserError as error:
-        raise UserError(f"{error}; {prepare} again") from None
-    except OSError:  # verify lets no other pass
-        raise UserError(
-            f"{folder}: more shards than this process may open; raise `ulimit -n`, or shard_tokens"
-        ) from None
+        raise UserError(f"{error}; {advice}") from None
 
 
-def _read_meta(file):
-    """The content of a meta.json, every field checked. Raises UserError."""
-    meta = read_json(file, MOST_META)
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        number = meta.get("format") if isinstance(meta, dict) else None
-        raise UserError(f"{file}: format {show(number)}, where this version reads {FORMAT}")
+def read_meta(folder: Path) -> dict:
+    """The content of a folder's meta.json, every field checked. Raises UserError."""
+    file = folder / "meta.json"
+    meta = read_json(file)
     if wrong := wrong_field(meta, {"kind": set(META)}) or wrong_field(meta, META[meta["kind"]]):
         raise UserError(f"{file}: {wrong}")
-    if half := next((c for c in meta["parameters"].get("alphabet", "") if "\ud800" <= c <= "\udfff"), None):
-        raise UserError(f"{file}: its alphabet holds {half!r}, half of a character")
     for split, facts in meta["splits"].items():
-        for name in ("tokens",) if meta["kind"] == "stream" else ("tokens", "rows"):
-            if sum(shard[name] for shard in facts["shards"]) != facts[name]:
+        shards, is_text = facts["shards"], meta["kind"] == "stream"
+        for name in ("tokens",) if is_text else ("tokens", "rows"):
+            if sum(shard[name] for shard in shards) != facts[name]:
                 raise UserError(f"{file}: the shards of {split} do not add up to its {facts[name]} {name}")
-        for shard in facts["shards"] if meta["kind"] == "examples" else ():
-            if shard["rows"] * shard["seq_len"] != shard["tokens"]:
-                raise UserError(f"{file}: {shard['file'][:40]} of {split} does not have rows * seq_len tokens")
+        if not is_text and any(shard["rows"] * shard["seq_len"] != shard["tokens"] for shard in shards):
+            raise UserError(f"{file}: a shard of {split} does not have rows * seq_len tokens")
+    for entry in npy_files(meta):
+        if not SHARD_NAME.fullmatch(entry["file"]):
+            raise UserError(f"{file}: names {show(entry['file'])}, which is not the name of a shard")
     return meta
 
 
+def npy_files(meta: dict) -> Iterator[dict]:
+    """What a meta.json says about each .npy file: its name, sha256 and size."""
+    for facts in meta["splits"].values():
+        yield from facts["shards"]
+        if meta["kind"] == "stream":
+            yield facts["document_offsets"]
+
+
 def _open_shards(folder, meta):
-    """{split: its Shards}, after a check of every file. Raises UserError, and OSError for too many open files."""
-    try:
-        before = read_json(folder / VERIFIED, MOST_META)
-    except UserError:
-        before = {}
-    verified = dict(before) if isinstance(before, dict) else {}
-    shards, is_text, limit = {}, meta["kind"] == "stream", meta["vocab_size"]
-    for split, facts in meta["splits"].items():
-        shapes = [(s["tokens"],) if is_text else (s["rows"], 2, s["seq_len"]) for s in facts["shards"]]
-        shards[split] = [
-            verify(folder, shard, dtype_of(limit), shape, limit, verified)
-            for shard, shape in zip(facts["shards"], shapes, strict=True)
-        ]
-        if is_text:
-            offsets, shape = facts["document_offsets"], (facts["documents"] + 1,)
-            verify(folder, offsets, np.int64, shape, facts["tokens"] + 1, verified)
-    if verified != before:
-        with contextlib.suppress(UserError):  # in a folder that cannot be written to, the files are read each time
-            write_whole(folder / VERIFIED, lambda out: out.write(json.dumps(verified).encode()))
-    return shards
+    """{split: its Shards}, after a check of every file. Raises UserError.
 
-
-def verify(
-    folder: Path, entry: dict, dtype: type, shape: tuple[int, ...], limit: int, verified: dict[str, list]
-) -> "Shard":
-    """The Shard of one file, after a check that its size, shape and sha256 match meta.json and its values are < limit.
-
-    verified: {file name: mark}; a file with the same mark as there is not read again, and others are added, because
-    reading 100M tokens once is enough. A mark has the times of a file, which change when it is written to or replaced.
-    Raises UserError, and OSError for too many open files.
+    A file with the same mark as in .verified.json is not read through again: once is enough for 100M tokens. A mark has
+    the times of the file, which change when it is written to or replaced.
     """
-    name, path = entry["file"], folder / entry["file"]
-    # a meta.json may come from a stranger: it names files of its own folder, nothing else
-    if name != os.path.basename(name) or not name.endswith(".npy") or "\\" in name or "\0" in name:
-        raise UserError(f"{folder / 'meta.json'}: names {name[:80]!r}, which is not a .npy file of the folder itself")
-    if not os.path.isfile(path):
-        raise UserError(f"{path}: is missing")
-    try:
-        with open(path, "rb") as file:
-            stat = os.fstat(file.fileno())
-            if stat.st_size != entry["bytes"]:
-                raise UserError(f"{path}: has {stat.st_size} bytes where meta.json says {entry['bytes']}")
-            found = _read_header(file, path)
-            shard = Shard(file, path, np.dtype(dtype), shape)
-            if found != (shape, False, shard.dtype) or shard.start + shard.row_bytes * shape[0] != stat.st_size:
-                raise UserError(f"{path}: holds {found[2]} {found[0]} where meta.json says {shard.dtype} {shape}")
-            mark = [entry["sha256"], limit, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
-            is_old = time.time_ns() - stat.st_ctime_ns > 1e9  # a second write to a young file may leave the same times
-            if verified.get(name) != mark:
-                _check_content(file, path, entry["sha256"], shard, limit)
-            if is_old:
-                verified[name] = mark
-    except OSError as error:
-        if error.errno == errno.EMFILE:
-            raise
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    return shard
+    known, marks, shards = {}, {}, {}
+    with contextlib.suppress(UserError):
+        known = read_json(folder / VERIFIED)
 
+    def checked(entry, dtype, shape, limit):
+        shard = Shard(folder / entry["file"], dtype, shape)
+        stat = os.fstat(shard.fd)
+        mark = [entry["sha256"], limit, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
+        if not isinstance(known, dict) or known.get(entry["file"]) != mark:
+            shard.check(entry["sha256"], limit)
+        if time.time_ns() - stat.st_ctime_ns > 1e9:  # a second write to a younger file may leave the same times
+            marks[entry["file"]] = mark
+        return shard
 
-def _read_header(file, path):
-    """(shape, fortran_order, dtype) of a .npy file, which is then read up to its first number. Raises UserError."""
-    try:
-        if np.lib.format.read_magic(file) == (1, 0):
-            return np.lib.format.read_array_header_1_0(file)
-    except OSError:
-        raise
-    except Exception:  # a damaged header may raise anything: SyntaxError, tokenize.TokenError, EOFError
-        pass
-    raise UserError(f"{path}: is not a .npy file of numbers")
-
-
-def _check_content(file, path, sha256, shard, limit):
-    """Checks the sha256 of the whole file and its largest number in one reading. Raises UserError."""
-    file.seek(0)
-    digest, largest, size = hashlib.sha256(file.read(shard.start)), 0, shard.dtype.itemsize
-    while block := file.read(1 << 20):
-        digest.update(block)
-        largest = max(largest, int(np.frombuffer(block, shard.dtype, len(block) // size).max(initial=0)))
-    if digest.hexdigest() != sha256:
-        raise UserError(f"{path}: is not the file that meta.json describes (its sha256 differs)")
-    if largest >= limit:
-        raise UserError(f"{path}: holds {largest} where every value must be below {limit}")
+    is_text, vocab_size = meta["kind"] == "stream", meta["vocab_size"]
+    allow_open_files(sum(len(facts["shards"]) for facts in meta["splits"].values()))
+    for split, facts in meta["splits"].items():
+        shards[split] = []
+        for entry in facts["shards"]:
+            shape = (entry["tokens"],) if is_text else (entry["rows"], 2, entry["seq_len"])
+            shards[split].append(checked(entry, dtype_of(vocab_size), shape, vocab_size))
+        if is_text:
+            checked(facts["document_offsets"], np.dtype(np.int64), (facts["documents"] + 1,), facts["tokens"] + 1)
+    if marks != known:
+        with contextlib.suppress(UserError):  # in a folder that cannot be written to, the files are read each time
+            write_text(folder / VERIFIED, json.dumps(marks))
+    return shards
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -213,29 +160,46 @@ def _check_content(file, path, sha256, shard, limit):
 
 
 class Shard:
-    """The numbers of an open .npy file. shard[start:stop] reads them from the file by position.
+    """The numbers of a .npy file; shard[start:stop] reads them. Raises UserError for another dtype or shape.
 
-    A memory map would be no faster, and would end the process with SIGBUS if the file were cut short meanwhile.
+    It reads by position: what a memory map has read counts as memory, and a file that is cut short ends it with SIGBUS.
     """
 
-    def __init__(self, file, path, dtype, shape):
-        self.path, self.dtype, self.shape, self.start = path, dtype, shape, file.tell()
-        self.row_bytes = dtype.itemsize * math.prod(shape[1:])
-        self.file = os.fdopen(os.dup(file.fileno()), "rb", buffering=0)
-        weakref.finalize(self, self.file.close)
+    def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...]):
+        if not os.path.isfile(path):
+            raise UserError(f"{path}: is missing")
+        self.path, self.dtype, self.shape = path, dtype, shape
+        self.fd = os.open(path, os.O_RDONLY)  # a shard that is replaced later is read as it was
+        weakref.finalize(self, os.close, self.fd)
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            self.start, self.row_bytes, in_order = array.offset, array.nbytes // len(array), array.flags.c_contiguous
+        except Exception as error:  # a damaged header may raise anything: SyntaxError, tokenize.TokenError, EOFError
+            raise UserError(f"{path}: cannot be read as a .npy file of numbers ({error})") from None
+        if (array.dtype, array.shape, in_order) != (dtype, shape, True):
+            raise UserError(f"{path}: holds {array.dtype} {array.shape} where meta.json says {dtype} {shape}")
+
+    def check(self, sha256: str, limit: int) -> None:
+        """Reads the file through. Raises UserError if its sha256 is another, or a number is not below limit."""
+        digest, largest = hashlib.sha256(os.pread(self.fd, self.start, 0)), 0
+        step = max(1, (1 << 20) // self.row_bytes)
+        for start in range(0, len(self), step):
+            numbers = self[start : start + step]
+            digest.update(numbers)
+            largest = max(largest, int(numbers.max()))
+        digest.update(os.pread(self.fd, 1, self.start + len(self) * self.row_bytes))  # what was appended, if anything
+        if digest.hexdigest() != sha256:
+            raise UserError(f"{self.path}: is not the file that meta.json describes (its sha256 differs)")
+        if largest >= limit:
+            raise UserError(f"{self.path}: holds {largest} where every value must be below {limit}")
 
     def __len__(self):
         return self.shape[0]
 
     def __getitem__(self, rows):
         start, stop, _ = rows.indices(len(self))
-        size = (stop - start) * self.row_bytes
-        try:
-            self.file.seek(self.start + start * self.row_bytes)
-            data = self.file.read(size)
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be read any more ({error.strerror})") from None
-        if len(data) < size:
+        data = os.pread(self.fd, (stop - start) * self.row_bytes, self.start + start * self.row_bytes)
+        if len(data) < (stop - start) * self.row_bytes:
             raise UserError(f"{self.path}: was cut short after it was opened; prepare the data set again")
         return np.frombuffer(data, self.dtype).reshape(-1, *self.shape[1:])
 
@@ -246,25 +210,24 @@ class Dataset:
 
     meta: the content of meta.json       name, kind, tokenizer, vocab_size: its fields
     splits: the names of the splits      slices: the names of the slices ("64/4"), none for a stream
-    sha256: one digest of the shards of each split and of what their ids mean: two runs had the same data if it is the
-        same
+    sha256: one digest of the shards of each split and of what their ids mean
     kinds: {name: token ids} of the queries that meters.py measures apart; empty if the data set names none
     alphabet: the characters that the ids 1, 2, ... of data/backcopy stand for, or None
     first_ids: the ids that every row begins with and that stand for no text: [0] for <s>, or none
     """
 
-    def __init__(self, folder, meta, shards):
+    def __init__(self, folder: Path, meta: dict, shards: dict[str, list]):
         self.folder, self.meta, self._shards = folder, meta, shards
         self.name, self.kind, self.tokenizer = meta["name"], meta["kind"], meta["tokenizer"]
         self.vocab_size, self.splits, self.kinds = meta["vocab_size"], list(meta["splits"]), meta.get("kinds", {})
-        parameters = meta["parameters"]
+        parameters, is_text = meta["parameters"], self.kind == "stream"
         # of data/backcopy and data/pystdlib
         self.first_ids = [0] if parameters.get("first_token") or parameters.get("row_len") else []
-        self.alphabet = parameters.get("alphabet") if self.kind == "examples" else None
-        listed = [shard for facts in meta["splits"].values() for shard in facts["shards"]]
-        self.slices = list(dict.fromkeys(shard["slice"] for shard in listed)) if self.kind == "examples" else []
+        self.alphabet = None if is_text else parameters.get("alphabet")
         means = self.kind, self.vocab_size, self.tokenizer, self.first_ids, self.alphabet, self.kinds
         shas = {split: [[s["sha256"], s.get("slice")] for s in of["shards"]] for split, of in meta["splits"].items()}
+        names = [name for pairs in shas.values() for _, name in pairs]
+        self.slices = [] if is_text else list(dict.fromkeys(names))
         self.sha256 = hashlib.sha256(json.dumps([*means, shas], sort_keys=True).encode()).hexdigest()
         # where each shard begins in its split, then the split's length: in tokens, or in rows
         self._starts = {split: [0, *itertools.accumulate(map(len, parts))] for split, parts in shards.items()}
@@ -282,14 +245,14 @@ class Dataset:
 
     def examples_per_epoch(self, split: str, block_size: int) -> int:
         """The number of rows, or of windows of block_size + 1 tokens. Raises UserError if block_size does not fit."""
-        self._check_length(split, block_size)
+        self._longest(split, block_size)
         length = self._starts[split][-1]
-        if self.kind == "stream" and length < block_size + 1:
-            raise UserError(
-                f"{self.folder}: {split} has {length} tokens, fewer than block_size + 1 = {block_size + 1}; "
-                "lower block_size or prepare more text"
-            )
-        return (length - 1) // block_size if self.kind == "stream" else length
+        if self.kind == "examples":
+            return length
+        if length <= block_size:
+            what = f"{split} has {length} tokens, fewer than block_size + 1 = {block_size + 1}"
+            raise UserError(f"{self.folder}: {what}; lower block_size or prepare more text")
+        return (length - 1) // block_size
 
     def tokens_per_example(self, split: str, block_size: int) -> float:
         """The mean length of a row; block_size for a stream."""
@@ -301,13 +264,11 @@ class Dataset:
         gradient_accumulation_steps: int = 1, same_length: bool = False,
     ) -> tuple:  # fmt: skip
         """
-        (inputs, targets) of one micro-step, both int64 (B, T). Epochs follow each other without end, each in its own
-        order. The global batch of a step is the next batch_size * gradient_accumulation_steps examples; micro-step m
-        is its m-th part, and processes divide the micro-steps among them. same_length: every batch is as long as the
-        longest row of the split, because torch.compile takes minutes for each new length.
+        (inputs, targets) of one micro-step, both int64 (B, T). Epochs follow each other, each in its own order. The
+        global batch of a step is the next batch_size * gradient_accumulation_steps examples, and micro-step m is its
+        m-th part. same_length: every batch is as long as the longest row of the split, because torch.compile takes
+        minutes for each new length.
         """
-        if not 0 <= micro_step < gradient_accumulation_steps:
-            raise ValueError(f"micro_step {micro_step} of {gradient_accumulation_steps}")
         n, first = self.examples_per_epoch(split, block_size), step * gradient_accumulation_steps + micro_step
         examples = []
         for index in range(first * batch_size, (first + 1) * batch_size):
@@ -321,7 +282,7 @@ class Dataset:
         return _collate(examples, self._longest(split, block_size) if same_length else 0)
 
     def count_labels(self, split: str, step: int, micro_steps: Iterable[int], **sizes) -> int:
-        """The number of labels in these micro-steps: a process counts the others' so. sizes: the keys of `batch`."""
+        """The number of labels in these micro-steps. sizes: the keys of `batch`."""
         if self.kind == "stream":
             return sizes["batch_size"] * sizes["block_size"] * len(list(micro_steps))
         return sum(int((self.batch(split, step, micro_step=m, **sizes)[1] != IGNORE).sum()) for m in micro_steps)
@@ -331,19 +292,16 @@ class Dataset:
         stride: int | None = None, tokens: int | None = None,
     ) -> Iterator[tuple]:  # fmt: skip
         """
-        Yields (inputs, targets, slice) over the whole split, in order, so that every token is scored once. A process
-        gets the batches rank, rank + world_size, ... A stream is read in windows of block_size; all tokens but the
-        first are scored, and the slice is None. With a stride below block_size windows overlap, and each scores what
-        lies behind the window before it; a larger stride would leave tokens out, and raises UserError. All examples of
-        a batch are of one slice.
+        Yields (inputs, targets, slice) over the whole split, in order, so that every token is scored once; the batches
+        rank, rank + world_size, ... All examples of a batch are of one slice. A stream has the slice None, and windows
+        of block_size; all its tokens but the first are scored. With a stride below block_size windows overlap, and each
+        scores what lies behind the one before it. Raises UserError for a larger stride.
 
-        tokens: read a sample of about that many tokens instead, the same in every call: windows or rows that are evenly
-        spread over the split, of each slice its share
+        tokens: read about that many tokens instead, the same in every call, evenly spread over the split and its slices
         """
-        stride, is_text = stride or block_size, self.kind == "stream"
+        stride, is_text, longest = stride or block_size, self.kind == "stream", self._longest(split, block_size)
         if stride > block_size:
             raise UserError(f"stride={stride}: windows of block_size={block_size} would leave tokens between them out")
-        self._check_length(split, block_size)
         facts, starts = self._facts(split), self._starts[split]
         if is_text and starts[-1] < 2:
             raise UserError(f"{self.folder}: {split} has {starts[-1]} token, so there is nothing to predict")
@@ -357,7 +315,7 @@ class Dataset:
             batches += [(name, places[i : i + batch_size]) for i in range(0, len(places), batch_size)]
         for name, places in batches[rank::world_size]:
             examples = [self._example(split, place, block_size) for place in places]
-            inputs, targets = _collate(examples, block_size if is_text else 0)
+            inputs, targets = _collate(examples, longest if is_text else 0)
             if is_text:
                 targets[int(places[0] == 0) :, : block_size - stride] = IGNORE  # the window before has scored them
             yield inputs, targets, name
@@ -368,15 +326,13 @@ class Dataset:
         return self.meta["splits"][split]
 
     def _longest(self, split, block_size):
-        """The length of the longest row; block_size for a stream."""
-        facts = self._facts(split)
-        return block_size if self.kind == "stream" else max(shard["seq_len"] for shard in facts["shards"])
-
-    def _check_length(self, split, block_size):
-        if (longest := self._longest(split, block_size)) > block_size:
-            raise UserError(
-                f"{self.folder}: {split} has rows of {longest} tokens; block_size={block_size} is too small"
-            )
+        """The length of the longest row; block_size for a stream. Raises UserError if it does not fit block_size."""
+        shards = self._facts(split)["shards"]
+        longest = block_size if self.kind == "stream" else max(shard["seq_len"] for shard in shards)
+        if longest > block_size:
+            what = f"{split} has rows of {longest} tokens"
+            raise UserError(f"{self.folder}: {what}; block_size={block_size} is too small")
+        return longest
 
     def _example(self, split, place, block_size):
         """Inputs and targets of a row, or of the next block_size tokens of a stream, or of as many as are left."""

@@ -1,11 +1,6 @@
 """
-Writing a data set: the shards first, meta.json last, in the folder .new until all files are complete.
-
-    write_stream(folder, {"train": documents, "val": documents}, tokenizer=get_tokenizer("byte"), **about)
-    write_examples(folder, {"train": [(examples, facts)], "val": [(examples, facts)]}, vocab_size=64, **about)
-
-The new files replace those of the old data set when they are complete: a prepare script that fails or is killed leaves
-the old data set as it was. data/shards.py describes the files, and opens them.
+Writing a data set. The new files replace those of the old one when all of them are complete: a prepare script that
+fails or is killed leaves the old data set as it was. data/shards.py describes the files, and opens them.
 
 A prepare script loads its keys, makes the text or the rows, claims its folder, writes and reports:
 
@@ -14,16 +9,13 @@ A prepare script loads its keys, makes the text or the rows, claims its folder, 
     report(meta, out_dir)
 """
 
-import configurator
-from configurator import UserError, show
+from configurator import UserError, read_regular
 
-import collections
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
-import os
-import re
 from array import array
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,57 +23,42 @@ from pathlib import Path
 
 import numpy as np
 
-from data.shards import DATA, FORMAT, MAX_VOCAB, MOST_META, PARAMETERS, dtype_of
+from data.shards import DATA, FORMAT, META, dtype_of, npy_files, read_meta
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE
-from rules import wrong_field
+from rules import show, wrong_field
 from runs import files
-from runs.files import read_json, write_whole
-from runs.limits import disk_free, ram_available, show_bytes
-
-OURS = re.compile(r"\w{1,80}_(\d{4,9}|documents)\.npy")  # the names of shards and offsets
-
+from runs.limits import ram_available, show_bytes
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The steps of a prepare script
 
 
-def check_room(out_dir: Path | str | None, memory: int, disk: int, what: str, keys: str) -> None:
-    """Raises UserError if less than that many bytes of memory or of disk are left, before anything is computed.
-
-    what: the rows, in words, which take `disk` bytes; keys: what the user may lower.
-    """
-    ram, where = ram_available()
-    out_dir = out_dir or DATA
-    for need, available, place in ((memory, ram, where), (disk, disk_free(out_dir), f"the disk of {out_dir}")):
-        if need > available:
-            raise UserError(
-                f"about {show_bytes(need)} would be needed, and {place} has {show_bytes(available)} left: "
-                f"{what} are {show_bytes(disk)}; lower {keys}"
-            )
+def check_room(size: int, keys: str) -> None:
+    """Raises UserError if less than that many bytes of memory are left. keys: what the user may lower."""
+    available, where = ram_available()
+    if size > available:
+        left = show_bytes(available)
+        raise UserError(f"about {show_bytes(size)} would be needed, and {where} has {left} left; lower {keys}")
 
 
 def claim(out_dir: Path | str | None, overwrite: bool, generator: str) -> Path:
     """Marks the folder as a data set, and returns its Path. UserError where it holds something else, unless overwrite.
 
-    Three kinds of folder need no mark: a data set of an older version, a script's own folder under data/, and a folder
-    that holds nothing but a lock and what a stopped script has left in .new. generator: the script that asks; the data
-    set of another script is something else. out_dir=None is the folder of the script.
+    generator: the script that asks; the data set of another script is something else. The folder of a script under
+    data/ needs no mark; out_dir=None is that of the script itself.
     """
-    out_dir = Path(out_dir or DATA.parent / os.path.dirname(generator))
-    meta = _meta_of(out_dir)
-    if meta.get("generator") not in (None, generator) and not overwrite:
-        what = f"{out_dir}: holds the data set of {show(meta['generator'])}"
-        raise UserError(f"{what}; name another --out_dir, or add --overwrite=true, which replaces it")
-    with contextlib.suppress(OSError):  # files.claim meets the same error and reports it
-        is_scripts = os.path.dirname(os.path.realpath(out_dir)) == str(DATA) and (out_dir / "prepare.py").is_file()
-        overwrite = overwrite or is_scripts or bool(_named_in(meta)) or set(os.listdir(out_dir)) <= {"lock", files.NEW}
-    files.claim(out_dir, "data set", overwrite)
+    out_dir = Path(out_dir) if out_dir else (DATA.parent / generator).parent
+    other = _old_meta(out_dir).get("generator", generator)
+    if other != generator and not overwrite:
+        advice = "name another --out_dir, or add --overwrite=true, which replaces it"
+        raise UserError(f"{out_dir}: holds the data set of {show(other)}; {advice}")
+    is_scripts = out_dir.resolve().parent == DATA and (out_dir / "prepare.py").is_file()
+    files.claim(out_dir, "data set", overwrite or is_scripts)
     return out_dir
 
 
 def made_by(config, generator: str, version: int, **more) -> dict:
-    """How a script made its data, for meta.json: its name, version and seed, and as parameters the keys that decide
-    which data it makes, all but those about folders and threads, and `more`."""
+    """How a script made its data, for meta.json. parameters: the keys that decide which data it makes, and `more`."""
     keys, about_folders = dataclasses.asdict(config), ("from_dir", "out_dir", "overwrite", "workers")
     parameters = {name: value for name, value in keys.items() if name not in about_folders} | more
     return dict(generator=generator, generator_version=version, parameters=parameters, seed=keys.get("seed", 0))
@@ -121,11 +98,10 @@ def write_stream(
     **about,
 ) -> dict:
     """
-    Writes running text and returns the content of meta.json. `splits` is {"train": documents, ...}, an iterable of str
-    each; `tokenizer` is one of data/tokenizer.py. Documents are joined with nothing in between; the offset of each is
-    stored.
+    Writes running text and returns the content of meta.json. Raises UserError.
 
-    workers: how many threads encode
+    splits: {"train": documents, ...}, an iterable of str each; they are joined with nothing in between
+    tokenizer: one of data/tokenizer.py; workers: how many threads encode
     check(split, counts): is called when a split is written; if it raises UserError, no meta.json is written
     about: the other keywords of _write_meta
     """
@@ -133,50 +109,45 @@ def write_stream(
     def encode(text):
         return tokenizer.encode_array(text), count_words(text), len(text.encode())
 
-    about |= {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-    dtype = dtype_of(tokenizer.vocab_size)
-    with _new_folder(out_dir, tokenizer.vocab_size) as folder:
-        written = {}
+    dtype, written = dtype_of(tokenizer.vocab_size), {}
+    with _new_folder(out_dir) as folder:
         for split, documents in splits.items():
-            shards, counts, tokens = [], [], array(np.dtype(dtype).char)
-            for ids, n_words, n_bytes in _map_in_threads(encode, documents, workers):
-                counts.append((len(ids), n_words, n_bytes))
+            shards, counts, tokens = [], [], array(dtype.char)
+            for ids, n_words, n_bytes in _in_threads(encode, documents, workers):
+                counts.append((n_words, n_bytes, len(ids)))
                 tokens.frombytes(ids.tobytes())
                 while len(tokens) >= shard_tokens:
                     shards.append(_save_shard(folder, split, len(shards), tokens[:shard_tokens], dtype))
                     del tokens[:shard_tokens]
             if tokens:
                 shards.append(_save_shard(folder, split, len(shards), tokens, dtype))
-            if not shards:
-                raise UserError(f"the {split} split would hold no text")
-            n_tokens, n_words, n_bytes = (sum(column) for column in zip(*counts, strict=True))
+            table = np.array(counts, np.int64).reshape(-1, 3)
+            n_words, n_bytes, n_tokens = table.sum(0).tolist()
             total = {"documents": len(counts), "words": n_words, "bytes": n_bytes, "tokens": n_tokens}
             if not n_words:
-                raise UserError(f"the {split} split would hold nothing but white space")
+                raise UserError(f"the {split} split would hold no text, or nothing but white space")
             check(split, total)
-            offsets = np.cumsum([0] + [length for length, _, _ in counts], dtype=np.int64)
-            saved = _save(folder / f"{split}_documents.npy", lambda file, offsets=offsets: np.save(file, offsets))
+            saved = _save(folder / f"{split}_documents.npy", np.concatenate([[0], table[:, 2].cumsum()]))
             written[split] = total | {"document_offsets": saved, "shards": shards}
         if hasattr(tokenizer, "file"):  # the data set has a copy, so that it can be decoded wherever it lies
-            content = configurator.read_regular(tokenizer.file, MOST_TOKENIZER)
-            about["tokenizer_file"] = _save(folder / TOKENIZER_FILE, lambda file: file.write(content))
+            about["tokenizer_file"] = _save(folder / TOKENIZER_FILE, read_regular(tokenizer.file, MOST_TOKENIZER))
+        about |= {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
         return _write_meta(folder, written, kind="stream", **about)
 
 
-def write_examples(
-    out_dir: Path | str, splits: dict[str, Iterable[tuple[np.ndarray, dict]]], *, vocab_size: int, **about
-) -> dict:
+def write_examples(out_dir: Path | str, splits: dict[str, Iterable[tuple]], *, vocab_size: int, **about) -> dict:
     """
-    Writes separate examples and returns the content of meta.json. `splits` is {"train": slices, ...}, an iterable of
-    (examples (N, 2, T), facts) each. The facts go to meta.json; one of them is the name of the "slice", such as "64/4".
-    kinds: {name: token ids}: the kinds of query that meters.py measures apart; all other tokens are one more kind.
+    Writes separate examples and returns the content of meta.json. Raises UserError.
+
+    splits: {"train": slices, ...}, an iterable of (examples (N, 2, T), facts) each. The facts go to meta.json; one of
+        them is the name of the "slice", such as "64/4"
+    about: the other keywords of _write_meta; kinds={name: token ids} are queries that meters.py measures apart
     """
-    with _new_folder(out_dir, vocab_size) as folder:
-        written = {}
+    written = {}
+    with _new_folder(out_dir) as folder:
         for split, slices in splits.items():
             shards, labels = [], 0
             for examples, facts in slices:
-                examples = np.asarray(examples)
                 if examples.size and not 0 <= examples.min() <= examples.max() < vocab_size:
                     ids = f"ids from {examples.min()} to {examples.max()}"
                     raise UserError(f"the {split} split has {ids}, and vocab_size={vocab_size}")
@@ -184,84 +155,62 @@ def write_examples(
                 shards.append(_save_shard(folder, split, len(shards), examples, dtype_of(vocab_size)) | facts)
             if not labels:
                 raise UserError(f"the {split} split would hold no label: nothing to predict")
-            rows, tokens = sum(shard["rows"] for shard in shards), sum(shard["tokens"] for shard in shards)
-            written[split] = {"rows": rows, "tokens": tokens, "labels": labels, "shards": shards}
+            counts = {name: sum(shard[name] for shard in shards) for name in ("rows", "tokens")}
+            written[split] = counts | {"labels": labels, "shards": shards}
         return _write_meta(folder, written, kind="examples", vocab_size=vocab_size, **about)
 
 
-def _map_in_threads(function, items, workers):
-    """map(function, items). Threads are enough: tiktoken releases the GIL."""
-    if workers == 1:
-        yield from map(function, items)
-        return
+def _in_threads(function, items, workers):
+    """Yields function(item) of each in order. Threads are enough: tiktoken releases the GIL."""
+    items = iter(items)
     with ThreadPoolExecutor(workers) as pool:
-        waiting = collections.deque()  # a few for each thread, so that no whole split is in memory
-        for item in items:
-            waiting.append(pool.submit(function, item))
-            if len(waiting) > 4 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        while block := list(itertools.islice(items, 4 * workers)):  # so that no whole split is in memory
+            yield from pool.map(function, block)
 
 
 @contextlib.contextmanager
-def _new_folder(out_dir, vocab_size):
+def _new_folder(out_dir):
     """A folder to write to. At the end its files replace those of the data set in out_dir. Raises UserError."""
-    if vocab_size > MAX_VOCAB:
-        raise UserError(f"vocabulary of {vocab_size}: a shard holds ids below {MAX_VOCAB}")
     with files.new_folder(out_dir) as new:
         yield new
-        old, written = _named_in(_meta_of(Path(out_dir))), _named_in(_meta_of(new))
-        gone = [name for name in old - written if OURS.fullmatch(name)]  # a stranger's meta.json may name any file
-        files.switch(out_dir, [*gone, *sorted(written - {"meta.json"}), "meta.json"])
+        old = {entry["file"] for entry in npy_files(_old_meta(Path(out_dir)))}
+        written = {file.name for file in new.iterdir()} - {"lock", "meta.json"}
+        files.switch(out_dir, [*(old - written), *sorted(written), "meta.json"])
 
 
-def _meta_of(folder):
-    """The content of the meta.json of a data set; {} where there is none of our format."""
+def _old_meta(folder):
+    """The content of the meta.json in a folder, or that of an empty data set where there is none that can be read."""
     try:
-        meta = read_json(folder / "meta.json", MOST_META)
+        return read_meta(folder)
     except UserError:
-        return {}
-    return meta if isinstance(meta, dict) and meta.get("format") == FORMAT else {}
-
-
-def _named_in(meta):
-    """The names of the files of a data set, meta.json among them; none where its meta.json is damaged."""
-    try:
-        entries = [meta.get("tokenizer_file", {})]
-        for facts in meta["splits"].values():
-            entries += [*facts["shards"], facts.get("document_offsets", {})]
-        return {"meta.json", *(entry["file"] for entry in entries if isinstance(entry.get("file"), str))}
-    except (LookupError, TypeError, AttributeError):
-        return set()
+        return {"splits": {}}
 
 
 def _save_shard(folder, split, number, values, dtype):
-    values = np.asarray(values, dtype)
+    values = np.ascontiguousarray(values, dtype)
     shape = {"rows": len(values), "seq_len": values.shape[2]} if values.ndim == 3 else {}
-    saved = _save(folder / f"{split}_{number:04d}.npy", lambda file: np.save(file, values, allow_pickle=False))
-    return saved | shape | {"tokens": len(values) * shape.get("seq_len", 1)}
+    tokens = len(values) * shape.get("seq_len", 1)
+    return _save(folder / f"{split}_{number:04d}.npy", values) | shape | {"tokens": tokens}
 
 
-def _save(path, write):
-    """write_whole. Returns the entry of the file in meta.json."""
-    write_whole(path, write)
+def _save(path, content):
+    """Writes an array, or bytes as they are. Returns the entry of the file in meta.json."""
+    is_array = isinstance(content, np.ndarray)
+    files.write_whole(path, lambda file: np.save(file, content) if is_array else file.write(content))
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"file": path.name, "sha256": digest, "bytes": file.tell()}
 
 
 def _write_meta(
-    folder, splits, *, kind, name, tokenizer, vocab_size, generator, generator_version, parameters, seed, kinds=None,
-    tokenizer_file=None,
-):  # fmt: skip
+    folder, splits, *, kind, name, tokenizer, vocab_size, generator, generator_version, parameters, seed, **more
+):
     """`generator` is the script that made the data and `parameters` are its keys; with the seed they reproduce it."""
-    if wrong := wrong_field(parameters, PARAMETERS[kind], "parameters"):
-        raise UserError(f"{wrong}; a reader takes its meaning from there, so use another name for yours")
     meta = {"format": FORMAT, "kind": kind, "name": name, "tokenizer": tokenizer, "vocab_size": vocab_size}
     meta |= {"generator": generator, "generator_version": generator_version, "parameters": parameters, "seed": seed}
-    meta |= {"kinds": kinds} if kinds else {}
-    meta |= {"tokenizer_file": tokenizer_file} if tokenizer_file else {}
-    text = json.dumps(meta | {"splits": splits}, indent=1) + "\n"
-    write_whole(folder / "meta.json", lambda file: file.write(text.encode()))
-    return json.loads(text)
+    text = json.dumps(meta | more | {"splits": splits}, indent=1) + "\n"
+    meta = json.loads(text)
+    if wrong := wrong_field(meta, META[kind]):
+        raise UserError(f"{wrong}; a reader takes its meaning from there, so use another name for yours")
+    files.write_text(folder / "meta.json", text)
+    return meta

@@ -1,11 +1,10 @@
-"""How much memory and disk this process may still take, and how many files it may open.
+"""How much memory this process may still take, and how many files it may open.
 
 No torch is imported here: prepare.py starts without.
 """
 
 import os
 import resource
-import shutil
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -15,12 +14,6 @@ PROC = Path("/proc")
 def ram_available() -> tuple[int, str]:
     """(bytes, words for whose limit it is): the least that machine, container and ulimit leave to this process."""
     return min([_of_machine(), *_of_container(), *_of_ulimit()])
-
-
-def disk_free(folder: Path | str) -> int:
-    """Bytes free where the folder is, or will be."""
-    folder = Path(folder).absolute()
-    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 
 
 def allow_open_files(more: int) -> None:

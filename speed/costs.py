@@ -1,5 +1,6 @@
 """The parts train, overhead, length, decode and gpu: what a training step and one more token cost."""
 
+import operator
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +10,7 @@ import torch
 from model import GPT, MIXERS, Softmax
 from runs.hardware import gemm_rate, peak_flops, seconds_of
 from speed.baselines import NANOGPT, SMALL, Side, peak_mb, random_batch
-from speed.report import BenchConfig, Report, interleave, paired, side_by_side
+from speed.report import BenchConfig, Report, interleave, side_by_side
 
 PUBLISHED = {name: dict(gate=name) for name in ("elementwise", "headwise")}  # Qiu et al. 2025
 # tokens of a timed call: where two models take turns, the one evicts the other's weights from the processor's cache,
@@ -36,12 +37,12 @@ def bench_train(config: BenchConfig, report: Report) -> None:
                 report.row(side=f"{side} {dtype}", vocabulary=vocab_size, ms=1e3 * median, **rates)
             if config.against:
                 name = f"step in {dtype}, {vocab_size:,} ids, nanoGPT / ours"
-                report.ratio(name, paired(seconds, NANOGPT, "ours"), 1.0)
+                report.ratio(name, seconds[NANOGPT], seconds["ours"], target=1.0)
     memory = {side: peak_mb(exact, name, batch, keys) for side, name in names.items()}
     report.row(vocabulary=vocab_size, peak_mb=memory)
     if config.against:
         name = "peak memory, float32, 50,304 ids, ours / nanoGPT"
-        report.ratio(name, [(memory["ours"], memory[NANOGPT])], 1.0, at_most=True)
+        report.ratio(name, [memory["ours"]], [memory[NANOGPT]], target=1.0, at_most=True)
 
 
 def bench_overhead(config: BenchConfig, report: Report) -> None:
@@ -65,12 +66,12 @@ def gate_overhead(config: BenchConfig, report: Report, arms: dict, B: int, keys:
             "forward": (torch.no_grad()(gated.loss), torch.no_grad()(base.loss)),
             "decode": (prefilled(gated.model, T // 2), prefilled(base.model, T // 2)),
         }
-        pairs = {kind: side_by_side(above, below, config.pairs, config) for kind, (above, below) in calls.items()}
-        medians = {kind: statistics.median(a / b for a, b in times) for kind, times in pairs.items()}
+        times = {kind: side_by_side(above, below, config.pairs, config) for kind, (above, below) in calls.items()}
+        medians = {kind: statistics.median(map(operator.truediv, *both)) for kind, both in times.items()}
         memory = peak_mb(config, "softmax", batch, keys | gate) / base_memory
         report.row(gate=name, flops=flops, **medians, memory=memory)
         target = round(flops + 0.02, 4) if name in PUBLISHED else None
-        report.ratio(f"training step, {name} / none", pairs["step"], target, at_most=True)
+        report.ratio(f"training step, {name} / none", *times["step"], target=target, at_most=True)
 
 
 def bench_length(config: BenchConfig, report: Report) -> None:
@@ -87,8 +88,8 @@ def bench_length(config: BenchConfig, report: Report) -> None:
             report.row(mixer=name, T=T, tokens_s=config.longest / seconds, peak_mb=memory)
             T *= 4 if has_cache(name) and T >= 4096 else 2  # the cost grows with T^2
         if not has_cache(name) and 16_384 in sides:
-            pairs = side_by_side(sides[1024], sides[16_384], config.long_pairs, config)
-            report.ratio(f"{name}: tokens/s at 16,384 / at 1,024", pairs)
+            times = side_by_side(sides[1024], sides[16_384], config.long_pairs, config)
+            report.ratio(f"{name}: tokens/s at 16,384 / at 1,024", *times)
     for name in MIXERS:
         T = min(4096, config.longest)
         side = Side(config, name, random_batch(config, 256, 1, T), **SMALL, block_size=T, vocab_size=256)
@@ -98,7 +99,7 @@ def bench_length(config: BenchConfig, report: Report) -> None:
             (flops / gemm_rate(config.device, config.dtype), seconds_of(side, config.device))
             for _ in range(config.long_pairs)
         ]
-        report.ratio(f"{name}: step at {T:,}, share of the GEMM rate", pairs)
+        report.ratio(f"{name}: step at {T:,}, share of the GEMM rate", *zip(*pairs, strict=True))
 
 
 def has_cache(name: str) -> bool:
@@ -129,37 +130,26 @@ def bench_decode(config: BenchConfig, report: Report) -> None:
     torch.set_num_threads(1)  # products of one row leave a second thread nothing to do
     keys: dict = SMALL | dict(vocab_size=256)
     models: dict = {name: Side(config, name, **keys, block_size=max(CONTEXTS) + TOKENS).model.eval() for name in MIXERS}
-    if config.against:
-        compare_decoding(config, report, models, Side(config, NANOGPT, **keys, block_size=1024).model.eval().generate)
     for name, model in models.items():
         seconds = interleave({context: prefilled(model, context) for context in CONTEXTS}, config.pairs, config)
         for context in CONTEXTS:
             report.row(mixer=name, context=context, ms=1e3 * statistics.median(seconds[context]) / TOKENS)
         if not has_cache(name):
-            report.ratio(f"{name}: token at context 4,096 / at 64", paired(seconds, 4096, 64))
-    # the least that a step of decoding can do: one row times every matrix
-    weights = [p.detach() for p in models["gla"].parameters() if p.dim() == 2]
-    rows = [torch.zeros(weight.shape[1], device=weight.device) for weight in weights]
-    floor = interleave({"products": lambda: list(map(torch.mv, weights, rows))}, config.pairs, config)["products"]
-    report.row(floor="the matrix-vector products of a token (gla)", ms=1e3 * statistics.median(floor))
+            report.ratio(f"{name}: token at context 4,096 / at 64", seconds[4096], seconds[64])
+    if config.against:  # nanoGPT's generate reads the whole context for every token
+        generate = Side(config, NANOGPT, **keys, block_size=1024).model.eval().generate
+        ours = {"state": models["gla"], "cache": models["softmax"]}
+        for B, context in ((1, 256), (1, 1024), (8, 256), (32, 256)):
+            idx = torch.zeros(B, context, dtype=torch.long, device=config.device)
+            sides: dict = {side: prefilled(ours[side], context, B) for side in (ours if B == 1 else ["state"])}
+            # claims are of the shortest context; behind a longer one, and in more rows, nanoGPT has more to read
+            pairs, target = (config.pairs, 1.0) if B * context == 256 else (config.long_pairs, None)
+            seconds = interleave({NANOGPT: lambda idx=idx: generate(idx, TOKENS)} | sides, pairs, config)
+            rows = "" if B == 1 else f" in {B} rows"
+            for side in sides:
+                name = f"token at context {context:,}{rows}, nanoGPT / ours with a {side}"
+                report.ratio(name, seconds[NANOGPT], seconds[side], target=target)
     torch.set_num_threads(config.threads)
-
-
-def compare_decoding(config: BenchConfig, report: Report, models: dict, generate: Callable) -> None:
-    """nanoGPT's generate, which reads the whole context for every token, against a state (gla) and a cache (softmax).
-
-    The claims are those of the shortest context; behind a longer one, and in more rows, nanoGPT has more to read.
-    """
-    ours = {"state": models["gla"], "cache": models["softmax"]}
-    for B, context in ((1, 256), (1, 1024), (8, 256), (32, 256)):
-        idx = torch.zeros(B, context, dtype=torch.long, device=config.device)
-        sides: dict = {side: prefilled(ours[side], context, B) for side in (ours if B == 1 else ["state"])}
-        pairs, target = (config.pairs, 1.0) if B * context == 256 else (config.long_pairs, None)
-        seconds = interleave({NANOGPT: lambda idx=idx: generate(idx, TOKENS)} | sides, pairs, config)
-        rows = "" if B == 1 else f" in {B} rows"
-        for side in sides:
-            name = f"token at context {context:,}{rows}, nanoGPT / ours with a {side}"
-            report.ratio(name, paired(seconds, NANOGPT, side), target)
 
 
 def bench_gpu(config: BenchConfig, report: Report) -> None:

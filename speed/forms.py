@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from ops.layers import attention, cos_sin_features
 from ops.recurrence import chunked, recurrent
 from runs.hardware import DTYPES
-from speed.report import BenchConfig, Report, interleave, paired, side_by_side
+from speed.report import BenchConfig, Report, interleave, side_by_side
 
 
 def softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -37,14 +37,14 @@ def forms(T: int, device: str, B: int = 1, H: int = 12, D: int = 64) -> dict[str
     scalar, beta = torch.randn(2, B, T, H, device=device).sigmoid().unbind()
     plain = dict(q=q, k=k, v=v)
     inputs: dict = {
-        "no decay": (readout, plain),
-        "scalar decay": (readout, plain | dict(log_decay=-scalar)),
-        "channel decay to -5": (readout, plain | dict(log_decay=-5 * channel.sigmoid())),
-        "channel decay to -50": (readout, plain | dict(log_decay=-50 * channel.sigmoid())),
-        "gated delta rule": (readout, plain | dict(k=F.normalize(k, dim=-1), log_decay=-scalar, beta=beta)),
-        "cosFormer": (cosformer, plain),
+        "no decay": plain,
+        "scalar decay": plain | dict(log_decay=-scalar),
+        "channel decay to -5": plain | dict(log_decay=-5 * channel.sigmoid()),
+        "channel decay to -50": plain | dict(log_decay=-50 * channel.sigmoid()),
+        "gated delta rule": plain | dict(k=F.normalize(k, dim=-1), log_decay=-scalar, beta=beta),
+        "cosFormer": plain,
     }
-    return {name: (function, leaves(tensors)) for name, (function, tensors) in inputs.items()}
+    return {name: (cosformer if name == "cosFormer" else readout, leaves(of)) for name, of in inputs.items()}
 
 
 def leaves(inputs: dict[str, torch.Tensor], dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -66,19 +66,16 @@ def bench_ops(config: BenchConfig, report: Report) -> None:
     for T, pairs, target in ((1024, config.pairs, 1.0), (4096, config.long_pairs, None)):
         of_length = forms(T, config.device)
         sides = {name: both_ways(function, inputs, chunked) for name, (function, inputs) in of_length.items()}
-        _, plain = of_length["no decay"]
-        others = {
-            f"softmax {dtype}": both_ways(softmax, leaves(plain, DTYPES[dtype]))
-            for dtype in dict.fromkeys(("float32", config.dtype))
-        }
+        dtypes, (_, plain) = dict.fromkeys(("float32", config.dtype)), of_length["no decay"]
+        others = {f"softmax {dtype}": both_ways(softmax, leaves(plain, DTYPES[dtype])) for dtype in dtypes}
         seconds = interleave(sides | others, pairs, config)
         for name, values in seconds.items():
             report.row(form=name, T=T, ms=1e3 * statistics.median(values))
         fastest = min(others, key=lambda name: statistics.median(seconds[name]))
         report.row(fastest_softmax=fastest, T=T)
         for name in sides:
-            report.ratio(f"{name}, T = {T:,}: softmax / chunked", paired(seconds, fastest, name), target)
+            report.ratio(f"{name}, T = {T:,}: softmax / chunked", seconds[fastest], seconds[name], target=target)
         for name, (function, inputs) in of_length.items() if T == 1024 else ():
             loop = both_ways(function, inputs, recurrent)
-            pairs_of_loop = side_by_side(loop, sides[name], config.long_pairs, config)
-            report.ratio(f"{name}, T = {T:,}: token by token / chunked", pairs_of_loop)
+            times = side_by_side(loop, sides[name], config.long_pairs, config)
+            report.ratio(f"{name}, T = {T:,}: token by token / chunked", *times)

@@ -44,7 +44,7 @@ def bench_loss(config: BenchConfig, report: Report) -> None:
     for name in sides[1:] if config.against and len(config.seeds) > 1 else []:
         pairs = [seconds_to_same_loss(curves[seed, NANOGPT], curves[seed, name]) for seed in config.seeds]
         claim = f"{name}: processor time to nanoGPT's final loss, nanoGPT / ours"
-        report.ratio(claim, pairs, 1.0, interval=interval_over_seeds)
+        report.ratio(claim, *zip(*pairs, strict=True), target=1.0, interval=interval_over_seeds)
 
 
 def seconds_to_same_loss(theirs: list[tuple], ours: list[tuple]) -> tuple[float, float]:

@@ -1,13 +1,13 @@
 """What every part of bench.py takes and fills: the keys, pairs of times, ratios with intervals, and a Report.
 
 seconds = interleave({"theirs": step, "ours": step}, config.pairs, config)
-report.ratio("step, theirs / ours", paired(seconds, "theirs", "ours"), 1.0)
+report.ratio("step, theirs / ours", seconds["theirs"], seconds["ours"], target=1.0)
 """
 
 from configurator import key
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from scipy.stats import quantile_test
@@ -18,7 +18,6 @@ from runs.hardware import DTYPES, seconds_of
 @dataclass
 class BenchConfig:
     what: list[str] = key(["all"], "train, overhead, length, decode, ops, loss, all, or gpu")
-    profile: str | None = key(None, "instead: where a step goes, of this attention or, with against, of nanoGPT")
     against: str | None = key(None, "nanoGPT's model.py, to be measured beside ours")
     pairs: int = key(30, "pairs of a ratio whose sides take less than a second", at_least=6)
     long_pairs: int = key(7, "pairs of a ratio whose sides take seconds", at_least=6)
@@ -43,14 +42,10 @@ def interleave(sides: dict, pairs: int, config: BenchConfig) -> dict:
     return seconds
 
 
-def paired(seconds: dict, above: object, below: object) -> list[tuple]:
-    """The pairs of two sides of `interleave`: [(seconds of the one, seconds of the other), ...]."""
-    return list(zip(seconds[above], seconds[below], strict=True))
-
-
-def side_by_side(above: Callable, below: Callable, pairs: int, config: BenchConfig) -> list[tuple]:
-    """The pairs of two calls that take turns: [(seconds of the one, seconds of the other), ...]."""
-    return paired(interleave({"above": above, "below": below}, pairs, config), "above", "below")
+def side_by_side(above: Callable, below: Callable, pairs: int, config: BenchConfig) -> tuple[list, list]:
+    """(seconds of the one call, seconds of the other), which take turns."""
+    seconds = interleave({"above": above, "below": below}, pairs, config)
+    return seconds["above"], seconds["below"]
 
 
 def median_interval(values: list[float]) -> tuple[float, float, float]:
@@ -84,12 +79,20 @@ class Report:
         self.rows.append(values)
 
     def ratio(
-        self, name: str, pairs: list[tuple], target: float | None = None, at_most=False, interval=median_interval
+        self,
+        name: str,
+        above: Iterable,
+        below: Iterable,
+        *,
+        target: float | None = None,
+        at_most: bool = False,
+        interval: Callable = median_interval,
     ) -> None:
-        """pairs: [(what is divided, what it is divided by), ...], as measured side by side.
+        """above is divided by below, pair by pair, as measured side by side.
 
         A target makes it a claim. It is what a user could take instead (1.0), or a limit, and never a guess.
         """
+        pairs = list(zip(above, below, strict=True))
         middle, low, high = interval([a / b for a, b in pairs])
         ratio = {"name": name, "ratio": middle, "low": low, "high": high, "pairs": pairs}
         if target is None:
@@ -98,6 +101,9 @@ class Report:
             self.claims.append(ratio | {"target": target, "at_most": at_most, "met": judge(low, high, target, at_most)})
 
     def __str__(self):
+        def show(value):
+            return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
         lines = [f"\n{self.part}"]
         for row in self.rows:  # a curve is for the figures
             lines.append("".join(f"  {name} {show(value)}" for name, value in row.items() if name != "curve"))
@@ -107,7 +113,3 @@ class Report:
                 line += f"  {'<=' if ratio['at_most'] else '>='} {ratio['target']:g}: {ratio['met']}"
             lines.append(line)
         return "\n".join(lines)
-
-
-def show(value: object) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -44,17 +45,16 @@ def mixer_colours(names: Iterable[str]) -> dict[str, str]:
 
     names: mixers, or patterns of mixers; the patterns come last, so that each mixer has one colour in every figure.
     """
-    unused = itertools.cycle([c for c in SPARE_COLOURS if c not in MIXER_COLOURS.values()] or COLOURS)
+    unused = itertools.cycle(SPARE_COLOURS)
     return {name: MIXER_COLOURS.get(name) or next(unused) for name in dict.fromkeys([*MIXERS, *names])}
 
 
 def arm_looks(variants: Iterable[str]) -> dict[str, dict]:
     """{what an arm adds to its mixer: matplotlib's keys of its lines}, the same in every panel and figure: black for
     the arm without a gate, which comes first, and a colour for each other one."""
-    names = dict.fromkeys(variants)
     colours = itertools.cycle([*COLOURS[:6], *SPARE_COLOURS])
-    plain = {"none": dict(color=COLOURS[6])} if "none" in names else {}
-    return plain | {name: dict(color=next(colours)) for name in names if name != "none"}
+    names = sorted(dict.fromkeys(variants), key=lambda name: name != "none")
+    return {name: dict(color=COLOURS[6] if name == "none" else next(colours)) for name in names}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -117,19 +117,16 @@ def mean_lines(axes: plt.Axes, curves: Iterable[list], has_band: bool = True, **
     task. Where a curve has no finite value the line has a gap: a mean of the others would look better than the arm is.
     """
     curves = [list(curve) for curve in curves]
-    steps = sorted({step for curve in curves for step, _ in curve})
-    columns = [[at(curve, step) for curve in curves] for step in steps]
-    means = [mean(values) if all(map(is_finite, values)) else math.nan for values in columns]
-    if not any(map(is_finite, means)):
+    if not curves:
         return
+    steps = sorted({step for curve in curves for step, _ in curve})
+    values = np.array([[at(curve, step) for curve in curves] for step in steps], dtype=float)  # (steps, seeds)
+    means = values.mean(1)
     axes.plot(steps, means, **look)
     if has_band and len(curves) >= FEWEST_FOR_AN_INTERVAL:
-        ends = [interval(values) if all(map(is_finite, values)) else (None, None) for values in columns]
-        lows, highs = (
-            [middle if end is None else end for middle, end in zip(means, side, strict=True)]
-            for side in zip(*ends, strict=True)
-        )
-        axes.fill_between(steps, lows, highs, color=look.get("color"), alpha=0.15, linewidth=0)
+        lows, highs = np.array([interval(of_step) for of_step in values.tolist()], dtype=float).T  # NaN: identical ones
+        ends = [np.where(np.isnan(side), means, side) for side in (lows, highs)]
+        axes.fill_between(steps, *ends, color=look.get("color"), alpha=0.15, linewidth=0)
 
 
 def at(curve: list, step: float) -> float | None:
@@ -152,15 +149,6 @@ def interval(values: list[float]) -> tuple[float | None, float | None]:
     return stats.interval(values) if len(values) >= FEWEST_FOR_AN_INTERVAL else (None, None)
 
 
-def mean_mark(axes: plt.Axes, x: float, values: list[float], colour: str, marker: str = "o", **look) -> None:
-    """The mean of the seeds' values at x, an upright line along its 95% interval, and a dash at each seed."""
-    low, high = interval(values)
-    if low is not None:
-        axes.plot([x, x], [low, high], color=colour, linewidth=1, alpha=0.6)
-    axes.plot([x] * len(values), values, "_", color=colour, markersize=5, alpha=0.5)
-    axes.plot([x], [mean(values)], marker, color=colour, **look)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Axes and legends
 
@@ -177,8 +165,9 @@ def ratio_axis(axes: plt.Axes) -> None:
     """Makes x logarithmic, for ratios: the wider the range, the fewer ticks."""
     axes.set_xscale("log")
     low, high = axes.get_xlim()
-    ticks = next(ticks for most, ticks in RATIO_TICKS.items() if high / low <= most)
-    axes.xaxis.set_major_locator(LogLocator(subs=ticks))
+    axes.xaxis.set_major_locator(
+        LogLocator(subs=next(ticks for most, ticks in RATIO_TICKS.items() if high / low <= most))
+    )
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
 
@@ -214,9 +203,9 @@ def drawable(file: Path) -> Iterator[None]:
     """What reads or draws the file inside raises UserError, with its name, where the file holds other things."""
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, StopIteration) as error:
-        if isinstance(error, UserError):
-            raise
+    except (UserError, OSError):
+        raise
+    except Exception as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise UserError(f"{file}: cannot be drawn ({what})") from error
 

@@ -1,11 +1,9 @@
 """What a model loses and gains when its gates are pruned, or its arithmetic has 8 bits.
 
-    with pruned(model, 0.1) as counts:              # gate values under 0.1 are zero
-        model(idx, targets)
-    with quantised(model):                          # weights and inputs have 8 bits
-        model(idx, targets)
-
-meters.py prints these beside what it measures in one forward pass of the model as it is; evaluate.py reads a split so.
+with pruned(model, 0.1) as counts:              # gate values under 0.1 are zero
+    model(idx, targets)
+with quantised(model):                          # weights and inputs have 8 bits
+    model(idx, targets)
 """
 
 import contextlib
@@ -22,10 +20,10 @@ from model import GPT
 def pruned(model: GPT, threshold: float) -> Iterator[list[int]]:
     """A context in which gate values are zero if their absolute value is below the threshold.
 
-    It yields the counts [zeroed, all], which grow as the model runs. Gates on the denominator and additive gates are
-    left alone: a zero there closes nothing. If only some tokens have labels, the last layer computes and counts those.
+    It yields the counts [zeroed, all], which grow as the model runs. If only some tokens have labels, the last layer
+    computes and counts those.
     """
-    counts, handles = [0, 0], []
+    counts = [0, 0]
 
     def prune(gate, args, output):
         closed = gate.value(gate.logits(args[1])).abs() < threshold
@@ -33,9 +31,8 @@ def pruned(model: GPT, threshold: float) -> Iterator[list[int]]:
         counts[1] += closed.numel()
         return output.masked_fill(closed, 0.0)
 
+    handles = [gate.register_forward_hook(prune) for gate in gates_to_prune(model)]
     try:
-        for gate in gates_to_prune(model):
-            handles.append(gate.register_forward_hook(prune))
         yield counts
     finally:
         for handle in handles:
@@ -43,14 +40,9 @@ def pruned(model: GPT, threshold: float) -> Iterator[list[int]]:
 
 
 def gates_to_prune(model: GPT) -> list[Gate]:
-    """The gates that multiply, but for those on the denominator."""
-    gates = [item for block in model.blocks for item in block.mixer.gates.items() if item[0] != "denominator"]
-    return [gate for _, gate in gates if gate.activation not in ADDITIVE_ACTIVATIONS]
-
-
-def share_of(counts: list[int]) -> float:
-    """Of [some, all], rounded to four digits."""
-    return float(f"{counts[0] / counts[1]:.4g}")
+    """All gates but additive ones and those on the denominator: a zero there closes nothing."""
+    gates = [item for block in model.blocks for item in block.mixer.gates.items()]
+    return [gate for name, gate in gates if name != "denominator" and gate.activation not in ADDITIVE_ACTIVATIONS]
 
 
 @contextlib.contextmanager
@@ -59,7 +51,7 @@ def quantised(model: GPT) -> Iterator[None]:
 
     Both are rounded to 255 levels, symmetric around zero: weights with one scale per row, inputs with one per tensor,
     from the largest |x| of the batch. The embedding, which is also the output layer, stays as it is. A weight is
-    rounded when it is used, so that this takes the memory of one more weight and not of one more model.
+    rounded when it is used: that takes the memory of one more weight and not of one more model.
     """
 
     def round_to_8_bits(x, largest):
@@ -73,11 +65,11 @@ def quantised(model: GPT) -> Iterator[None]:
 
         return forward
 
-    linears = [module for module in model.blocks.modules() if isinstance(module, nn.Linear)]
+    linears: list = [module for module in model.blocks.modules() if isinstance(module, nn.Linear)]
+    for linear in linears:
+        linear.forward = rounded(linear)
     try:
-        for linear in linears:
-            vars(linear)["forward"] = rounded(linear)
         yield
     finally:
         for linear in linears:
-            vars(linear).pop("forward", None)
+            del linear.forward

@@ -41,8 +41,6 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
         drawn = [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
     if any(row.get("meter_curve") for row in rows):
         drawn.append(branch_curves(rows, folder / "branch.png"))
-    if mixers.has_flops(rows):
-        drawn.append(mixers.flops(rows, folder / "flops.png"))
     if any(row.get("loss_curve") for row in rows) and gains.gains(rows):
         drawn.append(gains.by_step(rows, folder / "gain.png"))
     if gains.panels_of(rows):

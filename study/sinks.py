@@ -1,10 +1,12 @@
-"""What the first token gets, by kind of query: the table, the reading and the figures of an experiment with sinks.
+"""What the first token gets, by kind of query: the table and the figures of an experiment with sinks.
 
 All is made from the field "sinks" of the rows, which holds the meters of each kind of query at each evaluation
 (docs/meters.md), and the attention maps from a meters.json. A data set that names kinds of query, such as
 data/backcopy, has them. "other" are the queries of no named kind: those where the head has nothing to do.
 """
 
+import collections
+import itertools
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,13 +20,13 @@ Z = "the first token"
 ARM_COLOURS = [COLOURS[6], *COLOURS[:6]]  # black is the first arm, in general without a gate
 
 
-def at_end(row: dict) -> dict:
-    return row["sinks"][-1]
+def with_sinks(rows: Iterable[dict]) -> list[dict]:
+    return [row for row in rows if row.get("sinks")]
 
 
 def kinds_in(rows: list[dict]) -> list[str]:
     """The names of the kinds, "other" first."""
-    names = [name for name in at_end(rows[0]) if name not in ("step", "value_norm")]
+    names = [name for name in rows[0]["sinks"][-1] if name not in ("step", "value_norm")]
     return sorted(names, key=lambda name: name != "other")
 
 
@@ -34,19 +36,11 @@ def gate_of(kind: dict) -> float | None:
     return means.get("readout", next(iter(means.values()), None))
 
 
-def with_sinks(rows: Iterable[dict]) -> list[dict]:
-    return [row for row in rows if row.get("sinks")]
-
-
 def arms_by_seeds(rows: list[dict]) -> tuple[list[str], list[str]]:
     """(arms with the most seeds, the other arms), each in the order of the rows."""
-    counts = {arm: sum(row["arm"] == arm for row in rows) for arm in dict.fromkeys(row["arm"] for row in rows)}
+    counts = collections.Counter(row["arm"] for row in rows)
     most = max(counts.values())
     return [arm for arm, n in counts.items() if n == most], [arm for arm, n in counts.items() if n < most]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# In words and numbers
 
 
 def table(rows: list[dict]) -> list[list[str]]:
@@ -55,7 +49,7 @@ def table(rows: list[dict]) -> list[list[str]]:
     cells = [["arm", "seeds", *(f"weight, {k}" for k in kinds), "sd", *(f"effective, {k}" for k in kinds)]]
     cells[0] += ["|v_0|", *(f"gate, {k}" for k in kinds), *(f"loss, {k}" for k in kinds)]
     for arm in dict.fromkeys(row["arm"] for row in rows):
-        ends = [at_end(row) for row in rows if row["arm"] == arm]
+        ends = [row["sinks"][-1] for row in rows if row["arm"] == arm]
         weights = [share for end in ends if (share := end[kinds[0]]["share"]) is not None]
         line = [arm, str(len(ends)), *(show(mean_of(end[k]["share"] for end in ends), ".1%") for k in kinds)]
         line += [f"{statistics.stdev(weights):.1%}" if len(weights) > 1 else "-"]
@@ -66,40 +60,9 @@ def table(rows: list[dict]) -> list[list[str]]:
     return cells
 
 
-def reading(rows: list[dict]) -> list[str]:
-    """What the table says, in sentences: one per arm among those with the most seeds. Empty without an arm "none"."""
-    arms, _ = arms_by_seeds(rows)
-    if "none" not in arms or len(kinds_in(rows)) != 2:
-        return []
-    idle, busy = kinds_in(rows)
-    lines = []
-    for arm in sorted(arms, key=lambda arm: arm != "none"):
-        ends = [at_end(row) for row in rows if row["arm"] == arm]
-        weight = mean_of(end[idle]["share"] for end in ends)
-        if weight is None:
-            lines.append(f"With {arm}: its mixer has no weights, and so no sink.")
-            continue
-        norm = mean_of(end["value_norm"] for end in ends)
-        effective = mean_of(end[idle]["effective"] for end in ends)
-        gates = [mean_of(gate_of(end[kind]) for end in ends) for kind in (idle, busy)]
-        if arm == "none":
-            lines.append(
-                f"Without a gate, queries with nothing to do put {weight:.0%} of their weight on {Z}, whose value has "
-                f"shrunk to {norm:.2f} of the others'; what the head writes of it is {effective:.3f} of the stream."
-            )
-        else:
-            gate = f"; the gate is {gates[0]:.2f} there and {gates[1]:.2f} at {busy}s" if None not in gates else ""
-            lines.append(f"With {arm}: weight {weight:.0%}, value {norm:.2f}, written {effective:.3f}{gate}.")
-    return lines
-
-
 def mean_of(values: Iterable[float | None]) -> float | None:
     values = [value for value in values if value is not None]
     return statistics.fmean(values) if values else None
-
-
-def percent(value: float | None) -> float | None:
-    return None if value is None else 100 * value
 
 
 def show(value: float | None, form: str) -> str:
@@ -122,14 +85,15 @@ def curves(rows: list[dict], arms: list[str], path: Path) -> Path:
     """Weight, effective sink, value norm and gate against the step: a colour per arm, every seed, and the mean with its
     interval; the gate at the queries of the second kind is dashed."""
     idle, *busy = kinds_in(rows)
+    weight = f"Weight on {Z} (%)"
     values: dict = {
-        f"Weight on {Z} (%)": lambda point: percent(point[idle]["share"]),
+        weight: lambda point: percent(point[idle]["share"]),
         f"Effective sink: written of {Z} / |x|": lambda point: point[idle]["effective"],
         f"Value norm of {Z} / median": lambda point: point["value_norm"],
         "Gate": lambda point: gate_of(point[idle]),
     }
     panels = {title: {arm: curves_of(rows, arm, value) for arm in arms} for title, value in values.items()}
-    looks = {arm: dict(color=colour) for arm, colour in zip(arms, ARM_COLOURS * len(arms), strict=False)}
+    looks = {arm: dict(color=colour) for arm, colour in zip(arms, itertools.cycle(ARM_COLOURS), strict=False)}
     for arm in arms if busy else []:
         label = f"{arm}, at {busy[0]}s"
         panels["Gate"][label] = curves_of(rows, arm, lambda point: gate_of(point[busy[0]]))
@@ -138,23 +102,22 @@ def curves(rows: list[dict], arms: list[str], path: Path) -> Path:
 
     def finish(axes, title):
         axes.set(ylim=(0, None))
-        if title.startswith("Weight"):
-            axes.axhline(100 * uniform(rows, idle), color="0.4", linestyle=":", label="uniform weights")
+        if title == weight:
+            uniform_line(axes, rows, idle)
 
-    size, xlabel = (4.7, 3.0), f"step ({where})"
-    return curve_panels(panels, looks, path, xlabel=xlabel, columns=2, size=size, sharey=False, finish=finish)
+    look: dict = dict(columns=2, size=(4.7, 3.0), sharey=False, finish=finish)
+    return curve_panels(panels, looks, path, xlabel=f"step ({where})", **look)
 
 
 def small_multiples(rows: list[dict], arms: list[str], path: Path) -> Path:
     """The weight on token 0 against the step: a panel per arm, with the arm "none" in grey behind it, every seed."""
-    idle = kinds_in(rows)[0]
-    both = {"none": "none", "the arm of the panel": None}
-    looks = {label: dict(color=colour) for label, colour in zip(both, ("0.75", COLOURS[0]), strict=True)}
+    idle, label = kinds_in(rows)[0], "the arm of the panel"
+    looks = {"none": dict(color="0.75"), label: dict(color=COLOURS[0])}
     share = {arm: curves_of(rows, arm, lambda point: percent(point[idle]["share"])) for arm in ["none", *arms]}
-    panels = {arm: {label: share[name or arm] for label, name in both.items()} for arm in arms}
+    panels = {arm: {"none": share["none"], label: share[arm]} for arm in arms}
 
     def finish(axes, title):
-        axes.axhline(100 * uniform(rows, idle), color="0.4", linestyle=":", linewidth=1, label="uniform weights")
+        uniform_line(axes, rows, idle)
         axes.set(ylim=(0, 102))
 
     return curve_panels(panels, looks, path, ylabel=f"weight on {Z} (%)", size=(2.8, 2.2), finish=finish)
@@ -167,30 +130,30 @@ def curves_of(rows: list[dict], arm: str, value) -> list[list]:
     return [curve for curve in known if curve]
 
 
-def uniform(rows: list[dict], kind: str) -> float:
-    """The weight that uniform weights put on token 0, mean over the queries of the kind."""
-    return statistics.fmean(row["meters"]["kinds"][kind]["uniform"] for row in rows)
+def percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def uniform_line(axes: plt.Axes, rows: list[dict], kind: str) -> None:
+    """A line at the weight that uniform weights put on token 0, mean over the queries of the kind."""
+    uniform = statistics.fmean(row["meters"]["kinds"][kind]["uniform"] for row in rows)
+    axes.axhline(100 * uniform, color="0.4", linestyle=":", linewidth=1, label="uniform weights")
 
 
 def maps(checkpoints: list[dict], path: Path) -> Path:
     """The first attention map of each checkpoint of a meters.json, side by side, in one scale. Returns the path."""
-    n, shown = len(checkpoints), [meters["maps"][0] for meters in checkpoints]
-    widths = [1.0] * n + [0.04]
-    figure, grid = plt.subplots(1, n + 1, figsize=(5.2 * n + 0.6, 4.9), width_ratios=widths)
-    limit = max(largest(one) for one in shown)
-    for axes, meters, one in zip(grid, checkpoints, shown, strict=False):
-        image = attention_map(axes, one, limit)
-        axes.set_title(gate_name(meters), fontsize=12)
+    n = len(checkpoints)
+    figure, grid = plt.subplots(1, n + 1, figsize=(5.2 * n + 0.6, 4.9), width_ratios=[1.0] * n + [0.04])
+    limit = max(largest(meters["maps"][0]) for meters in checkpoints)
+    for axes, meters in zip(grid, checkpoints, strict=False):
+        image = attention_map(axes, meters["maps"][0], limit)
+        axes.set_title("without a gate" if meters["gate"] == "none" else f"gate {meters['gate']}", fontsize=12)
     figure.colorbar(image, cax=grid[-1], label="weight")
     return write(figure, path)
 
 
 def largest(shown: dict) -> float:
     return max(abs(w) for row in shown["weights"] for w in row)
-
-
-def gate_name(meters: dict) -> str:
-    return "without a gate" if meters["gate"] == "none" else f"gate {meters['gate']}"
 
 
 def attention_map(axes: plt.Axes, shown: dict, limit: float):
@@ -203,17 +166,15 @@ def attention_map(axes: plt.Axes, shown: dict, limit: float):
     positive: dict = dict(cmap="cividis", norm=PowerNorm(0.5, 0, limit))
     image = axes.imshow(weights, **(signed if any(w < 0 for row in weights for w in row) else positive))
     for i, (kind, positions) in enumerate(shown["queries"].items()):
-        label = f"{kind}s"
-        axes.plot([-1.5 - i] * len(positions), positions, ">", color=COLOURS[1 + i], ms=4, label=label, clip_on=False)
+        look: dict = dict(color=COLOURS[1 + i], ms=4, label=f"{kind}s", clip_on=False)
+        axes.plot([-1.5 - i] * len(positions), positions, ">", **look)
     axes.set(xlabel="key (position)", ylabel="query (position)", xlim=(-0.5, n - 0.5), ylim=(n - 0.5, -0.5))
     if shown["queries"]:
         axes.tick_params(axis="y", pad=10)
         axes.legend(frameon=False, loc="upper right", labelcolor="white", fontsize=9, handletextpad=0.1)
-    if shown["gate"]:
+    if gate := shown["gate"]:
         strip = axes.inset_axes((1.03, 0, 0.06, 1), sharey=axes)
-        strip.imshow(
-            [[value] for value in shown["gate"]], cmap="gray", vmin=0, vmax=max(1, *shown["gate"]), aspect="auto"
-        )
+        strip.imshow([[value] for value in gate], cmap="gray", vmin=0, vmax=max(1, *gate), aspect="auto")
         strip.set(xticks=[0], xticklabels=["gate"], ylim=(n - 0.5, -0.5))
         strip.tick_params(axis="y", left=False, labelleft=False)
     return image

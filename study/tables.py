@@ -10,7 +10,7 @@ import collections
 import math
 import statistics
 
-from study import curves, gains, mixers, ranks, sinks, stats
+from study import curves, gains, ranks, sinks, stats
 from study.claims import claims_table, made_by
 from study.names import by_learning_rate, has_diverged, joined, number, plain_arms
 from study.page import Table
@@ -38,7 +38,7 @@ def parts(config, rows: list[dict]) -> list[str | Table]:
             shown.append(f"verdict: {verdict(config, here)}\ncost of the gate: {cost(config, here)}")
     if config.learning_rates and not config.selection_seeds:
         shown.append(divergence(rows))
-    shown += [ranks.table(ranks.records(config, rows)), mixers.predicted(config, rows), origins(rows)]
+    shown += [ranks.table(ranks.records(config, rows)), origins(rows)]
     return [part for part in shown if part]
 
 
@@ -154,14 +154,14 @@ def slices_tables(rows: list[dict]) -> list[Table]:
     return tables
 
 
-def sinks_tables(rows: list[dict]) -> list[str | Table]:
-    """What token 0 gets by kind of query: the reading in sentences, then a line per arm."""
+def sinks_tables(rows: list[dict]) -> list[Table]:
+    """What token 0 gets by kind of query: a line per arm."""
     rows = sinks.with_sinks(rows)
     if not rows:
         return []
     title = "token 0 by kind of query, means over the seeds; effective: written of it over the residual stream"
     header, *cells = sinks.table(rows)
-    return ["\n".join(sinks.reading(rows)), Table(title, header, cells)]
+    return [Table(title, header, cells)]
 
 
 def divergence(rows: list[dict]) -> Table:

@@ -3,16 +3,15 @@
 python -m pytest tests/test_bench.py
 """
 
-import functools
 import json
 import re
+import resource
 import types
+from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from torch.autograd.profiler_util import EventList
 
 import bench
 from data.pystdlib import prepare as pystdlib
@@ -20,7 +19,6 @@ from data.shards import Dataset
 from model import GLA, MIXERS, GPTConfig, Softmax
 from speed import baselines, costs, figures, forms, loss, report
 from speed.report import BenchConfig, Report
-from study.drawing import MIXER_COLOURS, mixer_colours
 
 NANOGPT = '''
 import torch
@@ -42,10 +40,8 @@ class GPT(torch.nn.Module):
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
         return torch.optim.AdamW(self.parameters(), lr=learning_rate, betas=betas, weight_decay=weight_decay)
 
-    def forward(self, idx, targets=None):
+    def forward(self, idx, targets):
         logits = self.wte(idx) @ self.wte.weight.T
-        if targets is None:
-            return logits, None
         return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
     def generate(self, idx, max_new_tokens):
@@ -67,28 +63,26 @@ def beside_nanogpt(cpu, tmp_path):
 
 
 @pytest.fixture
-def seen_losses(monkeypatch):
-    """Collects the losses of all steps that follow."""
-    losses, loss_of = [], baselines.Side.loss
-    monkeypatch.setattr(baselines.Side, "loss", lambda *args: losses.append(loss_of(*args)) or losses[-1])
-    return losses
-
-
-@pytest.fixture
 def small_parts(monkeypatch):
     """The parts of bench.py on models of one narrow layer, without processes of their own; MIXERS has two classes more,
-    which say nothing of colours or states."""
+    which say nothing of colours or states. A batch is one row of 8 tokens."""
     monkeypatch.setitem(MIXERS, "mine", type("Mine", (GLA,), {}))
     monkeypatch.setitem(MIXERS, "my_softmax", type("MySoftmax", (Softmax,), {}))
-    small = dict(n_layer=1, n_head=2, n_embd=16, state_size=4)
-    monkeypatch.setattr(baselines, "GPTConfig", lambda **keys: GPTConfig(**keys | small))
-    monkeypatch.setattr(costs, "peak_mb", lambda config, name, batch, keys: 1.0)
-
-
-def run_part(name, config):
-    part = Report(name)
-    bench.PARTS[name](config, part)
-    return part
+    small, of_length = dict(n_layer=1, n_head=2, n_embd=16), forms.forms
+    monkeypatch.setattr(baselines, "GPTConfig", lambda **keys: GPTConfig(**keys | small | dict(state_size=4)))
+    for name, value in dict(
+        peak_mb=lambda config, name, batch, keys: 2.0 if name == "nanoGPT" else 1.0,
+        random_batch=lambda config, V, B, T: baselines.random_batch(config, V, 1, 8),
+        gemm_rate=lambda device, dtype: 1e9, CONTEXTS=(64, 4096), TOKENS=3, STEPS=2,
+        SIZE_125M=costs.SIZE_125M | dict(vocab_size=64),
+    ).items():  # fmt: skip
+        monkeypatch.setattr(costs, name, value)
+    monkeypatch.setattr(forms, "forms", lambda T, device: of_length(T // 64, device))
+    monkeypatch.setattr(pystdlib, "sysconfig", types.SimpleNamespace(get_path=lambda name: json.__path__[0]))
+    monkeypatch.setattr(loss, "in_new_processes", lambda function, tasks, at_once: [function(*task) for task in tasks])
+    monkeypatch.setattr(loss, "EVAL_WINDOWS", 8)
+    monkeypatch.setattr(loss, "SIZE", small | dict(block_size=16))
+    monkeypatch.setattr(loss, "SCHEDULE", loss.SCHEDULE | dict(max_iters=6, warmup_iters=1, learning_rate=1e-2))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -102,40 +96,35 @@ def test_the_interval_of_a_median_is_that_of_the_tables(n, low, high):
     assert report.median_interval([0.5]) == (0.5, 0.5, 0.5)
 
 
-INTERVALS = {  # an interval: the verdicts about a target of 2, to be reached and not to be exceeded
-    (2.1, 3.0): ("met", "missed"),
-    (2.0, 3.0): ("met", "unresolved"),
-    (1.9, 2.1): ("unresolved", "unresolved"),
-    (1.0, 2.0): ("unresolved", "met"),
-    (1.0, 1.9): ("missed", "met"),
-}
+@pytest.mark.parametrize(
+    "interval, to_reach, not_to_exceed",
+    [
+        ((2.0, 3.0), "met", "unresolved"),
+        ((1.9, 2.1), "unresolved", "unresolved"),
+        ((1.0, 2.0), "unresolved", "met"),
+        ((1.0, 1.9), "missed", "met"),
+        ((2.1, 3.0), "met", "missed"),
+    ],
+)
+def test_a_claim_is_met_where_its_whole_interval_clears_the_target(interval, to_reach, not_to_exceed):
+    assert (report.judge(*interval, 2.0), report.judge(*interval, 2.0, at_most=True)) == (to_reach, not_to_exceed)
 
 
-@pytest.mark.parametrize("interval", INTERVALS)
-def test_a_claim_is_met_where_its_whole_interval_clears_the_target(interval):
-    assert tuple(report.judge(*interval, 2.0, at_most) for at_most in (False, True)) == INTERVALS[interval]
-
-
-def test_sides_are_warmed_once_and_then_take_turns_in_both_orders(cpu, monkeypatch):
+def test_sides_are_warmed_once_and_then_take_turns_in_both_orders(cpu):
     calls = []
     seconds = report.interleave({name: lambda name=name: calls.append(name) for name in "ab"}, 4, cpu)
     assert "".join(calls) == "ab" + "ab" + "ba" + "ab" + "ba"
     assert {name: len(values) for name, values in seconds.items()} == {"a": 4, "b": 4}
-    monkeypatch.setattr(report, "seconds_of", lambda call, device: call())
-    assert report.side_by_side(lambda: 2.0, lambda: 1.0, 6, cpu) == [(2.0, 1.0)] * 6
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The sides
 
 
-def test_nanogpt_is_any_file_with_its_classes(beside_nanogpt, seen_losses, capsys, tmp_path, helpers):
-    batch = baselines.random_batch(beside_nanogpt, 11, 2, 16)
-    side = baselines.Side(beside_nanogpt, baselines.NANOGPT, batch, **baselines.SMALL, vocab_size=11)
+def test_nanogpt_is_any_file_with_its_classes(beside_nanogpt, capsys, tmp_path, helpers):
+    side = baselines.Side(beside_nanogpt, baselines.NANOGPT, **baselines.SMALL, vocab_size=11)
     keys = side.model.keys
     assert (keys["n_layer"], keys["n_embd"], keys["vocab_size"], keys["dropout"]) == (6, 384, 11, 0.0)
-    side(), side()
-    assert len(seen_losses) == 2 and seen_losses[1] < seen_losses[0]
     (group,) = side.optimizers[0].param_groups
     assert (group["lr"], group["betas"], group["weight_decay"]) == (1e-4, (0.9, 0.95), 0.1)
     assert capsys.readouterr().out == ""  # nanoGPT's own prints do not mix with the table
@@ -143,91 +132,91 @@ def test_nanogpt_is_any_file_with_its_classes(beside_nanogpt, seen_losses, capsy
     assert "none.py': no such file; it is model.py of a copy of nanoGPT" in message
 
 
-def test_a_side_is_trained_on_its_batch_by_steps_of_a_run(cpu):
-    batch, other = baselines.random_batch(cpu, 11, 2, 8), baselines.random_batch(cpu, 11, 4, 8)
-    side = baselines.Side(cpu, "gla", batch, **TINY)
-    before = [p.clone() for p in side.model.parameters()]
+@pytest.mark.parametrize("name", ["gla", baselines.NANOGPT])
+def test_a_side_is_trained_on_its_batch_by_steps_of_a_run(name, beside_nanogpt):
+    batch, other = (baselines.random_batch(beside_nanogpt, 11, B, 8) for B in (2, 4))
+    side = baselines.Side(beside_nanogpt, name, batch, **TINY)
     losses = [side.loss().item(), side() or side.loss().item(), side.loss(other).item()]
     assert losses[1] < losses[0] and losses[2] != losses[1]
-    assert any(not torch.equal(a, b) for a, b in zip(before, side.model.parameters(), strict=True))
     assert all(p.grad is None for p in side.model.parameters())
     torch.manual_seed(1)
-    assert baselines.Side(cpu, "gla", batch, **TINY).loss().item() == losses[0]  # sides start alike
+    assert baselines.Side(beside_nanogpt, name, batch, **TINY).loss().item() == losses[0]  # sides start alike
 
 
-def test_a_compiled_side_that_would_run_eager_in_part_is_an_error(cpu, monkeypatch):
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    cpu.compile = True
-    plain, side = (baselines.Side(cpu, "softmax", baselines.random_batch(cpu, 11, 2, 8), **TINY) for _ in range(2))
-    assert side.loss().item() == pytest.approx(plain.model(*plain.batch).item())
-    forward = baselines.GPT.forward
-    monkeypatch.setattr(baselines.GPT, "forward", lambda *args: torch._dynamo.graph_break() or forward(*args))
-    broken = baselines.Side(cpu, "softmax", side.batch, **TINY)
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        broken.loss()
-    torch._dynamo.reset()
-
-
-def test_peak_memory_is_that_of_a_process_that_trains(cpu):
-    batch, large = baselines.random_batch(cpu, 11, 2, 8), TINY | dict(vocab_size=500_000)
-    # 32 MB of weights, as much of their gradients and twice as much of the moments of AdamW
-    assert baselines.peak_mb(cpu, "softmax", batch, large) - baselines.peak_mb(cpu, "softmax", batch, TINY) > 4 * 30
-
-
-def test_profile_lists_the_operations_of_a_step_of_any_attention_and_of_nanogpt(beside_nanogpt, monkeypatch, helpers):
-    monkeypatch.setattr(bench, "SMALL", dict(n_layer=2, n_head=2, n_embd=16))
-    monkeypatch.setattr(bench, "random_batch", lambda config, V, B, T: baselines.random_batch(config, V, 1, 8))
-    table = EventList.table  # all of its rows: which are the first 20 depends on the machine
-    monkeypatch.setattr(EventList, "table", lambda *args, **keys: table(*args, **keys | {"row_limit": -1}))
-    operations, tables = (
-        {"softmax": "scaled_dot", "cosformer,gla": "ChannelWeights", "nanoGPT": "cross_entropy_loss"},
-        {},
-    )
-    for name in operations:
-        beside_nanogpt.profile = name
-        tables[name] = bench.profile(beside_nanogpt)
-    for name, operation in operations.items():
-        assert [other for other in tables if operation in tables[other]] == [name]
-    beside_nanogpt.profile = "sotfmax"
-    assert "did you mean 'softmax'" in helpers.error_of(bench.profile, beside_nanogpt)
+def test_peak_memory_is_that_of_three_steps_in_a_process_of_its_own(cpu, monkeypatch):
+    calls, steps, step = [], [], baselines.Side.__call__
+    monkeypatch.setattr(baselines, "in_new_processes", lambda *call: calls.append(call) or [3_000_000])
+    monkeypatch.setattr(baselines.Side, "__call__", lambda side: steps.append(step(side)))
+    assert baselines.peak_mb(cpu, "softmax", batch := baselines.random_batch(cpu, 11, 2, 8), TINY) == 3.0
+    assert calls == [(baselines.peak_bytes, [(cpu, "softmax", batch, TINY)])]
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    assert resident <= baselines.peak_bytes(cpu, "softmax", batch, TINY) < 100 * resident and len(steps) == 3
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The parts, with every mixer and one that a user adds
+# The parts, with every mixer and one that a user adds, and results/bench
+
+PAGE = Path(bench.__file__).parent / "results" / "bench" / "README.md"
+CLAIMS = dict(re.findall(r"^\| `(.+?)` \| (.+) \|$", PAGE.read_text(), re.M))
 
 
-def test_length_and_decoding_of_every_mixer_are_measured_and_drawn(
-    small_parts, beside_nanogpt, tmp_path, monkeypatch, capsys, helpers
+def test_all_parts_measure_every_mixer_and_every_claim_of_the_page(
+    small_parts, beside_nanogpt, tmp_path, monkeypatch, capsys, drawn, helpers
 ):
-    monkeypatch.setattr(costs, "CONTEXTS", (64, 4096))
-    monkeypatch.setattr(costs, "TOKENS", 3)
-    beside_nanogpt.longest, out_dir = 512, tmp_path / "out"
-    out_dir.mkdir()
-    parts = {name: run_part(name, beside_nanogpt) for name in ("length", "decode")}
-    for name, part in parts.items():
-        assert {row["mixer"] for row in part.rows if "mixer" in row} == set(MIXERS)
-        (out_dir / f"{name}.json").write_text(json.dumps({"rows": part.rows}))
-    names = {name: [ratio["name"] for ratio in part.ratios] for name, part in parts.items()}
-    assert names["length"] == [f"{mixer}: step at 512, share of the GEMM rate" for mixer in MIXERS]
+    seen, batch, out = [], Dataset.batch, tmp_path / "out"
+    monkeypatch.setattr(Dataset, "batch", lambda *args, **keys: seen.append(batch(*args, **keys)) or seen[-1])
+    monkeypatch.setattr(bench, "has_fla", lambda: True)  # a GPU is there, and the CPU is measured
+    words = dict(device="cpu", dtype="float32", threads=1, pairs=6, long_pairs=6, longest=1024, seeds="0,1")
+    bench.main(["all", *helpers.words(**words, against=beside_nanogpt.against, out_dir=out)])
+    printed = capsys.readouterr().out.splitlines()
+    about, parts = json.loads(printed[-1]), {file.stem: json.loads(file.read_text()) for file in out.glob("*.json")}
+    assert about["kernels"] == "plain PyTorch, compile off" and about["gemm_gflops"]["float32"] > 0
+    assert set(parts) == set(bench.PARTS) - {"gpu"} and {claim["name"] for claim in about["claims"]} == set(CLAIMS)
+    for kind in ("claims", "ratios"):
+        raw = {ratio["name"]: ratio for part in parts.values() for ratio in part[kind]}
+        assert raw == {ratio["name"]: ratio | {"pairs": raw[ratio["name"]]["pairs"]} for ratio in about[kind]}
+        for name, ratio in raw.items():
+            n = 1 if "memory" in name else 2 if "processor time" in name else 6
+            assert len(ratio["pairs"]) == n and any(name in line and ratio.get("met", "") in line for line in printed)
+    flops = {f"training step, {row['gate']} / none": row["flops"] + 0.02 for row in parts["overhead"]["rows"]}
+    for claim in about["claims"]:
+        assert claim["at_most"] == ("at most" in CLAIMS[claim["name"]])
+        assert claim["target"] == round(flops.get(claim["name"], 1.0), 4)
+    share = {row["gate"]: row["flops"] for row in parts["overhead"]["rows"]}
+    assert share["elementwise"] > share["headwise"] > 1 and share["elementwise, match_params"] < share["elementwise"]
+
+    for part in (parts["length"], parts["decode"]):
+        assert {row["mixer"] for row in part["rows"]} == set(MIXERS)
+    names = {name: [ratio["name"] for ratio in part["ratios"]] for name, part in parts.items()}
+    assert names["length"] == [f"{mixer}: step at 1,024, share of the GEMM rate" for mixer in MIXERS]
     # only a state that does not grow promises a time that does not
-    grown = {name.partition(":")[0] for name in names["decode"] if name.endswith("token at context 4,096 / at 64")}
-    assert grown == set(MIXERS) - {"softmax", "my_softmax"}
-    assert [(claim["name"], claim["target"]) for claim in parts["decode"].claims] == [
-        (f"token at context 256, nanoGPT / ours with a {side}", 1.0) for side in ("state", "cache")
-    ]
-    in_rows = [name for name in names["decode"] if "rows" in name]
-    assert in_rows == [f"token at context 256 in {B} rows, nanoGPT / ours with a state" for B in (8, 32)]
-    asked = {line for line in capsys.readouterr().out.splitlines() if line.startswith("asked")}
-    assert asked == {"asked for 3"}  # nanoGPT makes as many tokens a call
-    drawn = []
-    monkeypatch.setattr(figures, "write", lambda figure, path: drawn.append(figure) or path)
+    grown = [f"{mixer}: token at context 4,096 / at 64" for mixer in MIXERS if mixer not in ("softmax", "my_softmax")]
+    assert names["decode"][: len(grown)] == grown and len(names["decode"]) == len(grown) + 4 and len(names["ops"]) == 12
+    assert {line for line in printed if line.startswith("asked")} == {"asked for 3"}  # nanoGPT makes as many tokens
     for shown in (figures.PANELS, figures.PANELS[2:]):  # a panel for what was measured
-        assert figures.draw(out_dir) == [out_dir / "cost.png"]
-        assert [axes.get_title() for axes in drawn[-1].axes] == [title for _, _, title in shown]
-        assert all(len(axes.lines) == len(MIXERS) for axes in drawn[-1].axes)
-        helpers.assert_plain_ticks(drawn[-1])
-        plt.close(drawn[-1])
-        (out_dir / "length.json").unlink(missing_ok=True)
+        assert figures.draw(out) == [out / "cost.png"]
+        assert [axes.get_title() for axes in drawn["cost.png"].axes] == [title for _, _, title in shown]
+        assert all(len(axes.lines) == len(MIXERS) for axes in drawn["cost.png"].axes)
+        (out / "length.json").unlink(missing_ok=True)
+
+    runs = parts["loss"]["rows"]
+    assert [(run["side"], run["seed"]) for run in runs] == [(side, seed) for seed in (0, 1) for side in loss.SIDES]
+    for run in runs:
+        steps, seconds, losses = zip(*run["curve"], strict=True)
+        assert steps == tuple(range(7)) and sorted(seconds) == list(seconds) and losses[-1] < losses[0]
+    firsts = [inputs for inputs, _ in seen[::6]]  # the first batch of each run
+    assert all(torch.equal(firsts[0], x) for x in firsts[:3]) and not torch.equal(firsts[0], firsts[3])
+
+
+def test_the_part_gpu_measures_steps_in_a_row_and_is_one_line_without_one(small_parts, cpu, tmp_path, helpers):
+    message = helpers.error_of(bench.main, ["gpu", "--device=cpu", "--threads=1", f"--out_dir={tmp_path / 'out'}"])
+    assert "what=gpu: measures on a GPU, and the device is cpu" in message and not (tmp_path / "out").exists()
+    assert "did you mean 'decode'" in helpers.error_of(bench.main, ["decod"])
+    bench.PARTS["gpu"](cpu, part := Report("gpu"))
+    runs = [row for row in part.rows if "mfu" in row]
+    assert [row["run"] for row in runs] == [*MIXERS] and all(row["mfu"] > 0 for row in runs)
+    assert all(row["tokens_s"] * row["ms"] / 1e3 == pytest.approx(16 * 1024) for row in runs)
+    assert [claim["name"] for claim in part.claims] == [f"training step, {gate} / none" for gate in costs.PUBLISHED]
 
 
 @pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])
@@ -241,127 +230,36 @@ def test_a_timed_call_of_decoding_makes_the_tokens_that_generate_makes(name, mon
     assert positions == [0, *range(7, 7 + costs.TOKENS)]
 
 
-def test_a_gate_is_measured_beside_the_ungated_model_and_claimed_at_its_flops(small_parts, cpu):
-    part = run_part("overhead", cpu)
-    share = {row["gate"]: row["flops"] for row in part.rows}
-    assert share["elementwise"] > share["headwise"] > 1 and share["elementwise, match_params"] < share["elementwise"]
-    assert {(claim["name"], claim["target"], claim["at_most"]) for claim in part.claims} == {
-        (f"training step, {gate} / none", round(share[gate] + 0.02, 4), True) for gate in ("elementwise", "headwise")
-    }
-    assert [ratio["name"] for ratio in part.ratios] == [f"training step, {gate} / none" for gate in [*share][2:]]
-    assert all({"step", "forward", "decode", "memory"} <= row.keys() for row in part.rows)
-    printed = str(part)
-    for claim in part.claims:
-        assert re.search(f"{claim['name']} .* <= {claim['target']:g}: {claim['met']}", printed)
-    assert "gate rank 16  flops 1.0" in printed
-
-
-def test_a_step_is_compared_with_nanogpts_in_float32_and_with_autocast(beside_nanogpt, monkeypatch, seen_losses):
-    beside_nanogpt.dtype, memory = "bfloat16", {"softmax": 1.0, "nanoGPT": 2.0}
-    monkeypatch.setattr(costs, "SMALL", dict(n_layer=1, n_head=2, n_embd=16))
-    monkeypatch.setattr(costs, "peak_mb", lambda config, name, *rest: memory[name] * (config.dtype == "float32"))
-    monkeypatch.setattr(costs, "random_batch", lambda config, V, B, T: baselines.random_batch(config, V, 1, 8))
-    part = run_part("train", beside_nanogpt)
-    assert [(claim["name"], claim["target"], claim["at_most"]) for claim in part.claims] == [
-        *(
-            (f"step in {dtype}, {ids} ids, nanoGPT / ours", 1.0, False)
-            for ids in ("256", "50,304")
-            for dtype in ("float32", "bfloat16")
-        ),
-        ("peak memory, float32, 50,304 ids, ours / nanoGPT", 1.0, True),
-    ]
-    assert part.claims[-1]["ratio"] == 0.5
-    assert len(seen_losses) == 2 * 4 * (1 + 6)
-
-
 def test_the_forms_compute_what_the_loop_computes_on_the_same_inputs():
     for function, inputs in forms.forms(70, "cpu", H=2, D=8).values():
         o, gradients = function(forms.chunked, **inputs), forms.both_ways(function, inputs, forms.chunked)()
         torch.testing.assert_close(o, function(forms.recurrent, **inputs), rtol=1e-3, atol=1e-3)
         assert len(gradients) == len(inputs) and all(g.abs().max() > 0 for g in gradients)
         attended = forms.softmax(inputs["q"], inputs["k"], inputs["v"])
-        assert attended.shape == o.shape
         torch.testing.assert_close(attended[:, 0], inputs["v"][:, 0])  # causal, and heads are not mixed
-
-
-def test_loss_is_followed_on_the_same_batches_for_every_side_and_seed(beside_nanogpt, monkeypatch):
-    beside_nanogpt.seeds, seen = [0, 1], []
-    batch = Dataset.batch
-    monkeypatch.setattr(pystdlib, "sysconfig", types.SimpleNamespace(get_path=lambda name: json.__path__[0]))
-    monkeypatch.setattr(loss, "in_new_processes", lambda function, tasks, at_once: [function(*task) for task in tasks])
-    monkeypatch.setattr(loss, "EVAL_WINDOWS", 8)
-    monkeypatch.setattr(loss, "SIZE", dict(n_layer=1, n_head=2, n_embd=16, block_size=16))
-    monkeypatch.setattr(loss, "SCHEDULE", loss.SCHEDULE | dict(max_iters=6, warmup_iters=1, learning_rate=1e-2))
-    monkeypatch.setattr(Dataset, "batch", lambda *args, **keys: seen.append(batch(*args, **keys)) or seen[-1])
-    part = run_part("loss", beside_nanogpt)
-    assert [(run["side"], run["seed"]) for run in part.rows] == [(side, seed) for seed in (0, 1) for side in loss.SIDES]
-    for run in part.rows:
-        steps, seconds, losses = zip(*run["curve"], strict=True)
-        assert steps == tuple(range(7)) and sorted(seconds) == list(seconds) and losses[-1] < losses[0]
-    firsts = [inputs for inputs, _ in seen[::6]]  # the first batch of each run
-    assert all(torch.equal(firsts[0], x) for x in firsts[:3]) and not torch.equal(firsts[0], firsts[3])
-    assert [claim["name"].partition(":")[0] for claim in part.claims] == ["softmax", "gated_deltanet"]
-    assert {claim["target"] for claim in part.claims} == {1.0}
 
 
 def test_the_time_to_a_loss_lies_on_the_line_between_two_evaluations():
     curve = [(0, 0.0, 5.0), (10, 1.0, 4.0), (20, 2.0, 2.0), (30, 3.0, 3.0)]
     assert loss.seconds_to(4.5, curve) == 0.5 and loss.seconds_to(3.0, curve) == 1.5
-    assert loss.seconds_to(1.0, curve) is None
     assert loss.seconds_to_same_loss([(0, 0.0, 5.0), (10, 4.0, 4.0)], curve) == (4.0, 1.0)
     assert loss.seconds_to_same_loss([(0, 0.0, 5.0), (10, 4.0, 1.0)], curve) == (0.0, 3.0)  # ours never gets there
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The command, and results/bench
-
-
-def test_the_last_line_is_one_json_object_that_holds_every_claim_and_ratio(tmp_path, monkeypatch, capsys, helpers):
-    """The part ops, at lengths of 16 and 64."""
-    of_length = forms.forms
-    monkeypatch.setattr(forms, "forms", lambda T, device: of_length(T // 64, device))
-    words = ["--device=cpu", "--dtype=float32", "--threads=1", "--pairs=6", "--long_pairs=6", f"--out_dir={tmp_path}"]
-    monkeypatch.setattr(bench, "has_fla", lambda: True)  # a GPU is there, and the CPU is measured
-    bench.main(["ops", *words])
-    printed = capsys.readouterr().out.splitlines()
-    about, part = json.loads(printed[-1]), json.loads((tmp_path / "ops.json").read_text())
-    assert about["kernels"] == "plain PyTorch, compile off" and about["gemm_gflops"]["float32"] > 0
-    assert (part["part"], len(about["claims"]), len(about["ratios"])) == ("ops", 6, 12)
-    assert len({ratio["name"] for kind in ("claims", "ratios") for ratio in about[kind]}) == 18
-    for kind in ("claims", "ratios"):
-        for ratio, raw in zip(about[kind], part[kind], strict=True):
-            assert raw == ratio | {"pairs": raw["pairs"]} and len(raw["pairs"]) == 6
-            assert any(ratio["name"] in line and ratio.get("met", "") in line for line in printed)
-    assert not (tmp_path / "cost.png").exists()  # no length, no decode
-    assert "did you mean 'decode'" in helpers.error_of(bench.main, ["decod"])
-
-
-def test_every_mixer_has_a_colour_of_its_own(small_parts):
-    colours = mixer_colours(["gla,softmax", "mine", "gla", "a mixer of an older version"])
-    assert len(set(colours.values())) == len(colours) == len(MIXERS) + 2
-    assert colours["gla"] == MIXER_COLOURS["gla"] and colours["mine"] == mixer_colours(["mine"])["mine"]
-
-
-PAGE = bench.Path(bench.__file__).parent / "results" / "bench" / "README.md"
-
-
-def test_the_page_has_every_claim_with_its_measured_numbers_and_a_reason_where_it_is_not_met():
-    rows = dict(re.findall(r"^\| `(.+?)` \| (.+) \|$", PAGE.read_text(), re.M))
-    claims = [claim for file in PAGE.parent.glob("*.json") for claim in json.loads(file.read_text())["claims"]]
-    assert set(rows) == {claim["name"] for claim in claims} and len(claims) <= 18  # the part gpu has two more
+def test_the_page_has_every_claim_as_its_stored_pairs_give_it_and_a_reason_where_it_is_not_met():
+    claims = []
+    for file in PAGE.parent.rglob("*.json"):
+        stored = json.loads(file.read_text())
+        interval_of = loss.interval_over_seeds if stored["part"] == "loss" else report.median_interval
+        for ratio in stored["ratios"] + stored["claims"]:
+            numbers = interval_of([a / b for a, b in ratio["pairs"]])
+            assert numbers == pytest.approx((ratio["ratio"], ratio["low"], ratio["high"]))
+            assert "met" not in ratio or ratio["met"] == report.judge(*numbers[1:], ratio["target"], ratio["at_most"])
+        claims += stored["claims"] if file.parent == PAGE.parent else []
+    assert set(CLAIMS) == {claim["name"] for claim in claims} and len(claims) <= 18  # the part gpu has two more
     for claim in claims:
-        numbers, target, verdict = rows[claim["name"]].split(" | ")
+        numbers, target, verdict = CLAIMS[claim["name"]].split(" | ")
         interval = "" if claim["low"] == claim["high"] else f" [{claim['low']:.2f}, {claim['high']:.2f}]"
         assert numbers == f"{claim['ratio']:.2f}{interval}"
         assert target == ("at most " * claim["at_most"] + f"{claim['target']:g}")
         assert verdict.partition(":")[0] == claim["met"] and (claim["met"] == "met" or ": " in verdict)
-
-
-def test_verdicts_of_the_stored_claims_follow_from_their_pairs():
-    for file in PAGE.parent.rglob("*.json"):
-        stored = json.loads(file.read_text())
-        for ratio in stored["ratios"] + stored["claims"]:
-            summary = loss.interval_over_seeds if stored["part"] == "loss" else report.median_interval
-            numbers = summary([a / b for a, b in ratio["pairs"]])
-            assert numbers == pytest.approx((ratio["ratio"], ratio["low"], ratio["high"]))
-            assert "met" not in ratio or ratio["met"] == report.judge(*numbers[1:], ratio["target"], ratio["at_most"])

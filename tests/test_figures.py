@@ -14,7 +14,7 @@ import experiment
 import plot
 from model import MIXERS
 from study import drawing, gains, report, tables
-from study.drawing import mean_lines, mean_mark
+from study.drawing import mean_lines
 from study.names import plain_arms
 
 CHANCE = {"chance among the values in context"}
@@ -45,13 +45,10 @@ def test_an_interval_is_drawn_from_three_seeds_on(drawn):
         _, axes = plt.subplots()
         mean_lines(axes, [[[0, 1.0], [1, 2.0 + seed]] for seed in range(n)])
         assert len(axes.lines) == 1 and len(axes.collections) == (n == 3)
-        mean_mark(axes, 0, list(range(n)), "black")
-        assert len(axes.lines) == 1 + 2 + (n == 3)  # the seeds, the mean, its interval
 
 
-@pytest.mark.parametrize("kinds", [["none"], ["none", "native", "sigmoid", "wide"]])
-def test_a_loss_is_drawn_from_the_lowest_run_to_the_highest_behind_its_first_evaluation(kinds, tmp_path, drawn):
-    arms = {f"{m} {kind}": {"attention": m} for m in ("gla", "mamba2") for kind in kinds}
+def test_a_loss_is_drawn_from_the_lowest_run_to_the_highest_behind_its_first_evaluation(tmp_path, drawn):
+    arms = {f"{m} {kind}": {"attention": m} for m in ("gla", "mamba2") for kind in ("none", "native", "wide")}
     config = listed(arms=arms, metric="val_loss")
     rows = [made_row(run, 0.5) | {"metric": "val_loss"} for run in experiment.runs_of(config, config.seeds, [])]
     for i, row in enumerate(rows):  # every panel is a bit lower than the one before
@@ -62,19 +59,20 @@ def test_a_loss_is_drawn_from_the_lowest_run_to_the_highest_behind_its_first_eva
         assert axes.get_ylim() == pytest.approx((low, high), abs=0.05 * (high - low))
 
 
-def test_every_mixer_and_a_pattern_of_mixers_have_a_panel(tmp_path, drawn, monkeypatch):
+def test_every_mixer_and_a_pattern_of_mixers_have_a_panel_and_a_colour(tmp_path, drawn, monkeypatch):
     monkeypatch.setitem(MIXERS, "mine", type("Mine", (MIXERS["gla"],), {}))
-    names = [*MIXERS, "gla,softmax"]
-    arms = {f"{m} {gate}": {"attention": m, "gate": gate} for m in names for gate in ("none", "elementwise")}
+    names = [*MIXERS, "gla,softmax", "a mixer of an older version"]
+    arms = {f"{m} {gate}": {"attention": m, "gate": gate} for m in names[:-1] for gate in ("none", "elementwise")}
     rows = [made_row(run, 0.5) for run in experiment.runs_of(listed(arms=arms, settings={}), [0], [])]
     report.figures(rows, tmp_path)
-    assert set(names) == {axes.get_title() for axes in drawn["accuracy.png"].axes if axes.axison}
-    assert len(set(drawing.mixer_colours(names).values())) == len(names)
+    assert set(names[:-1]) == {axes.get_title() for axes in drawn["accuracy.png"].axes if axes.axison}
+    colours = drawing.mixer_colours(names)
+    assert len(set(colours.values())) == len(names)
+    assert colours["gla"] == drawing.MIXER_COLOURS["gla"] and colours["mine"] == drawing.mixer_colours(["mine"])["mine"]
 
 
-@pytest.mark.parametrize("n", [8, 12])
-def test_each_kind_of_arm_has_a_colour_of_its_own_which_is_the_same_in_all_figures(n, drawn, tmp_path):
-    rows = []
+def test_each_kind_of_arm_has_a_colour_of_its_own_which_is_the_same_in_all_figures(drawn, tmp_path):
+    n, rows = 12, []
     for mixer, i in itertools.product(("softmax", "gla"), range(n)):
         arm = f"{mixer} {i}" if i else mixer
         about = {"seed": 0, "finite": True, "accuracy": 0.9, "metric": "accuracy", "data": {}, "scores": {}}
@@ -117,18 +115,6 @@ def test_the_gain_is_of_the_run_of_the_seed_that_has_no_gate_and_else_the_same_k
     assert [axes.get_title() for axes in drawn["gain.png"].axes] == [gains.PARTS[p] for p in ("all", "near", "far")]
 
 
-def test_numbers_stand_on_the_lowest_panel_of_each_column_and_the_first_of_each_row():
-    figure, grid = plt.subplots(2, 3, sharex=True, sharey=True)
-    for axes in (grid[1, 1], grid[1, 2], grid[0, 0]):
-        axes.set_axis_off()
-    drawing.label_edges(grid)
-    figure.canvas.draw()
-    below = [[axes.xaxis.get_tick_params()["labelbottom"] for axes in line] for line in grid]
-    left = [[axes.yaxis.get_tick_params()["labelleft"] for axes in line] for line in grid]
-    assert below[0][1:] == [True, True] and below[1][0] and left[0][1] and left[1][0] and not left[0][2]
-    plt.close(figure)
-
-
 def test_a_run_that_was_not_finite_has_no_mean_behind_its_last_evaluation(tmp_path, drawn):
     config = listed(settings={}, arms={"none": {}}, seeds=[0, 1, 2])
     rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
@@ -140,17 +126,9 @@ def test_a_run_that_was_not_finite_has_no_mean_behind_its_last_evaluation(tmp_pa
 
 
 def test_slices_of_any_name_stand_in_a_table():
-    config = listed()
     score = {"scores": {"other": {"slices": {"64": 0.9}}}, "scored": {"other": {}}}
-    rows = [made_row(run, 0.5) | score for run in experiment.runs_of(config, config.seeds, [])]
-    assert "90.0%" in tables.summary(config, rows, [])
-
-
-def test_an_arm_may_have_at_in_its_name_without_a_learning_rate(tmp_path, drawn):
-    config = listed(settings={}, arms={"gate at value": {"gate": "elementwise@value"}, "none": {}})
-    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
-    report.figures(rows, tmp_path)
-    assert list(drawn) == ["accuracy.png"]
+    rows = [made_row(run, 0.5) | score for run in experiment.runs_of(listed(), [0], [])]
+    assert "90.0%" in tables.summary(listed(), rows, [])
 
 
 def test_rows_of_two_versions_of_a_run_are_not_drawn_as_two_seeds(tmp_path, helpers):

@@ -1,5 +1,5 @@
 """
-What is known of a GPU without one: no wait in a step, its FLOPs; and the part gpu of bench.py on a CPU.
+What is known of a GPU without one: no wait in a step, its FLOPs.
 
     python -m pytest tests/test_gpu.py
 """
@@ -11,10 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-import bench
 from model import GLA, GPT, MIXERS, GPTConfig
-from speed import costs
-from speed.report import BenchConfig, Report
 
 SMALL = dict(n_layer=1, n_head=2, n_embd=32, block_size=140, vocab_size=64, state_size=8)
 
@@ -67,46 +64,3 @@ def test_the_products_of_a_step_are_the_flops_that_the_model_declares():
     counted, declared = train_and_decode(4, 64, n_layer=2, n_head=4, n_embd=256, vocab_size=512, block_size=65)
     # it declares a causal half of softmax attention, of which the count has the whole, and a chunk of the logits twice
     assert declared < counted < 1.1 * declared
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The part gpu, as far as a CPU goes
-
-
-def test_without_a_gpu_the_part_is_one_line_and_all_leaves_it_out(tmp_path, helpers):
-    message = helpers.error_of(bench.main, ["gpu", "--device=cpu", f"--out_dir={tmp_path / 'none'}"])
-    assert "what=gpu: measures on a GPU, and the device is cpu" in message and not (tmp_path / "none").exists()
-    assert bench.parts_of(["all"]) == [name for name in bench.PARTS if name != "gpu"]
-    assert bench.parts_of(["all", "gpu"]) == list(bench.PARTS)
-
-
-def test_the_numbers_of_the_part_come_out_of_a_tiny_model(monkeypatch):
-    cpu = BenchConfig(device="cpu", dtype="float32", threads=1, pairs=6, long_pairs=6)
-    monkeypatch.setattr(costs, "MIXERS", {name: MIXERS[name] for name in ("softmax", "gla")})
-    monkeypatch.setattr(costs, "SIZE_125M", SMALL | dict(block_size=40))
-    monkeypatch.setattr(costs, "STEPS", 2)
-    monkeypatch.setattr(costs, "TOKENS", 2)
-    monkeypatch.setattr(costs, "peak_mb", lambda *args, **keys: 1.0)
-    part = Report("gpu")
-    costs.bench_gpu(cpu, part)
-    share = {row["gate"]: row["flops"] for row in part.rows if "gate" in row}
-    assert {(claim["name"], claim["target"]) for claim in part.claims} == {
-        (f"training step, {gate} / none", round(share[gate] + 0.02, 4)) for gate in ("elementwise", "headwise")
-    }
-    runs = [row for row in part.rows if "mfu" in row]
-    assert [row["run"] for row in runs] == ["softmax", "gla"]
-    assert all(row["tokens_s"] * row["ms"] / 1e3 == pytest.approx(16 * 40) for row in runs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MIXERS)
-def test_a_compiled_model_has_one_graph_for_each_length_and_no_break(name):
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    model = torch.compile(GPT(GPTConfig(**SMALL | dict(block_size=16, attention=name))), backend="aot_eager")
-    for T in (16, 16, 8):
-        idx = torch.zeros(2, T, dtype=torch.long)
-        model(idx, idx).backward()
-    counters = torch._dynamo.utils.counters
-    assert (counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())) == (2, 0)
-    torch._dynamo.reset()

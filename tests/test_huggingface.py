@@ -606,31 +606,6 @@ def split_at(pattern):
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
-def repeated(step, times=60):
-    return {"type": "Sequence", "normalizers": [step] * times}
-
-
-DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
-HOSTILE = {
-    "a pattern of endless ways": {"pre_tokenizer": split_at("(a+)+$")},
-    "normalizers that double": {"normalizer": repeated(DOUBLE)},
-    "a few that double": {"normalizer": repeated(DOUBLE, 10)},
-    "bytes of bytes of bytes": {"normalizer": repeated({"type": "ByteLevel"})},
-    "no model": {"model": {"type": "WordLevel", "vocab": {}, "unk_token": "?"}},
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_tokenizer_that_ends_no_text_is_one_line(name, tokenizer_file, helpers, tmp_path, monkeypatch):
-    monkeypatch.setattr("data.tokenizer.PROBE_SECONDS", 2)
-    file = tmp_path / "tokenizer.json"
-    file.write_text(json.dumps(json.loads(tokenizer_file.read_text()) | HOSTILE[name]))
-    message = helpers.error_of(FileTokenizer, file)
-    assert message.startswith(f"{file}: damaged, or no tokenizer (it fails on a text of 103,000 characters")
-    words = [str(tokenizer_file), f"--tokenizer={tmp_path}", f"--out_dir={tmp_path / 'data'}"]
-    assert str(file) in helpers.error_of(text_prepare.main, words)
-
-
 def test_a_text_on_which_a_tokenizer_fails_is_one_line(tokenizer_file, helpers, tmp_path):
     about = json.loads(tokenizer_file.read_text()) | {"pre_tokenizer": split_at("(ab|abab)+$")}
     (tmp_path / "tokenizer.json").write_text(json.dumps(about))

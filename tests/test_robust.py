@@ -178,9 +178,9 @@ def write_data(folder):
 
 def test_a_shard_is_read_through_once_and_again_when_it_was_touched(tmp_path, monkeypatch, helpers):
     write_data(tmp_path)
-    hashed, check, verified = [], data.shards._check_content, tmp_path / ".verified.json"
+    hashed, check, verified = [], data.shards.Shard.check, tmp_path / ".verified.json"
     monkeypatch.setattr(
-        data.shards, "_check_content", lambda f, path, *rest: hashed.append(path.name) or check(f, path, *rest)
+        data.shards.Shard, "check", lambda shard, *args: hashed.append(shard.path.name) or check(shard, *args)
     )
     now = time.time_ns()
     monkeypatch.setattr(time, "time_ns", lambda: now + 10**8)  # the files are of this very second

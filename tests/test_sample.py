@@ -155,7 +155,7 @@ def test_evaluate_refuses_what_it_cannot_score(text_runs, mqar_run, text, mixed_
     for checkpoint, keys, expected in [
         (tmp_path / "nowhere", {}, "nowhere: no such checkpoint"),
         (text_runs["softmax"], dict(split="test"), "has no split 'test'; it has train, val"),
-        (text_runs["softmax"], dict(dataset=tmp_path), "has no meta.json"),
+        (text_runs["softmax"], dict(dataset=tmp_path), "meta.json: cannot be read (No such file"),
         (text_runs["softmax"], dict(out=tmp_path / "nowhere" / "x.json"), "cannot be written (No such file"),
         (text_runs["cosformer"], dict(block_size=64), "past block_size=32"),
         (mqar_run, dict(dataset=text), "256 token ids, the model knows 16"),

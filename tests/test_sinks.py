@@ -44,6 +44,7 @@ def test_the_table_has_a_line_per_arm_with_its_means_and_spread():
     assert (by_name["weight, other"], by_name["sd"], by_name["|v_0|"]) == ("85.0%", "7.1%", "0.10")
     assert (by_name["effective, other"], by_name["gate, other"], by_name["loss, other"]) == ("0.085", "-", "2.0000")
     assert dict(zip(title, gated, strict=True))["gate, trigger"] == "0.90"
+    assert tables.sinks_tables([{"sinks": []}, {}]) == []
 
 
 @pytest.mark.parametrize("others", [ROWS, []])
@@ -57,22 +58,9 @@ def test_an_arm_without_weights_has_no_number_and_no_line(others, tmp_path, draw
     cells = dict(zip(title, lines[-1], strict=True))
     assert {cells[name] for name in title if name.startswith(("weight", "effective", "sd", "|v_0|"))} == {"-"}
     assert cells["loss, other"] == "2.0000"
-    said = "With conv: its mixer has no weights, and so no sink."
-    assert sinks.reading(rows)[-1:] == ([said] if others else [])
     sinks.curves(rows, ["none", "conv"] if others else ["conv"], tmp_path / "sink.png")
     assert len(drawn["sink.png"].axes[0].lines) == (4 if others else 1)  # two seeds, their mean and uniform weights
     sinks.small_multiples(rows, ["conv"], tmp_path / "sink_arms.png")
-
-
-def test_the_reading_begins_with_the_ungated_arm_and_says_what_each_gate_changes():
-    first, second = sinks.reading(ROWS)
-    assert first.startswith("Without a gate, queries with nothing to do put 85% of their weight on the first token")
-    assert "shrunk to 0.10 of the others'" in first and "is 0.085 of the stream" in first
-    assert second == (
-        "With headwise: weight 50%, value 0.50, written 0.050; the gate is 0.09 there and 0.90 at triggers."
-    )
-    assert sinks.reading([r for r in ROWS if r["arm"] != "none"]) == []
-    assert tables.sinks_tables([{"sinks": []}, {}]) == []
 
 
 def test_arms_with_fewer_seeds_have_panels_of_their_own(tmp_path):
@@ -93,13 +81,10 @@ def test_every_seed_is_a_line_and_the_gate_has_one_for_each_kind(tmp_path, drawn
 
 
 def test_maps_stand_side_by_side_with_their_triggers_and_gates(tmp_path, drawn):
-    layer = {
-        "mixer": "softmax",
-        "gates": {},
-        "residual": {"max": 1.0, "max_over_median": 2.0, "position": 0, "channel": 0},
-    }
-    layer["sink"] = {name: [0.5] for name in ("share", "random_tokens", "token_0_before", "token_0_after", "effective")}
-    layer["sink"] |= {"kind": "weights", "kinds": {}}
+    residual = {"max": 1.0, "max_over_median": 2.0, "position": 0, "channel": 0}
+    names = ("share", "random_tokens", "token_0_before", "token_0_after", "effective")
+    sink = {name: [0.5] for name in names} | {"kind": "weights", "kinds": {}}
+    layer = {"mixer": "softmax", "gates": {}, "residual": residual, "sink": sink}
     about = {"attention": "softmax", "step": 1, "rows": 1, "tokens": 2, "dataset": "backcopy", "split": "val"}
     about |= {"packing": "", "dtype": "float32", "sink_baseline": 0.5, "layers": [layer], "pruning": []}
     shown = {"layer": 0, "head": 0, "weights": [[1.0, 0.0], [0.25, 0.75]], "queries": {"trigger": [1]}}
@@ -115,28 +100,20 @@ def test_maps_stand_side_by_side_with_their_triggers_and_gates(tmp_path, drawn):
     assert left.lines[0].get_ydata().tolist() == [1]
 
 
-def test_arms_run_with_the_seeds_that_seeds_of_gives_them():
-    config = configurator.load(experiment.ExperimentConfig, [str(ROOT / "config/experiments/sink.py")])
-    runs = experiment.runs_of(config, config.seeds, [])
-    seeds = {arm: [run["seed"] for run in runs if run["arm"] == arm] for arm in config.arms}
-    ten = ["none", "elementwise", "sigmoid2", "headwise", "elementwise@value"]
-    assert all(seeds[arm] == list(range(10)) for arm in ten) and len(runs) == 5 * 10 + 16 * 5
-    assert all(seeds[arm] == list(range(5)) for arm in config.arms if arm not in ten)
-    for seeds_of in ({"nobody": [1]}, {"none": [-1]}, {"none": "0"}):
-        with pytest.raises(UserError, match="seeds_of"):
-            experiment.ExperimentConfig(arms={"none": {}}, base={"dtype": "float32"}, seeds_of=seeds_of)
+def runs_with(**keys):
+    arms = {"a": {}, "b": {}, "c": {}}
+    config = experiment.ExperimentConfig(arms=arms, seeds=[0, 1], base={"dtype": "float32"}, **keys)
+    return [(run["arm"], run["seed"]) for run in experiment.runs_of(config, config.seeds, [])]
 
 
-def test_the_runs_of_first_arms_go_before_those_of_the_others_in_all_seeds():
-    def runs_with(**keys):
-        arms = {"a": {}, "b": {}, "c": {}}
-        config = experiment.ExperimentConfig(arms=arms, seeds=[0, 1], base={"dtype": "float32"}, **keys)
-        return [(run["arm"], run["seed"]) for run in experiment.runs_of(config, config.seeds, [])]
-
+def test_runs_are_those_of_seeds_of_and_those_of_first_arms_go_first_in_all_seeds():
     by_seed = [(arm, seed) for seed in (0, 1) for arm in "abc"]
-    assert runs_with() == by_seed
+    assert runs_with() == by_seed and runs_with(seeds_of={"b": [1]}) == [run for run in by_seed if run != ("b", 0)]
     first = [("b", 0), ("c", 0), ("b", 1), ("c", 1), ("a", 0), ("a", 1)]
-    assert runs_with(first_arms=["c", "b"]) == first and sorted(first) == sorted(by_seed)
+    assert runs_with(first_arms=["c", "b"]) == first
+    for keys in ({"seeds_of": {"nobody": [1]}}, {"seeds_of": {"a": [-1]}}, {"seeds_of": {"a": "0"}}):
+        with pytest.raises(UserError, match="seeds_of"):
+            runs_with(**keys)
     with pytest.raises(UserError, match="first_arms"):
         runs_with(first_arms=["nobody"])
 

@@ -840,7 +840,7 @@ def without_val(source, folder):
 def test_what_is_wrong_with_the_data_is_said_before_anything_is_written(run, mqar, text, tmp_path, helpers):
     no_val = without_val(mqar, tmp_path / "no_val")
     for keys, expected in [
-        (dict(dataset=tmp_path / "nowhere"), "nowhere: no such data set; run python data/"),
+        (dict(dataset=tmp_path / "nowhere"), "nowhere/meta.json: cannot be read (No such file"),
         (dict(n_layers=2), "unknown key 'n_layers' (did you mean 'n_layer'?)"),
         (dict(device="gpu"), "must be one of auto, cpu, cuda, mps"),
         (dict(init_from="scrach"), "scrach: no such checkpoint"),

@@ -1,17 +1,16 @@
 """
-WikiText-103: what its documents and words are, what is said offline.
+WikiText-103: what its documents and words are, what is said offline; GPT-2's tokenizer.
 
     python -m pytest tests/test_wikitext103.py
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiktoken
+from conftest import ROOT, Helpers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiktoken_ext.openai_public import r50k_pat_str
@@ -20,7 +19,6 @@ from data import tokenizer
 from data.shards import open_dataset
 from data.wikitext103 import prepare
 
-ROOT = Path(__file__).resolve().parents[1]
 REAL = ROOT.parent / "shared" / "data"
 GPT2 = Path(os.environ.get("TIKTOKEN_CACHE_DIR") or REAL / "tiktoken_cache")
 real_files = pytest.mark.skipif(
@@ -40,12 +38,11 @@ LINES = MADE.count("\n")
 
 @pytest.fixture
 def made(tmp_path):
-    """A folder with all three splits: the made text, and twice and three times of it."""
-    folder = tmp_path / "made"
-    folder.mkdir()
+    """A folder with all three splits: three times the made text, twice, and once."""
+    (tmp_path / "made").mkdir()
     for i, source in enumerate(("train", "valid", "test")):
-        (folder / f"wiki.{source}.tokens").write_bytes(MADE.encode() * (3 - i))
-    return folder
+        (tmp_path / "made" / f"wiki.{source}.tokens").write_bytes(MADE.encode() * (3 - i))
+    return tmp_path / "made"
 
 
 def run(out_dir, from_dir, *words, tokenizer="byte"):
@@ -65,26 +62,17 @@ def articles(dataset, split):
     return [decode(part.tolist()) for part in parts]
 
 
-def files(folder):
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Documents, words, bytes
 
 
 def test_words_are_what_stands_between_spaces_and_one_for_the_end_of_each_line(made, tmp_path):
-    dataset = run(tmp_path / "out", made)
-    size = len(MADE.encode())
-    for split, times in {"train": 3, "val": 2, "test": 1}.items():
-        assert dataset.counts(split) == {
-            "documents": 3 * times,
-            "words": (WORDS + LINES) * times,
-            "bytes": size * times,
-            "tokens": size * times,
-        }
+    dataset, size = run(tmp_path / "out", made), len(MADE.encode())
+    for split, n in {"train": 3, "val": 2, "test": 1}.items():
+        counts = {"documents": 3 * n, "words": (WORDS + LINES) * n, "bytes": size * n, "tokens": size * n}
+        assert dataset.counts(split) == counts
         about = dataset.meta["parameters"]["text"][split]
-        assert about["lines"] == LINES * times and about["whole"] is False and "published_words" not in about
+        assert about["lines"] == LINES * n and about["whole"] is False and "published_words" not in about
     assert dataset.meta["parameters"]["version"] == "tokens" and dataset.name == "wikitext103"
 
 
@@ -99,8 +87,9 @@ def test_the_count_of_words_is_the_count_by_definition(text):
 
 def test_an_article_begins_at_a_title_between_empty_lines_and_nothing_is_put_between_two(made, tmp_path):
     dataset = run(tmp_path / "out", made, "--shard_tokens=50")
-    assert len(dataset.meta["splits"]["test"]["shards"]) > 3
-    assert all(shard["tokens"] == 50 for shard in dataset.meta["splits"]["test"]["shards"][:-1])
+    assert [shard["tokens"] for shard in dataset.meta["splits"]["test"]["shards"]][:-1] == [50] * (
+        len(MADE.encode()) // 50
+    )
     found = articles(dataset, "test")
     # the empty line before a title ends the article before it; the one before the first title has no other place
     assert found[0] == f"{TITLES[0]}{BODIES[0]} \n".encode()
@@ -108,53 +97,40 @@ def test_an_article_begins_at_a_title_between_empty_lines_and_nothing_is_put_bet
     assert b"".join(found) == MADE.encode()
 
 
-def test_text_before_the_first_title_is_a_document_of_its_own(tmp_path):
-    for text, expected in {
-        "the rest of one\n \n = A = \n \n a\n": ["the rest of one\n \n", " = A = \n \n a\n"],
-        " = A = \n \n a\n \n = B = \n \n b": [" = A = \n \n a\n \n", " = B = \n \n b"],
-        "\n = A = \n\n = B = \n\n": ["\n = A = \n\n", " = B = \n\n"],
-        " = A = \n \n = A note = \n a\n": [" = A = \n \n = A note = \n a\n"],
-        "no title": ["no title"],
-    }.items():
-        assert list(prepare.documents(text.encode(), "train")) == expected
+def test_text_before_the_first_title_is_a_document_of_its_own():
+    for documents in (
+        ["the rest of one\n \n", " = A = \n \n a\n"],
+        [" = A = \n \n a\n \n", " = B = \n \n b"],
+        ["\n = A = \n\n", " = B = \n\n"],
+        [" = A = \n \n = A note = \n a\n"],
+        ["no title"],
+    ):
+        assert list(prepare.documents("".join(documents).encode(), "train")) == documents
 
 
-def test_the_parquet_files_of_the_hub_give_the_same_shards_as_the_text(made, tmp_path, refusal):
+def test_the_hubs_files_give_the_same_shards_as_the_text(made, tmp_path, monkeypatch, refusal):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    copies = tmp_path / "copies" / "wikitext-103-v1"
+    import huggingface_hub
+
+    copies, asked = tmp_path / "copies" / "wikitext-103-v1", []
     copies.mkdir(parents=True)
     for source, name in {"train": "train", "valid": "validation", "test": "test"}.items():
         lines = (made / f"wiki.{source}.tokens").read_text().splitlines(keepends=True)
         rows = ["" if line == " \n" else line for line in lines]  # as the hub has them
         for i, part in enumerate((rows[:7], rows[7:])):
-            table = pyarrow.table({"text": part})
-            parquet.write_table(table, copies / f"{name}-0000{i}-of-00002.parquet")
-    assert run(tmp_path / "a", copies.parent).meta == run(tmp_path / "b", made).meta
-    assert files(tmp_path / "a") == files(tmp_path / "b")
+            parquet.write_table(pyarrow.table({"text": part}), copies / f"{name}-0000{i}-of-00002.parquet")
+
+    def snapshot_download(*words, **keys):
+        asked.append((*words, *keys.values()))
+        return str(copies.parent)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    wanted = run(tmp_path / "text", made)
+    for from_dir in (copies.parent, copies, None):
+        assert run(tmp_path / "out", from_dir).meta == wanted.meta
+    assert asked == [("Salesforce/wikitext", "dataset", "wikitext-103-v1/*")]
     (copies / "train-00000-of-00002.parquet").write_bytes(b"PAR1 no more")
     assert refusal(copies).endswith("is not a parquet file with a column 'text'")
-
-
-def test_a_download_gives_the_same_shards_as_the_text(made, tmp_path, monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    asked = []
-
-    def load_dataset(*words):
-        asked.append(words)
-        rows = {
-            name: [line if line != " \n" else "" for line in (made / file).read_text().splitlines(keepends=True)]
-            for name, file in {"train": "wiki.train.tokens", "validation": "wiki.valid.tokens"}.items()
-        }
-        return datasets.DatasetDict({name: datasets.Dataset.from_dict({"text": rows[name]}) for name in rows})
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(prepare, "hub_answers", lambda hub: True)
-    (made / "wiki.test.tokens").unlink()
-    run(tmp_path / "a", None)
-    run(tmp_path / "b", made)
-    assert files(tmp_path / "a") == files(tmp_path / "b")
-    run(tmp_path / "a", None, "--version=raw")
-    assert asked == [("Salesforce/wikitext", name) for name in ("wikitext-103-v1", "wikitext-103-raw-v1")]
 
 
 def test_mini_trains_on_the_validation_articles_under_a_name_of_its_own(made, tmp_path):
@@ -177,27 +153,22 @@ def test_splits_that_are_missing_are_named_and_the_others_prepared(made, tmp_pat
 
 
 @pytest.fixture
-def refusal(helpers, tmp_path):
+def refusal(tmp_path):
     """The one line that is said where a run is refused."""
-    return lambda from_dir, *words: helpers.error_of(run, tmp_path / "refused", from_dir, *words)
+    return lambda from_dir, *words: Helpers.error_of(run, tmp_path / "refused", from_dir, *words)
 
 
 def test_copies_that_cannot_be_used_are_one_line(made, tmp_path, refusal):
-    assert refusal(tmp_path / "gone").endswith("gone: no such folder")
-    message = refusal(made, "--version=raw")
-    assert "wiki.{train,valid,test}.raw" in message and "--version=tokens finds some" in message
-    (made / "wiki.valid.tokens").write_bytes(b"good \n\xff\xfe")
-    assert refusal(made) == "val: is not UTF-8 text (byte 6)"
-    (made / "wiki.valid.tokens").write_bytes(b" \n" * 3761)
-    assert "has 3,761 lines, where WikiText-103's valid split has 3,760" in refusal(made)
-    (made / "wiki.valid.tokens").write_bytes(b"")
-    assert "val split would hold no text" in refusal(made)
-
-
-def test_a_whole_split_must_have_the_published_words(made, tmp_path, refusal):
-    (made / "wiki.valid.tokens").write_bytes(b" some words\n" * 3760)
-    message = refusal(made)
-    assert "11,280 words, where 217,646 are published" in message
+    assert "gone: has no text in wiki.{train,valid,test}.tokens or" in refusal(tmp_path / "gone")
+    assert "wiki.{train,valid,test}.raw or" in refusal(made, "--version=raw")
+    for content, reason in {
+        b"good \n\xff\xfe": "val: is not UTF-8 text (byte 6)",
+        b" \n" * 3761: "valid: has 3,761 lines, where WikiText-103's valid split has 3,760",
+        b"": "the val split would hold no text",
+        b" some words\n" * 3760: "11,280 words, where 217,646 are published",
+    }.items():
+        (made / "wiki.valid.tokens").write_bytes(content)
+        assert reason in refusal(made)
     assert not (tmp_path / "refused" / "meta.json").exists()
     for source in ("train", "valid", "test"):  # of the raw version no count is published
         (made / f"wiki.{source}.tokens").rename(made / f"wiki.{source}.raw")
@@ -205,34 +176,16 @@ def test_a_whole_split_must_have_the_published_words(made, tmp_path, refusal):
     assert about["whole"] is True and about["published_words"] == 217_646
 
 
-def test_without_the_internet_one_line_names_the_ways_out(refusal, monkeypatch):
-    datasets = pytest.importorskip("datasets")
-
-    def offline(*words):
-        assert datasets.config.HF_HUB_OFFLINE  # no minutes of retries
-        raise ConnectionError("no route to host\nnor to any other")
-
-    import huggingface_hub
-
-    for place in (datasets.config, huggingface_hub.constants):
-        monkeypatch.setattr(place, "HF_HUB_OFFLINE", False)  # and put back at the end
-    monkeypatch.setattr(prepare, "hub_answers", lambda hub: False)
-    monkeypatch.setattr(datasets, "load_dataset", offline)
-    message = refusal(None)
-    assert "(ConnectionError)" in message
-    assert all(word in message for word in ("--from_dir", "TIKTOKEN_CACHE_DIR", "--tokenizer=byte"))
-
-
-def test_the_script_says_it_in_seconds_with_exit_status_2(tmp_path):
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "empty")}
-    command = [sys.executable, str(ROOT / "data" / "wikitext103" / "prepare.py"), f"--out_dir={tmp_path / 'out'}"]
-    done = subprocess.run([*command, "--tokenizer=byte"], env=environment, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (2, "") and "--from_dir" in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_without_the_internet_one_line_names_the_ways_out_with_exit_status_2(tmp_path, monkeypatch):
+    for name, value in {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "empty")}.items():
+        monkeypatch.setenv(name, value)
+    done = Helpers.script("data/wikitext103/prepare.py", f"--out_dir={tmp_path / 'out'}", "--tokenizer=byte")
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
+    assert all(word in done.stderr for word in (b"(LocalEntryNotFoundError)", b"--from_dir", b"TIKTOKEN_CACHE_DIR"))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# GPT-2's BPE and the real text
+# Tokenizers and the real text
 
 
 @pytest.fixture
@@ -247,18 +200,22 @@ def gpt2(monkeypatch):
     return tokenizer.get_tokenizer("gpt2")
 
 
-def test_gpt2_reads_special_tokens_as_text_and_gives_every_byte_back(gpt2):
-    text = "Hello world<|endoftext|> é中\n\n  x"
+def test_tokenizers_give_every_byte_back_and_special_tokens_are_text(gpt2):
     assert not GPT2.is_dir() or gpt2.encode("Hello world") == [15496, 995]
-    assert 50256 not in gpt2.encode(text) and gpt2.decode_bytes(gpt2.encode(text)) == text.encode()
+    byte = tokenizer.get_tokenizer("byte")
+    assert byte.encode("aé\n") == [97, 0xC3, 0xA9, 10] and byte.decode_bytes([0xC3]) == b"\xc3"
+    for one in (gpt2, byte):
+        for text in (MADE, "", "Hello world<|endoftext|> é中\n\n  x", "🙂\r\n\t é"):
+            ids = one.encode_array(text)
+            assert ids.dtype == np.uint16 and ids.tolist() == one.encode(text)
+            assert tokenizer.END_OF_TEXT not in ids and one.decode_bytes(ids.tolist()) == text.encode()
+    assert "'bpe': must be one of byte, gpt2" in Helpers.error_of(tokenizer.get_tokenizer, "bpe")
 
 
-def test_encode_array_gives_the_ids_of_encode(gpt2):
-    for name in tokenizer.TOKENIZERS:
-        found = tokenizer.get_tokenizer(name)
-        for text in (MADE, "", "<|endoftext|>", "🙂\r\n\t é"):
-            ids = found.encode_array(text)
-            assert ids.dtype == np.uint16 and ids.tolist() == found.encode(text)
+def test_gpt2_without_its_files_names_the_way_to_get_them(monkeypatch):
+    monkeypatch.setattr("tiktoken.get_encoding", lambda name: open("/no/route/to/host"))
+    message = Helpers.error_of(tokenizer.get_tokenizer, "gpt2")
+    assert "(FileNotFoundError). Without the internet, set TIKTOKEN_CACHE_DIR" in message
 
 
 @pytest.mark.parametrize("keys", [[], ["--shard_tokens=7", "--workers=3"]])
@@ -268,27 +225,17 @@ def test_cutting_into_articles_changes_no_token(keys, gpt2, made, tmp_path):
 
 
 @real_files
-@pytest.mark.parametrize("name", ["gpt2", "byte"])
-def test_the_real_articles_have_the_published_words_and_come_back_byte_for_byte(name, gpt2, tmp_path):
-    dataset = run(tmp_path / "out", REAL / "wikitext103", tokenizer=name)
-    assert dataset.splits == ["val", "test"]
-    tokens = {"gpt2": (249_735, 285_234), "byte": (1_142_309, 1_281_077)}[name]
+def test_the_real_articles_have_the_published_words_and_come_back_byte_for_byte(gpt2, tmp_path):
+    dataset = run(tmp_path / "out", REAL / "wikitext103", "--mini=true", tokenizer="gpt2")
     for split, source, words, size, n in (
-        ("val", "valid", 217_646, 1_142_309, tokens[0]),
-        ("test", "test", 245_569, 1_281_077, tokens[1]),
+        ("train", "valid", 217_646, 1_142_309, 249_735),
+        ("val", "test", 245_569, 1_281_077, 285_234),
     ):
         assert dataset.counts(split) == {"documents": 60, "words": words, "bytes": size, "tokens": n}
         assert dataset.meta["parameters"]["text"][split]["whole"] is True
         text = (REAL / "wikitext103" / f"wiki.{source}.tokens").read_bytes()
         found = articles(dataset, split)
         assert b"".join(found) == text and all(b" = \n" in article[:200] for article in found)
-        if name == "gpt2":
-            assert tokens_of(dataset, split).tolist() == gpt2.encode(text.decode())
-
-
-@real_files
-def test_mini_on_the_real_text_can_be_trained_on(gpt2, tmp_path):
-    dataset = run(tmp_path / "out", REAL / "wikitext103", "--mini=true", tokenizer="gpt2")
-    assert dataset.counts("train")["words"] == 217_646 and dataset.counts("val")["words"] == 245_569
+        assert tokens_of(dataset, split).tolist() == gpt2.encode(text.decode())
     inputs, targets = dataset.batch("train", 0, seed=0, batch_size=2, block_size=64)
     assert inputs.shape == targets.shape == (2, 64)

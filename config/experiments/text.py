@@ -43,14 +43,6 @@ scores_of = {
     "YaRN": ["softmax", "softmax sigmoid"],
 }
 
-# predicted for language models of 125M and more; a token of GPT-2's has 4.57 bytes in WikiText-103
-predicted = {
-    "softmax": {"arms": ["softmax", "softmax sigmoid"], "per_cent": [1.5]},
-    "cosformer": {"arms": ["cosformer", "cosformer sigmoid"], "per_cent": [3, 8]},
-    "mamba2": {"arms": ["mamba2", "mamba2 sigmoid"], "per_cent": [1, 3]},
-}
-bytes_per_token = 4.57
-
 claim_base = {"pool": mixers, "above": 0, "sides": 1}
 claims = {
     "the gate lowers the loss, pooled over five mixers": {"contrast": {"none": 1, "sigmoid": -1}, "family": "pooled"},

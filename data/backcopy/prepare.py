@@ -6,8 +6,8 @@ ask for a copy. A head has work at triggers and nowhere else.
     python data/backcopy/prepare.py --text=shakespeare.txt         # another text for the table of character pairs
     python data/backcopy/prepare.py --first_token=false            # rows begin with a character
 
-A row is a chain behind a first token, <s>. After a trigger the character before the trigger is repeated. After any
-other one the next is drawn from a table: how often each character follows it in the text. For the trigger "e":
+A row is a chain behind a first token, <s>. After a trigger the character before the trigger is repeated. After another
+character the next is drawn from a table: how often each character follows it in the text. For the trigger "e":
 
     position   0   1  2  3  4  5  6  7  8
     token      <s> t  h  e  h  a  v  e  v
@@ -25,7 +25,6 @@ predictor, which knows the table and the rule: the entropy of the next token, wh
 
 import platform
 import sys
-import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
-from data.pystdlib.prepare import find_sources  # noqa: E402
+from data.pystdlib.prepare import read_sources  # noqa: E402
 from data.shards import UINT16_VOCAB  # noqa: E402
 from data.text.prepare import read_text  # noqa: E402
 from data.writing import check_room, claim, made_by, report, write_examples  # noqa: E402
@@ -48,9 +47,7 @@ VERSION = 1  # raise it when the same seed no longer gives the same rows
 @dataclass
 class Config:
     text: str | None = key(None, "a text file for the table of pairs (None: Python's standard library)")
-    characters: int = key(
-        96, "how many characters, the most frequent of the text", at_least=2, at_most=UINT16_VOCAB - 1
-    )
+    characters: int = key(96, "how many, the most frequent of the text", at_least=2, at_most=UINT16_VOCAB - 1)
     triggers: int = key(8, "how many of them, the most frequent, are triggers", at_least=1)
     first_token: bool = key(True, "true: each row begins with <s>")
     seq_len: int = key(64, "length of a row", at_least=3)
@@ -63,10 +60,8 @@ class Config:
 
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
-    rows = config.train_size + config.val_size
-    # tokens and labels, uint16; while they are drawn, a row's tokens once more and its random numbers
-    size, what = 4 * config.seq_len * rows, f"{rows:,} rows of {config.seq_len}"
-    check_room(config.out_dir, 2 * size + 64 * rows, size, what, "train_size, val_size or seq_len")
+    # tokens and labels; while they are drawn, a row's tokens once more and its random numbers
+    check_room((config.train_size + config.val_size) * (8 * config.seq_len + 64), "train_size, val_size or seq_len")
     alphabet, table, first = chain_of(config)
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
     splits = {}
@@ -87,18 +82,13 @@ def main(argv):
 
 def chain_of(config):
     """The alphabet, and the probabilities of the chain: pairs (K + 1, K + 1) and first character (K + 1,), by id."""
-    if config.triggers >= config.characters:
-        raise UserError(
-            f"triggers={config.triggers}: must be fewer than characters={config.characters}: a row begins with another"
-        )
-    if config.text is None:
-        text = "".join(file.read_bytes().decode() for file in find_sources(Path(sysconfig.get_path("stdlib"))))
-    else:
-        text = read_text(Path(config.text))
+    text = "".join(read_sources().values()) if config.text is None else read_text(Path(config.text))
     alphabet, ids = most_frequent(text, config.characters)
-    if len(alphabet) < config.characters:
-        where = config.text or "Python's standard library"
-        raise UserError(f"{where}: has {len(alphabet)} different characters; lower characters={config.characters}")
+    if not config.triggers < config.characters == len(alphabet):
+        raise UserError(
+            f"characters={config.characters}: must be more than triggers={config.triggers}, and at most "
+            f"{len(set(text))}, the different characters of the text"
+        )
     table, counts = pair_table(ids, len(alphabet))
     first = np.where(np.arange(len(counts)) > config.triggers, counts, 0)  # id 0 and the triggers: no first character
     return alphabet, table, first / first.sum()

@@ -6,26 +6,24 @@ was shown with a key.
     python data/mqar/prepare.py --slices=64/4,128/8,256/16        # several lengths / numbers of pairs in one set
     python data/mqar/prepare.py --seq_len=64 --pairs=4 --queries=2 --vocab_size=16 --power=1 --train_size=10000
 
-A row shows `pairs` key-value pairs, and then repeats keys, the queries, at some of the remaining even
-positions. The label stands at the query: there the model sees the key, and must name its value, which
-is not shown again. For length 16, 3 pairs, vocabulary 16 (keys 1..7, values 8..15) and zero filler:
+A row shows `pairs` key-value pairs, and then repeats keys, the queries, at some of the remaining even positions. The
+label stands at the query: there the model sees the key, and must name its value, which is not shown again. For length
+16, 3 pairs, vocabulary 16 (keys 1..7, values 8..15) and zero filler:
 
     position   0  1  2  3  4  5 | 6  7  8  9 10 11 12 13 14 15
     token      3  9  7 14  1  8 | 7  0  0  0  3  0  1  0  0  0
     label      .  .  .  .  .  . |14  .  .  .  9  .  8  .  .  .
               a key, its value ... slot 1      slot 3, slot 4
 
-Keys are drawn without replacement from 1..V/2-1, values from V/2..V-1; 0 is filler, and as a label,
-"nothing to predict". There are (length - 2 * pairs) / 2 slots. Slots are drawn without
-replacement, slot i = 1, 2, ... with a probability ~ i^(power - 1), and given to the queried keys in
-the order of their pairs. With the paper's power=0.01 most queries follow soon after the pairs, and
-earlier keys tend to be asked earlier; with power=1 all slots are equally likely. With filler=random,
-every position without a pair or a query holds a token that is not among the keys and values of its
-row.
-
-No row of validation is also a row of training: such a row is drawn again.
+Keys are drawn without replacement from 1..V/2-1, values from V/2..V-1; 0 is filler, and as a label, "nothing to
+predict". There are (length - 2 * pairs) / 2 slots. Slots are drawn without replacement, slot i = 1, 2, ... with a
+probability ~ i^(power - 1), and given to the queried keys in the order of their pairs. With the paper's power=0.01 most
+queries follow soon after the pairs, and earlier keys tend to be asked earlier; with power=1 all slots are equally
+likely. With filler=random, every position without a pair or a query holds a token that is not among the keys and values
+of its row. No row of validation is also a row of training: such a row is drawn again.
 """
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +37,7 @@ from configurator import UserError, key  # noqa: E402
 
 from data.shards import UINT16_VOCAB  # noqa: E402
 from data.writing import check_room, claim, made_by, report, write_examples  # noqa: E402
+from rules import show  # noqa: E402
 
 GENERATOR = "data/mqar/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows
@@ -52,9 +51,7 @@ class Config:
     pairs: int = key(4, "key-value pairs in a row", at_least=1)
     queries: int | None = key(None, "how many of the pairs are asked for; None: all", at_least=1)
     vocab_size: int = key(8192, "keys are 1..V/2-1, values V/2..V-1", at_least=4, at_most=UINT16_VOCAB)
-    power: float = key(
-        0.01, "slot i is drawn with a probability ~ i^(power-1); 1: all are equally likely", at_least=0, at_most=10
-    )
+    power: float = key(0.01, "slot i is drawn with a probability ~ i^(power-1); 1: all alike", at_least=0, at_most=10)
     filler: str = key("zero", "what stands between the queries", choices=("zero", "random"))
     train_size: int = key(100_000, "rows of training, for each slice", at_least=1)
     val_size: int = key(3_000, "rows of validation, for each slice", at_least=1)
@@ -66,11 +63,14 @@ class Config:
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
     slices = parse_slices(config)
-    check_sizes(config, slices)
+    lengths = sum(seq_len for seq_len, _ in slices)
+    # tokens and labels, the tokens of training once more as keys of a set, and of a block the shuffled decks
+    block = BLOCK * (24 * lengths + 2 * config.vocab_size)
+    size = lengths * (6 * config.train_size + 4 * config.val_size) + 100 * config.train_size + block
+    check_room(size, "train_size, val_size or the length")
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
-    about = made_by(config, GENERATOR, VERSION)
-    splits = generate_splits(config, slices)
-    meta = write_examples(out_dir, splits, name="mqar", tokenizer="mqar", vocab_size=config.vocab_size, **about)
+    about = made_by(config, GENERATOR, VERSION) | dict(name="mqar", tokenizer="mqar", vocab_size=config.vocab_size)
+    meta = write_examples(out_dir, generate_splits(config, slices), **about)
     n_values = config.vocab_size - config.vocab_size // 2
     for seq_len, pairs in slices:
         queries = config.queries or pairs
@@ -83,16 +83,22 @@ def main(argv):
 
 def parse_slices(config):
     """[(length, pairs), ...], each of them checked."""
-    slices = []
-    for text in [f"{config.seq_len}/{config.pairs}"] if config.slices is None else config.slices:
-        length, slash, pairs = text.partition("/")
-        if len(text) > 20 or not (slash and length.strip().isdecimal() and pairs.strip().isdecimal()):
-            raise UserError(f"slices={text!r}: write length/pairs, as in 64/4,128/8")
-        slices.append((int(length), int(pairs)))
-    if not slices or len(set(slices)) < len(slices):
-        raise UserError("slices: name at least one, and each once")
+    texts = [f"{config.seq_len}/{config.pairs}"] if config.slices is None else config.slices
+    words = [re.fullmatch(r" *([0-9]{1,18}) */ *([0-9]{1,18}) *", text) for text in texts]
+    slices = [(int(word[1]), int(word[2])) for word in words if word]
+    if not texts or len(set(slices)) < len(texts):
+        raise UserError(f"slices={show(','.join(texts))}: write length/pairs, each once, as in 64/4,128/8")
     for seq_len, pairs in slices:
-        check_settings(seq_len, pairs, config.vocab_size, config.queries or pairs)
+        queries, n_keys, slots = config.queries or pairs, config.vocab_size // 2 - 1, max(seq_len // 2 - pairs, 0)
+        for is_wrong, reason in (
+            (pairs < 1, "needs at least one pair"),
+            (seq_len % 2, "the length must be even, because queries stand at even positions"),
+            (pairs > n_keys, f"{pairs} pairs need as many keys, and vocab_size={config.vocab_size} has {n_keys}"),
+            (queries > pairs, f"queries={queries} is more than its pairs; each is asked for at most once"),
+            (slots < queries, f"{queries} queries need as many slots, and {slots} are left after the pairs"),
+        ):
+            if is_wrong:
+                raise UserError(f"slice {seq_len}/{pairs}: {reason}")
     return slices
 
 
@@ -102,35 +108,9 @@ def chance(config) -> float:
     return sum(asked / pairs for pairs, asked in queries) / sum(asked for _, asked in queries)
 
 
-def check_sizes(config, slices):
-    """Raises UserError if memory or the disk is too small for the rows: all are held at once, then written."""
-    rows, (longest, pairs) = config.train_size + config.val_size, max(slices)
-    size = sum(4 * seq_len * rows for seq_len, _ in slices)
-    # besides, a hash for each row; for a block, the clocks and their order for each slot, the decks of keys and values
-    block = min(BLOCK, max(config.train_size, config.val_size)) * (24 * longest + 8 * config.vocab_size)
-    what = f"{rows:,} rows of slice {longest}/{pairs}"
-    check_room(config.out_dir, size + 24 * rows + block, size, what, "train_size, val_size or the length")
-
-
-def check_settings(seq_len, pairs, vocab_size, queries):
-    """Raises UserError with the reason if no row can be made."""
-    n_keys, slots = vocab_size // 2 - 1, max(seq_len // 2 - pairs, 0)
-    for is_wrong, reason in (
-        (pairs < 1, "needs at least one pair"),
-        (seq_len % 2, "the length must be even, because queries stand at even positions"),
-        (pairs > n_keys, f"{pairs} pairs need as many keys, and vocab_size={vocab_size} has {n_keys}"),
-        (queries > pairs, f"queries={queries} is more than its pairs; each is asked for at most once"),
-        (slots < queries, f"{queries} queries need as many slots, and {slots} are left after the pairs"),
-    ):
-        if is_wrong:
-            raise UserError(f"slice {seq_len}/{pairs}: {reason}")
-
-
 def generate(rng, rows, seq_len, pairs, *, vocab_size=8192, queries=None, power=0.01, filler="zero"):
-    """Rows of one slice, drawn independently: tokens and labels as (rows, 2, seq_len) uint16. Raises UserError."""
-    queries = queries or pairs
-    check_settings(seq_len, pairs, vocab_size, queries)
-    slots = seq_len // 2 - pairs
+    """Rows of one slice, drawn independently: tokens and labels as (rows, 2, seq_len) uint16."""
+    queries, slots = queries or pairs, seq_len // 2 - pairs
     chance = np.arange(1, slots + 1) ** (power - 1.0)
     examples = np.zeros((rows, 2, seq_len), np.uint16)
     for start in range(0, rows, BLOCK):
@@ -186,29 +166,21 @@ def generate_splits(config, slices):
         rngs = [np.random.default_rng([config.seed, i, seq_len, pairs]) for i in range(2)]
         train = generate(rngs[0], config.train_size, seq_len, pairs, **settings)
         val = generate(rngs[1], config.val_size, seq_len, pairs, **settings)
-        train_hashes = row_hashes(train)
+        rows = {row.tobytes() for row in train[:, 0]}
         for _ in range(100):
-            seen = np.flatnonzero(np.isin(row_hashes(val), train_hashes))
-            if not len(seen):
+            seen = [i for i, row in enumerate(val[:, 0]) if row.tobytes() in rows]
+            if not seen:
                 break
             val[seen] = generate(rngs[1], len(seen), seq_len, pairs, **settings)
         else:
             raise UserError(
                 f"slice {seq_len}/{pairs}: so few rows are possible that {len(seen)} of {config.val_size} for "
-                f"validation are still among the {config.train_size} for training after 100 draws; raise vocab_size, "
-                "pairs or seq_len, or lower train_size"
+                f"validation are among the {config.train_size} for training; raise vocab_size or lower train_size"
             )
         facts = {"slice": f"{seq_len}/{pairs}", "pairs": pairs}
         splits["train"].append((train, facts))
         splits["val"].append((val, facts))
     return splits
-
-
-def row_hashes(examples):
-    """A 64-bit hash of the tokens of each row, which determine its labels. A collision only costs one more draw."""
-    factors = np.random.default_rng(0).integers(1 << 63, size=examples.shape[2], dtype=np.uint64) * 2 + 1
-    blocks = [examples[i : i + BLOCK, 0].astype(np.uint64) @ factors for i in range(0, len(examples), BLOCK)]
-    return np.concatenate(blocks)
 
 
 if __name__ == "__main__":

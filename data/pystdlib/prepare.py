@@ -22,6 +22,7 @@ With row_len the text is not one stream but rows of its own, and all rows begin 
 in which attention sinks are strongest (Gu et al. 2024).
 """
 
+import collections
 import contextlib
 import hashlib
 import math
@@ -54,41 +55,52 @@ RUN = 4  # lines
 @dataclass
 class Config:
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
-    most_bytes: int | None = key(
-        None, "validation and the first training files, of at most this size (None: all)", at_least=1
-    )
+    most_bytes: int | None = key(None, "validation and the first training files, at most; None: all", at_least=1)
     row_len: int | None = key(None, "rows of this length that begin with the byte 0 (None: running text)", at_least=2)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
-    seed: int = key(
-        0, "seeds the order of the training files, and so what most_bytes takes; not validation", at_least=0
-    )
+    seed: int = key(0, "seeds the order of the training files, and so what most_bytes takes", at_least=0)
     out_dir: str | None = key(None, "where to write; None: beside this script", is_path=True)
     overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
-    root = Path(sysconfig.get_path("stdlib"))
-    texts = {file.relative_to(root).as_posix(): file.read_bytes().decode() for file in find_sources(root)}
-    texts, left_out = clean(texts)
-    names = split_units({name: len(text.encode()) for name, text in texts.items()}, config)
-    splits = {split: [texts[name] for name in names[split]] for split in names}
+    texts, left_out = clean(read_sources())
+    splits = split_units(texts, config)
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
-    train, val = (set().union(*map(runs_of, splits[split])) for split in ("train", "val"))
+    train, val = (set().union(*map(runs_of, splits[split].values())) for split in ("train", "val"))
     shared = len(train & val) / len(val)
     facts = dict(python=platform.python_version(), shared_runs=round(shared, 4))
     about = {"name": "pystdlib"} | made_by(config, GENERATOR, VERSION, **facts)
     if config.row_len is None:
-        meta = write_stream(out_dir, splits, tokenizer=get_tokenizer("byte"), shard_tokens=config.shard_tokens, **about)
+        documents = {split: splits[split].values() for split in splits}
+        byte = get_tokenizer("byte")
+        meta = write_stream(out_dir, documents, tokenizer=byte, shard_tokens=config.shard_tokens, **about)
     else:
-        rows = {split: rows_of("".join(texts), config.row_len) for split, texts in splits.items()}
+        rows = {split: rows_of("".join(splits[split].values()), config.row_len) for split in splits}
         slices = {split: [(examples, {"slice": str(config.row_len)})] for split, examples in rows.items()}
         meta = write_examples(out_dir, slices, tokenizer="byte", vocab_size=256, **about)
     for reason, sizes in left_out.items():
         print(f"left out: {len(sizes)} {reason}, {sum(sizes):,} bytes")
-    print(f"validation: {', '.join(dict.fromkeys(map(unit_of, names['val'])))}")
+    print(f"validation: {', '.join(dict.fromkeys(map(unit_of, splits['val'])))}")
     print(f"{shared:.1%} of its runs of {RUN} lines stand in training, too")
     report(meta, out_dir)
+
+
+def read_sources():
+    """{path: text} of the standard library, sorted by path, without tests, packages, empty files and invalid UTF-8."""
+    root, texts = Path(sysconfig.get_path("stdlib")), {}
+    for file in root.rglob("*.py"):
+        path = file.relative_to(root)
+        # _sysconfigdata is made when Python is built, and holds the paths of that machine
+        if LEFT_OUT & set(path.parts) or path.name.startswith("_sysconfigdata") or not file.is_file():
+            continue
+        with contextlib.suppress(UnicodeDecodeError):
+            texts[path.as_posix()] = file.read_bytes().decode()
+    texts = {path: texts[path] for path in sorted(texts) if texts[path]}
+    if len(texts) < 2:
+        raise UserError("this Python comes without its sources; run data/text/prepare.py on your own text")
+    return texts
 
 
 def rows_of(text, row_len):
@@ -102,14 +114,12 @@ def rows_of(text, row_len):
 
 def clean(texts):
     """Of {path: text}, those that are kept, and the sizes in bytes of those that are not, {reason: sizes}."""
-    kept, seen = {}, set()
-    left_out = {"tables": [], "generated files": [], "near-duplicates": []}
+    kept, seen, left_out = {}, set(), {"tables": [], "generated files": [], "near-duplicates": []}
     for name, text in texts.items():
         runs = runs_of(text)
-        is_generated = name.startswith("config-") or GENERATED.search(text[:300])  # config-*: made by a build
         if name.startswith(TABLES) or is_table(text):
             left_out["tables"].append(len(text.encode()))
-        elif is_generated:
+        elif name.startswith("config-") or GENERATED.search(text[:300]):  # config-*: made by a build
             left_out["generated files"].append(len(text.encode()))
         elif len(runs & seen) > len(runs) / 2:
             left_out["near-duplicates"].append(len(text.encode()))
@@ -135,41 +145,23 @@ def unit_of(name):
     return name.partition("/")[0].removesuffix(".py")
 
 
-def split_units(sizes, config):
-    """{"train": paths, "val": paths} of {path: bytes}. Raises UserError if nothing is left for training."""
-    units = {}
+def split_units(texts, config):
+    """{"train": {path: text}, "val": ...} of {path: text}. Raises UserError if nothing is left for training."""
+    sizes, units = {name: len(text.encode()) for name, text in texts.items()}, collections.Counter()
     for name, size in sizes.items():
-        units[unit_of(name)] = units.get(unit_of(name), 0) + size
+        units[unit_of(name)] += size
     most = config.most_bytes or math.inf
     room = config.val_fraction * min(most, sum(sizes.values()))
     by_hash = sorted(units, key=lambda unit: hashlib.sha256(unit.encode()).digest())
-    small = {unit: units[unit] for unit in by_hash if units[unit] <= room / 6}
-    chosen = fitting(small, room) or [min(units, key=units.get)]
-    val = [name for name in sizes if unit_of(name) in chosen]
-    others = [name for name in sizes if unit_of(name) not in chosen]
+    chosen = fitting({unit: units[unit] for unit in by_hash if units[unit] <= room / 6}, room)
+    chosen = chosen or [min(units, key=units.get)]
+    val = {name: text for name, text in texts.items() if unit_of(name) in chosen}
+    others = [name for name in texts if name not in val]
     order = np.random.default_rng(config.seed).permutation(len(others))
     train = fitting({others[i]: sizes[others[i]] for i in order}, most - sum(sizes[name] for name in val))
     if not train:
         raise UserError(f"most_bytes={most}: no file is left for training beside {', '.join(chosen)}; raise it")
-    return {"train": train, "val": val}
-
-
-def find_sources(root):
-    """The .py files under `root`, sorted by path, without tests, installed packages, empty files and invalid UTF-8."""
-    found = {}
-    for file in root.rglob("*.py"):
-        path = file.relative_to(root)
-        # _sysconfigdata is made when Python is built, and holds the paths of that machine
-        if LEFT_OUT & set(path.parts) or path.name.startswith("_sysconfigdata") or not file.is_file():
-            continue
-        with contextlib.suppress(UnicodeDecodeError):
-            if file.read_bytes().decode():
-                found[path.as_posix()] = file
-    if len(found) < 2:
-        raise UserError(
-            "this Python comes without the sources of its standard library; run data/text/prepare.py on your own text"
-        )
-    return [found[path] for path in sorted(found)]
+    return {"train": {name: texts[name] for name in train}, "val": val}
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ A data set of your own text: of files, and of folders that are searched for file
     python data/text/prepare.py notes/ more/ --ext=.txt,.md,.rst --tokenizer=gpt2 --out_dir=data/notes
     python data/text/prepare.py book.txt --tokenizer=out/qwen3 --out_dir=data/qwen3    an imported model's tokenizer
 
-Several files are split by file. A single file is split by position: its last lines are for
-validation. Files are taken in the order of their paths. A file that is named twice is taken once, and
-empty files are left out. A file that is not UTF-8 ends the script; with --errors=skip it is named and
-left out.
+Several files are split by file. A single file is split by position: its last lines are for validation. Files are taken
+in the order of their paths. A file that is named twice is taken once, and empty files are left out. A file that is not
+UTF-8 ends the script; with --errors=skip it is named and left out.
 """
 
 import os
@@ -35,9 +34,7 @@ VERSION = 2  # 2: blank files are left out, linked folders are read
 class Config:
     paths: list[str] = key([], "text files, and folders to search")
     ext: list[str] = key([".txt", ".md"], "endings of the files to take from folders")
-    tokenizer: str = key(
-        "byte", f"{', '.join(TOKENIZERS)}, or a folder with a tokenizer.json, as a hub's or export.py's"
-    )
+    tokenizer: str = key("byte", f"{', '.join(TOKENIZERS)}, or a folder with a tokenizer.json, as a hub's or ours")
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
     seed: int = key(0, "seeds the choice of the files for validation", at_least=0)
@@ -50,12 +47,8 @@ def main(argv):
     config = configurator.load(Config, argv, positional="paths", program=GENERATOR, description=__doc__)
     files = find_files(config.paths, config.ext)
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
-    if config.errors == "skip":
-        all_files, files = files, [file for file in files if is_text(file)]
-        if len(files) < len(all_files):
-            print(f"{len(all_files) - len(files)} of {len(all_files)} files are not UTF-8 and were left out")
-        if not files:
-            raise UserError(f"{', '.join(config.paths)}: no file is UTF-8 text")
+    if config.errors == "skip" and not (files := [file for file in files if is_text(file)]):
+        raise UserError(f"{', '.join(config.paths)}: no file is UTF-8 text")
     is_folder = config.tokenizer not in TOKENIZERS and os.path.isdir(config.tokenizer)
     tokenizer = FileTokenizer(Path(config.tokenizer) / TOKENIZER_FILE) if is_folder else get_tokenizer(config.tokenizer)
     if len(files) == 1:
@@ -73,66 +66,44 @@ def main(argv):
 
 def find_files(paths, ext):
     """The named files, and the files in the named folders that end in one of `ext`: sorted, once each, none blank."""
-    if not paths:
-        raise UserError("no text: name files or folders, as in python data/text/prepare.py book.txt")
-    found = {}
-    for path in paths:
-        files = [path]
-        if os.path.isdir(path):
-            files = [file for file in walk(path) if file.endswith(tuple(ext)) and os.path.isfile(file)]
-            if not files:
-                raise UserError(f"{path}: no file in this folder ends in {', '.join(ext)}; --ext=... takes others")
-        elif not os.path.isfile(path):
-            is_there = os.path.exists(path)
-            raise UserError(f"{path}: {'is neither a file nor a folder' if is_there else 'no such file or folder'}")
-        # by real path: the same text in training and in validation would make the loss meaningless
-        found |= {os.path.realpath(file): Path(file) for file in files}
-    try:
-        files = sorted((file for file in found.values() if not is_blank(file)), key=lambda file: file.as_posix())
-    except OSError as error:
-        raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from None
+    # by real path: the same text in training and in validation would make the loss meaningless
+    files = {os.path.realpath(file): Path(file) for path in paths for file in walk(path, tuple(ext))}
+    files = sorted((file for file in files.values() if file.read_bytes().strip()), key=lambda file: file.as_posix())
     if not files:
-        raise UserError(f"{', '.join(paths)}: empty, or nothing but white space")
+        where, endings = ", ".join(paths) or "nothing", ", ".join(ext)
+        raise UserError(f"no text in {where}: name files, or folders with {endings} files")
     return files
 
 
-def walk(path):
-    """Yields the files of a folder and of its subfolders, linked ones too, each folder once."""
+def walk(path, ext):
+    """Yields a named file, or the files of a folder and of its subfolders, linked ones too, each folder once."""
+    if not os.path.isdir(path):
+        if not os.path.isfile(path):  # to open a pipe would wait for its writer
+            raise UserError(f"{path}: no such file or folder")
+        yield path
     seen = set()
     for folder, subfolders, names in os.walk(path, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen:
+        if (real := os.path.realpath(folder)) in seen:
             subfolders.clear()
             continue
         seen.add(real)
-        yield from (os.path.join(folder, name) for name in names)
-
-
-def is_blank(file):
-    """Whether it holds nothing but white space."""
-    with open(file, "rb") as data:
-        return not any(block.strip() for block in iter(lambda: data.read(1 << 20), b""))
-
-
-class NotText(UserError):
-    pass
+        files = (os.path.join(folder, name) for name in names if name.endswith(ext))
+        yield from filter(os.path.isfile, files)
 
 
 def read_text(file):
-    """The text of a file. Raises NotText if it is not UTF-8."""
+    """The text of a file. Raises UserError if it is not UTF-8."""
     try:
         return file.read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise NotText(f"{file}: is not UTF-8 text (byte {error.start}); --errors=skip leaves it out") from None
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{file}: is not UTF-8 text (byte {error.start}); --errors=skip leaves it out") from None
 
 
 def is_text(file):
     """Whether a file is UTF-8 text; prints its name if it is not."""
     try:
         read_text(file)
-    except NotText as error:
+    except UserError as error:
         print(f"left out: {error}")
         return False
     return True
@@ -154,9 +125,7 @@ def split_lines(text, val_fraction, file):
     end = len(text.rstrip())
     cut = text.rfind("\n", 0, min(round(len(text) * (1 - val_fraction)), end)) + 1 or text.find("\n") + 1
     if not 0 < cut < end or text[:cut].isspace():
-        raise UserError(
-            f"{file}: has one line of text, which cannot be split into training and validation; name more files"
-        )
+        raise UserError(f"{file}: has one line of text, which cannot be split; name more files")
     return text[:cut], text[cut:]
 
 

@@ -5,19 +5,19 @@ WikiText-103 (Merity et al. 2016), the tokenised or the raw version, in GPT-2's 
     python data/wikitext103/prepare.py --version=raw --tokenizer=byte
     python data/wikitext103/prepare.py --from_dir=copies --mini=true  # no internet needed, seconds
 
---from_dir names a folder with wiki.{train,valid,test}.tokens, the same files in .raw, or the hub's
-parquet files. Splits may be whole or partial; a missing split is left out. --mini=true trains on the
-validation articles and validates on the test articles: real text for a machine without the training
-split. That data set is called wikitext103-mini, because its perplexities are not WikiText-103's.
+--from_dir names a folder with wiki.{train,valid,test}.tokens, the same files in .raw, or the hub's parquet files.
+Splits may be whole or partial; a missing split is left out. --mini=true trains on the validation articles and validates
+on the test articles: real text for a machine without the training split. That data set is called wikitext103-mini,
+because its perplexities are not WikiText-103's.
 
-A document is an article, which begins with a line " = Title = ". No token is put between documents:
-the shards of a split decode to the bytes of its file. Words are counted as for published perplexities:
-whatever stands between spaces is a word, and so is the end of each line, also of an empty one. If a
-split of the tokenised version is whole (has the published number of lines), its number of words must be
-the published one.
+A document is an article, which begins with a line " = Title = ". No token is put between documents: the shards of a
+split decode to the bytes of its file. Words are counted as for published perplexities: whatever stands between spaces
+is a word, and so is the end of each line, also of an empty one. If a split of the tokenised version is whole (has the
+published number of lines), its number of words must be the published one.
 """
 
 import hashlib
+import itertools
 import os
 import re
 import sys
@@ -56,9 +56,7 @@ class Config:
     mini: bool = key(False, "train on the validation articles, validate on the test articles")
     shard_tokens: int = key(10_000_000, "most tokens in one file", at_least=1)
     workers: int = key(0, "threads that encode; 0: one for each core", at_least=0)
-    out_dir: str | None = key(
-        None, "where to write; None: data/wikitext103, -raw and -mini added to the name", is_path=True
-    )
+    out_dir: str | None = key(None, "where to write; None: data/wikitext103, with -raw and -mini", is_path=True)
     overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
@@ -67,7 +65,12 @@ def main(argv):
     name = "wikitext103" + "-raw" * (config.version == "raw") + "-mini" * config.mini
     out_dir = claim(config.out_dir or Path(__file__).resolve().parents[1] / name, config.overwrite, GENERATOR)
     sources = MINI_SOURCES if config.mini else SOURCES
-    texts = read_splits(config, sources)
+    folder = Path(config.from_dir or download(HUB_CONFIG[config.version]))
+    texts = {split: read_copy(folder, source, config.version) for split, source in sources.items()}
+    texts = {split: data for split, data in texts.items() if data is not None}
+    if not any(texts.values()):
+        names = f"wiki.{{train,valid,test}}.{config.version} or {{train,validation,test}}-*.parquet"
+        raise UserError(f"{folder}: has no text in {names}")
     # after the text: without the internet, the error about the text names the ways to get both
     tokenizer = get_tokenizer(config.tokenizer)
     text = {split: describe(data, sources[split]) for split, data in texts.items()}
@@ -83,17 +86,10 @@ def main(argv):
                 f"{published:,} are published; the copy is damaged or not the tokenised version"
             )
 
-    meta = write_stream(
-        out_dir,
-        {split: documents(data, split) for split, data in texts.items()},
-        tokenizer=tokenizer,
-        shard_tokens=config.shard_tokens,
-        workers=config.workers or os.cpu_count() or 1,
-        count_words=count_words,
-        check=check,
-        name=name,
-        **made_by(config, GENERATOR, VERSION, text=text),
-    )
+    about = made_by(config, GENERATOR, VERSION, text=text) | dict(name=name, count_words=count_words, check=check)
+    about |= dict(shard_tokens=config.shard_tokens, workers=config.workers or os.cpu_count() or 1)
+    splits = {split: documents(data, split) for split, data in texts.items()}
+    meta = write_stream(out_dir, splits, tokenizer=tokenizer, **about)
     if missing := [split for split in ("train", "val") if split not in texts]:
         print(f"no {' and no '.join(missing)} split: this can be evaluated on, but training needs both train and val")
     report(meta, out_dir)
@@ -103,65 +99,12 @@ def main(argv):
 # The text of a split: the bytes of its file
 
 
-def read_splits(config, sources):
-    """{our split: its text as bytes}, of those that there are. Raises UserError if there is no text at all."""
-    if config.from_dir is None:
-        dataset = download(HUB_CONFIG[config.version])
-        there = {split: HUB_SPLIT[source] for split, source in sources.items() if HUB_SPLIT[source] in dataset}
-        return {split: join_rows(dataset[name].with_format("arrow")[:]["text"]) for split, name in there.items()}
-    folder = Path(config.from_dir)
-    if not os.path.isdir(folder):
-        raise UserError(f"from_dir={config.from_dir}: no such folder")
-    texts = {split: read_copy(folder, source, config.version) for split, source in sources.items()}
-    if not any(texts.values()):
-        other = "raw" if config.version == "tokens" else "tokens"
-        hint = f"; --version={other} finds some" if any(read_copy(folder, s, other) for s in sources.values()) else ""
-        raise UserError(
-            f"{folder}: has no text in wiki.{{train,valid,test}}.{config.version} or "
-            f"{{train,validation,test}}-*.parquet{hint}"
-        )
-    return {split: data for split, data in texts.items() if data is not None}
-
-
-def read_copy(folder, source, version):
-    """The text of wiki.SOURCE.VERSION, or of the hub's parquet files in the folder or in the hub's subfolder of it.
-    None without them."""
-    file = folder / f"wiki.{source}.{version}"
-    try:
-        if os.path.isfile(file):
-            return file.read_bytes()
-        for place in (folder / HUB_CONFIG[version], folder):
-            if files := sorted(filter(os.path.isfile, place.glob(f"{HUB_SPLIT[source]}*.parquet"))):
-                return b"".join(map(read_parquet, files))
-    except OSError as error:
-        raise UserError(f"{error.filename or file}: cannot be read ({error.strerror or error})") from None
-    return None
-
-
-def read_parquet(file):
-    import pyarrow  # installed with datasets; text files need neither
-    import pyarrow.parquet
-
-    try:
-        return join_rows(pyarrow.parquet.read_table(file, columns=["text"])["text"])
-    except (pyarrow.ArrowException, KeyError):
-        raise UserError(f"{file}: is not a parquet file with a column 'text'") from None
-
-
-def join_rows(rows):
-    """The bytes of the original file. Each row is a line of it; the hub emptied the rows of blank lines, " \\n"."""
-    return "".join(row or " \n" for row in rows.to_pylist()).encode()
-
-
 def download(name):
-    """The DatasetDict from the hub, or from the cache that an earlier download left. Raises UserError."""
+    """The folder of the hub's files, or of those that an earlier download left. Raises UserError."""
     try:
-        import datasets
         import huggingface_hub
 
-        if not hub_answers(huggingface_hub):  # else load_dataset retries for half a minute before it uses the cache
-            datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
-        return datasets.load_dataset(HUB, name)
+        return huggingface_hub.snapshot_download(HUB, repo_type="dataset", allow_patterns=f"{name}/*")
     except Exception as error:  # whatever the hub, the network library, a proxy or the cache raises
         raise UserError(
             f"{HUB} {name}: cannot be downloaded ({type(error).__name__}). Without the internet: "
@@ -170,12 +113,26 @@ def download(name):
         ) from None
 
 
-def hub_answers(huggingface_hub):
+def read_copy(folder, source, version):
+    """The text of wiki.SOURCE.VERSION, or of the hub's parquet files in the folder or in the hub's subfolder of it."""
+    file = folder / f"wiki.{source}.{version}"
+    if os.path.isfile(file):
+        return file.read_bytes()
+    for place in (folder / HUB_CONFIG[version], folder):
+        if files := sorted(filter(os.path.isfile, place.glob(f"{HUB_SPLIT[source]}*.parquet"))):
+            return b"".join(map(read_parquet, files))
+    return None
+
+
+def read_parquet(file):
+    """The bytes of the original file. Each row is a line of it; the hub emptied the rows of blank lines, " \\n"."""
+    import pyarrow.parquet
+
     try:
-        huggingface_hub.HfApi().dataset_info(HUB, timeout=10)
-    except Exception:
-        return False
-    return True
+        rows = pyarrow.parquet.read_table(file, columns=["text"])["text"].to_pylist()
+    except (pyarrow.ArrowException, KeyError):
+        raise UserError(f"{file}: is not a parquet file with a column 'text'") from None
+    return "".join(row or " \n" for row in rows).encode()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -198,13 +155,11 @@ def documents(data, split):
     starts = [match.start() + 1 for match in TITLE.finditer(data)]
     if starts and data[: starts[0]].isspace():
         del starts[0]
-    with tqdm(total=len(data), desc=split, unit="B", unit_scale=True) as bar:
-        for start, stop in zip([0, *starts], [*starts, len(data)], strict=True):
-            try:
-                yield data[start:stop].decode()
-            except UnicodeDecodeError as error:
-                raise UserError(f"{split}: is not UTF-8 text (byte {start + error.start})") from None
-            bar.update(stop - start)
+    for start, stop in tqdm([*itertools.pairwise([0, *starts, len(data)])], desc=split, unit="document"):
+        try:
+            yield data[start:stop].decode()
+        except UnicodeDecodeError as error:
+            raise UserError(f"{split}: is not UTF-8 text (byte {start + error.start})") from None
 
 
 def count_words(text):
