@@ -202,7 +202,7 @@ def _load_safetensors(path):
     library, about = import_safetensors(), read_json(path.with_name("config.json"))
     about = about if isinstance(about, dict) else {}
     if "model_type" in about:
-        raise UserError(f"{path.parent}: is a folder of transformers: export.py --from_hf={path.parent} reads it")
+        raise UserError(f"{path.parent}: is of transformers: python export.py --from_hf={path.parent} reads it")
     try:
         if about.get("sha256") != _sha256_of(path):
             raise UserError(f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)")

@@ -150,9 +150,10 @@ def check_output(name: str, path: Path | str, *marks: str) -> None:
 
 
 def check_can_write(name: str, path: Path | str) -> None:
-    """Raises UserError, before any work, where the folder of `path`, which the key `name` gives, takes no file."""
+    """Raises UserError, before any work, where there can be no file `path`, which the key `name` gives."""
     with named_if_it_fails(f"{name}={show(str(path))}"), tempfile.TemporaryFile(dir=Path(path).parent):
-        pass
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(path)  # too long a name
 
 
 # ----------------------------------------------------------------------------------------------------------------------
