@@ -284,7 +284,7 @@ def test_a_checkpoint_of_parts_that_share_parts_is_refused_before_any_is_compare
         part = make().get(name)
         value = part | {"dataset": ENDLESS[kind]()} if isinstance(part, dict) else ENDLESS[kind]()
         torch.save(make(**{name: value}), tmp_path / "ckpt.pt")
-        assert "ckpt.pt: no checkpoint of this project (the value is " in helpers.error_of(load, tmp_path)
+        assert "ckpt.pt: no checkpoint of this project (a value is " in helpers.error_of(load, tmp_path)
 
 
 def test_what_is_wrong_with_a_checkpoint_is_named_by_every_script_and_nothing_is_touched(text, tmp_path, helpers):
