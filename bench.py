@@ -27,7 +27,7 @@ from dataclasses import asdict
 
 import torch
 
-from ops.recurrence import has_fla
+from ops.kernels import has_fla
 from runs import files
 from runs.hardware import check_threads, gemm_rate, keep_freed_memory, pick_device, pick_dtype, usable_cores
 from runs.outdir import write_text

@@ -38,7 +38,7 @@ from model import GPT
 from ops import IGNORE
 from runs import memory, probe
 from runs.checkpoint import check_vocabulary, load_model
-from runs.files import check_output, write_output
+from runs.files import check_output, write_text
 from runs.finite import check_loss
 from runs.hardware import DTYPES, Processes, pick_dtype
 from study.interventions import gates_to_prune, pruned, quantised
@@ -80,8 +80,7 @@ def main(argv: list[str]) -> None:
         check_vocabulary(model.config.vocab_size, checkpoint, dataset)
         results.append(meters_of(model, checkpoint, path, dataset, config))
         print(table(results[-1]), end="\n\n")
-    text = json.dumps({"checkpoints": results}) + "\n"
-    write_output("out", out, lambda file: file.write(text.encode()))
+    write_text(out, json.dumps({"checkpoints": results}) + "\n")
     print(f"written: {out}")
     names = ("checkpoint", "step", "loss", "accuracy", "quantised")
     short = [{name: r[name] for name in names} | probe.summary(r["layers"], r["tokens"]) for r in results]
@@ -222,7 +221,6 @@ def layer_row(i: int, layer: dict) -> dict[str, str]:
         "heads >0.3": show([sink["heads_above"]], ".0%"),
         "token 0 of readout": f"{show(sink['token_0_before'])} {show(sink['token_0_after']):>6}",
         "its rank": f"{show(rank['before'], '.1f')} {show(rank['after'], '.1f'):>5}",
-        "of W_v W_o": show(rank["value_output"], ".1f"),
         "max |h|": show([residual["max"]], ".4g"),
         "over median": show([residual["max_over_median"]], ".4g"),
         "position (token) channel": f"{residual['position']} ({residual['token']}) {residual['channel']}",

@@ -107,6 +107,22 @@ class Helpers:
             assert not [label for label in labels if "mathdefault" in label.get_text()]
 
 
+def pytest_report_teststatus(report):
+    """make check MIXER=name prints no dots, so that its first line is the next function's."""
+    if "MIXER" in os.environ and report.when == "call":
+        return report.outcome, "", ""
+
+
+def pytest_exception_interact(node, call):
+    """make check MIXER=name: the first failure is a line of its own that names the broken promise."""
+    reporter = node.config.pluginmanager.get_plugin("terminalreporter")
+    if "MIXER" in os.environ and len(reporter.stats.get("failed", [])) < 2:
+        promise = getattr(node, "originalname", "").removeprefix("test_").replace("_", " ") or "the check did not start"
+        error = call.excinfo.exconly().partition("\n")[0]
+        why = "" if error.startswith("AssertionError") else f"; {error}"
+        reporter.write_line(f"{os.environ['MIXER']} breaks a promise: {promise} [{node.name.rpartition('[')[2]}{why}")
+
+
 @pytest.fixture(scope="session")
 def helpers():
     return Helpers

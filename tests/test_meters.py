@@ -82,13 +82,14 @@ def test_a_mixer_without_weights_has_no_sink_and_all_else_is_measured_and_drawn(
     (row,) = json.loads((out / "meters.json").read_text())["checkpoints"]
     for i, layer in enumerate(row["layers"]):
         sink, has_none = layer["sink"], i in without
-        for name in ("share", "mean_weight", "effective", "token_0_before", "token_0_after", "random_tokens"):
+        for name in ("share", "effective", "token_0_before", "token_0_after", "random_tokens"):
             assert (sink[name] == [None, None]) == has_none and (has_none or None not in sink[name]), name
+        assert (sink["heads_above"] is None) == (sink["kind"] == "none") == has_none
         assert None not in layer["gates"]["readout"]["mean"] + layer["rank"]["before"] + [layer["branch"]]
     assert f"sink of longconv: {NO_WEIGHTS}" in printed
     assert {shown["layer"] for shown in row["maps"]} == {0, 1} - {*without}
     short = json.loads(printed.splitlines()[-1])["checkpoints"][0]
-    assert (short["sink"] is None) == (short["sink_max"] is None) == (len(without) == 2) and short["gate_mean"]
+    assert (short["sink"] is None) == (len(without) == 2) and short["gate_mean"]
     assert "a head that is there and has weights" in helpers.error_of(meters.main, [*words, "--maps=0.1"])
 
     drawn = {}
