@@ -6,10 +6,11 @@
     python plot.py out                                           draws out/meters.json: out/page.png
 
 It prints a table and, as the last line, one JSON object of means; the file has every layer, head,
-kind of query and map. docs/meters.md says what each meter means: gates and whether they have collapsed, sinks (the
-share of token 0 in the attention weights, and what a gate leaves of it), ranks, induction scores, the
-largest activations, and the loss with pruned gates and in 8 bits. All of them read the same first rows
-of the split, in the run's dtype. Sinks grow with training, and tiny models may have none.
+kind of query and map. docs/meters.md says what each meter means: gates and whether they have
+collapsed, sinks (the share of token 0 in the attention weights, and what a gate leaves of it), ranks,
+induction scores, the largest activations, and the loss with pruned gates and in 8 bits. All of them
+read the same first rows of the split, in the run's dtype. Sinks grow with training, and tiny models
+may have none.
 
 A data set may name kinds of query, as data/backcopy does: a list of tokens each. Sinks, gates and loss
 are then measured for each kind apart, and for all other queries.
