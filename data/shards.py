@@ -8,7 +8,7 @@ ids they are uint32. There are two kinds:
     stream    shards of shape (tokens,) hold running text: the shards of a split are one long row of tokens
     examples  shards of shape (rows, 2, T) hold tokens and labels. Where the label is 0, nothing is predicted
 
-    dataset = open_dataset("data/mqar")         # checks every shard against its sha256, once; errors are one line
+    dataset = open_dataset("data/mqar")         # checks every shard against its sha256; errors are one line
     dataset.batch("train", step, seed=0, batch_size=8, block_size=64, micro_step=0, gradient_accumulation_steps=4)
     dataset.eval_batches("val", batch_size=8, block_size=64)
 
@@ -19,15 +19,12 @@ number of processes cannot change what a step trains on.
 from configurator import UserError
 
 import bisect
-import contextlib
 import functools
 import hashlib
 import itertools
 import json
 import os
 import re
-import time
-import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -35,13 +32,11 @@ import numpy as np
 
 from ops import IGNORE
 from rules import show, wrong_field
-from runs.files import read_json, write_text
-from runs.limits import allow_open_files
+from runs.files import read_json
 
 FORMAT = 1
 UINT16_VOCAB, MAX_VOCAB = 1 << 16, 1 << 31  # the most token ids of uint16, and at all
 DATA = Path(__file__).resolve().parent
-VERIFIED = ".verified.json"
 SHARD_NAME = re.compile(r"[\w .-]{1,80}_(\d{4,9}|documents)\.npy")  # no folder: a meta.json may come from a stranger
 
 # meta.json, as rules of rules.wrong_field
@@ -84,8 +79,6 @@ def open_dataset(path: Path | str) -> "Dataset":
     folder = Path(path)
     name = folder.name.split("-")[0]  # data/wikitext103/prepare.py makes wikitext103-mini, too
     advice = f"run python data/{name if os.path.isfile(DATA / name / 'prepare.py') else '<name>'}/prepare.py"
-    if not os.path.isdir(folder) and os.path.isfile(DATA / folder.name / "meta.json"):
-        advice = f"write --dataset=data/{folder.name}"  # nanoGPT's spelling
     try:
         meta = read_meta(folder)
         return Dataset(folder, meta, _open_shards(folder, meta))
@@ -100,12 +93,8 @@ def read_meta(folder: Path) -> dict:
     if wrong := wrong_field(meta, {"kind": set(META)}) or wrong_field(meta, META[meta["kind"]]):
         raise UserError(f"{file}: {wrong}")
     for split, facts in meta["splits"].items():
-        shards, is_text = facts["shards"], meta["kind"] == "stream"
-        for name in ("tokens",) if is_text else ("tokens", "rows"):
-            if sum(shard[name] for shard in shards) != facts[name]:
-                raise UserError(f"{file}: the shards of {split} do not add up to its {facts[name]} {name}")
-        if not is_text and any(shard["rows"] * shard["seq_len"] != shard["tokens"] for shard in shards):
-            raise UserError(f"{file}: a shard of {split} does not have rows * seq_len tokens")
+        if sum(shard["tokens"] for shard in facts["shards"]) != facts["tokens"]:
+            raise UserError(f"{file}: the shards of {split} do not add up to its {facts['tokens']} tokens")
     for entry in npy_files(meta):
         if not SHARD_NAME.fullmatch(entry["file"]):
             raise UserError(f"{file}: names {show(entry['file'])}, which is not the name of a shard")
@@ -121,87 +110,45 @@ def npy_files(meta: dict) -> Iterator[dict]:
 
 
 def _open_shards(folder, meta):
-    """{split: its Shards}, after a check of every file. Raises UserError.
-
-    A file with the same mark as in .verified.json is not read through again: once is enough for 100M tokens. A mark has
-    the times of the file, which change when it is written to or replaced.
-    """
-    known, marks, shards = {}, {}, {}
-    with contextlib.suppress(UserError):
-        known = read_json(folder / VERIFIED)
-
-    def checked(entry, dtype, shape, limit):
-        shard = Shard(folder / entry["file"], dtype, shape)
-        stat = os.fstat(shard.fd)
-        mark = [entry["sha256"], limit, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
-        if not isinstance(known, dict) or known.get(entry["file"]) != mark:
-            shard.check(entry["sha256"], limit)
-        if time.time_ns() - stat.st_ctime_ns > 1e9:  # a second write to a younger file may leave the same times
-            marks[entry["file"]] = mark
-        return shard
-
+    """{split: its shards, as memory maps}, after a check of every file. Raises UserError."""
     is_text, vocab_size = meta["kind"] == "stream", meta["vocab_size"]
-    allow_open_files(sum(len(facts["shards"]) for facts in meta["splits"].values()))
+    shards: dict = {split: [] for split in meta["splits"]}
     for split, facts in meta["splits"].items():
-        shards[split] = []
         for entry in facts["shards"]:
             shape = (entry["tokens"],) if is_text else (entry["rows"], 2, entry["seq_len"])
-            shards[split].append(checked(entry, dtype_of(vocab_size), shape, vocab_size))
+            shards[split].append(_open_shard(folder, entry, dtype_of(vocab_size), shape, vocab_size))
         if is_text:
-            checked(facts["document_offsets"], np.dtype(np.int64), (facts["documents"] + 1,), facts["tokens"] + 1)
-    if marks != known:
-        with contextlib.suppress(OSError):  # in a folder that cannot be written to, the files are read each time
-            write_text(folder / VERIFIED, json.dumps(marks))
+            shape, limit = (facts["documents"] + 1,), facts["tokens"] + 1
+            _open_shard(folder, facts["document_offsets"], np.dtype(np.int64), shape, limit)
     return shards
+
+
+def _open_shard(folder, entry, dtype, shape, limit):
+    """The numbers of a .npy file as a memory map, which reads a file that is replaced later as it was.
+
+    Raises UserError if its dtype, shape or sha256 is not that of meta.json, or a number is not below limit.
+    """
+    path = folder / entry["file"]
+    if not os.path.isfile(path):
+        raise UserError(f"{path}: is missing")
+    try:
+        array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except Exception as error:  # a damaged header may raise anything: SyntaxError, tokenize.TokenError, EOFError
+        raise UserError(f"{path}: cannot be read as a .npy file of numbers ({error})") from None
+    if (array.dtype, array.shape, array.flags.c_contiguous) != (dtype, shape, True):
+        raise UserError(f"{path}: holds {array.dtype} {array.shape} where meta.json says {dtype} {shape}")
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+    if digest.hexdigest() != entry["sha256"]:
+        raise UserError(f"{path}: is not the file that meta.json describes (its sha256 differs)")
+    largest = int(array.max())
+    if largest >= limit:
+        raise UserError(f"{path}: holds {largest} where every value must be below {limit}")
+    return array
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Reading
-
-
-class Shard:
-    """The numbers of a .npy file; shard[start:stop] reads them. Raises UserError for another dtype or shape.
-
-    It reads by position: what a memory map has read counts as memory, and a file that is cut short ends it with SIGBUS.
-    """
-
-    def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...]):
-        if not os.path.isfile(path):
-            raise UserError(f"{path}: is missing")
-        self.path, self.dtype, self.shape = path, dtype, shape
-        self.fd = os.open(path, os.O_RDONLY)  # a shard that is replaced later is read as it was
-        weakref.finalize(self, os.close, self.fd)
-        try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-            self.start, self.row_bytes, in_order = array.offset, array.nbytes // len(array), array.flags.c_contiguous
-        except Exception as error:  # a damaged header may raise anything: SyntaxError, tokenize.TokenError, EOFError
-            raise UserError(f"{path}: cannot be read as a .npy file of numbers ({error})") from None
-        if (array.dtype, array.shape, in_order) != (dtype, shape, True):
-            raise UserError(f"{path}: holds {array.dtype} {array.shape} where meta.json says {dtype} {shape}")
-
-    def check(self, sha256: str, limit: int) -> None:
-        """Reads the file through. Raises UserError if its sha256 is another, or a number is not below limit."""
-        digest, largest = hashlib.sha256(os.pread(self.fd, self.start, 0)), 0
-        step = max(1, (1 << 20) // self.row_bytes)
-        for start in range(0, len(self), step):
-            numbers = self[start : start + step]
-            digest.update(numbers)
-            largest = max(largest, int(numbers.max()))
-        digest.update(os.pread(self.fd, 1, self.start + len(self) * self.row_bytes))  # what was appended, if anything
-        if digest.hexdigest() != sha256:
-            raise UserError(f"{self.path}: is not the file that meta.json describes (its sha256 differs)")
-        if largest >= limit:
-            raise UserError(f"{self.path}: holds {largest} where every value must be below {limit}")
-
-    def __len__(self):
-        return self.shape[0]
-
-    def __getitem__(self, rows):
-        start, stop, _ = rows.indices(len(self))
-        data = os.pread(self.fd, (stop - start) * self.row_bytes, self.start + start * self.row_bytes)
-        if len(data) < (stop - start) * self.row_bytes:
-            raise UserError(f"{self.path}: was cut short after it was opened; prepare the data set again")
-        return np.frombuffer(data, self.dtype).reshape(-1, *self.shape[1:])
 
 
 class Dataset:

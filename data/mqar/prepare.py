@@ -36,7 +36,7 @@ import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
 from data.shards import UINT16_VOCAB  # noqa: E402
-from data.writing import check_room, claim, made_by, report, write_examples  # noqa: E402
+from data.writing import claim, made_by, report, write_examples  # noqa: E402
 from rules import show  # noqa: E402
 
 GENERATOR = "data/mqar/prepare.py"
@@ -63,22 +63,9 @@ class Config:
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
     slices = parse_slices(config)
-    lengths = sum(seq_len for seq_len, _ in slices)
-    # tokens and labels, the tokens of training once more as keys of a set, and of a block the shuffled decks
-    block = BLOCK * (24 * lengths + 2 * config.vocab_size)
-    size = lengths * (6 * config.train_size + 4 * config.val_size) + 100 * config.train_size + block
-    check_room(size, "train_size, val_size or the length")
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
     about = made_by(config, GENERATOR, VERSION) | dict(name="mqar", tokenizer="mqar", vocab_size=config.vocab_size)
-    meta = write_examples(out_dir, generate_splits(config, slices), **about)
-    n_values = config.vocab_size - config.vocab_size // 2
-    for seq_len, pairs in slices:
-        queries = config.queries or pairs
-        print(
-            f"{seq_len}/{pairs}: {queries} of {pairs} pairs asked for, {queries / seq_len:.2%} of positions labelled; "
-            f"chance {1 / pairs:.2%} among the values in context, {1 / n_values:.2%} among all {n_values}"
-        )
-    report(meta, out_dir)
+    report(write_examples(out_dir, generate_splits(config, slices), **about), out_dir)
 
 
 def parse_slices(config):

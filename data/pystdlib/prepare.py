@@ -65,25 +65,19 @@ class Config:
 
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
-    texts, left_out = clean(read_sources())
-    splits = split_units(texts, config)
+    splits = split_units(clean(read_sources()), config)
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
     train, val = (set().union(*map(runs_of, splits[split].values())) for split in ("train", "val"))
-    shared = len(train & val) / len(val)
-    facts = dict(python=platform.python_version(), shared_runs=round(shared, 4))
+    facts = dict(python=platform.python_version(), shared_runs=round(len(train & val) / len(val), 4))
     about = {"name": "pystdlib"} | made_by(config, GENERATOR, VERSION, **facts)
     if config.row_len is None:
-        documents = {split: splits[split].values() for split in splits}
-        byte = get_tokenizer("byte")
-        meta = write_stream(out_dir, documents, tokenizer=byte, shard_tokens=config.shard_tokens, **about)
+        about |= dict(tokenizer=get_tokenizer("byte"), shard_tokens=config.shard_tokens)
+        meta = write_stream(out_dir, {split: splits[split].values() for split in splits}, **about)
     else:
-        rows = {split: rows_of("".join(splits[split].values()), config.row_len) for split in splits}
-        slices = {split: [(examples, {"slice": str(config.row_len)})] for split, examples in rows.items()}
+        slices = {}
+        for split, texts in splits.items():
+            slices[split] = [(rows_of("".join(texts.values()), config.row_len), {"slice": str(config.row_len)})]
         meta = write_examples(out_dir, slices, tokenizer="byte", vocab_size=256, **about)
-    for reason, sizes in left_out.items():
-        print(f"left out: {len(sizes)} {reason}, {sum(sizes):,} bytes")
-    print(f"validation: {', '.join(dict.fromkeys(map(unit_of, splits['val'])))}")
-    print(f"{shared:.1%} of its runs of {RUN} lines stand in training, too")
     report(meta, out_dir)
 
 
@@ -113,20 +107,15 @@ def rows_of(text, row_len):
 
 
 def clean(texts):
-    """Of {path: text}, those that are kept, and the sizes in bytes of those that are not, {reason: sizes}."""
-    kept, seen, left_out = {}, set(), {"tables": [], "generated files": [], "near-duplicates": []}
+    """Of {path: text}, those that are kept."""
+    kept, seen = {}, set()
     for name, text in texts.items():
         runs = runs_of(text)
-        if name.startswith(TABLES) or is_table(text):
-            left_out["tables"].append(len(text.encode()))
-        elif name.startswith("config-") or GENERATED.search(text[:300]):  # config-*: made by a build
-            left_out["generated files"].append(len(text.encode()))
-        elif len(runs & seen) > len(runs) / 2:
-            left_out["near-duplicates"].append(len(text.encode()))
-        else:
+        is_generated = name.startswith("config-") or GENERATED.search(text[:300])  # config-*: made by a build
+        if not (name.startswith(TABLES) or is_table(text) or is_generated or len(runs & seen) > len(runs) / 2):
             kept[name] = text
             seen |= runs
-    return kept, left_out
+    return kept
 
 
 def is_table(text):

@@ -55,7 +55,6 @@ class Config:
     tokenizer: str = key("gpt2", "how text becomes tokens", choices=tuple(TOKENIZERS))
     mini: bool = key(False, "train on the validation articles, validate on the test articles")
     shard_tokens: int = key(10_000_000, "most tokens in one file", at_least=1)
-    workers: int = key(0, "threads that encode; 0: one for each core", at_least=0)
     out_dir: str | None = key(None, "where to write; None: data/wikitext103, with -raw and -mini", is_path=True)
     overwrite: bool = key(False, "write to a folder that holds something else, too")
 
@@ -73,26 +72,10 @@ def main(argv):
         raise UserError(f"{folder}: has no text in {names}")
     # after the text: without the internet, the error about the text names the ways to get both
     tokenizer = get_tokenizer(config.tokenizer)
-    text = {split: describe(data, sources[split]) for split, data in texts.items()}
-    for split, facts in text.items():
-        part = "whole" if facts["whole"] else f"partial, of {LINES[sources[split]]:,}"
-        print(f"{split}: {sources[split]}, {facts['lines']:,} lines ({part})")
-
-    def check(split, counts):
-        published = text[split].get("published_words")
-        if config.version == "tokens" and published not in (None, counts["words"]):
-            raise UserError(
-                f"{split}: has the lines of WikiText-103's {sources[split]} split but {counts['words']:,} words, where "
-                f"{published:,} are published; the copy is damaged or not the tokenised version"
-            )
-
-    about = made_by(config, GENERATOR, VERSION, text=text) | dict(name=name, count_words=count_words, check=check)
-    about |= dict(shard_tokens=config.shard_tokens, workers=config.workers or os.cpu_count() or 1)
-    splits = {split: documents(data, split) for split, data in texts.items()}
-    meta = write_stream(out_dir, splits, tokenizer=tokenizer, **about)
-    if missing := [split for split in ("train", "val") if split not in texts]:
-        print(f"no {' and no '.join(missing)} split: this can be evaluated on, but training needs both train and val")
-    report(meta, out_dir)
+    text = {split: describe(data, sources[split], config.version) for split, data in texts.items()}
+    splits = {split: tqdm(documents(data), desc=split, unit="document") for split, data in texts.items()}
+    about = made_by(config, GENERATOR, VERSION, text=text) | dict(name=name, count_words=count_words)
+    report(write_stream(out_dir, splits, tokenizer=tokenizer, shard_tokens=config.shard_tokens, **about), out_dir)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -139,27 +122,32 @@ def read_parquet(file):
 # Lines, documents, words
 
 
-def describe(data, source):
+def describe(data, source, version):
     """What identifies the text, for meta.json. A text with the published number of lines is the whole split."""
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    if lines > LINES[source]:
-        raise UserError(f"{source}: has {lines:,} lines, where WikiText-103's {source} split has {LINES[source]:,}")
     is_whole = lines == LINES[source]
     facts = {"source": source, "sha256": hashlib.sha256(data).hexdigest(), "lines": lines, "whole": is_whole}
+    if is_whole and version == "tokens":
+        words = sum(map(count_words, documents(data)))
+        if words != WORDS[source]:
+            raise UserError(
+                f"{source}: has as many lines as WikiText-103's split and {words:,} words, where {WORDS[source]:,} are "
+                "published; the copy is damaged or not the tokenised version"
+            )
     # word perplexities of the raw version, too, are published per word of the tokenised version
     return facts | ({"published_words": WORDS[source]} if is_whole else {})
 
 
-def documents(data, split):
+def documents(data):
     """Yields the articles as str. Text before the first title is a document of its own, unless it is blank."""
     starts = [match.start() + 1 for match in TITLE.finditer(data)]
     if starts and data[: starts[0]].isspace():
         del starts[0]
-    for start, stop in tqdm([*itertools.pairwise([0, *starts, len(data)])], desc=split, unit="document"):
+    for start, stop in itertools.pairwise([0, *starts, len(data)]):
         try:
             yield data[start:stop].decode()
         except UnicodeDecodeError as error:
-            raise UserError(f"{split}: is not UTF-8 text (byte {start + error.start})") from None
+            raise UserError(f"the text is not UTF-8 (byte {start + error.start})") from None
 
 
 def count_words(text):
