@@ -19,9 +19,6 @@ from data.shards import DATA, FORMAT, dtype_of, npy_files, read_meta
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE
 from runs import files
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The steps of a prepare script
-
 
 def claim(out_dir: Path | str | None, overwrite: bool, generator: str) -> Path:
     """Marks the folder as a data set, and returns its Path. UserError where it holds something else, unless overwrite.
@@ -57,10 +54,6 @@ def report(meta: dict, out_dir: Path | str) -> None:
         counts = ", ".join(f"{value:,} {name}" for name, value in facts.items() if isinstance(value, int))
         print(f"{split}: {counts}")
     print(f"written to {out_dir}")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Writing
 
 
 def write_stream(
@@ -137,11 +130,11 @@ def _new_folder(out_dir):
     """A folder to write to. At the end its files replace those of the data set in out_dir. Raises UserError."""
     with files.new_folder(out_dir) as new:
         yield new
-        old = set()
-        with contextlib.suppress(UserError):  # there is none, or none that can be read
-            old = {entry["file"] for entry in npy_files(read_meta(Path(out_dir)))}
         written = {file.name for file in new.iterdir()} - {"lock", "meta.json"}
-        files.switch(out_dir, [*(old - written), *sorted(written), "meta.json"])
+        names = [*sorted(written), "meta.json"]
+        with contextlib.suppress(UserError):  # there is no old one, or none that can be read
+            names = [*({entry["file"] for entry in npy_files(read_meta(Path(out_dir)))} - written), *names]
+        files.switch(out_dir, names)
 
 
 def _save_shard(folder, split, number, values, dtype):

@@ -3,7 +3,6 @@ The sources of Python's standard library as bytes: about 9.7 MB of real text tha
 
     python data/pystdlib/prepare.py
     python data/pystdlib/prepare.py --row_len=512 --out_dir=data/rows      # rows of 512, each behind the byte 0
-    python data/pystdlib/prepare.py --most_bytes=1_000_000 --out_dir=data/megabyte
 
 The script takes the .py files of the Python that runs it, without tests and installed packages, and leaves out
 
@@ -14,12 +13,10 @@ The script takes the .py files of the Python that runs it, without tests and ins
                       the paths; blank lines and indents do not count
 
 Validation is whole top-level packages and modules, the same for every seed: in the order of the sha256 of their names
-each is taken that fits, and is no more than a sixth of it. The share of validation's runs of 4 lines that stand in
-training, too, is printed, and is `shared_runs` in meta.json. The seed decides the order of the training files, of which
-most_bytes takes the first. Other versions of Python give other text, so meta.json holds the version.
-
-With row_len the text is not one stream but rows of its own, and all rows begin with the same first token: the setting
-in which attention sinks are strongest (Gu et al. 2024).
+each is taken that fits, and is no more than a sixth of it. `shared_runs` in meta.json is the share of its runs of 4
+lines that stand in training, too. The seed decides the order of the training files, of which most_bytes takes the
+first. Other versions of Python give other text, so meta.json holds the version. With row_len all rows begin with the
+same first token, as where attention sinks are strongest (Gu et al. 2024).
 """
 
 import collections

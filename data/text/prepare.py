@@ -5,8 +5,8 @@ A data set of your own text: of files, and of folders that are searched for file
     python data/text/prepare.py notes/ more/ --ext=.txt,.md,.rst --tokenizer=gpt2 --out_dir=data/notes
     python data/text/prepare.py book.txt --tokenizer=out/qwen3 --out_dir=data/qwen3    an imported model's tokenizer
 
-Several files are split by file. A single file is split by position: its last lines are for validation. Files are taken
-in the order of their paths, once each, and blank files are left out. A file that is not UTF-8 ends the script.
+Several files are split by file, a single one by position: its last lines are for validation. Files are taken in the
+order of their paths, once each, and blank ones are left out.
 """
 
 import glob
@@ -52,9 +52,8 @@ def main(argv):
         splits = {"train": [train], "val": [val]}
     else:
         val = validation_files([file.stat().st_size for file in files], config.val_fraction, config.seed)
-        named = {"train": [file for i, file in enumerate(files) if i not in val], "val": [files[i] for i in val]}
-        # each file is read only when it is needed
-        splits = {split: map(read_text, files) for split, files in named.items()}
+        train = [file for i, file in enumerate(files) if i not in val]
+        splits = {"train": map(read_text, train), "val": map(read_text, (files[i] for i in val))}
     about = made_by(config, GENERATOR, VERSION, errors="stop") | dict(name="text", shard_tokens=config.shard_tokens)
     report(write_stream(out_dir, splits, tokenizer=tokenizer, **about), out_dir)
 
@@ -71,8 +70,9 @@ def find_files(paths, ext):
     files = {os.path.realpath(file): Path(file) for file in found if os.path.isfile(file)}
     files = sorted((file for file in files.values() if file.read_bytes().strip()), key=lambda file: file.as_posix())
     if not files:
-        where, endings = ", ".join(paths) or "nothing", ", ".join(ext)
-        raise UserError(f"no text in {where}: name files, or folders with {endings} files")
+        raise UserError(
+            f"no text in {', '.join(paths) or 'nothing'}: name files, or folders with {', '.join(ext)} files"
+        )
     return files
 
 
