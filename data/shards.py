@@ -45,9 +45,9 @@ ABOUT = {
     "tokenizer_file?": FILE,
     "kinds?": {str: [(int, 0, MAX_VOCAB - 1), 1, MAX_VOCAB]},
 }
-STREAM = dict.fromkeys(("documents", "words", "bytes", "tokens"), COUNT)
+STREAM: dict = dict.fromkeys(("documents", "words", "bytes", "tokens"), COUNT)
 STREAM |= {"document_offsets": FILE, "shards": [FILE | {"tokens": COUNT}, 1, 1 << 20]}
-EXAMPLES = dict.fromkeys(("rows", "tokens", "labels"), COUNT) | {"shards": [ROWS, 1, 1 << 20]}
+EXAMPLES: dict = dict.fromkeys(("rows", "tokens", "labels"), COUNT) | {"shards": [ROWS, 1, 1 << 20]}
 # parameters are the keys of the prepare script; word perplexity of a text is computed from published_words
 OF_TEXT = {"text?": {str: {"published_words?": COUNT}}, "version?": TEXT}
 META = {
@@ -97,7 +97,7 @@ def npy_files(meta: dict) -> Iterator[dict]:
 def _open_shards(folder, meta):
     """{split: its shards, as memory maps}, after a check of every file. Raises UserError."""
     is_text, vocab_size = meta["kind"] == "stream", meta["vocab_size"]
-    shards: dict = {split: [] for split in meta["splits"]}
+    shards = {split: [] for split in meta["splits"]}
     for split, facts in meta["splits"].items():
         for entry in facts["shards"]:
             shape = (entry["tokens"],) if is_text else (entry["rows"], 2, entry["seq_len"])

@@ -130,10 +130,9 @@ def _new_folder(out_dir):
     """A folder to write to. At the end its files replace those of the data set in out_dir. Raises UserError."""
     with files.new_folder(out_dir) as new:
         yield new
-        written = {file.name for file in new.iterdir()} - {"lock", "meta.json"}
-        names = [*sorted(written), "meta.json"]
+        names = [*sorted({file.name for file in new.iterdir()} - {"lock", "meta.json"}), "meta.json"]
         with contextlib.suppress(UserError):  # there is no old one, or none that can be read
-            names = [*({entry["file"] for entry in npy_files(read_meta(Path(out_dir)))} - written), *names]
+            names = [*({entry["file"] for entry in npy_files(read_meta(Path(out_dir)))} - {*names}), *names]
         files.switch(out_dir, names)
 
 

@@ -1,6 +1,5 @@
 """
-MQAR, multi-query associative recall (Arora et al. 2023, "Zoology"): the model must name the value that was shown with a
-key.
+MQAR, multi-query associative recall (Arora et al. 2023, "Zoology"): the model must name the value shown with a key.
 
     python data/mqar/prepare.py                                   # length 64, 4 pairs, 100,000 + 3,000 rows
     python data/mqar/prepare.py --slices=64/4,128/8,256/16        # several lengths / numbers of pairs in one set
@@ -76,10 +75,8 @@ def parse_slices(config):
     for seq_len, pairs in slices:
         queries, n_keys, slots = config.queries or pairs, config.vocab_size // 2 - 1, seq_len // 2 - pairs
         if seq_len % 2 or not 1 <= queries <= min(pairs, slots) or pairs > n_keys:
-            raise UserError(
-                f"slice {seq_len}/{pairs}: needs an even length, at least one pair and at most {n_keys}, the keys of "
-                f"vocab_size={config.vocab_size}; of queries ({queries}) no more than pairs, and than slots ({slots})"
-            )
+            needs = f"an even length, 1 to {n_keys} pairs, no more queries ({queries}) than pairs and slots ({slots})"
+            raise UserError(f"slice {seq_len}/{pairs}: needs {needs}")
     return slices
 
 

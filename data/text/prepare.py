@@ -70,9 +70,7 @@ def find_files(paths, ext):
     files = {os.path.realpath(file): Path(file) for file in found if os.path.isfile(file)}
     files = sorted((file for file in files.values() if file.read_bytes().strip()), key=lambda file: file.as_posix())
     if not files:
-        raise UserError(
-            f"no text in {', '.join(paths) or 'nothing'}: name files, or folders with {', '.join(ext)} files"
-        )
+        raise UserError(f"no text in {', '.join(paths) or 'nothing'}: name files, or folders with {', '.join(ext)}")
     return files
 
 
