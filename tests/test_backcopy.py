@@ -7,7 +7,6 @@ import collections
 import itertools
 import json
 import math
-import string
 
 import numpy as np
 import pytest
@@ -92,22 +91,6 @@ def test_the_table_is_the_pairs_of_the_text_and_the_perfect_predictor_knows_it(f
         assert dataset.perfect_loss(split) == pytest.approx(nats.mean(), abs=error)
 
 
-def test_a_character_that_nothing_follows_is_followed_by_any():
-    _, ids = prepare.most_frequent("ababab!", 3)
-    table, counts = prepare.pair_table(ids, 3)
-    assert table[3].tolist() == pytest.approx([0, 3 / 7, 3 / 7, 1 / 7]) and counts.tolist() == [0, 3, 3, 1]
-    assert table[1].tolist() == [0, 0, 1, 0] and table[0].tolist() == [0] * 4
-
-
-def test_the_table_is_the_standard_librarys_by_default(tmp_path, monkeypatch):
-    for name, text in {"a.py": string.printable, "b.py": "e" * 9 + "ab"}.items():
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    prepare.main(Helpers.words(train_size=20, val_size=20, out_dir=tmp_path / "data"))
-    alphabet = open_dataset(tmp_path / "data").meta["parameters"]["alphabet"]
-    assert set(string.ascii_letters) <= set(alphabet) and len(alphabet) == 96 and alphabet[:3] == "eab"
-
-
 def test_what_cannot_be_made_is_one_line(folder, tmp_path):
     message = Helpers.error_of(make, tmp_path / "x", folder / "text.txt", characters=40)
     assert message == "characters=40: must be more than triggers=2, and at most 14, those of the text"
@@ -160,24 +143,9 @@ def test_a_model_does_not_read_another_alphabet(folder, tmp_path, helpers):
     assert "its characters are others than those that the model was trained with" in message
 
 
-def test_queries_are_the_tokens_that_match(folder):
-    dataset = open_dataset(folder / "data")
-    tokenizer = tokenizer_of(dataset)
-    assert tokenizer.decode_bytes(tokenizer.encode("the tree")) == b"the tree"
-    assert meters.matching_tokens(dataset, "[th]")["[th]"] == sorted(tokenizer.encode("th"))
-    assert "matches none of the 9 tokens" in Helpers.error_of(meters.matching_tokens, dataset, "Q")
-
-
-def test_the_standard_library_in_rows_begins_with_byte_0_and_every_byte_is_a_label_once(tmp_path, monkeypatch):
+def test_the_standard_library_in_rows_begins_with_byte_0_and_every_byte_is_a_label_once():
     text = "".join(chr(33 + i % 90) for i in range(50))
     examples = pystdlib.rows_of(text, 16)
     assert examples.shape == (3, 2, 16) and examples.dtype == np.uint16
     assert bytes(examples[:, 1].ravel().astype(np.uint8)) == text[:48].encode()
     assert (examples[:, 0, 0] == 0).all() and (examples[:, 0, 1:] == examples[:, 1, :-1]).all()
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    for name in ("a.py", "b.py", "c.py"):
-        (tmp_path / name).write_text(f"# {name}\n" * 40)
-    pystdlib.main([f"--out_dir={tmp_path / 'rows'}", "--row_len=32", "--val_fraction=0.3"])
-    dataset = open_dataset(tmp_path / "rows")
-    assert (dataset.kind, dataset.tokenizer, dataset.vocab_size, dataset.slices) == ("examples", "byte", 256, ["32"])
-    assert dataset.kinds == {} and dataset.perfect_loss("val") is None and dataset.first_ids == [0]

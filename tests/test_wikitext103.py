@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import tiktoken
 from conftest import ROOT, Helpers
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from tiktoken_ext.openai_public import r50k_pat_str
 
 from data import tokenizer
@@ -71,15 +69,6 @@ def test_words_are_what_stands_between_spaces_and_one_for_the_end_of_each_line(m
     mini = run(tmp_path / "mini", made, "--mini=true")
     assert (mini.name, mini.splits) == ("wikitext103-mini", ["train", "val"])
     assert [mini.counts(split)["bytes"] for split in mini.splits] == [size * 2, size]
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.text(st.sampled_from("ab \n\t\r\x1c\x1f\x85\xa0\u1680\u2009\u200b\u2028\u3000é中🙂")))
-@example("a b\n\nc")
-def test_the_count_of_words_is_the_count_by_definition(text):
-    lines = text.split("\n")
-    ends = len(lines) - (lines[-1] == "")
-    assert prepare.count_words(text) == len(text.split()) + ends
 
 
 def test_an_article_begins_at_a_title_between_empty_lines_and_nothing_is_put_between_two(made, tmp_path):
