@@ -91,12 +91,6 @@ def test_the_table_is_the_pairs_of_the_text_and_the_perfect_predictor_knows_it(f
         assert dataset.perfect_loss(split) == pytest.approx(nats.mean(), abs=error)
 
 
-def test_what_cannot_be_made_is_one_line(folder, tmp_path):
-    message = Helpers.error_of(make, tmp_path / "x", folder / "text.txt", characters=40)
-    assert message == "characters=40: must be more than triggers=2, and at most 14, those of the text"
-    assert not (tmp_path / "x").exists()
-
-
 def test_a_model_of_it_is_sampled_measured_by_kind_and_told_its_floor(folder, tmp_path, helpers, capsys):
     keys = dict(block_size=24, position="learned", gate="headwise", n_layer=1, n_head=1, max_iters=2, eval_interval=1)
     helpers.train(folder / "data", tmp_path / "run", **keys)
@@ -115,16 +109,11 @@ def test_a_model_of_it_is_sampled_measured_by_kind_and_told_its_floor(folder, tm
     assert found["maps"][0]["queries"]["trigger"] == positions
 
 
-@pytest.mark.parametrize(("keys", "first"), [({}, [0]), ({"first_token": False}, []), ({"row_len": 24}, [0])])
-def test_a_sample_begins_with_the_token_that_rows_begin_with(keys, first, folder, tmp_path, helpers, monkeypatch):
-    data = tmp_path / "data"
-    if "row_len" in keys:
-        for name in ("a", "b"):
-            (tmp_path / f"{name}.py").write_text(f"# {name}\n{TEXT}")
-        monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-        pystdlib.main(helpers.words(out_dir=data, val_fraction=0.3, **keys))
-    else:
-        make(data, folder / "text.txt", **keys)
+@pytest.mark.parametrize(("first_token", "first"), [(True, [0]), (False, [])])
+def test_a_sample_begins_with_the_token_that_rows_begin_with(
+    first_token, first, folder, tmp_path, helpers, monkeypatch
+):
+    data = make(tmp_path / "data", folder / "text.txt", first_token=first_token)
     helpers.train(data, tmp_path / "run", n_layer=1, max_iters=1, meters="false")
     read, stream = [], GPT.stream
     monkeypatch.setattr(

@@ -27,9 +27,6 @@ def chi2(observed, expected):
     return ((observed - expected) ** 2 / expected).sum()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# MQAR
-
 SETTINGS = [
     dict(seq_len=64, pairs=4),
     dict(seq_len=64, pairs=4, vocab_size=16, queries=2, power=1.0),
@@ -64,8 +61,6 @@ def test_each_label_is_the_value_of_the_key_at_its_position(setting):
     facts = {name: setting[name] for name in ("pairs", "vocab_size", "filler") if name in setting}
     for tokens, labels in examples.astype(int):
         check_row(tokens, labels, queries=setting.get("queries", setting["pairs"]), **facts)
-    density = np.count_nonzero(examples[:, 1]) / examples[:, 1].size
-    assert density == setting.get("queries", setting["pairs"]) / setting["seq_len"]
 
 
 @pytest.mark.parametrize("power", [0.01, 0.5, 1.0])
@@ -128,21 +123,10 @@ def test_a_seed_is_the_bytes_of_every_file(tmp_path):
     assert dataset.counts("val") == {"rows": 40, "tokens": 20 * 48, "labels": 20 * 6}
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["--pairs=8", "--vocab_size=16"], "slice 64/8: needs an even length, 1 to 7 pairs, no more queries (8) than"),
-        *((words, "needs an even") for words in (["--slices=64/4,15/2"], ["--seq_len=10"], ["--queries=5"])),
-        *(([f"--slices={wrong}"], "write length/pairs, each once") for wrong in ("64x4", "64/4,64/4")),
-    ],
-)
-def test_an_impossible_setting_is_refused_with_the_reason(words, reason, tmp_path):
-    assert reason in error_of(mqar.main, [*words, f"--out_dir={tmp_path}"])
+@pytest.mark.parametrize("word", ["--slices=64/4,15/2", "--seq_len=10", "--queries=5", "--vocab_size=8", "--pairs=40"])
+def test_an_impossible_slice_is_refused_with_the_reason(word, tmp_path):
+    assert "needs an even length, 1 to " in error_of(mqar.main, [word, f"--out_dir={tmp_path}"])
     assert not list(tmp_path.iterdir())
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Text and its tokenizers
 
 
 @settings(deadline=None, max_examples=100)
@@ -175,9 +159,6 @@ def library(tmp_path, monkeypatch):
         return {split: contents(dataset, split) for split in ("train", "val")} | {"meta": dataset.meta}
 
     return make
-
-
-MOST = {"most_bytes": 600}
 
 
 def code(name, lines=8):
@@ -214,7 +195,8 @@ def test_validation_is_whole_packages_the_same_for_every_seed_which_orders_the_t
 
 def test_most_bytes_takes_the_first_training_files_beside_a_smaller_validation(library):
     sources = {f"{i:02}.py": bytes([65 + i]) * (10 + i) for i in range(40)}
-    whole, first, other = (library(sources, val_fraction=0.4, **keys) for keys in ({}, MOST, MOST | {"seed": 1}))
+    keys = dict(val_fraction=0.4, most_bytes=600)
+    whole, first, other = library(sources, val_fraction=0.4), library(sources, **keys), library(sources, seed=1, **keys)
     size = sum(map(len, first["train"] + first["val"]))
     assert 590 < size <= 600 and 0 < sum(map(len, first["val"])) <= 240 and {*first["val"]} <= {*whole["val"]}
     assert other["val"] == first["val"] and {*other["train"]} != {*first["train"]}
@@ -224,8 +206,6 @@ def test_most_bytes_takes_the_first_training_files_beside_a_smaller_validation(l
     ("parts", "fraction"),
     [
         (("".join(f"line {i}\r\n" for i in range(90)), "".join(f"line {i}\r\n" for i in range(10, 20))), 0.1),
-        (("a\n", "b" * 100), 0.05),
-        (("b" * 100 + "\n", "a\n"), 0.5),
         (("a line\n", "b\n \n\n\n\n\n"), 0.05),
         (("\n\na\n", "b" * 99), 0.5),
     ],
@@ -248,16 +228,3 @@ def test_folders_and_linked_ones_are_searched_once_and_blank_files_are_left_out(
     dataset = open_dataset(tmp_path / "out")
     found = sorted(contents(dataset, "train") + contents(dataset, "val"))
     assert found == [b"d.log", b"elsewhere/.e.md", b"n/b.md", b"n/c.rst"]
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("", "no text in"),
-        ("ok\n\udcff\n", "is not UTF-8 text (byte 3)"),
-        ("\n \none line \n\n", "has one line of text"),
-    ],
-)
-def test_text_that_cannot_be_used_is_one_line(content, reason, tmp_path):
-    (tmp_path / "a.txt").write_bytes(content.encode(errors="surrogateescape"))
-    assert reason in error_of(text.main, [str(tmp_path / "a.txt"), f"--out_dir={tmp_path / 'out'}"])
