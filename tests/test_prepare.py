@@ -1,16 +1,10 @@
-"""
-The prepare scripts: what MQAR rows are, which files of a text are taken, what Python's standard library is.
-
-    python -m pytest tests/test_prepare.py
-"""
+"""The prepare scripts: what MQAR rows are, which files of a text are taken, what Python's standard library is."""
 
 import itertools
 
 import numpy as np
 import pytest
 from conftest import Helpers
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from data.mqar import prepare as mqar
 from data.pystdlib import prepare as pystdlib
@@ -127,15 +121,6 @@ def test_a_seed_is_the_bytes_of_every_file(tmp_path):
 def test_an_impossible_slice_is_refused_with_the_reason(word, tmp_path):
     assert "needs an even length, 1 to " in error_of(mqar.main, [word, f"--out_dir={tmp_path}"])
     assert not list(tmp_path.iterdir())
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.lists(st.integers(1, 1000), min_size=2, max_size=30), st.floats(0.01, 0.99), st.integers(0, 9))
-def test_validation_files_are_at_most_their_share_and_never_all_or_none(sizes, fraction, seed):
-    val = text.validation_files(sizes, fraction, seed)
-    size = sum(sizes[i] for i in val)
-    assert 0 < len(val) < len(sizes) and val == sorted(set(val))
-    assert size <= fraction * sum(sizes) or [size] == [min(sizes)] * len(val)
 
 
 def contents(dataset, split):

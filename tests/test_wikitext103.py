@@ -1,8 +1,4 @@
-"""
-WikiText-103: what its documents and words are; GPT-2's tokenizer.
-
-    python -m pytest tests/test_wikitext103.py
-"""
+"""WikiText-103: what its documents and words are; GPT-2's tokenizer."""
 
 import os
 from pathlib import Path
