@@ -101,19 +101,19 @@ def _open_shards(folder, meta):
     for split, facts in meta["splits"].items():
         for entry in facts["shards"]:
             shape = (entry["tokens"],) if is_text else (entry["rows"], 2, entry["seq_len"])
-            shards[split].append(_open_shard(folder, entry, dtype_of(vocab_size), shape, vocab_size))
+            path, sha256 = folder / entry["file"], entry["sha256"]
+            shards[split].append(_open_shard(path, sha256, dtype_of(vocab_size), shape, vocab_size))
         if is_text:
-            shape, limit = (facts["documents"] + 1,), facts["tokens"] + 1
-            _open_shard(folder, facts["document_offsets"], np.dtype(np.int64), shape, limit)
+            entry, shape = facts["document_offsets"], (facts["documents"] + 1,)
+            _open_shard(folder / entry["file"], entry["sha256"], np.dtype(np.int64), shape, facts["tokens"] + 1)
     return shards
 
 
-def _open_shard(folder, entry, dtype, shape, limit):
+def _open_shard(path, sha256, dtype, shape, limit):
     """The numbers of a .npy file as a memory map, which reads a file that is replaced later as it was.
 
     Raises UserError if its dtype, shape or sha256 is not that of meta.json, or a number is not below limit.
     """
-    path = folder / entry["file"]
     try:
         array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except Exception as error:  # a damaged header may raise anything: SyntaxError, tokenize.TokenError, EOFError
@@ -122,7 +122,7 @@ def _open_shard(folder, entry, dtype, shape, limit):
         raise UserError(f"{path}: holds {array.dtype} {array.shape} where meta.json says {dtype} {shape}")
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256")
-    if digest.hexdigest() != entry["sha256"]:
+    if digest.hexdigest() != sha256:
         raise UserError(f"{path}: is not the file that meta.json describes (its sha256 differs)")
     largest = int(array.max())
     if largest >= limit:

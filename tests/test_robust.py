@@ -22,7 +22,6 @@ import pytest
 import torch
 
 import bench
-import data.shards
 import data.text.prepare as text_prepare
 import evaluate
 import experiment
@@ -177,28 +176,6 @@ def test_a_log_that_cannot_be_written_is_one_line(run, monkeypatch, helpers):
     assert "cannot be written (Read-only file system)" in helpers.error_of(run, "out")
 
 
-def test_a_shard_that_is_cut_short_during_a_run_ends_it_with_a_line_and_the_checkpoint_stays(
-    run, mqar, tmp_path, monkeypatch, helpers
-):
-    shutil.copytree(mqar, tmp_path / "mqar")
-    learning_rate = train.learning_rate
-
-    def cut(config, step):
-        if step == 5:
-            os.truncate(tmp_path / "mqar" / "train_0000.npy", 200)
-        return learning_rate(config, step)
-
-    monkeypatch.setattr(train, "learning_rate", cut)
-    message = helpers.error_of(run, "out", dataset=tmp_path / "mqar")
-    assert "train_0000.npy: was cut short after it was opened" in message
-    assert checkpoints.load(tmp_path / "out")["iter_num"] == 4
-    monkeypatch.setattr(train, "learning_rate", learning_rate)
-    run("out", init_from="resume")
-    run("whole")
-    ours, theirs = (checkpoints.load(tmp_path / name)["model"] for name in ("out", "whole"))
-    assert helpers.equal(ours, theirs)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Damaged files
 
@@ -215,49 +192,6 @@ def test_every_flipped_bit_of_a_tensor_is_found(tmp_path, helpers):
         damaged[begin + bit // 8] ^= 1 << bit % 8
         file.write_bytes(damaged)
         assert "damaged, the checksum of" in helpers.error_of(checkpoints.load, file)
-
-
-def test_a_shard_is_read_through_once_and_again_when_it_was_touched(tmp_path, monkeypatch, helpers):
-    write_stream(tmp_path, {"train": ["a text. " * 99], "val": ["text"]}, tokenizer=get_tokenizer("byte"), **ABOUT)
-    hashed, check = [], data.shards.Shard.check
-    monkeypatch.setattr(
-        data.shards.Shard, "check", lambda shard, *args: hashed.append(shard.path.name) or check(shard, *args)
-    )
-    now = time.time_ns()
-    monkeypatch.setattr(time, "time_ns", lambda: now + 10**8)  # the files are of this very second
-    open_dataset(tmp_path)
-    assert not (tmp_path / ".verified.json").exists()
-    hashed.clear()
-    monkeypatch.setattr(time, "time_ns", lambda: now + 10**10)
-    open_dataset(tmp_path)
-    assert sorted(hashed) == ["train_0000.npy", "train_documents.npy", "val_0000.npy", "val_documents.npy"]
-    for damage in (b"", b"garbage", b"[]", b"{}", b'{"train_0000.npy": []}'):  # of what is remembered
-        hashed.clear()
-        open_dataset(tmp_path)
-        assert hashed == []
-        (tmp_path / ".verified.json").write_bytes(damage)
-        open_dataset(tmp_path)
-        assert len(hashed) == 4
-    content = bytearray((tmp_path / "train_0000.npy").read_bytes())
-    content[-3] ^= 1
-    (tmp_path / "train_0000.npy").write_bytes(content)
-    os.utime(tmp_path / "train_0000.npy", ns=(now, now))
-    assert "train_0000.npy: is not the file that meta.json describes" in helpers.error_of(open_dataset, tmp_path)
-
-
-def test_a_data_set_in_a_folder_that_cannot_be_written_to_opens(tmp_path, monkeypatch):
-    write_stream(tmp_path, {"train": ["a text"], "val": ["text"]}, tokenizer=get_tokenizer("byte"), **ABOUT)
-    now = time.time_ns()
-    monkeypatch.setattr(time, "time_ns", lambda: now + 10**10)
-    refused = []
-
-    def refuse(*args):
-        refused.append(args)
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(data.shards, "write_text", refuse)
-    open_dataset(tmp_path)
-    assert refused and not (tmp_path / ".verified.json").exists()
 
 
 def test_a_config_that_asks_for_terabytes_is_refused_before_they_are(tmp_path, helpers):
@@ -449,7 +383,7 @@ def write_data(folder):
 WRITTEN = {
     "train": "config.json ckpt.pt best.pt code .config.json.tmp .metrics.jsonl.tmp .ckpt.pt.tmp .best.pt.tmp "
     "..nanogate.tmp",
-    "data": "meta.json train_0000.npy val_0000.npy train_documents.npy .verified.json ..verified.json.tmp "
+    "data": "meta.json train_0000.npy val_0000.npy train_documents.npy "
     ".new/meta.json .new/.meta.json.tmp .new/train_0000.npy .new/.train_0000.npy.tmp",
     "meters": ".meters.json.tmp page.png .page.png.tmp",
     "evaluate": ".lengths.json.tmp",
@@ -765,7 +699,7 @@ def test_what_is_impossible_has_its_message(run, text, mqar, tmp_path, helpers):
     ]:
         assert expected in helpers.error_of(run, "out", **keys), keys
     for content, expected in [
-        (b"", "empty"),
+        (b"", "no text in"),
         (b"\xff\n", "is not UTF-8 text (byte 0)"),
         (b"one line", "one line of text"),
     ]:
