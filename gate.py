@@ -61,10 +61,6 @@ def parse_gate(text: str) -> LayerGate:
             continue
         name, at, position = term.partition("@")
         position = position if at else "readout"
-        if name in GATE_ACTIVATIONS:
-            raise UserError(
-                f"gate={text!r}: {name} is an activation; write --gate=elementwise --gate_activation={name}"
-            )
         check_choice(f"gate={text!r}: granularity", name, ("none", "native", *GRANULARITIES))
         check_choice(f"gate={text!r}: position", position, POSITIONS)
         if name not in GRANULARITIES:
@@ -82,41 +78,37 @@ def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
     """
     norm = mixer.norm_of(config)
     if norm == "denominator" and not mixer.has_positive_weights:
-        raise UserError(
-            f"readout_norm='denominator' makes no sense for {name}: its weights have both signs, so their sum can be 0"
-        )
+        raise UserError(f"readout_norm='denominator' makes no sense for {name}: its weights have both signs")
     if norm == "denominator" and not config.norm_first and gate.positions:
-        raise UserError(
-            f"norm_first=False: has no effect on {name}: the division by its denominator commutes with the gate"
-        )
+        raise UserError(f"norm_first=False: has no effect on {name}: its denominator commutes with the gate")
+    is_signed = config.gate_activation not in POSITIVE_ACTIVATIONS
     for position, granularity in gate.positions.items():
-        term = f"gate='{granularity}@{position}' of {name}"
+        reason = ""
         if has_no_effect(granularity, position, mixer, config):
-            raise UserError(
-                f"{term}: has no effect, because the readout's {norm} norm cancels a factor that its inputs share"
-            )
-        is_in_denominator = norm == "denominator" and position in ("query", "key", "denominator")
-        if is_in_denominator and config.gate_activation not in POSITIVE_ACTIVATIONS:
-            raise UserError(f"{term}: gate_activation={config.gate_activation!r} can make its denominator negative")
-        if position == "output" and granularity not in ("elementwise", "scalar"):
-            raise UserError(f"{term}: the output projection has mixed the heads; use elementwise or scalar")
-        if position == "denominator" and norm != "denominator":
-            raise UserError(f"{term}: this mixer has no denominator (its norm is {norm!r})")
-        if position == "denominator" and granularity not in ("headwise", "scalar"):
-            raise UserError(f"{term}: a denominator is one number per head; use headwise or scalar")
+            reason = f"has no effect, because the readout's {norm} norm cancels a factor that its inputs share"
+        elif position == "output" and granularity not in ("elementwise", "scalar"):
+            reason = "the output projection has mixed the heads; use elementwise or scalar"
+        elif position == "denominator" and norm != "denominator":
+            reason = f"this mixer has no denominator (its norm is {norm!r})"
+        elif position == "denominator" and granularity not in ("headwise", "scalar"):
+            reason = "a denominator is one number per head; use headwise or scalar"
+        elif norm == "denominator" and position in ("query", "key", "denominator") and is_signed:
+            reason = f"gate_activation={config.gate_activation!r} can make its denominator negative"
+        if reason:
+            raise UserError(f"gate='{granularity}@{position}' of {name}: {reason}")
 
 
 def has_no_effect(granularity: str, position: str, mixer, config) -> bool:
-    """Whether the readout's norm cancels the gate. A norm cancels any factor that all its inputs share.
+    """Whether the gate is a factor that all inputs of the readout's norm share, so that the norm cancels it.
 
-    A gate on the readout is such a factor if it comes before the norm. A gate on q, k or v is one if the readout is
-    linear in q, k or v: on q always, on k and v if the gate is static, that is, the same for all tokens.
+    On the readout it is, if it comes before the norm; on q, k or v, if the readout is linear in it: on q always, on k
+    and v if the gate is static, that is, the same for all tokens.
     """
     norm = mixer.norm_of(config)
     if norm == "none" or config.gate_activation in ADDITIVE_ACTIVATIONS or granularity not in ("headwise", "scalar"):
         return False
     if granularity == "headwise" and norm != "denominator":
-        with torch.device("meta"):  # its sizes alone are asked for
+        with torch.device("meta"):  # for its sizes alone
             layer = mixer(config, LayerGate(False, {}))
         if layer.norm_groups not in (None, layer.n_head):
             return False

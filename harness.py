@@ -5,13 +5,11 @@
 
 The words are those of `lm-eval` (see its documentation); FOLDER may hold task files of your own. Without --device it
 is a GPU where there is one, and else the CPU. model_args are the checkpoint and the dtype of matrix products (the
-run's if it isn't given). Any mixer is scored with its state: a context that several continuations share, as in
-multiple choice, is read once, and so is a long text where every layer is recurrent. Where a layer is softmax or
-cosformer, or positions are learned, the last block_size tokens are read, as the harness does it for other models; an
-answer ends early where cosformer or learned positions end. An imported model's generation_config.json names the token
-before a text without context and those that end a text. Without it GPT-2's end of text is both, and any other
-tokenizer has a line end before a text. A model whose rows all began with one id (`python data/pystdlib/prepare.py
---row_len=512`) reads it before every text.
+run's if it isn't given). A context that several continuations share is read once, and so is a long text where every
+layer is recurrent. Elsewhere the last block_size tokens are read, as the harness does it for other models; an answer
+ends early where cosformer or learned positions end. Special tokens are those of an imported model's
+generation_config.json; without it GPT-2's end of text, or for other tokenizers a line end before a text. What each row
+of the training began with is read before every text.
 """
 
 import sys
@@ -23,10 +21,10 @@ import configurator
 from configurator import UserError
 
 import argparse
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
 from evaluate import CHUNK_TOKENS
@@ -50,12 +48,7 @@ class NanogateLM(TemplateLM):
     """A checkpoint as the harness sees a model: strings in, log-likelihoods and strings out."""
 
     def __init__(
-        self,
-        checkpoint: str = "out/best.pt",
-        dtype: str | None = None,
-        device: str | None = None,
-        batch_size: int | str | None = None,
-        max_batch_size: int | None = None,
+        self, checkpoint="out/best.pt", dtype: str | None = None, device=None, batch_size=None, max_batch_size=None
     ):
         super().__init__()
         device = pick_device(device or "auto")
@@ -65,15 +58,15 @@ class NanogateLM(TemplateLM):
         self.dtype = pick_dtype(dtype, device)
         self.coder = tokenizer_of_checkpoint(checkpoint, loaded.get("data", {}))
         self.first, self.ends = special_tokens(file_of(checkpoint).parent)
+        self.ends = [END_OF_TEXT] if self.coder.name == "gpt2" else self.ends
         self.first_ids = loaded.get("data", {}).get("first_ids", [])  # each row of its training began with them
-        if self.coder.name == "gpt2":
-            self.ends = [END_OF_TEXT]
         # continuations of one context that are read at once
         self.batch_size = int(batch_size) if str(batch_size).isdecimal() else 16
+        # the most ids behind first_ids that are read at once; None: any number
         is_recurrent = all(block.mixer.past_block_size == "goes on" for block in self.model.blocks)
-        # the most ids behind first_ids that are read at once
-        self.limit = None if is_recurrent and self.model.wpe is None else self.model.config.block_size
-        self.limit = self.limit and max(1, self.limit - len(self.first_ids))
+        self.limit = max(1, self.model.config.block_size - len(self.first_ids))
+        if is_recurrent and self.model.wpe is None:
+            self.limit = None
 
     @property
     def eot_token_id(self) -> int:
@@ -93,53 +86,46 @@ class NanogateLM(TemplateLM):
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **keys: object) -> list[int]:
         return self.coder.encode(string)
 
-    # -- log-likelihoods -----------------------------------------------------------------------------------------------
-
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **keys) -> list[tuple[float, bool]]:
         """[(texts, context ids, continuation ids)] -> [(log-likelihood of the continuation, whether it is likeliest)].
 
         Raises UserError for a continuation that is longer than the model's context.
         """
-        groups, found = {}, [(0.0, True)] * len(requests)
+        groups, scores = {}, {}
         for i, (_, context, continuation) in enumerate(requests):
             if self.limit is not None:
                 if len(continuation) > self.limit:
-                    raise UserError(
-                        f"a continuation of {len(continuation)} tokens is longer than block_size={self.limit}"
-                    )
+                    words = f"a continuation of {len(continuation)} tokens is longer than block_size={self.limit}"
+                    raise UserError(words)
                 context = context[max(0, len(context) + len(continuation) - self.limit - 1) :]
             groups.setdefault(tuple(self.begun(context)), []).append((i, continuation))
         for context, members in groups.items():
-            scores = log_likelihoods(
-                self.model, list(context), [ids for _, ids in members], self.batch_size, self.dtype
-            )
-            for (i, _), score in zip(members, scores, strict=True):
-                found[i] = score
+            places, continuations = zip(*members, strict=True)
+            read = log_likelihoods(self.model, list(context), continuations, self.batch_size, self.dtype)
+            for i, score in zip(places, read, strict=True):
+                scores[i] = score
                 self.cache_hook.add_partial("loglikelihood", requests[i][0], score)
-        return found
+        return [scores[i] for i in range(len(requests))]
 
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
         """The log-likelihood of each whole text: of every token once, after as many as there are in the window."""
-        found = []
+        totals = []
         for request in requests:
             ids, total = [self.prefix_token_id, *self.tok_encode(request.args[0])], 0.0
             for context, predicted in windows(ids, self.limit or len(ids)):
                 ((nats, _),) = log_likelihoods(self.model, self.begun(context), [predicted], 1, self.dtype)
                 total += nats
-            found.append(total)
+            totals.append(total)
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
-        return found
-
-    # -- text ----------------------------------------------------------------------------------------------------------
+        return totals
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
         """What the model writes after each context, up to the first of the request's stop strings."""
-        found = []
+        texts = []
         for request in requests:
-            context, keys = request.args
-            found.append(self.write(context, keys))
-            self.cache_hook.add_partial("generate_until", request.args, found[-1])
-        return found
+            texts.append(self.write(*request.args))
+            self.cache_hook.add_partial("generate_until", request.args, texts[-1])
+        return texts
 
     def write(self, context: str, keys: dict) -> str:
         until = keys.get("until") or []
@@ -168,77 +154,66 @@ class NanogateLM(TemplateLM):
 
 def special_tokens(folder: Path) -> tuple[int | None, list[int]]:
     """(the id before a text or None, those that end one) of an imported model's folder. Raises UserError."""
-    file = folder / "generation_config.json"
-    found = read_json(file) if file.is_file() else {}
-    one = (int, 0, 1 << 32, None)
-    if wrong := wrong_field(found, {"bos_token_id?": one, "eos_token_id?": one}):
-        if wrong_field(found, {"bos_token_id?": one, "eos_token_id?": [(int, 0, 1 << 32), 0, 99]}):
-            raise UserError(f"{file}: {wrong}")
-    ends = found.get("eos_token_id")
-    return found.get("bos_token_id"), [] if ends is None else ends if isinstance(ends, list) else [ends]
+    file, a_token = folder / "generation_config.json", (int, 0, 1 << 32, None)
+    values = read_json(file) if file.is_file() else {}
+    ends = values.get("eos_token_id") if isinstance(values, dict) else None
+    rule = {"bos_token_id?": a_token, "eos_token_id?": [a_token, 0, 99] if isinstance(ends, list) else a_token}
+    if wrong := wrong_field(values, rule):
+        raise UserError(f"{file}: {wrong}")
+    return values.get("bos_token_id"), [] if ends is None else ends if isinstance(ends, list) else [ends]
 
 
 def windows(ids: list[int], limit: int) -> Iterator[tuple[list[int], list[int]]]:
     """Yields (context, the ids to predict after it), at most `limit` inputs each: every id but the first once."""
-    done = 0
-    while done < len(ids) - 1:
+    for done in range(0, len(ids) - 1, limit):
         end = min(done + limit, len(ids) - 1)
         yield ids[max(0, end - limit) : done + 1], ids[done + 1 : end + 1]
-        done = end
 
 
 @torch.no_grad()
 def log_likelihoods(
-    model: GPT, context: list[int], continuations: list[list[int]], batch_size: int = 16, dtype: str = "float32"
+    model: GPT, context: list[int], continuations: Sequence[list[int]], batch_size: int = 16, dtype: str = "float32"
 ) -> list[tuple[float, bool]]:
     """[(log-likelihood of the continuation, whether each of its tokens is the likeliest)]; the context is read once."""
-    device, found = model.wte.weight.device, []
+    device, scores, start = model.wte.weight.device, [], 0
     with autocast(device.type, dtype):
-        state, start = model.init_state(1, dtype=model.wte.weight.dtype), 0
-        for piece in pieces_of(torch.tensor([context], device=device)):
+        state = model.init_state(1, dtype=model.wte.weight.dtype)
+        for piece in torch.tensor([context], device=device).split(CHUNK_TOKENS, dim=1):
             hidden, state = model.features(piece, state, start)
             start += piece.shape[1]
         for i in range(0, len(continuations), batch_size):
-            found += read_on(model, hidden[0, -1:], state, start, continuations[i : i + batch_size])
-    return found
+            scores += read_on(model, hidden[:, -1:], state, start, continuations[i : i + batch_size])
+    return scores
 
 
 def read_on(
-    model: GPT, last: torch.Tensor, state: list[dict], start: int, continuations: list[list[int]]
+    model: GPT, last: torch.Tensor, state: list[dict], start: int, continuations: Sequence[list[int]]
 ) -> list[tuple[float, bool]]:
-    """log_likelihoods of continuations read side by side, after a context with this last hidden state (1, C)."""
-    B, longest = len(continuations), max(map(len, continuations))
+    """log_likelihoods of B continuations side by side, after `start` ids whose last hidden state is (1, 1, C)."""
+    B, done = len(continuations), 0
     state = [{name: tensor.repeat_interleave(B, dim=0) for name, tensor in layer.items()} for layer in state]  # copies
-    idx = torch.tensor([ids + [0] * (longest - len(ids)) for ids in continuations], device=last.device)  # (B, longest)
-    nats, greedy, done = [0.0] * B, [True] * B, 0
-    hidden = last.expand(B, 1, -1)
-    for piece in [None, *pieces_of(idx[:, :-1])]:
-        if piece is not None:
-            hidden, state = model.features(piece, state, start + done - 1)
+    idx = pad_sequence([torch.tensor(ids, dtype=torch.long) for ids in continuations], batch_first=True).to(last.device)
+    nats, greedy, hidden = [0.0] * B, [True] * B, last.expand(B, -1, -1)
+    while done < idx.shape[1]:
         for i, ids in enumerate(continuations):
-            targets = idx[i, done : min(done + hidden.shape[1], len(ids))]
-            if len(targets):
+            if len(targets := idx[i, done : min(done + hidden.shape[1], len(ids))]):
                 logits = model.logits(hidden[i, : len(targets)])
                 check_finite(logits)
                 nats[i] += float(logits.log_softmax(-1).gather(1, targets[:, None]).double().sum())
                 greedy[i] = greedy[i] and bool((logits.argmax(-1) == targets).all())
         done += hidden.shape[1]
+        if done < idx.shape[1]:
+            hidden, state = model.features(idx[:, done - 1 : -1][:, :CHUNK_TOKENS], state, start + done - 1)
     return list(zip(nats, greedy, strict=True))
 
 
-def pieces_of(idx: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """idx (B, T) in pieces of at most CHUNK_TOKENS tokens a row; none if T is 0."""
-    return idx.split(CHUNK_TOKENS, dim=1) if idx.shape[1] else ()
-
-
 def check_output_path(argv: list[str]) -> None:
-    """Makes the folder of --output_path. UserError where the harness could not write its results: it only logs that."""
+    """Makes the folder of --output_path, or raises OSError or UserError: the harness would only log that it cannot."""
     words = argparse.ArgumentParser("harness.py", add_help=False, allow_abbrev=False)
     words.add_argument("--output_path", "-o")
     if path := words.parse_known_args(argv)[0].output_path:
         file = Path(path) if path.endswith(".json") else Path(path, "results.json")
-        with contextlib.suppress(OSError):  # check_can_write meets the same error
-            file.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         check_can_write("output_path", file)
 
 

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 
 from gate import GATE_ACTIVATIONS, POSITIONS, READOUT_ACTIVATIONS, Gate, check_gate
 from keys import GPTConfig
-from ops import IGNORE, layers, recurrence, sampling
+from ops import IGNORE, kernels, layers, recurrence, sampling
+from ops.fast import at_least_float32
 from ops.layers import ResidualLinear, RMSNorm, ShortConv, make_conv, make_norm
 from ops.loss import cross_entropy_sum
-from ops.recurrence import at_least_float32
 
 DENOMINATOR_MIN = 1e-6
 READOUT_NORMS = {"rms": RMSNorm}  # modules made as norm(width, eps=...); one that cancels a factor of its inputs
@@ -89,7 +89,7 @@ class Mixer(nn.Module):
         """
         super().__init__()
         self.config, self.norm_kind, self.norm_groups = config, self.norm_of(config), norm_groups
-        self.has_fla = config.kernels != "torch" and recurrence.has_fla()  # not in read, which torch.compile traces
+        self.has_fla = config.kernels != "torch" and kernels.has_fla()  # not in read, which torch.compile traces
         self.n_head, self.key_width, self.value_width = max(query[0], value[0]), query[1], value[1]
         self.shapes = dict(query=query, key=key, value=value)
         self.gates = nn.ModuleDict()
@@ -158,8 +158,8 @@ class Mixer(nn.Module):
             q, k = (x.repeat_interleave(self.n_head // x.shape[2], dim=2) for x in (q, k))
         if self.norm_kind == "denominator":
             v = F.pad(v, (0, 1), value=1.0)  # a channel of ones sums the weights
-        uses_fla = self.has_fla and q.is_cuda and recurrence.fla_computes(q, v, p.beta)
-        form = recurrence.recurrent if q.shape[1] <= 1 else recurrence.fla if uses_fla else recurrence.chunked
+        uses_fla = self.has_fla and q.is_cuda and kernels.fla_computes(q, v, p.beta)
+        form = recurrence.recurrent if q.shape[1] <= 1 else kernels.fla if uses_fla else recurrence.chunked
         initial = None if state is None else state["S"]
         o, final = form(q, k, v, log_decay=p.log_decay, beta=p.beta, initial_state=initial)
         if state is not None:
@@ -180,8 +180,9 @@ class Mixer(nn.Module):
     def init_state(self, batch_size: int, device=None, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
         """The state at the start of a text: zeros."""
         shapes = self.state_shapes(batch_size)
-        for conv in (module for module in self.modules() if isinstance(module, ShortConv)):
-            shapes["conv"] = (batch_size, conv.width - 1, conv.channels)
+        for conv in self.modules():
+            if isinstance(conv, ShortConv) and conv.width:
+                shapes["conv"] = (batch_size, conv.width - 1, conv.channels)
         return {name: torch.zeros(shape, device=device, dtype=dtype) for name, shape in shapes.items()}
 
     def explicit_weights(self, p: Projection) -> torch.Tensor:
@@ -394,22 +395,10 @@ class DeltaNet(Mixer):
     decay: str | None = None  # one per "head" or per "channel" of the keys
     A_range = (1.0, 16.0)  # of A at the start
 
-    @classmethod
-    def sizes(cls, config: GPTConfig) -> tuple[int, int, int, int]:
-        """Key heads, heads, and the widths of keys and values: gated_deltanet has keys of the config for them."""
-        if cls.decay == "head":
-            return config.delta_sizes
-        return config.n_head, config.n_head, config.head_dim, config.head_dim
-
-    @classmethod
-    def check(cls, name: str, config: GPTConfig) -> None:
-        super().check(name, config)
-        width = cls.sizes(config)[2]
-        key = "head_dim" if width == config.head_dim else "delta_key_dim"
-        recurrence.check_delta_keys(name, config.kernels, key, width)
-
     def __init__(self, config, gate):
-        Hk, H, Dk, Dv = self.sizes(config)
+        Hk, H, Dk, Dv = config.n_head, config.n_head, config.head_dim, config.head_dim
+        if self.decay == "head":  # gated_deltanet has keys of the config for its sizes
+            Hk, H, Dk, Dv = config.delta_sizes
         native_rank = config.head_dim if self.decay == "channel" else 0
         super().__init__(config, gate, query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv), native_rank=native_rank)
         self.split = (Hk * Dk, Hk * Dk, H * Dv)
@@ -485,7 +474,7 @@ def check_layers(config: GPTConfig) -> None:
         MIXERS[name].check(name, config)
         check_gate(name, MIXERS[name], config, gate)
     used = {MIXERS[name] for name, _ in config.layers()}
-    recurrence.check_kernels(config.kernels, is_used=not all(issubclass(mixer, Softmax) for mixer in used))
+    kernels.check_kernels(config.kernels, is_used=not all(issubclass(mixer, Softmax) for mixer in used))
     if not config.norm_first and not any(mixer.norm_of(config) in READOUT_NORMS for mixer in used):
         raise UserError(
             "norm_first=False: no layer has a norm for the gate to come before (readout_norm='rms' adds one)"

@@ -1,115 +1,91 @@
-"""What is faster on a CPU than autograd: functions with a backward written by hand, and the definition of each.
+"""What is faster on a CPU than autograd: functions whose backward is written by hand. Each names its definition.
 
-recurrence.py and layers.py call them where they compute what a docstring here says, and can be read without this file.
-test_layers.py and test_recurrence.py compare each with its definition, and its second derivatives, which are refused
-unless they are right.
+recurrence.py and layers.py can be read without this file: a call there computes the definition that stands here.
 """
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 
 ATTENTION_KEYS = 256  # keys of a block in softmax attention's backward
+# the ctx of a forward whose backward is never called
+NO_CONTEXT = SimpleNamespace(save_for_backward=lambda *tensors: None, needs_input_grad=())
 
 
 def at_least_float32(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def without_autocast(backward: Callable) -> Callable:
-    """Decorates a backward: when it is called inside an autocast context, its products would be rounded, or fail."""
+class Function(torch.autograd.Function):
+    """Makes a subclass's forward and backward static, and lets the backward run without autocast, which would round.
 
+    It treats saved intermediates as constants, so it raises under create_graph=True. torch's once_differentiable raises
+    only if the incoming gradient needs a gradient, and that of a loss does not: a Hessian would be silently wrong.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.forward = staticmethod(cls.forward)  # type: ignore[method-assign]
+        cls.backward = staticmethod(_first_derivative(cls.backward))  # type: ignore[method-assign]
+
+    @classmethod
+    def apply(cls, *inputs):
+        """Without gradients the forward alone: autograd's bookkeeping takes half the time of a small call."""
+        return super().apply(*inputs) if torch.is_grad_enabled() else cls.forward(NO_CONTEXT, *inputs)
+
+
+def _first_derivative(backward: Callable) -> Callable:
     @functools.wraps(backward)
     def wrapped(ctx, *gradients):
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # while compiling, torch refuses it itself
+            raise RuntimeError("create_graph=True: there are no second derivatives; take differences of gradients")
         with torch.autocast(gradients[0].device.type, enabled=False):
             return backward(ctx, *gradients)
 
     return wrapped
 
 
-def first_derivative_only(backward: Callable) -> Callable:
-    """Decorates a backward that treats saved intermediates as constants: it raises under create_graph=True.
+class Product(Function):
+    """a @ b. Inside an autocast context autograd would compute its gradient in bfloat16."""
 
-    torch's once_differentiable raises only if the incoming gradient needs a gradient. The gradient of a loss needs
-    none: the result would be a constant, and a Hessian-vector product silently wrong.
-    """
-
-    @functools.wraps(backward)
-    def wrapped(ctx, *gradients):
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # while compiling, torch refuses it itself
-            raise RuntimeError("create_graph=True: there are no second derivatives; take differences of gradients")
-        return backward(ctx, *gradients)
-
-    return wrapped
-
-
-class _NoContext:
-    """The ctx of a forward whose backward is never called."""
-
-    def save_for_backward(self, *tensors: torch.Tensor | None) -> None:
-        pass
-
-
-def apply(function: type[torch.autograd.Function], *inputs):
-    """function.apply(*inputs). Without gradients its forward alone: autograd takes half the time of a small call."""
-    return function.apply(*inputs) if torch.is_grad_enabled() else function.forward(_NoContext(), *inputs)
-
-
-class Product(torch.autograd.Function):
-    """a @ b. Inside an autocast context, the gradient that autograd computes would be in bfloat16."""
-
-    @staticmethod
     def forward(ctx, a, b):
         ctx.save_for_backward(a, b)
         return a @ b
 
-    @staticmethod
-    @without_autocast
     def backward(ctx, dy):
         a, b = ctx.saved_tensors
         return (dy @ b.mT).sum_to_size(a.shape), (a.mT @ dy).sum_to_size(b.shape)
-
-
-product = functools.partial(apply, Product)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The recurrence
 
 
-class PlainWeights(torch.autograd.Function):
-    """recurrence._weights without a decay. q, k (B, H or 1, N, C, Dk).
+class PlainWeights(Function):
+    """(q @ k.mT).tril(), q, k: recurrence.weights without a decay. q, k (B, H or 1, N, C, Dk).
 
     q and k pass through it, so that their two gradients are added inside a product.
     """
 
-    @staticmethod
     def forward(ctx, q, k):
         ctx.save_for_backward(q, k)
         return (q @ k.mT).tril_(), q, k
 
-    @staticmethod
-    @without_autocast
     def backward(ctx, d_inside, dq, dk):
         q, k = ctx.saved_tensors
         d_product = d_inside.tril()
-        return _added_product(dq, d_product, k), _added_product(dk, d_product.mT, q)
+        return _add_product(dq.clone(), d_product, k), _add_product(dk.clone(), d_product.mT, q)
 
 
-def _added_product(y, w, x):
-    """y + w @ x."""
-    return torch.baddbmm(y.flatten(0, 2), w.flatten(0, 2), x.flatten(0, 2)).view_as(y)
-
-
-class HeadWeights(torch.autograd.Function):
-    """recurrence._weights with a decay per head. q, k (B, H or 1, N, C, Dk), c (B, H, N, C, 1).
+class HeadWeights(Function):
+    """recurrence.weights with a decay per head. q, k (B, H or 1, N, C, Dk), c (B, H, N, C, 1).
 
     Autograd would go over the (C, C) weights and the keys about twice as often.
     """
 
-    @staticmethod
     def forward(ctx, q, k, c):
         end = c[..., -1:, :]
         from_start, to_end, decay = c.exp(), (end - c).exp(), end.exp()
@@ -119,9 +95,6 @@ class HeadWeights(torch.autograd.Function):
         ctx.save_for_backward(q, k, from_start, to_end, decay, between, inside)
         return inside, q * from_start, k * to_end, decay
 
-    @staticmethod
-    @first_derivative_only
-    @without_autocast
     def backward(ctx, d_inside, dq, dk, d_decay):
         q, k, from_start, to_end, decay, between, inside = ctx.saved_tensors
         d_product = (d_inside * between).sum_to_size(*q.shape[:-1], q.shape[-2])
@@ -131,26 +104,24 @@ class HeadWeights(torch.autograd.Function):
         dc = (d_exponent.sum(-1) - d_exponent.sum(-2))[..., None].add_((dq * q).sum(-1, keepdim=True)).sub_(d_end)
         dc[..., -1:, :] += d_end.sum(-2, keepdim=True) + decay * d_decay
         dq, dk = dq.sum_to_size(q.shape), dk.sum_to_size(k.shape)
-        return _flat_add(dq, d_product, k), _flat_add(dk, d_product.mT, q), dc
+        return _add_product(dq, d_product, k), _add_product(dk, d_product.mT, q), dc
 
 
-def _flat_add(y, w, x):
-    """y + w @ x, in place."""
+def _add_product(y, w, x):
+    """y + w @ x, written to y."""
     return y.flatten(0, 2).baddbmm_(w.flatten(0, 2), x.flatten(0, 2)).view_as(y)
 
 
-class ChannelWeights(torch.autograd.Function):
-    """recurrence._weights with a decay per channel. q, k, log_decay (M, C, Dk).
+class ChannelWeights(Function):
+    """recurrence.weights with a decay per channel. q, k, log_decay (M, C, Dk).
 
-    plain_chunked makes a tensor (M, C, C, Dk) of exp(c_i - c_j). This one makes matrix products,
-    and no decay overflows, because each factor is at most 1. It begins with blocks of one token, whose weight is q k.
-    Two neighbouring blocks of s tokens make one block of 2s: its lower left quarter is the product of the right block's
-    q, decayed from that block's start, and the left block's k, decayed to that block's end. Then the right block's q is
-    decayed by the whole left block, and the left block's k by the whole right one. A row never meets a later token.
-    (A pivot, exp(c_i - p) exp(p - c_j), needs fewer products, but overflows.)
+    The definition makes a tensor (M, C, C, Dk) of exp(c_i - c_j); this makes matrix products of factors of at most 1,
+    so that nothing overflows, as a pivot would: exp(c_i - p) exp(p - c_j). It begins with blocks of one token, whose
+    weight is q k. Two neighbouring blocks of s tokens make one of 2s, whose lower left quarter is the product of the
+    right block's q, decayed from that block's start, and the left block's k, decayed to that block's end. Then the
+    right block's q is decayed by the whole left block, and the left block's k by the whole right one.
     """
 
-    @staticmethod
     def forward(ctx, q, k, log_decay):
         a, decay = _flush(log_decay.exp()), _flush(log_decay.sum(1, keepdim=True).exp())
         ctx.save_for_backward(q, k, a, decay)
@@ -159,9 +130,6 @@ class ChannelWeights(torch.autograd.Function):
             _lower_left(inside, s).copy_((right @ left.mT).view(len(q), -1, s, s))
         return inside, q_from_start, k_to_end, decay
 
-    @staticmethod
-    @first_derivative_only
-    @without_autocast
     def backward(ctx, d_inside, dq, dk, d_decay):
         q, k, a, decay = ctx.saved_tensors
         # the doubling of the forward, with the decays alone: the gradient of a block's q is decayed as its q was
@@ -182,10 +150,8 @@ class ChannelWeights(torch.autograd.Function):
 
 
 def _doubled(q, k, decay):
-    """Yields, for s = 1, 2, ..., C/2: s, q of the right blocks and k of the left blocks, which are views.
-
-    Then it decays the right block's q to the start of the pair and the left block's k to its end, in place.
-    """
+    """Yields, for s = 1, 2, ..., C/2: s, q of the right and k of the left blocks, views that it then decays in place,
+    the right block's q to the start of the pair and the left block's k to its end."""
     s, C = 1, q.shape[1]
     while s < C:
         left_decay, right_decay = _halves(decay, 1)
@@ -202,10 +168,14 @@ def _halves(x, s):
     return x.view(-1, 2, s, x.shape[-1]).unbind(1)
 
 
+def _blocks(x, s):
+    """The blocks of s on the diagonal, as a view: (M, C, C) -> (M, C / s, s, s)."""
+    return x.view(len(x), -1, s, x.shape[-1] // s, s).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
+
+
 def _lower_left(x, s):
     """The lower left quarters of the blocks of 2s on the diagonal, as a view: (M, C, C) -> (M, C / 2s, s, s)."""
-    blocks = x.view(len(x), -1, 2 * s, x.shape[-1] // (2 * s), 2 * s).diagonal(dim1=1, dim2=3)
-    return blocks.permute(0, 3, 1, 2)[:, :, s:, :s]
+    return _blocks(x, 2 * s)[:, :, s:, :s]
 
 
 def _small_product(w, x):
@@ -223,34 +193,29 @@ def _flush(decay):
     return F.threshold(decay, torch.finfo(decay.dtype).eps ** 2, 0.0)
 
 
-class Inverse(torch.autograd.Function):
-    """(I + L)^-1 of a strictly lower triangular L (..., C, C).
+class Inverse(Function):
+    """(I + L)^-1 of a strictly lower triangular L (..., C, C): torch.linalg.solve_triangular(I + L, I).
 
-    The plain form is torch.linalg.solve_triangular, which took 18 ms on two threads (results/bench/README.md), and
-    whose gradient solves once more, where this one takes two products.
+    That is slow (results/bench/README.md), and its gradient solves once more, where this one takes two products.
     """
 
-    @staticmethod
     def forward(ctx, L):
         # inverted blocks of s give inverted blocks of 2s; a series of powers of L needs fewer products, but cancels
         inverse, s = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L).contiguous(), 1
         flat, L = inverse.view(-1, *L.shape[-2:]), L.reshape(-1, *L.shape[-2:])
         while s < L.shape[-1]:
-            blocks = flat.view(len(flat), -1, s, L.shape[-1] // s, s).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
-            left, right = blocks.unflatten(1, (-1, 2)).unbind(2)  # (M, C / 2s, s, s)
+            left, right = _blocks(flat, s).unflatten(1, (-1, 2)).unbind(2)  # (M, C / 2s, s, s)
             _lower_left(flat, s).copy_(-(right @ _lower_left(L, s) @ left))
             s *= 2
         ctx.save_for_backward(inverse)
         return inverse
 
-    @staticmethod
-    @without_autocast
     def backward(ctx, d_inverse):
         (inverse,) = ctx.saved_tensors
         return -(inverse.mT @ d_inverse @ inverse.mT)
 
 
-class Chunks(torch.autograd.Function):
+class Chunks(Function):
     """The loop over N chunks, given the weights inside them. q is decayed from the chunk's start and k to its end:
 
         v := v - w S (only for the delta rule);   o = inside v + q S;   S := a S + k^T v
@@ -260,7 +225,6 @@ class Chunks(torch.autograd.Function):
     small operations for every chunk; here most products are one for all chunks.
     """
 
-    @staticmethod
     def forward(ctx, inside, q, k, v, w, decay, S):
         shape, S = S.shape, S.flatten(0, 1)
         states, values = [], []
@@ -275,9 +239,6 @@ class Chunks(torch.autograd.Function):
         ctx.save_for_backward(inside, q, k, v, w, decay, states)
         return (inside @ v).baddbmm_(q, states), S.clone().view(shape)  # a view would keep all states alive
 
-    @staticmethod
-    @first_derivative_only
-    @without_autocast
     def backward(ctx, do, G):
         inside, q, k, v, w, decay, states = ctx.saved_tensors
         shape, G = G.shape, G.flatten(0, 1)
@@ -311,19 +272,15 @@ def _by_chunk(heads, *tensors):
 # Layers
 
 
-class Norm(torch.autograd.Function):
-    """x / sqrt(mean(x^2) + eps) * weight, over the last axis."""
+class Norm(Function):
+    """layers.RMSNorm: x / sqrt(mean(x^2) + eps) * weight, over the last axis."""
 
-    @staticmethod
     def forward(ctx, x, weight, eps):
         r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         normed = x * r
         ctx.save_for_backward(normed, weight, r)
         return normed * weight
 
-    @staticmethod
-    @first_derivative_only
-    @without_autocast
     def backward(ctx, dy):
         normed, weight, r = ctx.saved_tensors
         d_weight = dy * normed  # for each token; the sum over tokens is taken below
@@ -332,66 +289,54 @@ class Norm(torch.autograd.Function):
         return dx, d_weight.flatten(0, -2).sum(0), None
 
 
-class L2Norm(torch.autograd.Function):
-    """x / sqrt(sum(x^2) + 1e-6), over the last axis."""
+class L2Norm(Function):
+    """layers.l2_norm: x / sqrt(sum(x^2) + 1e-6), over the last axis."""
 
-    @staticmethod
     def forward(ctx, x):
         r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().add_(1e-6).rsqrt_()
         y = x * r
         ctx.save_for_backward(y, r)
         return y
 
-    @staticmethod
-    @first_derivative_only
     def backward(ctx, dy):
         y, r = ctx.saved_tensors
         along = (dy * y).sum(-1, keepdim=True)  # the part along x, which the norm cancels
         return dy.addcmul(y, along, value=-1).mul_(r)
 
 
-class Convolution(torch.autograd.Function):
-    """y_t = sum_i weight_i x_{t+i} + bias: x (B, W - 1 + T, C), weight (W, C), bias (C,) or None -> (B, T, C).
+class Convolution(Function):
+    """layers.ShortConv: y_t = sum_i weight_i x_{t+i} + bias of x (B, W - 1 + T, C), weight (W, C), bias (C,) or None.
 
     In autograd's backward, each of the W slices of x would get a gradient of x's size, which is mostly zeros.
     """
 
-    @staticmethod
     def forward(ctx, x, weight, bias):
         ctx.save_for_backward(x, weight)
         T, fine = x.shape[1] - len(weight) + 1, x.to(torch.promote_types(x.dtype, weight.dtype))
         # W shifted products give the same bits whatever T is; conv1d does not
-        first, *shifted = zip(_windows(fine, T), weight.unbind(0), strict=True)
+        first, *shifted = zip(fine.unfold(1, T, 1).mT.unbind(1), weight.unbind(0), strict=True)
         y = first[0] * first[1]
         for x_i, w in shifted:
             y.addcmul_(x_i, w)
         return (y if bias is None else y.add_(bias)).to(x.dtype)
 
-    @staticmethod
-    @first_derivative_only
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
         T, dtype = dy.shape[1], torch.promote_types(x.dtype, weight.dtype)
         dy, fine = dy.to(dtype), x.to(dtype)
         dx, dw = torch.zeros_like(fine), torch.empty_like(weight)
-        for i, (x_i, w) in enumerate(zip(_windows(fine, T), weight, strict=True)):
-            dx[:, i : i + T].addcmul_(dy, w)  # not a window of unfold: torch.compile refuses to write to one
-            dw[i] = (dy * x_i).sum((0, 1))
+        for i in range(len(weight)):
+            dx[:, i : i + T].addcmul_(dy, weight[i])
+            dw[i] = (dy * fine[:, i : i + T]).sum((0, 1))
         return dx.to(x.dtype), dw, dy.sum((0, 1)).to(weight.dtype) if ctx.needs_input_grad[2] else None
 
 
-def _windows(x, T):
-    """x[:, i : i + T] for every i, as views."""
-    return x.unfold(1, T, 1).mT.unbind(1)
+class Rotation(Function):
+    """layers.rotate: pairs of channels (i, i + D/2) turn by angles whose cos and sin are (T, 1, D/2).
 
-
-class Rotation(torch.autograd.Function):
-    """Rotates pairs by angles whose cos and sin are (T, 1, D/2). The backward rotates the gradient by minus the angles.
-
-    Forward and backward took 2.4 ms a call, and autograd's 5.4 (results/bench/README.md).
+    The backward turns the gradient back. Both took 2.4 ms a call, and autograd's 5.4 (results/bench/README.md).
     """
 
-    @staticmethod
     def forward(ctx, x, cos, sin):
         ctx.save_for_backward(cos, sin)
         y = x * torch.cat([cos, cos], -1)
@@ -400,44 +345,37 @@ class Rotation(torch.autograd.Function):
         y_right.addcmul_(left, sin)
         return y
 
-    @staticmethod
     def backward(ctx, dy):
         cos, sin = ctx.saved_tensors
         return Rotation.apply(dy, cos, -sin), None, None
 
 
-class CosSinFeatures(torch.autograd.Function):
-    """[x cos, x sin] over the last axis. Neither way copies its halves together or apart, as autograd does."""
+class CosSinFeatures(Function):
+    """layers.cos_sin_features: [x cos, x sin]. Its halves are copied neither together nor apart, as autograd does."""
 
-    @staticmethod
     def forward(ctx, x, cos, sin):
         ctx.save_for_backward(cos, sin)
         return (x[..., None, :] * torch.stack([cos, sin], -2)).flatten(-2)
 
-    @staticmethod
     def backward(ctx, dy):
         cos, sin = ctx.saved_tensors
         d_cos, d_sin = dy.chunk(2, dim=-1)
         return (d_cos * cos).addcmul_(d_sin, sin), None, None
 
 
-class CausalAttention(torch.autograd.Function):
-    """scaled_dot_product_attention's kernel for CPUs, with a backward made of products over blocks of keys.
+class CausalAttention(Function):
+    """layers.attention of q, k, v (B, H, T, D): torch's kernel for CPUs, with a backward in blocks of keys.
 
-    That kernel's own backward took twice as long in bfloat16 at 256 tokens (results/bench/README.md). In float32 it is
-    as fast as this one. Each block takes the weights anew from the scores, so that no more is saved than by the kernel.
+    The kernel's own took twice as long in bfloat16 at 256 tokens (results/bench/README.md); in float32 it is as fast.
+    Each block takes the weights anew from the scores, so that no more is saved than by the kernel.
     """
 
-    @staticmethod
     def forward(ctx, q, k, v):
         # log_sums (B, H, T): logarithm of the sum of a query's exponentials
         o, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=True)
         ctx.save_for_backward(q, k, v, o, log_sums)
         return o
 
-    @staticmethod
-    @first_derivative_only
-    @without_autocast
     def backward(ctx, do):
         q, k, v, o, log_sums = ctx.saved_tensors
         shape, T, scale = q.shape, q.shape[2], q.shape[-1] ** -0.5

@@ -1,6 +1,6 @@
-"""Parts that several mixers use: norms, the short convolution, rotary positions, softmax attention written out.
+"""Parts that several mixers use: norms, the short convolution, softmax attention written out, positions.
 
-The parts are written as their definitions; where autograd is slow on a CPU, fast.py has the same with its own backward.
+The docstrings are the definitions; where autograd is slow on a CPU, fast.py has the same with a backward of its own.
 """
 
 import functools
@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch import Tensor
 
 from ops import fast
 from ops.fast import at_least_float32
@@ -18,22 +19,20 @@ from ops.fast import at_least_float32
 class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019), in the dtype of x.
 
-    On a GPU nn.RMSNorm is one kernel. On a CPU it makes many passes over x, so it is written out there: forward and
-    backward took 1.4 ms a call and not 3.8 (results/bench/README.md). There its result is in autocast's dtype under
-    autocast, so that it is rounded once for all products that read it.
+    Under autocast a CPU's result is in autocast's dtype, so that it is rounded once for all products that read it.
     """
 
     groups = 1  # of channels side by side, each with a mean of its own
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if self.groups > 1:
             parts = x.unflatten(-1, (self.groups, -1))
             return F.rms_norm(parts, parts.shape[-1:], eps=self.eps).flatten(-2) * self.weight
-        if x.is_cuda:
+        if x.is_cuda:  # where nn.RMSNorm is one kernel
             return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
         fine = at_least_float32(x)
         dtype = torch.get_autocast_dtype("cpu") if x.is_cpu and torch.is_autocast_enabled("cpu") else x.dtype
-        return fast.apply(fast.Norm, fine, self.weight.to(fine.dtype), self.eps).to(dtype)
+        return fast.Norm.apply(fine, self.weight.to(fine.dtype), self.eps).to(dtype)
 
 
 def make_norm(config) -> nn.Module:
@@ -52,40 +51,35 @@ class ResidualLinear(nn.Linear):
 class ShortConv(nn.Module):
     """Causal convolution over time with one filter per channel: y_t = sum_i w_i x_{t-W+1+i}. (B, T, C) -> (B, T, C).
 
-    Under autocast, where x is bfloat16 and the weights are float32, the sum is float32 and y is rounded to x's dtype.
+    Without a width, y is x. Under autocast, where x is bfloat16 and the weights are float32, the sum is float32 and y
+    is rounded to x's dtype.
     """
 
     def __init__(self, channels, width, bias):
         super().__init__()
         self.channels, self.width = channels, width
-        self.weight = nn.Parameter(torch.empty(width, channels))
-        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+        self.weight = nn.Parameter(torch.empty(width, channels)) if width else None
+        self.bias = nn.Parameter(torch.empty(channels)) if width and bias else None
 
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+    def init_parameter(self, name: str, start: Tensor, generator: torch.Generator) -> None:
         start.uniform_(-(self.width**-0.5), self.width**-0.5, generator=generator)
 
-    def forward(self, x: torch.Tensor, state: dict | None) -> torch.Tensor:
+    def forward(self, x: Tensor, state: dict | None) -> Tensor:
+        if not self.width:
+            return x
         T = x.shape[1]
         past = x.new_zeros(x.shape[0], self.width - 1, x.shape[2]) if state is None else state["conv"].to(x.dtype)
         x = torch.cat([past, x], dim=1)
         if state is not None:
             state["conv"] = x[:, T:].clone()  # a view would keep the whole prefill alive
-        return fast.apply(fast.Convolution, x, self.weight, self.bias)
+        return fast.Convolution.apply(x, self.weight, self.bias)
 
 
-class NoConv(nn.Module):
-    """In place of a ShortConv where there is none."""
-
-    def forward(self, x: torch.Tensor, state: dict | None) -> torch.Tensor:
-        return x
+def make_conv(config, channels: int, published_width: int = 0, bias: bool = False) -> ShortConv:
+    return ShortConv(channels, published_width if config.short_conv is None else config.short_conv, bias)
 
 
-def make_conv(config, channels: int, published_width: int = 0, bias: bool = False) -> ShortConv | NoConv:
-    width = published_width if config.short_conv is None else config.short_conv
-    return ShortConv(channels, width, bias) if width else NoConv()
-
-
-def init_decay(name: str, start: torch.Tensor, generator: torch.Generator, A_range: tuple[float, float]) -> None:
+def init_decay(name: str, start: Tensor, generator: torch.Generator, A_range: tuple[float, float]) -> None:
     """Fills A_log or dt_bias of a decay exp(-A softplus(. + dt_bias)), as Dao & Gu 2024 start them.
 
     A is uniform in A_range, and softplus(dt_bias) is log-uniform in [0.001, 0.1].
@@ -98,27 +92,28 @@ def init_decay(name: str, start: torch.Tensor, generator: torch.Generator, A_ran
 
 
 def manual_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, softcap: float | None, is_causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Writes out scaled_dot_product_attention. q, k, v (B, H, T, D) -> output (B, H, T, D), weights (B, H, T, T).
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, softcap: float | None, is_causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention written out. q, k, v (B, H, T, D) -> output (B, H, T, D), weights (B, H, T, T).
 
     mask: bool, true where a query sees a key, or a float that is added to the scores.
     """
+    # 1. the scores, and their soft-cap
     scores = at_least_float32(q @ k.mT) * q.shape[-1] ** -0.5
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
+    # 2. what a query does not see
     if is_causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    # 3. the weights, and the mean of the values
     weights = scores.softmax(-1)
     return weights.to(v.dtype) @ v, weights
 
 
-def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, is_causal: bool
-) -> torch.Tensor:
-    """scaled_dot_product_attention of q, k, v (B, H, T, D), with a faster backward on a CPU in bfloat16."""
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+    """The output of manual_attention without a soft-cap, in torch's kernels: none makes the (T, T) weights."""
     mask = mask if mask is None or mask.dtype == torch.bool else mask.to(q.dtype)
     is_slow = is_causal and q.dtype == torch.bfloat16 and q.device.type == "cpu" and q.shape[2] > 1
     if is_slow and torch.is_grad_enabled() and not torch.compiler.is_compiling():
@@ -126,7 +121,7 @@ def attention(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
 
 
-def remember(ring: torch.Tensor, x: torch.Tensor, start: int, in_order: bool) -> torch.Tensor:
+def remember(ring: Tensor, x: Tensor, start: int, in_order: bool) -> Tensor:
     """Writes x (B, H, T, D), of the positions from start on, to a ring of M, and returns what its queries may see.
 
     That is the last M - 1 entries before start, then x: (B, H, S, D). A single query sees the whole ring; where the
@@ -143,9 +138,21 @@ def remember(ring: torch.Tensor, x: torch.Tensor, start: int, in_order: bool) ->
     return visible
 
 
-def rope_frequencies(
-    D: int, base: float, scaling: str, factor: float, trained_length: int
-) -> tuple[torch.Tensor, float]:
+def rotate(
+    x: Tensor, start: int, base: float, scaling: str = "none", factor: float = 1.0, trained_length: int = 1
+) -> Tensor:
+    """RoPE (Su et al. 2021): position t turns the pair of channels (i, i + D/2) by the angle t base^(-2i/D).
+
+    x (B, T, H, D) of the positions from start on -> the same shape in at least float32. For the rest see
+    rope_frequencies.
+    """
+    x = at_least_float32(x)
+    return fast.Rotation.apply(
+        x, *cos_sin(x, start, rope_frequencies, x.shape[-1], base, scaling, factor, trained_length)
+    )
+
+
+def rope_frequencies(D: int, base: float, scaling: str, factor: float, trained_length: int) -> tuple[Tensor, float]:
     """The angle by which one position turns each of the D/2 pairs, float64 (D/2,), and a factor on the rotated vector.
 
     factor: how many times trained_length the context is to be. `ntk` raises the base, so that the slowest pair turns as
@@ -167,18 +174,18 @@ def rope_frequencies(
 
 
 def quarter_turn(M: int) -> tuple[float, float]:
-    """(angle per position, factor) for cos_sin: cosFormer's angle, which reaches pi/2 after M positions."""
+    """cosFormer's angle for one position, which reaches pi/2 after M of them, and a factor of 1."""
     return math.pi / 2 / M, 1.0
 
 
-def cos_sin(x: torch.Tensor, start: int, frequency_of: Callable, *settings) -> tuple[torch.Tensor, torch.Tensor]:
+def cos_sin(x: Tensor, start: int, frequency_of: Callable, *settings) -> tuple[Tensor, Tensor]:
     """cos and sin of the angles of x's positions, (T, 1, n) each in x's dtype. x (B, T, ...).
 
     frequency_of(*settings) returns the angle per position, float64 (n,) or a number, and a factor on cos and sin.
-    The angles are computed on the CPU, because they are float64, which MPS lacks. The last few results are kept, since
-    every layer asks for the same ones in every step. While compiling, or with fake tensors, nothing is read or kept.
+    The last few results are kept, since every layer asks for the same ones in every step. While compiling, or with fake
+    tensors, nothing is read or kept.
     """
-    is_traced = torch.compiler.is_compiling() or type(x) is not torch.Tensor
+    is_traced = torch.compiler.is_compiling() or type(x) is not Tensor
     make = _cos_sin if is_traced else _kept_cos_sin
     return make(start, x.shape[1], x.dtype, x.device, frequency_of, *settings)
 
@@ -186,7 +193,7 @@ def cos_sin(x: torch.Tensor, start: int, frequency_of: Callable, *settings) -> t
 def _cos_sin(start, length, dtype, device, frequency_of, *settings):
     with torch.inference_mode(False):  # a kept tensor must serve training, too
         frequency, amplitude = frequency_of(*settings)
-        position = torch.arange(start, start + length, device="cpu", dtype=torch.float64)
+        position = torch.arange(start, start + length, device="cpu", dtype=torch.float64)  # MPS lacks float64
         angle = position[:, None, None] * frequency
         is_async = device.type == "cuda"  # the host need not wait for a GPU
         return tuple((amplitude * y).to(dtype).to(device, non_blocking=is_async) for y in (angle.cos(), angle.sin()))
@@ -195,20 +202,11 @@ def _cos_sin(start, length, dtype, device, frequency_of, *settings):
 _kept_cos_sin = functools.lru_cache(maxsize=8)(_cos_sin)
 
 
-def rotate(
-    x: torch.Tensor, start: int, base: float, scaling: str = "none", factor: float = 1.0, trained_length: int = 1
-) -> torch.Tensor:
-    """RoPE (Su et al. 2021) in the half-split layout: pairs (i, i + D/2). x (B, T, H, D), in at least float32."""
-    x = at_least_float32(x)
-    settings = x.shape[-1], base, scaling, factor, trained_length
-    return fast.apply(fast.Rotation, x, *cos_sin(x, start, rope_frequencies, *settings))
-
-
-def cos_sin_features(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def cos_sin_features(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """[x cos, x sin]: two of these have the product x . y cos(a - b). x (B, T, H, D) -> (B, T, H, 2D)."""
-    return fast.apply(fast.CosSinFeatures, x, cos, sin)
+    return fast.CosSinFeatures.apply(x, cos, sin)
 
 
-def l2_norm(x: torch.Tensor) -> torch.Tensor:
-    """x / |x| over the last axis, computed in at least float32, in the dtype of x."""
-    return fast.apply(fast.L2Norm, at_least_float32(x)).to(x.dtype)
+def l2_norm(x: Tensor) -> Tensor:
+    """x / sqrt(sum(x^2) + 1e-6) over the last axis, computed in at least float32, in the dtype of x."""
+    return fast.L2Norm.apply(at_least_float32(x)).to(x.dtype)

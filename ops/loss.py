@@ -5,27 +5,29 @@ at hand; nothing is computed twice. The result equals float32 cross entropy of t
 """
 
 import torch
+from torch import Tensor
 
 from ops import IGNORE
-from ops.fast import at_least_float32, first_derivative_only
+from ops.fast import Function, at_least_float32
 
 CHUNK_TOKENS = 512
 
 
 def cross_entropy_sum(
-    x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, *, vocab_size: int, softcap: float | None = None
-) -> torch.Tensor:
+    x: Tensor, weight: Tensor, targets: Tensor, *, vocab_size: int, softcap: float | None = None
+) -> Tensor:
     """Sum over tokens of -log softmax(x @ weight.T)[target], in nats: a float32 scalar.
 
     x (..., C) are hidden states. weight is (V, C) with V >= vocab_size; rows past vocab_size get no probability.
     targets (...) are ids; only -100 is masked, and any other invalid id raises. With softcap c the logits are
     c * tanh(logits / c). Under autocast the operands of the product are cast to its dtype, and all else is float32.
     """
-    return _ChunkedCrossEntropy.apply(x.flatten(0, -2), weight, targets.flatten(), vocab_size, softcap)
+    return ChunkedCrossEntropy.apply(x.flatten(0, -2), weight, targets.flatten(), vocab_size, softcap)
 
 
-class _ChunkedCrossEntropy(torch.autograd.Function):
-    @staticmethod
+class ChunkedCrossEntropy(Function):
+    """F.cross_entropy(softcapped x @ weight.T, targets, reduction="sum"). x (tokens, C), targets (tokens,)."""
+
     def forward(ctx, x, weight, targets, vocab_size, softcap):
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
@@ -67,8 +69,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         ctx.save_for_backward(dx, dw)
         return loss
 
-    @staticmethod
-    @first_derivative_only
     def backward(ctx, grad_loss):
         dx, dw = ctx.saved_tensors
         return (grad_loss * dx).to(dx.dtype), (grad_loss * dw).to(dw.dtype), None, None, None

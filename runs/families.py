@@ -15,10 +15,9 @@
 | gpt2           | LayerNorm, biases, learned positions; the weights of linear layers are (inputs, outputs)          |
 """
 
-from configurator import UserError, show
+from configurator import UserError, rules_of, show
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -26,22 +25,9 @@ from typing import Any, NamedTuple
 import torch
 
 from model import GPTConfig
-from rules import wrong_field
+from rules import Rule, wrong_field
 
-FAMILIES = {  # a model_type that is read, and the class of such a model
-    "llama": "LlamaForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_next": "Qwen3NextForCausalLM",
-    "qwen3_5_text": "Qwen3_5ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-}
 GATED = ("qwen3_next", "qwen3_5_text")  # every layer has its gate, and norms hold 1 + weight
-EXPERTS = "a mixture of experts, and every block here has one MLP"
-NOT_READ = {  # why a model_type that people ask for is refused
-    "qwen2": "only its q, k and v have biases, and here all linear layers have one, or none",
-    "mistral": "its attention may have a sliding window, and the model here has none",
-    "mixtral": EXPERTS,
-}
 
 # Fields of config.json that are one key of ours: {our key: their field}.
 KEYS = dict(
@@ -49,8 +35,8 @@ KEYS = dict(
     n_embd="hidden_size", block_size="max_position_embeddings", vocab_size="vocab_size", mlp_width="intermediate_size",
     tie_embeddings="tie_word_embeddings", norm_eps="rms_norm_eps",
 )  # fmt: skip
-KEYS_OF_DELTA = dict(
-    delta_heads="linear_num_value_heads", delta_key_heads="linear_num_key_heads",
+KEYS_OF_DELTA = dict(  # in the order of GPTConfig.delta_sizes
+    delta_key_heads="linear_num_key_heads", delta_heads="linear_num_value_heads",
     delta_key_dim="linear_key_head_dim", delta_value_dim="linear_value_head_dim",
 )  # fmt: skip
 KEYS_OF_GPT2 = dict(
@@ -58,58 +44,14 @@ KEYS_OF_GPT2 = dict(
     mlp_width="n_inner", tie_embeddings="tie_word_embeddings", norm_eps="layer_norm_epsilon",
 )  # fmt: skip
 
-# Their values, by the rules of rules.wrong_field. A field whose name ends in "?" may be missing.
-LAYERS, COUNT, FLAG, WORD, NUMBER = (int, 1, 10_000), (int, 1, 1 << 40), (bool, 0, 1), (str, 1, 99), (float, 0, 1e12)
-COUNTS = ("num_attention_heads", "hidden_size", "max_position_embeddings", "vocab_size", "intermediate_size")
-MORE_COUNTS = ("head_dim", "num_key_value_heads", "full_attention_interval", "decoder_sparse_step")
-FIELDS: dict[str, Any] = {
-    "num_hidden_layers": LAYERS,
-    **dict.fromkeys(COUNTS, COUNT),
-    **dict.fromkeys([f"{name}?" for name in (*MORE_COUNTS, *KEYS_OF_DELTA.values())], COUNT),
-    "num_experts?": (int, 0, 1 << 40),
-    "mlp_only_layers?": [(int, 0, 10_000), 0, 10_000],
-    "layer_types?": [WORD, 1, 10_000],
-    "tie_word_embeddings?": FLAG,
-    "rms_norm_eps?": NUMBER,
-    "rope_theta?": NUMBER,
-    "partial_rotary_factor?": (float, 0, 1),
-    **dict.fromkeys(("rope_scaling?", "rope_parameters?"), (dict, 0, 99)),
-}
-FIELDS_OF_GPT2: dict[str, Any] = {
-    "n_layer": LAYERS,
-    **dict.fromkeys(("n_head", "n_embd", "n_positions", "vocab_size", "n_inner?"), COUNT),
-    **dict.fromkeys(("tie_word_embeddings?", "scale_attn_weights?", "scale_attn_by_inverse_layer_idx?"), FLAG),
-    "layer_norm_epsilon?": NUMBER,
-    "activation_function?": WORD,
-}
-# Fields that may have one value alone, or nothing, and why.
-NO_BIAS = (False, "its linear layers have biases, which are read of GPT-2 alone")
-ONLY: dict[str, tuple] = {
-    "quantization_config": ({}, "its weights are quantised; take the folder of those that are not"),
-    "hidden_act": ("silu", "the MLP here is a swiglu, whose activation is silu"),
-    **dict.fromkeys(("attention_bias", "qkv_bias", "mlp_bias"), NO_BIAS),
-    "use_sliding_window": (False, "its attention has a sliding window, and the model here has none"),
-    "linear_conv_kernel_dim": (4, "gated_deltanet's width is 4"),
-    "scale_attn_weights": (True, "scores are scaled by the width alone here"),
-    "scale_attn_by_inverse_layer_idx": (False, "scores are scaled by the width alone here"),
-}
-
 # Names of tensors: each of ours is replaced by theirs, in turn, where "mixer" has become the name of the mixer.
 NAMES = {
-    "^wte": "model.embed_tokens",
-    "^head": "lm_head",
-    "^norm": "model.norm",
-    "^blocks": "model.layers",
-    "norm_1": "input_layernorm",
-    "norm_2": "post_attention_layernorm",
-    "mlp.glu": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-    "softmax.out_proj": "self_attn.o_proj",
-    "softmax": "self_attn",
-    "gated_deltanet.conv": "linear_attn.conv1d",
-    "gated_deltanet": "linear_attn",
-}
+    "^wte": "model.embed_tokens", "^head": "lm_head", "^norm": "model.norm", "^blocks": "model.layers",
+    "norm_1": "input_layernorm", "norm_2": "post_attention_layernorm",
+    "mlp.glu": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
+    "softmax.out_proj": "self_attn.o_proj", "softmax": "self_attn",
+    "gated_deltanet.conv": "linear_attn.conv1d", "gated_deltanet": "linear_attn",
+}  # fmt: skip
 NAMES_OF_GPT2 = {
     "^head": "lm_head",
     "^norm": "transformer.ln_f",
@@ -124,70 +66,87 @@ NAMES_OF_GPT2 = {
 }
 
 
+class Family(NamedTuple):
+    architecture: str  # its class in transformers
+    keys: dict[str, str] = KEYS
+    names: dict[str, str] = NAMES
+
+
+FAMILIES = {  # by model_type
+    "llama": Family("LlamaForCausalLM"),
+    "qwen3": Family("Qwen3ForCausalLM"),
+    "qwen3_next": Family("Qwen3NextForCausalLM", KEYS | KEYS_OF_DELTA),
+    "qwen3_5_text": Family("Qwen3_5ForCausalLM", KEYS | KEYS_OF_DELTA),
+    "gpt2": Family("GPT2LMHeadModel", KEYS_OF_GPT2, NAMES_OF_GPT2),
+}
+
+# Other fields that are read or forbidden, by the rules of rules.py; those of one key obey the rule of that key
+NO = Rule(bool, choices=(False,))
+NO_FLAGS = ("attention_bias?", "qkv_bias?", "mlp_bias?", "use_sliding_window?", "scale_attn_by_inverse_layer_idx?")
+FIELDS: dict[str, Any] = {
+    "full_attention_interval?": (int, 1, 10_000),
+    "num_experts?": (int, 0, 1 << 40),
+    "mlp_only_layers?": [(int, 0, 10_000), 0, 10_000],
+    "layer_types?": [(str, 1, 99), 1, 10_000],
+    "rope_scaling?": (dict, 0, 99),
+    "rope_parameters?": (dict, 0, 99),
+    **dict.fromkeys(NO_FLAGS, NO),
+    "scale_attn_weights?": Rule(bool, choices=(True,)),
+    "hidden_act?": {"silu"},  # the MLP of these is a swiglu here
+    "activation_function?": {"gelu", "gelu_new", "gelu_pytorch_tanh"},  # and that of GPT-2 a gelu, exact or by tanh
+    "linear_conv_kernel_dim?": (int, 4, 4),
+    "quantization_config?": Rule(dict, choices=({},)),  # take the folder of the weights that are not quantised
+}
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Their config.json and our keys
 
 
 def family_of(config: dict) -> str:
-    """A key of FAMILIES. Raises UserError, with the reason, for a model that is not read."""
-    name = config.get("model_type")
-    if not isinstance(name, str):
-        raise UserError(f"model_type={show(name)}: must be a text")
-    if name not in FAMILIES:
-        reason = EXPERTS if "moe" in name else NOT_READ.get(name, "not read here")
-        raise UserError(f"model_type={show(name)}: {reason} ({', '.join(FAMILIES)} are read)")
-    return name
-
-
-def fields_of(family: str) -> dict[str, str]:
-    """{our key: the field of config.json that gives it}"""
-    return KEYS_OF_GPT2 if family == "gpt2" else KEYS | (KEYS_OF_DELTA if family in GATED else {})
+    """A key of FAMILIES. Raises UserError for a model that is not read."""
+    if wrong := wrong_field(config, {"model_type": set(FAMILIES)}):
+        raise UserError(wrong)
+    return config["model_type"]
 
 
 def keys_of(config: dict, block_size: int) -> dict[str, Any]:
     """The keys of GPTConfig for a config.json of theirs. Raises UserError for what the model here does not have."""
-    family = family_of(config)
-    if wrong := wrong_field(config, FIELDS_OF_GPT2 if family == "gpt2" else FIELDS):
+    family, rules = family_of(config), rules_of(GPTConfig)
+    fields = FAMILIES[family].keys
+    optional = ("tie_embeddings", "norm_eps", "n_kv_head", {"llama": "head_dim", "gpt2": "mlp_width"}.get(family))
+    of_keys = {field + "?" * (key in optional): rules[key] for key, field in fields.items()}
+    if wrong := wrong_field(config, of_keys | FIELDS):
         raise UserError(wrong)
-    for field, (value, reason) in ONLY.items():
-        if (given := config.get(field, value)) != value and (given or value):
-            raise UserError(f"{field}={show(given)}: {reason}")
-    special = gpt2_keys(config) if family == "gpt2" else rope_keys(config, family) | layer_keys(config, family)
-    keys = {key: config[field] for key, field in fields_of(family).items() if field in config}
-    return special | keys | {"block_size": min(block_size, keys["block_size"])}
+    keys = {key: config[field] for key, field in fields.items() if field in config}
+    defaults = gpt2_keys(config) if family == "gpt2" else rope_keys(config, family) | layer_keys(config, family)
+    return defaults | keys | {"block_size": min(block_size, keys["block_size"])}
 
 
 def rope_keys(config: dict, family: str) -> dict[str, Any]:
-    """The keys that say more than a field of the config.json of a model with RoPE does."""
+    """The keys that say more than a field of the config.json of a model with RoPE does, and defaults of others."""
     is_gated = family in GATED
     name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"  # there, the old spelling hides the new
     rope = config.get(name, {})
-    scaling = rope.get("rope_type", rope.get("type", "default"))
-    if scaling != "default":
-        raise UserError(f"{name}: RoPE scaled by {show(scaling)}, and only plain RoPE is read")
-    if layer_type := next((key for key, value in rope.items() if isinstance(value, dict)), None):
-        raise UserError(f"{name}: {show(layer_type)} has a RoPE of its own, and here all layers have one")
-    base = rope.get("rope_theta", config.get("rope_theta", 10000.0))
+    is_plain = rope.get("rope_type", rope.get("type", "default")) == "default"
+    if not is_plain or any(isinstance(value, dict) for value in rope.values()):
+        raise UserError(f"{name}={show(rope)}: only plain RoPE is read, the same in all layers")
     fraction = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 0.25 if is_gated else 1.0))
-    if wrong := wrong_field([base, fraction], [NUMBER, 2, 2], "rope"):
-        raise UserError(wrong)
     if fraction != 1 and not is_gated:
-        raise UserError(f"partial_rotary_factor={fraction}: {family} of transformers turns all channels of a head")
+        raise UserError(
+            f"partial_rotary_factor={show(fraction)}: {family} of transformers turns all channels of a head"
+        )
     n_layer, n_head, width = config["num_hidden_layers"], config["num_attention_heads"], config["hidden_size"]
     if family == "llama" and width % n_head:
         raise UserError(f"hidden_size={width}: in llama a multiple of num_attention_heads={n_head}")
-    if family != "llama" and "head_dim" not in config:
-        raise UserError("it has no head_dim")
-    experts = config.get("num_experts", n_layer if family == "qwen3_next" else 0)
-    step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers", [])
-    if experts and any((i + 1) % step == 0 and i not in dense for i in range(n_layer)):
-        raise UserError(f"num_experts: {EXPERTS}")
+    has_experts = config.get("num_experts", family == "qwen3_next")
+    if has_experts and not set(range(n_layer)) <= set(config.get("mlp_only_layers", [])):
+        raise UserError("num_experts: a mixture of experts, and every block here has one MLP")
     return {
-        "norm_eps": 1e-6,  # unless config.json has another
+        "norm_eps": 1e-6,
         "n_kv_head": n_head,
-        "head_dim": width // n_head,
+        "tie_embeddings": False,
         "mlp": "swiglu",
-        "rope_base": base,
+        "rope_base": rope.get("rope_theta", config.get("rope_theta", 10000.0)),
         "rope_fraction": fraction,
         "qk_norm": config.get("use_qk_norm", True) if family == "qwen3" else is_gated,
     }
@@ -203,32 +162,26 @@ def layer_keys(config: dict, family: str) -> dict[str, Any]:
     gate = "elementwise" if is_gated else asked[0] if asked and family == "qwen3" else "none"
     layers = {"full_attention": ("softmax", gate)}
     layers |= {"linear_attention": ("gated_deltanet", "native")} if is_gated else {}
-    if len(types) != n_layer:
-        raise UserError(f"layer_types: {len(types)} for {n_layer} layers")
-    if unknown := next((layer_type for layer_type in types if layer_type not in layers), None):
-        raise UserError(f"layer_types: {show(unknown)} is not read ({' and '.join(layers)} are)")
-    missing = [field for field in KEYS_OF_DELTA.values() if field not in config]
-    if missing and "linear_attention" in types:
-        raise UserError(f"it has no {missing[0]}")
+    if len(types) != n_layer or not layers.keys() >= set(types):
+        allowed = " or ".join(layers)
+        raise UserError(f"layer_types={show(types)}: must be {allowed} for each of {n_layer} layers")
     period = next(n for n in range(1, n_layer + 1) if all(types[i] == types[i % n] for i in range(n_layer)))
     mixers, gates = zip(*(layers[layer_type] for layer_type in types[:period]), strict=True)
     return {"attention": ",".join(mixers), "gate": ",".join(gates)}
 
 
 def gpt2_keys(config: dict) -> dict[str, Any]:
-    """The keys that say more than a field of GPT-2's config.json does. Raises UserError."""
-    for alias, name in ((KEYS[key], KEYS_OF_GPT2[key]) for key in ("n_embd", "n_layer", "n_head", "block_size")):
-        if config.get(alias, config[name]) != config[name]:
-            raise UserError(f"{alias}={show(config[alias])}: a second name of {name}, which is {config[name]}")
-    gelu = config.get("activation_function", "gelu_new")
-    mlp = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}.get(gelu)
-    if mlp is None:
-        raise UserError(f"activation_function={show(gelu)}: the MLP here has a gelu, exact or by tanh (gelu_new)")
+    """The keys that say more than a field of GPT-2's config.json does, and defaults of others. Raises UserError."""
+    if second := next(
+        (field for field in KEYS.values() if field in config and field not in KEYS_OF_GPT2.values()), None
+    ):
+        raise UserError(f"{second}: GPT-2 has a name of its own for it")
     return {
-        "mlp_width": 4 * config["n_embd"],  # unless config.json has another
+        "mlp_width": 4 * config["n_embd"],
         "norm_eps": 1e-5,
         "n_kv_head": config["n_head"],
-        "mlp": mlp,
+        "tie_embeddings": True,
+        "mlp": "gelu" if config.get("activation_function") == "gelu" else "gelu_tanh",
         "norm": "layer",
         "bias": True,
         "position": "learned",
@@ -237,17 +190,16 @@ def gpt2_keys(config: dict) -> dict[str, Any]:
 
 def config_of(config: GPTConfig, mlp_width: int, dtype: torch.dtype) -> dict[str, Any]:
     """Their config.json for a model of ours. Whether it says all of the model is seen by reading it back."""
-    layers, delta = config.layers(), ("delta_key_heads", "delta_heads", "delta_key_dim", "delta_value_dim")
-    keys: dict[str, Any] = dataclasses.asdict(config) | dict(zip(delta, config.delta_sizes, strict=True))
+    keys: dict[str, Any] = dataclasses.asdict(config) | dict(zip(KEYS_OF_DELTA, config.delta_sizes, strict=True))
     keys |= {"n_kv_head": config.n_kv_head or config.n_head, "mlp_width": mlp_width}
-    has_gate = any(gate.native or gate.positions for _, gate in layers)
+    has_gate = any(gate.native or gate.positions for _, gate in config.layers())
     family = "qwen3_next" if has_gate else "qwen3" if config.qk_norm else "llama"
     family = "gpt2" if config.norm == "layer" else family
     about = {
-        "architectures": [FAMILIES[family]],
+        "architectures": [FAMILIES[family].architecture],
         "model_type": family,
         "dtype": str(dtype).removeprefix("torch."),
-        **{field: keys[key] for key, field in fields_of(family).items()},
+        **{field: keys[key] for key, field in FAMILIES[family].keys.items()},
         **dict.fromkeys(("bos_token_id", "eos_token_id")),  # some classes would take a number of their own for the end
     }
     if family == "gpt2":
@@ -265,7 +217,7 @@ def config_of(config: GPTConfig, mlp_width: int, dtype: torch.dtype) -> dict[str
     return about | {
         "linear_conv_kernel_dim": 4,
         "partial_rotary_factor": config.rope_fraction,
-        "layer_types": [types.get(mixer, mixer) for mixer, _ in layers],
+        "layer_types": [types.get(mixer, mixer) for mixer, _ in config.layers()],
         "mlp_only_layers": list(range(config.n_layer)),  # no layer has experts
     }
 
@@ -279,64 +231,67 @@ class Part(NamedTuple):
 
     theirs: list[str]
     ours: list[str]
-    to_ours: Callable = list
-    to_theirs: Callable = list
+    to_ours: Callable
+    to_theirs: Callable
 
 
 def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[Part]:
     """Yields every Part of the model, each tensor in one of them. names: those of our tensors."""
+    layers, is_gpt2 = config.layers(), family == "gpt2"
     for ours in names:
         place = ours.split(".")
-        mixer, gate = config.layers()[int(place[1]) if place[0] == "blocks" else 0]
-        if ".gates." in ours:  # comes with the rest of the rows
-            continue
-        if ".qkv." in ours and family != "gpt2" or ".in_proj." in ours:
-            rows = delta_rows(config, family) if mixer == "gated_deltanet" else softmax_rows(config, family, gate)
-            yield rows_part(f"model.layers.{place[1]}.", f"blocks.{place[1]}.mixer.", *rows)
-            continue
-        theirs = ours.replace(".mixer.", f".{mixer}.")
-        functions = [functools.partial(_of_each, function) for function in translation(theirs, config, family)]
-        for name, replacement in (NAMES_OF_GPT2 if family == "gpt2" else NAMES).items():
-            theirs = re.sub(name, replacement, theirs)
-        yield Part([theirs], [ours], *functions)
+        mixer, gate = layers[int(place[1]) if place[0] == "blocks" else 0]
+        if ".in_proj." in ours or (".qkv." in ours and not is_gpt2):
+            yield rows_part(config, family, mixer, gate, place[1])
+        elif ".gates." not in ours:  # those come with the rest of the rows
+            theirs = ours.replace(".mixer.", f".{mixer}.")
+            to_ours, to_theirs = translation(theirs, family)
+            for name, replacement in FAMILIES[family].names.items():
+                theirs = re.sub(name, replacement, theirs)
+            yield Part([theirs], [ours], lambda w, f=to_ours: [f(w[0])], lambda w, f=to_theirs: [f(w[0])])
 
 
-def _of_each(function, weights):
-    return [function(weight) for weight in weights]
+def translation(name: str, family: str) -> tuple[Callable, Callable]:
+    """(theirs to ours, ours to theirs) of a tensor; name: ours, with that of the mixer."""
+    if family == "gpt2" and name.startswith("blocks"):
+        return torch.t, torch.t  # linear layers are (inputs, outputs) there; vectors stay as they are
+    if "gated_deltanet.conv." in name:  # (channels, 1, width), ours (width, channels)
+        return lambda w: w.squeeze(1).T, lambda w: w.T[:, None]
+    if family in GATED and "norm" in name and "gated_deltanet" not in name:  # in bfloat16 the sum would lose digits
+        return lambda w: w.float() + 1, lambda w: w.float() - 1
+    return lambda w: w, lambda w: w
 
 
-def translation(name: str, config: GPTConfig, family: str) -> tuple[Callable, ...]:
-    """(theirs to ours, ours to theirs) of a tensor; empty if they are the same. name: ours, with that of the mixer."""
-    if family == "gpt2" and name.startswith("wpe"):  # as many positions as are kept
-        return (lambda w: w[: config.block_size], lambda w: w)
-    if family == "gpt2":  # linear layers are (inputs, outputs) there; vectors stay as they are
-        return (torch.t, torch.t) if name.startswith("blocks") else ()
-    if "gated_deltanet" in name:  # a convolution is (channels, 1, width), ours (width, channels)
-        return (lambda w: w.squeeze(1).T, lambda w: w.T[:, None]) if ".conv." in name else ()
-    if family in GATED and "norm" in name:  # in bfloat16 the sum would lose digits
-        return (lambda w: w.float() + 1, lambda w: w.float() - 1)
-    return ()
+def rows_part(config: GPTConfig, family: str, mixer: str, gate: Any, layer: str) -> Part:
+    """The projections of a layer, which share out the same blocks of rows otherwise. A block is named by a letter.
 
-
-def rows_part(
-    their_layer: str, our_mixer: str, theirs: dict[str, tuple[int, str]], ours: dict[str, str], sizes: dict[str, int]
-) -> Part:
-    """Linear layers that share out the same blocks of rows otherwise.
-
-    theirs: {name: (groups, its blocks, interleaved in so many groups)}; ours: {name: its blocks, one after the other};
-    sizes: the rows of each block. A block is named by a letter.
+    Softmax: q_proj, k_proj and v_proj, where q_proj may have the rows of the gate (g). Gated DeltaNet: ours has q, k,
+    v, beta and dt in in_proj, and its gate z apart.
     """
-    before, after = list(theirs.values()), [(1, blocks) for blocks in ours.values()]
+    if mixer == "gated_deltanet":
+        Hk, H, Dk, Dv = config.delta_sizes
+        sizes = {"q": Hk * Dk, "k": Hk * Dk, "v": H * Dv, "z": H * Dv, "b": H, "a": H}
+        layout = {"qkvz": Hk, "ba": Hk} if family == "qwen3_next" else {"qkv": 1, "b": 1, "a": 1, "z": 1}
+        theirs = {f"linear_attn.in_proj_{blocks}": (groups, blocks) for blocks, groups in layout.items()}
+        ours = {"in_proj": (1, "qkvba"), "gates.native.proj": (1, "z")}
+    else:
+        H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
+        granularity = gate.positions.get("readout", "none")
+        sizes = {"q": H * D, "k": Hk * D, "v": Hk * D, "g": H if granularity == "headwise" else H * D}
+        in_q_proj = (H if family in GATED else Hk, "q" if granularity == "none" else "qg")
+        theirs = {"self_attn.q_proj": in_q_proj, "self_attn.k_proj": (1, "k"), "self_attn.v_proj": (1, "v")}
+        ours = {"qkv": (1, "qkv")} | ({} if granularity == "none" else {"gates.readout.proj": (1, "g")})
+    there, here = list(theirs.values()), list(ours.values())
     return Part(
-        [f"{their_layer}{name}.weight" for name in theirs],
-        [f"{our_mixer}{name}.weight" for name in ours],
-        functools.partial(rearranged, before=before, after=after, sizes=sizes),
-        functools.partial(rearranged, before=after, after=before, sizes=sizes),
+        [f"model.layers.{layer}.{name}.weight" for name in theirs],
+        [f"blocks.{layer}.mixer.{name}.weight" for name in ours],
+        lambda weights: rearranged(weights, there, here, sizes),
+        lambda weights: rearranged(weights, here, there, sizes),
     )
 
 
 def rearranged(weights: list[torch.Tensor], before: list, after: list, sizes: dict[str, int]) -> list[torch.Tensor]:
-    """The same blocks of rows in other weights. before, after: (groups, blocks) of each weight.
+    """The same blocks of rows in other weights. before, after: (groups, blocks) of each weight; sizes: rows of a block.
 
     A weight has the rows of each of its blocks in group 0, then those in group 1 ...
     """
@@ -348,23 +303,3 @@ def rearranged(weights: list[torch.Tensor], before: list, after: list, sizes: di
         torch.cat([rows[block].unflatten(0, (groups, -1)) for block in blocks], dim=1).flatten(0, 1)
         for groups, blocks in after
     ]
-
-
-def softmax_rows(config: GPTConfig, family: str, gate: Any) -> tuple:
-    """What rows_part needs of q_proj, which may have the rows of the gate (g), k_proj and v_proj."""
-    H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
-    granularity = gate.positions.get("readout", "none")
-    sizes = {"q": H * D, "k": Hk * D, "v": Hk * D, "g": H if granularity == "headwise" else H * D}
-    groups, in_q_proj = H if family in GATED else Hk, "q" if granularity == "none" else "qg"
-    theirs = {"self_attn.q_proj": (groups, in_q_proj), "self_attn.k_proj": (1, "k"), "self_attn.v_proj": (1, "v")}
-    ours = {"qkv": "qkv"} | ({} if granularity == "none" else {"gates.readout.proj": "g"})
-    return theirs, ours, sizes
-
-
-def delta_rows(config: GPTConfig, family: str) -> tuple:
-    """What rows_part needs of a Gated DeltaNet: ours has [q, k, v, beta, dt] in in_proj, and its gate z apart."""
-    Hk, H, Dk, Dv = config.delta_sizes
-    sizes = {"q": Hk * Dk, "k": Hk * Dk, "v": H * Dv, "z": H * Dv, "b": H, "a": H}
-    layout = {"qkvz": Hk, "ba": Hk} if family == "qwen3_next" else {"qkv": 1, "b": 1, "a": 1, "z": 1}
-    theirs = {f"linear_attn.in_proj_{blocks}": (groups, blocks) for blocks, groups in layout.items()}
-    return theirs, {"in_proj": "qkvba", "gates.native.proj": "z"}, sizes

@@ -18,8 +18,6 @@ from typing import Any
 
 import torch
 
-from runs.limits import ram_available
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOO_SLOW = {("float16", "cpu")}  # (dtype, device): several times slower than float32
 # how long processes wait for each other; rank 0 alone saves and runs the meters meanwhile. gloo's own are 30 minutes
@@ -46,25 +44,22 @@ def pick_device(name: str) -> str:
     return name
 
 
-def pick_dtype(name: str, device: str) -> str:
-    """The name of the dtype of matrix products. auto on a CPU: bfloat16 where a short probe finds it faster.
-
-    Raises UserError for one that the device is slow at.
-    """
-    if (name, device) in TOO_SLOW:
-        raise UserError(
-            f"dtype={name}: on a {device} it is several times slower than float32: take float32 or bfloat16"
-        )
-    return _fastest_dtype(device) if name == "auto" else name
-
-
-@functools.cache  # the probe takes a while, and might not find the same twice
+@functools.cache  # the probe of a CPU takes a while, and might not find the same twice
 def _fastest_dtype(device):
     if device == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
     if device == "mps":
         return "float32"
     return "bfloat16" if gemm_rate(device, "bfloat16") > 1.3 * gemm_rate(device, "float32") else "float32"
+
+
+def pick_dtype(name: str, device: str) -> str:
+    """The name of the dtype of matrix products. Raises UserError for one that the device is slow at."""
+    if (name, device) in TOO_SLOW:
+        raise UserError(
+            f"dtype={name}: on a {device} it is several times slower than float32: take float32 or bfloat16"
+        )
+    return _fastest_dtype(device) if name == "auto" else name
 
 
 # FLOP/s of dense matrix products in bfloat16 (V100, T4: float16), by the data sheets. A pattern is looked for in the
@@ -84,9 +79,8 @@ def peak_flops(device: str, dtype: str) -> tuple[float, str]:
             if re.search(rf"\b{pattern}\b", name):
                 return flops, f"the data sheet's for {name}"
     # what stays in float32, such as the loss, is not slower than this either, where dtype itself is
-    rates = {name: gemm_rate(device, name) for name in dict.fromkeys((dtype, "float32"))}
-    fastest = max(rates, key=rates.get)
-    return rates[fastest], f"a matrix product in {fastest}, measured"
+    rate, fastest = max((gemm_rate(device, name), name) for name in {dtype, "float32"})
+    return rate, f"a matrix product in {fastest}, measured"
 
 
 def gemm_rate(device: str, dtype: str) -> float:
@@ -121,19 +115,6 @@ def check_threads(threads: int) -> None:
         raise UserError(f"threads={threads}: at most {most} on this machine of {usable_cores()} cores")
 
 
-def memory_available(device_type: str, processes_here: int = 1) -> tuple[int, str]:
-    """(bytes that a process may still take on its device, words for whose memory it is).
-
-    processes_here: how many processes share this machine.
-    """
-    if device_type == "cuda":
-        return torch.cuda.mem_get_info()[0], "this GPU"
-    if device_type == "mps":
-        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory(), "this GPU"
-    available, where = ram_available()
-    return available // processes_here, where if processes_here == 1 else f"each of {processes_here} processes here"
-
-
 def keep_freed_memory() -> None:
     """Tells glibc to keep what is freed: it would return large blocks, and every step would fault them in again."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
@@ -153,13 +134,14 @@ def places_of_torchrun() -> tuple[int, ...]:
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set, and {', '.join(lacking)} is not: start several processes "
             "with torchrun, or `unset WORLD_SIZE`"
         )
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and number_in_environment("GROUP_WORLD_SIZE", 1) > 1:
+    shares_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    restarts = number_in_environment("TORCHELASTIC_MAX_RESTARTS", 0)
+    if shares_store and restarts > 0 and number_in_environment("GROUP_WORLD_SIZE", 1) > 1:
         # after a restart each torchrun may count its own restarts, and one that was replaced finds no address
-        if number_in_environment("TORCHELASTIC_MAX_RESTARTS", 0) > 0:
-            raise UserError(
-                "--max-restarts on several machines: `export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` before torchrun "
-                "--rdzv-backend=c10d; without it, the processes would not find each other after a restart"
-            )
+        raise UserError(
+            "--max-restarts on several machines: `export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` before torchrun "
+            "--rdzv-backend=c10d; without it, the processes would not find each other after a restart"
+        )
     return tuple(number_in_environment(name) for name in names)
 
 
@@ -201,33 +183,32 @@ class Processes:
     """
 
     def __init__(self, device_name, threads):
-        self.rank, self.world_size, local_rank, local_size = places_of_torchrun()
-        self.is_main, self.signal, self.local_size = self.rank == 0, 0, local_size
-        self.device_type = pick_device(device_name)
-        self.device = f"cuda:{local_rank}" if self.device_type == "cuda" else self.device_type
-        # torchrun sets OMP_NUM_THREADS=1 for every process: divide the cores instead
+        self.rank, self.world_size, local_rank, self.local_size = places_of_torchrun()
+        self.is_main, self.signal, self.device_type = self.rank == 0, 0, pick_device(device_name)
+        is_cuda = self.device_type == "cuda"
+        self.device = f"cuda:{local_rank}" if is_cuda else self.device_type
         check_threads(threads)
-        self.threads = threads or max(1, usable_cores() // local_size)
+        # torchrun sets OMP_NUM_THREADS=1 for every process: divide the cores instead
+        self.threads = threads or max(1, usable_cores() // self.local_size)
         torch.set_num_threads(self.threads)
         keep_freed_memory()
-        if self.device_type == "cuda":
-            if local_size > torch.cuda.device_count():
-                raise UserError(f"{local_size} processes for {torch.cuda.device_count()} GPUs: lower --nproc_per_node")
+        if is_cuda:
+            if self.local_size > (n := torch.cuda.device_count()):
+                raise UserError(f"{self.local_size} processes for {n} GPUs: lower --nproc_per_node")
             torch.cuda.set_device(self.device)
-        if self.world_size > 1:
-            is_cuda = self.device_type == "cuda"
+        if self.world_size == 1:
+            return
+        store, rank, world_size = next(torch.distributed.rendezvous("env://", timeout=MOST_WAIT))
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            # torchrun's own store lives through restarts, and has the addresses of the dead: every attempt has
+            # names of its own. Otherwise the store is new, and torchruns that were started later count otherwise
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+            store = torch.distributed.PrefixStore(f"attempt {attempt}", store)
+        torch.distributed.init_process_group(
             # gloo for what is on the CPU: the processes can agree there without a wait for the GPU
-            backend = "cpu:gloo,cuda:nccl" if is_cuda else "gloo"
-            store, rank, world_size = next(torch.distributed.rendezvous("env://", timeout=MOST_WAIT))
-            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-                # torchrun's own store lives through restarts, and has the addresses of the dead: every attempt has
-                # names of its own. Otherwise the store is new, and torchruns that were started later count otherwise
-                attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
-                store = torch.distributed.PrefixStore(f"attempt {attempt}", store)
-            torch.distributed.init_process_group(
-                backend, store=store, rank=rank, world_size=world_size, timeout=MOST_WAIT,
-                device_id=torch.device(self.device) if is_cuda else None,
-            )  # fmt: skip
+            "cpu:gloo,cuda:nccl" if is_cuda else "gloo", store=store, rank=rank, world_size=world_size,
+            timeout=MOST_WAIT, device_id=torch.device(self.device) if is_cuda else None,
+        )  # fmt: skip
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the CPU on the device. To a GPU it goes from pinned memory, and nobody waits for it."""
@@ -257,13 +238,13 @@ class Processes:
 
         If the value is a dict, the message names the first entry that differs, instead of what.
         """
-        found = self.from_all((value, socket.gethostname()))
-        for rank, (other, host) in enumerate(found):
-            if other != (first := found[0][0]):
+        (first, first_host), *others = self.from_all((value, socket.gethostname()))
+        for rank, (other, host) in enumerate(others, 1):
+            if other != first:
                 if isinstance(other, dict):
                     what = next(name for name in first | other if first.get(name) != other.get(name))
                 raise UserError(
-                    f"{what} is another one for rank {rank} on {host} than for rank 0 on {found[0][1]}: {advice}"
+                    f"{what} is another one for rank {rank} on {host} than for rank 0 on {first_host}: {advice}"
                 )
 
     def on_main(self, function: Callable, *args: object) -> None:
@@ -315,16 +296,16 @@ class Processes:
         """
         if self.world_size == 1:
             return
+        status = 0
         if error is None:
             torch.distributed.destroy_process_group()
-            status = 0
         elif isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error):
+            minutes, status = MOST_WAIT.total_seconds() / 60, 1
             print(
                 f"error: rank {self.rank} has lost the others: one of them has ended, and has printed why, or has not "
-                f"answered for {MOST_WAIT.total_seconds() / 60:g} minutes",
+                f"answered for {minutes:g} minutes",
                 file=sys.stderr,
             )
-            status = 1
         else:
             status = configurator.report(error)
         sys.stdout.flush()

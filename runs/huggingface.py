@@ -12,6 +12,7 @@ from configurator import UserError, show
 import contextlib
 import dataclasses
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,20 @@ from typing import Any
 import torch
 
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
-from model import GPT, GPTConfig
+from model import GPTConfig
 from rules import wrong_field
-from runs.checkpoint import WEIGHT_DTYPES, file_of, first_line, import_safetensors, load, save_folder
-from runs.families import config_of, family_of, keys_of, parts_of
+from runs.checkpoint import WEIGHT_DTYPES, build_model, file_of, first_line, import_safetensors, load, save_folder
+from runs.families import FAMILIES, KEYS_OF_DELTA, config_of, family_of, keys_of, parts_of
 from runs.files import claim, new_folder, read_json, switch, write_whole
+from runs.memory import without_data
 from runs.notes import unused_keys
 
 TOKENIZER_FILES = (
     TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
-# tensors of a folder that hold nothing of the text model: parts for images, extra layers that predict further tokens
-LEFT_OUT = ("model.visual.", "visual.", "mtp.", "model.mtp.")
-BUFFERS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # angles; GPT-2's causal masks, no biases
+# tensors with nothing of the text model: parts for images, layers that predict further tokens, angles, causal masks
+LEFT_OUT = r"(model\.)?(visual|mtp)\.|.*(rotary_emb\.inv_freq|\.attn\.(masked_)?bias)$"
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Reading a folder
@@ -46,18 +47,16 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     folder, out_dir = Path(folder), Path(out_dir)
     if not os.path.isdir(folder):
         raise UserError(f"from_hf={show(str(folder))}: no such folder")
-    their_config = read_json(inside(folder, "config.json"))
-    if not isinstance(their_config, dict) or "model_type" not in their_config:
-        raise UserError(f"{folder}: its config.json names no model_type, so it is no folder of transformers")
-    text_config = their_config.get("text_config")
-    if isinstance(text_config, dict):  # a model of images and text: the text model has a config of its own
-        their_config |= {"model_type": f"{their_config['model_type']}_text"} | text_config
-    their_config = {name: value for name, value in their_config.items() if value is not None}
     try:
+        their_config = read_json(inside(folder, "config.json"))
+        if isinstance(their_config, dict):
+            text_config = their_config.get("text_config")
+            if isinstance(text_config, dict):  # a model of images and text: the text model has a config of its own
+                their_config |= {"model_type": f"{their_config.get('model_type')}_text"} | text_config
+            their_config = {name: value for name, value in their_config.items() if value is not None}
         family = family_of(their_config)  # before the tensors: the reason for a pickle of Qwen2 is Qwen2
-        tensors, left_out = read_tensors(folder, "transformer." if family == "gpt2" else "model.")
-        their_config.setdefault("tie_word_embeddings", family == "gpt2")
         config = configurator.build(GPTConfig, keys_of(their_config, block_size))
+        tensors, left_out = read_tensors(folder, "transformer." if family == "gpt2" else "model.")
         weights = translated(config, family, tensors)
     except UserError as error:
         where = "" if str(folder) in str(error) else f"{folder}: "
@@ -72,7 +71,7 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     lines = [f"written to {out_dir}/: {', '.join(written)}"]
     if left_out:
         lines.append(f"left out: {some(left_out)}")
-    longest = their_config["n_positions" if family == "gpt2" else "max_position_embeddings"]
+    longest = their_config[FAMILIES[family].keys["block_size"]]
     if config.block_size < longest:
         lines.append(f"block_size={config.block_size}, of {longest} that it was made for; --block_size=... keeps more")
     if TOKENIZER_FILE not in written:
@@ -85,52 +84,39 @@ def read_tensors(folder: Path, prefix: str) -> tuple[dict[str, torch.Tensor], li
 
     prefix: what names of the family's tensors begin with; a folder may leave it out.
     """
-    library = import_safetensors()
-    tensors: dict[str, torch.Tensor] = {}
-    places: dict[str, str] = {}
-    left_out: list[str] = []
-    for file, listed in shards_of(folder).items():
-        if not os.path.isfile(file):
-            raise UserError(f"{file}: is missing")
+    library, tensors, left_out = import_safetensors(), {}, []
+    for file in files_of(folder):
         try:
             content = library.torch.load_file(file)
         except Exception as error:  # safetensors has errors of its own
-            raise UserError(f"{file}: damaged, or no safetensors ({first_line(error)})") from None
-        if lacking := sorted(set(listed) - content.keys()):
-            raise UserError(f"{file}: lacks {some(lacking)}, which the index says it has")
+            raise UserError(f"{file}: missing, damaged, or no safetensors ({first_line(error)})") from None
         for spelling, tensor in content.items():
-            if spelling.startswith(LEFT_OUT) or spelling.endswith(BUFFERS):
+            if re.match(LEFT_OUT, spelling):
                 left_out.append(spelling)
                 continue
             if tensor.dtype not in WEIGHT_DTYPES:
                 raise UserError(f"{file}: {show(spelling)} is {tensor.dtype}, and no number that a weight is read of")
             name = spelling.replace("model.language_model.", "model.", 1)
             name = name if name.startswith((prefix, "lm_head.")) else prefix + name
-            place = f"{show(spelling)} in {file.name}"
             if name in tensors:
-                raise UserError(f"{folder}: holds {show(name)} twice, as {places[name]} and {place}")
-            tensors[name], places[name] = tensor, place
+                raise UserError(
+                    f"{folder}: holds {show(name)} twice, the second time as {show(spelling)} in {file.name}"
+                )
+            tensors[name] = tensor
     return tensors, left_out
 
 
-def shards_of(folder: Path) -> dict[Path, list[str]]:
-    """{file: the names that the index gives it}. Raises UserError."""
+def files_of(folder: Path) -> list[Path]:
+    """The files with the weights. Raises UserError."""
     if os.path.isfile(folder / "model.safetensors"):  # before the index, as transformers reads it
-        return {inside(folder, "model.safetensors"): []}
+        return [inside(folder, "model.safetensors")]
     index = inside(folder, "model.safetensors.index.json")
     if not os.path.isfile(index):
-        if any(folder.glob("*.bin")):
-            raise UserError(f"{folder}: its weights are a pickle, which can run code; take its safetensors files")
-        raise UserError(f"{folder}: has no model.safetensors")
+        raise UserError(f"{folder}: has no model.safetensors; a pickle is not read, since it can run code")
     table = read_json(index)
-    if wrong := wrong_field(table, {"weight_map": (dict, 1, 1 << 20)}):
+    if wrong := wrong_field(table, {"weight_map": {str: (str, 1, 255)}}):
         raise UserError(f"{index}: {wrong}")
-    shards: dict[Path, list[str]] = {}
-    for name, file in table["weight_map"].items():
-        if not isinstance(file, str) or file != os.path.basename(file) or not file.endswith(".safetensors"):
-            raise UserError(f"{index}: names {show(file)}, which is no .safetensors file of the folder itself")
-        shards.setdefault(inside(folder, file), []).append(name)
-    return shards
+    return [inside(folder, name) for name in sorted(set(table["weight_map"].values()))]
 
 
 def some(names) -> str:
@@ -140,38 +126,27 @@ def some(names) -> str:
 
 def translated(config: GPTConfig, family: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Our tensors. UserError names those of theirs that are missing, unknown, or of another shape."""
-    shapes = shapes_of(config)
-    parts = list(parts_of(config, family, shapes))
+    ours = without_data(config).state_dict()
+    parts = list(parts_of(config, family, ours))
     names = [name for part in parts for name in part.theirs]
     if missing := [name for name in names if name not in tensors]:
         raise UserError(f"lacks {some(missing)}, which its config.json asks for")
     if unknown := sorted(tensors.keys() - {*names, "lm_head.weight"}):
         raise UserError(f"holds {some(unknown)}, which the model here has no place for")
+    positions = tensors.get("transformer.wpe.weight")
+    if positions is not None and positions.dim():  # as many as are kept
+        tensors["transformer.wpe.weight"] = positions[: config.block_size]
     weights = {}
     for part in parts:
-        theirs = [tensors[name] for name in part.theirs]
-        try:
-            made = dict(zip(part.ours, part.to_ours(theirs), strict=True))
-            is_right = all(made[name].shape == shapes[name] for name in made)
-        except (RuntimeError, ValueError, IndexError):
-            is_right = False
-        if not is_right:
-            listed = ", ".join(str(tuple(tensor.shape)) for tensor in theirs)
-            raise UserError(f"{some(part.theirs)}: {listed} is not the shape that its config.json gives")
-        weights |= made
+        for name, expected in zip(part.theirs, part.to_theirs([ours[name] for name in part.ours]), strict=True):
+            shape, needed = tuple(tensors[name].shape), tuple(expected.shape)
+            if shape != needed:
+                raise UserError(f"{name}: {shape} is not the shape that its config.json gives, {needed}")
+        weights |= zip(part.ours, part.to_ours([tensors[name] for name in part.theirs]), strict=True)
     if "lm_head.weight" in tensors.keys() - {*names}:  # a tied output layer, saved a second time
         if not torch.equal(tensors["lm_head.weight"].float(), weights["wte.weight"].float()):
             raise UserError(f"its lm_head.weight is not {parts[0].theirs[0]}, though its config.json ties them")
     return weights
-
-
-def shapes_of(config: GPTConfig) -> dict[str, torch.Size]:
-    """{name: shape} of the tensors of a model. Raises UserError where it could never be made."""
-    try:
-        with torch.device("meta"):
-            return {name: tensor.shape for name, tensor in GPT(config).state_dict().items()}
-    except (RuntimeError, TypeError, OverflowError):
-        raise UserError("its config asks for tensors that are too large") from None
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -227,10 +202,9 @@ def write_folder(path: Path | str, folder: Path | str, overwrite: bool = False) 
     """
     checkpoint, folder = load(path), Path(folder)
     config = configurator.build(GPTConfig, checkpoint["model_args"] | {"kernels": "auto"}, source=str(path))
+    build_model(config, checkpoint["model"], path)  # raises where the weights are not those of the config
     weights = checkpoint["model"]
     try:
-        if shapes_of(config) != {name: tensor.shape for name, tensor in weights.items()}:
-            raise UserError("its weights are not those of its config")
         if config.gate_activation == "sigmoid2":
             config, weights = without_doubling(config, weights)
         widths = {len(tensor) for name, tensor in weights.items() if name.endswith("mlp.up.weight")}
@@ -272,11 +246,11 @@ def _check_same(config, back):
             "(not in GPT-2) all have an elementwise one and may stand beside gated_deltanet with its native gate"
         )
     # None stands for a number that follows from others
-    names = "delta_key_heads", "delta_heads", "delta_key_dim", "delta_value_dim"
-    follows = {"n_kv_head": config.n_head} | dict(zip(names, config.delta_sizes, strict=True))
-    unused = unused_keys(config)
-    for field in dataclasses.fields(GPTConfig):
-        ours, theirs = getattr(config, field.name), getattr(back, field.name)
-        ours = follows.get(field.name) if ours is None else ours
-        if ours != theirs and field.name not in (*unused, *NOT_IN_A_FOLDER):
-            raise UserError(f"{field.name}={ours!r}: there it can only be {theirs!r}")
+    follows = {
+        "n_kv_head": config.n_kv_head or config.n_head,
+        **dict(zip(KEYS_OF_DELTA, config.delta_sizes, strict=True)),
+    }
+    ours, theirs = vars(config) | follows, vars(back)
+    for name in ours:
+        if ours[name] != theirs[name] and name not in (*unused_keys(config), *NOT_IN_A_FOLDER):
+            raise UserError(f"{name}={ours[name]!r}: there it can only be {theirs[name]!r}")

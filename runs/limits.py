@@ -1,7 +1,6 @@
 """How much memory this process may still take."""
 
 import os
-import resource
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -9,8 +8,8 @@ PROC = Path("/proc")
 
 
 def ram_available() -> tuple[int, str]:
-    """(bytes, words for whose limit it is): the least that machine, container and ulimit leave to this process."""
-    return min([_of_machine(), *_of_container(), *_of_ulimit()])
+    """(bytes, words for whose limit it is): the least that machine and container leave to this process."""
+    return min([_of_machine(), *_of_container()])
 
 
 def _of_machine():
@@ -34,20 +33,8 @@ def _of_container():
     return limits
 
 
-def _of_ulimit():
-    used, limits = _fields(PROC / "self/status"), []
-    for limit, name, words in (
-        (resource.RLIMIT_AS, "VmSize", "ulimit -v"),
-        (resource.RLIMIT_DATA, "VmData", "ulimit -d"),
-    ):
-        soft = resource.getrlimit(limit)[0]
-        if soft != resource.RLIM_INFINITY:
-            limits.append((max(0, soft - 1024 * used.get(name, 0)), words))
-    return limits
-
-
 def _fields(file):
-    """{name: number} of lines like `VmSize:  1234 kB`."""
+    """{name: number} of lines like `MemAvailable:  1234 kB`."""
     words = [line.replace(":", " ").split() for line in _lines(file)]
     return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}
 

@@ -10,55 +10,38 @@ torch reports a shortage all the same, the run ends with one line (configurator.
 
 from configurator import UserError
 
-import dataclasses
-import math
-
 import torch
+import torch.nn as nn
 
 from data.shards import Dataset
 from model import GPT, GPTConfig
-from runs.hardware import DTYPES, Processes, memory_available, pick_dtype
-from runs.limits import show_bytes
+from runs.hardware import DTYPES, Processes, pick_dtype
+from runs.limits import ram_available, show_bytes
 from runs.parallel import is_sharded, shards_of
 
-# keys that make a model, a step or a pass large; one without a default is compared with USUAL
-SIZES = (
-    "n_layer", "n_embd", "n_head", "head_dim", "mlp_ratio", "mlp_width", "vocab_size", "pad_vocab_to", "expand",
-    "state_size", "n_groups", "delta_heads", "delta_key_dim", "delta_value_dim", "gate_rank", "short_conv",
-    "batch_size", "block_size", "gradient_accumulation_steps", "rows", "num_samples",
-)  # fmt: skip
-USUAL = 1000
+
+class NotEnoughMemory(UserError):
+    """More memory would be needed than is left: now, and on this machine."""
 
 
-def sizes_of(config: GPTConfig) -> tuple[float, list[float], list[float]]:
-    """(bytes of the parameters that are no block's, those of each layer, numbers that its matrices make of a token).
-
-    They are infinite where torch cannot even count them.
-    """
-    kinds = [repr(layer) for layer in config.layers()]
-    n = max(kinds.index(kind) for kind in set(kinds)) + 1  # layers that show every kind
+def without_data(config: GPTConfig) -> GPT:
+    """The model on the meta device, where tensors have shapes alone. Raises NotEnoughMemory for uncountable sizes."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):  # a GPT draws its seed
-            model = GPT(dataclasses.replace(config, n_layer=n))
+            return GPT(config)
     except (RuntimeError, TypeError, OverflowError) as error:
         if "overflow" not in str(error).lower():
             raise
-        return math.inf, [math.inf], [math.inf]
-    blocks: dict = dict(zip(kinds, model.blocks, strict=False))  # one of each kind
-    size = {kind: sum(p.nbytes for p in block.parameters()) for kind, block in blocks.items()}
-    outputs = {kind: sum(widths_of(block)) for kind, block in blocks.items()}
-    shell = sum(p.nbytes for p in model.parameters()) - sum(size[kind] for kind in kinds[:n])
-    return shell, [size[kind] for kind in kinds], [outputs[kind] for kind in kinds]
+        raise NotEnoughMemory("its config asks for tensors that are too large") from None
 
 
-def widths_of(block: torch.nn.Module) -> list[int]:
-    """How many numbers each linear layer of a block makes of a token."""
-    return [module.out_features for module in block.modules() if isinstance(module, torch.nn.Linear)]
-
-
-def weight_bytes(config: GPTConfig) -> float:
-    shell, of_layers, _ = sizes_of(config)
-    return shell + sum(of_layers)
+def sizes_of(config: GPTConfig) -> tuple[int, list[int], list[int]]:
+    """(bytes of the parameters that are no block's, those of each layer, numbers that its matrices make of a token)."""
+    model = without_data(config)
+    of_layers = [sum(p.nbytes for p in block.parameters()) for block in model.blocks]
+    matrices = [[module for module in block.modules() if isinstance(module, nn.Linear)] for block in model.blocks]
+    outputs = [sum(matrix.out_features for matrix in of_block) for of_block in matrices]
+    return sum(p.nbytes for p in model.parameters()) - sum(of_layers), of_layers, outputs
 
 
 def held(config, world_size: int) -> dict[str, float]:
@@ -103,25 +86,25 @@ def bytes_of_sums(dataset: Dataset, block_size: int) -> int:
 # One call for each program, before it takes or writes anything
 
 
-class NotEnoughMemory(UserError):
-    """More memory would be needed than is left: now, and on this machine."""
-
-
 def check(config, parts: dict[str, float], device: str = "cpu", processes_here: int = 1) -> str:
-    """A line about the bytes of each part. Raises NotEnoughMemory, unless config.memory_check is false, where their sum
-    is more than there is: it names the key that is farthest above its default."""
-    available, where = memory_available(device, processes_here)
-    if sum(parts.values()) > available and config.memory_check:
-        defaults: dict = {f.name: f.default or USUAL for f in dataclasses.fields(config) if f.name in SIZES}
-        times = {name: (getattr(config, name) or 0) / default for name, default in defaults.items()}
-        name = max(times, key=lambda name: times[name])
-        cause = f"{name}={getattr(config, name)} makes it large; " if times[name] > 1 else ""
-        raise NotEnoughMemory(
-            f"at least {show_bytes(sum(parts.values()))} of memory would be needed, and {where} has "
-            f"{show_bytes(available)} left: {cause}--memory_check=false tries it all the same"
-        )
+    """A line about the bytes of each part, for one of processes_here processes that share this machine.
+
+    Raises NotEnoughMemory, unless config.memory_check is false, where their sum is more than is left.
+    """
+    if device == "cuda":
+        available, where = torch.cuda.mem_get_info()[0], "this GPU"
+    elif device == "mps":
+        available, where = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory(), "this GPU"
+    else:
+        available, where = ram_available()
+        available //= processes_here
+        where = where if processes_here == 1 else f"each of {processes_here} processes here"
+    needed = sum(parts.values())
     listed = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts.items())
-    return f"memory: at least {show_bytes(sum(parts.values()))} ({listed}); {where} has {show_bytes(available)} left"
+    line = f"memory: at least {show_bytes(needed)} ({listed}); {where} has {show_bytes(available)} left"
+    if needed > available and config.memory_check:
+        raise NotEnoughMemory(f"{line}: --memory_check=false tries it all the same")
+    return line
 
 
 def check_training(config, resumed: dict | None, dataset: Dataset, processes: Processes) -> str:
@@ -134,7 +117,7 @@ def check_training(config, resumed: dict | None, dataset: Dataset, processes: Pr
     parts["activations"] = activations_at_least(config, dtype, tokens)
     parts["evaluation"] = bytes_of_sums(dataset, config.block_size)
     if device != "cpu":  # a model is made in RAM
-        check(config, {"parameters": weight_bytes(config)}, "cpu", here)
+        check(config, {"parameters": held(config, 1)["parameters"]}, "cpu", here)
     return check(config, parts, device, here)
 
 
@@ -143,8 +126,7 @@ def check_pass(config, model: GPT, rows: int, length: int, *, beside: float = 0,
 
     beside: bytes that are held with it
     """
-    widest = max((width for block in model.blocks[:-1] for width in widths_of(block)), default=0)
-    numbers = 16 + 4 * model.config.n_embd + 2 * widest  # bytes a token: ids, labels; x; an output in half precision
+    numbers = 16 + 4 * model.config.n_embd  # bytes of a token: its id and label, and x
     check(config, {"activations": rows * length * numbers + beside}, model.wte.weight.device.type, processes_here)
 
 

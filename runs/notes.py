@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from model import GPT, MIXERS, GPTConfig, Softmax
+from model import GPT, MIXERS, GPTConfig
 
 NOT_SEEN = {"init", "block_size", "logit_softcap"}  # read by the start of the weights, the data and the output
 
@@ -30,33 +30,26 @@ def notes_on_keys(config, new: list[str]) -> list[str]:
 
 def unused_keys(config: GPTConfig) -> dict[str, str]:
     """{key: reason} of each key of GPTConfig that has no effect in this model, whatever its value."""
-    layers = [(MIXERS[name], gate) for name, gate in config.layers()]
     of_mixers = keys_read(config, run_mixers)
     read = NOT_SEEN | of_mixers | keys_read(config, GPT)
-    names = [field.name for field in dataclasses.fields(GPTConfig) if field.name not in read]
-    unused = dict.fromkeys(names, "no layer reads it")
     if config.position != "learned" and "position" not in of_mixers:
-        unused["position"] = "no layer reads it"
-    if all(issubclass(mixer, Softmax) for mixer, _ in layers):
-        unused["kernels"] = "softmax has no recurrence"
-    if "rope_scaling" in read:
-        unused |= {"rope_factor": "rope_scaling is none"} if config.rope_scaling == "none" else {}
-        unused |= {"rope_scaling": "rope_factor is 1"} if config.rope_factor == 1 else {}
-        unused |= {} if config.rope_scaling == "yarn" else {"rope_length": f"rope_scaling is {config.rope_scaling}"}
-        unused |= {"rope_length": "rope_factor is 1"} if config.rope_factor == 1 else {}
-    positions = {position for _, gate in layers for position in gate.positions}
-    if not positions:
-        unused |= dict.fromkeys(("gate_activation", "gate_rank", "gate_input", "gate_bias"), "gate is none or native")
-    elif config.gate_input == "static":
-        unused["gate_rank"] = "gate_input is static"
-    if "readout" not in positions:
-        unused["norm_first"] = "there is no gate at the readout"
-    asked_for_native = [mixer for mixer, gate in layers if gate.native]
-    has_native = any(mixer.native_gate for mixer in asked_for_native)
-    if asked_for_native and not has_native:
-        unused["gate"] = f"{config.attention} was published without a gate, so native means none"
-    if not positions and not has_native:
-        unused["match_params"] = "there is no gate"
+        read.discard("position")  # the model asks whether to make an embedding
+    unused = {field.name: "no layer reads it" for field in dataclasses.fields(GPTConfig) if field.name not in read}
+    positions = {position for _, gate in config.layers() for position in gate.positions}
+    asked = [MIXERS[name].native_gate for name, gate in config.layers() if gate.native]
+    why_not_native = f"{config.attention} was published without a gate, so native means none"
+    turns, scaling = "rope_scaling" in read, config.rope_scaling
+    for names, has_no_effect, reason in (  # keys, and what else leaves them without an effect; the last reason counts
+        (["rope_factor"], turns and scaling == "none", "rope_scaling is none"),
+        (["rope_length"], turns and scaling != "yarn", f"rope_scaling is {scaling}"),
+        (["rope_scaling", "rope_length"], turns and config.rope_factor == 1, "rope_factor is 1"),
+        (["gate_rank"], config.gate_input == "static", "gate_input is static"),
+        (["gate_activation", "gate_rank", "gate_input", "gate_bias"], not positions, "gate is none or native"),
+        (["norm_first"], "readout" not in positions, "there is no gate at the readout"),
+        (["gate"], asked and not any(asked), why_not_native),
+        (["match_params"], not positions and not any(asked), "there is no gate"),
+    ):
+        unused |= dict.fromkeys(names, reason) if has_no_effect else {}
     return unused
 
 

@@ -40,9 +40,8 @@ def in_words(config, world_size: int) -> str:
     """How the processes share the run, for the line that it prints."""
     if world_size == 1:
         return ", fsdp: one process has nothing to share out" if config.parallel == "fsdp" else ""
-    shards = shards_of(config, world_size)
-    replicas = f": {world_size // shards} replicas of {shards} shards" if 1 < world_size // shards else ""
-    return f", {config.parallel}{replicas if config.parallel == 'fsdp' else ''}"
+    replicas = world_size // shards_of(config, world_size)
+    return f", {config.parallel}" + f": {replicas} replicas" * (config.parallel == "fsdp" and replicas > 1)
 
 
 def recompute(block: torch.nn.Module) -> None:

@@ -13,9 +13,9 @@ import torch
 
 from data.shards import Dataset
 from gate import ADDITIVE_ACTIVATIONS, Gate
-from model import DENOMINATOR_MIN, GPT, Mamba2, Mixer, Projection, Softmax
+from model import DENOMINATOR_MIN, GPT, Mixer, Projection, Softmax
 from ops import IGNORE
-from ops.recurrence import at_least_float32
+from ops.fast import at_least_float32
 from runs.hardware import autocast
 
 BINS = 20  # bins of width 0.05 from 0 to 1; one more bin holds the values above 1
@@ -30,7 +30,7 @@ SINK_KINDS = {  # what a sink is a share of
     "none": "no weights: its readout is its own, and it has no explicit_weights",
 }
 # what query_meters measures
-BY_QUERY = ("share", "mean_weight", "token_0_before", "token_0_after", "effective", "effective_uniform")
+BY_QUERY = ("share", "token_0_before", "token_0_after", "effective", "effective_uniform")
 WEIGHTS_AT_ONCE = 1 << 22  # entries of the weights that the sink meter holds at once, at least a row's
 TRAINING_TOKENS = 16384  # that the meters in the training log look at, in at least four rows
 SPIKE_WINDOW, SPIKE_AT_LEAST, SPIKE_DEVIATIONS = 100, 20, 5
@@ -115,9 +115,7 @@ def gate_meter(gate: Gate, x: torch.Tensor) -> dict:
     elif (heads - start).abs().max() <= COLLAPSE:
         collapsed = f"all within {COLLAPSE} of {start:g}"
     return {
-        "values": "addend" if gate.activation in ADDITIVE_ACTIVATIONS else "factor",
         "mean": numbers(heads.mean(1)),
-        "std": numbers(heads.std(1, correction=0)),
         "below_0.1": numbers((heads < 0.1).float().mean(1)),
         "above_0.9": numbers((heads > 0.9).float().mean(1)),
         "histogram": numbers(counts / heads.shape[1]),
@@ -179,21 +177,13 @@ def sink_meter(mixer: Mixer, seen: dict, masks: dict[str, torch.Tensor]) -> dict
 
     everything = means(torch.ones(B, T - 1, dtype=torch.bool, device=x.device))
     early = by_query["share"][..., : SINK_TOKENS - 1].mean((0, 2))  # (H,)
-    projection = mixer.gated_projection(x) if has_weights else None
+    kind = "weights" if isinstance(mixer, Softmax) else "share" if mixer.has_positive_weights else "proxy"
     return everything | {
-        "kind": kind_of_weights(mixer),
+        "kind": kind if has_weights else "none",
         "heads_above": numbers((early > SINK_HEAD).float().where(~early.isnan(), math.nan).mean().item()),
-        "value_norm": [None] * H if projection is None else value_norms(mixer, projection.v),
-        "key_norm": [] if projection is None else key_norms(projection.k),
+        "value_norm": value_norms(mixer, x) if has_weights and T > 1 else [None] * H,
         "kinds": {name: means_apart(mask) for name, mask in masks.items()},
     }
-
-
-def kind_of_weights(mixer: Mixer) -> str:
-    """A key of SINK_KINDS."""
-    if mixer.explicit_weights is None:
-        return "none"
-    return "weights" if isinstance(mixer, Softmax) else "share" if mixer.has_positive_weights else "proxy"
 
 
 def weights_of(mixer: Mixer, x: torch.Tensor, projection: Projection | None = None) -> torch.Tensor:
@@ -231,7 +221,6 @@ def query_meters(mixer: Mixer, x: torch.Tensor, stream: torch.Tensor) -> dict[st
     reach = reach.transpose(1, 2)
     return {
         "share": size[..., 0] / size.sum(-1).clamp(min=1e-30),
-        "mean_weight": weights[..., 0],
         "token_0_before": token_0_share(torch.ones_like(factor)),
         "token_0_after": token_0_share(factor),
         "effective": size[..., 0] * reach,
@@ -257,19 +246,10 @@ def readout_factor(mixer: Mixer, x: torch.Tensor, o: torch.Tensor) -> torch.Tens
     return factor
 
 
-def value_norms(mixer: Mixer, v: torch.Tensor) -> list:
+def value_norms(mixer: Mixer, x: torch.Tensor) -> list:
     """Norm of token 0's value over the median of the other tokens', by head."""
-    norms = values_of(mixer, v).norm(dim=-1)  # (B, T, H)
-    others = norms[:, 1:].median(1).values if norms.shape[1] > 1 else torch.full_like(norms[:, 0], math.nan)
-    return numbers((norms[:, 0] / others.clamp(min=1e-30)).mean(0))
-
-
-def key_norms(k: torch.Tensor) -> list[list]:
-    """[[first position, mean norm of its keys], ...] for the positions 0, 1, 2-3, 4-7, ..."""
-    norms = k.float().norm(dim=-1).mean((0, 2))  # (T,)
-    starts = [0] + [1 << i for i in range((len(norms) - 1).bit_length())]
-    parts = zip(starts, [*starts[1:], len(norms)], strict=True)
-    return [[start, numbers(norms[start:end].mean().item())] for start, end in parts]
+    norms = values_of(mixer, mixer.gated_projection(x).v).norm(dim=-1)  # (B, T, H)
+    return numbers((norms[:, 0] / norms[:, 1:].median(1).values.clamp(min=1e-30)).mean(0))
 
 
 @torch.no_grad()
@@ -298,58 +278,22 @@ def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]
 # Ranks, the residual stream, and all meters of a layer
 
 
-def effective_rank(singular_values: torch.Tensor) -> torch.Tensor:
-    """(..., n) -> (...): exp of the entropy of the singular values over their sum (Roy & Vetterli 2007)."""
+def readout_rank(readout: torch.Tensor) -> torch.Tensor:
+    """Effective rank of each head, (B, T, H, D) -> (H,): exp of the entropy of the singular values over their sum (Roy
+    & Vetterli 2007), from the D x D Gram matrix in float64."""
+    tokens = readout.flatten(0, 1).transpose(0, 1).cpu().double()  # (H, B T, D)
+    singular_values = torch.linalg.eigvalsh(tokens.mT @ tokens).clamp(min=0).sqrt()
     share = singular_values / singular_values.sum(-1, keepdim=True).clamp(min=1e-30)
     return torch.special.entr(share).sum(-1).exp()
 
 
-def readout_rank(readout: torch.Tensor) -> torch.Tensor:
-    """Effective rank of each head: (B, T, H, D) -> (H,), from the D x D Gram matrix in float64."""
-    tokens = readout.flatten(0, 1).transpose(0, 1).cpu().double()  # (H, B T, D)
-    return effective_rank(torch.linalg.eigvalsh(tokens.mT @ tokens).clamp(min=0).sqrt())
-
-
-def value_weight(mixer: Mixer) -> torch.Tensor | None:
-    """W_v (Hv, D, C): rows of `qkv` or `in_proj`, behind those of q and k. None if the mixer has no such layer."""
-    layer = getattr(mixer, "qkv", None) or getattr(mixer, "in_proj", None)
-    if layer is None:
-        return None
-    n_query, n_key, n_value = (math.prod(mixer.shapes[name]) for name in ("query", "key", "value"))
-    start = 0 if isinstance(mixer, Mamba2) else n_query + n_key  # mamba2 has the rows of v first
-    return layer.weight[start : start + n_value].unflatten(0, (-1, mixer.value_width))
-
-
-def projection_rank(mixer: Mixer) -> torch.Tensor | None:
-    """Effective rank (H,) of W_v W_o by head, or None; a convolution and a SiLU between the two are left out."""
-    value = value_weight(mixer)
-    if value is None:
-        return None
-    value = value.repeat_interleave(mixer.n_head // len(value), dim=0).cpu().double()  # (H, D, C)
-    output = mixer.out_proj.weight.unflatten(1, (mixer.n_head, -1)).transpose(0, 1).cpu().double()  # (H, C, D)
-    # W_o W_v has the singular values of R_o R_v^T, which is D x D
-    return effective_rank(torch.linalg.svdvals(torch.linalg.qr(output).R @ torch.linalg.qr(value.mT).R.mT))
-
-
-def rank_meter(mixer: Mixer, seen: dict) -> dict:
-    ranks = {"before": readout_rank(seen["before"]), "after": readout_rank(seen["after"])}
-    ranks["value_output"] = projection_rank(mixer)
-    return {name: None if rank is None else numbers(rank) for name, rank in ranks.items()}
-
-
-def residual_meter(inputs: torch.Tensor, seen: dict) -> dict:
-    """Largest |h| and its place; inputs (B, T) are the tokens, of which the one at that place is named."""
-    size = seen["residual"].float().abs()  # (B, T, C)
+def residual_meter(inputs: torch.Tensor, residual: torch.Tensor) -> dict:
+    """Largest |h| of residual (B, T, C) and its place, with the token there; inputs (B, T) are the tokens."""
+    size = residual.float().abs()
     row, position, channel = (int(i) for i in torch.unravel_index(size.argmax(), size.shape))
     largest, median = float(size.max()), float(size.median())
     where = {"row": row, "position": position, "token": int(inputs[row, position]), "channel": channel}
     return {"max": numbers(largest), "max_over_median": numbers(largest / max(median, 1e-30))} | where
-
-
-def branch_norm(seen: dict) -> float | None:
-    """|y| / |stream|, mean over tokens: how much the mixer's branch adds to the residual stream."""
-    y, stream = (seen[name].float().norm(dim=-1) for name in ("y", "stream"))
-    return numbers((y / stream.clamp(min=1e-30)).mean().item())
 
 
 def layer_meters(
@@ -358,15 +302,19 @@ def layer_meters(
     """[{meter: its numbers}], one dict per layer; inputs (B, T), masks as query_masks gives them."""
 
     def measure(block, seen):
-        mixer = block.mixer
-        meters = {"gates": gate_meters(mixer, seen["x"]), "sink": sink_meter(mixer, seen, masks)}
-        meters |= {"rank": rank_meter(mixer, seen)} if with_ranks else {}
-        return meters | {"branch": branch_norm(seen), "residual": residual_meter(inputs, seen)}
+        y, stream = (seen[name].float().norm(dim=-1) for name in ("y", "stream"))
+        ranks = {name: numbers(readout_rank(seen[name])) for name in ("before", "after") if with_ranks}
+        return {
+            "gates": gate_meters(block.mixer, seen["x"]),
+            "sink": sink_meter(block.mixer, seen, masks),
+            **({"rank": ranks} if with_ranks else {}),
+            "branch": numbers((y / stream.clamp(min=1e-30)).mean().item()),
+            "residual": residual_meter(inputs, seen["residual"]),
+        }
 
-    names = [{"mixer": name} for name, _ in model.config.layers()]
-    induction = [{"induction": heads} for heads in induction_meters(model, inputs, dtype)]
-    layers = zip(names, probe(model, inputs, measure, dtype), induction, strict=True)
-    return [name | meters | heads for name, meters, heads in layers]
+    names = [name for name, _ in model.config.layers()]
+    layers = zip(names, probe(model, inputs, measure, dtype), induction_meters(model, inputs, dtype), strict=True)
+    return [{"mixer": name} | meters | {"induction": heads} for name, meters, heads in layers]
 
 
 @torch.no_grad()
@@ -411,7 +359,6 @@ def summary(layers: list[dict], T: int) -> dict:
         "gate_mean": mean_by_position(layers, "mean"),
         "gate_below_0.1": mean_by_position(layers, "below_0.1"),
         "sink": mean_of(sinks, "share"),
-        "sink_max": largest_share(sinks),
         "sink_baseline": numbers(baseline(T)),
         "effective_sink": mean_of(sinks, "effective"),
         "value_norm": mean_of(sinks, "value_norm"),
@@ -425,26 +372,23 @@ def summary(layers: list[dict], T: int) -> dict:
 
 
 def kind_summary(layers: list[dict]) -> dict:
-    """One kind of query, given by layer: means over layers and heads, and the largest share of a head."""
-    names = ("share", "uniform", "effective", "effective_uniform", "token_0_before", "token_0_after")
-    means = {name: mean_of(layers, name) for name in names}
-    return means | {"share_max": largest_share(layers), "gate_mean": mean_by_position(layers, "mean")}
+    """One kind of query, given by layer: means over layers and heads."""
+    means = {name: mean_of(layers, name) for name in (*BY_QUERY, "uniform")}
+    return means | {"gate_mean": mean_by_position(layers, "mean")}
 
 
 def mean_by_position(layers: list[dict], name: str) -> dict[str, float | None]:
     """{position: mean of a number of its gates over layers and heads}"""
-    positions = dict.fromkeys(position for layer in layers for position in layer["gates"])
-    gates = {place: [layer["gates"][place] for layer in layers if place in layer["gates"]] for place in positions}
-    return {place: mean_of(meters, name) for place, meters in gates.items()}
+    names = dict.fromkeys(position for layer in layers for position in layer["gates"])
+    gates = {
+        position: [layer["gates"][position] for layer in layers if position in layer["gates"]] for position in names
+    }
+    return {position: mean_of(meters, name) for position, meters in gates.items()}
 
 
 def mean_of(meters: list[dict], name: str) -> float | None:
     """Over layers and heads."""
     return mean(x for meter in meters for x in meter[name])
-
-
-def largest_share(sinks: list[dict]) -> float | None:
-    return max((x for sink in sinks for x in sink["share"] if x is not None), default=None)
 
 
 def mean(values: Iterable[float | None]) -> float | None:

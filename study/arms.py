@@ -25,11 +25,12 @@ NAMES = [(str, 1, 80), 1, 99]
 PLACE = "MIXER"  # in the name of a claim in each mixer
 
 
-def check_named(label: str, value: object, choices: Iterable[str], kind: str) -> None:
-    """Raises UserError for a value that is not one of the config's own names of arms, claims or settings."""
-    if not choices:
-        raise UserError(f"{label}={show(value)}: the experiment has no {kind}")
-    configurator.check_choice(label, value, list(choices))
+def check_named(label: str, names: Iterable[str], choices: Iterable[str], kind: str) -> None:
+    """Raises UserError for a name that is not one of the config's own names of arms, claims or settings."""
+    for name in names:
+        if not choices:
+            raise UserError(f"{label}={show(name)}: the experiment has no {kind}")
+        configurator.check_choice(label, name, list(choices))
 
 
 def arm_name(mixer: str, variant: str) -> str:
@@ -42,11 +43,9 @@ def all_arms(config) -> dict[str, dict]:
         raise UserError("mixers, variants: arms are the product of both; give the other one, too")
     if twice := sorted(set(config.variants) & set(config.arms)):
         raise UserError(f"arms, variants: both have {show(twice[0])}; rename one of them")
-    for variant, keys in config.variants.items():
-        for mixer in keys.get("mixers", []):
-            check_named(f"variants: {variant}: mixers", mixer, config.mixers, "mixers")
     arms: dict[str, dict] = {}
     for mixer, (variant, keys) in itertools.product(config.mixers, config.variants.items()):
+        check_named(f"variants: {variant}: mixers", keys.get("mixers", []), config.mixers, "mixers")
         if mixer in keys.get("mixers", config.mixers):
             arm = {"attention": mixer} | {name: value for name, value in keys.items() if name != "mixers"}
             if "init_from_arm" in arm:
@@ -64,22 +63,6 @@ def arms_named(config, names: Iterable[str]) -> list[str]:
     return arms
 
 
-def all_claims(config) -> dict[str, dict]:
-    """{claim: its keys}, where a contrast of variants, with "pool" or "each", is written out as one of arms."""
-    claims: list[tuple[str, dict]] = []
-    for name, claim in config.claims.items():
-        if not {"pool", "each"} & claim.keys():
-            claims.append((name, claim))
-            continue
-        check_pool(config, name, claim)
-        rest = {key: claim[key] for key in claim if key not in ("pool", "each")}
-        pool = claim.get("pool", {})
-        weights = pool if isinstance(pool, dict) else dict.fromkeys(pool, 1 / len(set(pool)))
-        pools = [(name.replace(PLACE, mixer), {mixer: 1.0}) for mixer in claim.get("each", [])] or [(name, weights)]
-        claims += [(name, rest | {"contrast": over(claim["contrast"], mixers)}) for name, mixers in pools]
-    return configurator.refuse_twice(claims)
-
-
 def with_base(base: dict, claim: dict) -> dict:
     """The claim with the keys of claim_base. Its own threshold, and its pool or each, take the place of those there."""
     for kinds in ({"above", "other_than", "within"}, {"pool", "each"}):
@@ -88,20 +71,30 @@ def with_base(base: dict, claim: dict) -> dict:
     return base | claim
 
 
-def over(contrast: dict[str, float], mixers: dict[str, float]) -> dict[str, float]:
-    """{arm: weight}: the contrast of variants in each of the mixers, times the weight of the mixer."""
-    return {arm_name(mixer, v): share * weight for mixer, share in mixers.items() for v, weight in contrast.items()}
-
-
-def check_pool(config, name: str, claim: dict) -> None:
-    """Raises UserError unless the claim pools variants over mixers, or stands for one in each."""
-    kind = "pool" if "pool" in claim else "each"
-    if "pool" in claim and "each" in claim or (kind == "each") != (PLACE in name):
-        raise UserError(f"claims: {name}: it has pool or each; with each, and then alone, its name has {PLACE} in it")
-    rule = WEIGHTS if isinstance(claim[kind], dict) else NAMES
-    if wrong := wrong_field(claim, {kind: rule, "contrast": WEIGHTS}):
-        raise UserError(f"claims: {name}: {wrong}")
-    for mixer in claim[kind]:
-        check_named(f"claims: {name}: {kind}", mixer, config.mixers, "mixers")
-    for variant in claim["contrast"]:
-        check_named(f"claims: {name}", variant, config.variants, "variants")
+def all_claims(config) -> dict[str, dict]:
+    """{claim: its keys}, where a contrast of variants, with "pool" or "each", is written out as one of arms."""
+    claims: list[tuple[str, dict]] = []
+    for name, claim in config.claims.items():
+        kinds = {"pool", "each"} & claim.keys()
+        if not kinds:
+            claims.append((name, claim))
+            continue
+        if len(kinds) > 1 or (kinds == {"each"}) != (PLACE in name):
+            words = f"it has pool or each; with each, and then alone, its name has {PLACE} in it"
+            raise UserError(f"claims: {name}: {words}")
+        (mixers,) = (claim[kind] for kind in kinds)
+        rule = dict.fromkeys(kinds, WEIGHTS if isinstance(mixers, dict) else NAMES) | {"contrast": WEIGHTS}
+        if wrong := wrong_field(claim, rule):
+            raise UserError(f"claims: {name}: {wrong}")
+        check_named(f"claims: {name}: {min(kinds)}", mixers, config.mixers, "mixers")
+        check_named(f"claims: {name}", claim["contrast"], config.variants, "variants")
+        weights = mixers if isinstance(mixers, dict) else dict.fromkeys(mixers, 1 / len(set(mixers)))
+        each = [(name.replace(PLACE, mixer), {mixer: 1.0}) for mixer in mixers if kinds == {"each"}]
+        for label, pool in each or [(name, weights)]:
+            contrast = {
+                arm_name(mixer, variant): weight * share
+                for mixer, share in pool.items()
+                for variant, weight in claim["contrast"].items()
+            }
+            claims.append((label, {key: claim[key] for key in claim if key not in kinds} | {"contrast": contrast}))
+    return configurator.refuse_twice(claims)

@@ -15,8 +15,8 @@ import configurator
 
 import itertools
 import math
-import statistics
 from collections.abc import Iterable
+from statistics import fmean, stdev
 
 from study.curves import area
 from study.rows import as_read, by_run, missing_scores, text_of
@@ -46,18 +46,16 @@ class Plan:
 def runs_of(config, seeds: list[int], rates: list[float], chosen: dict | None = None) -> list[dict]:
     """Every run of the seeds: settings x arms x rates. chosen: {(setting, arm): rate}, instead of rates."""
     runs = []
-    early = [arm for arm in config.arms if arm in config.first_arms]
-    late = [arm for arm in config.arms if arm not in early]
-    for arms, seed, setting in itertools.product((early, late), seeds, config.settings or [None]):
-        for arm in arms:
-            if seed in config.seeds and seed not in config.seeds_of.get(arm, [seed]):
-                continue
-            own = rates or [None] if chosen is None else [chosen[setting, arm]] if (setting, arm) in chosen else []
-            for rate in own:
-                run = make_run(config, seed, setting, arm, rate)
-                if rate is not None and not config.selection_seeds:
-                    run["arm"] = f"{arm} at {rate:g}"
-                runs.append(run)
+    for is_late, seed, setting, arm in itertools.product((False, True), seeds, config.settings or [None], config.arms):
+        is_left_out = seed in config.seeds and seed not in config.seeds_of.get(arm, [seed])
+        if is_left_out or is_late == (arm in config.first_arms):
+            continue
+        own = rates or [None] if chosen is None else [chosen[cell] for cell in [(setting, arm)] if cell in chosen]
+        for rate in own:
+            run = make_run(config, seed, setting, arm, rate)
+            if rate is not None and not config.selection_seeds:
+                run["arm"] = f"{arm} at {rate:g}"
+            runs.append(run)
     return runs
 
 
@@ -146,18 +144,43 @@ def choose_rate(config, setting: str | None, arm: str, by_text: dict[str, dict])
                 for rate, seed in itertools.product(rates[:2], config.selection_seeds)
             ]
             return choice
-        waiting = sorted(sorted(rates, key=lambda rate: (-mean(short[rate]), rate))[:2])
+        waiting = sorted(sorted(rates, key=lambda rate: (-fmean(short[rate]), rate))[:2])
     while waiting:
         longer = measure(config, choice, by_text, waiting, is_short=False)
         if longer is None:
             return choice
         choice["values"] |= longer
-        rate, waiting = best_rate(choice["values"]), []
+        best, waiting = highest(choice["values"]), []
+        # the best rate, or the smallest that is less than a standard error worse; NaN is not less
+        differences = {rate: difference(choice["values"][best], values) for rate, values in choice["values"].items()}
+        rate = min([best, *(rate for rate, (margin, error) in differences.items() if margin < error)])
         # an edge of the config's own rates is that of all tried as long as it has not been widened on that side
         if config.widen_rates and len(rates) > 1 and rate in config.learning_rates and rate in (rates[0], rates[-1]):
             waiting = [float(f"{rate * rate / rates[1 if rate == rates[0] else -2]:.6g}")]
         rates = sorted(rates + waiting)
     return settled(choice, rate)
+
+
+def measure(config, choice: dict, by_text: dict, rates: list[float], is_short: bool) -> dict | None:
+    """{rate: its values by seed}, higher is better, or None while a row is missing. Adds to choice what is there."""
+    measured = {}
+    for rate in rates:
+        trial: dict = {"rate": rate, "is_short": is_short}
+        runs = [make_trial(config, seed, choice["setting"], choice["arm"], **trial) for seed in config.selection_seeds]
+        rows = [by_text.get(text_of(run)) for run in runs]
+        values = [value_of(config, row) for row in rows if row is not None]
+        trial |= {"steps": steps_of(runs[:1]), "area": fmean(values) if values else math.nan, "rows": rows}
+        choice["runs"] += runs
+        choice["trials"].append(trial)
+        if None not in rows:
+            measured[rate] = values
+    return measured if len(measured) == len(rates) else None
+
+
+def value_of(config, row: dict) -> float:
+    """What a rate is chosen by, of one run: more is better, and a run that was not finite is the worst."""
+    value = area(row) if config.select_by == "auc" else row[config.metric]
+    return -math.inf if value is None or not row["finite"] else value if config.metric == "accuracy" else -value
 
 
 def pooled(config, choices: list[dict]) -> list[dict]:
@@ -171,7 +194,7 @@ def pooled(config, choices: list[dict]) -> list[dict]:
     for (setting, mixer), members in groups.items():
         is_known = all(choice["rate"] is not None for choice in members)
         shared = set.intersection(*(set(choice["values"]) for choice in members)) if is_known else set()
-        joint = highest({rate: [mean(choice["values"][rate]) for choice in members] for rate in shared})
+        joint = highest({rate: [fmean(choice["values"][rate]) for choice in members] for rate in shared})
         for choice in members:
             if joint is None:
                 made[setting, choice["arm"]] = choice | {"rate": None}
@@ -195,32 +218,9 @@ def settled(choice: dict, rate: float) -> dict:
     return made
 
 
-def measure(config, choice: dict, found: dict, rates: list[float], is_short: bool) -> dict | None:
-    """{rate: its areas by seed}, higher is better, or None while a row is missing. Adds to choice what is there."""
-    areas = {}
-    for rate in rates:
-        runs = [
-            make_trial(config, seed, choice["setting"], choice["arm"], rate, is_short)
-            for seed in config.selection_seeds
-        ]
-        rows = [found.get(text_of(run)) for run in runs]
-        values = [value_of(config, row) for row in rows if row is not None]
-        choice["runs"] += runs
-        trial = {"rate": rate, "is_short": is_short, "steps": steps_of(runs[:1])}
-        choice["trials"].append(trial | {"area": mean(values) if values else math.nan, "rows": rows})
-        if None not in rows:
-            areas[rate] = values
-    return areas if len(areas) == len(rates) else None
-
-
-def value_of(config, row: dict) -> float:
-    """What a rate is chosen by, of one run: more is better, and a run that was not finite is the worst."""
-    value = area(row) if config.select_by == "auc" else row[config.metric]
-    return -math.inf if value is None or not row["finite"] else value if config.metric == "accuracy" else -value
-
-
-def mean(values: list[float]) -> float:
-    return -math.inf if -math.inf in values else statistics.fmean(values)
+def highest(values: dict[float, list[float]]) -> float | None:
+    """The rate of the highest mean, the smaller one of two that are equal; None where there is no rate."""
+    return max(values, key=lambda rate: (fmean(values[rate]), -rate), default=None)
 
 
 def difference(values: list[float], others: list[float]) -> tuple[float, float]:
@@ -228,20 +228,7 @@ def difference(values: list[float], others: list[float]) -> tuple[float, float]:
     if -math.inf in values + others:
         return math.nan, math.nan
     pairs = [value - other for value, other in zip(values, others, strict=True)]
-    error = statistics.stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else math.nan
-    return statistics.fmean(pairs), error
-
-
-def highest(values: dict[float, list[float]]) -> float | None:
-    """The rate of the highest mean, the smaller one of two that are equal; None where there is no rate."""
-    return max(values, key=lambda rate: (mean(values[rate]), -rate), default=None)
-
-
-def best_rate(values: dict[float, list[float]]) -> float:
-    """The rate of the highest mean, or the smallest whose mean is less than a standard error below it."""
-    best = highest(values)
-    differences = {rate: difference(values[best], values[rate]) for rate in values}
-    return min([best, *(rate for rate, (margin, error) in differences.items() if margin < error)])  # NaN is not less
+    return fmean(pairs), stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else math.nan
 
 
 def rates_of(config, choices: list[dict]) -> dict[tuple, float]:

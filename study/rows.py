@@ -8,7 +8,7 @@ machine that made them. Scores are not part of what identifies a run: if the con
 computed for the finished run, and a newer row is written.
 """
 
-from configurator import UserError
+from configurator import UserError, show
 
 import collections
 import json
@@ -22,24 +22,24 @@ from runs.files import read_jsonl
 KEYS = ("config", "data", "init_from")
 RUN = ("arm", "setting", "seed", "purpose", *KEYS)  # what identifies a run
 
-# the fields of a row, as a rule of files.wrong_field
-TEXT, DICT, LIST = (str, 0, 999), (dict, 0, 9999), [object, 0, 1 << 20]
-COUNT, NUMBER = (int, 0, 1 << 62), (float, -1e30, 1e30, None)
-SHARE, STEP = (float, -1e-3, 1.001, None), (float, 0, 1 << 62)
-OF_KIND = {"share": NUMBER, "effective": NUMBER, "gate_mean": {str: NUMBER}, "loss": NUMBER}
+# what the fields of a row may be, as rules of rules.wrong_field
+TEXT, DICT, MANY = (str, 0, 999), (dict, 0, 9999), 1 << 20
+COUNT, NUMBER, STEP = (int, 0, 1 << 62), (float, -1e30, 1e30, None), (float, 0, 1 << 62)
+TEXT_OR_NONE, SECONDS = (*TEXT, None), (float, 0, 1e12)
+LENGTH = {"block_size": COUNT, "loss?": NUMBER, "by_position?": [[NUMBER, 2, 2], 1, MANY]}
+OF_KIND = {"share": NUMBER, "effective": NUMBER, "gate_mean": {str: NUMBER}, "loss": NUMBER}  # of query
 ROW = {
     "arm": TEXT, "setting?": TEXT, "seed": COUNT, "purpose?": {"selection", "short selection"},
     "config": DICT, "data": DICT, "init_from?": DICT, "metric?": {"accuracy", "val_loss"}, "prepare?": TEXT,
-    "finite?": (bool, 0, 1), "accuracy?": SHARE, "val_loss?": NUMBER, "curve": [[NUMBER, 2, 2], 1, 1 << 20],
-    "scores": {str: DICT}, "scored?": {str: DICT}, "score_data?": DICT,
-    "seconds?": (float, 0, 1e12), "ended?": (float, 0, 1e12), "tokens_per_second?": NUMBER, "step_ms?": NUMBER,
-    "horizon?": COUNT, "last_step?": COUNT, "data_version?": COUNT, "planned_seeds?": [COUNT, 0, 9999],
-    "n_params?": COUNT, "state_bytes?": COUNT, "flops_per_token?": NUMBER, "processes?": (int, 1, 1 << 20),
-    "threads?": (*COUNT, None), "dtype?": (*TEXT, None), "device?": (*TEXT, None), "code_sha256?": (*TEXT, None),
-    "git_commit?": (*TEXT, None), "git_dirty?": (bool, 0, 1, None), "versions?": DICT,
-    "meters?": {"kinds?": {str: {"share": NUMBER, "effective": NUMBER}}}, "loss?": DICT,
-    "loss_curve?": [{"step": COUNT}, 0, 1 << 20], "meter_curve?": DICT,
-    "sinks?": [{"step": COUNT, "value_norm": NUMBER, "trigger?": OF_KIND, "other?": OF_KIND}, 0, 1 << 20],
+    "finite": (bool, 0, 1), "accuracy?": (float, -1e-3, 1.001, None), "val_loss?": NUMBER,
+    "curve": [[NUMBER, 2, 2], 1, MANY], "horizon?": COUNT, "last_step?": COUNT, "seconds": SECONDS, "ended?": SECONDS,
+    "scores": {str: {"slices?": {str: NUMBER}, "lengths?": [LENGTH, 0, 99]}}, "scored?": {str: DICT},
+    "tokens_per_second?": NUMBER, "step_ms?": NUMBER, "flops_per_token?": NUMBER, "n_params?": COUNT,
+    "state_bytes?": COUNT, "data_version?": COUNT, "planned_seeds?": [COUNT, 0, 9999], "processes?": (int, 1, MANY),
+    "threads?": (*COUNT, None), "dtype?": TEXT_OR_NONE, "device?": TEXT_OR_NONE, "code_sha256?": TEXT_OR_NONE,
+    "git_commit?": TEXT_OR_NONE, "git_dirty?": (bool, 0, 1, None), "versions?": DICT, "meters?": DICT,
+    "loss?": {str: NUMBER}, "loss_curve?": [{"step": COUNT, str: NUMBER}, 0, MANY],
+    "sinks?": [{"step": COUNT, "value_norm": NUMBER, str: OF_KIND}, 0, MANY],
 }  # fmt: skip
 
 
@@ -47,13 +47,19 @@ def wrong_row(row: dict) -> str | None:
     """Says in words what is wrong with a row, or returns None."""
     if wrong := wrong_field(row, ROW):
         return wrong
-    if wrong := wrong_field([step for step, _ in row["curve"]], [STEP, 1, 1 << 20], "curve: step"):
-        return wrong
-    if not (curve := row.get("meter_curve")):  # the meters were off
-        return None
-    n = len(curve["step"]) if isinstance(curve.get("step"), list) else 0
-    rule = {"step": [COUNT, n, n], "branch": [NUMBER, n, n], "gate_mean": {str: [NUMBER, n, n]}, "induction?": LIST}
-    return wrong_field(curve, rule, "meter_curve")
+    steps, values = zip(*row["curve"], strict=True)
+    a_number = NUMBER[:3] if row["finite"] else NUMBER
+    parts: list = [("curve: step", list(steps), [STEP, 1, MANY]), ("curve", list(values), [a_number, 1, MANY])]
+    parts.append(("", row, {row.get("metric", "accuracy"): a_number}))
+    parts += [(name, score, {"trained_length": COUNT}) for name, score in row["scores"].items() if "lengths" in score]
+    if kinds := (row.get("sinks") or [{}])[-1].keys() - {"step", "value_norm"}:
+        parts.append(("meters", row.get("meters"), {"kinds": dict.fromkeys(kinds, {"uniform": (float, 0, 1)})}))
+    if curve := row.get("meter_curve"):  # empty where the meters were off
+        n = len(curve["step"]) if type(curve) is dict and type(curve.get("step")) is list else 0
+        numbers, by_layer = [NUMBER, n, n], [[[NUMBER, 0, 9999], 0, 9999], n, n]
+        rule = {"step": [COUNT, n, n], "branch": numbers, "gate_mean": {str: numbers}, "induction?": by_layer}
+        parts.append(("meter_curve", curve, rule))
+    return next((wrong for name, value, rule in parts if (wrong := wrong_field(value, rule, name))), None)
 
 
 def read_rows(folder: Path) -> list[dict]:
@@ -61,15 +67,15 @@ def read_rows(folder: Path) -> list[dict]:
 
     Workers append to rows.jsonl; older ones had a file each, rows.HOST-PROCESS.jsonl.
     """
-    found: dict[str, dict] = {}
+    rows: dict[str, dict] = {}
     for file in sorted(folder.glob("rows*.jsonl")):
         for number, row in enumerate(read_jsonl(file), 1):
             if wrong := wrong_row(row):
                 raise UserError(f"{file} line {number}: {wrong}")
             name = text_of(row)
-            if name not in found or row.get("ended", 0) > found[name].get("ended", 0):
-                found[name] = row
-    return list(found.values())
+            if name not in rows or row.get("ended", 0) > rows[name].get("ended", 0):
+                rows[name] = row
+    return list(rows.values())
 
 
 def as_read(value: Any) -> Any:
@@ -102,25 +108,23 @@ def by_run(rows: Iterable[dict]) -> dict[str, dict]:
 
 
 def rows_of_other_keys(rows: list[dict], lacking: Iterable[dict]) -> list[str]:
-    """For runs without a row: how the rows of the same arm, setting and seed differ. One line for each difference."""
+    """For runs without a row: in which keys the rows of the same arm, setting and seed differ, a line for each case."""
     told = collections.Counter()
     for run in lacking:
         same = [row for row in rows if all(row.get(name) == run.get(name) for name in RUN if name not in KEYS)]
         if same:
-            told[min((difference(row, run) for row in same), key=len)] += 1
+            told[min((differences(row, run) for row in same), key=len)] += 1
     about = "of their rows have other keys, and are left out"
     return [f"  {count} {about}: {'; '.join(words)}" for words, count in told.items()]
 
 
-def difference(row: dict, run: dict) -> tuple[str, ...]:
+def differences(row: dict, run: dict) -> tuple[str, ...]:
     """How the keys of a row differ from the keys of a run, in words: one text for each key."""
-    words = []
-    for part in KEYS:
-        was, now = row.get(part, {}), run.get(part, {})  # init_from: only a run that starts from another's weights
-        for name in [name for name in was | now if was.get(name) != now.get(name)]:
-            there, here = (f"{of[name]!r}" if name in of else "not given" for of in (was, now))
-            words.append(f"{name} {there} in the row, {here} in the config")
-    return tuple(words)
+    both = [(row.get(part, {}), run.get(part, {})) for part in KEYS]  # init_from: of a run that starts from another
+    keys = [(was, now, name) for was, now in both for name in was | now if was.get(name) != now.get(name)]
+    return tuple(
+        f"{name} {show(was.get(name))} in the row, {show(now.get(name))} in the config" for was, now, name in keys
+    )
 
 
 def arm_of(config, row: dict) -> str:
@@ -128,26 +132,21 @@ def arm_of(config, row: dict) -> str:
     return row["arm"] if row["arm"] in config.arms else row["arm"].rpartition(" at ")[0]
 
 
-def wanted_scores(config, row: dict) -> list[str]:
-    """The names of the scores that the config asks for, of a run of this arm."""
+def wanted_scores(config, row: dict) -> dict[str, dict]:
+    """{name: keys of evaluate.py}: the scores that the config asks for, of a run of this arm."""
     arm = arm_of(config, row)
-    return [name for name in config.scores if arm in config.scores_of.get(name, [arm])]
+    return {name: as_read(keys) for name, keys in config.scores.items() if arm in config.scores_of.get(name, [arm])}
 
 
 def scores_of(config, row: dict) -> dict[str, dict]:
     """{name: score}: the scores of a row that the config asks for and that were made with the same keys."""
-    scored, found = row.get("scored", {}), row.get("scores", {})
-    wanted = {name: as_read(config.scores[name]) for name in wanted_scores(config, row)}
-    return {name: found[name] for name, keys in wanted.items() if name in found and scored.get(name) == keys}
-
-
-def with_scores(config, row: dict) -> dict:
-    """The row with only the scores that the config asks for. The file keeps the others."""
-    return row | {"scored": as_read(config.scores), "scores": scores_of(config, row)}
+    wanted, made = wanted_scores(config, row), row.get("scored", {})
+    return {name: row["scores"][name] for name in wanted if name in row["scores"] and made.get(name) == wanted[name]}
 
 
 def missing_scores(config, row: dict) -> list[str]:
     """The names of the scores that a finished run lacks. A run that diverged or chose a rate is not scored."""
     if "purpose" in row or not row["finite"]:
         return []
-    return [name for name in wanted_scores(config, row) if name not in scores_of(config, row)]
+    made = scores_of(config, row)
+    return [name for name in wanted_scores(config, row) if name not in made]

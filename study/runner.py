@@ -14,7 +14,7 @@ from configurator import UserError, falls_silent
 import contextlib
 import dataclasses
 import importlib
-import itertools
+import io
 import json
 import math
 import os
@@ -27,18 +27,20 @@ from pathlib import Path
 from typing import IO
 
 import torch
-from tqdm import tqdm
 
 from runs import files
 from runs.files import read_jsonl
 from runs.hardware import pick_device, signals_to, usable_cores
-from runs.outdir import ROOT, write_text
+from runs.outdir import ROOT, ROW, write_text
 from study import rates, tables
 from study.plan import Plan, name_of, parent_of, steps_of
-from study.rows import as_read, missing_scores, read_rows, rows_of_other_keys, run_of, text_of, with_scores
+from study.rows import as_read, missing_scores, read_rows, rows_of_other_keys, run_of, scores_of, text_of
 
 LOOK = 2.0  # seconds between looks at the rows of other workers
-STEPS = {"event": str, "step": int}  # what every line of metrics.jsonl has
+OF_CODE_AND_MACHINE = (  # fields of a run's config.json that its row has, too
+    "n_params", "flops_per_token", "state_bytes", "dtype", "device", "threads", "code_sha256", "git_commit",
+    "git_dirty", "versions",
+)  # fmt: skip
 
 
 def run_all(config, out_dir: Path) -> list[dict] | None:
@@ -50,67 +52,57 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
     files.claim(out_dir, "experiment", config.overwrite or bool(read_rows(out_dir)))
     plan = Plan(config, read_rows(out_dir))
     check_rows(config, plan, out_dir)
-    say_what_is_left(config, plan, out_dir)
+    print_what_is_left(config, plan, out_dir)
     if config.run and to_do(plan, out_dir):
-        with (
-            signals_to(lambda number: sys.exit(128 + number)),
-            contextlib.redirect_stdout(falls_silent(sys.stdout)),  # the runs go on without a reader
-        ):
+        silent = contextlib.redirect_stdout(falls_silent(sys.stdout))  # the runs go on without a reader
+        with signals_to(lambda number: sys.exit(128 + number)), silent:
             work(config, out_dir)
         plan = Plan(config, read_rows(out_dir))
     for line in rates.lines(config, plan.choices):
         print(line)
-    shown = [with_scores(config, plan.rows[text]) for text in map(text_of, plan.compared) if text in plan.rows]
-    if len(shown) < len(plan.compared):
-        print(f"{len(plan.compared) - len(shown)} of {len(plan.compared)} runs have no row yet")
+    rows = [plan.rows[text] for text in map(text_of, plan.compared) if text in plan.rows]
+    if len(rows) < len(plan.compared):
+        print(f"{len(plan.compared) - len(rows)} of {len(plan.compared)} runs have no row yet")
     hidden = sum("purpose" not in row for row in plan.others)
     if hidden and plan.waits_for_rates:
         print(f"{hidden} rows are not shown: they wait for a learning rate that is not chosen yet, or have other keys")
-    return shown or None
+    asked = as_read(config.scores)  # a row in the file may have more
+    return [row | {"scored": asked, "scores": scores_of(config, row)} for row in rows] or None
 
 
 def check_rows(config, plan: Plan, out_dir: Path) -> None:
-    """Raises UserError for rows of these runs that are about another metric, or about data of another script.
-
-    Prints that they are about another version of the data, and raises UserError where versions would be mixed.
-    """
-    for row, name in itertools.product(plan.done, ("metric", "prepare")):
-        if row.get(name, ours := getattr(config, name)) != ours:
-            raise UserError(f"{name}={ours}: the rows in {out_dir} have {name}={row[name]}; take another --out_dir")
+    """Raises UserError for rows of these runs that are about another metric, or about data of another script or of
+    several versions. Rows about another version than the script's are shown, and no run is added to them."""
+    for name, ours in {"metric": config.metric, "prepare": config.prepare}.items():
+        if other := {row.get(name, ours) for row in plan.done} - {ours}:
+            raise UserError(f"{name}={ours}: the rows in {out_dir} have {name}={min(other)}; take another --out_dir")
     version = script_of(config.prepare).VERSION
-    found = {row.get("data_version", 1) for row in plan.done}  # rows of before this key are all about a first version
-    if found <= {version}:
-        return
-    versions = ", ".join(map(str, sorted(found)))
-    words = f"the rows in {out_dir} are about version {versions} of data/{config.prepare}; it is at version {version}"
-    if len(found) > 1 or config.run and to_do(plan, out_dir):
-        raise UserError(f"{words}: take another --out_dir for the new data")
-    print(words)
+    versions = {row.get("data_version", 1) for row in plan.done}  # rows of before this key are about a first version
+    if versions - {version}:
+        about = f"version {', '.join(map(str, sorted(versions)))} of data/{config.prepare}; it is at version {version}"
+        if len(versions) > 1 or config.run and to_do(plan, out_dir):
+            raise UserError(f"the rows in {out_dir} are about {about}: take another --out_dir for the new data")
+        print(f"the rows in {out_dir} are about {about}")
 
 
-def say_what_is_left(config, plan: Plan, out_dir: Path) -> None:
-    """Prints how many runs are known and done, and for those without a row, how rows of the same arm differ."""
+def print_what_is_left(config, plan: Plan, out_dir: Path) -> None:
+    """Prints how many runs are known and done, how rows of the same arms differ from those without a row, and which
+    checkpoints are gone that scores, or arms that start from them, need."""
     more = "; more follow when learning rates are chosen" if plan.waits_for_rates else ""
     done = f"{len(plan.done)} runs are done already"
     print(f"{config.name}: {len(plan.runs)} runs, {steps_of(plan.runs):,} steps; {done}{more}")
     for line in rows_of_other_keys(plan.others, plan.lacking):
         print(line)
-    for run in plan.lacking:
-        parent = parent_of(run)
-        if parent is not None and text_of(parent) in plan.rows and not is_kept(parent, out_dir):
-            print(
-                f"  {name_of(run)} cannot start: the end of {name_of(parent)} is not in {out_dir}, or that run was not "
-                "finite; to run that one again, remove its row"
-            )
-    lost = [row for row in plan.unscored if not is_kept(row, out_dir)]
-    if lost:
-        names = ", ".join(dict.fromkeys(name for row in plan.unscored for name in missing_scores(config, row)))
+    parents = [parent for run in plan.lacking if (parent := parent_of(run)) and text_of(parent) in plan.rows]
+    needed = plan.unscored + parents
+    if lost := sorted({name_of(run) for run in needed if not is_kept(run, out_dir)}):
+        names = f"{', '.join(lost[:3])}{', ...' if lost[3:] else ''}"
         print(
-            f"  {len(lost)} finished runs lack a score ({names}), and their checkpoints are not in {out_dir}: "
-            f"{', '.join(map(name_of, lost[:3]))}{', ...' if lost[3:] else ''}; to run one again, remove its row"
+            f"  {len(lost)} finished runs have no checkpoint in {out_dir} ({names}), which a score of theirs or an arm "
+            "that starts from them needs; to run one again, remove its row"
         )
-    if len(lost) < len(plan.unscored) and not config.run:
-        print(f"  {len(plan.unscored) - len(lost)} finished runs lack a score, which --run=true computes")
+    if kept := sum(is_kept(row, out_dir) for row in plan.unscored) * (not config.run):
+        print(f"  {kept} finished runs lack a score, which --run=true computes")
 
 
 def to_do(plan: Plan, out_dir: Path) -> list[dict]:
@@ -127,37 +119,28 @@ def to_do(plan: Plan, out_dir: Path) -> list[dict]:
 
 
 def work(config, out_dir: Path) -> None:
-    """Runs what no other worker runs, until nothing is left to do for any of them.
-
-    One bar over all steps, with the losses and the speed of what runs here. A signal stops the runs, which save first.
-    """
+    """Runs what no other worker runs, until nothing is left to do for any of them. A signal stops the runs, which save
+    first."""
     gpus = gpus_of(config)
     jobs = jobs_of(config, gpus)
     threads = threads_of(config, jobs)
     running: list[dict] = []
-    ended_steps, look_at, told = 0, 0.0, ""
-    bar = tqdm(
-        total=0, desc=config.name, unit="step", smoothing=0.05, mininterval=0.5 if sys.stderr.isatty() else 30,
-    )  # fmt: skip
+    look_at, waits = 0.0, False
     try:
         while True:
             if len(running) < jobs and time.monotonic() >= look_at:
                 plan = Plan(config, read_rows(out_dir))
                 items = to_do(plan, out_dir)
-                bar.total = steps_of(plan.runs)
-                ended_steps = bar.total - steps_of(plan.lacking)
                 if not items and not running:
-                    show_progress(bar, running, ended_steps)
                     return
-                waiting = [item for item in items if name_of(item) not in [job["name"] for job in running]]
-                while waiting and len(running) < jobs:
-                    item = waiting.pop(0)
-                    gpu = min(gpus, key=[job["gpu"] for job in running].count) if gpus else None
-                    if (held := take(config, item, out_dir)) is not None:
+                for item in items:
+                    is_ours = name_of(item) in [job["name"] for job in running]
+                    if len(running) < jobs and not is_ours and (held := take(config, item, out_dir)) is not None:
+                        gpu = min(gpus, key=[job["gpu"] for job in running].count) if gpus else None
                         running.append(start(config, item, out_dir, threads, gpu, held))
-                if not running and told != (text := others_in_words(items)):
-                    bar.write(told := text)
-                look_at = time.monotonic() + LOOK
+                if not running and not waits:
+                    print(f"waiting for {len(items)} runs of other workers, first {name_of(items[0])}")
+                waits, look_at = not running, time.monotonic() + LOOK
             time.sleep(0.2)
             for job in list(running):
                 if job["process"].poll() is None:
@@ -170,21 +153,20 @@ def work(config, out_dir: Path) -> None:
                 row = finish(config, job)
                 append_row(out_dir, row)  # other machines see it before the lock goes
                 job["lock"].close()
-                bar.write(f"{job['name']}: {tables.show(config, row)}, {row['seconds']:.0f} s")
+                done = f"{row['seconds']:.0f} s ({len(plan.done) + 1} of {len(plan.runs)} runs)"
+                print(f"{job['name']}: {tables.show(config, row)}, {done}", flush=True)
                 look_at = 0.0
-            show_progress(bar, running, ended_steps)
     finally:
         for job in running:
             job["process"].terminate()
         for job in running:
             job["process"].wait()
             job["lock"].close()
-        bar.close()
 
 
 def lock(out_dir: Path, name: str, wait: float = 0.0) -> IO:
-    """The lock of a run, of "rows" or of the "report", which one worker has at a time. It lies beside the run's folder,
-    which may be moved aside. Raises files.InUse while another process has it."""
+    """The lock of a run, of "rows" or of the "report", which one worker has at a time. It lies beside the run's folder.
+    Raises files.InUse while another process has it."""
     folder = out_dir / "locks" / name
     folder.mkdir(parents=True, exist_ok=True)
     return files.lock(folder, wait)
@@ -209,33 +191,17 @@ def append_row(out_dir: Path, row: dict) -> None:
         os.fsync(file.fileno())
 
 
-def others_in_words(items: list[dict]) -> str:
-    return f"waiting for {len(items)} runs of other workers: {', '.join(map(name_of, items[:3]))}" + ", ..." * (
-        len(items) > 3
-    )
-
-
-def show_progress(bar: tqdm, running: list[dict], ended_steps: int) -> None:
-    states = [(job["item"], last_row(job["folder"])) for job in running if "finite" not in job["item"]]
-    bar.n = ended_steps + sum(state["step"] for _, state in states)
-    shown = {f"{run['arm']}/{run['seed']}": f"{state['loss']:.3f}" for run, state in states if "loss" in state}
-    speed = sum(state.get("tokens_per_second", 0) for _, state in states)
-    bar.set_postfix(shown | {"tok_s": f"{speed:,.0f}"}, refresh=False)
-    bar.update(0)
-
-
 def gpus_of(config) -> list[str]:
     """The GPUs of each run that goes on at a time, as CUDA_VISIBLE_DEVICES names them; none for runs on the CPU.
 
     They are those of this machine, or the number that --dry_run plans for. Raises UserError if one run needs more.
     """
     each, visible = config.processes_per_run, os.environ.get("CUDA_VISIBLE_DEVICES")
-    if config.gpus:
-        names = [str(i) for i in range(config.gpus)]
-    elif pick_device(config.base.get("device", "auto")) != "cuda":
+    if not config.gpus and pick_device(config.base.get("device", "auto")) != "cuda":
         return []
-    else:
-        names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    names = [str(i) for i in range(config.gpus or torch.cuda.device_count())]
+    if visible and not config.gpus:
+        names = visible.split(",")
     if len(names) < each:
         raise UserError(f"processes_per_run={each}: each needs a GPU, and there are {len(names)}")
     return [",".join(names[i : i + each]) for i in range(0, len(names) - each + 1, each)]
@@ -249,10 +215,7 @@ def jobs_of(config, gpus: list[str]) -> int:
 
 
 def threads_of(config, jobs: int) -> int:
-    """CPU threads of each process of a run: the same for the first run and for the last that is left.
-
-    Results may depend on their number.
-    """
+    """CPU threads of each process of a run, on which results may depend: for the first run as for the last one."""
     return max(1, usable_cores() // (jobs * config.processes_per_run))
 
 
@@ -262,12 +225,13 @@ def threads_of(config, jobs: int) -> int:
 
 def start(config, item: dict, out_dir: Path, threads: int, gpu: str | None, held: IO) -> dict:
     """Starts train.py for a run, and evaluate.py after it for each score; for a row only the scores that it lacks."""
-    run, is_finished_run = run_of(item), "finite" in item
+    run, is_finished = run_of(item), "finite" in item
     folder, commands = out_dir / name_of(run), []
     changes_data = "data" in config.settings.get(run.get("setting"), {})
     data = prepare(config, run["data"], run["seed"], out_dir / "data" / (run["setting"] if changes_data else ""))
-    if not is_finished_run:
-        make_room(run, folder)
+    if not is_finished:
+        if any((folder / name).is_file() for name in ("ckpt.pt", "metrics.jsonl")) and not is_of(run, folder):
+            raise UserError(f"{folder}: holds a run of other keys; move it away, or take another --out_dir")
         files.claim(folder, "run")
         keys = run["config"] | {"dataset": str(data), "out_dir": str(folder), "threads": threads, "init_from": "auto"}
         if (parent := parent_of(run)) is not None and not (folder / "ckpt.pt").is_file():
@@ -275,28 +239,16 @@ def start(config, item: dict, out_dir: Path, threads: int, gpu: str | None, held
             keys |= {"init_from": str(out_dir / name_of(parent) / "ckpt.pt"), "overwrite": True}
         write_text(folder / "run.json", json.dumps(run))
         (folder / "log.txt").unlink(missing_ok=True)
-        commands.append(["train.py", keys])
-    names = missing_scores(config, item if is_finished_run else run | {"finite": True})
+        commands.append(("train.py", keys))
     about = {"checkpoint": str(folder / "ckpt.pt"), "dataset": str(data), "device": run["config"].get("device", "auto")}
-    for name in names:
-        out = {"out": str(folder / f"score_{name}.json")}
-        commands.append(["evaluate.py", about | config.scores[name] | out])
-    processes = 1 if is_finished_run else config.processes_per_run
+    for name in missing_scores(config, {"scores": {}, "finite": True} | item):
+        commands.append(("evaluate.py", about | config.scores[name] | {"out": str(folder / f"score_{name}.json")}))
+    processes = 1 if is_finished else config.processes_per_run
     process = start_process(commands.pop(0), folder, threads, gpu, processes, held)
     return {
         "item": item, "name": name_of(run), "folder": folder, "gpu": gpu, "process": process, "commands": commands,
         "started": time.time(), "lock": held,
     }  # fmt: skip
-
-
-def make_room(run: dict, folder: Path) -> None:
-    """Makes the folder of a run. One that holds another run is moved aside: no checkpoint is lost to an edit."""
-    if any((folder / name).is_file() for name in ("ckpt.pt", "metrics.jsonl")) and not is_of(run, folder):
-        files.lock(folder).close()  # UserError while that run is at work
-        places = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))
-        aside = folder.rename(next(place for place in places if not place.exists()))
-        tqdm.write(f"{folder} holds a run of other keys: it is now {aside.name}, and may be removed")
-    folder.mkdir(parents=True, exist_ok=True)
 
 
 def is_of(run: dict, folder: Path) -> bool:
@@ -305,14 +257,12 @@ def is_of(run: dict, folder: Path) -> bool:
     return file.is_file() and files.read_json(file) == run
 
 
-def is_finished(run: dict, folder: Path) -> bool:
-    """Whether the folder has the checkpoint of the end of this very run."""
-    return is_of(run, folder) and (folder / "ckpt.pt").is_file() and last_row(folder).get("event") == "end"
-
-
-def is_kept(row: dict, out_dir: Path) -> bool:
-    """Whether the checkpoint that a row is of is still there."""
-    return is_finished(run_of(row), out_dir / name_of(row))
+def is_kept(item: dict, out_dir: Path) -> bool:
+    """Whether the checkpoint of the end of a run, or of a row's run, is still there."""
+    run, folder = run_of(item), out_dir / name_of(item)
+    if not is_of(run, folder) or not (folder / "ckpt.pt").is_file():
+        return False
+    return [row["event"] for row in read_jsonl(folder / "metrics.jsonl", ROW)][-1:] == ["end"]
 
 
 def script_of(name: str) -> types.ModuleType:
@@ -320,27 +270,21 @@ def script_of(name: str) -> types.ModuleType:
     return importlib.import_module(f"data.{name}.prepare")
 
 
-def prepare(config, keys, seed, place):
+def prepare(config, keys: dict, seed: int, place: Path) -> Path:
     """The folder of the data that data/*/prepare.py makes of these keys, made now unless it is there.
 
     The data have the run's seed, unless the keys name another; where the script has none, all seeds share the data.
     """
-    folder = place / "all"
-    if "seed" in {field.name for field in dataclasses.fields(script_of(config.prepare).Config)} - keys.keys():
+    script, folder = script_of(config.prepare), place / "all"
+    if "seed" in {field.name for field in dataclasses.fields(script.Config)} - keys.keys():
         keys, folder = keys | {"seed": seed}, place / f"seed{seed}"
-    if is_prepared(config.prepare, keys, folder):
-        return folder
+    place.mkdir(parents=True, exist_ok=True)
     # workers that start together need the same data; the lock lies beside the folder, which is the data set's alone
-    lock_folder = place / f".{folder.name}"
-    lock_folder.mkdir(parents=True, exist_ok=True)
-    with files.lock(lock_folder, wait=math.inf):
+    with lock(place, folder.name, wait=math.inf):
         if not is_prepared(config.prepare, keys, folder):
             (folder / "prepared.json").unlink(missing_ok=True)
-            script = ROOT / "data" / config.prepare / "prepare.py"
-            command = [sys.executable, script, f"--config_override={json.dumps(keys | {'out_dir': str(folder)})}"]
-            prepared = subprocess.run(command, capture_output=True, text=True)
-            if prepared.returncode:
-                raise UserError(f"data/{config.prepare}/prepare.py failed: {prepared.stderr.strip()}")
+            with contextlib.redirect_stdout(io.StringIO()):
+                script.main([f"--config_override={json.dumps(keys | {'out_dir': str(folder)})}"])
             write_text(folder / "prepared.json", json.dumps({"prepare": config.prepare, "keys": keys}))
     return folder
 
@@ -371,19 +315,14 @@ def start_process(
             [sys.executable, *launcher, ROOT / script, f"--config_override={json.dumps(keys)}"],
             stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment,
             start_new_session=True,  # a terminal's Ctrl-C is for this process, which then asks each run once
-            pass_fds=[] if held is None or os.name != "posix" else [held.fileno()],
+            pass_fds=[] if held is None else [held.fileno()],
         )  # fmt: skip
-
-
-def last_row(folder: Path) -> dict:
-    rows = read_jsonl(folder / "metrics.jsonl", STEPS)
-    return rows[-1] if rows else {"step": 0}
 
 
 def finish(config, job: dict) -> dict:
     """The row of a run that has ended. Divergence gives a row; a crash raises UserError."""
     item, folder, status = job["item"], job["folder"], job["process"].returncode
-    metrics = read_jsonl(folder / "metrics.jsonl", STEPS)
+    metrics = read_jsonl(folder / "metrics.jsonl", ROW)
     evaluations = [row for row in metrics if row["event"] == "eval"]
     was_stopped = status == 1 and metrics[-1:] and metrics[-1]["event"] == "stopped"  # status 1 is any exception's, too
     if status and not was_stopped or not evaluations:
@@ -414,13 +353,11 @@ def finish(config, job: dict) -> dict:
         "step_ms": 1000 * about["tokens_per_step"] / speed,
         "scores": {},
         "seconds": max(time.time() - job["started"], metrics[-1].get("seconds", 0)),  # the latter over all its starts
-        **{name: about[name] for name in ("n_params", "flops_per_token", "state_bytes")},
-        **{name: about.get(name) for name in ("dtype", "device", "threads", "code_sha256")},
+        **{name: about.get(name) for name in OF_CODE_AND_MACHINE},
         "processes": config.processes_per_run,
         "prepare": config.prepare,
         "data_version": script_of(config.prepare).VERSION,
         "planned_seeds": config.seeds_of.get(item["arm"], config.seeds),  # a claim whose seeds were added later shows
-        **{name: about[name] for name in ("git_commit", "git_dirty", "versions")},
     }
     return scored(config, row, folder)
 
@@ -430,7 +367,7 @@ def sink_curve(evaluations: list[dict]) -> list[dict]:
     names = ("share", "effective", "gate_mean", "loss")
     return [
         {"step": row["step"], "value_norm": row["meters"]["value_norm"]}
-        | {kind: {name: found[name] for name in names} for kind, found in row["meters"]["kinds"].items()}
+        | {kind: {name: values[name] for name in names} for kind, values in row["meters"]["kinds"].items()}
         for row in evaluations
         if row.get("meters", {}).get("kinds")
     ]
@@ -440,39 +377,29 @@ def meter_curve(evaluations: list[dict]) -> dict:
     """{step: [...], branch: [...], induction: [...], gate_mean: {position: [...]}}: the branch over the residual norm,
     mean over layers, the induction score of each head by layer, and the mean of the gates, at each evaluation; empty if
     the meters were off."""
-    found = [(row["step"], row["meters"]) for row in evaluations if row.get("meters")]
-    if not found:
+    measured = [(row["step"], row["meters"]) for row in evaluations if row.get("meters")]
+    if not measured:
         return {}
-    ends = [meters["branch"] for _, meters in found]
+    steps, meters = zip(*measured, strict=True)
+    branches = [one["branch"] for one in meters]
     return {
-        "step": [step for step, _ in found],
-        "branch": [None if None in layers else float(f"{statistics.fmean(layers):.4g}") for layers in ends],
-        "induction": [meters["induction"] for _, meters in found],
-        "gate_mean": {name: [meters["gate_mean"][name] for _, meters in found] for name in found[0][1]["gate_mean"]},
+        "step": list(steps),
+        "branch": [None if None in layers else float(f"{statistics.fmean(layers):.4g}") for layers in branches],
+        "induction": [one["induction"] for one in meters],
+        "gate_mean": {name: [one["gate_mean"][name] for one in meters] for name in meters[0]["gate_mean"]},
     }
 
 
 def scored(config, row: dict, folder: Path) -> dict:
     """The row with the scores that it lacked, which evaluate.py has written by now."""
     names = missing_scores(config, row)
+    scores = {name: files.read_json(folder / f"score_{name}.json") for name in names}
+    for score in scores.values():
+        score.pop("checkpoint", None)  # a path of this machine
     made = row | {
         "scored": row.get("scored", {}) | {name: as_read(config.scores[name]) for name in names},
-        "scores": row["scores"] | {name: read_score(folder / f"score_{name}.json") for name in names},
+        "scores": row["scores"] | scores,
         # where a run has two rows, the later one counts, also if a machine whose clock is ahead made the first
         "ended": max(time.time(), row.get("ended", 0) + 1e-3),
     }
-    return nan_to_none(made)
-
-
-def read_score(file: Path) -> dict:
-    """What evaluate.py wrote, without the path of this machine's checkpoint."""
-    return {name: value for name, value in files.read_json(file).items() if name != "checkpoint"}
-
-
-def nan_to_none(value: object):
-    """What JSON can hold, at any depth."""
-    if isinstance(value, dict):
-        return {name: nan_to_none(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [nan_to_none(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.loads(json.dumps(made), parse_constant=lambda constant: None)  # NaN is no JSON

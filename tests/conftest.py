@@ -23,7 +23,6 @@ from data.mqar import prepare as mqar_prepare  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 from data.writing import write_stream  # noqa: E402
 from runs import hardware  # noqa: E402
-from speed import figures as speed_figures  # noqa: E402
 from study import drawing, mixers, overview, sinks  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -108,6 +107,22 @@ class Helpers:
             assert not [label for label in labels if "mathdefault" in label.get_text()]
 
 
+def pytest_report_teststatus(report):
+    """make check MIXER=name prints no dots, so that its first line is the next function's."""
+    if "MIXER" in os.environ and report.when == "call":
+        return report.outcome, "", ""
+
+
+def pytest_exception_interact(node, call):
+    """make check MIXER=name: the first failure is a line of its own that names the broken promise."""
+    reporter = node.config.pluginmanager.get_plugin("terminalreporter")
+    if "MIXER" in os.environ and len(reporter.stats.get("failed", [])) < 2:
+        promise = getattr(node, "originalname", "").removeprefix("test_").replace("_", " ") or "the check did not start"
+        error = call.excinfo.exconly().partition("\n")[0]
+        why = "" if error.startswith("AssertionError") else f"; {error}"
+        reporter.write_line(f"{os.environ['MIXER']} breaks a promise: {promise} [{node.name.rpartition('[')[2]}{why}")
+
+
 @pytest.fixture(scope="session")
 def helpers():
     return Helpers
@@ -151,7 +166,7 @@ def text(tmp_path_factory):
 def drawn(monkeypatch):
     """{name of a figure file: its figure}, of what an experiment and its claims draw from here on, without a file."""
     figures = {}
-    for module in (drawing, mixers, overview, sinks, speed_figures):
+    for module in (drawing, mixers, overview, sinks):
         monkeypatch.setattr(module, "write", lambda figure, path: figures.update({path.name: figure}) or path)
     yield figures
     for figure in figures.values():

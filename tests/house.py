@@ -70,9 +70,8 @@ def kilobytes(files: list[Path], root: Path = ROOT) -> Counter:
 
 def imports(files: list[Path], root: Path = ROOT) -> dict[str, set[str]]:
     """{module: the modules of the project that it imports on its top level}"""
-    modules = {
-        ".".join(file.with_suffix("").parts).removesuffix(".__init__"): file for file in files if is_module(file)
-    }
+    files = [file for file in files if file.suffix == ".py" and file.parts[0] != "tests"]
+    modules = {".".join(file.with_suffix("").parts).removesuffix(".__init__"): file for file in files}
     graph = {}
     for module, file in modules.items():
         names = set()
@@ -85,10 +84,6 @@ def imports(files: list[Path], root: Path = ROOT) -> dict[str, set[str]]:
                 names |= {base} | {f"{base}.{alias.name}" for alias in node.names}
         graph[module] = names & modules.keys() - {module}
     return graph
-
-
-def is_module(file: Path) -> bool:
-    return file.suffix == ".py" and file.parts[0] != "tests"
 
 
 def top_level(node: ast.AST):
@@ -106,10 +101,8 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
         for module in graph:
             if through in reached[module]:
                 reached[module] |= reached[through]
-    found = {
-        frozenset(m for m in reached[module] if module in reached[m]) for module in graph if module in reached[module]
-    }
-    return sorted(map(sorted, found))
+    on_a_circle = [module for module in graph if module in reached[module]]
+    return sorted(map(sorted, {frozenset(m for m in reached[one] if one in reached[m]) for one in on_a_circle}))
 
 
 def judge(sizes: dict[str, float], ceilings: dict[str, tuple[float, bool]]) -> tuple[list[str], bool]:
@@ -133,10 +126,10 @@ def main() -> int:
         print("not a clone of git: its files are not counted")
         return 0
     files = tracked()
-    found = circles(imports(files))
-    sizes = lines_by_folder(files) | kilobytes(files) | {"circles of imports": len(found)}
+    in_circles = circles(imports(files))
+    sizes = lines_by_folder(files) | kilobytes(files) | {"circles of imports": len(in_circles)}
     printed, is_kept = judge(sizes, CEILINGS)
-    print("\n".join(printed + [f"  circle: {', '.join(circle)}" for circle in found]))
+    print("\n".join(printed + [f"  circle: {', '.join(circle)}" for circle in in_circles]))
     return 0 if is_kept else 1
 
 

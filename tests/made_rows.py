@@ -7,7 +7,6 @@ import experiment
 
 DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
 BASE = {"n_head": 2, "dtype": "float32"}
-RULE = dict(success_above=0.75, success_below=0.55, failure_within=0.03)
 
 
 def made_row(run, value):

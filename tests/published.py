@@ -177,8 +177,13 @@ def save(model: nn.Module, folder: Path, **how: object) -> nn.Module:
 
 
 def save_gated_qwen3(kind: str, folder: Path, **keys) -> nn.Module:
-    """A folder as the gated models are published in: "baseline", "headwise" or "elementwise". Returns the model."""
-    model = save(gated_qwen3(kind, **keys), folder)
+    """The folder of a Qwen3 as the gated models are published: "baseline", or with a "headwise" or an "elementwise"
+    gate in every layer. Returns the model."""
+    model = Qwen3ForCausalLM(Qwen3Config(**keys))
+    for i, layer in enumerate(model.model.layers):
+        if kind != "baseline":
+            layer.self_attn = GatedQwen3Attention(model.config, i, kind)
+    save(model, folder)
     about = json.loads((folder / "config.json").read_text()) | {"use_qk_norm": True, "qkv_bias": False}
     about |= {f"{name}_attn_output_gate": name == kind for name in ("headwise", "elementwise")}
     (folder / "config.json").write_text(json.dumps(about | {"auto_map": {"AutoModel": "there_is_no_such_file.Model"}}))
@@ -194,12 +199,3 @@ def save_tokenizer(file: Path, vocab_size: int) -> None:
     made.decoder = tokenizers.decoders.ByteLevel()
     made.add_special_tokens(["<|end|>", "<|im_start|>"])
     made.save(str(file))
-
-
-def gated_qwen3(kind: str, **keys) -> nn.Module:
-    """A Qwen3 of transformers: "baseline", or with a headwise or an elementwise gate in every layer."""
-    model = Qwen3ForCausalLM(Qwen3Config(**keys))
-    for i, layer in enumerate(model.model.layers):
-        if kind != "baseline":
-            layer.self_attn = GatedQwen3Attention(model.config, i, kind)
-    return model

@@ -5,7 +5,6 @@ status, and what every process held after its first step, {"parameters": bytes, 
 and the dtypes of A_log in the forward pass, {"A_log": [dtype]}, where mixers have one.
 """
 
-import functools
 import json
 import os
 import sys
@@ -72,7 +71,6 @@ def first_loss(model, config, dtype, step, batch):
 
 FOUND: list = []
 hardware.TOO_SLOW.clear()  # float16, whose loss scale is for GPUs
-torch.compile = functools.partial(torch.compile, backend="aot_eager")  # inductor would take a minute
 make_optimizers, micro_loss = train.make_optimizers, train.micro_loss
 train.make_optimizers = lambda model, *args: watch(model, make_optimizers(model, *args))
 train.micro_loss = first_loss

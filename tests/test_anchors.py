@@ -58,6 +58,11 @@ def pairs_of(ours, theirs):
         yield f"{name}.bias", our.bias, their.bias
 
 
+def make_ours(**keys):
+    shared = {name: value for name, value in KEYS.items() if name in GPTConfig.__dataclass_fields__}
+    return GPT(GPTConfig(mlp_ratio=2, vocab_size=256, **shared, **keys))
+
+
 def gpt2_and_ours(gelu="gelu_new", mlp="gelu_tanh", n_embd=32):
     torch.manual_seed(0)
     theirs = GPT2LMHeadModel(
@@ -66,9 +71,7 @@ def gpt2_and_ours(gelu="gelu_new", mlp="gelu_tanh", n_embd=32):
             activation_function=gelu, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, attn_implementation="eager",
         )
     )  # fmt: skip
-    keys = {name: value for name, value in KEYS.items() if name in GPTConfig.__dataclass_fields__}
-    keys |= dict(norm="layer", bias=True, mlp=mlp, position="learned")
-    ours = GPT(GPTConfig(n_embd=n_embd, mlp_ratio=2, vocab_size=256, **keys))
+    ours = make_ours(n_embd=n_embd, norm="layer", bias=True, mlp=mlp, position="learned")
     assert len(list(pairs_of(ours, theirs))) == len(list(ours.parameters())) == len(list(theirs.parameters()))
     return theirs, ours
 
@@ -89,9 +92,9 @@ def our_run(model, data, out_dir, monkeypatch, helpers, **keys):
     return [(row["lr"], row["loss"], row["grad_norm"]) for row in rows]
 
 
-def plain_run(model, logits_of, data, max_iters, micro_steps=1, **changes):
+def plain_run(model, logits_of, data, max_iters, micro_steps=1):
     """The same training written out, as nanoGPT trains. Returns what our_run does."""
-    keys, dataset, curve = KEYS | changes, open_dataset(data), []
+    keys, dataset, curve = KEYS, open_dataset(data), []
     # a vector may come with axes of length 1, and then still has no weight decay
     decayed = [p for p in model.parameters() if p.squeeze().dim() >= 2]
     others = [p for p in model.parameters() if p.squeeze().dim() < 2]
@@ -120,16 +123,11 @@ def plain_run(model, logits_of, data, max_iters, micro_steps=1, **changes):
     return curve
 
 
-def largest_difference(ours, theirs):
-    """Of the rows of two curves."""
-    assert len(ours) == len(theirs)
-    return max(abs(a - b) for our, their in zip(ours, theirs, strict=True) for a, b in zip(our, their, strict=True))
-
-
-def assert_has_trained(curve):
-    """The loss falls, and some gradients are clipped: else the comparison would say little."""
-    losses, norms = [loss for _, loss, _ in curve], [norm for _, _, norm in curve]
+def assert_same_curves(ours, theirs):
+    """Of which the loss falls, and some gradients are clipped: else the comparison would say little."""
+    losses, norms = [loss for _, loss, _ in ours], [norm for _, _, norm in ours]
     assert sum(losses[-5:]) / 5 < losses[0] - 0.3 and max(norms) > KEYS["grad_clip"]
+    torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("max_iters", STEPS)
@@ -141,27 +139,9 @@ def test_with_gpt2s_norms_biases_and_weights_a_run_is_gpt2s(gelu, mlp, max_iters
     curve = our_run(ours, text, tmp_path, monkeypatch, helpers, **keys)
     with published.InFloat64():
         expected = plain_run(theirs, lambda model, x: model(x).logits, text, max_iters, micro_steps=2)
-    assert_has_trained(curve)
-    assert largest_difference(curve, expected) < TOLERANCE
+    assert_same_curves(curve, expected)
     for name, our, their in pairs_of(ours, theirs):
         assert (our - their).abs().max() < TOLERANCE, name
-
-
-def test_the_comparison_sees_each_constant(text, tmp_path, monkeypatch, helpers):
-    theirs, ours = gpt2_and_ours()
-    give_weights(theirs, ours)
-    curve = our_run(ours, text, tmp_path, monkeypatch, helpers, max_iters=8)
-    other_gelu, other_eps = (copy.deepcopy(theirs) for _ in range(2))
-    for layer in other_gelu.transformer.h:
-        layer.mlp.act = nn.GELU()
-    other_eps.transformer.ln_f.eps = 1e-6
-    changes = dict(beta1=0.91, beta2=0.95, weight_decay=0.11, grad_clip=1.5, warmup_iters=4, min_lr=4e-4)
-    runs = [(theirs, {name: value}) for name, value in changes.items()] + [(other_gelu, {}), (other_eps, {})]
-    for model, change in [(theirs, {}), *runs]:
-        with published.InFloat64():
-            found = plain_run(copy.deepcopy(model), lambda model, x: model(x).logits, text, 8, **change)
-        difference = largest_difference(curve, found)
-        assert (difference < TOLERANCE) if model is theirs and not change else (difference > 1000 * TOLERANCE), change
 
 
 @torch.no_grad()
@@ -199,19 +179,16 @@ RUNS += [pytest.param("kda", 20, marks=pytest.mark.slow)]  # a step of the publi
 @pytest.mark.parametrize("name, max_iters", RUNS)
 def test_a_run_with_our_mixer_is_one_with_the_published_layer(name, max_iters, text, tmp_path, monkeypatch, helpers):
     publish, keys = LAYERS[name]
-    keys = keys | dict(attention=name, n_embd=32, mlp_ratio=2, init="pytorch")
-    shared = {name: value for name, value in KEYS.items() if name in GPTConfig.__dataclass_fields__}
     torch.manual_seed(0)
-    ours = GPT(GPTConfig(vocab_size=256, **shared, **keys))
+    ours = make_ours(attention=name, n_embd=32, init="pytorch", **keys)
     ours.wte.weight.data *= 0.1  # the loss starts near log 256
     theirs = copy.deepcopy(ours)
     with published.InFloat64():
         for block in theirs.blocks:
             block.mixer = Published(publish(block.mixer))
         expected = plain_run(theirs, lambda model, x: model(x), text, max_iters)
-    curve = our_run(ours, text, tmp_path, monkeypatch, helpers, max_iters=max_iters, **keys)
-    assert_has_trained(curve)
-    assert largest_difference(curve, expected) < TOLERANCE
+    curve = our_run(ours, text, tmp_path, monkeypatch, helpers, max_iters=max_iters)
+    assert_same_curves(curve, expected)
     with published.InFloat64():
         for block in ours.blocks:
             block.mixer = Published(publish(block.mixer))

@@ -73,7 +73,7 @@ def test_a_pooled_claim_is_a_mean_or_a_weighted_sum_and_one_in_each_mixer_stands
     [
         (dict(mixers=[]), "mixers, variants: arms are the product of both; give the other one, too"),
         (dict(variants={}), "mixers, variants: arms are the product of both"),
-        (dict(variants={"none": 3}), "variants: none=3: must be a dict of keys of train.py"),
+        (dict(variants={"none": 3}), "variants: none: it=3: must be a dict"),
         (dict(variants={"none": {"dataset": "x"}}), "variants: none: dataset: the experiment sets it"),
         (dict(variants={"none": {"mixers": "gla"}}), "variants: none: mixers='gla': must be a list"),
         (dict(variants={"none": {"mixers": ["glaa"]}}), "variants: none: mixers='glaa': must be one of softmax, gla"),

@@ -129,7 +129,7 @@ def test_a_model_does_not_read_another_alphabet(folder, tmp_path, helpers):
     (tmp_path / "other.txt").write_text(TEXT.swapcase())
     make(data, tmp_path / "other.txt")
     message = helpers.error_of(evaluate.main, helpers.words(checkpoint=tmp_path / "run", device="cpu"))
-    assert "its characters are others than those that the model was trained with" in message
+    assert "the model was trained with" in message
 
 
 def test_the_standard_library_in_rows_begins_with_byte_0_and_every_byte_is_a_label_once():

@@ -250,8 +250,10 @@ def test_a_prepare_that_fails_leaves_the_old_data_set_as_it_was(folder):
     assert contents_of(folder) == before
 
 
-@pytest.mark.parametrize("moved", [0, 3, 9])
-def test_a_kill_while_the_new_files_take_their_places_leaves_a_whole_data_set(folder, tmp_path, monkeypatch, moved):
+@pytest.mark.parametrize("moved", [0, 4])
+def test_a_kill_while_the_new_files_take_their_places_leaves_a_data_set_that_is_refused(
+    folder, tmp_path, monkeypatch, moved
+):
     file, rename, done = tmp_path / "a.txt", os.replace, []
     file.write_text("a\nb\n")
 
@@ -266,8 +268,7 @@ def test_a_kill_while_the_new_files_take_their_places_leaves_a_whole_data_set(fo
         patch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
             text.main([str(file), f"--out_dir={folder}"])
-    # all files become links, one rename switches them, and they become files again
-    assert open_dataset(folder).counts("train")["bytes"] == (106 if moved < 9 else 2)
+    assert "run python data/" in error_of(open_dataset, folder)  # meta.json goes first and comes last
     for out in (folder, tmp_path / "once"):
         text.main([str(file), f"--out_dir={out}"])
     assert contents_of(folder) == contents_of(tmp_path / "once")

@@ -1,6 +1,8 @@
 """
 Experiments: what is run, what is kept, what stops it. What is made of rows: test_rows.py and the others with made_rows.
 
+Runs are carried out in this process, but for the tests of `processes`.
+
     python -m pytest tests/test_experiment.py
 """
 
@@ -31,7 +33,7 @@ import train
 from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
 from runs.checkpoint import load
-from runs.files import lock, read_jsonl
+from runs.files import read_jsonl
 from runs.hardware import usable_cores
 from study import claims, report, runner, tables
 from study.rows import read_rows
@@ -40,19 +42,35 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
 FLOAT32 = {"dtype": "float32"}
 OTHER = dict(slices="32/4,64/4,64/7", vocab_size=16, train_size=1, val_size=50)
+ARMS = {"none": {"gate": "none"}, "elementwise": {"gate": "elementwise"}}
 PLAIN = experiment.ExperimentConfig(arms={"none": {}}, base=FLOAT32)
-CONFIG = """
-name = "tiny"
-arms = {{"none": {{"gate": "none"}}, "elementwise": {{"gate": "elementwise"}}}}
-seeds = [0, 1]
-baseline = "none"
-treatment = "elementwise"
-success_above = 0.75
-success_below = 0.55
-failure_within = 0.03
-data = {data}
-base = {base}
-"""
+COMMANDS = []  # of the runs that were started since the test began
+START_PROCESS = runner.start_process
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_process():
+    def start(command, folder, threads, gpu, processes, held):
+        script, keys = command
+        COMMANDS.append(f"{script} {folder.name}")
+        {"train.py": train, "evaluate.py": evaluate}[script].main([f"--config_override={json.dumps(keys)}"])
+        return types.SimpleNamespace(returncode=0, poll=lambda: 0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "start_process", start)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def commands():
+    COMMANDS.clear()
+    return COMMANDS
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """Runs are processes of their own, as outside of the tests."""
+    monkeypatch.setattr(runner, "start_process", START_PROCESS)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +85,7 @@ def run(tmp_path_factory, base, helpers):
 
     def call(out_dir, data=DATA, base=base, **keys):
         file = tmp_path_factory.mktemp("config") / "tiny.py"
-        file.write_text(CONFIG.format(data=data, base=base))
+        file.write_text(f'name = "tiny"\narms = {ARMS}\nseeds = [0, 1]\ndata = {data}\nbase = {base}\n')
         experiment.main([str(file), *helpers.words(out_dir=out_dir, jobs=2, **keys)])
 
     return call
@@ -86,35 +104,6 @@ def copied(finished, tmp_path):
     """A copy of it, somewhere else."""
     shutil.copytree(finished, tmp_path / "copied")
     return tmp_path / "copied"
-
-
-@pytest.fixture
-def started(monkeypatch):
-    """The folders of the runs that the experiment starts from here on."""
-    folders, popen = [], runner.subprocess.Popen
-
-    def watch(command, **keys):
-        if str(command[1]).endswith("train.py"):
-            folders.append(json.loads(command[-1].partition("=")[2])["out_dir"].rpartition("/")[2])
-        return popen(command, **keys)
-
-    monkeypatch.setattr(runner.subprocess, "Popen", watch)
-    return folders
-
-
-@pytest.fixture
-def in_process(monkeypatch):
-    """The commands of the runs from here on, which are carried out in this process: torch is imported once."""
-    commands = []
-
-    def start(command, folder, threads, gpu, processes, held):
-        script, keys = command
-        commands.append(f"{script} {Path(keys['out']).name}" if "out" in keys else script)
-        {"train.py": train, "evaluate.py": evaluate}[script].main([f"--config_override={json.dumps(keys)}"])
-        return types.SimpleNamespace(returncode=0, poll=lambda: 0)
-
-    monkeypatch.setattr(runner, "start_process", start)
-    return commands
 
 
 def rows_of(out_dir):
@@ -139,9 +128,9 @@ def test_every_arm_is_run_with_every_seed_and_has_its_row(finished, base, helper
         meters = [evaluation["meters"] for evaluation in evaluations]
         curve = row["meter_curve"]
         assert curve["step"] == [0, 3, 6] and len(meters[0]["branch"]) == base.get("n_layer", 2)
-        assert curve["branch"] == pytest.approx([statistics.fmean(found["branch"]) for found in meters], rel=1e-3)
-        gates = {} if arm == "none" else {"readout": [found["gate_mean"]["readout"] for found in meters]}
-        assert curve["induction"] == [found["induction"] for found in meters]
+        assert curve["branch"] == pytest.approx([statistics.fmean(one["branch"]) for one in meters], rel=1e-3)
+        gates = {} if arm == "none" else {"readout": [one["gate_mean"]["readout"] for one in meters]}
+        assert curve["induction"] == [one["induction"] for one in meters]
         assert curve["gate_mean"] == gates and gates.get("readout", [0.5])[0] == 0.5
         assert row["planned_seeds"] == [0, 1]
         assert {"git_commit", "git_dirty", "versions", "step_ms", "state_bytes", "flops_per_token"} <= row.keys()
@@ -159,45 +148,32 @@ def test_the_arms_of_a_seed_share_their_data_and_other_seeds_have_other_data(fin
     assert {row["data_version"] for row in runner.read_rows(finished)} == {meta["generator_version"]}
 
 
-def test_a_figure_is_drawn_and_drawn_again_from_the_rows_alone(finished, tmp_path, capsys):
-    png = b"\x89PNG\r\n"
-    assert (finished / "accuracy.png").read_bytes().startswith(png)
-    shutil.copy(finished / "rows.jsonl", tmp_path)
-    plot.main([str(tmp_path), str(finished / "none-seed0")])
-    assert (tmp_path / "accuracy.png").read_bytes() == (finished / "accuracy.png").read_bytes()
-    assert (finished / "none-seed0" / "page.png").read_bytes().startswith(png)
-    assert capsys.readouterr().out.split() == [
-        *(str(tmp_path / name) for name in ("accuracy.png", "branch.png")), str(finished / "none-seed0" / "page.png")
-    ]  # fmt: skip
-
-
-def test_a_folder_of_several_workers_is_drawn_and_a_damaged_row_is_named(finished, tmp_path):
+def test_figures_are_drawn_again_from_the_rows_alone_and_a_damaged_row_is_named(finished, tmp_path, capsys):
+    png = (finished / "accuracy.png").read_bytes()
     first, *others = (finished / "rows.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "rows.here-1.jsonl").write_text(first)
+    (tmp_path / "rows.here-1.jsonl").write_text(first)  # as older workers wrote them, a file each
     (tmp_path / "rows.here-2.jsonl").write_text("".join(others) + '{"cut": ')
-    plot.main([str(tmp_path)])
-    assert (tmp_path / "accuracy.png").read_bytes() == (finished / "accuracy.png").read_bytes()
+    plot.main([str(tmp_path), str(finished / "none-seed0")])
+    assert png.startswith(b"\x89PNG\r\n") and (tmp_path / "accuracy.png").read_bytes() == png
+    drawn = [tmp_path / "accuracy.png", tmp_path / "branch.png", finished / "none-seed0" / "page.png"]
+    assert capsys.readouterr().out.split() == list(map(str, drawn))
     (tmp_path / "rows.here-2.jsonl").write_text("".join([others[0][:9], *others[1:]]))
     with pytest.raises(UserError, match=r"rows.here-2.jsonl line 1: damaged; remove the line"):
         plot.main([str(tmp_path)])
 
 
-def test_started_again_it_runs_nothing_and_says_the_same(run, copied, started, capsys):
-    before = (copied / "rows.jsonl").read_bytes()
-    run(copied)
-    first = capsys.readouterr().out
-    run(copied)
-    assert capsys.readouterr().out == first
-    assert not started
-    assert (copied / "rows.jsonl").read_bytes() == before  # though it lies in another folder now
-    assert "4 runs, 24 steps; 4 runs are done already" in first
-    accuracies = [f"{rows_of(copied)['none', seed]['accuracy']:.1%}" for seed in (0, 1)]
-    (line,) = [line for line in first.splitlines() if line.startswith("none ")]
-    assert line.split()[1:3] == accuracies
-    assert "verdict: " in first and "cost of the gate: +" in first
+def test_started_again_it_runs_nothing_and_says_the_same(run, copied, commands, capsys):
+    before, said = (copied / "rows.jsonl").read_bytes(), []
+    for _ in range(2):
+        run(copied)
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] and "4 runs, 24 steps; 4 runs are done already" in said[0]
+    assert not commands and (copied / "rows.jsonl").read_bytes() == before  # though it lies in another folder now
+    (line,) = [line for line in said[0].splitlines() if line.startswith("none ")]
+    assert line.split()[1:3] == [f"{rows_of(copied)['none', seed]['accuracy']:.1%}" for seed in (0, 1)]
 
 
-def test_it_runs_what_has_no_row_and_goes_on_where_a_run_was_stopped(run, copied, base, started, helpers):
+def test_it_runs_what_has_no_row_and_goes_on_where_a_run_was_stopped(run, copied, base, commands, helpers, capsys):
     before, lines = rows_of(copied), (copied / "rows.jsonl").read_text().splitlines(keepends=True)
     kept = [line for line in lines if '"arm": "none", "seed": 1' in line or '"arm": "elementwise", "seed": 0' in line]
     # one run had ended when its row was cut short; the other one was stopped after step 3
@@ -205,18 +181,16 @@ def test_it_runs_what_has_no_row_and_goes_on_where_a_run_was_stopped(run, copied
     stopped = copied / "elementwise-seed1"
     for name in ("metrics.jsonl", "ckpt.pt", "best.pt"):
         (stopped / name).unlink()
-    data = copied / "data" / "seed1"
-    helpers.train(data, stopped, **base | dict(max_iters=3, gate="elementwise", seed=1))
+    helpers.train(copied / "data" / "seed1", stopped, **base | dict(max_iters=3, gate="elementwise", seed=1))
     run(copied)
-    assert sorted(started) == ["elementwise-seed1", "none-seed0"]
+    said = capsys.readouterr().out
+    assert sorted(commands) == ["train.py elementwise-seed1", "train.py none-seed0"]
+    assert f"resuming {stopped} at step 3" in said and f"resuming {copied / 'none-seed0'} at step 6" in said
     assert (copied / "rows.jsonl").read_text().startswith("".join(kept))
-    assert f"resuming {stopped} at step 3" in (stopped / "log.txt").read_text()
-    assert f"resuming {copied / 'none-seed0'} at step 6" in (copied / "none-seed0" / "log.txt").read_text()
     after = rows_of(copied)
     assert len(after) == 4
     for name, row in after.items():
-        assert [step for step, _ in row["curve"]] == [0, 3, 6]
-        assert row["curve"] == before[name]["curve"]
+        assert row["curve"] == before[name]["curve"] and [step for step, _ in row["curve"]] == [0, 3, 6]
         assert row["val_loss"] == pytest.approx(before[name]["val_loss"], rel=1e-6)
 
 
@@ -257,35 +231,24 @@ def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(monkeypa
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{first},{second}")
     started, seen = [], []  # the GPU of each process; those of all that were started before one was first asked
 
-    class Ended:
-        returncode = 0
+    def start_process(command, folder, threads, gpu, processes, held):
+        started.append(gpu)
+        assert processes == each
+        return types.SimpleNamespace(returncode=0, poll=lambda: seen.append(list(started)) or 0)
 
-        def __init__(self, command, env, **keys):
-            started.append(env["CUDA_VISIBLE_DEVICES"])
-            assert (f"--nproc-per-node={each}" in command) == (each > 1)
-
-        def poll(self):
-            seen.append(list(started))
-            return 0
-
-    monkeypatch.setattr(runner.subprocess, "Popen", Ended)
+    monkeypatch.setattr(runner, "start_process", start_process)
     monkeypatch.setattr(runner, "prepare", lambda config, keys, seed, place: place)
-    monkeypatch.setattr(tables, "show", lambda config, row: "")
     monkeypatch.setattr(runner, "finish", lambda config, job: made_row(job["item"], 0.5))
-    arms = {"none": {}, "gated": {"gate": "elementwise"}}
     keys = dict(jobs=jobs, processes_per_run=each, base=FLOAT32 | {"gradient_accumulation_steps": 2})
-    config = experiment.ExperimentConfig(arms=arms, seeds=[0, 1, 2, 3], data=DATA, **keys)
+    config = experiment.ExperimentConfig(arms=ARMS, seeds=[0, 1, 2, 3], data=DATA, **keys)
     runner.work(config, tmp_path)
     assert len(read_rows(tmp_path)) == len(started) == 8
     assert sorted(seen[0]) == sorted([first, second] * (at_a_time // 2))
     assert started.count(first) == started.count(second) == 4
 
 
-def test_runs_of_several_processes_need_gpus_and_micro_steps_for_each(monkeypatch, helpers):
-    keys = dict(arms={"none": {}}, processes_per_run=4)
-    message = helpers.error_of(experiment.ExperimentConfig, base=FLOAT32 | {"gradient_accumulation_steps": 6}, **keys)
-    assert message.startswith("arm 'none': gradient_accumulation_steps=6: must be a multiple of processes_per_run=4")
-    config = experiment.ExperimentConfig(base=FLOAT32 | {"gradient_accumulation_steps": 8}, **keys)
+def test_runs_of_several_processes_need_gpus_and_share_the_cores(monkeypatch, helpers):
+    config = experiment.ExperimentConfig(arms={"none": {}}, processes_per_run=4, base=FLOAT32)
     monkeypatch.setattr(runner, "pick_device", lambda name: "cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     assert helpers.error_of(runner.gpus_of, config) == "processes_per_run=4: each needs a GPU, and there are 3"
@@ -308,7 +271,7 @@ def test_a_dry_run_plans_for_the_gpus_that_are_given(helpers):
     assert message.startswith("gpus=16: is for --dry_run=true")
 
 
-def test_a_run_of_two_processes_has_the_row_of_one(tmp_path, base, helpers):
+def test_a_run_of_two_processes_has_the_row_of_one(processes, tmp_path, base, helpers):
     keys = dict(arms={"none": {}}, base=base | {"gradient_accumulation_steps": 2}, data=DATA, jobs=1, exploratory=True)
     experiment.main(helpers.words(out_dir=tmp_path / "two", processes_per_run=2, **keys))
     (row,) = read_rows(tmp_path / "two")
@@ -321,22 +284,12 @@ def test_a_run_of_two_processes_has_the_row_of_one(tmp_path, base, helpers):
     assert "2 process(es)" in (tmp_path / "two" / "none-seed0" / "log.txt").read_text()
 
 
-def test_what_was_run_with_other_keys_is_not_taken_for_this_run(run, copied, base, started, helpers):
-    run(copied, base=base | {"n_layer": 1}, data=DATA | {"val_size": 60}, seeds="1")
-    assert sorted(started) == ["elementwise-seed1", "none-seed1"]
-    assert "resuming" not in (copied / "none-seed1" / "log.txt").read_text()
-    assert helpers.metrics(copied / "none-seed1", "eval")[-1]["labels"] == 60 * 4
-    assert load(copied / "none-seed1")["model_args"]["n_layer"] == 1
-    assert load(copied / "none-seed1.1")["model_args"]["n_layer"] == 2  # no checkpoint is lost
-    lines = (copied / "rows.jsonl").read_text().splitlines()
-    assert len(lines) == 6  # the old rows are still true of what they say
-    assert [json.loads(line)["config"]["n_layer"] for line in lines] == [2] * 4 + [1] * 2
-
-
-def test_a_folder_in_which_another_run_is_at_work_is_left_alone(run, copied, base, started, helpers):
-    with lock(copied / "none-seed1"):
-        message = helpers.error_of(run, copied, base=base | {"n_layer": 1}, seeds="1")
-    assert "is running in it" in message and not (copied / "none-seed1.1").exists()
+def test_a_folder_of_a_run_of_other_keys_is_left_alone(run, copied, base, commands, helpers):
+    before = (copied / "rows.jsonl").read_bytes()
+    message = helpers.error_of(run, copied, base=base | {"n_layer": 1}, seeds="1")
+    assert "none-seed1: holds a run of other keys; move it away, or take another --out_dir" in message
+    assert not commands and (copied / "rows.jsonl").read_bytes() == before
+    assert load(copied / "none-seed1")["model_args"]["n_layer"] == 2
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -344,16 +297,10 @@ def test_a_folder_in_which_another_run_is_at_work_is_left_alone(run, copied, bas
 
 
 def test_workers_that_start_together_prepare_their_data_once(tmp_path, monkeypatch):
-    made, call = [], subprocess.run
-
-    def watch(command, **keys):
-        made.append(command)
-        return call(command, **keys)
-
-    monkeypatch.setattr(runner.subprocess, "run", watch)
-    keys = DATA | {"train_size": 20_000}
+    made, prepare = [], mqar_prepare.main
+    monkeypatch.setattr(mqar_prepare, "main", lambda words: made.append(words) or prepare(words))
     with ThreadPoolExecutor(4) as pool:  # a lock is that of an open file: threads exclude each other as processes do
-        folders = list(pool.map(lambda _: runner.prepare(PLAIN, keys, 3, tmp_path), range(4)))
+        folders = list(pool.map(lambda _: runner.prepare(PLAIN, DATA, 3, tmp_path), range(4)))
     assert folders == [tmp_path / "seed3"] * 4 and len(made) == 1
     assert open_dataset(folders[0]).meta["seed"] == 3
 
@@ -361,22 +308,22 @@ def test_workers_that_start_together_prepare_their_data_once(tmp_path, monkeypat
 def test_the_data_are_shared_by_all_runs_that_ask_for_the_same(tmp_path, monkeypatch):
     made = []
 
-    def prepare(command, **keys):
-        asked = json.loads(command[-1].partition("=")[2])
+    def prepare(words):
+        asked = json.loads(words[0].partition("=")[2])
         folder = Path(asked.pop("out_dir"))
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "meta.json").write_text('{"generator_version": 1}')
         made.append((str(folder.relative_to(tmp_path)), asked))
-        return types.SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr(runner.subprocess, "run", prepare)
+    for name in ("mqar", "wikitext103"):
+        monkeypatch.setattr(f"data.{name}.prepare.main", prepare)
     monkeypatch.setattr(runner, "start_process", lambda *words: None)
     settings = {"a": {"n_layer": 1}, "b": {"n_layer": 2}, "c": {"data": {"pairs": 2}}}
     config = experiment.ExperimentConfig(
         arms={"x": {}, "y": {}}, settings=settings, seeds=[0, 1], base=FLOAT32, data=DATA
     )
-    for run in experiment.runs_of(config, config.seeds, []):
-        runner.start(config, run, tmp_path, 1, None, None)
+    for item in experiment.runs_of(config, config.seeds, []):
+        runner.start(config, item, tmp_path, 1, None, None)
     fewer = DATA | {"pairs": 2}
     assert made == [
         ("data/seed0", DATA | {"seed": 0}), ("data/c/seed0", fewer | {"seed": 0}),
@@ -390,7 +337,7 @@ def test_the_data_are_shared_by_all_runs_that_ask_for_the_same(tmp_path, monkeyp
     assert made == [("fixed/all", DATA | {"seed": 7}), ("text/all", {"mini": True})]
 
 
-def test_the_experiment_on_wikitext_runs_on_other_text_and_claims_ratios_of_word_perplexity(base, tmp_path, in_process):
+def test_the_experiment_on_wikitext_runs_on_other_text_and_claims_ratios_of_word_perplexity(base, tmp_path):
     copies = tmp_path / "copies"
     copies.mkdir()
     for split, times in {"train": 40, "valid": 30, "test": 10}.items():
@@ -403,10 +350,10 @@ def test_the_experiment_on_wikitext_runs_on_other_text_and_claims_ratios_of_word
     keys |= {"data": {"from_dir": str(copies), "tokenizer": "byte"}}
     words = [f"--{name}={json.dumps(value)}" for name, value in keys.items()]
     config = configurator.load(experiment.ExperimentConfig, [str(ROOT / "config/experiments/wikitext103.py"), *words])
-    found = experiment.run_all(config, tmp_path / "out")
-    rows = {(row["arm"], row["seed"]): row["scores"]["test"]["word_perplexity"] for row in found}
-    claim = claims.record(*claims.judge_claims(config, found))
-    ratios = {"0": rows["softmax", 0] / rows["softmax sigmoid", 0]}
+    rows = experiment.run_all(config, tmp_path / "out")
+    ends = {row["arm"]: row["scores"]["test"]["word_perplexity"] for row in rows}
+    claim = claims.record(*claims.judge_claims(config, rows))
+    ratios = {"0": ends["softmax"] / ends["softmax sigmoid"]}
     assert claim["seeds"] == pytest.approx(ratios, rel=1e-5) and claim["unit"] == "ratio"
     assert claim["threshold"] == pytest.approx(1 / 0.97, abs=1e-4)
     assert open_dataset(tmp_path / "out" / "data" / "all").counts("test")["words"] == 120
@@ -414,16 +361,16 @@ def test_the_experiment_on_wikitext_runs_on_other_text_and_claims_ratios_of_word
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_dry_run_times_steps_in_the_dtype_of_the_runs(dtype, base, monkeypatch):
-    found, forward = [], experiment.GPT.forward
+    dtypes, forward = [], experiment.GPT.forward
 
     def noted(model, *args):
-        found.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32)
+        dtypes.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32)
         return forward(model, *args)
 
     monkeypatch.setattr(experiment.GPT, "forward", noted)
     config = experiment.ExperimentConfig(arms={"none": {}}, seeds=[0], data=DATA, base=base | {"dtype": dtype})
     assert "1 of 1 runs to do" in experiment.estimate(config, [])
-    assert set(found) == {getattr(torch, dtype)}
+    assert set(dtypes) == {getattr(torch, dtype)}
 
 
 def test_without_a_gpu_a_dry_run_gives_gpu_hours_at_an_assumed_speed():
@@ -444,10 +391,10 @@ def test_without_a_gpu_a_dry_run_gives_gpu_hours_at_an_assumed_speed():
 
 def test_an_assumed_speed_counts_the_ids_and_the_tokens_of_the_data_to_come(base):
     keys = base | {"block_size": 64, "batch_size": 2, "gradient_accumulation_steps": 3}
-    run = {"config": keys, "data": DATA}  # rows of 32 tokens, 16 ids
+    item = {"config": keys, "data": DATA}  # rows of 32 tokens, 16 ids
     with torch.device("meta"):
-        of_token = experiment.GPT(experiment.configurator.build(train.TrainConfig, keys | {"vocab_size": 16}))
-    assert experiment.seconds_by_flops(run, 1e6) == pytest.approx(3 * of_token.flops_per_token() * 2 * 3 * 32 / 1e6)
+        of_token = experiment.GPT(configurator.build(train.TrainConfig, keys | {"vocab_size": 16})).flops_per_token()
+    assert experiment.seconds_of_step(item, 1, 1e6) == pytest.approx(3 * of_token * 2 * 3 * 32 / 1e6)
 
 
 def test_a_run_that_was_taken_over_costs_what_all_its_starts_did(base, tmp_path):
@@ -465,203 +412,128 @@ def test_a_run_that_was_taken_over_costs_what_all_its_starts_did(base, tmp_path)
 # Scores of finished runs
 
 
-@pytest.fixture(scope="module")
-def other_data(tmp_path_factory, helpers):
-    folder = tmp_path_factory.mktemp("other")
-    mqar_prepare.main(helpers.words(out_dir=folder, **OTHER))
-    return folder
-
-
-def test_finished_runs_are_scored_on_other_data_and_the_figures_are_drawn(base, tmp_path, other_data, capsys):
-    config = experiment.ExperimentConfig(
-        name="scored", arms={"softmax": {}, "gla": {"attention": "gla"}}, seeds=[0], data=DATA,
-        base=base | {"block_size": 64}, scores={"longer": {"batch_size": 8, "dataset": str(other_data)}}, jobs=2,
-    )  # fmt: skip
-    rows = experiment.run_all(config, tmp_path)
-    assert [row["arm"] for row in rows] == ["softmax", "gla"]
-    for row in rows:
-        score = row["scores"]["longer"]
-        assert list(score["slices"]) == ["32/4", "64/4", "64/7"] and score["attention"] == row["arm"]
-        assert score["labels"] == 50 * (4 + 4 + 7) and score["step"] == 6
-    assert experiment.run_all(config, tmp_path) == rows
-    (table,) = tables.slices_tables([rows[0], rows[1] | {"scores": {}}])  # one not finite
-    title, head, *lines = str(table).split("\n")
-    assert title.startswith("longer: ") and head.split() == ["arm", "32/4", "64/4", "64/7"]
-    shown = [f"{value:.1%}" for value in rows[0]["scores"]["longer"]["slices"].values()]
-    assert [line.split() for line in lines] == [["softmax", *shown], ["gla", "nan%", "nan%", "nan%"]]
-    assert tables.slices_tables([rows[0] | {"scored": {}}]) == []
-    figures = report.figures(rows, tmp_path)
-    assert [figure.name for figure in figures] == ["accuracy.png", "branch.png"]
-    assert all(figure.read_bytes().startswith(b"\x89PNG") for figure in figures)
-
-
-def test_a_finished_run_gets_the_scores_it_lacks_and_is_not_run_again(base, tmp_path, other_data, in_process, capsys):
-    commands = in_process
+def test_a_finished_run_gets_the_scores_it_lacks_and_is_not_run_again(base, tmp_path, commands, capsys, helpers):
+    mqar_prepare.main(helpers.words(out_dir=tmp_path / "other", **OTHER))
+    out = tmp_path / "out"
 
     def rows_with(**keys):
         about = dict(arms={"none": {}}, seeds=[0], data=DATA, base=base | {"block_size": 64})
         config = experiment.ExperimentConfig(**about | keys)
         capsys.readouterr()
         commands.clear()
-        (row,) = experiment.run_all(config, tmp_path)
+        (row,) = experiment.run_all(config, out)
         return row
 
     plain = rows_with()
-    assert commands == ["train.py"]
-    saved = load(tmp_path / "none-seed0")
-    other = {"dataset": str(other_data)}
+    assert commands == ["train.py none-seed0"]
+    saved = load(out / "none-seed0")
+    other = {"dataset": str(tmp_path / "other")}
     scores = {"a": other | {"batch_size": 8}, "b": other | {"batch_size": 4}}
     one = rows_with(scores={"a": scores["a"]})
-    assert commands == ["evaluate.py score_a.json"] and one["scores"]["a"]["labels"] == 50 * (4 + 4 + 7)
+    assert commands == ["evaluate.py none-seed0"] and one["scores"]["a"]["labels"] == 50 * (4 + 4 + 7)
+    assert list(one["scores"]["a"]["slices"]) == ["32/4", "64/4", "64/7"] and one["scores"]["a"]["step"] == 6
     two = rows_with(scores=scores)
-    assert commands == ["evaluate.py score_b.json"] and two["scores"]["a"] == one["scores"]["a"]
+    assert len(commands) == 1 and two["scores"]["a"] == one["scores"]["a"] and two["scores"].keys() == {"a", "b"}
     assert list(rows_with(scores={"b": scores["b"]})["scores"]) == ["b"] and not commands
     rows_with(scores=scores)
     assert not commands  # what the config did without for a while is still there
-    other = rows_with(scores=scores | {"a": {"batch_size": 8}})  # on the run's own data
-    assert commands == ["evaluate.py score_a.json"] and other["scores"]["b"] == two["scores"]["b"]
-    assert other["scores"]["a"]["labels"] == 50 * 4
-    assert all(plain[name] == other[name] for name in ("seconds", "curve", "val_loss", "versions"))
-    assert saved["run_id"] == load(tmp_path / "none-seed0")["run_id"]
-    assert len(read_rows(tmp_path)) == 1  # of the lines of a run the last one counts
+    own = rows_with(scores=scores | {"a": {"batch_size": 8}})  # on the run's own data
+    assert len(commands) == 1 and own["scores"]["b"] == two["scores"]["b"] and own["scores"]["a"]["labels"] == 50 * 4
+    assert all(plain[name] == own[name] for name in ("seconds", "curve", "val_loss", "versions"))
+    assert saved["run_id"] == load(out / "none-seed0")["run_id"]
+    assert len(read_rows(out)) == 1  # of the lines of a run the last one counts
+    assert [figure.name for figure in report.figures([own], out)] == ["accuracy.png", "branch.png"]
 
     assert list(rows_with(scores=scores, run=False)["scores"]) == ["b"] and not commands
     assert "1 finished runs lack a score, which --run=true computes" in capsys.readouterr().out
-    (tmp_path / "none-seed0" / "ckpt.pt").unlink()
+    (out / "none-seed0" / "ckpt.pt").unlink()
     assert list(rows_with(scores=scores)["scores"]) == ["b"] and not commands
-    lost = f"1 finished runs lack a score (a), and their checkpoints are not in {tmp_path}: none-seed0; to run one"
-    assert lost in capsys.readouterr().out
-
-
-def test_an_experiment_on_text_shows_losses_and_has_no_verdict(base, tmp_path):
-    made = {"attention": "cosformer", "gate": "none", "trained_length": 4}
-    lengths = [{"block_size": 4, "loss": 2.0, "by_position": [[0, 3.0], [2, 1.0]]}, {"block_size": 8, "limit": "past"}]
-    rows = [
-        {"arm": arm, "seed": seed, "metric": "val_loss", "val_loss": 2.0 + seed, "curve": [[0, 5.0], [6, 2.0 + seed]],
-         "data": {}, "config": {"attention": "cosformer", "gate": gate}, "scores": {"ntk": made | {"lengths": lengths}}}
-        for arm, gate in (("plain", "none"), ("gated", "elementwise")) for seed in (0, 1)
-    ]  # fmt: skip
-    config = experiment.ExperimentConfig(arms={"plain": {}, "gated": {}}, seeds=[0, 1], metric="val_loss", base=FLOAT32)
-    assert "gated  2.0000  3.0000  2.5000  -3.8531 to 8.8531" in str(tables.table(config, rows))
-    names = ["val_loss.png", "lengths_gain.png"]
-    assert [figure.name for figure in report.figures(rows, tmp_path)] == names
+    assert f"1 finished runs have no checkpoint in {out} (none-seed0), which a score" in capsys.readouterr().out
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Mistakes, and runs that fail
 
+GAIN = {"contrast": {"none": 1}, "above": 0}
+CHOOSING = dict(selection_seeds=[5], learning_rates=[1.0])
+WRONG = [
+    (dict(arms={"none": {"gaet": "none"}}), "arm 'none': unknown key 'gaet' (did you mean 'gate'?)"),
+    (dict(arms={"none": {}, "elementwise": {"n_head": 3}}), "n_embd=16: must be a multiple of n_head=3"),
+    (dict(arms={"none": {}, "elementwise": "gla"}), "arms: elementwise: it='gla': must be a dict"),
+    (dict(arms={}), "arms={}: there is nothing to run"),
+    (dict(seeds=[]), "seeds=[]: there is nothing to run; add one at least"),
+    (dict(arms={"none": {"dtype": "auto"}}), "arm 'none': dtype=auto is timed anew"),
+    (dict(metric="val_loss", solved_above=0.9), "solved_above: is about accuracy, and metric='val_loss'"),
+    (dict(scores={"longer": {"lenghts": 5}}), "score 'longer': unknown key 'lenghts' (did you mean 'lengths'?)"),
+    (dict(metric="loss"), "metric='loss': must be one of accuracy, val_loss"),
+    (dict(learning_rates=[0.1]), "metric='accuracy': with learning_rates it must be val_loss"),
+    (dict(learning_rates=[0.1], selection_seeds=[1]), "selection_seeds=[1]: the comparison uses some of them"),
+    (dict(selection_seeds=[5]), "selection_seeds: there are no learning_rates"),
+    (dict(rate_of={"elementwise": "none"}), "rate_of: without selection_seeds"),
+    (dict(rate_of={"none": "none"}), "rate_of: none='none': must be one of elementwise"),
+    (dict(rate_of={"none": []}, **CHOOSING), "rate_of: none: it=[]: must be a text"),
+    (
+        dict(selection_iters=[2, 7], **CHOOSING),
+        "selection_iters=[2, 7]: must be one or two, growing, none over max_iters=6",
+    ),
+    (dict(select_by="best"), "select_by='best': must be one of auc, last"),
+    (dict(settings={"a": {"n_layr": 1}}), "unknown key 'n_layr'"),
+    (dict(settings={"a": {"data": 1}}), "settings: a: data=1: must be a dict"),
+    (dict(claims={"helps": {"contrast": {"gatd": 1}, "above": 0}}), "claims: helps='gatd'"),
+    (dict(claims={"helps": {"contrast": {}}}), "claims: helps: contrast={}: must be a dict"),
+    (dict(claims={"helps": {"contrast": {"d8": {"none": 1}}, "above": 0}}), "claims: helps: setting='d8'"),
+    (dict(claims={"helps": {"contrast": {"none": "1"}, "above": 0}}), "claims: helps: none='1': must be"),
+    (dict(claims={"helps": GAIN | {"above": []}}), "claims: helps: above=[]: must be a number"),
+    (
+        dict(claims={"helps": GAIN | {"sidse": 1}}),
+        "claims: helps='sidse': must be one of contrast, above, other_than, ",
+    ),
+    (dict(claims={"helps": GAIN | {"sides": 3}}), "claims: helps: sides=3: must be"),
+    (dict(claims={"helps": GAIN | {"other_than": 0}}), "claims: helps: other_than has two sides"),
+    (dict(claims={"helps": GAIN | {"in": 1, "within": 1}}), "claims: helps: a count (in) has above"),
+    (dict(claims={"helps": GAIN | {"in": 3}}), "claims: helps: in=3: is more than the seeds of its arms"),
+    (dict(claims={"helps": {"contrast": {"none": 1}}}), "claims: helps: must have above, other_than or within"),
+    (dict(claims={"helps": GAIN | {"of": ["lost"]}}), "claims: helps: of=['lost']: must be names"),
+    (dict(claims={"helps": GAIN | {"of": ["log"]}}), "claims: helps: of=['log']: must be names"),
+    (dict(claims={"helps": GAIN | {"of": [["log"]]}}), "claims: helps: of=[['log']]: must be names"),
+    (dict(base={"max_iter": 5}), "unknown key 'max_iter' (did you mean 'max_iters'?)"),
+    (dict(data=DATA | {"pair": 4}), "data: unknown key 'pair' (did you mean 'pairs'?)"),
+    (dict(base=FLOAT32 | {"out_dir": "/tmp"}), "base: out_dir: the experiment sets it, so that its files stay in"),
+    (dict(arms={"none": {"dataset": "/tmp"}}), "arms: none: dataset: the experiment sets it"),
+    (dict(settings={"a": {"init_from": "/tmp"}}), "settings: a: init_from: the experiment sets it"),
+    (dict(scores={"longer": {"out": "/elsewhere/a.json"}}), "scores: longer: out: the experiment sets it"),
+    (dict(scores={"longer": {"checkpoint": "/tmp"}}), "scores: longer: checkpoint: the experiment sets it"),
+    (dict(gpus=16), "gpus=16: is for --dry_run=true"),
+]
 
-def test_a_wrong_key_is_found_before_the_first_run(run, tmp_path, base, started, helpers):
-    for keys, expected in [
-        (
-            dict(arms='{"none": {"gaet": "none"}, "elementwise": {}}'),
-            "arm 'none': unknown key 'gaet' (did you mean 'gate'?)",
-        ),
-        (dict(arms='{"none": {}, "elementwise": {"n_head": 3}}'), "n_embd=16: must be a multiple of n_head=3"),
-        (dict(arms='{"none": {}, "elementwise": "gla"}'), "arms: elementwise='gla': must be a dict"),
-        (dict(arms='{"none": {}}'), "treatment='elementwise': must be one of none"),
-        (dict(baseline="nonee"), "baseline='nonee': must be one of none, elementwise (did you mean 'none'?)"),
-        (dict(arms="{}"), "arms={}: there is nothing to run"),
-        (dict(seeds=""), "seeds=[]: there is nothing to run; add one at least"),
-        (dict(arms='{"none": {}, "elementwise": {"dtype": "auto"}}'), "arm 'elementwise': dtype=auto is timed anew"),
-        (dict(success_above="None"), "success_above: the verdict needs it, too"),
-        (dict(metric="val_loss"), "baseline: is about accuracy, and metric='val_loss'"),
-        (dict(treatment="gla"), "treatment='gla': must be one of none, elementwise"),
-        (dict(scores='{"longer": {"lenghts": 5}}'), "score 'longer': unknown key 'lenghts' (did you mean 'lengths'?)"),
-        (dict(metric="loss"), "metric='loss': must be one of accuracy, val_loss"),
-        (dict(learning_rates="0.1"), "metric='accuracy': with learning_rates it must be val_loss"),
-        (dict(learning_rates="0.1", selection_seeds="1"), "selection_seeds=[1]: the comparison uses some of them"),
-        (dict(selection_seeds="5"), "selection_seeds: there are no learning_rates"),
-        (dict(rate_of='{"elementwise": "none"}'), "rate_of: without selection_seeds"),
-        (dict(rate_of='{"none": "none"}'), "rate_of: none='none': must be one of elementwise"),
-        (
-            dict(selection_seeds="5", learning_rates="1", selection_iters=[2, 7]),
-            "selection_iters=[2, 7]: must be one number, or two with the smaller one first, and none over max_iters=6",
-        ),
-        (dict(select_by="best"), "select_by='best': must be one of auc, last"),
-        (dict(settings='{"a": {"n_layr": 1}}'), "unknown key 'n_layr'"),
-        (dict(claims='{"helps": {"contrast": {"gatd": 1}, "above": 0}}'), "claims: helps"),
-        (dict(claims='{"helps": {"contrast": {}}}'), "claims: helps: contrast={}: must be a dict"),
-        (
-            dict(claims='{"helps": {"contrast": {"d8": {"gated": 1}}, "above": 0}}'),
-            "claims: helps: setting='d8'",
-        ),
-        (
-            dict(claims='{"helps": {"contrast": {"none": "1"}, "above": 0}}'),
-            "claims: helps: none='1': must be",
-        ),
-        (dict(claims='{"helps": {"contrast": [], "above": 0}}'), "claims: helps: contrast=[]: must be a dict"),
-        (dict(claims='{"helps": {"contrast": {"none": 1}, "above": []}}'), "claims: helps: above=[]: must be a number"),
-        (
-            dict(claims='{"helps": {"contrast": {"none": 1}, "above": 0, "sidse": 1}}'),
-            "claims: helps='sidse': must be one of contrast, above, other_than, within, of, ",
-        ),
-        (
-            dict(claims='{"helps": {"contrast": {"none": 1}, "above": 0, "sides": 3}}'),
-            "claims: helps: sides=3: must be",
-        ),
-        (
-            dict(claims='{"helps": {"contrast": {"none": 1}, "other_than": 0, "sides": 1}}'),
-            "claims: helps: other_than is a threshold with two sides",
-        ),
-        (
-            dict(claims='{"helps": {"contrast": {"none": 1}, "in": 1, "within": 1}}'),
-            "claims: helps: a count (in) needs",
-        ),
-        (dict(claims='{"helps": {"contrast": {"none": 1}, "within": 0}}'), "claims: helps: within=0: must be a number"),
-        (dict(rate_of='{"none": []}', selection_seeds="5", learning_rates="1"), "rate_of: none: it=[]: must be a text"),
-        (dict(settings='{"a": {"data": 1}}'), "settings: a: data=1: must be a dict"),
-        (dict(base=base | {"max_iter": 5}), "unknown key 'max_iter' (did you mean 'max_iters'?)"),
-        (dict(data=DATA | {"pair": 4}), "data: unknown key 'pair' (did you mean 'pairs'?)"),
-        (dict(prepare="mqra"), "wikitext103 (did you mean 'mqar'?)"),
-    ]:
-        assert expected in helpers.error_of(run, tmp_path / "out", **keys)
-    assert not started
+
+@pytest.mark.parametrize("keys, expected", WRONG, ids=str)
+def test_a_wrong_key_is_found_before_the_first_run(keys, expected, base, helpers):
+    keys = dict(arms=ARMS, seeds=[0, 1], data=DATA, base=base) | keys
+    assert expected in helpers.error_of(experiment.ExperimentConfig, **keys)
 
 
 @pytest.mark.parametrize(
-    "name",  # as JSON spells it
-    ["../../evil", "/abs", "a/b", "..\\\\evil", "", " ", ".", "..", ".a", "x" * 300, "a\\u0000b", "a\\nb", "\\ud800"],
+    "name", ["../../evil", "/abs", "..\\evil", "", " ", "..", ".a", "x" * 300, "a\0b", "a\nb", "\ud800"]
 )
-def test_a_name_that_is_no_file_name_is_refused_and_nothing_is_written(run, tmp_path, started, helpers, name):
-    for kind, keys in {"arms": "{}", "settings": "{}", "scores": '{"batch_size": 8}'}.items():
+def test_a_name_that_is_no_file_name_is_refused(name):
+    for kind, keys in {"arms": {}, "settings": {}, "scores": {"batch_size": 8}}.items():
         with pytest.raises(UserError, match=f"{kind}: .*: names are file names"):
-            run(tmp_path / "out", **{kind: f'{{"{name}": {keys}}}'})
+            experiment.ExperimentConfig(**{"arms": ARMS, "base": FLOAT32} | {kind: {name: keys}})
     with pytest.raises(UserError, match="name: .*: names are file names"):
-        experiment.ExperimentConfig(name=json.loads(f'"{name}"'), arms={"none": {}}, base=FLOAT32)
-    assert not started and not list(tmp_path.iterdir())
+        experiment.ExperimentConfig(name=name, arms=ARMS, base=FLOAT32)
 
 
 @pytest.mark.parametrize("name", ["/any/folder", "../x", "mqar/../..", ".", "", "mqar/", "x" * 5000, "m\0", "shards"])
-def test_prepare_is_one_of_the_names_under_data_and_no_code_of_another_folder_runs(run, tmp_path, helpers, name):
+def test_prepare_is_one_of_the_names_under_data_and_no_code_of_another_folder_runs(tmp_path, helpers, name):
     (tmp_path / "any").mkdir()
     (tmp_path / "any" / "prepare.py").write_text("raise SystemExit('this ran')")
     for each in (name, str(tmp_path / "any"), f"../{tmp_path.name}/any"):
-        message = helpers.error_of(run, tmp_path / "out", prepare=each)
+        message = helpers.error_of(experiment.ExperimentConfig, arms=ARMS, base=FLOAT32, prepare=each)
         assert message.startswith("prepare=") and "must be one of backcopy, mqar, pystdlib" in message
-    assert [file.name for file in tmp_path.iterdir()] == ["any"]
 
 
-def test_keys_that_would_lead_out_of_out_dir_are_refused(run, tmp_path, base, helpers):
-    for keys in [
-        dict(base=base | {"out_dir": "/tmp"}),
-        dict(arms='{"none": {"dataset": "/tmp"}, "elementwise": {}}'),
-        dict(settings='{"a": {"init_from": "/tmp"}}'),
-        dict(scores='{"longer": {"out": "/elsewhere/a.json"}}'),
-        dict(scores='{"longer": {"checkpoint": "/tmp"}}'),
-    ]:
-        message = helpers.error_of(run, tmp_path / "out", **keys)
-        assert message.endswith("the experiment sets it, so that its files stay in out_dir; leave it out")
-    assert not list(tmp_path.iterdir())
-
-
-def test_two_runs_never_share_a_folder(helpers):
-    keys = dict(settings={"a": {}, "a-b": {}}, arms={"b-c": {}, "c": {}}, base=FLOAT32)
-    message = helpers.error_of(experiment.ExperimentConfig, **keys)
-    assert "'a' with 'b-c' and 'a-b' with 'c' would share the folder a-b-c-seed0; rename one of them" in message
-
-
-def test_the_folder_of_somebody_else_is_refused_before_anything_is_written(run, tmp_path, started, helpers):
+def test_the_folder_of_somebody_else_is_refused_before_anything_is_written(run, tmp_path, commands, helpers):
     for name, content in [("model.py", "theirs"), ("rows.jsonl", '{"theirs": 1}\n'), (".nanogate", "run\n")]:
         folder = tmp_path / name.strip(".")
         folder.mkdir()
@@ -671,7 +543,7 @@ def test_the_folder_of_somebody_else_is_refused_before_anything_is_written(run, 
             said = "holds what is not of an experiment", "line 1: it has no arm", "another kind of output, 'run'"
             assert any(words in message for words in said)
         assert [file.read_text() for file in folder.iterdir()] == [content]
-    assert not started
+    assert not commands
     run(tmp_path / "model.py", run=False, overwrite=True)
     assert (tmp_path / "model.py" / "model.py").read_text() == "theirs"
     assert (tmp_path / "model.py" / ".nanogate").read_text() == "experiment\n"
@@ -685,10 +557,9 @@ def test_the_steps_of_a_run_are_those_of_train_py_with_all_its_keys():
     assert [experiment.steps_of([run]) for run in runs] == [5000, 1000]
 
 
-def test_a_run_that_dies_is_one_line_that_names_its_log(run, tmp_path, base, helpers):
+def test_a_run_that_dies_is_one_line_that_names_its_log(processes, run, tmp_path, base, helpers):
     out_dir = tmp_path / "out"
-    arms = '{"none": {"block_size": 16}, "elementwise": {}}'
-    message = helpers.error_of(run, out_dir, arms=arms, seeds="0", base=base | {"max_iters": 100_000})
+    message = helpers.error_of(run, out_dir, arms='{"none": {"block_size": 16}}', seeds="0")
     assert "none-seed0 ended with status 2: error: " in message
     assert "block_size=16 is too small" in message and str(out_dir / "none-seed0" / "log.txt") in message
     assert not (out_dir / "rows.jsonl").exists()
@@ -704,9 +575,9 @@ def ended(mqar, tmp_path, helpers):
         except SystemExit as stopped:
             assert stopped.code == status
         (tmp_path / "log.txt").write_text("Traceback\nIndexError: list index out of range\n")
-        run = {"arm": "none", "seed": 0, "data": {}, "config": {}}
+        item = {"arm": "none", "seed": 0, "data": {}, "config": {}}
         process = types.SimpleNamespace(returncode=status)
-        return {"item": run, "folder": tmp_path, "process": process, "started": 0.0}
+        return {"item": item, "folder": tmp_path, "process": process, "started": 0.0}
 
     return call
 

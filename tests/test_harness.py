@@ -48,6 +48,7 @@ if not HAS_LIBRARY:  # what harness.py takes from it; make test-all installs the
         vars(sys.modules[path]).update(names)
 
 import harness  # noqa: E402
+from rules import UserError  # noqa: E402
 
 CONTEXTS = ["The quick", "The quick", "Boxkämpfer jagen", "The quick", "x", "Boxkämpfer jagen"]
 CONTINUATIONS = [" brown fox", " f", " Eva", "", "yz", " dogs and foxes"]
@@ -144,12 +145,6 @@ def test_a_model_whose_rows_began_with_an_id_reads_it_before_every_text(mixer, t
     assert own.generate_until(requests(("The quick", {"max_gen_toks": 12}))) == [expected]
 
 
-def test_a_context_of_nothing_is_the_id_before_a_text(trained):
-    own = harness.NanogateLM(checkpoint=str(trained("gla")), device="cpu")
-    ((nats, _),) = own._loglikelihood_tokens([(("\n", "def"), [], list(b"def"))])
-    assert nats == pytest.approx(definition(own.model, [ord("\n")], list(b"def"))[0], rel=1e-5)
-
-
 @pytest.mark.parametrize("ends", [7, [7, 115], None])
 def test_an_imported_model_has_the_special_tokens_of_its_folder(ends, trained, tmp_path, helpers):
     folder = shutil.copytree(trained("gla"), tmp_path / "out")
@@ -160,12 +155,15 @@ def test_an_imported_model_has_the_special_tokens_of_its_folder(ends, trained, t
     assert found[0] == pytest.approx(definition(own.model, [5], list(b"fox"))[0], rel=1e-5)
     plain = harness.NanogateLM(checkpoint=str(trained("gla")), device="cpu")
     assert plain.prefix_token_id == ord("\n") and plain.ends == []
+    ((nats, _),) = plain._loglikelihood_tokens([(("\n", "def"), [], list(b"def"))])
+    assert nats == pytest.approx(definition(plain.model, [ord("\n")], list(b"def"))[0], rel=1e-5)
     ids = own.model.generate(torch.tensor([list(b"The quick")]), 12, temperature=0)[0, 9:].tolist()
     own.ends = [ids[4]]
     shorter = bytes(ids[: ids.index(ids[4])]).decode(errors="replace")
     assert own.generate_until(requests(("The quick", {"max_gen_toks": 12}))) == [shorter]
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": "</s>"}))
-    assert "generation_config.json" in helpers.error_of(harness.special_tokens, folder)
+    for wrong in ({"eos_token_id": "</s>"}, {"eos_token_id": ["</s>"]}, {"bos_token_id": -1}, [7]):
+        (folder / "generation_config.json").write_text(json.dumps(wrong))
+        assert "generation_config.json" in helpers.error_of(harness.special_tokens, folder)
 
 
 def test_text_is_written_up_to_a_stop_string(trained):
@@ -176,9 +174,6 @@ def test_text_is_written_up_to_a_stop_string(trained):
     stop = whole[5:7]
     keys = {"max_gen_toks": 12, "until": [stop, "no such text"], "do_sample": False, "temperature": 0.8}
     assert own.generate_until(requests(("The quick", keys))) == [whole[: whole.index(stop)]]
-    limited = harness.NanogateLM(checkpoint=str(trained("cosformer")), device="cpu")
-    (long,) = limited.generate_until(requests(("The quick " * 9, {"max_gen_toks": 100})))
-    assert 0 < len(long) <= 31
 
 
 def test_an_answer_is_as_long_as_asked_after_the_whole_prompt_or_ends_where_the_layers_do(trained):
@@ -186,25 +181,16 @@ def test_an_answer_is_as_long_as_asked_after_the_whole_prompt_or_ends_where_the_
         own = harness.NanogateLM(checkpoint=str(trained(mixer)), device="cpu")
         ids = list(("The quick " * 9)[:prompt].encode())
         expected = own.model.generate(torch.tensor([ids[-32:]]), length, temperature=0)[0, len(ids[-32:]) :].tolist()
-        (found,) = own.generate_until(requests((bytes(ids).decode(), {"max_gen_toks": asked})))
-        assert found == bytes(expected).decode(errors="replace")
+        (text,) = own.generate_until(requests((bytes(ids).decode(), {"max_gen_toks": asked})))
+        assert text == bytes(expected).decode(errors="replace")
 
 
-@pytest.mark.parametrize(
-    ("keys", "temperature"),
-    [
-        ({}, 0.0),
-        ({"temperature": 0.7}, 0.7),
-        ({"do_sample": True}, 1.0),
-        ({"do_sample": True, "temperature": 0.7}, 0.7),
-        ({"do_sample": False, "temperature": 0.7}, 0.0),
-    ],
-)
-def test_a_request_without_a_temperature_is_greedy_unless_it_asks_for_a_sample(keys, temperature, trained, monkeypatch):
-    own, found = harness.NanogateLM(checkpoint=str(trained("gla")), device="cpu"), []
-    monkeypatch.setattr(own.model, "stream", lambda *args, temperature, **keys: found.append(temperature) or [])
-    own.generate_until(requests(("The", keys)))
-    assert found == [temperature]
+def test_a_request_without_a_temperature_is_greedy_unless_it_asks_for_a_sample(trained, monkeypatch):
+    own, asked, at = harness.NanogateLM(checkpoint=str(trained("gla")), device="cpu"), [], {"temperature": 0.7}
+    monkeypatch.setattr(own.model, "stream", lambda *args, temperature, **keys: asked.append(temperature) or [])
+    cases = [{}, at, {"do_sample": True}, at | {"do_sample": True}, at | {"do_sample": False}]
+    own.generate_until(requests(*(("The", keys) for keys in cases)))
+    assert asked == [0.0, 0.7, 1.0, 0.7, 0.0]
 
 
 def test_what_cannot_be_scored_is_one_line(trained, mqar, helpers, tmp_path):
@@ -235,15 +221,14 @@ def test_the_windows_are_those_of_the_library(length):
     assert list(harness.windows([0, *ids], 8)) == list(expected)
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + ".json", "file/results"])
-@pytest.mark.parametrize("spelled", ["--output_path {}", "--output_path={}", "-o {}"])
-def test_an_output_path_that_cannot_be_written_is_refused_before_any_work(
-    tmp_path, monkeypatch, helpers, name, spelled
-):
+@pytest.mark.parametrize(
+    "words", ["--output_path {}/" + "x" * 300, "--output_path={}/file/results", "-o {}/file/a.json"]
+)
+def test_an_output_path_that_cannot_be_written_is_refused_before_any_work(tmp_path, monkeypatch, words):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(harness, "cli_evaluate", lambda: pytest.fail("the work has begun"))
-    words = ["run", "--model", "nanogate", *spelled.format(tmp_path / name).split()]
-    assert helpers.error_of(harness.main, words).startswith("output_path=")
+    with pytest.raises((UserError, OSError)):
+        harness.main(["run", "--model", "nanogate", *words.format(tmp_path).split()])
 
 
 @pytest.mark.skipif(not HAS_LIBRARY, reason="needs lm-eval")

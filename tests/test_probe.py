@@ -10,8 +10,6 @@ import torch
 
 from gate import Gate
 from model import GPT, MIXERS, GPTConfig
-from ops.layers import manual_attention
-from ops.recurrence import recurrent
 from runs import probe
 from runs.probe import weights_of
 from study import interventions
@@ -68,23 +66,8 @@ def test_a_head_that_attends_only_to_key_0_has_a_sink_of_1_and_uniform_attention
     uniform(mixer, 1)
     sink = sink_of(mixer, x)
     assert sink["share"] == [1.0, pytest.approx(probe.baseline(T), rel=1e-3)]
-    assert sink["mean_weight"] == sink["share"]
     assert (sink["heads_above"], sink["kind"]) == (0.5, "weights")
-
-
-def test_the_baseline_is_the_mean_over_the_queries_behind_the_first():
     assert probe.baseline(3) == pytest.approx((1 / 2 + 1 / 3) / 2)
-    assert probe.baseline(64) == pytest.approx(0.0594, abs=1e-4)
-
-
-@torch.no_grad()
-def test_a_recurrence_that_forgets_nothing_and_has_one_key_and_query_has_the_uniform_proxy():
-    mixer = make_model(attention="gla").blocks[0].mixer
-    mixer.qkv.weight.view(3, -1, C)[:2] = 1.0
-    mixer.decay_out.bias.fill_(1e4)  # log-decay 0
-    mixer.decay_out.weight.zero_()
-    sink = sink_of(mixer, torch.ones(1, T, C))
-    assert sink["share"] == [pytest.approx(probe.baseline(T), rel=1e-3)] * H and sink["kind"] == "proxy"
 
 
 @torch.no_grad()
@@ -97,41 +80,10 @@ def test_weights_of_both_signs_count_by_their_size_and_cosformers_as_a_share():
     x = torch.zeros(1, 3, C)
     x[0, :, 0] = torch.tensor([-2.0, 1.0, 1.0])  # q = k = x / sqrt(D): the weights of query 2 are -2, 1 and 1
     sink = sink_of(mixer, x)
-    assert sink["share"] == [pytest.approx((2 / 3 + 2 / 4) / 2, rel=1e-3)] * H
-    assert sink["mean_weight"] == [pytest.approx(-2 * D**-0.5, rel=1e-3)] * H
+    assert sink["share"] == [pytest.approx((2 / 3 + 2 / 4) / 2, rel=1e-3)] * H and sink["kind"] == "proxy"
     mixers = [make_model(attention="cosformer", readout_norm=norm).blocks[0].mixer for norm in ("none", "denominator")]
     plain, divided = (sink_of(mixer, random_x()) for mixer in mixers)
     assert plain["share"] == pytest.approx(divided["share"], rel=2e-3) and plain["kind"] == "share"
-    assert divided["mean_weight"] == pytest.approx(divided["share"], rel=2e-3)  # they sum to one
-
-
-@every_mixer
-@pytest.mark.parametrize("gate", ["none", "elementwise@key+headwise@value+elementwise"])
-def test_weights_times_values_are_the_readout(name, gate):
-    mixer, x = make_model(attention=name, gate=gate).double().blocks[0].mixer, random_x(torch.float64)
-    p = mixer.gated_projection(x)
-    o = mixer.read(p, None, 0)  # fused attention, or the recurrence in chunks
-    if mixer.norm_kind == "denominator":
-        o, denominator = o.split([D, 1], dim=-1)
-        o = o / denominator
-    weighted = torch.einsum("bhij,bjhd->bihd", weights_of(mixer, x), p.v)
-    torch.testing.assert_close(weighted, o, rtol=1e-9, atol=1e-12)
-
-
-def test_the_weights_of_the_delta_rule_are_those_of_its_definition():
-    mixer, x = make_model(attention="gated_deltanet").double().blocks[0].mixer, random_x(torch.float64)
-    p = mixer.gated_projection(x)
-    o, _ = recurrent(p.q, p.k, p.v, log_decay=p.log_decay, beta=p.beta)
-    torch.testing.assert_close(torch.einsum("bhij,bjhd->bihd", weights_of(mixer, x), p.v), o, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("keys", [dict(), dict(n_kv_head=1, qk_norm=True, position="rope")])
-def test_manual_and_fused_attention_agree(keys):
-    mixer, x = make_model(**keys).double().blocks[0].mixer, random_x(torch.float64)
-    p = mixer.gated_projection(x)
-    q, k, v = (y.transpose(1, 2).expand(3, H, T, D) for y in (p.q, p.k, p.v))
-    manual, _ = manual_attention(q, k, v, None, None, is_causal=True)
-    torch.testing.assert_close(manual.transpose(1, 2), mixer.read(p, None, 0), rtol=1e-10, atol=1e-12)
 
 
 # -- gates -------------------------------------------------------------------------------------------------------------
@@ -148,36 +100,34 @@ def make_gate(value, activation="sigmoid", granularity="headwise", is_static=Fal
     return gate
 
 
-def test_a_gate_of_bias_minus_40_is_below_a_tenth_and_collapsed():
-    meter = probe.gate_meter(make_gate(-40.0), random_x())
-    assert meter["below_0.1"] == [1.0] * H and meter["above_0.9"] == [0.0] * H
-    assert meter["histogram"] == [[1.0] + [0.0] * probe.BINS] * H
-    assert meter["collapsed"] == "all under 0.05"
+@pytest.mark.parametrize(
+    ("value", "activation", "mean", "shares", "collapsed"),
+    [
+        (-40.0, "sigmoid", 0.0, (1.0, 0.0), "all under 0.05"),
+        (0.0, "sigmoid", 0.5, (0.0, 0.0), "all within 0.05 of 0.5"),
+        (40.0, "sigmoid", 1.0, (0.0, 1.0), None),
+        (-3.0, "silu", 0.1423, (0.0, 0.0), None),  # by its size
+        (-3.0, "add_silu", 0.1423, (0.0, 0.0), None),  # what it adds
+        (2.0, "identity", 2.0, (0.0, 1.0), None),
+    ],
+)
+def test_the_meter_of_a_gate_of_one_value(value, activation, mean, shares, collapsed):
+    meter = probe.gate_meter(make_gate(value, activation), random_x())
+    assert meter["mean"] == [pytest.approx(mean, abs=1e-4)] * H and meter["collapsed"] == collapsed
+    assert (meter["below_0.1"], meter["above_0.9"]) == tuple([share] * H for share in shares)
+    place = min(int(20 * mean), 20)  # the last bin holds what is above 1
+    assert meter["histogram"] == [[float(i == place) for i in range(21)]] * H
 
 
 @pytest.mark.parametrize("granularity, heads", [("elementwise", H), ("headwise", H), ("shared", 1), ("scalar", 1)])
 @pytest.mark.parametrize("is_static", [False, True])
-def test_a_gate_that_never_moved_is_a_half_and_collapsed(granularity, heads, is_static):
-    meter = probe.gate_meter(make_gate(0.0, granularity=granularity, is_static=is_static), random_x())
-    assert (meter["mean"], meter["std"]) == ([0.5] * heads, [0.0] * heads)
-    assert meter["collapsed"] == "all within 0.05 of 0.5"
-
-
-def test_an_open_gate_is_not_collapsed_and_one_value_off_is_enough():
-    assert probe.gate_meter(make_gate(40.0), random_x())["above_0.9"] == [1.0] * H
-    gate = make_gate(0.0)
-    with torch.no_grad():
-        gate.proj.bias[1] = 1.0
+def test_every_gate_has_a_meter_and_one_value_off_is_enough_not_to_be_collapsed(granularity, heads, is_static):
+    gate = make_gate(0.0, granularity=granularity, is_static=is_static)
     meter = probe.gate_meter(gate, random_x())
-    assert meter["collapsed"] is None and meter["mean"] == [0.5, pytest.approx(0.7311, abs=1e-4)]
-
-
-def test_a_signed_gate_counts_by_its_size_and_an_additive_one_by_what_it_adds():
-    for activation, values in (("silu", "factor"), ("add_silu", "addend")):
-        meter = probe.gate_meter(make_gate(-3.0, activation), random_x())
-        assert meter["mean"] == [pytest.approx(3 / (1 + torch.tensor(3.0).exp().item()), rel=1e-3)] * H
-        assert meter["values"] == values
-    assert probe.gate_meter(make_gate(2.0, "identity"), random_x())["histogram"][0][-1] == 1.0  # above 1
+    assert (meter["mean"], meter["collapsed"]) == ([0.5] * heads, "all within 0.05 of 0.5")
+    with torch.no_grad():
+        (gate.static if is_static else gate.proj.bias)[-1] = 1.0
+    assert probe.gate_meter(gate, random_x())["collapsed"] is None
 
 
 @torch.no_grad()
@@ -195,48 +145,29 @@ def test_closing_the_head_that_attends_to_token_0_leaves_nothing_of_its_effectiv
     assert sink["effective"][0] == 0.0 < sink["effective"][1] == sink["effective_uniform"][1]
 
 
-@torch.no_grad()
-def test_key_norms_stand_by_position_in_parts_that_double():
-    mixer = make_model().blocks[0].mixer
-    mixer.qkv.weight.view(3, H, D, C)[1] = 0
-    mixer.qkv.weight.view(3, H, D, C)[1, :, 0, 0] = 1.0  # |k| = |x in channel 0|
-    x = torch.zeros(1, T, C)
-    x[0, :, 0] = torch.arange(T)
-    norms = sink_of(mixer, x)["key_norm"]
-    assert norms == [[0, 0.0], [1, 1.0], [2, 2.5], [4, 5.5], [8, 9.5]]
-
-
 # -- token 0, by query -------------------------------------------------------------------------------------------------
 
 
 def by_definition(mixer, x, stream, b, h, i):
     """What query i of row b gets from token 0 in head h: every part of the readout on its own, in loops."""
     p, heads = mixer.gated_projection(x), range(mixer.n_head)
-    weights, v = (
-        weights_of(mixer, x)[b, :, i],
-        p.v[b].repeat_interleave(mixer.n_head // p.v.shape[2], dim=1),
-    )  # (T, H, D)
+    weights, v = weights_of(mixer, x)[b, :, i], p.v[b].repeat_interleave(mixer.n_head // p.v.shape[2], dim=1)
     parts = torch.stack([torch.stack([weights[head, j] * v[j, head] for head in heads]) for j in range(T)])  # (T, H, D)
-    readout, factor = parts.sum(0), torch.ones_like(v[0])
+    readout, factor = parts.sum(0), mixer.config.branch_scale * torch.ones_like(v[0])
     if p.skip is not None:
         readout = readout + p.skip[b, i]
     norm = [] if mixer.norm is None else ["norm"]
     activation = [] if mixer.config.readout_activation == "none" else ["silu"]
-    for step in (*mixer.before_norm, *norm, *activation, *mixer.after_norm, "scale"):
+    for step in (*mixer.before_norm, *norm, *activation, *mixer.after_norm):
         if step == "norm":
             over = (-2, -1) if mixer.norm_groups else (-1,)
             by = (readout.square().mean(over, keepdim=True) + 1e-5).rsqrt() * mixer.norm.weight.view(-1, v.shape[2])
-        elif step == "silu":
-            by = readout.sigmoid()
-        elif step == "scale":
-            by = mixer.config.branch_scale
         else:
-            by = step.value(step.logits(x))[b, i]
+            by = readout.sigmoid() if step == "silu" else step.value(step.logits(x))[b, i]
         readout, factor = readout * by, factor * by
     written = mixer.out_proj.weight.view(C, mixer.n_head, -1)[:, h] @ (factor * parts[0])[h]
     if "output" in mixer.gates:
-        gate = mixer.gates["output"]
-        written = written * gate.value(gate.logits(x))[b, i, 0]
+        written = written * mixer.gates["output"].value(mixer.gates["output"].logits(x))[b, i, 0]
     before, after = parts[:, h].norm(dim=-1), (factor * parts)[:, h].norm(dim=-1)  # (T,) each
     return {
         "share": weights[h, 0].abs() / weights[h].abs().sum(),
@@ -323,16 +254,11 @@ def test_rows_read_in_parts_give_the_same_and_a_kind_without_queries_has_no_numb
 def test_losses_by_kind_are_those_of_their_labels_and_their_mean_is_the_loss():
     model, tokens = make_model(), random_tokens()
     targets = tokens.roll(-1, 1)
-    masks = probe.query_masks(tokens, {"low": list(range(10))})
+    masks = probe.query_masks(tokens, {"low": list(range(10))}) | {"none": torch.zeros_like(tokens) > 0}
     losses = probe.losses_by_kind(model, tokens, targets, masks, "float32")
-    losses_of_labels = torch.nn.functional.cross_entropy(
-        model(tokens).flatten(0, 1), targets.flatten(), reduction="none"
-    )
-    for name, mask in masks.items():
-        assert losses[name] == pytest.approx(losses_of_labels[mask.flatten()].mean().item(), rel=1e-3)
-    assert probe.losses_by_kind(model, tokens, targets, {"none": torch.zeros_like(tokens) > 0}, "float32") == {
-        "none": None
-    }
+    of_labels = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="none")
+    assert losses.pop("none") is None
+    assert losses == {name: pytest.approx(of_labels[masks[name].flatten()].mean().item(), rel=1e-3) for name in losses}
 
 
 def test_gu_et_al_count_heads_on_the_first_64_tokens():
@@ -348,47 +274,16 @@ def test_gu_et_al_count_heads_on_the_first_64_tokens():
     assert sink["heads_above"] == 1.0 and sink["share"][0] < 0.6
 
 
-# -- ranks -------------------------------------------------------------------------------------------------------------
-
-
-def test_effective_rank_counts_equal_singular_values():
-    for values, rank in (([1, 1, 1, 1], 4), ([5, 5, 0, 0], 2), ([3, 0, 0, 0], 1), ([0, 0, 0, 0], 1)):
-        assert probe.effective_rank(torch.tensor(values).double()).item() == pytest.approx(rank)
-    assert probe.effective_rank(torch.tensor([0.75, 0.25])).item() == pytest.approx(4 / 3**0.75)
-
-
 @torch.no_grad()
 def test_the_rank_of_a_readout_is_that_of_each_head():
     readout = torch.zeros(2, T, H, D)
     readout[:, :, 0] = torch.eye(D).repeat(3, 1)[: 2 * T].view(2, T, D)  # each unit vector three times
     readout[:, :, 1] = torch.randn(2, T, 1) * torch.ones(D)
     torch.testing.assert_close(probe.readout_rank(readout), torch.tensor([D, 1.0]).double(), atol=1e-4, rtol=0)
-
-
-@every_mixer
-def test_the_rank_of_w_v_w_o_is_that_of_their_product(name):
-    mixer = make_model(attention=name).blocks[0].mixer
-    value, x = probe.value_weight(mixer), random_x()
-    rank = probe.projection_rank(mixer)
-    for head in range(mixer.n_head):
-        product = mixer.out_proj.weight[:, head * D : (head + 1) * D] @ value[head]
-        expected = probe.effective_rank(torch.linalg.svdvals(product.double())[:D])
-        torch.testing.assert_close(rank[head], expected, rtol=1e-4, atol=0)
-    if name in ("softmax", "cosformer", "gla"):  # no convolution and no SiLU behind it
-        v = torch.einsum("hdc,btc->bthd", value, x)
-        torch.testing.assert_close(v, mixer.project(x, None, 0).v)
-
-
-@every_mixer
-def test_the_rows_of_w_v_make_the_values(name):
-    mixer = make_model(attention=name, n_kv_head=1).blocks[0].mixer
-    weight = (mixer.qkv if hasattr(mixer, "qkv") else mixer.in_proj).weight
-    (of_v,) = torch.autograd.grad(mixer.project(random_x(), None, 0).v.square().sum(), weight)
-    declared = probe.value_weight(mixer).flatten(0, 1)
-    (first,) = (i for i in range(len(weight)) if torch.equal(weight[i : i + len(declared)], declared))
-    rows = of_v.abs().sum(-1) > 0
-    assert rows[first : first + len(declared)].all()
-    assert rows.sum() <= len(declared) + mixer.n_head  # mamba2's dt is a factor on v, too
+    two = torch.zeros(1, 2, 1, D)
+    two[0, 0, 0, 0], two[0, 1, 0, 1] = 0.75, 0.25
+    assert probe.readout_rank(two).item() == pytest.approx(4 / 3**0.75)
+    assert probe.readout_rank(torch.zeros(1, 2, 1, D)).item() == 1.0
 
 
 # -- the residual stream, and the look inside --------------------------------------------------------------------------
@@ -479,10 +374,13 @@ def test_a_spike_is_five_deviations_above_the_last_hundred():
 @every_mixer
 def test_pruning_at_threshold_0_changes_nothing_and_above_every_value_closes_all(name):
     model, tokens = make_model(attention=name, gate="elementwise"), random_tokens()
-    before = model(tokens)
+    before, layers = model(tokens), probe.layer_meters(model, tokens, {}, "float32")
     with interventions.pruned(model, 0.0) as counts:
         assert torch.equal(model(tokens), before)
     assert counts[0] == 0 and counts[1] == 2 * 3 * T * model.blocks[0].mixer.n_head * D
+    with interventions.pruned(model, 0.1) as counts:
+        model(tokens)
+    assert counts[0] / counts[1] == pytest.approx(probe.summary(layers, T)["gate_below_0.1"]["readout"], abs=1e-3)
     with interventions.pruned(model, 1.01) as counts:
         closed = model(tokens)
     assert counts[0] == counts[1]
@@ -490,14 +388,6 @@ def test_pruning_at_threshold_0_changes_nothing_and_above_every_value_closes_all
         for block in model.blocks:
             block.mixer.out_proj.weight.zero_()
     torch.testing.assert_close(closed, model(tokens))
-
-
-def test_the_pruned_share_is_that_of_the_values_under_the_threshold():
-    model, tokens = make_model(gate="elementwise"), random_tokens()
-    layers = probe.layer_meters(model, tokens, {}, "float32")
-    with interventions.pruned(model, 0.1) as counts:
-        model(tokens)
-    assert counts[0] / counts[1] == pytest.approx(probe.summary(layers, T)["gate_below_0.1"]["readout"], abs=1e-3)
 
 
 @torch.no_grad()

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 from made_rows import made_row
-from tqdm import tqdm
 
 import experiment
 from runs import files
@@ -44,30 +43,18 @@ def until(condition):
 # Locks
 
 
-def test_a_run_is_taken_by_one_worker_and_is_free_when_it_and_the_processes_of_the_run_are_gone(tmp_path):
+def test_a_run_is_taken_by_one_worker_and_is_free_when_it_and_its_process_are_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "ROOT", tmp_path)
+    (tmp_path / "train.py").write_text("import time; time.sleep(60)")
     config = plain()
     (run,) = experiment.runs_of(config, [0], [])
     held = runner.take(config, run, tmp_path)
     assert held is not None and runner.take(config, run, tmp_path) is None
-    with subprocess.Popen(["sleep", "60"], pass_fds=[held.fileno()]) as process:  # as start_process does
+    with runner.start_process(("train.py", {}), tmp_path, 1, None, 1, held) as process:
         held.close()  # the worker is gone
         assert runner.take(config, run, tmp_path) is None
         process.kill()
     runner.take(config, run, tmp_path).close()
-    assert runner.others_in_words([run] * 4) == f"waiting for 4 runs of other workers: {'none-seed0, ' * 3}..."
-
-
-def test_a_run_holds_its_lock_by_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "ROOT", tmp_path)
-    (tmp_path / "train.py").write_text("import time; time.sleep(60)")
-    held = runner.lock(tmp_path, "run")
-    process = runner.start_process(("train.py", {}), tmp_path, 1, None, 1, held)
-    held.close()
-    with pytest.raises(files.InUse):
-        runner.lock(tmp_path, "run")
-    process.kill()
-    process.wait()
-    runner.lock(tmp_path, "run").close()
 
 
 def test_a_lock_of_any_bytes_is_taken_or_waited_for_and_one_that_is_no_file_is_one_line(tmp_path, helpers):
@@ -85,7 +72,7 @@ def test_a_lock_of_any_bytes_is_taken_or_waited_for_and_one_that_is_no_file_is_o
     file.unlink()
     (tmp_path / "other").touch()
     file.symlink_to(tmp_path / "other")
-    assert f"{file}: is a link, a pipe or a device" in helpers.error_of(runner.take, config, run, tmp_path)
+    assert f"{file}: cannot be written (Too many" in helpers.error_of(runner.take, config, run, tmp_path)
     assert not (tmp_path / "other").read_bytes()
 
 
@@ -116,7 +103,6 @@ def test_rows_of_many_workers_are_appended_whole_and_a_line_that_was_cut_goes(tm
 
 def stubbed_worker(config, out_dir, seconds):
     """A worker whose runs sleep. It is a process of its own, forked off this one."""
-    tqdm.set_lock(threading.RLock())
     sys.stdout = sys.stderr = open(out_dir / f"said.{os.getpid()}", "w")
 
     def start_process(command, folder, threads, gpu, processes, held):

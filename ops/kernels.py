@@ -1,0 +1,79 @@
+"""The recurrence in the Triton kernels of flash-linear-attention: training and prefill on a GPU that has it."""
+
+from configurator import UserError
+
+import functools
+import importlib.metadata
+import re
+import warnings
+
+import torch
+import torch.nn.functional as F
+
+from ops.recurrence import LOG_DECAY_MIN
+
+# before 0.4 fla's delta rule refuses float32, and it was tested here from 0.5 on; its state has room for 256 rows
+FLA_VERSION = (0, 5)
+FLA_DELTA_KEYS = 256
+
+
+@functools.cache  # every layer asks for it
+def missing_for_fla() -> str:
+    """What this machine lacks to run fla's kernels, as one clause; an empty text if it lacks nothing."""
+    wanted = f"flash-linear-attention {FLA_VERSION[0]}.{FLA_VERSION[1]} or later"
+    if not torch.cuda.is_available():
+        return f"{wanted} needs a GPU, and there is none"
+    try:
+        version = importlib.metadata.version("flash-linear-attention")
+    except importlib.metadata.PackageNotFoundError:
+        return f"{wanted} is not installed (pip install flash-linear-attention)"
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < FLA_VERSION:
+        return f"{wanted} is needed, {version} is installed (pip install -U flash-linear-attention)"
+    return ""
+
+
+def has_fla() -> bool:
+    return not missing_for_fla()
+
+
+def check_kernels(kernels: str, is_used: bool) -> None:
+    """Raises UserError for kernels="fla" without them; warns of a GPU without them, if there is a recurrence to run."""
+    missing = missing_for_fla()
+    if missing and kernels == "fla":
+        raise UserError(f"kernels='fla': {missing}; kernels=auto works without it")
+    if missing and kernels == "auto" and torch.cuda.is_available() and is_used:
+        warnings.warn(f"kernels=auto: {missing}; on the GPU the recurrence runs in plain PyTorch", stacklevel=5)
+
+
+def fla_computes(q: torch.Tensor, v: torch.Tensor, beta: torch.Tensor | None) -> bool:
+    """Whether fla's kernels take these tensors: they refuse float64, and wide keys with the delta rule."""
+    return v.dtype != torch.float64 and (beta is None or q.shape[-1] <= FLA_DELTA_KEYS)
+
+
+def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
+    """Computes what recurrence.chunked does for T > 0: products in v's dtype, states in float32."""
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    from fla.ops.gla import chunk_gla
+    from fla.ops.kda import chunk_kda
+    from fla.ops.simple_gla import chunk_simple_gla
+
+    heads, key_width, value_width = max(q.shape[2], v.shape[2]), q.shape[3], v.shape[3]
+    # Triton miscompiles odd widths in half precision, so fla refuses them, and cosFormer's denominator makes the width
+    # of the values odd. Zeros up to a multiple of 8 change nothing and are cut off again.
+    pad_keys, pad_values = (0, -key_width % 8), (0, -value_width % 8)
+    q, k = (F.pad(x.to(v.dtype).expand(-1, -1, heads, -1), pad_keys).contiguous() for x in (q, k))
+    v = F.pad(v, pad_values)
+    options = dict(scale=1.0, output_final_state=True)
+    if initial_state is not None:
+        options["initial_state"] = F.pad(initial_state.float(), pad_values + pad_keys)
+    if beta is not None:
+        options["beta"] = beta.to(v.dtype)
+    if log_decay is None:
+        log_decay = torch.zeros(*v.shape[:2], heads, device=v.device)
+    log_decay = log_decay.float().clamp(min=LOG_DECAY_MIN)
+    if log_decay.dim() == 3:
+        kernel = chunk_simple_gla if beta is None else chunk_gated_delta_rule
+    else:  # a decay per key channel
+        kernel, log_decay = chunk_gla if beta is None else chunk_kda, F.pad(log_decay, pad_keys)
+    o, S = kernel(q, k, v, g=log_decay, **options)
+    return o[..., :value_width], S[..., :key_width, :value_width]

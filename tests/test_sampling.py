@@ -1,0 +1,94 @@
+"""Ids are drawn as asked, one at a time, with the state kept; what cannot be drawn is refused.
+
+python -m pytest tests/test_sampling.py
+"""
+
+from configurator import UserError
+
+import contextlib
+import math
+import warnings
+
+import pytest
+import torch
+
+from model import GPT, MIXERS, GPTConfig
+from ops.sampling import draw
+
+T = 40
+
+
+@torch.no_grad()
+def make_model(**keys):
+    torch.manual_seed(0)
+    keys = dict(n_layer=2, n_embd=32, n_head=4, block_size=T, vocab_size=50, state_size=8) | keys
+    model = GPT(GPTConfig(**keys)).double().eval()
+    for p in model.parameters():
+        p.add_(torch.randn_like(p) * 0.1)
+    return model
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_greedy_with_the_cache_is_greedy_without(name):
+    model, idx = make_model(attention=name), torch.randint(50, (3, 5))
+    expected = idx
+    for _ in range(12):
+        expected = torch.cat([expected, model(expected)[:, -1].argmax(-1, keepdim=True)], dim=1)
+    for options in (dict(temperature=0), dict(temperature=0.7, top_k=1), dict(top_p=1e-6)):
+        assert torch.equal(model.generate(idx, 12, **options), expected)
+
+
+def test_ids_that_are_padding_or_unknown_to_the_tokenizer_are_never_drawn():
+    model, idx = make_model(pad_vocab_to=64), torch.zeros(4, 1, dtype=torch.long)
+    with torch.no_grad():
+        model.wte.weight[45:] *= 30  # what would be likeliest
+    assert model.wte.weight.shape[0] == 64 and model(idx).shape[-1] == 50
+    assert 45 <= model.generate(idx, 30).max() < 50
+    assert model.generate(idx, 30, n_tokens=45).max() < 45
+
+
+def test_top_p_keeps_the_fewest_ids_that_reach_it():
+    def drawn(logits, top_k, top_p):
+        return set(draw(logits.expand(2000, -1), 1.0, top_k, top_p).flatten().tolist())
+
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    assert drawn(logits, None, 0.79) == {0, 1} and drawn(logits, None, 0.81) == drawn(logits, 3, None) == {0, 1, 2}
+    assert len(drawn(torch.zeros(4), None, 0.5)) == 2  # two of four equal ones reach one half exactly
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_temperature_divides_the_logits(temperature):
+    n_draws, logits = 20_000, torch.tensor([0.0, 1.0, 2.0])
+    torch.manual_seed(0)
+    share = draw(logits.expand(n_draws, -1), temperature, None, None).flatten().bincount(minlength=3) / n_draws
+    torch.testing.assert_close(share, (logits / temperature).softmax(0), rtol=0, atol=0.02)  # five standard errors
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_an_error_and_not_a_token(broken):
+    model = make_model()
+    with torch.no_grad():
+        model.norm.weight[0] = broken
+    with pytest.raises(UserError, match="not finite"):
+        model.generate(torch.zeros(1, 1, dtype=torch.long), 1)
+
+
+PAST = {
+    "softmax": (dict(attention="softmax"), "softmax layers see the last 40 tokens only", None),
+    "gla": (dict(attention="gla"), None, None),
+    "cosformer": (dict(attention="cosformer"), None, "cosformer: position 82 is past block_size=40"),
+    "learned positions": (dict(position="learned"), None, "no embedding past block_size=40"),
+}
+
+
+@pytest.mark.parametrize("keys, warning, error", PAST.values(), ids=PAST)
+def test_past_block_size_a_model_does_what_it_can(keys, warning, error):
+    model, idx = make_model(**keys), torch.zeros(1, 3, dtype=torch.long)
+    with warnings.catch_warnings(record=True) as printed:
+        warnings.simplefilter("always")
+        with pytest.raises(UserError, match=error) if error else contextlib.nullcontext():
+            assert model.generate(idx, 2 * T).shape == (1, 3 + 2 * T)
+    assert [warning in str(w.message) for w in printed] == ([True] if warning else [])
+    if error:  # also where nobody asks for a token
+        with pytest.raises(UserError, match="past block_size=40"):
+            model(torch.zeros(1, T + 1, dtype=torch.long))
