@@ -13,10 +13,10 @@ The script takes the .py files of the Python that runs it, without tests and ins
                       the paths; blank lines and indents do not count
 
 Validation is whole top-level packages and modules, the same for every seed: in the order of the sha256 of their names
-each is taken that fits, and is no more than a sixth of it. `shared_runs` in meta.json is the share of its runs of 4
-lines that stand in training, too. The seed decides the order of the training files, of which most_bytes takes the
-first. Other versions of Python give other text, so meta.json holds the version. With row_len all rows begin with the
-same first token, as where attention sinks are strongest (Gu et al. 2024).
+each is taken that fits, and is no more than a sixth of it. The share of its runs of 4 lines that stand in training,
+too, is printed, and is `shared_runs` in meta.json. The seed decides the order of the training files, of which
+most_bytes takes the first. Other versions of Python give other text, so meta.json holds the version. With row_len all
+rows begin with the same first token, as where attention sinks are strongest (Gu et al. 2024).
 """
 
 import collections
@@ -76,6 +76,7 @@ def main(argv):
             slices[split] = [(rows_of("".join(texts.values()), config.row_len), {"slice": str(config.row_len)})]
         meta = write_examples(out_dir, slices, tokenizer="byte", vocab_size=256, **about)
     report(meta, out_dir)
+    print(f"near-duplicates: {facts['shared_runs']:.1%} of validation's runs of {RUN} lines stand in training, too")
 
 
 def read_sources():
