@@ -30,10 +30,10 @@ PARTS = {  # of the loss of a text (evaluate.parts_of_loss)
 def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
     """{part: {arm: [[(step, gain in nats), ...] of each seed]}}, of the arms that are compared with another."""
     plain, panels = plain_arms(rows), {}
-    of_run = {(row.get("setting"), row["arm"], row["seed"]): losses(row) for row in rows}
+    of_run = {(row["arm"], row["seed"]): losses(row) for row in rows}
     for part in PARTS:
-        for (setting, arm, seed), after in of_run.items():
-            before = of_run.get((setting, plain.get((setting, arm)), seed), {})
+        for (arm, seed), after in of_run.items():
+            before = of_run.get((plain.get(arm), seed), {})
             pairs = ((step, before.get(step, {}).get(part), loss.get(part)) for step, loss in after.items())
             if curve := [(step, was - now) for step, was, now in pairs if is_finite(was) and is_finite(now)]:
                 panels.setdefault(part, {}).setdefault(arm, []).append(curve)
@@ -64,12 +64,12 @@ def zero_line(axes, title: str) -> None:
 
 
 def readings(rows: list[dict]) -> dict[tuple, dict[int, dict[int, dict]]]:
-    """{(setting, arm, score): {seed: {length: result}}}, in the order of the rows."""
+    """{(arm, score): {seed: {length: result}}}, in the order of the rows."""
     results: dict = {}
     for row in rows:
         for name, score in row.get("scores", {}).items():
             if "lengths" in score:
-                by_seed = results.setdefault((row.get("setting"), row["arm"], name), {})
+                by_seed = results.setdefault((row["arm"], name), {})
                 by_seed[row["seed"]] = {one["block_size"]: one for one in score["lengths"]}
     return results
 
@@ -77,22 +77,21 @@ def readings(rows: list[dict]) -> dict[tuple, dict[int, dict[int, dict]]]:
 def pairs(rows: list[dict]) -> dict[tuple, dict[int, dict[int, dict]]]:
     """{key of `readings`: the results by seed of the arm that it is compared with}."""
     read, plain = readings(rows), plain_arms(rows)
-    others = {(setting, arm, name): (setting, plain.get((setting, arm)), name) for setting, arm, name in read}
-    return {key: read[other] for key, other in others.items() if other in read}
+    return {(arm, name): read[plain[arm], name] for arm, name in read if (plain.get(arm), name) in read}
 
 
 def lengths_table(rows: list[dict]) -> Table | None:
     """Mean losses with their 95% intervals over the seeds; None without scores at several lengths."""
     read, compared, cells = readings(rows), pairs(rows), []
     lengths = sorted({n for by_seed in read.values() for results in by_seed.values() for n in results})
-    for (setting, arm, name), by_seed in read.items():
+    for (arm, name), by_seed in read.items():
         line = []
         for n in lengths:
             values = [results.get(n, {}).get("loss") for results in by_seed.values()]
             is_refused = set(values) == {None} and any("limit" in results.get(n, {}) for results in by_seed.values())
             line.append("refused" if is_refused else cell(values, ".4f"))
-        cells.append([joined(arm, name, setting), *line, str(len(by_seed))])
-        if plain := compared.get((setting, arm, name)):
+        cells.append([joined(arm, name), *line, str(len(by_seed))])
+        if plain := compared.get((arm, name)):
             both = [(by_seed[seed], plain[seed]) for seed in by_seed if seed in plain]
             line = [cell([difference(n, *pair) for pair in both], "+.4f") for n in lengths]
             cells.append(["... minus no gate", *line, str(len(both))])
@@ -119,12 +118,12 @@ def panels_of(rows: list[dict]) -> dict[str, dict[str, list]]:
     context that all seeds reach with a gate and without, with a finite loss at every position."""
     panels: dict = {}
     read = readings(rows)
-    for (setting, arm, name), plain in pairs(rows).items():
-        by_seed = read[setting, arm, name]
+    for (arm, name), plain in pairs(rows).items():
+        by_seed = read[arm, name]
         both = [(curves_of(by_seed[seed]), curves_of(plain[seed])) for seed in by_seed if seed in plain]
         if shared := set.intersection(*(set(curves) for pair in both for curves in pair)) if both else ():
             n = max(shared)
-            panels.setdefault(joined(setting, arm), {})[name] = [
+            panels.setdefault(arm, {})[name] = [
                 [(at, loss - other) for (at, loss), (_, other) in zip(gated[n], before[n], strict=True)]
                 for gated, before in both
             ]

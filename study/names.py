@@ -7,7 +7,7 @@ GATE_KEYS = ("gate", "gate_activation", "gate_bias", "gate_rank", "gate_input", 
 
 
 def joined(*names: str | None) -> str:
-    """Names of a claim, an arm, a setting ... in a title, as in "gla sigmoid, 64 pairs"; empty ones are left out."""
+    """Names of an arm, a reading ... in a title, as in "gla sigmoid, NTK"; empty ones are left out."""
     return ", ".join(filter(None, names))
 
 
@@ -34,22 +34,14 @@ def made_by(row: dict, name: str) -> Any:
     return None if value in ("auto", 0) else value
 
 
-def plain_arms(rows: list[dict]) -> dict[tuple, str]:
-    """{(setting, arm): the arm that it is compared with}, of the arms that have one.
-
-    It is the arm without a gate that has else the same keys, but for the learning rate; in a sweep over rates it is
-    the one of the same rate.
-    """
-    keys = {(row.get("setting"), row["arm"]): keys_of(row) for row in rows}
-    compared = {}
-    for (setting, arm), (shared, of_gate, rate) in keys.items():
-        same = [
-            (keys[s, other][2] != rate, other)
-            for s, other in keys
-            if s == setting and keys[s, other][:2] == (shared, {})
-        ]
+def plain_arms(rows: list[dict]) -> dict[str, str]:
+    """{arm: the arm that it is compared with}, of the arms that have one: the arm without a gate that has else the same
+    keys, but for the learning rate; of several, the one of the same rate."""
+    keys, compared = {row["arm"]: keys_of(row) for row in rows}, {}
+    for arm, (shared, of_gate, rate) in keys.items():
+        same = [(keys[other][2] != rate, other) for other in keys if keys[other][:2] == (shared, {})]
         if of_gate and same:
-            compared[setting, arm] = min(same, key=lambda other: other[0])[1]
+            compared[arm] = min(same, key=lambda other: other[0])[1]
     return compared
 
 
@@ -59,20 +51,3 @@ def keys_of(row: dict) -> tuple[dict, dict, float | None]:
     of_gate = {name: value for name, value in config.items() if name in GATE_KEYS and value not in ("none", 1.0)}
     shared = {name: value for name, value in config.items() if name not in GATE_KEYS}
     return shared | {"goes on": "init_from" in row}, of_gate, row["config"].get("learning_rate")
-
-
-def by_learning_rate(rows: list[dict]) -> dict[str, dict[float, list[dict]]]:
-    """{arm: {learning rate: its rows}} of a sweep, whose arms are named "ARM at RATE"."""
-    rates: dict = {}
-    for row in rows:
-        arm, at, text = row["arm"].rpartition(" at ")
-        rate = row["config"].get("learning_rate")
-        if at and rate is not None and text == f"{float(rate):g}":
-            rates.setdefault(arm, {}).setdefault(rate, []).append(row)
-    return {arm: dict(sorted(by_rate.items())) for arm, by_rate in rates.items()}
-
-
-def has_diverged(row: dict) -> bool:
-    """Whether a run was not finite, or ended with a higher validation loss than it began with."""
-    # both on the same tokens, where val_loss is of the whole split
-    return not row["finite"] or row["curve"][-1][1] > row["curve"][0][1]

@@ -12,14 +12,12 @@ the interval reaches up as far as it reaches down (the basic bootstrap): it is t
 p is the share of all orders of the arms that agree with the published one as well, or better: of 100,000 at random.
 """
 
-import itertools
 import math
 
 import numpy as np
 from scipy.stats import rankdata
 
 from study import stats
-from study.names import joined
 from study.page import Table
 
 DRAWS = 10_000
@@ -45,14 +43,14 @@ def interval(values: np.ndarray, published: np.ndarray) -> tuple[float, float]:
 
 
 def records(config, rows: list[dict]) -> list[dict]:
-    """For each published order and setting: the correlation by seed, that of the means, its interval and p, as
+    """For each published order: the correlation by seed, that of the means, its interval and p, as
     claims.json keeps them. None: all means are equal, or of an interval, there is one seed."""
     kept = []
-    for (name, order), setting in itertools.product(config.ranks.items(), config.settings or [None]):
+    for name, order in config.ranks.items():
         published, sign = np.array(list(order.values()), dtype=float), 1 if config.metric == "accuracy" else -1
-        by_arm = [stats.contrast(rows, {(setting, arm): sign}, [config.metric]) for arm in order]
+        by_arm = [stats.contrast(rows, {arm: sign}, [config.metric]) for arm in order]
         seeds = sorted(set.intersection(*map(set, by_arm)))
-        record: dict = {"name": name, "setting": setting, "arms": len(order), "seeds": {}}
+        record: dict = {"name": name, "arms": len(order), "seeds": {}}
         kept.append(record)
         if not seeds:
             continue
@@ -82,6 +80,6 @@ def table(records: list[dict]) -> Table | None:
         if one.get("of_means") is not None:
             rho, p = f"{one['of_means']:+.2f}", f"{one['p']:.2g}"
             interval = "-" if one["low"] is None else f"{one['low']:+.2f} to {one['high']:+.2f}"
-        cells.append([joined(one["name"], one["setting"]), rho, interval, p, str(len(one["seeds"])), str(one["arms"])])
+        cells.append([one["name"], rho, interval, p, str(len(one["seeds"])), str(one["arms"])])
     title = "Spearman's correlation with a published order: bootstrap over seeds, p over random orders (one-sided)"
     return Table(title, ["order", "of the means", "95% interval", "p", "seeds", "arms"], cells) if cells else None

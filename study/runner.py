@@ -32,9 +32,9 @@ from runs import files
 from runs.files import read_jsonl
 from runs.hardware import pick_device, signals_to, usable_cores
 from runs.outdir import ROOT, write_text
-from study import rates, tables
+from study import rates, report
 from study.plan import Plan, name_of, parent_of, steps_of
-from study.rows import as_read, missing_scores, read_rows, rows_of_other_keys, run_of, scores_of, text_of
+from study.rows import as_read, missing_scores, read_rows, run_of, scores_of, text_of
 
 LOOK = 2.0  # seconds between looks at the rows of other workers
 OF_CODE_AND_MACHINE = (  # fields of a run's config.json that its row has, too
@@ -65,8 +65,8 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
     if len(rows) < len(plan.compared):
         print(f"{len(plan.compared) - len(rows)} of {len(plan.compared)} runs have no row yet")
     hidden = sum("purpose" not in row for row in plan.others)
-    if hidden and plan.waits_for_rates:
-        print(f"{hidden} rows are not shown: they wait for a learning rate that is not chosen yet, or have other keys")
+    if hidden:
+        print(f"{hidden} rows are not shown: they have other keys, or wait for a learning rate that is not chosen yet")
     asked = as_read(config.scores)  # a row in the file may have more
     return [row | {"scored": asked, "scores": scores_of(config, row)} for row in rows] or None
 
@@ -87,13 +87,11 @@ def check_rows(config, plan: Plan, out_dir: Path) -> None:
 
 
 def print_what_is_left(config, plan: Plan, out_dir: Path) -> None:
-    """Prints how many runs are known and done, how rows of the same arms differ from those without a row, and which
-    checkpoints are gone that scores, or arms that start from them, need."""
+    """Prints how many runs are known and done, and which checkpoints are gone that scores, or arms that start from
+    them, need."""
     more = "; more follow when learning rates are chosen" if plan.waits_for_rates else ""
     done = f"{len(plan.done)} runs are done already"
     print(f"{config.name}: {len(plan.runs)} runs, {steps_of(plan.runs):,} steps; {done}{more}")
-    for line in rows_of_other_keys(plan.others, plan.lacking):
-        print(line)
     parents = [parent for run in plan.lacking if (parent := parent_of(run)) and text_of(parent) in plan.rows]
     needed = plan.unscored + parents
     if lost := sorted({name_of(run) for run in needed if not is_kept(run, out_dir)}):
@@ -155,7 +153,7 @@ def work(config, out_dir: Path) -> None:
                 append_row(out_dir, row)  # other machines see it before the lock goes
                 job["lock"].close()
                 done = f"{row['seconds']:.0f} s ({len(plan.done) + 1} of {len(plan.runs)} runs)"
-                print(f"{job['name']}: {tables.show(config, row)}, {done}", flush=True)
+                print(f"{job['name']}: {report.show(config, row)}, {done}", flush=True)
                 look_at = 0.0
     finally:
         for job in running:
@@ -210,9 +208,8 @@ def gpus_of(config) -> list[str]:
 
 def jobs_of(config, gpus: list[str]) -> int:
     """How many runs go on at a time."""
-    rates = 1 if config.selection_seeds else len(config.learning_rates) or 1
-    count = len(config.arms) * (len(config.settings) or 1) * len(config.seeds) * rates
-    return min(config.jobs or len(gpus) or max(1, usable_cores() // config.processes_per_run), count)
+    at_most = config.jobs or len(gpus) or max(1, usable_cores() // config.processes_per_run)
+    return min(at_most, len(config.arms) * len(config.seeds))
 
 
 def threads_of(config, jobs: int) -> int:
@@ -228,8 +225,7 @@ def start(config, item: dict, out_dir: Path, threads: int, gpu: str | None, held
     """Starts train.py for a run, and evaluate.py after it for each score; for a row only the scores that it lacks."""
     run, is_finished = run_of(item), "finite" in item
     folder, commands = out_dir / name_of(run), []
-    changes_data = "data" in config.settings.get(run.get("setting"), {})
-    data = prepare(config, run["data"], run["seed"], out_dir / "data" / (run["setting"] if changes_data else ""))
+    data = prepare(config, run["data"], run["seed"], out_dir / "data")
     if not is_finished:
         if any((folder / name).is_file() for name in ("ckpt.pt", "metrics.jsonl")) and not is_of(run, folder):
             raise UserError(f"{folder}: holds a run of other keys; move it away, or take another --out_dir")
@@ -347,7 +343,6 @@ def finish(config, job: dict) -> dict:
         "curve": [[row["step"], row[config.metric]] for row in evaluations],
         "meters": evaluations[-1].get("meters", {}),
         "sinks": sink_curve(evaluations),
-        "meter_curve": meter_curve(evaluations),
         "loss": end.get("loss_of", {}),
         "loss_curve": [{"step": row["step"]} | row["loss_of"] for row in evaluations if "loss_of" in row],
         "tokens_per_second": speed,
@@ -372,23 +367,6 @@ def sink_curve(evaluations: list[dict]) -> list[dict]:
         for row in evaluations
         if row.get("meters", {}).get("kinds")
     ]
-
-
-def meter_curve(evaluations: list[dict]) -> dict:
-    """{step: [...], branch: [...], induction: [...], gate_mean: {position: [...]}}: the branch over the residual norm,
-    mean over layers, the induction score of each head by layer, and the mean of the gates, at each evaluation; empty if
-    the meters were off."""
-    measured = [(row["step"], row["meters"]) for row in evaluations if row.get("meters")]
-    if not measured:
-        return {}
-    steps, meters = zip(*measured, strict=True)
-    branches = [one["branch"] for one in meters]
-    return {
-        "step": list(steps),
-        "branch": [None if None in layers else float(f"{statistics.fmean(layers):.4g}") for layers in branches],
-        "induction": [one["induction"] for one in meters],
-        "gate_mean": {name: [one["gate_mean"][name] for one in meters] for name in meters[0]["gate_mean"]},
-    }
 
 
 def scored(config, row: dict, folder: Path) -> dict:

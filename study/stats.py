@@ -9,7 +9,7 @@
     passed, failed  a count ("in"): as many seeds as the claim asks for are above the threshold, or fewer
     not run         fewer than two seeds have all values that the claim compares; of a count, not all of them
 
-A claim is about a contrast, {(setting, arm): weight}. The weighted values are summed within each seed, so that whatever
+A claim is about a contrast, {arm: weight}. The weighted values are summed within each seed, so that whatever
 the runs of a seed share (data, order, initial weights) cancels.
 
 The test flips the signs of the seeds' distances from the threshold, in all 2^n ways. It is exact if the distribution of
@@ -39,13 +39,13 @@ EXACT_SEEDS = 16  # up to this many seeds all 2^n sign patterns are listed; with
 RANDOM_PATTERNS = 100_000
 
 
-def contrast(rows: list[dict], weights: dict[tuple, float], path: Sequence[str]) -> dict[int, float]:
-    """{seed: sum of weight * value}, for the seeds in which every (setting, arm) has a finite value.
+def contrast(rows: list[dict], weights: dict[str, float], path: Sequence[str]) -> dict[int, float]:
+    """{seed: sum of weight * value}, for the seeds in which every arm has a finite value.
 
     path: the keys that lead to the value in a row, as `look_up` takes them. Raises UserError where it leads to anything
     but a number.
     """
-    by_run = {((row.get("setting"), row["arm"]), row["seed"]): look_up(row, path) for row in rows}
+    by_run = {(row["arm"], row["seed"]): look_up(row, path) for row in rows}
     sums = {}
     for seed in sorted({seed for _, seed in by_run}):
         values = [by_run.get((arm, seed)) for arm in weights]
