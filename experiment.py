@@ -11,10 +11,9 @@ a finished run is scored besides (scores), and what is claimed. All arms of a se
 and start from the same weights where they share them. With selection_seeds each arm's learning rate is chosen on those,
 and the seeds are run at that one (study/plan.py).
 
-Runs go on side by side, one process each (study/runner.py). out_dir gets rows.jsonl (one object per finished run), the
-figures, report.html and a folder per run; started again, it keeps the rows it has, continues the runs that were
-stopped, and computes the scores that a finished run lacks. SIGTERM, Ctrl-C, SIGHUP (a closed terminal) and SIGUSR1 stop
-the runs, each of which saves first; the status is then 128 and the signal's number.
+out_dir gets rows.jsonl (one object per finished run), the figures, report.html and a folder per run; started again, it
+keeps the rows it has, continues the runs that were stopped, and computes the scores that a finished run lacks. SIGTERM,
+Ctrl-C, SIGHUP and SIGUSR1 stop the runs, each of which saves first; the status is then 128 and the signal's number.
 
 base and data given on the command line, or beside an include, are added to those of the file: --base='{"n_layer": 4}'
 changes one key. Every other key takes the place of the file's.
@@ -28,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it 
 import configurator
 from configurator import UserError, key, show
 
-import ast
 import contextlib
 import json
 import math
@@ -39,7 +37,6 @@ from dataclasses import dataclass
 import torch
 
 from evaluate import EvaluateConfig
-from model import GPT
 from rules import wrong_field
 from runs.outdir import write_text
 from study import claims, curves, ranks, report
@@ -67,19 +64,11 @@ ENTRIES: dict = {
 
 @dataclass
 class ExperimentConfig:
-    elsewhere = dict.fromkeys(
-        ("dataset", "n_layer", "max_iters", "gate"),
-        "this config is of train.py, and an experiment has such keys in base",
-    )
     name: str = key("experiment", "what it is called")
     base: dict = key({}, "keys of train.py that every run has; a later base is added to it", merge=True)
-    arms: dict = key(
-        {}, "{arm: its keys of train.py}; init_from_arm: an arm whose last weights of the seed it starts from"
-    )
+    arms: dict = key({}, "{arm: its keys of train.py}; init_from_arm: the arm whose last weights it starts from")
     mixers: list[str] = key([], 'with variants: every mixer in every variant is an arm, as "gla" and "gla sigmoid"')
-    variants: dict = key(
-        {}, '{variant: its keys of train.py, and "mixers", the only ones that have it}; none: the mixer'
-    )
+    variants: dict = key({}, '{variant: its keys of train.py; "mixers": the only ones that have it}; none: the mixer')
     seeds: list[int] = key([0], "one run of every arm each; it seeds the data, too, unless data has a seed", at_least=0)
     seeds_of: dict = key({}, "{arm: the only ones of the seeds that it is run with}")
     first_arms: list[str] = key([], "arms whose runs of all seeds go before those of the others, if hours are short")
@@ -87,9 +76,7 @@ class ExperimentConfig:
     selection_seeds: list[int] = key([], "seeds that the learning rates are chosen on, and nothing else", at_least=0)
     rate_of: dict = key({}, "{arm: the arm whose chosen rate it takes, untried itself}")
     select_by: str = key("auc", "auc: area under the curve; last: its last value", choices=("auc", "last"))
-    selection_iters: list[int] = key(
-        [], "their steps (empty: max_iters / 4, then max_iters for the best two)", at_least=1
-    )
+    selection_iters: list[int] = key([], "their steps (empty: max_iters / 4; all for the best two)", at_least=1)
     selection_base: dict = key({}, "keys of train.py of these runs alone, such as what they need not measure")
     pool_rates: bool = key(
         False, "true: a mixer's arms share the rate best for their mean, but for a clearly better one"
@@ -113,7 +100,6 @@ class ExperimentConfig:
     jobs: int = key(0, "runs at a time (0: as many as the GPUs, or the cores, can hold)", at_least=0)
     processes_per_run: int = key(1, "processes, of a GPU each, that share a run's micro-steps (torchrun)", at_least=1)
     gpus: int = key(0, "--dry_run: plan for so many GPUs (0: those of this machine)", at_least=0, at_most=1_000_000)
-    gpu_flops: float | None = key(None, "--dry_run: FLOPs a second that a GPU is assumed to reach", above=0)
 
     def __post_init__(self):
         configurator.check(self)
@@ -131,16 +117,11 @@ class ExperimentConfig:
         self.seeds_of = {arm: seeds for name, seeds in self.seeds_of.items() for arm in arms_named(self, [name])}
         self.first_arms = arms_named(self, self.first_arms)
         self.scores_of = {score: arms_named(self, arms) for score, arms in self.scores_of.items()}
-        cases = {
+        refuse({
             "arms={}: there is nothing to run; name a file of config/experiments/, or add arms": not self.arms,
             "seeds=[]: there is nothing to run; add one at least, as in seeds = [0, 1, 2]": not self.seeds,
-            f"solved_above: is about accuracy, and metric={self.metric!r}": self.metric != "accuracy"
-            and self.solved_above,
-            f"gpus={self.gpus}: is for --dry_run=true; CUDA_VISIBLE_DEVICES says which GPUs are used": (
-                self.gpus and not self.dry_run
-            ),
-        }
-        refuse(cases)
+            "solved_above: is about accuracy, which is not the metric": self.solved_above and self.metric != "accuracy",
+        })  # fmt: skip
         configurator.build(TrainConfig, self.selection_base, source="selection_base")
         for name, keys in self.scores.items():
             configurator.build(EvaluateConfig, keys, source=f"score {name!r}")
@@ -156,16 +137,17 @@ class ExperimentConfig:
     def check_paths(self) -> None:
         """Raises UserError for a name or a key that could lead out of out_dir: runs' folders and scores' files bear the
         names of arms and scores."""
-        dicts = {"base": self.base, "selection_base": self.selection_base}
-        for kind in ("arms", "variants", "scores"):
-            for name, keys in getattr(self, kind).items():
-                check_name(kind, name)
-                dicts[f"{kind}: {name}"] = keys
+        kinds = {kind: getattr(self, kind) for kind in ("arms", "variants", "scores")}
+        of_all = {"base": {"": self.base}, "selection_base": {"": self.selection_base}}
+        for kind, dicts in (kinds | of_all).items():
+            for name, keys in dicts.items():
+                if kind in kinds:
+                    check_name(kind, name)
+                if taken := sorted(OURS[kind == "scores"] & keys.keys()):
+                    raise UserError(
+                        f"{kind}: {name}: {taken[0]}: the experiment sets it, so that files stay in out_dir"
+                    )
         check_name("name", self.name)
-        for label, keys in dicts.items():
-            if taken := sorted(OURS[label.startswith("scores")] & keys.keys()):
-                words = "the experiment sets it, so that its files stay in out_dir; leave it out"
-                raise UserError(f"{label}: {taken[0]}: {words}")
 
     def check_names_of_arms(self) -> None:
         """Raises UserError where a dict names an arm or a score that the experiment does not have."""
@@ -194,31 +176,26 @@ class ExperimentConfig:
 
     def check_rates(self) -> None:
         """Raises UserError for keys of the learning rates that contradict each other."""
-        rates, seeds = self.learning_rates, self.selection_seeds
-        cases = {
+        rates, seeds, steps = self.learning_rates, self.selection_seeds, self.selection_iters
+        refuse({
             "rate_of: without selection_seeds no rate is chosen": self.rate_of and not seeds,
             "learning_rates, selection_seeds: give both, or none": bool(rates) != bool(seeds),
             f"selection_seeds={seeds}: names a seed twice": len(set(seeds)) < len(seeds),
             f"selection_seeds={seeds}: the comparison uses some of them, too": set(seeds) & set(self.seeds),
-            "pool_rates=True: compares rates in runs of one length: give selection_iters one number, or leave it out": (
-                self.pool_rates and len(rates) > 2 and len(self.selection_iters) != 1
+            "pool_rates=True: compares rates in runs of one length: give selection_iters one number": (
+                self.pool_rates and len(rates) > 2 and len(steps) != 1
             ),
-        }
-        refuse(cases)
+            f"selection_iters={steps}: must be one or two, growing": len(steps) > 2 or sorted(set(steps)) != steps,
+        })  # fmt: skip
 
     def check_runs(self) -> None:
         """Raises UserError for a wrong key of any run, before the first one."""
         for run in {run["arm"]: run for run in runs_of(self, self.seeds)}.values():
             arm, steps = f"arm {run['arm']!r}", [] if run["arm"] in self.rate_of else self.selection_iters
             keys = configurator.build(TrainConfig, run["config"], source=arm)
-            most, are_ordered = keys.max_iters, len(steps) < 3 and sorted(set(steps)) == steps
-            cases = {
-                f"{arm}: dtype=auto is timed anew in each run: add dtype to base": keys.dtype == "auto",
-                f"{arm}: selection_iters={steps}: must be one or two, growing, none over max_iters={most}": (
-                    not are_ordered or max(steps, default=0) > most
-                ),
-            }
-            refuse(cases)
+            words = f"{arm}: selection_iters={steps}: none may be over max_iters={keys.max_iters}"
+            is_timed = f"{arm}: dtype=auto is timed anew in each run: add dtype to base"
+            refuse({words: max(steps, default=0) > keys.max_iters, is_timed: keys.dtype == "auto"})
             configurator.build(script_of(self.prepare).Config, run["data"], source="data")
 
     def check_claim(self, name: str, claim: dict) -> None:
@@ -230,7 +207,7 @@ class ExperimentConfig:
         is_of_curve = len(path) == 2 and names == path[:1] and type(path[1]) in (int, float)
         is_path = is_of_curve if curves.METRICS.keys() & names[:1] else names == path != ["log"]
         wrong = wrong_field(claim["contrast"], WEIGHTS)
-        cases = {
+        refuse({
             f"{label}: must have above, other_than or within": not {"above", "other_than", "within"} & given,
             f"{label}: other_than has two sides, and no above": "other_than" in given and {"above", "sides"} & given,
             f"{label}: a count (in) has above, and no sides, within or family: it is no test": (
@@ -238,8 +215,7 @@ class ExperimentConfig:
             ),
             f"{label}: of={show(path)}: must be names that lead to a number, or like ['lost', 0.9]": not is_path,
             f"{label}: {wrong}": wrong,
-        }
-        refuse(cases)
+        })  # fmt: skip
         check_named(label, claim["contrast"], self.arms, "arms")
         is_more = claim.get("in", 0) > len(claims.seeds_of_claim(self, claim["contrast"]))
         refuse({f"{label}: in={claim.get('in')}: is more than the seeds of its arms": is_more})
@@ -277,21 +253,13 @@ def main(argv: list[str]) -> None:
         figures = report.figures(rows, out_dir) + report.figures_of_claims(config, rows, judged, choices, out_dir)
         kept = {"claims": list(map(claims.record, judged)), "ranks": ranks.records(config, rows)}
         if any(kept.values()):
-            kept = {name: records for name, records in kept.items() if records or name == "claims"}
+            kept = kept if kept["ranks"] else {"claims": kept["claims"]}
             write_text(out_dir / "claims.json", json.dumps(kept, indent=1) + "\n")
         else:
             (out_dir / "claims.json").unlink(missing_ok=True)
         shown: list = [claims.claims_table(judged), *figures, *report.parts(config, rows)]
-        page = report.write_page(out_dir / "report.html", shown, about_of(argv))
-        for name in report.DRAWN - {figure.name for figure in figures}:  # of claims and arms that are gone
-            (out_dir / name).unlink(missing_ok=True)
+        page = report.write_page(out_dir / "report.html", shown)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
-
-
-def about_of(argv: list[str]) -> str:
-    """The docstring of the config file, which states the hypothesis; empty if no file is given."""
-    file = next((word for word in argv if word.endswith(".py") and not word.startswith("--")), None)
-    return "" if file is None else ast.get_docstring(ast.parse(Path(file).read_text())) or ""
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -299,41 +267,26 @@ def about_of(argv: list[str]) -> str:
 
 
 def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
-    """Lists the runs that have no row, with their hours: by the rows of the same arm, or else at `gpu_flops`.
+    """Lists the runs that have no row, with their hours by the rows of the same arm; then what each claim can show.
 
-    Then what each claim can show. Runs whose rate isn't chosen yet are listed at one of the rates.
+    Runs whose rate isn't chosen yet are listed at one of the rates.
     """
     plan, each = Plan(config, rows), config.processes_per_run
     runs = plan.runs + unknown_runs(config, plan.choices)
     waiting = [run for run in runs if text_of(run) not in plan.rows]
-    is_without_gpu = config.gpu_flops is not None and not config.gpus and not torch.cuda.is_available()
-    gpus = ["assumed"] if is_without_gpu else gpus_of(config)
-    jobs, lines, known = jobs_of(config, gpus), [], []
+    jobs = jobs_of(config, gpus_of(config) if config.gpus or torch.cuda.is_available() else [])
     of_step: dict[str, list] = {}  # seconds of one process, by arm
     for row in rows:
         seconds = row["seconds"] * row.get("processes", 1) / (row.get("last_step") or steps_of([row]))
         of_step.setdefault(row["arm"], []).append(seconds)
+    lines, known = [], []
     for run in waiting:
-        if run["arm"] not in of_step and config.gpu_flops is not None:
-            of_step[run["arm"]] = [flops_of_step(run) / config.gpu_flops]
         seconds = [one * steps_of([run]) / each for one in of_step.get(run["arm"], [])]
         known += [statistics.median(seconds)] if seconds else []
         lines.append(f"{name_of(run):<60}" + (f"{known[-1]:>8,.0f} s" if seconds else ""))
-    hours = f"about {sum(known) / 3600 / jobs:.1f} hours, {jobs} at a time"
-    hours += f" ({sum(known) * each / 3600:.1f} GPU-hours, {len(gpus) * each} GPUs)" if gpus else ""
-    if len(known) < len(waiting):
-        hours = "no row of their arms says how long they take"
-    lines.append(f"{len(waiting)} of {len(runs)} runs to do: {hours}")
+    hours = f"about {sum(known) / 3600 / jobs:.1f} hours, {jobs} at a time, {each} processes each"
+    lines.append(f"{len(waiting)} of {len(runs)} runs to do" + f": {hours}" * (len(known) == len(waiting)))
     return "\n".join([*lines, *claims.reach_lines(config)])
-
-
-def flops_of_step(run: dict) -> float:
-    keys = configurator.build(TrainConfig, run["config"])
-    keys.vocab_size = keys.vocab_size or run["data"].get("vocab_size", 256)
-    with torch.device("meta"):
-        of_token = GPT(keys).flops_per_token()
-    # training costs three times the forward pass
-    return 3 * of_token * keys.batch_size * keys.gradient_accumulation_steps * keys.block_size
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ import importlib
 import math
 import statistics
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from study import stats
-from study.names import made_by
 
 TOP, BOTTOM = 0.95, 0.05  # of the way from chance to 1: arms beyond these are at the ceiling, or at chance
 
@@ -51,16 +51,14 @@ def questions(config) -> list[dict]:
     """[{claim, of, rule, weights, seeds, exploratory, family}] of every claim. rule: the claim itself. weights: {arm:
     weight}.
 
-    Claims about one number of the rows are one family, unless they name another ("family"). The exploratory ones are a
-    family of their own.
+    Claims about one number of the rows are one family, unless they name another; exploratory ones are in their own.
     """
     asked = []
     for name, rule in config.claims.items():
         path, is_exploratory = rule.get("of", [config.metric]), rule.get("exploratory", config.exploratory)
-        about = {"claim": name, "of": path, "rule": rule, "exploratory": is_exploratory}
+        about = {"claim": name, "of": path, "rule": rule, "weights": rule["contrast"], "exploratory": is_exploratory}
         about["family"] = is_exploratory, rule.get("family") or tuple(path)
-        weights = rule["contrast"]
-        asked.append(about | {"weights": weights, "seeds": seeds_of_claim(config, weights)})
+        asked.append(about | {"seeds": seeds_of_claim(config, rule["contrast"])})
     return asked
 
 
@@ -217,6 +215,15 @@ def ends_of_the_scale(config, arms: dict[str, list[dict]]) -> list[str]:
         places.append((statistics.fmean(values) - chance) / (1 - chance))
     words = ["ceiling: all arms are at the top"] if min(places) > TOP else []
     return words + (["floor: all arms are at chance"] if max(places) < BOTTOM else [])
+
+
+def made_by(row: dict, name: str) -> Any:
+    """The "code", "dtype", "device" or "threads" that made a row; None where an older row does not hold it. The commit
+    stands in for a hash of the code that the numbers depend on."""
+    if name == "code":
+        return row.get("code_sha256") or row.get("git_commit")
+    value = row.get(name) or row["config"].get(name)
+    return None if value in ("auto", 0) else value
 
 
 def unlike_pairs(arms: dict[str, list[dict]]) -> list[str]:

@@ -3,12 +3,10 @@
     plan = Plan(config, rows)
     plan.lacking                                # the runs that are known by now and have no row
 
-An arm chooses its rate on the selection seeds, by the area under the curve of the metric or, with select_by="last", by
-its last value. With more than two rates all of them first get short runs, and the best two get longer ones: a quarter
-of max_iters and all of it (or the steps that selection_iters gives; where it gives one number, all rates get such runs
-at once), each with a schedule of its own. Unless widen_rates is false, a rate that wins at the edge of the grid widens
-the grid by one more, which is a longer run, once on each side. Of two rates whose means differ by less than a standard
-error, the smaller one is taken; with pool_rates it is the one that is best for all arms of the mixer together.
+With more than two rates all of them first get short runs, and the best two get longer ones: a quarter of max_iters and
+all of it (or the steps that selection_iters gives; where it gives one number, all rates get such runs at once), each
+with a schedule of its own. Unless widen_rates is false, a rate that wins at the edge of the grid widens the grid by one
+more, which is a longer run, once on each side (docs/experiments.md, Learning rates).
 """
 
 import configurator
@@ -26,9 +24,9 @@ from train import TrainConfig
 class Plan:
     """What an experiment consists of, as far as the rows say by now.
 
-    choices: as choose_rates gives them; rows: {text_of(run): row}; compared: the runs that are compared, as far as
-    their rates are chosen; runs: these, and before them the runs that choose rates; lacking: those without a row; done:
-    the rows of the others; unscored: the rows that lack a score; others: the rows that are of none of these runs.
+    rows: {text_of(run): row}; compared: the runs that are compared, as far as their rates are chosen; runs: before them
+    those that choose rates; lacking: those without a row; done: the rows of the others; unscored: the rows that lack a
+    score; others: the rows that are of none of these runs.
     """
 
     def __init__(self, config, rows: list[dict]):
@@ -114,7 +112,7 @@ def choose_rates(config, rows: list[dict]) -> list[dict]:
     """For each arm that chooses a rate of its own: the runs that this takes, and what their rows show.
 
     {arm, rate (None while rows are missing), runs: those known by now, guess: stand-ins for those that are
-    not, trials: [{rate, is_short, steps, area, rows}], values: {rate: what it is chosen by, for each seed}, and what
+    not, trials: [{rate, is_short, area, rows}], values: {rate: what it is chosen by, for each seed}, and what
     `settled` adds}. A value is negative where the metric is a loss: more is better.
     """
     by_text = by_run(rows)
@@ -159,7 +157,7 @@ def measure(config, choice: dict, by_text: dict, rates: list[float], is_short: b
         runs = [make_trial(config, seed, choice["arm"], **trial) for seed in config.selection_seeds]
         rows = [by_text.get(text_of(run)) for run in runs]
         values = [value_of(config, row) for row in rows if row is not None]
-        trial |= {"steps": steps_of(runs[:1]), "area": fmean(values) if values else math.nan, "rows": rows}
+        trial |= {"area": fmean(values) if values else math.nan, "rows": rows}
         choice["runs"] += runs
         choice["trials"].append(trial)
         if None not in rows:

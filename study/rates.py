@@ -17,8 +17,6 @@ def lines(config, choices: list[dict]) -> list[str]:
     for arm, rate in rates_of(config, choices).items():
         why = why_chosen(config, chosen[arm]) if arm in chosen else f"that of {config.rate_of[arm]}"
         words.append(f"learning rate of {arm}: {rate:g} ({why})")
-    if n := sum(choice["rate"] is None for choice in choices):
-        words.append(f"{n} of {len(choices)} learning rates are not chosen yet: rows of selection seeds are missing")
     return words
 
 
@@ -32,9 +30,7 @@ def why_chosen(config, choice: dict) -> str:
     words += [f"{choice['joint'][1]:g} is best for all arms of {choice['joint'][0]}"] if "joint" in choice else []
     if "other" in choice:
         margin, error, over = scale * choice["margin"], scale * choice["error"], f"over {choice['other']:g}"
-        if math.isnan(margin):
-            words.append(f"{choice['other']:g} was not finite in every seed")
-        elif math.isnan(error):
+        if math.isnan(error):
             words.append(f"{margin:+{form}}{unit} {over}, one seed")
         else:
             words.append(f"{margin:+{form}} {over}, standard error {error:{form}}{unit}")

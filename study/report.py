@@ -15,14 +15,9 @@ from pathlib import Path
 
 from runs.outdir import write_text
 from study import claims, curves, gains, mixers, overview, ranks, rates, sinks, stats
-from study.drawing import COLOURS, arm_looks, curve_panels, is_finite
+from study.drawing import arm_looks, curve_panels, is_finite
 from study.names import mixer_of, number, variant_of
 from study.page import Table, page
-
-DRAWN = {  # the names of all figures of an experiment
-    f"{name}.png"
-    for name in ("accuracy", "val_loss", "sink", "sink_arms", "lengths_gain", "gain", "claims", "mixers", "windows")
-}
 
 
 def summary(config, rows: list[dict], judged: list[dict]) -> str:
@@ -84,14 +79,8 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
         raise UserError(f"{folder}: has no row of a compared run yet, nothing to draw")
     rows = sorted(rows, key=lambda row: (row["arm"], row["seed"]))  # the order in which runs ended is not shown
     if any(row.get("sinks") for row in rows):
-        drawn = sinks.figures(rows, folder)
-    else:
-        drawn = [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
-    if any(row.get("loss_curve") for row in rows) and gains.gains(rows):
-        drawn.append(gains.by_step(rows, folder / "gain.png"))
-    if gains.panels_of(rows):
-        drawn.append(gains.by_position(rows, folder / "lengths_gain.png"))
-    return drawn
+        return sinks.figures(rows, folder)
+    return [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
 
 
 def figures_of_claims(config, rows: list[dict], judged: list[dict], choices: list[dict], folder: Path) -> list[Path]:
@@ -113,12 +102,8 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
     for row in rows:
         panels.setdefault(mixer_of(row), {}).setdefault(variant_of(row), []).append(curve_of(row))
     values = [value for row in rows for _, value in curve_of(row)[1:] if is_finite(value)]
-    pairs = rows[0]["data"].get("pairs")  # there is no single number with several slices, or without pairs
 
     def finish(axes, title):
-        if pairs and is_accuracy:
-            look = dict(color=COLOURS[6], linestyle=":", linewidth=1, label="chance among the values in context")
-            axes.axhline(100 / pairs, **look)
         if is_accuracy:
             axes.set(ylim=(0, 100))
         elif margin := 0.04 * (max(values, default=0) - min(values, default=0)):  # the first evaluation is far above
@@ -136,10 +121,7 @@ def curve_of(row: dict) -> list[tuple]:
     return [(step, math.nan if value is None else scale * value) for step, value in row["curve"]] + end
 
 
-def write_page(path: Path, parts: Iterable[str | Table | Path], about: str = "") -> Path:
-    """Writes figures, tables and texts as one HTML file that needs no other. Returns its path.
-
-    about: the config's docstring, with the hypothesis.
-    """
-    write_text(path, page(path.parent.resolve().name, [part for part in (about, *parts) if part]))
+def write_page(path: Path, parts: Iterable[str | Table | Path]) -> Path:
+    """Writes figures, tables and texts as one HTML file that needs no other. Returns its path."""
+    write_text(path, page(path.parent.resolve().name, filter(None, parts)))
     return path

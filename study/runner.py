@@ -2,11 +2,10 @@
 
     rows = run_all(config, out_dir)     # the rows of the compared runs, in the order of the list
 
-Each `python experiment.py CONFIG --out_dir=SHARED`, on one machine or on several, is a worker. It locks a run that has
-no row, starts train.py and evaluate.py for it, appends its row to rows.jsonl, and takes the next, until no run is left;
-what can be run follows from the rows alone (plan.py). The processes of a run hold its lock together with the worker: a
-run is free again when all of them are gone, and another worker then goes on where it was stopped. A worker that has
-nothing to do waits for the runs of the others.
+Each `python experiment.py CONFIG --out_dir=SHARED` is a worker. It locks a run that has no row, starts train.py and
+evaluate.py for it, appends its row to rows.jsonl, and takes the next, until none is left, which follows from the rows
+alone (plan.py). The processes of a run hold its lock together with the worker: it is free when all of them are gone,
+and another worker then goes on where it was stopped. A worker with nothing to do waits for the runs of the others.
 """
 
 from configurator import UserError, falls_silent
@@ -77,13 +76,13 @@ def check_rows(config, plan: Plan, out_dir: Path) -> None:
     for name, ours in {"metric": config.metric, "prepare": config.prepare}.items():
         if other := {row.get(name, ours) for row in plan.done} - {ours}:
             raise UserError(f"{name}={ours}: the rows in {out_dir} have {name}={min(other)}; take another --out_dir")
-    version = script_of(config.prepare).VERSION
-    versions = {row.get("data_version", 1) for row in plan.done}  # rows of before this key are about a first version
-    if versions - {version}:
-        about = f"version {', '.join(map(str, sorted(versions)))} of data/{config.prepare}; it is at version {version}"
-        if len(versions) > 1 or config.run and to_do(plan, out_dir):
-            raise UserError(f"the rows in {out_dir} are about {about}: take another --out_dir for the new data")
-        print(f"the rows in {out_dir} are about {about}")
+    now, rows_of = script_of(config.prepare).VERSION, {row.get("data_version", 1) for row in plan.done}
+    if rows_of - {now}:  # rows of before this key are about a first version
+        versions = ", ".join(map(str, sorted(rows_of)))
+        about = f"the rows in {out_dir} are about version {versions} of data/{config.prepare}; it is at version {now}"
+        if len(rows_of) > 1 or config.run and to_do(plan, out_dir):
+            raise UserError(f"{about}: take another --out_dir for the new data")
+        print(about)
 
 
 def print_what_is_left(config, plan: Plan, out_dir: Path) -> None:
@@ -93,15 +92,9 @@ def print_what_is_left(config, plan: Plan, out_dir: Path) -> None:
     done = f"{len(plan.done)} runs are done already"
     print(f"{config.name}: {len(plan.runs)} runs, {steps_of(plan.runs):,} steps; {done}{more}")
     parents = [parent for run in plan.lacking if (parent := parent_of(run)) and text_of(parent) in plan.rows]
-    needed = plan.unscored + parents
-    if lost := sorted({name_of(run) for run in needed if not is_kept(run, out_dir)}):
-        names = f"{', '.join(lost[:3])}{', ...' if lost[3:] else ''}"
-        print(
-            f"  {len(lost)} finished runs have no checkpoint in {out_dir} ({names}), which a score of theirs or an arm "
-            "that starts from them needs; to run one again, remove its row"
-        )
-    if kept := sum(is_kept(row, out_dir) for row in plan.unscored) * (not config.run):
-        print(f"  {kept} finished runs lack a score, which --run=true computes")
+    if lost := sorted({name_of(run) for run in plan.unscored + parents if not is_kept(run, out_dir)}):
+        words = "a score of theirs or an arm that starts from them needs; to run one again, remove its row"
+        print(f"  {len(lost)} finished runs, first {lost[0]}, have no checkpoint in {out_dir}, which {words}")
 
 
 def to_do(plan: Plan, out_dir: Path) -> list[dict]:
@@ -195,11 +188,11 @@ def gpus_of(config) -> list[str]:
 
     They are those of this machine, or the number that --dry_run plans for. Raises UserError if one run needs more.
     """
-    each, visible = config.processes_per_run, os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not config.gpus and pick_device(config.base.get("device", "auto")) != "cuda":
+    each, planned = config.processes_per_run, config.gpus * config.dry_run
+    if not planned and pick_device(config.base.get("device", "auto")) != "cuda":
         return []
-    names = [str(i) for i in range(config.gpus or torch.cuda.device_count())]
-    if visible and not config.gpus:
+    names = list(map(str, range(planned or torch.cuda.device_count())))
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) and not planned:
         names = visible.split(",")
     if len(names) < each:
         raise UserError(f"processes_per_run={each}: each needs a GPU, and there are {len(names)}")
