@@ -27,7 +27,7 @@ def text_rows():
     """Seeds far apart, arms of a seed close together; the gate of softmax gains half as much."""
     config, rng, rows = load("text"), random.Random(0), []
     level = {seed: rng.gauss(0, 0.08) for seed in config.seeds}
-    for run in experiment.runs_of(config, config.seeds, [1e-3]):
+    for run in experiment.runs_of(config, config.seeds, dict.fromkeys(config.arms, 1e-3)):
         mixer, _, variant = run["arm"].partition(" ")
         gain = GAIN[variant or "none"] * (0.5 if mixer == "softmax" else 1)
         loss = LOSS[mixer] + level[run["seed"]] - gain + rng.gauss(0, 0.008)
@@ -42,7 +42,7 @@ def recall_rows():
     """A start at a half is slower in softmax and cosformer; two runs of mamba2's native gate never get there."""
     config, rng, rows = load("recall"), random.Random(0), []
     factor = {"wide half": 1.3, "sigmoid": 1.25, "fixed half": 1.22, "static one": 1.1, "native": 1.6}
-    for run in experiment.runs_of(config, config.seeds, [1e-3]):
+    for run in experiment.runs_of(config, config.seeds, dict.fromkeys(config.arms, 1e-3)):
         mixer, _, variant = run["arm"].partition(" ")
         slows = factor.get(variant, 1.0) if mixer in ("softmax", "cosformer") or variant == "native" else 1.0
         steps = round(500 * slows * math.exp(rng.gauss(0, 0.14)) / 25) * 25
@@ -113,5 +113,5 @@ def test_a_threshold_is_drawn_only_where_the_mean_is_that_of_its_claim(tmp_path,
     ],
 )
 def test_a_panel_says_which_side_is_better_for_which_arm(of, words, unit):
-    claim = {"of": of, "metric": "val_loss", "weights": {(None, "A"): 1.0, (None, "B"): -1.0}}
+    claim = {"of": of, "metric": "val_loss", "weights": {"A": 1.0, "B": -1.0}}
     assert mixers.label_of(claim, "A", "B").partition("\n")[2] == words and claims.unit_of(claim) == unit

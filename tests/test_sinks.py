@@ -13,7 +13,7 @@ import pytest
 
 import experiment
 import plot
-from study import report, sinks, tables
+from study import report, sinks
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -44,7 +44,7 @@ def test_the_table_has_a_line_per_arm_with_its_means_and_spread():
     assert (by_name["weight, other"], by_name["sd"], by_name["|v_0|"]) == ("85.0%", "7.1%", "0.10")
     assert (by_name["effective, other"], by_name["gate, other"], by_name["loss, other"]) == ("0.085", "-", "2.0000")
     assert dict(zip(title, gated, strict=True))["gate, trigger"] == "0.90"
-    assert tables.sinks_table([{"sinks": []}, {}]) is None
+    assert report.sinks_table([{"sinks": []}, {}]) is None
 
 
 @pytest.mark.parametrize("others", [ROWS, []])
@@ -103,7 +103,7 @@ def test_maps_stand_side_by_side_with_their_triggers_and_gates(tmp_path, drawn):
 def runs_with(**keys):
     arms = {"a": {}, "b": {}, "c": {}}
     config = experiment.ExperimentConfig(arms=arms, seeds=[0, 1], base={"dtype": "float32"}, **keys)
-    return [(run["arm"], run["seed"]) for run in experiment.runs_of(config, config.seeds, [])]
+    return [(run["arm"], run["seed"]) for run in experiment.runs_of(config, config.seeds)]
 
 
 def test_runs_are_those_of_seeds_of_and_those_of_first_arms_go_first_in_all_seeds():
