@@ -14,7 +14,7 @@ the runs of a seed share (data, order, initial weights) cancels.
 
 The test flips the signs of the seeds' distances from the threshold, in all 2^n ways. It is exact if their distribution
 is symmetric about zero. Where one arm alone now and then loses a run, it is not, and neither this interval nor
-Student's covers the mean (tests/test_stats.py): the claim to make then is about "lost" (curves.py).
+Student's covers the mean: the claim to make then is about "lost" (curves.py).
 """
 
 from configurator import UserError, show
