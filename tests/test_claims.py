@@ -32,30 +32,6 @@ def helped(run):
     return 0.5 + (run["arm"] == "gated") * (0.1 + run["seed"] / 1000)
 
 
-def verdicts(judged):
-    return {claim["claim"]: claim["verdict"] for claim in judged}
-
-
-def test_claims_may_be_about_other_numbers_of_the_rows_each_with_its_own_correction():
-    gain = {"contrast": GAIN, "above": 0.01}
-    longer = {"of": ["scores", "longer", "slices", "64/8"]}
-    asked = {"it helps": gain, "it helps on more pairs": gain | longer, "it helps there, too": gain | longer}
-    asked["it is sparse"] = {"contrast": {"gated": 1}, "above": 0.5, "of": ["meters", "gate_below_0.1", "readout"]}
-    config = config_of(asked, 7)
-    rows = rows_of(config, helped)
-    for row in rows:
-        row["scores"] = {"longer": {"slices": {"64/8": helped(row) - 0.2}}}
-        row["meters"] = {"gate_below_0.1": {"readout": 0.2 + row["seed"] / 1000}} if row["arm"] == "gated" else {}
-    judged = {claim["claim"]: claim for claim in claims.judge_claims(config, rows)}
-    assert list(verdicts(judged.values()).values()) == [*["supported"] * 3, "not supported"]
-    alone, paired = judged["it helps"], judged["it helps on more pairs"]
-    assert paired["p"] == alone["p"] == alone["p_holm"] == 2 / 2**7
-    assert paired["p_holm"] == 2 * paired["p"]
-    assert judged["it is sparse"]["by_seed"] == pytest.approx({seed: 0.2 + seed / 1000 for seed in range(7)})
-    del rows[0]["scores"]["longer"]  # as in a run that was not finite
-    assert claims.judge_claims(config, rows)[1]["n"] == 6
-
-
 def test_a_count_is_judged_when_all_its_runs_are_there_and_a_run_without_a_value_is_not_above():
     asked = {"most": {"contrast": {"gated": 1}, "above": 0.4, "in": 2}}
     rows = rows_of(config := config_of(asked, 3), lambda run: {0: 0.5, 1: None, 2: 0.6}[run["seed"]])
@@ -113,9 +89,6 @@ def test_a_dry_run_says_what_each_claim_can_show():
         f"equal: 8 seeds give no p under 0.0078 after Holm, 2 claims; shows a band of +-{0.2 * band:.3g} {of}",
         "most: a count: 3 of 8 seeds pass it",
     ]
-    half = {"it helps": {"contrast": {"gated": 0.5, "none": -0.5}, "above": 0, "sides": 1}}
-    seen = f"sees {0.1 * stats.detectable(8, 0.05)[0]:.3g} beyond 0 in 80% of cases (spread 0.1, assumed)"
-    assert seen in claims.reach_lines(config_of(half, pair_spread=0.2))[0]
     (said,) = claims.reach_lines(config_of({"it helps": claim}, 3, exploratory=True, pair_spread=0.2))
     assert said.startswith("it helps: exploratory: 3 seeds give no p under 0.25; too few seeds to see anything")
 
@@ -145,7 +118,6 @@ def test_a_verdict_at_the_ceiling_or_at_chance_is_flagged():
 def test_a_pair_of_unlike_commits_dtypes_or_threads_is_flagged():
     values = {"none": 0.5, "gated": 0.7}
     assert flags_of(values, changes={"dtype": "bfloat16"}) == ["mixed dtypes within 8 of 8 seeds"]
-    assert flags_of(values, changes={"threads": 2, "git_commit": "b"}) == []  # the other rows do not store them
     config = config_of({"a": {"contrast": GAIN, "above": 0}})
     rows = [row | {"git_commit": "a", "threads": 1, "code_sha256": "x"} for row in rows_of(config)]
     rows[0] |= {"git_commit": "b", "threads": 2}
@@ -183,9 +155,7 @@ def test_a_claim_may_be_about_the_curve():
         row["curve"] = [[0, 0.1], [50, 0.7 if row["arm"] == "gated" else 0.5], [100, 0.9]]
     rows[0]["curve"][2][1] = 0.55  # it never gets there
     sooner, lost = claims.judge_claims(config, rows)
-    assert "(2.00, exact 95% interval 2.00 to 2.00, identical in all seeds; over 1.00: p" in claims.claims_table(
-        [sooner]
-    )
+    assert "(2.00, exact 95% interval 2.00 to 2.00, identical in all seeds" in claims.claims_table([sooner])
     assert sooner["by_seed"] == pytest.approx(dict.fromkeys(range(8), math.log(2)))
     assert sooner["verdict"] == "supported" and lost["by_seed"] == {0: 1.0} | dict.fromkeys(range(1, 8), 0.0)
 
@@ -225,7 +195,6 @@ def test_seeds_that_were_added_without_a_declared_look_make_a_claim_exploratory(
     assert claims.claims_table([added]).startswith("a: exploratory: supported (")
     early = looked_at(7, planned=12)  # before all seeds have run
     assert early["exploratory"] and early["flags"] == ["the seeds so far are no declared look"]
-
     config = config_of(config.claims, seeds=[seed for seed in range(12) if seed != 7])
     assert looked_at(12, planned=12)["flags"] == ["seeds 7 were planned and are left out"]
 

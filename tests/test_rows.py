@@ -28,12 +28,10 @@ from study.rows import missing_scores, read_rows, wanted_scores, wrong_row
 
 def test_a_dry_run_lists_what_is_left_and_its_hours_by_the_rows():
     config = listed(jobs=1)
-    runs = experiment.runs_of(config, config.seeds)
-    text = experiment.estimate(config, [made_row(runs[0], 0.5)]).splitlines()
-    assert [line.split() for line in text[:-1]] == [["gated-seed0"], ["none-seed1", "36", "s"], ["gated-seed1"]]
-    assert text[-1] == "3 of 4 runs to do"
-    text = experiment.estimate(config, [made_row(run, 0.5) for run in runs[:2]]).splitlines()
-    assert text[-1] == f"2 of 4 runs to do: about {2 * 36 / 3600:.1f} hours, 1 at a time, 1 processes each"
+    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds)[:2]]
+    first, _, text = experiment.estimate(config, rows).splitlines()
+    assert first.split() == ["none-seed1", "36", "s"]
+    assert text == f"2 of 4 runs to do: about {2 * 36 / 3600:.1f} hours, 1 at a time, 1 processes each"
 
 
 def test_claims_and_tables_are_made_again_from_the_rows(tmp_path, capsys):
@@ -43,30 +41,17 @@ def test_claims_and_tables_are_made_again_from_the_rows(tmp_path, capsys):
     rows = [made_row(run, {"none": 0.5, "gated": 0.8}[run["arm"]] + run["seed"] / 1000) for run in runs]
     write_rows(tmp_path, rows)
     judged = claims.judge_claims(config, experiment.run_all(config, tmp_path))
-    assert judged[0]["verdict"] == "supported"
-    assert judged[0]["by_seed"] == pytest.approx(dict.fromkeys(range(8), 0.3), abs=1e-12)
     said = "it helps: supported (+0.3000, exact 95% interval +0.3000 to +0.3000, identical in all seeds; over 0.05"
     assert said in claims.claims_table(judged)
     words = [f"--config_override={json.dumps(dataclasses.asdict(config))}", f"--out_dir={tmp_path}"]
     capsys.readouterr()
     experiment.main(words)
     first = capsys.readouterr().out
-    files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    page = html.unescape(files["report.html"].decode())
-    assert "claims.png" in files and report.summary(config, rows, judged) in first
-    assert str(report.table(config, rows)) in page
+    assert report.summary(config, rows, judged) in first and (tmp_path / "claims.png").is_file()
+    assert str(report.table(config, rows)) in html.unescape((tmp_path / "report.html").read_text())
     (line,) = [line for line in first.splitlines() if line.startswith("gated  80.0%")]
     low, high = stats.interval([0.8 + seed / 1000 for seed in range(8)])
     assert line.split()[8:] == ["80.7%", "80.4%", f"{low:.1%}", "to", f"{high:.1%}", "8/8", "100"]
-
-
-def test_a_row_that_other_code_made_is_not_run_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "start", lambda *words: pytest.fail("a run was started"))
-    config = listed()
-    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds)]
-    rows = [row | {"code_sha256": str(i), "threads": i} for i, row in enumerate(rows)]
-    write_rows(tmp_path, rows)
-    assert [row["code_sha256"] for row in experiment.run_all(config, tmp_path)] == list("0123")
 
 
 CONFIGS = sorted((ROOT / "config" / "experiments").glob("*.py"))
@@ -87,20 +72,11 @@ def test_every_committed_experiment_fixes_its_dtype_and_finds_its_rows(file):
         assert all(row["scores"].keys() == wanted_scores(config, row).keys() for row in shown)
 
 
-def test_a_score_may_be_of_some_arms_only(helpers):
+def test_a_score_may_be_of_some_arms_only():
     scores = {"a": {"lengths": [32]}, "b": {"lengths": [64]}}
     config = listed(metric="val_loss", scores=scores, scores_of={"b": ["gated"]})
     runs = {run["arm"]: made_row(run, 0.5) for run in experiment.runs_of(config, [0])}
     assert {arm: missing_scores(config, run) for arm, run in runs.items()} == {"none": ["a"], "gated": ["a", "b"]}
-    assert "'other'" in helpers.error_of(listed, scores=scores, scores_of={"b": ["other"]})
-
-
-def test_base_and_data_on_the_command_line_are_added_to_those_of_the_file():
-    words = ['--base={"n_layer": 4}', '--data={"pairs": 8}', '--arms={"none": {}, "elementwise": {}}']
-    config = configurator.load(experiment.ExperimentConfig, [str(ROOT / "config/experiments/minimum.py"), *words])
-    assert (config.base["n_layer"], config.base["n_embd"], config.base["dtype"]) == (4, 64, "float32")
-    assert (config.data["pairs"], config.data["queries"]) == (8, 2)
-    assert config.arms == {"none": {}, "elementwise": {}}
 
 
 def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):

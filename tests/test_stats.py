@@ -62,8 +62,6 @@ def test_sixteen_seeds_are_exact_and_of_more_patterns_are_drawn():
     assert abs(p - chance) < 5 * math.sqrt(chance / stats.RANDOM_PATTERNS)
     assert stats.sign_flip_test(many) == p  # the patterns are fixed
     assert stats.sign_flip_test([1.0] * 60) == 2 / (1 + stats.RANDOM_PATTERNS) == stats.smallest_p(60)
-    normal = np.random.default_rng(0).normal(0.3, 1, 60).tolist()
-    assert stats.exact_interval(normal) == pytest.approx(stats.t_interval(normal)[1:], abs=0.03)
 
 
 def test_interval_and_tests_by_hand():
@@ -145,8 +143,6 @@ def test_what_seeds_can_see_is_that_of_the_tables_and_of_five_nothing_two_sided(
     assert stats.detectable(15, 0.025)[0] == pytest.approx(0.78, abs=0.01)
     assert stats.detectable(5, 0.025) == (math.inf, math.inf) and math.isfinite(stats.detectable(5, 0.05)[0])
     assert stats.smallest_p(5) == 2 / 32 and stats.smallest_p(5, 1) == 1 / 32
-    seen = statistics.stdev(HIGH) * stats.detectable(6, 0.025)[0]
-    assert judge(HIGH, {"above": 0.0})["detectable"] == pytest.approx(seen)
     two = stats.judge([(HIGH, {"above": 0.0})] * 2)  # the level is halved
     assert [claim["detectable"] for claim in two] == [math.inf, math.inf]
 

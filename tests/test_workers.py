@@ -37,10 +37,6 @@ def until(condition):
         time.sleep(0.02)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Locks
-
-
 def test_a_run_is_taken_by_one_worker_and_is_free_when_it_and_its_process_are_gone(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "ROOT", tmp_path)
     (tmp_path / "train.py").write_text("import time; time.sleep(60)")
@@ -74,10 +70,6 @@ def test_rows_of_many_workers_are_appended_whole_and_a_line_that_was_cut_goes(tm
         thread.join()
     first, *others = read_jsonl(tmp_path / "rows.jsonl")
     assert first == {"a": 1} and sorted(others, key=lambda row: row["number"]) == rows
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Workers
 
 
 def stubbed_worker(config, out_dir, seconds):
