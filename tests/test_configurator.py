@@ -18,7 +18,6 @@ import pytest
 
 from rules import Rule, wrong_field
 from runs.hardware import Processes
-from runs.resume import is_started_again
 
 ROOT = Path(configurator.__file__).parent
 
@@ -484,9 +483,6 @@ def test_what_a_launcher_has_left_in_the_environment_is_named(monkeypatch):
     for size, words in (("2", "LOCAL_RANK"), ("two", "WORLD_SIZE='two'")):
         monkeypatch.setenv("WORLD_SIZE", size)
         assert words in error_of(Processes, "cpu", 1)
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "two")
-    message = error_of(is_started_again)
-    assert message.startswith("SLURM_RESTART_COUNT='two': ") and "`unset SLURM_RESTART_COUNT`" in message
 
 
 def test_the_first_process_prints_an_error_whatever_rank_a_launcher_has_left(monkeypatch, capsys):
