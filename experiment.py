@@ -92,7 +92,7 @@ class ExperimentConfig:
     claims: dict = key({}, '{claim: {"contrast": {arm: weight}, "above": threshold, ...}}: docs/experiments.md, Claims')
     ranks: dict = key({}, "{name: {arm: its published gain}}: Spearman's correlation of the arms' metric with it")
     exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")
-    pair_spread: float | None = key(None, "--dry_run: assumed spread of a difference of two arms", above=0)
+    pair_spread: float | None = key(None, "--dry_run without rows: assumed spread of a difference of two arms", above=0)
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
     dry_run: bool = key(False, "show the list, with hours where they are known, and do nothing")
     out_dir: str | None = key(None, "of rows and runs (None: results/NAME); workers may share it", is_path=True)
@@ -286,7 +286,7 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
         lines.append(f"{name_of(run):<60}" + (f"{known[-1]:>8,.0f} s" if seconds else ""))
     hours = f"about {sum(known) / 3600 / jobs:.1f} hours, {jobs} at a time, {each} processes each"
     lines.append(f"{len(waiting)} of {len(runs)} runs to do" + f": {hours}" * (len(known) == len(waiting)))
-    return "\n".join([*lines, *claims.reach_lines(config)])
+    return "\n".join([*lines, *claims.reach_lines(config, rows)])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The claims of an experiment: what they ask, what they can show, what the rows say of each, and what limits a verdict.
 
     check_reach(config)                             UserError for a claim whose seeds can give no p under 0.05
-    reach_lines(config)                             a line per claim, for --dry_run: the effect that it can see
+    reach_lines(config, rows)                       a line per claim, for --dry_run: the effect that it can see
     judged = judge_claims(config, rows, choices)    every claim, with its verdict and its flags
     claims_table(judged)                            a line per claim, as experiment.py prints it
     record(claim)                                   what claims.json keeps of it
@@ -94,34 +94,37 @@ def check_reach(config) -> None:
                 )
 
 
-def reach_lines(config) -> list[str]:
-    """What each claim can show, from the spread that the config assumes (`pair_spread`)."""
+def reach_lines(config, rows: list[dict]) -> list[str]:
+    """What each claim can show, from the spread of the rows there are, or from `pair_spread`."""
     lines = []
     for question in reach(config):
         n, needed = len(question["seeds"]), question["rule"].get("in")
         words = [] if needed is None else [f"a count: {needed} of {n} seeds pass it"]
         for kind, sides, p, size in question["tests"]:
             words.append(f"{n} seeds give no p under {p:.2g}" + f" after Holm, {size} claims" * (size > 1))
-            words.append(effect_seen(config, question, kind, stats.LEVEL / size / sides))
+            words.append(effect_seen(config, question, kind, stats.LEVEL / size / sides, rows))
         lines.append(f"{question['claim']}: {'exploratory: ' * question['exploratory']}{'; '.join(words)}")
     return lines
 
 
-def effect_seen(config, question: dict, kind: str, level: float) -> str:
+def effect_seen(config, question: dict, kind: str, level: float, rows: list[dict]) -> str:
     """The effect, or the band (kind "within"), that a claim shows in 80% of cases, in words."""
-    n, weights = len(question["seeds"]), question["weights"].values()
-    if n < 2 or not config.pair_spread:
-        return "no pair_spread to reckon with"
-    # pair_spread is of a pair; arms are taken to differ independently
-    spread = config.pair_spread * math.sqrt(sum(weight * weight for weight in weights) / 2)
+    n, weights = len(question["seeds"]), question["weights"]
+    values = list(stats.contrast([row for row in rows if "purpose" not in row], weights, question["of"]).values())
+    if len(values) > 1 and not stats.are_identical(values):
+        spread, source = statistics.stdev(values), f"of {len(values)} seeds of its rows"
+    else:  # pair_spread is of a pair; arms are taken to differ independently
+        spread, source = (config.pair_spread or 0) * math.sqrt(sum(w * w for w in weights.values()) / 2), "assumed"
+    if n < 2 or not spread:
+        return "no rows to take a spread from"
     effect, band = stats.detectable(n, level)
     if math.isinf(effect):
         return "too few seeds to see anything"
-    assumed = f"in 80% of cases (spread {spread:.3g}, assumed)"
+    words = f"in 80% of cases (spread {spread:.3g}, {source})"
     if kind == "within":
-        return f"shows a band of {distance_shown(question, spread * band, '+-')} {assumed}"
+        return f"shows a band of {distance_shown(question, spread * band, '+-')} {words}"
     threshold = number_shown(question)(stats.threshold_of(question["rule"]), "g")
-    return f"sees {distance_shown(question, spread * effect)} beyond {threshold} {assumed}"
+    return f"sees {distance_shown(question, spread * effect)} beyond {threshold} {words}"
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from configurator import UserError
 
 import json
 import math
+import statistics
 
 import pytest
 from made_rows import GAIN, listed, made_row
@@ -84,12 +85,16 @@ def test_a_dry_run_says_what_each_claim_can_show():
     config = config_of(asked, pair_spread=0.2)
     effect, band = stats.detectable(8, 0.05 / 2)  # two tests in the family
     of = "in 80% of cases (spread 0.2, assumed)"
-    assert claims.reach_lines(config) == [
+    assert claims.reach_lines(config, []) == [
         f"it helps: 8 seeds give no p under 0.0078 after Holm, 2 claims; sees {0.2 * effect:.3g} beyond 0.05 {of}",
         f"equal: 8 seeds give no p under 0.0078 after Holm, 2 claims; shows a band of +-{0.2 * band:.3g} {of}",
         "most: a count: 3 of 8 seeds pass it",
     ]
-    (said,) = claims.reach_lines(config_of({"it helps": claim}, 3, exploratory=True, pair_spread=0.2))
+    rows = rows_of(config, lambda run: 0.5 + (run["arm"] == "gated") * 0.1 * run["seed"] / 7)
+    spread = statistics.stdev(0.1 * seed / 7 for seed in range(8))
+    seen = f"sees {spread * effect:.3g} beyond 0.05 in 80% of cases (spread {spread:.3g}, of 8 seeds of its rows)"
+    assert claims.reach_lines(config, rows)[0].endswith(seen)
+    (said,) = claims.reach_lines(config_of({"it helps": claim}, 3, exploratory=True, pair_spread=0.2), [])
     assert said.startswith("it helps: exploratory: 3 seeds give no p under 0.25; too few seeds to see anything")
 
 
