@@ -93,7 +93,7 @@ def print_what_is_left(config, plan: Plan, out_dir: Path) -> None:
     parents = [parent for run in plan.lacking if (parent := parent_of(run)) and text_of(parent) in plan.rows]
     if lost := sorted({name_of(run) for run in plan.unscored + parents if not is_kept(run, out_dir)}):
         words = "a score of theirs or an arm that starts from them needs; to run one again, remove its row"
-        print(f"  {len(lost)} finished runs, first {lost[0]}, have no checkpoint in {out_dir}, which {words}")
+        print(f"  {len(lost)} finished runs have no checkpoint in {out_dir} ({', '.join(lost[:3])}), which {words}")
 
 
 def to_do(plan: Plan, out_dir: Path) -> list[dict]:

@@ -293,7 +293,7 @@ def test_a_finished_run_gets_the_scores_it_lacks_and_is_not_run_again(base, tmp_
     assert len(read_rows(out)) == 1  # of the lines of a run the last one counts
     (out / "none-seed0" / "ckpt.pt").unlink()
     assert list(rows_with(scores=scores)["scores"]) == ["b"] and not commands
-    assert f"1 finished runs, first none-seed0, have no checkpoint in {out}, which a score" in capsys.readouterr().out
+    assert f"1 finished runs have no checkpoint in {out} (none-seed0), which a score" in capsys.readouterr().out
 
 
 # ----------------------------------------------------------------------------------------------------------------------

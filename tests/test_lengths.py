@@ -54,10 +54,12 @@ def test_each_gated_arm_is_compared_with_its_mixers_ungated_one_at_every_length_
 
 def test_an_arm_is_compared_with_the_one_that_lacks_its_gate_alone_in_any_order():
     _, rows = scored_rows(2)
-    other = [row | {"arm": "gla fixed half"} for row in rows if row["arm"] == "gla"]
+    half = {"arm": "gla fixed half", "config": rows[2]["config"] | {"branch_scale": 0.5}}
+    other = [row | half for row in rows if row["arm"] == "gla"]
     short = [row | {"arm": f"{row['arm']} short", "config": row["config"] | {"max_iters": 9}} for row in rows]
     names = [f"{mixer}{{}}{part}" for mixer in ("softmax", "gla", "cosformer") for part in ("", " short")]
+    wanted = {name.format(" sigmoid"): name.format("") for name in names}
     for every in (other + rows + short, short + rows + other):
-        assert gains.plain_arms(every) == {name.format(" sigmoid"): name.format("") for name in names}
+        assert gains.plain_arms(every) == wanted | {"gla fixed half": "gla"}
     late = [row | {"init_from": {"arm": "gla"}} for row in rows if row["arm"] == "gla sigmoid"]  # of another length
     assert gains.pairs([row for row in rows if row["arm"] == "gla"] + late) == {}
