@@ -1,14 +1,55 @@
-"""What a gate gains at each context length: the loss without it against the loss with it, of paired seeds.
+"""What a gate gains: the loss without it against the loss with it, of paired seeds.
 
-Each arm is compared with the one that plain_arms gives it. Losses by length are scores of evaluate.py with
-`lengths`.
+    by_step(rows, path)     gain.png: the gain against the step, in each part of the text
+    lengths_table(rows)     the loss at each context length, and its difference from that without a gate
+
+Each arm is compared with the one that plain_arms gives it. Losses by length are scores of evaluate.py with `lengths`.
 """
 
+import itertools
+from pathlib import Path
+
 from study import stats
-from study.drawing import mean
+from study.drawing import arm_looks, curve_panels, is_finite, mean
 from study.page import Table, mean_text
 
+PARTS = {  # of the loss of a text (evaluate.parts_of_loss)
+    "all": "all of the text",
+    "near": "first eighth of the window",
+    "far": "second half of the window",
+    "repeated": "behind repeated strings",
+    "elsewhere": "elsewhere",
+}
+
 GATE_KEYS = ("gate", "gate_activation", "gate_bias", "gate_rank", "gate_input", "match_params", "branch_scale")
+
+
+def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
+    """{part: {arm: [[(step, gain in nats), ...] of each seed]}}, of the arms that are compared with another."""
+    plain, panels, of_run = plain_arms(rows), {}, {(row["arm"], row["seed"]): losses(row) for row in rows}
+    for part, ((arm, seed), after) in itertools.product(PARTS, of_run.items()):
+        before = of_run.get((plain.get(arm), seed), {})
+        pairs = ((step, before.get(step, {}).get(part), loss.get(part)) for step, loss in after.items())
+        if curve := [(step, was - now) for step, was, now in pairs if is_finite(was) and is_finite(now)]:
+            panels.setdefault(PARTS[part], {}).setdefault(arm, []).append(curve)
+    return panels
+
+
+def losses(row: dict) -> dict[int, dict[str, float]]:
+    """{step: {part: loss}} of the evaluations of a run behind its first."""
+    parts = {one["step"]: one for one in row.get("loss_curve", [])}
+    return {step: {"all": loss} | parts.get(step, {}) for step, loss in row["curve"] if step > 0}
+
+
+def by_step(rows: list[dict], path: Path) -> Path:
+    """Draws the gains: a panel per part, a colour per arm, every seed. Returns the path."""
+    panels, label = gains(rows), "loss without the gate minus loss with it (nats)"
+    looks = arm_looks(row["arm"] for row in rows)
+    return curve_panels(panels, looks, path, ylabel=label, columns=len(panels), finish=zero_line)
+
+
+def zero_line(axes, title: str) -> None:
+    axes.axhline(0, color="0.3", linewidth=1)
 
 
 def readings(rows: list[dict]) -> dict[tuple, dict[int, dict[int, dict]]]:

@@ -80,7 +80,10 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
     rows = sorted(rows, key=lambda row: (row["arm"], row["seed"]))  # the order in which runs ended is not shown
     if any(row.get("sinks") for row in rows):
         return sinks.figures(rows, folder)
-    return [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
+    drawn = [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
+    if any(row.get("loss_curve") for row in rows) and gains.gains(rows):
+        drawn.append(gains.by_step(rows, folder / "gain.png"))
+    return drawn
 
 
 def figures_of_claims(config, rows: list[dict], judged: list[dict], choices: list[dict], folder: Path) -> list[Path]:
