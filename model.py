@@ -254,8 +254,7 @@ class Softmax(Mixer):
             mask = self.mask(j[start - first :], j, forgets=state is not None)
         is_causal = state is None and mask is None
         if self.config.attention_softcap is None:
-            mask = mask if mask is None or self.bias is None else mask.to(q.dtype)
-            o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+            o = layers.attention(q, k, v, mask, is_causal=is_causal)
         else:
             o, _ = layers.manual_attention(q, k, v, mask, self.config.attention_softcap, is_causal=is_causal)
         return o.transpose(1, 2)

@@ -324,3 +324,47 @@ class CosSinFeatures(Function):
         cos, sin = ctx.saved_tensors
         d_cos, d_sin = dy.chunk(2, dim=-1)
         return (d_cos * cos).addcmul_(d_sin, sin), None, None
+
+
+ATTENTION_KEYS = 256  # keys of a block in the backward of softmax attention
+
+
+class CausalAttention(Function):
+    """layers.attention of q, k, v (B, H, T, D): torch's kernel for CPUs, with a backward in blocks of keys.
+
+    The kernel's own took twice as long in bfloat16 at 256 tokens (results/bench/README.md); in float32 it is as fast.
+    Each block takes the weights anew from the scores, so that no more is saved than by the kernel.
+    """
+
+    def forward(ctx, q, k, v):
+        # log_sums (B, H, T): logarithm of the sum of a query's exponentials
+        o, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=True)
+        ctx.save_for_backward(q, k, v, o, log_sums)
+        return o
+
+    def backward(ctx, do):
+        q, k, v, o, log_sums = ctx.saved_tensors
+        shape, T, scale = q.shape, q.shape[2], q.shape[-1] ** -0.5
+        along = (do * o).sum(-1, keepdim=True, dtype=log_sums.dtype)  # the part that the softmax cancels
+        # with two more columns, a product subtracts a number per query before it is rounded
+        q, do = _with_columns(q, log_sums[..., None] / scale), _with_columns(do, along)
+        k, v = (F.pad(x, (0, 2), value=-1.0).flatten(0, 1) for x in (k, v))  # (B H, T, D + 2)
+        dk, dv, no_input = torch.empty_like(k), torch.empty_like(v), k.new_zeros(())
+        for start in range(0, T, ATTENTION_KEYS):
+            keys, queries = slice(start, start + ATTENTION_KEYS), slice(start, T)  # no earlier query sees these keys
+            scores = torch.baddbmm(no_input, q[:, queries], k[:, keys].mT, beta=0, alpha=scale)
+            weights = scores.exp_().tril_()
+            d_scores = torch.bmm(do[:, queries], v[:, keys].mT).mul_(weights)
+            if start == 0:
+                dq = at_least_float32(d_scores @ k[:, keys])
+            else:
+                dq[:, queries] += d_scores @ k[:, keys]
+            dk[:, keys] = d_scores.mT @ q[:, queries]
+            dv[:, keys] = weights.mT @ do[:, queries]
+        return tuple(x[..., :-2].to(q.dtype).view(shape) for x in (dq.mul_(scale), dk.mul_(scale), dv))
+
+
+def _with_columns(x, number):
+    """x (B, H, T, D) and (B, H, T, 1), whose digits take two columns of x's dtype -> (B H, T, D + 2)."""
+    high = number.to(x.dtype)
+    return torch.cat([x, high, (number - high).to(x.dtype)], -1).flatten(0, 1)

@@ -108,6 +108,15 @@ def manual_attention(
     return weights.to(v.dtype) @ v, weights
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+    """The output of manual_attention without a soft-cap, in torch's kernels: none makes the (T, T) weights."""
+    mask = mask if mask is None or mask.dtype == torch.bool else mask.to(q.dtype)
+    is_slow = is_causal and q.dtype == torch.bfloat16 and q.device.type == "cpu" and q.shape[2] > 1
+    if is_slow and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return fast.CausalAttention.apply(q, k, v)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+
+
 def remember(ring: Tensor, x: Tensor, start: int, in_order: bool) -> Tensor:
     """Writes x (B, H, T, D), of the positions from start on, to a ring of M, and returns what its queries may see.
 

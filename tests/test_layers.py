@@ -104,3 +104,16 @@ def test_every_second_derivative_is_refused():
     for function in (RMSNorm(8, eps=1e-5).double(), l2_norm, lambda x: rotate(x[None, None, None], 0, 9.0)):
         with pytest.raises(RuntimeError, match="no second derivatives"):
             torch.autograd.grad(function(p).sin().sum(), p, create_graph=True)
+
+
+@pytest.mark.parametrize(("T", "heads", "width"), [(20, 2, 6), (100, 2, 24), (600, 3, 32)])
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.bfloat16, 0.02)])
+def test_causal_attention_and_its_gradients_are_the_definition(T, heads, width, dtype, error):
+    torch.manual_seed(T)
+    qk, v, do = (torch.randn(2, T, n, width).to(dtype).transpose(1, 2) for n in (2 * heads, heads, heads))
+    qkv = [x.requires_grad_() for x in (*(3 * qk).split(heads, dim=1), v)]  # views, as in a model; peaked weights
+    exact = [x.detach().double().requires_grad_() for x in qkv]
+    o, expected = fast.CausalAttention.apply(*qkv), layers.manual_attention(*exact, None, None, is_causal=True)[0]
+    gradients, exact_gradients = torch.autograd.grad(o, qkv, do), torch.autograd.grad(expected, exact, do.double())
+    for y, exact_y in zip((o, *gradients), (expected, *exact_gradients), strict=True):
+        assert y.dtype == dtype and (y - exact_y).norm() < error * exact_y.norm()
