@@ -670,8 +670,7 @@ def test_an_export_gives_the_same_model_and_starts_runs(run, text, tmp_path, hel
     assert "model.safetensors: damaged, or not the file that" in helpers.error_of(checkpoints.load_model, exported)
 
 
-@pytest.mark.parametrize("write", ["safetensors", "to_hf"])
-def test_an_export_brings_the_tokenizer_of_the_data_if_it_is_still_the_one_of_the_run(write, tmp_path, helpers):
+def test_an_export_brings_the_tokenizer_of_the_data_if_it_is_still_the_one_of_the_run(tmp_path, helpers):
     pytest.importorskip("safetensors")
     file, model = tmp_path / "tokenizer.json", GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=9, mlp="swiglu"))
     file.write_text("{}")
@@ -679,10 +678,10 @@ def test_an_export_brings_the_tokenizer_of_the_data_if_it_is_still_the_one_of_th
     (tmp_path / "run").mkdir()
     state = {"model": model.state_dict(), "model_args": vars(model.config), "data": about}
     checkpoints.save(tmp_path / "run" / "ckpt.pt", state)
-    export.main(helpers.words(checkpoint=tmp_path / "run", **{write: tmp_path / "export"}))
+    export.main(helpers.words(checkpoint=tmp_path / "run", safetensors=tmp_path / "export"))
     assert (tmp_path / "export" / "tokenizer.json").read_text() == "{}"
     file.write_text("[]")  # of other data, which were written there since
-    export.main(helpers.words(checkpoint=tmp_path / "run", **{write: tmp_path / "other"}))
+    export.main(helpers.words(checkpoint=tmp_path / "run", safetensors=tmp_path / "other"))
     assert not (tmp_path / "other" / "tokenizer.json").exists()
 
 
