@@ -213,5 +213,5 @@ class TrainConfig(GPTConfig):
     compile: str = key(
         "auto", "use torch.compile; auto: on a GPU, for runs of 500 steps or more", choices=("auto", "true", "false")
     )
-    threads: int = key(0, "CPU threads per process (0: cores / processes)", at_least=0)
+    threads: int = key(0, "CPU threads per process (0: cores / processes)", at_least=0, at_most=512)
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")

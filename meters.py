@@ -71,7 +71,7 @@ class MetersConfig:
     out: str | None = key(None, "file for the JSON (None: meters.json beside the last checkpoint)", is_path=True)
     draw: bool = key(False, "true: draw page.png beside the JSON, too, as plot.py does")
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
-    threads: int = key(0, "CPU threads (0: cores)", at_least=0)
+    threads: int = key(0, "CPU threads (0: cores)", at_least=0, at_most=512)
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
 

@@ -108,7 +108,7 @@ def run(config: TrainConfig, processes: Processes, resumed: dict | None, source:
         raise UserError(f"vocab_size={vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
     config = copy.copy(config)
     config.vocab_size = vocab_size
-    processes.on_main(lambda: notes.append(memory.check_training(config, resumed, dataset, processes)))
+    processes.on_main(memory.check_training, config, dataset, processes)
     with processes.signals_held(), OutDir(config, processes, resumed) as out:
         train(config, processes, dataset, out, resumed, source, notes)
 

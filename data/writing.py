@@ -35,10 +35,8 @@ from runs.limits import ram_available, show_bytes
 
 def check_room(size: int, keys: str) -> None:
     """Raises UserError if less than that many bytes of memory are left. keys: what the user may lower."""
-    available, where = ram_available()
-    if size > available:
-        left = show_bytes(available)
-        raise UserError(f"about {show_bytes(size)} would be needed, and {where} has {left} left; lower {keys}")
+    if size > (left := ram_available()):
+        raise UserError(f"about {show_bytes(size)} would be needed, and {show_bytes(left)} are left; lower {keys}")
 
 
 def claim(out_dir: Path | str | None, overwrite: bool, generator: str) -> Path:

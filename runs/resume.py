@@ -24,7 +24,6 @@ from data.shards import Dataset
 from gate import ADDITIVE_ACTIVATIONS
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
-from runs.hardware import number_in_environment
 from runs.outdir import code_sha256, run_id
 from runs.parallel import part_of
 
@@ -127,7 +126,7 @@ def model_keys(checkpoint: dict, path: Path | str) -> dict:
 
 def is_started_again() -> bool:
     """Whether torchrun or SLURM has started this command before."""
-    return any(number_in_environment(name, 0) for name in RESTARTS)
+    return any(int(os.environ.get(name, 0)) for name in RESTARTS)
 
 
 def is_restart(config, file: Path) -> bool:

@@ -254,19 +254,6 @@ def test_a_rank_that_alone_runs_out_of_memory_says_so(keys, helpers):
     assert "local rank 1: error: not enough memory" in ranks.said.read_text()
 
 
-def test_restarts_on_several_machines_need_a_store_of_their_own(monkeypatch, helpers):
-    places = dict(RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1, MASTER_ADDR="a", MASTER_PORT=1)
-    for name, value in places.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    assert hardware.places_of_torchrun() == (0, 2, 0, 1)
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    assert "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in helpers.error_of(hardware.places_of_torchrun)
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
-    assert hardware.places_of_torchrun() == (0, 2, 0, 1)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # A run that was cut off goes on, with any number of processes
 

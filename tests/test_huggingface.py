@@ -31,13 +31,11 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
     Qwen3_5TextConfig,
     Qwen3Config,
-    Qwen3ForCausalLM,
     Qwen3NextConfig,
 )
 
 import evaluate
 import export
-import sample
 import train
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
@@ -65,7 +63,6 @@ FAMILIES = {
     "Llama": LlamaConfig(**SIZES, rope_parameters=ROPE),
     "Llama, tied, no GQA": LlamaConfig(**SIZES | dict(tie_word_embeddings=True, num_key_value_heads=4, head_dim=8)),
     "Qwen3": Qwen3Config(**SIZES, rope_parameters=ROPE),
-    "Qwen3, tied": Qwen3Config(**SIZES | dict(tie_word_embeddings=True)),
     "GPT-2": GPT2Config(**GPT2),
     "GPT-2, untied, exact gelu": GPT2Config(
         **GPT2, tie_word_embeddings=False, activation_function="gelu", n_inner=40, layer_norm_epsilon=1e-3
@@ -204,11 +201,6 @@ def folders(tmp_path_factory):
     return folders
 
 
-@pytest.fixture
-def qwen3(folders, tmp_path):
-    return shutil.copytree(folders["Qwen3"], tmp_path / "theirs")
-
-
 def change(**fields):
     def damage(folder):
         file = folder / "config.json"
@@ -268,19 +260,6 @@ def test_a_damaged_or_foreign_folder_is_one_line(name, damage, words, folders, h
     assert not (tmp_path / "ours" / "config.json").exists()
 
 
-def test_a_folder_with_weights_in_one_file_and_in_shards_is_read_as_transformers_reads_it(qwen3, helpers, tmp_path):
-    theirs = Qwen3ForCausalLM.from_pretrained(qwen3)
-    with torch.no_grad():
-        theirs.model.norm.weight.mul_(2)
-    safetensors.torch.save_file(theirs.state_dict(), qwen3 / "model.safetensors", {"format": "pt"})
-    assert f"python export.py --from_hf={qwen3}" in helpers.error_of(sample.main, helpers.words(checkpoint=qwen3))
-    ours = imported(helpers, qwen3, tmp_path / "ours")
-    with torch.no_grad():
-        torch.testing.assert_close(ours(IDX), Qwen3ForCausalLM.from_pretrained(qwen3).eval()(IDX).logits)
-    assert "it has no model_type" in helpers.error_of(export.main, [f"--from_hf={tmp_path / 'ours'}"])
-    assert "no such folder" in helpers.error_of(export.main, ["--from_hf=nowhere"])
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The tokenizer, and the programs on an imported model
 
@@ -291,17 +270,6 @@ def tokenizer_file(tmp_path_factory):
     file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     published.save_tokenizer(file, 70_002)
     return file
-
-
-@pytest.fixture
-def changed(tokenizer_file, tmp_path):
-    """changed(about): the file of a tokenizer with other fields."""
-
-    def write(about):
-        (tmp_path / "tokenizer.json").write_text(json.dumps(json.loads(tokenizer_file.read_text()) | about))
-        return tmp_path / "tokenizer.json"
-
-    return write
 
 
 def test_a_byte_level_tokenizer_gives_back_every_byte_and_is_found_beside_a_checkpoint(tokenizer_file, tmp_path):
@@ -332,30 +300,6 @@ def test_a_tokenizer_of_pieces_falls_back_to_bytes(tmp_path):
     for text in LINES:
         assert tokenizer.decode_bytes(tokenizer.encode(text)) == text.encode()
     assert tokenizer.encode_array("the").dtype == np.uint16
-
-
-def test_a_token_that_spells_no_bytes_is_its_own_text_as_in_the_library(tokenizer_file, changed):
-    model = json.loads(tokenizer_file.read_text())["model"]
-    new = {"\u4e2d": len(model["vocab"]), "a\u2581": len(model["vocab"]) + 1}
-    file = changed({"model": model | {"vocab": model["vocab"] | new}})
-    ours, theirs = FileTokenizer(file), tokenizers.Tokenizer.from_file(str(file))
-    for token, i in new.items():
-        assert ours.decode_bytes([i]) == token.encode() == theirs.decode([i]).encode()
-
-
-def split_at(pattern):
-    return {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}}
-
-
-def test_a_tokenizer_that_is_not_read_or_not_there_or_fails_on_a_text_is_one_line(changed, helpers, tmp_path):
-    decoder = {"decoder": {"type": "WordPiece", "prefix": "#", "cleanup": True}}
-    assert "neither bytes nor pieces" in helpers.error_of(FileTokenizer, changed(decoder))
-    tokenizer = FileTokenizer(changed(split_at("(ab|abab)+$")))
-    message = helpers.error_of(tokenizer.encode, 60 * "ab" + "!")
-    assert "tokenizer.json: fails on a text of 121 characters (" in message
-    assert "copy it there" in helpers.error_of(get_tokenizer, "tokenizer.json 0123", [tmp_path.parent])
-    words = [str(tmp_path / "tokenizer.json"), f"--tokenizer={tmp_path / 'empty'}", f"--out_dir={tmp_path / 'data'}"]
-    assert "or a folder with a tokenizer.json" in helpers.error_of(text_prepare.main, words)
 
 
 def test_data_of_an_imported_tokenizer_have_the_loss_of_transformers_under_an_imported_model(
@@ -399,7 +343,7 @@ def test_a_gate_added_to_a_gpt2_starts_at_the_same_function(helpers, tmp_path):
     assert gated.blocks[1].mixer.gates["readout"].proj.weight.any() and gated.config.bias
 
 
-def test_an_import_copies_what_it_rearranges_and_nothing_else(qwen3, helpers, tmp_path, monkeypatch):
+def test_an_import_copies_what_it_rearranges_and_nothing_else(folders, helpers, tmp_path, monkeypatch):
     """A file's tensors are mapped: they take no memory."""
     loaded, copied, load_file = [], [], safetensors.torch.load_file
 
@@ -409,5 +353,5 @@ def test_an_import_copies_what_it_rearranges_and_nothing_else(qwen3, helpers, tm
 
     monkeypatch.setattr(safetensors.torch, "load_file", lambda file: loaded.append(load_file(file)) or loaded[-1])
     monkeypatch.setattr(huggingface, "save_folder", look_at)
-    export.main(helpers.words(from_hf=qwen3, out_dir=tmp_path / "ours"))
+    export.main(helpers.words(from_hf=folders["Qwen3"], out_dir=tmp_path / "ours"))
     assert copied == [f"blocks.{i}.mixer.qkv.weight" for i in (0, 1)]

@@ -58,14 +58,9 @@ def keys(mqar, tmp_path, helpers):
     return lambda name, **keys: helpers.tiny | KEYS | dict(dataset=mqar, out_dir=tmp_path / name) | keys
 
 
-def train_in_any_dtype(words):
-    hardware.TOO_SLOW.clear()  # float16, whose loss scale is for GPUs, and is saved here, too
-    train.main(words)
-
-
 def start(keys, helpers):
     """train.py in a process of its own."""
-    process = FORKS.Process(target=train_in_any_dtype, args=(helpers.words(**keys),))
+    process = FORKS.Process(target=train.main, args=(helpers.words(**keys),))
     process.start()
     return process
 
@@ -315,7 +310,7 @@ def test_a_checkpoint_of_another_run_is_refused(keys, helpers):
     helpers.train(**keys("ours", init_from="resume", seed=1))
 
 
-def test_what_no_run_can_go_on_from_is_one_line(keys, helpers, slow_dtypes):
+def test_what_no_run_can_go_on_from_is_one_line(keys, helpers):
     out = helpers.train(**keys("out"))
     whole = checkpoints.load(out)
     for lacks in ("optimizer", "rng", "best_val_loss", "data"):

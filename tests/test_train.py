@@ -28,10 +28,8 @@ import pytest
 import torch
 from torch.distributed.run import get_args_parser
 
-import bench
 import evaluate
 import experiment
-import meters
 import model
 import sample
 import train
@@ -515,7 +513,7 @@ def test_gradients_are_clipped_to_grad_clip(run, helpers, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_on_the_cpu_stays_near_float32(run, trained, helpers, slow_dtypes, dtype):
+def test_half_precision_on_the_cpu_stays_near_float32(run, trained, helpers, dtype):
     out = run("half", dtype=dtype)
     half, full = helpers.losses(out), helpers.losses(trained)
     assert half == pytest.approx(full, rel=5e-3) and half != full
@@ -523,27 +521,7 @@ def test_half_precision_on_the_cpu_stays_near_float32(run, trained, helpers, slo
     assert {tensor.dtype for tensor in weights} == {torch.float32}
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "meters", "bench", "resume"])
-def test_float16_on_a_cpu_is_refused_with_what_to_take_instead(
-    name, run, mqar, tmp_path, trained, monkeypatch, helpers
-):
-    asked = dict(device="cpu", dtype="float16")
-    if name == "resume":  # trained on a GPU that has no bfloat16
-        shutil.copytree(trained, tmp_path / "half")
-        checkpoints.save(tmp_path / "half" / "ckpt.pt", checkpoints.load(trained) | {"dtype": "float16"})
-    of_checkpoint = helpers.words(checkpoint=trained, dataset=mqar, **asked)
-    message = helpers.error_of({
-        "train": lambda: run("out", **asked),
-        "bench": lambda: bench.main(["ops", *helpers.words(**asked, out_dir=tmp_path / "out")]),
-        "resume": lambda: run("half", init_from="resume", dtype="auto"),
-        "evaluate": lambda: evaluate.main(of_checkpoint),
-        "meters": lambda: meters.main(of_checkpoint),
-    }[name])  # fmt: skip
-    expected = "dtype=float16: on a cpu it is several times slower than float32: take float32 or bfloat16"
-    assert message.startswith(expected) and not (tmp_path / "out").exists()
-
-
-def test_a_step_whose_float16_gradient_overflows_is_skipped_and_its_row_is_json(run, helpers, monkeypatch, slow_dtypes):
+def test_a_step_whose_float16_gradient_overflows_is_skipped_and_its_row_is_json(run, helpers, monkeypatch):
     start_too_high = functools.partial(torch.amp.GradScaler, init_scale=2.0**60)
     monkeypatch.setattr(torch.amp, "GradScaler", start_too_high)
     out = run("half", dtype="float16", max_iters=1)
@@ -573,7 +551,7 @@ class HostReads(torch.utils._python_dispatch.TorchDispatchMode):
     ("mixer", "dtype"),
     [*((mixer, "bfloat16") for mixer in MIXERS), ("softmax", "float32"), ("softmax", "float16"), ("kda", "float16")],
 )
-def test_no_step_waits_for_a_gpu(run, text, helpers, monkeypatch, slow_dtypes, mixer, dtype):
+def test_no_step_waits_for_a_gpu(run, text, helpers, monkeypatch, mixer, dtype):
     reads, load_batches, micro_loss, inside = HostReads(), train.load_batches, train.micro_loss, []
 
     def first_loss(*args):  # a step begins with it, and ends with the next one's batches
@@ -641,7 +619,7 @@ def test_a_gpu_that_only_emulates_bfloat16_computes_in_float16(monkeypatch):
     for emulates, dtype in ((True, "float16"), (False, "bfloat16")):  # V100 or T4; A100
         is_supported = lambda including_emulation=True, own=not emulates: own or including_emulation  # noqa: E731
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
-        assert hardware._fastest_dtype.__wrapped__("cuda") == dtype
+        assert hardware.pick_dtype.__wrapped__("auto", "cuda") == dtype
 
 
 def test_mfu_is_three_forward_passes_over_the_peak(run, trained, text, helpers, capsys, monkeypatch):
