@@ -261,16 +261,14 @@ def table(result: dict) -> str:
 
 def layer_row(i: int, layer: dict) -> dict[str, str]:
     """{column: its text}; means over the heads."""
-    gate, sink, rank, residual = shown_gate(layer), layer["sink"], layer["rank"], layer["residual"]
+    gate, sink, residual = shown_gate(layer), layer["sink"], layer["residual"]
     return {
         "layer": str(i),
         "mixer": layer["mixer"],
         **{f"gate {name}": show(gate.get(name), form) for name, form in GATE_COLUMNS.items()},
         "sink": show(sink["share"]),
         "random": show(sink["random_tokens"]),
-        "heads >0.3": show([sink["heads_above"]], ".0%"),
         "token 0 of readout": f"{show(sink['token_0_before'])} {show(sink['token_0_after']):>6}",
-        "its rank": f"{show(rank['before'], '.1f')} {show(rank['after'], '.1f'):>5}",
         "max |h|": show([residual["max"]], ".4g"),
         "over median": show([residual["max_over_median"]], ".4g"),
         "position (token) channel": f"{residual['position']} ({residual['token']}) {residual['channel']}",

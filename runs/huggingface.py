@@ -40,8 +40,6 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     block_size: the most tokens of context that are kept of what the model was trained with. Raises UserError.
     """
     folder, out_dir = Path(folder), Path(out_dir)
-    if not os.path.isdir(folder):
-        raise UserError(f"from_hf={show(str(folder))}: no such folder")
     try:
         their_config = read_json(folder / "config.json")
         if isinstance(their_config, dict):

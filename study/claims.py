@@ -24,7 +24,7 @@ RATIO = "ratio of steps"
 BY_LOG = ("log", "log_steps")  # numbers that are compared by their logarithms
 BEYOND = {False: "over", True: "other than"}  # {a change in either direction is asked about: how a threshold is named}
 HIGHER = ("accuracy", "slices")
-SHARES = {"share", "uniform", "sink", "sink_max", "sink_baseline", "heads_above", "gate_below_0.1"}  # meters
+SHARES = {"share", "uniform", "sink", "sink_max", "sink_baseline", "gate_below_0.1"}  # meters
 LOWER = ("val_loss", "loss", "perplexity", "word_perplexity", "bits_per_byte", "log_steps", "lost")
 UNITS = {  # {unit: (how a number of the rows is shown in it, its format)}
     "of the residual stream": (lambda x: x, "+.3f"), "nats a token": (lambda x: x, "+.4f"), RATIO: (math.exp, ".2f"),

@@ -98,8 +98,8 @@ def test_a_mixer_without_weights_has_no_sink_and_all_else_is_measured_and_drawn(
         for name in ("share", "effective", "effective_uniform", "token_0_before", "token_0_after"):
             assert all((one[name] == [None, None]) == has_none for one in (sink, *kinds)), name
         assert sink["random_tokens"] == [None, None] if has_none else None not in sink["random_tokens"]
-        assert (sink["heads_above"] is None) == (sink["kind"] == "none") == has_none
-        assert None not in layer["gates"]["readout"]["mean"] + layer["rank"]["before"] + [layer["branch"]]
+        assert (sink["kind"] == "none") == has_none
+        assert None not in layer["gates"]["readout"]["mean"] + [layer["branch"]]
         assert layer["residual"]["max"] > 0 and kinds[0]["queries"] > 0
     assert f"sink of longconv: {NO_WEIGHTS}" in printed
     assert {shown["layer"] for shown in row["maps"]} == {0, 1} - {*without}
