@@ -240,10 +240,6 @@ def table(result: dict) -> str:
             if meter is not shown_gate(layer):
                 means = [f"{name} {show(meter[name], form)}" for name, form in GATE_COLUMNS.items()]
                 lines.append(f"gate of layer {i} at {position}: {', '.join(means)}")
-    mixers: dict = {}  # by what their sinks are a share of
-    for layer in layers:
-        mixers.setdefault(layer["sink"]["kind"], {})[layer["mixer"]] = None
-    lines += [f"sink of {', '.join(names)}: {probe.SINK_KINDS[kind]}" for kind, names in mixers.items()]
     scores = [(x, i, head) for i, layer in enumerate(layers) for head, x in enumerate(layer["induction"])]
     if scores := [score for score in scores if score[0] is not None]:
         score, i, head = max(scores)

@@ -236,7 +236,7 @@ def train(
         notes = [*notes, *notes_of_model, *describe(config, model, dataset, tokens_per_step)]
         notes.append(describe_device(config, processes, dtype) + compile_in_words)
         notes.append(f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {peak_source}")
-        print("\n".join([*notes, *notes_on_keys(config, new)]))
+        print("\n".join([*notes, *notes_on_keys(config)]))
     code, code_files = code_sha256()  # read now: later edits do not change this run
     about = {"run_id": run_id, "config": dataclasses.asdict(config), "dtype": dtype}
     about |= {"code_sha256": code, "code_files": code_files}
@@ -488,10 +488,9 @@ def describe(config: TrainConfig, model: GPT, dataset: Dataset, tokens_per_step:
 def describe_device(config: TrainConfig, processes: Processes, dtype: str) -> str:
     """The line about what the run computes on."""
     products = ", float32 products by TF32" if processes.device_type == "cuda" else ""
-    shared = parallel.in_words(config, processes.world_size)
     return (
         f"device: {processes.device_type}, {dtype}{products}, {processes.world_size} process(es) of "
-        f"{processes.threads} threads{shared}"
+        f"{processes.threads} threads{f', {config.parallel}' if processes.world_size > 1 else ''}"
     )
 
 

@@ -49,11 +49,10 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
             their_config = {name: value for name, value in their_config.items() if value is not None}
         family = family_of(their_config)  # before the tensors: the reason for a pickle of Qwen2 is Qwen2
         config = configurator.build(GPTConfig, keys_of(their_config, block_size))
-        tensors, left_out = read_tensors(folder, "transformer." if family == "gpt2" else "model.")
+        tensors = read_tensors(folder, "transformer." if family == "gpt2" else "model.")
         weights = translated(config, family, tensors)
     except UserError as error:
-        where = "" if str(folder) in str(error) else f"{folder}: "
-        raise UserError(f"{where}{error}") from None
+        raise UserError(str(error) if str(folder) in str(error) else f"{folder}: {error}") from None
 
     about: dict[str, Any] = {"model_args": dataclasses.asdict(config), "iter_num": 0}
     if os.path.isfile(folder / TOKENIZER_FILE):
@@ -62,22 +61,18 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     with export_to(out_dir, folder, overwrite, {}) as (new, written):
         save_folder(new, weights, about)
     lines = [f"written to {out_dir}/: {', '.join(written)}"]
-    if left_out:
-        lines.append(f"left out: {some(left_out)}")
     longest = their_config[FAMILIES[family].keys["block_size"]]
     if config.block_size < longest:
         lines.append(f"block_size={config.block_size}, of {longest} that it was made for; --block_size=... keeps more")
-    if TOKENIZER_FILE not in written:
-        lines.append(f"note: {folder} has no tokenizer.json, so sample.py cannot turn text into its ids")
     return lines
 
 
-def read_tensors(folder: Path, prefix: str) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """({name: tensor} of a folder's safetensors files, the names that are left out). Raises UserError.
+def read_tensors(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
+    """{name: tensor} of a folder's safetensors files, but for LEFT_OUT. Raises UserError.
 
     prefix: what names of the family's tensors begin with; a folder may leave it out.
     """
-    library, tensors, left_out = import_safetensors(), {}, []
+    library, tensors = import_safetensors(), {}
     for file in files_of(folder):
         try:
             content = library.torch.load_file(file)
@@ -85,13 +80,12 @@ def read_tensors(folder: Path, prefix: str) -> tuple[dict[str, torch.Tensor], li
             raise UserError(f"{file}: missing, damaged, or no safetensors ({first_line(error)})") from None
         for spelling, tensor in content.items():
             if re.match(LEFT_OUT, spelling):
-                left_out.append(spelling)
                 continue
             if tensor.dtype not in WEIGHT_DTYPES:
                 raise UserError(f"{file}: {show(spelling)} is {tensor.dtype}, and no number that a weight is read of")
             name = spelling.replace("model.language_model.", "model.", 1)
             tensors[name if name.startswith((prefix, "lm_head.")) else prefix + name] = tensor
-    return tensors, left_out
+    return tensors
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -21,12 +21,6 @@ from runs.hardware import autocast
 BINS = 20  # bins of width 0.05 from 0 to 1; one more bin holds the values above 1
 COLLAPSE = 0.05
 INDUCTION_ROWS = 4
-SINK_KINDS = {  # what a sink is a share of
-    "weights": "the weights of the attention",
-    "share": "its own weights, as a share of their sum",
-    "proxy": "a proxy, the absolute share of the weights that its readout implies",
-    "none": "no weights: its readout is its own, and it has no explicit_weights",
-}
 # what query_meters measures
 BY_QUERY = ("share", "token_0_before", "token_0_after", "effective", "effective_uniform")
 WEIGHTS_AT_ONCE = 1 << 22  # entries of the weights that the sink meter holds at once, at least a row's
@@ -162,6 +156,7 @@ def sink_meter(mixer: Mixer, seen: dict, masks: dict[str, torch.Tensor]) -> dict
         return means(mask[:, 1:]) | {"queries": int(mask[:, 1:].sum()), "gates": gates}
 
     everything = means(torch.ones(B, T - 1, dtype=torch.bool, device=x.device))
+    # what the sink is a share of: docs/meters.md
     kind = "weights" if isinstance(mixer, Softmax) else "share" if mixer.has_positive_weights else "proxy"
     return everything | {
         "kind": kind if has_weights else "none",
@@ -349,11 +344,9 @@ def kind_summary(layers: list[dict]) -> dict:
 
 def mean_by_position(layers: list[dict], name: str) -> dict[str, float | None]:
     """{position: mean of a number of its gates over layers and heads}"""
-    names = dict.fromkeys(position for layer in layers for position in layer["gates"])
-    gates = {
-        position: [layer["gates"][position] for layer in layers if position in layer["gates"]] for position in names
-    }
-    return {position: mean_of(meters, name) for position, meters in gates.items()}
+    gates = [layer["gates"] for layer in layers]
+    positions = dict.fromkeys(position for of_layer in gates for position in of_layer)
+    return {place: mean_of([of_layer[place] for of_layer in gates if place in of_layer], name) for place in positions}
 
 
 def mean_of(meters: list[dict], name: str) -> float | None:

@@ -69,10 +69,6 @@ FAMILIES = {
     ),
     "Qwen3-Next": Qwen3NextConfig(**SIZES | DELTA, **DENSE, rope_parameters=PARTIAL),
     "Qwen3.5": Qwen3_5TextConfig(**SIZES | DELTA, rope_parameters=PARTIAL),
-    "Qwen3.5, another pattern, tied": Qwen3_5TextConfig(
-        **SIZES | DELTA | dict(num_hidden_layers=3, tie_word_embeddings=True),
-        layer_types=["full_attention", "linear_attention", "full_attention"],
-    ),
     "Qwen3.5 with images": Qwen3_5Config(
         text_config=SIZES | DELTA | dict(rope_parameters=PARTIAL | {"mrope_section": [1, 1, 0]}),
         vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32),
@@ -96,7 +92,7 @@ IDX = torch.arange(2 * 48).view(2, 48) * 37 % 300
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_of_an_imported_model_are_those_of_transformers(name, helpers, tmp_path, capsys):
+def test_logits_of_an_imported_model_are_those_of_transformers(name, helpers, tmp_path):
     theirs = save(name, tmp_path / "theirs", max_shard_size="30KB")
     assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
     ours = imported(helpers, tmp_path / "theirs", tmp_path / "ours")
@@ -109,7 +105,6 @@ def test_logits_of_an_imported_model_are_those_of_transformers(name, helpers, tm
             logits.append(ours.logits(x))
         torch.testing.assert_close(torch.cat(logits, 1), expected, rtol=0, atol=1e-4)
     assert expected.std() > 0.1
-    assert ("left out: model.visual." in capsys.readouterr().out) == ("images" in name)
 
 
 def test_a_gpt2_as_on_the_hub_is_read(helpers, tmp_path, capsys):
@@ -124,8 +119,7 @@ def test_a_gpt2_as_on_the_hub_is_read(helpers, tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(about | {"n_ctx": 64, "n_inner": None}))
     ours = imported(helpers, tmp_path, tmp_path / "ours", block_size=50)
     assert ours.config.tie_embeddings and ours.wpe.weight.shape == (50, 32)
-    said = capsys.readouterr().out
-    assert "left out: h.0.attn.bias, h.1.attn.bias\n" in said and "block_size=50, of 64" in said
+    assert "block_size=50, of 64" in capsys.readouterr().out
     with torch.no_grad():
         torch.testing.assert_close(ours(IDX), theirs(IDX).logits, rtol=0, atol=1e-4)
 
@@ -234,19 +228,14 @@ REFUSED = {
     "scaled RoPE": (change(rope_parameters={"rope_type": "yarn", "factor": 4.0}), ONE_ROPE),
     "partial RoPE, which Qwen3 does not have": (change(rope_parameters=PARTIAL), "partial_rotary_factor=0.25: qwen3"),
     "biases": (change(attention_bias=True), "attention_bias=True: must be one of False"),
-    "too few layers": (change(layer_types=["full_attention"]), "must be full_attention for each of 2 layers"),
     "quantised weights": (change(quantization_config={"bits": 4}), "quantization_config={'bits': 4}: must be"),
     "a tensor that is missing": (change_tensor(NORM, None), f"lacks {NORM}"),
     "a tensor that nobody reads": (change_tensor(f"{Q_PROJ}.bias", torch.ones(64)), f"holds {Q_PROJ}.bias, which the"),
     "a tensor of another shape": (change_tensor(NORM, torch.ones(31)), f"{NORM}: (31,)"),
-    "a tensor of no axes": (change_tensor(f"{Q_PROJ}.weight", torch.ones(())), "is not the shape"),
     "a tied output layer of its own": (change(tie_word_embeddings=True), "lm_head.weight is not model.embed_tokens."),
     "whole numbers": (change_tensor(NORM, torch.ones(32, dtype=torch.int8)), "is torch.int8, and no number"),
-    "a file that is missing": (lambda folder: min(folder.glob("*.safetensors")).unlink(), "00001-of-"),
     "a pickle": (leave_a_pickle, "has no model.safetensors; a pickle is not read"),
-    "no config": (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read"),
     "GPT-2 with relu": (change(activation_function="relu"), "activation_function='relu': must be one of gelu"),
-    "GPT-2 with more positions": (change(n_positions=65), "transformer.wpe.weight: (64, 32) is not the shape"),
 }
 
 
@@ -340,17 +329,3 @@ def test_a_gate_added_to_a_gpt2_starts_at_the_same_function(helpers, tmp_path):
     assert losses[0] == losses[1]
     gated, _ = checkpoints.load_model(tmp_path / "gated")
     assert gated.blocks[1].mixer.gates["readout"].proj.weight.any() and gated.config.bias
-
-
-def test_an_import_copies_what_it_rearranges_and_nothing_else(folders, helpers, tmp_path, monkeypatch):
-    """A file's tensors are mapped: they take no memory."""
-    loaded, copied, load_file = [], [], safetensors.torch.load_file
-
-    def look_at(folder, weights, about):
-        mapped = {tensor.data_ptr() for tensors in loaded for tensor in tensors.values()}
-        copied.extend(name for name, tensor in weights.items() if tensor.data_ptr() not in mapped)
-
-    monkeypatch.setattr(safetensors.torch, "load_file", lambda file: loaded.append(load_file(file)) or loaded[-1])
-    monkeypatch.setattr(huggingface, "save_folder", look_at)
-    export.main(helpers.words(from_hf=folders["Qwen3"], out_dir=tmp_path / "ours"))
-    assert copied == [f"blocks.{i}.mixer.qkv.weight" for i in (0, 1)]

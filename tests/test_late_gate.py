@@ -135,7 +135,7 @@ def test_a_run_from_weights_that_is_started_again_goes_on(
     assert helpers.equal(checkpoints.load(out)["model"], whole["model"])
 
 
-def test_new_parameters_have_a_learning_rate_of_their_own_which_a_resumed_run_keeps(run, trained, helpers, capsys):
+def test_new_parameters_have_a_learning_rate_of_their_own_which_a_resumed_run_keeps(run, trained, helpers):
     gate = dict(init_from=trained, gate="elementwise", gate_activation="sigmoid2", new_lr_scale=10.0)
     whole = run("whole", max_iters=6, **gate)
     parts = run("parts", max_iters=4, lr_decay_iters=6, **gate)
@@ -151,10 +151,6 @@ def test_new_parameters_have_a_learning_rate_of_their_own_which_a_resumed_run_ke
     assert scales(parts) == scales(whole)
     a, b = (checkpoints.load(out) for out in (whole, parts))
     assert helpers.equal(a["model"], b["model"]) and helpers.equal(a["optimizer"], b["optimizer"])
-    capsys.readouterr()
-    for start in ("scratch", "auto"):
-        run(start, new_lr_scale=2.0, max_iters=1, init_from=start)
-        assert "note: new_lr_scale=2.0 changes nothing: no checkpoint lacks a parameter" in capsys.readouterr().out
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -78,9 +78,6 @@ def test_the_report_needs_no_other_file_and_holds_its_figures_and_its_table(tmp_
 # -- a mixer whose readout is not the recurrence -----------------------------------------------------------------------
 
 
-NO_WEIGHTS = "no weights: its readout is its own, and it has no explicit_weights"
-
-
 @pytest.mark.parametrize("attention, without", [("longconv", [0, 1]), ("longconv,softmax", [0])])
 def test_a_mixer_without_weights_has_no_sink_and_all_else_is_measured_and_drawn(
     attention, without, text, helpers, tmp_path, monkeypatch, capsys
@@ -101,7 +98,6 @@ def test_a_mixer_without_weights_has_no_sink_and_all_else_is_measured_and_drawn(
         assert (sink["kind"] == "none") == has_none
         assert None not in layer["gates"]["readout"]["mean"] + [layer["branch"]]
         assert layer["residual"]["max"] > 0 and kinds[0]["queries"] > 0
-    assert f"sink of longconv: {NO_WEIGHTS}" in printed
     assert {shown["layer"] for shown in row["maps"]} == {0, 1} - {*without}
     short = json.loads(printed.splitlines()[-1])["checkpoints"][0]
     assert (short["sink"] is None) == (len(without) == 2) and short["gate_mean"]

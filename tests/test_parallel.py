@@ -8,11 +8,9 @@ The runs of several processes are made one after the other in the same processes
 
 import copy
 import dataclasses
-import functools
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,9 +19,7 @@ import train
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import memory, parallel
-from runs.finite import first_bad_tensor
 from runs.hardware import autocast
-from runs.probe import training_meters
 
 ROOT = Path(__file__).resolve().parents[1]
 # three heads: two processes hold unequal parts of A_log. Two micro-steps for each process, with other numbers of labels
@@ -197,31 +193,6 @@ def test_blocks_that_are_computed_again_give_the_same_bits():
         gradients.append([loss.detach(), *(p.grad for p in model.parameters())])
     assert len(calls) == (1 + 2) * len(MIXERS)  # each block once more, on the way back
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-
-
-def test_meters_see_into_blocks_that_are_compiled_and_computed_again(monkeypatch):
-    """Evaluations of two sizes come first: by then a graph that fits the meters' rows is made, without their hooks."""
-    torch._dynamo.reset()
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    found = []
-    for is_compiled in (False, True):
-        torch.manual_seed(0)
-        model = GPT(GPTConfig(n_layer=2, n_embd=16, n_head=2, block_size=16, vocab_size=11, gate="elementwise"))
-        config = train.TrainConfig(activation_checkpointing=True)
-        processes = SimpleNamespace(world_size=1, device_type="cpu", device="cpu")
-        step_model = parallel.share_out(model, config, processes, is_compiled)
-        idx = torch.randint(11, (6, 16), generator=torch.Generator().manual_seed(1))
-        with torch.no_grad():
-            for n in (6, 3):
-                parallel.unsharded(model).eval().features(idx[:n])
-        model.train()
-        loss = step_model(idx, idx)
-        loss.backward()
-        found.append(training_meters(parallel.unsharded(model), idx[:4], idx[:4], {}, "float32"))
-        assert first_bad_tensor(parallel.unsharded(model), iter([])) is None and model.wte.weight.grad is not None
-        assert all(a is b for a, b in zip(parallel.unsharded(model).parameters(), model.parameters(), strict=True))
-    torch._dynamo.reset()
-    assert found[0]["branch"] == pytest.approx(found[1]["branch"]) and found[0]["gate_mean"] == found[1]["gate_mean"]
 
 
 def test_a_whole_model_has_the_buffers_of_the_sharded_one():

@@ -37,22 +37,6 @@ def random_tokens():
     return torch.randint(20, (3, T), generator=torch.Generator().manual_seed(1))
 
 
-@torch.no_grad()
-def only_key_0(mixer, head):
-    """Makes a softmax head give all its weight to key 0: x has 1 in channel 0 at token 0, and in channel 1 at all."""
-    x = torch.zeros(3, T, C)
-    x[:, 0, 0], x[:, :, 1], x[:, :, 2:] = 1, 1, random_x()[:, :, 2:]
-    q, k, v = mixer.qkv.weight.view(3, H, D, C)
-    q[head], k[head] = 0, 0
-    q[head, 0, 1], k[head, 0, 0] = 100, 100
-    return x
-
-
-@torch.no_grad()
-def uniform(mixer, head):
-    mixer.qkv.weight.view(3, H, D, C)[:2, head] = 0
-
-
 def sink_of(mixer, x, stream=None, **kinds):
     return probe.sink_meter(mixer, {"x": x, "stream": x if stream is None else stream}, kinds)
 
@@ -60,13 +44,16 @@ def sink_of(mixer, x, stream=None, **kinds):
 # -- sinks -------------------------------------------------------------------------------------------------------------
 
 
+@torch.no_grad()
 def test_a_head_that_attends_only_to_key_0_has_a_sink_of_1_and_uniform_attention_the_baseline():
-    mixer = make_model().blocks[0].mixer
-    x = only_key_0(mixer, 0)
-    uniform(mixer, 1)
+    mixer, x = make_model().blocks[0].mixer, random_x()
+    x[..., :2] = torch.tensor([0.0, 1.0])
+    x[:, 0, 0] = 1
+    q, k, _ = mixer.qkv.weight.view(3, H, D, C)
+    q[:], k[:] = 0, 0
+    q[0, 0, 1], k[0, 0, 0] = 100, 100
     sink = sink_of(mixer, x)
-    assert sink["share"] == [1.0, pytest.approx(probe.baseline(T), rel=1e-3)]
-    assert sink["kind"] == "weights"
+    assert sink["share"] == [1.0, pytest.approx(probe.baseline(T), rel=1e-3)] and sink["kind"] == "weights"
     assert probe.baseline(3) == pytest.approx((1 / 2 + 1 / 3) / 2)
 
 

@@ -739,7 +739,6 @@ def test_a_gate_that_stays_where_it_starts_is_no_alarm_before_the_end_of_the_war
             "gate_rank=2 changes nothing: gate is none or native",
             "gate=native changes nothing: softmax,cosformer was published without a gate, so native means none",
         ]),
-        (dict(decay_lr=False, min_lr=0.1), ["min_lr=0.1 changes nothing: decay_lr is false"]),
         (dict(rope_factor=2, gate="scalar", gate_rank=2), ["rope_factor=2.0 changes nothing: rope_scaling is none"]),
         (dict(attention="gla,mamba2", state_size=8, expand=1, gate="native", decay_lr=False, warmup_iters=3), []),
     ],
