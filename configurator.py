@@ -14,46 +14,34 @@ The annotation gives the type: int, float, bool, str, dict or list[...] of one o
 adds the limits (rules.py). Config files apply first, in their order, then the -- words, in theirs; the later value
 wins. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but it is parsed and never executed: a config that came
 with somebody's checkpoint cannot run code, and a misspelled name is an error. Every mistake that a user can fix is a
-UserError of one line. A script that ends in `configurator.run(main)` prints that line and exits with status 2. A script
-imports this module first, so that Ctrl-C while torch is being loaded prints one line, too.
+UserError of one line. A script that ends in `configurator.run(main)` prints that line and exits with status 2.
 """
 
 import ast
 import copy
 import dataclasses
 import functools
-import itertools
 import json
 import operator
 import os
-import re
 import sys
 import textwrap
 import traceback
 import typing
 from collections.abc import Collection, Iterable
+from typing import Any
 
-from rules import (
-    KINDS,
-    MOST_PARTS,
-    Rule,
-    UserError,
-    check_size,
-    did_you_mean,
-    escape,
-    shorten,
-    show,
-    wrong,
-    wrong_field,
-)
+from rules import Rule, UserError, check_size, did_you_mean, escape, shorten, show, wrong, wrong_field
 from runs.files import parse_json, read_regular, refuse_twice
+
+for _name in ("stdin", "stdout", "stderr"):
+    if getattr(sys, _name) is None:  # closed, as by >&-: the next file that is opened would take its number
+        setattr(sys, _name, open(os.devnull, "r+"))
 
 
 def run(main):
-    """
-    Calls main(argv) as the whole of a script. A UserError ends it with status 2, an interrupt with 130, and what the
-    machine refuses (a full disk, little memory) with 1; each prints one line. Other exceptions keep their traceback.
-    """
+    """Calls main(argv) as the whole of a script. A UserError ends it with status 2, an interrupt with 130, and what the
+    machine refuses (a full disk, little memory) with 1; each prints one line. Other exceptions keep their traceback."""
     for stream in (sys.stdout, sys.stderr):  # a character that the terminal lacks is printed escaped
         stream.reconfigure(errors="backslashreplace")
     sys.stderr = falls_silent(sys.stderr)
@@ -69,15 +57,12 @@ def run(main):
 
 
 class falls_silent:
-    """
-    A stream whose first error (its reader is gone, its disk is full) sends it and all that follows to /dev/null: work
-    of hours does not end because nobody reads about it.
-    """
+    """A stream whose first error, since its reader is gone, sends it and all that follows to /dev/null."""
 
-    def __init__(self, stream: typing.Any):
+    def __init__(self, stream: Any):
         self.stream = stream
 
-    def __getattr__(self, name: str) -> typing.Any:
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> None:
@@ -94,15 +79,14 @@ class falls_silent:
 def report(error: BaseException) -> int | str:
     """Prints on standard error why a script ends, and returns its exit status."""
     rank = os.environ.get("LOCAL_RANK", "0") if "MASTER_PORT" in os.environ else "0"  # among torchrun's processes here
-    text = escape(shorten(str(error).strip().partition("\n")[0], 300))
+    text, status = escape(shorten(str(error).strip().partition("\n")[0], 300)), 1
     match error:
         case SystemExit():
             return error.code or 0
-        case UserError() | KeyboardInterrupt():
-            line, status = ("interrupted", 130) if isinstance(error, KeyboardInterrupt) else (f"error: {error}", 2)
-            if rank == "0":  # all ranks have it alike
-                print(line, file=sys.stderr)
-            return status
+        case UserError():
+            line, status = f"error: {error}", 2
+        case KeyboardInterrupt():
+            line, status = "interrupted", 130
         case _ if is_of_memory(error):
             line = f"error: not enough memory ({text or 'malloc failed'}); lower batch_size, block_size or the model"
         case OSError():
@@ -111,29 +95,17 @@ def report(error: BaseException) -> int | str:
         case _:
             traceback.print_exception(error)
             return 1
-    print(line if rank == "0" else f"local rank {rank}: {line}", file=sys.stderr)
-    return 1
+    if rank == "0":
+        print(line, file=sys.stderr)
+    elif status == 1:  # anything else is the same on all ranks
+        print(f"local rank {rank}: {line}", file=sys.stderr)
+    return status
 
 
 def is_of_memory(error: BaseException) -> bool:
     """Whether it is a shortage of memory, which torch words differently on a CPU, on CUDA and on MPS."""
-    words = "can't allocate memory|not enough memory|out of memory|[Cc]annot allocate memory"
-    return isinstance(error, MemoryError) or re.search(words, str(error)) is not None
-
-
-def _report_uncaught(kind, error, trace):
-    if issubclass(kind, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, trace)
-
-
-if os.path.realpath(getattr(sys.modules["__main__"], "__file__", "")).startswith(os.path.dirname(__file__) + os.sep):
-    sys.excepthook = _report_uncaught  # Ctrl-C in one of our scripts before run(main), while modules are being imported
-for _name, _mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-    if getattr(sys, _name) is None:  # closed, as by >&-: the next file that is opened would take its number
-        setattr(sys, _name, open(os.devnull, _mode))
-        os.set_inheritable(getattr(sys, _name).fileno(), True)
+    words = ("allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or any(part in str(error) for part in words)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -143,19 +115,15 @@ WIDEST = {int: 2**63 - 1, float: 3.4028234663852886e38}  # 64 bits, and float32:
 LITERALS = {"true": True, "false": False, "null": None, "none": None}  # as JSON spells them, and as people do
 
 
-def key(
-    default: typing.Any, help: str, *, merge: bool = False, choices: Iterable = (), **checks: typing.Any
-) -> typing.Any:
-    """
-    A dataclass field with its checks. `help` is one line. In a list, the checks hold for each item.
+def key(default: Any, help: str, *, merge: bool = False, choices: Iterable = (), **checks: Any) -> Any:
+    """A dataclass field with its checks, those of rules.Rule. `help` is one line. In a list, they hold for each item.
 
     merge: a later dict is added to the earlier ones instead of replacing them.
-    choices, at_least, at_most, above, below, is_path: as in rules.Rule.
     """
     metadata = {"help": help, "merge": merge, "checks": checks | {"choices": tuple(choices)}}
-    if isinstance(default, list | dict):
-        return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    if not isinstance(default, list | dict):
+        return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
 
 
 @functools.cache  # an experiment builds hundreds of configs each time it looks for its next run
@@ -173,19 +141,15 @@ def _rule_of(hint, checks):
         return dataclasses.replace(_rule_of(hint, checks), optional=True)
     if typing.get_origin(hint) is list:
         return Rule(list, items=_rule_of(parts[0], checks))
-    if hint not in KINDS or hint is list:
-        raise TypeError(f"{hint}: a key is an int, float, bool, str, dict or list[...], or one of them | None")
     if hint in WIDEST:
         checks = ({} if "above" in checks else {"at_least": -WIDEST[hint]}) | checks
         checks = ({} if "below" in checks else {"at_most": WIDEST[hint]}) | checks
     return Rule(hint, **checks)
 
 
-def build(config_class: type, values: dict, source: str = "") -> typing.Any:
-    """
-    An instance of config_class from a dict, with every value checked. Text is read by the type of its key: "1e3" sets
-    an int to 1000. Messages begin with `source`, a file name. Raises UserError, as the class's __post_init__ may, too.
-    """
+def build(config_class: type, values: dict, source: str = "") -> Any:
+    """An instance of config_class from a dict, with every value checked. Text is read by the type of its key: "1e3"
+    sets an int to 1000. Messages begin with `source`. Raises UserError, as the class's __post_init__ may, too."""
     return config_class(**_check(config_class, values, source))
 
 
@@ -201,27 +165,18 @@ def check_choice(label: str, value: object, choices: Collection) -> None:
 
 
 def _check(config_class, values, source=""):
-    rules, prefix = rules_of(config_class), f"{shorten(source, 200)}: " if source else ""
-    _check_elsewhere(config_class, values, prefix)
-    checked = {}
+    rules, prefix, checked = rules_of(config_class), f"{source}: " if source else "", {}
+    check_size(values)  # before anything prints them
+    elsewhere = getattr(config_class, "elsewhere", {})
+    if lines := [f"{name}: no key here: {elsewhere[name]}" for name in values if name in elsewhere]:
+        raise UserError(prefix + "; ".join(lines))
     for name, value in values.items():
         if name not in rules:
             raise UserError(f"{prefix}unknown key {show(name)}{did_you_mean(name, [*rules, 'config_override'])}")
-        try:
-            checked[name] = _read(value, rules[name])
-        except UserError as error:
-            raise UserError(f"{prefix}{name}: {error}") from None
+        checked[name] = _read(value, rules[name])
         if words := wrong_field(checked[name], rules[name], prefix + name):
             raise UserError(words)
     return checked
-
-
-def _check_elsewhere(config_class, names, prefix=""):
-    """Raises one UserError that says for all such keys among `names` what to write instead."""
-    elsewhere = getattr(config_class, "elsewhere", {})
-    groups = itertools.groupby((name for name in elsewhere if name in names), elsewhere.get)
-    if lines := [f"{', '.join(keys)}: no key here: {advice}" for advice, keys in groups]:
-        raise UserError(prefix + "; ".join(lines))
 
 
 def _read(value, rule):
@@ -237,11 +192,9 @@ def _read(value, rule):
     elif text is not None:
         try:
             value = _evaluate(ast.parse(text, mode="eval").body, LITERALS)
-        except UserError:
-            raise
         except (ValueError, ArithmeticError, SyntaxError, RecursionError, MemoryError):
             return value
-    is_number = type(value) in (int, float)  # True is none: batch_size = True must not train with batches of one
+    is_number = type(value) in (int, float)  # True is none: batch_size = True is no batch of one
     if kind is int and type(value) is float and value.is_integer():
         return int(value)
     if kind is float and is_number and abs(value) < 1e300:
@@ -258,15 +211,9 @@ def _read(value, rule):
 
 
 def load(
-    config_class: type,
-    argv: list[str],
-    *,
-    positional: str | None = "config",
-    program: str = "train.py",
-    description: str | None = "",
-) -> typing.Any:
-    """
-    An instance of config_class from the words of a command line. Its attribute `given` has the names that were set.
+    config_class: type, argv: list[str], *, positional: str | None = "config", program="train.py", description=""
+) -> Any:
+    """An instance of config_class from the words of a command line. Its attribute `given` has the names that were set.
 
     positional="config": words without dashes are config files. positional=NAME: they become the items of that list key.
     positional=None: such words are refused. --help prints every key and exits. Raises UserError.
@@ -274,30 +221,27 @@ def load(
     if "--help" in argv or "-h" in argv:
         print(_help(config_class, positional, program, description or ""), flush=True)  # python -OO drops __doc__
         raise SystemExit(0)
-    # Spelling is checked before files: the mistake in `--batch_size 4 config.py` is not that no file is called 4.
-    words, settings = [], []
-    for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
+    # spelling is checked before files: the mistake in `--batch_size 4 config.py` is not that no file is called 4
+    words, settings = [], []  # settings: (dict, where it is from), the later one wins
+    for word in argv:
         name, equals, text = word.lstrip("-").partition("=")
-        is_key = name in rules_of(config_class)
         if word.startswith("--") and equals and name:
-            settings.append((name, text))
-        elif word.startswith("-") or positional is None or (positional == "config" and is_key):
-            name, text = (name, text if equals else following) if is_key else ("key", "")
-            raise UserError(f"{shorten(word) or show(word)}: write --{name}={shorten(text) or 'value'}")
+            values = parse_json(text, name) if name == "config_override" else {name: text}
+            if not isinstance(values, dict):
+                raise UserError('config_override: must be a JSON object, as in {"n_layer": 6}')
+            settings.append((values, ""))
+        elif word.startswith("-") or positional is None:
+            raise UserError(f"{show(word)}: write --key=value")
         else:
             words.append(word)
 
     merge = [field.name for field in dataclasses.fields(config_class) if field.metadata.get("merge")]
-    given = []  # (dict, where it is from), the later one wins
     if positional == "config":
-        given += [(read_config_file(word, merge), word) for word in words]
+        settings = [(read_config_file(word, merge), word) for word in words] + settings
     elif words:
-        given.append(({positional: words}, ""))
-    for name, text in settings:
-        given.append((_parse_object(text, name), name) if name == "config_override" else ({name: text}, ""))
-    _check_elsewhere(config_class, [name for values, _ in given for name in values])
-    values: dict = {}
-    for later, source in given:
+        settings = [({positional: words}, ""), *settings]
+    values = {}
+    for later, source in settings:
         values = _merged(values, _check(config_class, later, source), merge)
     config = config_class(**values)
     config.given = frozenset(values)  # the other keys have their defaults
@@ -312,18 +256,16 @@ def _merged(before, after, merge):
 
 def _help(config_class, positional, program, description):
     words = {"config": " [config.py ...]", None: ""}.get(positional, f" [{positional} ...]")
-    lines = [f"usage: python {program}{words} [--key=value ...]", ""]
-    for line in description.strip().splitlines():
-        lines += textwrap.wrap(line, 120, subsequent_indent=" " * (len(line) - len(line.lstrip()))) or [""]
-    lines += ["", "keys, with their defaults:", ""]
+    lines = [f"usage: python {program}{words} [--key=value ...]", "", description.strip(), ""]
+    lines += ["keys, with their defaults:", ""]
     indent = " " * 8
     for field in (field for field in dataclasses.fields(config_class) if field.init):
         default = field.default_factory() if field.default is dataclasses.MISSING else field.default
         default = default if isinstance(default, str | None) else json.dumps(default)
         rule = rules_of(config_class)[field.name]
         allowed = f"a list, each item {rule.items.words()}" if rule.items else rule.words()
-        about = f"{field.metadata.get('help', '')} ({allowed})"
-        lines.append(f"  --{field.name}={shorten(escape(str(default)), 60)}")
+        lines.append(f"  --{field.name}={shorten(escape(str(default)))}")
+        about = f"{field.metadata['help']} ({allowed})"
         lines += textwrap.wrap(about, 112, initial_indent=indent, subsequent_indent=indent)
     return "\n".join([*lines, "  --config_override={}", f"{indent}several keys at once (a JSON object)"])
 
@@ -339,75 +281,40 @@ ALLOWED = (
 
 
 def read_config_file(path: str | os.PathLike, merge: Iterable[str] = (), _open_files: tuple[str, ...] = ()) -> dict:
-    """
-    The keys of a config file as a dict, unchecked. A .py file holds assignments of literals, a .json file one object.
+    """The keys of a config file, which holds assignments of literals, as a dict, unchecked.
+
     `include = "base.py"`, a path relative to the file, puts the keys of that file first. merge: the names whose dicts
     are joined with those of the included file. Raises UserError with file and line.
     """
     path = os.fspath(path)
-    text, name = _read_text(path), shorten(path, 200)
+    if not path.endswith(".py"):
+        raise UserError(f"{path!r}: a config file ends in .py")
+    content = read_regular(path, 1 << 20)
     files = (*_open_files, os.path.realpath(path))
     if files[-1] in _open_files:
-        raise UserError(f"{name}: include cycle: {' -> '.join(os.path.basename(file) for file in files)}")
-    values = _parse_object(text, name) if path.endswith(".json") else _parse_python(text, name)
+        raise UserError(f"{path}: include cycle: {' -> '.join(map(os.path.basename, files))}")
+    values = _parse(content, path)
     if "include" in values:
-        base = values.pop("include")
-        if not isinstance(base, str) or not base.strip():
-            raise UserError(wrong(f"{name}: include", base, "the name of a config file"))
-        values = _merged(read_config_file(os.path.join(os.path.dirname(path), base), merge, files), values, merge)
+        base = os.path.join(os.path.dirname(path), str(values.pop("include")))
+        values = _merged(read_config_file(base, merge, files), values, merge)
     return values
 
 
-def _read_text(path):
-    name = shorten(path, 200)
-    if not path.endswith((".py", ".json")):
-        raise UserError(f"{name or repr(name)}: a config file ends in .py or .json")
-    if not os.path.exists(path):
-        folder, file = os.path.split(path)
-        there = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-        near = did_you_mean(file, [name for name in there if name.endswith((".py", ".json"))])
-        raise UserError(f"{name}: no such config file{near}")
+def _parse(content, name):
+    values, line = {}, 1
     try:
-        text = read_regular(path, MOST_PARTS).decode("utf-8-sig")  # -sig: some editors write a byte order mark
-    except UnicodeDecodeError:
-        raise UserError(f"{name}: is not UTF-8 text") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _parse_object(text, name):
-    values = parse_json(text, name)
-    if not isinstance(values, dict):
-        raise UserError(f'{name}: must be a JSON object, as in {{"n_layer": 6}}')
-    try:
-        check_size(values)
-    except ValueError as error:
-        raise UserError(f"{name}: {error}") from None
-    return values
-
-
-def _parse_python(text, name):
-    try:
-        statements = ast.parse(text, filename=name).body
-    except SyntaxError as error:
-        raise UserError(f"{name} line {error.lineno}: {error.msg}") from None
-    except (ValueError, RecursionError, MemoryError) as error:  # a zero byte; thousands of brackets
-        raise UserError(f"{name}: cannot be parsed ({error})") from None
-    values = {}
-    for statement in statements:
-        try:
+        for statement in ast.parse(content).body:
+            line = statement.lineno
             match statement:
-                case ast.Assign(targets=[ast.Name(id="include")]) if "include" in values:
-                    raise ValueError("a second include; a file has one")
                 case ast.Assign(targets=[ast.Name(id=target)]):
                     values[target] = _evaluate(statement.value, values)
-                    check_size(values[target])
                 case ast.Expr(value=ast.Constant(value=str())):
                     pass  # a docstring
                 case _:
                     raise ValueError(ALLOWED)
-        except (ValueError, ArithmeticError, RecursionError) as error:
-            line = shorten(text.split("\n")[statement.lineno - 1].strip())
-            raise UserError(f"{name} line {statement.lineno}: {line}: {error}") from None
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
+        line, words = getattr(error, "lineno", line), getattr(error, "msg", str(error)) or "nested too deep"
+        raise UserError(f"{name} line {line}: {words}") from None
     return values
 
 

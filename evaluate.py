@@ -41,7 +41,7 @@ from model import GPT
 from ops import IGNORE
 from runs import memory
 from runs.checkpoint import check_same_weights, check_vocabulary, load_model
-from runs.files import check_output, write_output
+from runs.files import check_output, write_text
 from runs.finite import check_loss
 from runs.hardware import DTYPES, Processes, autocast, pick_dtype
 from runs.outdir import check_same_start
@@ -287,7 +287,7 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
         line = json.dumps(about | ({"lengths": results} if config.lengths else results[0]))
         print(line)
         if config.out:
-            write_output("out", config.out, lambda file: file.write(line.encode() + b"\n"))
+            write_text(config.out, line + "\n")
 
 
 def check_options(config: EvaluateConfig, model: GPT, dataset: Dataset, world_size: int) -> None:

@@ -44,7 +44,7 @@ from ops import IGNORE
 from rules import wrong_field
 from runs.hardware import autocast, keep_freed_memory, pick_device, pick_dtype, seconds_of
 from runs.outdir import write_text
-from study import claims, curves, power, ranks, rates, report, tables
+from study import claims, curves, ranks, report, tables
 from study.arms import NAMES, WEIGHTS, all_arms, all_claims, arms_named, check_named, with_base
 from study.plan import Plan, choose_rates, name_of, runs_of, steps_of, unknown_runs
 from study.rows import arm_of, read_rows, text_of
@@ -108,7 +108,6 @@ class ExperimentConfig:
     claims: dict = key({}, '{claim: {"contrast": {arm: weight}, "above": threshold, ...}}: docs/experiments.md, Claims')
     ranks: dict = key({}, "{name: {arm: its published gain}}: Spearman's correlation of the arms' metric with it")
     exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")
-    pilot: str | None = key(None, "--dry_run: a folder of rows whose spread says what claims can show", is_path=True)
     pair_spread: float | None = key(None, "--dry_run without rows: assumed spread of a difference of two arms", above=0)
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
     dry_run: bool = key(False, "show the list and its estimated hours, and do nothing")
@@ -155,7 +154,7 @@ class ExperimentConfig:
         self.check_runs()
         for name, claim in self.claims.items():
             self.check_claim(name, claim)
-        power.check_reach(self)
+        claims.check_reach(self)
 
     def check_paths(self) -> None:
         """Raises UserError for a name or a key that could lead out of out_dir: runs' folders and scores' files bear the
@@ -284,8 +283,7 @@ def main(argv: list[str]) -> None:
         return
     choices = choose_rates(config, read_rows(out_dir))
     judged = claims.judge_claims(config, rows, choices)
-    of_rates = [table] if (table := rates.table(config, choices)) else []
-    print("\n".join([tables.summary(config, rows, judged), *(f"{table}\n" for table in of_rates)]))
+    print(tables.summary(config, rows, judged))
     # workers end at the same time
     with lock(out_dir, "report", wait=math.inf) if config.run else contextlib.nullcontext():
         figures = report.figures(rows, out_dir) + report.figures_of_claims(config, rows, judged, choices, out_dir)
@@ -295,7 +293,7 @@ def main(argv: list[str]) -> None:
             write_text(out_dir / "claims.json", json.dumps(kept, indent=1) + "\n")
         else:
             (out_dir / "claims.json").unlink(missing_ok=True)
-        shown = [claims.claims_table(judged), *figures, *tables.parts(config, rows), *of_rates]
+        shown = [claims.claims_table(judged), *figures, *tables.parts(config, rows)]
         words = [word for word in argv if not word.startswith(("--run", "--out_dir", "--jobs"))]
         command = " ".join(["python experiment.py", *words])
         page = report.write_page(out_dir / "report.html", shown, about_of(argv), command)
@@ -344,7 +342,7 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     hours += f", assuming {config.gpu_flops:.2g} FLOPs a second, which is not measured" if is_assumed else ""
     hours += f"; {len(plan.unscored)} finished runs lack a score" if plan.unscored else ""
     lines.append(f"{len(waiting)} of {len(runs)} runs to do: {hours}")
-    return "\n".join([*lines, *power.lines(config, rows), *ranks.lines(config)])
+    return "\n".join([*lines, *claims.reach_lines(config, rows)])
 
 
 def seconds_of_step(run: dict, threads: int, flops: float | None = None) -> float:

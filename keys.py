@@ -9,7 +9,6 @@ A new key is one line.
 
 from configurator import UserError, check, key
 
-import itertools
 import typing
 from dataclasses import dataclass
 
@@ -26,12 +25,10 @@ class GPTConfig:
     head_dim: int | None = key(None, "width of a head (None: n_embd / n_head)", at_least=1)
     n_kv_head: int | None = key(None, "number of key and value heads of softmax layers (None: n_head)", at_least=1)
     n_embd: int = key(768, "width of the residual stream", at_least=1)
-    block_size: int = key(
-        1024, "context length in tokens; also cosformer's M, the longest distance its cosine covers", at_least=1
-    )
+    block_size: int = key(1024, "context length in tokens; also cosformer's M, the reach of its cosine", at_least=1)
     vocab_size: int | None = key(None, "number of token ids (None: as many as the data has)", at_least=1)
     pad_vocab_to: int = key(
-        1, "round the embedding's rows up to a multiple of this; padding is never scored or sampled", at_least=1
+        1, "round the embedding's rows up to a multiple of it; padding is never scored or drawn", at_least=1
     )
     mlp_ratio: float = key(4.0, "hidden width of the MLP, as a multiple of n_embd; swiglu: 2/3 of that", above=0)
     mlp_width: int | None = key(None, "hidden width of the MLP, in place of mlp_ratio", at_least=1)
@@ -55,9 +52,7 @@ class GPTConfig:
     rope_factor: float = key(1.0, "context extension factor, with rope_scaling", at_least=1)
     rope_length: int | None = key(None, "yarn: the length that RoPE was trained at (None: block_size)", at_least=1)
     qk_norm: bool = key(False, "RMSNorm on q and k of softmax layers, before RoPE")
-    attention_softcap: float | None = key(
-        None, "c: softmax scores become c * tanh(score / c), which is slower (None: no cap)", above=0
-    )
+    attention_softcap: float | None = key(None, "c: softmax scores become c * tanh(score / c) (None: no cap)", above=0)
     logit_softcap: float | None = key(None, "c: logits become c * tanh(logit / c) (None: no cap)", above=0)
     short_conv: int | None = key(
         None, "width of the causal convolution on q, k, v (None: as published, 0: none)", at_least=0, at_most=1024
@@ -67,16 +62,13 @@ class GPTConfig:
     n_groups: int = key(1, "mamba2: number of groups; the heads of a group share B and C", at_least=1)
     delta_heads: int | None = key(None, "gated_deltanet: number of heads (None: n_head)", at_least=1)
     delta_key_heads: int | None = key(
-        None, "gated_deltanet: number of query and key heads, each shared by as many heads (None: all)", at_least=1
+        None, "gated_deltanet: query and key heads, shared evenly (None: delta_heads)", at_least=1
     )
     delta_key_dim: int | None = key(None, "gated_deltanet: width of q and k (None: head_dim)", at_least=1)
     delta_value_dim: int | None = key(None, "gated_deltanet: width of v (None: head_dim)", at_least=1)
 
     gate: str = key("none", "none, native, GRANULARITY[@POSITION] joined by +, or a pattern a,b,b (docs/gates.md)")
-    gate_activation: str = key(
-        "sigmoid",
-        "how the gate's g acts on y: sigmoid, sigmoid2, silu, tanh ... (docs/gates.md)",
-    )
+    gate_activation: str = key("sigmoid", "how the gate's g acts on y: sigmoid, sigmoid2, silu ... (docs/gates.md)")
     gate_rank: int = key(0, "rank of the gate's weight W_g (0: full rank)", at_least=0)
     gate_input: str = key("token", "token: g = W_g x; static: a trained constant", choices=("token", "static"))
     gate_bias: float | None = key(None, "start of the gate's trained bias or static constant (None: no bias, or 0)")
@@ -85,9 +77,7 @@ class GPTConfig:
     readout_activation: str = key("none", "nonlinearity right after the readout's norm: none, silu or square")
     branch_scale: float = key(1.0, "fixed factor on the readout behind its norm and gates", above=0)
     out_init_scale: float = key(1.0, "factor on the start of each mixer's output projection", above=0)
-    kernels: str = key(
-        "auto", "code of the recurrence; auto: fla on a GPU where it is installed", choices=("auto", "torch", "fla")
-    )
+    kernels: str = key("auto", "code of the recurrence; auto: fla's, if on a GPU", choices=("auto", "torch", "fla"))
     match_params: bool = key(False, "narrow the MLP so that a gated model has as many parameters as the ungated one")
 
     def __post_init__(self):
@@ -124,11 +114,10 @@ class GPTConfig:
 
         Raises UserError for a gate that cannot be read.
         """
-        names, gates = [part.strip() for part in self.attention.split(",")], self.gate.split(",")
         from gate import parse_gate
 
-        gates = [parse_gate(gate) for gate in gates]
-        return list(itertools.islice(zip(itertools.cycle(names), itertools.cycle(gates), strict=False), self.n_layer))
+        names, gates = self.attention.split(","), [parse_gate(gate) for gate in self.gate.split(",")]
+        return [(names[i % len(names)].strip(), gates[i % len(gates)]) for i in range(self.n_layer)]
 
 
 @dataclass
@@ -139,9 +128,8 @@ class TrainConfig(GPTConfig):
         "eval_iters": "eval_tokens sets the size of the fixed sample that evaluations read",
         "eval_only": "run python evaluate.py --checkpoint=out",
         "always_save_checkpoint": "leave it out, ckpt.pt is the last and best.pt the best",
-        **dict.fromkeys(
-            ("wandb_log", "wandb_project", "wandb_run_name"), "leave it out, metrics.jsonl and plot.py show the run"
-        ),
+        "wandb_log": "leave it out, metrics.jsonl and plot.py show the run",
+        **dict.fromkeys(("wandb_project", "wandb_run_name"), "leave it out"),
         "backend": "leave it out, it is nccl between GPUs and gloo between CPUs",
         "arms": "this config is an experiment: run it with experiment.py",
     }
@@ -154,15 +142,9 @@ class TrainConfig(GPTConfig):
     overwrite: bool = key(False, "true: replace the run in out_dir, or write among files that are not of a run")
     seed: int = key(1337, "seed of the weights, the order of the data and the dropout", at_least=0)
 
-    parallel: str = key(
-        "ddp", "what each of several processes holds; ddp: all of the model, fsdp: a shard", choices=("ddp", "fsdp")
-    )
-    shards: int = key(
-        0, "fsdp: processes that share one copy of the model (0: all); must divide their number", at_least=0
-    )
-    activation_checkpointing: bool = key(
-        False, "keep each block's input alone, and compute the block again on the way back: less memory, more time"
-    )
+    parallel: str = key("ddp", "what each process holds; ddp: all of the model, fsdp: a shard", choices=("ddp", "fsdp"))
+    shards: int = key(0, "fsdp: processes that share one copy of the model (0: all); divides their number", at_least=0)
+    activation_checkpointing: bool = key(False, "compute each block again on the way back: less memory, more time")
 
     batch_size: int = key(12, "rows per micro-step of a process", at_least=1)
     gradient_accumulation_steps: int = key(1, "micro-steps per step, over all processes together", at_least=1)
@@ -172,11 +154,7 @@ class TrainConfig(GPTConfig):
     warmup_iters: int = key(100, "steps of linear warmup", at_least=0)
     lr_decay_iters: int | None = key(None, "step at which min_lr is reached (None: max_iters)", at_least=1)
     min_lr: float | None = key(None, "learning rate at the end of the decay (None: learning_rate / 10)", at_least=0)
-    new_lr_scale: float = key(
-        1.0,
-        "init_from=CHECKPOINT: learning rate of the parameters that it lacks, as a multiple of the others'",
-        above=0,
-    )
+    new_lr_scale: float = key(1.0, "init_from=CHECKPOINT: learning rate of what it lacks, as a multiple", above=0)
     weight_decay: float = key(0.1, "weight decay of matrices; vectors have none", at_least=0)
     beta1: float = key(0.9, "AdamW's decay of the mean gradient", at_least=0, below=1)
     beta2: float = key(0.95, "AdamW's decay of the mean squared gradient", at_least=0, below=1)
@@ -185,22 +163,14 @@ class TrainConfig(GPTConfig):
     eval_interval: int = key(500, "steps between evaluations; each saves a checkpoint", at_least=1)
     # read whole: every data set of rows that the experiments use; a sample of text takes a tenth of their time
     eval_tokens: int | None = key(
-        100_000,
-        "size of the sample that evaluations read, the same each time (None: all); a run's end reads the whole split",
-        at_least=1,
+        100_000, "size of the sample that evaluations read, always the same (None: all)", at_least=1
     )
     eval_whole: bool = key(True, "at the end of a run read the whole validation split (False: the sample again)")
-    stop_above: float | None = key(
-        None, "end the run after two evaluations in a row with a higher accuracy (None: at max_iters)", at_least=0
-    )
+    stop_above: float | None = key(None, "end the run after two evaluations in a row above this accuracy", at_least=0)
     keep_checkpoints: int = key(0, "how many of the last evaluations keep a ckpt_STEP.pt", at_least=0)
     eval_batch_size: int | None = key(None, "rows evaluated at once (None: what fits into a step's memory)", at_least=1)
     log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
-    logger: str = key(
-        "jsonl",
-        "jsonl: rows go to metrics.jsonl; tensorboard: to out_dir/tensorboard, too",
-        choices=("jsonl", "tensorboard"),
-    )
+    logger: str = key("jsonl", "tensorboard: rows go to out_dir/tensorboard, too", choices=("jsonl", "tensorboard"))
     meters: bool = key(True, "measure gates, sinks and activations at every evaluation (docs/meters.md)")
 
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
@@ -210,8 +180,6 @@ class TrainConfig(GPTConfig):
         "one to repeat a run; float16 is for GPUs",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
-    compile: str = key(
-        "auto", "use torch.compile; auto: on a GPU, for runs of 500 steps or more", choices=("auto", "true", "false")
-    )
+    compile: str = key("auto", "torch.compile; auto: for 500 steps or more on a GPU", choices=("auto", "true", "false"))
     threads: int = key(0, "CPU threads per process (0: cores / processes)", at_least=0, at_most=512)
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")

@@ -41,7 +41,7 @@ from model import GPT
 from ops import IGNORE
 from runs import memory, probe
 from runs.checkpoint import check_vocabulary, load_model
-from runs.files import check_output, write_output
+from runs.files import check_output, write_text
 from runs.finite import check_loss
 from runs.hardware import DTYPES, Processes, pick_dtype
 from study.interventions import gates_to_prune, pruned, quantised
@@ -95,8 +95,7 @@ def main(argv: list[str]) -> None:
         check_vocabulary(model.config.vocab_size, checkpoint, dataset)
         results.append(meters_of(model, checkpoint, path, dataset, config))
         print(table(results[-1]), end="\n\n")
-    text = json.dumps({"checkpoints": results}) + "\n"
-    write_output("out", out, lambda file: file.write(text.encode()))
+    write_text(out, json.dumps({"checkpoints": results}) + "\n")
     print(f"written: {out}")
     if config.draw:
         from plot import page  # here, since it loads matplotlib

@@ -26,23 +26,12 @@ import operator
 from collections.abc import Collection
 from typing import Any
 
-KINDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
-    list: "a list",
-    dict: "a dict",
-}
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list", dict: "a dict"}
 LIMITS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
-MOST_PARTS = 1 << 20
 
 
 class UserError(ValueError):
-    """A mistake that a user can fix. Its text is one line: characters that break lines or terminals are escaped.
-
-    The middle of a text of more than 900 characters is left out, as with a path of thousands of characters.
-    """
+    """A mistake that a user can fix. Its text is one line of at most 900 characters, with line ends escaped."""
 
     def __init__(self, text):
         text = escape(text)
@@ -67,22 +56,15 @@ class Rule:
         """Whether the value has the type and keeps the limits. The items of a list are not looked at."""
         if value is None:
             return self.optional
-        if self.kind is float and type(value) is int:
-            is_kind = abs(value) < 1 << 63  # an int of a thousand digits is no float
-        else:
-            is_kind = type(value) is self.kind  # true is no number
-        return (
-            is_kind
-            and (not self.choices or value in self.choices)
-            and (not self.is_path or could_be_path(value))
-            and not self._broken(value)
-        )
+        # true is no number, and an int of a thousand digits is no float
+        is_kind = type(value) is self.kind or self.kind is float and type(value) is int and abs(value) < 1 << 63
+        if not is_kind or self.choices and value not in self.choices or self.is_path and not could_be_path(value):
+            return False
+        return not any(self._breaks(value, name) for name in LIMITS)
 
-    def _broken(self, value):
-        """The limits that the value breaks, {name: limit}."""
-        size = len(value) if isinstance(value, str | list | dict) else value
-        limits = {name: getattr(self, name) for name in LIMITS}
-        return {name: x for name, x in limits.items() if x is not None and not LIMITS[name](size, x)}
+    def _breaks(self, value, name):
+        size, limit = len(value) if isinstance(value, str | list | dict) else value, getattr(self, name)
+        return limit is not None and not LIMITS[name](size, limit)
 
     def words(self, value: object = None) -> str:
         """What is allowed. `value` is what was given: it decides the nearest choice, and which limits matter."""
@@ -91,11 +73,11 @@ class Rule:
         elif self.is_path:
             text = "the name of a file or folder, at most 255 bytes between slashes"
         elif self.kind in (int, float):
-            broken = self._broken(value) if type(value) in (int, float) else {}
-            limits = {name: getattr(self, name) for name in LIMITS if getattr(self, name) is not None}
             # the limits of 64 bits, or of float32, go without saying
-            said = [f"{name.replace('_', ' ')} {x}" for name, x in limits.items() if abs(x) < 1 << 50 or name in broken]
-            text = KINDS[self.kind] + (" of " if said and said[0][:2] == "at" else " ") + " and ".join(said)
+            most = math.inf if isinstance(value, int | float) and abs(value) >= 1 << 50 else 1 << 50
+            limits = [(name, x) for name in LIMITS if (x := getattr(self, name)) is not None and abs(x) < most]
+            said = " and ".join(f"{name.replace('_', ' ')} {x}" for name, x in limits)
+            text = KINDS[self.kind] + (" of " if said[:2] == "at" else " ") + said
         else:
             least, most = self.at_least or 0, self.at_most or math.inf
             length = f" of length {least}" + (f" to {most}" * (most > least) if most < 1 << 50 else " or more")
@@ -141,22 +123,19 @@ def could_be_path(text: str) -> bool:
     return bool(text.strip()) and "\0" not in text and len(text) <= 4000 and longest <= 255
 
 
-def check_size(value: object, most: int = MOST_PARTS) -> None:
-    """Raises ValueError for a value that is nested too deep to be printed, or has more than `most` parts and letters.
+def check_size(value: object, most: int = 1 << 20) -> None:
+    """UserError for a value that is nested too deep to be printed, or has more than `most` parts and letters.
 
-    A part counts as often as it occurs: thirty lists, each holding the one before it twice, take little memory and
-    would print a billion items.
+    A part counts as often as it occurs: of thirty lists, each holding the one before twice, a billion would be printed.
     """
     left, size = [(value, 0)], 0
     while left:
         value, depth = left.pop()
-        size += 1 + (len(value) if isinstance(value, str | list | tuple | dict | set) else 0)
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        size += 1 + (len(parts) if isinstance(parts, str | list | tuple | set) else 0)
         if size > most or depth > 50:
-            raise ValueError(f"the value is {'too large' if size > most else 'nested too deep'}")
-        if isinstance(value, dict):
-            left += [(part, depth + 1) for pair in value.items() for part in pair]
-        elif isinstance(value, list | tuple | set):
-            left += [(part, depth + 1) for part in value]
+            raise UserError("a value is too large, or nested too deep")
+        left += [(part, depth + 1) for part in parts] if isinstance(parts, list | tuple | set) else []
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -169,11 +148,9 @@ def wrong(name: str, value: object, allowed: str) -> str:
 
 def did_you_mean(word: object, candidates: Collection) -> str:
     """In brackets, "did you mean 'n_layer'?", or nothing where no candidate is near."""
-    word, candidates = show(word).strip("'"), [str(candidate) for candidate in candidates]
-    near = [{"gpu": "cuda"}.get(word.lower())] if "cuda" in candidates else []
-    for spelling in (word, word.lower()) if word else ():
-        near += difflib.get_close_matches(spelling, candidates, 1)
-    return next((f" (did you mean {name!r}?)" for name in near if name), "")
+    word = show(word).strip("'").lower()
+    near = difflib.get_close_matches("cuda" if word == "gpu" else word, map(str, candidates), 1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def show(value: object) -> str:

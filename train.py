@@ -3,20 +3,17 @@
     python train.py config/NAME.py --key=value ...
     torchrun --standalone --nproc_per_node=4 train.py config/NAME.py        (several machines, SLURM: docs/scale.md)
 
-out_dir gets config.json, code/ (the source files of the run), metrics.jsonl (one object per line),
-ckpt.pt (the last checkpoint) and best.pt (the one of lowest validation loss). Evaluations read a
-fixed sample of the validation split, the end of a run all of it. The same seed gives
-the same run: the batch and the dropout of a step depend on (seed, step) alone, and not on the
-number of processes, on evaluations or on restarts.
+out_dir gets config.json, code/ (the source files of the run), metrics.jsonl (one object per line), ckpt.pt (the last
+checkpoint) and best.pt (the one of lowest validation loss). Evaluations read a fixed sample of the validation split,
+the end of a run all of it. The same seed gives the same run: the batch and the dropout of a step depend on (seed, step)
+alone, and not on the number of processes, on evaluations or on restarts.
 
---init_from=resume goes on with a run that was killed, to the same bits. A key that neither a config
-file nor the command line gives is then the checkpoint's. --init_from=auto does the same if there is
-a ckpt.pt and else starts the run, for jobs that are queued again. --init_from=out/other starts a new
-run from the weights of another, and has its keys of the model but for those that are given: with
---gate=elementwise --gate_activation=sigmoid2 a model without a gate gets one (docs/gates.md).
-SIGTERM, Ctrl-C, SIGHUP (a closed terminal) and SIGUSR1 (a cluster's warning) save first; the exit
-status is then 128 plus the signal's number. A loss or a gradient that is not finite ends a run with
-status 1; the checkpoint stays good.
+--init_from=resume goes on with a run that was killed, to the same bits. A key that neither a config file nor the
+command line gives is then the checkpoint's. --init_from=auto does the same if there is a ckpt.pt and else starts the
+run, for jobs that are queued again. --init_from=out/other starts a new run from the weights of another, and has its
+keys of the model but for those that are given: with --gate=elementwise --gate_activation=sigmoid2 a model without a
+gate gets one (docs/gates.md). SIGTERM, Ctrl-C, SIGHUP (a closed terminal) and SIGUSR1 (a cluster's warning) save first;
+the exit status is then 128 plus the signal's number. A loss or a gradient that is not finite ends a run with status 1.
 """
 
 import os
@@ -40,7 +37,6 @@ import signal
 import time
 import uuid
 import zlib
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -58,20 +54,12 @@ from runs.hardware import Processes, autocast, peak_flops, pick_dtype
 from runs.notes import notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions, wait_for_lock
 from runs.probe import first_rows, is_spike, training_meters, training_rows
-from runs.resume import (
-    check_data,
-    is_started_again,
-    optimizer_state,
-    restore,
-    scale_new,
-    take_weights,
-    where_to_start,
-)
+from runs.resume import check_data, optimizer_state, restore, scale_new, take_weights, where_to_start
 
 
 def main(argv: list[str]) -> None:
     config = configurator.load(TrainConfig, argv, program="train.py", description=__doc__)
-    if config.init_from == "auto" or is_started_again():
+    if config.init_from == "auto":
         wait_for_lock(config.out_dir)
     config, resumed, source, notes = where_to_start(config)
     with contextlib.redirect_stdout(falls_silent(sys.stdout)):  # the run goes on without a reader
@@ -82,11 +70,10 @@ def main(argv: list[str]) -> None:
 def run(config: TrainConfig, processes: Processes, resumed: dict | None, source: dict | None, notes: list[str]) -> None:
     """Opens the data, checks all that can be checked before anything is written, and trains.
 
-    resumed: the checkpoint that the run goes on from; source: the one whose weights it starts from; notes: lines to
-    print
+    resumed: the checkpoint that the run goes on from; source: the one whose weights it starts from; notes: to print
     """
     start = resumed and (resumed["run_id"], resumed["iter_num"])
-    advice = "out_dir must be on a file system that all machines share, and init_from=auto makes them go on alike"
+    advice = "all machines must share out_dir, and init_from=auto makes them go on alike"
     processes.check_same(start, f"the ckpt.pt of {config.out_dir}", advice)
     paths = ("dataset", "out_dir") if source is None else ("dataset", "out_dir", "init_from")
     check_same_start(processes, "train.py", config, paths)
@@ -190,19 +177,31 @@ def micro_loss(model: torch.nn.Module, config: TrainConfig, dtype: str, step: in
         return model(inputs, targets, reduction="sum") / n_labels
 
 
+def is_compiled(config: TrainConfig, device_type: str) -> tuple[bool, str]:
+    """(whether torch.compile is used, the same in words)"""
+    is_on, why = config.compile == "true", ""
+    if config.compile == "auto":
+        is_on, why = device_type == "cuda" and config.max_iters >= 500, " (auto: on for 500 steps or more on a GPU)"
+    return is_on, f", compile {'on: the first step takes a while' if is_on else 'off'}{why}, torch {torch.__version__}"
+
+
+def cheap_meters(config: TrainConfig, model: GPT, dataset: Dataset, dtype: str, step: int) -> dict:
+    """The cheap meters (runs/probe.py), on the first rows of the validation split."""
+    rows = training_rows(memory.longest_row(dataset, "val", config.block_size))
+    inputs, targets, _ = first_rows(dataset, "val", rows, config.block_size)
+    device = model.wte.weight.device
+    meters = training_meters(model, inputs.to(device), targets.to(device), dataset.kinds, dtype)
+    if step > 0 and step >= config.warmup_iters:  # every gate starts collapsed: its weights are zero
+        for line in meters["collapsed"]:
+            tqdm.write(f"step {step}: a gate has collapsed, {line}")
+    return meters
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The training loop
 
 
-def train(
-    config: TrainConfig,
-    processes: Processes,
-    dataset: Dataset,
-    out: OutDir,
-    resumed: dict | None,
-    source: dict | None,
-    notes: list[str],
-) -> None:
+def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutDir, resumed, source, notes) -> None:
     """Trains from the first step to max_iters, or until stop_above says that the task is solved."""
     device, device_type, world_size = processes.device, processes.device_type, processes.world_size
     if device_type == "cuda":
@@ -233,16 +232,29 @@ def train(
     peak, peak_source = peak_flops(device_type, dtype)
     mfu_of_speed = 3 * model.flops_per_token(row_length) / (peak * world_size)
     if processes.is_main:
-        notes = [*notes, *notes_of_model, *describe(config, model, dataset, tokens_per_step)]
-        notes.append(describe_device(config, processes, dtype) + compile_in_words)
-        notes.append(f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {peak_source}")
-        print("\n".join([*notes, *notes_on_keys(config)]))
+        activation = f" ({config.gate_activation})" if config.gate not in ("none", "native") else ""
+        perfect = dataset.perfect_loss("val")
+        lines = [
+            *notes,
+            *notes_of_model,
+            f"model: {config.n_layer} x {config.n_embd}, {config.attention}, gate {config.gate}{activation}, "
+            f"{model.n_params():,} parameters, {model.flops_per_token() / 1e6:,.1f} MFLOPs a token forward, "
+            f"state {model.state_bytes():,} bytes a sequence",
+            f"data: {dataset.folder}, {dataset.vocab_size:,} ids, {tokens_per_step:,} tokens a step"
+            + ("" if perfect is None else f", the perfect predictor's validation loss is {perfect:.4f}"),
+            f"device: {device_type}, {dtype}{', float32 products by TF32' * (device_type == 'cuda')}, {world_size} "
+            f"process(es) of {processes.threads} threads{f', {config.parallel}' * (world_size > 1)}{compile_in_words}",
+            f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {peak_source}",
+        ]
+        print("\n".join([*lines, *notes_on_keys(config)]))
     code, code_files = code_sha256()  # read now: later edits do not change this run
     about = {"run_id": run_id, "config": dataclasses.asdict(config), "dtype": dtype}
     about |= {"code_sha256": code, "code_files": code_files}
     sizes: dict = {"n_params": model.n_params(), "state_bytes": model.state_bytes()}
     sizes |= {"flops_per_token": model.flops_per_token(), "tokens_per_step": tokens_per_step}
     out.start(about | {"device": device_type, "threads": processes.threads} | sizes, first_step, config.max_iters)
+    names = ("name", "sha256", "tokenizer", "vocab_size", "first_ids", *(["alphabet"] if dataset.alphabet else []))
+    data = {"path": str(dataset.folder)} | {name: getattr(dataset, name) for name in names}
 
     def validate(tokens: int | None, with_meters: bool = False) -> dict:
         """The numbers of the validation split, or of a fixed sample of it of about so many tokens."""
@@ -274,12 +286,10 @@ def train(
         if processes.is_main:
             where = f"first bad tensor: {tensor}" if tensor else "all weights are still finite"
             saved = f"{out.path / 'ckpt.pt'} holds the last good step saved, {saved_step}"
-            print(
-                f"\nerror: {reason} at step {bad_step}, learning rate {learning_rate(config, bad_step):.3g}; {where}. "
-                f"{'Nothing was saved' if saved_step is None else saved}; "
-                "try a lower learning_rate or a longer warmup",
-                file=sys.stderr,
-            )
+            saved = "Nothing was saved" if saved_step is None else saved
+            place = f"at step {bad_step}, learning rate {learning_rate(config, bad_step):.3g}"
+            advice = "try a lower learning_rate or a longer warmup"
+            print(f"\nerror: {reason} {place}; {where}. {saved}; {advice}", file=sys.stderr)
         sys.exit(1)
 
     started = time.perf_counter()
@@ -328,7 +338,7 @@ def train(
                 "best_val_loss": best_val_loss,
                 "seconds": seconds_before + time.perf_counter() - started,
                 "eval_seconds": eval_seconds,
-                "data": data_of(dataset),
+                "data": data,
                 "versions": versions(),
             }
             out.save(parallel.gathered(checkpoint, processes.is_main), is_best, keep=is_evaluated)
@@ -338,13 +348,12 @@ def train(
             if processes.is_main:
                 print(f"\n{name}: saved at step {step} of {config.max_iters}; --init_from=resume goes on from there")
             sys.exit(128 + signal_number)  # what shells report for a process that the signal ended
-        if is_end or step % config.eval_interval == 0 and is_solved(config, evaluations):
+        last_two = [row["accuracy"] for row in evaluations[-2:]]
+        is_solved = config.stop_above is not None and len(last_two) == 2 and min(last_two) > config.stop_above
+        if is_end or step % config.eval_interval == 0 and is_solved:
             break
 
         # forward and backward. From here to the log nothing waits for a GPU: no tensor's value is read
-        is_compiling, start = compiled and step == first_step and processes.is_main, time.perf_counter()
-        if is_compiling:
-            tqdm.write("compiling the model: the first step takes a while")
         loss = torch.zeros((), device=device)
         for batch in batches:
             with parallel.no_sync(step_model, unless=batch is batches[-1]):
@@ -353,8 +362,12 @@ def train(
                 scaler.scale(part * world_size).backward()
             loss += part.detach()
         loss = processes.total(loss)
-        if step == first_step:
-            check_that_all_is_used(model)
+        parameters = model.named_parameters() if step == first_step else ()
+        if unused := [name for name, p in parameters if p.requires_grad and p.grad is None]:
+            raise UserError(
+                f"model.py: {len(unused)} parameters are built and never used, first {unused[0]}: the loss does not "
+                "depend on them; apply what they belong to, or do not build it"
+            )
         for optimizer in optimizers:
             scaler.unscale_(optimizer)
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
@@ -376,8 +389,6 @@ def train(
         scaler.update()
         model.zero_grad(set_to_none=True)
         batches = load(step + 1)  # while a GPU still computes this step
-        if is_compiling:
-            tqdm.write(f"compiled in {time.perf_counter() - start:.0f} s")
 
         # log
         bar.update()
@@ -413,85 +424,6 @@ def train(
         print(f"validation loss {numbers['val_loss']:.4f} nats{accuracy} after {steps} in {seconds:.0f} s")
         best = f"validation loss {best_val_loss:.4f}{' on the sample' if reads_a_sample else ''}"
         print(f"written to {out.path}/: metrics.jsonl, ckpt.pt, best.pt ({best})")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Parts of the loop
-
-
-def is_compiled(config: TrainConfig, device_type: str) -> tuple[bool, str]:
-    """(whether torch.compile is used, the same in words, with the reason if compile is auto)."""
-    if config.compile != "auto":
-        is_on, why = config.compile == "true", ""
-    elif device_type != "cuda":
-        is_on, why = False, f" (auto: {device_type} gains little)"
-    elif config.max_iters < 500:
-        is_on, why = False, " (auto: fewer than 500 steps)"
-    else:
-        is_on, why = True, " (auto: a GPU, 500 steps or more)"
-    return is_on, f", compile {'on' if is_on else 'off'}{why}, torch {torch.__version__}"
-
-
-def is_solved(config: TrainConfig, evaluations: list[dict]) -> bool:
-    """Whether the last two evaluations are above stop_above."""
-    last = [row["accuracy"] for row in evaluations[-2:]]
-    return config.stop_above is not None and len(last) == 2 and min(last) > config.stop_above
-
-
-def check_that_all_is_used(model: GPT) -> None:
-    """UserError for a parameter, such as that of a gate, which is built and which the loss does not depend on."""
-    unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    if unused:
-        raise UserError(
-            f"model.py: {len(unused)} parameters are built and never used, first {unused[0]}: the loss does not "
-            "depend on them; apply what they belong to, or do not build it"
-        )
-
-
-def cheap_meters(config: TrainConfig, model: GPT, dataset: Dataset, dtype: str, step: int) -> dict:
-    """The cheap meters (runs/probe.py), on the first rows of the validation split."""
-    rows = training_rows(memory.longest_row(dataset, "val", config.block_size))
-    inputs, targets, _ = first_rows(dataset, "val", rows, config.block_size)
-    device = model.wte.weight.device
-    meters = training_meters(model, inputs.to(device), targets.to(device), dataset.kinds, dtype)
-    if step > 0 and step >= config.warmup_iters:  # every gate starts collapsed: its weights are zero
-        for line in meters["collapsed"]:
-            tqdm.write(f"step {step}: a gate has collapsed, {line}")
-    return meters
-
-
-def data_of(dataset: Dataset) -> dict:
-    """What a checkpoint keeps of the data that it was trained on."""
-    names = ("name", "sha256", "tokenizer", "vocab_size", "first_ids", *(["alphabet"] if dataset.alphabet else []))
-    return {"path": str(dataset.folder)} | {name: getattr(dataset, name) for name in names}
-
-
-def describe(config: TrainConfig, model: GPT, dataset: Dataset, tokens_per_step: int) -> list[str]:
-    """The lines about the model and the data that a run prints at its start."""
-    activation = f" ({config.gate_activation})" if config.gate not in ("none", "native") else ""
-    perfect = dataset.perfect_loss("val")
-    lines = [
-        f"model: {config.n_layer} x {config.n_embd}, {config.attention}, gate {config.gate}{activation}, "
-        f"{model.n_params():,} parameters, {model.flops_per_token() / 1e6:,.1f} MFLOPs a token forward, "
-        f"state {model.state_bytes():,} bytes a sequence",
-        f"data: {dataset.folder}, {dataset.vocab_size:,} ids, {tokens_per_step:,} tokens a step"
-        + ("" if perfect is None else f", the perfect predictor's validation loss is {perfect:.4f}"),
-    ]
-    if config.attention_softcap is not None:
-        lines.append("attention_softcap: softmax layers run without the fused kernel, which is slower")
-    if config.match_params:
-        ungated = GPT(dataclasses.replace(model.config, gate="none", match_params=False))
-        lines.append(f"match_params: {model.n_params() - ungated.n_params():+,} parameters against the ungated model")
-    return lines
-
-
-def describe_device(config: TrainConfig, processes: Processes, dtype: str) -> str:
-    """The line about what the run computes on."""
-    products = ", float32 products by TF32" if processes.device_type == "cuda" else ""
-    return (
-        f"device: {processes.device_type}, {dtype}{products}, {processes.world_size} process(es) of "
-        f"{processes.threads} threads{f', {config.parallel}' if processes.world_size > 1 else ''}"
-    )
 
 
 if __name__ == "__main__":

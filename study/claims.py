@@ -1,35 +1,40 @@
-"""The claims of an experiment: which contrasts they ask about, what the rows say of each, and what limits a verdict.
+"""The claims of an experiment: what they ask, what they can show, what the rows say of each, and what limits a verdict.
 
+    check_reach(config)                             UserError for a claim whose seeds can give no p under 0.05
+    reach_lines(config, rows)                       a line per claim, for --dry_run: the effect that it can see
     judged = judge_claims(config, rows, choices)    every claim in every setting, with its verdict and its flags
     claims_table(judged)                            a line per claim, as experiment.py prints it
     record(claim)                                   what claims.json keeps of it
 
-stats.py has the tests and intervals, power.py what a claim can show before anything has run.
+stats.py has the tests and intervals.
 """
 
 import configurator
+from configurator import UserError
 
 import importlib
 import math
 import statistics
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from study import stats
-from study.names import joined
+from study.names import joined, made_by
 
 TOP, BOTTOM = 0.95, 0.05  # of the way from chance to 1: arms beyond these are at the ceiling, or at chance
 
 RATIO = "ratio of steps"
 BY_LOG = ("log", "log_steps")  # numbers that are compared by their logarithms
-BEYOND = {False: "over", True: "other than"}  # {a change in either direction is asked about: how a threshold is named}
-HIGHER = ("accuracy", "slices")
+HIGHER = ("accuracy", "slices")  # better so; the others of UNIT_OF are better low
 SHARES = {"share", "uniform", "sink", "sink_max", "sink_baseline", "gate_below_0.1"}  # meters
-LOWER = ("val_loss", "loss", "perplexity", "word_perplexity", "bits_per_byte", "log_steps", "lost")
+NATS, AS_IT_IS = "nats a token", "as in the rows"
+UNIT_OF = {
+    "accuracy": "points", "slices": "points", "val_loss": NATS, "loss": NATS, "perplexity": AS_IT_IS,
+    "word_perplexity": AS_IT_IS, "bits_per_byte": AS_IT_IS, "log_steps": RATIO, "lost": "points",
+}  # fmt: skip
 UNITS = {  # {unit: (how a number of the rows is shown in it, its format)}
-    "of the residual stream": (lambda x: x, "+.3f"), "nats a token": (lambda x: x, "+.4f"), RATIO: (math.exp, ".2f"),
+    "of the residual stream": (lambda x: x, "+.3f"), NATS: (lambda x: x, "+.4f"), RATIO: (math.exp, ".2f"),
     "ratio": (math.exp, ".3f"), "steps": (math.exp, ",.0f"), "%": (lambda x: 100 * x, "+.1f"),
-    "points": (lambda x: 100 * x, "+.1f"), "as in the rows": (lambda x: x, "+.4g"),
+    "points": (lambda x: 100 * x, "+.1f"), AS_IT_IS: (lambda x: x, "+.4g"),
 }  # fmt: skip
 
 
@@ -65,12 +70,77 @@ def questions(config) -> list[dict]:
     asked = []
     for name, rule in config.claims.items():
         path, is_exploratory = rule.get("of", [config.metric]), rule.get("exploratory", config.exploratory)
-        about = {"claim": name, "of": path, "metric": config.metric, "rule": rule, "exploratory": is_exploratory}
+        about = {"claim": name, "of": path, "rule": rule, "exploratory": is_exploratory}
         about["family"] = is_exploratory, rule.get("family") or tuple(path)
         for setting, weights in contrasts_of(config, rule).items():
-            seeds = seeds_of_claim(config, weights)
-            asked.append(about | {"setting": setting, "weights": weights, "seeds": seeds})
+            asked.append(about | {"setting": setting, "weights": weights, "seeds": seeds_of_claim(config, weights)})
     return asked
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What they can show, before the first run
+
+
+def reach(config) -> list[dict]:
+    """The questions, each with its tests: [("above" or "within", sides, smallest p after Holm, size of the family)]."""
+    asked, families = questions(config), {}
+    for question in asked:
+        rule, question["tests"] = question["rule"], []
+        kinds = [("above", rule.get("sides", 2))] * (stats.threshold_of(rule) is not None)
+        kinds += [("within", 1)] * ("within" in rule)
+        if "in" not in rule:
+            families.setdefault(question["family"], []).extend((question, *kind) for kind in kinds)
+    for family in families.values():
+        corrected = stats.holm([stats.smallest_p(len(question["seeds"]), sides) for question, _, sides in family])
+        for (question, kind, sides), p in zip(family, corrected, strict=True):
+            question["tests"].append((kind, sides, p, len(family)))
+    return asked
+
+
+def check_reach(config) -> None:
+    for question in reach(config):
+        for _, sides, p, size in question["tests"]:
+            if p >= stats.LEVEL and not question["exploratory"]:
+                needed = next(n for n in range(2, 64) if size * stats.smallest_p(n, sides) < stats.LEVEL)
+                n, others = len(question["seeds"]), f" after Holm's correction for {size} claims" if size > 1 else ""
+                raise UserError(
+                    f"claims: {question['claim']}: {n} seeds give no p under {p:.2g}{others}, so it cannot be "
+                    f"supported; it needs {needed} seeds, or exploratory=true (docs/experiments.md, Claims)"
+                )
+
+
+def reach_lines(config, rows: list[dict]) -> list[str]:
+    """What each claim can show, from the spread of the rows there are, or from `pair_spread`."""
+    lines = []
+    for question in reach(config):
+        n, needed = len(question["seeds"]), question["rule"].get("in")
+        words = [] if needed is None else [f"a count: {needed} of {n} seeds pass it"]
+        for kind, sides, p, size in question["tests"]:
+            words.append(f"{n} seeds give no p under {p:.2g}" + f" after Holm, {size} claims" * (size > 1))
+            words.append(effect_seen(config, question, kind, stats.LEVEL / size / sides, rows))
+        exploratory = "exploratory: " * question["exploratory"]
+        lines.append(f"{joined(question['claim'], question['setting'])}: {exploratory}{'; '.join(words)}")
+    return lines
+
+
+def effect_seen(config, question: dict, kind: str, level: float, rows: list[dict]) -> str:
+    """The effect, or the band (kind "within"), that a claim shows in 80% of cases, in words."""
+    weights, n = question["weights"], len(question["seeds"])
+    values = list(stats.contrast([row for row in rows if "purpose" not in row], weights, question["of"]).values())
+    if len(values) > 1 and not stats.are_identical(values):
+        spread, source = statistics.stdev(values), f"of {len(values)} seeds of its rows"
+    else:  # pair_spread is of a pair; arms are taken to differ independently
+        spread, source = (config.pair_spread or 0) * math.sqrt(sum(w * w for w in weights.values()) / 2), "assumed"
+    if n < 2 or not spread:
+        return "no rows to take a spread from"
+    source = f"(spread {spread:.3g}{' of the logarithm' * (question['of'][0] in BY_LOG)}, {source})"
+    effect, band = stats.detectable(n, level)
+    if kind == "within":
+        return f"shows a band of {distance_shown(question, spread * band, '+-')} in 80% of cases {source}"
+    threshold = number_shown(question)(stats.threshold_of(question["rule"]), "g")
+    if math.isinf(effect):
+        return f"too few seeds to see anything {source}"
+    return f"sees {distance_shown(question, spread * effect)} beyond {threshold} in 80% of cases {source}"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -123,15 +193,14 @@ def undeclared_look(rows: list[dict], question: dict) -> list[str]:
     One look is declared, when all seeds have run. Each row holds the seeds that its arm was to be run with: seeds that
     were not among these were added later; those that the config no longer has were left out. Older rows do not hold it.
     """
-    seeds, planned = question["seeds"], {}
-    cells = [row for row in rows if (row.get("setting"), row["arm"]) in question["weights"]]
-    for row in cells:
-        planned.setdefault((row.get("setting"), row["arm"]), set()).update(row.get("planned_seeds", seeds))
+    seeds, planned, first = question["seeds"], {}, len(question["seeds"])
+    for cell, own in rows_by_cell(rows, question).items():
+        for row in own:
+            planned.setdefault(cell, set()).update(row.get("planned_seeds", seeds))
+            first = min(first, len(set(seeds) & set(row.get("planned_seeds", seeds))))
     words = ["the seeds so far are no declared look"] if question["missing"] else []
-    left_out = sorted(set.intersection(*planned.values()) - set(seeds)) if planned else []
-    words += [f"seeds {', '.join(map(str, left_out))} were planned and are left out"] if left_out else []
-    counts = (sum(seed in row.get("planned_seeds", seeds) for seed in seeds) for row in cells)
-    first = next((n for n in counts if n < len(seeds)), len(seeds))
+    if left_out := sorted(set.intersection(*planned.values()) - set(seeds)) if planned else []:
+        words.append(f"seeds {', '.join(map(str, left_out))} were planned and are left out")
     if first < len(seeds):
         words.append(f"seeds were added to the {first} that were planned at first, without a declared look")
     return words
@@ -141,87 +210,65 @@ def undeclared_look(rows: list[dict], question: dict) -> list[str]:
 # What limits a verdict
 
 
+def rows_by_cell(rows: list[dict], question: dict) -> dict[tuple, list[dict]]:
+    return {cell: [r for r in rows if (r.get("setting"), r["arm"]) == cell] for cell in question["weights"]}
+
+
 def flags(config, rows: list[dict], choices: list[dict], question: dict) -> list[str]:
     """What a reader of the verdict must know: ceiling, floor, edge ... choices: as plan.choose_rates gives them."""
-    cells = {cell: [r for r in rows if (r.get("setting"), r["arm"]) == cell] for cell in question["weights"]}
+    cells = rows_by_cell(rows, question)
     if not all(cells.values()):
         return []
-    words = ends_of_the_scale(config, cells, question["of"]) + unlike_pairs(cells)
     tried = {(setting, config.rate_of.get(arm, arm)) for setting, arm in cells}
     of_these = [choice for choice in choices if (choice["setting"], choice["arm"]) in tried]
-    return list(dict.fromkeys([*words, *edges(of_these), *(word for choice in of_these for word in margins(choice))]))
+    words = ends_of_the_scale(config, cells) if question["of"] == ["accuracy"] else []
+    return list(dict.fromkeys([*words, *unlike_pairs(cells), *doubts(of_these)]))
 
 
-def ends_of_the_scale(config, cells: dict[tuple, list[dict]], path: list) -> list[str]:
-    """Ceiling or floor, where all arms are at the top or at chance: no difference can be seen there."""
-    if path != ["accuracy"] and "slices" not in path:
-        return []
+def ends_of_the_scale(config, cells: dict[tuple, list[dict]]) -> list[str]:
+    """Ceiling or floor, where all arms are at the top or at chance, which the data set knows: no difference can be seen
+    there."""
+    script = importlib.import_module(f"data.{config.prepare}.prepare")
     places = []
     for rows in cells.values():
-        least = chance(config, rows[0], path)
-        values = [value for row in rows if (value := stats.look_up(row, path)) is not None]
-        if least is None or not values:
+        values = [row["accuracy"] for row in rows if row["accuracy"] is not None]
+        if not values or not hasattr(script, "chance"):
             return []
-        places.append((statistics.fmean(values) - least) / (1 - least))
+        chance = script.chance(configurator.build(script.Config, rows[0]["data"]))
+        places.append((statistics.fmean(values) - chance) / (1 - chance))
     words = ["ceiling: all arms are at the top"] if min(places) > TOP else []
     return words + (["floor: all arms are at chance"] if max(places) < BOTTOM else [])
-
-
-def chance(config, row: dict, path: list) -> float | None:
-    """The accuracy that guessing gives, which the data set knows, or None. A slice is named length/pairs."""
-    module = importlib.import_module(f"data.{config.prepare}.prepare")
-    if not hasattr(module, "chance"):
-        return None
-    if "slices" not in path:
-        return module.chance(configurator.build(module.Config, row["data"]))
-    pairs = path[-1].partition("/")[2]
-    return 1 / int(pairs) if pairs.isdecimal() else None
 
 
 def unlike_pairs(cells: dict[tuple, list[dict]]) -> list[str]:
     """What differs between the runs of a seed besides their keys: commit, dtype, device, threads."""
     by_seed, words = {}, []
-    for rows in cells.values():
-        for row in rows:
-            by_seed.setdefault(row["seed"], []).append(row)
+    for row in (row for rows in cells.values() for row in rows):
+        by_seed.setdefault(row["seed"], []).append(row)
     for name, word in {"code": "commits", "dtype": "dtypes", "device": "devices", "threads": "threads"}.items():
-        mixed = [seed for seed, rows in by_seed.items() if is_mixed(rows, name)]
-        if mixed:
-            words.append(f"mixed {word} within {len(mixed)} of {len(by_seed)} seeds")
+        # the commits may differ where a hash of the code that the numbers depend on does not
+        n = sum(len({made_by(row, name) for row in rows} - {None}) > 1 for rows in by_seed.values())
+        words += [f"mixed {word} within {n} of {len(by_seed)} seeds"] if n else []
     return words
 
 
-def is_mixed(rows: list[dict], name: str) -> bool:
-    if name == "code":  # where a hash of the code that the numbers depend on is stored, the commits may differ
-        name = "code_sha256" if all(row.get("code_sha256") for row in rows) else "git_commit"
-    return len({value for row in rows if (value := made_by(row, name)) is not None}) > 1
-
-
-def made_by(row: dict, name: str) -> Any:
-    """dtype, device, threads or code_sha256 of a row; None for a row of a version that did not store it."""
-    value = row.get(name) or row["config"].get(name)
-    return None if value in ("auto", 0) else value
-
-
-def edges(choices: list[dict]) -> list[str]:
-    """Edge: a chosen rate is the lowest or the highest of those tried."""
-    by_rate: dict = {}
+def doubts(choices: list[dict]) -> list[str]:
+    """Edge: a chosen rate is the lowest or the highest of those tried. Margin: the next best rate is within a standard
+    error, over the selection seeds, of the difference."""
+    words, by_rate = [], {}
     for choice in choices:
         if choice.get("is_edge"):
             by_rate.setdefault(choice["rate"], {})[choice["arm"]] = None
-    names = {rate: ", ".join(arms) if len(arms) < 4 else f"{len(arms)} arms" for rate, arms in by_rate.items()}
-    return [f"edge: {arms} chose {rate:g} at the end of the grid" for rate, arms in names.items()]
-
-
-def margins(choice: dict) -> list[str]:
-    """Margin: the next best rate is within a standard error, over the selection seeds, of the difference."""
-    arm, rate, other = (choice.get(name) for name in ("arm", "rate", "other"))
-    if other is None or not math.isfinite(choice["margin"]):
-        return []
-    if math.isnan(choice["error"]):
-        return [f"one selection seed: the margin of {arm}'s rate over {other:g} has no standard error"]
-    is_close = abs(choice["margin"]) < choice["error"]
-    return [f"margin: {arm}'s rate {rate:g} and {other:g} are within a standard error"] if is_close else []
+    for rate, arms in by_rate.items():
+        names = ", ".join(arms) if len(arms) < 4 else f"{len(arms)} arms"
+        words.append(f"edge: {names} chose {rate:g} at the end of the grid")
+    for choice in (choice for choice in choices if math.isfinite(choice.get("margin", math.nan))):
+        arm, rate, other, error = (choice[name] for name in ("arm", "rate", "other", "error"))
+        if math.isnan(error):
+            words.append(f"one selection seed: the margin of {arm}'s rate over {other:g} has no standard error")
+        elif abs(choice["margin"]) < error:
+            words.append(f"margin: {arm}'s rate {rate:g} and {other:g} are within a standard error")
+    return words
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -231,22 +278,16 @@ def margins(choice: dict) -> list[str]:
 def unit_of(claim: dict) -> str:
     """The unit that a claim's numbers are shown in, one of UNITS."""
     of, what = claim["of"], measured(claim)
-    if of[0] == "log_steps":
-        return RATIO if abs(sum(claim["weights"].values())) < 1e-9 else "steps"
-    if of[0] == "log":
-        return "ratio"
-    if what in ("val_loss", "loss"):
-        return "nats a token"
-    if what in ("perplexity", "word_perplexity", "bits_per_byte"):
-        return "as in the rows"
-    if of[0] == "meters":
-        return "of the residual stream" if of[-1] == "effective" else "%" if SHARES & set(of) else "as in the rows"
-    return "points" if what in ("accuracy", "slices", "lost") else "as in the rows"
+    if of[0] == "log_steps" and abs(sum(claim["weights"].values())) > 1e-9:
+        return "steps"
+    if what is None and of[0] == "meters":
+        return "of the residual stream" if of[-1] == "effective" else "%" if SHARES & set(of) else AS_IT_IS
+    return "ratio" if of[0] == "log" else UNIT_OF.get(what, AS_IT_IS)
 
 
 def measured(claim: dict) -> str | None:
     """The name of what a claim is about, if it is one that is better high or low."""
-    return next((word for word in claim["of"] if word in HIGHER + LOWER), None)
+    return next((word for word in claim["of"] if word in UNIT_OF), None)
 
 
 def number_shown(claim: dict) -> Callable[..., str]:
@@ -269,30 +310,28 @@ def record(claim: dict) -> dict:
     null: an end that too few seeds leave open, and what a claim does not have. detectable: so far beyond the threshold,
     or, of a ratio, by this factor.
     """
-    unit = unit_of(claim)
-    convert, _ = UNITS[unit]
+    unit, values = unit_of(claim), claim["by_seed"]
 
     def shown(value: float | None) -> float | None:
-        return None if value is None or not math.isfinite(value) else float(f"{convert(value):.6g}")
+        return None if value is None or not math.isfinite(value) else float(f"{UNITS[unit][0](value):.6g}")
 
-    values = claim["by_seed"]
-    numbers = {name: shown(claim.get(name)) for name in ("low", "high", "student_low", "student_high", "threshold")}
-    numbers |= {name: shown(claim.get(name)) for name in ("within", "detectable", "detectable_within")}
-    tests = {name: claim.get(name) for name in ("p", "p_holm", "p_within_holm", "over", "needed", "sides")}
-    about = {"name": claim["claim"], "setting": claim["setting"], "of": " ".join(map(str, claim["of"])), "unit": unit}
-    about |= {"verdict": claim["verdict"], "exploratory": claim["exploratory"]}
-    about["either_way"] = "other_than" in claim["rule"]
-    # sum and not fmean: the last digits of the files that are there
-    about |= {"estimate": shown(sum(values.values()) / len(values)) if values else None} | numbers | tests
-    return about | {"seeds": {str(seed): shown(value) for seed, value in values.items()}, "flags": notes(claim)}
+    numbers = ("low", "high", "student_low", "student_high", "threshold", "within", "detectable", "detectable_within")
+    return {
+        "name": claim["claim"], "setting": claim["setting"], "of": " ".join(map(str, claim["of"])), "unit": unit,
+        "verdict": claim["verdict"], "exploratory": claim["exploratory"], "either_way": "other_than" in claim["rule"],
+        # sum and not fmean: the last digits of the files that are there
+        "estimate": shown(sum(values.values()) / len(values)) if values else None,
+        **{name: shown(claim.get(name)) for name in numbers},
+        **{name: claim.get(name) for name in ("p", "p_holm", "p_within_holm", "over", "needed", "sides")},
+        "seeds": {str(seed): shown(value) for seed, value in values.items()}, "flags": notes(claim),
+    }  # fmt: skip
 
 
 def notes(claim: dict) -> list[str]:
     """What a reader must know beside the verdict: seeds without a value, and the flags."""
-    words = []
-    for name, text in {"lost": "no value in seeds", "missing": "a look before all seeds have run, without"}.items():
-        words += [f"{text} {', '.join(map(str, claim[name]))}"] if claim[name] else []
-    return words + claim["flags"]
+    words = {"lost": "no value in seeds", "missing": "a look before all seeds have run, without"}
+    unseen = [f"{text} {', '.join(map(str, claim[name]))}" for name, text in words.items() if claim[name]]
+    return unseen + claim["flags"]
 
 
 def claims_table(judged: list[dict]) -> str:
@@ -302,7 +341,7 @@ def claims_table(judged: list[dict]) -> str:
 
 
 def line_of(claim: dict) -> str:
-    words = f"exploratory: {claim['verdict']}" if claim["exploratory"] else claim["verdict"]
+    words = "exploratory: " * claim["exploratory"] + claim["verdict"]
     if "over" in claim:
         number = number_shown(claim)
         values = ", ".join(map(number, claim["by_seed"].values()))
@@ -326,14 +365,13 @@ def numbers_of(claim: dict) -> str:
         parts[0] += f", Student's {number(claim['student_low'])} to {number(claim['student_high'])}"
     threshold = "" if claim["threshold"] is None else number(claim["threshold"], "g")
     if "p" in claim:
-        patterns = f"{stats.RANDOM_PATTERNS:,} random sign patterns"
-        sampled = f" +-{claim['p_error']:.1g}, {patterns}" if claim["p_error"] else ""
-        beyond = BEYOND["other_than" in claim["rule"]]
-        parts.append(f"{beyond} {threshold}: p {claim['p']:.3g}{sampled}, {claim['p_holm']:.3g} after Holm")
+        beyond = "other than" if "other_than" in claim["rule"] else "over"
+        drawn = f", {stats.RANDOM_PATTERNS:,} random sign patterns" * (claim["n"] > stats.EXACT_SEEDS)
+        parts.append(f"{beyond} {threshold}: p {claim['p']:.3g}{drawn}, {claim['p_holm']:.3g} after Holm")
     if "p_within" in claim:
         p = f"p {claim['p_within']:.3g}, {claim['p_within_holm']:.3g} after Holm"
         parts.append(f"within {distance_shown(claim, claim['within'], '+-')}: {p}")
-    if "detectable" in claim and math.isinf(claim["detectable"]):
+    if math.isinf(claim.get("detectable", 0)):
         parts.append("too few seeds to see anything")
     elif "detectable" in claim:
         parts.append(f"sees {distance_shown(claim, claim['detectable'])} beyond {threshold} in 80% of cases")

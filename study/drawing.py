@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from model import MIXERS
-from runs.files import check_output, write_output
+from runs.files import check_output, write_whole
 from study import stats
 
 plt.rcParams["text.parse_math"] = False  # a name may hold a $
@@ -215,6 +215,6 @@ def write(figure: plt.Figure, path: Path) -> Path:
     check_output("figure", path)
     figure.tight_layout()
     # a legend may stand outside
-    write_output("figure", path, lambda file: figure.savefig(file, format="png", dpi=150, bbox_inches="tight"))
+    write_whole(path, lambda file: figure.savefig(file, format="png", dpi=150, bbox_inches="tight"))
     plt.close(figure)
     return path

@@ -8,15 +8,11 @@ Each arm is compared with the one that names.plain_arms gives it. Losses by leng
 evaluate.py with `lengths`.
 """
 
-import itertools
-from collections.abc import Iterable
 from pathlib import Path
-
-import matplotlib.pyplot as plt
 
 from study import stats
 from study.drawing import COLOURS, arm_looks, curve_panels, is_finite, mean
-from study.names import joined, mixer_of, plain_arms, variant_of
+from study.names import joined, plain_arms, variant_of
 from study.page import Table, mean_text
 
 PARTS = {  # of the loss of a text (evaluate.parts_of_loss)
@@ -38,12 +34,8 @@ def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
     for part in PARTS:
         for (setting, arm, seed), after in of_run.items():
             before = of_run.get((setting, plain.get((setting, arm)), seed), {})
-            curve = [
-                (step, before[step][part] - loss[part])
-                for step, loss in after.items()
-                if is_finite(loss.get(part)) and is_finite(before.get(step, {}).get(part))
-            ]
-            if curve:
+            pairs = ((step, before.get(step, {}).get(part), loss.get(part)) for step, loss in after.items())
+            if curve := [(step, was - now) for step, was, now in pairs if is_finite(was) and is_finite(now)]:
                 panels.setdefault(part, {}).setdefault(arm, []).append(curve)
     return panels
 
@@ -51,7 +43,7 @@ def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
 def losses(row: dict) -> dict[int, dict[str, float]]:
     """{step: {part: loss}} of the evaluations of a run behind its first."""
     parts = {one["step"]: one for one in row.get("loss_curve", [])}
-    return {step: {"all": loss} | parts.get(step, {}) for step, loss in row["curve"] if step > 0 and is_finite(loss)}
+    return {step: {"all": loss} | parts.get(step, {}) for step, loss in row["curve"] if step > 0}
 
 
 def by_step(rows: list[dict], path: Path) -> Path:
@@ -63,7 +55,7 @@ def by_step(rows: list[dict], path: Path) -> Path:
     return curve_panels(panels, of_arms, path, ylabel=label, columns=len(panels), finish=zero_line)
 
 
-def zero_line(axes: plt.Axes, title: str) -> None:
+def zero_line(axes, title: str) -> None:
     axes.axhline(0, color="0.3", linewidth=1)
 
 
@@ -71,50 +63,46 @@ def zero_line(axes: plt.Axes, title: str) -> None:
 # By context length and position
 
 
-def readings(rows: list[dict]) -> dict[tuple, dict[int, list[dict]]]:
-    """{(setting, mixer, arm, score): {seed: [result of each length]}}, in the order of the rows."""
+def readings(rows: list[dict]) -> dict[tuple, dict[int, dict[int, dict]]]:
+    """{(setting, arm, score): {seed: {length: result}}}, in the order of the rows."""
     results: dict = {}
     for row in rows:
         for name, score in row.get("scores", {}).items():
             if "lengths" in score:
-                key = row.get("setting"), mixer_of(row), row["arm"], name
-                results.setdefault(key, {})[row["seed"]] = score["lengths"]
+                by_seed = results.setdefault((row.get("setting"), row["arm"], name), {})
+                by_seed[row["seed"]] = {one["block_size"]: one for one in score["lengths"]}
     return results
 
 
-def pairs(rows: list[dict]) -> dict[tuple, dict[int, list[dict]]]:
+def pairs(rows: list[dict]) -> dict[tuple, dict[int, dict[int, dict]]]:
     """{key of `readings`: the results by seed of the arm that it is compared with}."""
     read, plain = readings(rows), plain_arms(rows)
-    others = {key: (key[0], key[1], plain.get((key[0], key[2])), key[3]) for key in read}
+    others = {(setting, arm, name): (setting, plain.get((setting, arm)), name) for setting, arm, name in read}
     return {key: read[other] for key, other in others.items() if other in read}
 
 
 def lengths_table(rows: list[dict]) -> Table | None:
     """Mean losses with their 95% intervals over the seeds; None without scores at several lengths."""
     read, compared, cells = readings(rows), pairs(rows), []
-    lengths = sorted({one["block_size"] for by_seed in read.values() for one in itertools.chain(*by_seed.values())})
-    for (setting, mixer, arm, name), by_seed in read.items():
-        losses = {seed: losses_of(results) for seed, results in by_seed.items()}
-        no_seed = refused(by_seed.values())
-        line = ["refused" if n in no_seed else cell([own.get(n) for own in losses.values()], ".4f") for n in lengths]
-        cells.append([joined(arm, name, setting), *line, str(len(losses))])
-        if plain := compared.get((setting, mixer, arm, name)):
-            both = [(own, losses_of(plain[seed])) for seed, own in losses.items() if seed in plain]
-            gains = ([own[n] - other[n] if n in own and n in other else None for own, other in both] for n in lengths)
-            cells.append(["... minus no gate", *(cell(values, "+.4f") for values in gains), str(len(both))])
+    lengths = sorted({n for by_seed in read.values() for results in by_seed.values() for n in results})
+    for (setting, arm, name), by_seed in read.items():
+        line = []
+        for n in lengths:
+            values = [results.get(n, {}).get("loss") for results in by_seed.values()]
+            is_refused = set(values) == {None} and any("limit" in results.get(n, {}) for results in by_seed.values())
+            line.append("refused" if is_refused else cell(values, ".4f"))
+        cells.append([joined(arm, name, setting), *line, str(len(by_seed))])
+        if plain := compared.get((setting, arm, name)):
+            both = [(by_seed[seed], plain[seed]) for seed in by_seed if seed in plain]
+            line = [cell([difference(n, *pair) for pair in both], "+.4f") for n in lengths]
+            cells.append(["... minus no gate", *line, str(len(both))])
     title = "Loss by context length (nats a token): mean over the seeds and 95% interval"
     return Table(title, ["arm, reading", *(f"{n:,} tokens" for n in lengths), "seeds"], cells) if cells else None
 
 
-def losses_of(results: list[dict]) -> dict[int, float]:
-    return {one["block_size"]: one["loss"] for one in results if one.get("loss") is not None}
-
-
-def refused(by_seed: Iterable[list[dict]]) -> list[int]:
-    """The lengths that are refused in every seed, of the results of each seed."""
-    by_seed = list(by_seed)
-    tried = dict.fromkeys(one["block_size"] for results in by_seed for one in results if "limit" in one)
-    return [n for n in tried if not any(n in losses_of(results) for results in by_seed)]
+def difference(length: int, gated: dict[int, dict], plain: dict[int, dict]) -> float | None:
+    after, before = (results.get(length, {}).get("loss") for results in (gated, plain))
+    return None if after is None or before is None else after - before
 
 
 def cell(by_seed: list[float | None], form: str) -> str:
@@ -127,19 +115,30 @@ def cell(by_seed: list[float | None], form: str) -> str:
 
 
 def panels_of(rows: list[dict]) -> dict[str, dict[str, list]]:
-    """{mixer and arm: {reading: [[(position, difference), ...] of each seed]}}, of those that have one."""
+    """{arm: {reading: [[(position, difference), ...] of each seed]}}, of those that have one: at the longest
+    context that all seeds reach with a gate and without, with a finite loss at every position."""
     panels: dict = {}
     read = readings(rows)
-    for (setting, mixer, arm, name), plain in pairs(rows).items():
-        by_seed = read[setting, mixer, arm, name]
-        title = joined(setting, arm if arm.startswith(mixer) else f"{mixer}, {arm}")
-        if curves := differences([(by_seed[seed], plain[seed]) for seed in by_seed if seed in plain]):
-            panels.setdefault(title, {})[name] = curves
+    for (setting, arm, name), plain in pairs(rows).items():
+        by_seed = read[setting, arm, name]
+        both = [(curves_of(by_seed[seed]), curves_of(plain[seed])) for seed in by_seed if seed in plain]
+        if shared := set.intersection(*(set(curves) for pair in both for curves in pair)) if both else ():
+            n = max(shared)
+            panels.setdefault(joined(setting, arm), {})[name] = [
+                [(at, loss - other) for (at, loss), (_, other) in zip(gated[n], before[n], strict=True)]
+                for gated, before in both
+            ]
     return panels
 
 
+def curves_of(results: dict[int, dict]) -> dict[int, list]:
+    """{length: [[position, loss]]} of the lengths that the model reads, with a finite loss at every position."""
+    curves = {n: one["by_position"] for n, one in results.items() if "by_position" in one}
+    return {n: curve for n, curve in curves.items() if None not in [loss for _, loss in curve]}
+
+
 def by_position(rows: list[dict], path: Path) -> Path:
-    """Draws the loss with a gate minus that without against the position: a panel per mixer and arm, a colour per
+    """Draws the loss with a gate minus that without against the position: a panel per arm, a colour per
     reading, every seed. Returns the path."""
     panels = panels_of(rows)
     names = dict.fromkeys(name for curves in panels.values() for name in curves)
@@ -153,23 +152,3 @@ def by_position(rows: list[dict], path: Path) -> Path:
 
     xlabel, ylabel = "position in the context (tokens)", "loss with the gate minus without (nats a token)"
     return curve_panels(panels, looks, path, xlabel=xlabel, ylabel=ylabel, columns=5, finish=finish)
-
-
-def differences(by_seed: list[tuple[list[dict], list[dict]]]) -> list[list[tuple]]:
-    """[[(position, difference of the losses), ...]] of the seeds, at the longest context that all of them reach with a
-    gate and without; empty if there is none. by_seed: the results of a seed with the gate, and without."""
-    curves = [by_length(results) for pair in by_seed for results in pair]
-    shared = set.intersection(*map(set, curves)) if curves else set()
-    if not shared:
-        return []
-    longest = [curve[max(shared)] for curve in curves]
-    return [
-        [(at, loss - other) for (at, loss), (_, other) in zip(gated, plain, strict=True)]
-        for gated, plain in zip(longest[::2], longest[1::2], strict=True)
-    ]
-
-
-def by_length(results: list[dict]) -> dict[int, list]:
-    """{length: [[position, loss]]} of the lengths that the model reads, with a finite loss at every position."""
-    curves = {one["block_size"]: one["by_position"] for one in results if "by_position" in one}
-    return {n: curve for n, curve in curves.items() if None not in [loss for _, loss in curve]}

@@ -1,6 +1,7 @@
 """What the arms of an experiment are: their mixer, what they add to it, and the arm that they are compared with."""
 
 import math
+from typing import Any
 
 GATE_KEYS = ("gate", "gate_activation", "gate_bias", "gate_rank", "gate_input", "match_params", "branch_scale")
 
@@ -24,6 +25,15 @@ def variant_of(row: dict) -> str:
     return row["arm"].removeprefix(mixer_of(row)).strip(" ,") or "none"
 
 
+def made_by(row: dict, name: str) -> Any:
+    """The "code", "dtype", "device" or "threads" that made a row; None where an older row does not hold it. The commit
+    stands in for a hash of the code that the numbers depend on."""
+    if name == "code":
+        return row.get("code_sha256") or row.get("git_commit")
+    value = row.get(name) or row["config"].get(name)
+    return None if value in ("auto", 0) else value
+
+
 def plain_arms(rows: list[dict]) -> dict[tuple, str]:
     """{(setting, arm): the arm that it is compared with}, of the arms that have one.
 
@@ -31,22 +41,24 @@ def plain_arms(rows: list[dict]) -> dict[tuple, str]:
     the one of the same rate.
     """
     keys = {(row.get("setting"), row["arm"]): keys_of(row) for row in rows}
-    rates = {(row.get("setting"), row["arm"]): row["config"].get("learning_rate") for row in rows}
-    plain = {place: shared for place, (shared, of_gate) in keys.items() if not of_gate}
     compared = {}
-    for place, (shared, of_gate) in keys.items():
-        same = [other for other in plain if other[0] == place[0] and plain[other] == shared]
+    for (setting, arm), (shared, of_gate, rate) in keys.items():
+        same = [
+            (keys[s, other][2] != rate, other)
+            for s, other in keys
+            if s == setting and keys[s, other][:2] == (shared, {})
+        ]
         if of_gate and same:
-            compared[place] = min(same, key=lambda other: rates[other] != rates[place])[1]
+            compared[setting, arm] = min(same, key=lambda other: other[0])[1]
     return compared
 
 
-def keys_of(row: dict) -> tuple[dict, dict]:
-    """The keys of a row's run without those of its gate, its rate and its seed; the keys of its gate."""
+def keys_of(row: dict) -> tuple[dict, dict, float | None]:
+    """(the keys of a row's run without those of its gate, its rate and its seed; the keys of its gate; its rate)"""
     config = {name: value for name, value in row["config"].items() if name not in ("learning_rate", "seed")}
     of_gate = {name: value for name, value in config.items() if name in GATE_KEYS and value not in ("none", 1.0)}
     shared = {name: value for name, value in config.items() if name not in GATE_KEYS}
-    return shared | {"goes on": "init_from" in row}, of_gate
+    return shared | {"goes on": "init_from" in row}, of_gate, row["config"].get("learning_rate")
 
 
 def by_learning_rate(rows: list[dict]) -> dict[str, dict[float, list[dict]]]:

@@ -8,6 +8,7 @@ weight, nats, ratios of steps.
 
 from configurator import UserError
 
+import itertools
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -47,13 +48,11 @@ def forest(records: list[dict], path: Path) -> Path:
     exact interval open, a thin line goes up to the edge, and a darker one is Student's interval; what is exploratory
     has a hollow mark. Returns the path.
     """
-    panels: dict[str, list] = {}
-    for one in sorted(filter(has_run, records), key=lambda one: list(UNITS).index(one["unit"])):
-        lines = panels.setdefault(one["unit"], [])
-        if one.get("experiment") not in [line.get("experiment") for line in lines]:
-            lines.append({"heading": one.get("experiment")})
-        lines.append(one)
-    panels = {unit: [line for line in lines if line.get("heading", "a claim")] for unit, lines in panels.items()}
+    shown, panels = list(filter(has_run, records)), {}
+    for unit in (unit for unit in UNITS if any(one["unit"] == unit for one in shown)):
+        of_unit = (one for one in shown if one["unit"] == unit)
+        for experiment, lines in itertools.groupby(of_unit, key=lambda one: one.get("experiment")):
+            panels.setdefault(unit, []).extend([experiment] * (experiment is not None) + list(lines))
     heights = [0.7 + 0.22 * len(lines) for lines in panels.values()]
     look: dict = dict(figsize=(9, sum(heights)), squeeze=False, height_ratios=heights)
     figure, grid = plt.subplots(len(panels), 1, **look)
@@ -69,33 +68,29 @@ def forest(records: list[dict], path: Path) -> Path:
     return write(figure, path)
 
 
-def forest_panel(axes: plt.Axes, lines: list[dict], zero: float) -> None:
-    """lines: records, and headings among them, from the top down. zero: where a contrast shows no difference."""
-    seeds = [value for one in lines for value in one.get("seeds", {}).values()]
+def forest_panel(axes: plt.Axes, lines: list[dict | str], zero: float) -> None:
+    """lines: records, and names of experiments among them, from the top down. zero: a contrast without a difference."""
+    records = {-i: one for i, one in enumerate(lines) if isinstance(one, dict)}
+    names = [one if isinstance(one, str) else joined(one["name"], one["setting"]) for one in lines]
+    seeds = [value for one in records.values() for value in one["seeds"].values()]
     axes.axvline(zero, color="0.3", linewidth=1)
-    axes.set_yticks([-i for i in range(len(lines))], list(map(name_of, lines)), fontsize=8)
-    for i, (one, name) in enumerate(zip(lines, axes.get_yticklabels(), strict=True)):
-        if "heading" in one:
-            name.set_fontweight("bold")
-            continue
-        middle, colour = one["estimate"], VERDICT_COLOURS[one["verdict"]]
+    axes.set_yticks([-i for i in range(len(lines))], names, fontsize=8)
+    for y, name in enumerate(axes.get_yticklabels()):
+        name.set_fontweight("normal" if -y in records else "bold")
+    for y, one in records.items():
+        middle, colour, dots = one["estimate"], VERDICT_COLOURS[one["verdict"]], list(one["seeds"].values())
         if one["over"] is None and None in (one["low"], one["high"]):  # a count has no interval
             edges = [min(zero, *seeds), max(zero, *seeds)]
-            axes.plot(edges, [-i, -i], color="0.8", linewidth=0.8, label="exact interval open: too few seeds")
+            axes.plot(edges, [y, y], color="0.8", linewidth=0.8, label="exact interval open: too few seeds")
             if one["student_low"] is not None:
                 ends = [one["student_low"], one["student_high"]]
-                axes.plot(ends, [-i, -i], color="0.4", linewidth=1.2, label="Student's, there")
-        low, high = (middle if end is None else end for end in (one["low"], one["high"]))
-        axes.plot([low, high], [-i, -i], color=colour, linewidth=3, label=one["verdict"])
-        axes.plot([middle], [-i], "o", color=colour)
+                axes.plot(ends, [y, y], color="0.4", linewidth=1.2, label="Student's, there")
+        ends = [middle if end is None else end for end in (one["low"], one["high"])]
+        axes.plot(ends, [y, y], color=colour, linewidth=3, label=one["verdict"])
+        axes.plot([middle], [y], "o", color=colour)
         if one["threshold"] is not None:
-            axes.plot([one["threshold"]], [-i], "|", color="black", markersize=11, label="threshold")
-        dots = list(one["seeds"].values())
-        axes.plot(dots, [-i] * len(dots), ".", color="0.4", markersize=4, zorder=3, label="a seed")
+            axes.plot([one["threshold"]], [y], "|", color="black", markersize=11, label="threshold")
+        axes.plot(dots, [y] * len(dots), ".", color="0.4", markersize=4, zorder=3, label="a seed")
         if one["exploratory"]:
             look: dict = dict(markerfacecolor="white", markeredgecolor=colour, markersize=6, zorder=4)
-            axes.plot([middle], [-i], "o", label="mean, exploratory", **look)
-
-
-def name_of(line: dict) -> str:
-    return line["heading"] if "heading" in line else joined(line["name"], line["setting"])
+            axes.plot([middle], [y], "o", label="mean, exploratory", **look)

@@ -1,12 +1,11 @@
-"""How the learning rates of an experiment were chosen: a line per arm, a table of every run, a figure."""
+"""How the learning rates of an experiment were chosen: a line per arm, and a figure of the rates that it learns at."""
 
+import itertools
 import math
-import statistics
 from pathlib import Path
 
 from study.drawing import arm_looks, curve_panels, is_finite, log_axis
 from study.names import by_learning_rate, has_diverged, joined, mixer_of, number, variant_of
-from study.page import Table
 from study.plan import rates_of
 
 FEWEST = 3  # rates, below which there is no window to see
@@ -16,10 +15,9 @@ def lines(config, choices: list[dict]) -> list[str]:
     """One line per arm that chooses its learning rate, or takes that of another arm: which one, and why."""
     chosen, words = {(choice["setting"], choice["arm"]): choice for choice in choices}, []
     for (setting, arm), rate in rates_of(config, choices).items():
-        where = f"{setting}: " if setting else ""
         is_chosen = (setting, arm) in chosen
         why = why_chosen(config, chosen[setting, arm]) if is_chosen else f"that of {config.rate_of[arm]}"
-        words.append(f"learning rate of {where}{arm}: {rate:g} ({why})")
+        words.append(f"learning rate of {f'{setting}: ' if setting else ''}{arm}: {rate:g} ({why})")
     if n := sum(choice["rate"] is None for choice in choices):
         words.append(f"{n} of {len(choices)} learning rates are not chosen yet: rows of selection seeds are missing")
     return words
@@ -27,50 +25,22 @@ def lines(config, choices: list[dict]) -> list[str]:
 
 def why_chosen(config, choice: dict) -> str:
     """The mean that a rate was chosen by, its margin over the next best rate, and what makes the choice doubtful."""
+    is_accuracy = config.metric == "accuracy"
+    scale, unit, form = (100, " points", ".1f") if is_accuracy else (1, "", ".4f")
+    mean = next(t["area"] for t in choice["trials"] if t["rate"] == choice["rate"] and not t["is_short"])
     by = "area under the curve" if config.select_by == "auc" else "at the end"
-    full = {trial["rate"]: trial["area"] for trial in choice["trials"] if not trial["is_short"]}
-    words = [f"mean {by} {in_metric(config, full[choice['rate']])}"]
-    if "joint" in choice:
-        mixer, joint = choice["joint"]
-        words.append(f"{joint:g} is best for all arms of {mixer}")
+    words = [f"mean {by} " + (f"{mean:.1%}" if is_accuracy else f"{-mean:.4f}")]  # of a loss more is better, too
+    words += [f"{choice['joint'][1]:g} is best for all arms of {choice['joint'][0]}"] if "joint" in choice else []
     if "other" in choice:
-        scale, unit = (100, " points") if config.metric == "accuracy" else (1, "")
-        margin, error = scale * choice["margin"], scale * choice["error"]
-        form = "+.1f" if scale == 100 else "+.4f"
+        margin, error, over = scale * choice["margin"], scale * choice["error"], f"over {choice['other']:g}"
         if math.isnan(margin):
             words.append(f"{choice['other']:g} was not finite in every seed")
         elif math.isnan(error):
-            words.append(f"{margin:{form}}{unit} over {choice['other']:g}, one seed")
+            words.append(f"{margin:+{form}}{unit} {over}, one seed")
         else:
-            words.append(f"{margin:{form}} over {choice['other']:g}, standard error {error:{form[1:]}}{unit}")
+            words.append(f"{margin:+{form}} {over}, standard error {error:{form}}{unit}")
             words += ["margin under a standard error"] if abs(margin) < error else []
     return "; ".join(words + (["at the edge of the rates"] if choice["is_edge"] else []))
-
-
-def in_metric(config, value: float) -> str:
-    """A mean that rates are chosen by, in which more is better, as the metric is shown."""
-    return f"{value:.1%}" if config.metric == "accuracy" else f"{-value:.4f}"
-
-
-def table(config, choices: list[dict]) -> Table | None:
-    """The end of every run that a learning rate was chosen by: a line per arm and rate, a star at the chosen rate."""
-    by = ["area"] if config.select_by == "auc" else []
-    header = ["arm", "rate", "chosen", "steps", *(f"seed {seed}" for seed in config.selection_seeds), "mean", *by]
-    cells = []
-    for choice in choices:
-        name = joined(choice["arm"], choice["setting"])
-        for trial in sorted(choice["trials"], key=lambda trial: (not trial["is_short"], trial["rate"])):
-            is_chosen = trial["rate"] == choice["rate"] and not trial["is_short"]
-            ends = [math.nan if row is None else number(row[config.metric]) for row in trial["rows"]]
-            form = ".1%" if config.metric == "accuracy" else ".4f"
-            seeds = [
-                "not run" if row is None else f"{end:{form}}" for row, end in zip(trial["rows"], ends, strict=True)
-            ]
-            line = [name, f"{trial['rate']:g}", "*" if is_chosen else "", f"{trial['steps']:,}", *seeds]
-            cells.append([*line, f"{statistics.fmean(ends):{form}}", *(in_metric(config, trial["area"]) for _ in by)])
-    what = "accuracy" if config.metric == "accuracy" else "validation loss"
-    title = f"Learning rates: {what} at the end of the runs that chose them (*)"
-    return Table(title, header, cells) if choices else None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -99,9 +69,8 @@ def sweep_of(rows: list[dict]) -> dict[str, dict[str, dict[float, list[float]]]]
     ends_of: dict = {}
     for arm, by_rate in by_learning_rate(rows).items():
         for rate, row in ((rate, row) for rate, same in by_rate.items() for row in same):
-            arms = ends_of.setdefault(row.get("setting") or "", {})
-            end = math.nan if has_diverged(row) else row["val_loss"]
-            arms.setdefault(arm, {}).setdefault(rate, []).append(end)
+            by_rate_of_arm = ends_of.setdefault(row.get("setting") or "", {}).setdefault(arm, {})
+            by_rate_of_arm.setdefault(rate, []).append(math.nan if has_diverged(row) else row["val_loss"])
     return ends_of
 
 
@@ -116,19 +85,17 @@ def windows(metric: str, ends_of: dict[str, dict[str, dict[float, list[float]]]]
     tried = {rate for arms in ends_of.values() for by_rate in arms.values() for rate in by_rate}
 
     def curves(by_rate):  # a curve per seed; a run that is still to come leaves a gap, too
-        most = max(map(len, by_rate.values()))
-        whole = {rate: ends + [math.nan] * (most - len(ends)) for rate, ends in sorted(by_rate.items())}
-        return [[(rate, scale * ends[i]) for rate, ends in whole.items()] for i in range(most)]
+        by_seed = itertools.zip_longest(*by_rate.values(), fillvalue=math.nan)
+        return [sorted(zip(by_rate, (scale * end for end in ends), strict=True)) for ends in by_seed]
 
     def finish(axes, title):
         for i, (arm, by_rate) in enumerate(ends_of[title].items()):
             lost = [rate for rate, ends in by_rate.items() if not all(map(is_finite, ends))]
-            height = [0.97 - 0.03 * i] * len(lost)
-            axes.plot(lost, height, "x", color=looks[arm]["color"], transform=axes.get_xaxis_transform())
+            look = dict(color=looks[arm]["color"], transform=axes.get_xaxis_transform())
+            axes.plot(lost, [0.97 - 0.03 * i] * len(lost), "x", **look)
         log_axis(axes, tried)
 
     panels = {title: {arm: curves(by_rate) for arm, by_rate in arms.items()} for title, arms in ends_of.items()}
     what = "accuracy at the end (%)" if metric == "accuracy" else "loss at the end (nats a token)"
     look: dict = dict(xlabel="peak learning rate", ylabel=what, size=(2.5, 2.6), columns=len(panels), finish=finish)
-    look["has_bands"] = False  # of the few seeds that choose a rate they would fill the panel
-    return curve_panels(panels, looks, path, **look)
+    return curve_panels(panels, looks, path, **look, has_bands=False)  # of few seeds they would fill the panel

@@ -21,7 +21,7 @@ LINES = ["-", "--", ":"]
 DRAWN = {  # the names of all figures of an experiment
     f"{name}.png"
     for name in (
-        "accuracy", "val_loss", "sink", "sink_arms", "learning_rates", "branch", "flops", "lengths_gain", "gain",
+        "accuracy", "val_loss", "sink", "sink_arms", "learning_rates", "branch", "lengths_gain", "gain",
         "claims", "mixers", "windows",
     )
 }  # fmt: skip
@@ -60,16 +60,12 @@ def figures_of_claims(config, rows: list[dict], judged: list[dict], choices: lis
     return drawn
 
 
-def place_of(row: dict) -> str:
-    """The panel of a run."""
-    return joined(row.get("setting"), mixer_of(row))
-
-
 def panels_by_place(rows: list[dict], curve_of, label: str = "{}") -> dict[str, dict[str, list]]:
     """{setting and mixer, in the label: {what an arm adds to its mixer: [what curve_of gives of each of its runs]}}."""
     panels: dict = {}
     for row in rows:
-        panels.setdefault(label.format(place_of(row)), {}).setdefault(variant_of(row), []).append(curve_of(row))
+        place = label.format(joined(row.get("setting"), mixer_of(row)))
+        panels.setdefault(place, {}).setdefault(variant_of(row), []).append(curve_of(row))
     return panels
 
 
@@ -83,8 +79,8 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
 
     def finish(axes, title):
         if pairs and is_accuracy:
-            label = "chance among the values in context"
-            axes.axhline(100 / pairs, color=COLOURS[6], linestyle=":", linewidth=1, label=label)
+            look = dict(color=COLOURS[6], linestyle=":", linewidth=1, label="chance among the values in context")
+            axes.axhline(100 / pairs, **look)
         if is_accuracy:
             axes.set(ylim=(0, 100))
         elif margin := 0.04 * (max(values, default=0) - min(values, default=0)):  # the first evaluation is far above
@@ -110,19 +106,18 @@ def branch_curves(rows: list[dict], path: Path) -> Path:
     panels = panels_by_place(rows, lambda row: points(row, row["meter_curve"]["branch"]), "{}\n|branch| / |residual|")
     columns = len(panels)
     if any(row["meter_curve"]["gate_mean"] for row in rows):
-        panels |= {f"{place}\nmean of the gate": {} for place in map(place_of, rows)}
-    for row in rows:
-        for (position, values), line in zip(row["meter_curve"]["gate_mean"].items(), itertools.cycle(LINES)):  # noqa: B905
-            variant, many = variant_of(row), len(row["meter_curve"]["gate_mean"]) > 1
-            label = f"{variant}, {position}" if many else variant
-            looks[label] = looks[variant] | dict(linestyle=line)
-            panels[f"{place_of(row)}\nmean of the gate"].setdefault(label, []).append(points(row, values))
+        for row in rows:
+            title = f"{joined(row.get('setting'), mixer_of(row))}\nmean of the gate"
+            gates, panel, variant = row["meter_curve"]["gate_mean"], panels.setdefault(title, {}), variant_of(row)
+            for (position, values), line in zip(gates.items(), itertools.cycle(LINES), strict=False):
+                label = f"{variant}, {position}" if len(gates) > 1 else variant
+                looks[label] = looks[variant] | dict(linestyle=line)
+                panel.setdefault(label, []).append(points(row, values))
     if any(row["meter_curve"].get("induction") for row in rows):
         highest = lambda row: points(row, map(highest_score, row["meter_curve"]["induction"]))  # noqa: E731
         panels |= panels_by_place(rows, highest, "{}\nhighest induction score")
-    return curve_panels(
-        panels, looks, path, columns=columns, sharey="row", finish=lambda axes, title: axes.set_ylim(0, None)
-    )
+    look: dict = dict(columns=columns, sharey="row", finish=lambda axes, title: axes.set_ylim(0, None))
+    return curve_panels(panels, looks, path, **look)
 
 
 def points(row: dict, values: Iterable[float | None]) -> list[tuple]:

@@ -9,17 +9,13 @@
     passed, failed  a count ("in"): as many seeds as the claim asks for are above the threshold, or fewer
     not run         fewer than two seeds have all values that the claim compares; of a count, not all of them
 
-A claim is about a contrast: {(setting, arm): weight}. The weighted values are summed within each seed, so that whatever
-the runs of a seed share (data, order, initial weights) cancels. Three examples: {"gla gated": 1, "gla": -1} is the gain
-of the gate on GLA; {"gla gated": 1, "gla": -1, "softmax gated": -1, "softmax": 1} is how much larger this gain is than
-the gain on softmax; the same arms of two settings, with opposite signs, show how the gain changes between the settings.
+A claim is about a contrast, {(setting, arm): weight}. The weighted values are summed within each seed, so that whatever
+the runs of a seed share (data, order, initial weights) cancels.
 
-The test flips the signs of the seeds' distances from the threshold, in all 2^n ways. It is exact if these distances are
-as likely to have one sign as the other (a distribution that is symmetric about the threshold), and needs no shape
-beyond that. Two arms that lose runs equally often are such a case; where one arm alone does, the differences are not
-symmetric about their mean, and neither this interval nor Student's covers it (tests/test_stats.py has the numbers): the
-claim to make then is about "lost" (curves.py). n seeds give no smaller p than 1 / 2^n one-sided, or 2 / 2^n two-sided.
-All differences being identical is no certainty: the p stays at that.
+The test flips the signs of the seeds' distances from the threshold, in all 2^n ways. It is exact if the distribution of
+these distances is symmetric about zero, and needs no shape beyond that. Where one arm alone now and then loses a run,
+it is not symmetric, and neither this interval nor Student's covers the mean (tests/test_stats.py has the numbers): the
+claim to make then is about "lost" (curves.py).
 """
 
 from configurator import UserError, show
@@ -46,8 +42,8 @@ RANDOM_PATTERNS = 100_000
 def contrast(rows: list[dict], weights: dict[tuple, float], path: Sequence[str]) -> dict[int, float]:
     """{seed: sum of weight * value}, for the seeds in which every (setting, arm) has a finite value.
 
-    path: the keys that lead to the value in a row, ["accuracy"] or ["scores", "longer", "slices", "320/40"], or a
-    number of its curve, ["log_steps", 0.9]. Raises UserError where it leads to anything but a number.
+    path: the keys that lead to the value in a row, as `look_up` takes them. Raises UserError where it leads to anything
+    but a number.
     """
     by_run = {((row.get("setting"), row["arm"]), row["seed"]): look_up(row, path) for row in rows}
     sums = {}
@@ -61,18 +57,14 @@ def contrast(rows: list[dict], weights: dict[tuple, float], path: Sequence[str])
 
 
 def look_up(row: dict, path: Iterable[str]) -> Any:
-    """The value at the end of the path, or None; of a path that begins with a name of curves.METRICS, that number.
-
-    A path that begins with "log" gives the logarithm of what the rest of it leads to.
-    """
-    path = list(path)
-    if path[0] in curves.METRICS:
-        return curves.METRICS[path[0]](row, *path[1:])
-    if path[0] == "log":
-        value = look_up(row, path[1:])
-        if not isinstance(value, int | float):
-            return value
-        return math.log(value) if value > 0 else None
+    """The value at the end of the path, ["scores", "longer", "slices", "320/40"], or None; a number of the learning
+    curve, ["log_steps", 0.9] (curves.METRICS); or the logarithm of what the rest leads to, ["log", "val_loss"]."""
+    first, *rest = path
+    if first in curves.METRICS:
+        return curves.METRICS[first](row, *rest)
+    if first == "log":
+        value = look_up(row, rest)
+        return value if not isinstance(value, int | float) else math.log(value) if value > 0 else None
     for name in path:
         row = row.get(name) if isinstance(row, dict) else None
     return row
@@ -90,34 +82,29 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
         over, needed                        of a count: numbers of seeds
         mean, sd, low, high, identical      of two values or more; low and high are the exact interval
         student_low, student_high           Student's interval, None of identical values
-        p, p_error, p_holm                  of the sign flips about the threshold; p_error: of a p that is sampled, or 0
+        p, p_holm                           of the sign flips about the threshold
         within, p_within, p_within_holm     of the two one-sided tests of a band
         detectable, detectable_within       what a comparison of this spread sees in 80% of cases: see `detectable`
     """
     asked, judged, family = list(asked), [], []
     for values, claim in asked:
-        threshold, sides, band = threshold_of(claim), claim.get("sides", 2), claim.get("within")
-        result: dict = {"verdict": "not run", "n": len(values), "threshold": threshold, "sides": sides}
+        threshold = threshold_of(claim)
+        result = {"verdict": "not run", "n": len(values), "threshold": threshold, "sides": claim.get("sides", 2)}
         judged.append(result)
         if "in" in claim:
             over = sum(value > threshold for value in values)
             result |= {"over": over, "needed": claim["in"], "verdict": "passed" if over >= claim["in"] else "failed"}
             continue
+        family += [(result, "p")] * (threshold is not None) + [(result, "p_within")] * ("within" in claim)
         if len(values) >= 2:
-            result |= describe(values, threshold, sides)
-            if band is not None:
-                tests = sign_flip_test(values, -band, "greater"), sign_flip_test(values, band, "less")
-                result |= {"within": band, "p_within": max(tests)}
-        family += [(result, "p")] * (threshold is not None) + [(result, "p_within")] * (band is not None)
+            result |= describe(values, claim)
     corrected = holm([result.get(name, 1.0) for result, name in family])
     for (result, name), p in zip(family, corrected, strict=True):
-        if name not in result:
-            continue
-        result[f"{name}_holm"] = p
-        if not result["identical"]:
-            level = LEVEL / len(family) / (result["sides"] if name == "p" else 1)
-            effect, band = detectable(result["n"], level)
-            result[name.replace("p", "detectable", 1)] = result["sd"] * (effect if name == "p" else band)
+        if name in result:
+            result[f"{name}_holm"] = p
+            if not result["identical"]:
+                effect, band = detectable(result["n"], LEVEL / len(family) / (result["sides"] if name == "p" else 1))
+                result[name.replace("p", "detectable", 1)] = result["sd"] * (effect if name == "p" else band)
     for (values, claim), result in zip(asked, judged, strict=True):
         if "mean" in result:
             result["verdict"] = verdict(values, claim, result)
@@ -129,65 +116,58 @@ def threshold_of(claim: dict) -> float | None:
     return claim.get("above", claim.get("other_than"))
 
 
-def verdict(values: Sequence[float], claim: dict, result: dict) -> str:
-    """The word for a claim whose numbers `judge` has computed."""
-    threshold, band, either_way = threshold_of(claim), claim.get("within"), "other_than" in claim
-    level = LEVEL / result["sides"]
-
-    def is_under(bound):  # the upper bound is; the test says so despite rounding
-        return sign_flip_test(values, bound, "less") < level
-
-    if threshold is not None and result["p_holm"] < LEVEL and (either_way or result["mean"] > threshold):
-        return "supported"
-    if band is not None and result["p_within_holm"] < LEVEL:
-        return "equivalent"
-    if threshold is None:
-        is_outside = is_under(-band) or sign_flip_test(values, band, "greater") < level
-        return "not supported" if is_outside else "inconclusive"
-    if either_way:
-        return "inconclusive"
-    if threshold >= 0 and is_under(0.0):
-        return "refuted"
-    return "not supported" if is_under(threshold) else "inconclusive"
-
-
-def describe(values: Sequence[float], threshold: float | None, sides: int) -> dict:
-    """The mean of the values, its exact interval and Student's, and the exact p for a mean over the threshold."""
+def describe(values: Sequence[float], claim: dict) -> dict:
+    """The mean of the values, its exact interval and Student's, and the exact p of a threshold and of a band."""
+    threshold, sides = threshold_of(claim), claim.get("sides", 2)
     low, high = exact_interval(values, sides)
     mean, student_low, student_high = t_interval(values, 1 - 2 * LEVEL / sides)
     result: dict = {"mean": mean, "sd": statistics.stdev(values), "identical": are_identical(values)}
     result |= {"low": low, "high": high, "student_low": student_low, "student_high": student_high}
     if threshold is not None:
-        p = sign_flip_test(values, threshold, "greater" if sides == 1 else "two-sided")
-        is_sampled = len(values) > EXACT_SEEDS
-        result |= {"p": p, "p_error": math.sqrt(p * (1 - p) / RANDOM_PATTERNS) if is_sampled else 0.0}
+        result["p"] = sign_flip_test(values, threshold, "greater" if sides == 1 else "two-sided")
+    if band := claim.get("within"):
+        tests = sign_flip_test(values, -band, "greater"), sign_flip_test(values, band, "less")
+        result |= {"within": band, "p_within": max(tests)}
     return result
 
 
-def are_identical(values: Sequence[float]) -> bool:
-    return max(values) - min(values) <= rounding(values)
+def verdict(values: Sequence[float], claim: dict, result: dict) -> str:
+    """The word for a claim whose numbers `judge` has computed."""
+    threshold, band, either_way = threshold_of(claim), claim.get("within"), "other_than" in claim
+
+    def is_beyond(bound, tail="less"):  # the interval's end is; the test says so despite rounding
+        return sign_flip_test(values, bound, tail) < LEVEL / result["sides"]
+
+    if threshold is not None and result["p_holm"] < LEVEL and (either_way or result["mean"] > threshold):
+        return "supported"
+    if band is not None and result["p_within_holm"] < LEVEL:
+        return "equivalent"
+    if either_way:
+        return "inconclusive"
+    if threshold is None:
+        return "not supported" if is_beyond(-band) or is_beyond(band, "greater") else "inconclusive"
+    if threshold >= 0 and is_beyond(0.0):
+        return "refuted"
+    return "not supported" if is_beyond(threshold) else "inconclusive"
 
 
-def rounding(values: Sequence[float], threshold: float = 0.0) -> float:
-    """Numbers this close are equal: the same sums may be added up in another order."""
-    return 1e-12 * (max(map(abs, values)) + abs(threshold))
-
-
-def t_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float | None, float | None]:
-    """(mean, low, high): Student's interval of the mean of at least two values. Identical values have none: None."""
-    if are_identical(values):
-        return statistics.fmean(values), None, None
-    ends = stats.ttest_1samp(values, 0.0).confidence_interval(level)
-    return statistics.fmean(values), float(ends.low), float(ends.high)
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction (1979): p-values that may all be compared with 0.05."""
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        corrected[i] = largest
+    return corrected
 
 
 def subset_means(values: Sequence[float]) -> np.ndarray:
     """The sorted means of all 2^n subsets of the values; with more than EXACT_SEEDS values, of RANDOM_PATTERNS subsets.
 
-    The empty subset, which is always among them, comes first, as -inf. To flip the signs of the distances x - t in a
-    subset leaves a sum as large as the observed one, or larger, if the subset's distances add up to no more than zero:
-    if its mean is at most t. So the share of these means that are at most t is the one-sided p of the threshold t, and
-    the t whose p is 0.05 is one of them (Hartigan 1969, "Using subsample values as typical values").
+    The empty subset comes first, as -inf. To flip the signs of the distances x - t in a subset leaves a sum as large as
+    the observed one, or larger, if the subset's mean is at most t. So the share of these means that are at most t is
+    the one-sided p of the threshold t, and the t whose p is 0.05 is one of them (Hartigan 1969, "Using subsample values
+    as typical values").
     """
     numbers = np.asarray(values, dtype=float)
     if len(numbers) > EXACT_SEEDS:
@@ -208,8 +188,7 @@ def sign_flip_test(values: Sequence[float], threshold: float = 0.0, alternative:
     own, with a standard error of sqrt(p (1 - p) / RANDOM_PATTERNS).
     """
     if alternative == "two-sided":
-        tails = (sign_flip_test(values, threshold, tail) for tail in ("greater", "less"))
-        return min(1.0, 2 * min(tails))
+        return min(1.0, 2 * min(sign_flip_test(values, threshold, tail) for tail in ("greater", "less")))
     sign = 1 if alternative == "greater" else -1
     means = subset_means([sign * value for value in values])
     return float((means <= sign * threshold + rounding(values, threshold)).mean())
@@ -228,6 +207,14 @@ def exact_interval(values: Sequence[float], sides: int = 2) -> tuple[float, floa
     return bound(values), -bound([-value for value in values])
 
 
+def t_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float | None, float | None]:
+    """(mean, low, high): Student's interval of the mean of at least two values. Identical values have none: None."""
+    if are_identical(values):
+        return statistics.fmean(values), None, None
+    ends = stats.ttest_1samp(values, 0.0).confidence_interval(level)
+    return statistics.fmean(values), float(ends.low), float(ends.high)
+
+
 def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     """(low, high), the 95% interval of a mean that tables and figures show: exact where that is finite, from six values
     on, else Student's. None, None for fewer than two values, identical ones, or one that is not finite."""
@@ -237,10 +224,18 @@ def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     return (low, high) if math.isfinite(low) else t_interval(values)[1:]
 
 
+def are_identical(values: Sequence[float]) -> bool:
+    return max(values) - min(values) <= rounding(values)
+
+
+def rounding(values: Sequence[float], threshold: float = 0.0) -> float:
+    """Numbers this close are equal: the same sums may be added up in another order."""
+    return 1e-12 * (max(map(abs, values)) + abs(threshold))
+
+
 def smallest_p(n: int, sides: int = 2) -> float:
     """The smallest p that n seeds can give: that of n values on one side of the threshold."""
-    patterns = 2**n if n <= EXACT_SEEDS else RANDOM_PATTERNS + 1
-    return min(1.0, sides / patterns)
+    return min(1.0, sides / (2**n if n <= EXACT_SEEDS else RANDOM_PATTERNS + 1))
 
 
 @functools.cache
@@ -256,8 +251,9 @@ def detectable(n: int, level: float) -> tuple[float, float]:
     if smallest_p(n, 1) >= level:
         return math.inf, math.inf
     if n > SIMULATED_SEEDS:
-        quantiles = stats.t.isf(level, n - 1) + stats.norm.isf((1 - POWER) / 2)
-        return student_detectable(n, level), float(quantiles / math.sqrt(n))
+        critical, root = stats.t.isf(level, n - 1), math.sqrt(n)
+        effect = optimize.brentq(lambda x: stats.nct.sf(critical, n - 1, x * root) - POWER, 0.0, 10 * (critical + 1))
+        return effect, float((critical + stats.norm.isf((1 - POWER) / 2)) / root)
     members = (np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1  # (subsets, n), without the empty one
     share, rng = members / members.sum(axis=1, keepdims=True), np.random.default_rng(0)
     k, lows, highs = math.ceil(level * 2**n) - 2, [], []
@@ -268,23 +264,3 @@ def detectable(n: int, level: float) -> tuple[float, float]:
         highs.append(means[len(means) - 1 - k])
     low, high = np.concatenate(lows), np.concatenate(highs)
     return float(np.quantile(low, POWER)), float(np.quantile(np.maximum(low, high), POWER))
-
-
-def student_detectable(n: int, level: float) -> float:
-    """The effect, in units of the spread, that Student's test of n > 1 seeds sees in 80% of cases, one-sided."""
-    critical = stats.t.isf(level, n - 1)
-
-    def excess(effect):
-        return stats.nct.sf(critical, n - 1, effect * math.sqrt(n)) - POWER
-
-    return float(optimize.brentq(excess, 0.0, 10 * (critical + 1)))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction (1979): p-values that may all be compared with 0.05."""
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    corrected, largest = [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
-        corrected[i] = largest
-    return corrected

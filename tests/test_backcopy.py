@@ -176,7 +176,7 @@ def test_a_model_does_not_read_another_alphabet(folder, tmp_path, helpers):
     make(data, tmp_path / "other.txt")
     for main in (sample.main, evaluate.main):
         message = helpers.error_of(main, helpers.words(checkpoint=tmp_path / "run", device="cpu"))
-        assert "its characters are others than those that the model was trained with" in message
+        assert "the model was trained with" in message
 
 
 def test_an_alphabet_with_half_a_character_is_printed_with_a_question_mark():

@@ -13,7 +13,7 @@ from made_rows import labels_of, line_of, listed, made_row, write_rows
 import experiment
 import plot
 from model import MIXERS
-from study import drawing, gains, report, tables
+from study import drawing, gains, report
 from study.drawing import mean_lines
 from study.names import plain_arms
 
@@ -123,12 +123,6 @@ def test_a_run_that_was_not_finite_has_no_mean_behind_its_last_evaluation(tmp_pa
     mean = line_of(drawn["accuracy.png"].axes[0], "none")
     finite = dict(zip(mean.get_xdata(), map(math.isfinite, mean.get_ydata()), strict=True))
     assert finite == {0: True, 50: True, 51: False, 100: False}
-
-
-def test_slices_of_any_name_stand_in_a_table():
-    score = {"scores": {"other": {"slices": {"64": 0.9}}}, "scored": {"other": {}}}
-    rows = [made_row(run, 0.5) | score for run in experiment.runs_of(listed(), [0], [])]
-    assert "90.0%" in tables.summary(listed(), rows, [])
 
 
 def test_rows_of_two_versions_of_a_run_are_not_drawn_as_two_seeds(tmp_path, helpers):

@@ -21,12 +21,6 @@ class Rotated(GLA):
         return p._replace(q=rotate(p.q, start, self.config.rope_base), k=rotate(p.k, start, self.config.rope_base))
 
 
-class AsAsked(Rotated):
-    def project(self, x, state, start):
-        parent = Rotated if self.config.position == "rope" else GLA
-        return parent.project(self, x, state, start)
-
-
 class Lost(GLA):
     """Its code fails where tensors have no data."""
 
@@ -34,12 +28,7 @@ class Lost(GLA):
         return super().project(x * float(x.isfinite().all()), state, start)
 
 
-OWN = {
-    "window": type("Window", (Softmax,), {}),
-    "rotated": Rotated,
-    "as_asked": AsAsked,
-    "delta": type("Delta", (GatedDeltaNet,), {}),
-}
+OWN = {"window": type("Window", (Softmax,), {}), "rotated": Rotated, "delta": type("Delta", (GatedDeltaNet,), {})}
 # another value of each key. ELSEWHERE: those whose effect is on the data, the ids or the choice of a kernel
 OTHER = dict(
     n_layer=4, n_head=4, head_dim=4, n_kv_head=1, n_embd=32, pad_vocab_to=64, mlp_ratio=2.0, mlp_width=9,
@@ -55,7 +44,9 @@ OTHER = dict(
 )  # fmt: skip
 ELSEWHERE = {"block_size", "vocab_size", "kernels"}
 SITUATIONS = [
-    *(dict(attention=name, gate=gate) for name in MIXERS for gate in ("none", "native", "elementwise")),
+    *(dict(attention=name, gate=gate) for name in ("softmax", "gla", "mamba2") for gate in ("none", "native")),
+    *(dict(attention=name, gate="native") for name in ("cosformer", "gated_deltanet", "deltanet", "kda")),
+    *(dict(attention=name, gate="elementwise") for name in ("softmax", "gated_deltanet")),
     *(dict(gate="elementwise@value", position=position) for position in ("none", "learned")),
     *(dict(attention="gla", position=position) for position in ("none", "learned")),
     dict(attention="gla", gate="headwise@value", gate_input="static", readout_norm="none", match_params=True),
@@ -66,9 +57,8 @@ SITUATIONS = [
     dict(mlp="swiglu", mlp_width=24, gate="elementwise", tie_embeddings=False, rope_fraction=0.5),
     dict(attention="gated_deltanet", delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=8),
     dict(attention="cosformer,gla", gate="native,none", n_layer=2),
-    dict(attention="cosformer,gla", gate="none,native", n_layer=2),
     dict(attention="gla,softmax,mamba2", gate="native+elementwise", n_layer=3),
-    *(dict(attention=name, position=position) for name in OWN for position in ("rope", "none", "learned")),
+    *(dict(attention="rotated", position=position) for position in ("rope", "none", "learned")),
     dict(attention="window,gla", n_layer=2, rope_scaling="yarn", rope_factor=2.0),
     dict(attention="delta", delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=8),
 ]

@@ -21,17 +21,10 @@ def scored_rows(n=6):
     config = listed(arms=ARMS, settings={}, seeds=list(range(n)), metric="val_loss", base={"dtype": "float32"})
     rows = []
     for run in experiment.runs_of(config, config.seeds, []):
-        mixer, gated = run["config"]["attention"], "gate" in run["config"]
-        scores = {}
-        for name, slope in {"as trained": 0.6, "NTK": 0.2}.items():
-            if name == "NTK" and mixer != "softmax":
-                continue
-            slope = slope if mixer == "softmax" else 0.0
-            results = []
-            for size in (256, 512, 1024):
-                if mixer == "cosformer" and size > 256:
-                    results.append({"block_size": size, "limit": "past M"})
-                    continue
+        mixer, gated, scores = run["config"]["attention"], "gate" in run["config"], {}
+        for name, slope in {"as trained": 0.6, "NTK": 0.2}.items() if mixer == "softmax" else [("as trained", 0.0)]:
+            results = [{"block_size": size, "limit": "past M"} for size in (512, 1024) if mixer == "cosformer"]
+            for size in (256, 512, 1024)[: 1 if mixer == "cosformer" else 3]:
                 gain = gated * (0.05 + run["seed"] / 1000)
                 at = [i * size // 16 for i in range(16)]
                 curve = [[i, 2 - 0.3 * min(i / 128, 1) + slope * max(0, i - 256) / 768 - gain] for i in at]
@@ -43,7 +36,7 @@ def scored_rows(n=6):
     return config, rows
 
 
-def test_each_gated_arm_is_compared_with_its_mixers_ungated_one_at_every_length_it_reaches():
+def test_each_gated_arm_is_compared_with_its_mixers_ungated_one_at_every_length_it_reaches(tmp_path, drawn):
     config, rows = scored_rows()
     table = gains.lengths_table(rows)
     assert table.header == ["arm, reading", "256 tokens", "512 tokens", "1,024 tokens", "seeds"]
@@ -55,28 +48,28 @@ def test_each_gated_arm_is_compared_with_its_mixers_ungated_one_at_every_length_
         mean, low, _, high = line[1].replace("(", "").replace(")", "").split()
         assert float(low) < float(mean) < float(high) < 0 and float(mean) == pytest.approx(-0.0525, abs=0.003)
     assert str(table) in tables.summary(config, rows, [])
-
-
-def test_the_difference_by_position_has_a_panel_per_mixer_a_line_per_seed_and_a_mean(tmp_path, drawn):
-    _, rows = scored_rows()
     gains.by_position(rows, tmp_path / "gain.png")
     panels = {axes.get_title(): axes for axes in drawn["gain.png"].axes if axes.axison}
     assert list(panels) == ["softmax sigmoid", "gla sigmoid", "cosformer sigmoid"]
+    # a line per seed and a mean of each reading; zero, and the trained length
     assert len(panels["softmax sigmoid"].lines) == 2 * (6 + 1) + 2 and len(panels["gla sigmoid"].lines) == 6 + 1 + 2
-    assert panels["gla sigmoid"].lines[0].get_xdata()[-1] == 960
-    assert panels["cosformer sigmoid"].lines[0].get_xdata()[-1] == 240
+    (first, *_), (of_cosformer, *_) = (panels[name].lines for name in ("gla sigmoid", "cosformer sigmoid"))
+    assert first.get_xdata()[-1] == 960 and of_cosformer.get_xdata()[-1] == 240
+    (loss, *_), (plain, *_) = (
+        [row["scores"]["as trained"]["lengths"][2]["by_position"] for row in rows if row["arm"] == arm]
+        for arm in ("gla sigmoid", "gla")
+    )
+    assert list(first.get_ydata()) == pytest.approx([x - y for (_, x), (_, y) in zip(loss, plain, strict=True)])
     assert gains.pairs([row for row in rows if "gate" in row["config"]]) == {}
 
 
 def only(rows, arms, sizes):
     """The rows of these arms with, of each score, the lengths that sizes[arm] names."""
     kept = []
-    for row in rows:
-        if row["arm"] in arms:
-            own = {name: [one for one in score["lengths"] if one["block_size"] in sizes[row["arm"]]]
-                   for name, score in row["scores"].items()}  # fmt: skip
-            scores = {name: {"lengths": results, "trained_length": 256} for name, results in own.items()}
-            kept.append(row | {"scores": scores})
+    for row in (row for row in rows if row["arm"] in arms):
+        scores = {name: score | {"lengths": [one for one in score["lengths"] if one["block_size"] in sizes[row["arm"]]]}
+                  for name, score in row["scores"].items()}  # fmt: skip
+        kept.append(row | {"scores": scores})
     return kept
 
 
@@ -90,47 +83,28 @@ def test_arms_that_share_no_length_or_no_seed_have_no_difference(tmp_path, drawn
     assert difference[0] == "... minus no gate" and difference[2] == "-" != difference[1]
     apart = [row for row in others if (row["seed"] == 0) == (row["arm"] == "gla")]
     assert gains.lengths_table(apart).cells[-1][1:] == ["-", "-", "0"] and gains.panels_of(apart) == {}
-    for name, some in (("refused", refused), ("apart", apart), ("others", others)):
-        (tmp_path / name).mkdir()
-        drawn.pop("lengths_gain.png", None)
-        report.figures(some, tmp_path / name)
-        assert ("lengths_gain.png" in drawn) == (name == "others")
+    for some, is_drawn in ((refused, False), (apart, False), (others, True)):
+        report.figures(some, tmp_path)
+        assert ("lengths_gain.png" in drawn) == is_drawn
     assert max(drawn["lengths_gain.png"].axes[0].lines[0].get_xdata()) == 240  # of 256 tokens, the longest of both
 
 
-def test_a_second_arm_without_a_gate_is_not_compared_as_if_it_had_one():
+def test_an_arm_is_compared_with_the_one_that_lacks_its_gate_alone_in_any_order():
     _, rows = scored_rows(2)
-    half = [row | {"arm": "gla fixed half"} for row in rows if row["arm"] == "gla"]
-    gated = {f"{mixer} sigmoid" for mixer in ("softmax", "gla", "cosformer")}
-    assert {key[2] for key in gains.pairs(rows + half)} == gated
-
-
-def test_an_arm_of_another_length_of_training_is_compared_with_its_own():
-    arms = {"none": {}, "sigmoid": {"gate": "elementwise"}}
-    arms |= {f"{name} short": keys | {"max_iters": 9} for name, keys in arms.items()}
-    config = listed(arms=arms, settings={}, seeds=[0], metric="val_loss", base={"dtype": "float32"})
-    rows = [
-        run | {"scores": {"read": {"lengths": [{"block_size": 256, "loss": 1.0}]}}}
-        for run in experiment.runs_of(config, [0], [])
+    other = [row | {"arm": "gla fixed half"} for row in rows if row["arm"] == "gla"]
+    about = [
+        (row | {"arm": f"{row['arm']} short"}, row["config"] | {"max_iters": 9}) for row in rows if row["seed"] == 0
     ]
-    lines = [line[0] for line in gains.lengths_table(rows).cells]
-    assert lines == ["none, read", "sigmoid, read", "... minus no gate"] + [
-        "none short, read", "sigmoid short, read", "... minus no gate"
-    ]  # fmt: skip
-    assert [(key[2], other) for key, other in gains.pairs(rows).items()] == [
-        ("sigmoid", gains.readings(rows)[None, "softmax", "none", "read"]),
-        ("sigmoid short", gains.readings(rows)[None, "softmax", "none short", "read"]),
-    ]
-
-
-def test_the_mixer_alone_is_compared_with_whatever_the_order_of_the_arms():
-    _, rows = scored_rows(2)
-    other = [row | {"arm": "gla RMS"} for row in rows if row["arm"] == "gla"]
-    for each in (other + rows, rows + other):
-        own = {key[2]: plain for key, plain in gains.pairs(each).items()}["gla sigmoid"]
-        assert own is gains.readings(each)[None, "gla", "gla", "as trained"] or own == {
-            row["seed"]: row["scores"]["as trained"]["lengths"] for row in rows if row["arm"] == "gla"
-        }
+    short = [row | {"config": config} for row, config in about]
+    for every in (other + rows + short, short + rows + other):
+        compared = {key[1]: plain for key, plain in gains.pairs(every).items() if key[2] == "as trained"}
+        gated = {f"{mixer} sigmoid{part}" for mixer in ("softmax", "gla", "cosformer") for part in ("", " short")}
+        assert compared.keys() == gated
+        read = {key[1]: by_seed for key, by_seed in gains.readings(every).items() if key[2] == "as trained"}
+        for name, plain in compared.items():
+            assert plain == read[name.replace(" sigmoid", "")]
+    late = [row | {"init_from": {"arm": "gla"}} for row in rows if row["arm"] == "gla sigmoid"]  # of another length
+    assert gains.pairs([row for row in rows if row["arm"] == "gla"] + late) == {}
 
 
 def test_a_loss_that_was_not_finite_or_a_length_that_some_seeds_lack_is_left_out(tmp_path, drawn):

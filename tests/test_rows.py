@@ -23,7 +23,7 @@ import pytest
 from made_rows import BASE, ROOT, line_of, listed, made_row, write_rows
 
 import experiment
-from study import claims, report, runner, stats, tables
+from study import claims, rates, report, runner, stats, tables
 from study.plan import Plan
 from study.rows import missing_scores, read_rows, wanted_scores, wrong_row
 
@@ -76,7 +76,7 @@ def test_claims_are_judged_by_setting_and_tables_are_made_again_from_the_rows(tm
     assert str(tables.table(config, [row for row in rows if row["setting"] == "d16"], "d16")) in page
     assert "How this was made: python experiment.py --config_override=" in page
     gains = tables.gains_table(config, [row for row in rows if row["setting"] == "d16"])
-    assert gains.cells == [["gated", "+0.3000", "identical in all seeds", "-", "8"]] and str(gains) in first
+    assert gains.cells == [["gated", "+0.3000", "identical in all seeds", "8"]] and str(gains) in first
     (line,) = [line for line in first.splitlines() if line.startswith("gated  80.0%")]
     low, high = stats.interval([0.8 + seed / 1000 for seed in range(8)])
     assert line.split()[8:] == ["80.7%", "80.4%", f"{low:.1%}", "to", f"{high:.1%}", "8/8", "100"]
@@ -124,6 +124,8 @@ def test_rows_that_other_or_unknown_code_and_machines_made_are_counted():
     said = tables.summary(config, [one, two | {"code_sha256": "beef" * 16}, *others], [])
     assert "made by: code c0dec0dec0de (3 of 4 rows), beefbeefbeef (1 of 4 rows)\n" in said
     old = [{name: value for name, value in row.items() if name not in about} for row in rows]
+    unknown = (f"{name} unknown (4 of 4 rows)" for name in ("code", "device", "threads"))
+    assert tables.origins(old) == f"made by: {'; '.join(unknown)}"
     said = tables.summary(config, [*rows[:2], *old[2:]], [])
     assert "made by: code c0dec0dec0de (2 of 4 rows), unknown (2 of 4 rows); device cpu (2" in said
 
@@ -196,18 +198,6 @@ def test_base_and_data_on_the_command_line_are_added_to_those_of_the_file():
     assert config.arms == {"none": {}, "elementwise": {}}
 
 
-def test_which_arm_is_solved_later_is_counted_over_the_seeds_that_both_solve():
-    config, reached = listed(seeds=[0, 1, 2, 3], solved_above=0.75), {"gated": (20, 10, 30, 10), "none": (10, 10, 10)}
-    rows = [
-        {"arm": arm, "seed": seed, "curve": [[0, 0.1], [step, 0.9]]}
-        for arm, steps in reached.items()
-        for seed, step in enumerate(steps)
-    ]
-    rows.append({"arm": "none", "seed": 3, "curve": [[0, 0.1], [10, 0.5]]})  # never solved
-    assert tables.compare_steps(config, rows, "gated", "none") == "2, 0 of 3"
-    assert tables.compare_steps(config, rows[-1:], "gated", "none") == "-"
-
-
 def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
     asked = {"it helps": {"contrast": {"gated": 1}, "above": 0.5}}
     config = listed(claims=asked, exploratory=True)
@@ -220,7 +210,7 @@ def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
     assert all(f"it helps, {setting}: exploratory: not run" in said for setting in ("d16", "d32"))
 
 
-def test_every_arm_is_run_at_every_rate_and_where_it_diverges_is_said(tmp_path):
+def test_every_arm_is_run_at_every_rate_and_a_run_that_diverged_has_no_end(tmp_path):
     keys = dict(arms={"a": {"gate": "none"}, "b": {}}, learning_rates=[0.001, 0.1, 3], metric="val_loss", base=BASE)
     config = experiment.ExperimentConfig(**keys)
     runs = experiment.runs_of(config, [0], config.learning_rates)
@@ -232,8 +222,9 @@ def test_every_arm_is_run_at_every_rate_and_where_it_diverges_is_said(tmp_path):
         run | about | {"scores": {}, "val_loss": end, "finite": not math.isnan(end), "curve": [[0, 2.0], [6, end]]}
         for run, end in zip(runs, ends, strict=True)
     ]
-    assert tables.divergence(rows).cells == [["a", "0.001", "0.1", "3"], ["b", "0.001", "3", "0.1"]]
-    assert str(tables.divergence(rows)) in tables.summary(config, rows, [])
+    of_a, of_b = rates.sweep_of(rows)[""].values()
+    assert of_a == {0.001: [1.0], 0.1: [1.5], 3: [pytest.approx(math.nan, nan_ok=True)]}
+    assert math.isnan(of_b[0.1][0]) and of_b[3] == [1.9]
     assert [figure.name for figure in report.figures(rows, tmp_path)] == ["learning_rates.png"]
 
 
@@ -245,8 +236,6 @@ def test_a_sweep_with_settings_has_a_panel_and_a_line_for_each_and_no_mean_of_su
         run = {"arm": f"softmax at {rate:g}", "setting": setting, "seed": seed, "config": {"learning_rate": rate}}
         about = {"finite": not is_lost, "val_loss": end, "curve": [[0, 2.0], [6, end]], "data": {}, "scores": {}}
         rows.append(run | about | {"metric": "val_loss"})
-    lines = {line[0]: line[1:] for line in tables.divergence(rows).cells}
-    assert lines == {"softmax, clipped": ["0.1", "0.1", "none"], "softmax, not clipped": ["0.001", "0.001", "0.1"]}
     report.figures(rows, tmp_path)
     panels = {axes.get_title(): axes for axes in drawn["learning_rates.png"].axes}
     means = {title: line_of(axes, "softmax") for title, axes in panels.items()}
@@ -262,13 +251,13 @@ def test_a_sweep_with_settings_has_a_panel_and_a_line_for_each_and_no_mean_of_su
 def test_figures_and_claims_that_are_gone_leave_no_file(tmp_path):
     config = listed(arms={"none": {}, "gated": {"gate": "elementwise"}}, settings={}, seeds=[0, 1])
     write_rows(tmp_path, [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])])
-    for name in ("claims.json", "flops.png", "claims.png", "mine.png"):
+    for name in ("claims.json", "mixers.png", "claims.png", "mine.png"):
         (tmp_path / name).write_bytes(b"")
     experiment.main(
         [f"--config_override={json.dumps(dataclasses.asdict(config) | {'run': False})}", f"--out_dir={tmp_path}"]
     )
     assert {"mine.png", "accuracy.png"} <= {file.name for file in tmp_path.iterdir()}
-    assert not {"claims.json", "flops.png", "claims.png"} & {file.name for file in tmp_path.iterdir()}
+    assert not {"claims.json", "mixers.png", "claims.png"} & {file.name for file in tmp_path.iterdir()}
 
 
 def test_rows_of_another_metric_or_data_script_are_not_taken_for_this_experiment(tmp_path, helpers):

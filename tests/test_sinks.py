@@ -44,7 +44,7 @@ def test_the_table_has_a_line_per_arm_with_its_means_and_spread():
     assert (by_name["weight, other"], by_name["sd"], by_name["|v_0|"]) == ("85.0%", "7.1%", "0.10")
     assert (by_name["effective, other"], by_name["gate, other"], by_name["loss, other"]) == ("0.085", "-", "2.0000")
     assert dict(zip(title, gated, strict=True))["gate, trigger"] == "0.90"
-    assert tables.sinks_tables([{"sinks": []}, {}]) == []
+    assert tables.sinks_table([{"sinks": []}, {}]) is None
 
 
 @pytest.mark.parametrize("others", [ROWS, []])

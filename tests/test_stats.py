@@ -9,14 +9,17 @@ import statistics
 
 import numpy as np
 import pytest
-import scipy
 from hypothesis import given
 from hypothesis import strategies as st
 
 from study import bootstrap, curves, stats
 
 
-@pytest.mark.parametrize(("n", "t"), [(2, 12.7062), (3, 4.3027), (5, 2.7764), (10, 2.2622), (401, 1.96591)])
+def judge(values, claim):
+    return stats.judge([(values, claim)])[0]
+
+
+@pytest.mark.parametrize(("n", "t"), [(2, 12.7062), (3, 4.3027), (10, 2.2622), (401, 1.96591)])
 def test_intervals_are_those_of_the_tables_of_student(n, t):
     values = [(-1.0) ** i for i in range(n)]
     mean, low, high = stats.t_interval(values)
@@ -26,10 +29,8 @@ def test_intervals_are_those_of_the_tables_of_student(n, t):
 def all_patterns(values, threshold, alternative):
     """The definition: the share of the 2^n sign patterns whose sum is at least as far out as the values' own."""
     differences = [value - threshold for value in values]
-    sums = [
-        sum(sign * difference for sign, difference in zip(signs, differences, strict=True))
-        for signs in itertools.product((1, -1), repeat=len(differences))
-    ]
+    patterns = itertools.product((1, -1), repeat=len(values))
+    sums = [sum(sign * x for sign, x in zip(signs, differences, strict=True)) for signs in patterns]
     far = {"greater": lambda x: x, "less": lambda x: -x, "two-sided": abs}[alternative]
     return sum(far(total) >= far(sum(differences)) - 1e-12 for total in sums) / len(sums)
 
@@ -41,20 +42,6 @@ TENTHS = st.lists(st.integers(-6, 6), min_size=2, max_size=9)  # many ties: few 
 def test_the_sign_flip_test_is_the_share_of_all_patterns(tenths, threshold, alternative):
     values = [value / 10 for value in tenths]
     assert stats.sign_flip_test(values, threshold, alternative) == all_patterns(values, threshold, alternative)
-
-
-@pytest.mark.parametrize("alternative", ["greater", "less", "two-sided"])
-def test_the_sign_flip_test_is_scipys_permutation_test(alternative):
-    values = np.random.default_rng(1).normal(0.1, 0.3, 12)
-    theirs = scipy.stats.permutation_test(
-        (values - 0.05,),
-        np.mean,
-        permutation_type="samples",
-        alternative=alternative,
-        vectorized=True,
-        n_resamples=2**12,
-    )
-    assert stats.sign_flip_test(values, 0.05, alternative) == theirs.pvalue
 
 
 @given(st.lists(st.integers(-40, 40), min_size=2, max_size=9, unique=True), st.sampled_from([1, 2]))
@@ -71,24 +58,19 @@ def test_sixteen_seeds_are_exact_and_of_more_patterns_are_drawn():
     assert stats.sign_flip_test([1.0] * stats.EXACT_SEEDS) == 2 / 2**stats.EXACT_SEEDS
     many = [0.1] * 40 + [-0.1] * 20
     chance = 2 * sum(math.comb(60, k) for k in range(40, 61)) / 2**60  # 0.0135
-    (judged,) = stats.judge([(many, {"above": 0.0})])
-    assert judged["p_error"] == pytest.approx(math.sqrt(chance / stats.RANDOM_PATTERNS), rel=0.1)
-    assert abs(judged["p"] - chance) < 5 * judged["p_error"]
-    assert stats.sign_flip_test(many) == judged["p"]  # the patterns are fixed
+    p = stats.sign_flip_test(many)
+    assert abs(p - chance) < 5 * math.sqrt(chance / stats.RANDOM_PATTERNS)
+    assert stats.sign_flip_test(many) == p  # the patterns are fixed
     assert stats.sign_flip_test([1.0] * 60) == 2 / (1 + stats.RANDOM_PATTERNS) == stats.smallest_p(60)
     normal = np.random.default_rng(0).normal(0.3, 1, 60).tolist()
     assert stats.exact_interval(normal) == pytest.approx(stats.t_interval(normal)[1:], abs=0.03)
 
 
 def test_interval_and_tests_by_hand():
-    mean, low, high = stats.t_interval([1.0, 2.0, 3.0])
-    half = 4.302653 / math.sqrt(3)
-    assert (mean, low, high) == pytest.approx((2.0, 2 - half, 2 + half), abs=1e-4)
-    (judged,) = stats.judge([([1.0, 2.0, 3.0], {"above": 0.0})])
+    judged = judge([1.0, 2.0, 3.0], {"above": 0.0})
     assert judged["p"] == 2 / 8 and (judged["low"], judged["high"]) == (-math.inf, math.inf)
     assert stats.sign_flip_test([1.0, 2.0, 3.0], alternative="greater") == 1 / 8
     assert stats.sign_flip_test([1.0, 2.0, -3.0]) == 1.0
-    assert stats.sign_flip_test([0.1, 0.2, 0.3, 0.4, 0.5]) == 2 / 32
     # of six values two-sided the smallest mean is the bound: only the empty subset is left out, 2 / 64 < 0.05
     assert stats.exact_interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == (1.0, 6.0)
     # of seven, 0.025 * 128 = 3.2: three are left out, the empty one, {1} and {1, 2}; the next are {2} and {1, 3}
@@ -96,11 +78,9 @@ def test_interval_and_tests_by_hand():
     assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
 
 
-HIGH, MIXED, LOW = (
-    [0.20, 0.22, 0.21, 0.19, 0.20, 0.23],
-    [-0.1, 0.3, 0.0, 0.2, 0.1, 0.1],
-    [-0.2, -0.1, -0.3, -0.1, -0.2, -0.1],
-)
+HIGH = [0.20, 0.22, 0.21, 0.19, 0.20, 0.23]
+MIXED = [-0.1, 0.3, 0.0, 0.2, 0.1, 0.1]
+LOW = [-0.2, -0.1, -0.3, -0.1, -0.2, -0.1]
 
 
 @pytest.mark.parametrize(
@@ -109,18 +89,14 @@ HIGH, MIXED, LOW = (
         (HIGH, {"above": 0.05}, "supported"),
         (HIGH[:5], {"above": 0.05}, "inconclusive"),  # 2 / 32 > 0.05
         (HIGH[:5], {"above": 0.05, "sides": 1}, "supported"),
-        (HIGH[:4], {"above": 0.05, "sides": 1}, "inconclusive"),
         (HIGH, {"above": 0.30}, "not supported"),
         (MIXED, {"above": 0.05}, "inconclusive"),
-        (LOW, {"above": 0.05}, "refuted"),
         (LOW, {"above": 0.0}, "refuted"),
+        (LOW, {"above": -0.05}, "not supported"),  # it may be as low as the claim allows
         (LOW, {"other_than": 0.0}, "supported"),  # a change, if downwards
-        (HIGH, {"other_than": 0.0}, "supported"),
         (MIXED, {"other_than": 0.0}, "inconclusive"),
         (HIGH, {"other_than": 0.30}, "supported"),
-        (HIGH[:5], {"other_than": 0.0}, "inconclusive"),
         ([0.01, -0.01, 0.02, -0.02, 0.0, 0.01], {"other_than": 0.0, "within": 0.1}, "equivalent"),
-        (LOW, {"above": -0.05}, "not supported"),  # it may be as low as the claim allows
         ([0.0] * 6, {"above": 0.05}, "not supported"),
         ([0.0] * 4, {"above": 0.05}, "inconclusive"),  # identical: no spread, but no certainty
         ([0.25] * 6, {"above": 0.25}, "inconclusive"),  # at the threshold: neither beyond nor short of it
@@ -128,22 +104,22 @@ HIGH, MIXED, LOW = (
         (HIGH, {"within": 0.25}, "equivalent"),
         (HIGH, {"within": 0.215}, "inconclusive"),
         (HIGH, {"within": 0.1}, "not supported"),
+        (LOW, {"within": 0.05}, "not supported"),
         (HIGH, {"above": 0.05, "within": 0.25}, "supported"),
         (HIGH, {"above": 0.2, "in": 3}, "passed"),
         (HIGH, {"above": 0.2, "in": 4}, "failed"),
         (HIGH[:1], {"above": 0.05}, "not run"),
-        ([], {"above": 0.05}, "not run"),
     ],
 )
 def test_the_word_follows_from_the_exact_test(values, claim, expected):
-    assert stats.judge([(values, claim)])[0]["verdict"] == expected
+    assert judge(values, claim)["verdict"] == expected
 
 
 def test_identical_differences_are_not_certain():
-    (judged,) = stats.judge([([0.3 - 0.2, 0.5 - 0.4, 0.1, 0.7 - 0.6, 0.2 - 0.1], {"above": 0.0})])  # 0.1 to rounding
+    judged = judge([0.3 - 0.2, 0.5 - 0.4, 0.1, 0.7 - 0.6, 0.2 - 0.1], {"above": 0.0})  # 0.1 to rounding
     assert judged["identical"] and judged["p"] == 2 / 32 and judged["verdict"] == "inconclusive"
-    assert judged["student_low"] is judged["student_high"] is None
-    assert not stats.judge([(HIGH, {"above": 0.0})])[0]["identical"]
+    assert judged["student_low"] is judged["student_high"] is None and "detectable" not in judged
+    assert not judge(HIGH, {"above": 0.0})["identical"]
 
 
 @pytest.mark.parametrize("path", [["meters"], ["log", "meters"], ["curve"]])
@@ -155,24 +131,19 @@ def test_a_path_to_anything_but_a_number_is_one_line(path, helpers):
 
 def test_a_claim_among_many_needs_more():
     close = [0.10, 0.30, 0.15, 0.35, 0.20, 0.25]
-    (alone,) = stats.judge([(close, {"above": 0.05})])
+    alone = judge(close, {"above": 0.05})
     assert alone["verdict"] == "supported" and alone["p_holm"] == alone["p"] == 2 / 64
     together = stats.judge([(close, {"above": 0.05})] * 2 + [(close, {"above": 0.05, "in": 2})])
     assert [claim["verdict"] for claim in together] == ["inconclusive", "inconclusive", "passed"]
     assert together[0]["p_holm"] == 2 * alone["p"]  # a count is in no family
-    banded = stats.judge([(close, {"above": 0.05, "within": 0.5})])[0]  # two questions
+    banded = judge(close, {"above": 0.05, "within": 0.5})  # two questions
     assert banded["p_within"] == 1 / 64 and banded["p_within_holm"] == banded["p_holm"] == 2 / 64
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("chances", "n", "exact", "student"),
-    [
-        ((0.1, 0.1), 10, 0.955, 0.98),
-        ((0.2, 0.2), 6, 0.973, 0.985),
-        ((0.1, 0), 10, 0.64, 0.64),
-        ((0.2, 0), 6, 0.75, 0.75),
-    ],
+    [((0.1, 0.1), 10, 0.955, 0.98), ((0.2, 0.2), 6, 0.973, 0.985), ((0.1, 0), 10, 0.64, 0.64)],
 )
 def test_where_one_arm_alone_loses_runs_no_interval_covers_the_mean(chances, n, exact, student):
     rng, covered, trials = np.random.default_rng(0), np.zeros(2), 2000
@@ -184,39 +155,33 @@ def test_where_one_arm_alone_loses_runs_no_interval_covers_the_mean(chances, n, 
     assert covered / trials == pytest.approx([exact, student], abs=0.03)
 
 
-@pytest.mark.parametrize(("n", "sides"), [(6, 2), (8, 1), (10, 2), (13, 2)])
+@pytest.mark.parametrize(("n", "sides"), [(6, 2), (8, 1), (13, 2)])
 def test_an_effect_that_a_comparison_can_see_is_seen_in_four_cases_of_five(n, sides):
-    rng, trials = np.random.default_rng(1), 600
-    effect, band = stats.detectable(n, stats.LEVEL / sides)
+    rng, trials = np.random.default_rng(1), 300
+    effect, _ = stats.detectable(n, stats.LEVEL / sides)
     alternative = "greater" if sides == 1 else "two-sided"
     draws = rng.normal(0, 0.3, (trials, n))
     seen = sum(stats.sign_flip_test(draw + 0.3 * effect, 0.0, alternative) < stats.LEVEL for draw in draws)
     assert seen / trials == pytest.approx(0.8, abs=0.05)
-    assert stats.student_detectable(n, stats.LEVEL / sides) == pytest.approx(effect, rel=0.25 if n < 8 else 0.05)
     _, band = stats.detectable(n, stats.LEVEL)
-    inside = sum(stats.judge([(draw.tolist(), {"within": 0.3 * band})])[0]["verdict"] == "equivalent" for draw in draws)
+    inside = sum(judge(draw.tolist(), {"within": 0.3 * band})["verdict"] == "equivalent" for draw in draws)
     assert inside / trials == pytest.approx(0.8, abs=0.05)
 
 
-def test_students_power_is_that_of_the_tables():
+def test_what_seeds_can_see_is_that_of_the_tables_and_of_five_nothing_two_sided():
     # Cohen 1988: d = 0.5, one sample, two-sided 0.05, 80%: 34 pairs; d = 0.8: 15 pairs
-    assert stats.student_detectable(34, 0.025) == pytest.approx(0.495, abs=0.005)
-    assert stats.detectable(15, 0.025)[0] == stats.student_detectable(15, 0.025) == pytest.approx(0.78, abs=0.01)
-
-
-def test_five_seeds_can_see_nothing_two_sided_and_the_verdict_says_what_its_spread_can():
+    assert stats.detectable(34, 0.025)[0] == pytest.approx(0.495, abs=0.005)
+    assert stats.detectable(15, 0.025)[0] == pytest.approx(0.78, abs=0.01)
     assert stats.detectable(5, 0.025) == (math.inf, math.inf) and math.isfinite(stats.detectable(5, 0.05)[0])
     assert stats.smallest_p(5) == 2 / 32 and stats.smallest_p(5, 1) == 1 / 32
-    (judged,) = stats.judge([(HIGH, {"above": 0.0})])
-    assert judged["detectable"] == pytest.approx(statistics.stdev(HIGH) * stats.detectable(6, 0.025)[0])
-    assert {claim["detectable"] for claim in stats.judge([(HIGH, {"above": 0.0})] * 2)} == {
-        math.inf
-    }  # the level is halved
-    assert "detectable" not in stats.judge([([0.1] * 6, {"above": 0.0})])[0]  # there is no spread
+    seen = statistics.stdev(HIGH) * stats.detectable(6, 0.025)[0]
+    assert judge(HIGH, {"above": 0.0})["detectable"] == pytest.approx(seen)
+    two = stats.judge([(HIGH, {"above": 0.0})] * 2)  # the level is halved
+    assert [claim["detectable"] for claim in two] == [math.inf, math.inf]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Learning curves
+# Learning curves, contrasts, errors of a text
 
 
 def run_of(*values, horizon=None, finite=True, metric="accuracy"):
@@ -227,8 +192,8 @@ def run_of(*values, horizon=None, finite=True, metric="accuracy"):
 def test_the_area_under_a_curve_is_its_mean_height_up_to_the_horizon():
     assert curves.area(run_of(0.0, 0.5, 1.0)) == 0.5
     assert curves.area(run_of(0.0, 1.0, horizon=400)) == 0.875  # it stopped early, and stays at 1
-    assert curves.area(run_of(0.0, 0.5, None, finite=False)) is None
-    assert curves.area(run_of(0.0, 0.5, finite=False)) is None
+    assert curves.area(run_of(0.5) | {"horizon": 0}) == 0.5
+    assert curves.area(run_of(0.0, 0.5, None, finite=False)) is curves.area(run_of(0.0, 0.5, finite=False)) is None
 
 
 def test_steps_to_a_threshold_are_censored_at_the_horizon_and_two_censored_runs_are_a_tie():
@@ -238,6 +203,8 @@ def test_steps_to_a_threshold_are_censored_at_the_horizon_and_two_censored_runs_
     assert [stats.look_up(unsolved, ["lost", bar]) for bar in (0.25, 0.9)] == [0, 1]
     assert stats.look_up(run_of(0.1, 0.8, horizon=1000, finite=False), ["log_steps", 0.9]) == math.log(1000)
     assert stats.look_up(run_of(3.0, 2.0, 1.0, metric="val_loss"), ["log_steps", 2.5]) == math.log(100)
+    assert stats.look_up({"loss": {"far": 2.0}}, ["log", "loss", "far"]) == math.log(2)
+    assert stats.look_up({"val_loss": 0.0}, ["log", "val_loss"]) is None
     rows = [run_of(0.1, 0.2) | {"arm": arm, "seed": 0} for arm in "ab"]
     assert stats.contrast(rows, {(None, "a"): 1, (None, "b"): -1}, ["log_steps", 0.9]) == {0: 0}
 
@@ -248,13 +215,6 @@ def test_a_contrast_is_within_seeds_and_leaves_out_a_seed_that_lacks_a_run():
     assert stats.contrast(rows, {(None, "b"): 1, (None, "a"): -1}, ["accuracy"]) == pytest.approx({0: 0.2, 1: 0.3})
 
 
-def test_a_bootstrap_of_independent_blocks_agrees_with_the_plain_standard_error():
-    rng = np.random.default_rng(0)
-    values = rng.normal(size=400)
-    blocks = np.stack([values, np.ones(400)], axis=1)
-    assert bootstrap.standard_error(blocks) == pytest.approx(values.std(ddof=1) / 20, rel=0.05)
-
-
 def test_a_bootstrap_by_tokens_misses_what_neighbours_share_and_one_by_blocks_does_not():
     # 200 stretches of 16 tokens that share their value: 200 independent numbers, not 3,200
     shared = np.random.default_rng(1).normal(size=200)
@@ -263,3 +223,5 @@ def test_a_bootstrap_by_tokens_misses_what_neighbours_share_and_one_by_blocks_do
     by_block, by_token = (bootstrap.standard_error(bootstrap.block_sums(rows, n), draws=500) for n in (16, 1))
     assert by_block == pytest.approx(plain, rel=0.1) and by_token == pytest.approx(plain / 4, rel=0.1)
     assert bootstrap.block_sums(rows, 300)[:, 1].tolist() == 10 * [300] + [200]
+    few = np.stack([shared[:10], np.ones(10)], axis=1)  # ten blocks: the factor n / (n - 1) counts
+    assert bootstrap.standard_error(few) == pytest.approx(shared[:10].std(ddof=1) / math.sqrt(10), rel=0.03)

@@ -1,14 +1,13 @@
 """
 Can a trained model be given a gate? Added after half of the steps, from identity, against a gate from the start.
 
-Softmax and Gated DeltaNet, 4 layers x 128 on bytes of Python's standard library, in two parts of 300 steps: the second
-starts from the weights that the first one ends with, with fresh moments and a warmup of its own. Both parts read the
-same 600 kB. The first part keeps its learning rate, the second one decays it. "never" has no gate, "late" gets one for
-the second part (sigmoid2, whose weights start at zero: the same function), "late fast" the same with ten times the
-learning rate for the gate's weights, and "start" has it in both parts. Qiu et al. (2025, A.7) report that a gate added
-in continued training does not help. In a pilot pairs differed with a spread of 0.02; five seeds then see 0.03 of one
-pair of arms. A gain is a loss without minus a loss with, in nats a byte, of the whole validation split. The claims were
-written before the first run. The rows are on the first version of the text (commit d8014b5); a later run is on another.
+Two parts of 300 steps on the same 600 kB: the second starts from the weights that the first one ends with, with fresh
+moments, a warmup of its own and a decay. "never" has no gate, "late" gets one for the second part (sigmoid2, whose
+weights start at zero: the same function), "late fast" the same with ten times the learning rate for the gate's weights,
+and "start" has it in both. Qiu et al. (2025, A.7) report that a gate added in continued training does not help. In a
+pilot pairs differed with a spread of 0.02; five seeds then see 0.03 of one pair of arms. A gain is a loss without minus
+a loss with, in nats a byte, of the whole validation split. The claims were written before the first run. The rows are
+on the first version of the text (commit d8014b5); a later run is on another.
 """
 
 include = "base/bytes.py"
@@ -21,12 +20,7 @@ variants = {
     "first gated": {"decay_lr": False, "gate": "elementwise", "gate_activation": "sigmoid2"},
     "never": {"init_from_arm": "first"},
     "late": {"init_from_arm": "first", "gate": "elementwise", "gate_activation": "sigmoid2"},
-    "late fast": {
-        "init_from_arm": "first",
-        "gate": "elementwise",
-        "gate_activation": "sigmoid2",
-        "new_lr_scale": 10,
-    },
+    "late fast": {"init_from_arm": "first", "gate": "elementwise", "gate_activation": "sigmoid2", "new_lr_scale": 10},
     "start": {"init_from_arm": "first gated", "gate": "elementwise", "gate_activation": "sigmoid2"},
 }
 

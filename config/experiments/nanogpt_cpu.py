@@ -1,15 +1,12 @@
 """
 How much does the loss of a text model depend on the seed? nanoGPT's recipe for a CPU, with this model as it is.
 
-The recipe: 4 layers x 128, 4 heads, 64 tokens of context, 12 rows, 2,000 steps, no dropout, AdamW from 1e-3 to 1e-4
-with beta2 0.99. The text is 1 MB of characters of Python's standard library, nearly all of one byte, a tenth for
-validation. All five seeds have the same text and the same split, so that what differs is the weights at the start and
-the order of the batches. There is one arm and no claim: this is the first measured seed noise of text, on which the
-sizes of later experiments rest. nanoGPT's own loss there, 1.88, is of Shakespeare, and compares with no number here.
+The text is 1 MB of characters of Python's standard library, nearly all of one byte. All five seeds have the same text
+and the same split, so that what differs is the weights at the start and the order of the batches. The sizes of later
+experiments rest on this noise. nanoGPT's own loss there, 1.88, is of Shakespeare, and compares with no number here.
 
-Result (results/nanogpt_cpu/): 1.536 nats a byte, a standard deviation of 0.0054 over the seeds.
-
-The rows are on the first version of the text (commit d8014b5); a later run is on another.
+Result (results/nanogpt_cpu/): 1.536 nats a byte, a standard deviation of 0.0054 over the seeds. The rows are on the
+first version of the text (commit d8014b5); a later run is on another.
 """
 
 include = "base/bytes.py"

@@ -1,12 +1,10 @@
 """
-Do ten variants of Qiu et al. (2025, tables 1, 3 and 4) come in their published order? Softmax, on text.
+Do ten variants of Qiu et al. (2025, tables 1, 3 and 4) come in their published order? Softmax, in text.py's setting.
 
-The setting is that of text.py, with one key and value head for four query heads (theirs: 4 for 32). The published
-models are mixtures of experts with 15B parameters, read by perplexity after 400B tokens: baseline 6.026, G5 6.017, SiLU
-without parameters 5.975, static 5.917, non-sparse 5.900, RMSNorm 5.847, G2 5.820, one gate for all heads 5.801,
-headwise 5.792, elementwise 5.761. Each of those is one run, and all have one learning rate; here they do, too, unless
-another is clearly better for an arm. Six seeds can tell the top from the bottom, which is the one claim. How well the
-order agrees is a correlation with its interval, and no claim.
+One key and value head for four query heads (theirs: 4 for 32). The published models are mixtures of experts with 15B
+parameters, read by perplexity after 400B tokens: from 6.026 without a gate to 5.761 with the elementwise one. Each is
+one run, and all have one learning rate; here they do, too, unless another is clearly better for an arm. Six seeds can
+tell the top from the bottom, which is the one claim. How well the order agrees is a correlation with its interval.
 """
 
 include = "base/text.py"

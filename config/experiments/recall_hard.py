@@ -2,9 +2,9 @@
 Does the gate change how much is recalled in the end, or only how soon? recall.py's task with a fraction of its state.
 
 Four heads of 6 in place of two of 32, so that a layer's state has a fourteenth of the numbers (softmax, which keeps
-all tokens, is left out), 64 ids, and 8 or 16 pairs alone. All runs make 1,000 steps, with a decay of the learning rate.
-What is compared is the accuracy at the end, past the transition; `solved` counts the runs over 25%, which have made it.
-In a look of 800 steps (seed 234) the four mixers ended at 40 to 82% without a gate.
+all tokens, is left out), 64 ids, and 8 or 16 pairs alone. What is compared is the accuracy at the end, past the
+transition; `solved` counts the runs over 25%, which have made it. In a look of 800 steps (seed 234) the four mixers
+ended at 40 to 82% without a gate.
 """
 
 include = "recall.py"

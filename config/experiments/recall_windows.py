@@ -1,11 +1,10 @@
 """
 At which learning rates does each mixer recall? Published windows (Okpekpe and Orvieto 2025), with and without a gate.
 
-recall.py's task and model at five rates from 1e-3 to 1e-1, the first 600 steps of a run each, on seeds of their own:
-accuracy at the end against the rate is the figure windows.png. Published, at other sizes: recurrent mixers recall in a
-narrow window of rates, attention in a wide one. A mixer's window is here the rates at which all three seeds are over
-90% after 600 steps; softmax's should be wider than that of each recurrent mixer, and the gate should move none by more
-than one rate. Three seeds are a look: no claim is judged. One seed at each chosen rate goes on to the end.
+recall.py's task at five rates, the first 600 steps of a run each, on seeds of their own: accuracy at the end against
+the rate is the figure windows.png. Published, at other sizes: recurrent mixers recall in a narrow window of rates,
+attention in a wide one. A mixer's window is here the rates at which all three seeds are over 90%. Three seeds are a
+look: no claim is judged. One seed at each chosen rate goes on to the end.
 """
 
 include = "recall.py"

@@ -2,8 +2,7 @@
 The attention sink on a laptop: what does a gate take over from the first token?
 
 Bigram-Backcopy (data/backcopy): the one head of a one-layer GPT has work at the triggers, 37% of the queries, and must
-be silent at the others, which all numbers below are about. Softmax looks at the first token, <s>, whose value has
-shrunk. 130 runs take 95 minutes on two CPU cores.
+be silent at the others, which all numbers below are about. 130 runs take 95 minutes on two CPU cores.
 
 Result (results/sink/): the instrument passes in ten seeds of ten (82% of the weight on <s>). A headwise gate halves the
 effective sink's excess (0.168 to 0.029, p 0.001); that it halves the weight's is inconclusive (46%). An elementwise
@@ -58,24 +57,18 @@ seeds_of = {
 
 # all about the queries that are no triggers. A pilot (seed 100) fixed the task and the thresholds before the first run:
 # uniform weights would put 0.065 on <s>, and write 0.0099 of the residual stream of it
+claim_base = {"of": ["meters", "kinds", "other", "share"]}
 claims = {
-    "instrument: without a gate the weight on <s> is over 0.5": {
-        "contrast": {"none": 1},
-        "above": 0.5,
-        "in": 9,
-        "of": ["meters", "kinds", "other", "share"],
-    },
+    "instrument: without a gate the weight on <s> is over 0.5": {"contrast": {"none": 1}, "above": 0.5, "in": 9},
     "elementwise halves the weight's excess over uniform": {
         "contrast": {"none": 0.5, "elementwise": -1},
         "above": -0.0326,
         "sides": 1,
-        "of": ["meters", "kinds", "other", "share"],
     },
     "headwise halves the weight's excess over uniform": {
         "contrast": {"none": 0.5, "headwise": -1},
         "above": -0.0326,
         "sides": 1,
-        "of": ["meters", "kinds", "other", "share"],
     },
     "elementwise halves the effective sink's excess": {
         "contrast": {"none": 0.5, "elementwise": -1},

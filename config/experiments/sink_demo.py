@@ -7,11 +7,7 @@ It shows what happens, and decides nothing: sink.py has the claims and their see
 include = "sink.py"
 
 name = "sink_demo"
-arms = {
-    "none": {},
-    "elementwise": {"gate": "elementwise"},
-    "headwise": {"gate": "headwise"},
-}
+arms = {"none": {}, "elementwise": {"gate": "elementwise"}, "headwise": {"gate": "headwise"}}
 seeds = [0, 1]
 seeds_of = {}
 claims = {}

@@ -1,14 +1,12 @@
 """
-Does a sink appear in text at this size? One pilot in the setting where sinks are strongest in small models.
+Does a sink appear in text at this size? A look at two seeds, where sinks are strongest in small models.
 
-Gu et al. 2024 (2410.10781) find sinks weak with little data and small rates, and strongest with a fixed first token,
-learned positions and weight decay 0.5. Here: bytes of the standard library in rows of 512 behind a first token, 4
-layers x 128, 3,000 steps of 2,048 bytes. Two seeds: a look, and no claim. Four runs take half an hour on two CPU cores.
+Gu et al. 2024 (2410.10781) find them strongest with a fixed first token, learned positions and weight decay 0.5. Four
+runs of 3,000 steps of 2,048 bytes take half an hour on two CPU cores.
 
 Result (results/sink_text/): no sink. The first token gets 0.9 and 1.4% of the weight without a gate, 0.8 and 0.8% with
-it (uniform: 1.1%). The loss is 1.906, 1.957 without the gate and 1.835, 1.918 with it.
-
-The rows are on the first version of the text (commit d8014b5); a later run is on another.
+it (uniform: 1.1%). The loss is 1.906, 1.957 without the gate and 1.835, 1.918 with it. The rows are on the first
+version of the text (commit d8014b5); a later run is on another.
 """
 
 include = "base/bytes.py"

@@ -1,17 +1,10 @@
 """
 Does the gate lower WikiText-103's word perplexity by more than 3%? 125M parameters, five mixers, five seeds.
 
-12 x 768, 1,024 tokens, 0.5M tokens a step: the recipe of config/wikitext103/base.py, 0.6B tokens a run. Each mixer has
-no gate, an elementwise sigmoid gate, and its native gate if it was published with one. Each arm chooses its learning
-rate on another seed, by runs of a tenth and of a third. The claims are about ratios: a gain of 3% is a difference of
-0.0305 in the logarithm of the test split's word perplexity, without minus with. They were written before the first run.
-Five seeds support a claim that stands alone, so that those by mixer are exploratory. Several machines may share
-out_dir, each with a call of its own.
-
-    python experiment.py config/experiments/wikitext103.py --dry_run=true
-    python experiment.py config/experiments/wikitext103.py
-    python experiment.py config/experiments/wikitext103.py --processes_per_run=8     each run on eight GPUs of a node
-    python experiment.py config/experiments/wikitext103.py --data='{"from_dir": "FOLDER"}'     without a network
+The recipe of config/wikitext103/base.py, 0.6B tokens a run. Each arm chooses its learning rate on another seed, by runs
+of a tenth and of a third. A gain of 3% is a difference of 0.0305 in the logarithm of the test split's word perplexity,
+without minus with. The claims were written before the first run. Five seeds support a claim that stands alone, so that
+those by mixer are exploratory. Several machines may share out_dir, each with a call of its own (docs/wikitext103.md).
 
 Result: not run yet.
 """

@@ -1,11 +1,9 @@
 """
 The 125M comparison on WikiText-103, what all its arms share: 12 x 768, T = 1024, 0.5M tokens a step, dropout 0.1.
 
-An arm is two flags, --attention and --gate, and a folder of its own. As the file stands it is softmax without a gate.
-
-The recipe took a Transformer of this size to a token perplexity of 18.6 (Poli et al. 2023, table 4.3; up to 100
-epochs). This budget: 0.6B tokens an arm (5 epochs), about 1 GPU-hour on an A100, 10 for ten arms.
-The larger one, 3.8B tokens (32 epochs, 6 GPU-hours an arm): name budget_3.8B.py behind this file.
+An arm is two flags, --attention and --gate, and a folder of its own. The recipe took a Transformer of this size to a
+token perplexity of 18.6 (Poli et al. 2023, table 4.3; up to 100 epochs). This budget: 0.6B tokens an arm (5 epochs),
+about 1 GPU-hour on an A100. The larger one, 3.8B tokens (32 epochs): name budget_3.8B.py behind this file.
 
     python data/wikitext103/prepare.py
     python train.py config/wikitext103/base.py --attention=gla --gate=elementwise --out_dir=out/wikitext103/gla_gated

@@ -7,9 +7,7 @@ and names what it compares; the claim below stands unless the experiment has cla
 
 arms = {"none": {"gate": "none"}, "elementwise": {"gate": "elementwise"}}
 solved_above = 0.9
-claims = {
-    "the gate adds more than 5 points": {"contrast": {"elementwise": 1, "none": -1}, "above": 0.05},
-}
+claims = {"the gate adds more than 5 points": {"contrast": {"elementwise": 1, "none": -1}, "above": 0.05}}
 
 prepare = "mqar"
 data = {

@@ -1,0 +1,206 @@
+"""
+What a run computes on: dtypes, devices, their peaks, steps without a wait, compiled steps.
+
+    python -m pytest tests/test_devices.py
+"""
+
+import contextlib
+import functools
+import json
+import math
+import subprocess
+import sys
+import traceback
+import types
+from unittest import mock
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import train
+from data.mqar import prepare as mqar_prepare
+from data.shards import Dataset
+from model import MIXERS
+from runs import checkpoint as checkpoints
+from runs import hardware, outdir
+
+
+@pytest.fixture
+def run(mqar, tmp_path, helpers):
+    """run(name, key=value, ...) trains the tiny model on MQAR in the folder of that name, and returns the folder."""
+    return lambda name, **keys: helpers.train(**dict(dataset=mqar, out_dir=tmp_path / name, meters=False) | keys)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_on_the_cpu_stays_near_float32(run, tmp_path, helpers, dtype):
+    half, full = (helpers.losses(run(name, dtype=name)) for name in (dtype, "float32"))
+    assert half == pytest.approx(full, rel=5e-3) and half != full
+    weights = checkpoints.load(tmp_path / dtype)["model"].values()
+    assert {tensor.dtype for tensor in weights} == {torch.float32}
+
+
+def test_float16_on_a_cpu_is_refused_with_what_to_take_instead(run, tmp_path, helpers):
+    message = helpers.error_of(run, "out", dtype="float16")
+    assert message.startswith("dtype=float16: on a cpu it is several times slower than float32: take float32 or")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_step_whose_float16_gradient_overflows_is_skipped_and_its_row_is_json(run, helpers, monkeypatch):
+    start_too_high = functools.partial(torch.amp.GradScaler, init_scale=2.0**60)
+    monkeypatch.setattr(torch.amp, "GradScaler", start_too_high)
+    out = run("half", dtype="float16", max_iters=1)
+    (row,) = helpers.metrics(out, "train")  # which refuses Infinity
+    assert row["grad_norm"] is None and math.isfinite(row["loss"])
+    before, after = helpers.metrics(out, "eval")
+    assert before["val_loss"] == after["val_loss"]
+    assert checkpoints.load(out)["scaler"]["scale"] == 2.0**59
+
+
+class HostReads(TorchDispatchMode):
+    """The functions of ours that read a tensor's value or a count of its elements: they would wait for a GPU there."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if torch.Tag.data_dependent_output in function.tags or torch.Tag.dynamic_output_shape in function.tags:
+            frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(OURS)]
+            places.add((frames[-1].name, frames[-1].lineno))
+        return function(*args, **(kwargs or {}))
+
+
+OURS, places = tuple(f"{outdir.ROOT}/{name}" for name in ("ops/", "runs/", "train.py", "model.py", "gate.py")), set()
+
+
+@pytest.mark.parametrize(
+    ("mixer", "dtype"),
+    [("softmax", "float32"), ("softmax", "float16"), *((mixer, "bfloat16") for mixer in ("gla", "mamba2", "kda"))],
+)
+def test_no_step_waits_for_a_gpu(run, text, monkeypatch, mixer, dtype):
+    load_batches, micro_loss, watch = train.load_batches, train.micro_loss, contextlib.ExitStack()
+
+    def first_loss(*args):  # a step begins with it, and ends with the next one's batches
+        if not watched:
+            watched.append(watch.enter_context(HostReads()))
+        return micro_loss(*args)
+
+    def load(*args):
+        batches = load_batches(*args)
+        watch.close()
+        watched.clear()
+        return batches
+
+    watched = places.clear() or []
+    monkeypatch.setattr(train, "micro_loss", first_loss)
+    monkeypatch.setattr(train, "load_batches", load)
+    keys = dict(dropout=0.1, gradient_accumulation_steps=2, max_iters=2, log_interval=1000)
+    run("out", dataset=text, attention=mixer, gate="elementwise", dtype=dtype, **keys)
+    # one read each: labels are counted before they are on the device, and forward looks at them on a CPU only
+    names = [name for name, _ in places]
+    assert sorted(names) in (["load_batches"], ["forward", "load_batches"])  # of none, nothing was watched
+
+
+def test_to_a_gpu_a_batch_goes_from_pinned_memory_without_a_wait():
+    tensor, processes = mock.Mock(), types.SimpleNamespace(device_type="cuda", device="cuda:1")
+    on_device = hardware.Processes.to_device(processes, tensor)
+    assert on_device is tensor.pin_memory().to.return_value
+    tensor.pin_memory().to.assert_called_once_with("cuda:1", non_blocking=True)
+
+
+def test_the_peak_of_a_gpu_is_its_data_sheets_or_measured(monkeypatch):
+    for name, expected in {
+        "NVIDIA A10": 125e12,
+        "NVIDIA A100-SXM4-80GB": 312e12,
+        "NVIDIA H100 80GB HBM3": 989e12,
+        "NVIDIA H100 PCIe": 756e12,
+        "NVIDIA GH200 480GB": 989e12,
+        "NVIDIA GeForce RTX 4090": 165e12,
+        "NVIDIA GeForce RTX 4090 Laptop GPU": None,
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb": None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
+        monkeypatch.setattr(hardware, "gemm_rate", lambda device, dtype: 7e12)
+        flops, source = hardware.peak_flops("cuda", "bfloat16")
+        assert flops == (expected or 7e12), name
+        assert (f"data sheet's for {name}" in source) is (expected is not None) is ("measured" not in source)
+    monkeypatch.setattr(hardware, "gemm_rate", lambda device, dtype: {"bfloat16": 1e12, "float32": 2e12}[dtype])
+    # part of a step is in float32
+    assert hardware.peak_flops("cpu", "bfloat16") == (2e12, "a matrix product in float32, measured")
+
+
+def test_a_gpu_that_only_emulates_bfloat16_computes_in_float16(monkeypatch):
+    for emulates, dtype in ((True, "float16"), (False, "bfloat16")):  # V100 or T4; A100
+        is_supported = lambda including_emulation=True, own=not emulates: own or including_emulation  # noqa: E731
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
+        assert hardware.pick_dtype.__wrapped__("auto", "cuda") == dtype
+
+
+def test_mfu_is_three_forward_passes_over_the_peak(run, text, helpers, capsys, monkeypatch):
+    monkeypatch.setattr(train, "peak_flops", lambda device, dtype: (2e9, f"a matrix product in {dtype}, measured"))
+    out = run("out", dataset=text)
+    assert "MFU: against 0.002 TFLOP/s a process, a matrix product in float32, measured" in capsys.readouterr().out
+    flops = json.loads((out / "config.json").read_text())["flops_per_token"]
+    for row in helpers.metrics(out, "train"):
+        assert row["mfu"] == pytest.approx(row["tokens_per_second"] * 3 * flops / 2e9)
+
+
+def test_compile_auto_says_why():
+    for asked, device, steps, is_on in [
+        ("true", "cpu", 1, True), ("false", "cuda", 9999, False), ("auto", "cpu", 9999, False),
+        ("auto", "cuda", 499, False), ("auto", "cuda", 500, True),
+    ]:  # fmt: skip
+        why = " (auto: on for 500 steps or more on a GPU)" if asked == "auto" else ""
+        words = f", compile {'on: the first step takes a while' if is_on else 'off'}{why}, torch {torch.__version__}"
+        assert train.is_compiled(train.TrainConfig(compile=asked, max_iters=steps), device) == (is_on, words)
+
+
+@pytest.mark.parametrize(
+    "mixer", [pytest.param(name, marks=() if name in ("softmax", "gla") else pytest.mark.slow) for name in MIXERS]
+)
+def test_rows_of_four_lengths_are_compiled_once_and_learn_the_same(mixer, run, tmp_path, helpers, monkeypatch):
+    data, compiled, seen = tmp_path / "data", [], set()
+    sizes = dict(slices="10/2,16/2,24/4,32/4", vocab_size=16, train_size=40, val_size=8)
+    mqar_prepare.main(helpers.words(**sizes, out_dir=data))
+
+    def counting(graph, inputs):
+        compiled.append(graph)
+        return graph
+
+    def spied(dataset, *words, batch=Dataset.batch, **keys):
+        seen.add(batch(dataset, *words, **keys | {"same_length": False})[0].shape[1])
+        return batch(dataset, *words, **keys)
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counting))
+    monkeypatch.setattr(Dataset, "batch", spied)
+    keys = dict(dataset=data, attention=mixer, gate="elementwise", n_layer=1, batch_size=1, max_iters=12)
+    torch._dynamo.reset()
+    out = run("compiled", compile="true", **keys)
+    assert seen == {10, 16, 24, 32} and len(compiled) == 1  # evaluations at every length, too
+    assert helpers.losses(out) == pytest.approx(helpers.losses(run("plain", **keys)), rel=1e-4)
+
+
+def test_train_starts_without_what_only_other_scripts_need():
+    heavy = "matplotlib", "transformers", "datasets", "tiktoken", "pandas", "torch._dynamo", "torch._inductor"
+    code = f"import sys, train; print([name for name in {heavy} if name in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=outdir.ROOT, capture_output=True, text=True)
+    assert ended.stdout == "[]\n", ended.stderr
+
+
+def test_a_run_says_what_it_runs_on(run, capsys):
+    run("out", compile="false", dtype="bfloat16", max_iters=1)
+    said = capsys.readouterr().out
+    n_params = 32 * 16 + 2 * (4 * 16 * 16 + 2 * 2 * 16 * 16 + 2 * 16) + 16  # embedding, blocks, last norm
+    assert f"2 x 16, softmax, gate none, {n_params:,} parameters" in said
+    assert "device: cpu, bfloat16, 1 process(es) of 1 threads, compile off, torch" in said
+    assert "32 ids, 128 tokens a step" in said
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_may_have_an_index_and_one_that_is_not_there_is_one_clear_line(run, helpers, monkeypatch):
+    assert helpers.error_of(run, "out", device="cuda").startswith("device='cuda': this machine has none")
+    assert hardware.pick_device("cpu:0") == "cpu:0"
+    assert helpers.error_of(hardware.pick_device, "cuda:0").startswith("device='cuda:0': this machine has none")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [hardware.pick_device(name) for name in ("cuda", "cuda:1")] == ["cuda", "cuda:1"]
+    for name in ("cuda:2", "cuda:x"):
+        message = helpers.error_of(hardware.pick_device, name)
+        assert message == f"device={name!r}: this machine's last one is cuda:1"
