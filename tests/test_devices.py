@@ -40,12 +40,6 @@ def test_half_precision_on_the_cpu_stays_near_float32(run, tmp_path, helpers, dt
     assert {tensor.dtype for tensor in weights} == {torch.float32}
 
 
-def test_float16_on_a_cpu_is_refused_with_what_to_take_instead(run, tmp_path, helpers):
-    message = helpers.error_of(run, "out", dtype="float16")
-    assert message.startswith("dtype=float16: on a cpu it is several times slower than float32: take float32 or")
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_step_whose_float16_gradient_overflows_is_skipped_and_its_row_is_json(run, helpers, monkeypatch):
     start_too_high = functools.partial(torch.amp.GradScaler, init_scale=2.0**60)
     monkeypatch.setattr(torch.amp, "GradScaler", start_too_high)
