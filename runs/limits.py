@@ -1,11 +1,7 @@
-"""How much memory this machine has left, and how many files a process may open.
-
-No torch is imported here: prepare.py starts without.
-"""
+"""How much memory this machine has left."""
 
 import os
 import re
-import resource
 from pathlib import Path
 
 
@@ -15,14 +11,6 @@ def ram_available() -> int:
     if meminfo.is_file() and (line := re.search(r"MemAvailable: +(\d+) kB", meminfo.read_text())):
         return 1024 * int(line[1])
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def allow_open_files(more: int) -> None:
-    """Raises this process's limit on open files for so many more, as far as the system lets it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = more + 512 if hard == resource.RLIM_INFINITY else min(more + 512, hard)  # beside those that are open
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def show_bytes(size: float) -> str:

@@ -7,7 +7,6 @@ import pytest
 
 import evaluate
 import train
-from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
 from model import GPT, GPTConfig
 from runs import memory
@@ -44,8 +43,3 @@ def test_evaluate_reads_a_text_shorter_than_the_block_size_it_was_trained_with(h
     config = evaluate.EvaluateConfig()
     memory.check_evaluation(config, model, dataset, 5000)
     assert "reads all of it" in helpers.error_of(memory.check_evaluation, config, model, dataset, 5001)
-
-
-def test_mqar_beyond_memory_is_refused_before_anything_is_written(helpers, tmp_path):
-    error = helpers.error_of(mqar_prepare.main, helpers.words(train_size=1 << 50, out_dir=tmp_path / "data"))
-    assert "would be needed" in error and "lower train_size" in error and not (tmp_path / "data").exists()
