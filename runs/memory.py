@@ -6,13 +6,31 @@ takes several times as much. Where torch reports a shortage all the same, config
 
 from configurator import UserError
 
+import os
+import re
+from pathlib import Path
+
 import torch
 
 from data.shards import Dataset
 from model import GPT, GPTConfig
 from runs.hardware import Processes
-from runs.limits import ram_available, show_bytes
 from runs.parallel import shards_of
+
+
+def ram_available() -> int:
+    """Bytes of RAM that are left on this machine; where the system does not say, all of its RAM."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file() and (line := re.search(r"MemAvailable: +(\d+) kB", meminfo.read_text())):
+        return 1024 * int(line[1])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def show_bytes(size: float) -> str:
+    for unit, name in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if size >= unit:
+            return f"{size / unit:,.1f} {name}"
+    return f"{size / 1e3:,.0f} kB"
 
 
 class NotEnoughMemory(UserError):
