@@ -29,7 +29,7 @@ import torch
 
 from ops.kernels import has_fla
 from runs import files
-from runs.hardware import check_threads, gemm_rate, keep_freed_memory, pick_device, pick_dtype, usable_cores
+from runs.hardware import gemm_rate, keep_freed_memory, pick_device, pick_dtype, usable_cores
 from runs.outdir import write_text
 from speed.costs import bench_decode, bench_length, bench_overhead, bench_train
 from speed.forms import bench_ops
@@ -50,7 +50,6 @@ def main(argv: list[str]) -> None:
     config = configurator.load(BenchConfig, argv, positional="what", program="bench.py", description=__doc__)
     for name in config.what:
         check_choice("what", name, (*PARTS, "all"))
-    check_threads(config.threads)
     config.threads = config.threads or usable_cores()
     torch.set_num_threads(config.threads)
     keep_freed_memory()  # for all sides

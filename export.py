@@ -2,11 +2,10 @@
 
     python export.py --checkpoint=out/best.pt --safetensors=export
     python export.py --from_hf=Qwen3-0.6B --out_dir=out/qwen3           a folder from a hub: as a checkpoint
-    python export.py --checkpoint=out/best.pt --to_hf=exported          a checkpoint, for transformers
 
 The folder export/ gets model.safetensors and config.json. Every script that loads a checkpoint also
 loads such a folder: `train.py --init_from=export`, `sample.py --checkpoint=export`. docs/checkpoints.md
-lists which models of transformers can be read and written.
+lists which models of transformers can be read.
 """
 
 import sys
@@ -20,14 +19,13 @@ from configurator import key
 from dataclasses import dataclass
 
 from runs.checkpoint import import_safetensors, load, save_folder
-from runs.huggingface import export_to, read_folder, write_folder
+from runs.huggingface import export_to, read_folder
 
 
 @dataclass
 class ExportConfig:
     checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)")
     safetensors: str = key("export", "folder for model.safetensors and config.json", is_path=True)
-    to_hf: str | None = key(None, "folder for the checkpoint as transformers reads it", is_path=True)
     from_hf: str | None = key(None, "a folder of transformers, to be written to out_dir as a checkpoint")
     out_dir: str = key("out/imported", "from_hf: folder for the checkpoint", is_path=True)
     block_size: int = key(2048, "from_hf: the longest context to keep; a longer one takes more memory", at_least=1)
@@ -38,8 +36,6 @@ def main(argv: list[str]) -> None:
     config = configurator.load(ExportConfig, argv, positional=None, program="export.py", description=__doc__)
     if config.from_hf is not None:
         lines = read_folder(config.from_hf, config.out_dir, config.block_size, config.overwrite)
-    elif config.to_hf is not None:
-        lines = write_folder(config.checkpoint, config.to_hf, config.overwrite)
     else:
         written = export(config.checkpoint, config.safetensors, config.overwrite)
         lines = [f"written to {config.safetensors}/: {', '.join(written)}"]

@@ -181,5 +181,5 @@ class TrainConfig(GPTConfig):
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     compile: str = key("auto", "torch.compile; auto: for 500 steps or more on a GPU", choices=("auto", "true", "false"))
-    threads: int = key(0, "CPU threads per process (0: cores / processes)", at_least=0)
+    threads: int = key(0, "CPU threads per process (0: cores / processes)", at_least=0, at_most=512)
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")

@@ -61,7 +61,7 @@ class MetersConfig:
     dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=tuple(DTYPES))
     out: str | None = key(None, "file for the JSON (None: meters.json beside the last checkpoint)", is_path=True)
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
-    threads: int = key(0, "CPU threads (0: cores)", at_least=0)
+    threads: int = key(0, "CPU threads (0: cores)", at_least=0, at_most=512)
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
 
@@ -198,10 +198,6 @@ def table(result: dict) -> str:
         *aligned([list(rows[0]), *(list(row.values()) for row in rows)]),
         "",
     ]
-    mixers: dict = {}  # by what their sinks are a share of
-    for layer in layers:
-        mixers.setdefault(layer["sink"]["kind"], {})[layer["mixer"]] = None
-    lines += [f"sink of {', '.join(names)}: {probe.SINK_KINDS[kind]}" for kind, names in mixers.items()]
     lines += [f"collapsed: {line}" for line in probe.collapsed_gates(layers)]
     lines += ["", f"loss {result['loss']:.4f}, accuracy {result['accuracy']:.1%}, over {result['labels']:,} labels"]
     for row in result["pruning"]:
@@ -212,16 +208,14 @@ def table(result: dict) -> str:
 
 def layer_row(i: int, layer: dict) -> dict[str, str]:
     """{column: its text}; means over the heads."""
-    gate, sink, rank, residual = shown_gate(layer), layer["sink"], layer["rank"], layer["residual"]
+    gate, sink, residual = shown_gate(layer), layer["sink"], layer["residual"]
     return {
         "layer": str(i),
         "mixer": layer["mixer"],
         **{f"gate {name}": show(gate.get(name), form) for name, form in GATE_COLUMNS.items()},
         "sink": show(sink["share"]),
         "random": show(sink["random_tokens"]),
-        "heads >0.3": show([sink["heads_above"]], ".0%"),
         "token 0 of readout": f"{show(sink['token_0_before'])} {show(sink['token_0_after']):>6}",
-        "its rank": f"{show(rank['before'], '.1f')} {show(rank['after'], '.1f'):>5}",
         "max |h|": show([residual["max"]], ".4g"),
         "over median": show([residual["max_over_median"]], ".4g"),
         "position (token) channel": f"{residual['position']} ({residual['token']}) {residual['channel']}",

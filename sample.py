@@ -24,7 +24,6 @@ import torch
 from data.shards import open_dataset
 from data.tokenizer import tokenizer_of, tokenizer_of_checkpoint
 from ops.sampling import most_new_tokens
-from runs import memory
 from runs.checkpoint import check_vocabulary, load_model
 from runs.hardware import pick_device
 
@@ -51,7 +50,6 @@ class SampleConfig:
     seed: int = key(1337, "seed of the draws", at_least=0)
     dataset: str | None = key(None, "backcopy: the folder of its data (None: what the checkpoint was trained on)")
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
-    memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
 
 def main(argv: list[str]) -> None:
@@ -68,7 +66,6 @@ def main(argv: list[str]) -> None:
     prompt = read_prompt(config.start)
     # the model reads first_ids before the prompt, as each row of its training began with them
     idx = torch.tensor([[*first_ids, *tokenizer.encode(prompt)]], dtype=torch.long, device=model.wte.weight.device)
-    memory.check_pass(config, model, 1, idx.shape[1])
     # if not even one fits, stream raises with the reason
     n_new = config.max_new_tokens or int(max(1, min(500, most_new_tokens(model, idx.shape[1]))))
     if config.max_new_tokens is None and n_new < 500:

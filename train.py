@@ -95,7 +95,7 @@ def run(config: TrainConfig, processes: Processes, resumed: dict | None, source:
         raise UserError(f"vocab_size={vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
     config = copy.copy(config)
     config.vocab_size = vocab_size
-    processes.on_main(lambda: notes.append(memory.check_training(config, resumed, dataset, processes)))
+    processes.on_main(memory.check_training, config, dataset, processes)
     with processes.signals_held(), OutDir(config, processes, resumed) as out:
         train(config, processes, dataset, out, resumed, source, notes)
 
@@ -243,10 +243,10 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
             f"data: {dataset.folder}, {dataset.vocab_size:,} ids, {tokens_per_step:,} tokens a step"
             + ("" if perfect is None else f", the perfect predictor's validation loss is {perfect:.4f}"),
             f"device: {device_type}, {dtype}{', float32 products by TF32' * (device_type == 'cuda')}, {world_size} "
-            f"process(es) of {processes.threads} threads{parallel.in_words(config, world_size)}{compile_in_words}",
+            f"process(es) of {processes.threads} threads{f', {config.parallel}' * (world_size > 1)}{compile_in_words}",
             f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {peak_source}",
         ]
-        print("\n".join([*lines, *notes_on_keys(config, new)]))
+        print("\n".join([*lines, *notes_on_keys(config)]))
     code, code_files = code_sha256()  # read now: later edits do not change this run
     about = {"run_id": run_id, "config": dataclasses.asdict(config), "dtype": dtype}
     about |= {"code_sha256": code, "code_files": code_files}

@@ -82,19 +82,15 @@ def import_safetensors() -> ModuleType:
     return safetensors
 
 
-def save_folder(folder: Path, weights: dict[str, torch.Tensor], about: dict, is_ours: bool = True) -> None:
-    """Writes weights to model.safetensors and, after them, `about` to config.json. Raises UserError.
-
-    is_ours: whether `load` is to read it, so that config.json gets the format number and the weights' sha256, too.
-    """
+def save_folder(folder: Path, weights: dict[str, torch.Tensor], about: dict) -> None:
+    """Writes model.safetensors and then config.json: `about`, FORMAT and the weights' sha256. Raises UserError."""
     library, file = import_safetensors(), folder / "model.safetensors"
     plain = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
     try:
         write_whole(file, lambda part: library.torch.save_file(plain, part.name, {"format": "pt"}))
     except (RuntimeError, library.SafetensorError) as error:
         raise UserError(f"{file}: cannot be written ({first_line(error)})") from None
-    if is_ours:
-        about = about | {"format": FORMAT, "sha256": _sha256_of(file)}
+    about = about | {"format": FORMAT, "sha256": _sha256_of(file)}
     write_text(folder / "config.json", json.dumps(about, indent=2, allow_nan=False))  # load has refused what is no JSON
 
 

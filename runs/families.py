@@ -1,7 +1,6 @@
-"""The families of transformers that are read and written: their config.json and tensors, and our keys and tensors.
+"""The families of transformers that are read: their config.json and tensors, and our keys and tensors.
 
     keys_of(config, block_size)                 a config.json of theirs -> keys of GPTConfig
-    config_of(config, mlp_width, dtype)         the other way
     parts_of(config, family, names)             which tensors of theirs hold the numbers of which tensors of ours
 
 | family         | what is special                                                                                   |
@@ -17,7 +16,6 @@
 
 from configurator import UserError, rules_of, show
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -52,32 +50,24 @@ NAMES = {
     "softmax.out_proj": "self_attn.o_proj", "softmax": "self_attn",
     "gated_deltanet.conv": "linear_attn.conv1d", "gated_deltanet": "linear_attn",
 }  # fmt: skip
-NAMES_OF_GPT2 = {
-    "^head": "lm_head",
-    "^norm": "transformer.ln_f",
-    "^wte": "transformer.wte",
-    "^wpe": "transformer.wpe",
-    "^blocks": "transformer.h",
-    "norm_": "ln_",
-    "softmax.qkv": "attn.c_attn",  # the rows of q, of k and of v, as ours
-    "softmax.out_proj": "attn.c_proj",
-    "mlp.up": "mlp.c_fc",
-    "mlp.down": "mlp.c_proj",
-}
+NAMES_OF_GPT2 = {  # the rows of c_attn are those of q, of k and of v, as ours
+    "^head": "lm_head", "^norm": "transformer.ln_f", "^wte": "transformer.wte", "^wpe": "transformer.wpe",
+    "^blocks": "transformer.h", "norm_": "ln_", "softmax.qkv": "attn.c_attn", "softmax.out_proj": "attn.c_proj",
+    "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
+}  # fmt: skip
 
 
 class Family(NamedTuple):
-    architecture: str  # its class in transformers
     keys: dict[str, str] = KEYS
     names: dict[str, str] = NAMES
 
 
 FAMILIES = {  # by model_type
-    "llama": Family("LlamaForCausalLM"),
-    "qwen3": Family("Qwen3ForCausalLM"),
-    "qwen3_next": Family("Qwen3NextForCausalLM", KEYS | KEYS_OF_DELTA),
-    "qwen3_5_text": Family("Qwen3_5ForCausalLM", KEYS | KEYS_OF_DELTA),
-    "gpt2": Family("GPT2LMHeadModel", KEYS_OF_GPT2, NAMES_OF_GPT2),
+    "llama": Family(),
+    "qwen3": Family(),
+    "qwen3_next": Family(KEYS | KEYS_OF_DELTA),
+    "qwen3_5_text": Family(KEYS | KEYS_OF_DELTA),
+    "gpt2": Family(KEYS_OF_GPT2, NAMES_OF_GPT2),
 }
 
 # Other fields that are read or forbidden, by the rules of rules.py; those of one key obey the rule of that key
@@ -85,8 +75,6 @@ NO = Rule(bool, choices=(False,))
 NO_FLAGS = ("attention_bias?", "qkv_bias?", "mlp_bias?", "use_sliding_window?", "scale_attn_by_inverse_layer_idx?")
 FIELDS: dict[str, Any] = {
     "full_attention_interval?": (int, 1, 10_000),
-    "num_experts?": (int, 0, 1 << 40),
-    "mlp_only_layers?": [(int, 0, 10_000), 0, 10_000],
     "layer_types?": [(str, 1, 99), 1, 10_000],
     "rope_scaling?": (dict, 0, 99),
     "rope_parameters?": (dict, 0, 99),
@@ -135,15 +123,9 @@ def rope_keys(config: dict, family: str) -> dict[str, Any]:
         raise UserError(
             f"partial_rotary_factor={show(fraction)}: {family} of transformers turns all channels of a head"
         )
-    n_layer, n_head, width = config["num_hidden_layers"], config["num_attention_heads"], config["hidden_size"]
-    if family == "llama" and width % n_head:
-        raise UserError(f"hidden_size={width}: in llama a multiple of num_attention_heads={n_head}")
-    has_experts = config.get("num_experts", family == "qwen3_next")
-    if has_experts and not set(range(n_layer)) <= set(config.get("mlp_only_layers", [])):
-        raise UserError("num_experts: a mixture of experts, and every block here has one MLP")
     return {
         "norm_eps": 1e-6,
-        "n_kv_head": n_head,
+        "n_kv_head": config["num_attention_heads"],
         "tie_embeddings": False,
         "mlp": "swiglu",
         "rope_base": rope.get("rope_theta", config.get("rope_theta", 10000.0)),
@@ -171,11 +153,7 @@ def layer_keys(config: dict, family: str) -> dict[str, Any]:
 
 
 def gpt2_keys(config: dict) -> dict[str, Any]:
-    """The keys that say more than a field of GPT-2's config.json does, and defaults of others. Raises UserError."""
-    if second := next(
-        (field for field in KEYS.values() if field in config and field not in KEYS_OF_GPT2.values()), None
-    ):
-        raise UserError(f"{second}: GPT-2 has a name of its own for it")
+    """The keys that say more than a field of GPT-2's config.json does, and defaults of others."""
     return {
         "mlp_width": 4 * config["n_embd"],
         "norm_eps": 1e-5,
@@ -188,51 +166,16 @@ def gpt2_keys(config: dict) -> dict[str, Any]:
     }
 
 
-def config_of(config: GPTConfig, mlp_width: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Their config.json for a model of ours. Whether it says all of the model is seen by reading it back."""
-    keys: dict[str, Any] = dataclasses.asdict(config) | dict(zip(KEYS_OF_DELTA, config.delta_sizes, strict=True))
-    keys |= {"n_kv_head": config.n_kv_head or config.n_head, "mlp_width": mlp_width}
-    has_gate = any(gate.native or gate.positions for _, gate in config.layers())
-    family = "qwen3_next" if has_gate else "qwen3" if config.qk_norm else "llama"
-    family = "gpt2" if config.norm == "layer" else family
-    about = {
-        "architectures": [FAMILIES[family].architecture],
-        "model_type": family,
-        "dtype": str(dtype).removeprefix("torch."),
-        **{field: keys[key] for key, field in FAMILIES[family].keys.items()},
-        **dict.fromkeys(("bos_token_id", "eos_token_id")),  # some classes would take a number of their own for the end
-    }
-    if family == "gpt2":
-        dropout = dict.fromkeys(("embd_pdrop", "resid_pdrop"), config.dropout) | {"attn_pdrop": 0.0}
-        return about | dropout | {"activation_function": "gelu" if config.mlp == "gelu" else "gelu_new"}
-    about |= {
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
-        "rope_theta": config.rope_base,  # for versions of transformers before 5
-    }
-    if family != "qwen3_next":
-        return about
-    types = {"softmax": "full_attention", "gated_deltanet": "linear_attention"}
-    return about | {
-        "linear_conv_kernel_dim": 4,
-        "partial_rotary_factor": config.rope_fraction,
-        "layer_types": [types.get(mixer, mixer) for mixer, _ in config.layers()],
-        "mlp_only_layers": list(range(config.n_layer)),  # no layer has experts
-    }
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Their tensors and ours
 
 
 class Part(NamedTuple):
-    """Tensors of theirs that hold the same numbers as tensors of ours. Both functions take and return lists."""
+    """Tensors of theirs that hold the same numbers as tensors of ours: to_ours takes and returns a list."""
 
     theirs: list[str]
     ours: list[str]
     to_ours: Callable
-    to_theirs: Callable
 
 
 def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[Part]:
@@ -245,21 +188,23 @@ def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[P
             yield rows_part(config, family, mixer, gate, place[1])
         elif ".gates." not in ours:  # those come with the rest of the rows
             theirs = ours.replace(".mixer.", f".{mixer}.")
-            to_ours, to_theirs = translation(theirs, family)
+            to_ours = translation(theirs, family, config.block_size)
             for name, replacement in FAMILIES[family].names.items():
                 theirs = re.sub(name, replacement, theirs)
-            yield Part([theirs], [ours], lambda w, f=to_ours: [f(w[0])], lambda w, f=to_theirs: [f(w[0])])
+            yield Part([theirs], [ours], lambda w, f=to_ours: [f(w[0])])
 
 
-def translation(name: str, family: str) -> tuple[Callable, Callable]:
-    """(theirs to ours, ours to theirs) of a tensor; name: ours, with that of the mixer."""
+def translation(name: str, family: str, block_size: int) -> Callable:
+    """What makes their tensor ours; name: ours, with that of the mixer."""
+    if name == "wpe.weight":  # as many positions as are kept
+        return lambda w: w[:block_size]
     if family == "gpt2" and name.startswith("blocks"):
-        return torch.t, torch.t  # linear layers are (inputs, outputs) there; vectors stay as they are
+        return torch.t  # linear layers are (inputs, outputs) there; vectors stay as they are
     if "gated_deltanet.conv." in name:  # (channels, 1, width), ours (width, channels)
-        return lambda w: w.squeeze(1).T, lambda w: w.T[:, None]
+        return lambda w: w.squeeze(1).T
     if family in GATED and "norm" in name and "gated_deltanet" not in name:  # in bfloat16 the sum would lose digits
-        return lambda w: w.float() + 1, lambda w: w.float() - 1
-    return lambda w: w, lambda w: w
+        return lambda w: w.float() + 1
+    return lambda w: w
 
 
 def rows_part(config: GPTConfig, family: str, mixer: str, gate: Any, layer: str) -> Part:
@@ -273,33 +218,28 @@ def rows_part(config: GPTConfig, family: str, mixer: str, gate: Any, layer: str)
         sizes = {"q": Hk * Dk, "k": Hk * Dk, "v": H * Dv, "z": H * Dv, "b": H, "a": H}
         layout = {"qkvz": Hk, "ba": Hk} if family == "qwen3_next" else {"qkv": 1, "b": 1, "a": 1, "z": 1}
         theirs = {f"linear_attn.in_proj_{blocks}": (groups, blocks) for blocks, groups in layout.items()}
-        ours = {"in_proj": (1, "qkvba"), "gates.native.proj": (1, "z")}
+        ours = {"in_proj": "qkvba", "gates.native.proj": "z"}
     else:
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
         granularity = gate.positions.get("readout", "none")
         sizes = {"q": H * D, "k": Hk * D, "v": Hk * D, "g": H if granularity == "headwise" else H * D}
         in_q_proj = (H if family in GATED else Hk, "q" if granularity == "none" else "qg")
         theirs = {"self_attn.q_proj": in_q_proj, "self_attn.k_proj": (1, "k"), "self_attn.v_proj": (1, "v")}
-        ours = {"qkv": (1, "qkv")} | ({} if granularity == "none" else {"gates.readout.proj": (1, "g")})
-    there, here = list(theirs.values()), list(ours.values())
+        ours = {"qkv": "qkv"} | ({} if granularity == "none" else {"gates.readout.proj": "g"})
     return Part(
         [f"model.layers.{layer}.{name}.weight" for name in theirs],
         [f"blocks.{layer}.mixer.{name}.weight" for name in ours],
-        lambda weights: rearranged(weights, there, here, sizes),
-        lambda weights: rearranged(weights, here, there, sizes),
+        lambda weights: rearranged(weights, list(theirs.values()), list(ours.values()), sizes),
     )
 
 
-def rearranged(weights: list[torch.Tensor], before: list, after: list, sizes: dict[str, int]) -> list[torch.Tensor]:
-    """The same blocks of rows in other weights. before, after: (groups, blocks) of each weight; sizes: rows of a block.
+def rearranged(weights: list[torch.Tensor], theirs: list, ours: list[str], sizes: dict[str, int]) -> list[torch.Tensor]:
+    """The same blocks of rows in other weights. theirs: (groups, blocks) of each; ours: its blocks; sizes: their rows.
 
-    A weight has the rows of each of its blocks in group 0, then those in group 1 ...
+    A weight of theirs has the rows of each of its blocks in group 0, then those in group 1 ...
     """
     rows = {}  # of each block: (groups, rows of a group, inputs), then without groups
-    for weight, (groups, blocks) in zip(weights, before, strict=True):
+    for weight, (groups, blocks) in zip(weights, theirs, strict=True):
         parts = weight.unflatten(0, (groups, -1)).split([sizes[block] // groups for block in blocks], dim=1)
         rows |= {block: part.flatten(0, 1) for block, part in zip(blocks, parts, strict=True)}
-    return [
-        torch.cat([rows[block].unflatten(0, (groups, -1)) for block in blocks], dim=1).flatten(0, 1)
-        for groups, blocks in after
-    ]
+    return [torch.cat([rows[block] for block in blocks]) for blocks in ours]

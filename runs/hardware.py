@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-TOO_SLOW = {("float16", "cpu")}  # (dtype, device): several times slower than float32
 # how long processes wait for each other; rank 0 alone saves and runs the meters meanwhile. gloo's own are 30 minutes
 MOST_WAIT = datetime.timedelta(minutes=10)
 SIGNAL_STEPS = 10  # several processes look for a signal every so many steps, at most: each look is a wait for all
@@ -45,21 +44,15 @@ def pick_device(name: str) -> str:
 
 
 @functools.cache  # the probe of a CPU takes a while, and might not find the same twice
-def _fastest_dtype(device):
+def pick_dtype(name: str, device: str) -> str:
+    """The name of the dtype of matrix products; for auto that of the device's fastest ones."""
+    if name != "auto":
+        return name
     if device == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
     if device == "mps":
         return "float32"
     return "bfloat16" if gemm_rate(device, "bfloat16") > 1.3 * gemm_rate(device, "float32") else "float32"
-
-
-def pick_dtype(name: str, device: str) -> str:
-    """The name of the dtype of matrix products. Raises UserError for one that the device is slow at."""
-    if (name, device) in TOO_SLOW:
-        raise UserError(
-            f"dtype={name}: on a {device} it is several times slower than float32: take float32 or bfloat16"
-        )
-    return _fastest_dtype(device) if name == "auto" else name
 
 
 # FLOP/s of dense matrix products in bfloat16 (V100, T4: float16), by the data sheets. A pattern is looked for in the
@@ -108,13 +101,6 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def check_threads(threads: int) -> None:
-    """Raises UserError: OpenMP ends the process where the system refuses it a thread."""
-    most = max(64, 4 * usable_cores())
-    if threads > most:
-        raise UserError(f"threads={threads}: at most {most} on this machine of {usable_cores()} cores")
-
-
 def keep_freed_memory() -> None:
     """Tells glibc to keep what is freed: it would return large blocks, and every step would fault them in again."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
@@ -126,31 +112,15 @@ def keep_freed_memory() -> None:
 
 def places_of_torchrun() -> tuple[int, ...]:
     """(rank, world size, local rank, local world size): what torchrun has set, or those of one process alone."""
-    if number_in_environment("WORLD_SIZE", 1) == 1:
-        return 0, 1, 0, 1
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return 0, 1, 0, 1
     if lacking := [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
         raise UserError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set, and {', '.join(lacking)} is not: start several processes "
             "with torchrun, or `unset WORLD_SIZE`"
         )
-    shares_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    restarts = number_in_environment("TORCHELASTIC_MAX_RESTARTS", 0)
-    if shares_store and restarts > 0 and number_in_environment("GROUP_WORLD_SIZE", 1) > 1:
-        # after a restart each torchrun may count its own restarts, and one that was replaced finds no address
-        raise UserError(
-            "--max-restarts on several machines: `export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` before torchrun "
-            "--rdzv-backend=c10d; without it, the processes would not find each other after a restart"
-        )
-    return tuple(number_in_environment(name) for name in names)
-
-
-def number_in_environment(name: str, default: int | None = None) -> int:
-    text = os.environ.get(name, default)
-    try:
-        return int(text)
-    except ValueError:
-        raise UserError(f"{name}={text!r}: torchrun or SLURM sets it to a whole number; `unset {name}`") from None
+    return tuple(int(os.environ[name]) for name in names)
 
 
 @contextlib.contextmanager
@@ -187,7 +157,6 @@ class Processes:
         self.is_main, self.signal, self.device_type = self.rank == 0, 0, pick_device(device_name)
         is_cuda = self.device_type == "cuda"
         self.device = f"cuda:{local_rank}" if is_cuda else self.device_type
-        check_threads(threads)
         # torchrun sets OMP_NUM_THREADS=1 for every process: divide the cores instead
         self.threads = threads or max(1, usable_cores() // self.local_size)
         torch.set_num_threads(self.threads)

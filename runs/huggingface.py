@@ -1,9 +1,8 @@
-"""Models in the folders of transformers: read as a checkpoint of ours, and written from one. Nothing in them is run.
+"""Models in the folders of transformers, read as a checkpoint of ours. Nothing in them is run.
 
     read_folder("Qwen3-0.6B", "out/qwen3", 2048)    config.json, *.safetensors, tokenizer.json -> a checkpoint
-    write_folder("out/qwen3", "exported")           the other way, for what a class of transformers can hold
 
-Both ways go through the tables of runs/families.py. Files are mapped: a tensor that stays as it is takes no memory.
+The tables are in runs/families.py. Files are mapped: a tensor that stays as it is takes no memory.
 """
 
 import configurator
@@ -22,11 +21,10 @@ import torch
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
 from model import GPTConfig
 from rules import wrong_field
-from runs.checkpoint import WEIGHT_DTYPES, build_model, file_of, first_line, import_safetensors, load, save_folder
-from runs.families import FAMILIES, KEYS_OF_DELTA, config_of, family_of, keys_of, parts_of
+from runs.checkpoint import WEIGHT_DTYPES, file_of, first_line, import_safetensors, save_folder
+from runs.families import FAMILIES, family_of, keys_of, parts_of
 from runs.files import claim, new_folder, read_json, switch, write_whole
 from runs.memory import without_data
-from runs.notes import unused_keys
 
 TOKENIZER_FILES = (
     TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -35,9 +33,6 @@ TOKENIZER_FILES = (
 # tensors with nothing of the text model: parts for images, layers that predict further tokens, angles, causal masks
 LEFT_OUT = r"(model\.)?(visual|mtp)\.|.*(rotary_emb\.inv_freq|\.attn\.(masked_)?bias)$"
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Reading a folder
-
 
 def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwrite: bool = False) -> list[str]:
     """Writes the model in a folder of transformers to out_dir, as a checkpoint. Returns lines to print.
@@ -45,10 +40,8 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     block_size: the most tokens of context that are kept of what the model was trained with. Raises UserError.
     """
     folder, out_dir = Path(folder), Path(out_dir)
-    if not os.path.isdir(folder):
-        raise UserError(f"from_hf={show(str(folder))}: no such folder")
     try:
-        their_config = read_json(inside(folder, "config.json"))
+        their_config = read_json(folder / "config.json")
         if isinstance(their_config, dict):
             text_config = their_config.get("text_config")
             if isinstance(text_config, dict):  # a model of images and text: the text model has a config of its own
@@ -56,35 +49,30 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
             their_config = {name: value for name, value in their_config.items() if value is not None}
         family = family_of(their_config)  # before the tensors: the reason for a pickle of Qwen2 is Qwen2
         config = configurator.build(GPTConfig, keys_of(their_config, block_size))
-        tensors, left_out = read_tensors(folder, "transformer." if family == "gpt2" else "model.")
+        tensors = read_tensors(folder, "transformer." if family == "gpt2" else "model.")
         weights = translated(config, family, tensors)
     except UserError as error:
-        where = "" if str(folder) in str(error) else f"{folder}: "
-        raise UserError(f"{where}{error}") from None
+        raise UserError(str(error) if str(folder) in str(error) else f"{folder}: {error}") from None
 
     about: dict[str, Any] = {"model_args": dataclasses.asdict(config), "iter_num": 0}
     if os.path.isfile(folder / TOKENIZER_FILE):
-        tokenizer = FileTokenizer(inside(folder, TOKENIZER_FILE))
+        tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
         about["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
     with export_to(out_dir, folder, overwrite, {}) as (new, written):
         save_folder(new, weights, about)
     lines = [f"written to {out_dir}/: {', '.join(written)}"]
-    if left_out:
-        lines.append(f"left out: {some(left_out)}")
     longest = their_config[FAMILIES[family].keys["block_size"]]
     if config.block_size < longest:
         lines.append(f"block_size={config.block_size}, of {longest} that it was made for; --block_size=... keeps more")
-    if TOKENIZER_FILE not in written:
-        lines.append(f"note: {folder} has no tokenizer.json, so sample.py cannot turn text into its ids")
     return lines
 
 
-def read_tensors(folder: Path, prefix: str) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """({name: tensor} of a folder's safetensors files, the names that are left out). Raises UserError.
+def read_tensors(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
+    """{name: tensor} of a folder's safetensors files, but for LEFT_OUT. Raises UserError.
 
     prefix: what names of the family's tensors begin with; a folder may leave it out.
     """
-    library, tensors, left_out = import_safetensors(), {}, []
+    library, tensors = import_safetensors(), {}
     for file in files_of(folder):
         try:
             content = library.torch.load_file(file)
@@ -92,31 +80,25 @@ def read_tensors(folder: Path, prefix: str) -> tuple[dict[str, torch.Tensor], li
             raise UserError(f"{file}: missing, damaged, or no safetensors ({first_line(error)})") from None
         for spelling, tensor in content.items():
             if re.match(LEFT_OUT, spelling):
-                left_out.append(spelling)
                 continue
             if tensor.dtype not in WEIGHT_DTYPES:
                 raise UserError(f"{file}: {show(spelling)} is {tensor.dtype}, and no number that a weight is read of")
             name = spelling.replace("model.language_model.", "model.", 1)
-            name = name if name.startswith((prefix, "lm_head.")) else prefix + name
-            if name in tensors:
-                raise UserError(
-                    f"{folder}: holds {show(name)} twice, the second time as {show(spelling)} in {file.name}"
-                )
-            tensors[name] = tensor
-    return tensors, left_out
+            tensors[name if name.startswith((prefix, "lm_head.")) else prefix + name] = tensor
+    return tensors
 
 
 def files_of(folder: Path) -> list[Path]:
     """The files with the weights. Raises UserError."""
     if os.path.isfile(folder / "model.safetensors"):  # before the index, as transformers reads it
-        return [inside(folder, "model.safetensors")]
-    index = inside(folder, "model.safetensors.index.json")
+        return [folder / "model.safetensors"]
+    index = folder / "model.safetensors.index.json"
     if not os.path.isfile(index):
         raise UserError(f"{folder}: has no model.safetensors; a pickle is not read, since it can run code")
     table = read_json(index)
     if wrong := wrong_field(table, {"weight_map": {str: (str, 1, 255)}}):
         raise UserError(f"{index}: {wrong}")
-    return [inside(folder, name) for name in sorted(set(table["weight_map"].values()))]
+    return [folder / name for name in sorted(set(table["weight_map"].values()))]
 
 
 def some(names) -> str:
@@ -133,32 +115,21 @@ def translated(config: GPTConfig, family: str, tensors: dict[str, torch.Tensor])
         raise UserError(f"lacks {some(missing)}, which its config.json asks for")
     if unknown := sorted(tensors.keys() - {*names, "lm_head.weight"}):
         raise UserError(f"holds {some(unknown)}, which the model here has no place for")
-    positions = tensors.get("transformer.wpe.weight")
-    if positions is not None and positions.dim():  # as many as are kept
-        tensors["transformer.wpe.weight"] = positions[: config.block_size]
     weights = {}
     for part in parts:
-        for name, expected in zip(part.theirs, part.to_theirs([ours[name] for name in part.ours]), strict=True):
-            shape, needed = tuple(tensors[name].shape), tuple(expected.shape)
-            if shape != needed:
-                raise UserError(f"{name}: {shape} is not the shape that its config.json gives, {needed}")
-        weights |= zip(part.ours, part.to_ours([tensors[name] for name in part.theirs]), strict=True)
+        theirs = [tensors[name] for name in part.theirs]
+        try:
+            made = dict(zip(part.ours, part.to_ours(theirs), strict=True))
+        except (RuntimeError, ValueError, IndexError):
+            made = {}
+        if any(name not in made or made[name].shape != ours[name].shape for name in part.ours):
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in theirs)
+            raise UserError(f"{some(part.theirs)}: {shapes} is not the shape that its config.json gives")
+        weights |= made
     if "lm_head.weight" in tensors.keys() - {*names}:  # a tied output layer, saved a second time
         if not torch.equal(tensors["lm_head.weight"].float(), weights["wte.weight"].float()):
             raise UserError(f"its lm_head.weight is not {parts[0].theirs[0]}, though its config.json ties them")
     return weights
-
-
-def inside(folder: Path, name: str) -> Path:
-    """folder/name. UserError if it is a link out of the folder: a stranger's folder could so have any file copied.
-
-    The cache of a hub keeps the files of snapshots/REVISION in blobs/.
-    """
-    home, real = Path(os.path.realpath(folder)), Path(os.path.realpath(folder / name))
-    is_blob = home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
-    if not is_blob and not real.is_relative_to(home):
-        raise UserError(f"{folder / name}: is a link to {real}, out of its folder; put the file itself there")
-    return folder / name
 
 
 @contextlib.contextmanager
@@ -174,7 +145,7 @@ def export_to(folder: Path, path: Path | str, overwrite: bool, data: dict) -> It
     if os.path.realpath(folder) in (os.path.realpath(file.parent), os.path.dirname(os.path.realpath(file))):
         raise UserError(f"{folder}: holds the model that is to be written; name another folder")
     contents = {
-        name: configurator.read_regular(inside(file.parent, name), MOST_TOKENIZER)
+        name: configurator.read_regular(file.parent / name, MOST_TOKENIZER)
         for name in TOKENIZER_FILES
         if os.path.isfile(file.parent / name)
     }
@@ -189,68 +160,3 @@ def export_to(folder: Path, path: Path | str, overwrite: bool, data: dict) -> It
         yield new, ["model.safetensors", "config.json", *contents]
         # config.json comes last, since nobody reads a folder without it; an older export's tokenizer must not stay
         switch(folder, [*(TOKENIZER_FILES if is_older_export else contents), "model.safetensors", "config.json"])
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Writing a folder
-
-
-def write_folder(path: Path | str, folder: Path | str, overwrite: bool = False) -> list[str]:
-    """Writes a checkpoint of ours as a folder of transformers. Returns lines to print.
-
-    Raises UserError, with the key that stands in the way, for a model that no class of transformers here can hold.
-    """
-    checkpoint, folder = load(path), Path(folder)
-    config = configurator.build(GPTConfig, checkpoint["model_args"] | {"kernels": "auto"}, source=str(path))
-    build_model(config, checkpoint["model"], path)  # raises where the weights are not those of the config
-    weights = checkpoint["model"]
-    try:
-        if config.gate_activation == "sigmoid2":
-            config, weights = without_doubling(config, weights)
-        widths = {len(tensor) for name, tensor in weights.items() if name.endswith("mlp.up.weight")}
-        if len(widths) != 1:
-            raise UserError(f"its MLPs have {len(widths)} widths; in transformers all layers have one")
-        about = config_of(config, widths.pop(), weights["wte.weight"].dtype)
-        back = configurator.build(GPTConfig, keys_of(about, config.block_size))
-        _check_same(config, back)
-    except UserError as error:
-        raise UserError(f"{path}: cannot be written for transformers: {error}") from None
-    theirs = {}
-    for part in parts_of(back, about["model_type"], weights):
-        made = part.to_theirs([weights[name] for name in part.ours])
-        theirs |= dict(zip(part.theirs, made, strict=True))
-    with export_to(folder, path, overwrite, checkpoint.get("data", {})) as (new, written):
-        save_folder(new, theirs, about, is_ours=False)
-    return [f"written to {folder}/ for transformers: {', '.join(written)}"]
-
-
-def without_doubling(config: GPTConfig, weights: dict) -> tuple[GPTConfig, dict]:
-    """The same model with sigmoid gates: the 2 of y * 2s(g) goes to the weight behind the gate, which is exact."""
-    gated = [i for i, (_, gate) in enumerate(config.layers()) if "readout" in gate.positions]
-    names = [f"blocks.{i}.mixer.out_proj.weight" for i in gated]
-    doubled = {name: 2 * weights[name] for name in names}
-    return dataclasses.replace(config, gate_activation="sigmoid"), weights | doubled
-
-
-# keys that say how a model is made or trained; the shapes of the weights say the rest
-NOT_IN_A_FOLDER = (
-    "init", "out_init_scale", "dropout", "kernels", "match_params", "mlp_ratio", "mlp_width", "attention", "gate",
-)  # fmt: skip
-
-
-def _check_same(config, back):
-    """UserError for the first key that their config.json did not bring back."""
-    if config.layers() != back.layers():
-        raise UserError(
-            f"attention={config.attention!r}, gate={config.gate!r}: there, softmax layers have no gate, or "
-            "(not in GPT-2) all have an elementwise one and may stand beside gated_deltanet with its native gate"
-        )
-    # None stands for a number that follows from others
-    follows = {
-        "n_kv_head": config.n_kv_head or config.n_head,
-        **dict(zip(KEYS_OF_DELTA, config.delta_sizes, strict=True)),
-    }
-    ours, theirs = vars(config) | follows, vars(back)
-    for name in ours:
-        if ours[name] != theirs[name] and name not in (*unused_keys(config), *NOT_IN_A_FOLDER):
-            raise UserError(f"{name}={ours[name]!r}: there it can only be {theirs[name]!r}")

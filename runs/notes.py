@@ -12,18 +12,9 @@ from model import GPT, MIXERS, GPTConfig
 NOT_SEEN = {"init", "block_size", "logit_softcap"}  # read by the start of the weights, the data and the output
 
 
-def notes_on_keys(config, new: list[str]) -> list[str]:
-    """A line of text for each key that was given and has no effect in this run.
-
-    new: the names of the parameters that the weights it started from lack
-    """
+def notes_on_keys(config) -> list[str]:
+    """A line of text for each key of the model that was given and has no effect in this run."""
     unused = unused_keys(config)
-    if not config.decay_lr:
-        unused |= dict.fromkeys(("min_lr", "lr_decay_iters"), "decay_lr is false")
-    if not new:
-        unused["new_lr_scale"] = "no checkpoint lacks a parameter of this model"
-    if config.parallel == "ddp":
-        unused["shards"] = "parallel is ddp"
     given = [name for name in unused if name in getattr(config, "given", ())]
     return [f"note: {name}={getattr(config, name)} changes nothing: {unused[name]}" for name in given]
 

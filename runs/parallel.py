@@ -36,14 +36,6 @@ def shards_of(config, world_size: int) -> int:
     return shards
 
 
-def in_words(config, world_size: int) -> str:
-    """How the processes share the run, for the line that it prints."""
-    if world_size == 1:
-        return ", fsdp: one process has nothing to share out" if config.parallel == "fsdp" else ""
-    replicas = world_size // shards_of(config, world_size)
-    return f", {config.parallel}" + f": {replicas} replicas" * (config.parallel == "fsdp" and replicas > 1)
-
-
 def recompute(block: torch.nn.Module) -> None:
     """Makes a block keep its input alone in a training step, and compute the rest again on the way back."""
     block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)

@@ -20,15 +20,7 @@ from runs.hardware import autocast
 
 BINS = 20  # bins of width 0.05 from 0 to 1; one more bin holds the values above 1
 COLLAPSE = 0.05
-SINK_HEAD = 0.3
 INDUCTION_ROWS = 4
-SINK_TOKENS = 64  # of Gu et al.'s count of heads
-SINK_KINDS = {  # what a sink is a share of
-    "weights": "the weights of the attention",
-    "share": "its own weights, as a share of their sum",
-    "proxy": "a proxy, the absolute share of the weights that its readout implies",
-    "none": "no weights: its readout is its own, and it has no explicit_weights",
-}
 # what query_meters measures
 BY_QUERY = ("share", "token_0_before", "token_0_after", "effective", "effective_uniform")
 WEIGHTS_AT_ONCE = 1 << 22  # entries of the weights that the sink meter holds at once, at least a row's
@@ -44,32 +36,20 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
     """Runs the model on inputs (B, T) and calls measure(block, seen) after each block. Returns the results by layer.
 
     seen: stream and x (B, T, C), the inputs of the block and of its mixer; y (B, T, C), the mixer's output; residual
-    (B, T, C), the block's output; before and after (B, T, H, D), the readout as its first gate gets it and as the
-    output projection gets it. The model is left as it was, without hooks.
+    (B, T, C), the block's output. The model is left as it was, without hooks.
     """
     seen, results, handles, was_training = {}, [], [], model.training
-
-    def of_gate(gate, args, output):
-        seen.setdefault("before", args[0])
-
-    def of_projection(projection, args, output):
-        seen["after"] = args[0]
 
     def of_mixer(mixer, args, output):
         seen["x"], seen["y"] = args[0], output
 
     def of_block(block, args, output):
-        seen["after"] = seen["after"].unflatten(-1, (block.mixer.n_head, -1))
-        seen.setdefault("before", seen["after"])  # no gate
         results.append(measure(block, seen | {"stream": args[0], "residual": output}))
         seen.clear()
 
     try:
         model.eval()
         for block in model.blocks:
-            gates = block.mixer.gates
-            handles += [gates[name].register_forward_hook(of_gate) for name in ("native", "readout") if name in gates]
-            handles.append(block.mixer.out_proj.register_forward_hook(of_projection))
             handles.append(block.mixer.register_forward_hook(of_mixer))
             handles.append(block.register_forward_hook(of_block))
         with autocast(inputs.device.type, dtype):
@@ -176,11 +156,10 @@ def sink_meter(mixer: Mixer, seen: dict, masks: dict[str, torch.Tensor]) -> dict
         return means(mask[:, 1:]) | {"queries": int(mask[:, 1:].sum()), "gates": gates}
 
     everything = means(torch.ones(B, T - 1, dtype=torch.bool, device=x.device))
-    early = by_query["share"][..., : SINK_TOKENS - 1].mean((0, 2))  # (H,)
+    # what the sink is a share of: docs/meters.md
     kind = "weights" if isinstance(mixer, Softmax) else "share" if mixer.has_positive_weights else "proxy"
     return everything | {
         "kind": kind if has_weights else "none",
-        "heads_above": numbers((early > SINK_HEAD).float().where(~early.isnan(), math.nan).mean().item()),
         "value_norm": value_norms(mixer, x) if has_weights and T > 1 else [None] * H,
         "kinds": {name: means_apart(mask) for name, mask in masks.items()},
     }
@@ -275,16 +254,7 @@ def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Ranks, the residual stream, and all meters of a layer
-
-
-def readout_rank(readout: torch.Tensor) -> torch.Tensor:
-    """Effective rank of each head, (B, T, H, D) -> (H,): exp of the entropy of the singular values over their sum (Roy
-    & Vetterli 2007), from the D x D Gram matrix in float64."""
-    tokens = readout.flatten(0, 1).transpose(0, 1).cpu().double()  # (H, B T, D)
-    singular_values = torch.linalg.eigvalsh(tokens.mT @ tokens).clamp(min=0).sqrt()
-    share = singular_values / singular_values.sum(-1, keepdim=True).clamp(min=1e-30)
-    return torch.special.entr(share).sum(-1).exp()
+# The residual stream, and all meters of a layer
 
 
 def residual_meter(inputs: torch.Tensor, residual: torch.Tensor) -> dict:
@@ -296,18 +266,14 @@ def residual_meter(inputs: torch.Tensor, residual: torch.Tensor) -> dict:
     return {"max": numbers(largest), "max_over_median": numbers(largest / max(median, 1e-30))} | where
 
 
-def layer_meters(
-    model: GPT, inputs: torch.Tensor, masks: dict[str, torch.Tensor], dtype: str, with_ranks: bool = True
-) -> list[dict]:
+def layer_meters(model: GPT, inputs: torch.Tensor, masks: dict[str, torch.Tensor], dtype: str) -> list[dict]:
     """[{meter: its numbers}], one dict per layer; inputs (B, T), masks as query_masks gives them."""
 
     def measure(block, seen):
         y, stream = (seen[name].float().norm(dim=-1) for name in ("y", "stream"))
-        ranks = {name: numbers(readout_rank(seen[name])) for name in ("before", "after") if with_ranks}
         return {
             "gates": gate_meters(block.mixer, seen["x"]),
             "sink": sink_meter(block.mixer, seen, masks),
-            **({"rank": ranks} if with_ranks else {}),
             "branch": numbers((y / stream.clamp(min=1e-30)).mean().item()),
             "residual": residual_meter(inputs, seen["residual"]),
         }
@@ -345,7 +311,7 @@ def training_meters(
 ) -> dict:
     """The `summary` of one forward pass on inputs (B, T), for a line of metrics.jsonl; kinds: the token ids of each."""
     masks = query_masks(inputs, kinds)
-    layers = layer_meters(model, inputs, masks, dtype, with_ranks=False)
+    layers = layer_meters(model, inputs, masks, dtype)
     meters = summary(layers, inputs.shape[1])
     for name, loss in losses_by_kind(model, inputs, targets, masks, dtype).items():
         meters["kinds"][name]["loss"] = loss
@@ -362,7 +328,6 @@ def summary(layers: list[dict], T: int) -> dict:
         "sink_baseline": numbers(baseline(T)),
         "effective_sink": mean_of(sinks, "effective"),
         "value_norm": mean_of(sinks, "value_norm"),
-        "heads_above": mean(sink["heads_above"] for sink in sinks),
         "branch": [layer["branch"] for layer in layers],
         "max_activation": maximum(residual["max"] for residual in residuals),
         "max_over_median": maximum(residual["max_over_median"] for residual in residuals),
@@ -379,11 +344,9 @@ def kind_summary(layers: list[dict]) -> dict:
 
 def mean_by_position(layers: list[dict], name: str) -> dict[str, float | None]:
     """{position: mean of a number of its gates over layers and heads}"""
-    names = dict.fromkeys(position for layer in layers for position in layer["gates"])
-    gates = {
-        position: [layer["gates"][position] for layer in layers if position in layer["gates"]] for position in names
-    }
-    return {position: mean_of(meters, name) for position, meters in gates.items()}
+    gates = [layer["gates"] for layer in layers]
+    positions = dict.fromkeys(position for of_layer in gates for position in of_layer)
+    return {place: mean_of([of_layer[place] for of_layer in gates if place in of_layer], name) for place in positions}
 
 
 def mean_of(meters: list[dict], name: str) -> float | None:

@@ -23,7 +23,7 @@ class BenchConfig:
     long_pairs: int = key(7, "pairs of a ratio whose sides take seconds", at_least=6)
     longest: int = key(32_768, "the longest sequence of the part length", at_least=1024)
     seeds: list[int] = key([0, 1, 2, 3, 4], "seeds of the part loss; each takes about 9 minutes of a core")
-    threads: int = key(0, "CPU threads (0: as many as cores)", at_least=0)
+    threads: int = key(0, "CPU threads (0: as many as cores)", at_least=0, at_most=512)
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     dtype: str = key("auto", "dtype of matrix products", choices=("auto", *DTYPES))
     out_dir: str = key("out/bench", "where the JSON files go", is_path=True)

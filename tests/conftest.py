@@ -22,7 +22,6 @@ import train  # noqa: E402
 from data.mqar import prepare as mqar_prepare  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 from data.writing import write_stream  # noqa: E402
-from runs import hardware  # noqa: E402
 from study import drawing, mixers, overview, sinks  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -126,12 +125,6 @@ def pytest_exception_interact(node, call):
 @pytest.fixture(scope="session")
 def helpers():
     return Helpers
-
-
-@pytest.fixture
-def slow_dtypes(monkeypatch):
-    """float16 may be asked for on this CPU: its loss scale is for GPUs, and is tested here."""
-    monkeypatch.setattr(hardware, "TOO_SLOW", set())
 
 
 @pytest.fixture(scope="session")

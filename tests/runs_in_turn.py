@@ -18,7 +18,6 @@ import torch  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
 import train  # noqa: E402
-from runs import hardware  # noqa: E402
 from runs.hardware import Processes  # noqa: E402
 from runs.resume import where_to_start  # noqa: E402
 
@@ -70,7 +69,6 @@ def first_loss(model, config, dtype, step, batch):
 
 
 FOUND: list = []
-hardware.TOO_SLOW.clear()  # float16, whose loss scale is for GPUs
 make_optimizers, micro_loss = train.make_optimizers, train.micro_loss
 train.make_optimizers = lambda model, *args: watch(model, make_optimizers(model, *args))
 train.micro_loss = first_loss

@@ -340,17 +340,16 @@ def test_an_export_without_a_name_or_without_safetensors_is_refused(file, tmp_pa
     assert message == "safetensors is not installed: pip install safetensors"
 
 
-@pytest.mark.parametrize("write", ["safetensors", "to_hf"])
-def test_an_export_brings_the_tokenizer_of_the_data_if_it_is_still_the_one_of_the_run(write, tmp_path, helpers):
+def test_an_export_brings_the_tokenizer_of_the_data_if_it_is_still_the_one_of_the_run(tmp_path, helpers):
     (tmp_path / "tokenizer.json").write_text("{}")
     about = {"path": str(tmp_path), "tokenizer": f"tokenizer.json {hashlib.sha256(b'{}').hexdigest()[:16]}"}
     args = ARGS | {"mlp": "swiglu"}
     (tmp_path / "run").mkdir()
     save(tmp_path / "run" / "ckpt.pt", make(model=GPT(GPTConfig(**args)).state_dict(), model_args=args, data=about))
-    export.main(helpers.words(checkpoint=tmp_path / "run", **{write: tmp_path / "export"}))
+    export.main(helpers.words(checkpoint=tmp_path / "run", safetensors=tmp_path / "export"))
     assert (tmp_path / "export" / "tokenizer.json").read_text() == "{}"
     (tmp_path / "tokenizer.json").write_text("[]")  # of other data, which were written there since
-    export.main(helpers.words(checkpoint=tmp_path / "run", **{write: tmp_path / "other"}))
+    export.main(helpers.words(checkpoint=tmp_path / "run", safetensors=tmp_path / "other"))
     assert not (tmp_path / "other" / "tokenizer.json").exists()
 
 
@@ -371,8 +370,8 @@ def contents(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file() and file.name != ".nanogate"}
 
 
-def export_of(kind, folder, name):
-    export.main([f"--checkpoint={folder / name}", f"--{kind}={folder / 'out'}", "--overwrite=true"])
+def export_of(folder, name):
+    export.main([f"--checkpoint={folder / name}", f"--safetensors={folder / 'out'}", "--overwrite=true"])
 
 
 class Killed(BaseException):
@@ -383,15 +382,15 @@ CHANGES = ("replace", "rename", "unlink", "rmdir", "mkdir", "fsync")  # function
 
 
 def test_a_kill_at_any_moment_of_an_export_leaves_the_old_one_the_new_one_or_none(sources, monkeypatch):
-    kind, whole = "to_hf", []
+    whole = []
     for name in ("new", "old"):
-        export_of(kind, sources, name)
+        export_of(sources, name)
         whole.append(contents(sources / "out"))
     new, old = whole
     assert old.keys() - new.keys() == {"tokenizer.json"} and "notes.md" in new
     left, seen = 0, []
     while True:  # until an export comes to its end
-        export_of(kind, sources, "old")
+        export_of(sources, "old")
         assert contents(sources / "out") == old
         left = len(seen)
 
@@ -409,7 +408,7 @@ def test_a_kill_at_any_moment_of_an_export_leaves_the_old_one_the_new_one_or_non
             for name in CHANGES:
                 patched.setattr(os, name, counted(getattr(os, name)))
             try:
-                export_of(kind, sources, "new")
+                export_of(sources, "new")
             except Killed:
                 assert left < 0
             else:
@@ -421,16 +420,15 @@ def test_a_kill_at_any_moment_of_an_export_leaves_the_old_one_the_new_one_or_non
     assert contents(sources / "out") == new
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "to_hf"])
 @pytest.mark.parametrize("how", ["its folder", "a link to its file"])
-def test_an_export_into_the_folder_of_its_checkpoint_is_refused(how, kind, sources, helpers):
-    export_of("safetensors", sources, "old")
+def test_an_export_into_the_folder_of_its_checkpoint_is_refused(how, sources, helpers):
+    export_of(sources, "old")
     out, before = sources / "out", contents(sources / "out")
     checkpoint = out if "folder" in how else out / "model.safetensors"
     if "link" in how:
         (sources / "link.safetensors").symlink_to(checkpoint)
         (sources / "config.json").write_bytes(before["config.json"])
         checkpoint = sources / "link.safetensors"
-    words = [f"--checkpoint={checkpoint}", f"--{kind}={out}", "--overwrite=true"]
+    words = [f"--checkpoint={checkpoint}", f"--safetensors={out}", "--overwrite=true"]
     assert helpers.error_of(export.main, words) == f"{out}: holds the model that is to be written; name another folder"
     assert contents(out) == before

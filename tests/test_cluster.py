@@ -27,7 +27,7 @@ import evaluate
 import experiment
 import train
 from runs import checkpoint as checkpoints
-from runs import files, hardware, outdir
+from runs import files, outdir
 from runs.hardware import Processes
 from runs.resume import where_to_start
 
@@ -220,17 +220,6 @@ def test_a_signal_to_one_rank_saves_and_ends_all_at_the_next_line_of_the_log(key
     step = checkpoints.load(out)["iter_num"]
     assert step >= 9 and step % 3 == 0 and list(helpers.losses(out)) == list(range(0, step, 3))
     assert f"SIGTERM: saved at step {step} of 100000" in both.said.read_text()
-
-
-def test_restarts_on_several_machines_need_a_store_of_their_own(monkeypatch, helpers):
-    places = dict(RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1, MASTER_ADDR="a", MASTER_PORT=1)
-    for name, value in (places | dict(GROUP_WORLD_SIZE=2, TORCHELASTIC_MAX_RESTARTS=3)).items():
-        monkeypatch.setenv(name, str(value))
-    assert hardware.places_of_torchrun() == (0, 2, 0, 1)
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    assert "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in helpers.error_of(hardware.places_of_torchrun)
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
-    assert hardware.places_of_torchrun() == (0, 2, 0, 1)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

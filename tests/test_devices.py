@@ -33,20 +33,14 @@ def run(mqar, tmp_path, helpers):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_on_the_cpu_stays_near_float32(run, tmp_path, helpers, slow_dtypes, dtype):
+def test_half_precision_on_the_cpu_stays_near_float32(run, tmp_path, helpers, dtype):
     half, full = (helpers.losses(run(name, dtype=name)) for name in (dtype, "float32"))
     assert half == pytest.approx(full, rel=5e-3) and half != full
     weights = checkpoints.load(tmp_path / dtype)["model"].values()
     assert {tensor.dtype for tensor in weights} == {torch.float32}
 
 
-def test_float16_on_a_cpu_is_refused_with_what_to_take_instead(run, tmp_path, helpers):
-    message = helpers.error_of(run, "out", dtype="float16")
-    assert message.startswith("dtype=float16: on a cpu it is several times slower than float32: take float32 or")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_step_whose_float16_gradient_overflows_is_skipped_and_its_row_is_json(run, helpers, monkeypatch, slow_dtypes):
+def test_a_step_whose_float16_gradient_overflows_is_skipped_and_its_row_is_json(run, helpers, monkeypatch):
     start_too_high = functools.partial(torch.amp.GradScaler, init_scale=2.0**60)
     monkeypatch.setattr(torch.amp, "GradScaler", start_too_high)
     out = run("half", dtype="float16", max_iters=1)
@@ -74,7 +68,7 @@ OURS, places = tuple(f"{outdir.ROOT}/{name}" for name in ("ops/", "runs/", "trai
     ("mixer", "dtype"),
     [("softmax", "float32"), ("softmax", "float16"), *((mixer, "bfloat16") for mixer in ("gla", "mamba2", "kda"))],
 )
-def test_no_step_waits_for_a_gpu(run, text, monkeypatch, slow_dtypes, mixer, dtype):
+def test_no_step_waits_for_a_gpu(run, text, monkeypatch, mixer, dtype):
     load_batches, micro_loss, watch = train.load_batches, train.micro_loss, contextlib.ExitStack()
 
     def first_loss(*args):  # a step begins with it, and ends with the next one's batches
@@ -130,7 +124,7 @@ def test_a_gpu_that_only_emulates_bfloat16_computes_in_float16(monkeypatch):
     for emulates, dtype in ((True, "float16"), (False, "bfloat16")):  # V100 or T4; A100
         is_supported = lambda including_emulation=True, own=not emulates: own or including_emulation  # noqa: E731
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
-        assert hardware._fastest_dtype.__wrapped__("cuda") == dtype
+        assert hardware.pick_dtype.__wrapped__("auto", "cuda") == dtype
 
 
 def test_mfu_is_three_forward_passes_over_the_peak(run, text, helpers, capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""Models of transformers, read from the folders that it writes, and ours, written for it.
+"""Models of transformers, read from the folders that it writes.
 
 python -m pytest tests/test_huggingface.py
 
@@ -11,7 +11,6 @@ from configurator import UserError
 import copy
 import json
 import shutil
-import sys
 import zlib
 
 import numpy as np
@@ -32,18 +31,15 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
     Qwen3_5TextConfig,
     Qwen3Config,
-    Qwen3ForCausalLM,
     Qwen3NextConfig,
 )
 
 import evaluate
 import export
-import sample
 import train
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
 from data.tokenizer import FileTokenizer, get_tokenizer, tokenizer_of_checkpoint
-from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import huggingface
 
@@ -67,17 +63,12 @@ FAMILIES = {
     "Llama": LlamaConfig(**SIZES, rope_parameters=ROPE),
     "Llama, tied, no GQA": LlamaConfig(**SIZES | dict(tie_word_embeddings=True, num_key_value_heads=4, head_dim=8)),
     "Qwen3": Qwen3Config(**SIZES, rope_parameters=ROPE),
-    "Qwen3, tied": Qwen3Config(**SIZES | dict(tie_word_embeddings=True)),
     "GPT-2": GPT2Config(**GPT2),
     "GPT-2, untied, exact gelu": GPT2Config(
         **GPT2, tie_word_embeddings=False, activation_function="gelu", n_inner=40, layer_norm_epsilon=1e-3
     ),
     "Qwen3-Next": Qwen3NextConfig(**SIZES | DELTA, **DENSE, rope_parameters=PARTIAL),
     "Qwen3.5": Qwen3_5TextConfig(**SIZES | DELTA, rope_parameters=PARTIAL),
-    "Qwen3.5, another pattern, tied": Qwen3_5TextConfig(
-        **SIZES | DELTA | dict(num_hidden_layers=3, tie_word_embeddings=True),
-        layer_types=["full_attention", "linear_attention", "full_attention"],
-    ),
     "Qwen3.5 with images": Qwen3_5Config(
         text_config=SIZES | DELTA | dict(rope_parameters=PARTIAL | {"mrope_section": [1, 1, 0]}),
         vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32),
@@ -85,11 +76,11 @@ FAMILIES = {
 }
 
 
-def save(name, folder, dtype=torch.float32, **how):
+def save(name, folder, **how):
     """The folder of a model of theirs with random weights. Returns the model."""
     config = copy.deepcopy(FAMILIES[name])
     model = Qwen3_5ForConditionalGeneration(config) if "images" in name else AutoModelForCausalLM.from_config(config)
-    return published.save(model.to(dtype), folder, **how)
+    return published.save(model, folder, **how)
 
 
 def imported(helpers, folder, out, **keys):
@@ -101,7 +92,7 @@ IDX = torch.arange(2 * 48).view(2, 48) * 37 % 300
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_of_an_imported_model_are_those_of_transformers(name, helpers, tmp_path, capsys):
+def test_logits_of_an_imported_model_are_those_of_transformers(name, helpers, tmp_path):
     theirs = save(name, tmp_path / "theirs", max_shard_size="30KB")
     assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
     ours = imported(helpers, tmp_path / "theirs", tmp_path / "ours")
@@ -114,7 +105,6 @@ def test_logits_of_an_imported_model_are_those_of_transformers(name, helpers, tm
             logits.append(ours.logits(x))
         torch.testing.assert_close(torch.cat(logits, 1), expected, rtol=0, atol=1e-4)
     assert expected.std() > 0.1
-    assert ("left out: model.visual." in capsys.readouterr().out) == ("images" in name)
 
 
 def test_a_gpt2_as_on_the_hub_is_read(helpers, tmp_path, capsys):
@@ -129,8 +119,7 @@ def test_a_gpt2_as_on_the_hub_is_read(helpers, tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(about | {"n_ctx": 64, "n_inner": None}))
     ours = imported(helpers, tmp_path, tmp_path / "ours", block_size=50)
     assert ours.config.tie_embeddings and ours.wpe.weight.shape == (50, 32)
-    said = capsys.readouterr().out
-    assert "left out: h.0.attn.bias, h.1.attn.bias\n" in said and "block_size=50, of 64" in said
+    assert "block_size=50, of 64" in capsys.readouterr().out
     with torch.no_grad():
         torch.testing.assert_close(ours(IDX), theirs(IDX).logits, rtol=0, atol=1e-4)
 
@@ -174,7 +163,7 @@ def test_a_field_of_config_json_changes_our_model_exactly_where_it_changes_their
     there, here, ropes = theirs_of(about), ours_of(about), about.get("rope_parameters") or {}
     of_all = PreTrainedConfig().to_dict().keys() | {"output_router_logits"}  # what is returned, not computed
     values = {field: about[field] for field in about if field not in of_all}
-    values |= dict(tie_word_embeddings=about["tie_word_embeddings"], mlp_bias=False, hidden_size=32)
+    values |= dict(tie_word_embeddings=about["tie_word_embeddings"], mlp_bias=False)
     changes = [{field: changed_value(value)} for field, value in values.items() if type(value) in (int, float, bool)]
     if name != "GPT-2":
         changes += [
@@ -206,11 +195,6 @@ def folders(tmp_path_factory):
     return folders
 
 
-@pytest.fixture
-def qwen3(folders, tmp_path):
-    return shutil.copytree(folders["Qwen3"], tmp_path / "theirs")
-
-
 def change(**fields):
     def damage(folder):
         file = folder / "config.json"
@@ -219,14 +203,12 @@ def change(**fields):
     return damage
 
 
-def change_tensor(name, content, elsewhere=False):
-    """Another tensor under this name, or none, in the file that holds it or, with its own numbers there, elsewhere."""
+def change_tensor(name, content):
+    """Another tensor under this name, or none, in one of the files."""
 
     def damage(folder):
-        index = folder / "model.safetensors.index.json"
-        table = json.loads(index.read_text())["weight_map"]
-        file = table.get(name, min(table.values()))
-        file = folder / (min(other for other in table.values() if other != file) if elsewhere else file)
+        table = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+        file = folder / table.get(name, min(table.values()))
         tensors = safetensors.torch.load_file(file)
         tensors.pop(name, None)
         safetensors.torch.save_file(tensors | ({} if content is None else {name: content}), file)
@@ -234,61 +216,26 @@ def change_tensor(name, content, elsewhere=False):
     return damage
 
 
-def first_file(write):
-    def damage(folder):
-        file = min(folder.glob("*.safetensors"))
-        write(file, file.read_bytes())
-
-    return damage
-
-
-def only(name, content):
-    def damage(folder):
-        for file in folder.iterdir():
-            if file.name != "config.json":
-                file.unlink()
-        (folder / name).write_bytes(content)
-
-    return damage
+def leave_a_pickle(folder):
+    for file in folder.glob("model*"):
+        file.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"x")
 
 
 NORM, Q_PROJ, ONE_ROPE = "model.norm.weight", "model.layers.0.self_attn.q_proj", "only plain RoPE is read, the same"
 REFUSED = {
     "a model that is not read": (change(model_type="qwen2"), "model_type='qwen2': must be one of gpt2, llama, qwen3"),
-    "a config of GPT-2 without its names": (change(model_type="gpt2"), "it has no "),
-    "no model_type": (change(model_type=None), "it has no model_type"),
-    "experts in Qwen3-Next": (change(model_type="qwen3_next", num_experts=8, **DELTA), "num_experts: a mixture of"),
     "scaled RoPE": (change(rope_parameters={"rope_type": "yarn", "factor": 4.0}), ONE_ROPE),
     "partial RoPE, which Qwen3 does not have": (change(rope_parameters=PARTIAL), "partial_rotary_factor=0.25: qwen3"),
-    "a RoPE for each kind of layer": (change(rope_parameters={"full_attention": ROPE}), ONE_ROPE),
     "biases": (change(attention_bias=True), "attention_bias=True: must be one of False"),
-    "too few layers": (change(layer_types=["full_attention"]), "must be full_attention for each of 2 layers"),
     "quantised weights": (change(quantization_config={"bits": 4}), "quantization_config={'bits': 4}: must be"),
-    "a width of words": (change(hidden_size="wide"), "hidden_size='wide': must be a whole number"),
-    "more layers than there are": (change(num_hidden_layers=4, layer_types=None), "lacks model.layers.2."),
-    "more numbers than can be counted": (change(vocab_size=1 << 40, hidden_size=1 << 40), "tensors that are too large"),
     "a tensor that is missing": (change_tensor(NORM, None), f"lacks {NORM}"),
     "a tensor that nobody reads": (change_tensor(f"{Q_PROJ}.bias", torch.ones(64)), f"holds {Q_PROJ}.bias, which the"),
     "a tensor of another shape": (change_tensor(NORM, torch.ones(31)), f"{NORM}: (31,)"),
-    "a tensor of no axes": (change_tensor(f"{Q_PROJ}.weight", torch.ones(())), "is not the shape"),
-    "two spellings of a tensor": (change_tensor("norm.weight", torch.ones(32)), f"holds '{NORM}' twice"),
-    "a tensor in two files": (change_tensor(NORM, torch.ones(32), elsewhere=True), f"holds '{NORM}' twice"),
     "a tied output layer of its own": (change(tie_word_embeddings=True), "lm_head.weight is not model.embed_tokens."),
     "whole numbers": (change_tensor(NORM, torch.ones(32, dtype=torch.int8)), "is torch.int8, and no number"),
-    "a file cut short": (first_file(lambda file, data: file.write_bytes(data[:-9])), "damaged, or no safetensors"),
-    "a file that is missing": (first_file(lambda file, data: file.unlink()), "00001-of-"),
-    "a pickle": (only("pytorch_model.bin", b"x"), "has no model.safetensors; a pickle is not read"),
-    "an index that leads elsewhere": (
-        only("model.safetensors.index.json", b'{"weight_map": {"a": "../a.safetensors"}}'),
-        "a.safetensors, out of its folder",
-    ),
-    "an index of noise": (only("model.safetensors.index.json", b"{"), "cannot be read as JSON"),
-    "no config": (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read"),
-    "a damaged tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "damaged, or no tokenizer"),
+    "a pickle": (leave_a_pickle, "has no model.safetensors; a pickle is not read"),
     "GPT-2 with relu": (change(activation_function="relu"), "activation_function='relu': must be one of gelu"),
-    "GPT-2 with scores by layer": (change(scale_attn_by_inverse_layer_idx=True), "must be one of False"),
-    "GPT-2 of another width": (change(n_embd=36), "is not the shape that its config.json gives"),
-    "GPT-2 with more positions": (change(n_positions=65), "transformer.wpe.weight: (64, 32) is not the shape"),
 }
 
 
@@ -301,154 +248,6 @@ def test_a_damaged_or_foreign_folder_is_one_line(name, damage, words, folders, h
     assert not (tmp_path / "ours" / "config.json").exists()
 
 
-def test_a_link_out_of_the_folder_is_refused_but_for_the_blobs_of_a_hub_s_cache(helpers, tmp_path, capsys):
-    folder, secret, blob = (tmp_path / name for name in ("hub/snapshots/0123", "elsewhere/secret", "hub/blobs/4567"))
-    save("Qwen3", folder)
-    published.save_tokenizer(folder / "tokenizer.json", 300)
-    (folder / "vocab.json").write_text("{}")
-    secret.parent.mkdir()
-    blob.parent.mkdir()
-    words, out = helpers.words(from_hf=folder, out_dir=tmp_path / "ours"), tmp_path / "ours"
-    for name in ("tokenizer.json", "vocab.json", "config.json", "model.safetensors"):
-        content = (folder / name).read_bytes()
-        secret.write_bytes(content)
-        blob.with_suffix(f".{name}").write_bytes(content)
-        for target in (secret, "../../../elsewhere/secret", f"../../blobs/4567.{name}"):
-            (folder / name).unlink()
-            (folder / name).symlink_to(target)
-            if "4567" not in str(target):
-                message = helpers.error_of(export.main, words)
-                assert message.startswith(f"{folder / name}: is a link to {secret}") and not out.exists()
-    export.main(words)
-    assert "model.safetensors, config.json, tokenizer.json, vocab.json" in capsys.readouterr().out
-    assert not any(file.is_symlink() for file in out.iterdir())
-
-
-def test_an_import_into_its_own_folder_or_through_a_link_to_it_is_refused(qwen3, helpers, tmp_path):
-    before = {file.name: file.read_bytes() for file in qwen3.iterdir()}
-    (tmp_path / "link").symlink_to(qwen3)
-    for source, target in ((qwen3, qwen3), (qwen3, tmp_path / "link"), (tmp_path / "link", qwen3)):
-        words = helpers.words(from_hf=source, out_dir=target, block_size=8, overwrite=True)
-        assert "holds the model that is to be written; name another folder" in helpers.error_of(export.main, words)
-    assert {file.name: file.read_bytes() for file in qwen3.iterdir()} == before
-
-
-def test_a_folder_with_weights_in_one_file_and_in_shards_is_read_as_transformers_reads_it(qwen3, helpers, tmp_path):
-    theirs = Qwen3ForCausalLM.from_pretrained(qwen3)
-    with torch.no_grad():
-        theirs.model.norm.weight.mul_(2)
-    safetensors.torch.save_file(theirs.state_dict(), qwen3 / "model.safetensors", {"format": "pt"})
-    assert f"python export.py --from_hf={qwen3}" in helpers.error_of(sample.main, helpers.words(checkpoint=qwen3))
-    ours = imported(helpers, qwen3, tmp_path / "ours")
-    with torch.no_grad():
-        torch.testing.assert_close(ours(IDX), Qwen3ForCausalLM.from_pretrained(qwen3).eval()(IDX).logits)
-    assert "it has no model_type" in helpers.error_of(export.main, [f"--from_hf={tmp_path / 'ours'}"])
-    assert "no such folder" in helpers.error_of(export.main, ["--from_hf=nowhere"])
-
-
-def test_without_the_libraries_one_line_says_how_to_get_them(qwen3, tokenizer_file, helpers, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    assert "pip install tokenizers" in helpers.error_of(FileTokenizer, tokenizer_file)
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    words = helpers.words(from_hf=qwen3, out_dir=tmp_path)
-    assert "pip install safetensors" in helpers.error_of(export.main, words)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Export
-
-
-OURS = dict(
-    n_layer=2, n_head=4, n_kv_head=2, head_dim=8, n_embd=16, vocab_size=50, block_size=32, mlp="swiglu", qk_norm=True,
-    rope_base=5e5, norm_eps=1e-6,
-)  # fmt: skip
-OF_GPT2 = dict(
-    n_layer=2, n_head=4, n_embd=32, vocab_size=50, block_size=32, mlp="gelu_tanh", norm="layer", bias=True,
-    position="learned", dropout=0.1, n_kv_head=None, qk_norm=False,
-)  # fmt: skip
-HYBRID = dict(
-    n_layer=4, attention="gated_deltanet,gated_deltanet,gated_deltanet,softmax", delta_key_heads=2,
-    gate="native,native,native,elementwise", delta_value_dim=12, tie_embeddings=False,
-)  # fmt: skip
-EXPORTED = {
-    "Qwen3ForCausalLM": OURS | dict(tie_embeddings=False),
-    "Qwen3ForCausalLM, tied": OURS,
-    "GPT2LMHeadModel": OF_GPT2,
-    "GPT2LMHeadModel, untied": OF_GPT2 | dict(mlp="gelu", tie_embeddings=False, mlp_width=24, norm_eps=1e-5),
-    "LlamaForCausalLM": OURS | dict(qk_norm=False, n_embd=32, n_kv_head=None),
-    "Qwen3NextForCausalLM": OURS | dict(gate="elementwise", rope_fraction=0.5),
-    "Qwen3NextForCausalLM, matched": OURS | dict(gate="elementwise", match_params=True, n_kv_head=None),
-    "Qwen3NextForCausalLM, doubled": OURS | dict(gate="elementwise", gate_activation="sigmoid2"),
-    "Qwen3NextForCausalLM, hybrid": OURS | HYBRID,
-    "Qwen3NextForCausalLM, hybrid, doubled": OURS | HYBRID | dict(gate_activation="sigmoid2"),
-}
-
-
-@torch.no_grad()
-def save_ours(file, keys):
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(**keys)).eval()
-    for p in model.parameters():
-        p.add_(0.3 * torch.rand_like(p))  # norms between 1 and 1.3: 1 + (weight - 1) is then exact
-    checkpoints.save(file, {"model": model.state_dict(), "model_args": vars(model.config)})
-    return model
-
-
-@pytest.mark.parametrize("name", EXPORTED)
-def test_an_exported_model_is_the_same_in_transformers_and_comes_back_bit_for_bit(name, helpers, tmp_path):
-    model = save_ours(tmp_path / "ckpt.pt", EXPORTED[name])
-    export.main(helpers.words(checkpoint=tmp_path, to_hf=tmp_path / "theirs"))
-    theirs, report = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", output_loading_info=True)
-    assert type(theirs).__name__ == name.partition(",")[0]
-    assert theirs.config.eos_token_id is None  # the class has a number of its own, which here is any token
-    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    back, idx = imported(helpers, tmp_path / "theirs", tmp_path / "back"), IDX[:, :32] % 50
-    with torch.no_grad():
-        torch.testing.assert_close(theirs.eval()(idx).logits, model(idx), rtol=0, atol=1e-4)
-        assert torch.equal(back(idx), model(idx))
-    if "doubled" in name:  # the gate's factor has gone to the output projection
-        assert back.config.gate_activation == "sigmoid"
-    else:
-        assert helpers.equal(back.state_dict(), model.state_dict())
-    assert back.config.layers() == model.config.layers() and back.config.block_size == 32
-
-
-@pytest.mark.parametrize("name", ["Qwen3", "GPT-2"])
-def test_a_bfloat16_model_goes_there_and_back_bit_for_bit(name, helpers, tmp_path):
-    save(name, tmp_path / "theirs", torch.bfloat16)
-    imported(helpers, tmp_path / "theirs", tmp_path / "ours")
-    export.main(helpers.words(checkpoint=tmp_path / "ours", to_hf=tmp_path / "back"))
-    first, second = (safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
-    assert helpers.equal(first, second) and {tensor.dtype for tensor in second.values()} == {torch.bfloat16}
-
-
-NOT_HELD = {
-    "mlp": dict(mlp="gelu"),
-    "gate_activation": dict(gate="elementwise", gate_activation="non_sparse"),
-    "gate='headwise'": dict(gate="headwise"),
-    "attention='gla'": dict(attention="gla"),
-    "qk_norm": dict(gate="elementwise", qk_norm=False),
-    "position": dict(position="none"),
-    "logit_softcap": dict(logit_softcap=30.0),
-    "short_conv": dict(short_conv=4),
-    "bias=True": dict(bias=True),
-    "rope_fraction=0.5": dict(rope_fraction=0.5),
-    "hidden_size=18": dict(qk_norm=False, n_embd=18),
-    "mlp='swiglu'": OF_GPT2 | dict(mlp="swiglu"),
-    "position='rope'": OF_GPT2 | dict(position="rope"),
-    "not in GPT-2": OF_GPT2 | dict(gate="elementwise"),
-    "2 widths": dict(gate="none,elementwise", match_params=True),
-}
-
-
-@pytest.mark.parametrize(("named", "keys"), NOT_HELD.items(), ids=NOT_HELD)
-def test_what_no_class_holds_is_refused_by_name(named, keys, helpers, tmp_path):
-    save_ours(tmp_path / "a.pt", keys=OURS | keys)
-    message = helpers.error_of(export.main, helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs"))
-    assert named in message and not (tmp_path / "theirs").exists()
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The tokenizer, and the programs on an imported model
 
@@ -459,17 +258,6 @@ def tokenizer_file(tmp_path_factory):
     file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     published.save_tokenizer(file, 70_002)
     return file
-
-
-@pytest.fixture
-def changed(tokenizer_file, tmp_path):
-    """changed(about): the file of a tokenizer with other fields."""
-
-    def write(about):
-        (tmp_path / "tokenizer.json").write_text(json.dumps(json.loads(tokenizer_file.read_text()) | about))
-        return tmp_path / "tokenizer.json"
-
-    return write
 
 
 def test_a_byte_level_tokenizer_gives_back_every_byte_and_is_found_beside_a_checkpoint(tokenizer_file, tmp_path):
@@ -500,30 +288,6 @@ def test_a_tokenizer_of_pieces_falls_back_to_bytes(tmp_path):
     for text in LINES:
         assert tokenizer.decode_bytes(tokenizer.encode(text)) == text.encode()
     assert tokenizer.encode_array("the").dtype == np.uint16
-
-
-def test_a_token_that_spells_no_bytes_is_its_own_text_as_in_the_library(tokenizer_file, changed):
-    model = json.loads(tokenizer_file.read_text())["model"]
-    new = {"\u4e2d": len(model["vocab"]), "a\u2581": len(model["vocab"]) + 1}
-    file = changed({"model": model | {"vocab": model["vocab"] | new}})
-    ours, theirs = FileTokenizer(file), tokenizers.Tokenizer.from_file(str(file))
-    for token, i in new.items():
-        assert ours.decode_bytes([i]) == token.encode() == theirs.decode([i]).encode()
-
-
-def split_at(pattern):
-    return {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}}
-
-
-def test_a_tokenizer_that_is_not_read_or_not_there_or_fails_on_a_text_is_one_line(changed, helpers, tmp_path):
-    decoder = {"decoder": {"type": "WordPiece", "prefix": "#", "cleanup": True}}
-    assert "neither bytes nor pieces" in helpers.error_of(FileTokenizer, changed(decoder))
-    tokenizer = FileTokenizer(changed(split_at("(ab|abab)+$")))
-    message = helpers.error_of(tokenizer.encode, 60 * "ab" + "!")
-    assert "tokenizer.json: fails on a text of 121 characters (" in message
-    assert "copy it there" in helpers.error_of(get_tokenizer, "tokenizer.json 0123", [tmp_path.parent])
-    words = [str(tmp_path / "tokenizer.json"), f"--tokenizer={tmp_path / 'empty'}", f"--out_dir={tmp_path / 'data'}"]
-    assert "or a folder with a tokenizer.json" in helpers.error_of(text_prepare.main, words)
 
 
 def test_data_of_an_imported_tokenizer_have_the_loss_of_transformers_under_an_imported_model(
@@ -565,17 +329,3 @@ def test_a_gate_added_to_a_gpt2_starts_at_the_same_function(helpers, tmp_path):
     assert losses[0] == losses[1]
     gated, _ = checkpoints.load_model(tmp_path / "gated")
     assert gated.blocks[1].mixer.gates["readout"].proj.weight.any() and gated.config.bias
-
-
-def test_an_import_copies_what_it_rearranges_and_nothing_else(qwen3, helpers, tmp_path, monkeypatch):
-    """A file's tensors are mapped: they take no memory."""
-    loaded, copied, load_file = [], [], safetensors.torch.load_file
-
-    def look_at(folder, weights, about):
-        mapped = {tensor.data_ptr() for tensors in loaded for tensor in tensors.values()}
-        copied.extend(name for name, tensor in weights.items() if tensor.data_ptr() not in mapped)
-
-    monkeypatch.setattr(safetensors.torch, "load_file", lambda file: loaded.append(load_file(file)) or loaded[-1])
-    monkeypatch.setattr(huggingface, "save_folder", look_at)
-    export.main(helpers.words(from_hf=qwen3, out_dir=tmp_path / "ours"))
-    assert copied == [f"blocks.{i}.mixer.qkv.weight" for i in (0, 1)]

@@ -55,14 +55,9 @@ def keys(mqar, tmp_path, helpers):
     return lambda name, **keys: helpers.tiny | KEYS | dict(dataset=mqar, out_dir=tmp_path / name) | keys
 
 
-def train_in_any_dtype(words):
-    hardware.TOO_SLOW.clear()  # float16, whose loss scale is for GPUs, and is saved here, too
-    train.main(words)
-
-
 def start(keys, helpers):
     """train.py in a process of its own."""
-    process = FORKS.Process(target=train_in_any_dtype, args=(helpers.words(**keys),))
+    process = FORKS.Process(target=train.main, args=(helpers.words(**keys),))
     process.start()
     return process
 
@@ -247,7 +242,7 @@ def test_a_resumed_run_has_the_keys_of_its_checkpoint_then_a_config_files_then_t
     assert config["weight_decay"] == group["weight_decay"] == 0.1 and group["betas"] == (0.9, 0.9)
 
 
-def test_what_no_run_can_go_on_from_is_one_line(keys, helpers, slow_dtypes):
+def test_what_no_run_can_go_on_from_is_one_line(keys, helpers):
     out, again = helpers.train(**keys("out")), keys("out", init_from="resume", dtype="auto")
     whole, rows = checkpoints.load(out), (out / "metrics.jsonl").read_text()
     for lacks in ("optimizer", "rng", "best_val_loss", "data"):

@@ -55,7 +55,7 @@ def poison(monkeypatch, at_step, how):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_bad_step_is_named_though_the_log_looks_later_and_the_weights_stay_good(
-    run, tmp_path, helpers, capfd, monkeypatch, slow_dtypes, dtype
+    run, tmp_path, helpers, capfd, monkeypatch, dtype
 ):
     poison(monkeypatch, 5, float("nan"))
     with pytest.raises(SystemExit) as stopped:
@@ -87,7 +87,7 @@ def test_an_infinite_gradient_never_reaches_the_weights(run, monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(runs[1], later, strict=True))
 
 
-def test_float16_that_overflows_at_any_scale_ends(run, capfd, monkeypatch, slow_dtypes):
+def test_float16_that_overflows_at_any_scale_ends(run, capfd, monkeypatch):
     update = torch.amp.GradScaler.update
     monkeypatch.setattr(torch.amp.GradScaler, "update", lambda scaler: update(scaler, 0.5))
     with pytest.raises(SystemExit):

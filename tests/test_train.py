@@ -448,7 +448,6 @@ def test_a_key_that_was_given_and_changes_nothing_has_a_line(run, capsys):
     assert re.findall("(?m)^note: (.*)$", capsys.readouterr().out) == [
         "n_kv_head=1 changes nothing: no layer reads it",
         "gate_activation=silu changes nothing: gate is none or native",
-        "min_lr=0.1 changes nothing: decay_lr is false",
     ]
 
 
