@@ -69,10 +69,6 @@ ENTRIES: dict = {
 
 @dataclass
 class ExperimentConfig:
-    elsewhere = dict.fromkeys(
-        ("dataset", "n_layer", "max_iters", "gate"),
-        "this config is of train.py, and an experiment has such keys in base",
-    )
     name: str = key("experiment", "what it is called")
     base: dict = key({}, "keys of train.py that every run has; a later base is added to it", merge=True)
     arms: dict = key(
@@ -111,7 +107,7 @@ class ExperimentConfig:
     pair_spread: float | None = key(None, "--dry_run without rows: assumed spread of a difference of two arms", above=0)
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
     dry_run: bool = key(False, "show the list and its estimated hours, and do nothing")
-    out_dir: str | None = key(None, "of rows and runs (None: results/NAME); workers may share it", is_path=True)
+    out_dir: str | None = key(None, "of rows and runs (None: results/NAME); workers may share it")
     overwrite: bool = key(False, "true: take an out_dir that holds files which are none of an experiment")
     jobs: int = key(0, "runs at a time (0: as many as the GPUs, or the cores, can hold)", at_least=0)
     processes_per_run: int = key(1, "processes, of a GPU each, that share a run's micro-steps (torchrun)", at_least=1)

@@ -26,10 +26,10 @@ from runs.huggingface import export_to, read_folder, write_folder
 @dataclass
 class ExportConfig:
     checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)")
-    safetensors: str = key("export", "folder for model.safetensors and config.json", is_path=True)
-    to_hf: str | None = key(None, "folder for the checkpoint as transformers reads it", is_path=True)
+    safetensors: str = key("export", "folder for model.safetensors and config.json")
+    to_hf: str | None = key(None, "folder for the checkpoint as transformers reads it")
     from_hf: str | None = key(None, "a folder of transformers, to be written to out_dir as a checkpoint")
-    out_dir: str = key("out/imported", "from_hf: folder for the checkpoint", is_path=True)
+    out_dir: str = key("out/imported", "from_hf: folder for the checkpoint")
     block_size: int = key(2048, "from_hf: the longest context to keep; a longer one takes more memory", at_least=1)
     overwrite: bool = key(False, "true: write into a folder that holds other files, and replace those of these names")
 

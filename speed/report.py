@@ -27,7 +27,7 @@ class BenchConfig:
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     dtype: str = key("auto", "dtype of matrix products", choices=("auto", *DTYPES))
     compile: bool = key(False, "compile the training steps of all sides")
-    out_dir: str = key("out/bench", "where the JSON files and the figures go", is_path=True)
+    out_dir: str = key("out/bench", "where the JSON files and the figures go")
     overwrite: bool = key(False, "true: take an out_dir that holds files which are none of a benchmark")
 
 

@@ -482,38 +482,6 @@ def test_an_optimizers_number_that_is_not_finite_is_named(trained, text, tmp_pat
     assert "is not finite" in message and "its optimizer's exp_avg of " in message
 
 
-def doubled(kind, times=45):
-    """A list, tuple or dict that holds the one before it twice, and so on: of no size, and of 2**times parts."""
-    value = kind([0])
-    for _ in range(times):
-        value = kind([value, value])
-    return value
-
-
-ENDLESS = {
-    "list": lambda: doubled(list),
-    "tuple": lambda: doubled(tuple),
-    "dict": lambda: doubled(lambda parts: dict(enumerate(parts))),
-    "deep": lambda: doubled(lambda parts: parts[:1], 400),
-}
-
-
-@pytest.mark.parametrize("kind", ENDLESS)
-@pytest.mark.parametrize(
-    "name", ["config", "optimizer", "scaler", "data", "new", "versions", "model_args", "format", "extra"]
-)
-def test_a_checkpoint_of_parts_that_share_parts_is_refused_before_any_is_compared(
-    name, kind, trained, text, tmp_path, helpers, monkeypatch
-):
-    monkeypatch.setattr(checkpoints, "MOST_VALUES", 1 << 15)
-    value = ENDLESS[kind]()
-    whole = trained.get(name)
-    torch.save(trained | {name: whole | {"dataset": value} if isinstance(whole, dict) else value}, tmp_path / "ckpt.pt")
-    calls = users_of(tmp_path, text, helpers).values() if name == "config" else [lambda: load(tmp_path)]
-    for call in calls:
-        assert "ckpt.pt: no checkpoint of this project (the value is " in helpers.error_of(call)
-
-
 @pytest.mark.parametrize("name", ["model_args", "data"])
 @pytest.mark.parametrize("value", [torch.zeros(2), torch.nan, 1j, {1, 2}], ids=str)
 def test_what_no_json_could_hold_is_refused_where_an_export_would_write_it(name, value, trained, tmp_path, helpers):

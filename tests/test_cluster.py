@@ -251,7 +251,7 @@ def run_out_of_memory():
 def test_a_rank_that_alone_runs_out_of_memory_says_so(keys, helpers):
     ranks = Ranks(2, keys("out"), helpers, run_out_of_memory)
     assert ranks.end() == [1, 1]
-    assert "local rank 1: error: not enough memory" in ranks.said.read_text()
+    assert "error: not enough memory" in ranks.said.read_text()
 
 
 def test_restarts_on_several_machines_need_a_store_of_their_own(monkeypatch, helpers):

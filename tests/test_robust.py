@@ -158,20 +158,6 @@ def test_a_disk_that_fills_up_leaves_the_checkpoint_before_and_says_what_to_do(r
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">/dev/full"])
-def test_a_run_goes_on_though_its_streams_are_closed_or_on_a_full_disk_and_without_a_reader(
-    streams, mqar, tmp_path, helpers
-):
-    reader, writer = os.pipe()
-    os.close(reader)
-    words = [sys.executable, "-OO", "-P", f"{outdir.ROOT}/train.py"]  # without docstrings and the script's folder, too
-    words += helpers.words(**helpers.tiny, dataset=mqar, out_dir="out")
-    done = subprocess.run(["sh", "-c", f'exec "$@" {streams}', "sh", *words], cwd=tmp_path, stderr=writer)
-    os.close(writer)
-    assert done.returncode == 0
-    assert helpers.metrics(tmp_path / "out")[-1]["event"] == "end"
-
-
 def test_a_log_that_cannot_be_written_is_one_line(run, monkeypatch, helpers):
     monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
     assert "cannot be written (Read-only file system)" in helpers.error_of(run, "out")

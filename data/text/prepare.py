@@ -39,7 +39,7 @@ class Config:
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
     seed: int = key(0, "seeds the choice of the files for validation", at_least=0)
     errors: str = key("stop", "a file that is not UTF-8 ends the script, or is left out", choices=("stop", "skip"))
-    out_dir: str | None = key(None, "where to write; None: beside this script", is_path=True)
+    out_dir: str | None = key(None, "where to write; None: beside this script")
     overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
