@@ -10,9 +10,8 @@ The settings of a script: a dataclass of keys, set by config files and by --key=
 
 The annotation gives the type: int, float, bool, str, dict or list[...] of one of them, each also as `... | None`; key()
 adds the limits (rules.py). Config files apply first, in their order, then the -- words, in theirs; the later value
-wins. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but it is parsed and never executed: a config that came
-with somebody's checkpoint cannot run code, and a misspelled name is an error. Every mistake that a user can fix is a
-UserError of one line. A script that ends in `configurator.run(main)` prints that line and exits with status 2.
+wins. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but it is parsed and never executed. Every mistake that
+a user can fix is a UserError of one line; a script that ends in `configurator.run(main)` prints it.
 """
 
 import ast
@@ -23,7 +22,6 @@ import json
 import operator
 import os
 import sys
-import textwrap
 import traceback
 import typing
 from collections.abc import Collection, Iterable
@@ -217,18 +215,14 @@ def _merged(before, after, merge):
 
 def _help(config_class, positional, program, description):
     words = {"config": " [config.py ...]", None: ""}.get(positional, f" [{positional} ...]")
-    lines = [f"usage: python {program}{words} [--key=value ...]", "", description.strip(), ""]
-    lines += ["keys, with their defaults:", ""]
-    indent = " " * 8
+    lines = [f"usage: python {program}{words} [--key=value ...]", "", description.strip(), "", "keys:", ""]
     for field in (field for field in dataclasses.fields(config_class) if field.init):
         default = field.default_factory() if field.default is dataclasses.MISSING else field.default
         default = default if isinstance(default, str | None) else json.dumps(default)
         rule = rules_of(config_class)[field.name]
         allowed = f"a list, each item {rule.items.words()}" if rule.items else rule.words()
-        lines.append(f"  --{field.name}={escape(str(default))}")
-        about = f"{field.metadata['help']} ({allowed})"
-        lines += textwrap.wrap(about, 112, initial_indent=indent, subsequent_indent=indent)
-    return "\n".join([*lines, "  --config_override={}", f"{indent}several keys at once (a JSON object)"])
+        lines.append(f"  --{field.name}={escape(str(default))}\n        {field.metadata['help']} ({allowed})")
+    return "\n".join([*lines, "  --config_override={}\n        several keys at once (a JSON object)"])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -241,7 +235,7 @@ ALLOWED = (
 )
 
 
-def read_config_file(path: str | os.PathLike, merge: Iterable[str] = (), _open_files: tuple[str, ...] = ()) -> dict:
+def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict:
     """The keys of a config file, which holds assignments of literals, as a dict, unchecked.
 
     `include = "base.py"`, a path relative to the file, puts the keys of that file first. merge: the names whose dicts
@@ -250,14 +244,10 @@ def read_config_file(path: str | os.PathLike, merge: Iterable[str] = (), _open_f
     path = os.fspath(path)
     if not path.endswith(".py"):
         raise UserError(f"{path!r}: a config file ends in .py")
-    content = read_regular(path, 1 << 20)
-    files = (*_open_files, os.path.realpath(path))
-    if files[-1] in _open_files:
-        raise UserError(f"{path}: include cycle: {' -> '.join(map(os.path.basename, files))}")
-    values = _parse(content, path)
+    values = _parse(read_regular(path, 1 << 20), path)
     if "include" in values:
         base = os.path.join(os.path.dirname(path), str(values.pop("include")))
-        values = _merged(read_config_file(base, merge, files), values, merge)
+        values = _merged(read_config_file(base, merge), values, merge)
     return values
 
 

@@ -11,15 +11,12 @@ generation_config.json; without it GPT-2's end of text, or for other tokenizers 
 of the training began with is read before every text.
 """
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
-
 import configurator
 from configurator import UserError
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch.nn.utils.rnn import pad_sequence

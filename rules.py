@@ -21,7 +21,6 @@ configurator.key makes such a rule of a key's annotation and limits. No torch is
 import dataclasses
 import difflib
 import functools
-import math
 import operator
 from collections.abc import Collection
 from typing import Any
@@ -64,20 +63,16 @@ class Rule:
         return all(LIMITS[name](size, limit) for name, limit in limits)
 
     def words(self, value: object = None) -> str:
-        """What is allowed. `value` is what was given: it decides the nearest choice, and which limits matter."""
+        """What is allowed. `value` is what was given: it decides the nearest choice."""
         if self.choices:
             text = "one of " + ", ".join(map(str, self.choices)) + did_you_mean(value, self.choices)
-        elif self.kind in (int, float):
-            # the limits of 64 bits, or of float32, go without saying
-            most = math.inf if isinstance(value, int | float) and abs(value) >= 1 << 50 else 1 << 50
-            limits = [(name, x) for name in LIMITS if (x := getattr(self, name)) is not None and abs(x) < most]
-            said = " and ".join(f"{name.replace('_', ' ')} {x}" for name, x in limits)
-            text = KINDS[self.kind] + (" of " if said[:2] == "at" else " ") + said
         else:
-            least, most = self.at_least or 0, self.at_most or math.inf
-            length = f" of length {least} to {most:g}" * (least > 0 or most < 1 << 50)
-            text = KINDS[self.kind] + length * (self.kind is not bool)
-        return text.strip() + ", or None" * self.optional
+            # the limits of 64 bits, or of float32, go without saying
+            limits = [(name, x) for name in LIMITS if (x := getattr(self, name)) is not None and abs(x) < 1 << 50]
+            said = " and ".join(f"{name.replace('_', ' ')} {x}" for name, x in limits)
+            of = " of" * (said[:2] == "at") if self.kind in (int, float) else " of length"
+            text = KINDS[self.kind] + f"{of} {said}" * (said != "" and self.kind is not bool)
+        return text + ", or None" * self.optional
 
 
 @functools.cache

@@ -6,15 +6,11 @@
 A new token costs one step: softmax layers keep their keys and values, other mixers their state.
 """
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
-
 import configurator
 from configurator import UserError, key, read_regular
 
 import codecs
+import sys
 import warnings
 from dataclasses import dataclass
 

@@ -4,23 +4,20 @@
     torchrun --standalone --nproc_per_node=4 train.py config/NAME.py        (several machines, SLURM: docs/scale.md)
 
 out_dir gets config.json, code/ (the source files of the run), metrics.jsonl (one object per line), ckpt.pt (the last
-checkpoint) and best.pt (the one of lowest validation loss). Evaluations read a fixed sample of the validation split,
-the end of a run all of it. The same seed gives the same run: the batch and the dropout of a step depend on (seed, step)
+checkpoint) and best.pt (the one of lowest validation loss). The batch and the dropout of a step depend on (seed, step)
 alone, and not on the number of processes, on evaluations or on restarts.
 
---init_from=resume goes on with a run that was killed, to the same bits. A key that neither a config file nor the
-command line gives is then the checkpoint's. --init_from=auto does the same if there is a ckpt.pt and else starts the
-run, for jobs that are queued again. --init_from=out/other starts a new run from the weights of another, and has its
-keys of the model but for those that are given: with --gate=elementwise --gate_activation=sigmoid2 a model without a
-gate gets one (docs/gates.md). SIGTERM, Ctrl-C, SIGHUP (a closed terminal) and SIGUSR1 (a cluster's warning) save first;
-the exit status is then 128 plus the signal's number. A loss or a gradient that is not finite ends a run with status 1.
+--init_from=resume goes on with a run that was killed, to the same bits; keys that are not given are the checkpoint's.
+--init_from=auto does so if there is a ckpt.pt and else starts the run. --init_from=out/other starts a new run from the
+weights of another, whose keys of the model it has, but for those that are given (docs/gates.md adds a gate). SIGTERM,
+Ctrl-C, SIGHUP and SIGUSR1 save first; the exit status is then 128 plus the signal's number. A loss or a gradient that
+is not finite ends a run with status 1.
 """
 
 import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
 # on a busy machine, OpenMP threads that spin are three times slower than ones that sleep; read when torch is loaded
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -400,9 +397,7 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
             losses.append(loss)
             numbers = dict(loss=loss, lr=lr, grad_norm=grad_norm, spike=spike, tokens_per_second=speed, mfu=mfu)
             out.log(event="train", step=step, **numbers)
-            shown = dict(loss=f"{loss:.4f}", tok_s=f"{speed:,.0f}", mfu=f"{mfu:.1%}")
-            shown |= {"val": f"{evaluations[-1]['val_loss']:.4f}"} if evaluations else {}
-            bar.set_postfix(shown, refresh=False)
+            bar.set_postfix(loss=f"{loss:.4f}", tok_s=f"{speed:,.0f}", mfu=f"{mfu:.1%}", refresh=False)
 
     # the end: the whole validation split, unless the evaluations have read all of it
     bar.close()

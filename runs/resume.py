@@ -91,7 +91,7 @@ def start_from_weights(config) -> tuple:
             f"init_from={path}: lies in out_dir, where a new run replaces it; name another out_dir, or go on with "
             "--init_from=resume"
         )
-    if config.gate != "none":  # the default, so that it was asked for: attention=gated sets it, too
+    if config.gate != "none":  # the default, so that it was asked for
         asked["gate"] = config.gate
     given, of_model = getattr(config, "given", frozenset()), model_keys(source, path)
     config = configurator.build(type(config), dataclasses.asdict(config) | of_model | asked, source=path)

@@ -67,7 +67,6 @@ def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(name, dty
         (dict(gate="headwise@value", gate_activation="non_sparse"), 0.75),
         (dict(gate="elementwise", gate_activation="silu"), 0),
         (dict(gate="elementwise", gate_input="static", gate_activation="identity"), 0),
-        (dict(attention="gated"), 0.5),
     ],
 )
 def test_a_new_gate_that_is_not_the_identity_is_refused(run, trained, helpers, keys, start):
