@@ -396,9 +396,10 @@ class DeltaNet(Mixer):
     A_range = (1.0, 16.0)  # of A at the start
 
     def __init__(self, config, gate):
-        Hk, H, Dk, Dv = config.n_head, config.n_head, config.head_dim, config.head_dim
         if self.decay == "head":  # gated_deltanet has keys of the config for its sizes
             Hk, H, Dk, Dv = config.delta_sizes
+        else:
+            Hk, H, Dk, Dv = config.n_head, config.n_head, config.head_dim, config.head_dim
         native_rank = config.head_dim if self.decay == "channel" else 0
         super().__init__(config, gate, query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv), native_rank=native_rank)
         self.split = (Hk * Dk, Hk * Dk, H * Dv)
