@@ -32,9 +32,7 @@ class Config:
     device: str = key("auto", "where to run", choices=("auto", "cpu", "cuda", "mps"))
     gate: str = key("none", "granularity and position of the gate")
     start: str = key("\n", "text to go on from")
-    run_name: str | None = key(None, "name of the run in plots, None for the name of its folder")
     paths: list[str] = key([], "runs to compare")
-    slices: list[str] | None = key(None, "parts to show, None for all")
     seeds: list[int] = key([0, 1, 2], "one run for each", at_least=0)
     mixers: list[str] = key(["softmax"], "one run for each", choices=("softmax", "gla"))
     options: dict = key({}, "passed on to the plot")
@@ -108,16 +106,12 @@ READ = {  # {key: [(text on the command line, the value)]}
     "n_layer": [("6", 6), (" 7 ", 7), ("5*8", 40), ("1e3", 1000)],
     "batch_size": [("4.0", 4)],
     "learning_rate": [("1", 1.0), ("3e-4", 3e-4)],
-    "dropout": [("0", 0.0)],
     "grad_clip": [("None", None), ("none", None), ("null", None), ("2", 2.0)],
-    "warmup": [("0", 0)],
     "gated": [("true", True), ("True", True), ("1", True), ("false", False), ("False", False), ("0", False)],
     "compile": [(False, "false"), ("true", "true")],
     "gate": [("none", "none"), ("None", "None"), ("native,native,headwise", "native,native,headwise")],
     "start": [("a=b", "a=b"), ("", ""), ("1", "1"), ("--help", "--help")],
-    "run_name": [("None", None), ("none", "none"), ("a", "a")],
     "paths": [("a,b c, d", ["a", "b c", "d"]), ("", []), ("['a', '2']", ["a", "2"])],
-    "slices": [("None", None)],
     "seeds": [("0,1e1", [0, 10]), ("[3]", [3]), ("(1, 2)", [1, 2])],
     "mixers": [("gla,softmax", ["gla", "softmax"])],
     "options": [('{"a": [1, true, null]}', {"a": [1, True, None]}), ("{'a': True}", {"a": True})],
