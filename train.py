@@ -50,20 +50,12 @@ from runs.hardware import Processes, autocast, peak_flops, pick_dtype
 from runs.notes import notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions, wait_for_lock
 from runs.probe import first_rows, is_spike, training_meters, training_rows
-from runs.resume import (
-    check_data,
-    is_started_again,
-    optimizer_state,
-    restore,
-    scale_new,
-    take_weights,
-    where_to_start,
-)
+from runs.resume import check_data, optimizer_state, restore, scale_new, take_weights, where_to_start
 
 
 def main(argv: list[str]) -> None:
     config = configurator.load(TrainConfig, argv, program="train.py", description=__doc__)
-    if config.init_from == "auto" or is_started_again():
+    if config.init_from == "auto":
         wait_for_lock(config.out_dir)
     config, resumed, source, notes = where_to_start(config)
     with Processes(config.device, config.threads) as processes:

@@ -150,7 +150,7 @@ def _open_shards(folder, meta):
         if is_text:
             checked(facts["document_offsets"], np.dtype(np.int64), (facts["documents"] + 1,), facts["tokens"] + 1)
     if marks != known:
-        with contextlib.suppress(OSError):  # in a folder that cannot be written to, the files are read each time
+        with contextlib.suppress(UserError):  # in a folder that cannot be written to, the files are read each time
             write_text(folder / VERIFIED, json.dumps(marks))
     return shards
 

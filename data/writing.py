@@ -196,9 +196,10 @@ def _save_shard(folder, split, number, values, dtype):
 def _save(path, content):
     """Writes an array, or bytes as they are. Returns the entry of the file in meta.json."""
     is_array = isinstance(content, np.ndarray)
-    size = files.write_whole(path, lambda file: np.save(file, content) if is_array else file.write(content))
+    files.write_whole(path, lambda file: np.save(file, content) if is_array else file.write(content))
     with open(path, "rb") as file:
-        return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": size}
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"file": path.name, "sha256": digest, "bytes": file.tell()}
 
 
 def _write_meta(

@@ -27,7 +27,7 @@ import torch
 from data.shards import MAX_VOCAB, Dataset
 from model import GPT, GPTConfig
 from rules import wrong_field
-from runs.files import read_json, write_whole
+from runs.files import read_json, write_text, write_whole
 from runs.hardware import DTYPES, Processes
 
 FORMAT = 1  # of what is written here; nothing else is read
@@ -69,13 +69,8 @@ def save(path: Path | str, checkpoint: dict) -> None:
     """torch.save with the format number, whole or not at all (files.write_whole). Raises UserError."""
     try:
         write_whole(path, lambda file: torch.save(checkpoint | {"format": FORMAT}, file))
-    except (OSError, RuntimeError) as error:  # on a full disk torch.save raises a RuntimeError over the OSError
-        cause = error if isinstance(error, OSError) else error.__context__ or error
-        reason = getattr(cause, "strerror", None) or cause
-        raise UserError(
-            f"{path}: cannot write the checkpoint ({reason}); the one before it is untouched: make room, or let the "
-            "folder be written to, and go on from it with --init_from=resume"
-        ) from None
+    except RuntimeError as error:  # torch's own, over the OSError of a full disk
+        raise UserError(f"{path}: cannot be written ({error.__context__ or error})") from None
 
 
 def import_safetensors() -> ModuleType:
@@ -95,12 +90,11 @@ def save_folder(folder: Path, weights: dict[str, torch.Tensor], about: dict, is_
     plain = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
     try:
         write_whole(file, lambda part: library.torch.save_file(plain, part.name, {"format": "pt"}))
-    except (OSError, RuntimeError, library.SafetensorError) as error:
+    except (RuntimeError, library.SafetensorError) as error:
         raise UserError(f"{file}: cannot be written ({first_line(error)})") from None
     if is_ours:
         about = about | {"format": FORMAT, "sha256": _sha256_of(file)}
-    text = json.dumps(about, indent=2, allow_nan=False)  # load has refused what is no JSON
-    write_whole(folder / "config.json", lambda part: part.write(text.encode()))
+    write_text(folder / "config.json", json.dumps(about, indent=2, allow_nan=False))  # load has refused what is no JSON
 
 
 def _sha256_of(path):
@@ -120,20 +114,17 @@ def first_line(error: Exception) -> str:
 def file_of(path: Path | str) -> Path:
     """The checkpoint's file; of a folder, its ckpt.pt or model.safetensors."""
     path = Path(path)
-    if os.path.isdir(path):
-        names = ("ckpt.pt", "model.safetensors")
-        path = next((path / name for name in names if os.path.isfile(path / name)), path / "ckpt.pt")
-    return path
+    if not os.path.isdir(path):
+        return path
+    is_export = os.path.isfile(path / "model.safetensors") and not os.path.isfile(path / "ckpt.pt")
+    return path / ("model.safetensors" if is_export else "ckpt.pt")
 
 
 def load(path: Path | str) -> dict:
     """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or no checkpoint."""
     path = file_of(path)
     if not os.path.isfile(path):
-        raise UserError(
-            f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir, and export.py "
-            "--from_hf makes one of a published model's folder"
-        )
+        raise UserError(f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir")
     checkpoint = _load_safetensors(path) if path.suffix == ".safetensors" else _load_torch(path)
     try:
         _check(checkpoint)
@@ -177,11 +168,12 @@ def wrong_tensor(tensor: Any) -> str | None:
 
 def _is_plain(tensor):
     """Whether it is dense, with memory for each of its numbers: expand() can repeat one row a billion times."""
-    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
-        return False
-    if tensor.is_meta or tensor.is_neg() or tensor.is_conj():  # the last two have their sign outside of their memory
-        return False
-    return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout == torch.strided
+        and not (tensor.is_meta or tensor.is_neg() or tensor.is_conj())  # the last two: a sign outside of their memory
+        and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+    )
 
 
 def _load_torch(path):
@@ -206,12 +198,11 @@ def _load_torch(path):
 
 def _load_safetensors(path):
     library, about = import_safetensors(), read_json(path.with_name("config.json"))
-    if isinstance(about, dict) and "model_type" in about:
-        raise UserError(
-            f"{path.parent}: is a folder of transformers: python export.py --from_hf={path.parent} reads it"
-        )
+    about = about if isinstance(about, dict) else {}
+    if "model_type" in about:
+        raise UserError(f"{path.parent}: is of transformers: python export.py --from_hf={path.parent} reads it")
     try:
-        if not isinstance(about, dict) or about.get("sha256") != _sha256_of(path):
+        if about.get("sha256") != _sha256_of(path):
             raise UserError(f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)")
         return about | {"model": library.torch.load_file(path)}  # mapped: in the file until they are read
     except (OSError, library.SafetensorError) as error:
@@ -234,27 +225,23 @@ def check_same_weights(processes: Processes, weights: dict[str, torch.Tensor], p
     """UserError unless all processes have read the same: machines see other files, and a run replaces its own."""
     if processes.world_size == 1:
         return
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        digest.update(name.encode())
-        content = weights[name].detach().cpu().contiguous().flatten().view(torch.uint8)
-        digest.update(content.numpy().data)
+    parts = [weights[name].detach().cpu().contiguous().flatten().view(torch.uint8) for name in sorted(weights)]
+    digests = [hashlib.sha256(part.numpy().data).hexdigest() for part in parts]
     advice = "give all machines the same file, one that no run writes to meanwhile"
-    processes.check_same(digest.hexdigest(), str(path), advice)
+    processes.check_same((sorted(weights), digests), str(path), advice)
 
 
 def check_vocabulary(vocab_size: float, checkpoint: dict, dataset: Dataset) -> None:
     """UserError for data whose ids mean something else to the checkpoint's model."""
     if dataset.vocab_size > vocab_size:
         raise UserError(f"{dataset.folder}: has {dataset.vocab_size} token ids, the model knows {vocab_size}")
-    tokenizer = checkpoint.get("data", {}).get("tokenizer", dataset.tokenizer)
-    if dataset.tokenizer != tokenizer:
-        raise UserError(
-            f"{dataset.folder}: its tokenizer is {dataset.tokenizer!r}, the model was trained with {tokenizer!r}; "
-            "--dataset=FOLDER names other data"
-        )
-    if dataset.alphabet != checkpoint.get("data", {}).get("alphabet", dataset.alphabet):
-        raise UserError(f"{dataset.folder}: its characters are others than those that the model was trained with")
+    for name in ("tokenizer", "alphabet"):
+        ours, theirs = getattr(dataset, name), checkpoint.get("data", {}).get(name, getattr(dataset, name))
+        if ours != theirs:
+            raise UserError(
+                f"{dataset.folder}: its {name} is {show(ours)}, the model was trained with {show(theirs)}; "
+                "--dataset=FOLDER names other data"
+            )
 
 
 def build_model(config: GPTConfig, weights: dict[str, torch.Tensor], path: Path | str, device: str = "cpu") -> GPT:

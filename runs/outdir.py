@@ -15,7 +15,7 @@ import ast
 import contextlib
 import dataclasses
 import hashlib
-import itertools
+import importlib.util
 import json
 import os
 import shutil
@@ -36,18 +36,9 @@ from runs.hardware import Processes, places_of_torchrun
 
 ROOT = Path(__file__).resolve().parents[1]
 # what the numbers of a run depend on: another version of one of them may give other numbers
-RESULT_FILES = (
-    "model.py",
-    "gate.py",
-    "ops/recurrence.py",
-    "ops/kernels.py",
-    "ops/layers.py",
-    "ops/fast.py",
-    "ops/loss.py",
-    "train.py",
-    "data/shards.py",
-)
-MEASURED = ("meters.json", "page.png")  # what meters.py and plot.py write beside a checkpoint
+OPS = ("ops/recurrence.py", "ops/kernels.py", "ops/layers.py", "ops/fast.py", "ops/loss.py")
+RESULT_FILES = ("model.py", "gate.py", *OPS, "train.py", "data/shards.py")
+ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what every line of metrics.jsonl has
 # seconds that init_from=auto waits for the lock: a job that is queued again may start before the file server notices
 # that the machine of the job before is gone (NFS version 4: 90 seconds)
 LOCK_WAIT = 120.0
@@ -62,7 +53,7 @@ def wait_for_lock(out_dir: Path | str) -> None:
         return
     try:
         files.lock(out_dir).close()
-    except UserError as error:
+    except files.InUse as error:
         if places_of_torchrun()[0] == 0:
             print(f"{str(error).partition(';')[0]}; waiting up to {LOCK_WAIT:g} seconds for its end", flush=True)
         files.lock(out_dir, LOCK_WAIT).close()
@@ -74,7 +65,6 @@ class OutDir:
         self.path, self.rows = Path(config.out_dir), Path(config.out_dir) / "metrics.jsonl"
         self.config, self.processes, self.resumed = config, processes, resumed
         self.lock = self.metrics = self.board = None
-        self.was_run = False  # whether the folder held a run before, on rank 0
         self.kept = []  # the rows of metrics.jsonl from before this start, on rank 0
 
     def __enter__(self):
@@ -85,14 +75,10 @@ class OutDir:
             raise
         return self
 
-    def __exit__(self, kind=None, error=None, trace=None):
-        try:
-            with named_if_it_fails(self.rows), contextlib.ExitStack() as closing:
-                for file in filter(None, (self.lock, self.metrics, self.board)):
-                    closing.callback(file.close)
-        except UserError:  # what was written last does not fit on the disk
-            if error is None:
-                raise
+    def __exit__(self, *error):
+        for file in filter(None, (self.board, self.metrics, self.lock)):
+            with contextlib.suppress(OSError):  # a full disk, which log() has reported
+                file.close()
 
     def start(self, about: dict, first_step: int, max_iters: int) -> None:
         self.processes.on_main(self._start, about, first_step, max_iters)
@@ -107,123 +93,70 @@ class OutDir:
                     add_row(self.board, row)
 
     def save(self, state: dict, is_best: bool = False, keep: bool = False) -> None:
-        """Writes best.pt if it is the best, ckpt_STEP.pt with `keep`, and ckpt.pt last: it vouches for the others.
-
-        Ends the run, with status 1, where somebody has removed the folder or its rows meanwhile.
-        """
-        if gone := self.processes.from_main(self._gone()):
-            if self.processes.is_main:
-                print(f"\nerror: {gone} is gone since the run began; step {state['iter_num']} is lost", file=sys.stderr)
-            sys.exit(1)
+        """Writes best.pt if it is the best, ckpt_STEP.pt with `keep`, and ckpt.pt last: it vouches for the others."""
         self.processes.on_main(self._save, state, is_best, keep)
 
     # -- on rank 0 -----------------------------------------------------------------------------------------------------
 
     def _lock(self):
-        self.was_run = files.claim(self.path, "run", self.config.overwrite)
-        if self.config.logger == "tensorboard":
-            try:
-                import torch.utils.tensorboard  # noqa: F401
-            except ImportError:
-                raise UserError("logger='tensorboard': it is not installed: pip install tensorboard") from None
-            if os.path.islink(board := self.path / "tensorboard"):
-                raise UserError(f"{board}: is a link, and event files are written to no other folder; remove it")
-        with named_if_it_fails(self.path):
-            self.lock = files.lock(self.path)
-            self._refuse_to_start_over()
-            files.remove_leftovers(self.path)
-            if self.was_run:
-                shutil.rmtree(self.path / ".code.tmp", ignore_errors=True)  # follows no link
-
-    def _refuse_to_start_over(self):
-        """Raises UserError rather than replace what a run has saved."""
-        if self.resumed is not None or self.config.overwrite:
-            return
-        names = [file.name for file in self._checkpoints()]
-        if "ckpt.pt" in names:
-            raise UserError(
-                f"{self.path}: holds a run already; --init_from=resume goes on with it, --overwrite=true starts over"
-            )
+        if self.config.logger == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
+            raise UserError("logger='tensorboard': it is not installed: pip install tensorboard")
+        files.claim(self.path, "run", self.config.overwrite)
+        self.lock = files.lock(self.path)
         # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves best.pt alone
-        if names and self.config.init_from != "auto":
-            raise UserError(f"{self.path}: holds {names[0]} of a run, and no ckpt.pt; --overwrite=true starts over")
+        names = ["ckpt.pt"] if self.config.init_from == "auto" else ["ckpt.pt", "best.pt"]
+        there = [name for name in names if (self.path / name).is_file()]
+        if there and self.resumed is None and not self.config.overwrite:
+            raise UserError(
+                f"{self.path}: holds a run already ({there[0]}); --init_from=resume goes on from its ckpt.pt, "
+                "--overwrite=true starts over"
+            )
+        files.remove_leftovers(self.path)
 
-    def _checkpoints(self):
-        """The checkpoints in the folder."""
-        fixed = [self.path / "ckpt.pt", self.path / "best.pt"]
-        return [file for file in (*fixed, *self._kept_checkpoints().values()) if file.is_file()]
+    def _start(self, about, first_step, max_iters):
+        if first_step:
+            # a run that goes on from step n has lost what came after; the evaluation at n was before the save
+            evaluated = first_step if first_step < max_iters else None
+            for row in files.read_jsonl(self.rows, ROW):
+                if row["step"] < first_step or row["step"] == evaluated and row["event"] == "eval":
+                    self.kept.append(row)
+        with named_if_it_fails(self.path):
+            stale = [file for step, file in self._kept_checkpoints().items() if step > first_step]
+            if self.resumed is None:  # what would be taken for this run's
+                names = ("ckpt.pt", "best.pt", "meters.json", "page.png")
+                stale = [*self._kept_checkpoints().values(), *(self.path / name for name in names)]
+            for file in stale:
+                file.unlink(missing_ok=True)
+            code = code_of("train.py")
+            about |= {"command": sys.argv, "versions": versions(), **git_state(code)}
+            write_text(self.path / "config.json", json.dumps(about, indent=2))
+            for name in code:
+                (self.path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / name, self.path / "code" / name)
+        write_text(self.rows, "".join(json.dumps(row) + "\n" for row in self.kept))
+        self.metrics = files.open_in_place(self.rows)
+        if self.config.logger == "tensorboard":
+            again = [row for row in self.kept if row["step"] >= first_step]
+            self.board = open_board(self.path / "tensorboard", first_step, again)
 
     def _kept_checkpoints(self):
         """{step: its ckpt_STEP.pt}"""
         return {int(file.stem[5:]): file for file in self.path.glob("ckpt_*.pt") if file.stem[5:].isdecimal()}
 
-    def _start(self, about, first_step, max_iters):
-        with named_if_it_fails(self.path):
-            files.open_in_place(self.rows).close()  # UserError, for a link, before anything is replaced
-            if first_step:
-                # a run that goes on from step n has lost what came after; the evaluation at n was before the save
-                rows = files.read_jsonl(self.rows, fields={"step": int, "event": str})
-                last = first_step if first_step < max_iters else -1
-                self.kept = [
-                    row for row in rows
-                    if row["step"] < first_step or (row["step"] == last and row["event"] == "eval")
-                ]  # fmt: skip
-            if self.resumed is None:
-                self._remove_replaced_run()
-            code = code_of("train.py")
-            about |= {"command": sys.argv, "versions": versions(), **git_state(code)}
-            write_text(self.path / "config.json", json.dumps(about, indent=2))
-            self._keep_code(code)
-            write_text(self.rows, "".join(json.dumps(row) + "\n" for row in self.kept))
-            self.metrics = files.open_in_place(self.rows)
-            if self.config.logger == "tensorboard":
-                again = [row for row in self.kept if row["step"] >= first_step]
-                self.board = open_board(self.path / "tensorboard", first_step, again)
-
-    def _remove_replaced_run(self):
-        """Removes what would be taken for this run's. Of a folder that held no run, files of the same names alone."""
-        old = [self.path / name for name in ("ckpt.pt", "best.pt")]
-        if self.was_run:
-            old += [*self._kept_checkpoints().values(), *(self.path / name for name in MEASURED)]
-        for file in old:
-            file.unlink(missing_ok=True)
-
-    def _keep_code(self, names):
-        """The code of the run in code/, as it is now. A copy of other code, from an earlier start, becomes code.N/."""
-        code, temporary = self.path / "code", self.path / ".code.tmp"
-        now = {name: (ROOT / name).read_bytes() for name in names}
-        if now == {file.relative_to(code).as_posix(): file.read_bytes() for file in code.rglob("*.py")}:
-            return
-        temporary.mkdir()
-        for name, content in now.items():
-            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary / name, "xb") as file:
-                file.write(content)
-        if code.exists():
-            code.rename(next(new for i in itertools.count(1) if not (new := self.path / f"code.{i}").exists()))
-        temporary.rename(code)
-
-    def _gone(self):
-        """Names what has been removed or replaced by another run. None on the other ranks, which write nothing."""
-        file = self.rows
-        if self.metrics is None or file.is_file() and os.path.samestat(file.stat(), os.fstat(self.metrics.fileno())):
-            return None
-        return str(file if self.path.is_dir() else self.path)
-
     def _save(self, state, is_best, keep):
         step, most = state["iter_num"], self.config.keep_checkpoints
-        with named_if_it_fails(self.rows):
+        with named_if_it_fails(self.rows):  # also where somebody has removed the folder
             os.fsync(self.metrics.fileno())  # the rows of all steps before this one are on the disk first
-            if self.board is not None:
-                self.board.flush()
-            names = ["best.pt"] * is_best + [f"ckpt_{step}.pt"] * (keep and most > 0) + ["ckpt.pt"]
-            for name in names:
-                checkpoints.save(self.path / name, state)
-            if keep and most:
-                kept = self._kept_checkpoints()
-                later = [s for s in kept if s > step and self.was_run]  # an earlier run in this folder has left them
-                for old in later + sorted(s for s in kept if s <= step)[:-most]:
-                    kept[old].unlink()
+            if not os.path.samestat(os.stat(self.rows), os.fstat(self.metrics.fileno())):
+                raise UserError(f"{self.rows}: is not this run's any more; step {step} is lost")
+        if self.board is not None:
+            self.board.flush()
+        for name in ["best.pt"] * is_best + [f"ckpt_{step}.pt"] * (keep and most > 0) + ["ckpt.pt"]:
+            checkpoints.save(self.path / name, state)
+        if keep and most:
+            kept = self._kept_checkpoints()
+            for old in sorted(kept)[:-most]:
+                kept[old].unlink(missing_ok=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -269,24 +202,14 @@ def sha256_of(names: Iterable[str]) -> dict[str, str]:
     return {name: hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in names}
 
 
-def run_id(folder: Path) -> str | None:
-    """Which run the config.json of a folder is of, or None where there is none."""
-    try:
-        return files.read_json(folder / "config.json").get("run_id")
-    except (UserError, AttributeError):
-        return None
-
-
 def versions() -> dict[str, str]:
     return {"python": sys.version.split()[0], "torch": str(torch.__version__), "numpy": numpy.__version__}
 
 
 def git_state(code: list[str]) -> dict[str, str | bool | None]:
-    """{"git_commit": the commit that is checked out, "git_dirty": whether one of these files differs from it}.
+    """{"git_commit": the commit that is checked out, "git_dirty": whether one of these files is changed or new}.
 
-    The files are those that a run imports, which it keeps in code/. One that is changed or new makes it dirty. Other
-    files do not, such as the rows that an experiment writes into results/. Both are None without git, and in a copy of
-    the project that is no repository of its own.
+    Both are None without git, and in a copy of the project that is no repository of its own.
     """
     changed = git("status", "--porcelain", "--", *code)
     return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": None if changed is None else bool(changed)}
@@ -294,10 +217,9 @@ def git_state(code: list[str]) -> dict[str, str | bool | None]:
 
 def git(*words: str) -> str | None:
     """The output of a git command in this repository, or None if it fails."""
-    if not (ROOT / ".git").exists():  # a repository around a copy of the project has commits of something else
-        return None
-    try:
-        done = subprocess.run(["git", "-C", ROOT, *words], capture_output=True)
+    try:  # of this very folder: a repository around a copy of the project has commits of something else
+        command = ["git", f"--git-dir={ROOT / '.git'}", f"--work-tree={ROOT}", *words]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True)
     except OSError:
         return None
     return None if done.returncode else os.fsdecode(done.stdout).strip()

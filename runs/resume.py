@@ -15,7 +15,6 @@ from configurator import UserError
 import dataclasses
 import math
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -24,8 +23,7 @@ from data.shards import Dataset
 from gate import ADDITIVE_ACTIVATIONS
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
-from runs.hardware import number_in_environment
-from runs.outdir import code_sha256, run_id
+from runs.outdir import code_sha256
 from runs.parallel import part_of
 
 # what a checkpoint must hold for --init_from=resume
@@ -37,29 +35,26 @@ OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come fr
 ADAMW_STATE = {"exp_avg", "exp_avg_sq", "step"}
 NO_WEIGHTS = ("scratch", "resume", "auto")  # values of init_from that name no checkpoint to start from
 DERIVED = (("dtype", "auto"), ("vocab_size", None))  # keys that stand for what the run has derived
-# what torchrun --max-restarts and a job of SLURM that was queued again count their starts in
-RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
 def where_to_start(config) -> tuple:
     """(config, the checkpoint to resume or None, the one that gives the weights or None, lines to print)."""
     file = Path(config.out_dir) / "ckpt.pt"
-    if config.init_from == "resume" or file.is_file() and (config.init_from == "auto" or is_restart(config, file)):
+    if config.init_from == "resume" or file.is_file() and config.init_from == "auto":
         return go_on(config, file)
     return (config, None, None, []) if config.init_from in NO_WEIGHTS else start_from_weights(config)
 
 
 def go_on(config, file: Path) -> tuple:
     """What where_to_start returns for a run that goes on from this ckpt.pt."""
-    resumed = checkpoints.load(file)
+    resumed, about = checkpoints.load(file), file.with_name("config.json")
     if missing := [name for name in STATE if name not in resumed]:
         raise UserError(f"{file}: has no {missing[0]}, to resume; --init_from={file} starts a new run from its weights")
-    if run_id(file.parent) not in (None, resumed["run_id"]):
-        raise UserError(f"{file}: not of the run that {file.with_name('config.json')} describes; put its own one back")
-    asked = given_keys(config)
+    if about.is_file() and resumed["run_id"] not in about.read_text(errors="replace"):
+        raise UserError(f"{file}: not of the run that {about} describes; put its own one back")
     before = dataclasses.asdict(configurator.build(type(config), resumed["config"], source=str(file)))
     before = {name: value for name, value in before.items() if name not in (*OF_THIS_START, "kernels")}
-    of_model = model_keys(resumed, file)
+    asked, of_model = given_keys(config), model_keys(resumed, file)
     # a run's evaluations are compared with each other: they read the same sample
     for name, value in (of_model | {"eval_tokens": before["eval_tokens"], "dtype": resumed["dtype"]}).items():
         if name in asked and asked[name] != value and (name, asked[name]) not in DERIVED:
@@ -73,27 +68,21 @@ def go_on(config, file: Path) -> tuple:
     if resumed["iter_num"] > config.max_iters:
         raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
     notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}"]
-    if changed := [name for name, sha256 in code_sha256()[1].items() if resumed["code_files"].get(name) != sha256]:
+    if changed := [name for name, digest in code_sha256()[1].items() if resumed["code_files"].get(name) != digest]:
         notes.append(f"  the code has changed since this checkpoint: {', '.join(changed)}")
-    notes += [
-        f"  {name}: {getattr(config, name)}, where the checkpoint has {value}"
-        for name, value in before.items()
-        if name in asked and name != "dtype" and getattr(config, name) != value
-    ]
+    del before["dtype"]  # auto, or what was derived of it
+    notes += [f"  {note}" for note in differences(config, asked, before, "the checkpoint")]
     return config, resumed, None, notes
 
 
 def start_from_weights(config) -> tuple:
     """What where_to_start returns for a run that starts from another's weights, with its keys of the model."""
-    path, source, asked = config.init_from, checkpoints.load(config.init_from), given_keys(config)
+    path, source, asked, given = config.init_from, checkpoints.load(config.init_from), given_keys(config), config.given
     if os.path.realpath(checkpoints.file_of(path).parent) == os.path.realpath(config.out_dir):
-        raise UserError(
-            f"init_from={path}: lies in out_dir, where a new run replaces it; name another out_dir, or go on with "
-            "--init_from=resume"
-        )
+        raise UserError(f"init_from={path}: lies in out_dir, where a new run replaces it; name another out_dir")
     if config.gate != "none":  # the default, so that it was asked for
         asked["gate"] = config.gate
-    given, of_model = getattr(config, "given", frozenset()), model_keys(source, path)
+    of_model = model_keys(source, path)
     config = configurator.build(type(config), dataclasses.asdict(config) | of_model | asked, source=path)
     config.given = given
     if config.rope_scaling == "yarn":  # whatever the block_size from here on
@@ -104,17 +93,18 @@ def start_from_weights(config) -> tuple:
             f"gate_activation={config.gate_activation!r}: would change the gates that {path} has, too, which are "
             f"{of_model['gate_activation']!r}: all gates of a model share the key, but for native ones"
         )
-    notes = [
-        f"{name}: {getattr(config, name)}, where {path} has {value}"
-        for name, value in of_model.items()
-        if name in asked and getattr(config, name) != value
-    ]
-    return config, None, source, notes
+    return config, None, source, differences(config, asked, of_model, path)
+
+
+def differences(config, asked: dict, before: dict, where: str) -> list[str]:
+    """Lines about the keys that were asked for and differ from what a checkpoint has."""
+    keys = [name for name in before if name in asked and getattr(config, name) != before[name]]
+    return [f"{name}: {getattr(config, name)}, where {where} has {before[name]}" for name in keys]
 
 
 def given_keys(config) -> dict:
     """{key: value} of what a config file or the command line gave."""
-    return {name: getattr(config, name) for name in getattr(config, "given", ())}
+    return {name: getattr(config, name) for name in config.given}
 
 
 def model_keys(checkpoint: dict, path: Path | str) -> dict:
@@ -123,21 +113,6 @@ def model_keys(checkpoint: dict, path: Path | str) -> dict:
     keys = dataclasses.asdict(configurator.build(GPTConfig, saved, source=str(path)))
     del keys["kernels"]
     return keys
-
-
-def is_started_again() -> bool:
-    """Whether torchrun or SLURM has started this command before."""
-    return any(number_in_environment(name, 0) for name in RESTARTS)
-
-
-def is_restart(config, file: Path) -> bool:
-    """Whether torchrun or SLURM repeats the very command that wrote this ckpt.pt."""
-    if not is_started_again():
-        return False
-    if config.init_from not in NO_WEIGHTS:
-        config = start_from_weights(config)[0]  # the run saved the keys that it took from there, too
-    before = checkpoints.load(file).get("config", {})
-    return before | {"vocab_size": None} == dataclasses.asdict(config) | {"vocab_size": None}
 
 
 def check_data(resumed: dict | None, source: dict | None, dataset: Dataset, config) -> None:
@@ -162,10 +137,8 @@ def optimizer_state(optimizers: list[torch.optim.Optimizer]) -> dict:
     """{"state": {name of a parameter: its moments}, "param_groups": [their numbers]} of all optimizers together."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     numbers = [{name: value for name, value in group.items() if name != "params"} for group in groups]
-    return {
-        "state": {name: o.state.get(p, {}) for o in optimizers for name, p in named_parameters(o)},
-        "param_groups": numbers,
-    }
+    state = {name: o.state.get(p, {}) for o in optimizers for name, p in named_parameters(o)}
+    return {"state": state, "param_groups": numbers}
 
 
 def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> None:
@@ -175,21 +148,20 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> Non
     """
     names = {name for optimizer in optimizers for name, _ in named_parameters(optimizer)}
     if saved["state"].keys() != names:
-        raise ValueError(
-            f"its optimizer has {len(saved['state'])} parameters of other names than the model's {len(names)}"
-        )
+        raise ValueError(f"its optimizer has {len(saved['state'])} parameters, of other names than the model's")
     for optimizer in optimizers:
         state = {}
         for number, (name, parameter) in enumerate(named_parameters(optimizer)):
             moments = saved["state"][name]
+            if moments and isinstance(optimizer, torch.optim.AdamW) and moments.keys() != ADAMW_STATE:
+                raise ValueError("its optimizer's state is not AdamW's")
             for part, tensor in moments.items():
                 shape = () if part == "step" else tuple(parameter.shape)
-                if wrong := checkpoints.wrong_tensor(tensor):
+                wrong = checkpoints.wrong_tensor(tensor)
+                if not wrong and tuple(tensor.shape) != shape:
+                    wrong = f"is {tuple(tensor.shape)}, not {shape}"
+                if wrong:
                     raise ValueError(f"its optimizer's {part} of {name} {wrong}")
-                if tuple(tensor.shape) != shape:
-                    raise ValueError(f"its optimizer's {part} of {name} is {tuple(tensor.shape)}, not {shape}")
-            if isinstance(optimizer, torch.optim.AdamW) and moments and moments.keys() != ADAMW_STATE:
-                raise ValueError("its optimizer's state is not AdamW's")
             if moments:
                 state[number] = {part: x if part == "step" else part_of(parameter, x) for part, x in moments.items()}
         # rates, betas and weight decay come from the config, where they may have changed
@@ -213,8 +185,7 @@ def scale_new(optimizers: list[torch.optim.Optimizer], new: list[str], scale: fl
     for optimizer in optimizers:
         for group in list(optimizer.param_groups) if scale != 1 else ():
             pairs = list(zip(group["param_names"], group["params"], strict=True))
-            fresh = [pair for pair in pairs if pair[0] in new]
-            if fresh:
+            if fresh := [pair for pair in pairs if pair[0] in new]:
                 kept = [pair for pair in pairs if pair[0] not in new]
                 group["param_names"], group["params"] = [name for name, _ in kept], [p for _, p in kept]
                 optimizer.add_param_group(group | {"params": fresh, "lr_scale": scale * group["lr_scale"]})
@@ -244,40 +215,25 @@ def take_weights(model: GPT, weights: dict[str, torch.Tensor], path: str) -> tup
 
 @torch.no_grad()
 def check_new_gates(model: GPT, fitting: dict, weights: dict, path: str) -> None:
-    """UserError for a gate that is new in a trained mixer and does not start as the identity, for one that takes
-    another's place, and for a trained gate that would gain or lose its bias."""
+    """UserError for a gate that is new in a trained mixer and takes another's place, or starts as no identity."""
     for i, block in enumerate(model.blocks):
         start = f"blocks.{i}.mixer."
         if not any(name.startswith(start) for name in fitting):
             continue  # the whole mixer is new
-        # {position of a gate: names of its tensors} of the checkpoint, of what is taken, and of the model
-        had, kept, has = (tensors_by_gate(names, f"{start}gates.") for names in (weights, fitting, model.state_dict()))
-        for position in kept:
-            if has[position] != had[position]:
-                what = "has none" if had[position] < has[position] else "has one"
-                bias = f"gate_bias={model.config.gate_bias}"
-                raise UserError(f"{bias}: would change the trained gate of layer {i} of {path}, which {what}")
-        new = {position: gate for position, gate in block.mixer.gates.items() if position not in kept}
-        if new and (lost := sorted(had.keys() - kept)):
-            raise UserError(
-                f"gate={model.config.gate!r}: layer {i} of {path} has a trained gate ({', '.join(lost)}) that would be "
-                "lost to a new one; keep it in gate, joined by + with another position's, or add none"
-            )
-        for position, gate in new.items():
+        lost = [name for name in weights if name.startswith(f"{start}gates.") and name not in fitting]
+        for position, gate in block.mixer.gates.items():
+            if all(f"{start}gates.{position}.{name}" in fitting for name in gate.state_dict()):
+                continue
+            if lost:
+                raise UserError(
+                    f"gate={model.config.gate!r}: {path} has a trained gate ({lost[0]}) that would be lost to a new "
+                    "one; keep it in gate, joined by + with another position's, or add none"
+                )
             value = gate.value(gate.logits(torch.ones(1, 1, model.config.n_embd)))
             identity = 0.0 if gate.activation in ADDITIVE_ACTIVATIONS else 1.0
             if (value != identity).any():
-                what = "the native gate" if position == "native" else f"gate_activation={gate.activation!r}"
                 raise UserError(
-                    f"{what}: a new gate would start at {float(value.flatten()[0]):.3g}, not {identity:g}, and change "
-                    f"what {path} computes; --gate=elementwise --gate_activation=sigmoid2 starts at the same function"
+                    f"gate {position}: a new gate would start at {float(value.flatten()[0]):.3g}, not {identity:g}, "
+                    f"and change what {path} computes; --gate=elementwise --gate_activation=sigmoid2 starts at the "
+                    "same function"
                 )
-
-
-def tensors_by_gate(names: Iterable[str], start: str) -> dict[str, set[str]]:
-    """{position of a gate: its tensors among these names}, of one mixer, whose gates' names begin with `start`."""
-    gates: dict = {}
-    for name in names:
-        if name.startswith(start):
-            gates.setdefault(name.removeprefix(start).split(".")[0], set()).add(name)
-    return gates

@@ -31,7 +31,7 @@ import torch
 from runs import files
 from runs.files import read_jsonl
 from runs.hardware import pick_device, signals_to, usable_cores
-from runs.outdir import ROOT, write_text
+from runs.outdir import ROOT, ROW, write_text
 from study import rates, tables
 from study.plan import Plan, name_of, parent_of, steps_of
 from study.rows import as_read, missing_scores, read_rows, rows_of_other_keys, run_of, scores_of, text_of
@@ -41,7 +41,6 @@ OF_CODE_AND_MACHINE = (  # fields of a run's config.json that its row has, too
     "n_params", "flops_per_token", "state_bytes", "dtype", "device", "threads", "code_sha256", "git_commit",
     "git_dirty", "versions",
 )  # fmt: skip
-STEPS = {"event": str, "step": int}  # what every line of metrics.jsonl has
 
 
 def run_all(config, out_dir: Path) -> list[dict] | None:
@@ -262,7 +261,7 @@ def is_kept(item: dict, out_dir: Path) -> bool:
     run, folder = run_of(item), out_dir / name_of(item)
     if not is_of(run, folder) or not (folder / "ckpt.pt").is_file():
         return False
-    return [row["event"] for row in read_jsonl(folder / "metrics.jsonl", STEPS)][-1:] == ["end"]
+    return [row["event"] for row in read_jsonl(folder / "metrics.jsonl", ROW)][-1:] == ["end"]
 
 
 def script_of(name: str) -> types.ModuleType:
@@ -322,7 +321,7 @@ def start_process(
 def finish(config, job: dict) -> dict:
     """The row of a run that has ended. Divergence gives a row; a crash raises UserError."""
     item, folder, status = job["item"], job["folder"], job["process"].returncode
-    metrics = read_jsonl(folder / "metrics.jsonl", STEPS)
+    metrics = read_jsonl(folder / "metrics.jsonl", ROW)
     evaluations = [row for row in metrics if row["event"] == "eval"]
     was_stopped = status == 1 and metrics[-1:] and metrics[-1]["event"] == "stopped"  # status 1 is any exception's, too
     if status and not was_stopped or not evaluations:

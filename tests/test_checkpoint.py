@@ -1,30 +1,28 @@
 """
-Checkpoints: written whole or not at all; loaded without running code, and every damage is one clear line.
+Checkpoints: written whole or not at all; loaded without running code, and every damage is one clear line. Exports.
 
     python -m pytest tests/test_checkpoint.py
 """
 
 from configurator import UserError
 
+import hashlib
 import json
 import os
 import pickle
 import re
-import signal
+import resource
 import sys
 import zipfile
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import evaluate
 import export
 import sample
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
-from runs import huggingface
 from runs.checkpoint import load, load_model, save
 
 ARGS = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=11)
@@ -52,16 +50,11 @@ def test_a_loaded_model_gives_the_logits_of_the_saved_one(tmp_path):
     with torch.no_grad():
         for p in model.parameters():
             p.normal_()
-    save(tmp_path / "ckpt.pt", {"model": model.state_dict(), "model_args": args, "iter_num": 7})
+    save(tmp_path / "ckpt.pt", make(model=model.state_dict(), model_args=args, optimizer={"state": {}}))
     for path in (tmp_path / "ckpt.pt", str(tmp_path)):  # the file, or the out_dir
         loaded, checkpoint = load_model(path)
-        assert not loaded.training and checkpoint["iter_num"] == 7
+        assert not loaded.training and checkpoint["iter_num"] == 7 and "optimizer" not in checkpoint
         assert torch.equal(loaded(idx), model.eval()(idx))
-
-
-def test_a_model_is_loaded_without_its_optimizer(file):
-    save(file, make(optimizer={"state": {}}))
-    assert "optimizer" not in load_model(file)[1] and "optimizer" in load(file)
 
 
 @pytest.mark.parametrize("where", ["torch.load", "model.GPT.load_state_dict"])
@@ -86,34 +79,18 @@ def test_a_save_that_dies_midway_leaves_the_old_checkpoint_and_no_other_file(fil
     with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else UserError):
         save(file, make())
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
-    assert load(file)["iter_num"] == 7
 
 
-FULL_DISK = """
-import resource, sys, torch
-from runs.checkpoint import save
-from configurator import run
-
-def main(argv):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-    save(argv[0], {"model": {"weight": torch.zeros(100_000)}, "model_args": {}})
-
-run(main)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no limit on the size of files")
-def test_a_disk_that_is_full_is_one_line(file, helpers):
-    before = file.read_bytes()
-    ended = helpers.script("-c", FULL_DISK, file)
-    (line,) = ended.stderr.decode().splitlines()
-    assert line.startswith(f"error: {file}: cannot write the checkpoint (File too large)")
-    assert ended.returncode == 2
+def test_a_disk_that_is_full_and_a_folder_that_is_missing_are_one_line(file, helpers):
+    before, (soft, hard) = file.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        message = helpers.error_of(save, file, make(model={"weight": torch.zeros(100_000)}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert message.startswith(f"{file}: cannot be written (") and "File too large" in message
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
-
-
-def test_a_folder_that_is_not_there_is_one_line(tmp_path, helpers):
-    assert "No such file or directory" in helpers.error_of(save, tmp_path / "nowhere" / "ckpt.pt", make())
+    assert "No such file or directory" in helpers.error_of(save, file.parent / "nowhere" / "ckpt.pt", make())
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -126,49 +103,24 @@ def test_a_missing_file_says_where_checkpoints_come_from(tmp_path, helpers):
         assert message.startswith(f"{tmp_path / 'ckpt.pt'}: no such checkpoint; train.py writes ckpt.pt and best.pt to")
 
 
-@pytest.mark.parametrize("content", [b"", b"PK", b"garbage" * 99, pickle.dumps({"model": 1}), b"\x80\x1f." * 9])
-def test_a_file_that_is_no_checkpoint_is_one_line(tmp_path, recwarn, helpers, content):
-    (tmp_path / "ckpt.pt").write_bytes(content)
-    assert helpers.error_of(load, tmp_path).endswith("ckpt.pt: cut short, damaged, or no checkpoint")
+def test_a_file_that_is_no_checkpoint_is_one_line(tmp_path, recwarn, helpers):
+    for content in (b"", b"PK", b"garbage" * 99, pickle.dumps({"model": 1}), b"\x80\x1f." * 9):
+        (tmp_path / "ckpt.pt").write_bytes(content)
+        assert helpers.error_of(load, tmp_path).endswith("ckpt.pt: cut short, damaged, or no checkpoint")
     assert not recwarn.list  # torch would warn of a pickle protocol 31
-
-
-def test_a_zip_that_is_no_checkpoint_is_one_line(tmp_path, helpers):
     with zipfile.ZipFile(tmp_path / "ckpt.pt", "w") as archive:
         archive.writestr("readme.txt", "hello")
     assert "ckpt.pt: damaged, or no checkpoint (" in helpers.error_of(load, tmp_path)
 
 
-WHOLE = {}  # the bytes of one checkpoint: hypothesis cannot use a fixture that is made anew for every example
-
-
-@pytest.fixture(scope="module", autouse=True)
-def whole(tmp_path_factory):
-    file = tmp_path_factory.mktemp("whole") / "ckpt.pt"
-    save(file, make())
-    WHOLE["bytes"], WHOLE["file"] = file.read_bytes(), file.with_name("damaged.pt")
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.floats(0, 1, exclude_max=True))
-def test_a_checkpoint_cut_short_anywhere_is_one_line(helpers, share):
-    WHOLE["file"].write_bytes(WHOLE["bytes"][: int(share * len(WHOLE["bytes"]))])
-    assert "damaged.pt: cut short" in helpers.error_of(load, WHOLE["file"])
-
-
-@pytest.mark.filterwarnings("ignore")
-@settings(max_examples=200, deadline=None)
-@given(
-    st.integers(-2000, 2000), st.integers(0, 255)
-)  # the pickle stands at the start, the table of contents at the end
-def test_a_changed_byte_anywhere_raises_nothing_but_one_line(position, byte):
-    damaged = bytearray(WHOLE["bytes"])
-    damaged[position] = byte
-    WHOLE["file"].write_bytes(damaged)
-    try:
-        load(WHOLE["file"])
-    except UserError as error:
-        assert str(error).isprintable() and "damaged.pt: " in str(error)
+def test_every_flipped_bit_of_a_tensor_is_found(file, helpers):
+    content, weight = file.read_bytes(), load(file)["model"]["norm.weight"].numpy().tobytes()
+    begin = content.index(weight)
+    for bit in range(8 * len(weight)):
+        damaged = bytearray(content)
+        damaged[begin + bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        assert "damaged, the checksum of" in helpers.error_of(load, file)
 
 
 class Malicious:
@@ -195,7 +147,6 @@ def test_a_checkpoint_that_would_run_code_is_refused_and_does_not(tmp_path, help
     [
         ({"model_args": ARGS}, "'model'"),
         ({"model": {}}, "'model_args'"),
-        ({"weights": torch.zeros(3)}, "'model' and no 'model_args'"),
         ([1, 2], "'model' and no 'model_args'"),
         ({"model": torch.zeros(3), "model_args": "small"}, "'model' and no 'model_args'"),
     ],
@@ -206,8 +157,7 @@ def test_what_a_checkpoint_lacks_is_named(tmp_path, helpers, content, lacks):
 
 
 @pytest.mark.parametrize(
-    "number, words",
-    [(None, "commit fa2548f reads it"), (0, "the version of the code that wrote it"), (2, "the version of the code")],
+    "number, words", [(None, "commit fa2548f reads it"), (2, "the version of the code that wrote it")]
 )
 def test_a_checkpoint_or_an_export_of_another_format_is_refused_with_what_reads_it(
     file, tmp_path, helpers, number, words
@@ -228,32 +178,163 @@ def test_a_checkpoint_or_an_export_of_another_format_is_refused_with_what_reads_
     [
         (dict(n_embd=12), "size mismatch for wte.weight"),
         (dict(n_layer=2), "Missing key(s) in state_dict"),
-        (dict(gate="elementwise"), "Missing key(s) in state_dict"),
         (dict(n_heads=2), "unknown key 'n_heads' (did you mean 'n_head'?)"),
-        (dict(n_head=3), "n_embd=8: must be a multiple of n_head=3"),
         (dict(attention="mamba9"), "attention='mamba9'"),
         (dict(vocab_size=None), "vocab_size=None"),
+        (dict(n_layer=10**9), "n_layer=1000000000"),  # would take terabytes, or for ever
+        *((dict([pair]), "ckpt.pt: ") for pair in dict(head_dim=2**30, mlp_ratio=1e9, n_embd=2**20).items()),
     ],
 )
 def test_weights_that_do_not_fit_the_config_are_refused(tmp_path, helpers, keys, expected):
-    checkpoint = make()
-    checkpoint["model_args"] |= keys
-    save(tmp_path / "ckpt.pt", checkpoint)
-    assert expected in helpers.error_of(load_model, tmp_path)
+    save(tmp_path / "ckpt.pt", make(model_args=ARGS | keys))
+    assert expected in helpers.error_of(load_model, tmp_path / "ckpt.pt")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Exports: replaced whole or not at all
+# Fields and tensors that are none
+
+FIELDS = {
+    "iter_num": [-5, True, 2**70, "3", None, [3], 3.0],
+    "best_val_loss": ["low", torch.nan, [], 10**400, True],
+    "seconds": [torch.nan, -1.0, "x", torch.inf],
+    "eval_seconds": [torch.nan, -1.0, "x"],
+    "dtype": ["float13", 32, ["float32"]],
+    "rng": [torch.zeros(3, dtype=torch.uint8), torch.zeros(5056), "x", [1] * 5056, None],
+    "run_id": [7, "x" * 5000],
+    "model_args": [[], 3],
+    "config": [[], {3: 1}, "x"],
+    "optimizer": [[], 3],
+    "versions": [3, {"torch": 2}],
+}
+OF_DATA = dict(path=["x" * 5000, 3], tokenizer=[["byte"]], sha256=[1], name=[{}], vocab_size=[-1], first_ids=[0, [-1]])
+FIELDS["data"] = [[], *({name: value} for name, values in OF_DATA.items() for value in values)]
+
+
+def test_a_field_of_a_checkpoint_that_is_not_what_it_should_be_is_named(tmp_path, helpers):
+    for name, values in FIELDS.items():
+        for value in values:
+            torch.save(make(**{name: value}), tmp_path / "ckpt.pt")
+            message = helpers.error_of(load, tmp_path)
+            assert "no checkpoint of this project" in message and name in message, (name, value)
+    for name in ("model_args", "data"):  # an export would write them as JSON
+        for value in (torch.zeros(2), torch.nan, 1j, {1, 2}):
+            torch.save(make(**{name: make().get(name, {}) | {"extra": value}}), tmp_path / "ckpt.pt")
+            assert "no checkpoint of this project" in helpers.error_of(load, tmp_path)
+
+
+UNSAVED = re.compile(r"torch\.(u?int[1-7]|quint\dx\d)")  # torch saves no tensors of these dtypes
+DTYPES = {x for x in vars(torch).values() if isinstance(x, torch.dtype) and not UNSAVED.fullmatch(str(x))}
+EXACT = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+VIEWS = {
+    "meta": lambda x: x.to("meta"),
+    "negative": torch._neg_view,
+    "conjugate": lambda x: x.to(torch.complex64).conj(),
+    "imaginary": lambda x: x.to(torch.complex64).conj().imag,
+    "sparse": torch.Tensor.to_sparse,
+    "expanded": lambda x: x[:1, :1].expand(2**40, 8),  # one number, a billion times
+}
+
+
+def made(kind, x):
+    """x as a tensor of this dtype or as one of the VIEWS."""
+    if kind in VIEWS:
+        return VIEWS[kind](x)
+    if kind in (torch.quint8, torch.qint8, torch.qint32):
+        return torch.quantize_per_tensor(x, 0.1, 0, kind)
+    try:
+        return x.to(kind)
+    except (RuntimeError, NotImplementedError):  # dtypes of packed bits have no arithmetic
+        return torch.empty(x.shape, dtype=kind)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [*sorted(DTYPES, key=str), *VIEWS], ids=str)
+def test_a_weight_of_any_dtype_is_loaded_exactly_or_is_one_line(kind, tmp_path, helpers):
+    right = make()["model"]
+    weight = made(kind, right["wte.weight"])
+    torch.save(make(model=right | {"wte.weight": weight}), tmp_path / "ckpt.pt")
+    if kind in EXACT:
+        assert torch.equal(load(tmp_path)["model"]["wte.weight"], weight)
+        export.export(tmp_path, tmp_path / "export")
+        assert torch.equal(load(tmp_path / "export")["model"]["wte.weight"], weight)
+    else:
+        assert "ckpt.pt: its 'wte.weight' is " in helpers.error_of(load, tmp_path)
+
+
+def test_what_is_wrong_with_a_checkpoint_is_named_by_every_script_and_nothing_is_touched(text, tmp_path, helpers):
+    out, words = tmp_path / "out", helpers.words(checkpoint=tmp_path / "out", device="cpu")
+    right = load(helpers.train(text, out, max_iters=1))
+    for bad in (torch.nan, torch.inf, -torch.inf, 1e300, None):
+        weight = right["model"]["norm.weight"].double()
+        weight[3] = bad or 1.0
+        iter_num, said = (1, "its 'norm.weight' is not finite") if bad else (-5, "(iter_num=-5: must be")
+        torch.save(right | {"iter_num": iter_num, "model": right["model"] | {"norm.weight": weight}}, out / "ckpt.pt")
+        before = {file.name: file.read_bytes() for file in out.iterdir() if file.is_file()}
+        for call in (
+            lambda: export.main([*words[:1], f"--safetensors={tmp_path / 'export'}"]),
+            lambda: sample.main([*words, "--max_new_tokens=1"]),
+            lambda: evaluate.main(words),
+            lambda: helpers.train(text, out, init_from="resume", max_iters=2),
+        ):
+            assert said in helpers.error_of(call)
+        assert {file.name: file.read_bytes() for file in out.iterdir() if file.is_file()} == before
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Exports
+
+
+def test_an_export_gives_the_same_model_and_starts_runs(text, tmp_path, helpers, capsys):
+    keys = dict(dataset=text, attention="mamba2", gate="elementwise")
+    out, exported = helpers.train(**keys, out_dir=tmp_path / "out"), tmp_path / "export"
+    export.main(helpers.words(checkpoint=out, safetensors=exported))
+    assert {file.name for file in exported.iterdir()} == {".nanogate", "model.safetensors", "config.json"}
+    (a, _), (b, about) = (load_model(path) for path in (out, exported))
+    idx = torch.arange(20)[None]
+    assert torch.equal(a(idx), b(idx)) and about["iter_num"] == 8 and about["data"]["tokenizer"] == "byte"
+    for path in (exported, exported / "model.safetensors"):
+        capsys.readouterr()
+        again = helpers.train(**keys, out_dir=tmp_path / "again", init_from=path, max_iters=1, overwrite=True)
+        taken, of = re.search(rf"starting from {path}: (\d+) of (\d+) tensors taken", capsys.readouterr().out).groups()
+        assert taken == of == str(len(a.state_dict()))
+        first, last = helpers.metrics(again, "eval")[0], helpers.metrics(out, "eval")[-1]
+        assert first["val_loss"] == last["val_loss"]
+    export.export(out, exported)  # once more, into its own
+    content = bytearray((exported / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (exported / "model.safetensors").write_bytes(content)
+    assert "model.safetensors: damaged, or not the file that" in helpers.error_of(load_model, exported)
+
+
+def test_an_export_without_a_name_or_without_safetensors_is_refused(file, tmp_path, helpers, monkeypatch):
+    assert "safetensors=''" in helpers.error_of(export.main, helpers.words(checkpoint=file, safetensors=""))
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    message = helpers.error_of(export.export, file, tmp_path / "export")
+    assert message == "safetensors is not installed: pip install safetensors"
+
+
+@pytest.mark.parametrize("write", ["safetensors", "to_hf"])
+def test_an_export_brings_the_tokenizer_of_the_data_if_it_is_still_the_one_of_the_run(write, tmp_path, helpers):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    about = {"path": str(tmp_path), "tokenizer": f"tokenizer.json {hashlib.sha256(b'{}').hexdigest()[:16]}"}
+    args = ARGS | {"mlp": "swiglu"}
+    (tmp_path / "run").mkdir()
+    save(tmp_path / "run" / "ckpt.pt", make(model=GPT(GPTConfig(**args)).state_dict(), model_args=args, data=about))
+    export.main(helpers.words(checkpoint=tmp_path / "run", **{write: tmp_path / "export"}))
+    assert (tmp_path / "export" / "tokenizer.json").read_text() == "{}"
+    (tmp_path / "tokenizer.json").write_text("[]")  # of other data, which were written there since
+    export.main(helpers.words(checkpoint=tmp_path / "run", **{write: tmp_path / "other"}))
+    assert not (tmp_path / "other" / "tokenizer.json").exists()
 
 
 @pytest.fixture
 def sources(tmp_path):
     """Two runs, "old" with a tokenizer and "new" of another width, and a folder with somebody's notes."""
     for name, width in (("old", 8), ("new", 16)):
-        torch.manual_seed(0)
         args = ARGS | dict(n_embd=width, mlp="swiglu")
         (tmp_path / name).mkdir()
-        save(tmp_path / name / "ckpt.pt", {"model": GPT(GPTConfig(**args)).state_dict(), "model_args": args})
+        save(tmp_path / name / "ckpt.pt", make(model=GPT(GPTConfig(**args)).state_dict(), model_args=args))
     (tmp_path / "old" / "tokenizer.json").write_text("{}")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.md").write_text("mine")
@@ -272,23 +353,21 @@ class Killed(BaseException):
     pass
 
 
-CHANGES = ("replace", "rename", "link", "symlink", "unlink", "rmdir", "mkdir", "fsync")  # functions of os
+CHANGES = ("replace", "rename", "unlink", "rmdir", "mkdir", "fsync")  # functions of os
 
 
-def test_a_kill_at_any_moment_of_an_export_leaves_the_old_one_or_the_new_one_whole(sources, monkeypatch):
+def test_a_kill_at_any_moment_of_an_export_leaves_the_old_one_the_new_one_or_none(sources, monkeypatch):
     kind, whole = "to_hf", []
     for name in ("new", "old"):
         export_of(kind, sources, name)
         whole.append(contents(sources / "out"))
     new, old = whole
-    assert (
-        old.keys() - new.keys() == {"tokenizer.json"} and "notes.md" in new and old["config.json"] != new["config.json"]
-    )
-    left, found = 0, []
-    while not found or left < 0:  # until an export comes to its end
+    assert old.keys() - new.keys() == {"tokenizer.json"} and "notes.md" in new
+    left, seen = 0, []
+    while True:  # until an export comes to its end
         export_of(kind, sources, "old")
         assert contents(sources / "out") == old
-        left = len(found)
+        left = len(seen)
 
         def counted(function):
             def change(*args, **keys):
@@ -307,53 +386,17 @@ def test_a_kill_at_any_moment_of_an_export_leaves_the_old_one_or_the_new_one_who
                 export_of(kind, sources, "new")
             except Killed:
                 assert left < 0
-        found.append([old, new].index(contents(sources / "out")))
-    assert len(found) > 30 and found == sorted(found) and found[0] == 0 and found[-1] == 1
-    assert {file.name for file in (sources / "out").iterdir()} == new.keys() | {".nanogate"}
-
-
-KILLED = """
-import os, signal, sys
-import export
-from runs import files
-
-def kill(*args):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-files.settle, calls = lambda folder: calls.pop()(folder), [kill, lambda folder: None]
-export.main(sys.argv[1:])
-"""
-
-
-def test_an_export_whose_process_was_killed_when_all_was_written_loads_and_can_be_replaced(sources, helpers):
-    export_of("safetensors", sources, "old")
-    words = [f"--checkpoint={sources / 'new'}", f"--safetensors={sources / 'out'}"]
-    assert helpers.script("-c", KILLED, *words).returncode == -signal.SIGKILL
-    assert (sources / "out" / "config.json").is_symlink()
-    assert load_model(sources / "out")[0].config.n_embd == 16 and not (sources / "out" / "tokenizer.json").exists()
-    export_of("safetensors", sources, "old")
-    names = {"model.safetensors", "config.json", "tokenizer.json", "notes.md", ".nanogate"}
-    assert {file.name for file in (sources / "out").iterdir()} == names
-    assert not any(file.is_symlink() for file in (sources / "out").iterdir())
-
-
-def test_of_two_exports_at_once_one_is_refused(sources, helpers, monkeypatch):
-    written, seen = huggingface.save_folder, []
-
-    def meanwhile(*args, **keys):
-        monkeypatch.setattr(huggingface, "save_folder", written)
-        seen.append(helpers.error_of(export_of, "safetensors", sources, "old"))
-        seen.append(helpers.error_of(export_of, "to_hf", sources, "old"))
-        return written(*args, **keys)
-
-    monkeypatch.setattr(huggingface, "save_folder", meanwhile)
-    export_of("to_hf", sources, "new")
-    assert [f"process {os.getpid()} on" in line and "is running in it" in line for line in seen] == [True, True]
-    assert json.loads((sources / "out" / "config.json").read_text())["hidden_size"] == 16
+            else:
+                break
+        now = contents(sources / "out")
+        seen.append("refused" if "config.json" not in now else ["old", "new"][[old, new].index(now)])
+    assert len(seen) > 15 and {"old", "refused", "new"} == set(seen)
+    assert seen == sorted(seen, key=["old", "refused", "new"].index)
+    assert contents(sources / "out") == new
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "to_hf"])
-@pytest.mark.parametrize("how", ["its folder", "its file", "a link to its folder", "a link to its file"])
+@pytest.mark.parametrize("how", ["its folder", "a link to its file"])
 def test_an_export_into_the_folder_of_its_checkpoint_is_refused(how, kind, sources, helpers):
     export_of("safetensors", sources, "old")
     out, before = sources / "out", contents(sources / "out")
@@ -365,125 +408,3 @@ def test_an_export_into_the_folder_of_its_checkpoint_is_refused(how, kind, sourc
     words = [f"--checkpoint={checkpoint}", f"--{kind}={out}", "--overwrite=true"]
     assert helpers.error_of(export.main, words) == f"{out}: holds the model that is to be written; name another folder"
     assert contents(out) == before
-
-
-def test_a_stranger_s_link_in_place_of_the_new_files_is_not_followed(sources, helpers):
-    (sources / "elsewhere" / "old").mkdir(parents=True)
-    (sources / "elsewhere" / "old" / "mine").write_text("mine")
-    (sources / "out" / ".new").symlink_to(sources / "elsewhere")
-    assert ".new: is a link" in helpers.error_of(export_of, "safetensors", sources, "new")
-    assert [file.name for file in (sources / "elsewhere").rglob("*")] == ["old", "mine"]
-
-
-def test_what_json_or_transformers_cannot_hold_is_one_line(sources, helpers):
-    checkpoint = load(sources / "new")
-    for value in (torch.ones(2), float("nan")):
-        save(sources / "new" / "ckpt.pt", checkpoint | {"data": {"seen": value}})
-        message = helpers.error_of(export_of, "safetensors", sources, "new")
-        assert "new/ckpt.pt: no checkpoint of this project (" in message and "JSON" in message
-    del checkpoint["model"]["wte.weight"]
-    save(sources / "new" / "ckpt.pt", checkpoint)
-    assert "its weights are not those of its config" in helpers.error_of(export_of, "to_hf", sources, "new")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Tensors that are no weights, and values that never end
-
-UNSAVED = re.compile(r"torch\.(u?int[1-7]|quint\dx\d)")  # torch saves no tensors of these dtypes
-DTYPES = sorted(
-    {x for x in vars(torch).values() if isinstance(x, torch.dtype) and not UNSAVED.fullmatch(str(x))}, key=str
-)
-EXACT = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-VIEWS = {
-    "meta": lambda x: x.to("meta"),
-    "negative": torch._neg_view,
-    "conjugate": lambda x: x.to(torch.complex64).conj(),
-    "imaginary": lambda x: x.to(torch.complex64).conj().imag,
-    "sparse": torch.Tensor.to_sparse,
-}
-
-
-def made(kind, x):
-    """x as a tensor of this dtype or as one of the VIEWS."""
-    if kind in VIEWS:
-        return VIEWS[kind](x)
-    if kind in (torch.quint8, torch.qint8, torch.qint32):
-        return torch.quantize_per_tensor(x, 0.1, 0, kind)
-    try:
-        return x.to(kind)
-    except (RuntimeError, NotImplementedError):  # dtypes of packed bits have no arithmetic
-        return torch.empty(x.shape, dtype=kind)
-
-
-@pytest.fixture(scope="module")
-def trained(text, tmp_path_factory, helpers):
-    """The checkpoint of a run that has taken a step."""
-    return load(helpers.train(text, tmp_path_factory.mktemp("trained") / "out", max_iters=1))
-
-
-def users_of(folder, text, helpers):
-    """What reads a checkpoint: {script: a call}; the last one replaces it."""
-    words = helpers.words(checkpoint=folder, device="cpu")
-    return {
-        "export": lambda: export.main([*words[:1], f"--safetensors={folder}_export", "--overwrite=true"]),
-        "sample": lambda: sample.main([*words, "--max_new_tokens=1"]),
-        "evaluate": lambda: evaluate.main(words),
-        "resume": lambda: helpers.train(text, folder, init_from="resume", overwrite="true", max_iters=2),
-    }
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", [*DTYPES, *VIEWS], ids=str)
-def test_a_weight_of_any_dtype_is_loaded_exactly_or_is_one_line(kind, trained, text, tmp_path, helpers, capsys):
-    weight = made(kind, trained["model"]["norm.weight"])
-    torch.save(trained | {"model": trained["model"] | {"norm.weight": weight}}, tmp_path / "ckpt.pt")
-    for call in users_of(tmp_path, text, helpers).values():
-        if kind in EXACT:
-            call()
-        else:
-            assert "ckpt.pt: its 'norm.weight' is " in helpers.error_of(call)
-    if kind in EXACT:
-        assert torch.equal(load(f"{tmp_path}_export")["model"]["norm.weight"], weight)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", [*DTYPES, *VIEWS], ids=str)
-@pytest.mark.parametrize("part", ["exp_avg", "exp_avg_sq", "step"])
-def test_an_optimizers_tensor_of_any_dtype_goes_on_or_is_one_line(part, kind, trained, text, tmp_path, helpers):
-    state = trained["optimizer"]["state"]
-    optimizer = trained["optimizer"] | {
-        "state": state | {"wte.weight": state["wte.weight"] | {part: made(kind, state["wte.weight"][part])}}
-    }
-    torch.save(trained | {"optimizer": optimizer}, tmp_path / "ckpt.pt")
-    if kind in EXACT:
-        helpers.train(text, tmp_path, init_from="resume", overwrite="true", max_iters=2)
-    else:
-        message = helpers.error_of(helpers.train, text, tmp_path, init_from="resume", overwrite="true", max_iters=2)
-        assert f"its optimizer's {part} of wte.weight is " in message
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, 1e300])
-@pytest.mark.parametrize("name", ["wte.weight", "blocks.1.mixer.qkv.weight", "norm.weight"])
-def test_a_weight_that_is_not_finite_is_named_by_every_script(name, bad, trained, text, tmp_path, helpers):
-    weight = trained["model"][name].double()
-    weight.view(-1)[3] = bad
-    torch.save(trained | {"model": trained["model"] | {name: weight}}, tmp_path / "ckpt.pt")
-    for call in users_of(tmp_path, text, helpers).values():
-        assert f"its {name!r} is not finite" in helpers.error_of(call)
-
-
-def test_an_optimizers_number_that_is_not_finite_is_named(trained, text, tmp_path, helpers):
-    state = trained["optimizer"]["state"]
-    name = list(state)[1]
-    bad = torch.full_like(state[name]["exp_avg"], torch.nan)
-    optimizer = trained["optimizer"] | {"state": state | {name: state[name] | {"exp_avg": bad}}}
-    torch.save(trained | {"optimizer": optimizer}, tmp_path / "ckpt.pt")
-    message = helpers.error_of(helpers.train, text, tmp_path, init_from="resume", overwrite="true", max_iters=2)
-    assert "is not finite" in message and "its optimizer's exp_avg of " in message
-
-
-@pytest.mark.parametrize("name", ["model_args", "data"])
-@pytest.mark.parametrize("value", [torch.zeros(2), torch.nan, 1j, {1, 2}], ids=str)
-def test_what_no_json_could_hold_is_refused_where_an_export_would_write_it(name, value, trained, tmp_path, helpers):
-    torch.save(trained | {name: trained[name] | {"extra": value}}, tmp_path / "ckpt.pt")
-    assert "no checkpoint of this project" in helpers.error_of(load, tmp_path)

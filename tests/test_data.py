@@ -393,8 +393,8 @@ def test_a_smaller_data_set_leaves_nothing_of_the_larger_one_and_nothing_else_is
         assert contents_of(folder).keys() == names and outside.read_text() == "somebody's"
 
 
-@pytest.mark.parametrize("moved, had_one", [(0, False), (4, False), (0, True), (3, True), (9, True)])
-def test_a_kill_while_the_new_files_take_their_places_leaves_a_whole_data_set(
+@pytest.mark.parametrize("moved, had_one", [(0, False), (3, False), (4, False), (0, True), (4, True)])
+def test_a_kill_while_the_new_files_take_their_places_leaves_a_data_set_that_is_refused(
     folder, tmp_path, monkeypatch, moved, had_one
 ):
     file, rename, done = tmp_path / "a.txt", os.replace, []
@@ -412,10 +412,7 @@ def test_a_kill_while_the_new_files_take_their_places_leaves_a_whole_data_set(
         patch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
             text.main([str(file), f"--out_dir={out}"])
-    if had_one:  # all files become links, one rename switches them, and they become files again
-        assert open_dataset(out).counts("train")["bytes"] == (106 if moved < 9 else 2)
-    else:
-        assert "run python data/" in error_of(open_dataset, out)
+    assert "run python data/" in error_of(open_dataset, out)  # meta.json goes first and comes last
     text.main([str(file), f"--out_dir={out}"])
     text.main([str(file), f"--out_dir={tmp_path / 'once'}"])
     assert {**contents_of(out), ".verified.json": b""} == {**contents_of(tmp_path / "once"), ".verified.json": b""}

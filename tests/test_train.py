@@ -246,13 +246,12 @@ def project(tmp_path, monkeypatch):
     return tmp_path / "project"
 
 
-def test_an_edit_is_named_on_resume_and_the_code_before_it_is_kept(run, project, capsys):
+def test_an_edit_is_named_on_resume_and_goes_to_the_copy_of_the_code(run, project, capsys):
     out = run("out", max_iters=2)
     before = (project / "model.py").read_text()
     (project / "model.py").write_text(before + "# an edit\n")
     run("out", max_iters=3, init_from="resume")
     assert "the code has changed since this checkpoint: model.py\n" in capsys.readouterr().out
-    assert (out / "code.1" / "model.py").read_text() == before
     assert (out / "code" / "model.py").read_text() == before + "# an edit\n"
     about, checkpoint = json.loads((out / "config.json").read_text()), checkpoints.load(out)
     assert about["code_sha256"] == checkpoint["code_sha256"] == outdir.code_sha256()[0]
