@@ -36,7 +36,11 @@ class GPTConfig:
     dropout: float = key(0.0, "dropout on the embedding and on both residual branches", at_least=0, below=1)
 
     init: str = key("normal", "start of weights: N(0, 0.02) or PyTorch's default", choices=("normal", "pytorch"))
-    attention: str = key("softmax", "softmax, cosformer, gla, mamba2, gated_deltanet, deltanet, kda; by layer: a,b,b")
+    attention: str = key(
+        "softmax",
+        "mixer: softmax, cosformer, gla, mamba2, gated_deltanet, deltanet, kda, or by layer a,b,b; gated: softmax with "
+        "gate=elementwise",
+    )
     position: str = key("rope", "positions; rope acts in softmax layers only", choices=("rope", "learned", "none"))
     rope_base: float = key(10000.0, "base of RoPE's angles", above=1)
     rope_fraction: float = key(1.0, "share of a head's channels that RoPE turns: the first ones", above=0, at_most=1)
@@ -74,6 +78,9 @@ class GPTConfig:
 
     def __post_init__(self):
         check(self)
+        if self.attention == "gated":  # BlaGPT's name for softmax with the gate of Qiu et al.
+            self.attention = "softmax"
+            self.gate = "elementwise" if self.gate == "none" else self.gate
         if self.head_dim is None and self.n_embd % self.n_head:
             raise UserError(f"n_embd={self.n_embd}: must be a multiple of n_head={self.n_head}, or give head_dim")
         self.head_dim = self.head_dim or self.n_embd // self.n_head

@@ -470,7 +470,7 @@ def check_layers(config: GPTConfig) -> None:
     check_choice("readout_norm", config.readout_norm, ("published", "none", "denominator", *READOUT_NORMS))
     names = [name.strip() for name in config.attention.split(",")]
     for name in names:
-        check_choice("attention", name, MIXERS)
+        check_choice("attention", name, MIXERS if len(names) > 1 else (*MIXERS, "gated"))
     for name, gate in config.layers():
         MIXERS[name].check(name, config)
         check_gate(name, MIXERS[name], config, gate)

@@ -80,7 +80,7 @@ def start_from_weights(config) -> tuple:
     path, source, asked, given = config.init_from, checkpoints.load(config.init_from), given_keys(config), config.given
     if os.path.realpath(checkpoints.file_of(path).parent) == os.path.realpath(config.out_dir):
         raise UserError(f"init_from={path}: lies in out_dir, where a new run replaces it; name another out_dir")
-    if config.gate != "none":  # the default, so that it was asked for
+    if config.gate != "none":  # the default, so that it was asked for: attention=gated sets it, too
         asked["gate"] = config.gate
     of_model = model_keys(source, path)
     config = configurator.build(type(config), dataclasses.asdict(config) | of_model | asked, source=path)

@@ -66,6 +66,7 @@ def test_a_new_gate_that_is_not_the_identity_is_refused(run, trained, helpers):
         (0.75, dict(gate="headwise@value", gate_activation="non_sparse")),
         (0, dict(gate="elementwise", gate_activation="silu")),
         (0, dict(gate="elementwise", gate_input="static", gate_activation="identity")),
+        (0.5, dict(attention="gated")),
     ]:
         message = helpers.error_of(run, "gated", init_from=trained, max_iters=1, **keys)
         assert f"a new gate would start at {start}, not 1, and change what {trained} computes" in message

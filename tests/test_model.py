@@ -424,7 +424,9 @@ def test_a_parameter_without_a_rule_for_its_start_is_an_error_that_says_where_to
     assert (block.ln_1.weight == 1).all() and (block.mine.scale == 0.1).all()  # the rule leaves the constructor's
 
 
-def test_patterns_repeat():
+def test_gated_is_blagpts_name_and_patterns_repeat():
+    config = make_config(attention="gated")
+    assert (config.attention, config.gate) == ("softmax", "elementwise")
     layers = make_config(attention="gla,gla,softmax", gate="native,headwise", n_layer=5).layers()
     assert [name for name, _ in layers] == ["gla", "gla", "softmax", "gla", "gla"]
     assert [gate.native for _, gate in layers] == [True, False, True, False, True]
