@@ -64,7 +64,7 @@ def test_the_bad_step_is_named_though_the_log_looks_later_and_the_weights_stay_g
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error")]
     assert "is not finite at step 5, learning rate 0.00292; " in line
     assert "first bad tensor: gradient of " in line  # the forward pass was right
-    assert "out/ckpt.pt holds the last good step saved, 3;" in line
+    assert "out/ckpt.pt holds the last good step saved, 3" in line
     ours = checkpoints.load(tmp_path / "out")
     assert ours["iter_num"] == 3 and all(p.isfinite().all() for p in ours["model"].values())
     assert helpers.metrics(tmp_path / "out")[-1] == {"event": "stopped", "step": 5}
