@@ -8,13 +8,10 @@ The settings of a script: a dataclass of keys, set by config files and by --key=
 
     config = load(Config, argv)    # python train.py config/small.py --n_layer=6 --config_override='{"device": "cpu"}'
 
-A class may name keys that it lacks and what to write instead: `elsewhere = {"eval_iters": "leave it out"}`.
-
 The annotation gives the type: int, float, bool, str, dict or list[...] of one of them, each also as `... | None`; key()
 adds the limits (rules.py). Config files apply first, in their order, then the -- words, in theirs; the later value
-wins. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but it is parsed and never executed: a config that came
-with somebody's checkpoint cannot run code, and a misspelled name is an error. Every mistake that a user can fix is a
-UserError of one line. A script that ends in `configurator.run(main)` prints that line and exits with status 2.
+wins. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but it is parsed and never executed. Every mistake that
+a user can fix is a UserError of one line; a script that ends in `configurator.run(main)` prints it.
 """
 
 import ast
@@ -25,80 +22,46 @@ import json
 import operator
 import os
 import sys
-import textwrap
 import traceback
 import typing
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from rules import Rule, UserError, check_size, did_you_mean, escape, shorten, show, wrong, wrong_field
+from rules import Rule, UserError, did_you_mean, escape, show, wrong, wrong_field
 from runs.files import parse_json, read_regular, refuse_twice
-
-for _name in ("stdin", "stdout", "stderr"):
-    if getattr(sys, _name) is None:  # closed, as by >&-: the next file that is opened would take its number
-        setattr(sys, _name, open(os.devnull, "r+"))
 
 
 def run(main):
     """Calls main(argv) as the whole of a script. A UserError ends it with status 2, an interrupt with 130, and what the
     machine refuses (a full disk, little memory) with 1; each prints one line. Other exceptions keep their traceback."""
-    for stream in (sys.stdout, sys.stderr):  # a character that the terminal lacks is printed escaped
-        stream.reconfigure(errors="backslashreplace")
-    sys.stderr = falls_silent(sys.stderr)
+    sys.stdout.reconfigure(errors="backslashreplace")  # a character that the terminal lacks is printed escaped
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
     except BrokenPipeError:  # `--help | head`: nobody reads on. 141 is the status of SIGPIPE, which Python ignores
         os._exit(141)
     except (Exception, KeyboardInterrupt) as error:
-        status = report(error)
-        falls_silent(sys.stdout).flush()  # a full disk: Python would fail once more when it flushes at exit
-        sys.exit(status)
+        sys.exit(report(error))
 
 
-class falls_silent:
-    """A stream whose first error, since its reader is gone, sends it and all that follows to /dev/null."""
-
-    def __init__(self, stream: Any):
-        self.stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-    def write(self, text: str) -> None:
-        try:
-            self.stream.write(text)
-            self.stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())  # what is in its buffer goes there, too
-
-    def flush(self) -> None:
-        self.write("")
-
-
-def report(error: BaseException) -> int | str:
+def report(error: BaseException) -> Any:
     """Prints on standard error why a script ends, and returns its exit status."""
-    rank = os.environ.get("LOCAL_RANK", "0") if "MASTER_PORT" in os.environ else "0"  # among torchrun's processes here
-    text, status = escape(shorten(str(error).strip().partition("\n")[0], 300)), 1
-    match error:
-        case SystemExit():
-            return error.code or 0
-        case UserError():
-            line, status = f"error: {error}", 2
-        case KeyboardInterrupt():
-            line, status = "interrupted", 130
-        case _ if is_of_memory(error):
-            line = f"error: not enough memory ({text or 'malloc failed'}); lower batch_size, block_size or the model"
-        case OSError():
-            name = escape(shorten(str(error.filename or "standard output, or a connection"), 200))
-            line = f"error: {name}: {error.strerror or text}"
-        case _:
-            traceback.print_exception(error)
-            return 1
-    if rank == "0":
+    text = escape(str(error).strip().partition("\n")[0][:300])
+    if isinstance(error, SystemExit):
+        return error.code or 0
+    if isinstance(error, UserError):
+        status, line = 2, f"error: {error}"
+    elif isinstance(error, KeyboardInterrupt):
+        status, line = 130, "interrupted"
+    elif is_of_memory(error):
+        status, line = 1, f"error: not enough memory ({text or 'malloc failed'}); lower batch_size or the model"
+    elif isinstance(error, OSError):
+        status, line = 1, f"error: {text}"
+    else:
+        traceback.print_exception(error)
+        return 1
+    if status == 1 or os.environ.get("LOCAL_RANK", "0") == "0":  # of torchrun's processes all have the same mistake
         print(line, file=sys.stderr)
-    elif status == 1:  # anything else is the same on all ranks
-        print(f"local rank {rank}: {line}", file=sys.stderr)
     return status
 
 
@@ -166,10 +129,6 @@ def check_choice(label: str, value: object, choices: Collection) -> None:
 
 def _check(config_class, values, source=""):
     rules, prefix, checked = rules_of(config_class), f"{source}: " if source else "", {}
-    check_size(values)  # before anything prints them
-    elsewhere = getattr(config_class, "elsewhere", {})
-    if lines := [f"{name}: no key here: {elsewhere[name]}" for name in values if name in elsewhere]:
-        raise UserError(prefix + "; ".join(lines))
     for name, value in values.items():
         if name not in rules:
             raise UserError(f"{prefix}unknown key {show(name)}{did_you_mean(name, [*rules, 'config_override'])}")
@@ -256,18 +215,14 @@ def _merged(before, after, merge):
 
 def _help(config_class, positional, program, description):
     words = {"config": " [config.py ...]", None: ""}.get(positional, f" [{positional} ...]")
-    lines = [f"usage: python {program}{words} [--key=value ...]", "", description.strip(), ""]
-    lines += ["keys, with their defaults:", ""]
-    indent = " " * 8
+    lines = [f"usage: python {program}{words} [--key=value ...]", "", description.strip(), "", "keys:", ""]
     for field in (field for field in dataclasses.fields(config_class) if field.init):
         default = field.default_factory() if field.default is dataclasses.MISSING else field.default
         default = default if isinstance(default, str | None) else json.dumps(default)
         rule = rules_of(config_class)[field.name]
         allowed = f"a list, each item {rule.items.words()}" if rule.items else rule.words()
-        lines.append(f"  --{field.name}={shorten(escape(str(default)))}")
-        about = f"{field.metadata['help']} ({allowed})"
-        lines += textwrap.wrap(about, 112, initial_indent=indent, subsequent_indent=indent)
-    return "\n".join([*lines, "  --config_override={}", f"{indent}several keys at once (a JSON object)"])
+        lines.append(f"  --{field.name}={escape(str(default))}\n        {field.metadata['help']} ({allowed})")
+    return "\n".join([*lines, "  --config_override={}\n        several keys at once (a JSON object)"])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -280,7 +235,7 @@ ALLOWED = (
 )
 
 
-def read_config_file(path: str | os.PathLike, merge: Iterable[str] = (), _open_files: tuple[str, ...] = ()) -> dict:
+def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict:
     """The keys of a config file, which holds assignments of literals, as a dict, unchecked.
 
     `include = "base.py"`, a path relative to the file, puts the keys of that file first. merge: the names whose dicts
@@ -289,14 +244,10 @@ def read_config_file(path: str | os.PathLike, merge: Iterable[str] = (), _open_f
     path = os.fspath(path)
     if not path.endswith(".py"):
         raise UserError(f"{path!r}: a config file ends in .py")
-    content = read_regular(path, 1 << 20)
-    files = (*_open_files, os.path.realpath(path))
-    if files[-1] in _open_files:
-        raise UserError(f"{path}: include cycle: {' -> '.join(map(os.path.basename, files))}")
-    values = _parse(content, path)
+    values = _parse(read_regular(path, 1 << 20), path)
     if "include" in values:
         base = os.path.join(os.path.dirname(path), str(values.pop("include")))
-        values = _merged(read_config_file(base, merge, files), values, merge)
+        values = _merged(read_config_file(base, merge), values, merge)
     return values
 
 

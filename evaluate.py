@@ -207,7 +207,7 @@ class EvaluateConfig:
     prune_below: float | None = key(None, "gate values under this are set to zero (None: none)", above=0)
     eight_bits: bool = key(False, "true: weights and inputs of linear layers are rounded to 8 bits")
     dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=tuple(DTYPES))
-    out: str | None = key(None, "file for the JSON, which plot.py draws (None: no file)", is_path=True)
+    out: str | None = key(None, "file for the JSON, which plot.py draws (None: no file)")
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = key(0, "CPU threads per process (0: cores / processes)", at_least=0, at_most=512)
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")

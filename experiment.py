@@ -95,7 +95,7 @@ class ExperimentConfig:
     pair_spread: float | None = key(None, "--dry_run without rows: assumed spread of a difference of two arms", above=0)
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
     dry_run: bool = key(False, "show the list, with hours where they are known, and do nothing")
-    out_dir: str | None = key(None, "of rows and runs (None: results/NAME); workers may share it", is_path=True)
+    out_dir: str | None = key(None, "of rows and runs (None: results/NAME); workers may share it")
     overwrite: bool = key(False, "true: take an out_dir that holds files which are none of an experiment")
     jobs: int = key(0, "runs at a time (0: as many as the GPUs, or the cores, can hold)", at_least=0)
     processes_per_run: int = key(1, "processes, of a GPU each, that share a run's micro-steps (torchrun)", at_least=1)

@@ -25,9 +25,9 @@ from runs.huggingface import export_to, read_folder
 @dataclass
 class ExportConfig:
     checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)")
-    safetensors: str = key("export", "folder for model.safetensors and config.json", is_path=True)
+    safetensors: str = key("export", "folder for model.safetensors and config.json")
     from_hf: str | None = key(None, "a folder of transformers, to be written to out_dir as a checkpoint")
-    out_dir: str = key("out/imported", "from_hf: folder for the checkpoint", is_path=True)
+    out_dir: str = key("out/imported", "from_hf: folder for the checkpoint")
     block_size: int = key(2048, "from_hf: the longest context to keep; a longer one takes more memory", at_least=1)
     overwrite: bool = key(False, "true: write into a folder that holds other files, and replace those of these names")
 

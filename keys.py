@@ -1,10 +1,6 @@
 """The keys of a model and of a run, each with its default, its help and what it may be. No torch is imported here.
 
-    python train.py --help              prints them
-    python train.py --n_layer=6         sets one
-    GPTConfig(n_layer=6)                those of the model alone, as model.GPT takes them
-
-A new key is one line.
+`python train.py --help` prints them; GPTConfig has those of the model alone. A new key is one line.
 """
 
 from configurator import UserError, check, key
@@ -124,17 +120,8 @@ class GPTConfig:
 class TrainConfig(GPTConfig):
     """Every key of a run: those of the model, and these."""
 
-    elsewhere = {  # keys of nanoGPT that are not keys here, and what to do instead
-        "eval_iters": "eval_tokens sets the size of the fixed sample that evaluations read",
-        "eval_only": "run python evaluate.py --checkpoint=out",
-        "always_save_checkpoint": "leave it out, ckpt.pt is the last and best.pt the best",
-        "wandb_log": "leave it out, metrics.jsonl and plot.py show the run",
-        **dict.fromkeys(("wandb_project", "wandb_run_name"), "leave it out"),
-        "backend": "leave it out, it is nccl between GPUs and gloo between CPUs",
-        "arms": "this config is an experiment: run it with experiment.py",
-    }
     dataset: str = key("data/pystdlib", "folder of the data, written by one of data/*/prepare.py")
-    out_dir: str = key("out", "folder that the run is written to", is_path=True)
+    out_dir: str = key("out", "folder that the run is written to")
     init_from: str = key(
         "scratch",
         "scratch; resume: go on with out_dir's ckpt.pt; auto: resume if it is there, else scratch; or a checkpoint",

@@ -59,7 +59,7 @@ class MetersConfig:
     score_batches: int = key(4, "number of batches of that many rows for the losses", at_least=1)
     maps: list[str] = key([], "attention maps to keep, as layer.head (empty: the heads of largest and smallest sink)")
     dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=tuple(DTYPES))
-    out: str | None = key(None, "file for the JSON (None: meters.json beside the last checkpoint)", is_path=True)
+    out: str | None = key(None, "file for the JSON (None: meters.json beside the last checkpoint)")
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = key(0, "CPU threads (0: cores)", at_least=0, at_most=512)
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")

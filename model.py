@@ -391,8 +391,10 @@ class DeltaNet(Mixer):
     A_range = (1.0, 16.0)  # of A at the start
 
     def __init__(self, config, gate):
-        sizes = config.delta_sizes if self.decay == "head" else (*[config.n_head] * 2, *[config.head_dim] * 2)
-        Hk, H, Dk, Dv = sizes  # gated_deltanet has keys of its own for them
+        if self.decay == "head":  # gated_deltanet has keys of the config for its sizes
+            Hk, H, Dk, Dv = config.delta_sizes
+        else:
+            Hk, H, Dk, Dv = config.n_head, config.n_head, config.head_dim, config.head_dim
         native_rank = config.head_dim if self.decay == "channel" else 0
         super().__init__(config, gate, query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv), native_rank=native_rank)
         self.split = (Hk * Dk, Hk * Dk, H * Dv)

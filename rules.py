@@ -21,7 +21,6 @@ configurator.key makes such a rule of a key's annotation and limits. No torch is
 import dataclasses
 import difflib
 import functools
-import math
 import operator
 from collections.abc import Collection
 from typing import Any
@@ -40,7 +39,7 @@ class UserError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A type with its limits. `items` is the rule of a list's items, `is_path` asks for what a file can be called."""
+    """A type with its limits. `items` is the rule of a list's items."""
 
     kind: type
     at_least: float | None = None
@@ -50,7 +49,6 @@ class Rule:
     choices: tuple = ()
     optional: bool = False
     items: Any = None
-    is_path: bool = False
 
     def allows(self, value: Any) -> bool:
         """Whether the value has the type and keeps the limits. The items of a list are not looked at."""
@@ -58,31 +56,23 @@ class Rule:
             return self.optional
         # true is no number, and an int of a thousand digits is no float
         is_kind = type(value) is self.kind or self.kind is float and type(value) is int and abs(value) < 1 << 63
-        if not is_kind or self.choices and value not in self.choices or self.is_path and not could_be_path(value):
+        if not is_kind or self.choices and value not in self.choices:
             return False
-        return not any(self._breaks(value, name) for name in LIMITS)
-
-    def _breaks(self, value, name):
-        size, limit = len(value) if isinstance(value, str | list | dict) else value, getattr(self, name)
-        return limit is not None and not LIMITS[name](size, limit)
+        size = len(value) if isinstance(value, str | list | dict) else value
+        limits = [(name, limit) for name in LIMITS if (limit := getattr(self, name)) is not None]
+        return all(LIMITS[name](size, limit) for name, limit in limits)
 
     def words(self, value: object = None) -> str:
-        """What is allowed. `value` is what was given: it decides the nearest choice, and which limits matter."""
+        """What is allowed. `value` is what was given: it decides the nearest choice."""
         if self.choices:
             text = "one of " + ", ".join(map(str, self.choices)) + did_you_mean(value, self.choices)
-        elif self.is_path:
-            text = "the name of a file or folder, at most 255 bytes between slashes"
-        elif self.kind in (int, float):
-            # the limits of 64 bits, or of float32, go without saying
-            most = math.inf if isinstance(value, int | float) and abs(value) >= 1 << 50 else 1 << 50
-            limits = [(name, x) for name in LIMITS if (x := getattr(self, name)) is not None and abs(x) < most]
-            said = " and ".join(f"{name.replace('_', ' ')} {x}" for name, x in limits)
-            text = KINDS[self.kind] + (" of " if said[:2] == "at" else " ") + said
         else:
-            least, most = self.at_least or 0, self.at_most or math.inf
-            length = f" of length {least}" + (f" to {most}" * (most > least) if most < 1 << 50 else " or more")
-            text = KINDS[self.kind] + length * (self.kind is not bool and (least > 0 or most < 1 << 50))
-        return text.strip() + ", or None" * self.optional
+            # the limits of 64 bits, or of float32, go without saying
+            limits = [(name, x) for name in LIMITS if (x := getattr(self, name)) is not None and abs(x) < 1 << 50]
+            said = " and ".join(f"{name.replace('_', ' ')} {x}" for name, x in limits)
+            of = " of" * (said[:2] == "at") if self.kind in (int, float) else " of length"
+            text = KINDS[self.kind] + f"{of} {said}" * (said != "" and self.kind is not bool)
+        return text + ", or None" * self.optional
 
 
 @functools.cache
@@ -118,26 +108,6 @@ def wrong_field(value: Any, rule: Any, name: str = "") -> str | None:
     return next((words for where, part, inner in parts if (words := wrong_field(part, inner, where))), None)
 
 
-def could_be_path(text: str) -> bool:
-    longest = max(len(part.encode(errors="replace")) for part in text.split("/"))
-    return bool(text.strip()) and "\0" not in text and len(text) <= 4000 and longest <= 255
-
-
-def check_size(value: object, most: int = 1 << 20) -> None:
-    """UserError for a value that is nested too deep to be printed, or has more than `most` parts and letters.
-
-    A part counts as often as it occurs: of thirty lists, each holding the one before twice, a billion would be printed.
-    """
-    left, size = [(value, 0)], 0
-    while left:
-        value, depth = left.pop()
-        parts = [*value, *value.values()] if isinstance(value, dict) else value
-        size += 1 + (len(parts) if isinstance(parts, str | list | tuple | set) else 0)
-        if size > most or depth > 50:
-            raise UserError("a value is too large, or nested too deep")
-        left += [(part, depth + 1) for part in parts] if isinstance(parts, list | tuple | set) else []
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The wording of messages
 
@@ -156,14 +126,11 @@ def did_you_mean(word: object, candidates: Collection) -> str:
 def show(value: object) -> str:
     """repr(value), cut to 60 characters."""
     try:
-        return shorten(repr(value))
+        text = repr(value)
+        return text if len(text) <= 60 else text[:57] + "..."
     except Exception:  # an int of more than 4,300 digits; lists nested a thousand deep; a tensor of packed bits
         return f"<a very large {type(value).__name__}>"
 
 
 def escape(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def shorten(text: str, width: int = 60) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."

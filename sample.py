@@ -2,20 +2,15 @@
 
     python sample.py --checkpoint=out/best.pt --start="def main("
     python sample.py --start=FILE:prompt.txt        a prompt from a file (nanoGPT's spelling)
-    cat prompt.txt | python sample.py --start=-     from standard input
 
 A new token costs one step: softmax layers keep their keys and values, other mixers their state.
 """
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
 
 import configurator
 from configurator import UserError, key, read_regular
 
 import codecs
+import sys
 import warnings
 from dataclasses import dataclass
 
@@ -30,14 +25,8 @@ from runs.hardware import pick_device
 
 @dataclass
 class SampleConfig:
-    elsewhere = {  # keys of nanoGPT that are not keys here, and what to do instead
-        "out_dir": "write --checkpoint=OUT_DIR",
-        "init_from": "write --checkpoint=FILE or OUT_DIR",
-        "dtype": "leave it out, the weights are float32",
-        "compile": "leave it out, sampling is never compiled",
-    }
     checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)")
-    start: str = key("\n", "the prompt; FILE:path reads it from a file, - from standard input")
+    start: str = key("\n", "the prompt; FILE:path reads it from a file")
     num_samples: int = key(3, "number of samples", at_least=1)
     max_new_tokens: int | None = key(
         None, "new tokens per sample (None: 500, or as many as the model can add)", at_least=1
@@ -68,9 +57,6 @@ def main(argv: list[str]) -> None:
     idx = torch.tensor([[*first_ids, *tokenizer.encode(prompt)]], dtype=torch.long, device=model.wte.weight.device)
     # if not even one fits, stream raises with the reason
     n_new = config.max_new_tokens or int(max(1, min(500, most_new_tokens(model, idx.shape[1]))))
-    if config.max_new_tokens is None and n_new < 500:
-        note = f"note: {n_new} new tokens, not 500: the model ends at block_size={model.config.block_size}"
-        print(note, file=sys.stderr)
     options: dict = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
     torch.manual_seed(config.seed)
     with warnings.catch_warnings():
@@ -89,8 +75,6 @@ def main(argv: list[str]) -> None:
 def read_prompt(start: str) -> str:
     """The text of the prompt. Raises UserError if it cannot be read, is over 16 MB, or is not UTF-8."""
     try:
-        if start == "-":
-            return sys.stdin.buffer.read().decode()
         if start.startswith("FILE:"):
             return read_regular(start[len("FILE:") :], 1 << 24).decode()
         start.encode()  # a command line may hold bytes that are not text

@@ -4,30 +4,26 @@
     torchrun --standalone --nproc_per_node=4 train.py config/NAME.py        (several machines, SLURM: docs/scale.md)
 
 out_dir gets config.json, code/ (the source files of the run), metrics.jsonl (one object per line), ckpt.pt (the last
-checkpoint) and best.pt (the one of lowest validation loss). Evaluations read a fixed sample of the validation split,
-the end of a run all of it. The same seed gives the same run: the batch and the dropout of a step depend on (seed, step)
+checkpoint) and best.pt (the one of lowest validation loss). The batch and the dropout of a step depend on (seed, step)
 alone, and not on the number of processes, on evaluations or on restarts.
 
---init_from=resume goes on with a run that was killed, to the same bits. A key that neither a config file nor the
-command line gives is then the checkpoint's. --init_from=auto does the same if there is a ckpt.pt and else starts the
-run, for jobs that are queued again. --init_from=out/other starts a new run from the weights of another, and has its
-keys of the model but for those that are given: with --gate=elementwise --gate_activation=sigmoid2 a model without a
-gate gets one (docs/gates.md). SIGTERM, Ctrl-C, SIGHUP (a closed terminal) and SIGUSR1 (a cluster's warning) save first;
-the exit status is then 128 plus the signal's number. A loss or a gradient that is not finite ends a run with status 1.
+--init_from=resume goes on with a run that was killed, to the same bits; keys that are not given are the checkpoint's.
+--init_from=auto does so if there is a ckpt.pt and else starts the run. --init_from=out/other starts a new run from the
+weights of another, whose keys of the model it has, but for those that are given (docs/gates.md adds a gate). SIGTERM,
+Ctrl-C, SIGHUP and SIGUSR1 save first; the exit status is then 128 plus the signal's number. A loss or a gradient that
+is not finite ends a run with status 1.
 """
 
 import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
 # on a busy machine, OpenMP threads that spin are three times slower than ones that sleep; read when torch is loaded
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import configurator
-from configurator import UserError, falls_silent
+from configurator import UserError
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -62,9 +58,8 @@ def main(argv: list[str]) -> None:
     if config.init_from == "auto":
         wait_for_lock(config.out_dir)
     config, resumed, source, notes = where_to_start(config)
-    with contextlib.redirect_stdout(falls_silent(sys.stdout)):  # the run goes on without a reader
-        with Processes(config.device, config.threads) as processes:
-            run(config, processes, resumed, source, notes)
+    with Processes(config.device, config.threads) as processes:
+        run(config, processes, resumed, source, notes)
 
 
 def run(config: TrainConfig, processes: Processes, resumed: dict | None, source: dict | None, notes: list[str]) -> None:
@@ -177,24 +172,18 @@ def micro_loss(model: torch.nn.Module, config: TrainConfig, dtype: str, step: in
         return model(inputs, targets, reduction="sum") / n_labels
 
 
-def is_compiled(config: TrainConfig, device_type: str) -> tuple[bool, str]:
-    """(whether torch.compile is used, the same in words)"""
-    is_on, why = config.compile == "true", ""
-    if config.compile == "auto":
-        is_on, why = device_type == "cuda" and config.max_iters >= 500, " (auto: on for 500 steps or more on a GPU)"
-    return is_on, f", compile {'on: the first step takes a while' if is_on else 'off'}{why}, torch {torch.__version__}"
+def is_compiled(config: TrainConfig, device_type: str) -> bool:
+    """Whether torch.compile is used."""
+    is_long = device_type == "cuda" and config.max_iters >= 500
+    return is_long if config.compile == "auto" else config.compile == "true"
 
 
-def cheap_meters(config: TrainConfig, model: GPT, dataset: Dataset, dtype: str, step: int) -> dict:
+def cheap_meters(config: TrainConfig, model: GPT, dataset: Dataset, dtype: str) -> dict:
     """The cheap meters (runs/probe.py), on the first rows of the validation split."""
     rows = training_rows(memory.longest_row(dataset, "val", config.block_size))
     inputs, targets, _ = first_rows(dataset, "val", rows, config.block_size)
     device = model.wte.weight.device
-    meters = training_meters(model, inputs.to(device), targets.to(device), dataset.kinds, dtype)
-    if step > 0 and step >= config.warmup_iters:  # every gate starts collapsed: its weights are zero
-        for line in meters["collapsed"]:
-            tqdm.write(f"step {step}: a gate has collapsed, {line}")
-    return meters
+    return training_meters(model, inputs.to(device), targets.to(device), dataset.kinds, dtype)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -210,7 +199,7 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
 
     # model, optimizers
     model, new, notes_of_model = make_model(config, resumed, source)
-    compiled, compile_in_words = is_compiled(config, device_type)
+    compiled = is_compiled(config, device_type)
     step_model = parallel.share_out(model, config, processes, compiled)
     optimizers: list = make_optimizers(model, config, device_type)
     scale_new(optimizers, new, config.new_lr_scale)
@@ -232,18 +221,17 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
     peak, peak_source = peak_flops(device_type, dtype)
     mfu_of_speed = 3 * model.flops_per_token(row_length) / (peak * world_size)
     if processes.is_main:
-        activation = f" ({config.gate_activation})" if config.gate not in ("none", "native") else ""
         perfect = dataset.perfect_loss("val")
         lines = [
             *notes,
             *notes_of_model,
-            f"model: {config.n_layer} x {config.n_embd}, {config.attention}, gate {config.gate}{activation}, "
+            f"model: {config.n_layer} x {config.n_embd}, {config.attention}, gate {config.gate}, "
             f"{model.n_params():,} parameters, {model.flops_per_token() / 1e6:,.1f} MFLOPs a token forward, "
             f"state {model.state_bytes():,} bytes a sequence",
             f"data: {dataset.folder}, {dataset.vocab_size:,} ids, {tokens_per_step:,} tokens a step"
             + ("" if perfect is None else f", the perfect predictor's validation loss is {perfect:.4f}"),
-            f"device: {device_type}, {dtype}{', float32 products by TF32' * (device_type == 'cuda')}, {world_size} "
-            f"process(es) of {processes.threads} threads{f', {config.parallel}' * (world_size > 1)}{compile_in_words}",
+            f"device: {device_type}, {dtype}, {world_size} process(es) of {processes.threads} threads"
+            f"{f', {config.parallel}' * (world_size > 1)}, compile {compiled}, torch {torch.__version__}",
             f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {peak_source}",
         ]
         print("\n".join([*lines, *notes_on_keys(config)]))
@@ -266,7 +254,7 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
         if not math.isfinite(numbers["loss"]):
             stop(step, f"validation loss is {numbers['loss']}", bad_weight(whole))
         if with_meters and processes.is_main:
-            numbers["meters"] = cheap_meters(config, whole, dataset, dtype, step)
+            numbers["meters"] = cheap_meters(config, whole, dataset, dtype)
         return {"val_loss": numbers.pop("loss")} | numbers
 
     def stop_if_not_finite() -> None:
@@ -288,8 +276,7 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
             saved = f"{out.path / 'ckpt.pt'} holds the last good step saved, {saved_step}"
             saved = "Nothing was saved" if saved_step is None else saved
             place = f"at step {bad_step}, learning rate {learning_rate(config, bad_step):.3g}"
-            advice = "try a lower learning_rate or a longer warmup"
-            print(f"\nerror: {reason} {place}; {where}. {saved}; {advice}", file=sys.stderr)
+            print(f"\nerror: {reason} {place}; {where}. {saved}", file=sys.stderr)
         sys.exit(1)
 
     started = time.perf_counter()
@@ -400,13 +387,9 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
             logged_at = (step + 1, time.perf_counter())
             spike, mfu = is_spike(loss, losses), speed * mfu_of_speed
             losses.append(loss)
-            if spike and processes.is_main:
-                tqdm.write(f"step {step}: loss {loss:.4f} is a spike, gradient norm {grad_norm or math.inf:.3g}")
             numbers = dict(loss=loss, lr=lr, grad_norm=grad_norm, spike=spike, tokens_per_second=speed, mfu=mfu)
             out.log(event="train", step=step, **numbers)
-            shown = dict(loss=f"{loss:.4f}", tok_s=f"{speed:,.0f}", mfu=f"{mfu:.1%}")
-            shown |= {"val": f"{evaluations[-1]['val_loss']:.4f}"} if evaluations else {}
-            bar.set_postfix(shown, refresh=False)
+            bar.set_postfix(loss=f"{loss:.4f}", tok_s=f"{speed:,.0f}", mfu=f"{mfu:.1%}", refresh=False)
 
     # the end: the whole validation split, unless the evaluations have read all of it
     bar.close()

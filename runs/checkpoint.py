@@ -33,7 +33,6 @@ from runs.hardware import DTYPES, Processes
 FORMAT = 1  # of what is written here; nothing else is read
 WITHOUT_FORMAT = "version 0.2 or an older one wrote it; the code of commit fa2548f reads it"
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-MOST_VALUES = 1 << 22  # values of a checkpoint and characters of its texts
 # what a checkpoint holds beside its tensors; rules.wrong_field says how the table is read
 TEXT = (str, 0, 999)
 FIELDS = {
@@ -141,7 +140,6 @@ def _check(checkpoint):
     parts = checkpoint if isinstance(checkpoint, dict) else {}
     if missing := [name for name in ("model", "model_args") if not isinstance(parts.get(name), dict)]:
         raise ValueError(f"it has no {' and no '.join(map(repr, missing))}")
-    configurator.check_size(checkpoint, MOST_VALUES)  # before anything walks it
     if wrong := wrong_field(checkpoint, FIELDS):
         raise ValueError(wrong)
     json.dumps([checkpoint.get(name) for name in ("model_args", "data", "config")], allow_nan=False)

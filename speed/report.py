@@ -26,7 +26,7 @@ class BenchConfig:
     threads: int = key(0, "CPU threads (0: as many as cores)", at_least=0, at_most=512)
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     dtype: str = key("auto", "dtype of matrix products", choices=("auto", *DTYPES))
-    out_dir: str = key("out/bench", "where the JSON files go", is_path=True)
+    out_dir: str = key("out/bench", "where the JSON files go")
     overwrite: bool = key(False, "true: take an out_dir that holds files which are none of a benchmark")
 
 

@@ -8,7 +8,7 @@ alone (plan.py). The processes of a run hold its lock together with the worker: 
 and another worker then goes on where it was stopped. A worker with nothing to do waits for the runs of the others.
 """
 
-from configurator import UserError, falls_silent
+from configurator import UserError
 
 import contextlib
 import dataclasses
@@ -53,8 +53,7 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
     check_rows(config, plan, out_dir)
     print_what_is_left(config, plan, out_dir)
     if config.run and to_do(plan, out_dir):
-        silent = contextlib.redirect_stdout(falls_silent(sys.stdout))  # the runs go on without a reader
-        with signals_to(lambda number: sys.exit(128 + number)), silent:
+        with signals_to(lambda number: sys.exit(128 + number)):
             work(config, out_dir)
         plan = Plan(config, read_rows(out_dir))
     for line in rates.lines(config, plan.choices):

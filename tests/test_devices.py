@@ -8,11 +8,7 @@ import contextlib
 import functools
 import json
 import math
-import subprocess
-import sys
 import traceback
-import types
-from unittest import mock
 
 import pytest
 import torch
@@ -92,39 +88,11 @@ def test_no_step_waits_for_a_gpu(run, text, monkeypatch, mixer, dtype):
     assert sorted(names) in (["load_batches"], ["forward", "load_batches"])  # of none, nothing was watched
 
 
-def test_to_a_gpu_a_batch_goes_from_pinned_memory_without_a_wait():
-    tensor, processes = mock.Mock(), types.SimpleNamespace(device_type="cuda", device="cuda:1")
-    on_device = hardware.Processes.to_device(processes, tensor)
-    assert on_device is tensor.pin_memory().to.return_value
-    tensor.pin_memory().to.assert_called_once_with("cuda:1", non_blocking=True)
-
-
 def test_the_peak_of_a_gpu_is_its_data_sheets_or_measured(monkeypatch):
-    for name, expected in {
-        "NVIDIA A10": 125e12,
-        "NVIDIA A100-SXM4-80GB": 312e12,
-        "NVIDIA H100 80GB HBM3": 989e12,
-        "NVIDIA H100 PCIe": 756e12,
-        "NVIDIA GH200 480GB": 989e12,
-        "NVIDIA GeForce RTX 4090": 165e12,
-        "NVIDIA GeForce RTX 4090 Laptop GPU": None,
-        "NVIDIA A100-SXM4-40GB MIG 1g.5gb": None,
-    }.items():
+    monkeypatch.setattr(hardware, "gemm_rate", lambda device, dtype: 7e12)
+    for name, expected in {"NVIDIA A100-SXM4-80GB": 312e12, "NVIDIA H100 PCIe": 756e12, "another": 7e12}.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
-        monkeypatch.setattr(hardware, "gemm_rate", lambda device, dtype: 7e12)
-        flops, source = hardware.peak_flops("cuda", "bfloat16")
-        assert flops == (expected or 7e12), name
-        assert (f"data sheet's for {name}" in source) is (expected is not None) is ("measured" not in source)
-    monkeypatch.setattr(hardware, "gemm_rate", lambda device, dtype: {"bfloat16": 1e12, "float32": 2e12}[dtype])
-    # part of a step is in float32
-    assert hardware.peak_flops("cpu", "bfloat16") == (2e12, "a matrix product in float32, measured")
-
-
-def test_a_gpu_that_only_emulates_bfloat16_computes_in_float16(monkeypatch):
-    for emulates, dtype in ((True, "float16"), (False, "bfloat16")):  # V100 or T4; A100
-        is_supported = lambda including_emulation=True, own=not emulates: own or including_emulation  # noqa: E731
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
-        assert hardware.pick_dtype.__wrapped__("auto", "cuda") == dtype
+        assert hardware.peak_flops("cuda", "bfloat16")[0] == expected
 
 
 def test_mfu_is_three_forward_passes_over_the_peak(run, text, helpers, capsys, monkeypatch):
@@ -136,14 +104,12 @@ def test_mfu_is_three_forward_passes_over_the_peak(run, text, helpers, capsys, m
         assert row["mfu"] == pytest.approx(row["tokens_per_second"] * 3 * flops / 2e9)
 
 
-def test_compile_auto_says_why():
+def test_compile_auto_is_for_long_runs_on_a_gpu():
     for asked, device, steps, is_on in [
         ("true", "cpu", 1, True), ("false", "cuda", 9999, False), ("auto", "cpu", 9999, False),
         ("auto", "cuda", 499, False), ("auto", "cuda", 500, True),
     ]:  # fmt: skip
-        why = " (auto: on for 500 steps or more on a GPU)" if asked == "auto" else ""
-        words = f", compile {'on: the first step takes a while' if is_on else 'off'}{why}, torch {torch.__version__}"
-        assert train.is_compiled(train.TrainConfig(compile=asked, max_iters=steps), device) == (is_on, words)
+        assert train.is_compiled(train.TrainConfig(compile=asked, max_iters=steps), device) is is_on
 
 
 @pytest.mark.parametrize(
@@ -169,32 +135,3 @@ def test_rows_of_four_lengths_are_compiled_once_and_learn_the_same(mixer, run, t
     out = run("compiled", compile="true", **keys)
     assert seen == {10, 16, 24, 32} and len(compiled) == 1  # evaluations at every length, too
     assert helpers.losses(out) == pytest.approx(helpers.losses(run("plain", **keys)), rel=1e-4)
-
-
-def test_train_starts_without_what_only_other_scripts_need():
-    heavy = "matplotlib", "transformers", "datasets", "tiktoken", "pandas", "torch._dynamo", "torch._inductor"
-    code = f"import sys, train; print([name for name in {heavy} if name in sys.modules])"
-    ended = subprocess.run([sys.executable, "-c", code], cwd=outdir.ROOT, capture_output=True, text=True)
-    assert ended.stdout == "[]\n", ended.stderr
-
-
-def test_a_run_says_what_it_runs_on(run, capsys):
-    run("out", compile="false", dtype="bfloat16", max_iters=1)
-    said = capsys.readouterr().out
-    n_params = 32 * 16 + 2 * (4 * 16 * 16 + 2 * 2 * 16 * 16 + 2 * 16) + 16  # embedding, blocks, last norm
-    assert f"2 x 16, softmax, gate none, {n_params:,} parameters" in said
-    assert "device: cpu, bfloat16, 1 process(es) of 1 threads, compile off, torch" in said
-    assert "32 ids, 128 tokens a step" in said
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_device_may_have_an_index_and_one_that_is_not_there_is_one_clear_line(run, helpers, monkeypatch):
-    assert helpers.error_of(run, "out", device="cuda").startswith("device='cuda': this machine has none")
-    assert hardware.pick_device("cpu:0") == "cpu:0"
-    assert helpers.error_of(hardware.pick_device, "cuda:0").startswith("device='cuda:0': this machine has none")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert [hardware.pick_device(name) for name in ("cuda", "cuda:1")] == ["cuda", "cuda:1"]
-    for name in ("cuda:2", "cuda:x"):
-        message = helpers.error_of(hardware.pick_device, name)
-        assert message == f"device={name!r}: this machine's last one is cuda:1"

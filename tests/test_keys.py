@@ -21,13 +21,6 @@ class Rotated(GLA):
         return p._replace(q=rotate(p.q, start, self.config.rope_base), k=rotate(p.k, start, self.config.rope_base))
 
 
-class Lost(GLA):
-    """Its code fails where tensors have no data."""
-
-    def project(self, x, state, start):
-        return super().project(x * float(x.isfinite().all()), state, start)
-
-
 OWN = {"window": type("Window", (Softmax,), {}), "rotated": Rotated, "delta": type("Delta", (GatedDeltaNet,), {})}
 # another value of each key. ELSEWHERE: those whose effect is on the data, the ids or the choice of a kernel
 OTHER = dict(
@@ -100,14 +93,3 @@ def test_the_keys_called_unused_are_exactly_those_whose_change_changes_nothing(k
             assert all(is_same(base, other) for other in others) == (key in unused), (key, unused.get(key))
     if "gate" in unused:
         assert torch.equal(base["logits"], numbers_of(keys | {"gate": "none"})["logits"])
-
-
-def test_of_a_mixer_that_needs_data_to_run_no_key_is_called_unread(monkeypatch):
-    monkeypatch.setitem(MIXERS, "lost", Lost)
-    assert not {"state_size", "qk_norm", "rope_base", "position"} & unused_keys(GPTConfig(attention="lost")).keys()
-
-
-def test_notes_draw_no_random_number():
-    before = torch.get_rng_state()
-    unused_keys(GPTConfig(attention="softmax,mamba2"))
-    assert torch.equal(torch.get_rng_state(), before)

@@ -29,7 +29,7 @@ from data.tokenizer import get_tokenizer
 from data.writing import write_stream
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
-from runs import files, outdir
+from runs import files
 
 ABOUT = dict(generator="tests", generator_version=1, parameters={}, seed=0, name="text")
 
@@ -64,7 +64,7 @@ def test_the_bad_step_is_named_though_the_log_looks_later_and_the_weights_stay_g
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error")]
     assert "is not finite at step 5, learning rate 0.00292; " in line
     assert "first bad tensor: gradient of " in line  # the forward pass was right
-    assert "out/ckpt.pt holds the last good step saved, 3;" in line
+    assert "out/ckpt.pt holds the last good step saved, 3" in line
     ours = checkpoints.load(tmp_path / "out")
     assert ours["iter_num"] == 3 and all(p.isfinite().all() for p in ours["model"].values())
     assert helpers.metrics(tmp_path / "out")[-1] == {"event": "stopped", "step": 5}
@@ -148,17 +148,6 @@ def test_a_disk_that_fills_up_leaves_the_checkpoint_before_and_the_run_goes_on(
     assert helpers.equal(*(checkpoints.load(out)["model"] for out in (tmp_path / "out", whole)))
 
 
-def test_a_run_goes_on_though_its_streams_are_closed_or_on_a_full_disk_and_without_a_reader(mqar, tmp_path, helpers):
-    reader, writer = os.pipe()
-    os.close(reader)
-    words = [sys.executable, "-OO", "-P", f"{outdir.ROOT}/train.py"]  # without docstrings and the script's folder, too
-    words += helpers.words(**helpers.tiny, dataset=mqar, out_dir="out")
-    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >/dev/full', "sh", *words], cwd=tmp_path, stderr=writer)
-    os.close(writer)
-    assert done.returncode == 0
-    assert helpers.metrics(tmp_path / "out")[-1]["event"] == "end"
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Paths and folders
 
@@ -168,7 +157,6 @@ def write_data(folder):
 
 
 NO_OUTPUTS = {
-    "x" * 251 + ".json": "must be the name of a file or folder, at most 255 bytes",
     "gone/a.json": "No such file or directory",
     "file/a.json": "Not a directory",
     "folder.json": "is something else already",
@@ -216,22 +204,6 @@ def test_a_path_that_is_no_file_is_one_line_in_every_script(path, tmp_path, monk
             call(words)
         assert len(str(caught.value)) < 1000
     assert os.listdir(tmp_path) == ["pipe"]
-
-
-@pytest.mark.parametrize("out_dir", ["", " ", "a\0b", "x" * 5000, "a/" + "ä" * 128])
-def test_an_out_dir_that_is_no_name_is_refused_by_every_script_and_nothing_is_written(
-    out_dir, mqar, tmp_path, helpers, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    for main, more in [
-        (train.main, helpers.words(**helpers.tiny, dataset=mqar)),
-        (experiment.main, [str(experiment.HERE / "config" / "experiments" / "minimum.py")]),
-        (bench.main, []),
-        (text_prepare.main, [__file__]),
-    ]:
-        message = helpers.error_of(main, [*more, *helpers.words(out_dir=out_dir)])
-        assert "out_dir=" in message and "must be the name of a file or folder" in message
-    assert not list(tmp_path.iterdir())
 
 
 def test_processes_that_share_a_folder_may_claim_it_at_once(tmp_path):

@@ -7,7 +7,6 @@ Training: that it learns, that a run is a function of its seed alone, what it wr
 import configurator
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import re
@@ -20,12 +19,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.distributed.run import get_args_parser
 
 import evaluate
-import experiment
 import model
-import sample
 import train
 from data.shards import open_dataset
 from data.writing import write_examples
@@ -43,17 +39,6 @@ def run(mqar, tmp_path, helpers):
 def trained(mqar, tmp_path_factory, helpers):
     """A run of 8 steps, to look at and to start from; nobody writes to it."""
     return helpers.train(mqar, tmp_path_factory.mktemp("trained") / "out")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Learning
-
-
-def test_softmax_with_a_short_convolution_learns_mqar(run, helpers):
-    # a convolution of width 2 lets a value see its key: 20 seeds of 20 passed 97% by step 250
-    keys = dict(n_embd=64, short_conv=2, batch_size=32, max_iters=250, warmup_iters=20, decay_lr=False, beta2=0.99)
-    out = run("out", seed=0, eval_interval=1000, log_interval=50, **keys)
-    assert helpers.metrics(out, "eval")[-1]["accuracy"] > 0.95
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -191,19 +176,6 @@ def test_two_evaluations_above_the_threshold_end_a_run_whose_files_are_whole(run
         assert helpers.equal(checkpoints.load(out)[name], checkpoints.load(whole)[name]), name
 
 
-def test_a_solved_run_that_is_resumed_ends_at_once_and_without_the_threshold_goes_on(run, helpers, accuracies):
-    keys = dict(eval_interval=2, lr_decay_iters=20, stop_above=0.9)
-    accuracies(0.1, 0.95, 0.95, 0.95, 0.95)
-    out = run("out", max_iters=2, **keys)  # stopped between two good evaluations
-    run("out", init_from="resume", max_iters=8, **keys)
-    before = helpers.metrics(out)
-    assert before[-1]["event"] == "end" and before[-1]["step"] == 4
-    run("out", init_from="resume", max_iters=8, **keys)
-    assert helpers.without_times(helpers.metrics(out)) == helpers.without_times(before)
-    run("out", init_from="resume", max_iters=8, **keys | dict(stop_above=None))
-    assert [row["step"] for row in helpers.metrics(out, "eval")] == [0, 2, 4, 6, 8]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Starting from a checkpoint
 
@@ -215,26 +187,6 @@ def test_resume_is_refused_without_a_checkpoint_with_other_data_and_past_the_end
     assert f"{mixed_mqar}: not the data that" in message
     assert "is at step 8 already" in helpers.error_of(run, trained, init_from="resume", max_iters=7)
     assert checkpoints.load(trained)["iter_num"] == 8
-
-
-def test_yarn_at_a_longer_context_keeps_the_trained_length(run, trained):
-    yarn = dict(rope_scaling="yarn", rope_factor=2.0)
-    longer = run("longer", init_from=trained, block_size=64, max_iters=1, learning_rate=1e-12, **yarn)
-    as_evaluated = checkpoints.load_model(trained, **yarn)[0]  # its block_size is the trained length
-    ids = torch.arange(32)[None] % 8
-    with torch.no_grad():
-        torch.testing.assert_close(checkpoints.load_model(longer)[0](ids), as_evaluated(ids))
-    again = run("again", init_from=longer, block_size=128, max_iters=1)
-    assert checkpoints.load_model(again)[0].config.rope_length == 32
-
-
-def test_weights_of_another_shape_are_left_and_named_and_some_must_fit(run, trained, capsys, helpers):
-    run("wider", init_from=trained, mlp_ratio=3, max_iters=1)
-    said = capsys.readouterr().out
-    assert "10 of 14 tensors taken" in said
-    assert "left out: blocks.0.mlp.up.weight, blocks.0.mlp.down.weight, blocks.1.mlp" in said
-    message = helpers.error_of(run, "other", init_from=trained, n_embd=20, n_head=2)
-    assert "none of its weights fit this model" in message
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -260,22 +212,17 @@ def test_nan_stops_the_run_and_the_checkpoint_is_the_last_good_one(run, tmp_path
 # What a run writes
 
 
-def test_a_run_writes_its_config_its_code_its_rows_and_two_checkpoints(trained, mqar, helpers):
+def test_a_run_writes_its_config_its_code_its_rows_and_two_checkpoints(trained, mqar):
     written = {file.name for file in trained.iterdir()}
     assert written == {".nanogate", "config.json", "code", "metrics.jsonl", "ckpt.pt", "best.pt", "lock"}
-    about = json.loads((trained / "config.json").read_text())
+    about, checkpoint = json.loads((trained / "config.json").read_text()), checkpoints.load(trained)
     config = configurator.build(train.TrainConfig, about["config"])
     assert (config.n_embd, config.vocab_size, config.dataset) == (16, 32, str(mqar))
     assert {"git_commit", "git_dirty", "versions", "command", "dtype", "n_params"} <= about.keys()
-    assert (about["device"], about["threads"]) == ("cpu", 1)
-    checkpoint, dataset = checkpoints.load(trained), open_dataset(mqar)
-    assert checkpoint["data"]["sha256"] == dataset.sha256 and checkpoint["dtype"] == "float32"
-    assert (checkpoint["data"]["tokenizer"], checkpoint["data"]["vocab_size"]) == ("mqar", 32)
-    assert checkpoint["versions"]["torch"] == str(torch.__version__) and checkpoint["config"] == about["config"]
+    assert checkpoint["data"]["sha256"] == open_dataset(mqar).sha256 and checkpoint["config"] == about["config"]
     copied = [file.relative_to(trained / "code") for file in (trained / "code").rglob("*.py")]
     assert {Path("train.py"), Path("model.py"), Path("data/shards.py")} <= set(copied)
-    for name in copied:
-        assert (trained / "code" / name).read_bytes() == (outdir.ROOT / name).read_bytes()
+    assert all((trained / "code" / name).read_bytes() == (outdir.ROOT / name).read_bytes() for name in copied)
 
 
 def test_the_copy_of_the_code_alone_trains_to_the_same_bits(run, trained, mqar, tmp_path, helpers):
@@ -289,34 +236,6 @@ def test_the_copy_of_the_code_alone_trains_to_the_same_bits(run, trained, mqar, 
         assert helpers.equal(ours[name], theirs[name]), name
 
 
-def test_dirty_is_code_of_the_run_that_the_commit_lacks(project, monkeypatch):
-    def git(*words):
-        keys = ["-c", "user.name=a", "-c", "user.email=a"]
-        subprocess.run(["git", "-C", project, *keys, *words], capture_output=True, check=True)
-
-    def state():
-        found = outdir.git_state(outdir.code_of("train.py"))
-        assert (found["git_commit"] is None) == (found["git_dirty"] is None)
-        return found["git_dirty"]
-
-    git("init")
-    (project / ".git").rename(project.parent / ".git")  # a copy has no commit of the repository around it
-    assert state() is None
-    (project.parent / ".git").rename(project / ".git")
-    git("add", ".")
-    git("commit", "-m", "the project")
-    append(project / "sample.py", "# no file of a run")
-    assert state() is False
-    append(project / "model.py", "import a_new_mixer")
-    assert state() is True
-    git("commit", "-am", "an edit")
-    assert state() is False
-    (project / "a_new_mixer.py").write_text("")  # imported, and unknown to git
-    assert state() is True
-    monkeypatch.setenv("PATH", "")
-    assert state() is None
-
-
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A copy of what train.py needs, to edit; a run keeps and hashes the files there."""
@@ -327,29 +246,15 @@ def project(tmp_path, monkeypatch):
     return tmp_path / "project"
 
 
-def append(file, line):
-    with open(file, "a") as opened:
-        opened.write(f"{line}\n")
-
-
-def test_an_edit_is_named_on_resume_and_goes_to_the_copy_of_the_code(run, project, tmp_path, capsys):
+def test_an_edit_is_named_on_resume_and_goes_to_the_copy_of_the_code(run, project, capsys):
     out = run("out", max_iters=2)
     before = (project / "model.py").read_text()
-    append(project / "model.py", "# an edit")
-    append(project / "ops/loss.py", "import a_new_mixer")
-    (project / "a_new_mixer.py").write_text("")  # a user's own file goes along
+    (project / "model.py").write_text(before + "# an edit\n")
     run("out", max_iters=3, init_from="resume")
-    assert "the code has changed since this checkpoint: model.py, ops/loss.py\n" in capsys.readouterr().out
+    assert "the code has changed since this checkpoint: model.py\n" in capsys.readouterr().out
     assert (out / "code" / "model.py").read_text() == before + "# an edit\n"
-    assert (out / "code" / "a_new_mixer.py").is_file()
     about, checkpoint = json.loads((out / "config.json").read_text()), checkpoints.load(out)
     assert about["code_sha256"] == checkpoint["code_sha256"] == outdir.code_sha256()[0]
-    run("out", max_iters=4, init_from="resume")  # nothing is new
-    assert "the code" not in capsys.readouterr().out and not (out / "code.2").exists()
-    append(project / "plot.py", "")  # no file that a result depends on
-    append(project / "data" / "shards.py", "# another")
-    run("out", max_iters=5, init_from="resume")
-    assert "since this checkpoint: data/shards.py\n" in capsys.readouterr().out
 
 
 def test_metrics_hold_every_step_and_evaluation_and_end(trained, helpers):
@@ -383,22 +288,17 @@ def test_evaluations_read_the_same_sample_and_the_end_of_a_run_the_whole_split(t
     keys = dict(dtype="bfloat16", eval_tokens=70, batch_size=2, max_iters=3, eval_interval=1)
     out = helpers.train(text, tmp_path / "out", **keys)
     end, evaluations = helpers.metrics(out)[-1], helpers.metrics(out, "eval")
-    assert [row["labels"] for row in evaluations] == 4 * [3 * 32] and "bits_per_byte" not in evaluations[-1]
+    assert [row["labels"] for row in evaluations] == 4 * [3 * 32]
     best = checkpoints.load(out / "best.pt")
     assert best["best_val_loss"] == min(row["val_loss"] for row in evaluations) != end["val_loss"]
     assert end["labels"] == open_dataset(text).counts("val")["tokens"] - 1
-    assert f"(validation loss {best['best_val_loss']:.4f} on the sample)" in capsys.readouterr().out
     # the checkpoint alone gives the same, in the dtype of the run
+    capsys.readouterr()
     evaluate.main([f"--checkpoint={out}", "--device=cpu", "--batch_size=4"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["loss"] == end["val_loss"] and found["dtype"] == "bfloat16"
-    helpers.train(text, out, **keys | dict(init_from="resume", max_iters=5))
-    assert [row["labels"] for row in helpers.metrics(out, "eval")] == 6 * [3 * 32]
     short = helpers.metrics(helpers.train(text, tmp_path / "short", eval_whole=False, **keys))[-1]
     assert (short["labels"], short["val_loss"]) == (3 * 32, evaluations[-1]["val_loss"]) and short["event"] == "end"
-    words = helpers.words(**helpers.tiny | keys | dict(dataset=text, out_dir=out, init_from="resume", eval_tokens=99))
-    message = helpers.error_of(train.main, words)
-    assert message.startswith("eval_tokens=99: ") and "has 70, which a resumed run keeps" in message
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -435,79 +335,20 @@ def test_gradients_are_clipped_to_grad_clip(run, helpers, monkeypatch):
     assert norms == pytest.approx([0.1] * 8, rel=1e-4)
 
 
-def test_a_gate_that_stays_where_it_starts_is_no_alarm_before_the_end_of_the_warmup(run, capsys):
-    for warmup_iters, alarms in [(0, [2, 4, 6, 8]), (4, [4, 6, 8]), (9, [])]:
-        keys = dict(gate="elementwise", learning_rate=1e-30, warmup_iters=warmup_iters, eval_interval=2)
-        run(f"{warmup_iters}", meters=True, **keys)
-        said = re.findall(r"step (\d+): a gate has collapsed, layer 0", capsys.readouterr().out)
-        assert [int(step) for step in said] == alarms
-
-
-def test_a_key_that_was_given_and_changes_nothing_has_a_line(run, capsys):
-    run("out", max_iters=1, gate_activation="silu", n_kv_head=1, attention="gla", decay_lr=False, min_lr=0.1)
-    assert re.findall("(?m)^note: (.*)$", capsys.readouterr().out) == [
-        "n_kv_head=1 changes nothing: no layer reads it",
-        "gate_activation=silu changes nothing: gate is none or native",
-    ]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Mistakes
 
 
-def test_the_keys_of_nanogpt_that_are_none_here_are_named_with_what_takes_their_place(tmp_path, helpers):
-    (tmp_path / "train_gpt2.py").write_text("wandb_log = True\nbatch_size = 12\neval_iters = 200\n")
-    message = helpers.error_of(train.main, [str(tmp_path / "train_gpt2.py")])
-    assert message.endswith(
-        "train_gpt2.py: wandb_log: no key here: leave it out, metrics.jsonl and plot.py show the run; "
-        "eval_iters: no key here: eval_tokens sets the size of the fixed sample that evaluations read"
-    )
-    message = helpers.error_of(sample.main, ["--out_dir=out-shakespeare-char"])
-    assert message == "out_dir: no key here: write --checkpoint=OUT_DIR"
-    for main, config, script in (
-        (train.main, "config/experiments/minimum.py", "experiment.py"),
-        (experiment.main, "config/pystdlib.py", "train.py"),
-    ):
-        assert script in helpers.error_of(main, [str(Path(train.__file__).parent / config)])
-    assert not set(train.TrainConfig.elsewhere) & {field.name for field in dataclasses.fields(train.TrainConfig)}
-
-
-def test_torchrun_takes_no_key_for_an_option_of_its_own(helpers):
-    names = [field.name for field in dataclasses.fields(train.TrainConfig)] + ["config_override"]
-    words = helpers.words(**dict.fromkeys(names, 1))
-    parser = get_args_parser()
-    assert parser.parse_args(["train.py", *words]).training_script_args == words
-    # Python 3.11 looks at the words behind the script, too: torchrun's --log-dir and --logs-specs may both be --log
-    options = [option.lstrip("-").replace("_", "-") for option in parser._option_string_actions]
-    assert not [name for name in names for option in options if option.startswith(name.replace("_", "-"))]
-
-
-def test_what_is_wrong_with_the_data_is_said_before_anything_is_written(run, mqar, text, tmp_path, helpers):
-    no_val = shutil.copytree(mqar, tmp_path / "no_val")
-    meta = json.loads((no_val / "meta.json").read_text())
-    del meta["splits"]["val"]
-    (no_val / "meta.json").write_text(json.dumps(meta))
+def test_what_is_wrong_with_the_data_is_said_before_anything_is_written(run, text, tmp_path, helpers):
     for keys, expected in [
         (dict(dataset=tmp_path / "nowhere"), "nowhere/meta.json: cannot be read (No such file"),
         (dict(init_from="scrach"), "scrach: no such checkpoint"),
-        (dict(gate="sigmoid2"), "sigmoid2 is an activation; write --gate=elementwise --gate_activation=sigmoid2"),
-        (dict(dataset=no_val), "no_val: has no split 'val'; it has train"),
         (dict(block_size=31), "train has rows of 32 tokens; block_size=31 is too small"),
         (dict(vocab_size=31), "has ids up to 31"),
         (dict(dataset=text, block_size=2000), "fewer than block_size + 1 = 2001"),
     ]:
         assert expected in helpers.error_of(run, "out", **keys)
     assert not (tmp_path / "out").exists()
-    (tmp_path / "file").write_text("")
-    assert "cannot be written (Not a directory)" in helpers.error_of(run, "file/out")
-
-
-def test_micro_steps_that_the_processes_cannot_share_are_refused(mqar, helpers, monkeypatch):
-    group = types.SimpleNamespace(world_size=3, is_main=True, check_same=lambda *words: None)
-    monkeypatch.setattr(train, "check_same_start", lambda *words: None)
-    config = train.TrainConfig(dataset=str(mqar), gradient_accumulation_steps=4)
-    message = helpers.error_of(train.run, config, group, None, None, [])
-    assert "gradient_accumulation_steps=4: must be a multiple of the 3 processes" in message
 
 
 class UnusedBlock(model.Block):

@@ -37,23 +37,13 @@ arms = {
     "two layers headwise": {"n_layer": 2, "gate": "headwise"},
 }
 seeds_of = {
-    "elementwise@query": [0, 1, 2, 3, 4],
-    "static": [0, 1, 2, 3, 4],
-    "rms": [0, 1, 2, 3, 4],
-    "non_sparse": [0, 1, 2, 3, 4],
-    "silu": [0, 1, 2, 3, 4],
-    "cosformer": [0, 1, 2, 3, 4],
-    "cosformer gated": [0, 1, 2, 3, 4],
-    "gla": [0, 1, 2, 3, 4],
-    "gla gated": [0, 1, 2, 3, 4],
-    "mamba2": [0, 1, 2, 3, 4],
-    "mamba2 gated": [0, 1, 2, 3, 4],
-    "gated_deltanet": [0, 1, 2, 3, 4],
-    "gated_deltanet gated": [0, 1, 2, 3, 4],
-    "two layers": [0, 1, 2, 3, 4],
-    "two layers elementwise": [0, 1, 2, 3, 4],
-    "two layers headwise": [0, 1, 2, 3, 4],
-}
+    "elementwise@query": [0, 1, 2, 3, 4], "static": [0, 1, 2, 3, 4], "rms": [0, 1, 2, 3, 4],
+    "non_sparse": [0, 1, 2, 3, 4], "silu": [0, 1, 2, 3, 4], "cosformer": [0, 1, 2, 3, 4],
+    "cosformer gated": [0, 1, 2, 3, 4], "gla": [0, 1, 2, 3, 4], "gla gated": [0, 1, 2, 3, 4],
+    "mamba2": [0, 1, 2, 3, 4], "mamba2 gated": [0, 1, 2, 3, 4], "gated_deltanet": [0, 1, 2, 3, 4],
+    "gated_deltanet gated": [0, 1, 2, 3, 4], "two layers": [0, 1, 2, 3, 4],
+    "two layers elementwise": [0, 1, 2, 3, 4], "two layers headwise": [0, 1, 2, 3, 4],
+}  # fmt: skip
 
 # all about the queries that are no triggers. A pilot (seed 100) fixed the task and the thresholds before the first run:
 # uniform weights would put 0.065 on <s>, and write 0.0099 of the residual stream of it
@@ -87,19 +77,7 @@ claims = {
 prepare = "backcopy"
 
 base = {
-    "n_layer": 1,
-    "n_head": 1,
-    "n_embd": 64,
-    "block_size": 64,
-    "position": "learned",
-    "batch_size": 64,
-    "expand": 1,
-    "state_size": 64,
-    "max_iters": 1000,
-    "warmup_iters": 50,
-    "learning_rate": 3e-3,
-    "eval_interval": 50,
-    "eval_batch_size": 250,
-    "device": "cpu",
-    "dtype": "float32",
-}
+    "n_layer": 1, "n_head": 1, "n_embd": 64, "block_size": 64, "position": "learned", "batch_size": 64,
+    "expand": 1, "state_size": 64, "max_iters": 1000, "warmup_iters": 50, "learning_rate": 3e-3,
+    "eval_interval": 50, "eval_batch_size": 250, "device": "cpu", "dtype": "float32",
+}  # fmt: skip

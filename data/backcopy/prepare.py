@@ -53,7 +53,7 @@ class Config:
     train_size: int = key(64_000, "rows of training", at_least=1)
     val_size: int = key(1_000, "rows of validation", at_least=1)
     seed: int = key(0, "seeds the rows; the table does not depend on it", at_least=0)
-    out_dir: str | None = key(None, "where to write; None: beside this script", is_path=True)
+    out_dir: str | None = key(None, "where to write; None: beside this script")
     overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 

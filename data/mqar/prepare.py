@@ -53,7 +53,7 @@ class Config:
     train_size: int = key(100_000, "rows of training, for each slice", at_least=1)
     val_size: int = key(3_000, "rows of validation, for each slice", at_least=1)
     seed: int = key(0, "seeds all rows", at_least=0)
-    out_dir: str | None = key(None, "where to write; None: beside this script", is_path=True)
+    out_dir: str | None = key(None, "where to write; None: beside this script")
     overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 

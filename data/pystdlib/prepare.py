@@ -56,7 +56,7 @@ class Config:
     row_len: int | None = key(None, "rows of this length that begin with the byte 0 (None: running text)", at_least=2)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
     seed: int = key(0, "seeds the order of the training files, and so what most_bytes takes", at_least=0)
-    out_dir: str | None = key(None, "where to write; None: beside this script", is_path=True)
+    out_dir: str | None = key(None, "where to write; None: beside this script")
     overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 

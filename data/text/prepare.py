@@ -37,7 +37,7 @@ class Config:
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
     seed: int = key(0, "seeds the choice of the files for validation", at_least=0)
-    out_dir: str | None = key(None, "where to write; None: beside this script", is_path=True)
+    out_dir: str | None = key(None, "where to write; None: beside this script")
     overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 

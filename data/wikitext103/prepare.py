@@ -52,7 +52,7 @@ class Config:
     tokenizer: str = key("gpt2", "how text becomes tokens", choices=tuple(TOKENIZERS))
     mini: bool = key(False, "train on the validation articles, validate on the test articles")
     shard_tokens: int = key(10_000_000, "most tokens in one file", at_least=1)
-    out_dir: str | None = key(None, "where to write; None: data/wikitext103, with -raw and -mini", is_path=True)
+    out_dir: str | None = key(None, "where to write; None: data/wikitext103, with -raw and -mini")
     overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
