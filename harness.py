@@ -32,7 +32,7 @@ from model import GPT
 from ops.sampling import check_finite, most_new_tokens
 from rules import wrong_field
 from runs.checkpoint import file_of, load_model
-from runs.files import check_can_write, read_json
+from runs.files import check_output, read_json
 from runs.hardware import DTYPES, autocast, pick_device, pick_dtype
 
 try:
@@ -214,7 +214,7 @@ def check_output_path(argv: list[str]) -> None:
     if path := words.parse_known_args(argv)[0].output_path:
         file = Path(path) if path.endswith(".json") else Path(path, "results.json")
         file.parent.mkdir(parents=True, exist_ok=True)
-        check_can_write("output_path", file)
+        check_output("output_path", file)
 
 
 def main(argv: list[str]) -> None:

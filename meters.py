@@ -88,7 +88,7 @@ def main(argv: list[str]) -> None:
     for path in config.checkpoint:
         model, checkpoint = load_model(path, processes.device)
         if dataset is None:
-            check_output("out", out, "checkpoints")
+            check_output("out", out)
             if config.draw:
                 check_output("draw", out.with_name("page.png"))
             dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))

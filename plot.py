@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from runs.files import check_can_write, read_json, read_jsonl
+from runs.files import check_output, read_json, read_jsonl
 from study import overview, report, sinks
 from study.drawing import COLOURS, drawable, dress, mean, mixer_colours, panel_grid, write
 from study.rows import read_rows
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
         raise UserError("folders=[]: name what to draw, as in: python plot.py out")
     for folder in map(Path, config.folders):
         if os.path.exists(folder):
-            check_can_write("folders", folder / "page.png" if os.path.isdir(folder) else folder.with_suffix(".png"))
+            check_output("folders", folder / "page.png" if os.path.isdir(folder) else folder.with_suffix(".png"))
         with drawable(folder):
             print(*draw(folder), sep="\n")
 

@@ -39,7 +39,7 @@ from study.rows import as_read, missing_scores, read_rows, rows_of_other_keys, r
 LOOK = 2.0  # seconds between looks at the rows of other workers
 OF_CODE_AND_MACHINE = (  # fields of a run's config.json that its row has, too
     "n_params", "flops_per_token", "state_bytes", "dtype", "device", "threads", "code_sha256", "git_commit",
-    "git_dirty", "versions",
+    "versions",
 )  # fmt: skip
 
 
@@ -310,7 +310,7 @@ def start_process(
     if processes > 1:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "600"  # seconds that torchrun leaves them to save in
-    with files.open_in_place(folder / "log.txt") as log:
+    with open(folder / "log.txt", "a") as log:
         return subprocess.Popen(
             [sys.executable, *launcher, ROOT / script, f"--config_override={json.dumps(keys)}"],
             stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment,

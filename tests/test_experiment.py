@@ -133,7 +133,7 @@ def test_every_arm_is_run_with_every_seed_and_has_its_row(finished, base, helper
         assert curve["induction"] == [one["induction"] for one in meters]
         assert curve["gate_mean"] == gates and gates.get("readout", [0.5])[0] == 0.5
         assert row["planned_seeds"] == [0, 1]
-        assert {"git_commit", "git_dirty", "versions", "step_ms", "state_bytes", "flops_per_token"} <= row.keys()
+        assert {"git_commit", "versions", "step_ms", "state_bytes", "flops_per_token"} <= row.keys()
     assert rows["elementwise", 0]["n_params"] == rows["none", 0]["n_params"] + 2 * 16 * 16
 
 

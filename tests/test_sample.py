@@ -8,7 +8,6 @@ import importlib
 import io
 import json
 import math
-import shutil
 import sys
 
 import numpy as np
@@ -18,7 +17,6 @@ import torch.nn.functional as F
 
 import evaluate
 import experiment
-import meters
 import plot
 import sample
 import train
@@ -160,25 +158,6 @@ def test_evaluate_refuses_what_it_cannot_score(text_runs, mqar_run, text, mixed_
         (mqar_run, dict(prune_below=0.1), "has no gate that multiplies"),
     ]:
         assert expected in helpers.error_of(evaluated, checkpoint, **keys)
-
-
-@pytest.mark.parametrize("script", [evaluate.main, meters.main])
-def test_an_output_replaces_nothing_but_an_older_one_of_its_own_kind(text_runs, script, tmp_path, helpers, capsys):
-    run = tmp_path / "run"
-    shutil.copytree(text_runs["gla"], run)
-    (run / "other.json").write_text('{"n_layer": 6}')
-    (run / "broken.json").write_text("{")
-    before = {file.name: file.read_bytes() for file in run.iterdir() if file.is_file()}
-    words = helpers.words(checkpoint=run / "best.pt", device="cpu")
-    for name in before:
-        message = helpers.error_of(script, [*words, f"--out={run / name}"])
-        assert ("is something else already" if name.endswith(".json") else "must end in .json") in message
-    assert capsys.readouterr().out == ""  # before any work
-    assert {file.name: file.read_bytes() for file in run.iterdir() if file.is_file()} == before
-    for _ in range(2):
-        script([*words, f"--out={run / 'own.json'}"])
-    other = meters.main if script is evaluate.main else evaluate.main
-    assert "is something else already" in helpers.error_of(other, [*words, f"--out={run / 'own.json'}"])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
