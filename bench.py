@@ -1,9 +1,8 @@
-"""Measures speed and memory; prints tables and, as its last line, one JSON object, and draws figures.
+"""Measures speed and memory; prints tables and, as its last line, one JSON object.
 
     python bench.py ops                              the chunked forms against scaled_dot_product_attention and the loop
     python bench.py train --against=PATH/model.py    a training step against nanoGPT's own (its file is not kept here)
-    python bench.py all --against=PATH/model.py      every part but gpu
-    python bench.py gpu --compile=true --against=PATH/model.py     what can be measured on a GPU alone
+    python bench.py all --against=PATH/model.py      every part
 
 Absolute times of a shared machine mean little: here two sides run in turn in one process, with the same number of
 threads, and their order changes from pair to pair. What is reported is the median of the paired ratios, and its 95%
@@ -20,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded; train.py says why
 
 import configurator
-from configurator import UserError, check_choice
+from configurator import check_choice
 
 import json
 import platform
@@ -32,8 +31,7 @@ from ops.kernels import has_fla
 from runs import files
 from runs.hardware import check_threads, gemm_rate, keep_freed_memory, pick_device, pick_dtype, usable_cores
 from runs.outdir import write_text
-from speed import figures
-from speed.costs import bench_decode, bench_gpu, bench_length, bench_overhead, bench_train
+from speed.costs import bench_decode, bench_length, bench_overhead, bench_train
 from speed.forms import bench_ops
 from speed.loss import bench_loss
 from speed.report import BenchConfig, Report
@@ -45,7 +43,6 @@ PARTS = {
     "decode": bench_decode,
     "ops": bench_ops,
     "loss": bench_loss,
-    "gpu": bench_gpu,  # not in all
 }
 
 
@@ -58,12 +55,10 @@ def main(argv: list[str]) -> None:
     torch.set_num_threads(config.threads)
     keep_freed_memory()  # for all sides
     config.device = pick_device(config.device)
-    if "gpu" in config.what and config.device != "cuda":
-        raise UserError(f"what=gpu: measures on a GPU, and the device is {config.device}; see docs/gpu.md")
     config.dtype = pick_dtype(config.dtype, config.device)
     if config.device == "cuda":
         torch.set_float32_matmul_precision("high")  # for all sides, as train.py and nanoGPT's do
-    parts = [name for name in PARTS if name in config.what or ("all" in config.what and name != "gpu")]
+    parts = [name for name in PARTS if name in config.what or "all" in config.what]
     out_dir = Path(config.out_dir)
     files.claim(out_dir, "bench", config.overwrite)
     about = describe(config)
@@ -76,7 +71,7 @@ def main(argv: list[str]) -> None:
         write_text(out_dir / f"{name}.json", json.dumps(about | asdict(report), indent=1) + "\n")
         for kind, of_all in measured.items():
             of_all += [{k: v for k, v in ratio.items() if k != "pairs"} for ratio in getattr(report, kind)]
-    print("written:", ", ".join([f"{out_dir}/", *map(str, figures.draw(out_dir))]))
+    print(f"written: {out_dir}/")
     print(json.dumps(about | measured))
 
 
@@ -89,7 +84,7 @@ def describe(config: BenchConfig) -> dict:
         "device": f"{config.device}, {machine}, {config.threads} threads",
         "dtype": config.dtype,
         "versions": f"python {platform.python_version()}, torch {torch.__version__}",
-        "kernels": f"{kernels}, compile {'on' if config.compile else 'off'}",
+        "kernels": kernels,
         "gemm_gflops": {name: round(gemm_rate(config.device, name) / 1e9) for name in ("float32", "bfloat16")},
     }
 

@@ -2,17 +2,15 @@
 
     python evaluate.py --checkpoint=out/best.pt
     python evaluate.py --checkpoint=out/best.pt --stride=128          windows overlap: more context
-    python evaluate.py --checkpoint=out/best.pt --carry=true          and again with a carried state
     python evaluate.py --checkpoint=out/best.pt --lengths=256,512     at several context lengths
-    python evaluate.py --checkpoint=a/best.pt --against=b/best.pt     the difference, with its error
     python evaluate.py --checkpoint=out/best.pt --prune_below=0.1     gate values under 0.1 set to zero
     python evaluate.py --checkpoint=out/best.pt --dataset=data/mqar --block_size=1024
     torchrun --standalone --nproc_per_node=8 evaluate.py --checkpoint=out/best.pt    on 8 GPUs
 
 It prints a table and, as the last line, one JSON object. For text it reports the loss in nats per
 token, token and word perplexity, and bits per byte. Only the last two compare models of different
-tokenizers, and only at the same context length, stride and way of reading (windows or a carried
-state). For MQAR it reports the accuracy of each slice.
+tokenizers, and only at the same context length and stride. For MQAR it reports the accuracy of each
+slice.
 """
 
 import sys
@@ -31,7 +29,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
@@ -45,43 +42,29 @@ from runs.files import check_output, write_text
 from runs.finite import check_loss
 from runs.hardware import DTYPES, Processes, autocast, pick_dtype
 from runs.outdir import check_same_start
-from study.bootstrap import block_sums, standard_error
 from study.interventions import gates_to_prune, pruned, quantised
 
 CHUNK_TOKENS = 1024  # the most tokens whose logits are held at once
 EVALUATED_AT_ONCE = 8192  # tokens of a batch in training; measured: twice as many take 1.1 to 1.3 times as long a token
-BLOCK_TOKENS = 4096  # consecutive tokens of a text that the error of a difference takes as one
 POSITION_BINS = 16  # the number of parts of the context that the loss by position is reported for
 REPEATED = 8  # a label is "repeated" if so many tokens before it have stood in a row earlier in the window
 
 
 @torch.no_grad()
-def score(
-    model: Any, batches: Iterable[tuple], *, block_size: int, by_row: list | None = None, carry: bool = False
-) -> dict:
+def score(model: Any, batches: Iterable[tuple], *, block_size: int) -> dict:
     """Scores batches of (inputs (B, T), targets (B, T), slice).
 
     Returns {slice: (2, block_size, 3) float64}, the sums of nats, labels and correct answers at each position of a row,
     of the labels behind a string that is new to the row and of those behind a repeated one (`is_repeated`).
     model: a GPT, or any function of inputs (B, T) to logits (B, T, V).
-    by_row: a list, which gets the [nats, labels] of every row
-    carry: the batches are consecutive blocks of one text, B = 1, and the state goes on between them; cosformer's ends
-        at the model's block_size, and a new one begins
     """
     sums: dict = {}
     is_gpt = isinstance(model, GPT)
     device = model.wte.weight.device if is_gpt else "cpu"
-    state, start, reach = None, 0, model.config.block_size if carry and ends_at_block_size(model) else math.inf
     for inputs, targets, name in batches:
         inputs, targets = inputs.to(device), targets.to(device)
         labelled = targets != IGNORE
-        if carry:
-            if state is None or start + inputs.shape[1] > reach:
-                state, start = model.init_state(1, dtype=model.wte.weight.dtype), 0
-            hidden, state = model.features(inputs, state, start)
-            start += inputs.shape[1]
-            chunks = map(model.logits, hidden[labelled].split(CHUNK_TOKENS))
-        elif is_gpt:
+        if is_gpt:
             chunks = map(model.logits, model.features(inputs, only=labelled)[0][0].split(CHUNK_TOKENS))
         else:
             chunks = iter([model(inputs)[labelled].float()])
@@ -91,18 +74,11 @@ def score(
             nats = F.cross_entropy(logits, target, reduction="none").cpu().double()
             correct = (logits.argmax(-1) == target).cpu().double()
             scores.append(torch.stack([nats, torch.ones_like(nats), correct], dim=1))
-        rows, positions = labelled.nonzero().unbind(1)
+        positions = labelled.nonzero()[:, 1]
         places = (is_repeated(inputs)[labelled] * block_size + positions).cpu()  # in (2, block_size)
         of_slice = sums.setdefault(name, torch.zeros(2, block_size, 3, dtype=torch.float64))
         of_slice.flatten(0, 1).index_add_(0, places, torch.cat(scores))
-        if by_row is not None:
-            of_rows = torch.zeros(len(inputs), 2, dtype=torch.float64)
-            by_row += of_rows.index_add_(0, rows.cpu(), torch.cat(scores)[:, :2]).tolist()
     return sums
-
-
-def ends_at_block_size(model: GPT) -> bool:
-    return any(block.mixer.past_block_size == "ends" for block in model.blocks)
 
 
 def is_repeated(inputs: torch.Tensor) -> torch.Tensor:
@@ -218,13 +194,11 @@ def sum_over_ranks(sums: dict, dataset: Dataset, block_size: int, device: torch.
 @dataclass
 class EvaluateConfig:
     checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)")
-    against: str | None = key(None, "a second checkpoint: adds the difference of the losses, with its standard error")
     dataset: str | None = key(None, "folder of the data (None: the data that the checkpoint was trained on)")
     split: str = key("val", "the split of the data to score")
     batch_size: int = key(32, "number of rows scored at once", at_least=1)
     block_size: int | None = key(None, "context length in tokens (None: the model's)", at_least=1)
     stride: int | None = key(None, "text: tokens between the starts of windows (None: block_size)", at_least=1)
-    carry: bool = key(False, "text, recurrent mixers: score again with one state, carried from the first token on")
     lengths: list[int] = key([], "text: context lengths to compare, each with its loss by position", at_least=1)
     rope_scaling: str | None = key(
         None, "how RoPE is extended past the trained length (None: as in training)", choices=("none", "ntk", "yarn")
@@ -246,88 +220,61 @@ def main(argv: list[str]) -> None:
 
 
 def run(config: EvaluateConfig, processes: Processes) -> None:
-    check_same_start(processes, config, ("checkpoint", "against", "dataset", "out"))
+    check_same_start(processes, config, ("checkpoint", "dataset", "out"))
     if config.out:
         check_output("out", config.out)
     rope = {name: value for name in ("rope_scaling", "rope_factor") if (value := getattr(config, name)) is not None}
     model, checkpoint = load_model(config.checkpoint, processes.device, **rope)
-    trained_on = checkpoint.get("data", {})
-    dataset = open_dataset(config.dataset or trained_on.get("path", ""))
+    dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
     processes.check_same(dataset.sha256, f"dataset={dataset.folder}", "give all machines the same data")
     check_same_weights(processes, config.checkpoint)
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)
-    other = None
-    if config.against:
-        other, of_other = load_model(config.against, processes.device, **rope)
-        check_vocabulary(other.config.vocab_size, of_other, dataset)
-    check_options(config, model, dataset, processes.world_size)
+    if config.prune_below is not None and not gates_to_prune(model):
+        raise UserError(f"prune_below={config.prune_below}: {config.checkpoint} has no gate that multiplies")
+    if dataset.kind == "examples" and (config.stride or config.lengths):
+        raise UserError(f"{dataset.folder}: stride and lengths are for text, and these data are separate rows")
     config.dtype = pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), processes.device_type)
 
-    is_same_folder = Path(trained_on.get("path", "")).resolve() == dataset.folder.resolve()
-    has_changed = trained_on["sha256"] != dataset.sha256 if "sha256" in trained_on and is_same_folder else None
     about = {"checkpoint": config.checkpoint, "step": checkpoint.get("iter_num"), "attention": model.config.attention}
     about |= {"gate": model.config.gate, "dataset": dataset.name, "split": config.split, "tokenizer": dataset.tokenizer}
     about |= {"version": dataset.meta["parameters"].get("version")} if dataset.kind == "stream" else {}
     about |= {"trained_length": model.config.block_size, "dtype": config.dtype}
     about |= {"rope_scaling": model.config.rope_scaling, "rope_factor": model.config.rope_factor}
     about |= {name: getattr(config, name) for name in ("prune_below", "eight_bits") if getattr(config, name)}
-    about |= {"data_has_changed": has_changed}  # None: not known
     results = []
     for block_size in config.lengths or [config.block_size or model.config.block_size]:
         try:
-            results.append(read(model, other, dataset, config, block_size, processes))
+            results.append(read(model, dataset, config, block_size, processes))
         except UserError as limit:  # of the model or the text; memory may be there the next time
             if not config.lengths or isinstance(limit, memory.NotEnoughMemory):
                 raise
             results.append({"block_size": block_size, "limit": str(limit)})
     if processes.is_main:
         print(table(about, results))
-        if has_changed:
-            print(f"note: {dataset.folder} is no longer the data that the model was trained on (or an old version was)")
         line = json.dumps(about | ({"lengths": results} if config.lengths else results[0]))
         print(line)
         if config.out:
             write_text(config.out, line + "\n")
 
 
-def check_options(config: EvaluateConfig, model: GPT, dataset: Dataset, world_size: int) -> None:
-    """UserError for an option that this model, these data or several processes have no use for."""
-    if config.prune_below is not None and not gates_to_prune(model):
-        raise UserError(f"prune_below={config.prune_below}: {config.checkpoint} has no gate that multiplies")
-    if dataset.kind == "examples" and (config.stride or config.carry or config.lengths):
-        raise UserError(f"{dataset.folder}: stride, carry and lengths are for text, and these data are separate rows")
-    rolls = any(block.mixer.past_block_size == "rolls" for block in model.blocks)
-    if config.carry and (rolls or model.wpe is not None):
-        raise UserError("carry=True: softmax layers and learned positions have no state that goes on; leave carry out")
-    if world_size > 1 and (config.carry or config.against):
-        raise UserError("carry, against: one process has to read all of the split; start without torchrun")
-
-
-def read(
-    model: GPT, other: GPT | None, dataset: Dataset, config: EvaluateConfig, block_size: int, processes: Processes
-) -> dict:
-    """Scores the split at one context length, in windows and, with carry, again with one state. Returns the numbers.
-
-    other: a model that reads the same windows, for the difference
-    """
+def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, processes: Processes) -> dict:
+    """Scores the split in windows of one context length. Returns the numbers."""
     stride, split, sized = config.stride or block_size, config.split, dataclasses.replace(config, block_size=block_size)
-    for either in filter(None, (model, other)):
-        processes.on_main(memory.check_evaluation, sized, either, dataset, block_size, processes.local_size)
+    processes.on_main(memory.check_evaluation, sized, model, dataset, block_size, processes.local_size)
     is_quiet = not (processes.is_main and sys.stderr.isatty())
 
-    def sums_of(model, by_row=None, carry=False):
-        B, step = (1, None) if carry else (config.batch_size, stride)
-        batches = dataset.eval_batches(split, B, block_size, processes.rank, processes.world_size, stride=step)
+    def sums_of_split():
+        of_rank = (processes.rank, processes.world_size)
+        batches = dataset.eval_batches(split, config.batch_size, block_size, *of_rank, stride=stride)
         batches = tqdm(batches, f"T={block_size}", unit=" batch", disable=is_quiet, leave=False)
         with autocast(processes.device_type, config.dtype), contextlib.ExitStack() as changes:
             if config.prune_below is not None:
                 changes.enter_context(pruned(model, config.prune_below))
             if config.eight_bits:
                 changes.enter_context(quantised(model))
-            return score(model, batches, block_size=block_size, by_row=by_row, carry=carry)
+            return score(model, batches, block_size=block_size)
 
-    rows: list = []
-    sums = processes.on_all(sums_of, model, rows)
+    sums = processes.on_all(sums_of_split)
     sums = sum_over_ranks(sums, dataset, block_size, processes.device, processes.world_size)
     result = {"block_size": block_size, "reading": f"windows, stride {stride}"} | summarize(sums, dataset, split)
     check_loss(result["loss"], config.checkpoint)
@@ -335,49 +282,21 @@ def read(
         result["loss_of"] = parts_of_loss(sums)
     if config.lengths:
         result["by_position"] = loss_by_position(sums)
-    if other is not None:
-        sums_of(other, other_rows := [])
-        result["against"] = {"checkpoint": config.against} | difference(rows, other_rows, dataset, stride)
-        check_loss(result["against"]["loss"], config.against)
-    if config.carry:
-        sums = sums_of(model, carry=True)
-        reading = f"state, anew at {model.config.block_size}" if ends_at_block_size(model) else "carried state"
-        result["carried"] = {"block_size": block_size, "reading": reading} | summarize(sums, dataset, split)
-        check_loss(result["carried"]["loss"], config.checkpoint)
     return result
 
 
-def difference(rows: list, other_rows: list, dataset: Dataset, stride: int) -> dict:
-    """How much higher the first model's loss is, with its standard error over blocks of text, or over rows of a task.
-
-    rows, other_rows: the [nats, labels] of every row, in the order of the split
-    """
-    (nats, labels), (other_nats, _) = np.array(rows).T, np.array(other_rows).T
-    paired = np.stack([nats - other_nats, labels], axis=1)
-    blocks = block_sums(paired, max(1, BLOCK_TOKENS // stride) if dataset.kind == "stream" else 1)
-    error = standard_error(blocks) if len(blocks) > 1 else None  # one block says nothing about how blocks vary
-    by_label = {"difference": float(paired[:, 0].sum() / labels.sum()), "standard_error": error}
-    return by_label | {"loss": float(other_nats.sum() / labels.sum()), "blocks": len(blocks)}
-
-
 def table(about: dict, results: list[dict]) -> str:
-    """The numbers as text: a column for each context length and way of reading."""
+    """The numbers as text: a column for each context length."""
     title = f"{about['checkpoint']} (step {about['step']}, {about['attention']}, gate {about['gate']})"
     version = f" ({about['version']})" if about.get("version") else ""
     lines = [f"{title} on {about['dataset']}{version}, {about['split']}, tokenizer {about['tokenizer']}"]
-    scored = [result for result in results if "limit" not in result]
-    columns = [column for result in scored for column in (result, result.get("carried")) if column]
+    columns = [result for result in results if "limit" not in result]
     first = columns[0] if columns else {}
     numbers = [name for name, value in first.items() if not isinstance(value, dict | list)]
     lines += [row(name, [column[name] for column in columns]) for name in numbers]
     for name in first.get("loss_of", {}):
         lines.append(row(f"loss {name}", [column.get("loss_of", {}).get(name, "-") for column in columns]))
     lines += [row(f"accuracy {name}", [accuracy]) for name, accuracy in first.get("slices", {}).items()]
-    for gain in [result["against"] for result in scored if "against" in result]:
-        error = "one block: no error"
-        if gain["standard_error"] is not None:
-            error = f"standard error {gain['standard_error']:.4f} over {gain['blocks']:,} blocks"
-        lines.append(f"  loss minus that of {gain['checkpoint']}: {gain['difference']:+.4f} ({error})")
     lines += [f"  T = {result['block_size']}: {result['limit']}" for result in results if "limit" in result]
     return "\n".join(lines)
 

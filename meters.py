@@ -5,15 +5,15 @@
     python meters.py --checkpoint=early/ckpt.pt,late/ckpt.pt     several checkpoints, to compare
     python plot.py out                                           draws out/meters.json: out/page.png
 
-It prints a table and, as the last line, one JSON object of means; the file has every layer, head
-and map. docs/meters.md says what each meter means: gates and whether they have collapsed, sinks (the
-share of token 0 in the attention weights, and what a gate leaves of it), ranks, induction scores, the
-largest activations, and the loss with pruned gates and in 8 bits. All of them read the same first rows
-of the split, in the run's dtype. Sinks grow with training, and tiny models may have none.
+It prints a table and, as the last line, one JSON object of means; the file has every layer, head,
+kind of query and map. docs/meters.md says what each meter means: gates and whether they have
+collapsed, sinks (the share of token 0 in the attention weights, and what a gate leaves of it), ranks,
+induction scores, the largest activations, and the loss with pruned gates and in 8 bits. All of them
+read the same first rows of the split, in the run's dtype. Sinks grow with training, and tiny models
+may have none.
 
 A data set may name kinds of query, as data/backcopy does: a list of tokens each. Sinks, gates and loss
-are then measured for each kind apart, and for all other queries. --queries=REGEX makes a kind of the
-queries whose token's text matches: '\\s+' is white space.
+are then measured for each kind apart, and for all other queries.
 """
 
 import sys
@@ -28,13 +28,11 @@ import dataclasses
 import itertools
 import json
 import os
-import re
 from collections.abc import Iterable
 
 import torch
 
 from data.shards import Dataset, open_dataset
-from data.tokenizer import tokenizer_of
 from evaluate import score
 from gate import ADDITIVE_ACTIVATIONS
 from model import GPT
@@ -45,13 +43,9 @@ from runs.files import check_output, write_text
 from runs.finite import check_loss
 from runs.hardware import DTYPES, Processes, pick_dtype
 from study.interventions import gates_to_prune, pruned, quantised
+from study.page import aligned
 
 MAP_TOKENS = 64
-PACKING = {  # how the rows begin, which decides what token is at position 0: by the kind of data, or their name
-    "stream": "no BOS; windows of running text, which begin anywhere in it",
-    "mqar": "no BOS; each row is an example of its own and begins with the first key of its pairs",
-    "examples": "each row is an example of its own",
-}
 THRESHOLDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # that gate values are pruned at
 GATE_COLUMNS = {"mean": ".3f", "below_0.1": ".1%", "above_0.9": ".1%"}  # columns of the table, and their formats
 
@@ -61,15 +55,11 @@ class MetersConfig:
     checkpoint: list[str] = key(["out/best.pt"], "checkpoints, earliest first (a folder: its ckpt.pt)")
     dataset: str | None = key(None, "folder of the data (None: the data that the first checkpoint was trained on)")
     split: str = key("val", "the split of the data to read")
-    queries: str | None = key(
-        None, r"a regular expression: queries at tokens that it matches, as '\s+', measured apart"
-    )
     rows: int = key(16, "how many of the split's first rows the meters read", at_least=1)
     score_batches: int = key(4, "number of batches of that many rows for the losses", at_least=1)
     maps: list[str] = key([], "attention maps to keep, as layer.head (empty: the heads of largest and smallest sink)")
     dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=tuple(DTYPES))
     out: str | None = key(None, "file for the JSON (None: meters.json beside the last checkpoint)", is_path=True)
-    draw: bool = key(False, "true: draw page.png beside the JSON, too, as plot.py does")
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = key(0, "CPU threads (0: cores)", at_least=0)
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
@@ -81,26 +71,18 @@ def main(argv: list[str]) -> None:
         raise UserError("checkpoint=[]: give at least one, as in --checkpoint=out/best.pt")
     last = Path(config.checkpoint[-1])
     out = Path(config.out) if config.out else (last if os.path.isdir(last) else last.parent) / "meters.json"
-    if config.draw and out.name != "meters.json":
-        raise UserError("draw=True: the page is drawn of meters.json; leave out as it is")
     processes = Processes(config.device, config.threads)
     dataset, results = None, []
     for path in config.checkpoint:
         model, checkpoint = load_model(path, processes.device)
         if dataset is None:
             check_output("out", out)
-            if config.draw:
-                check_output("draw", out.with_name("page.png"))
             dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
         check_vocabulary(model.config.vocab_size, checkpoint, dataset)
         results.append(meters_of(model, checkpoint, path, dataset, config))
         print(table(results[-1]), end="\n\n")
     write_text(out, json.dumps({"checkpoints": results}) + "\n")
     print(f"written: {out}")
-    if config.draw:
-        from plot import page  # here, since it loads matplotlib
-
-        print(f"written: {page(out.parent)}")
     names = ("checkpoint", "step", "loss", "accuracy", "quantised")
     short = [{name: r[name] for name in names} | probe.summary(r["layers"], r["tokens"]) for r in results]
     print(json.dumps({"checkpoints": short}))
@@ -117,8 +99,7 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
     if inputs.shape[1] < 2:
         raise UserError(f"{path}: on rows of one token, which has no other to look at, there is nothing to measure")
     inputs, targets = inputs.to(device), targets.to(device)
-    kinds = dataset.kinds if config.queries is None else matching_tokens(dataset, config.queries)
-    masks = probe.query_masks(inputs, kinds)
+    masks = probe.query_masks(inputs, dataset.kinds)
     layers = probe.layer_meters(model, inputs, masks, dtype)
     noise = torch.randint(dataset.vocab_size, inputs.shape, generator=torch.Generator().manual_seed(0)).to(device)
     controls = probe.probe(model, noise, lambda block, seen: probe.sink_meter(block.mixer, seen, {}), dtype)
@@ -136,7 +117,6 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
         "dtype": dtype,
         "rows": len(inputs),
         "tokens": inputs.shape[1],
-        "packing": PACKING.get(dataset.name, PACKING[dataset.kind]),
         "sink_baseline": probe.baseline(inputs.shape[1]),
         "layers": layers,
         "losses": probe.losses_by_kind(model, inputs, targets, masks, dtype),
@@ -169,20 +149,6 @@ def loss_of(model: GPT, batches: Iterable[tuple], block_size: int, path: Path | 
     return {"loss": nats / labels, "accuracy": correct / labels}
 
 
-def matching_tokens(dataset: Dataset, expression: str) -> dict[str, list[int]]:
-    """{expression: the ids of the tokens whose text it matches as a whole}. Raises UserError if there is none."""
-    tokenizer = tokenizer_of(dataset)
-    ids = range(min(tokenizer.vocab_size, dataset.vocab_size))
-    try:
-        pattern = re.compile(expression)
-    except re.error as error:
-        raise UserError(f"queries={expression!r}: is no regular expression ({error})") from None
-    matching = [i for i in ids if pattern.fullmatch(tokenizer.decode_bytes([i]).decode(errors="replace"))]
-    if not matching:
-        raise UserError(f"queries={expression!r}: matches none of the {len(ids):,} tokens of {dataset.folder}")
-    return {expression: matching}
-
-
 def attention_maps(
     model: GPT, inputs: torch.Tensor, layers: list[dict], masks: dict, wanted: list[str], dtype: str
 ) -> list[dict]:
@@ -195,9 +161,7 @@ def attention_maps(
     sinks = {f"{i}.{head}": share for i, head, share in heads if share is not None}
     for name in wanted:
         if name not in sinks:
-            names = [f"{i}.{head}" for i, head, _ in heads]
-            why = "has no weights to draw" if name in names else f"write layer.head, from 0.0 to {names[-1]}"
-            raise UserError(f"maps={name!r}: {why}")
+            raise UserError(f"maps={name!r}: write layer.head, of a head that is there and has weights")
     if not sinks:
         return []
     wanted = wanted or list(dict.fromkeys([max(sinks, key=sinks.get), min(sinks, key=sinks.get)]))
@@ -225,31 +189,19 @@ def table(result: dict) -> str:
     """The numbers of a checkpoint as text, a line per layer."""
     gate = result["gate"] if result["gate"] in ("none", "native") else f"{result['gate']} {result['gate_activation']}"
     layers = result["layers"]
+    rows = [layer_row(i, layer) for i, layer in enumerate(layers)]
     lines = [
         f"{result['checkpoint']} (step {result['step']}, {result['attention']}, gate {gate}), {result['dtype']}",
         f"on the first {result['rows']} rows of {result['tokens']} tokens of {result['dataset']}, {result['split']}",
-        f"packing: {result['packing']}",
         f"sink of uniform weights: {result['sink_baseline']:.1%}; random: the same on tokens drawn at random",
         "",
-        *aligned([layer_row(i, layer) for i, layer in enumerate(layers)]),
+        *aligned([list(rows[0]), *(list(row.values()) for row in rows)]),
         "",
     ]
-    for i, layer in enumerate(layers):
-        for position, meter in layer["gates"].items():
-            if meter is not shown_gate(layer):
-                means = [f"{name} {show(meter[name], form)}" for name, form in GATE_COLUMNS.items()]
-                lines.append(f"gate of layer {i} at {position}: {', '.join(means)}")
     mixers: dict = {}  # by what their sinks are a share of
     for layer in layers:
         mixers.setdefault(layer["sink"]["kind"], {})[layer["mixer"]] = None
     lines += [f"sink of {', '.join(names)}: {probe.SINK_KINDS[kind]}" for kind, names in mixers.items()]
-    scores = [(x, i, head) for i, layer in enumerate(layers) for head, x in enumerate(layer["induction"])]
-    if scores := [score for score in scores if score[0] is not None]:
-        score, i, head = max(scores)
-        lines.append(f"induction: at most {score:.3f}, by head {head} of layer {i}")
-    if result["losses"]:
-        rows = [kind_row(i, name, layer, result) for i, layer in enumerate(layers) for name in result["losses"]]
-        lines += ["", *aligned(rows), ""]
     lines += [f"collapsed: {line}" for line in probe.collapsed_gates(layers)]
     lines += ["", f"loss {result['loss']:.4f}, accuracy {result['accuracy']:.1%}, over {result['labels']:,} labels"]
     for row in result["pruning"]:
@@ -274,31 +226,6 @@ def layer_row(i: int, layer: dict) -> dict[str, str]:
         "over median": show([residual["max_over_median"]], ".4g"),
         "position (token) channel": f"{residual['position']} ({residual['token']}) {residual['channel']}",
     }
-
-
-def kind_row(i: int, name: str, layer: dict, result: dict) -> dict[str, str]:
-    """The same of one kind of query in a layer."""
-    kind = layer["sink"]["kinds"][name]
-    return {
-        "layer": str(i),
-        "queries": name[:9],
-        "number": f"{kind['queries']:,}",
-        "sink": show(kind["share"]),
-        "uniform": show(kind["uniform"]),
-        "effective sink": show(kind["effective"], ".3f"),
-        "of uniform": show(kind["effective_uniform"], ".3f"),
-        "token 0 of readout": f"{show(kind['token_0_before'])} {show(kind['token_0_after']):>6}",
-        "gate": show(shown_gate(kind).get("mean"), ".3f"),
-        "loss": show([result["losses"][name]], ".4f"),
-        "value norm of token 0": show(layer["sink"]["value_norm"], ".2f"),
-    }
-
-
-def aligned(rows: list[dict[str, str]]) -> list[str]:
-    """Lines of a table with the names of its columns."""
-    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(map(str.rjust, line, widths)) for line in lines]
 
 
 def shown_gate(layer: dict) -> dict:

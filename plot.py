@@ -1,15 +1,10 @@
 """Draws figures from the files of runs and experiments, and from nothing else:
 
-    python plot.py out               a run: out/page.png, from metrics.jsonl and, if they are there,
-                                     meters.json (meters.py) and lengths.json (evaluate.py); of an
-                                     imported model, from meters.json alone
-    python plot.py results/minimum   an experiment, from its rows: its metric against the step, every seed,
-                                     and each other figure that the rows have the numbers for
+    python plot.py out               a run: out/page.png, from metrics.jsonl, meters.json (meters.py), or both
+    python plot.py results/minimum   an experiment: each figure that its rows have the numbers for
                                      (experiment.py CONFIG --run=false adds those of its claims, and report.html)
     python plot.py results           all experiments: every claim that was judged, in claims.png
-    python plot.py out/meters.json   a file of meters.py with several checkpoints: an attention map
-                                     of each, side by side
-    python plot.py lengths.json      a file of evaluate.py --lengths --out: its loss by position
+    python plot.py out/meters.json   several checkpoints of meters.py: an attention map of each, side by side
 
 Here are the page of a run and its panels. study/report.py draws experiments, study/overview.py all of them.
 """
@@ -31,7 +26,7 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from runs.files import check_output, read_json, read_jsonl
+from runs.files import read_json, read_jsonl
 from study import overview, report, sinks
 from study.drawing import COLOURS, drawable, dress, mean, mixer_colours, panel_grid, write
 from study.rows import read_rows
@@ -41,7 +36,7 @@ OF_SINK = ("share", "random_tokens", "effective", "token_0_before", "token_0_aft
 
 @dataclass
 class PlotConfig:
-    folders: list[str] = key([], "folders of runs or experiments, or files of meters.py and evaluate.py --lengths")
+    folders: list[str] = key([], "folders of runs or experiments, or files of meters.py")
 
 
 def main(argv: list[str]) -> None:
@@ -49,8 +44,6 @@ def main(argv: list[str]) -> None:
     if not config.folders:
         raise UserError("folders=[]: name what to draw, as in: python plot.py out")
     for folder in map(Path, config.folders):
-        if os.path.exists(folder):
-            check_output("folders", folder / "page.png" if os.path.isdir(folder) else folder.with_suffix(".png"))
         with drawable(folder):
             print(*draw(folder), sep="\n")
 
@@ -58,17 +51,14 @@ def main(argv: list[str]) -> None:
 def draw(folder: Path) -> list:
     """Draws the figures of what the folder or the file holds. Returns their paths; raises UserError."""
     if folder.suffix == ".json" and not os.path.isdir(folder):
-        return draw_json(folder)
+        return draw_maps(folder)
     if os.path.isdir(folder) and any(folder.glob("rows*.jsonl")):
         return draw_experiment(folder)
     if os.path.isfile(folder / "metrics.jsonl") or os.path.isfile(folder / "meters.json"):
         return [page(folder)]
     if os.path.isdir(folder) and any(folder.glob("*/claims.json")):
         return [overview.draw(folder)]
-    raise UserError(
-        f"{folder}: has neither metrics.jsonl (a run) nor rows.jsonl (an experiment), and none of its folders has "
-        "claims.json (judged claims of an experiment)"
-    )
+    raise UserError(f"{folder}: has no metrics.jsonl (a run), rows.jsonl (an experiment) or */claims.json (several)")
 
 
 def draw_experiment(folder: Path) -> list[Path]:
@@ -77,26 +67,17 @@ def draw_experiment(folder: Path) -> list[Path]:
     runs = collections.Counter((row["arm"], row["seed"], row.get("setting")) for row in rows if "purpose" not in row)
     if twice := [run for run, n in runs.items() if n > 1]:
         arm, seed, _ = twice[0]
-        raise UserError(
-            f"{folder}: has two rows of arm {arm!r}, seed {seed}, with other keys each: `python experiment.py CONFIG "
-            f"--out_dir={folder} --run=false` draws those of the config"
-        )
-    drawn = draw_json(folder / "meters.json") if os.path.isfile(folder / "meters.json") else []
+        raise UserError(f"{folder}: two rows of arm {arm!r}, seed {seed}; experiment.py --run=false draws the config's")
+    drawn = draw_maps(folder / "meters.json") if os.path.isfile(folder / "meters.json") else []
     return [*report.figures(rows, folder), *drawn]
 
 
-def draw_json(file: Path) -> list:
-    """Draws a file of meters.py or of evaluate.py --lengths. Returns the path of the figure, or a line that says why
-    there is none."""
-    content = read_json(file)
-    if "checkpoints" in content:
-        with_maps = [meters for meters in content["checkpoints"] if meters["maps"]]
-        if not with_maps:
-            return [f"{file}: has no attention map, nothing to draw"]
-        return [sinks.maps(with_maps, file.with_name("maps.png"))]
-    figure, axes = plt.subplots(figsize=(7, 4.2))
-    length_panel(axes, content)
-    return [write(figure, file.with_suffix(".png"))]
+def draw_maps(file: Path) -> list:
+    """Draws a file of meters.py. Returns the path of the figure, or a line that says why there is none."""
+    with_maps = [meters for meters in read_json(file)["checkpoints"] if meters["maps"]]
+    if not with_maps:
+        return [f"{file}: has no attention map, nothing to draw"]
+    return [sinks.maps(with_maps, file.with_name("maps.png"))]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -109,10 +90,11 @@ def page(folder: Path) -> Path:
     panels: list[Callable] = [functools.partial(loss_panel, metrics=metrics)] if metrics else []
     if os.path.isfile(folder / "meters.json"):
         meters = read_json(folder / "meters.json")["checkpoints"][-1]
-        title = title_of(meters)
+        title = (
+            f"{meters['attention']}, gate {meters['gate']}, step {meters['step']}: on the first {meters['rows']} rows "
+            f"of {meters['tokens']} tokens of {meters['dataset']}, {meters['split']}"
+        )
         panels += [functools.partial(panel, meters=meters) for panel in meters_panels(meters)]
-    if os.path.isfile(folder / "lengths.json"):
-        panels.append(functools.partial(length_panel, evaluation=read_json(folder / "lengths.json")))
     if not panels:
         raise UserError(f"{folder}: its metrics.jsonl is empty, so that there is nothing to draw yet")
     figure, grid = panel_grid(len(panels), 3, (5.2, 4))
@@ -120,17 +102,6 @@ def page(folder: Path) -> Path:
         panel(axes)
     figure.suptitle(title)
     return write(figure, folder / "page.png")
-
-
-def title_of(meters: dict) -> str:
-    known = with_sink(meters)
-    without = [f"{i} ({layer['mixer']})" for i, layer in enumerate(meters["layers"]) if i not in known]
-    return (
-        f"{meters['attention']}, gate {meters['gate']}, step {meters['step']}: meters on the first {meters['rows']} "
-        f"rows of {meters['tokens']} tokens of {meters['dataset']}, {meters['split']}\npacking: {meters['packing']}\n"
-        + f"no weights, so no sink and no map: layer {' and '.join(without)}\n"
-        * bool(without)
-    )
 
 
 def meters_panels(meters: dict) -> list[Callable]:
@@ -145,15 +116,12 @@ def with_sink(meters: dict) -> dict[int, dict]:
     return {i: at for i, at in enumerate(meters["layers"]) if all(None not in at["sink"][name] for name in OF_SINK)}
 
 
-def lines(axes: plt.Axes, of: Iterable[tuple], has_room: bool = False, **about) -> None:
-    """Draws lines, (points, style, colour, label) each, with a legend: above the data and from zero on if has_room."""
+def lines(axes: plt.Axes, of: Iterable[tuple], **about) -> None:
+    """Draws lines, (points, style, colour, label) each, with a legend."""
     for points, style, colour, label in of:
         axes.plot(*zip(*points, strict=True), style, color=colour, label=label, markersize=4)
     axes.set(**about)
-    if has_room:
-        axes.set_ylim(0, 1.4 * axes.dataLim.y1)
-    look: dict = dict(fontsize=8, ncols=2, loc="upper left") if has_room else {}
-    axes.legend(frameon=False, **look)
+    axes.legend(frameon=False, fontsize=8)
     dress(axes)
 
 
@@ -177,8 +145,7 @@ def gate_panel(axes: plt.Axes, meters: dict) -> None:
     n, y = len(spread[0]) - (not has_more), [i + 0.5 for i in range(len(gates))]
     image = axes.imshow([row[:n] for row in spread], aspect="auto", cmap="cividis", extent=(0, n / 20, len(gates), 0))
     axes.figure.colorbar(image, ax=axes, label="share of the gate's values (%)")
-    one_position = len({position for _, position, _ in gates}) == 1
-    axes.set_yticks(y, [str(i) if one_position else f"{i} {position}" for i, position, _ in gates])
+    axes.set_yticks(y, [f"{i} {position}" for i, position, _ in gates])
     centre = [mean(gate["mean"]) for _, _, gate in gates]
     axes.plot(centre, y, "o", color="white", markeredgecolor="black", label="mean")
     axes.legend(loc="upper right")
@@ -207,7 +174,7 @@ def sink_panel(axes: plt.Axes, meters: dict) -> None:
     proxies = dict.fromkeys(layer["mixer"] for layer in layers.values() if layer["sink"]["kind"] == "proxy")
     title = "Sink" + f" ({', '.join(proxies)}: a proxy)" * bool(proxies)
     ylabel = "weight on token 0, of later queries (%)"
-    lines(axes, means, has_room=True, title=title, xlabel="layer", ylabel=ylabel, xticks=[*layers])
+    lines(axes, means, title=title, xlabel="layer", ylabel=ylabel, xticks=[*layers], ylim=(0, None))
 
 
 def token_0_panel(axes: plt.Axes, meters: dict) -> None:
@@ -219,8 +186,8 @@ def token_0_panel(axes: plt.Axes, meters: dict) -> None:
         (of_heads(layers, "effective"), "^-", COLOURS[2], "written / residual (effective sink)"),
     ]
     axes.axhline(100 * meters["sink_baseline"], color="0.4", linestyle=":", label="equal parts")
-    about = dict(title="Token 0 in the readout", xlabel="layer", ylabel="%, mean of the heads", xticks=[*layers])
-    lines(axes, shares, has_room=True, **about)
+    about: dict = dict(title="Token 0 in the readout", xlabel="layer", ylabel="%, mean of the heads", xticks=[*layers])
+    lines(axes, shares, ylim=(0, None), **about)
 
 
 def residual_panel(axes: plt.Axes, meters: dict) -> None:
@@ -228,10 +195,6 @@ def residual_panel(axes: plt.Axes, meters: dict) -> None:
     residuals = [layer["residual"] for layer in meters["layers"]]
     top = [(i, at["max"]) for i, at in enumerate(residuals)]
     median = [(i, at["max"] / at["max_over_median"]) for i, at in enumerate(residuals)]
-    i, _ = largest = max(top, key=lambda point: point[1])
-    where = f"position {residuals[i]['position']}, channel {residuals[i]['channel']}"
-    look: dict = dict(textcoords="offset points", ha="right" if i else "left", fontsize=8)
-    axes.annotate(where, largest, xytext=(0, 8), **look)
     both = [(top, "^-", COLOURS[1], "largest |h|"), (median, "o-", COLOURS[0], "median |h|")]
     title = f"Residual stream ({meters['dtype']})"
     lines(axes, both, xlabel="layer", ylabel="|h| after the layer", yscale="log", title=title, xticks=range(len(top)))
@@ -249,18 +212,6 @@ def map_panel(axes: plt.Axes, meters: dict, shown: dict) -> None:
     what = "Implied weights" if sink["kind"] == "proxy" else "Attention"
     share = f"token 0: {sink['share'][shown['head']]:.1%}"
     axes.set_title(f"{what}: layer {shown['layer']}, head {shown['head']} ({share})", fontsize=10)
-
-
-def length_panel(axes: plt.Axes, evaluation: dict) -> None:
-    """Loss by position in the context: a line per context length, and a mark at the trained length."""
-    reached = [one for one in evaluation["lengths"] if one.get("by_position") and one.get("loss") is not None]
-    curves = [
-        (one["by_position"], "o-", COLOURS[i % 7], f"context of {one['block_size']:,}: {one['loss']:.3f} nats")
-        for i, one in enumerate(reached)
-    ]
-    axes.axvline(evaluation["trained_length"], color="0.5", linestyle=":", label="trained length")
-    title = f"{evaluation['attention']}, gate {evaluation['gate']}, RoPE scaling {evaluation['rope_scaling']}"
-    lines(axes, curves, xlabel="position in the context (tokens)", ylabel="loss (nats a token)", title=title)
 
 
 if __name__ == "__main__":

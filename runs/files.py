@@ -188,8 +188,8 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
         if others and not overwrite:
             article = "an" if kind[0] in "aeio" else "a"
             raise UserError(
-                f"{folder}: holds what is not of {article} {kind} ({min(others)[:99]}); name another folder, or add "
-                "--overwrite=true: files of the same names are then replaced"
+                f"{folder}: holds what is not of {article} {kind} ({', '.join(sorted(others)[:3])[:99]}); name another "
+                "folder, or add --overwrite=true: files of the same names are then replaced"
             )
     write_text(marker, f"{kind}\n")
     return False

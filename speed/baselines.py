@@ -1,7 +1,5 @@
 """The sides of a comparison: models of ours, and nanoGPT's, whose model.py the key `against` names."""
 
-from configurator import UserError
-
 import contextlib
 import importlib.util
 import multiprocessing
@@ -23,10 +21,8 @@ SMALL: dict = dict(n_layer=6, n_head=6, n_embd=384)  # the size at which a step 
 PLAIN = TrainConfig(learning_rate=1e-4, seed=0)
 
 
-def nanogpt(path: str | None) -> ModuleType:
-    """Imports nanoGPT's model.py. Raises UserError if there is no such file."""
-    if path is None or not Path(path).is_file():
-        raise UserError(f"against={path!r}: no such file; it is model.py of a copy of nanoGPT")
+def nanogpt(path: str) -> ModuleType:
+    """Imports nanoGPT's model.py."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -52,15 +48,10 @@ class Side:
         else:
             self.model = GPT(GPTConfig(**keys, attention=name)).to(config.device)
             self.optimizers = make_optimizers(self.model, train, config.device)
-        self.forward = self.model
-        if config.compile:
-            torch._dynamo.reset()  # its limit of recompilations counts all sides; each compiles in its untimed call
-            # a graph break or one compilation too many is then an error, and no step runs eager in part
-            self.forward = torch.compile(self.model, fullgraph=True)
 
     def loss(self, batch: tuple = ()) -> torch.Tensor:
         with autocast(self.device, self.dtype):
-            loss = self.forward(*(x.to(self.device) for x in batch or self.batch))
+            loss = self.model(*(x.to(self.device) for x in batch or self.batch))
         return loss[1] if isinstance(loss, tuple) else loss  # nanoGPT returns it behind its logits
 
     def __call__(self, batch: tuple = ()) -> None:

@@ -1,4 +1,4 @@
-"""The parts train, overhead, length, decode and gpu: what a training step and one more token cost."""
+"""The parts train, overhead, length and decode: what a training step and one more token cost."""
 
 import operator
 import statistics
@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from model import GPT, MIXERS, Softmax
-from runs.hardware import gemm_rate, peak_flops, seconds_of
+from runs.hardware import gemm_rate, seconds_of
 from speed.baselines import NANOGPT, SMALL, Side, peak_mb, random_batch
 from speed.report import BenchConfig, Report, interleave, side_by_side
 
@@ -17,8 +17,6 @@ PUBLISHED = {name: dict(gate=name) for name in ("elementwise", "headwise")}  # Q
 # and only the first token of a call has to fetch them again
 TOKENS = 16
 CONTEXTS = (64, 256, 1024, 4096)
-SIZE_125M: dict = dict(n_layer=12, n_head=12, n_embd=768, vocab_size=50_304, block_size=1024)
-STEPS = 200  # in a row, of 125M on a GPU
 
 
 def bench_train(config: BenchConfig, report: Report) -> None:
@@ -46,17 +44,16 @@ def bench_train(config: BenchConfig, report: Report) -> None:
 
 
 def bench_overhead(config: BenchConfig, report: Report) -> None:
-    """4 x 768, T = 512: what a gate costs in a training step, a forward, decoding and memory, beside its FLOPs."""
+    """4 x 768, T = 512: what a gate costs in a training step, a forward, decoding and memory, beside its FLOPs.
+
+    The claims are about the published gates.
+    """
     arms = PUBLISHED | {
         "rank 16": dict(gate="elementwise", gate_rank=16),
         "elementwise, match_params": dict(gate="elementwise", match_params=True),
     }
-    gate_overhead(config, report, arms, 2, dict(n_layer=4, n_head=12, n_embd=768, block_size=512, vocab_size=256))
-
-
-def gate_overhead(config: BenchConfig, report: Report, arms: dict, B: int, keys: dict) -> None:
-    """Each arm (the keys of a gate) beside the ungated model. The claims are about the published gates."""
-    T, batch = keys["block_size"], random_batch(config, keys["vocab_size"], B, keys["block_size"])
+    keys: dict = dict(n_layer=4, n_head=12, n_embd=768, block_size=512, vocab_size=256)
+    T, batch = 512, random_batch(config, 256, 2, 512)
     base, base_memory = Side(config, "softmax", batch, **keys), peak_mb(config, "softmax", batch, keys)
     for name, gate in arms.items():
         gated = Side(config, "softmax", batch, **keys | gate)
@@ -150,22 +147,3 @@ def bench_decode(config: BenchConfig, report: Report) -> None:
                 name = f"token at context {context:,}{rows}, nanoGPT / ours with a {side}"
                 report.ratio(name, seconds[NANOGPT], seconds[side], target=target)
     torch.set_num_threads(config.threads)
-
-
-def bench_gpu(config: BenchConfig, report: Report) -> None:
-    """125M parameters: what a gate costs; tokens/s and MFU of every mixer, and of nanoGPT, in STEPS steps in a row.
-
-    nanoGPT counts as many products as our softmax. The part is not in `all`; docs/gpu.md has the command.
-    """
-    gate_overhead(config, report, PUBLISHED, 8, SIZE_125M)
-    B, T = 16, SIZE_125M["block_size"]
-    batch, flops = random_batch(config, SIZE_125M["vocab_size"], B, T), {}
-    peak, source = peak_flops(config.device, config.dtype)
-    report.row(peak=f"{peak / 1e12:.3g} TFLOP/s, {source}")
-    for name in [*MIXERS, NANOGPT] if config.against else MIXERS:
-        side = Side(config, name, batch, **SIZE_125M)
-        flops[name] = flops["softmax"] if name == NANOGPT else 3 * side.model.flops_per_token(T) * B * T
-        side()  # compiles
-        seconds = seconds_of(lambda side=side: [side() for _ in range(STEPS)], config.device) / STEPS
-        mfu = flops[name] / seconds / peak
-        report.row(run=name, steps=STEPS, ms=1e3 * seconds, tokens_s=B * T / seconds, mfu=mfu)

@@ -17,7 +17,7 @@ from runs.hardware import DTYPES, seconds_of
 
 @dataclass
 class BenchConfig:
-    what: list[str] = key(["all"], "train, overhead, length, decode, ops, loss, all, or gpu")
+    what: list[str] = key(["all"], "train, overhead, length, decode, ops, loss, or all")
     against: str | None = key(None, "nanoGPT's model.py, to be measured beside ours")
     pairs: int = key(30, "pairs of a ratio whose sides take less than a second", at_least=6)
     long_pairs: int = key(7, "pairs of a ratio whose sides take seconds", at_least=6)
@@ -26,8 +26,7 @@ class BenchConfig:
     threads: int = key(0, "CPU threads (0: as many as cores)", at_least=0)
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     dtype: str = key("auto", "dtype of matrix products", choices=("auto", *DTYPES))
-    compile: bool = key(False, "compile the training steps of all sides")
-    out_dir: str = key("out/bench", "where the JSON files and the figures go", is_path=True)
+    out_dir: str = key("out/bench", "where the JSON files go", is_path=True)
     overwrite: bool = key(False, "true: take an out_dir that holds files which are none of a benchmark")
 
 

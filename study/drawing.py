@@ -36,9 +36,6 @@ MIXER_COLOURS = {
 
 FEWEST_FOR_AN_INTERVAL = 3  # seeds
 
-# {the widest range of ratios, highest over lowest: the first digits that have a tick}
-RATIO_TICKS = {2.5: (1, 1.2, 1.5, 2, 3, 4, 5, 6, 7, 8, 9), 10: (1, 1.5, 2, 3, 5, 7), 100: (1, 2, 5), math.inf: (1,)}
-
 
 def mixer_colours(names: Iterable[str]) -> dict[str, str]:
     """{name: colour}: those of MIXER_COLOURS; all other mixers, and patterns, take those that are left, in turn.
@@ -87,11 +84,11 @@ def curve_panels(
                 axes.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **looks[label])
             mean_lines(axes, curves, has_bands, linewidth=1.8, label=label, **looks[label])
         axes.set_title(title, fontsize=9)
+        axes.tick_params(labelbottom=True, labelleft=True)  # the panels below and to the left may be none
         finish(axes, title)
         dress(axes)
     figure.supxlabel(xlabel, fontsize=10)
     figure.supylabel(ylabel, fontsize=10)
-    label_edges(grid)
     legend_of(figure)
     return write(figure, path)
 
@@ -165,20 +162,9 @@ def ratio_axis(axes: plt.Axes) -> None:
     """Makes x logarithmic, for ratios: the wider the range, the fewer ticks."""
     axes.set_xscale("log")
     low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(
-        LogLocator(subs=next(ticks for most, ticks in RATIO_TICKS.items() if high / low <= most))
-    )
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.2, 1.5, 2, 3, 5, 7) if high / low < 10 else (1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def label_edges(grid) -> None:
-    """Numbers on the lowest panel of each column and the first of each row, where panels that share an axis leave some
-    places of the grid (an array of axes) empty."""
-    for lines, side in ((grid.T[:, ::-1], "labelbottom"), (grid, "labelleft")):
-        for line in lines:
-            if shown := [axes for axes in line if axes.axison]:
-                shown[0].tick_params(**{side: True})
 
 
 def legend_of(figure: plt.Figure, handles: Iterable = (), **place) -> None:

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from study import claims, curves, stats
+from study import claims, stats
 from study.drawing import dress, interval, legend_of, mean, mixer_colours, panel_grid, ratio_axis, write
 from study.names import joined, mixer_of, variant_of
-
-BETTER = {"log_steps": "sooner", "lost": "lost less often"}
 
 
 def pairs_of(judged: list[dict], rows: list[dict]) -> dict[tuple, dict]:
@@ -37,8 +35,7 @@ def pairs_of(judged: list[dict], rows: list[dict]) -> dict[tuple, dict]:
 def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
     """A column per pair of arms, a line per mixer and one for the mean of all, a dot per seed; returns the path.
 
-    A hollow dot is a pair of which a run never got there. The threshold of a claim about the mean of all these mixers
-    is a dotted line, and its band is grey.
+    claims.png has the thresholds.
     """
     pairs, mixers = pairs_of(judged, rows), list(dict.fromkeys(map(mixer_of, rows)))
     colours, n = mixer_colours(mixers), len(mixers)
@@ -52,24 +49,16 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
             if {(mixer, first), (mixer, second)} <= arm_of.keys():
                 weights = {(setting, arm_of[mixer, first]): 1.0, (setting, arm_of[mixer, second]): -1.0}
                 by_mixer[mixer] = stats.contrast(rows, weights, of)
-                pair = [row for row in rows if (row.get("setting"), row["arm"]) in weights]
-                lost = {row["seed"] for row in pair if of[0] == "log_steps" and curves.lost(row, of[1])}
-                line(axes, -i, by_mixer[mixer], convert, colours[mixer], lost)
+                line(axes, -i, by_mixer[mixer], convert, colours[mixer])
         if len(by_mixer) > 1:
             seeds = set.intersection(*(set(values) for values in by_mixer.values()))
             pooled = {seed: mean(values[seed] for values in by_mixer.values()) for seed in sorted(seeds)}
-            line(axes, -n, pooled, convert, "black", set())
-        rule = claim["rule"] if claim["mixers"] == set(by_mixer) else {}
-        if "within" in rule:
-            ends = convert(-rule["within"]), convert(rule["within"])
-            axes.axvspan(*ends, color="0.92", zorder=0, label="counts as no difference")
-        if threshold := stats.threshold_of(rule):
-            axes.axvline(convert(threshold), color="0.3", linestyle=":", linewidth=1, label="threshold of a claim")
+            line(axes, -n, pooled, convert, "black")
         axes.axvline(convert(0.0), color="0.3", linewidth=1)
         title = f"{first} / {second}" if convert(0.0) == 1 else f"{first} minus {second}"
         axes.set_title(joined(setting, title + " (exploratory)" * claim["exploratory"]), fontsize=9)
         axes.set(ylim=(-n - 0.6, 0.6))
-        axes.set_xlabel(label_of(claim, first, second), fontsize=8)
+        axes.set_xlabel(f"{' '.join(map(str, of))} ({claims.unit_of(claim)})", fontsize=8)
         axes.tick_params(axis="x", labelsize=8)
         if of[0] == "log_steps":
             ratio_axis(axes)
@@ -84,8 +73,8 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
     return write(figure, path)
 
 
-def line(axes: plt.Axes, y: float, by_seed: dict, convert, colour: str, lost: set) -> None:
-    """One line of the forest: the interval, the mean, and a dot per seed, hollow for those in lost."""
+def line(axes: plt.Axes, y: float, by_seed: dict, convert, colour: str) -> None:
+    """One line of the forest: the interval, the mean, and a dot per seed."""
     values = list(by_seed.values())
     if not values:
         return
@@ -93,22 +82,4 @@ def line(axes: plt.Axes, y: float, by_seed: dict, convert, colour: str, lost: se
     if low is not None:
         axes.plot([convert(low), convert(high)], [y, y], color=colour, linewidth=3)
     axes.plot([convert(mean(values))], [y], "o", color=colour, markersize=7)
-    for seed, value in by_seed.items():
-        look: dict = dict(marker=".", ms=5)
-        if seed in lost:
-            look = dict(marker="o", fillstyle="none", ms=4, label="a seed of which a run never got there")
-        axes.plot([convert(value)], [y - 0.22], color=colour, linestyle="", alpha=0.8, **look)
-
-
-def label_of(claim: dict, first: str, second: str) -> str:
-    """What the axis shows, and which side is better for which arm."""
-    of, measured = claim["of"], claims.measured(claim)
-    what = f"{' '.join(map(str, of))} ({claims.unit_of(claim)})"
-    if of[0] in ("log_steps", "log"):
-        what = f"ratio of steps to {of[1]:.0%}" if of[0] == "log_steps" else f"ratio of {of[-1]}"
-    if measured is None:
-        return what
-    is_higher = measured in claims.HIGHER
-    better = BETTER.get(measured, "higher" if is_higher else "lower")
-    left, right = (second, first) if is_higher else (first, second)
-    return f"{what}\n← {left} {better}    {right} {better} →"
+    axes.plot(list(map(convert, values)), [y - 0.22] * len(values), ".", color=colour, alpha=0.8, markersize=5)

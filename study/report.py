@@ -21,7 +21,7 @@ LINES = ["-", "--", ":"]
 DRAWN = {  # the names of all figures of an experiment
     f"{name}.png"
     for name in (
-        "accuracy", "val_loss", "sink", "sink_arms", "learning_rates", "branch", "lengths_gain", "gain",
+        "accuracy", "val_loss", "sink", "learning_rates", "branch", "lengths_gain", "gain",
         "claims", "mixers", "windows",
     )
 }  # fmt: skip

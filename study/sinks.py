@@ -36,13 +36,6 @@ def gate_of(kind: dict) -> float | None:
     return means.get("readout", next(iter(means.values()), None))
 
 
-def arms_by_seeds(rows: list[dict]) -> tuple[list[str], list[str]]:
-    """(arms with the most seeds, the other arms), each in the order of the rows."""
-    counts = collections.Counter(row["arm"] for row in rows)
-    most = max(counts.values())
-    return [arm for arm, n in counts.items() if n == most], [arm for arm, n in counts.items() if n < most]
-
-
 def table(rows: list[dict]) -> list[list[str]]:
     """Rows of cells, one per arm: means over the seeds at the end, and the standard deviation of the weight."""
     kinds = kinds_in(rows)
@@ -74,11 +67,11 @@ def show(value: float | None, form: str) -> str:
 
 
 def figures(rows: list[dict], folder: Path) -> list[Path]:
-    """Draws sink.png, and sink_arms.png for the arms with fewer seeds. Returns the paths."""
+    """Draws sink.png, of the arms with the most seeds: the table has the others. Returns its path."""
     rows = with_sinks(rows)
-    arms, others = arms_by_seeds(rows)
-    drawn = [curves(rows, sorted(arms, key=lambda arm: arm != "none"), folder / "sink.png")]
-    return drawn + ([small_multiples(rows, others, folder / "sink_arms.png")] if others else [])
+    counts = collections.Counter(row["arm"] for row in rows)
+    arms = [arm for arm, n in counts.items() if n == max(counts.values())]
+    return [curves(rows, sorted(arms, key=lambda arm: arm != "none"), folder / "sink.png")]
 
 
 def curves(rows: list[dict], arms: list[str], path: Path) -> Path:
@@ -103,24 +96,11 @@ def curves(rows: list[dict], arms: list[str], path: Path) -> Path:
     def finish(axes, title):
         axes.set(ylim=(0, None))
         if title == weight:
-            uniform_line(axes, rows, idle)
+            uniform = statistics.fmean(row["meters"]["kinds"][idle]["uniform"] for row in rows)
+            axes.axhline(100 * uniform, color="0.4", linestyle=":", linewidth=1, label="uniform weights")
 
     look: dict = dict(columns=2, size=(4.7, 3.0), sharey=False, finish=finish)
     return curve_panels(panels, looks, path, xlabel=f"step ({where})", **look)
-
-
-def small_multiples(rows: list[dict], arms: list[str], path: Path) -> Path:
-    """The weight on token 0 against the step: a panel per arm, with the arm "none" in grey behind it, every seed."""
-    idle, label = kinds_in(rows)[0], "the arm of the panel"
-    looks = {"none": dict(color="0.75"), label: dict(color=COLOURS[0])}
-    share = {arm: curves_of(rows, arm, lambda point: percent(point[idle]["share"])) for arm in ["none", *arms]}
-    panels = {arm: {"none": share["none"], label: share[arm]} for arm in arms}
-
-    def finish(axes, title):
-        uniform_line(axes, rows, idle)
-        axes.set(ylim=(0, 102))
-
-    return curve_panels(panels, looks, path, ylabel=f"weight on {Z} (%)", size=(2.8, 2.2), finish=finish)
 
 
 def curves_of(rows: list[dict], arm: str, value) -> list[list]:
@@ -132,12 +112,6 @@ def curves_of(rows: list[dict], arm: str, value) -> list[list]:
 
 def percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
-
-
-def uniform_line(axes: plt.Axes, rows: list[dict], kind: str) -> None:
-    """A line at the weight that uniform weights put on token 0, mean over the queries of the kind."""
-    uniform = statistics.fmean(row["meters"]["kinds"][kind]["uniform"] for row in rows)
-    axes.axhline(100 * uniform, color="0.4", linestyle=":", linewidth=1, label="uniform weights")
 
 
 def maps(checkpoints: list[dict], path: Path) -> Path:

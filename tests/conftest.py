@@ -23,7 +23,6 @@ from data.mqar import prepare as mqar_prepare  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 from data.writing import write_stream  # noqa: E402
 from runs import hardware  # noqa: E402
-from speed import figures as speed_figures  # noqa: E402
 from study import drawing, mixers, overview, sinks  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -167,7 +166,7 @@ def text(tmp_path_factory):
 def drawn(monkeypatch):
     """{name of a figure file: its figure}, of what an experiment and its claims draw from here on, without a file."""
     figures = {}
-    for module in (drawing, mixers, overview, sinks, speed_figures):
+    for module in (drawing, mixers, overview, sinks):
         monkeypatch.setattr(module, "write", lambda figure, path: figures.update({path.name: figure}) or path)
     yield figures
     for figure in figures.values():

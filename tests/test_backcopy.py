@@ -9,7 +9,6 @@ import collections
 import itertools
 import json
 import math
-import re
 import string
 
 import numpy as np
@@ -147,7 +146,6 @@ def test_a_model_of_it_is_sampled_measured_by_kind_and_told_its_floor(folder, tm
     positions = [i for i, token in enumerate(inputs[0].tolist()) if token in (1, 2)]
     assert found["maps"][0]["queries"]["trigger"] == positions
     assert len(found["maps"][0]["gate"]) == len(found["maps"][0]["weights"]) == 24
-    assert re.search(r"^ *0 +trigger ", capsys.readouterr().out, re.M)
 
 
 @pytest.mark.parametrize(("keys", "first"), [({}, [0]), ({"first_token": False}, []), ({"row_len": 24}, [0])])
@@ -181,16 +179,6 @@ def test_a_model_does_not_read_another_alphabet(folder, tmp_path, helpers):
 
 def test_an_alphabet_with_half_a_character_is_printed_with_a_question_mark():
     assert AlphabetTokenizer("a\ud800").decode_bytes([1, 2, 0, 1]) == b"a?a"
-
-
-def test_queries_that_match_nothing_or_no_expression_are_one_line(folder):
-    dataset = open_dataset(folder / "data")
-    tokenizer = tokenizer_of(dataset)
-    assert tokenizer.decode_bytes(tokenizer.encode("the tree")) == b"the tree"
-    assert meters.matching_tokens(dataset, "[th]")["[th]"] == sorted(tokenizer.encode("th"))
-    for expression, reason in (("(", "is no regular expression"), ("Q", "matches none of the 9 tokens")):
-        with pytest.raises(UserError, match=reason):
-            meters.matching_tokens(dataset, expression)
 
 
 def test_the_standard_library_in_rows_begins_with_byte_0_and_every_byte_is_a_label_once(tmp_path, monkeypatch):

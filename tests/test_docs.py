@@ -152,8 +152,6 @@ def run_on_checkpoint(script, words, small):
 
 
 def run_plot(words, small):
-    if "lengths.json" in words and not Path("lengths.json").exists():
-        run_on_checkpoint("evaluate", ["--checkpoint=out/pystdlib", "--lengths=16,32", "--out=lengths.json"], small)
     for word in words:
         if word.startswith("out/"):
             folder = word.removesuffix("/meters.json")

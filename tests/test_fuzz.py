@@ -295,8 +295,6 @@ def make_drawable():
     layer["sink"]["kinds"] = {"trigger": {"share": [0.1, None]}, "other": {"share": [0.2, 0.3]}}
     maps = [{"layer": 1, "head": 1, "weights": [[1.0, 0.0], [0.5, -0.5]], "gate": [0.5, 1.0], "queries": {"x": [1]}}]
     measured |= {"layers": [layer, layer], "maps": maps, "pruning": measured["pruning"][:2]}
-    lengths = [{"block_size": 4, "loss": 2.0, "by_position": [[0, 3.0], [2, 1.0]]}, {"block_size": 8, "limit": "x"}]
-    about = {"attention": "gla", "gate": "none", "rope_scaling": "none", "trained_length": 4, "lengths": lengths}
     lines = (ROOT / "results/minimum/rows.jsonl").read_text().splitlines()
     rows = [json.loads(lines[0]), json.loads(lines[-1])]
     rows[0]["scores"] = {"long": {"slices": {"64/4": 0.5, "128/4": 0.25, "128/8": 0.1}}}
@@ -306,7 +304,6 @@ def make_drawable():
             {"event": "eval", "step": 0, "val_loss": 2.0},
         ],
         "run/meters.json": {"checkpoints": [measured]},
-        "run/lengths.json": about,
         "experiment/rows.jsonl": rows,
     }
 
@@ -322,7 +319,7 @@ def drawable(tmp_path_factory):
         put(folder / name, content)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figure, "savefig", lambda self, *words, **keys: self.draw_without_rendering())
-        plot.main([str(folder / "run"), str(folder / "run" / "lengths.json"), str(folder / "experiment")])  # all right
+        plot.main([str(folder / "run"), str(folder / "run" / "meters.json"), str(folder / "experiment")])  # all right
         yield folder
 
 
@@ -337,7 +334,7 @@ def put(file, content):
 def test_any_json_is_drawn_or_one_line(drawable, name, at, value, replaces_all):
     whole = DRAWABLE[name]
     put(drawable / name, with_change(whole, at, value) if replaces_all or value is GONE else value)
-    targets = [name] if name == "run/lengths.json" else []
+    targets = [name] if name == "run/meters.json" else []
     for target in [*targets, name.partition("/")[0]]:
         one_line(plot.main, [str(drawable / target)])
     plt.close("all")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from study import bootstrap, curves, stats
+from study import curves, stats
 
 
 def judge(values, claim):
@@ -213,15 +213,3 @@ def test_a_contrast_is_within_seeds_and_leaves_out_a_seed_that_lacks_a_run():
     scores = {"a": {0: 0.5, 1: 0.6, 2: math.nan, 3: 0.1}, "b": {0: 0.7, 1: 0.9, 2: 0.9}}
     rows = [{"arm": arm, "seed": seed, "accuracy": x} for arm, by_seed in scores.items() for seed, x in by_seed.items()]
     assert stats.contrast(rows, {(None, "b"): 1, (None, "a"): -1}, ["accuracy"]) == pytest.approx({0: 0.2, 1: 0.3})
-
-
-def test_a_bootstrap_by_tokens_misses_what_neighbours_share_and_one_by_blocks_does_not():
-    # 200 stretches of 16 tokens that share their value: 200 independent numbers, not 3,200
-    shared = np.random.default_rng(1).normal(size=200)
-    rows = np.stack([shared.repeat(16), np.ones(3200)], axis=1)
-    plain = shared.std(ddof=1) / math.sqrt(200)
-    by_block, by_token = (bootstrap.standard_error(bootstrap.block_sums(rows, n), draws=500) for n in (16, 1))
-    assert by_block == pytest.approx(plain, rel=0.1) and by_token == pytest.approx(plain / 4, rel=0.1)
-    assert bootstrap.block_sums(rows, 300)[:, 1].tolist() == 10 * [300] + [200]
-    few = np.stack([shared[:10], np.ones(10)], axis=1)  # ten blocks: the factor n / (n - 1) counts
-    assert bootstrap.standard_error(few) == pytest.approx(shared[:10].std(ddof=1) / math.sqrt(10), rel=0.03)
