@@ -2,19 +2,18 @@
 
     python experiment.py config/experiments/minimum.py
     python experiment.py config/experiments/minimum.py --out_dir=out/minimum --jobs=4
-    python experiment.py config/experiments/text.py --dry_run=true        prints the list and its estimated hours
+    python experiment.py config/experiments/text.py --dry_run=true        prints the list
     python experiment.py CONFIG --out_dir=SHARED                            again, here or elsewhere: another worker
     python experiment.py config/experiments/text.py --run=false           shows the rows that are there
 
-An experiment is a config file: arms x settings x seeds, the keys of train.py that all runs share (base), the data, how
+An experiment is a config file: arms x seeds, the keys of train.py that all runs share (base), the data, how
 a finished run is scored besides (scores), and what is claimed. All arms of a seed see the same data in the same order,
 and start from the same weights where they share them. With selection_seeds each arm's learning rate is chosen on those,
 and the seeds are run at that one (study/plan.py).
 
-Runs go on side by side, one process each (study/runner.py). out_dir gets rows.jsonl (one object per finished run), the
-figures, report.html and a folder per run; started again, it keeps the rows it has, continues the runs that were
-stopped, and computes the scores that a finished run lacks. SIGTERM, Ctrl-C, SIGHUP (a closed terminal) and SIGUSR1 stop
-the runs, each of which saves first; the status is then 128 and the signal's number.
+out_dir gets rows.jsonl (one object per finished run), the figures, report.html and a folder per run; started again, it
+keeps the rows it has, continues the runs that were stopped, and computes the scores that a finished run lacks. SIGTERM,
+Ctrl-C, SIGHUP and SIGUSR1 stop the runs, each of which saves first; the status is then 128 and the signal's number.
 
 base and data given on the command line, or beside an include, are added to those of the file: --base='{"n_layer": 4}'
 changes one key. Every other key takes the place of the file's.
@@ -28,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it 
 import configurator
 from configurator import UserError, key, show
 
-import ast
 import contextlib
 import json
 import math
@@ -39,17 +37,14 @@ from dataclasses import dataclass
 import torch
 
 from evaluate import EvaluateConfig
-from model import GPT
-from ops import IGNORE
 from rules import wrong_field
-from runs.hardware import autocast, keep_freed_memory, pick_device, pick_dtype, seconds_of
 from runs.outdir import write_text
-from study import claims, curves, ranks, report, tables
+from study import claims, curves, ranks, report
 from study.arms import NAMES, WEIGHTS, all_arms, all_claims, arms_named, check_named, with_base
 from study.plan import Plan, choose_rates, name_of, runs_of, steps_of, unknown_runs
-from study.rows import arm_of, read_rows, text_of
-from study.runner import gpus_of, jobs_of, lock, run_all, script_of, threads_of
-from train import TrainConfig, make_optimizers
+from study.rows import read_rows, text_of
+from study.runner import gpus_of, jobs_of, lock, run_all, script_of
+from train import TrainConfig
 
 HERE = Path(__file__).resolve().parent
 # {whether of evaluate.py: keys that the experiment sets, since they say where files are read and written}
@@ -57,7 +52,7 @@ OURS = {False: {"out_dir", "dataset", "init_from", "overwrite"}, True: {"out", "
 NUMBER = (float, -1e9, 1e9)
 # what each entry of a dict in the config holds, as rules of rules.wrong_field
 ENTRIES: dict = {
-    "arms": {}, "variants": {"mixers?": NAMES}, "settings": {"data?": (dict, 0, 999)}, "scores": {},
+    "arms": {}, "variants": {"mixers?": NAMES}, "scores": {},
     "seeds_of": [(int, 0, 1 << 60), 1, 999], "rate_of": (str, 1, 99), "scores_of": NAMES, "ranks": WEIGHTS,
     "claims": {
         "contrast": (dict, 1, 999), "above?": NUMBER, "other_than?": NUMBER, "within?": (float, 1e-9, 1e9),
@@ -69,30 +64,19 @@ ENTRIES: dict = {
 
 @dataclass
 class ExperimentConfig:
-    elsewhere = dict.fromkeys(
-        ("dataset", "n_layer", "max_iters", "gate"),
-        "this config is of train.py, and an experiment has such keys in base",
-    )
     name: str = key("experiment", "what it is called")
     base: dict = key({}, "keys of train.py that every run has; a later base is added to it", merge=True)
-    arms: dict = key(
-        {}, "{arm: its keys of train.py}; init_from_arm: an arm whose last weights of the seed it starts from"
-    )
+    arms: dict = key({}, "{arm: its keys of train.py}; init_from_arm: the arm whose last weights it starts from")
     mixers: list[str] = key([], 'with variants: every mixer in every variant is an arm, as "gla" and "gla sigmoid"')
-    variants: dict = key(
-        {}, '{variant: its keys of train.py, and "mixers", the only ones that have it}; none: the mixer'
-    )
-    settings: dict = key({}, '{name: keys of train.py, and under "data" of the prepare script}: all arms in each')
+    variants: dict = key({}, '{variant: its keys of train.py; "mixers": the only ones that have it}; none: the mixer')
     seeds: list[int] = key([0], "one run of every arm each; it seeds the data, too, unless data has a seed", at_least=0)
     seeds_of: dict = key({}, "{arm: the only ones of the seeds that it is run with}")
     first_arms: list[str] = key([], "arms whose runs of all seeds go before those of the others, if hours are short")
-    learning_rates: list[float] = key([], "with selection_seeds: to choose from; without: all are run", above=0)
+    learning_rates: list[float] = key([], "to choose from, on selection_seeds", above=0)
     selection_seeds: list[int] = key([], "seeds that the learning rates are chosen on, and nothing else", at_least=0)
     rate_of: dict = key({}, "{arm: the arm whose chosen rate it takes, untried itself}")
     select_by: str = key("auc", "auc: area under the curve; last: its last value", choices=("auc", "last"))
-    selection_iters: list[int] = key(
-        [], "their steps (empty: max_iters / 4, then max_iters for the best two)", at_least=1
-    )
+    selection_iters: list[int] = key([], "their steps (empty: max_iters / 4; all for the best two)", at_least=1)
     selection_base: dict = key({}, "keys of train.py of these runs alone, such as what they need not measure")
     pool_rates: bool = key(
         False, "true: a mixer's arms share the rate best for their mean, but for a clearly better one"
@@ -110,13 +94,12 @@ class ExperimentConfig:
     exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")
     pair_spread: float | None = key(None, "--dry_run without rows: assumed spread of a difference of two arms", above=0)
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
-    dry_run: bool = key(False, "show the list and its estimated hours, and do nothing")
+    dry_run: bool = key(False, "show the list, with hours where they are known, and do nothing")
     out_dir: str | None = key(None, "of rows and runs (None: results/NAME); workers may share it", is_path=True)
     overwrite: bool = key(False, "true: take an out_dir that holds files which are none of an experiment")
     jobs: int = key(0, "runs at a time (0: as many as the GPUs, or the cores, can hold)", at_least=0)
     processes_per_run: int = key(1, "processes, of a GPU each, that share a run's micro-steps (torchrun)", at_least=1)
     gpus: int = key(0, "--dry_run: plan for so many GPUs (0: those of this machine)", at_least=0, at_most=1_000_000)
-    gpu_flops: float | None = key(None, "--dry_run without a GPU: FLOPs a second that one is assumed to reach", above=0)
 
     def __post_init__(self):
         configurator.check(self)
@@ -134,16 +117,11 @@ class ExperimentConfig:
         self.seeds_of = {arm: seeds for name, seeds in self.seeds_of.items() for arm in arms_named(self, [name])}
         self.first_arms = arms_named(self, self.first_arms)
         self.scores_of = {score: arms_named(self, arms) for score, arms in self.scores_of.items()}
-        cases = {
+        refuse({
             "arms={}: there is nothing to run; name a file of config/experiments/, or add arms": not self.arms,
             "seeds=[]: there is nothing to run; add one at least, as in seeds = [0, 1, 2]": not self.seeds,
-            f"solved_above: is about accuracy, and metric={self.metric!r}": self.metric != "accuracy"
-            and self.solved_above,
-            f"gpus={self.gpus}: is for --dry_run=true; CUDA_VISIBLE_DEVICES says which GPUs are used": (
-                self.gpus and not self.dry_run
-            ),
-        }
-        refuse(cases)
+            "solved_above: is about accuracy, which is not the metric": self.solved_above and self.metric != "accuracy",
+        })  # fmt: skip
         configurator.build(TrainConfig, self.selection_base, source="selection_base")
         for name, keys in self.scores.items():
             configurator.build(EvaluateConfig, keys, source=f"score {name!r}")
@@ -158,17 +136,18 @@ class ExperimentConfig:
 
     def check_paths(self) -> None:
         """Raises UserError for a name or a key that could lead out of out_dir: runs' folders and scores' files bear the
-        names of arms, settings and scores."""
-        dicts = {"base": self.base, "selection_base": self.selection_base}
-        for kind in ("arms", "variants", "settings", "scores"):
-            for name, keys in getattr(self, kind).items():
-                check_name(kind, name)
-                dicts[f"{kind}: {name}"] = keys
+        names of arms and scores."""
+        kinds = {kind: getattr(self, kind) for kind in ("arms", "variants", "scores")}
+        of_all = {"base": {"": self.base}, "selection_base": {"": self.selection_base}}
+        for kind, dicts in (kinds | of_all).items():
+            for name, keys in dicts.items():
+                if kind in kinds:
+                    check_name(kind, name)
+                if taken := sorted(OURS[kind == "scores"] & keys.keys()):
+                    raise UserError(
+                        f"{kind}: {name}: {taken[0]}: the experiment sets it, so that files stay in out_dir"
+                    )
         check_name("name", self.name)
-        for label, keys in dicts.items():
-            if taken := sorted(OURS[label.startswith("scores")] & keys.keys()):
-                words = "the experiment sets it, so that its files stay in out_dir; leave it out"
-                raise UserError(f"{label}: {taken[0]}: {words}")
 
     def check_names_of_arms(self) -> None:
         """Raises UserError where a dict names an arm or a score that the experiment does not have."""
@@ -197,35 +176,26 @@ class ExperimentConfig:
 
     def check_rates(self) -> None:
         """Raises UserError for keys of the learning rates that contradict each other."""
-        rates, seeds = self.learning_rates, self.selection_seeds
-        cases = {
+        rates, seeds, steps = self.learning_rates, self.selection_seeds, self.selection_iters
+        refuse({
             "rate_of: without selection_seeds no rate is chosen": self.rate_of and not seeds,
-            "selection_seeds: there are no learning_rates to choose from": seeds and not rates,
+            "learning_rates, selection_seeds: give both, or none": bool(rates) != bool(seeds),
             f"selection_seeds={seeds}: names a seed twice": len(set(seeds)) < len(seeds),
             f"selection_seeds={seeds}: the comparison uses some of them, too": set(seeds) & set(self.seeds),
-            f"metric={self.metric!r}: with learning_rates it must be val_loss, which tells divergence": (
-                rates and not seeds and self.metric != "val_loss"
+            "pool_rates=True: compares rates in runs of one length: give selection_iters one number": (
+                self.pool_rates and len(rates) > 2 and len(steps) != 1
             ),
-            "pool_rates=True: compares rates in runs of one length: give selection_iters one number, or leave it out": (
-                self.pool_rates and len(rates) > 2 and len(self.selection_iters) != 1
-            ),
-        }
-        refuse(cases)
+            f"selection_iters={steps}: must be one or two, growing": len(steps) > 2 or sorted(set(steps)) != steps,
+        })  # fmt: skip
 
     def check_runs(self) -> None:
         """Raises UserError for a wrong key of any run, before the first one."""
-        each_arm = {(run.get("setting"), run["arm"]): run for run in runs_of(self, self.seeds, self.learning_rates[:1])}
-        for run in each_arm.values():
+        for run in {run["arm"]: run for run in runs_of(self, self.seeds)}.values():
             arm, steps = f"arm {run['arm']!r}", [] if run["arm"] in self.rate_of else self.selection_iters
             keys = configurator.build(TrainConfig, run["config"], source=arm)
-            most, are_ordered = keys.max_iters, len(steps) < 3 and sorted(set(steps)) == steps
-            cases = {
-                f"{arm}: dtype=auto is timed anew in each run: add dtype to base": keys.dtype == "auto",
-                f"{arm}: selection_iters={steps}: must be one or two, growing, none over max_iters={most}": (
-                    not are_ordered or max(steps, default=0) > most
-                ),
-            }
-            refuse(cases)
+            words = f"{arm}: selection_iters={steps}: none may be over max_iters={keys.max_iters}"
+            is_timed = f"{arm}: dtype=auto is timed anew in each run: add dtype to base"
+            refuse({words: max(steps, default=0) > keys.max_iters, is_timed: keys.dtype == "auto"})
             configurator.build(script_of(self.prepare).Config, run["data"], source="data")
 
     def check_claim(self, name: str, claim: dict) -> None:
@@ -236,10 +206,8 @@ class ExperimentConfig:
         names = [part for part in path if type(part) is str]
         is_of_curve = len(path) == 2 and names == path[:1] and type(path[1]) in (int, float)
         is_path = is_of_curve if curves.METRICS.keys() & names[:1] else names == path != ["log"]
-        is_across = claims.is_across_settings(claim)
-        contrasts = list(claim["contrast"].values()) if is_across else [claim["contrast"]]
-        wrong = next(filter(None, (wrong_field(weights, WEIGHTS) for weights in contrasts)), None)
-        cases = {
+        wrong = wrong_field(claim["contrast"], WEIGHTS)
+        refuse({
             f"{label}: must have above, other_than or within": not {"above", "other_than", "within"} & given,
             f"{label}: other_than has two sides, and no above": "other_than" in given and {"above", "sides"} & given,
             f"{label}: a count (in) has above, and no sides, within or family: it is no test": (
@@ -247,14 +215,10 @@ class ExperimentConfig:
             ),
             f"{label}: of={show(path)}: must be names that lead to a number, or like ['lost', 0.9]": not is_path,
             f"{label}: {wrong}": wrong,
-        }
-        refuse(cases)
-        check_named(f"{label}: setting", claim["contrast"] if is_across else [], self.settings, "settings")
-        for weights in contrasts:
-            check_named(label, weights, self.arms, "arms")
-        for weights in claims.contrasts_of(self, claim).values():
-            is_more = claim.get("in", 0) > len(claims.seeds_of_claim(self, weights))
-            refuse({f"{label}: in={claim.get('in')}: is more than the seeds of its arms": is_more})
+        })  # fmt: skip
+        check_named(label, claim["contrast"], self.arms, "arms")
+        is_more = claim.get("in", 0) > len(claims.seeds_of_claim(self, claim["contrast"]))
+        refuse({f"{label}: in={claim.get('in')}: is more than the seeds of its arms": is_more})
 
 
 def refuse(cases: Mapping[str, object]) -> None:
@@ -283,29 +247,19 @@ def main(argv: list[str]) -> None:
         return
     choices = choose_rates(config, read_rows(out_dir))
     judged = claims.judge_claims(config, rows, choices)
-    print(tables.summary(config, rows, judged))
+    print(report.summary(config, rows, judged))
     # workers end at the same time
     with lock(out_dir, "report", wait=math.inf) if config.run else contextlib.nullcontext():
         figures = report.figures(rows, out_dir) + report.figures_of_claims(config, rows, judged, choices, out_dir)
         kept = {"claims": list(map(claims.record, judged)), "ranks": ranks.records(config, rows)}
         if any(kept.values()):
-            kept = {name: records for name, records in kept.items() if records or name == "claims"}
+            kept = kept if kept["ranks"] else {"claims": kept["claims"]}
             write_text(out_dir / "claims.json", json.dumps(kept, indent=1) + "\n")
         else:
             (out_dir / "claims.json").unlink(missing_ok=True)
-        shown = [claims.claims_table(judged), *figures, *tables.parts(config, rows)]
-        words = [word for word in argv if not word.startswith(("--run", "--out_dir", "--jobs"))]
-        command = " ".join(["python experiment.py", *words])
-        page = report.write_page(out_dir / "report.html", shown, about_of(argv), command)
-        for name in report.DRAWN - {figure.name for figure in figures}:  # of claims and arms that are gone
-            (out_dir / name).unlink(missing_ok=True)
+        shown: list = [claims.claims_table(judged), *figures, *report.parts(config, rows)]
+        page = report.write_page(out_dir / "report.html", shown)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
-
-
-def about_of(argv: list[str]) -> str:
-    """The docstring of the config file, which states the hypothesis; empty if no file is given."""
-    file = next((word for word in argv if word.endswith(".py") and not word.startswith("--")), None)
-    return "" if file is None else ast.get_docstring(ast.parse(Path(file).read_text())) or ""
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -313,68 +267,26 @@ def about_of(argv: list[str]) -> str:
 
 
 def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
-    """Lists the runs that have no row, with their hours: by the rows of the same arm, or else by timing some steps.
+    """Lists the runs that have no row, with their hours by the rows of the same arm; then what each claim can show.
 
-    Then what each claim can show. Runs whose rate isn't chosen yet are listed at one of the rates.
+    Runs whose rate isn't chosen yet are listed at one of the rates.
     """
     plan, each = Plan(config, rows), config.processes_per_run
     runs = plan.runs + unknown_runs(config, plan.choices)
     waiting = [run for run in runs if text_of(run) not in plan.rows]
-    is_assumed = config.gpu_flops is not None and not torch.cuda.is_available()
-    gpus = ["assumed"] if is_assumed and not config.gpus else gpus_of(config)
-    jobs, lines, total = jobs_of(config, gpus), [], 0.0
-    of_step: dict[tuple, list] = {}  # seconds, by setting and arm
+    jobs = jobs_of(config, gpus_of(config) if config.gpus or torch.cuda.is_available() else [])
+    of_step: dict[str, list] = {}  # seconds of one process, by arm
     for row in rows:
-        # micro-steps that other numbers of processes share are taken to take as long
-        seconds = row["seconds"] * row.get("processes", 1) / each / (row.get("last_step") or steps_of([row]))
-        of_step.setdefault((row.get("setting"), arm_of(config, row)), []).append(seconds)
+        seconds = row["seconds"] * row.get("processes", 1) / (row.get("last_step") or steps_of([row]))
+        of_step.setdefault(row["arm"], []).append(seconds)
+    lines, known = [], []
     for run in waiting:
-        kind = run.get("setting"), arm_of(config, run)
-        if kind not in of_step:
-            seconds = seconds_of_step(run, threads_of(config, jobs), config.gpu_flops if is_assumed else None)
-            of_step[kind] = [seconds / each]
-        seconds = statistics.median(of_step[kind]) * steps_of([run])
-        lines.append(f"{name_of(run):<60}{seconds:>8,.0f} s")
-        total += seconds
-    hours = f"about {total / 3600 / jobs:.1f} hours, {jobs} at a time"
-    hours += f", {each} {'GPUs' if gpus else 'processes'} each" if each > 1 else ""
-    hours += f" ({total * each / 3600:.1f} GPU-hours, {len(gpus) * each} GPUs)" if gpus else ""
-    hours += f", assuming {config.gpu_flops:.2g} FLOPs a second, which is not measured" if is_assumed else ""
-    hours += f"; {len(plan.unscored)} finished runs lack a score" if plan.unscored else ""
-    lines.append(f"{len(waiting)} of {len(runs)} runs to do: {hours}")
+        seconds = [one * steps_of([run]) / each for one in of_step.get(run["arm"], [])]
+        known += [statistics.median(seconds)] if seconds else []
+        lines.append(f"{name_of(run):<60}" + (f"{known[-1]:>8,.0f} s" if seconds else ""))
+    hours = f"about {sum(known) / 3600 / jobs:.1f} hours, {jobs} at a time, {each} processes each"
+    lines.append(f"{len(waiting)} of {len(runs)} runs to do" + f": {hours}" * (len(known) == len(waiting)))
     return "\n".join([*lines, *claims.reach_lines(config, rows)])
-
-
-def seconds_of_step(run: dict, threads: int, flops: float | None = None) -> float:
-    """The seconds that a step of a run takes: at so many FLOPs a second, or measured here and now on random tokens."""
-    keys = configurator.build(TrainConfig, run["config"])
-    keys.vocab_size = keys.vocab_size or run["data"].get("vocab_size", 256)
-    slices = run["data"].get("slices", str(run["data"].get("seq_len", keys.block_size)))  # length/pairs, ...
-    length = min(keys.block_size, max(int(part.split("/")[0]) for part in slices.split(",")))
-    if flops is not None:  # training costs three times the forward pass
-        with torch.device("meta"):
-            of_token = GPT(keys).flops_per_token()
-        return 3 * of_token * keys.batch_size * keys.gradient_accumulation_steps * length / flops
-    torch.set_num_threads(threads)
-    keep_freed_memory()
-    device = pick_device(keys.device)
-    dtype, model = pick_dtype(keys.dtype, device), GPT(keys).to(device)
-    optimizers = make_optimizers(model, keys, device)
-    idx = torch.randint(keys.vocab_size, (keys.batch_size, length), device=device)
-    targets, labels = idx.clone(), run["data"].get("queries") or run["data"].get("pairs")
-    if isinstance(labels, int):  # recall: all tokens are read, few are predicted
-        targets[:, labels:] = IGNORE
-
-    def step():
-        with autocast(device, dtype):
-            loss = model(idx, targets)
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        model.zero_grad()
-
-    seconds = [seconds_of(step, device) for _ in range(6)]
-    return statistics.median(seconds[1:]) * keys.gradient_accumulation_steps
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
     gate = "none" | "native" | GRANULARITY[@POSITION][+ ...][, next layer's ...]
 
-`parse_gate` reads one layer's entry of that string, `check_gate` refuses a gate that makes no sense for a mixer, and
 `Gate` computes one gate, for any mixer and position. A new activation is one line in GATE_ACTIVATIONS. A new position
 is one line in POSITIONS, and the call `self.gated(position, y, x)` where model.py computes the y that it gates.
 """
@@ -52,21 +51,15 @@ class LayerGate(NamedTuple):
 
 def parse_gate(text: str) -> LayerGate:
     """Reads `none`, or terms joined by +, each `native` or GRANULARITY[@POSITION]. Raises UserError."""
-    terms = text.replace(" ", "").split("+")
-    if terms == ["none"]:
-        return LayerGate(False, {})
-    positions = {}
+    terms, positions = text.replace(" ", "").split("+"), {}
     for term in terms:
-        if term == "native" and terms.count("native") == 1:
+        if terms == ["none"] or (term == "native" and terms.count("native") == 1):
             continue
-        name, at, position = term.partition("@")
-        position = position if at else "readout"
+        name, _, position = (term if "@" in term else f"{term}@readout").partition("@")
         check_choice(f"gate={text!r}: granularity", name, ("none", "native", *GRANULARITIES))
         check_choice(f"gate={text!r}: position", position, POSITIONS)
-        if name not in GRANULARITIES:
-            raise UserError(f"gate={text!r}: {name!r} stands alone in a layer (only 'native+...', once, can be joined)")
-        if position in positions:
-            raise UserError(f"gate={text!r}: two gates at position {position!r}")
+        if name not in GRANULARITIES or position in positions:
+            raise UserError(f"gate={text!r}: {term!r} is one too many: a position has one gate, and none stands alone")
         positions[position] = name
     return LayerGate("native" in terms, positions)
 
@@ -81,7 +74,6 @@ def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
         raise UserError(f"readout_norm='denominator' makes no sense for {name}: its weights have both signs")
     if norm == "denominator" and not config.norm_first and gate.positions:
         raise UserError(f"norm_first=False: has no effect on {name}: its denominator commutes with the gate")
-    is_signed = config.gate_activation not in POSITIVE_ACTIVATIONS
     for position, granularity in gate.positions.items():
         reason = ""
         if has_no_effect(granularity, position, mixer, config):
@@ -90,10 +82,9 @@ def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
             reason = "the output projection has mixed the heads; use elementwise or scalar"
         elif position == "denominator" and norm != "denominator":
             reason = f"this mixer has no denominator (its norm is {norm!r})"
-        elif position == "denominator" and granularity not in ("headwise", "scalar"):
-            reason = "a denominator is one number per head; use headwise or scalar"
-        elif norm == "denominator" and position in ("query", "key", "denominator") and is_signed:
-            reason = f"gate_activation={config.gate_activation!r} can make its denominator negative"
+        elif norm == "denominator" and position in ("query", "key", "denominator"):
+            if config.gate_activation not in POSITIVE_ACTIVATIONS:
+                reason = f"gate_activation={config.gate_activation!r} can make its denominator negative"
         if reason:
             raise UserError(f"gate='{granularity}@{position}' of {name}: {reason}")
 

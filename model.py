@@ -62,6 +62,7 @@ class Mixer(nn.Module):
     native_gate: tuple[str, str] | None = None
     linear_in: tuple[str, ...] = ("query", "key", "value")  # a factor on one of these is a factor on the readout
     has_positive_weights = False  # if so, their sum can be the readout's denominator
+    flops_per_entry = 5  # of S, for a token: 2 to write it, 2 to read it and 1 for its decay, also where that is one
 
     def __init_subclass__(cls):
         """A class with a `read` or `forward` of its own inherits nothing that was known of another readout."""
@@ -94,12 +95,11 @@ class Mixer(nn.Module):
         self.shapes = dict(query=query, key=key, value=value)
         self.gates = nn.ModuleDict()
         if gate.native and self.native_gate:
-            published = dict(native=self.native_gate[0], native_rank=native_rank)
-            self.gates["native"] = Gate(config, "elementwise", *POSITIONS["readout"](self), **published)
+            published = (*POSITIONS["readout"](self), self.native_gate[0], native_rank)
+            self.gates["native"] = Gate(config, "elementwise", *published)
         for position, granularity in gate.positions.items():
             self.gates[position] = Gate(config, granularity, *POSITIONS[position](self))
-        native_is_first = self.native_gate is not None and self.native_gate[1] == "before norm"
-        is_first = {"native": native_is_first, "readout": not config.norm_first}
+        is_first = {"native": "before norm" in (self.native_gate or ()), "readout": not config.norm_first}
         on_readout = [name for name in is_first if name in self.gates]
         self.before_norm = [self.gates[name] for name in on_readout if is_first[name]]
         self.after_norm = [self.gates[name] for name in on_readout if not is_first[name]]
@@ -144,8 +144,6 @@ class Mixer(nn.Module):
     def gated_projection(self, x: torch.Tensor, state: dict | None = None, start: int = 0) -> Projection:
         """project(x), with the gates on q, k and v applied: what `read` gets."""
         p = self.project(x, state, start)
-        if not any(position in self.gates for position in ("query", "key", "value")):
-            return p
         # a static gate is float32 even under autocast: without .to() its product would be float32, too
         q, k, v = (self.gated(at, y, x).to(y.dtype) for at, y in (("query", p.q), ("key", p.k), ("value", p.v)))
         skip = None if p.skip is None else self.gated("value", p.skip, x)  # a second path of v to the readout
@@ -187,14 +185,12 @@ class Mixer(nn.Module):
 
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         """(B, H, T, T): each value's weight in the readout of a whole text, before a denominator."""
-        repeat = self.n_head // p.q.shape[2]
-        q, k = (x.repeat_interleave(repeat, dim=2) for x in (p.q, p.k))
+        q, k = (x.repeat_interleave(self.n_head // x.shape[2], dim=2) for x in (p.q, p.k))
         return recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta)
 
     def flops_per_token(self, T: int) -> float:
-        """FLOPs of the recurrence for one token, forward: 2 to write an entry of S, 2 to read it and 1 for its decay,
-        also where that is one."""
-        return 5 * self.n_head * self.key_width * self.value_width
+        """FLOPs of the recurrence for one token, forward."""
+        return self.flops_per_entry * self.n_head * self.key_width * self.value_width
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -215,8 +211,7 @@ class Softmax(Mixer):
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
         if config.position == "rope" and (config.rotated < 2 or config.rotated % 2):
-            of = "head_dim" if config.rope_fraction == 1 else f"rope_fraction * head_dim={config.head_dim}"
-            raise UserError(f"position='rope': needs an even {of}, not {config.rotated}")
+            raise UserError(f"position='rope': needs an even rope_fraction * head_dim, not {config.rotated}")
         if cls.norm_of(config) == "denominator":
             raise UserError(f"readout_norm='denominator' makes no sense for {name}: its weights sum to one")
 
@@ -259,7 +254,8 @@ class Softmax(Mixer):
             mask = self.mask(j[start - first :], j, forgets=state is not None)
         is_causal = state is None and mask is None
         if self.config.attention_softcap is None:
-            o = layers.attention(q, k, v, mask, is_causal=is_causal)
+            mask = mask if mask is None or self.bias is None else mask.to(q.dtype)
+            o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
         else:
             o, _ = layers.manual_attention(q, k, v, mask, self.config.attention_softcap, is_causal=is_causal)
         return o.transpose(1, 2)
@@ -277,8 +273,7 @@ class Softmax(Mixer):
 
     def state_shapes(self, B: int) -> dict[str, tuple[int, ...]]:
         # a head's keys lie side by side in memory: a single query reads them twice as fast
-        shape = (B, self.split[1], self.config.block_size, self.value_width)
-        return {"k": shape, "v": shape}
+        return dict.fromkeys(("k", "v"), (B, self.split[1], self.config.block_size, self.value_width))
 
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
@@ -392,13 +387,13 @@ class DeltaNet(Mixer):
 
     published_norm = "rms"
     linear_in = ("query", "value")  # the delta rule is not linear in k
+    flops_per_entry = 7  # S is read once more: what it holds under k
     decay: str | None = None  # one per "head" or per "channel" of the keys
     A_range = (1.0, 16.0)  # of A at the start
 
     def __init__(self, config, gate):
-        Hk, H, Dk, Dv = config.n_head, config.n_head, config.head_dim, config.head_dim
-        if self.decay == "head":  # gated_deltanet has keys of the config for its sizes
-            Hk, H, Dk, Dv = config.delta_sizes
+        sizes = config.delta_sizes if self.decay == "head" else (*[config.n_head] * 2, *[config.head_dim] * 2)
+        Hk, H, Dk, Dv = sizes  # gated_deltanet has keys of its own for them
         native_rank = config.head_dim if self.decay == "channel" else 0
         super().__init__(config, gate, query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv), native_rank=native_rank)
         self.split = (Hk * Dk, Hk * Dk, H * Dv)
@@ -427,10 +422,6 @@ class DeltaNet(Mixer):
             dt = F.softplus(at_least_float32(self.decay_out(self.decay_in(x))) + self.dt_bias)
             log_decay = -self.A_log.exp()[:, None] * dt.unflatten(-1, (-1, self.key_width))  # (B, T, H, Dk)
         return Projection(q, k, v, log_decay, beta)
-
-    def flops_per_token(self, T: int) -> float:
-        """As for the others, and one more read of S: what it holds under k."""
-        return 7 * self.n_head * self.key_width * self.value_width
 
 
 class GatedDeltaNet(DeltaNet):
@@ -467,18 +458,14 @@ def check_layers(config: GPTConfig) -> None:
     check_choice("gate_activation", config.gate_activation, GATE_ACTIVATIONS)
     check_choice("readout_activation", config.readout_activation, READOUT_ACTIVATIONS)
     check_choice("readout_norm", config.readout_norm, ("published", "none", "denominator", *READOUT_NORMS))
-    names = [name.strip() for name in config.attention.split(",")]
-    for name in names:
-        check_choice("attention", name, MIXERS if len(names) > 1 else (*MIXERS, "gated"))
     for name, gate in config.layers():
+        check_choice("attention", name, MIXERS)
         MIXERS[name].check(name, config)
         check_gate(name, MIXERS[name], config, gate)
     used = {MIXERS[name] for name, _ in config.layers()}
     kernels.check_kernels(config.kernels, is_used=not all(issubclass(mixer, Softmax) for mixer in used))
     if not config.norm_first and not any(mixer.norm_of(config) in READOUT_NORMS for mixer in used):
-        raise UserError(
-            "norm_first=False: no layer has a norm for the gate to come before (readout_norm='rms' adds one)"
-        )
+        raise UserError("norm_first=False: no layer has a norm for the gate to come before")
 
 
 class MLP(nn.Module):
@@ -523,8 +510,7 @@ class Block(nn.Module):
             unit = n * C + (n - 1) * config.bias  # parameters of a hidden unit of the MLP
             hidden -= round(sum(p.numel() for p in self.mixer.gates.parameters()) / unit)
             if hidden < 1:
-                given = f"mlp_width={config.mlp_width}" if config.mlp_width else f"mlp_ratio={config.mlp_ratio}"
-                raise UserError(f"match_params=True: the gate has more parameters than the MLP of {given}")
+                raise UserError("match_params=True: the gate has more parameters than the MLP")
         self.mlp = MLPS[config.mlp](config, hidden)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -581,7 +567,7 @@ class GPT(nn.Module):
         Each draw depends on (seed, name of the parameter) alone: two models of one seed start with the same weights
         wherever both have the parameter, so that a gated model starts where the ungated one does.
         """
-        is_pytorch, s = self.config.init == "pytorch", 0.02
+        is_pytorch = self.config.init == "pytorch"
         for full_name, p in self.named_parameters():
             path, _, name = full_name.rpartition(".")
             module: Any = self.get_submodule(path)
@@ -595,15 +581,11 @@ class GPT(nn.Module):
                 start.zero_()
             elif isinstance(module, nn.Linear) and is_pytorch:
                 start.uniform_(-(p.shape[1] ** -0.5), p.shape[1] ** -0.5, generator=generator)
-            elif isinstance(module, ResidualLinear):
-                start.normal_(0.0, s * (2 * self.config.n_layer) ** -0.5, generator=generator)
             elif isinstance(module, nn.Linear | nn.Embedding):
-                start.normal_(0.0, 1.0 if is_pytorch else s, generator=generator)
+                depth = 2 * self.config.n_layer if isinstance(module, ResidualLinear) else 1
+                start.normal_(0.0, 1.0 if is_pytorch else 0.02 * depth**-0.5, generator=generator)
             else:
-                raise UserError(
-                    f"{full_name}: no rule says how it starts; give {type(module).__name__} a method "
-                    "init_parameter(self, name, start, generator), which fills the tensor start"
-                )
+                raise UserError(f"{full_name}: no rule for its start; give {type(module).__name__} an init_parameter")
             p.copy_(start * module.start_scale if isinstance(module, ResidualLinear) else start)
 
     def features(self, idx: torch.Tensor, state: list[dict] | None = None, start: int = 0, only=None) -> tuple:
@@ -648,9 +630,8 @@ class GPT(nn.Module):
             only = None
         x, _ = self.features(idx, only=only)
         targets = targets if only is None else targets[only][None]
-        total = cross_entropy_sum(
-            x, self.output_weight, targets, vocab_size=self.config.vocab_size, softcap=self.config.logit_softcap
-        )
+        vocab_size, softcap = self.config.vocab_size, self.config.logit_softcap
+        total = cross_entropy_sum(x, self.output_weight, targets, vocab_size=vocab_size, softcap=softcap)
         labels = (targets != IGNORE).sum()
         if self.training:
             total = total + labels * sum(getattr(module, "auxiliary_loss", 0.0) for module in self.blocks.modules())
@@ -682,8 +663,7 @@ class GPT(nn.Module):
 
     def parameter_groups(self, weight_decay: float) -> list[dict]:
         """Two groups for an optimizer, with names: matrices, and vectors (norms, biases, A_log), which do not decay."""
-        groups = []
-        for is_matrix, decay in ((True, weight_decay), (False, 0.0)):
-            named = [(name, p) for name, p in self.named_parameters() if (p.dim() >= 2) == is_matrix]
-            groups.append({"params": named, "weight_decay": decay, "lr_scale": 1.0})
-        return groups
+        matrices = [(name, p) for name, p in self.named_parameters() if p.dim() >= 2]
+        vectors = [(name, p) for name, p in self.named_parameters() if p.dim() < 2]
+        groups = ((matrices, weight_decay), (vectors, 0.0))
+        return [{"params": named, "weight_decay": decay, "lr_scale": 1.0} for named, decay in groups]

@@ -1,33 +1,24 @@
 """
 Shards: how a data set lies on disk, how it is checked, and in which order training and evaluation read it.
-data/writing.py writes them.
 
-A data set is a folder of .npy shards and a meta.json that lists them. Shards are uint16; for more than 65,536 token
-ids they are uint32. There are two kinds:
+A data set is a folder of .npy shards and a meta.json that lists them. Shards are uint16, or uint32 for more than 65,536
+token ids. There are two kinds:
 
     stream    shards of shape (tokens,) hold running text: the shards of a split are one long row of tokens
     examples  shards of shape (rows, 2, T) hold tokens and labels. Where the label is 0, nothing is predicted
 
-    dataset = open_dataset("data/mqar")         # checks every shard against its sha256, once; errors are one line
-    dataset.batch("train", step, seed=0, batch_size=8, block_size=64, micro_step=0, gradient_accumulation_steps=4)
-    dataset.eval_batches("val", batch_size=8, block_size=64)
-
-The global batch of a training step is a pure function of (seed, step): a restart, an evaluation in between, or another
-number of processes cannot change what a step trains on.
+open_dataset("data/mqar") checks every shard against its sha256, and returns a Dataset.
 """
 
 from configurator import UserError
 
 import bisect
-import contextlib
 import functools
 import hashlib
 import itertools
 import json
 import os
 import re
-import time
-import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -35,13 +26,11 @@ import numpy as np
 
 from ops import IGNORE
 from rules import show, wrong_field
-from runs.files import read_json, write_text
-from runs.limits import allow_open_files
+from runs.files import read_json
 
 FORMAT = 1
 UINT16_VOCAB, MAX_VOCAB = 1 << 16, 1 << 31  # the most token ids of uint16, and at all
 DATA = Path(__file__).resolve().parent
-VERIFIED = ".verified.json"
 SHARD_NAME = re.compile(r"[\w .-]{1,80}_(\d{4,9}|documents)\.npy")  # no folder: a meta.json may come from a stranger
 
 # meta.json, as rules of rules.wrong_field
@@ -56,16 +45,15 @@ ABOUT = {
     "tokenizer_file?": FILE,
     "kinds?": {str: [(int, 0, MAX_VOCAB - 1), 1, MAX_VOCAB]},
 }
-PARAMETERS = {  # of the prepare script; word perplexity of a text is computed from these
-    "stream": {"text?": {str: {"published_words?": COUNT}}, "version?": TEXT},
-    "examples": {"alphabet?": (str, 1, MAX_VOCAB)},
+STREAM: dict = dict.fromkeys(("documents", "words", "bytes", "tokens"), COUNT)
+STREAM |= {"document_offsets": FILE, "shards": [FILE | {"tokens": COUNT}, 1, 1 << 20]}
+EXAMPLES: dict = dict.fromkeys(("rows", "tokens", "labels"), COUNT) | {"shards": [ROWS, 1, 1 << 20]}
+# parameters are the keys of the prepare script; word perplexity of a text is computed from published_words
+OF_TEXT = {"text?": {str: {"published_words?": COUNT}}, "version?": TEXT}
+META = {
+    "stream": ABOUT | {"parameters": OF_TEXT, "splits": {str: STREAM}},
+    "examples": ABOUT | {"parameters": {"alphabet?": (str, 1, MAX_VOCAB)}, "splits": {str: EXAMPLES}},
 }
-SPLIT = {
-    "stream": dict.fromkeys(("documents", "words", "bytes", "tokens"), COUNT)
-    | {"document_offsets": FILE, "shards": [FILE | {"tokens": COUNT}, 1, 1 << 20]},
-    "examples": dict.fromkeys(("rows", "tokens", "labels"), COUNT) | {"shards": [ROWS, 1, 1 << 20]},
-}
-META = {kind: ABOUT | {"parameters": PARAMETERS[kind], "splits": {str: SPLIT[kind]}} for kind in SPLIT}
 
 
 def dtype_of(vocab_size: int) -> np.dtype:
@@ -73,24 +61,17 @@ def dtype_of(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size <= UINT16_VOCAB else np.uint32)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Opening: whatever is wrong with a folder is reported here, in one line, before training starts
-
-
 def open_dataset(path: Path | str) -> "Dataset":
     """A Dataset whose files have all been checked. Raises UserError, which names the file and what to do."""
     if not str(path):
         raise UserError("dataset=None: the checkpoint names no data set; name one: --dataset=FOLDER")
     folder = Path(path)
-    name = folder.name.split("-")[0]  # data/wikitext103/prepare.py makes wikitext103-mini, too
-    advice = f"run python data/{name if os.path.isfile(DATA / name / 'prepare.py') else '<name>'}/prepare.py"
-    if not os.path.isdir(folder) and os.path.isfile(DATA / folder.name / "meta.json"):
-        advice = f"write --dataset=data/{folder.name}"  # nanoGPT's spelling
     try:
         meta = read_meta(folder)
         return Dataset(folder, meta, _open_shards(folder, meta))
     except UserError as error:
-        raise UserError(f"{error}; {advice}") from None
+        name = folder.name if os.path.isfile(DATA / folder.name / "prepare.py") else "<name>"
+        raise UserError(f"{error}; run python data/{name}/prepare.py") from None
 
 
 def read_meta(folder: Path) -> dict:
@@ -99,13 +80,6 @@ def read_meta(folder: Path) -> dict:
     meta = read_json(file)
     if wrong := wrong_field(meta, {"kind": set(META)}) or wrong_field(meta, META[meta["kind"]]):
         raise UserError(f"{file}: {wrong}")
-    for split, facts in meta["splits"].items():
-        shards, is_text = facts["shards"], meta["kind"] == "stream"
-        for name in ("tokens",) if is_text else ("tokens", "rows"):
-            if sum(shard[name] for shard in shards) != facts[name]:
-                raise UserError(f"{file}: the shards of {split} do not add up to its {facts[name]} {name}")
-        if not is_text and any(shard["rows"] * shard["seq_len"] != shard["tokens"] for shard in shards):
-            raise UserError(f"{file}: a shard of {split} does not have rows * seq_len tokens")
     for entry in npy_files(meta):
         if not SHARD_NAME.fullmatch(entry["file"]):
             raise UserError(f"{file}: names {show(entry['file'])}, which is not the name of a shard")
@@ -121,95 +95,46 @@ def npy_files(meta: dict) -> Iterator[dict]:
 
 
 def _open_shards(folder, meta):
-    """{split: its Shards}, after a check of every file. Raises UserError.
-
-    A file with the same mark as in .verified.json is not read through again: once is enough for 100M tokens. A mark has
-    the times of the file, which change when it is written to or replaced.
-    """
-    known, marks, shards = {}, {}, {}
-    with contextlib.suppress(UserError):
-        known = read_json(folder / VERIFIED)
-
-    def checked(entry, dtype, shape, limit):
-        shard = Shard(folder / entry["file"], dtype, shape)
-        stat = os.fstat(shard.fd)
-        mark = [entry["sha256"], limit, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
-        if not isinstance(known, dict) or known.get(entry["file"]) != mark:
-            shard.check(entry["sha256"], limit)
-        if time.time_ns() - stat.st_ctime_ns > 1e9:  # a second write to a younger file may leave the same times
-            marks[entry["file"]] = mark
-        return shard
-
+    """{split: its shards, as memory maps}, after a check of every file. Raises UserError."""
     is_text, vocab_size = meta["kind"] == "stream", meta["vocab_size"]
-    allow_open_files(sum(len(facts["shards"]) for facts in meta["splits"].values()))
+    shards = {split: [] for split in meta["splits"]}
     for split, facts in meta["splits"].items():
-        shards[split] = []
         for entry in facts["shards"]:
             shape = (entry["tokens"],) if is_text else (entry["rows"], 2, entry["seq_len"])
-            shards[split].append(checked(entry, dtype_of(vocab_size), shape, vocab_size))
+            path, sha256 = folder / entry["file"], entry["sha256"]
+            shards[split].append(_open_shard(path, sha256, dtype_of(vocab_size), shape, vocab_size))
         if is_text:
-            checked(facts["document_offsets"], np.dtype(np.int64), (facts["documents"] + 1,), facts["tokens"] + 1)
-    if marks != known:
-        with contextlib.suppress(UserError):  # in a folder that cannot be written to, the files are read each time
-            write_text(folder / VERIFIED, json.dumps(marks))
+            entry, shape = facts["document_offsets"], (facts["documents"] + 1,)
+            _open_shard(folder / entry["file"], entry["sha256"], np.dtype(np.int64), shape, facts["tokens"] + 1)
     return shards
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Reading
+def _open_shard(path, sha256, dtype, shape, limit):
+    """The numbers of a .npy file as a memory map, which reads a file that is replaced later as it was.
 
-
-class Shard:
-    """The numbers of a .npy file; shard[start:stop] reads them. Raises UserError for another dtype or shape.
-
-    It reads by position: what a memory map has read counts as memory, and a file that is cut short ends it with SIGBUS.
+    Raises UserError if its dtype, shape or sha256 is not that of meta.json, or a number is not below limit.
     """
-
-    def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...]):
-        if not os.path.isfile(path):
-            raise UserError(f"{path}: is missing")
-        self.path, self.dtype, self.shape = path, dtype, shape
-        self.fd = os.open(path, os.O_RDONLY)  # a shard that is replaced later is read as it was
-        weakref.finalize(self, os.close, self.fd)
-        try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-            self.start, self.row_bytes, in_order = array.offset, array.nbytes // len(array), array.flags.c_contiguous
-        except Exception as error:  # a damaged header may raise anything: SyntaxError, tokenize.TokenError, EOFError
-            raise UserError(f"{path}: cannot be read as a .npy file of numbers ({error})") from None
-        if (array.dtype, array.shape, in_order) != (dtype, shape, True):
-            raise UserError(f"{path}: holds {array.dtype} {array.shape} where meta.json says {dtype} {shape}")
-
-    def check(self, sha256: str, limit: int) -> None:
-        """Reads the file through. Raises UserError if its sha256 is another, or a number is not below limit."""
-        digest, largest = hashlib.sha256(os.pread(self.fd, self.start, 0)), 0
-        step = max(1, (1 << 20) // self.row_bytes)
-        for start in range(0, len(self), step):
-            numbers = self[start : start + step]
-            digest.update(numbers)
-            largest = max(largest, int(numbers.max()))
-        digest.update(os.pread(self.fd, 1, self.start + len(self) * self.row_bytes))  # what was appended, if anything
-        if digest.hexdigest() != sha256:
-            raise UserError(f"{self.path}: is not the file that meta.json describes (its sha256 differs)")
-        if largest >= limit:
-            raise UserError(f"{self.path}: holds {largest} where every value must be below {limit}")
-
-    def __len__(self):
-        return self.shape[0]
-
-    def __getitem__(self, rows):
-        start, stop, _ = rows.indices(len(self))
-        data = os.pread(self.fd, (stop - start) * self.row_bytes, self.start + start * self.row_bytes)
-        if len(data) < (stop - start) * self.row_bytes:
-            raise UserError(f"{self.path}: was cut short after it was opened; prepare the data set again")
-        return np.frombuffer(data, self.dtype).reshape(-1, *self.shape[1:])
+    try:
+        array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except Exception as error:  # a damaged header may raise anything: SyntaxError, tokenize.TokenError, EOFError
+        raise UserError(f"{path}: cannot be read as a .npy file of numbers ({error})") from None
+    if (array.dtype, array.shape, array.flags.c_contiguous) != (dtype, shape, True):
+        raise UserError(f"{path}: holds {array.dtype} {array.shape} where meta.json says {dtype} {shape}")
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+    if digest.hexdigest() != sha256:
+        raise UserError(f"{path}: is not the file that meta.json describes (its sha256 differs)")
+    largest = int(array.max())
+    if largest >= limit:
+        raise UserError(f"{path}: holds {largest} where every value must be below {limit}")
+    return array
 
 
 class Dataset:
     """
-    An open data set, which open_dataset makes. Shards stay on disk.
+    An open data set, which open_dataset makes. Shards stay on disk. meta is the content of meta.json.
 
-    meta: the content of meta.json       name, kind, tokenizer, vocab_size: its fields
-    splits: the names of the splits      slices: the names of the slices ("64/4"), none for a stream
+    slices: the names of the slices ("64/4"), none for a stream
     sha256: one digest of the shards of each split and of what their ids mean
     kinds: {name: token ids} of the queries that meters.py measures apart; empty if the data set names none
     alphabet: the characters that the ids 1, 2, ... of data/backcopy stand for, or None
@@ -251,7 +176,7 @@ class Dataset:
             return length
         if length <= block_size:
             what = f"{split} has {length} tokens, fewer than block_size + 1 = {block_size + 1}"
-            raise UserError(f"{self.folder}: {what}; lower block_size or prepare more text")
+            raise UserError(f"{self.folder}: {what}")
         return (length - 1) // block_size
 
     def tokens_per_example(self, split: str, block_size: int) -> float:
@@ -264,10 +189,10 @@ class Dataset:
         gradient_accumulation_steps: int = 1, same_length: bool = False,
     ) -> tuple:  # fmt: skip
         """
-        (inputs, targets) of one micro-step, both int64 (B, T). Epochs follow each other, each in its own order. The
-        global batch of a step is the next batch_size * gradient_accumulation_steps examples, and micro-step m is its
-        m-th part. same_length: every batch is as long as the longest row of the split, because torch.compile takes
-        minutes for each new length.
+        (inputs, targets) of one micro-step, both int64 (B, T), a pure function of (seed, step, micro_step). Epochs
+        follow each other, each in its own order. The global batch of a step is the next batch_size *
+        gradient_accumulation_steps examples, and micro-step m is its m-th part. same_length: every batch is as long as
+        the longest row of the split, because torch.compile takes minutes for each new length.
         """
         n, first = self.examples_per_epoch(split, block_size), step * gradient_accumulation_steps + micro_step
         examples = []
@@ -303,8 +228,6 @@ class Dataset:
         if stride > block_size:
             raise UserError(f"stride={stride}: windows of block_size={block_size} would leave tokens between them out")
         facts, starts = self._facts(split), self._starts[split]
-        if is_text and starts[-1] < 2:
-            raise UserError(f"{self.folder}: {split} has {starts[-1]} token, so there is nothing to predict")
         slices: dict = {None: range(0, max(1, starts[-1] - 1 - block_size + stride), stride)} if is_text else {}
         for shard, start in zip(() if is_text else facts["shards"], starts, strict=False):
             slices.setdefault(shard["slice"], []).extend(range(start, start + shard["rows"]))

@@ -5,13 +5,11 @@ Tokenizers by name, as the "tokenizer" of a data set's meta.json gives it.
     gpt2   GPT-2's byte-level BPE, 50,257 ids, computed by tiktoken
     tokenizer.json and the first digits of its sha256   the file of a model from a hub, computed by tokenizers
 
-    tokenizer = get_tokenizer("gpt2")
-    ids = tokenizer.encode("Hello")          # a list of ints; special tokens in the text are plain text
+    tokenizer.encode("Hello")                # a list of ints; special tokens in the text are plain text
     tokenizer.encode_array("Hello")          # the same as uint16 or uint32, without a Python int for each
     tokenizer.decode_bytes(ids)              # b"Hello". Bytes: a cut can fall inside a character
 
-Of synthetic data, data/backcopy has characters, which its meta.json lists (`tokenizer_of` reads them); the ids of
-data/mqar stand for no text: they have no tokenizer here.
+data/backcopy has characters, which its meta.json lists; the ids of data/mqar stand for no text.
 """
 
 from configurator import UserError, read_regular
@@ -99,10 +97,8 @@ class GPT2Tokenizer:
         try:
             self._encoding = tiktoken.get_encoding("gpt2")
         except Exception as error:  # whatever the network library, a proxy or the hash check raises
-            raise UserError(
-                f"tokenizer gpt2: tiktoken could not get its two files ({type(error).__name__}). Without the internet, "
-                "set TIKTOKEN_CACHE_DIR to a folder where tiktoken has cached them on another machine"
-            ) from None
+            advice = "set TIKTOKEN_CACHE_DIR to a folder where tiktoken has cached its files on another machine"
+            raise UserError(f"tokenizer gpt2: cannot be had ({type(error).__name__}); {advice}") from None
 
     def encode(self, text: str) -> list[int]:
         return self._encoding.encode_ordinary(text)

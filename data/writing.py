@@ -1,12 +1,6 @@
 """
 Writing a data set. The new files replace those of the old one when all of them are complete: a prepare script that
 fails or is killed leaves the old data set as it was. data/shards.py describes the files, and opens them.
-
-A prepare script loads its keys, makes the text or the rows, claims its folder, writes and reports:
-
-    out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
-    meta = write_stream(out_dir, splits, tokenizer=tokenizer, name="text", **made_by(config, GENERATOR, VERSION))
-    report(meta, out_dir)
 """
 
 from configurator import UserError, read_regular
@@ -14,44 +8,24 @@ from configurator import UserError, read_regular
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
 from array import array
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from data.shards import DATA, FORMAT, META, dtype_of, npy_files, read_meta
+from data.shards import DATA, FORMAT, dtype_of, npy_files, read_meta
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE
-from rules import show, wrong_field
 from runs import files
-from runs.limits import ram_available, show_bytes
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The steps of a prepare script
-
-
-def check_room(size: int, keys: str) -> None:
-    """Raises UserError if less than that many bytes of memory are left. keys: what the user may lower."""
-    available, where = ram_available()
-    if size > available:
-        left = show_bytes(available)
-        raise UserError(f"about {show_bytes(size)} would be needed, and {where} has {left} left; lower {keys}")
 
 
 def claim(out_dir: Path | str | None, overwrite: bool, generator: str) -> Path:
     """Marks the folder as a data set, and returns its Path. UserError where it holds something else, unless overwrite.
 
-    generator: the script that asks; the data set of another script is something else. The folder of a script under
-    data/ needs no mark; out_dir=None is that of the script itself.
+    generator: the script that asks. The folder of a script under data/ needs no mark; out_dir=None is its own.
     """
     out_dir = Path(out_dir) if out_dir else (DATA.parent / generator).parent
-    other = _old_meta(out_dir).get("generator", generator)
-    if other != generator and not overwrite:
-        advice = "name another --out_dir, or add --overwrite=true, which replaces it"
-        raise UserError(f"{out_dir}: holds the data set of {show(other)}; {advice}")
     is_scripts = out_dir.resolve().parent == DATA and (out_dir / "prepare.py").is_file()
     files.claim(out_dir, "data set", overwrite or is_scripts)
     return out_dir
@@ -59,7 +33,7 @@ def claim(out_dir: Path | str | None, overwrite: bool, generator: str) -> Path:
 
 def made_by(config, generator: str, version: int, **more) -> dict:
     """How a script made its data, for meta.json. parameters: the keys that decide which data it makes, and `more`."""
-    keys, about_folders = dataclasses.asdict(config), ("from_dir", "out_dir", "overwrite", "workers")
+    keys, about_folders = dataclasses.asdict(config), ("from_dir", "out_dir", "overwrite")
     parameters = {name: value for name, value in keys.items() if name not in about_folders} | more
     return dict(generator=generator, generator_version=version, parameters=parameters, seed=keys.get("seed", 0))
 
@@ -82,39 +56,30 @@ def report(meta: dict, out_dir: Path | str) -> None:
     print(f"written to {out_dir}")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Writing
-
-
 def write_stream(
     out_dir: Path | str,
     splits: dict[str, Iterable[str]],
     *,
+    name: str,
     tokenizer,
     shard_tokens: int = 100_000_000,
-    workers: int = 1,
     count_words: Callable[[str], int] = lambda text: len(text.split()),
-    check: Callable[[str, dict], object] = lambda split, counts: None,
     **about,
 ) -> dict:
     """
     Writes running text and returns the content of meta.json. Raises UserError.
 
     splits: {"train": documents, ...}, an iterable of str each; they are joined with nothing in between
-    tokenizer: one of data/tokenizer.py; workers: how many threads encode
-    check(split, counts): is called when a split is written; if it raises UserError, no meta.json is written
-    about: the other keywords of _write_meta
+    tokenizer: one of data/tokenizer.py
+    about: what made_by returns
     """
-
-    def encode(text):
-        return tokenizer.encode_array(text), count_words(text), len(text.encode())
-
     dtype, written = dtype_of(tokenizer.vocab_size), {}
     with _new_folder(out_dir) as folder:
         for split, documents in splits.items():
             shards, counts, tokens = [], [], array(dtype.char)
-            for ids, n_words, n_bytes in _in_threads(encode, documents, workers):
-                counts.append((n_words, n_bytes, len(ids)))
+            for text in documents:
+                ids = tokenizer.encode_array(text)
+                counts.append((count_words(text), len(text.encode()), len(ids)))
                 tokens.frombytes(ids.tobytes())
                 while len(tokens) >= shard_tokens:
                     shards.append(_save_shard(folder, split, len(shards), tokens[:shard_tokens], dtype))
@@ -126,22 +91,22 @@ def write_stream(
             total = {"documents": len(counts), "words": n_words, "bytes": n_bytes, "tokens": n_tokens}
             if not n_words:
                 raise UserError(f"the {split} split would hold no text, or nothing but white space")
-            check(split, total)
             saved = _save(folder / f"{split}_documents.npy", np.concatenate([[0], table[:, 2].cumsum()]))
             written[split] = total | {"document_offsets": saved, "shards": shards}
         if hasattr(tokenizer, "file"):  # the data set has a copy, so that it can be decoded wherever it lies
             about["tokenizer_file"] = _save(folder / TOKENIZER_FILE, read_regular(tokenizer.file, MOST_TOKENIZER))
-        about |= {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-        return _write_meta(folder, written, kind="stream", **about)
+        return _write_meta(folder, "stream", name, tokenizer.name, tokenizer.vocab_size, about, written)
 
 
-def write_examples(out_dir: Path | str, splits: dict[str, Iterable[tuple]], *, vocab_size: int, **about) -> dict:
+def write_examples(
+    out_dir: Path | str, splits: dict[str, Iterable[tuple]], *, name: str, tokenizer: str, vocab_size: int, **about
+) -> dict:
     """
     Writes separate examples and returns the content of meta.json. Raises UserError.
 
     splits: {"train": slices, ...}, an iterable of (examples (N, 2, T), facts) each. The facts go to meta.json; one of
         them is the name of the "slice", such as "64/4"
-    about: the other keywords of _write_meta; kinds={name: token ids} are queries that meters.py measures apart
+    about: what made_by returns; kinds={name: token ids} are queries that meters.py measures apart
     """
     written = {}
     with _new_folder(out_dir) as folder:
@@ -155,17 +120,9 @@ def write_examples(out_dir: Path | str, splits: dict[str, Iterable[tuple]], *, v
                 shards.append(_save_shard(folder, split, len(shards), examples, dtype_of(vocab_size)) | facts)
             if not labels:
                 raise UserError(f"the {split} split would hold no label: nothing to predict")
-            counts = {name: sum(shard[name] for shard in shards) for name in ("rows", "tokens")}
+            counts = {what: sum(shard[what] for shard in shards) for what in ("rows", "tokens")}
             written[split] = counts | {"labels": labels, "shards": shards}
-        return _write_meta(folder, written, kind="examples", vocab_size=vocab_size, **about)
-
-
-def _in_threads(function, items, workers):
-    """Yields function(item) of each in order. Threads are enough: tiktoken releases the GIL."""
-    items = iter(items)
-    with ThreadPoolExecutor(workers) as pool:
-        while block := list(itertools.islice(items, 4 * workers)):  # so that no whole split is in memory
-            yield from pool.map(function, block)
+        return _write_meta(folder, "examples", name, tokenizer, vocab_size, about, written)
 
 
 @contextlib.contextmanager
@@ -173,17 +130,10 @@ def _new_folder(out_dir):
     """A folder to write to. At the end its files replace those of the data set in out_dir. Raises UserError."""
     with files.new_folder(out_dir) as new:
         yield new
-        old = {entry["file"] for entry in npy_files(_old_meta(Path(out_dir)))}
-        written = {file.name for file in new.iterdir()} - {"lock", "meta.json"}
-        files.switch(out_dir, [*(old - written), *sorted(written), "meta.json"])
-
-
-def _old_meta(folder):
-    """The content of the meta.json in a folder, or that of an empty data set where there is none that can be read."""
-    try:
-        return read_meta(folder)
-    except UserError:
-        return {"splits": {}}
+        names = [*sorted({file.name for file in new.iterdir()} - {"lock", "meta.json"}), "meta.json"]
+        with contextlib.suppress(UserError):  # there is no old one, or none that can be read
+            names = [*({entry["file"] for entry in npy_files(read_meta(Path(out_dir)))} - {*names}), *names]
+        files.switch(out_dir, names)
 
 
 def _save_shard(folder, split, number, values, dtype):
@@ -202,15 +152,8 @@ def _save(path, content):
         return {"file": path.name, "sha256": digest, "bytes": file.tell()}
 
 
-def _write_meta(
-    folder, splits, *, kind, name, tokenizer, vocab_size, generator, generator_version, parameters, seed, **more
-):
-    """`generator` is the script that made the data and `parameters` are its keys; with the seed they reproduce it."""
+def _write_meta(folder, kind, name, tokenizer, vocab_size, about, splits):
     meta = {"format": FORMAT, "kind": kind, "name": name, "tokenizer": tokenizer, "vocab_size": vocab_size}
-    meta |= {"generator": generator, "generator_version": generator_version, "parameters": parameters, "seed": seed}
-    text = json.dumps(meta | more | {"splits": splits}, indent=1) + "\n"
-    meta = json.loads(text)
-    if wrong := wrong_field(meta, META[kind]):
-        raise UserError(f"{wrong}; a reader takes its meaning from there, so use another name for yours")
-    files.write_text(folder / "meta.json", text)
+    meta |= about | {"splits": splits}
+    files.write_text(folder / "meta.json", json.dumps(meta, indent=1) + "\n")
     return meta

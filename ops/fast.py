@@ -1,17 +1,11 @@
-"""What is faster on a CPU than autograd: functions whose backward is written by hand. Each names its definition.
+"""What is faster on a CPU than autograd: functions whose backward is written by hand. Each names its definition, so
+that recurrence.py and layers.py can be read without this file."""
 
-recurrence.py and layers.py can be read without this file: a call there computes the definition that stands here.
-"""
-
-import functools
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 
-ATTENTION_KEYS = 256  # keys of a block in softmax attention's backward
-# the ctx of a forward whose backward is never called
 NO_CONTEXT = SimpleNamespace(save_for_backward=lambda *tensors: None, needs_input_grad=())
 
 
@@ -22,30 +16,26 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
 class Function(torch.autograd.Function):
     """Makes a subclass's forward and backward static, and lets the backward run without autocast, which would round.
 
-    It treats saved intermediates as constants, so it raises under create_graph=True. torch's once_differentiable raises
-    only if the incoming gradient needs a gradient, and that of a loss does not: a Hessian would be silently wrong.
+    It treats saved intermediates as constants, so it raises under create_graph=True: a Hessian would be silently wrong.
     """
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        backward = cls.backward
+
+        def first_derivative(ctx, *gradients):
+            if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # else torch refuses it itself
+                raise RuntimeError("create_graph=True: there are no second derivatives; take differences of gradients")
+            with torch.autocast(gradients[0].device.type, enabled=False):
+                return backward(ctx, *gradients)
+
         cls.forward = staticmethod(cls.forward)  # type: ignore[method-assign]
-        cls.backward = staticmethod(_first_derivative(cls.backward))  # type: ignore[method-assign]
+        cls.backward = staticmethod(first_derivative)  # type: ignore[method-assign]
 
     @classmethod
     def apply(cls, *inputs):
         """Without gradients the forward alone: autograd's bookkeeping takes half the time of a small call."""
         return super().apply(*inputs) if torch.is_grad_enabled() else cls.forward(NO_CONTEXT, *inputs)
-
-
-def _first_derivative(backward: Callable) -> Callable:
-    @functools.wraps(backward)
-    def wrapped(ctx, *gradients):
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # while compiling, torch refuses it itself
-            raise RuntimeError("create_graph=True: there are no second derivatives; take differences of gradients")
-        with torch.autocast(gradients[0].device.type, enabled=False):
-            return backward(ctx, *gradients)
-
-    return wrapped
 
 
 class Product(Function):
@@ -60,15 +50,8 @@ class Product(Function):
         return (dy @ b.mT).sum_to_size(a.shape), (a.mT @ dy).sum_to_size(b.shape)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The recurrence
-
-
 class PlainWeights(Function):
-    """(q @ k.mT).tril(), q, k: recurrence.weights without a decay. q, k (B, H or 1, N, C, Dk).
-
-    q and k pass through it, so that their two gradients are added inside a product.
-    """
+    """(q @ k.mT).tril(), q, k: recurrence.weights without a decay. The gradients of q and k add up inside a product."""
 
     def forward(ctx, q, k):
         ctx.save_for_backward(q, k)
@@ -81,10 +64,7 @@ class PlainWeights(Function):
 
 
 class HeadWeights(Function):
-    """recurrence.weights with a decay per head. q, k (B, H or 1, N, C, Dk), c (B, H, N, C, 1).
-
-    Autograd would go over the (C, C) weights and the keys about twice as often.
-    """
+    """recurrence.weights with a decay per head. q, k (B, H or 1, N, C, Dk), c (B, H, N, C, 1)."""
 
     def forward(ctx, q, k, c):
         end = c[..., -1:, :]
@@ -115,11 +95,10 @@ def _add_product(y, w, x):
 class ChannelWeights(Function):
     """recurrence.weights with a decay per channel. q, k, log_decay (M, C, Dk).
 
-    The definition makes a tensor (M, C, C, Dk) of exp(c_i - c_j); this makes matrix products of factors of at most 1,
-    so that nothing overflows, as a pivot would: exp(c_i - p) exp(p - c_j). It begins with blocks of one token, whose
-    weight is q k. Two neighbouring blocks of s tokens make one of 2s, whose lower left quarter is the product of the
-    right block's q, decayed from that block's start, and the left block's k, decayed to that block's end. Then the
-    right block's q is decayed by the whole left block, and the left block's k by the whole right one.
+    Matrix products of factors of at most 1, so that nothing overflows. It begins with blocks of one token, whose weight
+    is q k. Two neighbouring blocks of s tokens make one of 2s, whose lower left quarter is the product of the right
+    block's q, decayed from that block's start, and the left block's k, decayed to that block's end. Then the right
+    block's q is decayed by the whole left block, and the left block's k by the whole right one.
     """
 
     def forward(ctx, q, k, log_decay):
@@ -194,10 +173,7 @@ def _flush(decay):
 
 
 class Inverse(Function):
-    """(I + L)^-1 of a strictly lower triangular L (..., C, C): torch.linalg.solve_triangular(I + L, I).
-
-    That is slow (results/bench/README.md), and its gradient solves once more, where this one takes two products.
-    """
+    """(I + L)^-1 of a strictly lower triangular L (..., C, C): the slow torch.linalg.solve_triangular(I + L, I)."""
 
     def forward(ctx, L):
         # inverted blocks of s give inverted blocks of 2s; a series of powers of L needs fewer products, but cancels
@@ -221,8 +197,7 @@ class Chunks(Function):
         v := v - w S (only for the delta rule);   o = inside v + q S;   S := a S + k^T v
 
     inside (B*H*N, C, C), q, k, w (B*H*N, C, Dk), v (B*H*N, C, Dv), decay a (B*H*N, 1 or Dk, 1), S (B, H, Dk, Dv).
-    The gradient G of S follows the same recurrence backwards, G := a G + q^T do - w^T dv. Autograd would go through
-    small operations for every chunk; here most products are one for all chunks.
+    The gradient G of S follows the same recurrence backwards, G := a G + q^T do - w^T dv.
     """
 
     def forward(ctx, inside, q, k, v, w, decay, S):
@@ -268,10 +243,6 @@ def _by_chunk(heads, *tensors):
     return list(zip(*(view or (None,) * n_chunks for view in views), strict=True))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Layers
-
-
 class Norm(Function):
     """layers.RMSNorm: x / sqrt(mean(x^2) + eps) * weight, over the last axis."""
 
@@ -305,19 +276,14 @@ class L2Norm(Function):
 
 
 class Convolution(Function):
-    """layers.ShortConv: y_t = sum_i weight_i x_{t+i} + bias of x (B, W - 1 + T, C), weight (W, C), bias (C,) or None.
-
-    In autograd's backward, each of the W slices of x would get a gradient of x's size, which is mostly zeros.
-    """
+    """layers.ShortConv: sum_i weight_i x_{t+i} + bias of x (B, W - 1 + T, C), weight (W, C), bias (C,) or None."""
 
     def forward(ctx, x, weight, bias):
         ctx.save_for_backward(x, weight)
         T, fine = x.shape[1] - len(weight) + 1, x.to(torch.promote_types(x.dtype, weight.dtype))
-        # W shifted products give the same bits whatever T is; conv1d does not
-        first, *shifted = zip(fine.unfold(1, T, 1).mT.unbind(1), weight.unbind(0), strict=True)
-        y = first[0] * first[1]
-        for x_i, w in shifted:
-            y.addcmul_(x_i, w)
+        y = fine[:, :T] * weight[0]  # W shifted products give the same bits whatever T is; conv1d does not
+        for i in range(1, len(weight)):
+            y.addcmul_(fine[:, i : i + T], weight[i])
         return (y if bias is None else y.add_(bias)).to(x.dtype)
 
     def backward(ctx, dy):
@@ -332,10 +298,7 @@ class Convolution(Function):
 
 
 class Rotation(Function):
-    """layers.rotate: pairs of channels (i, i + D/2) turn by angles whose cos and sin are (T, 1, D/2).
-
-    The backward turns the gradient back. Both took 2.4 ms a call, and autograd's 5.4 (results/bench/README.md).
-    """
+    """layers.rotate: pairs of channels (i, i + D/2) turn by angles whose cos and sin are (T, 1, D/2)."""
 
     def forward(ctx, x, cos, sin):
         ctx.save_for_backward(cos, sin)
@@ -351,7 +314,7 @@ class Rotation(Function):
 
 
 class CosSinFeatures(Function):
-    """layers.cos_sin_features: [x cos, x sin]. Its halves are copied neither together nor apart, as autograd does."""
+    """layers.cos_sin_features: [x cos, x sin]."""
 
     def forward(ctx, x, cos, sin):
         ctx.save_for_backward(cos, sin)
@@ -361,44 +324,3 @@ class CosSinFeatures(Function):
         cos, sin = ctx.saved_tensors
         d_cos, d_sin = dy.chunk(2, dim=-1)
         return (d_cos * cos).addcmul_(d_sin, sin), None, None
-
-
-class CausalAttention(Function):
-    """layers.attention of q, k, v (B, H, T, D): torch's kernel for CPUs, with a backward in blocks of keys.
-
-    The kernel's own took twice as long in bfloat16 at 256 tokens (results/bench/README.md); in float32 it is as fast.
-    Each block takes the weights anew from the scores, so that no more is saved than by the kernel.
-    """
-
-    def forward(ctx, q, k, v):
-        # log_sums (B, H, T): logarithm of the sum of a query's exponentials
-        o, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=True)
-        ctx.save_for_backward(q, k, v, o, log_sums)
-        return o
-
-    def backward(ctx, do):
-        q, k, v, o, log_sums = ctx.saved_tensors
-        shape, T, scale = q.shape, q.shape[2], q.shape[-1] ** -0.5
-        along = (do * o).sum(-1, keepdim=True, dtype=log_sums.dtype)  # the part that the softmax cancels
-        # with two more columns, a product subtracts a number per query before it is rounded
-        q, do = _with_columns(q, log_sums[..., None] / scale), _with_columns(do, along)
-        k, v = (F.pad(x, (0, 2), value=-1.0).flatten(0, 1) for x in (k, v))  # (B H, T, D + 2)
-        dk, dv, no_input = torch.empty_like(k), torch.empty_like(v), k.new_zeros(())
-        for start in range(0, T, ATTENTION_KEYS):
-            keys, queries = slice(start, start + ATTENTION_KEYS), slice(start, T)  # no earlier query sees these keys
-            scores = torch.baddbmm(no_input, q[:, queries], k[:, keys].mT, beta=0, alpha=scale)
-            weights = scores.exp_().tril_()
-            d_scores = torch.bmm(do[:, queries], v[:, keys].mT).mul_(weights)
-            if start == 0:
-                dq = at_least_float32(d_scores @ k[:, keys])
-            else:
-                dq[:, queries] += d_scores @ k[:, keys]
-            dk[:, keys] = d_scores.mT @ q[:, queries]
-            dv[:, keys] = weights.mT @ do[:, queries]
-        return tuple(x[..., :-2].to(q.dtype).view(shape) for x in (dq.mul_(scale), dk.mul_(scale), dv))
-
-
-def _with_columns(x, number):
-    """x (B, H, T, D) and (B, H, T, 1), whose digits take two columns of x's dtype -> (B H, T, D + 2)."""
-    high = number.to(x.dtype)
-    return torch.cat([x, high, (number - high).to(x.dtype)], -1).flatten(0, 1)

@@ -4,7 +4,6 @@ from configurator import UserError
 
 import functools
 import importlib.metadata
-import re
 import warnings
 
 import torch
@@ -12,37 +11,26 @@ import torch.nn.functional as F
 
 from ops.recurrence import LOG_DECAY_MIN
 
-# before 0.4 fla's delta rule refuses float32, and it was tested here from 0.5 on; its state has room for 256 rows
-FLA_VERSION = (0, 5)
-FLA_DELTA_KEYS = 256
+WANTED = "flash-linear-attention 0.5 or later"  # before 0.4 its delta rule refuses float32
+FLA_DELTA_KEYS = 256  # rows that its state has room for
 
 
 @functools.cache  # every layer asks for it
-def missing_for_fla() -> str:
-    """What this machine lacks to run fla's kernels, as one clause; an empty text if it lacks nothing."""
-    wanted = f"flash-linear-attention {FLA_VERSION[0]}.{FLA_VERSION[1]} or later"
-    if not torch.cuda.is_available():
-        return f"{wanted} needs a GPU, and there is none"
-    try:
-        version = importlib.metadata.version("flash-linear-attention")
-    except importlib.metadata.PackageNotFoundError:
-        return f"{wanted} is not installed (pip install flash-linear-attention)"
-    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < FLA_VERSION:
-        return f"{wanted} is needed, {version} is installed (pip install -U flash-linear-attention)"
-    return ""
-
-
 def has_fla() -> bool:
-    return not missing_for_fla()
+    """Whether there is a GPU and a version of fla whose kernels were tested."""
+    try:
+        numbers = importlib.metadata.version("flash-linear-attention").split(".")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return torch.cuda.is_available() and [int(number) for number in numbers[:2]] >= [0, 5]
 
 
 def check_kernels(kernels: str, is_used: bool) -> None:
     """Raises UserError for kernels="fla" without them; warns of a GPU without them, if there is a recurrence to run."""
-    missing = missing_for_fla()
-    if missing and kernels == "fla":
-        raise UserError(f"kernels='fla': {missing}; kernels=auto works without it")
-    if missing and kernels == "auto" and torch.cuda.is_available() and is_used:
-        warnings.warn(f"kernels=auto: {missing}; on the GPU the recurrence runs in plain PyTorch", stacklevel=5)
+    if kernels == "fla" and not has_fla():
+        raise UserError(f"kernels='fla': needs a GPU and {WANTED}; kernels=auto works without it")
+    if kernels == "auto" and is_used and torch.cuda.is_available() and not has_fla():
+        warnings.warn(f"kernels=auto: on the GPU the recurrence runs in plain PyTorch; install {WANTED}", stacklevel=5)
 
 
 def fla_computes(q: torch.Tensor, v: torch.Tensor, beta: torch.Tensor | None) -> bool:
@@ -58,8 +46,7 @@ def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
     from fla.ops.simple_gla import chunk_simple_gla
 
     heads, key_width, value_width = max(q.shape[2], v.shape[2]), q.shape[3], v.shape[3]
-    # Triton miscompiles odd widths in half precision, so fla refuses them, and cosFormer's denominator makes the width
-    # of the values odd. Zeros up to a multiple of 8 change nothing and are cut off again.
+    # fla refuses odd widths in half precision, which cosFormer's denominator makes: zeros up to a multiple of 8
     pad_keys, pad_values = (0, -key_width % 8), (0, -value_width % 8)
     q, k = (F.pad(x.to(v.dtype).expand(-1, -1, heads, -1), pad_keys).contiguous() for x in (q, k))
     v = F.pad(v, pad_values)

@@ -51,8 +51,7 @@ class ResidualLinear(nn.Linear):
 class ShortConv(nn.Module):
     """Causal convolution over time with one filter per channel: y_t = sum_i w_i x_{t-W+1+i}. (B, T, C) -> (B, T, C).
 
-    Without a width, y is x. Under autocast, where x is bfloat16 and the weights are float32, the sum is float32 and y
-    is rounded to x's dtype.
+    Without a width, y is x. Under autocast the sum is float32 and y is rounded to x's dtype.
     """
 
     def __init__(self, channels, width, bias):
@@ -80,10 +79,7 @@ def make_conv(config, channels: int, published_width: int = 0, bias: bool = Fals
 
 
 def init_decay(name: str, start: Tensor, generator: torch.Generator, A_range: tuple[float, float]) -> None:
-    """Fills A_log or dt_bias of a decay exp(-A softplus(. + dt_bias)), as Dao & Gu 2024 start them.
-
-    A is uniform in A_range, and softplus(dt_bias) is log-uniform in [0.001, 0.1].
-    """
+    """Fills A_log or dt_bias of a decay exp(-A softplus(. + dt_bias)), as Dao & Gu 2024 start them."""
     if name == "A_log":
         start.uniform_(*A_range, generator=generator).log_()
     else:
@@ -112,20 +108,10 @@ def manual_attention(
     return weights.to(v.dtype) @ v, weights
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-    """The output of manual_attention without a soft-cap, in torch's kernels: none makes the (T, T) weights."""
-    mask = mask if mask is None or mask.dtype == torch.bool else mask.to(q.dtype)
-    is_slow = is_causal and q.dtype == torch.bfloat16 and q.device.type == "cpu" and q.shape[2] > 1
-    if is_slow and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return fast.CausalAttention.apply(q, k, v)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
-
-
 def remember(ring: Tensor, x: Tensor, start: int, in_order: bool) -> Tensor:
     """Writes x (B, H, T, D), of the positions from start on, to a ring of M, and returns what its queries may see.
 
-    That is the last M - 1 entries before start, then x: (B, H, S, D). A single query sees the whole ring; where the
-    order of the entries is of no account, the ring itself is returned, and nothing is copied.
+    That is the last M - 1 entries before start, then x: (B, H, S, D). A single query sees the whole ring, not in order.
     """
     M, T = ring.shape[2], x.shape[2]
     if T == 1 and not in_order:
@@ -143,13 +129,10 @@ def rotate(
 ) -> Tensor:
     """RoPE (Su et al. 2021): position t turns the pair of channels (i, i + D/2) by the angle t base^(-2i/D).
 
-    x (B, T, H, D) of the positions from start on -> the same shape in at least float32. For the rest see
-    rope_frequencies.
+    x (B, T, H, D) of the positions from start on -> the same shape in at least float32.
     """
-    x = at_least_float32(x)
-    return fast.Rotation.apply(
-        x, *cos_sin(x, start, rope_frequencies, x.shape[-1], base, scaling, factor, trained_length)
-    )
+    x, settings = at_least_float32(x), (x.shape[-1], base, scaling, factor, trained_length)
+    return fast.Rotation.apply(x, *cos_sin(x, start, rope_frequencies, *settings))
 
 
 def rope_frequencies(D: int, base: float, scaling: str, factor: float, trained_length: int) -> tuple[Tensor, float]:
@@ -181,15 +164,15 @@ def quarter_turn(M: int) -> tuple[float, float]:
 def cos_sin(x: Tensor, start: int, frequency_of: Callable, *settings) -> tuple[Tensor, Tensor]:
     """cos and sin of the angles of x's positions, (T, 1, n) each in x's dtype. x (B, T, ...).
 
-    frequency_of(*settings) returns the angle per position, float64 (n,) or a number, and a factor on cos and sin.
-    The last few results are kept, since every layer asks for the same ones in every step. While compiling, or with fake
-    tensors, nothing is read or kept.
+    frequency_of(*settings) returns the angle per position, float64 (n,) or a number, and a factor on cos and sin. All
+    layers ask for the same ones, so that they are kept, but for compiling or with fake tensors.
     """
     is_traced = torch.compiler.is_compiling() or type(x) is not Tensor
-    make = _cos_sin if is_traced else _kept_cos_sin
+    make = _cos_sin.__wrapped__ if is_traced else _cos_sin
     return make(start, x.shape[1], x.dtype, x.device, frequency_of, *settings)
 
 
+@functools.lru_cache(maxsize=8)
 def _cos_sin(start, length, dtype, device, frequency_of, *settings):
     with torch.inference_mode(False):  # a kept tensor must serve training, too
         frequency, amplitude = frequency_of(*settings)
@@ -197,9 +180,6 @@ def _cos_sin(start, length, dtype, device, frequency_of, *settings):
         angle = position[:, None, None] * frequency
         is_async = device.type == "cuda"  # the host need not wait for a GPU
         return tuple((amplitude * y).to(dtype).to(device, non_blocking=is_async) for y in (angle.cos(), angle.sin()))
-
-
-_kept_cos_sin = functools.lru_cache(maxsize=8)(_cos_sin)
 
 
 def cos_sin_features(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

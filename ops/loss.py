@@ -1,7 +1,5 @@
-"""Cross entropy of a language model whose (tokens, vocabulary) matrix of logits is never held whole.
-
-The loss is a sum over chunks of tokens, and the gradient of a chunk is computed in the same pass, while its logits are
-at hand; nothing is computed twice. The result equals float32 cross entropy of the whole matrix.
+"""Cross entropy of a language model whose (tokens, vocabulary) matrix of logits is never held whole: a sum over chunks
+of tokens, whose gradient is computed in the same pass, while the logits are at hand.
 """
 
 import torch

@@ -24,15 +24,9 @@ def stream(
     recurrent mixer goes on for ever; softmax sees the last block_size tokens; cosformer and learned positions end at
     block_size. Raises UserError, before a token is drawn, for a request that is not possible.
     """
-    for name, value, allowed, is_right in (
-        ("max_new_tokens", max_new_tokens, "at least 1", max_new_tokens >= 1),
-        ("temperature", temperature, "at least 0, and finite", 0 <= temperature < math.inf),
-        ("top_k", top_k, "at least 1, or None", top_k is None or top_k >= 1),
-        ("top_p", top_p, "above 0 and at most 1, or None", top_p is None or 0 < top_p <= 1),
-        ("n_tokens", n_tokens, "at least 1, or None", n_tokens is None or n_tokens >= 1),
-    ):
-        if not is_right:
-            raise UserError(f"{name}={value}: must be {allowed}")
+    numbers = [value for value in (max_new_tokens, top_k, n_tokens) if value is not None]
+    if min(numbers) < 1 or not 0 <= temperature < math.inf or not (top_p is None or 0 < top_p <= 1):
+        raise UserError("stream: max_new_tokens, top_k and n_tokens are at least 1, temperature 0, and top_p in (0, 1]")
     check_prompt(model, idx, max_new_tokens)
 
     def draws(idx, start=0):
@@ -60,26 +54,18 @@ def most_new_tokens(model, length: int) -> float:
 
 
 def check_prompt(model, idx: torch.Tensor, max_new_tokens: int) -> None:
-    """Raises UserError for a prompt that cannot be gone on from; warns if layers will forget tokens."""
+    """Raises UserError for a prompt that cannot be gone on from so far; warns if layers will forget tokens."""
+    window, vocab_size, T = model.config.block_size, model.config.vocab_size, idx.shape[1]
+    end, most = T + max_new_tokens, most_new_tokens(model, T)
     if idx.numel() == 0:
         raise UserError("the prompt is empty: a sample needs at least one token to go on from")
-    if int(idx.min()) < 0 or int(idx.max()) >= model.config.vocab_size:
-        bad = next(i for i in idx.flatten().tolist() if not 0 <= i < model.config.vocab_size)
-        raise UserError(f"the prompt has token id {bad}; the model knows 0 to {model.config.vocab_size - 1}")
-    window, end, most = model.config.block_size, idx.shape[1] + max_new_tokens, most_new_tokens(model, idx.shape[1])
-    layers = zip(model.blocks, model.config.layers(), strict=True)
-    names = {block.mixer.past_block_size: name for block, (name, _) in layers}
+    if bad := [i for i in idx.flatten().tolist() if not 0 <= i < vocab_size]:
+        raise UserError(f"the prompt has token id {bad[0]}; the model knows 0 to {vocab_size - 1}")
     if max_new_tokens > most:
-        works = f"max_new_tokens={most} works" if most else f"shorten the prompt, of {idx.shape[1]} tokens"
-        if model.wpe is not None:
-            raise UserError(f"position='learned': there is no embedding past block_size={window}; {works}")
-        raise UserError(
-            f"{names['ends']}: position {end - 1} is past block_size={window}, where its state ends; {works}"
-        )
-    if end > window and "rolls" in names:
-        warnings.warn(
-            f"past block_size={window} {names['rolls']} layers see the last {window} tokens only", stacklevel=3
-        )
+        works = f"max_new_tokens={most} works; or shorten the prompt, of {T} tokens"
+        raise UserError(f"position {end - 1} is past block_size={window}, where its state ends: {works}")
+    if end > window and any(block.mixer.past_block_size == "rolls" for block in model.blocks):
+        warnings.warn(f"past block_size={window} some layers see the last {window} tokens only", stacklevel=3)
 
 
 def check_finite(logits: torch.Tensor) -> None:

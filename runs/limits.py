@@ -1,10 +1,6 @@
-"""How much memory this process may still take, and how many files it may open.
-
-No torch is imported here: prepare.py starts without.
-"""
+"""How much memory this process may still take."""
 
 import os
-import resource
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -14,14 +10,6 @@ PROC = Path("/proc")
 def ram_available() -> tuple[int, str]:
     """(bytes, words for whose limit it is): the least that machine and container leave to this process."""
     return min([_of_machine(), *_of_container()])
-
-
-def allow_open_files(more: int) -> None:
-    """Raises this process's limit on open files for so many more, as far as the system lets it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = more + 512 if hard == resource.RLIM_INFINITY else min(more + 512, hard)  # beside those that are open
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _of_machine():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from ops.layers import attention, cos_sin_features
+from ops.layers import cos_sin_features
 from ops.recurrence import chunked, recurrent
 from runs.hardware import DTYPES
 from speed.report import BenchConfig, Report, interleave, side_by_side
@@ -15,7 +15,7 @@ from speed.report import BenchConfig, Report, interleave, side_by_side
 
 def softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return attention(q, k, v, None, is_causal=True).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
 def readout(form: Callable, **inputs) -> torch.Tensor:

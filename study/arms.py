@@ -26,7 +26,7 @@ PLACE = "MIXER"  # in the name of a claim in each mixer
 
 
 def check_named(label: str, names: Iterable[str], choices: Iterable[str], kind: str) -> None:
-    """Raises UserError for a name that is not one of the config's own names of arms, claims or settings."""
+    """Raises UserError for a name that is not one of the config's own names of arms or claims."""
     for name in names:
         if not choices:
             raise UserError(f"{label}={show(name)}: the experiment has no {kind}")

@@ -2,7 +2,7 @@
 
     check_reach(config)                             UserError for a claim whose seeds can give no p under 0.05
     reach_lines(config, rows)                       a line per claim, for --dry_run: the effect that it can see
-    judged = judge_claims(config, rows, choices)    every claim in every setting, with its verdict and its flags
+    judged = judge_claims(config, rows, choices)    every claim, with its verdict and its flags
     claims_table(judged)                            a line per claim, as experiment.py prints it
     record(claim)                                   what claims.json keeps of it
 
@@ -16,9 +16,9 @@ import importlib
 import math
 import statistics
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from study import stats
-from study.names import joined, made_by
 
 TOP, BOTTOM = 0.95, 0.05  # of the way from chance to 1: arms beyond these are at the ceiling, or at chance
 
@@ -42,38 +42,23 @@ UNITS = {  # {unit: (how a number of the rows is shown in it, its format)}
 # Questions
 
 
-def is_across_settings(claim: dict) -> bool:
-    return any(isinstance(weights, dict) for weights in claim["contrast"].values())
-
-
-def contrasts_of(config, claim: dict) -> dict[str | None, dict[tuple, float]]:
-    """{setting or None: {(setting, arm): weight}}. A claim across settings gives one contrast; any other claim gives
-    one in each setting."""
-    contrast = claim["contrast"]
-    if is_across_settings(claim):
-        return {None: {(s, arm): weight for s, weights in contrast.items() for arm, weight in weights.items()}}
-    return {s: {(s, arm): weight for arm, weight in contrast.items()} for s in config.settings or [None]}
-
-
-def seeds_of_claim(config, weights: dict[tuple, float]) -> list[int]:
+def seeds_of_claim(config, weights: dict[str, float]) -> list[int]:
     """The seeds that all arms of a contrast are run with."""
-    return [seed for seed in config.seeds if all(seed in config.seeds_of.get(arm, [seed]) for _, arm in weights)]
+    return [seed for seed in config.seeds if all(seed in config.seeds_of.get(arm, [seed]) for arm in weights)]
 
 
 def questions(config) -> list[dict]:
-    """[{claim, setting, of, rule, weights, seeds, exploratory, family}]: every claim in every setting that it is judged
-    in. rule: the claim itself. weights: {(setting, arm): weight}.
+    """[{claim, of, rule, weights, seeds, exploratory, family}] of every claim. rule: the claim itself. weights: {arm:
+    weight}.
 
-    Claims about one number of the rows, in all settings, are one family, unless they name another ("family"). The
-    exploratory ones are a family of their own.
+    Claims about one number of the rows are one family, unless they name another; exploratory ones are in their own.
     """
     asked = []
     for name, rule in config.claims.items():
         path, is_exploratory = rule.get("of", [config.metric]), rule.get("exploratory", config.exploratory)
-        about = {"claim": name, "of": path, "rule": rule, "exploratory": is_exploratory}
+        about = {"claim": name, "of": path, "rule": rule, "weights": rule["contrast"], "exploratory": is_exploratory}
         about["family"] = is_exploratory, rule.get("family") or tuple(path)
-        for setting, weights in contrasts_of(config, rule).items():
-            asked.append(about | {"setting": setting, "weights": weights, "seeds": seeds_of_claim(config, weights)})
+        asked.append(about | {"seeds": seeds_of_claim(config, rule["contrast"])})
     return asked
 
 
@@ -118,14 +103,13 @@ def reach_lines(config, rows: list[dict]) -> list[str]:
         for kind, sides, p, size in question["tests"]:
             words.append(f"{n} seeds give no p under {p:.2g}" + f" after Holm, {size} claims" * (size > 1))
             words.append(effect_seen(config, question, kind, stats.LEVEL / size / sides, rows))
-        exploratory = "exploratory: " * question["exploratory"]
-        lines.append(f"{joined(question['claim'], question['setting'])}: {exploratory}{'; '.join(words)}")
+        lines.append(f"{question['claim']}: {'exploratory: ' * question['exploratory']}{'; '.join(words)}")
     return lines
 
 
 def effect_seen(config, question: dict, kind: str, level: float, rows: list[dict]) -> str:
     """The effect, or the band (kind "within"), that a claim shows in 80% of cases, in words."""
-    weights, n = question["weights"], len(question["seeds"])
+    n, weights = len(question["seeds"]), question["weights"]
     values = list(stats.contrast([row for row in rows if "purpose" not in row], weights, question["of"]).values())
     if len(values) > 1 and not stats.are_identical(values):
         spread, source = statistics.stdev(values), f"of {len(values)} seeds of its rows"
@@ -133,14 +117,14 @@ def effect_seen(config, question: dict, kind: str, level: float, rows: list[dict
         spread, source = (config.pair_spread or 0) * math.sqrt(sum(w * w for w in weights.values()) / 2), "assumed"
     if n < 2 or not spread:
         return "no rows to take a spread from"
-    source = f"(spread {spread:.3g}{' of the logarithm' * (question['of'][0] in BY_LOG)}, {source})"
     effect, band = stats.detectable(n, level)
-    if kind == "within":
-        return f"shows a band of {distance_shown(question, spread * band, '+-')} in 80% of cases {source}"
-    threshold = number_shown(question)(stats.threshold_of(question["rule"]), "g")
     if math.isinf(effect):
-        return f"too few seeds to see anything {source}"
-    return f"sees {distance_shown(question, spread * effect)} beyond {threshold} in 80% of cases {source}"
+        return "too few seeds to see anything"
+    words = f"in 80% of cases (spread {spread:.3g}, {source})"
+    if kind == "within":
+        return f"shows a band of {distance_shown(question, spread * band, '+-')} {words}"
+    threshold = number_shown(question)(stats.threshold_of(question["rule"]), "g")
+    return f"sees {distance_shown(question, spread * effect)} beyond {threshold} {words}"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -177,13 +161,9 @@ def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> dict[s
     where all have one, but one lacks the number, as that of a run that was not finite does."""
     path = question["of"][question["of"][0] == "log" :]
     score = path[1] if path[0] == "scores" else None
-    there = {
-        (row.get("setting"), row["arm"], row["seed"])
-        for row in rows
-        if score is None or not row["finite"] or score in row["scores"]
-    }
-    seeds = question["seeds"]
-    missing = [seed for seed in seeds if any((*cell, seed) not in there for cell in question["weights"])]
+    have_it = (row for row in rows if score is None or not row["finite"] or score in row["scores"])
+    there, seeds = {(row["arm"], row["seed"]) for row in have_it}, question["seeds"]
+    missing = [seed for seed in seeds if any((arm, seed) not in there for arm in question["weights"])]
     return {"missing": missing, "lost": [seed for seed in seeds if seed not in values and seed not in missing]}
 
 
@@ -194,9 +174,9 @@ def undeclared_look(rows: list[dict], question: dict) -> list[str]:
     were not among these were added later; those that the config no longer has were left out. Older rows do not hold it.
     """
     seeds, planned, first = question["seeds"], {}, len(question["seeds"])
-    for cell, own in rows_by_cell(rows, question).items():
+    for arm, own in rows_by_arm(rows, question).items():
         for row in own:
-            planned.setdefault(cell, set()).update(row.get("planned_seeds", seeds))
+            planned.setdefault(arm, set()).update(row.get("planned_seeds", seeds))
             first = min(first, len(set(seeds) & set(row.get("planned_seeds", seeds))))
     words = ["the seeds so far are no declared look"] if question["missing"] else []
     if left_out := sorted(set.intersection(*planned.values()) - set(seeds)) if planned else []:
@@ -210,27 +190,27 @@ def undeclared_look(rows: list[dict], question: dict) -> list[str]:
 # What limits a verdict
 
 
-def rows_by_cell(rows: list[dict], question: dict) -> dict[tuple, list[dict]]:
-    return {cell: [r for r in rows if (r.get("setting"), r["arm"]) == cell] for cell in question["weights"]}
+def rows_by_arm(rows: list[dict], question: dict) -> dict[str, list[dict]]:
+    return {arm: [row for row in rows if row["arm"] == arm] for arm in question["weights"]}
 
 
 def flags(config, rows: list[dict], choices: list[dict], question: dict) -> list[str]:
     """What a reader of the verdict must know: ceiling, floor, edge ... choices: as plan.choose_rates gives them."""
-    cells = rows_by_cell(rows, question)
-    if not all(cells.values()):
+    arms = rows_by_arm(rows, question)
+    if not all(arms.values()):
         return []
-    tried = {(setting, config.rate_of.get(arm, arm)) for setting, arm in cells}
-    of_these = [choice for choice in choices if (choice["setting"], choice["arm"]) in tried]
-    words = ends_of_the_scale(config, cells) if question["of"] == ["accuracy"] else []
-    return list(dict.fromkeys([*words, *unlike_pairs(cells), *doubts(of_these)]))
+    tried = {config.rate_of.get(arm, arm) for arm in arms}
+    words = ends_of_the_scale(config, arms) if question["of"] == ["accuracy"] else []
+    words += [*unlike_pairs(arms), *doubts([choice for choice in choices if choice["arm"] in tried])]
+    return list(dict.fromkeys(words))
 
 
-def ends_of_the_scale(config, cells: dict[tuple, list[dict]]) -> list[str]:
+def ends_of_the_scale(config, arms: dict[str, list[dict]]) -> list[str]:
     """Ceiling or floor, where all arms are at the top or at chance, which the data set knows: no difference can be seen
     there."""
     script = importlib.import_module(f"data.{config.prepare}.prepare")
     places = []
-    for rows in cells.values():
+    for rows in arms.values():
         values = [row["accuracy"] for row in rows if row["accuracy"] is not None]
         if not values or not hasattr(script, "chance"):
             return []
@@ -240,10 +220,19 @@ def ends_of_the_scale(config, cells: dict[tuple, list[dict]]) -> list[str]:
     return words + (["floor: all arms are at chance"] if max(places) < BOTTOM else [])
 
 
-def unlike_pairs(cells: dict[tuple, list[dict]]) -> list[str]:
+def made_by(row: dict, name: str) -> Any:
+    """The "code", "dtype", "device" or "threads" that made a row; None where an older row does not hold it. The commit
+    stands in for a hash of the code that the numbers depend on."""
+    if name == "code":
+        return row.get("code_sha256") or row.get("git_commit")
+    value = row.get(name) or row["config"].get(name)
+    return None if value in ("auto", 0) else value
+
+
+def unlike_pairs(arms: dict[str, list[dict]]) -> list[str]:
     """What differs between the runs of a seed besides their keys: commit, dtype, device, threads."""
     by_seed, words = {}, []
-    for row in (row for rows in cells.values() for row in rows):
+    for row in (row for rows in arms.values() for row in rows):
         by_seed.setdefault(row["seed"], []).append(row)
     for name, word in {"code": "commits", "dtype": "dtypes", "device": "devices", "threads": "threads"}.items():
         # the commits may differ where a hash of the code that the numbers depend on does not
@@ -317,7 +306,7 @@ def record(claim: dict) -> dict:
 
     numbers = ("low", "high", "student_low", "student_high", "threshold", "within", "detectable", "detectable_within")
     return {
-        "name": claim["claim"], "setting": claim["setting"], "of": " ".join(map(str, claim["of"])), "unit": unit,
+        "name": claim["claim"], "of": " ".join(map(str, claim["of"])), "unit": unit,
         "verdict": claim["verdict"], "exploratory": claim["exploratory"], "either_way": "other_than" in claim["rule"],
         # sum and not fmean: the last digits of the files that are there
         "estimate": shown(sum(values.values()) / len(values)) if values else None,
@@ -350,7 +339,7 @@ def line_of(claim: dict) -> str:
     elif "mean" in claim:
         words += f" ({numbers_of(claim)})"
     remarks = notes(claim) if claim["verdict"] != "not run" else []
-    return f"{joined(claim['claim'], claim['setting'])}: " + "; ".join([words, *remarks])
+    return f"{claim['claim']}: " + "; ".join([words, *remarks])
 
 
 def numbers_of(claim: dict) -> str:

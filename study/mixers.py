@@ -6,27 +6,25 @@ import matplotlib.pyplot as plt
 
 from study import claims, stats
 from study.drawing import dress, interval, legend_of, mean, mixer_colours, panel_grid, ratio_axis, write
-from study.names import joined, mixer_of, variant_of
+from study.names import mixer_of, variant_of
 
 
 def pairs_of(judged: list[dict], rows: list[dict]) -> dict[tuple, dict]:
-    """{(setting, name of the first arm, of the second, what): the claim}: the pairs that claims compare in all mixers
+    """{(name of the first arm, of the second, what): the claim}: the pairs that claims compare in all mixers
     alike, and of each pair the first claim about the most mixers. An arm's name is without its mixer's, or "none"."""
     names = {row["arm"]: (mixer_of(row), variant_of(row)) for row in rows}
     pairs: dict = {}
     for claim in judged:
         by_mixer: dict = {}
-        for (_, arm), weight in claim["weights"].items():
+        for arm, weight in claim["weights"].items():
             if arm in names:
                 mixer, variant = names[arm]
                 by_mixer.setdefault(mixer, []).append((weight, variant))
-        kinds, settings = {tuple(sorted(arms)) for arms in by_mixer.values()}, {s for s, _ in claim["weights"]}
-        if len(kinds) != 1 or len(settings) != 1:
-            continue
-        (arms,), (setting,) = kinds, settings
+        kinds = {tuple(sorted(arms)) for arms in by_mixer.values()}
+        (arms,) = kinds if len(kinds) == 1 else [()]
         if len(arms) == 2 and abs(sum(weight for weight, _ in arms)) < 1e-9:
             (_, second), (_, first) = arms
-            key = setting, first, second, tuple(claim["of"])
+            key = first, second, tuple(claim["of"])
             if key not in pairs or len(by_mixer) > len(pairs[key]["mixers"]):
                 pairs[key] = claim | {"mixers": set(by_mixer)}
     return pairs
@@ -42,12 +40,12 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
     arm_of = {(mixer_of(row), variant_of(row)): row["arm"] for row in rows}
     columns = -(-len(pairs) // -(-len(pairs) // 4))  # as even as up to four a row allow
     figure, grid = panel_grid(len(pairs), columns, (2.9, 0.42 * n + 1.9), sharey=True)
-    for axes, ((setting, first, second, of), claim) in zip(grid.flat, pairs.items(), strict=False):
+    for axes, ((first, second, of), claim) in zip(grid.flat, pairs.items(), strict=False):
         convert, _ = claims.UNITS[claims.unit_of(claim)]
         by_mixer = {}
         for i, mixer in enumerate(mixers):
             if {(mixer, first), (mixer, second)} <= arm_of.keys():
-                weights = {(setting, arm_of[mixer, first]): 1.0, (setting, arm_of[mixer, second]): -1.0}
+                weights = {arm_of[mixer, first]: 1.0, arm_of[mixer, second]: -1.0}
                 by_mixer[mixer] = stats.contrast(rows, weights, of)
                 line(axes, -i, by_mixer[mixer], convert, colours[mixer])
         if len(by_mixer) > 1:
@@ -56,7 +54,7 @@ def forest(judged: list[dict], rows: list[dict], path: Path) -> Path:
             line(axes, -n, pooled, convert, "black")
         axes.axvline(convert(0.0), color="0.3", linewidth=1)
         title = f"{first} / {second}" if convert(0.0) == 1 else f"{first} minus {second}"
-        axes.set_title(joined(setting, title + " (exploratory)" * claim["exploratory"]), fontsize=9)
+        axes.set_title(title + " (exploratory)" * claim["exploratory"], fontsize=9)
         axes.set(ylim=(-n - 0.6, 0.6))
         axes.set_xlabel(f"{' '.join(map(str, of))} ({claims.unit_of(claim)})", fontsize=8)
         axes.tick_params(axis="x", labelsize=8)

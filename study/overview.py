@@ -17,7 +17,6 @@ from matplotlib.ticker import MaxNLocator
 from runs.files import read_json
 from study.claims import RATIO, UNITS
 from study.drawing import COLOURS, drawable, dress, legend_of, ratio_axis, write
-from study.names import joined
 
 VERDICT_COLOURS = {
     "supported": COLOURS[2], "passed": COLOURS[2], "equivalent": COLOURS[0], "not supported": COLOURS[4],
@@ -71,7 +70,7 @@ def forest(records: list[dict], path: Path) -> Path:
 def forest_panel(axes: plt.Axes, lines: list[dict | str], zero: float) -> None:
     """lines: records, and names of experiments among them, from the top down. zero: a contrast without a difference."""
     records = {-i: one for i, one in enumerate(lines) if isinstance(one, dict)}
-    names = [one if isinstance(one, str) else joined(one["name"], one["setting"]) for one in lines]
+    names = [one if isinstance(one, str) else one["name"] for one in lines]
     seeds = [value for one in records.values() for value in one["seeds"].values()]
     axes.axvline(zero, color="0.3", linewidth=1)
     axes.set_yticks([-i for i in range(len(lines))], names, fontsize=8)

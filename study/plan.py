@@ -3,12 +3,10 @@
     plan = Plan(config, rows)
     plan.lacking                                # the runs that are known by now and have no row
 
-An arm chooses its rate on the selection seeds, by the area under the curve of the metric or, with select_by="last", by
-its last value. With more than two rates all of them first get short runs, and the best two get longer ones: a quarter
-of max_iters and all of it (or the steps that selection_iters gives; where it gives one number, all rates get such runs
-at once), each with a schedule of its own. Unless widen_rates is false, a rate that wins at the edge of the grid widens
-the grid by one more, which is a longer run, once on each side. Of two rates whose means differ by less than a standard
-error, the smaller one is taken; with pool_rates it is the one that is best for all arms of the mixer together.
+With more than two rates all of them first get short runs, and the best two get longer ones: a quarter of max_iters and
+all of it (or the steps that selection_iters gives; where it gives one number, all rates get such runs at once), each
+with a schedule of its own. Unless widen_rates is false, a rate that wins at the edge of the grid widens the grid by one
+more, which is a longer run, once on each side (docs/experiments.md, Learning rates).
 """
 
 import configurator
@@ -26,9 +24,9 @@ from train import TrainConfig
 class Plan:
     """What an experiment consists of, as far as the rows say by now.
 
-    choices: as choose_rates gives them; rows: {text_of(run): row}; compared: the runs that are compared, as far as
-    their rates are chosen; runs: these, and before them the runs that choose rates; lacking: those without a row; done:
-    the rows of the others; unscored: the rows that lack a score; others: the rows that are of none of these runs.
+    rows: {text_of(run): row}; compared: the runs that are compared, as far as their rates are chosen; runs: before them
+    those that choose rates; lacking: those without a row; done: the rows of the others; unscored: the rows that lack a
+    score; others: the rows that are of none of these runs.
     """
 
     def __init__(self, config, rows: list[dict]):
@@ -43,33 +41,27 @@ class Plan:
         self.waits_for_rates = any(choice["rate"] is None for choice in self.choices)
 
 
-def runs_of(config, seeds: list[int], rates: list[float], chosen: dict | None = None) -> list[dict]:
-    """Every run of the seeds: settings x arms x rates. chosen: {(setting, arm): rate}, instead of rates."""
+def runs_of(config, seeds: list[int], chosen: dict[str, float] | None = None) -> list[dict]:
+    """Every run of the seeds. chosen: {arm: rate}, of the only arms that are run; None: all, at the rates they have."""
     runs = []
-    for is_late, seed, setting, arm in itertools.product((False, True), seeds, config.settings or [None], config.arms):
+    for is_late, seed, arm in itertools.product((False, True), seeds, config.arms):
         is_left_out = seed in config.seeds and seed not in config.seeds_of.get(arm, [seed])
-        if is_left_out or is_late == (arm in config.first_arms):
-            continue
-        own = rates or [None] if chosen is None else [chosen[cell] for cell in [(setting, arm)] if cell in chosen]
-        for rate in own:
-            run = make_run(config, seed, setting, arm, rate)
-            if rate is not None and not config.selection_seeds:
-                run["arm"] = f"{arm} at {rate:g}"
-            runs.append(run)
+        is_known = chosen is None or arm in chosen
+        if is_known and not is_left_out and is_late != (arm in config.first_arms):
+            runs.append(make_run(config, seed, arm, None if chosen is None else chosen[arm]))
     return runs
 
 
-def make_run(config, seed: int, setting: str | None, arm: str, rate: float | None, purpose: str | None = None) -> dict:
+def make_run(config, seed: int, arm: str, rate: float | None, purpose: str | None = None) -> dict:
     """A run as it stands in its row: arm, seed, data and keys of train.py; "init_from", the arm whose last checkpoint
     of this seed it starts from, with that run's keys: a run that starts from other weights is another run."""
-    changes, own = config.settings.get(setting, {}), dict(config.arms[arm])
+    own = dict(config.arms[arm])
     parent = own.pop("init_from_arm", None)
-    keys = config.base | {name: value for name, value in changes.items() if name != "data"} | own
-    keys |= {"seed": seed} | ({} if rate is None else {"learning_rate": rate})
-    run = {"arm": arm, "seed": seed, "data": config.data | changes.get("data", {}), "config": keys}
-    run |= ({} if purpose is None else {"purpose": purpose}) | ({} if setting is None else {"setting": setting})
+    keys = config.base | own | {"seed": seed} | ({} if rate is None else {"learning_rate": rate})
+    run = {"arm": arm, "seed": seed, "data": config.data, "config": keys}
+    run |= {} if purpose is None else {"purpose": purpose}
     if parent is not None:
-        run["init_from"] = {"arm": parent} | make_run(config, seed, setting, parent, rate)["config"]
+        run["init_from"] = {"arm": parent} | make_run(config, seed, parent, rate)["config"]
     return as_read(run)
 
 
@@ -82,10 +74,10 @@ def parent_of(run: dict) -> dict | None:
     return others | {"arm": run["init_from"]["arm"], "config": keys}
 
 
-def make_trial(config, seed: int, setting: str | None, arm: str, rate: float, is_short: bool) -> dict:
+def make_trial(config, seed: int, arm: str, rate: float, is_short: bool) -> dict:
     """A run that a rate is chosen by. The schedule and the evaluations of a shorter one are those of a full run, scaled
     down; without a decay, it is the first steps of a full one."""
-    run = make_run(config, seed, setting, arm, rate, "short selection" if is_short else "selection")
+    run = make_run(config, seed, arm, rate, "short selection" if is_short else "selection")
     keys = configurator.build(TrainConfig, run["config"])
     steps = (config.selection_iters or (max(1, keys.max_iters // 4), keys.max_iters))[0 if is_short else -1]
     if steps < keys.max_iters:
@@ -104,7 +96,7 @@ def name_of(run: dict) -> str:
     """The folder of a run."""
     rate = f"lr{run['config']['learning_rate']:g}" if "purpose" in run else None
     short = "short" if run.get("purpose") == "short selection" else None
-    parts = [run.get("setting"), run["arm"], rate, short, f"seed{run['seed']}"]
+    parts = [run["arm"], rate, short, f"seed{run['seed']}"]
     return "-".join(part for part in parts if part)
 
 
@@ -117,30 +109,26 @@ def steps_of(runs: Iterable[dict]) -> int:
 
 
 def choose_rates(config, rows: list[dict]) -> list[dict]:
-    """For each arm and setting that chooses a rate of its own: the runs that this takes, and what their rows show.
+    """For each arm that chooses a rate of its own: the runs that this takes, and what their rows show.
 
-    {setting, arm, rate (None while rows are missing), runs: those known by now, guess: stand-ins for those that are
-    not, trials: [{rate, is_short, steps, area, rows}], values: {rate: what it is chosen by, for each seed}, and what
+    {arm, rate (None while rows are missing), runs: those known by now, guess: stand-ins for those that are
+    not, trials: [{rate, is_short, area, rows}], values: {rate: what it is chosen by, for each seed}, and what
     `settled` adds}. A value is negative where the metric is a loss: more is better.
     """
     by_text = by_run(rows)
-    choices = [
-        choose_rate(config, setting, arm, by_text)
-        for setting in (config.settings or [None] if config.selection_seeds else [])
-        for arm in config.arms
-        if arm not in config.rate_of
-    ]
+    choosing = [arm for arm in config.arms if config.selection_seeds and arm not in config.rate_of]
+    choices = [choose_rate(config, arm, by_text) for arm in choosing]
     return pooled(config, choices) if config.pool_rates else choices
 
 
-def choose_rate(config, setting: str | None, arm: str, by_text: dict[str, dict]) -> dict:
-    choice: dict = {"setting": setting, "arm": arm, "rate": None, "runs": [], "guess": [], "trials": [], "values": {}}
+def choose_rate(config, arm: str, by_text: dict[str, dict]) -> dict:
+    choice: dict = {"arm": arm, "rate": None, "runs": [], "guess": [], "trials": [], "values": {}}
     rates = waiting = sorted(set(config.learning_rates))
     if len(rates) > 2 and len(config.selection_iters) != 1:
         short = measure(config, choice, by_text, rates, is_short=True)
         if short is None:
             choice["guess"] = [
-                make_trial(config, seed, setting, arm, rate, is_short=False)
+                make_trial(config, seed, arm, rate, is_short=False)
                 for rate, seed in itertools.product(rates[:2], config.selection_seeds)
             ]
             return choice
@@ -166,10 +154,10 @@ def measure(config, choice: dict, by_text: dict, rates: list[float], is_short: b
     measured = {}
     for rate in rates:
         trial: dict = {"rate": rate, "is_short": is_short}
-        runs = [make_trial(config, seed, choice["setting"], choice["arm"], **trial) for seed in config.selection_seeds]
+        runs = [make_trial(config, seed, choice["arm"], **trial) for seed in config.selection_seeds]
         rows = [by_text.get(text_of(run)) for run in runs]
         values = [value_of(config, row) for row in rows if row is not None]
-        trial |= {"steps": steps_of(runs[:1]), "area": fmean(values) if values else math.nan, "rows": rows}
+        trial |= {"area": fmean(values) if values else math.nan, "rows": rows}
         choice["runs"] += runs
         choice["trials"].append(trial)
         if None not in rows:
@@ -184,26 +172,26 @@ def value_of(config, row: dict) -> float:
 
 
 def pooled(config, choices: list[dict]) -> list[dict]:
-    """The choices of a setting's arms of one mixer, made together: each takes the rate of the highest mean over all of
+    """The choices of the arms of one mixer, made together: each takes the rate of the highest mean over all of
     them, unless its own best one is better for it by more than a standard error. They wait for each other."""
     groups: dict = {}
     for choice in choices:
-        keys = config.base | config.arms[choice["arm"]] | config.settings.get(choice["setting"], {})
-        groups.setdefault((choice["setting"], keys.get("attention", "softmax")), []).append(choice)
+        keys = config.base | config.arms[choice["arm"]]
+        groups.setdefault(keys.get("attention", "softmax"), []).append(choice)
     made = {}
-    for (setting, mixer), members in groups.items():
+    for mixer, members in groups.items():
         is_known = all(choice["rate"] is not None for choice in members)
         shared = set.intersection(*(set(choice["values"]) for choice in members)) if is_known else set()
         joint = highest({rate: [fmean(choice["values"][rate]) for choice in members] for rate in shared})
         for choice in members:
             if joint is None:
-                made[setting, choice["arm"]] = choice | {"rate": None}
+                made[choice["arm"]] = choice | {"rate": None}
                 continue
             best = highest(choice["values"])
             margin, error = difference(choice["values"][best], choice["values"][joint])
             rate = best if margin > error else joint  # NaN is not more
-            made[setting, choice["arm"]] = settled(choice, rate) | {"joint": (mixer, joint)}
-    return [made[choice["setting"], choice["arm"]] for choice in choices]
+            made[choice["arm"]] = settled(choice, rate) | {"joint": (mixer, joint)}
+    return [made[choice["arm"]] for choice in choices]
 
 
 def settled(choice: dict, rate: float) -> dict:
@@ -231,25 +219,20 @@ def difference(values: list[float], others: list[float]) -> tuple[float, float]:
     return fmean(pairs), stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else math.nan
 
 
-def rates_of(config, choices: list[dict]) -> dict[tuple, float]:
-    """{(setting, arm): its learning rate}, its own or that of another arm, where it is chosen by now."""
-    chosen = {(choice["setting"], choice["arm"]): choice["rate"] for choice in choices if choice["rate"] is not None}
-    taken = {
-        (setting, arm): chosen.get((setting, config.rate_of.get(arm, arm)))
-        for setting, arm in itertools.product(config.settings or [None], config.arms)
-    }
-    return {cell: rate for cell, rate in taken.items() if rate is not None}
+def rates_of(config, choices: list[dict]) -> dict[str, float]:
+    """{arm: its learning rate}, its own or that of another arm, where it is chosen by now."""
+    chosen = {choice["arm"]: choice["rate"] for choice in choices}
+    taken = {arm: chosen.get(config.rate_of.get(arm, arm)) for arm in config.arms}
+    return {arm: rate for arm, rate in taken.items() if rate is not None}
 
 
 def compared_runs(config, choices: list[dict]) -> list[dict]:
     """The runs that are compared, as far as their rates are chosen."""
-    chosen = rates_of(config, choices) if config.selection_seeds else None
-    return runs_of(config, config.seeds, config.learning_rates, chosen)
+    return runs_of(config, config.seeds, rates_of(config, choices) if config.selection_seeds else None)
 
 
 def unknown_runs(config, choices: list[dict]) -> list[dict]:
     """Stand-ins for the runs that are not known yet: they have one of the learning rates, and cost as much."""
-    known = rates_of(config, choices)
-    cells = itertools.product(config.settings or [None], config.arms if config.selection_seeds else [])
-    guessed = {cell: config.learning_rates[0] for cell in cells if cell not in known}
-    return [run for choice in choices for run in choice["guess"]] + runs_of(config, config.seeds, [], guessed)
+    known, arms = rates_of(config, choices), config.arms if config.selection_seeds else []
+    guessed = {arm: config.learning_rates[0] for arm in arms if arm not in known}
+    return [run for choice in choices for run in choice["guess"]] + runs_of(config, config.seeds, guessed)

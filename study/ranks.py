@@ -4,22 +4,17 @@
 
 The correlation is that of the published gains with the arms' mean metric, over the seeds that all these arms have; a
 loss counts as better where it is lower. Its interval is a bootstrap over the seeds, in which all arms of a seed are
-drawn together, because no test of paired differences applies to an order. A bootstrap adds noise, which only ever
-disturbs an order: where the true correlation is 1, the percentile interval alone misses it in most simulated cases. So
-the interval reaches up as far as it reaches down (the basic bootstrap): it is the union of both, which covers in 92 to
-97% of cases, six seeds (tests/test_ranks.py).
-
-p is the share of all orders of the arms that agree with the published one as well, or better: of 100,000 at random.
+drawn together. Its noise only ever disturbs an order, so the interval reaches up as far as it reaches down: the union
+of the percentile and the basic interval covers in 92 to 97% of cases, six seeds (tests/test_ranks.py). p is the
+share of all orders of the arms that agree with the published one as well, or better: of 100,000 at random.
 """
 
-import itertools
 import math
 
 import numpy as np
 from scipy.stats import rankdata
 
 from study import stats
-from study.names import joined
 from study.page import Table
 
 DRAWS = 10_000
@@ -45,14 +40,14 @@ def interval(values: np.ndarray, published: np.ndarray) -> tuple[float, float]:
 
 
 def records(config, rows: list[dict]) -> list[dict]:
-    """For each published order and setting: the correlation by seed, that of the means, its interval and p, as
+    """For each published order: the correlation by seed, that of the means, its interval and p, as
     claims.json keeps them. None: all means are equal, or of an interval, there is one seed."""
     kept = []
-    for (name, order), setting in itertools.product(config.ranks.items(), config.settings or [None]):
+    for name, order in config.ranks.items():
         published, sign = np.array(list(order.values()), dtype=float), 1 if config.metric == "accuracy" else -1
-        by_arm = [stats.contrast(rows, {(setting, arm): sign}, [config.metric]) for arm in order]
+        by_arm = [stats.contrast(rows, {arm: sign}, [config.metric]) for arm in order]
         seeds = sorted(set.intersection(*map(set, by_arm)))
-        record: dict = {"name": name, "setting": setting, "arms": len(order), "seeds": {}}
+        record: dict = {"name": name, "arms": len(order), "seeds": {}}
         kept.append(record)
         if not seeds:
             continue
@@ -78,10 +73,10 @@ def table(records: list[dict]) -> Table | None:
     """A row per order: the correlation of the means with its interval, over how many seeds."""
     cells = []
     for one in records:
-        rho, interval, p = "all means are equal" if one["seeds"] else "not run", "", ""
+        numbers = ["not run" if not one["seeds"] else "all means are equal", "", ""]
         if one.get("of_means") is not None:
-            rho, p = f"{one['of_means']:+.2f}", f"{one['p']:.2g}"
             interval = "-" if one["low"] is None else f"{one['low']:+.2f} to {one['high']:+.2f}"
-        cells.append([joined(one["name"], one["setting"]), rho, interval, p, str(len(one["seeds"])), str(one["arms"])])
+            numbers = [f"{one['of_means']:+.2f}", interval, f"{one['p']:.2g}"]
+        cells.append([one["name"], *numbers, str(len(one["seeds"])), str(one["arms"])])
     title = "Spearman's correlation with a published order: bootstrap over seeds, p over random orders (one-sided)"
     return Table(title, ["order", "of the means", "95% interval", "p", "seeds", "arms"], cells) if cells else None

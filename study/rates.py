@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 from study.drawing import arm_looks, curve_panels, is_finite, log_axis
-from study.names import by_learning_rate, has_diverged, joined, mixer_of, number, variant_of
+from study.names import mixer_of, number, variant_of
 from study.plan import rates_of
 
 FEWEST = 3  # rates, below which there is no window to see
@@ -13,13 +13,10 @@ FEWEST = 3  # rates, below which there is no window to see
 
 def lines(config, choices: list[dict]) -> list[str]:
     """One line per arm that chooses its learning rate, or takes that of another arm: which one, and why."""
-    chosen, words = {(choice["setting"], choice["arm"]): choice for choice in choices}, []
-    for (setting, arm), rate in rates_of(config, choices).items():
-        is_chosen = (setting, arm) in chosen
-        why = why_chosen(config, chosen[setting, arm]) if is_chosen else f"that of {config.rate_of[arm]}"
-        words.append(f"learning rate of {f'{setting}: ' if setting else ''}{arm}: {rate:g} ({why})")
-    if n := sum(choice["rate"] is None for choice in choices):
-        words.append(f"{n} of {len(choices)} learning rates are not chosen yet: rows of selection seeds are missing")
+    chosen, words = {choice["arm"]: choice for choice in choices}, []
+    for arm, rate in rates_of(config, choices).items():
+        why = why_chosen(config, chosen[arm]) if arm in chosen else f"that of {config.rate_of[arm]}"
+        words.append(f"learning rate of {arm}: {rate:g} ({why})")
     return words
 
 
@@ -33,9 +30,7 @@ def why_chosen(config, choice: dict) -> str:
     words += [f"{choice['joint'][1]:g} is best for all arms of {choice['joint'][0]}"] if "joint" in choice else []
     if "other" in choice:
         margin, error, over = scale * choice["margin"], scale * choice["error"], f"over {choice['other']:g}"
-        if math.isnan(margin):
-            words.append(f"{choice['other']:g} was not finite in every seed")
-        elif math.isnan(error):
+        if math.isnan(error):
             words.append(f"{margin:+{form}}{unit} {over}, one seed")
         else:
             words.append(f"{margin:+{form}} {over}, standard error {error:{form}}{unit}")
@@ -60,25 +55,15 @@ def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, l
             if trial["is_short"] == has_short and None not in trial["rows"]:
                 row, ends = trial["rows"][0], [number(row[config.metric]) for row in trial["rows"]]
                 arms = ends_of.setdefault(mixer_of(row), {})
-                arms.setdefault(joined(variant_of(row), choice["setting"]), {})[trial["rate"]] = ends
+                arms.setdefault(variant_of(row), {})[trial["rate"]] = ends
     return ends_of if any(len(rates) >= FEWEST for arms in ends_of.values() for rates in arms.values()) else {}
 
 
-def sweep_of(rows: list[dict]) -> dict[str, dict[str, dict[float, list[float]]]]:
-    """{setting: {arm: {rate: losses at the end, by seed}}} of a sweep over all rates; NaN: a run that diverged."""
-    ends_of: dict = {}
-    for arm, by_rate in by_learning_rate(rows).items():
-        for rate, row in ((rate, row) for rate, same in by_rate.items() for row in same):
-            by_rate_of_arm = ends_of.setdefault(row.get("setting") or "", {}).setdefault(arm, {})
-            by_rate_of_arm.setdefault(rate, []).append(math.nan if has_diverged(row) else row["val_loss"])
-    return ends_of
-
-
 def windows(metric: str, ends_of: dict[str, dict[str, dict[float, list[float]]]], path: Path) -> Path:
-    """Draws the metric at the end against the learning rate: a panel per mixer or setting, a colour per arm, every
+    """Draws the metric at the end against the learning rate: a panel per mixer, a colour per arm, every
     seed; a cross, and a gap in the line, where a run was lost. Returns the path.
 
-    ends_of: as `windows_of` and `sweep_of` give it.
+    ends_of: as `windows_of` gives it.
     """
     scale = 100 if metric == "accuracy" else 1
     looks = arm_looks(arm for arms in ends_of.values() for arm in arms)

@@ -1,30 +1,75 @@
-"""Draws an experiment's figures and writes its report.html, from its rows and from nothing else.
+"""An experiment's tables, figures and report.html, from its rows and from nothing else.
 
-experiment.py does both at its end. `python plot.py results/NAME` draws the figures again that need no config; `python
-experiment.py CONFIG --run=false` draws all, and writes report.html again, with the tables and verdicts.
+    print(summary(config, rows, claims.judge_claims(config, rows)))
+
+experiment.py makes all of it at its end, and again with --run=false; `python plot.py results/NAME` draws the figures
+that need no config.
 """
 
 from configurator import UserError
 
-import itertools
 import math
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
 from runs.outdir import write_text
-from study import claims, gains, mixers, overview, rates, sinks
-from study.drawing import COLOURS, arm_looks, curve_panels, is_finite
-from study.names import by_learning_rate, joined, mixer_of, variant_of
+from study import claims, curves, gains, mixers, overview, ranks, rates, sinks, stats
+from study.drawing import arm_looks, curve_panels, is_finite
+from study.names import mixer_of, number, variant_of
 from study.page import Table, page
 
-LINES = ["-", "--", ":"]
-DRAWN = {  # the names of all figures of an experiment
-    f"{name}.png"
-    for name in (
-        "accuracy", "val_loss", "sink", "learning_rates", "branch", "lengths_gain", "gain",
-        "claims", "mixers", "windows",
-    )
-}  # fmt: skip
+
+def summary(config, rows: list[dict], judged: list[dict]) -> str:
+    """The whole report on the rows as text: tables, then the claims."""
+    shown = [*parts(config, rows), claims.claims_table(judged)]
+    return "\n" + "\n\n".join(str(part) for part in shown if part) + "\n"
+
+
+def parts(config, rows: list[dict]) -> list[Table]:
+    """The tables that the report has beside the claims."""
+    tables = [table(config, rows), gains.lengths_table(rows), sinks_table(rows)]
+    return [one for one in (*tables, ranks.table(ranks.records(config, rows))) if one]
+
+
+def show(config, row: dict) -> str:
+    end = number(row[config.metric])
+    return f"accuracy {end:.1%}" if config.metric == "accuracy" else f"loss {end:.4f}"
+
+
+def table(config, rows: list[dict]) -> Table:
+    """One line per arm that shows every seed, and the mean with its interval; with solved_above also how many seeds
+    solved the task, and how soon. The last column is the learning rate, where the rows name it.
+    """
+    is_accuracy, solved_above = config.metric == "accuracy", config.solved_above
+    title = ("End accuracy" if is_accuracy else "Validation loss at the end (nats a token)") + ", by seed"
+    form, cells, has_rates = ".1%" if is_accuracy else ".4f", [], any("learning_rate" in row["config"] for row in rows)
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        by_seed = {row["seed"]: row for row in rows if row["arm"] == arm}
+        ends = {seed: number(row[config.metric]) for seed, row in by_seed.items()}
+        low, high = stats.interval(list(ends.values()))
+        line = [arm, *(f"{ends[seed]:{form}}" if seed in ends else "not run" for seed in config.seeds)]
+        line += [f"{statistics.fmean(ends.values()):{form}}", "-" if low is None else f"{low:{form}} to {high:{form}}"]
+        if solved_above is not None:
+            reached = [step for row in by_seed.values() if (step := curves.steps_to(row, solved_above)) is not None]
+            line.append(f"{sum(end > solved_above for end in ends.values())}/{len(ends)}")
+            line.append(f"{statistics.median(reached):,.0f}" if reached else "-")
+        if has_rates:
+            tried = dict.fromkeys(row["config"].get("learning_rate") for row in by_seed.values())
+            line.append(", ".join("-" if rate is None else f"{float(rate):g}" for rate in tried))
+        cells.append(line)
+    header = ["arm", *map(str, config.seeds), "mean", "95% interval"]
+    header += ["solved", "steps to it"] * (solved_above is not None) + ["rate"] * has_rates
+    return Table(title, header, cells)
+
+
+def sinks_table(rows: list[dict]) -> Table | None:
+    """What token 0 gets by kind of query: a line per arm."""
+    if not (rows := sinks.with_sinks(rows)):
+        return None
+    title = "token 0 by kind of query, means over the seeds; effective: written of it over the residual stream"
+    header, *cells = sinks.table(rows)
+    return Table(title, header, cells)
 
 
 def figures(rows: list[dict], folder: Path) -> list[Path]:
@@ -34,17 +79,10 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
         raise UserError(f"{folder}: has no row of a compared run yet, nothing to draw")
     rows = sorted(rows, key=lambda row: (row["arm"], row["seed"]))  # the order in which runs ended is not shown
     if any(row.get("sinks") for row in rows):
-        drawn = sinks.figures(rows, folder)
-    elif by_learning_rate(rows):  # a sweep has too many runs for curves
-        drawn = [rates.windows("val_loss", rates.sweep_of(rows), folder / "learning_rates.png")]
-    else:
-        drawn = [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
-    if any(row.get("meter_curve") for row in rows):
-        drawn.append(branch_curves(rows, folder / "branch.png"))
+        return sinks.figures(rows, folder)
+    drawn = [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
     if any(row.get("loss_curve") for row in rows) and gains.gains(rows):
         drawn.append(gains.by_step(rows, folder / "gain.png"))
-    if gains.panels_of(rows):
-        drawn.append(gains.by_position(rows, folder / "lengths_gain.png"))
     return drawn
 
 
@@ -60,27 +98,15 @@ def figures_of_claims(config, rows: list[dict], judged: list[dict], choices: lis
     return drawn
 
 
-def panels_by_place(rows: list[dict], curve_of, label: str = "{}") -> dict[str, dict[str, list]]:
-    """{setting and mixer, in the label: {what an arm adds to its mixer: [what curve_of gives of each of its runs]}}."""
-    panels: dict = {}
-    for row in rows:
-        place = label.format(joined(row.get("setting"), mixer_of(row)))
-        panels.setdefault(place, {}).setdefault(variant_of(row), []).append(curve_of(row))
-    return panels
-
-
 def metric_curves(rows: list[dict], path: Path) -> Path:
-    """Draws the metric against the step: a panel per setting and mixer, a colour per kind of arm, every seed. Returns
-    the path."""
+    """Draws the metric against the step: a panel per mixer, a colour per kind of arm, every seed. Returns the path."""
     is_accuracy = rows[0].get("metric", "accuracy") == "accuracy"
-    panels, looks = panels_by_place(rows, curve_of), arm_looks(map(variant_of, rows))
+    panels, looks = {}, arm_looks(map(variant_of, rows))
+    for row in rows:
+        panels.setdefault(mixer_of(row), {}).setdefault(variant_of(row), []).append(curve_of(row))
     values = [value for row in rows for _, value in curve_of(row)[1:] if is_finite(value)]
-    pairs = rows[0]["data"].get("pairs")  # there is no single number with several slices, or without pairs
 
     def finish(axes, title):
-        if pairs and is_accuracy:
-            look = dict(color=COLOURS[6], linestyle=":", linewidth=1, label="chance among the values in context")
-            axes.axhline(100 / pairs, **look)
         if is_accuracy:
             axes.set(ylim=(0, 100))
         elif margin := 0.04 * (max(values, default=0) - min(values, default=0)):  # the first evaluation is far above
@@ -98,42 +124,7 @@ def curve_of(row: dict) -> list[tuple]:
     return [(step, math.nan if value is None else scale * value) for step, value in row["curve"]] + end
 
 
-def branch_curves(rows: list[dict], path: Path) -> Path:
-    """Draws branch over residual norm, below it the mean of each gate, and the highest induction score of a head,
-    against the step: a column per setting and mixer, a colour per kind of arm, every seed. Returns the path."""
-    rows = [row for row in rows if row.get("meter_curve")]
-    looks = arm_looks(map(variant_of, rows))
-    panels = panels_by_place(rows, lambda row: points(row, row["meter_curve"]["branch"]), "{}\n|branch| / |residual|")
-    columns = len(panels)
-    if any(row["meter_curve"]["gate_mean"] for row in rows):
-        for row in rows:
-            title = f"{joined(row.get('setting'), mixer_of(row))}\nmean of the gate"
-            gates, panel, variant = row["meter_curve"]["gate_mean"], panels.setdefault(title, {}), variant_of(row)
-            for (position, values), line in zip(gates.items(), itertools.cycle(LINES), strict=False):
-                label = f"{variant}, {position}" if len(gates) > 1 else variant
-                looks[label] = looks[variant] | dict(linestyle=line)
-                panel.setdefault(label, []).append(points(row, values))
-    if any(row["meter_curve"].get("induction") for row in rows):
-        highest = lambda row: points(row, map(highest_score, row["meter_curve"]["induction"]))  # noqa: E731
-        panels |= panels_by_place(rows, highest, "{}\nhighest induction score")
-    look: dict = dict(columns=columns, sharey="row", finish=lambda axes, title: axes.set_ylim(0, None))
-    return curve_panels(panels, looks, path, **look)
-
-
-def points(row: dict, values: Iterable[float | None]) -> list[tuple]:
-    """[(step, value)] of the meters that have one."""
-    return [(x, y) for x, y in zip(row["meter_curve"]["step"], values, strict=True) if y is not None]
-
-
-def highest_score(layers: list[list]) -> float | None:
-    return max((score for heads in layers for score in heads if score is not None), default=None)
-
-
-def write_page(path: Path, parts: Iterable[str | Table | Path], about: str = "", command: str = "") -> Path:
-    """Writes figures, tables and texts as one HTML file that needs no other. Returns its path.
-
-    about: the config's docstring, with the hypothesis. command: what writes all of this.
-    """
-    made = f"How this was made: {command}\nEvery run, its keys and its numbers: rows.jsonl beside this file."
-    write_text(path, page(path.parent.resolve().name, [part for part in (about, *parts, made) if part]))
+def write_page(path: Path, parts: Iterable[str | Table | Path]) -> Path:
+    """Writes figures, tables and texts as one HTML file that needs no other. Returns its path."""
+    write_text(path, page(path.parent.resolve().name, filter(None, parts)))
     return path

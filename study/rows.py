@@ -3,14 +3,13 @@
     rows = read_rows(folder)
     row = by_run(rows).get(text_of(run))        # None: this run has no row yet
 
-A row of rows.jsonl holds a run (its arm, setting, seed, data and keys of train.py), its results, and the code and
+A row of rows.jsonl holds a run (its arm, seed, data and keys of train.py), its results, and the code and
 machine that made them. Scores are not part of what identifies a run: if the config asks for another score, it is
 computed for the finished run, and a newer row is written.
 """
 
-from configurator import UserError, show
+from configurator import UserError
 
-import collections
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,8 +18,7 @@ from typing import Any
 from rules import wrong_field
 from runs.files import read_jsonl
 
-KEYS = ("config", "data", "init_from")
-RUN = ("arm", "setting", "seed", "purpose", *KEYS)  # what identifies a run
+RUN = ("arm", "setting", "seed", "purpose", "config", "data", "init_from")  # what identifies a run; setting: retired
 
 # what the fields of a row may be, as rules of rules.wrong_field
 TEXT, DICT, MANY = (str, 0, 999), (dict, 0, 9999), 1 << 20
@@ -54,11 +52,6 @@ def wrong_row(row: dict) -> str | None:
     parts += [(name, score, {"trained_length": COUNT}) for name, score in row["scores"].items() if "lengths" in score]
     if kinds := (row.get("sinks") or [{}])[-1].keys() - {"step", "value_norm"}:
         parts.append(("meters", row.get("meters"), {"kinds": dict.fromkeys(kinds, {"uniform": (float, 0, 1)})}))
-    if curve := row.get("meter_curve"):  # empty where the meters were off
-        n = len(curve["step"]) if type(curve) is dict and type(curve.get("step")) is list else 0
-        numbers, by_layer = [NUMBER, n, n], [[[NUMBER, 0, 9999], 0, 9999], n, n]
-        rule = {"step": [COUNT, n, n], "branch": numbers, "gate_mean": {str: numbers}, "induction?": by_layer}
-        parts.append(("meter_curve", curve, rule))
     return next((wrong for name, value, rule in parts if (wrong := wrong_field(value, rule, name))), None)
 
 
@@ -107,34 +100,9 @@ def by_run(rows: Iterable[dict]) -> dict[str, dict]:
     return {text_of(row): row for row in rows}
 
 
-def rows_of_other_keys(rows: list[dict], lacking: Iterable[dict]) -> list[str]:
-    """For runs without a row: in which keys the rows of the same arm, setting and seed differ, a line for each case."""
-    told = collections.Counter()
-    for run in lacking:
-        same = [row for row in rows if all(row.get(name) == run.get(name) for name in RUN if name not in KEYS)]
-        if same:
-            told[min((differences(row, run) for row in same), key=len)] += 1
-    about = "of their rows have other keys, and are left out"
-    return [f"  {count} {about}: {'; '.join(words)}" for words, count in told.items()]
-
-
-def differences(row: dict, run: dict) -> tuple[str, ...]:
-    """How the keys of a row differ from the keys of a run, in words: one text for each key."""
-    both = [(row.get(part, {}), run.get(part, {})) for part in KEYS]  # init_from: of a run that starts from another
-    keys = [(was, now, name) for was, now in both for name in was | now if was.get(name) != now.get(name)]
-    return tuple(
-        f"{name} {show(was.get(name))} in the row, {show(now.get(name))} in the config" for was, now, name in keys
-    )
-
-
-def arm_of(config, row: dict) -> str:
-    """The name that the arm of a row has in the config: in a sweep, rows of ARM are of "ARM at RATE"."""
-    return row["arm"] if row["arm"] in config.arms else row["arm"].rpartition(" at ")[0]
-
-
 def wanted_scores(config, row: dict) -> dict[str, dict]:
     """{name: keys of evaluate.py}: the scores that the config asks for, of a run of this arm."""
-    arm = arm_of(config, row)
+    arm = row["arm"]
     return {name: as_read(keys) for name, keys in config.scores.items() if arm in config.scores_of.get(name, [arm])}
 
 

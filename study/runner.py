@@ -2,11 +2,10 @@
 
     rows = run_all(config, out_dir)     # the rows of the compared runs, in the order of the list
 
-Each `python experiment.py CONFIG --out_dir=SHARED`, on one machine or on several, is a worker. It locks a run that has
-no row, starts train.py and evaluate.py for it, appends its row to rows.jsonl, and takes the next, until no run is left;
-what can be run follows from the rows alone (plan.py). The processes of a run hold its lock together with the worker: a
-run is free again when all of them are gone, and another worker then goes on where it was stopped. A worker that has
-nothing to do waits for the runs of the others.
+Each `python experiment.py CONFIG --out_dir=SHARED` is a worker. It locks a run that has no row, starts train.py and
+evaluate.py for it, appends its row to rows.jsonl, and takes the next, until none is left, which follows from the rows
+alone (plan.py). The processes of a run hold its lock together with the worker: it is free when all of them are gone,
+and another worker then goes on where it was stopped. A worker with nothing to do waits for the runs of the others.
 """
 
 from configurator import UserError, falls_silent
@@ -32,9 +31,9 @@ from runs import files
 from runs.files import read_jsonl
 from runs.hardware import pick_device, signals_to, usable_cores
 from runs.outdir import ROOT, ROW, write_text
-from study import rates, tables
+from study import rates, report
 from study.plan import Plan, name_of, parent_of, steps_of
-from study.rows import as_read, missing_scores, read_rows, rows_of_other_keys, run_of, scores_of, text_of
+from study.rows import as_read, missing_scores, read_rows, run_of, scores_of, text_of
 
 LOOK = 2.0  # seconds between looks at the rows of other workers
 OF_CODE_AND_MACHINE = (  # fields of a run's config.json that its row has, too
@@ -64,8 +63,8 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
     if len(rows) < len(plan.compared):
         print(f"{len(plan.compared) - len(rows)} of {len(plan.compared)} runs have no row yet")
     hidden = sum("purpose" not in row for row in plan.others)
-    if hidden and plan.waits_for_rates:
-        print(f"{hidden} rows are not shown: they wait for a learning rate that is not chosen yet, or have other keys")
+    if hidden:
+        print(f"{hidden} rows are not shown: they have other keys, or wait for a learning rate that is not chosen yet")
     asked = as_read(config.scores)  # a row in the file may have more
     return [row | {"scored": asked, "scores": scores_of(config, row)} for row in rows] or None
 
@@ -76,33 +75,25 @@ def check_rows(config, plan: Plan, out_dir: Path) -> None:
     for name, ours in {"metric": config.metric, "prepare": config.prepare}.items():
         if other := {row.get(name, ours) for row in plan.done} - {ours}:
             raise UserError(f"{name}={ours}: the rows in {out_dir} have {name}={min(other)}; take another --out_dir")
-    version = script_of(config.prepare).VERSION
-    versions = {row.get("data_version", 1) for row in plan.done}  # rows of before this key are about a first version
-    if versions - {version}:
-        about = f"version {', '.join(map(str, sorted(versions)))} of data/{config.prepare}; it is at version {version}"
-        if len(versions) > 1 or config.run and to_do(plan, out_dir):
-            raise UserError(f"the rows in {out_dir} are about {about}: take another --out_dir for the new data")
-        print(f"the rows in {out_dir} are about {about}")
+    now, rows_of = script_of(config.prepare).VERSION, {row.get("data_version", 1) for row in plan.done}
+    if rows_of - {now}:  # rows of before this key are about a first version
+        versions = ", ".join(map(str, sorted(rows_of)))
+        about = f"the rows in {out_dir} are about version {versions} of data/{config.prepare}; it is at version {now}"
+        if len(rows_of) > 1 or config.run and to_do(plan, out_dir):
+            raise UserError(f"{about}: take another --out_dir for the new data")
+        print(about)
 
 
 def print_what_is_left(config, plan: Plan, out_dir: Path) -> None:
-    """Prints how many runs are known and done, how rows of the same arms differ from those without a row, and which
-    checkpoints are gone that scores, or arms that start from them, need."""
+    """Prints how many runs are known and done, and which checkpoints are gone that scores, or arms that start from
+    them, need."""
     more = "; more follow when learning rates are chosen" if plan.waits_for_rates else ""
     done = f"{len(plan.done)} runs are done already"
     print(f"{config.name}: {len(plan.runs)} runs, {steps_of(plan.runs):,} steps; {done}{more}")
-    for line in rows_of_other_keys(plan.others, plan.lacking):
-        print(line)
     parents = [parent for run in plan.lacking if (parent := parent_of(run)) and text_of(parent) in plan.rows]
-    needed = plan.unscored + parents
-    if lost := sorted({name_of(run) for run in needed if not is_kept(run, out_dir)}):
-        names = f"{', '.join(lost[:3])}{', ...' if lost[3:] else ''}"
-        print(
-            f"  {len(lost)} finished runs have no checkpoint in {out_dir} ({names}), which a score of theirs or an arm "
-            "that starts from them needs; to run one again, remove its row"
-        )
-    if kept := sum(is_kept(row, out_dir) for row in plan.unscored) * (not config.run):
-        print(f"  {kept} finished runs lack a score, which --run=true computes")
+    if lost := sorted({name_of(run) for run in plan.unscored + parents if not is_kept(run, out_dir)}):
+        words = "a score of theirs or an arm that starts from them needs; to run one again, remove its row"
+        print(f"  {len(lost)} finished runs have no checkpoint in {out_dir} ({', '.join(lost[:3])}), which {words}")
 
 
 def to_do(plan: Plan, out_dir: Path) -> list[dict]:
@@ -154,7 +145,7 @@ def work(config, out_dir: Path) -> None:
                 append_row(out_dir, row)  # other machines see it before the lock goes
                 job["lock"].close()
                 done = f"{row['seconds']:.0f} s ({len(plan.done) + 1} of {len(plan.runs)} runs)"
-                print(f"{job['name']}: {tables.show(config, row)}, {done}", flush=True)
+                print(f"{job['name']}: {report.show(config, row)}, {done}", flush=True)
                 look_at = 0.0
     finally:
         for job in running:
@@ -196,11 +187,11 @@ def gpus_of(config) -> list[str]:
 
     They are those of this machine, or the number that --dry_run plans for. Raises UserError if one run needs more.
     """
-    each, visible = config.processes_per_run, os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not config.gpus and pick_device(config.base.get("device", "auto")) != "cuda":
+    each, planned = config.processes_per_run, config.gpus * config.dry_run
+    if not planned and pick_device(config.base.get("device", "auto")) != "cuda":
         return []
-    names = [str(i) for i in range(config.gpus or torch.cuda.device_count())]
-    if visible and not config.gpus:
+    names = list(map(str, range(planned or torch.cuda.device_count())))
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) and not planned:
         names = visible.split(",")
     if len(names) < each:
         raise UserError(f"processes_per_run={each}: each needs a GPU, and there are {len(names)}")
@@ -209,9 +200,8 @@ def gpus_of(config) -> list[str]:
 
 def jobs_of(config, gpus: list[str]) -> int:
     """How many runs go on at a time."""
-    rates = 1 if config.selection_seeds else len(config.learning_rates) or 1
-    count = len(config.arms) * (len(config.settings) or 1) * len(config.seeds) * rates
-    return min(config.jobs or len(gpus) or max(1, usable_cores() // config.processes_per_run), count)
+    at_most = config.jobs or len(gpus) or max(1, usable_cores() // config.processes_per_run)
+    return min(at_most, len(config.arms) * len(config.seeds))
 
 
 def threads_of(config, jobs: int) -> int:
@@ -227,8 +217,7 @@ def start(config, item: dict, out_dir: Path, threads: int, gpu: str | None, held
     """Starts train.py for a run, and evaluate.py after it for each score; for a row only the scores that it lacks."""
     run, is_finished = run_of(item), "finite" in item
     folder, commands = out_dir / name_of(run), []
-    changes_data = "data" in config.settings.get(run.get("setting"), {})
-    data = prepare(config, run["data"], run["seed"], out_dir / "data" / (run["setting"] if changes_data else ""))
+    data = prepare(config, run["data"], run["seed"], out_dir / "data")
     if not is_finished:
         if any((folder / name).is_file() for name in ("ckpt.pt", "metrics.jsonl")) and not is_of(run, folder):
             raise UserError(f"{folder}: holds a run of other keys; move it away, or take another --out_dir")
@@ -346,7 +335,6 @@ def finish(config, job: dict) -> dict:
         "curve": [[row["step"], row[config.metric]] for row in evaluations],
         "meters": evaluations[-1].get("meters", {}),
         "sinks": sink_curve(evaluations),
-        "meter_curve": meter_curve(evaluations),
         "loss": end.get("loss_of", {}),
         "loss_curve": [{"step": row["step"]} | row["loss_of"] for row in evaluations if "loss_of" in row],
         "tokens_per_second": speed,
@@ -371,23 +359,6 @@ def sink_curve(evaluations: list[dict]) -> list[dict]:
         for row in evaluations
         if row.get("meters", {}).get("kinds")
     ]
-
-
-def meter_curve(evaluations: list[dict]) -> dict:
-    """{step: [...], branch: [...], induction: [...], gate_mean: {position: [...]}}: the branch over the residual norm,
-    mean over layers, the induction score of each head by layer, and the mean of the gates, at each evaluation; empty if
-    the meters were off."""
-    measured = [(row["step"], row["meters"]) for row in evaluations if row.get("meters")]
-    if not measured:
-        return {}
-    steps, meters = zip(*measured, strict=True)
-    branches = [one["branch"] for one in meters]
-    return {
-        "step": list(steps),
-        "branch": [None if None in layers else float(f"{statistics.fmean(layers):.4g}") for layers in branches],
-        "induction": [one["induction"] for one in meters],
-        "gate_mean": {name: [one["gate_mean"][name] for one in meters] for name in meters[0]["gate_mean"]},
-    }
 
 
 def scored(config, row: dict, folder: Path) -> dict:

@@ -9,13 +9,12 @@
     passed, failed  a count ("in"): as many seeds as the claim asks for are above the threshold, or fewer
     not run         fewer than two seeds have all values that the claim compares; of a count, not all of them
 
-A claim is about a contrast, {(setting, arm): weight}. The weighted values are summed within each seed, so that whatever
+A claim is about a contrast, {arm: weight}. The weighted values are summed within each seed, so that whatever
 the runs of a seed share (data, order, initial weights) cancels.
 
-The test flips the signs of the seeds' distances from the threshold, in all 2^n ways. It is exact if the distribution of
-these distances is symmetric about zero, and needs no shape beyond that. Where one arm alone now and then loses a run,
-it is not symmetric, and neither this interval nor Student's covers the mean (tests/test_stats.py has the numbers): the
-claim to make then is about "lost" (curves.py).
+The test flips the signs of the seeds' distances from the threshold, in all 2^n ways. It is exact if their distribution
+is symmetric about zero. Where one arm alone now and then loses a run, it is not, and neither this interval nor
+Student's covers the mean: the claim to make then is about "lost" (curves.py).
 """
 
 from configurator import UserError, show
@@ -39,13 +38,13 @@ EXACT_SEEDS = 16  # up to this many seeds all 2^n sign patterns are listed; with
 RANDOM_PATTERNS = 100_000
 
 
-def contrast(rows: list[dict], weights: dict[tuple, float], path: Sequence[str]) -> dict[int, float]:
-    """{seed: sum of weight * value}, for the seeds in which every (setting, arm) has a finite value.
+def contrast(rows: list[dict], weights: dict[str, float], path: Sequence[str]) -> dict[int, float]:
+    """{seed: sum of weight * value}, for the seeds in which every arm has a finite value.
 
     path: the keys that lead to the value in a row, as `look_up` takes them. Raises UserError where it leads to anything
     but a number.
     """
-    by_run = {((row.get("setting"), row["arm"]), row["seed"]): look_up(row, path) for row in rows}
+    by_run = {(row["arm"], row["seed"]): look_up(row, path) for row in rows}
     sums = {}
     for seed in sorted({seed for _, seed in by_run}):
         values = [by_run.get((arm, seed)) for arm in weights]

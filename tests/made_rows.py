@@ -18,10 +18,7 @@ def made_row(run, value):
 
 def listed(**keys):
     arms = {"none": {"gate": "none"}, "gated": {"gate": "elementwise"}}
-    settings = {"d16": {"n_embd": 16, "data": {"pairs": 2}}, "d32": {"n_embd": 32}}
-    return experiment.ExperimentConfig(
-        **dict(name="listed", arms=arms, settings=settings, seeds=[0, 1], data=DATA, base=BASE) | keys
-    )
+    return experiment.ExperimentConfig(**dict(name="listed", arms=arms, seeds=[0, 1], data=DATA, base=BASE) | keys)
 
 
 def write_rows(out_dir, rows, name="rows.jsonl"):

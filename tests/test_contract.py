@@ -8,6 +8,7 @@ With MIXER, conftest.py prints the broken promise in the first line: the name of
 
 from configurator import UserError, check_choice
 
+import functools
 import itertools
 import os
 
@@ -19,7 +20,7 @@ from model import GPT, MIXERS, GPTConfig
 from ops import IGNORE
 from runs.probe import weights_of
 
-T, VOCAB, CHUNK = 140, 50, 64
+T, VOCAB, CHUNK = 44, 50, 16  # heads of up to 16 channels have chunks of 16
 GATES = [
     "none",
     "native",
@@ -58,7 +59,7 @@ THREE = ["softmax", "mamba2", "gated_deltanet"]
 
 
 def make_config(**keys):
-    return GPTConfig(**(dict(n_layer=2, n_head=4, n_embd=32, block_size=150, vocab_size=VOCAB, state_size=8) | keys))
+    return GPTConfig(**(dict(n_layer=2, n_head=4, n_embd=32, block_size=50, vocab_size=VOCAB, state_size=8) | keys))
 
 
 def is_valid(**keys):
@@ -86,75 +87,73 @@ def list_cases():
 
 
 CASES = list_cases()
-every_case = pytest.mark.parametrize("keys", CASES.values(), ids=CASES.keys())
+every_case = pytest.mark.parametrize("about", CASES)
+IDX = torch.randint(VOCAB, (2, T), generator=torch.Generator().manual_seed(1))
 
 
 @torch.no_grad()
-def make_model(keys, dtype=torch.float64):
+def make_model(about, dtype=torch.float64, **keys):
     """A model whose every weight is off its start: gates that begin at zero would hide mistakes."""
     torch.manual_seed(0)
-    model = GPT(make_config(**keys)).to(dtype).eval()
+    model = GPT(make_config(**CASES[about] | keys)).to(dtype).eval()
     for p in model.parameters():
         p.add_(torch.randn_like(p) * 0.1)
     return model
 
 
-def make_ids():
-    return torch.randint(VOCAB, (2, T), generator=torch.Generator().manual_seed(1))
+@functools.cache
+@torch.no_grad()
+def model_and_logits(about):
+    """In float64, made once for all tests that only read it."""
+    model = make_model(about)
+    return model, model(IDX)
+
+
+@torch.no_grad()
+def logits_of_pieces(model, lengths):
+    """The logits of IDX, read piece by piece with the state kept."""
+    state, start, parts = model.init_state(2, dtype=torch.float64), 0, []
+    for length in lengths:
+        x, state = model.features(IDX[:, start : start + length], state, start)
+        parts, start = [*parts, x], start + length
+    return model.logits(torch.cat(parts, dim=1))
 
 
 @every_case
 @torch.no_grad()
-def test_later_tokens_leave_earlier_logits_bit_equal(keys):
-    model, idx = make_model(keys, torch.float32), make_ids()
-    logits = model(idx)
+def test_later_tokens_leave_earlier_logits_bit_equal(about):
+    model = make_model(about, torch.float32)
+    logits = model(IDX)
     for t in (0, CHUNK - 1, CHUNK, T - 2):
-        changed = idx.clone()
+        changed = IDX.clone()
         changed[:, t + 1 :] = (changed[:, t + 1 :] + 1) % VOCAB
-        assert torch.equal(model(changed)[:, : t + 1], logits[:, : t + 1])
-        assert not torch.equal(model(changed)[:, t + 1 :], logits[:, t + 1 :])
+        others = model(changed)
+        assert torch.equal(others[:, : t + 1], logits[:, : t + 1])
+        assert not torch.equal(others[:, t + 1 :], logits[:, t + 1 :])
 
 
 @every_case
 @torch.no_grad()
-def test_a_prefix_gives_a_prefix(keys):
-    model, idx = make_model(keys), make_ids()
-    logits = model(idx)
+def test_a_prefix_gives_a_prefix(about):
+    model, logits = model_and_logits(about)
     for t in (1, 2, CHUNK - 1, CHUNK, CHUNK + 1, T - 1):
-        assert (model(idx[:, :t]) - logits[:, :t]).abs().max() < 1e-10
+        assert (model(IDX[:, :t]) - logits[:, :t]).abs().max() < 1e-10
 
 
 @every_case
-@torch.no_grad()
-def test_prefill_then_steps_equals_the_full_forward(keys):
-    model, idx = make_model(keys), make_ids()
-    expected = model(idx)
-    for split in (1, CHUNK - 1, CHUNK, CHUNK + 1, T - 1):
-        x, state = model.features(idx[:, :split], model.init_state(2, dtype=torch.float64))
-        parts = [x]
-        for t in range(split, min(split + 8, T)):  # eight steps cross every convolution and one chunk's border
-            x, state = model.features(idx[:, t : t + 1], state, start=t)
-            parts.append(x)
-        logits = model.logits(torch.cat(parts, dim=1))
+def test_prefill_then_steps_equals_the_full_forward(about):
+    """Eight steps cross every convolution; the last row is a prefill in pieces."""
+    model, expected = model_and_logits(about)
+    steps = ([split, *[1] * min(8, T - split)] for split in (1, CHUNK - 1, CHUNK, T - 1))
+    for lengths in (*steps, [3, CHUNK, 2, T - CHUNK - 5]):
+        logits = logits_of_pieces(model, lengths)
         assert (logits - expected[:, : logits.shape[1]]).abs().max() < 1e-10
 
 
 @every_case
-@torch.no_grad()
-def test_prefill_in_pieces_equals_the_full_forward(keys):
-    model, idx = make_model(keys), make_ids()
-    state, start, parts = model.init_state(2, dtype=torch.float64), 0, []
-    for length in (3, CHUNK, 2, T - CHUNK - 5):
-        x, state = model.features(idx[:, start : start + length], state, start)
-        parts, start = [*parts, x], start + length
-    assert start == T
-    assert (model.logits(torch.cat(parts, dim=1)) - model(idx)).abs().max() < 1e-10
-
-
-@every_case
-def test_gradients_reach_every_parameter_and_are_finite(keys):
-    model, idx = make_model(keys, torch.float32).train(), make_ids()
-    model(idx[:, :-1], idx[:, 1:]).backward()
+def test_gradients_reach_every_parameter_and_are_finite(about):
+    model = make_model(about, torch.float32).train()
+    model(IDX[:, :-1], IDX[:, 1:]).backward()
     for name, p in model.named_parameters():
         assert p.grad is not None and p.grad.isfinite().all() and p.grad.abs().max() > 0, name
 
@@ -164,30 +163,30 @@ def of_graphs():
     for about, keys in CASES.items():
         if about.endswith(", elementwise"):
             is_quick = keys["attention"] in THREE or "MIXER" in os.environ
-            yield pytest.param(keys, id=about, marks=[] if is_quick else pytest.mark.slow)
+            yield pytest.param(about, marks=[] if is_quick else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("keys", list(of_graphs()))
-def test_a_training_step_compiles_to_one_graph(keys):
-    model, idx = make_model(keys, torch.float32).train(), make_ids()
-    targets = idx[:, 1:].masked_fill(idx[:, 1:] % 2 == 0, IGNORE)
-    explained = torch._dynamo.explain(model)(idx[:, :-1], targets)
+@pytest.mark.parametrize("about", list(of_graphs()))
+def test_a_training_step_compiles_to_one_graph(about):
+    targets = IDX[:, 1:].masked_fill(IDX[:, 1:] % 2 == 0, IGNORE)
+    explained = torch._dynamo.explain(make_model(about, torch.float32, n_layer=1).train())(IDX[:, :-1], targets)
     torch._dynamo.reset()
     assert (explained.graph_count, explained.break_reasons) == (1, [])
 
 
 @every_case
 @torch.no_grad()
-def test_state_bytes_are_those_of_the_cache(keys):
-    model = make_model(keys, torch.float32)
-    _, state = model.features(make_ids(), model.init_state(2))
-    assert model.state_bytes(2) == sum(tensor.nbytes for layer in state for tensor in layer.values())
+def test_state_bytes_are_those_of_the_cache(about):
+    model = model_and_logits(about)[0]
+    state = model.features(IDX, model.init_state(2, dtype=torch.float64))[1]
+    assert 2 * model.state_bytes(2) == sum(tensor.nbytes for layer in state for tensor in layer.values())
 
 
 @every_case
 @torch.no_grad()
-def test_explicit_weights_reproduce_the_readout(keys):
-    mixers = [block.mixer for block in make_model(keys).blocks if block.mixer.explicit_weights is not None]
+def test_explicit_weights_reproduce_the_readout(about):
+    model = model_and_logits(about)[0]
+    mixers = [block.mixer for block in model.blocks if block.mixer.explicit_weights is not None]
     if not mixers:
         pytest.skip("no mixer here has weights: they override `read` or `forward`, and have no `explicit_weights`")
     for mixer in mixers:

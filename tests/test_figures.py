@@ -5,61 +5,36 @@ python -m pytest tests/test_figures.py
 
 import math
 
-import pytest
 from made_rows import labels_of, line_of, listed, made_row, write_rows
 
 import experiment
 import plot
-from study import gains, report
-from study.names import plain_arms
-
-CHANCE = {"chance among the values in context"}
+from study import report
 
 
-def test_a_setting_and_mixer_have_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, drawn):
+def test_a_mixer_has_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, drawn):
     kinds = {
         "none": {}, "native": {"gate": "native"}, "sigmoid": {"gate": "elementwise"},
         "wide": {"gate": "elementwise", "gate_bias": 1.0}, "matched": {"gate": "elementwise", "match_params": True},
     }  # fmt: skip
     arms = {f"{m} {kind}": {"attention": m} | keys for m in ("gla", "mamba2") for kind, keys in kinds.items()}
     config = listed(arms=arms)
-    rows = [made_row(run, 0.5 + 0.1 * run["seed"]) for run in experiment.runs_of(config, config.seeds, [])]
+    rows = [made_row(run, 0.5 + 0.1 * run["seed"]) for run in experiment.runs_of(config, config.seeds)]
     rows[0] = made_row(rows[0], None)  # not finite
     report.figures(rows, tmp_path)
     assert list(drawn) == ["accuracy.png"]
     panels = drawn["accuracy.png"].axes
-    assert [axes.get_title() for axes in panels] == [f"{s}, {m}" for m in ("gla", "mamba2") for s in ("d16", "d32")]
+    assert [axes.get_title() for axes in panels] == ["gla", "mamba2"]
     for axes in panels:
-        assert labels_of(axes) - CHANCE == set(kinds)
-        assert len(axes.lines) == 5 * (2 + 1) + 1 and not axes.collections  # of two seeds no interval is drawn
+        assert labels_of(axes) == set(kinds)
+        assert len(axes.lines) == 5 * (2 + 1) and not axes.collections  # of two seeds no interval is drawn
         assert line_of(axes, "none").get_color() == "#000000"
     assert len({line.get_color() for line in panels[0].lines}) == 5
 
 
-def test_the_gain_is_of_the_run_of_the_seed_that_has_no_gate_and_else_the_same_keys(drawn, tmp_path):
-    rows = []
-    for arm, keys, seed, loss in (
-        ("none", {}, 0, 2.0), ("none", {}, 1, 2.5), ("none short", {"max_iters": 9}, 0, 3.0),
-        ("sigmoid", {"gate": "elementwise", "learning_rate": 1e-2}, 0, 1.5),
-        ("sigmoid", {"gate": "elementwise"}, 1, 2.6),
-        ("sigmoid short", {"gate": "elementwise", "max_iters": 9}, 0, 3.5), ("gla", {"attention": "gla"}, 0, 1.0),
-    ):  # fmt: skip
-        about = {"seed": seed, "finite": True, "accuracy": 0.1, "val_loss": loss, "metric": "val_loss", "data": {}}
-        parts = [{"step": step, "near": loss + 1, "far": loss - 1} for step in (0, 9)]
-        curve = [[0, 5.0], [9, loss]]
-        rows.append(about | {"arm": arm, "config": {"max_iters": 18} | keys, "curve": curve, "loss_curve": parts})
-    assert plain_arms(rows) == {(None, "sigmoid"): "none", (None, "sigmoid short"): "none short"}
-    found = gains.gains(rows)
-    assert list(found) == ["all", "near", "far"]
-    for curves in found.values():
-        assert curves == {"sigmoid": [[(9, 0.5)], [(9, pytest.approx(-0.1))]], "sigmoid short": [[(9, -0.5)]]}
-    report.figures([row | {"scores": {}} for row in rows], tmp_path)
-    assert [axes.get_title() for axes in drawn["gain.png"].axes] == [gains.PARTS[p] for p in ("all", "near", "far")]
-
-
 def test_a_run_that_was_not_finite_has_no_mean_behind_its_last_evaluation(tmp_path, drawn):
-    config = listed(settings={}, arms={"none": {}}, seeds=[0, 1, 2])
-    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
+    config = listed(arms={"none": {}}, seeds=[0, 1, 2])
+    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds)]
     rows[1] = made_row(rows[1], None) | {"curve": [[0, 0.1], [50, 0.5]]}
     report.figures(rows, tmp_path)
     mean = line_of(drawn["accuracy.png"].axes[0], "none")
@@ -68,7 +43,7 @@ def test_a_run_that_was_not_finite_has_no_mean_behind_its_last_evaluation(tmp_pa
 
 
 def test_rows_of_two_versions_of_a_run_are_not_drawn_as_two_seeds(tmp_path, helpers):
-    config = listed(settings={}, arms={"none": {}})
-    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds, [])]
+    config = listed(arms={"none": {}})
+    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds)]
     write_rows(tmp_path, rows + [row | {"config": row["config"] | {"n_embd": 32}} for row in rows])
     assert "two rows of arm 'none', seed 0" in helpers.error_of(plot.draw_experiment, tmp_path)

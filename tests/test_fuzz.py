@@ -145,10 +145,9 @@ def test_any_config_file_is_a_config_or_one_line(tmp_path, content):
     one_line(configurator.load, train.TrainConfig, [str(tmp_path / "fuzz.py")])
 
 
-NAMES = ("minimum", "text", "late_gate", "horizon", "qiu")  # which have every key of an experiment but settings
+NAMES = ("minimum", "text", "late_gate", "horizon", "qiu")  # which have every key of an experiment
 FILES = [ROOT / f"config/experiments/{name}.py" for name in NAMES]
 EXPERIMENTS = [configurator.read_config_file(file, merge=("base", "data")) for file in FILES]
-EXPERIMENTS[0]["settings"] = {"d8": {"n_embd": 8, "data": {"pairs": 3}}, "d16": {"n_embd": 16}}
 
 
 @fuzz(st.sampled_from(EXPERIMENTS), PLACES, STRANGE)
@@ -228,7 +227,6 @@ def test_any_damage_to_a_shard_is_found_or_changes_nothing(stream, kind, at, jun
     shards = sorted(name for name in whole if name.endswith(".npy"))
     for name, content in whole.items():
         (folder / name).write_bytes(content)
-    open_dataset(folder)  # whatever it remembers must not hide the damage
     name, other = shards[one % len(shards)], shards[other % len(shards)]
     content = damaged(whole[name], kind, at, junk) if name == other else whole[other]  # or two are exchanged
     (folder / name).write_bytes(content)

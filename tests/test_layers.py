@@ -10,9 +10,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from model import GPT, GPTConfig
 from ops import fast, layers
-from ops.layers import RMSNorm, ShortConv, cos_sin, cos_sin_features, l2_norm, manual_attention, quarter_turn, rotate
+from ops.layers import RMSNorm, ShortConv, cos_sin, cos_sin_features, l2_norm, quarter_turn, rotate
 
 
 def random(*shape):
@@ -33,19 +32,11 @@ def assert_same(y, expected, inputs):
     torch.testing.assert_close(*gradients)
 
 
-# -- definitions -------------------------------------------------------------------------------------------------------
-
-
-def test_the_norm_is_its_definition():
+def test_the_norms_are_their_definitions():
     norm, x = randomized(RMSNorm(8, eps=1e-5)).double(), random(2, 3, 8)
     assert_same(norm(x), x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight, (x, norm.weight))
     zeros = torch.zeros(1, 8, requires_grad=True)
-    y = norm(zeros)
-    y.sum().backward()
-    assert not y.any() and zeros.grad.isfinite().all()
-
-
-def test_the_l2_norm_is_its_definition():
+    assert not norm(zeros).any() and torch.autograd.grad(norm(zeros).sum(), zeros)[0].isfinite().all()
     for x in (random(2, 3, 4), (1e-3 * random(2, 3, 4)).detach().requires_grad_()):
         assert_same(l2_norm(x), x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt(), (x,))
 
@@ -60,27 +51,15 @@ def test_a_convolution_is_its_definition(T, bias, has_state):
     assert_same(conv(x, {"conv": past} if has_state else None), expected, (x, *conv.parameters()))
 
 
-def test_a_convolution_compiles_with_its_backward():
-    conv, x = randomized(ShortConv(6, 4, bias=True)), random(2, 9, 6).float()
-    torch._dynamo.reset()
-    gradients = [
-        torch.autograd.grad(call(x, None).square().sum(), list(conv.parameters()))
-        for call in (conv, torch.compile(conv, backend="aot_eager"))
-    ]
-    torch.testing.assert_close(*gradients)
-
-
 @pytest.mark.parametrize("module", [RMSNorm(16, eps=1e-5), ShortConv(16, 4, bias=True), l2_norm], ids=str)
 def test_in_bfloat16_a_part_rounds_once_forward_and_backward(module):
     x, dy = torch.randn(2, 9, 16).bfloat16().requires_grad_(), torch.randn(2, 9, 16).bfloat16()
-    fine, parameters, rest = x.detach().float().requires_grad_(), [], [None] * isinstance(module, ShortConv)
-    if module is not l2_norm:
-        parameters = list(randomized(module).parameters())
+    fine, rest = x.detach().float().requires_grad_(), [None] * isinstance(module, ShortConv)
+    parameters = [] if module is l2_norm else list(randomized(module).parameters())
     with torch.autocast("cpu", torch.bfloat16):
-        y, of_fine = module(x, *rest), module(fine, *rest)
+        y = module(x, *rest)
     expected = module(fine, *rest)
     assert torch.equal(y, expected.bfloat16()) and y.dtype == torch.bfloat16
-    assert of_fine.dtype == (torch.bfloat16 if isinstance(module, RMSNorm) else torch.float32)
     dx, *gradients = torch.autograd.grad(y, (x, *parameters), dy)
     exact_dx, *exact = torch.autograd.grad(expected, (fine, *parameters), dy.float())
     assert torch.equal(dx, exact_dx.bfloat16())
@@ -104,50 +83,17 @@ def test_features_of_two_positions_have_the_product_times_the_cosine_of_their_di
 
 
 def test_angles_are_kept_for_the_layers_and_steps_that_ask_again():
-    layers._kept_cos_sin.cache_clear()
+    layers._cos_sin.cache_clear()
     x, rope = torch.randn(2, 5, 3, 6), (100.0, "yarn", 4.0, 8)
     with torch.inference_mode():
         expected = rotate(x, 7, *rope)
-    assert torch.equal(rotate(x.requires_grad_(), 7, *rope), expected)
-    rotate(x, 7, *rope).sum().backward()  # also where inference mode asked first
-    assert (layers._kept_cos_sin.cache_info().misses, layers._kept_cos_sin.cache_info().hits) == (1, 2)
+    rotate(x.requires_grad_(), 7, *rope).sum().backward()  # also where inference mode asked first
+    assert layers._cos_sin.cache_info().hits == 1
     for other in ((8, *rope), (7, 99.0, *rope[1:]), (7, 100.0)):
         assert not torch.equal(rotate(x, *other), expected)
-    assert rotate(x.double(), 7, *rope).dtype == torch.float64
     with torch._subclasses.FakeTensorMode():  # whose angles are not met again
         cos_sin(torch.zeros(1, 4, 1, 6), 0, quarter_turn, 9)
     assert type(cos_sin(torch.zeros(1, 4, 1, 6), 0, quarter_turn, 9)[0]) is torch.Tensor
-
-
-@pytest.mark.parametrize(("T", "heads", "width"), [(20, 2, 6), (100, 2, 24), (600, 3, 32)])
-@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.bfloat16, 0.02)])
-def test_causal_attention_and_its_gradients_are_the_definition(T, heads, width, dtype, error):
-    torch.manual_seed(T)
-    qk, v, do = (torch.randn(2, T, n, width).to(dtype).transpose(1, 2) for n in (2 * heads, heads, heads))
-    qkv = [x.requires_grad_() for x in (*(3 * qk).split(heads, dim=1), v)]  # views, as in a model; peaked weights
-    exact = [x.detach().double().requires_grad_() for x in qkv]
-    o, expected = fast.CausalAttention.apply(*qkv), manual_attention(*exact, None, None, is_causal=True)[0]
-    gradients, exact_gradients = torch.autograd.grad(o, qkv, do), torch.autograd.grad(expected, exact, do.double())
-    for y, exact_y in zip((o, *gradients), (expected, *exact_gradients), strict=True):
-        assert y.dtype == dtype and (y - exact_y).norm() < error * exact_y.norm()
-
-
-def test_attention_in_bfloat16_trains_grouped_heads_as_the_definition(monkeypatch):
-    model = GPT(GPTConfig(n_layer=1, n_embd=32, n_head=4, n_kv_head=2, vocab_size=9, block_size=300))
-    idx, p = torch.randint(9, (2, 301)), model.blocks[0].mixer.qkv.weight
-
-    def gradient():
-        with torch.autocast("cpu", torch.bfloat16):
-            return torch.autograd.grad(model(idx[:, :-1], idx[:, 1:]), p)[0]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(F, "scaled_dot_product_attention", None)  # not called
-        ours = gradient()
-    monkeypatch.setattr(layers, "attention", lambda *args, is_causal: manual_attention(*args, None, is_causal)[0])
-    assert (ours - gradient()).norm() < 0.03 * ours.norm()
-
-
-# -- second derivatives ------------------------------------------------------------------------------------------------
 
 
 def test_every_second_derivative_is_refused():

@@ -3,8 +3,6 @@
 python -m pytest tests/test_loss.py
 """
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -49,15 +47,6 @@ def test_loss_and_gradients_are_those_of_the_whole_matrix(tokens, share_ignored,
         assert cross_entropy_sum(x, weight, targets, vocab_size=40, softcap=softcap) == ours[0]
 
 
-@pytest.mark.parametrize("broken", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("softcap", [None, 2.0])
-def test_a_value_that_is_not_finite_counts_for_nothing_where_no_label_is(broken, softcap):
-    x, weight, targets = make_inputs(CHUNK_TOKENS + 9, share_ignored=0.5)
-    expected = with_gradients(cross_entropy_sum, x, weight, targets, softcap=softcap)
-    x[targets == IGNORE] = broken
-    assert all(map(torch.equal, with_gradients(cross_entropy_sum, x, weight, targets, softcap=softcap), expected))
-
-
 @pytest.mark.parametrize("label", [-1, 40, 44, 45], ids=["nanoGPT's -1", "padding", "last padding", "past the matrix"])
 def test_a_label_that_is_no_id_is_an_error(label):
     x, weight, targets = make_inputs(9)
@@ -75,17 +64,4 @@ def test_a_large_vocabulary_stays_near_plain_float32(dtype, of_loss, of_gradient
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
         ours = with_gradients(cross_entropy_sum, x, weight, targets, 50_304)
     for value, reference, limit in zip(ours, expected, (of_loss, of_gradients, of_gradients), strict=True):
-        assert value.dtype == torch.float32 and (value - reference).norm() < limit * reference.norm()
-
-
-def test_under_autocast_only_the_operands_are_bfloat16():
-    torch.manual_seed(0)
-    tokens = 16 * CHUNK_TOKENS
-    x, weight, targets = torch.randn(tokens, C), torch.randn(40, C), torch.randint(40, (tokens,))
-    expected = with_gradients(plain, x.bfloat16().float(), weight.bfloat16().float(), targets)
-    with torch.autocast("cpu", torch.bfloat16):
-        ours = with_gradients(cross_entropy_sum, x, weight, targets)
-    assert ours[0] != plain(x, weight, targets, 40)
-    # the logits of a product are rounded to bfloat16 (2**-9), which averages out; a sum in bfloat16 would not
-    for value, reference, limit in zip(ours, expected, (1e-4, 0.006, 0.0015), strict=True):  # measured 0.0038, 0.0008
         assert value.dtype == torch.float32 and (value - reference).norm() < limit * reference.norm()

@@ -12,7 +12,6 @@ import evaluate
 import meters
 import sample
 import train
-from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
 from model import GPT, MIXERS, GPTConfig
 from runs import hardware, limits, memory
@@ -169,12 +168,6 @@ def test_sampling_and_meters_are_refused_without_the_memory(helpers, checkpoints
 
 def test_threads_beyond_what_a_machine_takes_are_refused(helpers, mqar, tmp_path):
     assert "threads=1000000: at most" in helpers.error_of(helpers.train, mqar, tmp_path / "out", threads=10**6)
-
-
-def test_mqar_beyond_memory_is_refused_before_anything_is_written(helpers, tmp_path):
-    for keys in (dict(train_size=1 << 50), dict(slices="1000000000000/4")):
-        error = helpers.error_of(mqar_prepare.main, helpers.words(**keys, out_dir=tmp_path / "data"))
-        assert "would be needed" in error and "lower train_size" in error and not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def text_rows():
     config = configurator.load(experiment.ExperimentConfig, [str(ROOT / "config/experiments/text.py")])
     rng, rows = random.Random(0), []
     level = {seed: rng.gauss(0, 0.08) for seed in config.seeds}
-    for run in experiment.runs_of(config, config.seeds, [1e-3]):
+    for run in experiment.runs_of(config, config.seeds, dict.fromkeys(config.arms, 1e-3)):
         mixer, _, variant = run["arm"].partition(" ")
         gain = GAIN[variant or "none"] * (0.5 if mixer == "softmax" else 1)
         loss = LOSS[mixer] + level[run["seed"]] - gain + rng.gauss(0, 0.008)

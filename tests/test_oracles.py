@@ -47,7 +47,7 @@ def rms_norm(o, ours):
     return o / (o.square().mean(-1, keepdim=True) + 1e-5).sqrt() * ours.norm.weight
 
 
-@pytest.mark.parametrize("n_kv_head", [4, 2, 1])
+@pytest.mark.parametrize("n_kv_head", [4, 1])
 def test_gated_softmax_with_gqa_qk_norm_and_rope_is_qwen3_next_attention(n_kv_head):
     ours = make("softmax", "elementwise", qk_norm=True, n_kv_head=n_kv_head)
     assert_same(ours, published.qwen3_next_attention(ours))
@@ -144,13 +144,3 @@ def test_the_new_mixer_of_the_readme_is_minimax_lightning_attention():
                 assert_same(block.mixer, minimax_lightning_attention(block.mixer))
     finally:
         del MIXERS["lightning"], nanogate.Lightning
-
-
-def test_mixers_draw_decays_as_published():
-    """Median decay at the start: 0.94 for gated_deltanet with fla's dt_bias (ones, as in Qwen3-Next, gave 3e-5)."""
-    torch.manual_seed(0)
-    for name, low, high in (("gla", 0.95, 0.965), ("mamba2", 0.85, 0.98), ("gated_deltanet", 0.85, 0.98)):
-        config = GPTConfig(attention=name, n_layer=1, n_embd=1024, n_head=256, block_size=T, vocab_size=1)
-        block = nanogate.GPT(config).blocks[0]
-        log_decay = block.mixer.project(F.rms_norm(torch.randn(1, 8, 1024), (1024,)), None, 0).log_decay
-        assert low < log_decay.detach().exp().median().item() < high, name

@@ -5,7 +5,6 @@ python -m pytest tests/test_rates.py
 
 from configurator import UserError
 
-import dataclasses
 import math
 import types
 
@@ -21,7 +20,7 @@ GLAS = {"gla": {"attention": "gla"}, "gla gated": {"attention": "gla", "gate": "
 
 
 def choosing(**keys):
-    about = dict(settings={}, seeds=[0], selection_seeds=[7, 8], learning_rates=[0.001, 0.01, 0.1], jobs=8)
+    about = dict(seeds=[0], selection_seeds=[7, 8], learning_rates=[0.001, 0.01, 0.1], jobs=8)
     return listed(**about | {"arms": {"none": {"gate": "none"}}, "base": BASE | {"max_iters": 400}} | keys)
 
 
@@ -70,14 +69,11 @@ def test_all_rates_get_short_runs_and_the_best_two_full_ones_in_one_call(tmp_pat
     said = capsys.readouterr().out
     assert "none: 0.01 (mean area under the curve 45.0%; +2.5 over 0.003, standard error 0.0 points)\n" in said
     assert experiment.run_all(config, tmp_path) == rows and len(names) == 13
-    every = read_rows(tmp_path)
-    (choice,) = experiment.choose_rates(config, every)  # again from the rows alone
+    (choice,) = experiment.choose_rates(config, read_rows(tmp_path))  # again from the rows alone
     assert (choice["rate"], choice["other"], choice["is_edge"]) == (0.01, 0.003, False)
     assert choice["margin"] == pytest.approx(0.025) and choice["error"] == pytest.approx(0)
-    compared = report.figures(rows, tmp_path)[0].read_bytes()
-    assert report.figures(every, tmp_path)[0].read_bytes() == compared  # runs that chose a rate are in no figure
     with pytest.raises(UserError, match="no row of a compared run yet"):
-        report.figures([row for row in every if "purpose" in row], tmp_path)
+        report.figures([row for row in read_rows(tmp_path) if "purpose" in row], tmp_path)
 
 
 def test_a_short_run_is_the_run_scaled_down_with_a_schedule_of_its_own():
@@ -86,44 +82,16 @@ def test_a_short_run_is_the_run_scaled_down_with_a_schedule_of_its_own():
     run = choice["runs"][0]
     assert {name: run["config"][name] for name in keys} == {name: steps // 4 for name, steps in keys.items()}
     assert run["purpose"] == "short selection" and rate_of(run) == 0.001
-    assert "lr_decay_iters" not in experiment.choose_rates(choosing(), [])[0]["runs"][0]["config"]  # max_iters
-    cheap = choosing(base=BASE | keys, selection_iters=[200, 320])
+    cheap = choosing(base=BASE | keys, selection_iters=[200, 320], selection_base={"meters": False})
     assert experiment.choose_rates(cheap, [])[0]["runs"][0]["config"]["eval_interval"] == 25
     choices, _ = chosen(cheap, by_rate({0.001: 0.1, 0.01: 0.5, 0.1: 0.4}))
     longest = choices[0]["runs"][-1]
-    assert longest["purpose"] == "selection"
+    assert longest["purpose"] == "selection" and longest["config"]["meters"] is False
+    assert "meters" not in compared_runs(cheap, choices)[-1]["config"]
     assert {name: longest["config"][name] for name in keys} == {name: 4 * n // 5 for name, n in keys.items()}
     keys = dict(max_iters=400, warmup_iters=40, eval_interval=50, decay_lr=False)  # the first steps of the run
     (choice,) = experiment.choose_rates(choosing(base=BASE | keys), [])
     assert {name: choice["runs"][0]["config"][name] for name in keys} == keys | {"max_iters": 100}
-
-
-def test_runs_that_choose_a_rate_can_leave_out_what_only_the_comparison_needs():
-    config = choosing(selection_base={"meters": False, "eval_whole": False})
-    choices, _ = chosen(config, by_rate({0.001: 0.1, 0.01: 0.5, 0.1: 0.4}))
-    assert {(run["config"]["meters"], run["config"]["eval_whole"]) for run in choices[0]["runs"]} == {(False, False)}
-    compared = compared_runs(config, choices)[-1]
-    assert "purpose" not in compared and not {"meters", "eval_whole"} & set(compared["config"])
-    for wrong, said in (({"dataset": "x"}, "the experiment sets it"), ({"meter": False}, "meter")):
-        with pytest.raises(UserError, match=said):
-            choosing(selection_base=wrong)
-
-
-def test_a_dry_run_knows_the_chosen_rates_and_guesses_what_is_not_chosen_yet():
-    config, value = choosing(seeds=[0, 1], selection_seeds=[7], jobs=1), by_rate({0.001: 0.3, 0.01: 0.5, 0.1: 0.4})
-    choices, _ = chosen(config, value)
-    selection = [made_row(run, value(run)) for choice in choices for run in choice["runs"]]
-    rows = selection + [made_row(run, 0.5) for run in compared_runs(config, choices)]
-    assert experiment.estimate(config, rows).startswith("0 of 7 runs to do")
-    assert experiment.estimate(config, rows[:-1]).splitlines()[0].startswith("none-seed1 ")
-    assert experiment.estimate(config, selection).splitlines()[-1].startswith("2 of 7 runs to do")
-    lines = [line.split()[:2] for line in experiment.estimate(config, selection[:2]).splitlines()]
-    assert lines == [  # a step of a short run, which took 36 s here, costs as much as one of a full run
-        ["none-lr0.1-short-seed7", "36"], ["none-lr0.001-seed7", "144"], ["none-lr0.01-seed7", "144"],
-        ["none-seed0", "144"], ["none-seed1", "144"], ["5", "of"],
-    ]  # fmt: skip
-    scored = dataclasses.replace(config, scores={"longer": {}})
-    assert experiment.estimate(scored, rows).endswith("; 2 finished runs lack a score")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -134,10 +102,8 @@ def test_a_dry_run_knows_the_chosen_rates_and_guesses_what_is_not_chosen_yet():
     "values, rate, n_full, is_edge, keys",
     [
         ({0.001: 0.1, 0.01: 0.5, 0.1: 0.4}, 0.01, 2, False, {}),
-        ({0.001: 0.1, 0.01: 0.5, 0.1: 0.6, 1.0: 0.2}, 0.1, 3, False, {}),
         ({0.001: 0.1, 0.01: 0.5, 0.1: 0.6, 1.0: 0.7, 10.0: 0.9}, 1.0, 3, True, {}),  # once on each side
         ({0.001: 0.6, 0.01: 0.5, 0.1: 0.1, 0.0001: 0.7}, 0.0001, 3, True, {}),
-        ({0.001: 0.5, 0.01: 0.1, 0.1: 0.6, 1.0: 0.2}, 0.1, 3, False, {}),
         ({0.001: 0.1, 0.01: 0.4, 0.1: 0.5}, 0.1, 2, True, {"widen_rates": False}),
     ],
 )
@@ -178,23 +144,15 @@ def test_a_rate_that_diverged_in_a_seed_is_never_chosen_over_one_that_did_not():
     assert choice["rate"] == 0.01
 
 
-@pytest.mark.parametrize(
-    "keys, expected",
-    [
-        ({}, (0.001, 0.01, 0.35, 12)),
-        ({"select_by": "last"}, (0.01, 0.1, 0.1, 10)),
-        ({"select_by": "last", "selection_iters": [200]}, (0.01, 0.1, 0.1, 6)),
-    ],
-)
-def test_a_rate_may_be_chosen_by_the_last_value_of_short_and_longer_runs(keys, expected):
-    ends, half_way = {0.0001: 0.1, 0.001: 0.3, 0.01: 0.5, 0.1: 0.4}, {0.0001: 0.1, 0.001: 1.0, 0.01: 0.2, 0.1: 0.1}
+def test_a_rate_may_be_chosen_by_the_last_value():
+    ends, half_way = {0.001: 0.3, 0.01: 0.5, 0.1: 0.4}, {0.001: 1.0, 0.01: 0.2, 0.1: 0.1}
 
     def row_of(run, row):
         return row | {"curve": [[0, 0.0], [50, half_way[rate_of(run)]], [100, ends[rate_of(run)]]]}
 
-    (choice,), n_runs = chosen(choosing(**keys), by_rate(ends), row_of)
-    rate, other, margin, wanted = expected
-    assert (choice["rate"], choice["other"], choice["margin"], n_runs) == (rate, other, pytest.approx(margin), wanted)
+    for keys, wanted in (({}, 0.001), ({"select_by": "last"}, 0.01)):
+        (choice,), n = chosen(choosing(widen_rates=False, selection_iters=[200], **keys), by_rate(ends), row_of)
+        assert (choice["rate"], n) == (wanted, 6)
 
 
 def test_arms_of_a_mixer_share_a_rate_unless_one_is_clearly_better_off_with_another():
@@ -215,19 +173,11 @@ def test_arms_of_a_mixer_share_a_rate_unless_one_is_clearly_better_off_with_anot
     assert {choice["arm"]: choice["rate"] for choice in choices} == wanted
     assert choices[1]["other"] == 0.001 and choices[1]["margin"] == pytest.approx(-0.02)
     assert "0.01 is best for all arms of gla" in "".join(rates.lines(config, choices))
-    alone = choosing(arms=arms, select_by="last", selection_iters=[100])
-    assert chosen(alone, end_of)[0][1]["rate"] == 0.001
 
 
-def test_pooled_rates_need_the_same_runs_of_every_arm_and_wait_for_each_other(helpers):
-    about = dict(arms=GLAS, select_by="last", pool_rates=True)
-    assert "pool_rates=True" in helpers.error_of(choosing, **about, learning_rates=[1e-3, 3e-3, 1e-2, 3e-2])
-    choices, _ = chosen(choosing(**about, learning_rates=[1e-3, 3e-3]), lambda run: {3e-3: 0.6}.get(rate_of(run), 0.4))
-    assert [(choice["rate"], choice["is_edge"]) for choice in choices] == [(3e-3, False)] * 2
-    config = choosing(**about, learning_rates=[0.01], selection_iters=[100])  # one rate on offer is every arm's
-    choices, _ = chosen(config, lambda run: 0.5)
-    assert [choice["rate"] for choice in choices] == [0.01, 0.01] and rates.lines(config, choices)
-    config = choosing(**about | {"arms": GLAS | {"softmax": {}}}, selection_iters=[100])
+def test_pooled_rates_wait_for_each_other():
+    about = dict(arms=GLAS | {"softmax": {}}, select_by="last", pool_rates=True)
+    config = choosing(**about, selection_iters=[100])
     runs = [run for choice in experiment.choose_rates(config, []) for run in choice["runs"]]
     rows = [made_row(run, 0.5 if rate_of(run) == 0.01 else 0.2) for run in runs if run["arm"] != "gla gated"]
     known = {choice["arm"]: choice["rate"] for choice in experiment.choose_rates(config, rows)}
@@ -237,48 +187,31 @@ def test_pooled_rates_need_the_same_runs_of_every_arm_and_wait_for_each_other(he
 def test_one_arm_may_choose_the_rate_for_another(tmp_path, capsys, helpers):
     arms = {"none": {}, "gated": {"gate": "elementwise"}, "matched": {"gate": "elementwise", "match_params": True}}
     keys = dict(selection_seeds=[7], learning_rates=[0.001, 0.01], rate_of={"matched": "gated"})
-    config = listed(arms=arms, seeds=[0], scores={"longer": {"lengths": [64]}}, run=False, **keys)
+    config = listed(arms=arms, seeds=[0], run=False, **keys)
     best = {"none": 0.001, "gated": 0.01}
     value = lambda run: 0.9 if rate_of(run) == best[run["arm"]] else 0.5  # noqa: E731
     choices, n_runs = chosen(config, value)
-    assert [(choice["setting"], choice["arm"]) for choice in choices] == [(s, a) for s in ("d16", "d32") for a in best]
-    assert n_runs == 4 * (2 + 1)  # both rates, and one beyond the edge
+    assert [choice["arm"] for choice in choices] == list(best) and n_runs == 2 * (2 + 1)  # one beyond the edge
     rows = [made_row(run, value(run)) for choice in choices for run in choice["runs"]]
-    assert rates_of(config, choices) == {(s, arm): best.get(arm, 0.01) for s in ("d16", "d32") for arm in arms}
+    assert rates_of(config, choices) == {arm: best.get(arm, 0.01) for arm in arms}
     rows += [made_row(run, 0.5) for run in compared_runs(config, choices)]
     write_rows(tmp_path, rows)
-    assert len(experiment.run_all(config, tmp_path)) == 6
-    assert "learning rate of d32: matched: 0.01 (that of gated)\n" in capsys.readouterr().out
-    assert experiment.choose_rates(config, rows[1:])[0]["rate"] is None
-    assert experiment.estimate(config, rows[1:]).startswith("d16-none-lr0.001-seed7 ")
+    assert len(experiment.run_all(config, tmp_path)) == 3
+    assert "learning rate of matched: 0.01 (that of gated)\n" in capsys.readouterr().out
     # such an arm may be shorter than the runs that choose its rate; another may not
     about = dict(arms={"long": {"max_iters": 200}, "short": {"max_iters": 50}}, selection_iters=[200])
-    choices, _ = chosen(choosing(rate_of={"short": "long"}, **about), lambda run: 0.5)
-    assert [choice["arm"] for choice in choices] == ["long"]
-    assert "none over max_iters=50" in helpers.error_of(choosing, **about)
+    choosing(rate_of={"short": "long"}, **about)
+    assert "none may be over max_iters=50" in helpers.error_of(choosing, **about)
 
 
 def test_the_short_runs_show_in_which_rates_a_mixer_learns(tmp_path, drawn):
     ends = {"softmax": [0.5, 0.6, 0.5], "gla": [0.2, 0.7, None], "gla gated": [0.3, 0.8, 0.1]}
     tried, arms = [0.001, 0.01, 0.1], {"softmax": {}, **GLAS}
     value = lambda run: ends[run["arm"]][tried.index(rate_of(run))]  # noqa: E731
-    config, at_once = choosing(arms=arms), choosing(arms=arms, selection_iters=[100])
+    config = choosing(arms=arms)
     shown = rates.windows_of(config, chosen(config, value)[0])
-    assert str(rates.windows_of(at_once, chosen(at_once, value)[0])) == str(shown)
-    assert {mixer: list(of_arms) for mixer, of_arms in shown.items()} == {"softmax": ["none"], "gla": ["none", "gated"]}
-    for mixer, arm, name in (("softmax", "none", "softmax"), ("gla", "none", "gla"), ("gla", "gated", "gla gated")):
-        for rate, end in zip(tried, ends[name], strict=True):  # two seeds
-            assert shown[mixer][arm][rate] == pytest.approx([math.nan if end is None else end] * 2, nan_ok=True)
     rates.windows(config.metric, shown, tmp_path / "windows.png")
-    softmax, gla = drawn["windows.png"].axes
-    assert (softmax.get_title(), gla.get_title()) == ("softmax", "gla")
-    assert [label.get_text() for label in softmax.get_xticklabels()] == ["0.001", "0.01", "0.1"]
+    _, gla = drawn["windows.png"].axes
     assert list(line_of(gla, "gated").get_xdata()) == tried
     assert list(line_of(gla, "gated").get_ydata()) == pytest.approx([30, 80, 10])
     assert math.isnan(line_of(gla, "none").get_ydata()[2])  # no line across the rate that a run did not survive
-    thin = [line for line in gla.lines if line.get_linewidth() == 0.7]
-    assert [sum(map(math.isfinite, line.get_ydata())) for line in thin] == [2, 2, 3, 3]
-    crosses = [line for line in gla.lines if line.get_marker() == "x"]
-    assert [list(line.get_xdata()) for line in crosses] == [[0.1], []]
-    few = choosing(arms={"softmax": {}}, learning_rates=tried[:2], widen_rates=False)
-    assert rates.windows_of(few, chosen(few, lambda run: 0.5)[0]) == {}

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from ops.kernels import fla, has_fla
-from ops.recurrence import LOG_DECAY_MIN, chunked, plain_chunked, quadratic, recurrent
+from ops.recurrence import chunked, plain_chunked, quadratic, recurrent
 
 B, H, DK, DV = 2, 3, 8, 5
-LENGTHS = (1, 2, 17, 63, 64, 65, 200)
+LENGTHS = (1, 17, 64, 65, 200)
 CHUNKS = (None, 1, 16, 64)
 # what a decay can be: what a mixer makes of logits from -40 to 40, none at all, and one that forgets everything
 DECAYS = {
@@ -156,86 +156,11 @@ def test_autocast_changes_nothing_forward_or_backward(form, kind, decay, delta):
         assert x.dtype == torch.float32 and torch.equal(x, expected[name]), name
 
 
-@pytest.mark.parametrize("kind", ["per head", "per channel"])
-@with_and_without_the_delta_rule
-def test_an_output_is_bit_equal_whatever_decays_follow_or_stand_in_other_rows(kind, delta):
-    mild = make_inputs(32, kind, "-5 to 0 a step", delta, dtype=torch.float32)
-    strong = mild | {"log_decay": mild["log_decay"].clone()}
-    strong["log_decay"][:, 20:] *= 10
-    mixed = mild | {"log_decay": torch.stack([mild["log_decay"][0], strong["log_decay"][1]])}
-    expected, _ = chunked(**mild)
-    assert torch.equal(chunked(**strong)[0][:, :20], expected[:, :20])
-    assert torch.equal(chunked(**mixed)[0][0], expected[0])
-
-
-@pytest.mark.parametrize(
-    ("kind", "decay", "beta"),
-    [
-        ("none", None, 2.0),
-        ("per head", "-50 to -200 or 0, at random", None),
-        ("per head", "-inf or -0.1, at random", 2.0),
-        ("per head", "-5 to 0 a step", 0.0),
-        ("per channel", "-50 to -200 or 0, at random", None),
-        ("per channel", "-inf or -0.1, at random", 2.0),
-    ],
-)
-def test_a_long_text_is_the_definition_in_every_form(kind, decay, beta):
-    """1,000 tokens, 500 for the weights. float32 measured 5e-6 with reflections alone (beta 2), 1.3e-5 with -inf."""
-    inputs = {name: x if x is None else x[:1] for name, x in make_inputs(1000, kind, decay, beta is not None).items()}
-    if beta is not None:
-        inputs["beta"].fill_(beta)
-    expected = run(definition, inputs)
-    assert_near(run(chunked, inputs), expected, 1e-9)
-    assert_near(run(chunked, as_dtype(inputs, torch.float32)), expected, 2e-5)
-    with torch.no_grad():
-        assert_near(dict(zip(("o", "state"), recurrent(**inputs), strict=True)), expected, 1e-9)
-        start = {name: x if x is None else x[:, :500] for name, x in inputs.items()}
-        start["initial_state"] = torch.zeros_like(inputs["initial_state"])
-        assert error(readout_of_weights(start), definition(**start)[0]) < 1e-9
-
-
-@pytest.mark.parametrize("form", [chunked, recurrent])
-@pytest.mark.parametrize("kind", ["per head", "per channel"])
-@with_and_without_the_delta_rule
-def test_a_decay_of_minus_infinity_forgets_and_has_no_gradient(form, kind, delta):
-    inputs = make_inputs(70, kind, "-5 to 0 a step", delta, torch.float32)
-    inputs["log_decay"][:, 40] = -torch.inf
-    results = run(form, inputs)
-    assert all(x.isfinite().all() for x in results.values())
-    assert results["log_decay"][:, 40].abs().max() <= (0 if kind == "per head" else 1e-6)  # a difference that cancels
-    fresh = {name: x if x is None or name == "initial_state" else x[:, 40:] for name, x in inputs.items()}
-    o, state = form(**fresh | {"initial_state": torch.zeros_like(inputs["initial_state"])})
-    torch.testing.assert_close(results["o"][:, 40:], o, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(results["state"], state, rtol=1e-5, atol=1e-5)
-    assert torch.tensor(LOG_DECAY_MIN).exp() == 0 < torch.tensor(LOG_DECAY_MIN + 1).exp()
-
-
 @pytest.mark.parametrize("form", [chunked, plain_chunked, recurrent])
-@every_shape
-@with_and_without_the_delta_rule
-def test_no_token_gives_no_output_and_leaves_the_state(form, kind, delta):
-    inputs = make_inputs(0, kind, "-5 to 0 a step", delta)
+def test_no_token_gives_no_output_and_leaves_the_state(form):
+    inputs = make_inputs(0, "per head", "-5 to 0 a step", delta=True)
     o, state = form(**inputs)
     assert o.shape == (B, 0, H, DV) and torch.equal(state, inputs["initial_state"])
-    o, state = form(**inputs | {"initial_state": None})
-    assert o.shape == (B, 0, H, DV) and state.shape == (B, H, DK, DV) and not state.any()
-    assert readout_of_weights(inputs).shape == (B, 0, H, DV)
-
-
-@with_and_without_the_delta_rule
-def test_one_shared_head_of_q_and_k_equals_its_copies(delta):
-    inputs = make_inputs(70, "per head", "-5 to 0 a step", delta)
-    shared = inputs | {"q": inputs["q"][:, :, :1], "k": inputs["k"][:, :, :1]}
-    copies = inputs | {"q": shared["q"].expand(-1, -1, H, -1), "k": shared["k"].expand(-1, -1, H, -1)}
-    for form in (recurrent, plain_chunked, chunked):
-        for x, expected in zip(form(**shared), form(**copies), strict=True):
-            assert error(x, expected) < 1e-12
-
-
-@pytest.mark.parametrize("chunk_size", [0, 3, 48, -2])
-def test_a_chunk_is_a_power_of_two(chunk_size):
-    with pytest.raises(ValueError, match="power of two"):
-        chunked(**make_inputs(5, "none", None, delta=False), chunk_size=chunk_size)
 
 
 @pytest.mark.skipif(not has_fla(), reason="needs a GPU and flash-linear-attention")

@@ -8,19 +8,15 @@ import configurator
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 
-import data.shards
 import evaluate
 import meters
 import train
-from data.shards import open_dataset
 from data.tokenizer import get_tokenizer
 from data.writing import write_stream
 from runs import checkpoint as checkpoints
@@ -109,28 +105,22 @@ def at_step_5(monkeypatch, call):
     monkeypatch.setattr(train, "learning_rate", calling)
 
 
-@pytest.mark.parametrize("what", ["ckpt.pt", "metrics.jsonl", "a shard"])
-def test_a_disk_that_fills_up_or_cuts_a_shard_leaves_the_checkpoint_before_and_the_run_goes_on(
-    what, run, mqar, tmp_path, monkeypatch, helpers
+@pytest.mark.parametrize("what", ["ckpt.pt", "metrics.jsonl"])
+def test_a_disk_that_fills_up_leaves_the_checkpoint_before_and_the_run_goes_on(
+    what, run, tmp_path, monkeypatch, helpers
 ):
-    whole, data = run("whole"), shutil.copytree(mqar, tmp_path / "mqar")
-    save, shard = torch.save, data / "train_0000.npy"
-    content = shard.read_bytes()
+    whole, save = run("whole"), torch.save
     with monkeypatch.context() as patched:
         if what == "ckpt.pt":  # of step 8, when all of it is written
             patched.setattr(torch, "save", lambda state, file: (save(state, file), state["iter_num"] == 8 and refuse()))
             expected = "best.pt: cannot be written (No space left on device)"
-        elif what == "metrics.jsonl":
+        else:
             at_step_5(patched, lambda: patched.setattr(os, "fsync", refuse))
             expected = "No space left on device"
-        else:
-            at_step_5(patched, lambda: os.truncate(shard, 200))
-            expected = "train_0000.npy: was cut short after it was opened"
         with pytest.raises((configurator.UserError, OSError), match=re.escape(expected)):
-            run("out", dataset=data)
+            run("out")
     assert checkpoints.load(tmp_path / "out")["iter_num"] == 4
-    shard.write_bytes(content)
-    run("out", init_from="resume", dataset=data)
+    run("out", init_from="resume")
     assert helpers.equal(*(checkpoints.load(out)["model"] for out in (tmp_path / "out", whole)))
 
 
@@ -143,45 +133,6 @@ def test_a_run_goes_on_though_its_streams_are_closed_or_on_a_full_disk_and_witho
     os.close(writer)
     assert done.returncode == 0
     assert helpers.metrics(tmp_path / "out")[-1]["event"] == "end"
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Data that were read before
-
-
-def write_data(folder):
-    write_stream(folder, {"train": ["a text " * 99], "val": ["text"]}, tokenizer=get_tokenizer("byte"), **ABOUT)
-
-
-def test_a_shard_is_read_through_once_and_again_when_it_was_touched(tmp_path, monkeypatch, helpers):
-    write_data(tmp_path)
-    hashed, check, verified = [], data.shards.Shard.check, tmp_path / ".verified.json"
-    monkeypatch.setattr(
-        data.shards.Shard, "check", lambda shard, *args: hashed.append(shard.path.name) or check(shard, *args)
-    )
-    now = time.time_ns()
-    monkeypatch.setattr(time, "time_ns", lambda: now + 10**8)  # the files are of this very second
-    open_dataset(tmp_path)
-    assert not verified.exists()
-    monkeypatch.setattr(time, "time_ns", lambda: now + 10**10)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", refuse)  # a folder that cannot be written to
-        open_dataset(tmp_path)
-    assert not verified.exists()
-    for damage in (None, b"garbage", b'{"train_0000.npy": []}'):  # of what is remembered
-        if damage is not None:
-            verified.write_bytes(damage)
-        hashed.clear()
-        open_dataset(tmp_path)
-        assert sorted(hashed) == ["train_0000.npy", "train_documents.npy", "val_0000.npy", "val_documents.npy"]
-        hashed.clear()
-        open_dataset(tmp_path)
-        assert hashed == []
-    content = bytearray((tmp_path / "train_0000.npy").read_bytes())
-    content[-3] ^= 1
-    (tmp_path / "train_0000.npy").write_bytes(content)
-    os.utime(tmp_path / "train_0000.npy", ns=(now, now))
-    assert "train_0000.npy: is not the file that meta.json describes" in helpers.error_of(open_dataset, tmp_path)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

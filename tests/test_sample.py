@@ -244,7 +244,7 @@ def test_a_character_that_the_end_cuts_is_marked(recites, sampled):
 def test_past_block_size_softmax_goes_on_and_says_so_and_a_recurrent_mixer_goes_on(text_runs, sampled, helpers, capsys):
     for mixer, n_new, note in [
         ("softmax", 29, ""),
-        ("softmax", 30, "note: past block_size=32 softmax layers see the last 32 tokens only\n"),
+        ("softmax", 30, "note: past block_size=32 some layers see the last 32 tokens only\n"),
         ("gla", 100, ""),
     ]:
         keys = dict(checkpoint=text_runs[mixer], num_samples=1, device="cpu", start="The", temperature=0)

@@ -74,10 +74,10 @@ def test_logits_that_are_not_finite_are_an_error_and_not_a_token(broken):
 
 
 PAST = {
-    "softmax": (dict(attention="softmax"), "softmax layers see the last 40 tokens only", None),
+    "softmax": (dict(attention="softmax"), "some layers see the last 40 tokens only", None),
     "gla": (dict(attention="gla"), None, None),
-    "cosformer": (dict(attention="cosformer"), None, "cosformer: position 82 is past block_size=40"),
-    "learned positions": (dict(position="learned"), None, "no embedding past block_size=40"),
+    "cosformer": (dict(attention="cosformer"), None, "position 82 is past block_size=40"),
+    "learned positions": (dict(position="learned"), None, "position 82 is past block_size=40"),
 }
 
 

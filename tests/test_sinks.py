@@ -51,7 +51,7 @@ def test_every_seed_is_a_line_and_the_gate_has_one_for_each_kind(tmp_path, drawn
 def runs_with(**keys):
     arms = {"a": {}, "b": {}, "c": {}}
     config = experiment.ExperimentConfig(arms=arms, seeds=[0, 1], base={"dtype": "float32"}, **keys)
-    return [(run["arm"], run["seed"]) for run in experiment.runs_of(config, config.seeds, [])]
+    return [(run["arm"], run["seed"]) for run in experiment.runs_of(config, config.seeds)]
 
 
 def test_runs_are_those_of_seeds_of_and_those_of_first_arms_go_first_in_all_seeds():

@@ -62,8 +62,6 @@ def test_sixteen_seeds_are_exact_and_of_more_patterns_are_drawn():
     assert abs(p - chance) < 5 * math.sqrt(chance / stats.RANDOM_PATTERNS)
     assert stats.sign_flip_test(many) == p  # the patterns are fixed
     assert stats.sign_flip_test([1.0] * 60) == 2 / (1 + stats.RANDOM_PATTERNS) == stats.smallest_p(60)
-    normal = np.random.default_rng(0).normal(0.3, 1, 60).tolist()
-    assert stats.exact_interval(normal) == pytest.approx(stats.t_interval(normal)[1:], abs=0.03)
 
 
 def test_interval_and_tests_by_hand():
@@ -115,20 +113,6 @@ def test_the_word_follows_from_the_exact_test(values, claim, expected):
     assert judge(values, claim)["verdict"] == expected
 
 
-def test_identical_differences_are_not_certain():
-    judged = judge([0.3 - 0.2, 0.5 - 0.4, 0.1, 0.7 - 0.6, 0.2 - 0.1], {"above": 0.0})  # 0.1 to rounding
-    assert judged["identical"] and judged["p"] == 2 / 32 and judged["verdict"] == "inconclusive"
-    assert judged["student_low"] is judged["student_high"] is None and "detectable" not in judged
-    assert not judge(HIGH, {"above": 0.0})["identical"]
-
-
-@pytest.mark.parametrize("path", [["meters"], ["log", "meters"], ["curve"]])
-def test_a_path_to_anything_but_a_number_is_one_line(path, helpers):
-    row = {"arm": "a", "seed": 0, "meters": {"gate_mean": 0.5}, "curve": [[0, 1.0]]}
-    message = helpers.error_of(stats.contrast, [row], {(None, "a"): 1.0}, path)
-    assert message.startswith(f"of={path}: leads to ") and message.endswith("and not to a number")
-
-
 def test_a_claim_among_many_needs_more():
     close = [0.10, 0.30, 0.15, 0.35, 0.20, 0.25]
     alone = judge(close, {"above": 0.05})
@@ -138,21 +122,6 @@ def test_a_claim_among_many_needs_more():
     assert together[0]["p_holm"] == 2 * alone["p"]  # a count is in no family
     banded = judge(close, {"above": 0.05, "within": 0.5})  # two questions
     assert banded["p_within"] == 1 / 64 and banded["p_within_holm"] == banded["p_holm"] == 2 / 64
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("chances", "n", "exact", "student"),
-    [((0.1, 0.1), 10, 0.955, 0.98), ((0.2, 0.2), 6, 0.973, 0.985), ((0.1, 0), 10, 0.64, 0.64)],
-)
-def test_where_one_arm_alone_loses_runs_no_interval_covers_the_mean(chances, n, exact, student):
-    rng, covered, trials = np.random.default_rng(0), np.zeros(2), 2000
-    for _ in range(trials):
-        ends = [np.where(rng.random(n) < chance, 0.25, 0.95) + rng.normal(0, 0.01, n) for chance in chances]
-        gains, truth = (ends[0] - ends[1]).tolist(), -0.7 * (chances[0] - chances[1])
-        for i, (low, high) in enumerate((stats.exact_interval(gains), stats.t_interval(gains)[1:])):
-            covered[i] += low <= truth <= high
-    assert covered / trials == pytest.approx([exact, student], abs=0.03)
 
 
 @pytest.mark.parametrize(("n", "sides"), [(6, 2), (8, 1), (13, 2)])
@@ -174,8 +143,6 @@ def test_what_seeds_can_see_is_that_of_the_tables_and_of_five_nothing_two_sided(
     assert stats.detectable(15, 0.025)[0] == pytest.approx(0.78, abs=0.01)
     assert stats.detectable(5, 0.025) == (math.inf, math.inf) and math.isfinite(stats.detectable(5, 0.05)[0])
     assert stats.smallest_p(5) == 2 / 32 and stats.smallest_p(5, 1) == 1 / 32
-    seen = statistics.stdev(HIGH) * stats.detectable(6, 0.025)[0]
-    assert judge(HIGH, {"above": 0.0})["detectable"] == pytest.approx(seen)
     two = stats.judge([(HIGH, {"above": 0.0})] * 2)  # the level is halved
     assert [claim["detectable"] for claim in two] == [math.inf, math.inf]
 
@@ -206,10 +173,10 @@ def test_steps_to_a_threshold_are_censored_at_the_horizon_and_two_censored_runs_
     assert stats.look_up({"loss": {"far": 2.0}}, ["log", "loss", "far"]) == math.log(2)
     assert stats.look_up({"val_loss": 0.0}, ["log", "val_loss"]) is None
     rows = [run_of(0.1, 0.2) | {"arm": arm, "seed": 0} for arm in "ab"]
-    assert stats.contrast(rows, {(None, "a"): 1, (None, "b"): -1}, ["log_steps", 0.9]) == {0: 0}
+    assert stats.contrast(rows, {"a": 1, "b": -1}, ["log_steps", 0.9]) == {0: 0}
 
 
 def test_a_contrast_is_within_seeds_and_leaves_out_a_seed_that_lacks_a_run():
     scores = {"a": {0: 0.5, 1: 0.6, 2: math.nan, 3: 0.1}, "b": {0: 0.7, 1: 0.9, 2: 0.9}}
     rows = [{"arm": arm, "seed": seed, "accuracy": x} for arm, by_seed in scores.items() for seed, x in by_seed.items()]
-    assert stats.contrast(rows, {(None, "b"): 1, (None, "a"): -1}, ["accuracy"]) == pytest.approx({0: 0.2, 1: 0.3})
+    assert stats.contrast(rows, {"b": 1, "a": -1}, ["accuracy"]) == pytest.approx({0: 0.2, 1: 0.3})

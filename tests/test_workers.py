@@ -14,11 +14,9 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
 from made_rows import made_row
 
 import experiment
-from runs import files
 from runs.files import read_jsonl
 from study import runner
 from study.plan import choose_rates
@@ -39,15 +37,11 @@ def until(condition):
         time.sleep(0.02)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Locks
-
-
 def test_a_run_is_taken_by_one_worker_and_is_free_when_it_and_its_process_are_gone(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "ROOT", tmp_path)
     (tmp_path / "train.py").write_text("import time; time.sleep(60)")
     config = plain()
-    (run,) = experiment.runs_of(config, [0], [])
+    (run,) = experiment.runs_of(config, [0])
     held = runner.take(config, run, tmp_path)
     assert held is not None and runner.take(config, run, tmp_path) is None
     with runner.start_process(("train.py", {}), tmp_path, 1, None, 1, held) as process:
@@ -57,23 +51,9 @@ def test_a_run_is_taken_by_one_worker_and_is_free_when_it_and_its_process_are_go
     runner.take(config, run, tmp_path).close()
 
 
-def test_a_lock_of_any_bytes_is_taken_or_waited_for(tmp_path, helpers):
-    config = plain()
-    (run,) = experiment.runs_of(config, [0], [])
-    file = tmp_path / "locks" / "none-seed0" / "lock"
-    file.parent.mkdir(parents=True)
-    for content in (b"", b"process 1 on elsewhere\n", b"\xff\xfe\0\n\n", b"x" * 5000):
-        file.write_bytes(content)
-        held = runner.take(config, run, tmp_path)
-        file.write_bytes(content)
-        assert runner.take(config, run, tmp_path) is None
-        assert "is running in it; wait" in helpers.error_of(files.lock, file.parent)
-        held.close()
-
-
 def test_a_run_that_got_its_row_before_the_lock_was_taken_is_not_run_again(tmp_path):
     config = plain()
-    (run,) = experiment.runs_of(config, [0], [])
+    (run,) = experiment.runs_of(config, [0])
     runner.take(config, run, tmp_path).close()
     (tmp_path / "rows.there-5.jsonl").write_text(json.dumps(made_row(run, 0.5)) + "\n")  # as older workers wrote them
     assert runner.take(config, run, tmp_path) is None
@@ -90,10 +70,6 @@ def test_rows_of_many_workers_are_appended_whole_and_a_line_that_was_cut_goes(tm
         thread.join()
     first, *others = read_jsonl(tmp_path / "rows.jsonl")
     assert first == {"a": 1} and sorted(others, key=lambda row: row["number"]) == rows
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Workers
 
 
 def stubbed_worker(config, out_dir, seconds):
@@ -135,21 +111,3 @@ def test_two_of_eight_workers_are_killed_and_every_run_has_exactly_one_row(tmp_p
     assert len({text_of(row) for row in rows}) == len(rows)
     assert len({row["made_by"] for row in rows}) >= 6  # nobody was idle
     assert any("waiting for" in file.read_text() for file in tmp_path.glob("said.*"))
-
-
-@pytest.mark.slow
-def test_two_of_eight_workers_that_train_are_killed_and_every_run_has_exactly_one_row(tmp_path, helpers):
-    data = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
-    base = {name: value for name, value in helpers.tiny.items() if name != "threads"} | {"max_iters": 300}
-    keys = dict(arms={"none": {}, "gated": {"gate": "elementwise"}}, seeds="0,1,2,3,4,5", base=base, data=data, jobs=1)
-    words = helpers.words(out_dir=tmp_path / "out", **keys)
-    workers = [subprocess.Popen([sys.executable, "experiment.py", *words], cwd=ROOT) for _ in range(8)]
-    for victim in workers[:2]:
-        until(lambda victim=victim: held_by(tmp_path / "out", victim))
-        victim.kill()
-        victim.wait()
-    assert [worker.wait(timeout=900) for worker in workers] == [-signal.SIGKILL] * 2 + [0] * 6
-    rows = read_jsonl(tmp_path / "out" / "rows.jsonl")
-    assert len(rows) == len({text_of(row) for row in rows}) == 12
-    assert all(row["finite"] and row["last_step"] == 300 for row in rows)
-    assert (tmp_path / "out" / "report.html").is_file()

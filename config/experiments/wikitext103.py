@@ -23,7 +23,6 @@ prepare = "wikitext103"
 scores = {"test": {"split": "test", "batch_size": 16}}
 
 processes_per_run = 1  # a GPU each; 8: each run has the eight GPUs of a node, under torchrun
-gpu_flops = 2e14  # a fifth of an H100's peak, assumed: what --dry_run reckons with where there is no GPU
 
 learning_rates = [3e-4, 6e-4, 1.2e-3]
 selection_seeds = [100]

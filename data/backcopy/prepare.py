@@ -4,7 +4,6 @@ ask for a copy. A head has work at triggers and nowhere else.
 
     python data/backcopy/prepare.py                                # length 64, 8 triggers, 64,000 + 1,000 rows
     python data/backcopy/prepare.py --text=shakespeare.txt         # another text for the table of character pairs
-    python data/backcopy/prepare.py --first_token=false            # rows begin with a character
 
 A row is a chain behind a first token, <s>. After a trigger the character before the trigger is repeated. After another
 character the next is drawn from a table: how often each character follows it in the text. For the trigger "e":
@@ -17,10 +16,10 @@ character the next is drawn from a table: how often each character follows it in
 The text is by default the source code of Python's standard library, of which the `characters` most frequent ones are
 taken; pairs with any other are not counted. Ids are 0 for <s>, then the characters by falling frequency, so that the
 triggers, the most frequent ones, are 1 .. n_triggers. The first character is drawn by frequency, and is no trigger: it
-would copy <s>. So no two triggers ever stand side by side. Every position has a label, the next token.
+would copy <s>. So no two triggers ever stand side by side.
 
-meta.json names the triggers as a kind of query (meters.py measures each kind apart) and holds the loss of the perfect
-predictor, which knows the table and the rule: the entropy of the next token, which is 0 behind a trigger.
+meta.json names the triggers as a kind of query, which meters.py measures apart, and holds the loss of a predictor that
+knows the table and the rule: the entropy of the next token, which is 0 behind a trigger.
 """
 
 import platform
@@ -38,7 +37,7 @@ from configurator import UserError, key  # noqa: E402
 from data.pystdlib.prepare import read_sources  # noqa: E402
 from data.shards import UINT16_VOCAB  # noqa: E402
 from data.text.prepare import read_text  # noqa: E402
-from data.writing import check_room, claim, made_by, report, write_examples  # noqa: E402
+from data.writing import claim, made_by, report, write_examples  # noqa: E402
 
 GENERATOR = "data/backcopy/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows
@@ -60,8 +59,6 @@ class Config:
 
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
-    # tokens and labels; while they are drawn, a row's tokens once more and its random numbers
-    check_room((config.train_size + config.val_size) * (8 * config.seq_len + 64), "train_size, val_size or seq_len")
     alphabet, table, first = chain_of(config)
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
     splits = {}
@@ -73,11 +70,9 @@ def main(argv):
     triggers = list(range(1, config.triggers + 1))
     source = {"python": platform.python_version()} if config.text is None else {}
     about = made_by(config, GENERATOR, VERSION, alphabet=alphabet, **source) | {"kinds": {"trigger": triggers}}
-    meta = write_examples(out_dir, splits, name="backcopy", tokenizer="backcopy", vocab_size=len(alphabet) + 1, **about)
-    share = np.isin(examples[:, 0], triggers).mean()
-    print(f"triggers: {', '.join(map(repr, alphabet[: config.triggers]))}, {share:.1%} of the tokens")
-    print(f"loss of the perfect predictor: {loss:.4f} nats on val, 0 behind triggers")
-    report(meta, out_dir)
+    about |= dict(name="backcopy", tokenizer="backcopy", vocab_size=len(alphabet) + 1)
+    report(write_examples(out_dir, splits, **about), out_dir)
+    print(f"triggers: {alphabet[: config.triggers]!r}; the perfect predictor loses {loss:.4f} nats on val")
 
 
 def chain_of(config):
@@ -85,10 +80,8 @@ def chain_of(config):
     text = "".join(read_sources().values()) if config.text is None else read_text(Path(config.text))
     alphabet, ids = most_frequent(text, config.characters)
     if not config.triggers < config.characters == len(alphabet):
-        raise UserError(
-            f"characters={config.characters}: must be more than triggers={config.triggers}, and at most "
-            f"{len(set(text))}, the different characters of the text"
-        )
+        what = f"must be more than triggers={config.triggers}, and at most {len(set(text))}, those of the text"
+        raise UserError(f"characters={config.characters}: {what}")
     table, counts = pair_table(ids, len(alphabet))
     first = np.where(np.arange(len(counts)) > config.triggers, counts, 0)  # id 0 and the triggers: no first character
     return alphabet, table, first / first.sum()

@@ -1,14 +1,12 @@
 """
-MQAR, multi-query associative recall (Arora et al. 2023, "Zoology"): the model must name the value that
-was shown with a key.
+MQAR, multi-query associative recall (Arora et al. 2023, "Zoology"): the model must name the value shown with a key.
 
     python data/mqar/prepare.py                                   # length 64, 4 pairs, 100,000 + 3,000 rows
     python data/mqar/prepare.py --slices=64/4,128/8,256/16        # several lengths / numbers of pairs in one set
-    python data/mqar/prepare.py --seq_len=64 --pairs=4 --queries=2 --vocab_size=16 --power=1 --train_size=10000
 
 A row shows `pairs` key-value pairs, and then repeats keys, the queries, at some of the remaining even positions. The
-label stands at the query: there the model sees the key, and must name its value, which is not shown again. For length
-16, 3 pairs, vocabulary 16 (keys 1..7, values 8..15) and zero filler:
+label stands at the query: there the model must name the key's value. For length 16, 3 pairs, vocabulary 16 (keys 1..7,
+values 8..15) and zero filler:
 
     position   0  1  2  3  4  5 | 6  7  8  9 10 11 12 13 14 15
     token      3  9  7 14  1  8 | 7  0  0  0  3  0  1  0  0  0
@@ -16,11 +14,10 @@ label stands at the query: there the model sees the key, and must name its value
               a key, its value ... slot 1      slot 3, slot 4
 
 Keys are drawn without replacement from 1..V/2-1, values from V/2..V-1; 0 is filler, and as a label, "nothing to
-predict". There are (length - 2 * pairs) / 2 slots. Slots are drawn without replacement, slot i = 1, 2, ... with a
-probability ~ i^(power - 1), and given to the queried keys in the order of their pairs. With the paper's power=0.01 most
-queries follow soon after the pairs, and earlier keys tend to be asked earlier; with power=1 all slots are equally
-likely. With filler=random, every position without a pair or a query holds a token that is not among the keys and values
-of its row. No row of validation is also a row of training: such a row is drawn again.
+predict". Slots are drawn without replacement, slot i = 1, 2, ... with a probability ~ i^(power - 1), and given to the
+queried keys in the order of their pairs: with the paper's power=0.01 most queries follow soon after the pairs, with
+power=1 all slots are equally likely. With filler=random, every position without a pair or a query holds a token that is
+not among the keys and values of its row. A row of validation that is also one of training is drawn again.
 """
 
 import re
@@ -36,7 +33,7 @@ import configurator  # noqa: E402
 from configurator import UserError, key  # noqa: E402
 
 from data.shards import UINT16_VOCAB  # noqa: E402
-from data.writing import check_room, claim, made_by, report, write_examples  # noqa: E402
+from data.writing import claim, made_by, report, write_examples  # noqa: E402
 from rules import show  # noqa: E402
 
 GENERATOR = "data/mqar/prepare.py"
@@ -63,22 +60,9 @@ class Config:
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
     slices = parse_slices(config)
-    lengths = sum(seq_len for seq_len, _ in slices)
-    # tokens and labels, the tokens of training once more as keys of a set, and of a block the shuffled decks
-    block = BLOCK * (24 * lengths + 2 * config.vocab_size)
-    size = lengths * (6 * config.train_size + 4 * config.val_size) + 100 * config.train_size + block
-    check_room(size, "train_size, val_size or the length")
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
     about = made_by(config, GENERATOR, VERSION) | dict(name="mqar", tokenizer="mqar", vocab_size=config.vocab_size)
-    meta = write_examples(out_dir, generate_splits(config, slices), **about)
-    n_values = config.vocab_size - config.vocab_size // 2
-    for seq_len, pairs in slices:
-        queries = config.queries or pairs
-        print(
-            f"{seq_len}/{pairs}: {queries} of {pairs} pairs asked for, {queries / seq_len:.2%} of positions labelled; "
-            f"chance {1 / pairs:.2%} among the values in context, {1 / n_values:.2%} among all {n_values}"
-        )
-    report(meta, out_dir)
+    report(write_examples(out_dir, generate_splits(config, slices), **about), out_dir)
 
 
 def parse_slices(config):
@@ -89,16 +73,10 @@ def parse_slices(config):
     if not texts or len(set(slices)) < len(texts):
         raise UserError(f"slices={show(','.join(texts))}: write length/pairs, each once, as in 64/4,128/8")
     for seq_len, pairs in slices:
-        queries, n_keys, slots = config.queries or pairs, config.vocab_size // 2 - 1, max(seq_len // 2 - pairs, 0)
-        for is_wrong, reason in (
-            (pairs < 1, "needs at least one pair"),
-            (seq_len % 2, "the length must be even, because queries stand at even positions"),
-            (pairs > n_keys, f"{pairs} pairs need as many keys, and vocab_size={config.vocab_size} has {n_keys}"),
-            (queries > pairs, f"queries={queries} is more than its pairs; each is asked for at most once"),
-            (slots < queries, f"{queries} queries need as many slots, and {slots} are left after the pairs"),
-        ):
-            if is_wrong:
-                raise UserError(f"slice {seq_len}/{pairs}: {reason}")
+        queries, n_keys, slots = config.queries or pairs, config.vocab_size // 2 - 1, seq_len // 2 - pairs
+        if seq_len % 2 or not 1 <= queries <= min(pairs, slots) or pairs > n_keys:
+            needs = f"an even length, 1 to {n_keys} pairs, no more queries ({queries}) than pairs and slots ({slots})"
+            raise UserError(f"slice {seq_len}/{pairs}: needs {needs}")
     return slices
 
 
@@ -122,7 +100,7 @@ def generate(rng, rows, seq_len, pairs, *, vocab_size=8192, queries=None, power=
         tokens[:, 1 : 2 * pairs : 2] = values
 
         asked = np.sort(draw(rng, n, queries, 0, pairs), axis=1)  # (n, queries): which pairs
-        # clocks ring at the rates `chance`: the order in which they ring is a draw of slots without replacement
+        # clocks that ring at the rates `chance` draw slots without replacement
         race = rng.exponential(size=(n, slots)) / chance
         first = np.argpartition(race, queries - 1, axis=1)[:, :queries]
         order = np.argsort(np.take_along_axis(race, first, axis=1), axis=1)
@@ -173,10 +151,8 @@ def generate_splits(config, slices):
                 break
             val[seen] = generate(rngs[1], len(seen), seq_len, pairs, **settings)
         else:
-            raise UserError(
-                f"slice {seq_len}/{pairs}: so few rows are possible that {len(seen)} of {config.val_size} for "
-                f"validation are among the {config.train_size} for training; raise vocab_size or lower train_size"
-            )
+            what = f"so few rows are possible that {len(seen)} for validation are also for training"
+            raise UserError(f"slice {seq_len}/{pairs}: {what}; raise vocab_size or lower train_size")
         facts = {"slice": f"{seq_len}/{pairs}", "pairs": pairs}
         splits["train"].append((train, facts))
         splits["val"].append((val, facts))

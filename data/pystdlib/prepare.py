@@ -3,7 +3,6 @@ The sources of Python's standard library as bytes: about 9.7 MB of real text tha
 
     python data/pystdlib/prepare.py
     python data/pystdlib/prepare.py --row_len=512 --out_dir=data/rows      # rows of 512, each behind the byte 0
-    python data/pystdlib/prepare.py --most_bytes=1_000_000 --out_dir=data/megabyte
 
 The script takes the .py files of the Python that runs it, without tests and installed packages, and leaves out
 
@@ -14,12 +13,10 @@ The script takes the .py files of the Python that runs it, without tests and ins
                       the paths; blank lines and indents do not count
 
 Validation is whole top-level packages and modules, the same for every seed: in the order of the sha256 of their names
-each is taken that fits, and is no more than a sixth of it. The share of validation's runs of 4 lines that stand in
-training, too, is printed, and is `shared_runs` in meta.json. The seed decides the order of the training files, of which
-most_bytes takes the first. Other versions of Python give other text, so meta.json holds the version.
-
-With row_len the text is not one stream but rows of its own, and all rows begin with the same first token: the setting
-in which attention sinks are strongest (Gu et al. 2024).
+each is taken that fits, and is no more than a sixth of it. The share of its runs of 4 lines that stand in training,
+too, is printed, and is `shared_runs` in meta.json. The seed decides the order of the training files, of which
+most_bytes takes the first. Other versions of Python give other text, so meta.json holds the version. With row_len all
+rows begin with the same first token, as where attention sinks are strongest (Gu et al. 2024).
 """
 
 import collections
@@ -65,26 +62,21 @@ class Config:
 
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
-    texts, left_out = clean(read_sources())
-    splits = split_units(texts, config)
+    splits = split_units(clean(read_sources()), config)
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
     train, val = (set().union(*map(runs_of, splits[split].values())) for split in ("train", "val"))
-    shared = len(train & val) / len(val)
-    facts = dict(python=platform.python_version(), shared_runs=round(shared, 4))
+    facts = dict(python=platform.python_version(), shared_runs=round(len(train & val) / len(val), 4))
     about = {"name": "pystdlib"} | made_by(config, GENERATOR, VERSION, **facts)
     if config.row_len is None:
-        documents = {split: splits[split].values() for split in splits}
-        byte = get_tokenizer("byte")
-        meta = write_stream(out_dir, documents, tokenizer=byte, shard_tokens=config.shard_tokens, **about)
+        about |= dict(tokenizer=get_tokenizer("byte"), shard_tokens=config.shard_tokens)
+        meta = write_stream(out_dir, {split: splits[split].values() for split in splits}, **about)
     else:
-        rows = {split: rows_of("".join(splits[split].values()), config.row_len) for split in splits}
-        slices = {split: [(examples, {"slice": str(config.row_len)})] for split, examples in rows.items()}
+        slices = {}
+        for split, texts in splits.items():
+            slices[split] = [(rows_of("".join(texts.values()), config.row_len), {"slice": str(config.row_len)})]
         meta = write_examples(out_dir, slices, tokenizer="byte", vocab_size=256, **about)
-    for reason, sizes in left_out.items():
-        print(f"left out: {len(sizes)} {reason}, {sum(sizes):,} bytes")
-    print(f"validation: {', '.join(dict.fromkeys(map(unit_of, splits['val'])))}")
-    print(f"{shared:.1%} of its runs of {RUN} lines stand in training, too")
     report(meta, out_dir)
+    print(f"near-duplicates: {facts['shared_runs']:.1%} of validation's runs of {RUN} lines stand in training, too")
 
 
 def read_sources():
@@ -113,20 +105,15 @@ def rows_of(text, row_len):
 
 
 def clean(texts):
-    """Of {path: text}, those that are kept, and the sizes in bytes of those that are not, {reason: sizes}."""
-    kept, seen, left_out = {}, set(), {"tables": [], "generated files": [], "near-duplicates": []}
+    """Of {path: text}, those that are kept."""
+    kept, seen = {}, set()
     for name, text in texts.items():
         runs = runs_of(text)
-        if name.startswith(TABLES) or is_table(text):
-            left_out["tables"].append(len(text.encode()))
-        elif name.startswith("config-") or GENERATED.search(text[:300]):  # config-*: made by a build
-            left_out["generated files"].append(len(text.encode()))
-        elif len(runs & seen) > len(runs) / 2:
-            left_out["near-duplicates"].append(len(text.encode()))
-        else:
+        is_generated = name.startswith("config-") or GENERATED.search(text[:300])  # config-*: made by a build
+        if not (name.startswith(TABLES) or is_table(text) or is_generated or len(runs & seen) > len(runs) / 2):
             kept[name] = text
             seen |= runs
-    return kept, left_out
+    return kept
 
 
 def is_table(text):

@@ -2,13 +2,11 @@
 WikiText-103 (Merity et al. 2016), the tokenised or the raw version, in GPT-2's BPE or as bytes.
 
     python data/wikitext103/prepare.py                                # downloads the tokenised one
-    python data/wikitext103/prepare.py --version=raw --tokenizer=byte
     python data/wikitext103/prepare.py --from_dir=copies --mini=true  # no internet needed, seconds
 
---from_dir names a folder with wiki.{train,valid,test}.tokens, the same files in .raw, or the hub's parquet files.
-Splits may be whole or partial; a missing split is left out. --mini=true trains on the validation articles and validates
-on the test articles: real text for a machine without the training split. That data set is called wikitext103-mini,
-because its perplexities are not WikiText-103's.
+--from_dir names a folder with wiki.{train,valid,test}.tokens, the same files in .raw, or the hub's parquet files; a
+missing split is left out. --mini=true trains on the validation articles and validates on the test articles, as the data
+set wikitext103-mini, because its perplexities are not WikiText-103's.
 
 A document is an article, which begins with a line " = Title = ". No token is put between documents: the shards of a
 split decode to the bytes of its file. Words are counted as for published perplexities: whatever stands between spaces
@@ -38,7 +36,6 @@ GENERATOR = "data/wikitext103/prepare.py"
 VERSION = 1
 HUB = "Salesforce/wikitext"
 HUB_CONFIG = {"tokens": "wikitext-103-v1", "raw": "wikitext-103-raw-v1"}
-HUB_SPLIT = {"train": "train", "valid": "validation", "test": "test"}
 SOURCES = {"train": "train", "val": "valid", "test": "test"}  # our split: theirs
 MINI_SOURCES = {"train": "valid", "val": "test"}
 LINES = {"train": 1_801_350, "valid": 3_760, "test": 4_358}  # the same in both versions
@@ -55,7 +52,6 @@ class Config:
     tokenizer: str = key("gpt2", "how text becomes tokens", choices=tuple(TOKENIZERS))
     mini: bool = key(False, "train on the validation articles, validate on the test articles")
     shard_tokens: int = key(10_000_000, "most tokens in one file", at_least=1)
-    workers: int = key(0, "threads that encode; 0: one for each core", at_least=0)
     out_dir: str | None = key(None, "where to write; None: data/wikitext103, with -raw and -mini", is_path=True)
     overwrite: bool = key(False, "write to a folder that holds something else, too")
 
@@ -69,34 +65,13 @@ def main(argv):
     texts = {split: read_copy(folder, source, config.version) for split, source in sources.items()}
     texts = {split: data for split, data in texts.items() if data is not None}
     if not any(texts.values()):
-        names = f"wiki.{{train,valid,test}}.{config.version} or {{train,validation,test}}-*.parquet"
-        raise UserError(f"{folder}: has no text in {names}")
+        raise UserError(f"{folder}: has no text in wiki.*.{config.version} or *.parquet")
     # after the text: without the internet, the error about the text names the ways to get both
     tokenizer = get_tokenizer(config.tokenizer)
-    text = {split: describe(data, sources[split]) for split, data in texts.items()}
-    for split, facts in text.items():
-        part = "whole" if facts["whole"] else f"partial, of {LINES[sources[split]]:,}"
-        print(f"{split}: {sources[split]}, {facts['lines']:,} lines ({part})")
-
-    def check(split, counts):
-        published = text[split].get("published_words")
-        if config.version == "tokens" and published not in (None, counts["words"]):
-            raise UserError(
-                f"{split}: has the lines of WikiText-103's {sources[split]} split but {counts['words']:,} words, where "
-                f"{published:,} are published; the copy is damaged or not the tokenised version"
-            )
-
-    about = made_by(config, GENERATOR, VERSION, text=text) | dict(name=name, count_words=count_words, check=check)
-    about |= dict(shard_tokens=config.shard_tokens, workers=config.workers or os.cpu_count() or 1)
-    splits = {split: documents(data, split) for split, data in texts.items()}
-    meta = write_stream(out_dir, splits, tokenizer=tokenizer, **about)
-    if missing := [split for split in ("train", "val") if split not in texts]:
-        print(f"no {' and no '.join(missing)} split: this can be evaluated on, but training needs both train and val")
-    report(meta, out_dir)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The text of a split: the bytes of its file
+    text = {split: describe(data, sources[split], config.version) for split, data in texts.items()}
+    splits = {split: tqdm(documents(data), desc=split, unit="document") for split, data in texts.items()}
+    about = made_by(config, GENERATOR, VERSION, text=text) | dict(name=name, count_words=count_words)
+    report(write_stream(out_dir, splits, tokenizer=tokenizer, shard_tokens=config.shard_tokens, **about), out_dir)
 
 
 def download(name):
@@ -106,11 +81,8 @@ def download(name):
 
         return huggingface_hub.snapshot_download(HUB, repo_type="dataset", allow_patterns=f"{name}/*")
     except Exception as error:  # whatever the hub, the network library, a proxy or the cache raises
-        raise UserError(
-            f"{HUB} {name}: cannot be downloaded ({type(error).__name__}). Without the internet: "
-            "--from_dir=FOLDER takes copies (wiki.{train,valid,test}.tokens or .raw, or parquet files); the gpt2 "
-            "tokenizer needs a filled TIKTOKEN_CACHE_DIR, --tokenizer=byte nothing"
-        ) from None
+        advice = "--from_dir=FOLDER takes copies; the gpt2 tokenizer needs a filled TIKTOKEN_CACHE_DIR"
+        raise UserError(f"{HUB} {name}: cannot be downloaded ({type(error).__name__}); {advice}") from None
 
 
 def read_copy(folder, source, version):
@@ -119,7 +91,7 @@ def read_copy(folder, source, version):
     if os.path.isfile(file):
         return file.read_bytes()
     for place in (folder / HUB_CONFIG[version], folder):
-        if files := sorted(filter(os.path.isfile, place.glob(f"{HUB_SPLIT[source]}*.parquet"))):
+        if files := sorted(filter(os.path.isfile, place.glob(f"{source}*.parquet"))):
             return b"".join(map(read_parquet, files))
     return None
 
@@ -135,31 +107,30 @@ def read_parquet(file):
     return "".join(row or " \n" for row in rows).encode()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Lines, documents, words
-
-
-def describe(data, source):
+def describe(data, source, version):
     """What identifies the text, for meta.json. A text with the published number of lines is the whole split."""
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    if lines > LINES[source]:
-        raise UserError(f"{source}: has {lines:,} lines, where WikiText-103's {source} split has {LINES[source]:,}")
     is_whole = lines == LINES[source]
     facts = {"source": source, "sha256": hashlib.sha256(data).hexdigest(), "lines": lines, "whole": is_whole}
+    if is_whole and version == "tokens":
+        words = sum(map(count_words, documents(data)))
+        if words != WORDS[source]:
+            what = f"{source}: has {words:,} words, where {WORDS[source]:,} are published"
+            raise UserError(f"{what}; the copy is damaged or not the tokenised version")
     # word perplexities of the raw version, too, are published per word of the tokenised version
     return facts | ({"published_words": WORDS[source]} if is_whole else {})
 
 
-def documents(data, split):
+def documents(data):
     """Yields the articles as str. Text before the first title is a document of its own, unless it is blank."""
     starts = [match.start() + 1 for match in TITLE.finditer(data)]
     if starts and data[: starts[0]].isspace():
         del starts[0]
-    for start, stop in tqdm([*itertools.pairwise([0, *starts, len(data)])], desc=split, unit="document"):
+    for start, stop in itertools.pairwise([0, *starts, len(data)]):
         try:
             yield data[start:stop].decode()
         except UnicodeDecodeError as error:
-            raise UserError(f"{split}: is not UTF-8 text (byte {start + error.start})") from None
+            raise UserError(f"the text is not UTF-8 (byte {start + error.start})") from None
 
 
 def count_words(text):
