@@ -220,14 +220,14 @@ def main(argv: list[str]) -> None:
 
 
 def run(config: EvaluateConfig, processes: Processes) -> None:
-    check_same_start(processes, "evaluate.py", config, ("checkpoint", "dataset", "out"))
+    check_same_start(processes, config, ("checkpoint", "dataset", "out"))
     if config.out:
-        check_output("out", config.out, "checkpoint", "split")
+        check_output("out", config.out)
     rope = {name: value for name in ("rope_scaling", "rope_factor") if (value := getattr(config, name)) is not None}
     model, checkpoint = load_model(config.checkpoint, processes.device, **rope)
     dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
     processes.check_same(dataset.sha256, f"dataset={dataset.folder}", "give all machines the same data")
-    check_same_weights(processes, model.state_dict(), config.checkpoint)
+    check_same_weights(processes, config.checkpoint)
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)
     if config.prune_below is not None and not gates_to_prune(model):
         raise UserError(f"prune_below={config.prune_below}: {config.checkpoint} has no gate that multiplies")

@@ -154,7 +154,6 @@ class TrainConfig(GPTConfig):
     )
     eval_whole: bool = key(True, "at the end of a run read the whole validation split (False: the sample again)")
     stop_above: float | None = key(None, "end the run after two evaluations in a row above this accuracy", at_least=0)
-    keep_checkpoints: int = key(0, "how many of the last evaluations keep a ckpt_STEP.pt", at_least=0)
     eval_batch_size: int | None = key(None, "rows evaluated at once (None: what fits into a step's memory)", at_least=1)
     log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
     logger: str = key("jsonl", "tensorboard: rows go to out_dir/tensorboard, too", choices=("jsonl", "tensorboard"))

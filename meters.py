@@ -76,7 +76,7 @@ def main(argv: list[str]) -> None:
     for path in config.checkpoint:
         model, checkpoint = load_model(path, processes.device)
         if dataset is None:
-            check_output("out", out, "checkpoints")
+            check_output("out", out)
             dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
         check_vocabulary(model.config.vocab_size, checkpoint, dataset)
         results.append(meters_of(model, checkpoint, path, dataset, config))

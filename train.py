@@ -48,15 +48,13 @@ from runs.checkpoint import build_model, check_same_weights
 from runs.finite import bad_weight, first_bad_tensor
 from runs.hardware import Processes, autocast, peak_flops, pick_dtype
 from runs.notes import notes_on_keys
-from runs.outdir import OutDir, check_same_start, code_sha256, versions, wait_for_lock
+from runs.outdir import OutDir, check_same_start, code_sha256, versions
 from runs.probe import first_rows, is_spike, training_meters, training_rows
 from runs.resume import check_data, optimizer_state, restore, scale_new, take_weights, where_to_start
 
 
 def main(argv: list[str]) -> None:
     config = configurator.load(TrainConfig, argv, program="train.py", description=__doc__)
-    if config.init_from == "auto":
-        wait_for_lock(config.out_dir)
     config, resumed, source, notes = where_to_start(config)
     with Processes(config.device, config.threads) as processes:
         run(config, processes, resumed, source, notes)
@@ -71,7 +69,7 @@ def run(config: TrainConfig, processes: Processes, resumed: dict | None, source:
     advice = "all machines must share out_dir, and init_from=auto makes them go on alike"
     processes.check_same(start, f"the ckpt.pt of {config.out_dir}", advice)
     paths = ("dataset", "out_dir") if source is None else ("dataset", "out_dir", "init_from")
-    check_same_start(processes, "train.py", config, paths)
+    check_same_start(processes, config, paths)
     if config.gradient_accumulation_steps % processes.world_size:
         raise UserError(
             f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be a multiple of the "
@@ -81,7 +79,7 @@ def run(config: TrainConfig, processes: Processes, resumed: dict | None, source:
     dataset = open_dataset(config.dataset)
     processes.check_same(dataset.sha256, f"dataset={config.dataset!r}", "give all machines the same data")
     if source is not None:
-        check_same_weights(processes, source["model"], config.init_from)
+        check_same_weights(processes, config.init_from)
     check_data(resumed, source, dataset, config)
     dataset.examples_per_epoch("train", config.block_size)  # raises for wrong data before any work is done
     dataset.examples_per_epoch("val", config.block_size if dataset.kind == "examples" else 1)
@@ -328,7 +326,7 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
                 "data": data,
                 "versions": versions(),
             }
-            out.save(parallel.gathered(checkpoint, processes.is_main), is_best, keep=is_evaluated)
+            out.save(parallel.gathered(checkpoint, processes.is_main), is_best)
             saved_step, logged_at = step, (step, time.perf_counter())
         if signal_number:
             name = signal.Signals(signal_number).name

@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,15 +14,12 @@ from typing import IO, Any
 
 from rules import UserError, show, wrong_field
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Reading
-
 
 def read_regular(path: Path | str, most: int) -> bytes:
     """The bytes of a file of at most `most` bytes. Raises UserError, also for a pipe or device, which may never end."""
-    if os.path.exists(path) and not os.path.isfile(path):  # to open a pipe would wait for its writer
-        raise UserError(f"{path}: is a folder, a pipe or a device, where a file is needed")
     try:
+        if os.path.exists(path) and not os.path.isfile(path):  # to open a pipe would wait for its writer
+            raise OSError("is no file")
         with open(path, "rb") as file:
             data = file.read(most + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
@@ -80,10 +76,6 @@ def _object_of(line):
         return row if isinstance(row, dict) else None
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Writing
-
-
 @contextlib.contextmanager
 def named_if_it_fails(name: object) -> Iterator[None]:
     """An OSError inside becomes a UserError that says what cannot be written."""
@@ -104,7 +96,7 @@ def write_whole(path: Path | str, write: Callable) -> None:
     A link at the path is replaced, and what it points to stays as it is. Raises UserError, and what `write` raises.
     """
     path = Path(path)
-    # the name is cut, or it would be too long where that of `path` is not; "x" follows no link
+    # the name is cut, or it would be too long where that of `path` is not
     temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")
     with named_if_it_fails(path):
         try:
@@ -131,51 +123,16 @@ def remove_leftovers(folder: Path) -> None:
         left.unlink()
 
 
-def check_output(name: str, path: Path | str, *marks: str) -> None:
-    """Raises UserError, before any work, where a script may not write its output to `path`, which the key `name` gives.
-
-    An output replaces nothing but an older output of its own kind: a .png of figures, or a .json that holds an object
-    with all the names in `marks`.
-    """
-    label, ending = f"{name}={show(str(path))}", ".json" if marks else ".png"
-    if Path(path).suffix != ending:
-        raise UserError(f"{label}: must end in {ending}")
-    check_can_write(name, path)
-    if os.path.lexists(path):
-        before = None
-        with contextlib.suppress(UserError):
-            before = read_json(path, 1 << 30) if marks else {}
-        if not os.path.isfile(path) or wrong_field(before, dict.fromkeys(marks, object)):
-            raise UserError(f"{label}: is something else already, which this would replace; name another")
-
-
-def check_can_write(name: str, path: Path | str) -> None:
-    """Raises UserError, before any work, where there can be no file `path`, which the key `name` gives."""
+def check_output(name: str, path: Path | str) -> None:
+    """Raises UserError, before hours of work, where there can be no file `path`, which the key `name` gives."""
     with named_if_it_fails(f"{name}={show(str(path))}"), tempfile.TemporaryFile(dir=Path(path).parent):
-        with contextlib.suppress(FileNotFoundError):
-            os.lstat(path)  # too long a name
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Appending and locking
-
-
-def open_in_place(path: Path | str) -> IO:
-    """open(path, "a+") for a file that is not written whole: rows, a log, a lock. Raises UserError.
-
-    A link is not followed: what is appended would end up in somebody else's file.
-    """
-
-    def opener(path, flags):
-        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-    with named_if_it_fails(path):
-        return open(path, "a+", encoding="utf-8", errors="replace", opener=opener)
+        if os.path.isdir(path):
+            raise IsADirectoryError("is a folder")
 
 
 def open_rows(path: Path | str) -> IO:
-    """open_in_place of a file of JSON lines. Its last line is ended, or removed if a kill has cut it short."""
-    file, text = open_in_place(path), Path(path).read_bytes()
+    """A file of JSON lines to append to. Its last line is ended, or removed if a kill has cut it short."""
+    file, text = open(path, "a", encoding="utf-8"), Path(path).read_bytes()
     end = text.rfind(b"\n") + 1
     if _object_of(text[end:]) is None:
         file.truncate(end)
@@ -192,9 +149,9 @@ def lock(folder: Path | str, wait: float = 0.0) -> IO:
     """Returns an open file that keeps other processes out of the folder until it is closed or this process dies.
 
     While another process holds the lock, this waits for so many seconds, and then raises InUse. On a file system
-    without such locks nobody is kept out. Raises UserError where there can be no lock.
+    without such locks nobody is kept out.
     """
-    file, deadline = open_in_place(Path(folder) / "lock"), time.monotonic() + wait
+    file, deadline = open(Path(folder) / "lock", "a"), time.monotonic() + wait
     with contextlib.suppress(OSError):  # of a file system without locks
         while True:
             try:
@@ -202,19 +159,12 @@ def lock(folder: Path | str, wait: float = 0.0) -> IO:
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    file.seek(0)
-                    owner = file.read(99).strip() or "another process"
                     file.close()
-                    raise InUse(f"{folder}: {owner} is running in it; wait, stop it, or take another out_dir") from None
+                    reason = "another process is running in it; wait, stop it, or take another out_dir"
+                    raise InUse(f"{folder}: {reason}") from None
                 time.sleep(0.1)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
     return file
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Folders
 
 MARKER = ".nanogate"  # in every folder that this project writes to: what kind it is
 NEW = ".new"  # in a folder whose files are to be replaced: the new ones, until all of them are whole
@@ -228,8 +178,9 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
     """
     folder, marker = Path(folder), Path(folder) / MARKER
     with named_if_it_fails(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         # the marker is looked for last: a process that shares the folder makes it before anything else
-        others = [file.name for file in folder.iterdir() if MARKER not in file.name] if folder.is_dir() else []
+        others = [file.name for file in folder.iterdir() if MARKER not in file.name]
         if marker.is_file():
             if (marked := marker.read_text(errors="replace").strip()[:40]) != kind:
                 raise UserError(f"{folder}: is the folder of another kind of output, {marked!r}; name another folder")
@@ -240,7 +191,6 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
                 f"{folder}: holds what is not of {article} {kind} ({', '.join(sorted(others)[:3])[:99]}); name another "
                 "folder, or add --overwrite=true: files of the same names are then replaced"
             )
-        folder.mkdir(parents=True, exist_ok=True)
     write_text(marker, f"{kind}\n")
     return False
 
@@ -252,8 +202,7 @@ def new_folder(folder: Path | str) -> Iterator[Path]:
     Raises UserError.
     """
     new = Path(folder) / NEW
-    with named_if_it_fails(folder):
-        new.mkdir(parents=True, exist_ok=True)
+    new.mkdir(parents=True, exist_ok=True)
     with lock(new):
         try:
             for left in new.iterdir():  # files of a process that was killed

@@ -3,7 +3,7 @@
     with OutDir(config, processes, resumed) as out:         # UserError for a folder that is another's, or at work
         out.start(about, first_step=0, max_iters=5000)      # config.json, code/, metrics.jsonl, tensorboard/
         out.log(event="train", step=0, loss=10.8)           # one object a line
-        out.save(state, is_best=True, keep=True)            # best.pt, ckpt_0.pt, ckpt.pt
+        out.save(state, is_best=True)                       # best.pt, ckpt.pt
 
 Whenever a run is killed, every file is whole, and ckpt.pt and metrics.jsonl are all it takes to go on. Under torchrun
 every process makes these calls: rank 0 writes, and a UserError of rank 0 is raised by all of them.
@@ -11,11 +11,9 @@ every process makes these calls: rank 0 writes, and a UserError of rank 0 is rai
 
 from configurator import UserError
 
-import ast
 import contextlib
 import dataclasses
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
@@ -31,32 +29,16 @@ import torch
 from runs import checkpoint as checkpoints
 from runs import files
 from runs.board import add_row, open_board
-from runs.files import named_if_it_fails, write_text
-from runs.hardware import Processes, places_of_torchrun
+from runs.files import write_text
+from runs.hardware import Processes
 
 ROOT = Path(__file__).resolve().parents[1]
 # what the numbers of a run depend on: another version of one of them may give other numbers
 OPS = ("ops/recurrence.py", "ops/kernels.py", "ops/layers.py", "ops/fast.py", "ops/loss.py")
 RESULT_FILES = ("model.py", "gate.py", *OPS, "train.py", "data/shards.py")
 ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what every line of metrics.jsonl has
-# seconds that init_from=auto waits for the lock: a job that is queued again may start before the file server notices
-# that the machine of the job before is gone (NFS version 4: 90 seconds)
+# seconds that init_from=auto waits for the lock: a file server may not know yet that a machine is gone (NFS 4: 90)
 LOCK_WAIT = 120.0
-
-
-def wait_for_lock(out_dir: Path | str) -> None:
-    """Waits up to LOCK_WAIT seconds for the process that is at work in out_dir, and then raises UserError.
-
-    A job that goes on calls it before it reads ckpt.pt, which the one before may still be writing.
-    """
-    if not (Path(out_dir) / "lock").is_file():
-        return
-    try:
-        files.lock(out_dir).close()
-    except files.InUse as error:
-        if places_of_torchrun()[0] == 0:
-            print(f"{str(error).partition(';')[0]}; waiting up to {LOCK_WAIT:g} seconds for its end", flush=True)
-        files.lock(out_dir, LOCK_WAIT).close()
 
 
 class OutDir:
@@ -77,7 +59,7 @@ class OutDir:
 
     def __exit__(self, *error):
         for file in filter(None, (self.board, self.metrics, self.lock)):
-            with contextlib.suppress(OSError):  # a full disk, which log() has reported
+            with contextlib.suppress(OSError):  # a full disk, which was reported
                 file.close()
 
     def start(self, about: dict, first_step: int, max_iters: int) -> None:
@@ -86,23 +68,20 @@ class OutDir:
     def log(self, **row: object) -> None:
         """A line of metrics.jsonl, written at once. A number that is not finite is no JSON, and raises ValueError."""
         if self.metrics is not None:
-            with named_if_it_fails(self.rows):
-                self.metrics.write(json.dumps(row, allow_nan=False) + "\n")
-                self.metrics.flush()
-                if self.board is not None:
-                    add_row(self.board, row)
+            self.metrics.write(json.dumps(row, allow_nan=False) + "\n")
+            self.metrics.flush()
+            if self.board is not None:
+                add_row(self.board, row)
 
-    def save(self, state: dict, is_best: bool = False, keep: bool = False) -> None:
-        """Writes best.pt if it is the best, ckpt_STEP.pt with `keep`, and ckpt.pt last: it vouches for the others."""
-        self.processes.on_main(self._save, state, is_best, keep)
+    def save(self, state: dict, is_best: bool = False) -> None:
+        """Writes best.pt if it is the best, and ckpt.pt last: it vouches for the others."""
+        self.processes.on_main(self._save, state, is_best)
 
     # -- on rank 0 -----------------------------------------------------------------------------------------------------
 
     def _lock(self):
-        if self.config.logger == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
-            raise UserError("logger='tensorboard': it is not installed: pip install tensorboard")
         files.claim(self.path, "run", self.config.overwrite)
-        self.lock = files.lock(self.path)
+        self.lock = files.lock(self.path, LOCK_WAIT if self.config.init_from == "auto" else 0.0)
         # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves best.pt alone
         names = ["ckpt.pt"] if self.config.init_from == "auto" else ["ckpt.pt", "best.pt"]
         there = [name for name in names if (self.path / name).is_file()]
@@ -120,75 +99,46 @@ class OutDir:
             for row in files.read_jsonl(self.rows, ROW):
                 if row["step"] < first_step or row["step"] == evaluated and row["event"] == "eval":
                     self.kept.append(row)
-        with named_if_it_fails(self.path):
-            stale = [file for step, file in self._kept_checkpoints().items() if step > first_step]
-            if self.resumed is None:  # what would be taken for this run's
-                names = ("ckpt.pt", "best.pt", "meters.json", "page.png")
-                stale = [*self._kept_checkpoints().values(), *(self.path / name for name in names)]
-            for file in stale:
-                file.unlink(missing_ok=True)
-            code = code_of("train.py")
-            about |= {"command": sys.argv, "versions": versions(), **git_state(code)}
-            write_text(self.path / "config.json", json.dumps(about, indent=2))
-            for name in code:
-                (self.path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(ROOT / name, self.path / "code" / name)
+        for name in () if self.resumed else ("ckpt.pt", "best.pt", "meters.json", "page.png"):
+            (self.path / name).unlink(missing_ok=True)  # it would be taken for this run's
+        about |= {"command": sys.argv, "versions": versions(), **git_state()}
+        write_text(self.path / "config.json", json.dumps(about, indent=2))
+        for name in code_of_the_project():
+            (self.path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, self.path / "code" / name)
         write_text(self.rows, "".join(json.dumps(row) + "\n" for row in self.kept))
-        self.metrics = files.open_in_place(self.rows)
+        self.metrics = open(self.rows, "a", encoding="utf-8")
         if self.config.logger == "tensorboard":
             again = [row for row in self.kept if row["step"] >= first_step]
             self.board = open_board(self.path / "tensorboard", first_step, again)
 
-    def _kept_checkpoints(self):
-        """{step: its ckpt_STEP.pt}"""
-        return {int(file.stem[5:]): file for file in self.path.glob("ckpt_*.pt") if file.stem[5:].isdecimal()}
-
-    def _save(self, state, is_best, keep):
-        step, most = state["iter_num"], self.config.keep_checkpoints
-        with named_if_it_fails(self.rows):  # also where somebody has removed the folder
-            os.fsync(self.metrics.fileno())  # the rows of all steps before this one are on the disk first
-            if not os.path.samestat(os.stat(self.rows), os.fstat(self.metrics.fileno())):
-                raise UserError(f"{self.rows}: is not this run's any more; step {step} is lost")
+    def _save(self, state, is_best):
+        os.fsync(self.metrics.fileno())  # the rows of all steps before this one are on the disk first
         if self.board is not None:
             self.board.flush()
-        for name in ["best.pt"] * is_best + [f"ckpt_{step}.pt"] * (keep and most > 0) + ["ckpt.pt"]:
+        for name in ("best.pt", "ckpt.pt") if is_best else ("ckpt.pt",):
             checkpoints.save(self.path / name, state)
-        if keep and most:
-            kept = self._kept_checkpoints()
-            for old in sorted(kept)[:-most]:
-                kept[old].unlink(missing_ok=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The code of a run
 
 
-def code_of(script: str) -> list[str]:
-    """The script and the files of this project that it imports, directly or not: enough to run it."""
-    known, waiting = [], [script]
-    while waiting:
-        known.append(waiting.pop())
-        modules = []
-        for node in ast.walk(ast.parse((ROOT / known[-1]).read_bytes())):
-            if isinstance(node, ast.Import):
-                modules += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                modules += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        paths = {module.replace(".", "/") + end for module in modules for end in (".py", "/__init__.py")}
-        waiting += [path for path in paths if path not in known + waiting and (ROOT / path).is_file()]
-    return sorted(known)
+def code_of_the_project() -> list[str]:
+    """The files of code, but for tests and what lies deeper than a folder: enough to run any script of a run."""
+    found = [file.relative_to(ROOT) for pattern in ("*.py", "[!.]*/*.py") for file in ROOT.glob(pattern)]
+    return sorted(str(file) for file in found if file.parts[0] != "tests")
 
 
-def check_same_start(processes: Processes, script: str, config: Any, paths: Collection[str]) -> None:
-    """Raises UserError, on every process, unless all of them have the same keys and the same code of the script.
+def check_same_start(processes: Processes, config: Any, paths: Collection[str]) -> None:
+    """Raises UserError, on every process, unless all have the same code and keys, but for threads and those in paths.
 
-    paths: the keys that may differ, since machines may name their folders otherwise. So may threads. What lies at the
-    paths is for the caller to compare.
+    What lies at the paths is for the caller to compare.
     """
     if processes.world_size > 1:
         keys = dataclasses.asdict(config) | dict.fromkeys((*paths, "threads"))
         processes.check_same(keys, "the config", "start all processes with the same keys")
-        processes.check_same(sha256_of(code_of(script)), "the code", "give all machines the same code")
+        processes.check_same(sha256_of(code_of_the_project()), "the code", "give all machines the same code")
 
 
 def code_sha256() -> tuple[str, dict[str, str]]:
@@ -206,17 +156,16 @@ def versions() -> dict[str, str]:
     return {"python": sys.version.split()[0], "torch": str(torch.__version__), "numpy": numpy.__version__}
 
 
-def git_state(code: list[str]) -> dict[str, str | bool | None]:
-    """{"git_commit": the commit that is checked out, "git_dirty": whether one of these files is changed or new}.
+def git_state() -> dict[str, str | bool | None]:
+    """{"git_commit": the commit that is checked out, "git_dirty": whether code differs from it}.
 
-    Both are None without git, and in a copy of the project that is no repository of its own.
+    Both are None without git, and in a copy of the project that is no repository.
     """
-    changed = git("status", "--porcelain", "--", *code)
+    changed = git("status", "--porcelain", "--", "*.py", ":!tests", ":!config")
     return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": None if changed is None else bool(changed)}
 
 
 def git(*words: str) -> str | None:
-    """The output of a git command in this repository, or None if it fails."""
     try:  # of this very folder: a repository around a copy of the project has commits of something else
         command = ["git", f"--git-dir={ROOT / '.git'}", f"--work-tree={ROOT}", *words]
         done = subprocess.run(command, cwd=ROOT, capture_output=True)

@@ -1,10 +1,5 @@
 """Where a run starts: from scratch, from the weights of another run, or where it was stopped.
 
-    config, resumed, source, notes = where_to_start(config)         # before any work
-    check_data(resumed, source, dataset, config)
-    new, notes = take_weights(model, source["model"], path)         # of a checkpoint that init_from names
-    restore(resumed, optimizers, scaler, model, file)               # of one that the run goes on from
-
 A run that goes on has the keys of its checkpoint, but for those that a config file or the command line gives. A run
 that starts from the weights of another has that one's keys of the model, with the same exception.
 """
@@ -14,7 +9,6 @@ from configurator import UserError
 
 import dataclasses
 import math
-import os
 from pathlib import Path
 
 import torch
@@ -58,28 +52,22 @@ def go_on(config, file: Path) -> tuple:
     # a run's evaluations are compared with each other: they read the same sample
     for name, value in (of_model | {"eval_tokens": before["eval_tokens"], "dtype": resumed["dtype"]}).items():
         if name in asked and asked[name] != value and (name, asked[name]) not in DERIVED:
-            raise UserError(
-                f"{name}={asked[name]}: {file} has {value}, which a resumed run keeps; for a new run name another "
-                "--out_dir"
-            )
+            raise UserError(f"{name}={asked[name]}: {file} has {value}, which a resumed run keeps")
     asked |= {name: getattr(config, name) for name in OF_THIS_START}
     config = configurator.build(type(config), before | asked | of_model, source=str(file))
     config.given = frozenset(asked)
     if resumed["iter_num"] > config.max_iters:
         raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
+    del before["dtype"]  # auto, or what was derived of it
     notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}"]
     if changed := [name for name, digest in code_sha256()[1].items() if resumed["code_files"].get(name) != digest]:
-        notes.append(f"  the code has changed since this checkpoint: {', '.join(changed)}")
-    del before["dtype"]  # auto, or what was derived of it
-    notes += [f"  {note}" for note in differences(config, asked, before, "the checkpoint")]
-    return config, resumed, None, notes
+        notes.append(f"the code has changed since this checkpoint: {', '.join(changed)}")
+    return config, resumed, None, notes + differences(config, asked, before, "the checkpoint")
 
 
 def start_from_weights(config) -> tuple:
     """What where_to_start returns for a run that starts from another's weights, with its keys of the model."""
     path, source, asked, given = config.init_from, checkpoints.load(config.init_from), given_keys(config), config.given
-    if os.path.realpath(checkpoints.file_of(path).parent) == os.path.realpath(config.out_dir):
-        raise UserError(f"init_from={path}: lies in out_dir, where a new run replaces it; name another out_dir")
     if config.gate != "none":  # the default, so that it was asked for: attention=gated sets it, too
         asked["gate"] = config.gate
     of_model = model_keys(source, path)
@@ -89,10 +77,8 @@ def start_from_weights(config) -> tuple:
         config.rope_length = config.rope_length or of_model["block_size"]
     has_gates = any(gate.positions for _, gate in configurator.build(GPTConfig, of_model).layers())
     if has_gates and config.gate_activation != of_model["gate_activation"]:
-        raise UserError(
-            f"gate_activation={config.gate_activation!r}: would change the gates that {path} has, too, which are "
-            f"{of_model['gate_activation']!r}: all gates of a model share the key, but for native ones"
-        )
+        had = of_model["gate_activation"]
+        raise UserError(f"gate_activation={config.gate_activation!r}: would change the gates that {path} has: {had!r}")
     return config, None, source, differences(config, asked, of_model, path)
 
 
@@ -157,14 +143,11 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> Non
                 raise ValueError("its optimizer's state is not AdamW's")
             for part, tensor in moments.items():
                 shape = () if part == "step" else tuple(parameter.shape)
-                wrong = checkpoints.wrong_tensor(tensor)
-                if not wrong and tuple(tensor.shape) != shape:
-                    wrong = f"is {tuple(tensor.shape)}, not {shape}"
-                if wrong:
-                    raise ValueError(f"its optimizer's {part} of {name} {wrong}")
+                if checkpoints.wrong_tensor(tensor) or tuple(tensor.shape) != shape:
+                    raise ValueError(f"its optimizer's {part} of {name} is no finite tensor of shape {shape}")
             if moments:
                 state[number] = {part: x if part == "step" else part_of(parameter, x) for part, x in moments.items()}
-        # rates, betas and weight decay come from the config, where they may have changed
+        # rates, betas and weight decay come from the config
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
@@ -206,10 +189,8 @@ def take_weights(model: GPT, weights: dict[str, torch.Tensor], path: str) -> tup
     model.load_state_dict(state | fitting)
     new, unused = [name for name in state if name not in fitting], [name for name in weights if name not in fitting]
     notes = [f"starting from {path}: {len(fitting)} of {len(state)} tensors taken"]
-    if new:
-        notes.append(f"  initialised anew, because they are missing there or have another shape: {', '.join(new)}")
-    if unused:
-        notes.append(f"  left out: {', '.join(unused)}")
+    for names, what in ((new, "initialised anew, missing there or of another shape"), (unused, "left out")):
+        notes += [f"  {what}: {', '.join(names)}"] if names else []
     return new, notes
 
 
@@ -225,10 +206,7 @@ def check_new_gates(model: GPT, fitting: dict, weights: dict, path: str) -> None
             if all(f"{start}gates.{position}.{name}" in fitting for name in gate.state_dict()):
                 continue
             if lost:
-                raise UserError(
-                    f"gate={model.config.gate!r}: {path} has a trained gate ({lost[0]}) that would be lost to a new "
-                    "one; keep it in gate, joined by + with another position's, or add none"
-                )
+                raise UserError(f"{path}: has a trained gate ({lost[0]}) that would be lost to a new one")
             value = gate.value(gate.logits(torch.ones(1, 1, model.config.n_embd)))
             identity = 0.0 if gate.activation in ADDITIVE_ACTIVATIONS else 1.0
             if (value != identity).any():

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from model import MIXERS
-from runs.files import check_output, write_whole
+from runs.files import write_whole
 from study import stats
 
 plt.rcParams["text.parse_math"] = False  # a name may hold a $
@@ -198,7 +198,6 @@ def drawable(file: Path) -> Iterator[None]:
 
 def write(figure: plt.Figure, path: Path) -> Path:
     """The path, once the figure is there as a .png. Raises UserError."""
-    check_output("figure", path)
     figure.tight_layout()
     # a legend may stand outside
     write_whole(path, lambda file: figure.savefig(file, format="png", dpi=150, bbox_inches="tight"))

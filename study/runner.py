@@ -298,7 +298,7 @@ def start_process(
     if processes > 1:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "600"  # seconds that torchrun leaves them to save in
-    with files.open_in_place(folder / "log.txt") as log:
+    with open(folder / "log.txt", "a") as log:
         return subprocess.Popen(
             [sys.executable, *launcher, ROOT / script, f"--config_override={json.dumps(keys)}"],
             stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment,

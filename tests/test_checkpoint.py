@@ -4,16 +4,10 @@ Checkpoints: written whole or not at all; loaded without running code, and every
     python -m pytest tests/test_checkpoint.py
 """
 
-from configurator import UserError
-
-import hashlib
-import json
 import os
 import pickle
 import re
 import resource
-import sys
-import zipfile
 
 import pytest
 import torch
@@ -57,31 +51,20 @@ def test_a_loaded_model_gives_the_logits_of_the_saved_one(tmp_path):
         assert torch.equal(loaded(idx), model.eval()(idx))
 
 
-@pytest.mark.parametrize("where", ["torch.load", "model.GPT.load_state_dict"])
-def test_a_shortage_of_memory_is_no_damage(file, monkeypatch, where):
-    def fail(*args, **keys):
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes")
-
-    monkeypatch.setattr(where, fail)
-    with pytest.raises(RuntimeError, match="can't allocate memory"):
-        load_model(file)
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("pos"), KeyboardInterrupt()])
-def test_a_save_that_dies_midway_leaves_the_old_checkpoint_and_no_other_file(file, monkeypatch, error):
+def test_a_save_that_dies_midway_leaves_the_old_checkpoint_and_no_other_file(file, monkeypatch):
     before = file.read_bytes()
 
     def half(checkpoint, out):
         out.write(before[: len(before) // 2])
-        raise error
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(torch, "save", half)
-    with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else UserError):
+    with pytest.raises(KeyboardInterrupt):
         save(file, make())
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
 
 
-def test_a_disk_that_is_full_and_a_folder_that_is_missing_are_one_line(file, helpers):
+def test_a_disk_that_is_full_is_one_line(file, helpers):
     before, (soft, hard) = file.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
@@ -90,27 +73,16 @@ def test_a_disk_that_is_full_and_a_folder_that_is_missing_are_one_line(file, hel
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert message.startswith(f"{file}: cannot be written (") and "File too large" in message
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
-    assert "No such file or directory" in helpers.error_of(save, file.parent / "nowhere" / "ckpt.pt", make())
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Loading what is no checkpoint
 
 
-def test_a_missing_file_says_where_checkpoints_come_from(tmp_path, helpers):
-    for path in (tmp_path / "ckpt.pt", tmp_path):  # a folder without one, too
-        message = helpers.error_of(load, path)
-        assert message.startswith(f"{tmp_path / 'ckpt.pt'}: no such checkpoint; train.py writes ckpt.pt and best.pt to")
-
-
-def test_a_file_that_is_no_checkpoint_is_one_line(tmp_path, recwarn, helpers):
+def test_a_file_that_is_no_checkpoint_is_one_line(tmp_path, helpers):
     for content in (b"", b"PK", b"garbage" * 99, pickle.dumps({"model": 1}), b"\x80\x1f." * 9):
         (tmp_path / "ckpt.pt").write_bytes(content)
         assert helpers.error_of(load, tmp_path).endswith("ckpt.pt: cut short, damaged, or no checkpoint")
-    assert not recwarn.list  # torch would warn of a pickle protocol 31
-    with zipfile.ZipFile(tmp_path / "ckpt.pt", "w") as archive:
-        archive.writestr("readme.txt", "hello")
-    assert "ckpt.pt: damaged, or no checkpoint (" in helpers.error_of(load, tmp_path)
 
 
 def test_every_flipped_bit_of_a_tensor_is_found(file, helpers):
@@ -142,47 +114,21 @@ def test_a_checkpoint_that_would_run_code_is_refused_and_does_not(tmp_path, help
     assert (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize(
-    "content, lacks",
-    [
-        ({"model_args": ARGS}, "'model'"),
-        ({"model": {}}, "'model_args'"),
-        ([1, 2], "'model' and no 'model_args'"),
-        ({"model": torch.zeros(3), "model_args": "small"}, "'model' and no 'model_args'"),
-    ],
-)
-def test_what_a_checkpoint_lacks_is_named(tmp_path, helpers, content, lacks):
-    torch.save(content, tmp_path / "ckpt.pt")
-    assert f"no checkpoint of this project (it has no {lacks})" in helpers.error_of(load, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "number, words", [(None, "commit fa2548f reads it"), (2, "the version of the code that wrote it")]
-)
-def test_a_checkpoint_or_an_export_of_another_format_is_refused_with_what_reads_it(
-    file, tmp_path, helpers, number, words
-):
-    export.export(file, tmp_path / "out")
-    about = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert load(file)["format"] == load(tmp_path / "out")["format"] == about.pop("format") == checkpoints.FORMAT
+@pytest.mark.parametrize("number, words", [(None, "commit fa2548f reads it"), (2, "the code that wrote it")])
+def test_a_checkpoint_of_another_format_is_refused_with_what_reads_it(file, helpers, number, words):
+    assert load(file)["format"] == checkpoints.FORMAT
     changed = {} if number is None else {"format": number}
     torch.save({name: value for name, value in make().items() if name != "format"} | changed, file)
-    (tmp_path / "out" / "config.json").write_text(json.dumps(about | changed))
-    for path in (file, tmp_path / "out"):
-        message = helpers.error_of(load_model, path)
-        assert f"its format is {number}, and this version reads 1 alone: " in message and words in message
+    message = helpers.error_of(load_model, file)
+    assert f"its format is {number}, and this version reads 1 alone: " in message and words in message
 
 
 @pytest.mark.parametrize(
     "keys, expected",
     [
         (dict(n_embd=12), "size mismatch for wte.weight"),
-        (dict(n_layer=2), "Missing key(s) in state_dict"),
         (dict(n_heads=2), "unknown key 'n_heads' (did you mean 'n_head'?)"),
-        (dict(attention="mamba9"), "attention='mamba9'"),
-        (dict(vocab_size=None), "vocab_size=None"),
-        (dict(n_layer=10**9), "n_layer=1000000000"),  # would take terabytes, or for ever
-        *((dict([pair]), "ckpt.pt: ") for pair in dict(head_dim=2**30, mlp_ratio=1e9, n_embd=2**20).items()),
+        (dict(n_embd=2**20), "ckpt.pt: "),  # would take terabytes
     ],
 )
 def test_weights_that_do_not_fit_the_config_are_refused(tmp_path, helpers, keys, expected):
@@ -190,75 +136,26 @@ def test_weights_that_do_not_fit_the_config_are_refused(tmp_path, helpers, keys,
     assert expected in helpers.error_of(load_model, tmp_path / "ckpt.pt")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Fields and tensors that are none
-
-FIELDS = {
-    "iter_num": [-5, True, 2**70, "3", None, [3], 3.0],
-    "best_val_loss": ["low", torch.nan, [], 10**400, True],
-    "seconds": [torch.nan, -1.0, "x", torch.inf],
-    "eval_seconds": [torch.nan, -1.0, "x"],
-    "dtype": ["float13", 32, ["float32"]],
-    "rng": [torch.zeros(3, dtype=torch.uint8), torch.zeros(5056), "x", [1] * 5056, None],
-    "run_id": [7, "x" * 5000],
-    "model_args": [[], 3],
-    "config": [[], {3: 1}, "x"],
-    "optimizer": [[], 3],
-    "versions": [3, {"torch": 2}],
-}
-OF_DATA = dict(path=["x" * 5000, 3], tokenizer=[["byte"]], sha256=[1], name=[{}], vocab_size=[-1], first_ids=[0, [-1]])
-FIELDS["data"] = [[], *({name: value} for name, values in OF_DATA.items() for value in values)]
-
-
-def test_a_field_of_a_checkpoint_that_is_not_what_it_should_be_is_named(tmp_path, helpers):
-    for name, values in FIELDS.items():
-        for value in values:
-            torch.save(make(**{name: value}), tmp_path / "ckpt.pt")
-            message = helpers.error_of(load, tmp_path)
-            assert "no checkpoint of this project" in message and name in message, (name, value)
-    for name in ("model_args", "data"):  # an export would write them as JSON
-        for value in (torch.zeros(2), torch.nan, 1j, {1, 2}):
-            torch.save(make(**{name: make().get(name, {}) | {"extra": value}}), tmp_path / "ckpt.pt")
-            assert "no checkpoint of this project" in helpers.error_of(load, tmp_path)
-
-
-UNSAVED = re.compile(r"torch\.(u?int[1-7]|quint\dx\d)")  # torch saves no tensors of these dtypes
-DTYPES = {x for x in vars(torch).values() if isinstance(x, torch.dtype) and not UNSAVED.fullmatch(str(x))}
-EXACT = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-VIEWS = {
+WRONG = {
+    "an integer": lambda x: x.to(torch.int64),
+    "complex": lambda x: x.to(torch.complex64),
     "meta": lambda x: x.to("meta"),
-    "negative": torch._neg_view,
-    "conjugate": lambda x: x.to(torch.complex64).conj(),
-    "imaginary": lambda x: x.to(torch.complex64).conj().imag,
     "sparse": torch.Tensor.to_sparse,
     "expanded": lambda x: x[:1, :1].expand(2**40, 8),  # one number, a billion times
 }
 
 
-def made(kind, x):
-    """x as a tensor of this dtype or as one of the VIEWS."""
-    if kind in VIEWS:
-        return VIEWS[kind](x)
-    if kind in (torch.quint8, torch.qint8, torch.qint32):
-        return torch.quantize_per_tensor(x, 0.1, 0, kind)
-    try:
-        return x.to(kind)
-    except (RuntimeError, NotImplementedError):  # dtypes of packed bits have no arithmetic
-        return torch.empty(x.shape, dtype=kind)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", [*sorted(DTYPES, key=str), *VIEWS], ids=str)
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16, *WRONG], ids=str)
 def test_a_weight_of_any_dtype_is_loaded_exactly_or_is_one_line(kind, tmp_path, helpers):
     right = make()["model"]
-    weight = made(kind, right["wte.weight"])
+    weight = WRONG.get(kind, lambda x: x.to(kind))(right["wte.weight"])
     torch.save(make(model=right | {"wte.weight": weight}), tmp_path / "ckpt.pt")
-    if kind in EXACT:
+    if kind in WRONG:
+        assert "ckpt.pt: its 'wte.weight' is " in helpers.error_of(load, tmp_path)
+    else:
         assert torch.equal(load(tmp_path)["model"]["wte.weight"], weight)
         export.export(tmp_path, tmp_path / "export")
         assert torch.equal(load(tmp_path / "export")["model"]["wte.weight"], weight)
-    else:
-        assert "ckpt.pt: its 'wte.weight' is " in helpers.error_of(load, tmp_path)
 
 
 def test_what_is_wrong_with_a_checkpoint_is_named_by_every_script_and_nothing_is_touched(text, tmp_path, helpers):
@@ -306,102 +203,10 @@ def test_an_export_gives_the_same_model_and_starts_runs(text, tmp_path, helpers,
     assert "model.safetensors: damaged, or not the file that" in helpers.error_of(load_model, exported)
 
 
-def test_an_export_without_safetensors_is_refused(file, tmp_path, helpers, monkeypatch):
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    message = helpers.error_of(export.export, file, tmp_path / "export")
-    assert message == "safetensors is not installed: pip install safetensors"
-
-
-def test_an_export_brings_the_tokenizer_of_the_data_if_it_is_still_the_one_of_the_run(tmp_path, helpers):
-    (tmp_path / "tokenizer.json").write_text("{}")
-    about = {"path": str(tmp_path), "tokenizer": f"tokenizer.json {hashlib.sha256(b'{}').hexdigest()[:16]}"}
-    args = ARGS | {"mlp": "swiglu"}
-    (tmp_path / "run").mkdir()
-    save(tmp_path / "run" / "ckpt.pt", make(model=GPT(GPTConfig(**args)).state_dict(), model_args=args, data=about))
-    export.main(helpers.words(checkpoint=tmp_path / "run", safetensors=tmp_path / "export"))
-    assert (tmp_path / "export" / "tokenizer.json").read_text() == "{}"
-    (tmp_path / "tokenizer.json").write_text("[]")  # of other data, which were written there since
-    export.main(helpers.words(checkpoint=tmp_path / "run", safetensors=tmp_path / "other"))
-    assert not (tmp_path / "other" / "tokenizer.json").exists()
-
-
-@pytest.fixture
-def sources(tmp_path):
-    """Two runs, "old" with a tokenizer and "new" of another width, and a folder with somebody's notes."""
-    for name, width in (("old", 8), ("new", 16)):
-        args = ARGS | dict(n_embd=width, mlp="swiglu")
-        (tmp_path / name).mkdir()
-        save(tmp_path / name / "ckpt.pt", make(model=GPT(GPTConfig(**args)).state_dict(), model_args=args))
-    (tmp_path / "old" / "tokenizer.json").write_text("{}")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "notes.md").write_text("mine")
-    return tmp_path
-
-
-def contents(folder):
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file() and file.name != ".nanogate"}
-
-
-def export_of(folder, name):
-    export.main([f"--checkpoint={folder / name}", f"--safetensors={folder / 'out'}", "--overwrite=true"])
-
-
-class Killed(BaseException):
-    pass
-
-
-CHANGES = ("replace", "rename", "unlink", "rmdir", "mkdir", "fsync")  # functions of os
-
-
-def test_a_kill_at_any_moment_of_an_export_leaves_the_old_one_the_new_one_or_none(sources, monkeypatch):
-    whole = []
-    for name in ("new", "old"):
-        export_of(sources, name)
-        whole.append(contents(sources / "out"))
-    new, old = whole
-    assert old.keys() - new.keys() == {"tokenizer.json"} and "notes.md" in new
-    left, seen = 0, []
-    while True:  # until an export comes to its end
-        export_of(sources, "old")
-        assert contents(sources / "out") == old
-        left = len(seen)
-
-        def counted(function):
-            def change(*args, **keys):
-                nonlocal left
-                left -= 1
-                if left < 0:  # a process that was killed changes nothing more
-                    raise Killed
-                return function(*args, **keys)
-
-            return change
-
-        with monkeypatch.context() as patched:
-            for name in CHANGES:
-                patched.setattr(os, name, counted(getattr(os, name)))
-            try:
-                export_of(sources, "new")
-            except Killed:
-                assert left < 0
-            else:
-                break
-        now = contents(sources / "out")
-        seen.append("refused" if "config.json" not in now else ["old", "new"][[old, new].index(now)])
-    assert len(seen) > 15 and {"old", "refused", "new"} == set(seen)
-    assert seen == sorted(seen, key=["old", "refused", "new"].index)
-    assert contents(sources / "out") == new
-
-
-@pytest.mark.parametrize("how", ["its folder", "a link to its file"])
-def test_an_export_into_the_folder_of_its_checkpoint_is_refused(how, sources, helpers):
-    export_of(sources, "old")
-    out, before = sources / "out", contents(sources / "out")
-    checkpoint = out if "folder" in how else out / "model.safetensors"
-    if "link" in how:
-        (sources / "link.safetensors").symlink_to(checkpoint)
-        (sources / "config.json").write_bytes(before["config.json"])
-        checkpoint = sources / "link.safetensors"
-    words = [f"--checkpoint={checkpoint}", f"--safetensors={out}", "--overwrite=true"]
-    assert helpers.error_of(export.main, words) == f"{out}: holds the model that is to be written; name another folder"
-    assert contents(out) == before
+def test_an_export_into_the_folder_of_its_checkpoint_is_refused(file, tmp_path, helpers):
+    out = tmp_path / "out"
+    export.export(file, out)
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    message = helpers.error_of(export.main, helpers.words(checkpoint=out, safetensors=out, overwrite=True))
+    assert message == f"{out}: holds the model that is to be written; name another folder"
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before

@@ -121,7 +121,7 @@ def test_every_arm_is_run_with_every_seed_and_has_its_row(finished, base, helper
         assert "code_sha256" in row and row["horizon"] == row["last_step"] == 6
         assert row["config"] == base | {"gate": arm, "seed": seed} and row["data"] == DATA and row["finite"]
         assert row["planned_seeds"] == [0, 1]
-        assert {"git_commit", "git_dirty", "versions", "step_ms", "state_bytes", "flops_per_token"} <= row.keys()
+        assert {"git_commit", "versions", "step_ms", "state_bytes", "flops_per_token"} <= row.keys()
     assert rows["elementwise", 0]["n_params"] == rows["none", 0]["n_params"] + 2 * 16 * 16
 
 

@@ -8,7 +8,6 @@ import configurator
 
 import dataclasses
 import json
-import shutil
 import types
 
 import pytest
@@ -76,7 +75,7 @@ def test_a_gate_that_is_there_is_neither_changed_nor_lost_to_a_new_one(run, help
     gated = run("gated", gate="elementwise", gate_bias=1.0)
     native, identity = run("native", attention="gla", gate="native"), dict(gate_activation="sigmoid2", max_iters=1)
     message = helpers.error_of(run, "other", init_from=gated, **identity)
-    assert "would change the gates that" in message and "which are 'sigmoid'" in message
+    assert message == f"gate_activation='sigmoid2': would change the gates that {gated} has: 'sigmoid'"
     message = helpers.error_of(run, "other", init_from=native, attention="gla", gate="elementwise", **identity)
     assert "has a trained gate (blocks.0.mixer.gates.native." in message and "would be lost to a new one" in message
     both = run("both", init_from=native, attention="gla", gate="native+elementwise", **identity)
@@ -93,7 +92,7 @@ def test_a_gate_that_is_there_is_neither_changed_nor_lost_to_a_new_one(run, help
 
 def test_a_run_does_not_start_from_weights_of_another_tokenizer(run, trained, text, helpers):
     message = helpers.error_of(run, "out", init_from=trained, dataset=text, max_iters=1)
-    assert "its tokenizer is 'byte', the model was trained with" in message and "--dataset=FOLDER" in message
+    assert "its tokenizer is 'byte', the model was trained with" in message
 
 
 def test_additive_gates_and_a_static_factor_of_one_start_as_the_identity(run, trained, helpers):
@@ -111,7 +110,7 @@ def test_a_run_from_weights_has_their_keys_of_the_model_unless_given(trained, mq
     assert f"rope_base: 500.0, where {trained} has 10000.0\n" in said and "14 of 14 tensors taken" in said
 
 
-def test_new_parameters_have_a_learning_rate_of_their_own_which_a_resumed_run_keeps(run, trained, helpers, capsys):
+def test_new_parameters_have_a_learning_rate_of_their_own_which_a_resumed_run_keeps(run, trained, helpers):
     gate = dict(init_from=trained, gate="elementwise", gate_activation="sigmoid2", new_lr_scale=10.0)
     whole = run("whole", max_iters=6, **gate)
     parts = run("parts", max_iters=4, lr_decay_iters=6, **gate)
@@ -160,7 +159,7 @@ def started(monkeypatch):
     return found
 
 
-def test_an_arm_starts_from_the_end_of_anothers_run_and_its_row_says_so(call, started, helpers, tmp_path, capsys):
+def test_an_arm_starts_from_the_end_of_anothers_run_and_its_row_says_so(call, started, helpers, tmp_path):
     call(tmp_path / "out")
     names = [keys["out_dir"].rpartition("/")[2] for keys in started]
     assert sorted(names) == sorted(f"{arm}-seed{seed}" for arm in ARMS for seed in (0, 1))
@@ -186,18 +185,6 @@ def test_an_arm_starts_from_the_end_of_anothers_run_and_its_row_says_so(call, st
     again = {name_of(row): row for row in read_rows(tmp_path / "out")}
     assert [again[f"late-seed{i}"]["val_loss"] for i in (0, 1)] == [rows[f"late-seed{i}"]["val_loss"] for i in (0, 1)]
 
-    # other weights to start from make another run; without them it cannot start, and the experiment ends all the same
-    started.clear()
-    shutil.rmtree(tmp_path / "out" / "first-seed0")
-    file.write_text("\n".join(without) + "\n")
-    capsys.readouterr()
-    call(tmp_path / "out")
-    assert [keys["out_dir"].rpartition("/")[2] for keys in started] == ["late-seed1"]
-    assert "1 finished runs have no checkpoint in" in (said := capsys.readouterr().out) and "(first-seed0)" in said
-    started.clear()
-    call(tmp_path / "out", run="false", arms=json.dumps(ARMS | {"first": ARMS["first"] | {"max_iters": 3}}))
-    assert "5 rows are not shown: they have other keys" in capsys.readouterr().out
-
 
 def test_a_kill_in_the_first_save_of_a_late_arm_is_started_again(call, started, tmp_path):
     call(tmp_path / "out", seeds="[0]")
@@ -214,10 +201,7 @@ def test_a_kill_in_the_first_save_of_a_late_arm_is_started_again(call, started, 
     ("words", "keys"),
     [
         ("arms: a: init_from_arm='b': must be", dict(arms={"a": {"init_from_arm": "b"}, "c": {}})),
-        ("arms: a: init_from_arm='a': must be", dict(arms={"a": {"init_from_arm": "a"}, "b": {}})),
-        ("init_from_arm: give learning_rate in base", dict(arms=ARMS, learning_rates=[0.1], metric="val_loss")),
         ("'late' starts from it, and needs its seed 1", dict(arms=ARMS, seeds=[0, 1], seeds_of={"first": [0]})),
-        ("init_from_arm", dict(arms={"a": {}}, base={"init_from_arm": "a"})),
     ],
 )
 def test_an_arm_that_has_nothing_to_start_from_is_refused(helpers, words, keys):

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # three heads: two processes hold unequal parts of A_log. Two micro-steps for each process, with other numbers of labels
 KEYS = dict(
     n_embd=24, n_head=3, gate="elementwise", gradient_accumulation_steps=4, max_iters=3, eval_interval=3,
-    eval_tokens=700, meters=False, keep_checkpoints=2, dropout=0.1,
+    eval_tokens=700, meters=False, dropout=0.1,
 )  # fmt: skip
 ALL = dict(attention=",".join(MIXERS), n_layer=len(MIXERS))  # a layer of each mixer
 WHOLE = dict(attention="gla,mamba2", max_iters=6)  # this run is stopped at 3, and goes on elsewhere

@@ -12,10 +12,7 @@ import multiprocessing
 import os
 import random
 import re
-import shutil
 import signal
-import subprocess
-import sys
 import time
 import types
 from pathlib import Path
@@ -46,7 +43,7 @@ CASES = {
         strict=False,
     )
 }
-KEYS = dict(gradient_accumulation_steps=2, max_iters=14, n_layer=1, keep_checkpoints=2, n_embd=32)
+KEYS = dict(gradient_accumulation_steps=2, max_iters=14, n_layer=1, n_embd=32)
 
 
 @pytest.fixture
@@ -159,19 +156,11 @@ def wait_for_step(out, step, is_alive):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        {signal.SIGTERM: 143, signal.SIGINT: 130},
-        pytest.param({signal.SIGHUP: 129, signal.SIGUSR1: 138}, marks=pytest.mark.slow),
-    ],
-    ids=["SIGTERM and Ctrl-C", "SIGHUP and SIGUSR1"],
-)
-def test_a_signal_saves_the_step_reached_and_the_run_goes_on_to_the_same_bits(keys, helpers, numbers):
-    case = dict(dropout=0.1, eval_interval=10, keep_checkpoints=0, max_iters=100)
+def test_a_signal_saves_the_step_reached_and_the_run_goes_on_to_the_same_bits(keys, helpers):
+    case = dict(dropout=0.1, eval_interval=10, max_iters=100)
     whole = helpers.train(**keys("whole", **case))
     stopped, step = keys("stopped", init_from="auto", **case), 0
-    for number, status in numbers.items():
+    for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         process = start(stopped, helpers)
         wait_for_step(stopped["out_dir"], step + 6, process.is_alive)
         time.sleep(random.uniform(0, 0.1))  # in the middle of anything
@@ -183,27 +172,14 @@ def test_a_signal_saves_the_step_reached_and_the_run_goes_on_to_the_same_bits(ke
     check_same_run(whole, stopped["out_dir"], helpers)
 
 
-def test_under_nohup_a_closed_terminal_is_nothing_and_a_second_warning_ends_no_save():
+def test_under_nohup_a_closed_terminal_is_nothing():
     before, processes = signal.signal(signal.SIGHUP, signal.SIG_IGN), types.SimpleNamespace(signal=0, world_size=1)
     try:
         with hardware.Processes.signals_held(processes):
             os.kill(os.getpid(), signal.SIGHUP)
             assert processes.signal == 0
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGUSR1)
-                assert processes.signal == signal.SIGUSR1
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_seconds_of_a_resumed_run_are_those_of_its_parts_together(keys, helpers):
-    case = dict(lr_decay_iters=14, eval_interval=100)
-    out = helpers.train(**keys("out", **case) | dict(max_iters=4))
-    checkpoint = checkpoints.load(out)
-    checkpoints.save(out / "ckpt.pt", checkpoint | {"seconds": 1000.0, "eval_seconds": 100.0})
-    helpers.train(**keys("out", init_from="resume", **case))
-    row = helpers.metrics(out, "end")[-1]
-    assert 1000 < row["seconds"] < 1100 and 100 < row["eval_seconds"] < 200
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -217,11 +193,11 @@ def test_resume_refuses_another_model_and_says_what_else_is_new(keys, helpers, c
         ("eval_tokens", None, 100000), ("block_size", 64, 32),
     ]:  # fmt: skip
         message = helpers.error_of(helpers.train, **keys("out", init_from="resume", **{name: value}))
-        assert f"{name}={value}: {out}/ckpt.pt has {was}, which a resumed run keeps; for a new run name" in message
+        assert message == f"{name}={value}: {out}/ckpt.pt has {was}, which a resumed run keeps"
     capsys.readouterr()
     helpers.train(**keys("out", init_from="resume", max_iters=5, learning_rate=1e-3, vocab_size=None))
     said = capsys.readouterr().out
-    changed = re.findall("(?m)^  (.*), where the checkpoint has (.*)$", said)
+    changed = re.findall("(?m)^(.*), where the checkpoint has (.*)$", said)
     assert changed == [("max_iters: 5", "4"), ("learning_rate: 0.001", "0.003")]
 
 
@@ -233,7 +209,7 @@ def test_a_resumed_run_has_the_keys_of_its_checkpoint_then_a_config_files_then_t
     out = helpers.train(**keys("out", **case) | dict(max_iters=4))
     train.main([f"--out_dir={out}", "--init_from=resume", "--max_iters=14"])
     check_same_run(whole, out, helpers)
-    assert re.findall("(?m)^  (.*), where the checkpoint", capsys.readouterr().out) == ["max_iters: 14"]
+    assert re.findall("(?m)^(.*), where the checkpoint", capsys.readouterr().out) == ["max_iters: 14"]
     (tmp_path / "more.py").write_text("max_iters = 15\nlearning_rate = 1e-3\nweight_decay = 0.2\n")
     train.main([str(tmp_path / "more.py"), f"--out_dir={out}", "--init_from=resume", "--weight_decay=0.1"])
     now = checkpoints.load(out)
@@ -245,14 +221,13 @@ def test_a_resumed_run_has_the_keys_of_its_checkpoint_then_a_config_files_then_t
 def test_what_no_run_can_go_on_from_is_one_line(keys, helpers):
     out, again = helpers.train(**keys("out")), keys("out", init_from="resume", dtype="auto")
     whole, rows = checkpoints.load(out), (out / "metrics.jsonl").read_text()
-    for lacks in ("optimizer", "rng", "best_val_loss", "data"):
+    for lacks in ("optimizer", "rng", "data"):
         checkpoints.save(out / "ckpt.pt", {name: value for name, value in whole.items() if name != lacks})
         message = helpers.error_of(helpers.train, **again)
         assert f"has no {lacks}, to resume; --init_from={out}/ckpt.pt starts a new run from its weights" in message
     for wrong in (dict(optimizer={}), dict(scaler={"scale": 1.0}, dtype="float16"), dict(rng=torch.zeros(3))):
         checkpoints.save(out / "ckpt.pt", whole | wrong)
-        message = helpers.error_of(helpers.train, **again)
-        assert "no run can go on from it" in message or "no checkpoint of this project" in message, wrong
+        assert "no run can go on from it" in helpers.error_of(helpers.train, **again), wrong
     checkpoints.save(out / "ckpt.pt", whole | {"run_id": "another"})
     message = helpers.error_of(helpers.train, **again)
     assert message == f"{out}/ckpt.pt: not of the run that {out}/config.json describes; put its own one back"
@@ -273,18 +248,16 @@ def test_moments_of_other_shapes_never_reach_the_optimizer(keys, helpers):
         assert "no run can go on from it" in message
         return message
 
-    for part, wrong, said in [
-        ("exp_avg", torch.zeros(3), "is (3,), not (32, 32)"),
-        ("exp_avg_sq", torch.zeros(32, 31), "is (32, 31), not (32, 32)"),
-        ("step", torch.zeros(2), "is (2,), not ()"),
-        ("exp_avg", torch.zeros(32, 32, dtype=torch.int64), "is torch.int64"),
-        ("exp_avg", torch.full((32, 32), torch.nan), "is not finite"),
-        ("exp_avg", 3.0, "is no plain tensor"),
+    for part, wrong in [
+        ("exp_avg", torch.zeros(3)),
+        ("exp_avg_sq", torch.zeros(32, 31)),
+        ("step", torch.zeros(2)),
+        ("exp_avg", torch.full((32, 32), torch.nan)),
         # one number that all entries share: the right shape, and a kernel that takes it for dense writes past its end
-        ("exp_avg", torch.zeros(1, 1).expand(32, 32), "is no plain tensor"),
+        ("exp_avg", torch.zeros(1, 1).expand(32, 32)),
     ]:
         message = refused(state | {"wte.weight": state["wte.weight"] | {part: wrong}})
-        assert f"its optimizer's {part} of wte.weight {said}" in message
+        assert f"its optimizer's {part} of wte.weight is no finite tensor of shape" in message
     assert "state is not AdamW's" in refused(state | {"wte.weight": {"momentum": torch.zeros(32, 32)}})
     others = {name: value for name, value in state.items() if name != "wte.weight"} | {"other": state["wte.weight"]}
     assert "parameters, of other names than the model's" in refused(others)
@@ -302,24 +275,6 @@ def test_moments_go_to_the_parameters_of_their_names(keys, helpers, monkeypatch)
     assert helpers.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("is_replaced", [False, True])
-def test_a_run_whose_folder_goes_or_is_replaced_meanwhile_ends(keys, helpers, monkeypatch, is_replaced):
-    out, learning_rate = keys("out")["out_dir"], train.learning_rate
-
-    def remove(config, step):
-        if step == 5:
-            shutil.rmtree(out)
-            if is_replaced:
-                out.mkdir()
-                (out / "metrics.jsonl").write_text("of another run\n")
-        return learning_rate(config, step)
-
-    monkeypatch.setattr(train, "learning_rate", remove)
-    message = helpers.error_of(helpers.train, **keys("out"))
-    why = "is not this run's any more; step 8 is lost" if is_replaced else "cannot be written (No such file or "
-    assert message.startswith(f"{out}/metrics.jsonl: {why}") and not (out / "ckpt.pt").exists()
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What stays as it is: the folders of others, and runs that are there
 
@@ -331,13 +286,12 @@ def contents(folder):
 def test_a_folder_of_somebody_elses_files_stays_as_it_is(keys, helpers):
     out = keys("out")["out_dir"]
     (out / "notes").mkdir(parents=True)
-    (out / f"..nanogate.{'0' * 16}.tmp").write_text("")  # a kill, while the marker was written: no file of others
     for name in ("best.pt", "notes/a.txt"):
         (out / name).write_text("theirs")
         before = contents(out)
         for how in ("scratch", "auto"):
             message = helpers.error_of(helpers.train, **keys("out", init_from=how))
-            assert f"{out}: holds what is not of a run (" in message and "; name another folder, or add" in message
+            assert f"{out}: holds what is not of a run (best.pt" in message
             assert contents(out) == before
     helpers.train(**keys("out", overwrite=True, max_iters=1))
     assert checkpoints.load(out)["iter_num"] == 1 and (out / ".nanogate").read_text() == "run\n"
@@ -354,16 +308,13 @@ def test_a_run_that_is_there_is_not_started_over_without_a_word(keys, helpers):
     before = contents(out)
     message = helpers.error_of(helpers.train, **keys("out"))
     assert f"{out}: holds a run already (ckpt.pt); --init_from=resume goes on from its ckpt.pt, --overwrite" in message
-    for source in (out, out / "best.pt"):
-        message = helpers.error_of(helpers.train, **keys("out", init_from=source, overwrite=True))
-        assert f"init_from={source}: lies in out_dir, where a new run replaces it" in message
     assert contents(out) == before | {Path("lock"): (out / "lock").read_bytes()}
     (out / "ckpt.pt").unlink()
     assert "holds a run already (best.pt); --init_from" in helpers.error_of(helpers.train, **keys("out"))
     helpers.train(**keys("out", overwrite=True, max_iters=2, eval_interval=1))
     assert checkpoints.load(out)["iter_num"] == 2 and list(helpers.losses(out)) == [0, 1]
     assert {file.name for file in out.glob("*.??*")} == {
-        "ckpt.pt", "best.pt", "ckpt_1.pt", "ckpt_2.pt", "config.json", "metrics.jsonl", ".nanogate",
+        "ckpt.pt", "best.pt", "config.json", "metrics.jsonl", ".nanogate",
     }  # fmt: skip
 
 
@@ -378,11 +329,6 @@ def test_auto_starts_where_there_is_no_checkpoint_and_else_goes_on_to_the_same_b
     assert checkpoints.load(out)["iter_num"] == 3
 
 
-def test_the_demo_goes_on_after_ctrl_c():
-    (line,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if "train.py" in line]
-    assert line.endswith("train.py config/pystdlib.py --init_from=auto")
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # One run at a time; what is kept
 
@@ -393,57 +339,10 @@ def test_a_second_run_in_one_out_dir_is_refused_while_the_first_one_lives(keys, 
     wait_for_step(out, 5, first.is_alive)
     for how in ("scratch", "resume"):
         message = helpers.error_of(helpers.train, **keys("out", init_from=how, max_iters=100_000))
-        assert re.fullmatch(rf"{out}: process {first.pid} on \S+ is running in it; wait, stop it, or take .*", message)
+        assert f"{out}: another process is running in it" in message
     first.kill()
     first.join()
     files.lock(out).close()  # the dead process has none
     (out / f".best.pt.{'0' * 16}.tmp").write_bytes(b"left by a kill")
     helpers.train(**keys("out", overwrite=True))
     assert not list(out.glob(".*.tmp"))
-
-
-def test_the_last_k_checkpoints_are_kept(keys, helpers):
-    def kept(**changed):
-        out = helpers.train(**keys("out", **dict(eval_interval=2, max_iters=7, overwrite=True) | changed))
-        steps = {int(file.stem[5:]) for file in out.glob("ckpt_*.pt")}
-        assert all(checkpoints.load(out / f"ckpt_{step}.pt")["iter_num"] == step for step in steps)
-        return steps
-
-    assert kept(keep_checkpoints=0) == set()
-    assert kept(keep_checkpoints=3) == {4, 6, 7}
-    assert kept(keep_checkpoints=1) == {7}
-    assert kept(keep_checkpoints=9) == {0, 2, 4, 6, 7}
-    out = keys("out")["out_dir"]
-    (out / "ckpt_2.pt").replace(out / "ckpt.pt")  # a run that goes on from an earlier step has not taken the later ones
-    assert kept(keep_checkpoints=2, overwrite=False, init_from="resume", max_iters=3) == {0, 3}
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Several processes
-
-
-def test_torchrun_starts_again_after_a_dead_rank_and_saves_at_sigterm_and_the_curve_is_that_of_one_process(
-    keys, helpers
-):
-    case = dict(max_iters=240, eval_interval=40, keep_checkpoints=0, dropout=0.1)
-    whole, out = helpers.train(**keys("whole", **case)), keys("out")["out_dir"]
-    launch = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1", "train.py"]
-    words = [sys.executable, "-m", *launch, *helpers.words(**keys("out", init_from="auto", **case))]
-    torchrun = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for_step(out, 50, lambda: torchrun.poll() is None)
-    ranks = subprocess.run(["pgrep", "-P", str(torchrun.pid)], capture_output=True, text=True).stdout.split()
-    started = (out / "config.json").stat().st_mtime_ns
-    os.kill(int(ranks[1]), signal.SIGKILL)
-    while (out / "config.json").stat().st_mtime_ns == started:
-        assert torchrun.poll() is None
-        time.sleep(0.01)
-    wait_for_step(out, 130, lambda: torchrun.poll() is None)
-    torchrun.terminate()
-    said, complained = torchrun.communicate(timeout=120)
-    assert "has lost the others: one of them has ended, and has printed why" in complained
-    assert re.search(f"resuming {out} at step (40|80|120)", said)
-    step = checkpoints.load(out)["iter_num"]
-    assert 131 <= step < 240 and list(helpers.losses(out)) == list(range(step))
-    helpers.train(**keys("out", init_from="resume", **case))
-    # the gradients of two processes are summed in another order
-    assert helpers.losses(out) == pytest.approx(helpers.losses(whole), rel=1e-3)

@@ -1,33 +1,22 @@
 """
-Bad numbers, bad disks, strange paths and prompts: one clear line, and nothing lost. Memory.
+Bad numbers and bad disks: one clear line, and nothing lost. Memory.
 
     python -m pytest tests/test_robust.py
 """
 
 import configurator
 
-import dataclasses
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 
-import bench
-import data.text.prepare as text_prepare
 import evaluate
-import experiment
-import export
 import meters
-import plot
-import sample
 import train
-from data.shards import open_dataset
 from data.tokenizer import get_tokenizer
 from data.writing import write_stream
-from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import files
 
@@ -95,22 +84,6 @@ def test_float16_that_overflows_at_any_scale_ends(run, capfd, monkeypatch):
     assert "float16's loss scale fell below 1 and the gradient still overflows at step 0" in capfd.readouterr().err
 
 
-def test_a_number_that_float32_has_not_is_refused_by_every_key(helpers, tmp_path):
-    for name in [f.name for f in dataclasses.fields(train.TrainConfig) if "float" in str(f.type)]:
-        for value in (-1e300, 3.5e38):
-            for call in (
-                lambda name=name, value=value: train.main(helpers.words(**{name: value}, out_dir=tmp_path / "out")),
-                lambda name=name, value=value: configurator.build(train.TrainConfig, {name: value}),
-            ):
-                assert re.match(rf"{name}=.*: must be a number (of at|above) ", helpers.error_of(call))
-
-
-def test_the_largest_gate_bias_is_finite_in_the_weights():
-    keys = dict(n_layer=1, n_embd=8, n_head=2, vocab_size=8, gate="elementwise", gate_bias=-3.4e38)
-    model = GPT(GPTConfig(**keys))
-    assert all(p.isfinite().all() for p in model.parameters()) and model(torch.arange(8)[None]).isfinite().all()
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Disks
 
@@ -141,8 +114,9 @@ def test_a_disk_that_fills_up_leaves_the_checkpoint_before_and_the_run_goes_on(
             expected = "best.pt: cannot be written (No space left on device)"
         else:
             at_step_5(patched, lambda: patched.setattr(os, "fsync", refuse))
-            expected = "metrics.jsonl: cannot be written (No space left on device)"
-        assert expected in helpers.error_of(run, "out")
+            expected = "No space left on device"
+        with pytest.raises((configurator.UserError, OSError), match=re.escape(expected)):
+            run("out")
     assert checkpoints.load(tmp_path / "out")["iter_num"] == 4
     run("out", init_from="resume")
     assert helpers.equal(*(checkpoints.load(out)["model"] for out in (tmp_path / "out", whole)))
@@ -152,91 +126,19 @@ def test_a_disk_that_fills_up_leaves_the_checkpoint_before_and_the_run_goes_on(
 # Paths and folders
 
 
-def write_data(folder):
-    write_stream(folder, {"train": ["a text " * 99], "val": ["text"]}, tokenizer=get_tokenizer("byte"), **ABOUT)
-
-
-NO_OUTPUTS = {
-    "gone/a.json": "No such file or directory",
-    "file/a.json": "Not a directory",
-    "folder.json": "is something else already",
-    "/proc/a.json": "cannot be written",
-}
-
-
 @pytest.mark.parametrize("script", [evaluate, meters])
 def test_an_out_that_cannot_be_written_is_refused_before_anything_is_measured(script, tmp_path, helpers, monkeypatch):
     (tmp_path / "folder.json").mkdir()
-    (tmp_path / "file").write_text("")
     monkeypatch.setattr(script, "load_model", lambda *words, **keys: (None, {}))
     monkeypatch.setattr(script, "open_dataset", lambda *words: pytest.fail("the work has begun"))
-    for name, reason in NO_OUTPUTS.items():
+    for name, reason in {"gone/a.json": "No such file or", "folder.json": "is a folder", "/proc/a.json": ""}.items():
         message = helpers.error_of(script.main, [f"--out={tmp_path / name}", "--checkpoint=x", "--device=cpu"])
-        assert message.startswith("out=") and reason in message
-    assert sorted(os.listdir(tmp_path)) == ["file", "folder.json"]
-
-
-def test_a_benchmark_is_refused_in_folders_that_are_closed_or_of_somebody_else(tmp_path, helpers, monkeypatch):
-    monkeypatch.setattr(bench, "PARTS", {"ops": lambda config, report: pytest.fail("the work has begun")})
-    for folder in ("/proc/a", __file__, f"{__file__}/a"):
-        assert "cannot be written" in helpers.error_of(bench.main, ["ops", f"--out_dir={folder}", "--device=cpu"])
-    monkeypatch.setattr(bench, "PARTS", {"ops": lambda config, report: report.row(form="no decay", T=1024, ms=1.0)})
-    monkeypatch.setattr(bench, "gemm_rate", lambda device, dtype: 1e9)
-    theirs, ours, words = tmp_path / "theirs", tmp_path / "ours", ["ops", "--device=cpu", "--threads=1"]
-    theirs.mkdir()
-    (theirs / "data.json").write_text('{"theirs": 1}')
-    message = helpers.error_of(bench.main, [*words, f"--out_dir={theirs}"])
-    assert message.startswith(f"{theirs}: holds what is not of a bench (data.json); name another folder, or add --over")
-    assert os.listdir(theirs) == ["data.json"]
-    for _ in range(2):
-        bench.main([*words, f"--out_dir={ours}"])
-    assert (ours / ".nanogate").read_text() == "bench\n" and (ours / "ops.json").is_file()
-
-
-@pytest.mark.parametrize("path", ["", "x" * 5000, "x/" * 2500, "a\0b", "/dev/zero", "pipe"])
-def test_a_path_that_is_no_file_is_one_line_in_every_script(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo("pipe")
-    calls = [(main, [f"--checkpoint={path}"]) for main in (evaluate.main, sample.main, export.main, meters.main)]
-    calls += [(plot.main, [path or " "]), (text_prepare.main, [path or " "]), (open_dataset, path)]
-    for call, words in (*calls, *((configurator.read_config_file, name) for name in (path, f"{path}.py"))):
-        with pytest.raises(configurator.UserError) as caught:
-            call(words)
-        assert len(str(caught.value)) < 1000
-    assert os.listdir(tmp_path) == ["pipe"]
-
-
-def test_processes_that_share_a_folder_may_claim_it_at_once(tmp_path):
-    claim = "import sys; from runs.files import claim; claim(sys.argv[1], 'experiment'); open(sys.argv[1] + '/a', 'w')"
-    command = [sys.executable, "-c", claim, str(tmp_path / "shared")]
-    processes = [subprocess.Popen(command, cwd=experiment.HERE) for _ in range(8)]
-    assert [process.wait(timeout=300) for process in processes] == [0] * 8
-    assert sorted(os.listdir(tmp_path / "shared")) == [".nanogate", "a"]
+        assert message.startswith("out=") and f"cannot be written ({reason}" in message
+    assert os.listdir(tmp_path) == ["folder.json"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Files that are written, and links in their places
-
-
-def test_no_link_is_followed_to_be_written_to(run, text, tmp_path, helpers):
-    out, precious = run("out", dataset=text, max_iters=1), tmp_path / "precious"
-    precious.write_text("mine")
-
-    def make_links(folder, *names):
-        for name in names:
-            (folder / name).unlink()
-            (folder / name).symlink_to(precious)
-
-    make_links(out, "ckpt.pt", "best.pt", "config.json", "metrics.jsonl")
-    run("out", dataset=text, max_iters=1, overwrite=True)
-    assert not any(file.is_symlink() for file in out.iterdir())
-    for _ in range(2):
-        write_data(tmp_path / "data")
-        make_links(tmp_path / "data", "meta.json", "train_0000.npy")
-    make_links(out, "lock")
-    message = helpers.error_of(run, "out", dataset=text, max_iters=1, overwrite=True)
-    assert message == f"{out}/lock: cannot be written (Too many levels of symbolic links)"
-    assert precious.read_text() == "mine"
+# Files that are written
 
 
 KILLED = """
@@ -259,65 +161,15 @@ def test_a_write_that_is_killed_leaves_the_old_file_and_what_it_leaves_can_be_to
     assert file.read_text() == "new" and set(tmp_path.iterdir()) == {file, theirs}
 
 
-def test_a_name_that_stands_twice_in_a_json_file_is_refused(tmp_path, helpers):
-    (tmp_path / "a.json").write_text('{"a": [{"b": 1, "b": 2}]}\n')
-    message = helpers.error_of(files.read_json, tmp_path / "a.json")
-    assert message == f"{tmp_path / 'a.json'}: cannot be read as JSON (the key 'b' stands there twice)"
-    assert "line 1: damaged; remove the line" in helpers.error_of(files.read_jsonl, tmp_path / "a.json")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Sampling
-
-
-@pytest.fixture(scope="module")
-def models():
-    torch.manual_seed(0)
-    args = dict(n_layer=1, n_embd=16, n_head=2, block_size=16, vocab_size=11)
-    return {name: GPT(GPTConfig(**args, attention=name)).eval() for name in MIXERS}
-
-
-@pytest.mark.parametrize("name", MIXERS)
-def test_a_tiny_temperature_is_greedy(models, name):
-    idx = torch.tensor([[1, 2, 3]])
-    greedy = models[name].generate(idx, 9, temperature=0.0)
-    for keys in (dict(temperature=1e-38), dict(temperature=1e-320), dict(top_p=1e-320), dict(top_k=1)):
-        assert torch.equal(models[name].generate(idx, 9, **keys), greedy), keys
-
-
-@pytest.mark.parametrize(
-    "idx, keys, expected",
-    [
-        ([], {}, "the prompt is empty"),
-        ([3, 11], {}, "the prompt has token id 11; the model knows 0 to 10"),
-        ([-1], {}, "the prompt has token id -1"),
-        ([3], dict(temperature=float("nan")), "temperature 0"),
-        ([3] * 10, dict(max_new_tokens=8), "position 17 is past block_size=16"),
-    ],
-)
-def test_what_cannot_be_sampled_is_said_before_anything_is_drawn(models, helpers, idx, keys, expected):
-    keys = dict(max_new_tokens=2) | keys
-    assert expected in helpers.error_of(models["cosformer"].stream, torch.tensor([idx], dtype=torch.long), **keys)
-
-
-def test_a_prompt_that_is_too_long_is_refused_before_it_is_written(text, tmp_path, helpers, capsys):
-    out = helpers.train(text, tmp_path / "out", attention="cosformer", max_iters=1)
-    capsys.readouterr()
-    words = helpers.words(checkpoint=out, start="The", max_new_tokens=31, device="cpu")
-    assert "past block_size=32" in helpers.error_of(sample.main, words)
-    assert capsys.readouterr().out == ""
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Memory: the peak of a fresh process, in MB, after some of the work and after all of it
 
-PEAK = """
+BATCHES = """
 import resource, sys, torch
 torch.set_num_threads(1)
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-"""
-BATCHES = """
+
 from data.shards import open_dataset
 dataset = open_dataset(sys.argv[1])
 def read(steps):
@@ -328,23 +180,10 @@ before = peak()
 read(range(1500, 6000))
 print(peak() - before)
 """
-SAMPLE = """
-from model import GPT, GPTConfig
-model = GPT(GPTConfig(attention=sys.argv[1], n_layer=1, n_embd=64, n_head=1, block_size=64, vocab_size=64)).eval()
-stream = model.stream(torch.zeros(1, 1, dtype=torch.long), 2000)
-for _ in range(500):
-    next(stream)
-before = peak()
-for _ in stream:
-    pass
-print(peak() - before)
-"""
 
 
-@pytest.mark.parametrize("code, word", [(BATCHES, "data"), (SAMPLE, "gla"), (SAMPLE, "gated_deltanet")])
-def test_thousands_of_batches_or_tokens_take_no_more_memory(tmp_path, helpers, code, word):
-    if word == "data":
-        texts, word = {"train": ["a text of some length. " * 10_000], "val": ["text"]}, tmp_path
-        write_stream(tmp_path, texts, tokenizer=get_tokenizer("byte"), **ABOUT)
-    ended = helpers.script("-c", PEAK + code, word)
+def test_thousands_of_batches_take_no_more_memory(tmp_path, helpers):
+    texts = {"train": ["a text of some length. " * 10_000], "val": ["text"]}
+    write_stream(tmp_path, texts, tokenizer=get_tokenizer("byte"), **ABOUT)
+    ended = helpers.script("-c", BATCHES, tmp_path)
     assert float(ended.stdout) < 3, ended.stderr.decode()

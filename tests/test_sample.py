@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 
 import evaluate
-import meters
 import sample
 from data.shards import open_dataset
 from data.tokenizer import get_tokenizer
@@ -127,16 +126,6 @@ def test_evaluate_refuses_what_it_cannot_score(text_runs, mqar_run, text, evalua
         (mqar_run, dict(prune_below=0.1), "has no gate that multiplies"),
     ]:
         assert expected in helpers.error_of(evaluated, checkpoint, **keys)
-
-
-@pytest.mark.parametrize("script", [evaluate.main, meters.main])
-def test_an_output_replaces_nothing_but_an_older_one_of_its_own_kind(text_runs, script, tmp_path, helpers):
-    (tmp_path / "other.json").write_text('{"n_layer": 6}')
-    words = helpers.words(checkpoint=text_runs["gla"] / "best.pt", device="cpu")
-    assert "is something else already" in helpers.error_of(script, [*words, f"--out={tmp_path / 'other.json'}"])
-    assert (tmp_path / "other.json").read_text() == '{"n_layer": 6}'
-    for _ in range(2):
-        script([*words, f"--out={tmp_path / 'own.json'}"])
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -236,10 +236,30 @@ def test_the_copy_of_the_code_alone_trains_to_the_same_bits(run, trained, mqar, 
         assert helpers.equal(ours[name], theirs[name]), name
 
 
+def test_the_commit_is_that_of_the_project_itself_and_an_edit_makes_it_dirty(project, monkeypatch):
+    def git(*words):
+        keys = ["-c", "user.name=a", "-c", "user.email=a"]
+        subprocess.run(["git", "-C", project, *keys, *words], capture_output=True, check=True)
+
+    none = {"git_commit": None, "git_dirty": None}
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "the project")
+    (project / "rows.jsonl").write_text("")  # no code
+    clean = outdir.git_state()
+    assert len(clean["git_commit"]) == 40 and clean["git_dirty"] is False
+    (project / "new.py").write_text("")
+    assert outdir.git_state() == clean | {"git_dirty": True}
+    (project / ".git").rename(project.parent / ".git")  # a copy has no commit of the repository around it
+    assert outdir.git_state() == none
+    monkeypatch.setenv("PATH", "")
+    assert outdir.git_state() == none
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A copy of what train.py needs, to edit; a run keeps and hashes the files there."""
-    for name in outdir.code_of("train.py"):
+    for name in outdir.code_of_the_project():
         (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(outdir.ROOT / name, tmp_path / "project" / name)
     monkeypatch.setattr(outdir, "ROOT", tmp_path / "project")
