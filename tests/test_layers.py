@@ -51,7 +51,9 @@ def test_a_convolution_is_its_definition(T, bias, has_state):
     assert_same(conv(x, {"conv": past} if has_state else None), expected, (x, *conv.parameters()))
 
 
-@pytest.mark.parametrize("module", [RMSNorm(16, eps=1e-5), ShortConv(16, 4, bias=True), l2_norm], ids=str)
+@pytest.mark.parametrize(
+    "module", [RMSNorm(16, eps=1e-5), ShortConv(16, 4, bias=True), l2_norm], ids=["RMSNorm", "ShortConv", "l2_norm"]
+)
 def test_in_bfloat16_a_part_rounds_once_forward_and_backward(module):
     x, dy = torch.randn(2, 9, 16).bfloat16().requires_grad_(), torch.randn(2, 9, 16).bfloat16()
     fine, rest = x.detach().float().requires_grad_(), [None] * isinstance(module, ShortConv)
