@@ -15,11 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded; train.py says why
-
-import configurator
-from configurator import check_choice
 
 import json
 import platform
@@ -27,6 +23,8 @@ from dataclasses import asdict
 
 import torch
 
+import configurator
+from configurator import check_choice
 from ops.kernels import has_fla
 from runs import files
 from runs.hardware import gemm_rate, keep_freed_memory, pick_device, pick_dtype, usable_cores

@@ -71,9 +71,6 @@ def is_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(part in str(error) for part in words)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The keys and their checks
-
 WIDEST = {int: 2**63 - 1, float: 3.4028234663852886e38}  # 64 bits, and float32: the values go into tensors
 LITERALS = {"true": True, "false": False, "null": None, "none": None}  # as JSON spells them, and as people do
 
@@ -165,10 +162,6 @@ def _read(value, rule):
     return value
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The command line
-
-
 def load(
     config_class: type, argv: list[str], *, positional: str | None = "config", program="train.py", description=""
 ) -> Any:
@@ -224,9 +217,6 @@ def _help(config_class, positional, program, description):
         lines.append(f"  --{field.name}={escape(str(default))}\n        {field.metadata['help']} ({allowed})")
     return "\n".join([*lines, "  --config_override={}\n        several keys at once (a JSON object)"])
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Config files
 
 ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 ALLOWED = (

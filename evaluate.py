@@ -13,18 +13,11 @@ tokenizers, and only at the same context length and stride. For MQAR it reports 
 slice.
 """
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
-
-import configurator
-from configurator import UserError, key
-
 import contextlib
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +26,8 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+import configurator
+from configurator import UserError, key
 from data.shards import Dataset, open_dataset
 from model import GPT
 from ops import IGNORE

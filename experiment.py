@@ -19,23 +19,18 @@ base and data given on the command line, or beside an include, are added to thos
 changes one key. Every other key takes the place of the file's.
 """
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
-
-import configurator
-from configurator import UserError, key, show
-
 import contextlib
 import json
 import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+import configurator
+from configurator import UserError, key, show
 from evaluate import EvaluateConfig
 from rules import wrong_field
 from runs.outdir import write_text
@@ -260,10 +255,6 @@ def main(argv: list[str]) -> None:
         shown: list = [claims.claims_table(judged), *figures, *report.parts(config, rows)]
         page = report.write_page(out_dir / "report.html", shown)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# --dry_run
 
 
 def estimate(config: ExperimentConfig, rows: list[dict]) -> str:

@@ -8,16 +8,11 @@ loads such a folder: `train.py --init_from=export`, `sample.py --checkpoint=expo
 lists which models of transformers can be read.
 """
 
-import sys
+from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
 
 import configurator
 from configurator import key
-
-from dataclasses import dataclass
-
 from runs.checkpoint import import_safetensors, load, save_folder
 from runs.huggingface import export_to, read_folder
 

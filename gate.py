@@ -6,14 +6,14 @@
 is one line in POSITIONS, and the call `self.gated(position, y, x)` where model.py computes the y that it gates.
 """
 
-from configurator import UserError, check_choice
-
 import math
 from typing import NamedTuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+
+from configurator import UserError, check_choice
 
 GRANULARITIES = ("elementwise", "headwise", "shared", "scalar")
 POSITIONS = {  # {position: the (heads, width) of what it gates in a mixer}; readout to output: G1 to G5 of Qiu et al.

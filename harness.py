@@ -11,9 +11,6 @@ generation_config.json; without it GPT-2's end of text, or for other tokenizers 
 of the training began with is read before every text.
 """
 
-import configurator
-from configurator import UserError
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +18,8 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+import configurator
+from configurator import UserError
 from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
 from model import GPT
 from ops.sampling import check_finite, most_new_tokens

@@ -3,10 +3,10 @@
 `python train.py --help` prints them; GPTConfig has those of the model alone. A new key is one line.
 """
 
-from configurator import UserError, check, key
-
 import typing
 from dataclasses import dataclass
+
+from configurator import UserError, check, key
 
 if typing.TYPE_CHECKING:
     from gate import LayerGate

@@ -16,22 +16,17 @@ A data set may name kinds of query, as data/backcopy does: a list of tokens each
 are then measured for each kind apart, and for all other queries.
 """
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
-
-import configurator
-from configurator import UserError, key
-
 import dataclasses
 import itertools
 import json
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 
+import configurator
+from configurator import UserError, key
 from data.shards import Dataset, open_dataset
 from evaluate import score
 from gate import ADDITIVE_ACTIVATIONS

@@ -8,8 +8,6 @@ The file stands in reading order: what all mixers share (Mixer), the mixers, the
 in gate.py. A new mixer is one class, whose `project` computes q, k and v from x, and one line in MIXERS.
 """
 
-from configurator import UserError, check_choice
-
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,6 +16,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from configurator import UserError, check_choice
 from gate import GATE_ACTIVATIONS, POSITIONS, READOUT_ACTIVATIONS, Gate, check_gate
 from keys import GPTConfig
 from ops import IGNORE, kernels, layers, recurrence, sampling

@@ -9,23 +9,18 @@
 Here are the page of a run and its panels. study/report.py draws experiments, study/overview.py all of them.
 """
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out
-
-import configurator
-from configurator import UserError, key
-
 import collections
 import functools
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
+import configurator
+from configurator import UserError, key
 from runs.files import read_json, read_jsonl
 from study import overview, report, sinks
 from study.drawing import COLOURS, drawable, dress, mean, mixer_colours, panel_grid, write
@@ -78,10 +73,6 @@ def draw_maps(file: Path) -> list:
     if not with_maps:
         return [f"{file}: has no attention map, nothing to draw"]
     return [sinks.maps(with_maps, file.with_name("maps.png"))]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The page of a run: a panel for each thing that was measured
 
 
 def page(folder: Path) -> Path:

@@ -108,10 +108,6 @@ def wrong_field(value: Any, rule: Any, name: str = "") -> str | None:
     return next((words for where, part, inner in parts if (words := wrong_field(part, inner, where))), None)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The wording of messages
-
-
 def wrong(name: str, value: object, allowed: str) -> str:
     return f"{name}={show(value)}: must be {allowed}"
 

@@ -6,9 +6,6 @@
 A new token costs one step: softmax layers keep their keys and values, other mixers their state.
 """
 
-import configurator
-from configurator import UserError, key, read_regular
-
 import codecs
 import sys
 import warnings
@@ -16,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+import configurator
+from configurator import UserError, key, read_regular
 from data.shards import open_dataset
 from data.tokenizer import tokenizer_of, tokenizer_of_checkpoint
 from ops.sampling import most_new_tokens

@@ -21,9 +21,6 @@ from pathlib import Path
 # on a busy machine, OpenMP threads that spin are three times slower than ones that sleep; read when torch is loaded
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import configurator
-from configurator import UserError
-
 import copy
 import dataclasses
 import functools
@@ -38,6 +35,8 @@ from typing import Any, NoReturn
 import torch
 from tqdm import tqdm
 
+import configurator
+from configurator import UserError
 from data.shards import Dataset, open_dataset
 from evaluate import evaluate, evaluation_rows
 from keys import GPTConfig, TrainConfig

@@ -10,8 +10,6 @@ token ids. There are two kinds:
 open_dataset("data/mqar") checks every shard against its sha256, and returns a Dataset.
 """
 
-from configurator import UserError
-
 import bisect
 import functools
 import hashlib
@@ -24,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from configurator import UserError
 from ops import IGNORE
 from rules import show, wrong_field
 from runs.files import read_json

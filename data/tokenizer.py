@@ -12,8 +12,6 @@ Tokenizers by name, as the "tokenizer" of a data set's meta.json gives it.
 data/backcopy has characters, which its meta.json lists; the ids of data/mqar stand for no text.
 """
 
-from configurator import UserError, read_regular
-
 import contextlib
 import hashlib
 import json
@@ -24,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from configurator import UserError, read_regular
 
 END_OF_TEXT = 50256  # of gpt2
 TOKENIZER_FILE = "tokenizer.json"

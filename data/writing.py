@@ -3,8 +3,6 @@ Writing a data set. The new files replace those of the old one when all of them 
 fails or is killed leaves the old data set as it was. data/shards.py describes the files, and opens them.
 """
 
-from configurator import UserError, read_regular
-
 import contextlib
 import dataclasses
 import hashlib
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from configurator import UserError, read_regular
 from data.shards import DATA, FORMAT, dtype_of, npy_files, read_meta
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE
 from runs import files

@@ -1,7 +1,5 @@
 """The recurrence in the Triton kernels of flash-linear-attention: training and prefill on a GPU that has it."""
 
-from configurator import UserError
-
 import functools
 import importlib.metadata
 import warnings
@@ -9,6 +7,7 @@ import warnings
 import torch
 import torch.nn.functional as F
 
+from configurator import UserError
 from ops.recurrence import LOG_DECAY_MIN
 
 WANTED = "flash-linear-attention 0.5 or later"  # before 0.4 its delta rule refuses float32

@@ -1,12 +1,12 @@
 """Draws new tokens one at a time: GPT.stream and GPT.generate, and what they refuse."""
 
-from configurator import UserError
-
 import math
 import warnings
 from collections.abc import Iterator
 
 import torch
+
+from configurator import UserError
 
 
 def stream(

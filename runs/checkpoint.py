@@ -9,9 +9,6 @@ vocab_size, first_ids, maybe alphabet), dtype, code_sha256, code_files ({file: i
 export.py wrote has model, model_args, iter_num and data, and is loaded in the same way. Both have a format number.
 """
 
-import configurator
-from configurator import UserError, is_of_memory, show
-
 import hashlib
 import json
 import os
@@ -23,6 +20,8 @@ from typing import Any
 
 import torch
 
+import configurator
+from configurator import UserError, is_of_memory, show
 from data.shards import MAX_VOCAB, Dataset
 from model import GPT, GPTConfig
 from rules import wrong_field

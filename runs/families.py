@@ -14,14 +14,13 @@
 | gpt2           | LayerNorm, biases, learned positions; the weights of linear layers are (inputs, outputs)          |
 """
 
-from configurator import UserError, rules_of, show
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
+from configurator import UserError, rules_of, show
 from model import GPTConfig
 from rules import Rule, wrong_field
 
@@ -85,9 +84,6 @@ FIELDS: dict[str, Any] = {
     "linear_conv_kernel_dim?": (int, 4, 4),
     "quantization_config?": Rule(dict, choices=({},)),  # take the folder of the weights that are not quantised
 }
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Their config.json and our keys
 
 
 def family_of(config: dict) -> str:
@@ -164,10 +160,6 @@ def gpt2_keys(config: dict) -> dict[str, Any]:
         "bias": True,
         "position": "learned",
     }
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Their tensors and ours
 
 
 class Part(NamedTuple):

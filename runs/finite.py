@@ -1,13 +1,13 @@
 """Finds the first tensor that is not finite, which a run that diverges names before it ends."""
 
-from configurator import UserError
-
 import functools
 import math
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+
+from configurator import UserError
 
 
 def check_loss(loss: float, path: Path | str) -> None:

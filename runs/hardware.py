@@ -1,8 +1,5 @@
 """What a run computes on: device, dtype, threads, the processes that share it. A run prints them at its start."""
 
-import configurator
-from configurator import UserError
-
 import contextlib
 import ctypes
 import datetime
@@ -17,6 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+import configurator
+from configurator import UserError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # how long processes wait for each other; rank 0 alone saves and runs the meters meanwhile. gloo's own are 30 minutes

@@ -5,9 +5,6 @@
 The tables are in runs/families.py. Files are mapped: a tensor that stays as it is takes no memory.
 """
 
-import configurator
-from configurator import UserError, show
-
 import contextlib
 import dataclasses
 import os
@@ -18,6 +15,8 @@ from typing import Any
 
 import torch
 
+import configurator
+from configurator import UserError, show
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
 from model import GPTConfig
 from rules import wrong_field

@@ -4,14 +4,13 @@ Counted are the weights, their gradients and AdamW's two moments, the rows of a 
 takes several times as much. Where torch reports a shortage all the same, configurator.report ends with one line.
 """
 
-from configurator import UserError
-
 import os
 import re
 from pathlib import Path
 
 import torch
 
+from configurator import UserError
 from data.shards import Dataset
 from model import GPT, GPTConfig
 from runs.hardware import Processes

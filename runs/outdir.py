@@ -9,8 +9,6 @@ Whenever a run is killed, every file is whole, and ckpt.pt and metrics.jsonl are
 every process makes these calls: rank 0 writes, and a UserError of rank 0 is raised by all of them.
 """
 
-from configurator import UserError
-
 import contextlib
 import dataclasses
 import hashlib
@@ -26,6 +24,7 @@ from typing import Any
 import numpy
 import torch
 
+from configurator import UserError
 from runs import checkpoint as checkpoints
 from runs import files
 from runs.board import add_row, open_board
@@ -118,10 +117,6 @@ class OutDir:
             self.board.flush()
         for name in ("best.pt", "ckpt.pt") if is_best else ("ckpt.pt",):
             checkpoints.save(self.path / name, state)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The code of a run
 
 
 def code_of_the_project() -> list[str]:

@@ -10,8 +10,6 @@ block's (the embedding, the last norm) whole; evaluations and meters read a copy
 They read one, too, where blocks are compiled: torch.compile keeps no promise to call the hooks of modules in a block.
 """
 
-from configurator import UserError
-
 import contextlib
 import copy
 import functools
@@ -21,6 +19,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from configurator import UserError
 from model import GPT
 
 

@@ -3,14 +3,13 @@
 What each meter means is in docs/meters.md; meters.py prints them for a checkpoint, and train.py logs the cheap ones.
 """
 
-from configurator import UserError
-
 import math
 import statistics
 from collections.abc import Callable, Iterable
 
 import torch
 
+from configurator import UserError
 from data.shards import Dataset
 from gate import ADDITIVE_ACTIVATIONS, Gate
 from model import DENOMINATOR_MIN, GPT, Mixer, Projection, Softmax
@@ -26,9 +25,6 @@ BY_QUERY = ("share", "token_0_before", "token_0_after", "effective", "effective_
 WEIGHTS_AT_ONCE = 1 << 22  # entries of the weights that the sink meter holds at once, at least a row's
 TRAINING_TOKENS = 16384  # that the meters in the training log look at, in at least four rows
 SPIKE_WINDOW, SPIKE_AT_LEAST, SPIKE_DEVIATIONS = 100, 20, 5
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Looking inside
 
 
 @torch.no_grad()
@@ -78,10 +74,6 @@ def first_rows(dataset: Dataset, split: str, rows: int, block_size: int) -> tupl
     return next(dataset.eval_batches(split, rows, block_size))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Gates
-
-
 def gate_meter(gate: Gate, x: torch.Tensor) -> dict:
     """x (..., C) -> the distribution of the gate's values, one entry per head (shared, scalar: one in all)."""
     values = gate.value(gate.logits(x)).float().abs()  # (..., heads or 1, width or 1)
@@ -112,10 +104,6 @@ def collapsed_gates(layers: list[dict]) -> list[str]:
     """A line of text for each gate that has collapsed."""
     gates = [(i, position, gate) for i, layer in enumerate(layers) for position, gate in layer["gates"].items()]
     return [f"layer {i}, {position}: {gate['collapsed']}" for i, position, gate in gates if gate["collapsed"]]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Sinks
 
 
 def baseline(T: int) -> float:
@@ -253,10 +241,6 @@ def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]
     return probe(model, rows, measure, dtype)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The residual stream, and all meters of a layer
-
-
 def residual_meter(inputs: torch.Tensor, residual: torch.Tensor) -> dict:
     """Largest |h| of residual (B, T, C) and its place, with the token there; inputs (B, T) are the tokens."""
     size = residual.float().abs()
@@ -296,10 +280,6 @@ def losses_by_kind(
             losses[name] = numbers(model(inputs, labels).item()) if (labels != IGNORE).any() else None
     model.train(was_training)
     return losses
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Means over layers and heads; the training log
 
 
 def training_rows(T: int) -> int:

@@ -4,15 +4,14 @@ A run that goes on has the keys of its checkpoint, but for those that a config f
 that starts from the weights of another has that one's keys of the model, with the same exception.
 """
 
-import configurator
-from configurator import UserError
-
 import dataclasses
 import math
 from pathlib import Path
 
 import torch
 
+import configurator
+from configurator import UserError
 from data.shards import Dataset
 from gate import ADDITIVE_ACTIVATIONS
 from model import GPT, GPTConfig
@@ -109,10 +108,6 @@ def check_data(resumed: dict | None, source: dict | None, dataset: Dataset, conf
         raise UserError(f"{config.dataset}: not the data that {Path(config.out_dir) / 'ckpt.pt'} was trained on")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The optimizers of a run that goes on
-
-
 def named_parameters(optimizer: torch.optim.Optimizer) -> list[tuple]:
     """[(name, parameter)], in the order that its state_dict numbers them."""
     groups = optimizer.param_groups
@@ -172,10 +167,6 @@ def scale_new(optimizers: list[torch.optim.Optimizer], new: list[str], scale: fl
                 kept = [pair for pair in pairs if pair[0] not in new]
                 group["param_names"], group["params"] = [name for name, _ in kept], [p for _, p in kept]
                 optimizer.add_param_group(group | {"params": fresh, "lr_scale": scale * group["lr_scale"]})
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The weights of another run
 
 
 def take_weights(model: GPT, weights: dict[str, torch.Tensor], path: str) -> tuple[list[str], list[str]]:

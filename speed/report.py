@@ -4,14 +4,13 @@ seconds = interleave({"theirs": step, "ours": step}, config.pairs, config)
 report.ratio("step, theirs / ours", seconds["theirs"], seconds["ours"], target=1.0)
 """
 
-from configurator import key
-
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from scipy.stats import quantile_test
 
+from configurator import key
 from runs.hardware import DTYPES, seconds_of
 
 

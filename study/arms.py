@@ -12,12 +12,11 @@ The first claim is about the mean over the mixers, or about a weighted sum, {mix
 claim in each.
 """
 
-import configurator
-from configurator import UserError, show
-
 import itertools
 from collections.abc import Iterable
 
+import configurator
+from configurator import UserError, show
 from rules import wrong_field
 
 WEIGHTS = {str: (float, -1e9, 1e9)}

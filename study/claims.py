@@ -9,15 +9,14 @@
 stats.py has the tests and intervals.
 """
 
-import configurator
-from configurator import UserError
-
 import importlib
 import math
 import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import configurator
+from configurator import UserError
 from study import stats
 
 TOP, BOTTOM = 0.95, 0.05  # of the way from chance to 1: arms beyond these are at the ceiling, or at chance
@@ -38,10 +37,6 @@ UNITS = {  # {unit: (how a number of the rows is shown in it, its format)}
 }  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Questions
-
-
 def seeds_of_claim(config, weights: dict[str, float]) -> list[int]:
     """The seeds that all arms of a contrast are run with."""
     return [seed for seed in config.seeds if all(seed in config.seeds_of.get(arm, [seed]) for arm in weights)]
@@ -60,10 +55,6 @@ def questions(config) -> list[dict]:
         about["family"] = is_exploratory, rule.get("family") or tuple(path)
         asked.append(about | {"seeds": seeds_of_claim(config, rule["contrast"])})
     return asked
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What they can show, before the first run
 
 
 def reach(config) -> list[dict]:
@@ -127,10 +118,6 @@ def effect_seen(config, question: dict, kind: str, level: float, rows: list[dict
     return f"sees {distance_shown(question, spread * effect)} beyond {threshold} {words}"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Verdicts
-
-
 def judge_claims(config, rows: list[dict], choices: Iterable[dict] = ()) -> list[dict]:
     """Every question with what stats.judge finds out about it, and by_seed, missing, lost (see `unseen`) and flags.
 
@@ -184,10 +171,6 @@ def undeclared_look(rows: list[dict], question: dict) -> list[str]:
     if first < len(seeds):
         words.append(f"seeds were added to the {first} that were planned at first, without a declared look")
     return words
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What limits a verdict
 
 
 def rows_by_arm(rows: list[dict], question: dict) -> dict[str, list[dict]]:
@@ -258,10 +241,6 @@ def doubts(choices: list[dict]) -> list[str]:
         elif abs(choice["margin"]) < error:
             words.append(f"margin: {arm}'s rate {rate:g} and {other:g} are within a standard error")
     return words
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Units and words
 
 
 def unit_of(claim: dict) -> str:

@@ -1,7 +1,5 @@
 """How every figure looks, and how it is written. `curve_panels` draws all figures of curves."""
 
-from configurator import UserError
-
 import contextlib
 import itertools
 import math
@@ -10,6 +8,8 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+
+from configurator import UserError
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -24,15 +24,7 @@ plt.rcParams["text.parse_math"] = False  # a name may hold a $
 # Okabe & Ito 2008: colours that the colour-blind can tell apart. The spare ones are from Tol 2021, "muted"
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 SPARE_COLOURS = ["#999933", "#332288", "#44AA99", "#117733", "#CC6677"]
-MIXER_COLOURS = {
-    "softmax": COLOURS[0],
-    "cosformer": COLOURS[1],
-    "gla": COLOURS[2],
-    "mamba2": COLOURS[3],
-    "gated_deltanet": COLOURS[4],
-    "deltanet": COLOURS[5],
-    "kda": "#882255",
-}
+MIXER_COLOURS = dict(zip(MIXERS, [*COLOURS[:6], "#882255"], strict=False))
 
 FEWEST_FOR_AN_INTERVAL = 3  # seeds
 
@@ -52,10 +44,6 @@ def arm_looks(variants: Iterable[str]) -> dict[str, dict]:
     colours = itertools.cycle([*COLOURS[:6], *SPARE_COLOURS])
     names = sorted(dict.fromkeys(variants), key=lambda name: name != "none")
     return {name: dict(color=COLOURS[6] if name == "none" else next(colours)) for name in names}
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Curves of seeds
 
 
 def curve_panels(
@@ -144,10 +132,6 @@ def interval(values: list[float]) -> tuple[float | None, float | None]:
     """The ends of the 95% interval of the seeds' mean, as figures draw it: from three seeds on. With two it would reach
     13 standard errors to each side."""
     return stats.interval(values) if len(values) >= FEWEST_FOR_AN_INTERVAL else (None, None)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Axes and legends
 
 
 def log_axis(axes: plt.Axes, values: Iterable[float]) -> None:

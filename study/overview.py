@@ -6,14 +6,13 @@ experiment.py writes claims.json beside the rows. Claims of one unit share a pan
 weight, nats, ratios of steps.
 """
 
-from configurator import UserError
-
 import itertools
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
+from configurator import UserError
 from runs.files import read_json
 from study.claims import RATIO, UNITS
 from study.drawing import COLOURS, drawable, dress, legend_of, ratio_axis, write

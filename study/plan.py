@@ -9,13 +9,12 @@ with a schedule of its own. Unless widen_rates is false, a rate that wins at the
 more, which is a longer run, once on each side (docs/experiments.md, Learning rates).
 """
 
-import configurator
-
 import itertools
 import math
 from collections.abc import Iterable
 from statistics import fmean, stdev
 
+import configurator
 from study.curves import area
 from study.rows import as_read, by_run, missing_scores, text_of
 from train import TrainConfig
@@ -102,10 +101,6 @@ def name_of(run: dict) -> str:
 
 def steps_of(runs: Iterable[dict]) -> int:
     return sum(configurator.build(TrainConfig, run["config"]).max_iters for run in runs)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Learning rates
 
 
 def choose_rates(config, rows: list[dict]) -> list[dict]:

@@ -38,10 +38,6 @@ def why_chosen(config, choice: dict) -> str:
     return "; ".join(words + (["at the edge of the rates"] if choice["is_edge"] else []))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The range of rates that each arm learns at
-
-
 def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, list[float]]]]:
     """{mixer: {arm without its mixer's name: {rate: metric at the end of the first runs, by seed}}}; {} of fewer rates
     than three.

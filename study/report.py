@@ -6,13 +6,12 @@ experiment.py makes all of it at its end, and again with --run=false; `python pl
 that need no config.
 """
 
-from configurator import UserError
-
 import math
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
+from configurator import UserError
 from runs.outdir import write_text
 from study import claims, curves, gains, mixers, overview, ranks, rates, sinks, stats
 from study.drawing import arm_looks, curve_panels, is_finite

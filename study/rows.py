@@ -8,13 +8,12 @@ machine that made them. Scores are not part of what identifies a run: if the con
 computed for the finished run, and a newer row is written.
 """
 
-from configurator import UserError
-
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from configurator import UserError
 from rules import wrong_field
 from runs.files import read_jsonl
 

@@ -8,8 +8,6 @@ alone (plan.py). The processes of a run hold its lock together with the worker: 
 and another worker then goes on where it was stopped. A worker with nothing to do waits for the runs of the others.
 """
 
-from configurator import UserError
-
 import contextlib
 import dataclasses
 import importlib
@@ -27,6 +25,7 @@ from typing import IO
 
 import torch
 
+from configurator import UserError
 from runs import files
 from runs.files import read_jsonl
 from runs.hardware import pick_device, signals_to, usable_cores
@@ -102,10 +101,6 @@ def to_do(plan: Plan, out_dir: Path) -> list[dict]:
         run for run, parent in starts if parent is None or text_of(parent) in plan.rows and is_kept(parent, out_dir)
     ]
     return can_start + [row for row in plan.unscored if is_kept(row, out_dir)]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# A worker
 
 
 def work(config, out_dir: Path) -> None:
@@ -206,10 +201,6 @@ def jobs_of(config, gpus: list[str]) -> int:
 def threads_of(config, jobs: int) -> int:
     """CPU threads of each process of a run, on which results may depend: for the first run as for the last one."""
     return max(1, usable_cores() // (jobs * config.processes_per_run))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# A run: its data, its processes, its row
 
 
 def start(config, item: dict, out_dir: Path, threads: int, gpu: str | None, held: IO) -> dict:

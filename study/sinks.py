@@ -62,10 +62,6 @@ def show(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# In figures
-
-
 def figures(rows: list[dict], folder: Path) -> list[Path]:
     """Draws sink.png, of the arms with the most seeds: the table has the others. Returns its path."""
     rows = with_sinks(rows)

@@ -17,8 +17,6 @@ is symmetric about zero. Where one arm alone now and then loses a run, it is not
 Student's covers the mean: the claim to make then is about "lost" (curves.py).
 """
 
-from configurator import UserError, show
-
 import functools
 import math
 import statistics
@@ -28,6 +26,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize, stats
 
+from configurator import UserError, show
 from study import curves
 
 LEVEL = 0.05

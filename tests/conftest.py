@@ -13,12 +13,11 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, by what tests start, too
 
-from configurator import UserError  # noqa: E402
-
 import matplotlib.pyplot as plt  # noqa: E402
 import torch  # noqa: E402
 
 import train  # noqa: E402
+from configurator import UserError  # noqa: E402
 from data.mqar import prepare as mqar_prepare  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 from data.writing import write_stream  # noqa: E402

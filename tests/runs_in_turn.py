@@ -12,11 +12,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import configurator  # noqa: E402
-
 import torch  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
+import configurator  # noqa: E402
 import train  # noqa: E402
 from runs.hardware import Processes  # noqa: E402
 from runs.resume import where_to_start  # noqa: E402

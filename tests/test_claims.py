@@ -5,8 +5,6 @@ Rows are made by hand; the tests and intervals themselves are in test_stats.py.
 python -m pytest tests/test_claims.py
 """
 
-from configurator import UserError
-
 import json
 import math
 import statistics
@@ -16,6 +14,7 @@ from made_rows import GAIN, listed, made_row
 
 import experiment
 import plot
+from configurator import UserError
 from study import claims, stats
 
 

@@ -5,9 +5,6 @@ and the files of config/slurm with stand-ins for SLURM's commands. A run that is
     python -m pytest tests/test_cluster.py
 """
 
-import configurator
-from configurator import UserError
-
 import json
 import os
 import re
@@ -23,9 +20,11 @@ import pytest
 import torch
 from test_resume import FORKS, wait_for_step
 
+import configurator
 import evaluate
 import experiment
 import train
+from configurator import UserError
 from runs import checkpoint as checkpoints
 from runs import files, outdir
 from runs.hardware import Processes

@@ -1,9 +1,6 @@
 # python -m pytest -q tests/test_configurator.py
 """What the command line and the config files accept, and that every mistake ends in one line that helps."""
 
-import configurator
-from configurator import UserError, build, key, load, read_config_file
-
 import dataclasses
 import math
 import os
@@ -14,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import configurator
+from configurator import UserError, build, key, load, read_config_file
 from rules import Rule, wrong_field
 
 ROOT = Path(configurator.__file__).parent

@@ -6,8 +6,6 @@ MIXER=gla python -m pytest tests/test_contract.py        one mixer: make check M
 With MIXER, conftest.py prints the broken promise in the first line: the name of the test that failed.
 """
 
-from configurator import UserError, check_choice
-
 import functools
 import itertools
 import os
@@ -15,6 +13,7 @@ import os
 import pytest
 import torch
 
+from configurator import UserError, check_choice
 from gate import GATE_ACTIVATIONS
 from model import GPT, MIXERS, GPTConfig
 from ops import IGNORE

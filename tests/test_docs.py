@@ -7,8 +7,6 @@ their words are checked, and other tests run what bench.py measures, what downlo
 Runs of experiments are listed (--dry_run), not made. A command of no known kind fails.
 """
 
-import configurator
-
 import dataclasses
 import importlib
 import json
@@ -23,6 +21,7 @@ import pytest
 from conftest import LINES
 from torch.distributed.run import get_args_parser
 
+import configurator
 import train
 from data.tokenizer import get_tokenizer
 from data.writing import write_stream

@@ -3,8 +3,6 @@
 python -m pytest tests/test_evaluate.py
 """
 
-from configurator import UserError
-
 import json
 import math
 import re
@@ -16,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import evaluate
 import meters
+from configurator import UserError
 from data.shards import open_dataset
 from data.tokenizer import get_tokenizer
 from data.writing import write_stream

@@ -6,8 +6,6 @@ Runs are carried out in this process, but for the tests of `processes`.
     python -m pytest tests/test_experiment.py
 """
 
-from configurator import UserError
-
 import json
 import shutil
 import signal
@@ -25,6 +23,7 @@ import evaluate
 import experiment
 import plot
 import train
+from configurator import UserError
 from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
 from runs.checkpoint import load

@@ -5,9 +5,6 @@ checkpoints. CI tries 60 cases of each kind, always the same; by hand as many as
     NANOGATE_CASES=5000 python -m pytest tests/test_fuzz.py
 """
 
-import configurator
-from configurator import UserError
-
 import contextlib
 import copy
 import dataclasses
@@ -27,11 +24,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import configurator
 import data.text.prepare as text_prepare
 import evaluate
 import experiment
 import sample
 import train
+from configurator import UserError
 from data.shards import open_dataset
 from data.tokenizer import get_tokenizer
 from data.writing import write_stream

@@ -6,8 +6,6 @@ No hub is needed: a model of each class gets random weights, is saved with save_
 would be. published.py has the gated attention of Qiu et al., which no class of transformers has.
 """
 
-from configurator import UserError
-
 import copy
 import json
 import shutil
@@ -37,6 +35,7 @@ from transformers import (
 import evaluate
 import export
 import train
+from configurator import UserError
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
 from data.tokenizer import FileTokenizer, get_tokenizer, tokenizer_of_checkpoint

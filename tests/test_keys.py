@@ -3,13 +3,12 @@
 python -m pytest tests/test_keys.py
 """
 
-from configurator import UserError
-
 import dataclasses
 
 import pytest
 import torch
 
+from configurator import UserError
 from model import GLA, GPT, MIXERS, GatedDeltaNet, GPTConfig, Softmax
 from ops.layers import rotate
 from runs.notes import unused_keys

@@ -4,8 +4,6 @@ A gate for a trained model: it starts at the same function, trains at a rate of 
     python -m pytest tests/test_late_gate.py
 """
 
-import configurator
-
 import dataclasses
 import json
 import types
@@ -13,6 +11,7 @@ import types
 import pytest
 import torch
 
+import configurator
 import experiment
 import train
 from model import GPT, MIXERS, GPTConfig

@@ -3,13 +3,12 @@
 python -m pytest tests/test_mixers.py
 """
 
-import configurator
-
 import random
 
 import pytest
 from made_rows import ROOT
 
+import configurator
 import experiment
 from study import claims, mixers
 

@@ -4,8 +4,6 @@
 What every mixer promises is in test_contract.py, published layers are in test_oracles.py, and edits in test_edits.py.
 """
 
-from configurator import UserError
-
 import math
 
 import pytest
@@ -14,6 +12,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import gate
+from configurator import UserError
 from gate import GATE_ACTIVATIONS, parse_gate
 from model import DENOMINATOR_MIN, GLA, GPT, MIXERS, GPTConfig
 from runs.probe import weights_of

@@ -3,8 +3,6 @@
 python -m pytest tests/test_rates.py
 """
 
-from configurator import UserError
-
 import math
 import types
 
@@ -12,6 +10,7 @@ import pytest
 from made_rows import BASE, line_of, listed, made_row, write_rows
 
 import experiment
+from configurator import UserError
 from study import rates, report, runner
 from study.plan import compared_runs, rates_of
 from study.rows import by_run, read_rows, text_of

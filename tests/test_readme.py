@@ -3,8 +3,6 @@
 python -m pytest tests/test_readme.py
 """
 
-import configurator
-
 import json
 import re
 import subprocess
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import configurator
 from gate import GATE_ACTIVATIONS, GRANULARITIES, POSITIONS
 from model import GPT, MIXERS, GPTConfig
 from train import TrainConfig

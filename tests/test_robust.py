@@ -4,14 +4,13 @@ Bad numbers and bad disks: one clear line, and nothing lost. Memory.
     python -m pytest tests/test_robust.py
 """
 
-import configurator
-
 import os
 import re
 
 import pytest
 import torch
 
+import configurator
 import evaluate
 import meters
 import train

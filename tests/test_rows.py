@@ -6,9 +6,6 @@ Claims are in test_claims.py, learning rates in test_rates.py, figures in test_f
     python -m pytest tests/test_rows.py
 """
 
-import configurator
-from configurator import UserError
-
 import contextlib
 import dataclasses
 import functools
@@ -20,7 +17,9 @@ import random
 import pytest
 from made_rows import ROOT, listed, made_row, write_rows
 
+import configurator
 import experiment
+from configurator import UserError
 from study import claims, report, runner, stats
 from study.plan import Plan
 from study.rows import missing_scores, read_rows, wanted_scores, wrong_row

@@ -3,8 +3,6 @@
 python -m pytest tests/test_sampling.py
 """
 
-from configurator import UserError
-
 import contextlib
 import math
 import warnings
@@ -12,6 +10,7 @@ import warnings
 import pytest
 import torch
 
+from configurator import UserError
 from model import GPT, MIXERS, GPTConfig
 from ops.sampling import draw
 

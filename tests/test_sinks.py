@@ -3,11 +3,10 @@
 python -m pytest tests/test_sinks.py
 """
 
-from configurator import UserError
-
 import pytest
 
 import experiment
+from configurator import UserError
 from study import report, sinks
 
 

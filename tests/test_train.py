@@ -4,8 +4,6 @@ Training: that it learns, that a run is a function of its seed alone, what it wr
     python -m pytest tests/test_train.py
 """
 
-import configurator
-
 import contextlib
 import itertools
 import json
@@ -20,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+import configurator
 import evaluate
 import model
 import train

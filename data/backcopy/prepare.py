@@ -31,13 +31,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import configurator  # noqa: E402
-from configurator import UserError, key  # noqa: E402
-
-from data.pystdlib.prepare import read_sources  # noqa: E402
-from data.shards import UINT16_VOCAB  # noqa: E402
-from data.text.prepare import read_text  # noqa: E402
-from data.writing import claim, made_by, report, write_examples  # noqa: E402
+import configurator
+from configurator import UserError, key
+from data.pystdlib.prepare import read_sources
+from data.shards import UINT16_VOCAB
+from data.text.prepare import read_text
+from data.writing import claim, made_by, report, write_examples
 
 GENERATOR = "data/backcopy/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows

@@ -29,12 +29,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import configurator  # noqa: E402
-from configurator import UserError, key  # noqa: E402
-
-from data.shards import UINT16_VOCAB  # noqa: E402
-from data.writing import claim, made_by, report, write_examples  # noqa: E402
-from rules import show  # noqa: E402
+import configurator
+from configurator import UserError, key
+from data.shards import UINT16_VOCAB
+from data.writing import claim, made_by, report, write_examples
+from rules import show
 
 GENERATOR = "data/mqar/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows

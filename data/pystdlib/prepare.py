@@ -34,11 +34,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import configurator  # noqa: E402
-from configurator import UserError, key  # noqa: E402
-
-from data.tokenizer import get_tokenizer  # noqa: E402
-from data.writing import claim, fitting, made_by, report, write_examples, write_stream  # noqa: E402
+import configurator
+from configurator import UserError, key
+from data.tokenizer import get_tokenizer
+from data.writing import claim, fitting, made_by, report, write_examples, write_stream
 
 GENERATOR = "data/pystdlib/prepare.py"
 VERSION = 2  # 1: with tables and near-duplicates, split at random by file

@@ -26,11 +26,10 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import configurator  # noqa: E402
-from configurator import UserError, key  # noqa: E402
-
-from data.tokenizer import TOKENIZERS, get_tokenizer  # noqa: E402
-from data.writing import claim, made_by, report, write_stream  # noqa: E402
+import configurator
+from configurator import UserError, key
+from data.tokenizer import TOKENIZERS, get_tokenizer
+from data.writing import claim, made_by, report, write_stream
 
 GENERATOR = "data/wikitext103/prepare.py"
 VERSION = 1
