@@ -43,6 +43,12 @@ from study.page import aligned
 MAP_TOKENS = 64
 THRESHOLDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # that gate values are pruned at
 GATE_COLUMNS = {"mean": ".3f", "below_0.1": ".1%", "above_0.9": ".1%"}  # columns of the table, and their formats
+SINK_KINDS = {  # what a sink is a share of
+    "weights": "the weights of the attention",
+    "share": "its own weights, as a share of their sum",
+    "proxy": "a proxy, the absolute share of the weights that its readout implies",
+    "none": "no weights: its readout is its own, and it has no explicit_weights",
+}
 
 
 @dataclasses.dataclass
@@ -193,6 +199,7 @@ def table(result: dict) -> str:
         *aligned([list(rows[0]), *(list(row.values()) for row in rows)]),
         "",
     ]
+    lines += dict.fromkeys(f"sink of {at['mixer']}: {SINK_KINDS[at['sink']['kind']]}" for at in layers)
     lines += [f"collapsed: {line}" for line in probe.collapsed_gates(layers)]
     lines += ["", f"loss {result['loss']:.4f}, accuracy {result['accuracy']:.1%}, over {result['labels']:,} labels"]
     for row in result["pruning"]:

@@ -85,6 +85,8 @@ def page(folder: Path) -> Path:
             f"{meters['attention']}, gate {meters['gate']}, step {meters['step']}: on the first {meters['rows']} rows "
             f"of {meters['tokens']} tokens of {meters['dataset']}, {meters['split']}"
         )
+        if without := [str(i) for i in range(len(meters["layers"])) if i not in with_sink(meters)]:
+            title += f"\nno weights, so no sink and no map: layer {', '.join(without)}"
         panels += [functools.partial(panel, meters=meters) for panel in meters_panels(meters)]
     if not panels:
         raise UserError(f"{folder}: its metrics.jsonl is empty, so that there is nothing to draw yet")

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -148,10 +149,10 @@ class InUse(UserError):
 def lock(folder: Path | str, wait: float = 0.0) -> IO:
     """Returns an open file that keeps other processes out of the folder until it is closed or this process dies.
 
-    While another process holds the lock, this waits for so many seconds, and then raises InUse. On a file system
-    without such locks nobody is kept out.
+    While another process holds the lock, this waits for so many seconds, and then raises InUse, with that process and
+    its machine. On a file system without such locks nobody is kept out.
     """
-    file, deadline = open(Path(folder) / "lock", "a"), time.monotonic() + wait
+    file, deadline = open(Path(folder) / "lock", "a+"), time.monotonic() + wait
     with contextlib.suppress(OSError):  # of a file system without locks
         while True:
             try:
@@ -159,10 +160,13 @@ def lock(folder: Path | str, wait: float = 0.0) -> IO:
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
+                    owner = os.pread(file.fileno(), 99, 0).decode(errors="replace").strip()
                     file.close()
-                    reason = "another process is running in it; wait, stop it, or take another out_dir"
-                    raise InUse(f"{folder}: {reason}") from None
+                    raise InUse(f"{folder}: {owner} is running in it; wait, stop it, or take another out_dir") from None
                 time.sleep(0.1)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
     return file
 
 

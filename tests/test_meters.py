@@ -82,6 +82,7 @@ def test_a_mixer_without_weights_has_no_sink_and_all_else_is_measured_and_drawn(
             assert (sink[name] == [None, None]) == has_none and (has_none or None not in sink[name]), name
         assert (sink["kind"] == "none") == has_none
         assert None not in layer["gates"]["readout"]["mean"] + [layer["branch"]]
+    assert "sink of longconv: no weights" in printed
     assert {shown["layer"] for shown in row["maps"]} == {0, 1} - {*without}
     short = json.loads(printed.splitlines()[-1])["checkpoints"][0]
     assert (short["sink"] is None) == (len(without) == 2) and short["gate_mean"]
@@ -91,6 +92,8 @@ def test_a_mixer_without_weights_has_no_sink_and_all_else_is_measured_and_drawn(
     for module in (plot, sinks):
         monkeypatch.setattr(module, "write", lambda figure, path: drawn.update({path.name: figure}) or path)
     plot.main([str(out), str(out / "meters.json")])
+    which = ", ".join(map(str, without))
+    assert f"no weights, so no sink and no map: layer {which}" in drawn["page.png"].get_suptitle()
     titles = {axes.get_title().split(" ")[0].rstrip(":") for axes in drawn["page.png"].axes}
     assert {"Gate", "Residual"} <= titles and ("Sink" in titles) == ("Token" in titles) == (len(without) == 1)
     assert ("maps.png" in drawn) == (len(without) == 1) != ("no attention map" in capsys.readouterr().out)

@@ -143,14 +143,10 @@ def form(tree):
     return type(tree)
 
 
-def test_checkpoints_of_all_kinds_have_one_form_and_start_with_the_same_bits(of_two, alone, helpers):
+def test_checkpoints_of_all_kinds_have_one_form(of_two, alone):
     folders = alone("all", **ALL), of_two[0]["ddp"]["folder"], of_two[0]["fsdp"]["folder"]
-    for file in ("ckpt_0.pt", "ckpt.pt"):
-        whole, ddp, fsdp = (checkpoints.load(folder / file) for folder in folders)
-        assert form(whole) == form(ddp) == form(fsdp)
-        if file == "ckpt_0.pt":
-            for part in ("model", "optimizer", "rng", "scaler", "new", "model_args"):
-                assert helpers.equal(whole[part], ddp[part]) and helpers.equal(whole[part], fsdp[part]), part
+    whole, ddp, fsdp = (checkpoints.load(folder) for folder in folders)
+    assert form(whole) == form(ddp) == form(fsdp)
     assert whole["model"]["blocks.0.norm_1.weight"].dtype == torch.float32
 
 
