@@ -1,6 +1,6 @@
 """
 Whatever comes in, what goes out is the right result or one clear line: command lines, config files, texts, shards,
-checkpoints. CI tries 60 cases of each kind, always the same; by hand as many as you like:
+checkpoints, prompts, what plot.py draws. CI tries 60 cases of each kind, always the same; by hand as many as you like:
 
     NANOGATE_CASES=5000 python -m pytest tests/test_fuzz.py
 """
@@ -18,16 +18,26 @@ import shutil
 import warnings
 from pathlib import Path
 
+import matplotlib.figure
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import bench
 import configurator
+import data.backcopy.prepare as backcopy_prepare
+import data.mqar.prepare as mqar_prepare
+import data.pystdlib.prepare as pystdlib_prepare
 import data.text.prepare as text_prepare
+import data.wikitext103.prepare as wikitext103_prepare
 import evaluate
 import experiment
+import export
+import meters
+import plot
 import sample
 import train
 from configurator import UserError
@@ -35,11 +45,13 @@ from data.shards import open_dataset
 from data.tokenizer import get_tokenizer
 from data.writing import write_stream
 from evaluate import score, summarize
+from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 
 ROOT = Path(__file__).resolve().parent.parent
 IN_CI = 60
 CASES = int(os.environ.get("NANOGATE_CASES", IN_CI))
+ARGS = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=256)
 GONE = object()
 
 
@@ -100,7 +112,11 @@ def with_change(value, at, new):
 # ----------------------------------------------------------------------------------------------------------------------
 # Command lines and config files
 
-CONFIGS = [train.TrainConfig, sample.SampleConfig, evaluate.EvaluateConfig, experiment.ExperimentConfig]
+CONFIGS = [
+    train.TrainConfig, sample.SampleConfig, evaluate.EvaluateConfig, meters.MetersConfig, plot.PlotConfig,
+    export.ExportConfig, bench.BenchConfig, experiment.ExperimentConfig, mqar_prepare.Config, text_prepare.Config,
+    backcopy_prepare.Config, pystdlib_prepare.Config, wikitext103_prepare.Config,
+]  # fmt: skip
 
 
 def words_of(config_class):
@@ -128,6 +144,17 @@ def test_any_config_file_is_a_config_or_one_line(tmp_path, content):
     one_line(configurator.load, train.TrainConfig, [str(tmp_path / "fuzz.py")])
 
 
+NAMES = ("minimum", "text", "late_gate", "horizon", "qiu")  # which have every key of an experiment
+FILES = [ROOT / f"config/experiments/{name}.py" for name in NAMES]
+EXPERIMENTS = [configurator.read_config_file(file, merge=("base", "data")) for file in FILES]
+
+
+@fuzz(st.sampled_from(EXPERIMENTS), PLACES, STRANGE)
+def test_an_experiment_of_anything_is_a_config_or_one_line(whole, at, value):
+    configurator.build(experiment.ExperimentConfig, copy.deepcopy(whole))
+    one_line(configurator.build, experiment.ExperimentConfig, with_change(whole, at, value))
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Data sets
 
@@ -145,6 +172,24 @@ def test_any_file_becomes_a_text_that_reads_back_or_one_line(tmp_path, content, 
         assert b"".join(np.load(out / part).astype(np.uint8).tobytes() for part in parts) == content
         open_dataset(out)
     assert (tmp_path / "a.txt").read_bytes() == content
+
+
+MQAR = {
+    "seq_len": st.integers(-1, 40), "pairs": st.integers(-1, 40), "queries": st.none() | st.integers(-1, 40),
+    "vocab_size": st.integers(2, 70), "filler": st.sampled_from(["zero", "random", "x"]),
+    "slices": st.none() | st.text("0123456789/,-", max_size=9),
+}  # fmt: skip
+
+
+@fuzz(st.fixed_dictionaries(MQAR))
+def test_any_setting_of_mqar_makes_a_data_set_or_one_line(tmp_path, keys):
+    shutil.rmtree(tmp_path, ignore_errors=True)
+    words = {name: value for name, value in keys.items() if (name, value) != ("slices", None)}
+    words |= dict(train_size=20, val_size=3, out_dir=tmp_path)
+    one_line(mqar_prepare.main, [f"--{name}={value}" for name, value in words.items()])
+    if (tmp_path / "meta.json").is_file():
+        inputs, targets = open_dataset(tmp_path).batch("train", 0, seed=0, batch_size=2, block_size=10**9)
+        assert 0 <= inputs.min() and inputs.max() < keys["vocab_size"] and (targets != -100).any()
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +218,19 @@ def damaged(content, kind, at, junk):
 
 
 DAMAGE = st.sampled_from(["flip", "cut", "zero", "write"]), st.integers(0, 10**7), st.binary(min_size=1, max_size=30)
+
+
+@fuzz(*DAMAGE, st.integers(0, 9), st.integers(0, 9))
+def test_any_damage_to_a_shard_is_found_or_changes_nothing(stream, kind, at, junk, one, other):
+    folder, whole = stream
+    shards = sorted(name for name in whole if name.endswith(".npy"))
+    for name, content in whole.items():
+        (folder / name).write_bytes(content)
+    open_dataset(folder)  # whatever it remembers must not hide the damage
+    name, other = shards[one % len(shards)], shards[other % len(shards)]
+    content = damaged(whole[name], kind, at, junk) if name == other else whole[other]  # or two are exchanged
+    (folder / name).write_bytes(content)
+    assert (one_line(open_dataset, folder) is None) == (content != whole[name])
 
 
 @fuzz(st.booleans(), PLACES, STRANGE)
@@ -222,3 +280,107 @@ def test_a_checkpoint_of_anything_is_evaluated_and_sampled_or_one_line(trained, 
     words = [f"--checkpoint={tmp_path / 'ckpt.pt'}", "--device=cpu"]
     one_line(evaluate.main, [*words, "--threads=1"])
     one_line(sample.main, [*words, "--num_samples=1", "--max_new_tokens=2"])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# plot.py
+
+
+def make_drawable():
+    """{file: what it holds} of a run and an experiment, small, with all that plot.py looks at."""
+    (measured,) = json.loads((ROOT / "results/pystdlib/meters.json").read_text())["checkpoints"]
+    layer = copy.deepcopy(measured["layers"][0])
+    layer["sink"]["kinds"] = {"trigger": {"share": [0.1, None]}, "other": {"share": [0.2, 0.3]}}
+    maps = [{"layer": 1, "head": 1, "weights": [[1.0, 0.0], [0.5, -0.5]], "gate": [0.5, 1.0], "queries": {"x": [1]}}]
+    measured |= {"layers": [layer, layer], "maps": maps, "pruning": measured["pruning"][:2]}
+    lines = (ROOT / "results/minimum/rows.jsonl").read_text().splitlines()
+    rows = [json.loads(lines[0]), json.loads(lines[-1])]
+    rows[0]["scores"] = {"long": {"slices": {"64/4": 0.5, "128/4": 0.25, "128/8": 0.1}}}
+    return {
+        "run/metrics.jsonl": [
+            {"event": "train", "step": 0, "loss": 2.0, "spike": True},
+            {"event": "eval", "step": 0, "val_loss": 2.0},
+        ],
+        "run/meters.json": {"checkpoints": [measured]},
+        "experiment/rows.jsonl": rows,
+    }
+
+
+DRAWABLE = make_drawable()
+
+
+@pytest.fixture(scope="module")
+def drawable(tmp_path_factory):
+    """The folder of the files of DRAWABLE. plot.py lays its figures out, and paints none."""
+    folder, figure = tmp_path_factory.mktemp("drawable"), matplotlib.figure.Figure
+    for name, content in DRAWABLE.items():
+        put(folder / name, content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figure, "savefig", lambda self, *words, **keys: self.draw_without_rendering())
+        plot.main([str(folder / "run"), str(folder / "experiment")])  # all right
+        yield folder
+
+
+def put(file, content):
+    file.parent.mkdir(exist_ok=True)
+    rows = content if file.suffix == ".jsonl" and isinstance(content, list) else [content]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+@pytest.mark.filterwarnings("ignore")
+@fuzz(st.sampled_from(list(DRAWABLE)), PLACES, STRANGE, st.integers(0, 20), times=0.5)
+def test_any_json_is_drawn_or_one_line(drawable, name, at, value, replaces_all):
+    whole = DRAWABLE[name]
+    put(drawable / name, with_change(whole, at, value) if replaces_all or value is GONE else value)
+    one_line(plot.main, [str(drawable / name.partition("/")[0])])
+    plt.close("all")
+    put(drawable / name, whole)
+    assert {file.name for file in drawable.iterdir()} == {"run", "experiment"}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sampling
+
+
+@functools.cache
+def model_of(mixer):
+    torch.manual_seed(1)
+    model = GPT(GPTConfig(**ARGS | dict(attention=mixer))).eval()
+    for p in model.parameters():
+        p.data.mul_(30)  # logits far apart
+    return model
+
+
+SMALL = st.integers(-2, 12)
+FLOATS = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 1e-320, 1e-45, 1e-8, 1.0, 1e30])
+IDS = st.lists(st.integers(-2, 258) | st.integers(0, 255), max_size=20)
+VOCABULARY = st.none() | st.integers(-1, 300)
+
+
+@fuzz(st.sampled_from(list(MIXERS)), IDS, SMALL, FLOATS, st.none() | SMALL, st.none() | FLOATS, VOCABULARY)
+def test_any_sampling_gives_ids_of_the_vocabulary_or_one_line(mixer, ids, new, temperature, top_k, top_p, n_tokens):
+    model, idx = model_of(mixer), torch.tensor([ids], dtype=torch.long)
+    drawn = one_line(model.generate, idx, new, temperature, top_k, top_p, n_tokens)
+    if drawn is None:
+        return
+    assert drawn.shape == (1, len(ids) + new) and torch.equal(drawn[:, : len(ids)], idx)
+    assert 0 <= drawn[:, len(ids) :].min() and drawn[:, len(ids) :].max() < min(n_tokens or 256, 256)
+    if temperature < 1e-20:  # as good as the argmax
+        assert torch.equal(drawn, model.generate(idx, new, 0.0, n_tokens=n_tokens))
+
+
+STARTS = ["", "\udcff", "FILE:", "FILE:/", "FILE:ckpt.pt", "FILE:\0", "FILE:/dev/zero", "FILE:pipe"]
+OPTIONS = (
+    "temperature=0 top_k=0 top_k=3 top_p=0 top_p=1 top_p=2 seed=-1 max_new_tokens=0 temperature=-1 temperature=nan"
+)
+
+
+@fuzz(st.text(max_size=9) | st.sampled_from(STARTS), st.lists(st.sampled_from(OPTIONS.split()), max_size=2))
+def test_any_prompt_and_option_of_sample_is_text_or_one_line(trained, start, options):
+    out = trained[0]
+    if not (out / "pipe").exists():
+        os.mkfifo(out / "pipe")
+    start = start.replace("ckpt.pt", f"{out}/ckpt.pt").replace("pipe", f"{out}/pipe")
+    argv = [f"--checkpoint={out}", "--device=cpu", "--num_samples=1", "--max_new_tokens=3", f"--start={start}"]
+    if start != "-":
+        one_line(sample.main, argv + [f"--{option}" for option in options])
