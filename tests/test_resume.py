@@ -339,7 +339,7 @@ def test_a_second_run_in_one_out_dir_is_refused_while_the_first_one_lives(keys, 
     wait_for_step(out, 5, first.is_alive)
     for how in ("scratch", "resume"):
         message = helpers.error_of(helpers.train, **keys("out", init_from=how, max_iters=100_000))
-        assert f"{out}: another process is running in it" in message
+        assert f"{out}: process {first.pid} on " in message
     first.kill()
     first.join()
     files.lock(out).close()  # the dead process has none
