@@ -162,6 +162,7 @@ def lock(folder: Path | str, wait: float = 0.0) -> IO:
                 if time.monotonic() >= deadline:
                     owner = os.pread(file.fileno(), 99, 0).decode(errors="replace").strip()
                     file.close()
+                    owner = owner if owner and owner.isprintable() else "another process"
                     raise InUse(f"{folder}: {owner} is running in it; wait, stop it, or take another out_dir") from None
                 time.sleep(0.1)
         file.truncate(0)

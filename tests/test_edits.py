@@ -219,6 +219,8 @@ def copy(tmp_path_factory):
     line = '        x = self.gated("input", x[:, :, None], x).squeeze(2)'
     start_of_forward = "NotImplementedError\n\n    def forward(self, x, state=None, start=0, only=None):"
     after(folder / "model.py", start_of_forward, f"\n{line}")
+    key = '"RMSNorm on q and k of softmax layers, before RoPE")'
+    after(folder / "keys.py", key, '\n    mine: float = key(0.5, "what it is for", above=0)')
     after(folder / "model.py", 'READOUT_NORMS = {"rms": RMSNorm', ', "layer": nn.LayerNorm')
     (folder / "data" / "mine").mkdir()
     (folder / "data" / "mine" / "prepare.py").write_text(data)
@@ -250,7 +252,7 @@ for line in sys.argv[1:]:
 def test_a_copy_with_all_edits_prepares_trains_resumes_and_measures(copy, helpers):
     names = ["lightning", *NAMES]
     keys = dict(n_layer=len(names), max_iters=2, dataset="data/mine", attention=",".join(names), mlp="experts")
-    keys |= dict(gate="elementwise@input", gate_activation="relu", readout_norm="layer", out_dir="out/mine")
+    keys |= dict(gate="elementwise@input", gate_activation="relu", readout_norm="layer", mine=0.25, out_dir="out/mine")
     scripts = [
         "data/mine/prepare.py book.txt",
         " ".join(["train.py", *helpers.words(**helpers.tiny | keys)]),
@@ -259,7 +261,8 @@ def test_a_copy_with_all_edits_prepares_trains_resumes_and_measures(copy, helper
     ]
     printed = run_in(copy, "-c", IN_TURN, *scripts)
     assert len(helpers.losses(copy / "out" / "mine")) == 4
-    assert "sink of longconv: no weights" in printed
+    assert "sink of longconv: no weights" in printed and "note: mine=0.25 changes nothing: no layer reads it" in printed
+    assert "what it is for" in run_in(copy, "train.py", "--help")
 
 
 @pytest.mark.parametrize("gates", ["(none or headwise)", pytest.param("", marks=pytest.mark.slow)])

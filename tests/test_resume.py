@@ -340,6 +340,8 @@ def test_a_second_run_in_one_out_dir_is_refused_while_the_first_one_lives(keys, 
     for how in ("scratch", "resume"):
         message = helpers.error_of(helpers.train, **keys("out", init_from=how, max_iters=100_000))
         assert f"{out}: process {first.pid} on " in message
+    (out / "lock").write_bytes(b"\xff\n\0")
+    assert f"{out}: another process is running" in helpers.error_of(helpers.train, **keys("out", overwrite=True))
     first.kill()
     first.join()
     files.lock(out).close()  # the dead process has none
