@@ -16,7 +16,7 @@ from data.shards import Dataset
 from gate import ADDITIVE_ACTIVATIONS
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
-from runs.outdir import code_sha256
+from runs import files, outdir
 from runs.parallel import part_of
 
 # what a checkpoint must hold for --init_from=resume
@@ -33,6 +33,8 @@ DERIVED = (("dtype", "auto"), ("vocab_size", None))  # keys that stand for what 
 def where_to_start(config) -> tuple:
     """(config, the checkpoint to resume or None, the one that gives the weights or None, lines to print)."""
     file = Path(config.out_dir) / "ckpt.pt"
+    if file.is_file() and config.init_from == "auto":
+        files.lock(config.out_dir, outdir.LOCK_WAIT).close()  # the job before this one may still be writing it
     if config.init_from == "resume" or file.is_file() and config.init_from == "auto":
         return go_on(config, file)
     return (config, None, None, []) if config.init_from in NO_WEIGHTS else start_from_weights(config)
@@ -59,7 +61,9 @@ def go_on(config, file: Path) -> tuple:
         raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
     del before["dtype"]  # auto, or what was derived of it
     notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}"]
-    if changed := [name for name, digest in code_sha256()[1].items() if resumed["code_files"].get(name) != digest]:
+    if changed := [
+        name for name, digest in outdir.code_sha256()[1].items() if resumed["code_files"].get(name) != digest
+    ]:
         notes.append(f"the code has changed since this checkpoint: {', '.join(changed)}")
     return config, resumed, None, notes + differences(config, asked, before, "the checkpoint")
 

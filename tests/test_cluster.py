@@ -26,7 +26,7 @@ import experiment
 import train
 from configurator import UserError
 from runs import checkpoint as checkpoints
-from runs import files, outdir
+from runs import files, outdir, resume
 from runs.hardware import Processes
 from runs.resume import where_to_start
 
@@ -242,7 +242,14 @@ def test_a_requeued_job_waits_for_the_lock_of_a_dead_machine_and_not_for_ever(ke
     with files.lock(out):
         assert "is running in it; wait, stop it" in helpers.error_of(helpers.train, **again)
     monkeypatch.setattr(outdir, "LOCK_WAIT", 60.0)
-    threading.Timer(0.5, files.lock(out).close).start()
+    held, go_on = files.lock(out), resume.go_on
+
+    def goes_on(*args):
+        assert held.closed  # ckpt.pt is not read while somebody may still write it
+        return go_on(*args)
+
+    monkeypatch.setattr(resume, "go_on", goes_on)
+    threading.Timer(0.5, held.close).start()
     helpers.train(**again)
     assert checkpoints.load(out)["iter_num"] == 5
 
