@@ -142,7 +142,7 @@ def evaluation_rows(config, dataset: Dataset) -> int:
     A step keeps the activations of every layer for the way back, and an evaluation those of one. The second number is
     at most EVALUATED_AT_ONCE tokens, unless batch_size is more.
     """
-    most = EVALUATED_AT_ONCE // memory.longest_row(dataset, "val", config.block_size)
+    most = EVALUATED_AT_ONCE // dataset.longest("val", config.block_size)
     return config.eval_batch_size or max(config.batch_size, min(config.batch_size * config.n_layer, most))
 
 

@@ -59,9 +59,9 @@ def draw(folder: Path) -> list:
 def draw_experiment(folder: Path) -> list[Path]:
     """Draws the figures of an experiment's rows, and returns their paths. Raises UserError."""
     rows = read_rows(folder)
-    runs = collections.Counter((row["arm"], row["seed"], row.get("setting")) for row in rows if "purpose" not in row)
+    runs = collections.Counter((row["arm"], row["seed"]) for row in rows if "purpose" not in row)
     if twice := [run for run, n in runs.items() if n > 1]:
-        arm, seed, _ = twice[0]
+        arm, seed = twice[0]
         raise UserError(f"{folder}: two rows of arm {arm!r}, seed {seed}; experiment.py --run=false draws the config's")
     drawn = draw_maps(folder / "meters.json") if os.path.isfile(folder / "meters.json") else []
     return [*report.figures(rows, folder), *drawn]

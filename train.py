@@ -177,7 +177,7 @@ def is_compiled(config: TrainConfig, device_type: str) -> bool:
 
 def cheap_meters(config: TrainConfig, model: GPT, dataset: Dataset, dtype: str) -> dict:
     """The cheap meters (runs/probe.py), on the first rows of the validation split."""
-    rows = training_rows(memory.longest_row(dataset, "val", config.block_size))
+    rows = training_rows(dataset.longest("val", config.block_size))
     inputs, targets, _ = first_rows(dataset, "val", rows, config.block_size)
     device = model.wte.weight.device
     return training_meters(model, inputs.to(device), targets.to(device), dataset.kinds, dtype)

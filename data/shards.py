@@ -169,7 +169,7 @@ class Dataset:
 
     def examples_per_epoch(self, split: str, block_size: int) -> int:
         """The number of rows, or of windows of block_size + 1 tokens. Raises UserError if block_size does not fit."""
-        self._longest(split, block_size)
+        self.longest(split, block_size)
         length = self._starts[split][-1]
         if self.kind == "examples":
             return length
@@ -203,7 +203,7 @@ class Dataset:
                 # the phase moves the borders of the windows from epoch to epoch; the last window ends with the split
                 place = min(phase + place * block_size, self._starts[split][-1] - block_size - 1)
             examples.append(self._example(split, place, block_size))
-        return _collate(examples, self._longest(split, block_size) if same_length else 0)
+        return _collate(examples, self.longest(split, block_size) if same_length else 0)
 
     def count_labels(self, split: str, step: int, micro_steps: Iterable[int], **sizes) -> int:
         """The number of labels in these micro-steps. sizes: the keys of `batch`."""
@@ -223,7 +223,7 @@ class Dataset:
 
         tokens: read about that many tokens instead, the same in every call, evenly spread over the split and its slices
         """
-        stride, is_text, longest = stride or block_size, self.kind == "stream", self._longest(split, block_size)
+        stride, is_text, longest = stride or block_size, self.kind == "stream", self.longest(split, block_size)
         if stride > block_size:
             raise UserError(f"stride={stride}: windows of block_size={block_size} would leave tokens between them out")
         facts, starts = self._facts(split), self._starts[split]
@@ -247,7 +247,7 @@ class Dataset:
             raise UserError(f"{self.folder}: has no split {split!r}; it has {', '.join(self.splits)}")
         return self.meta["splits"][split]
 
-    def _longest(self, split, block_size):
+    def longest(self, split: str, block_size: int) -> int:
         """The length of the longest row; block_size for a stream. Raises UserError if it does not fit block_size."""
         shards = self._facts(split)["shards"]
         longest = block_size if self.kind == "stream" else max(shard["seq_len"] for shard in shards)

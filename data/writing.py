@@ -1,6 +1,7 @@
 """
 Writing a data set. The new files replace those of the old one when all of them are complete: a prepare script that
-fails or is killed leaves the old data set as it was. data/shards.py describes the files, and opens them.
+fails leaves the old data set as it was. One that is killed while they take their places leaves a folder that is
+refused. data/shards.py describes the files, and opens them.
 """
 
 import contextlib

@@ -135,7 +135,7 @@ def translated(config: GPTConfig, family: str, tensors: dict[str, torch.Tensor])
 def export_to(folder: Path, path: Path | str, overwrite: bool, data: dict) -> Iterator[tuple[Path, list[str]]]:
     """Yields a folder for model.safetensors and config.json, and the names of all files that are written.
 
-    At the end they are in `folder`, all at one moment, with the tokenizer's files, which are copied.
+    At the end they are in `folder`, with copies of the tokenizer's files. config.json goes first, and comes last.
 
     path: where the model comes from; data: what a checkpoint keeps of its data set, whose folder has the tokenizer.json
     of a run that was trained here. Raises UserError.

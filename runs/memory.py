@@ -47,13 +47,6 @@ def without_data(config: GPTConfig) -> GPT:
         raise NotEnoughMemory("its config asks for tensors that are too large") from None
 
 
-def longest_row(dataset: Dataset, split: str, block_size: int) -> int:
-    """Tokens of the longest row that is read; the windows of a stream are filled up to block_size."""
-    dataset.counts(split)  # raises UserError where there is no such split
-    shards = dataset.meta["splits"][split]["shards"]
-    return block_size if dataset.kind == "stream" else max(shard["seq_len"] for shard in shards)
-
-
 def check(config, needed: float, device: str, processes_here: int = 1) -> None:
     """NotEnoughMemory, unless config.memory_check is false, where each of processes_here has fewer bytes left."""
     available = torch.cuda.mem_get_info()[0] if device == "cuda" else ram_available() // processes_here
@@ -72,7 +65,7 @@ def of_pass(config: GPTConfig, tokens: int, dataset: Dataset, block_size: int) -
 def check_training(config, dataset: Dataset, processes: Processes) -> None:
     """NotEnoughMemory for a run that fits neither in RAM, where its model is made, nor on its device."""
     weights = sum(p.nbytes for p in without_data(config).parameters())
-    tokens = config.batch_size * longest_row(dataset, "train", config.block_size)
+    tokens = config.batch_size * dataset.longest("train", config.block_size)
     rows = 16 * tokens * (config.gradient_accumulation_steps // processes.world_size)
     states = 4 * weights / shards_of(config, processes.world_size)
     check(config, weights, "cpu", processes.local_size)
@@ -82,7 +75,7 @@ def check_training(config, dataset: Dataset, processes: Processes) -> None:
 
 def check_evaluation(config, model: GPT, dataset: Dataset, block_size: int, processes_here: int = 1) -> None:
     """NotEnoughMemory for the rows of evaluate.py or meters.py; UserError for windows longer than the text."""
-    counts, length = dataset.counts(config.split), longest_row(dataset, config.split, block_size)
+    counts, length = dataset.counts(config.split), dataset.longest(config.split, block_size)
     tokens = counts["tokens"]
     if dataset.kind == "stream" and block_size > max(model.config.block_size, tokens - 1):
         raise UserError(f"block_size={block_size}: {config.split} has {tokens} tokens, so {tokens - 1} reads all of it")

@@ -36,8 +36,6 @@ ROOT = Path(__file__).resolve().parents[1]
 OPS = ("ops/recurrence.py", "ops/kernels.py", "ops/layers.py", "ops/fast.py", "ops/loss.py")
 RESULT_FILES = ("model.py", "gate.py", *OPS, "train.py", "data/shards.py")
 ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what every line of metrics.jsonl has
-# seconds that init_from=auto waits for the lock: a file server may not know yet that a machine is gone (NFS 4: 90)
-LOCK_WAIT = 120.0
 
 
 class OutDir:
@@ -80,7 +78,7 @@ class OutDir:
 
     def _lock(self):
         files.claim(self.path, "run", self.config.overwrite)
-        self.lock = files.lock(self.path, LOCK_WAIT if self.config.init_from == "auto" else 0.0)
+        self.lock = files.lock(self.path)
         # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves best.pt alone
         names = ["ckpt.pt"] if self.config.init_from == "auto" else ["ckpt.pt", "best.pt"]
         there = [name for name in names if (self.path / name).is_file()]

@@ -16,7 +16,8 @@ from data.shards import Dataset
 from gate import ADDITIVE_ACTIVATIONS
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
-from runs import files, outdir
+from runs import files
+from runs.outdir import code_sha256
 from runs.parallel import part_of
 
 # what a checkpoint must hold for --init_from=resume
@@ -26,6 +27,8 @@ STATE = (
 )  # fmt: skip
 OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come from a checkpoint
 ADAMW_STATE = {"exp_avg", "exp_avg_sq", "step"}
+# seconds that init_from=auto waits for the lock: a file server may not know yet that a machine is gone (NFS 4: 90)
+LOCK_WAIT = 120.0
 NO_WEIGHTS = ("scratch", "resume", "auto")  # values of init_from that name no checkpoint to start from
 DERIVED = (("dtype", "auto"), ("vocab_size", None))  # keys that stand for what the run has derived
 
@@ -33,8 +36,8 @@ DERIVED = (("dtype", "auto"), ("vocab_size", None))  # keys that stand for what 
 def where_to_start(config) -> tuple:
     """(config, the checkpoint to resume or None, the one that gives the weights or None, lines to print)."""
     file = Path(config.out_dir) / "ckpt.pt"
-    if file.is_file() and config.init_from == "auto":
-        files.lock(config.out_dir, outdir.LOCK_WAIT).close()  # the job before this one may still be writing it
+    if config.init_from == "auto" and file.with_name("lock").is_file():
+        files.lock(config.out_dir, LOCK_WAIT).close()  # the job before this one may still be writing it
     if config.init_from == "resume" or file.is_file() and config.init_from == "auto":
         return go_on(config, file)
     return (config, None, None, []) if config.init_from in NO_WEIGHTS else start_from_weights(config)
@@ -61,9 +64,7 @@ def go_on(config, file: Path) -> tuple:
         raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
     del before["dtype"]  # auto, or what was derived of it
     notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}"]
-    if changed := [
-        name for name, digest in outdir.code_sha256()[1].items() if resumed["code_files"].get(name) != digest
-    ]:
+    if changed := [name for name, digest in code_sha256()[1].items() if resumed["code_files"].get(name) != digest]:
         notes.append(f"the code has changed since this checkpoint: {', '.join(changed)}")
     return config, resumed, None, notes + differences(config, asked, before, "the checkpoint")
 

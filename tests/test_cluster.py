@@ -238,10 +238,10 @@ def test_torchrun_starts_again_after_a_dead_rank_and_saves_at_sigterm_and_the_cu
 
 def test_a_requeued_job_waits_for_the_lock_of_a_dead_machine_and_not_for_ever(keys, helpers, monkeypatch):
     out, again = helpers.train(**keys("out", max_iters=4)), keys("out", max_iters=5, lr_decay_iters=4, init_from="auto")
-    monkeypatch.setattr(outdir, "LOCK_WAIT", 0.2)
+    monkeypatch.setattr(resume, "LOCK_WAIT", 0.2)
     with files.lock(out):
         assert "is running in it; wait, stop it" in helpers.error_of(helpers.train, **again)
-    monkeypatch.setattr(outdir, "LOCK_WAIT", 60.0)
+    monkeypatch.setattr(resume, "LOCK_WAIT", 60.0)
     held, go_on = files.lock(out), resume.go_on
 
     def goes_on(*args):
