@@ -4,193 +4,26 @@
     logits = model(idx)                         # (B, T) ids -> (B, T, vocab_size)
     loss = model(idx, targets)                  # nats, mean over the labels that are not -100
 
-The file stands in reading order: what all mixers share (Mixer), the mixers, the GPT. The keys are in keys.py, the gate
-in gate.py. A new mixer is one class, whose `project` computes q, k and v from x, and one line in MIXERS.
+The file stands in reading order: the mixers, the GPT. What all mixers share is in mixer.py, the gate in gate.py, the
+keys are in keys.py. A new mixer is one class, whose `project` computes q, k and v from x, and one line in MIXERS.
 """
 
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 from configurator import UserError, check_choice
-from gate import GATE_ACTIVATIONS, POSITIONS, READOUT_ACTIVATIONS, Gate, check_gate
+from gate import GATE_ACTIVATIONS, READOUT_ACTIVATIONS, check_gate
 from keys import GPTConfig
-from ops import IGNORE, kernels, layers, recurrence, sampling
+from mixer import READOUT_NORMS, Mixer, Projection
+from ops import IGNORE, kernels, layers, sampling
 from ops.fast import at_least_float32
-from ops.layers import ResidualLinear, RMSNorm, ShortConv, make_conv, make_norm
+from ops.layers import ResidualLinear, RMSNorm, make_conv, make_norm
 from ops.loss import cross_entropy_sum
-
-DENOMINATOR_MIN = 1e-6
-READOUT_NORMS = {"rms": RMSNorm}  # modules made as norm(width, eps=...); one that cancels a factor of its inputs
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What all mixers share
-
-
-class Projection(NamedTuple):
-    """What `project` returns. In softmax layers k and v have equally many heads, which divide q's: Hk = Hv.
-
-    In all others v has one for each head of the readout, and q and k equally many, which divide them: Hq = Hk.
-    """
-
-    q: torch.Tensor  # (B, T, Hq, Dk)
-    k: torch.Tensor  # (B, T, Hk, Dk)
-    v: torch.Tensor  # (B, T, Hv, Dv)
-    log_decay: torch.Tensor | None = None  # (B, T, H), or (B, T, H, Dk) per key channel
-    beta: torch.Tensor | None = None  # (B, T, H), of the delta rule
-    skip: torch.Tensor | None = None  # (B, T, Hv, Dv), added to the readout
-
-
-class Mixer(nn.Module):
-    """q, k, v -> gates on them -> recurrence or softmax -> norm and gates of the readout -> output projection.
-
-    A subclass declares what was published (the class attributes) and computes q, k and v from x (`project`).
-    `y = mixer(x, state=None, start=0, only=None)`: x and y are (B, T, C), and start is the position of x[:, 0].
-    state: None for a text read in one call; otherwise what `init_state` made, which every call updates in place.
-    only: (B, T), true for M tokens; y is then (1, M, C), their outputs alone.
-    """
-
-    layer = 0  # the index of the mixer's layer, which GPT sets
-    past_block_size = "goes on"  # what decoding does there; softmax "rolls" its window, cosformer "ends"
-    published_norm = "none"  # of the readout: none, rms or denominator (the sum of the weights)
-    # (activation, "before norm" or "after norm") of the gate the mixer was published with
-    native_gate: tuple[str, str] | None = None
-    linear_in: tuple[str, ...] = ("query", "key", "value")  # a factor on one of these is a factor on the readout
-    has_positive_weights = False  # if so, their sum can be the readout's denominator
-    flops_per_entry = 5  # of S, for a token: 2 to write it, 2 to read it and 1 for its decay, also where that is one
-
-    def __init_subclass__(cls):
-        """A class with a `read` or `forward` of its own inherits nothing that was known of another readout."""
-        super().__init_subclass__()
-        if not vars(cls).keys().isdisjoint(("read", "forward")):
-            cls.linear_in = vars(cls).get("linear_in", ())
-            cls.explicit_weights = vars(cls).get("explicit_weights")  # None: nothing can show its weights
-
-    @classmethod
-    def norm_of(cls, config: GPTConfig) -> str:
-        """The norm of the readout in this config: "none", "rms" or "denominator"."""
-        return cls.published_norm if config.readout_norm == "published" else config.readout_norm
-
-    @classmethod
-    def check(cls, name: str, config: GPTConfig) -> None:
-        """Raises UserError for keys that don't fit this mixer; gate.check_gate checks its norm and gates."""
-        if config.bias:
-            raise UserError(f"bias=True: {name} has no biases; leave bias out, or let every layer be softmax")
-
-    def __init__(self, config, gate, *, query, key, value, norm_groups=None, native_rank=0):
-        """query, key, value: (heads, width) of each. native_rank: rank of the native gate's weight (0: full rank).
-
-        norm_groups: number of groups of heads that the readout's RMSNorm takes apart, with a weight for every channel;
-        None: each head is normed on its own, and all have one weight.
-        """
-        super().__init__()
-        self.config, self.norm_kind, self.norm_groups = config, self.norm_of(config), norm_groups
-        self.has_fla = config.kernels != "torch" and kernels.has_fla()  # not in read, which torch.compile traces
-        self.n_head, self.key_width, self.value_width = max(query[0], value[0]), query[1], value[1]
-        self.shapes = dict(query=query, key=key, value=value)
-        self.gates = nn.ModuleDict()
-        if gate.native and self.native_gate:
-            published = (*POSITIONS["readout"](self), self.native_gate[0], native_rank)
-            self.gates["native"] = Gate(config, "elementwise", *published)
-        for position, granularity in gate.positions.items():
-            self.gates[position] = Gate(config, granularity, *POSITIONS[position](self))
-        is_first = {"native": "before norm" in (self.native_gate or ()), "readout": not config.norm_first}
-        on_readout = [name for name in is_first if name in self.gates]
-        self.before_norm = [self.gates[name] for name in on_readout if is_first[name]]
-        self.after_norm = [self.gates[name] for name in on_readout if not is_first[name]]
-
-        self.norm = None
-        if self.norm_kind in READOUT_NORMS:
-            width = self.n_head * self.value_width if norm_groups else self.value_width
-            self.norm = READOUT_NORMS[self.norm_kind](width, eps=config.norm_eps)
-            self.norm.groups = norm_groups or 1
-        self.out_proj = ResidualLinear(self.n_head * self.value_width, config.n_embd, bias=config.bias)
-        self.out_proj.start_scale = config.out_init_scale
-
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        """x (B, T, C) -> Projection. If `state` is a dict, a convolution reads its past there and writes it back."""
-        raise NotImplementedError
-
-    def forward(self, x, state=None, start=0, only=None):
-        p = self.gated_projection(x, state, start)
-        o, skip = self.read(p, state, start), p.skip  # (B, T, H, Dv), with a denominator (B, T, H, Dv + 1)
-        if only is not None:  # no step below mixes tokens
-            o, x, skip = (y if y is None else y[only][None] for y in (o, x, skip))  # (1, M, ...)
-        if self.norm_kind == "denominator":
-            o, denominator = o.split([self.value_width, 1], dim=-1)
-            o = o / self.gated("denominator", denominator, x).clamp(min=DENOMINATOR_MIN)
-        if skip is not None:
-            o = o + skip
-        for gate in self.before_norm:
-            o = gate(o, x)
-        o = self.normed(o)
-        for gate in self.after_norm:
-            o = gate(o, x)
-        if self.config.branch_scale != 1:
-            o = self.config.branch_scale * o
-        if self.out_proj.weight.itemsize < 4:  # a model in half precision; under autocast the weights stay float32
-            o = o.to(self.out_proj.weight.dtype)
-        y = self.out_proj(o.flatten(2))  # (B, T, C)
-        return self.gated("output", y[:, :, None], x).squeeze(2)
-
-    def gated(self, position: str, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return self.gates[position](y, x) if position in self.gates else y
-
-    def gated_projection(self, x: torch.Tensor, state: dict | None = None, start: int = 0) -> Projection:
-        """project(x), with the gates on q, k and v applied: what `read` gets."""
-        p = self.project(x, state, start)
-        # a static gate is float32 even under autocast: without .to() its product would be float32, too
-        q, k, v = (self.gated(at, y, x).to(y.dtype) for at, y in (("query", p.q), ("key", p.k), ("value", p.v)))
-        skip = None if p.skip is None else self.gated("value", p.skip, x)  # a second path of v to the readout
-        return p._replace(q=q, k=k, v=v, skip=skip)
-
-    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
-        """The readout (B, T, H, Dv); with a denominator (B, T, H, Dv + 1), and the last channel is the denominator."""
-        q, k, v = p.q, p.k, p.v
-        if 1 < q.shape[2] < self.n_head:
-            q, k = (x.repeat_interleave(self.n_head // x.shape[2], dim=2) for x in (q, k))
-        if self.norm_kind == "denominator":
-            v = F.pad(v, (0, 1), value=1.0)  # a channel of ones sums the weights
-        uses_fla = self.has_fla and q.is_cuda and kernels.fla_computes(q, v, p.beta)
-        form = recurrence.recurrent if q.shape[1] <= 1 else kernels.fla if uses_fla else recurrence.chunked
-        initial = None if state is None else state["S"]
-        o, final = form(q, k, v, log_decay=p.log_decay, beta=p.beta, initial_state=initial)
-        if state is not None:
-            state["S"] = final
-        return o
-
-    def normed(self, o: torch.Tensor) -> torch.Tensor:
-        """The readout's RMSNorm, computed in at least float32, and its activation: (B, T, H, Dv) -> the same shape."""
-        if self.norm is not None:
-            o = at_least_float32(o)
-            o = self.norm(o.flatten(2) if self.norm_groups else o).view_as(o)
-        return READOUT_ACTIVATIONS[self.config.readout_activation](o)
-
-    def state_shapes(self, B: int) -> dict[str, tuple[int, ...]]:
-        """{name: shape} of the tensors of the state of B sequences, but for the convolution's."""
-        return {"S": (B, self.n_head, self.key_width, self.value_width + (self.norm_kind == "denominator"))}
-
-    def init_state(self, batch_size: int, device=None, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
-        """The state at the start of a text: zeros."""
-        shapes = self.state_shapes(batch_size)
-        for conv in self.modules():
-            if isinstance(conv, ShortConv) and conv.width:
-                shapes["conv"] = (batch_size, conv.width - 1, conv.channels)
-        return {name: torch.zeros(shape, device=device, dtype=dtype) for name, shape in shapes.items()}
-
-    def explicit_weights(self, p: Projection) -> torch.Tensor:
-        """(B, H, T, T): each value's weight in the readout of a whole text, before a denominator."""
-        q, k = (x.repeat_interleave(self.n_head // x.shape[2], dim=2) for x in (p.q, p.k))
-        return recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta)
-
-    def flops_per_token(self, T: int) -> float:
-        """FLOPs of the recurrence for one token, forward."""
-        return self.flops_per_entry * self.n_head * self.key_width * self.value_width
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The mixers

@@ -12,7 +12,8 @@ import torch
 from configurator import UserError
 from data.shards import Dataset
 from gate import ADDITIVE_ACTIVATIONS, Gate
-from model import DENOMINATOR_MIN, GPT, Mixer, Projection, Softmax
+from mixer import DENOMINATOR_MIN, Mixer, Projection
+from model import GPT, Softmax
 from ops import IGNORE
 from ops.fast import at_least_float32
 from runs.hardware import autocast

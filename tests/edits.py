@@ -4,9 +4,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from model import MLP, Mixer, Projection, Softmax
+from mixer import Mixer, Projection
+from model import MLP, Softmax
 from ops import layers
-from ops.layers import ShortConv
 
 
 class RetNet(Mixer):
@@ -58,7 +58,7 @@ class LongConv(Mixer):
         H, D = config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
         self.qkv = nn.Linear(config.n_embd, 3 * H * D, bias=False)
-        self.conv = ShortConv(H * D, config.block_size, bias=False)  # its past is the state
+        self.conv = layers.ShortConv(H * D, config.block_size, bias=False)  # its past is the state
 
     def project(self, x, state, start):
         return Projection(*self.qkv(x).unflatten(-1, (-1, self.value_width)).chunk(3, dim=2))  # (B, T, H, D)

@@ -218,10 +218,10 @@ def copy(tmp_path_factory):
     after(folder / "gate.py", "POSITIONS = {", '\n    "input": lambda mixer: (1, mixer.config.n_embd),')
     line = '        x = self.gated("input", x[:, :, None], x).squeeze(2)'
     start_of_forward = "NotImplementedError\n\n    def forward(self, x, state=None, start=0, only=None):"
-    after(folder / "model.py", start_of_forward, f"\n{line}")
+    after(folder / "mixer.py", start_of_forward, f"\n{line}")
     key = '"RMSNorm on q and k of softmax layers, before RoPE")'
     after(folder / "keys.py", key, '\n    mine: float = key(0.5, "what it is for", above=0)')
-    after(folder / "model.py", 'READOUT_NORMS = {"rms": RMSNorm', ', "layer": nn.LayerNorm')
+    after(folder / "mixer.py", 'READOUT_NORMS = {"rms": RMSNorm', ', "layer": nn.LayerNorm')
     (folder / "data" / "mine").mkdir()
     (folder / "data" / "mine" / "prepare.py").write_text(data)
     function = re.compile(r"^def make_optimizers\(.*?(?=^\S)", re.M | re.S)

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 import gate
 from configurator import UserError
 from gate import GATE_ACTIVATIONS, parse_gate
-from model import DENOMINATOR_MIN, GLA, GPT, MIXERS, GPTConfig
+from mixer import DENOMINATOR_MIN
+from model import GLA, GPT, MIXERS, GPTConfig
 from runs.probe import weights_of
 
 T, C, H, D = 40, 32, 4, 8
