@@ -44,6 +44,8 @@ class Mixer(nn.Module):
     """
 
     layer = 0  # the index of the mixer's layer, which GPT sets
+    longest: int | None = None  # the largest block_size that its `check` lets pass (None: any)
+    sub_tokens = 1  # how many steps of the recurrence a token is
     past_block_size = "goes on"  # what decoding does there; softmax "rolls" its window, cosformer "ends"
     published_norm = "none"  # of the readout: none, rms or denominator (the sum of the weights)
     # (activation, "before norm" or "after norm") of the gate the mixer was published with
@@ -145,7 +147,8 @@ class Mixer(nn.Module):
         if self.norm_kind == "denominator":
             v = F.pad(v, (0, 1), value=1.0)  # a channel of ones sums the weights
         uses_fla = self.has_fla and q.is_cuda and kernels.fla_computes(q, v, p.beta)
-        form = recurrence.recurrent if q.shape[1] <= 1 else kernels.fla if uses_fla else recurrence.chunked
+        is_step = q.shape[1] <= self.sub_tokens
+        form = recurrence.recurrent if is_step else kernels.fla if uses_fla else recurrence.chunked
         initial = None if state is None else state["S"]
         o, final = form(q, k, v, log_decay=p.log_decay, beta=p.beta, initial_state=initial)
         if state is not None:

@@ -50,7 +50,7 @@ OPTIONS = {  # keys beside the gate string: each is tried with three mixers, the
     "GPT-2": dict(gate="elementwise", norm="layer", bias=True, mlp="gelu_tanh", position="learned", match_params=True),
     "grouped heads": dict(
         gate="elementwise@key+elementwise@value", n_kv_head=2, n_groups=2, qk_norm=True,
-        delta_heads=6, delta_key_heads=2, delta_key_dim=4,
+        delta_heads=6, delta_key_heads=2, delta_key_dim=4, beta_max=2,
     ),
     "soft-caps": dict(gate="none", attention_softcap=3.0, logit_softcap=5.0, rope_fraction=0.5, tie_embeddings=False),
 }  # fmt: skip
