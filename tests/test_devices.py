@@ -113,7 +113,8 @@ def test_compile_auto_is_for_long_runs_on_a_gpu():
 
 
 @pytest.mark.parametrize(  # monarch's loop over tokens is compiled once for each length
-    "mixer", [pytest.param(m, marks=[pytest.mark.slow][m in ("softmax", "gla") :]) for m in MIXERS if m != "monarch"]
+    "mixer",
+    [pytest.param(m, marks=() if m in ("softmax", "gla") else pytest.mark.slow) for m in MIXERS if m != "monarch"],
 )
 def test_rows_of_four_lengths_are_compiled_once_and_learn_the_same(mixer, run, tmp_path, helpers, monkeypatch):
     data, compiled, seen = tmp_path / "data", [], set()
