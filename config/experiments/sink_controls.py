@@ -25,7 +25,11 @@ claim_base = {"of": ["meters", "kinds", "other", "share"], "above": -0.0326, "si
 claims = {
     "a convolution halves the weight's excess": {"contrast": {"none": 0.5, "conv": -1}, "family": "with it"},
     "Mamba-2 without one has a sink": {"contrast": {"mamba2 bare": 1}, "above": 0.13, "family": "without"},
-    "Gated DeltaNet has one": {"contrast": {"gated_deltanet bare": 1}, "above": 0.13, "family": "without"},
+    "Gated DeltaNet without one has a sink": {
+        "contrast": {"gated_deltanet bare": 1},
+        "above": 0.13,
+        "family": "without",
+    },
     "in 3,000 steps elementwise halves the weight's excess": {
         "contrast": {"none 3,000": 0.5, "elementwise 3,000": -1},
         "family": "3,000 steps",
