@@ -56,6 +56,12 @@ class GPTConfig:
     expand: int = key(2, "mamba2: inner width, as a multiple of n_embd", at_least=1)
     state_size: int = key(128, "mamba2: width of B and C, the number of rows of a head's state", at_least=1)
     n_groups: int = key(1, "mamba2: number of groups; the heads of a group share B and C", at_least=1)
+    levels: str = key(
+        "none",
+        "log_linear: a state for each block of 1, 2, 4 ... tokens of the past; merged: a token is in the block that it "
+        "completes (softmax layers have no such state)",
+        choices=("none", "log_linear", "merged"),
+    )
     delta_heads: int | None = key(None, "gated_deltanet: number of heads (None: n_head)", at_least=1)
     delta_key_heads: int | None = key(
         None, "gated_deltanet: query and key heads, shared evenly (None: delta_heads)", at_least=1

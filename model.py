@@ -296,6 +296,10 @@ def check_layers(config: GPTConfig) -> None:
         MIXERS[name].check(name, config)
         check_gate(name, MIXERS[name], config, gate)
     used = {MIXERS[name] for name, _ in config.layers()}
+    if config.levels != "none" and not any(mixer.has_levels for mixer in used):
+        raise UserError(f"levels={config.levels!r}: no layer of {config.attention} has a recurrent state to be split")
+    if config.levels != "none" and config.kernels == "fla":
+        raise UserError(f"levels={config.levels!r}: kernels='fla' has none for it; leave kernels out")
     kernels.check_kernels(config.kernels, is_used=not all(issubclass(mixer, Softmax) for mixer in used))
     if not config.norm_first and not any(mixer.norm_of(config) in READOUT_NORMS for mixer in used):
         raise UserError("norm_first=False: no layer has a norm for the gate to come before")

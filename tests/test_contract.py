@@ -78,7 +78,11 @@ def list_cases():
     for name, (about, keys) in itertools.product([mixer] if mixer else THREE, OPTIONS.items()):
         activation = {} if keys["gate"] == "none" else {"gate_activation": next(activations)}
         cases[f"{name}, {about}"] = dict(attention=name) | keys | activation
+    for name in names:
+        if MIXERS[name].has_levels:
+            cases[f"{name}, levels"] = dict(attention=name, gate="elementwise", levels="log_linear")
     if not mixer:
+        cases["cosformer, merged levels"] = dict(attention="cosformer", gate="elementwise", levels="merged")
         qwen3_next = ",".join(["gated_deltanet"] * 3 + ["softmax"])
         cases["Qwen3-Next"] = dict(attention=qwen3_next, gate="native,native,native,elementwise", n_layer=4)
         cases["all mixers in one"] = dict(attention=",".join(names), gate="native,elementwise", n_layer=len(names))

@@ -32,7 +32,7 @@ OTHER = dict(
     qk_norm=True, attention_softcap=0.1, logit_softcap=0.1, short_conv=3, expand=3, state_size=4, n_groups=2,
     gate="headwise", gate_activation="tanh", gate_rank=2, gate_input="static", gate_bias=0.5,
     readout_norm=["rms", "none"], norm_first=False, readout_activation="square", match_params=True,
-    branch_scale=0.5, out_init_scale=0.5,
+    branch_scale=0.5, out_init_scale=0.5, levels=["log_linear", "merged"],
 )  # fmt: skip
 ELSEWHERE = {"block_size", "vocab_size", "kernels"}
 SITUATIONS = [
