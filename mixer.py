@@ -3,6 +3,7 @@
 A mixer is a subclass of `Mixer` in model.py, which declares what was published and computes q, k and v from x.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -221,5 +222,5 @@ class Mixer(nn.Module):
 
     def flops_per_token(self, T: int) -> float:
         """FLOPs of the recurrence for one token, forward."""
-        n_states = 1 if self.levels is None else T.bit_length() / 2  # the blocks that the past falls into, on average
+        n_states = 1 if self.levels is None else math.log2(T) / 2  # the blocks that the past falls into, on average
         return (2 + (self.flops_per_entry - 2) * n_states) * self.n_head * self.key_width * self.value_width

@@ -140,6 +140,11 @@ def test_merged_levels_are_the_blocks_of_the_text_with_the_token():
                 assert torch.equal(factor[:, t, s], share[0, t, :, min(level, 4)])
 
 
+def test_a_run_with_levels_on_rows_of_several_lengths(mixed_mqar, helpers, tmp_path):
+    folder = helpers.train(mixed_mqar, tmp_path / "run", attention="mamba2", levels="log_linear", max_iters=2)
+    assert len(helpers.losses(folder)) == 2
+
+
 def test_levels_without_a_recurrent_state_are_refused():
     with pytest.raises(UserError, match="no layer of softmax has a recurrent state"):
         GPTConfig(attention="softmax", levels="log_linear")
