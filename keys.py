@@ -38,8 +38,8 @@ class GPTConfig:
     init: str = key("normal", "start of weights: N(0, 0.02) or PyTorch's default", choices=("normal", "pytorch"))
     attention: str = key(
         "softmax",
-        "mixer: softmax, cosformer, gla, mamba2, gated_deltanet, deltanet, kda, or by layer a,b,b; gated: softmax with "
-        "gate=elementwise",
+        "mixer: softmax, cosformer, gla, mamba2, gated_deltanet, deltanet, kda, deltaproduct, monarch, or by layer "
+        "a,b,b; gated: softmax with gate=elementwise",
     )
     position: str = key("rope", "positions; rope acts in softmax layers only", choices=("rope", "learned", "none"))
     rope_base: float = key(10000.0, "base of RoPE's angles", above=1)
@@ -56,12 +56,22 @@ class GPTConfig:
     expand: int = key(2, "mamba2: inner width, as a multiple of n_embd", at_least=1)
     state_size: int = key(128, "mamba2: width of B and C, the number of rows of a head's state", at_least=1)
     n_groups: int = key(1, "mamba2: number of groups; the heads of a group share B and C", at_least=1)
-    delta_heads: int | None = key(None, "gated_deltanet: number of heads (None: n_head)", at_least=1)
-    delta_key_heads: int | None = key(
-        None, "gated_deltanet: query and key heads, shared evenly (None: delta_heads)", at_least=1
+    levels: str = key(
+        "none",
+        "log_linear: a state for each block of 1, 2, 4 ... tokens of the past; merged: a token is in the block that it "
+        "completes (softmax layers have no such state)",
+        choices=("none", "log_linear", "merged"),
     )
-    delta_key_dim: int | None = key(None, "gated_deltanet: width of q and k (None: head_dim)", at_least=1)
-    delta_value_dim: int | None = key(None, "gated_deltanet: width of v (None: head_dim)", at_least=1)
+    beta_max: float = key(
+        1.0, "delta rule: beta = beta_max * sigmoid(.); 2 allows negative eigenvalues", choices=(1.0, 2.0)
+    )
+    n_householder: int = key(2, "deltaproduct: steps of the delta rule in a token", at_least=1, at_most=64)
+    delta_heads: int | None = key(None, "gated_deltanet, deltaproduct: number of heads (None: n_head)", at_least=1)
+    delta_key_heads: int | None = key(
+        None, "gated_deltanet, deltaproduct: query and key heads, shared evenly (None: delta_heads)", at_least=1
+    )
+    delta_key_dim: int | None = key(None, "gated_deltanet, deltaproduct: width of q and k (None: head_dim)", at_least=1)
+    delta_value_dim: int | None = key(None, "gated_deltanet, deltaproduct: width of v (None: head_dim)", at_least=1)
 
     gate: str = key("none", "none, native, GRANULARITY[@POSITION] joined by +, or a pattern a,b,b (docs/gates.md)")
     gate_activation: str = key("sigmoid", "how the gate's g acts on y: sigmoid, sigmoid2, silu ... (docs/gates.md)")
@@ -100,7 +110,7 @@ class GPTConfig:
 
     @property
     def delta_sizes(self) -> tuple[int, int, int, int]:
-        """Key heads, heads, and the widths of keys and values, in gated_deltanet layers."""
+        """Key heads, heads, and the widths of keys and values, in gated_deltanet and deltaproduct layers."""
         heads = self.delta_heads or self.n_head
         widths = self.delta_key_dim or self.head_dim, self.delta_value_dim or self.head_dim
         return self.delta_key_heads or heads, heads, *widths

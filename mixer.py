@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from configurator import UserError
 from gate import POSITIONS, READOUT_ACTIVATIONS, Gate
 from keys import GPTConfig
-from ops import kernels, recurrence
+from ops import kernels, levels, recurrence
 from ops.fast import at_least_float32
 from ops.layers import ResidualLinear, RMSNorm, ShortConv
 
@@ -32,6 +32,36 @@ class Projection(NamedTuple):
     log_decay: torch.Tensor | None = None  # (B, T, H), or (B, T, H, Dk) per key channel
     beta: torch.Tensor | None = None  # (B, T, H), of the delta rule
     skip: torch.Tensor | None = None  # (B, T, Hv, Dv), added to the readout
+    levels: torch.Tensor | None = None  # (B, T, H, L), of log-linear states; Mixer makes them
+
+
+class Levels(nn.Module):
+    """x (B, T, C) -> how much of each level a token reads, lambda (B, T, H, L) > 0 (ops/levels.py).
+
+    log_linear: softplus(scale W x), about 0.69 at the start (Guo et al. 2025). merged: softmax(W x) over the levels,
+    and a token is in the block that it completes when it reads it: the past of token 7 is one block, and not four.
+    """
+
+    def __init__(self, config, n_head):
+        super().__init__()
+        self.n_levels = max(2, 1 + (config.block_size - 1).bit_length())
+        self.is_merged = config.levels == "merged"
+        self.proj = nn.Linear(config.n_embd, n_head * self.n_levels, bias=False)
+        self.scale = None if self.is_merged else nn.Parameter(torch.empty(n_head * self.n_levels))
+
+    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+        start.fill_(1.0)
+
+    def forward(self, x: torch.Tensor, start: int) -> torch.Tensor:
+        y = at_least_float32(self.proj(x))
+        if not self.is_merged:
+            return F.softplus(self.scale * y).unflatten(-1, (-1, self.n_levels))
+        y = y.unflatten(-1, (-1, self.n_levels)).softmax(-1)
+        # the levels up to the one that the token completes are read as that one
+        end = torch.arange(start + 1, start + 1 + x.shape[1], device=x.device)[:, None, None]  # (T, 1, 1)
+        level = torch.arange(self.n_levels, device=x.device)
+        level = level.maximum(levels.level_of(end, end - 1)).clamp(max=self.n_levels - 1)  # (T, 1, L)
+        return y.gather(-1, level.expand_as(y))
 
 
 class Mixer(nn.Module):
@@ -44,6 +74,8 @@ class Mixer(nn.Module):
     """
 
     layer = 0  # the index of the mixer's layer, which GPT sets
+    longest: int | None = None  # the largest block_size that its `check` lets pass (None: any)
+    sub_tokens = 1  # how many steps of the recurrence a token is
     past_block_size = "goes on"  # what decoding does there; softmax "rolls" its window, cosformer "ends"
     published_norm = "none"  # of the readout: none, rms or denominator (the sum of the weights)
     # (activation, "before norm" or "after norm") of the gate the mixer was published with
@@ -51,6 +83,7 @@ class Mixer(nn.Module):
     linear_in: tuple[str, ...] = ("query", "key", "value")  # a factor on one of these is a factor on the readout
     has_positive_weights = False  # if so, their sum can be the readout's denominator
     flops_per_entry = 5  # of S, for a token: 2 to write it, 2 to read it and 1 for its decay, also where that is one
+    has_levels = True  # whether `levels` splits the state into those of log2(T) blocks
 
     def __init_subclass__(cls):
         """A class with a `read` or `forward` of its own inherits nothing that was known of another readout."""
@@ -58,6 +91,7 @@ class Mixer(nn.Module):
         if not vars(cls).keys().isdisjoint(("read", "forward")):
             cls.linear_in = vars(cls).get("linear_in", ())
             cls.explicit_weights = vars(cls).get("explicit_weights")  # None: nothing can show its weights
+            cls.has_levels = vars(cls).get("has_levels", False)
 
     @classmethod
     def norm_of(cls, config: GPTConfig) -> str:
@@ -81,6 +115,7 @@ class Mixer(nn.Module):
         self.has_fla = config.kernels != "torch" and kernels.has_fla()  # not in read, which torch.compile traces
         self.n_head, self.key_width, self.value_width = max(query[0], value[0]), query[1], value[1]
         self.shapes = dict(query=query, key=key, value=value)
+        self.levels = Levels(config, self.n_head) if self.has_levels and config.levels != "none" else None
         self.gates = nn.ModuleDict()
         if gate.native and self.native_gate:
             published = (*POSITIONS["readout"](self), self.native_gate[0], native_rank)
@@ -135,7 +170,8 @@ class Mixer(nn.Module):
         # a static gate is float32 even under autocast: without .to() its product would be float32, too
         q, k, v = (self.gated(at, y, x).to(y.dtype) for at, y in (("query", p.q), ("key", p.k), ("value", p.v)))
         skip = None if p.skip is None else self.gated("value", p.skip, x)  # a second path of v to the readout
-        return p._replace(q=q, k=k, v=v, skip=skip)
+        read = None if self.levels is None else self.levels(x, start)
+        return p._replace(q=q, k=k, v=v, skip=skip, levels=read)
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         """The readout (B, T, H, Dv); with a denominator (B, T, H, Dv + 1), and the last channel is the denominator."""
@@ -144,10 +180,15 @@ class Mixer(nn.Module):
             q, k = (x.repeat_interleave(self.n_head // x.shape[2], dim=2) for x in (q, k))
         if self.norm_kind == "denominator":
             v = F.pad(v, (0, 1), value=1.0)  # a channel of ones sums the weights
+        options: dict = dict(log_decay=p.log_decay, beta=p.beta, initial_state=None if state is None else state["S"])
         uses_fla = self.has_fla and q.is_cuda and kernels.fla_computes(q, v, p.beta)
-        form = recurrence.recurrent if q.shape[1] <= 1 else kernels.fla if uses_fla else recurrence.chunked
-        initial = None if state is None else state["S"]
-        o, final = form(q, k, v, log_decay=p.log_decay, beta=p.beta, initial_state=initial)
+        is_step = q.shape[1] <= self.sub_tokens
+        if p.levels is not None:
+            form = levels.recurrent if is_step else levels.chunked
+            options |= dict(levels=p.levels, start=start)
+        else:
+            form = recurrence.recurrent if is_step else kernels.fla if uses_fla else recurrence.chunked
+        o, final = form(q, k, v, **options)
         if state is not None:
             state["S"] = final
         return o
@@ -161,7 +202,8 @@ class Mixer(nn.Module):
 
     def state_shapes(self, B: int) -> dict[str, tuple[int, ...]]:
         """{name: shape} of the tensors of the state of B sequences, but for the convolution's."""
-        return {"S": (B, self.n_head, self.key_width, self.value_width + (self.norm_kind == "denominator"))}
+        n_states = () if self.levels is None else (self.levels.n_levels - 1,)  # level 0 is the token itself
+        return {"S": (B, self.n_head, *n_states, self.key_width, self.value_width + (self.norm_kind == "denominator"))}
 
     def init_state(self, batch_size: int, device=None, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
         """The state at the start of a text: zeros."""
@@ -174,8 +216,10 @@ class Mixer(nn.Module):
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         """(B, H, T, T): each value's weight in the readout of a whole text, before a denominator."""
         q, k = (x.repeat_interleave(self.n_head // x.shape[2], dim=2) for x in (p.q, p.k))
-        return recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta)
+        weights = recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta)
+        return weights if p.levels is None else weights * levels.factors(p.levels)
 
     def flops_per_token(self, T: int) -> float:
         """FLOPs of the recurrence for one token, forward."""
-        return self.flops_per_entry * self.n_head * self.key_width * self.value_width
+        n_states = 1 if self.levels is None else T.bit_length() / 2  # the blocks that the past falls into, on average
+        return (2 + (self.flops_per_entry - 2) * n_states) * self.n_head * self.key_width * self.value_width

@@ -17,11 +17,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from configurator import UserError, check_choice
-from gate import GATE_ACTIVATIONS, READOUT_ACTIVATIONS, check_gate
+from gate import GATE_ACTIVATIONS, READOUT_ACTIVATIONS, ZeroLinear, check_gate
 from keys import GPTConfig
 from mixer import READOUT_NORMS, Mixer, Projection
 from ops import IGNORE, kernels, layers, sampling
-from ops.fast import at_least_float32
+from ops.fast import Product, at_least_float32
 from ops.layers import ResidualLinear, RMSNorm, make_conv, make_norm
 from ops.loss import cross_entropy_sum
 
@@ -214,7 +214,11 @@ class Mamba2(Mixer):
 
 class DeltaNet(Mixer):
     """DeltaNet (Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule"): the delta rule on L2-normed
-    q and k. Its subclasses add a decay exp(-A softplus(dt))."""
+    q and k. Its subclasses add a decay exp(-A softplus(dt)).
+
+    What S holds under k is multiplied by 1 - beta, with beta = beta_max sigmoid(.): down to -1 with beta_max = 2
+    (Grazzi et al. 2024, "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues").
+    """
 
     published_norm = "rms"
     linear_in = ("query", "value")  # the delta rule is not linear in k
@@ -222,15 +226,16 @@ class DeltaNet(Mixer):
     decay: str | None = None  # one per "head" or per "channel" of the keys
     A_range = (1.0, 16.0)  # of A at the start
 
-    def __init__(self, config, gate):
-        if self.decay == "head":  # gated_deltanet has keys of the config for its sizes
+    def __init__(self, config, gate, n=1):
+        """n: how many keys, values and betas a token has."""
+        if self.decay == "head":  # gated_deltanet and deltaproduct have keys of the config for their sizes
             Hk, H, Dk, Dv = config.delta_sizes
         else:
             Hk, H, Dk, Dv = config.n_head, config.n_head, config.head_dim, config.head_dim
         native_rank = config.head_dim if self.decay == "channel" else 0
         super().__init__(config, gate, query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv), native_rank=native_rank)
-        self.split = (Hk * Dk, Hk * Dk, H * Dv)
-        self.parts = [sum(self.split), H, *[H] * (self.decay == "head")]  # q k v, beta, and the dt of a head
+        self.split = (Hk * Dk, n * Hk * Dk, n * H * Dv)
+        self.parts = [sum(self.split), n * H, *[H] * (self.decay == "head")]  # q k v, beta, and the dt of a head
         self.in_proj = nn.Linear(config.n_embd, sum(self.parts), bias=False)
         self.conv = make_conv(config, sum(self.split), published_width=4)
         if self.decay == "channel":
@@ -245,10 +250,10 @@ class DeltaNet(Mixer):
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv, beta, *dt = self.in_proj(x).split(self.parts, dim=-1)
         q, k, v = F.silu(self.conv(qkv, state)).split(self.split, dim=-1)
-        q, k = (y.unflatten(-1, (-1, self.key_width)) for y in (q, k))  # (B, T, Hk, Dk)
-        v = v.unflatten(-1, (-1, self.value_width))  # (B, T, H, Dv)
+        q, k = (y.unflatten(-1, (-1, self.key_width)) for y in (q, k))  # (B, T, Hk, Dk), k (B, T, n Hk, Dk)
+        v = v.unflatten(-1, (-1, self.value_width))  # (B, T, n H, Dv)
         q, k = layers.l2_norm(q) * self.key_width**-0.5, layers.l2_norm(k)
-        beta, log_decay = at_least_float32(beta).sigmoid(), None  # (B, T, H)
+        beta, log_decay = self.config.beta_max * at_least_float32(beta).sigmoid(), None  # (B, T, n H)
         if self.decay == "head":
             log_decay = -self.A_log.exp() * F.softplus(at_least_float32(dt[0]) + self.dt_bias)  # (B, T, H)
         elif self.decay == "channel":
@@ -271,6 +276,112 @@ class KDA(DeltaNet):
     decay = "channel"
 
 
+class DeltaProduct(GatedDeltaNet):
+    """Gated DeltaProduct (Siems et al. 2025): Gated DeltaNet with n = n_householder steps of the delta rule a token.
+
+    A token is n sub-tokens, each with a k, v and beta of its own. It decays the state at the first and reads it at the
+    last, so that the recurrence is that of a text n times as long. n = 1 is Gated DeltaNet. fla's layer has beta_max=2.
+    """
+
+    linear_in = DeltaNet.linear_in  # explicit_weights are not (T, T): a token has n values
+
+    def __init__(self, config, gate):
+        super().__init__(config, gate, n=config.n_householder)
+        self.sub_tokens = config.n_householder
+        self.flops_per_entry *= config.n_householder
+
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
+        p, n = super().project(x, state, start), self.sub_tokens
+        k, v, beta = (y.unflatten(2, (n, -1)).flatten(1, 2) for y in (p.k, p.v, p.beta))  # (B, n T, heads, ...)
+        q = F.pad(p.q[:, :, None], (0, 0, 0, 0, n - 1, 0)).flatten(1, 2)  # zeros before the last sub-token
+        log_decay = F.pad(p.log_decay[:, :, None], (0, 0, 0, n - 1)).flatten(1, 2)  # zeros behind the first
+        return Projection(q, k, v, log_decay, beta)
+
+    def gated(self, position: str, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """A gate on q, k or v is the same for all sub-tokens of a token."""
+        if position in self.gates and position in ("query", "key", "value"):
+            x = x.repeat_interleave(self.sub_tokens, dim=1)
+        return super().gated(position, y, x)
+
+    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
+        return super().read(p, state, start)[:, self.sub_tokens - 1 :: self.sub_tokens]  # (B, T, H, Dv)
+
+
+class Monarch(Mixer):
+    """S_t = P^T L(x_t) P R(x_t) S_{t-1} + k_t v_t^T and o_t = q_t^T S_t: a transition that mixes the n = 64 rows of S.
+
+    L and R are block diagonal: sqrt(n) = 8 orthogonal blocks of 8 x 8, the Cayley transforms (I + A)^-1 (I - A) of
+    skew-symmetric A, which are parameters; of x_t is only one sigmoid for each block, a factor on it. P transposes the
+    rows as an 8 x 8 table (Dao et al. 2022, "Monarch"). Products of such matrices are not of that form, so there is no
+    cheap chunked form: it runs token by token, and block_size may not be above 64.
+
+    The proposal, which is unpublished, has one h_t = P^T L P R h_{t-1} + B x_t. Ours: heads, with blocks of their own;
+    head_dim columns h side by side in S, with B x = k v^T; the readout by q, and its norm; and the start at blocks near
+    the identity and gates of sigmoid(4), which leave a tenth of S after 64 tokens.
+    """
+
+    published_norm = "rms"
+    linear_in = ("query", "key", "value")
+    longest = 64
+    m = 8  # sqrt(n)
+    flops_per_entry = 4 * m + 6  # of S: two products with blocks, their sigmoids, written and read
+
+    @classmethod
+    def check(cls, name: str, config: GPTConfig) -> None:
+        super().check(name, config)
+        if config.block_size > cls.longest:
+            why = "it runs token by token, since products of its transitions have no cheap chunked form"
+            raise UserError(f"block_size={config.block_size}: {name} takes at most {cls.longest}; {why}")
+
+    def __init__(self, config, gate):
+        H, D, m = config.n_head, config.head_dim, self.m
+        super().__init__(config, gate, query=(H, m * m), key=(H, m * m), value=(H, D))
+        self.split = (H * m * m, H * m * m, H * D)
+        self.qkv = nn.Linear(config.n_embd, sum(self.split), bias=False)
+        self.conv = make_conv(config, sum(self.split))
+        self.block_gates = ZeroLinear(config.n_embd, H * 2 * m, bias_start=4.0)
+        self.skew = nn.Parameter(torch.empty(2 * H * m**3))  # flat: a 1-D parameter gets no weight decay
+
+    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+        start.normal_(0.0, 0.02, generator=generator)
+
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
+        qkv = self.conv(self.qkv(x), state).split(self.split, dim=-1)
+        q, k, v = (y.unflatten(-1, (self.n_head, -1)) for y in qkv)  # (B, T, H, n or D)
+        logits = at_least_float32(self.block_gates(x)).unflatten(-1, (self.n_head, -1))  # (B, T, H, 2m): L's, R's
+        return Projection(q * self.key_width**-0.5, k, v, F.logsigmoid(logits))
+
+    def blocks(self) -> torch.Tensor:
+        """The blocks of L and of R: (2, H, m, m, m)."""
+        A = at_least_float32(self.skew).view(2, self.n_head, self.m, self.m, self.m)
+        A, one = A - A.mT, torch.eye(self.m, dtype=A.dtype, device=A.device)
+        return torch.linalg.solve_ex(one + A, one - A)[0]  # solve would wait for a GPU
+
+    def turned(self, p: Projection, v: torch.Tensor, S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The readout (B, T, H, D) of v (B, T, H, D) from the state S (B, H, n, D) on, and the state behind it."""
+        q, k, v, S = (at_least_float32(y) for y in (p.q[..., None, :], p.k[..., None], v[..., None, :], S))
+        gates, outputs = p.log_decay.exp().unflatten(-1, (2, self.m, 1, 1)), []  # (B, T, H, 2, m, 1, 1)
+        with torch.autocast(v.device.type, enabled=False):
+            L, R = self.blocks()
+            for q_t, k_t, v_t, gate in zip(*(y.unbind(1) for y in (q, k, v, gates)), strict=True):
+                S = S.unflatten(2, (self.m, self.m))  # (B, H, m, m, D)
+                S = (gate[:, :, 1] * Product.apply(R, S)).transpose(2, 3)
+                S = (gate[:, :, 0] * Product.apply(L, S)).transpose(2, 3)
+                S = S.flatten(2, 3) + k_t * v_t
+                outputs.append(Product.apply(q_t, S))  # (B, H, 1, D)
+        return torch.cat(outputs, dim=2).transpose(1, 2), S
+
+    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
+        state = self.init_state(len(p.v), p.v.device, p.v.dtype) if state is None else state
+        o, state["S"] = self.turned(p, p.v, state["S"])
+        return o
+
+    def explicit_weights(self, p: Projection) -> torch.Tensor:
+        B, T, H = p.v.shape[:3]
+        one_hot = torch.eye(T, device=p.v.device, dtype=p.v.dtype)[:, None].expand(B, -1, H, -1)  # v of each token
+        return self.turned(p, one_hot, one_hot.new_zeros(B, H, self.key_width, T))[0].transpose(1, 2)
+
+
 MIXERS = {
     "softmax": Softmax,
     "cosformer": CosFormer,
@@ -279,6 +390,8 @@ MIXERS = {
     "gated_deltanet": GatedDeltaNet,
     "deltanet": DeltaNet,
     "kda": KDA,
+    "deltaproduct": DeltaProduct,
+    "monarch": Monarch,
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -296,6 +409,10 @@ def check_layers(config: GPTConfig) -> None:
         MIXERS[name].check(name, config)
         check_gate(name, MIXERS[name], config, gate)
     used = {MIXERS[name] for name, _ in config.layers()}
+    if config.levels != "none" and not any(mixer.has_levels for mixer in used):
+        raise UserError(f"levels={config.levels!r}: no layer of {config.attention} has a recurrent state to be split")
+    if config.levels != "none" and config.kernels == "fla":
+        raise UserError(f"levels={config.levels!r}: kernels='fla' has none for it; leave kernels out")
     kernels.check_kernels(config.kernels, is_used=not all(issubclass(mixer, Softmax) for mixer in used))
     if not config.norm_first and not any(mixer.norm_of(config) in READOUT_NORMS for mixer in used):
         raise UserError("norm_first=False: no layer has a norm for the gate to come before")
@@ -386,12 +503,12 @@ class GPT(nn.Module):
         | init="pytorch": Embedding                | N(0, 1)                                             |
         | a mixer's out_proj                       | out_init_scale times that                           |
         | RMSNorm, LayerNorm; all biases           | 1; 0                                                |
-        | ZeroLinear (gates that are not native)   | 0, its bias gate_bias                               |
+        | ZeroLinear (gates that are not native)   | 0, its bias gate_bias; monarch's block_gates 4      |
         | Gate: static; slope                      | gate_bias or 0; 1                                   |
         | ShortConv                                | U(-1/sqrt(width), 1/sqrt(width)), its bias too      |
         | A_log                                    | log of U(1, 16); gated_deltanet U(0.01, 16)         |
         | dt_bias                                  | softplus^-1 of a log-uniform dt in [0.001, 0.1]     |
-        | D                                        | 1                                                   |
+        | D; monarch's skew                        | 1; N(0, s)                                          |
 
         From ZeroLinear on, the rule is a method of the module, and yours may have one: init_parameter(name, start,
         generator) fills the tensor `start`, which holds the constructor's values. Raises UserError for a parameter

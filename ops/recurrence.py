@@ -33,7 +33,7 @@ LOG_DECAY_MIN = -104.0
 
 def recurrent(q, k, v, *, log_decay=None, beta=None, initial_state=None):
     """The definition, token by token."""
-    q, k, v, log_decay, beta, S = _prepare(q, k, v, log_decay, beta, initial_state)
+    q, k, v, log_decay, beta, S = prepare(q, k, v, log_decay, beta, initial_state)
     inputs = ([None] * q.shape[1] if x is None else x[:, :, :, None].unbind(1) for x in (q, k, v, log_decay, beta))
     outputs = []
     with torch.autocast(q.device.type, enabled=False):
@@ -63,7 +63,7 @@ def plain_chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chu
 
     Source: Dao & Gu 2024, Listing 1; for the delta rule Yang et al. 2024, "Gated Delta Networks", section 3.3.
     """
-    q, k, v, log_decay, beta, S = _prepare(q, k, v, log_decay, beta, initial_state)
+    q, k, v, log_decay, beta, S = prepare(q, k, v, log_decay, beta, initial_state)
     log_decay = torch.zeros_like(v[..., :1]) if log_decay is None else log_decay
     outputs = [S[:, :, :0]]  # for T = 0
     for start in range(0, q.shape[1], chunk_size):
@@ -96,7 +96,7 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
     may be -inf. One per head below LOG_DECAY_MIN counts as LOG_DECAY_MIN, and its gradient is zero.
     """
     is_empty, T = initial_state is None, q.shape[1]
-    q, k, v, log_decay, beta, S = _prepare(q, k, v, log_decay, beta, initial_state)
+    q, k, v, log_decay, beta, S = prepare(q, k, v, log_decay, beta, initial_state)
     if chunk_size is None:
         # on a CPU the width of the keys was fastest, for every kind of decay; the delta rule wants a small inverse
         chunk_size = 16 if q.shape[-1] <= 16 else 32 if q.shape[-1] <= 32 or beta is not None else 64
@@ -106,7 +106,7 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
     with torch.autocast(q.device.type, enabled=False):
         C = min(chunk_size, _power_of_two(T))
         # padding with k = v = beta = log_decay = 0 leaves the state as it is
-        q, k, v, log_decay, beta = (_to_chunks(x, C) for x in (q, k, v, log_decay, beta))  # (B, H, N, C, D)
+        q, k, v, log_decay, beta = (to_chunks(x, C) for x in (q, k, v, log_decay, beta))  # (B, H, N, C, D)
         # 1. the weights inside the chunks
         inside, q_from_start, k_to_end, decay = weights(q, k, log_decay)
         # 2. the delta rule: the values become v - w S
@@ -128,10 +128,10 @@ def quadratic(q, k, *, log_decay=None, beta=None) -> Tensor:
 
     With the delta rule, v is the value before the rule corrects it. Weights may be negative and need not sum to one.
     """
-    q, k, _, log_decay, beta, _ = _prepare(q, k, k, log_decay, beta, None)
+    q, k, _, log_decay, beta, _ = prepare(q, k, k, log_decay, beta, None)
     T = q.shape[1]
     with torch.autocast(q.device.type, enabled=False):
-        q, k, log_decay, beta = (_to_chunks(x, _power_of_two(T)) for x in (q, k, log_decay, beta))  # one chunk
+        q, k, log_decay, beta = (to_chunks(x, _power_of_two(T)) for x in (q, k, log_decay, beta))  # one chunk
         w = weights(q, k, log_decay)[0]
         if beta is not None:
             inverse = Inverse.apply((weights(k, k, log_decay)[0] * beta).tril(-1))
@@ -157,7 +157,7 @@ def weights(q: Tensor, k: Tensor, log_decay: Tensor | None) -> tuple:
     return inside, q, k, decay.mT
 
 
-def _prepare(q, k, v, log_decay, beta, initial_state):
+def prepare(q, k, v, log_decay, beta, initial_state):
     """Casts to float32 or float64, gives log_decay and beta a last axis, and makes the state."""
     if log_decay is not None and log_decay.dim() == 3:
         log_decay = log_decay[..., None]  # (B, T, H, 1 or Dk)
@@ -174,7 +174,7 @@ def _power_of_two(T):
     return 1 << max(0, T - 1).bit_length()
 
 
-def _to_chunks(x, C):
+def to_chunks(x, C):
     """(B, T, H, D) -> (B, H, N, C, D), with zeros behind the last token; contiguous, or every product would copy it."""
     if x is None:
         return None

@@ -74,7 +74,7 @@ def bench_overhead(config: BenchConfig, report: Report) -> None:
 def bench_length(config: BenchConfig, report: Report) -> None:
     """2 x 256, as many tokens a step at every T: tokens/s of a training step, and its memory. Then, of 6 x 384 and one
     row, a step's FLOPs at the rate of a matrix product of the same dtype, over its time."""
-    for name in MIXERS:
+    for name in of_any_length():
         sides, T = {}, 256
         while T <= config.longest:
             keys: dict = dict(n_layer=2, n_head=4, n_embd=256, vocab_size=256, block_size=T)
@@ -87,7 +87,7 @@ def bench_length(config: BenchConfig, report: Report) -> None:
         if not has_cache(name) and 16_384 in sides:
             times = side_by_side(sides[1024], sides[16_384], config.long_pairs, config)
             report.ratio(f"{name}: tokens/s at 16,384 / at 1,024", *times)
-    for name in MIXERS:
+    for name in of_any_length():
         T = min(4096, config.longest)
         side = Side(config, name, random_batch(config, 256, 1, T), **SMALL, block_size=T, vocab_size=256)
         flops = 3 * side.model.flops_per_token(T) * T
@@ -97,6 +97,11 @@ def bench_length(config: BenchConfig, report: Report) -> None:
             for _ in range(config.long_pairs)
         ]
         report.ratio(f"{name}: step at {T:,}, share of the GEMM rate", *zip(*pairs, strict=True))
+
+
+def of_any_length() -> list[str]:
+    """The mixers without a longest text."""
+    return [name for name, mixer in MIXERS.items() if mixer.longest is None]
 
 
 def has_cache(name: str) -> bool:
@@ -126,7 +131,8 @@ def bench_decode(config: BenchConfig, report: Report) -> None:
     """6 x 384, float32, one thread: ms per token at several contexts, and beside nanoGPT's generate."""
     torch.set_num_threads(1)  # products of one row leave a second thread nothing to do
     keys: dict = SMALL | dict(vocab_size=256)
-    models: dict = {name: Side(config, name, **keys, block_size=max(CONTEXTS) + TOKENS).model.eval() for name in MIXERS}
+    keys_of_ours = keys | dict(block_size=max(CONTEXTS) + TOKENS)
+    models: dict = {name: Side(config, name, **keys_of_ours).model.eval() for name in of_any_length()}
     for name, model in models.items():
         seconds = interleave({context: prefilled(model, context) for context in CONTEXTS}, config.pairs, config)
         for context in CONTEXTS:

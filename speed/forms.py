@@ -1,4 +1,4 @@
-"""The part ops: the chunked forms against softmax attention and against the loop token by token."""
+"""The part ops: the chunked forms against softmax attention, the loop token by token, and log-linear states."""
 
 import math
 import statistics
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from ops import levels
 from ops.layers import attention, cos_sin_features
 from ops.recurrence import chunked, recurrent
 from runs.hardware import DTYPES
@@ -22,11 +23,11 @@ def readout(form: Callable, **inputs) -> torch.Tensor:
     return form(**inputs)[0]
 
 
-def cosformer(form: Callable, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def cosformer(form: Callable, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options) -> torch.Tensor:
     angle = torch.arange(q.shape[1], device=q.device) * (math.pi / 2 / q.shape[1])
     cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
     q, k = (cos_sin_features(x.relu(), cos, sin) for x in (q, k))
-    o, _ = form(q, k, F.pad(v, (0, 1), value=1.0))
+    o, _ = form(q, k, F.pad(v, (0, 1), value=1.0), **options)
     return o[..., :-1] / o[..., -1:].clamp(min=1e-6)
 
 
@@ -75,6 +76,11 @@ def bench_ops(config: BenchConfig, report: Report) -> None:
         report.row(fastest_softmax=fastest, T=T)
         for name in sides:
             report.ratio(f"{name}, T = {T:,}: softmax / chunked", seconds[fastest], seconds[name], target=target)
+        for name, (function, inputs) in of_length.items():
+            of_levels = torch.rand(*plain["v"].shape[:3], T.bit_length(), device=config.device)
+            log_linear = both_ways(function, inputs | leaves({"levels": of_levels}), levels.chunked)
+            times = side_by_side(log_linear, sides[name], pairs, config)
+            report.ratio(f"{name}, T = {T:,}: log-linear / chunked", *times)
         for name, (function, inputs) in of_length.items() if T == 1024 else ():
             loop = both_ways(function, inputs, recurrent)
             times = side_by_side(loop, sides[name], config.long_pairs, config)

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import KimiLinearConfig, Mamba2Config, Qwen3Config, Qwen3ForCausalLM, Qwen3NextConfig
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridConfig, OlmoHybridGatedDeltaNet
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotary_pos_emb
 from transformers.models.qwen3_next.modeling_qwen3_next import (
     Qwen3NextAttention,
@@ -109,6 +110,25 @@ def qwen3_next_gated_deltanet(ours) -> nn.Module:
     theirs.A_log.copy_(ours.A_log)
     theirs.norm.weight.copy_(ours.norm.weight)
     theirs.out_proj.weight.copy_(ours.out_proj.weight)
+    return theirs
+
+
+@torch.no_grad()
+def olmo_hybrid_gated_deltanet(ours) -> nn.Module:
+    """For gated_deltanet with its native gate, with either beta_max."""
+    C, (Hk, H, Dk, Dv) = ours.config.n_embd, ours.config.delta_sizes
+    config = OlmoHybridConfig(
+        hidden_size=C, linear_num_key_heads=Hk, linear_num_value_heads=H, linear_key_head_dim=Dk,
+        linear_value_head_dim=Dv, num_hidden_layers=2, linear_allow_neg_eigval=ours.config.beta_max == 2,
+    )  # fmt: skip
+    theirs = OlmoHybridGatedDeltaNet(config, layer_idx=0).eval()
+    projections = (theirs.q_proj, theirs.k_proj, theirs.v_proj, theirs.b_proj, theirs.a_proj)
+    rows = ours.in_proj.weight.split([module.out_features for module in projections])
+    pairs = [(module.weight, weight) for module, weight in zip(projections, rows, strict=True)]
+    pairs += [(theirs.g_proj.weight, ours.gates["native"].proj.weight), (theirs.o_norm.weight, ours.norm.weight)]
+    pairs += [(theirs.o_proj.weight, ours.out_proj.weight), (theirs.conv1d.weight, ours.conv.weight.T[:, None])]
+    for weight, other in [*pairs, (theirs.dt_bias, ours.dt_bias), (theirs.A_log, ours.A_log)]:
+        weight.copy_(other)
     return theirs
 
 

@@ -157,13 +157,14 @@ def test_all_parts_measure_every_mixer_and_every_claim_of_the_page(
         assert claim["at_most"] == ("at most" in CLAIMS[claim["name"]])
         assert claim["target"] == round(flops.get(claim["name"], 1.0), 4)
 
+    mixers = [name for name in MIXERS if name != "monarch"]  # its texts have at most 64 tokens
     for part in (parts["length"], parts["decode"]):
-        assert {row["mixer"] for row in part["rows"]} == set(MIXERS)
+        assert {row["mixer"] for row in part["rows"]} == set(mixers)
     names = {name: [ratio["name"] for ratio in part["ratios"]] for name, part in parts.items()}
-    assert names["length"] == [f"{mixer}: step at 1,024, share of the GEMM rate" for mixer in MIXERS]
+    assert names["length"] == [f"{mixer}: step at 1,024, share of the GEMM rate" for mixer in mixers]
     # only a state that does not grow promises a time that does not
-    grown = [f"{mixer}: token at context 4,096 / at 64" for mixer in MIXERS if mixer != "softmax"]
-    assert names["decode"][: len(grown)] == grown and len(names["decode"]) == len(grown) + 4 and len(names["ops"]) == 12
+    grown = [f"{mixer}: token at context 4,096 / at 64" for mixer in mixers if mixer != "softmax"]
+    assert names["decode"][: len(grown)] == grown and len(names["decode"]) == len(grown) + 4 and len(names["ops"]) == 24
     assert {line for line in printed if line.startswith("asked")} == {"asked for 3"}  # nanoGPT makes as many tokens
     runs = parts["loss"]["rows"]
     assert [(run["side"], run["seed"]) for run in runs] == [(side, seed) for seed in (0, 1) for side in loss.SIDES]

@@ -50,7 +50,7 @@ OPTIONS = {  # keys beside the gate string: each is tried with three mixers, the
     "GPT-2": dict(gate="elementwise", norm="layer", bias=True, mlp="gelu_tanh", position="learned", match_params=True),
     "grouped heads": dict(
         gate="elementwise@key+elementwise@value", n_kv_head=2, n_groups=2, qk_norm=True,
-        delta_heads=6, delta_key_heads=2, delta_key_dim=4,
+        delta_heads=6, delta_key_heads=2, delta_key_dim=4, beta_max=2,
     ),
     "soft-caps": dict(gate="none", attention_softcap=3.0, logit_softcap=5.0, rope_fraction=0.5, tie_embeddings=False),
 }  # fmt: skip
@@ -78,7 +78,11 @@ def list_cases():
     for name, (about, keys) in itertools.product([mixer] if mixer else THREE, OPTIONS.items()):
         activation = {} if keys["gate"] == "none" else {"gate_activation": next(activations)}
         cases[f"{name}, {about}"] = dict(attention=name) | keys | activation
+    for name in names:
+        if MIXERS[name].has_levels:
+            cases[f"{name}, levels"] = dict(attention=name, gate="elementwise", levels="log_linear")
     if not mixer:
+        cases["cosformer, merged levels"] = dict(attention="cosformer", gate="elementwise", levels="merged")
         qwen3_next = ",".join(["gated_deltanet"] * 3 + ["softmax"])
         cases["Qwen3-Next"] = dict(attention=qwen3_next, gate="native,native,native,elementwise", n_layer=4)
         cases["all mixers in one"] = dict(attention=",".join(names), gate="native,elementwise", n_layer=len(names))

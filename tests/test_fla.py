@@ -33,7 +33,9 @@ needs_the_kernels = pytest.mark.skipif(
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}  # of the digits a dtype has
 KINDS = [(decay, delta) for decay in ("none", "per head", "per channel") for delta in (False, True)]
 every_kind = pytest.mark.parametrize(("kind", "delta"), KINDS)
-every_mixer = pytest.mark.parametrize("mixer", ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda"])
+every_mixer = pytest.mark.parametrize(
+    "mixer", ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda", "deltaproduct"]
+)
 
 # -- the process with the interpreter ----------------------------------------------------------------------------------
 
@@ -177,6 +179,23 @@ def decoding(model, T):
 @every_mixer
 def test_a_model_trains_and_decodes_with_the_kernels(interpreter, mixer, dtype, tolerance):
     check(interpreter(models, mixer, dtype, T=20, n_layer=1, n_embd=16), tolerance)
+
+
+@torch.no_grad()
+def deltaproduct_against_the_naive_form(n):
+    from fla.ops.gated_delta_product.naive import naive_recurrent_gated_delta_product as naive
+
+    keys = dict(n_layer=1, n_head=2, n_embd=16, vocab_size=1, n_householder=n, beta_max=2)
+    mixer = GPT(GPTConfig(attention="deltaproduct", **keys)).blocks[0].mixer
+    p = mixer.project(torch.randn(2, 70, 16), None, 0)
+    q, g = p.q[:, n - 1 :: n], p.log_decay[:, ::n]
+    return {"o": error(mixer.read(p, None, 0), naive(q, p.k, p.v, g, p.beta, 1.0, None, num_householder=n)[0])}
+
+
+@needs_the_kernels
+@pytest.mark.parametrize("n", [1, 3])
+def test_deltaproduct_is_the_naive_form_of_fla(interpreter, n):
+    check(interpreter(deltaproduct_against_the_naive_form, n), 1e-5)
 
 
 # -- when they are used ------------------------------------------------------------------------------------------------

@@ -60,8 +60,9 @@ def train_and_decode(B, T, **keys):
 @pytest.mark.parametrize("name", MIXERS)
 def test_a_training_step_and_a_decoded_token_never_make_the_host_wait_and_need_no_float64(name):
     gate = "native" if MIXERS[name].native_gate else "elementwise"
+    T = (MIXERS[name].longest or 140) - 10
     with NoFloat64():
-        counted, _ = train_and_decode(2, 130, **SMALL, attention=name, gate=gate)
+        counted, _ = train_and_decode(2, T, **SMALL | dict(block_size=T + 10), attention=name, gate=gate)
     assert counted > 0
 
 

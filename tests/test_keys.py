@@ -26,18 +26,19 @@ OTHER = dict(
     n_layer=4, n_head=4, head_dim=4, n_kv_head=1, n_embd=32, pad_vocab_to=64, mlp_ratio=2.0, mlp_width=9,
     mlp=["swiglu", "gelu_tanh"], norm="layer", bias=True, tie_embeddings=False, norm_eps=0.1,
     rope_fraction=0.75, delta_heads=4, delta_key_heads=1,
-    delta_key_dim=4, delta_value_dim=4, dropout=0.5,
+    delta_key_dim=4, delta_value_dim=4, beta_max=2.0, n_householder=3, dropout=0.5,
     init="pytorch", attention="cosformer", position="none", rope_base=100.0, rope_scaling="ntk", rope_factor=3.0,
     rope_length=64,
     qk_norm=True, attention_softcap=0.1, logit_softcap=0.1, short_conv=3, expand=3, state_size=4, n_groups=2,
     gate="headwise", gate_activation="tanh", gate_rank=2, gate_input="static", gate_bias=0.5,
     readout_norm=["rms", "none"], norm_first=False, readout_activation="square", match_params=True,
-    branch_scale=0.5, out_init_scale=0.5,
+    branch_scale=0.5, out_init_scale=0.5, levels=["log_linear", "merged"],
 )  # fmt: skip
 ELSEWHERE = {"block_size", "vocab_size", "kernels"}
 SITUATIONS = [
     *(dict(attention=name, gate=gate) for name in ("softmax", "gla", "mamba2") for gate in ("none", "native")),
-    *(dict(attention=name, gate="native") for name in ("cosformer", "gated_deltanet", "deltanet", "kda")),
+    *(dict(attention=name, gate="native") for name in ("cosformer", "gated_deltanet", "deltanet", "kda", "monarch")),
+    dict(attention="deltaproduct", gate="native"),
     *(dict(attention=name, gate="elementwise") for name in ("softmax", "gated_deltanet")),
     *(dict(gate="elementwise@value", position=position) for position in ("none", "learned")),
     *(dict(attention="gla", position=position) for position in ("none", "learned")),
@@ -83,7 +84,7 @@ def test_the_keys_called_unused_are_exactly_those_whose_change_changes_nothing(k
     for name, mixer in OWN.items():
         monkeypatch.setitem(MIXERS, name, mixer)
     assert {field.name for field in dataclasses.fields(GPTConfig)} == OTHER.keys() | ELSEWHERE
-    unused, base = unused_keys(GPTConfig(**dict(n_layer=1) | keys)), numbers_of(keys)
+    unused, base = unused_keys(GPTConfig(**dict(n_layer=1, block_size=8) | keys)), numbers_of(keys)
     for key, values in OTHER.items():
         values = [value for value in (values if isinstance(values, list) else [values]) if value != keys.get(key)]
         others = [numbers_of(keys | {key: value}) for value in values if key != "gate" or key not in unused]

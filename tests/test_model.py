@@ -4,6 +4,7 @@
 What every mixer promises is in test_contract.py, published layers are in test_oracles.py, and edits in test_edits.py.
 """
 
+import itertools
 import math
 
 import pytest
@@ -150,6 +151,49 @@ def rms_norm(x, weight, eps=1e-5):
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
+@pytest.mark.parametrize(("name", "n"), [("deltaproduct", 3), ("deltaproduct", 1), ("gated_deltanet", 1)])
+def test_deltaproduct_is_its_definition(name, n):
+    """Siems et al. 2025: a token decays the state once, writes n values to it, and reads it at its end."""
+    keys = dict(delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=5, short_conv=0, beta_max=2)
+    mixer, x = make_mixer(name, n_householder=n, **keys), random_x()
+    q, k, v, beta, dt = (x @ mixer.in_proj.weight.T).split([12, n * 12, n * 30, n * 6, 6], dim=-1)
+    q, k, v = (F.silu(y).view(2, T, -1, heads, D) for y, heads, D in ((q, 3, 4), (k, 3, 4), (v, 6, 5)))
+    q, k = ((y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(2, dim=3) for y in (q, k))
+    decay = (-mixer.A_log.exp() * F.softplus(dt + mixer.dt_bias)).exp()[..., None, None]
+    beta = 2 * beta.sigmoid().view(2, T, n, 6, 1)
+    S, outputs = x.new_zeros(2, 6, 4, 5), []
+    for t in range(T):
+        S = decay[:, t] * S
+        for i in range(n):
+            new = beta[:, t, i] * (v[:, t, i] - torch.einsum("bhk,bhkv->bhv", k[:, t, i], S))
+            S = S + torch.einsum("bhk,bhv->bhkv", k[:, t, i], new)
+        outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t, 0] / 2, S))
+    expected = rms_norm(torch.stack(outputs, dim=1), mixer.norm.weight).flatten(2) @ mixer.out_proj.weight.T
+    torch.testing.assert_close(mixer(x), expected, rtol=1e-9, atol=1e-11)
+
+
+def test_monarch_is_its_definition_in_dense_matrices():
+    """Its transition as a product of four 64 x 64 matrices. P is a permutation, and every block is orthogonal."""
+    mixer, x, n = make_mixer("monarch"), random_x(), 64
+    with torch.no_grad():
+        mixer.skew.mul_(10)  # blocks far from the identity
+    q, k, v = (y.view(2, T, H, -1) for y in (x @ mixer.qkv.weight.T).split([H * n, H * n, H * D], dim=-1))
+    gates = (x @ mixer.block_gates.weight.T + mixer.block_gates.bias).sigmoid().view(2, T, H, 2, 8)
+    P = torch.eye(n).double().view(8, 8, n).transpose(0, 1).reshape(n, n)  # entry (i, j) of P h is (j, i) of h
+    W, one = mixer.skew.view(2, H, 8, 8, 8), torch.eye(8).double()
+    blocks = torch.linalg.inv(one + W - W.mT) @ (one - W + W.mT)
+    assert (blocks @ blocks.mT - one).abs().max() < 1e-12 and (blocks - one).abs().max() > 1
+    expected = torch.empty(2, T, H, D).double()
+    for b, h in itertools.product(range(2), range(H)):
+        S = torch.zeros(n, D).double()
+        for t in range(T):
+            L, R = (torch.block_diag(*(gates[b, t, h, side, :, None, None] * blocks[side, h])) for side in (0, 1))
+            S = P.T @ L @ P @ R @ S + torch.outer(k[b, t, h], v[b, t, h])
+            expected[b, t, h] = q[b, t, h] / 8 @ S
+    expected = rms_norm(expected, mixer.norm.weight).flatten(2) @ mixer.out_proj.weight.T
+    torch.testing.assert_close(mixer(x), expected, rtol=1e-9, atol=1e-11)
+
+
 OTHER = dict(mlp="swiglu", mlp_width=40, tie_embeddings=False, norm_eps=0.1, rope_fraction=0.5, attention_softcap=2.0)
 
 
@@ -269,11 +313,13 @@ def test_parameters_start_as_the_table_says(name):
         assert abs(start[f"{module}.weight"].std() - expected) < expected / 20
     assert not start[mixer + "gates.readout.proj.weight"].any() and start[mixer + "gates.readout.slope"] == 1
     assert (start[mixer + "gates.readout.proj.bias"] == 1.5).all()
-    if name in ("mamba2", "gated_deltanet"):
+    if name in ("mamba2", "gated_deltanet", "deltaproduct"):
         A, dt = start[mixer + "A_log"].exp(), F.softplus(start[mixer + "dt_bias"])
-        assert A.min() >= {"mamba2": 1.0, "gated_deltanet": 0.01}[name] and A.max() <= 16 and 4 < A.mean() < 12
+        assert A.min() >= (1.0 if name == "mamba2" else 0.01) and A.max() <= 16 and 4 < A.mean() < 12
         assert dt.min() >= 0.00099 and dt.max() <= 0.101
         assert abs(start[mixer + "conv.weight"]).max() <= 0.5
+    if name == "monarch":
+        assert (start[mixer + "block_gates.bias"] == 4).all() and abs(start[mixer + "skew"].std() - 0.02) < 0.001
     assert all((p == 1).all() for key, p in start.items() if "norm" in key)
 
 
@@ -311,6 +357,8 @@ REFUSED = [
     (dict(attention="gla", readout_norm="denominator"), "both signs"),
     (dict(attention="mamba2", n_groups=3), "must divide mamba2's 8 heads"),
     (dict(attention="mamba2,softmax", n_embd=12), "needs an even rope_fraction"),
+    (dict(attention="gla,monarch", block_size=65), "monarch takes at most 64; it runs token by token, since"),
+    (dict(attention="deltanet", beta_max=1.5), "beta_max=1.5: must be one of 1.0, 2.0"),
     (dict(attention="softmax,gla", bias=True), "gla has no biases; leave bias out"),
 ]
 
@@ -337,6 +385,8 @@ MIXING = {  # of one layer at context T: a multiply-add is 2; a state is decayed
     "gla": 5 * H * D * D,
     "mamba2": 5 * (2 * H) * 8 * D,
     **dict.fromkeys(("gated_deltanet", "deltanet", "kda"), 7 * H * D * D),  # read once more, under k
+    "deltaproduct": 2 * 7 * H * D * D,
+    "monarch": (2 * 2 * 8 + 2 + 4) * H * 64 * D,  # two products with a row of 8, two sigmoids, written and read
 }
 
 

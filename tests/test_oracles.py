@@ -66,15 +66,22 @@ def test_native_gated_deltanet_is_qwen3_next_gated_deltanet():
     assert_same(ours, published.qwen3_next_gated_deltanet(ours))
 
 
+@pytest.mark.parametrize("beta_max", [1, 2])
+def test_native_gated_deltanet_is_olmo_hybrid_gated_deltanet(beta_max):
+    ours = make("gated_deltanet", "native", beta_max=beta_max, delta_value_dim=2 * D)
+    assert_same(ours, published.olmo_hybrid_gated_deltanet(ours))
+
+
 def test_native_kda_is_kimi_linears_delta_attention():
     ours = make("kda", "native")
     assert_same(ours, published.kimi_linear_attention(ours))
 
 
 @torch.no_grad()
-def test_deltanet_is_the_delta_rule_written_out():
+@pytest.mark.parametrize("beta_max", [1, 2])
+def test_deltanet_is_the_delta_rule_written_out(beta_max):
     """Yang et al. 2024, token by token: the state's value under k moves towards v by the share beta."""
-    ours = make("deltanet", "none")
+    ours = make("deltanet", "none", beta_max=beta_max)
 
     def deltanet(x):
         qkv, beta = (x @ ours.in_proj.weight.T).split([3 * C, H], dim=-1)
@@ -85,7 +92,7 @@ def test_deltanet_is_the_delta_rule_written_out():
         S, outputs = torch.zeros(B, H, D, D), []
         for t in range(T):
             old = torch.einsum("bhk,bhkv->bhv", k[:, t], S)
-            new = old + beta[:, t, :, None].sigmoid() * (v[:, t] - old)
+            new = old + beta_max * beta[:, t, :, None].sigmoid() * (v[:, t] - old)
             S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], new - old)
             outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t] * D**-0.5, S))
         return rms_norm(torch.stack(outputs, dim=1), ours).flatten(2) @ ours.out_proj.weight.T

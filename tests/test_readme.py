@@ -37,7 +37,7 @@ def test_the_rows_of_the_paper_are_as_many_as_in_its_tables_and_all_different():
 
 def n_params(**keys):
     with torch.device("meta"):  # shapes alone
-        return GPT(GPTConfig(vocab_size=50257, **keys)).n_params()
+        return GPT(GPTConfig(vocab_size=50257, block_size=64, **keys)).n_params()
 
 
 @pytest.mark.parametrize("name, ungated, gated", PARAMETERS)

@@ -1,0 +1,158 @@
+"""Log-linear attention (Guo et al. 2025): the recurrence with a state for each of log2(T) blocks of the past.
+
+    o_t = sum_s lambda_t^level(t, s) w_ts v_s        w: recurrence.quadratic; level(t, s) = bit_length(t xor s)
+
+Level 0 is the token itself, and level l a block of 2^(l - 1) tokens, if t has this power of two: the past of token 13 =
+8 + 4 + 1 is the tokens 0 to 7 (level 4), 8 to 11 (level 3) and 12 (level 1). With all lambda at one it is the plain
+recurrence. The last level has no end: it also takes what would be of a higher one.
+
+    factors     lambda_t^level(t, s) as a matrix: the definition is quadratic's weights times these
+    recurrent   token by token, with the states as the counter of a Fenwick tree: the step of cached decoding
+    chunked     blocks that double: training and prefill
+
+The last two return o and the states (B, H, L - 1, Dk, Dv) of levels 1, 2, ..., and take the arguments of
+recurrence.py; initial_state has the shape of the states, and there are
+
+    levels      lambda (B, T, H, L)
+    start       position of the first token
+"""
+
+import torch
+from torch import Tensor
+
+from ops.fast import Inverse, Product
+from ops.recurrence import prepare, to_chunks, weights
+
+
+def level_of(t: Tensor, s: Tensor) -> Tensor:
+    """bit_length(t xor s), for positions below 2^31."""
+    return ((t ^ s)[..., None] >> torch.arange(31, device=t.device)).sign().sum(-1)
+
+
+def factors(levels: Tensor) -> Tensor:
+    """lambda (B, T, H, L) of a whole text -> the factor of each weight, (B, H, T, T); zero above the diagonal."""
+    return _factors(levels.transpose(1, 2))
+
+
+def _factors(levels):
+    """(..., T, L) of a block that begins at a multiple of a power of two of at least T -> (..., T, T)."""
+    T, L = levels.shape[-2:]
+    i = torch.arange(T, device=levels.device)
+    level = level_of(i[:, None], i).clamp(max=L - 1)
+    return levels.gather(-1, level.expand(*levels.shape[:-2], T, T)).tril()
+
+
+def recurrent(q, k, v, *, levels, log_decay=None, beta=None, initial_state=None, start: int = 0):
+    """Token by token."""
+    q, k, v, log_decay, beta, S = _prepared(q, k, v, levels, log_decay, beta, initial_state)
+    inputs = (q, k, v, levels, log_decay, beta)
+    inputs = ([None] * q.shape[1] if x is None else x[:, :, :, None].unbind(1) for x in inputs)
+    outputs = [S[:, :, 0, :0]]  # for T = 0
+    with torch.autocast(q.device.type, enabled=False):
+        for end, (q_t, k_t, v_t, lambda_t, log_a, beta_t) in enumerate(zip(*inputs, strict=True), start + 1):
+            # 1. every state decays, and with the delta rule gives way to a share beta of v
+            if log_a is not None:
+                S = log_a.exp().mT[:, :, None] * S
+            if beta_t is not None:
+                v_t = beta_t * v_t
+                S = S - k_t.mT[:, :, None] * beta_t[:, :, None] * Product.apply(k_t[:, :, None], S)
+            new = (k_t.mT * v_t)[:, :, None]  # (B, H, 1, Dk, Dv)
+            # 2. the readout
+            read = Product.apply(q_t[:, :, None], torch.cat([new, S], 2))  # (B, H, L, 1, Dv)
+            outputs.append(Product.apply(lambda_t, read.squeeze(3)))
+            # 3. the token and the blocks that it completes become one, whose level is the next that is free
+            level = min((end & -end).bit_length(), S.shape[2])
+            merged = new + S[:, :, :level].sum(2, keepdim=True)
+            S = torch.cat([torch.zeros_like(S[:, :, : level - 1]), merged, S[:, :, level:]], 2)
+    return torch.cat(outputs, 2).transpose(1, 2), S
+
+
+def chunked(q, k, v, *, levels, log_decay=None, beta=None, initial_state=None, start: int = 0, chunk_size: int = 32):
+    """Block by block: a text that begins at `start` consists of few blocks whose place is a multiple of their size."""
+    q, k, v, log_decay, beta, S = _prepared(q, k, v, levels, log_decay, beta, initial_state)
+    outputs, states = [S[:, :, 0, :0]], [None, *S.unbind(2)]  # level 0 has no state
+    with torch.autocast(q.device.type, enabled=False):
+        for first, size in _aligned(start, start + q.shape[1]):
+            part = slice(first - start, first - start + size)
+            inputs = (None if x is None else x[:, part] for x in (q, k, v, levels, log_decay, beta))
+            o, new, read, through = _block(chunk_size, *inputs)
+            after = min(((first + size) & -(first + size)).bit_length(), len(states) - 1)  # the level of the sum
+            for level in range(1, len(states)):
+                is_last = level == len(states) - 1
+                if first >> (level - 1) & 1 or (is_last and first >> (level - 1)):  # it holds a block
+                    o = o + levels[:, part, :, level, None].transpose(1, 2) * Product.apply(read, states[level])
+                    states[level] = _times(through, states[level])
+                    if level <= after:
+                        new, states[level] = new + states[level], torch.zeros_like(new)
+            states[after] = new
+            outputs.append(o)
+    return torch.cat(outputs, 2).transpose(1, 2), torch.stack(states[1:], 2)
+
+
+def _prepared(q, k, v, levels, log_decay, beta, initial_state):
+    q, k, v, log_decay, beta, S = prepare(q, k, v, log_decay, beta, initial_state)
+    if initial_state is None:
+        S = S[:, :, None].expand(-1, -1, levels.shape[-1] - 1, -1, -1)
+    return q, k, v, log_decay, beta, S
+
+
+def _aligned(start, end):
+    """Yields (first, size), blocks of a power of two that divides their first position: start, ..., end - 1."""
+    while start < end:
+        size = 1 << (end - start).bit_length() - 1
+        size = min(size, start & -start) if start else size
+        yield start, size
+        start += size
+
+
+def _block(chunk_size, q, k, v, levels, log_decay, beta):
+    """A block (B, n, H, D) of a power of two of tokens, as if the text began with it. Returns
+
+    o (B, H, n, Dv); its state (B, H, Dk, Dv); what its queries read of the state before it (B, H, n, Dk); and what the
+    block does to that state: None, a factor (B, H, 1 or Dk, 1), or with the delta rule a matrix (B, H, Dk, Dk).
+    """
+    size = min(chunk_size, q.shape[1])
+    q, k, v, levels, log_decay, beta = (to_chunks(x, size) for x in (q, k, v, levels, log_decay, beta))
+    # 1. the chunks, all at once: (B, H, N, C, D)
+    inside, read, k_to_end, through = weights(q, k, log_decay)
+    write = k_to_end.mT
+    if beta is not None:
+        erase, k_from_start, _, _ = weights(k, k, log_decay)
+        inverse = Inverse.apply((erase * beta).tril(-1)) * beta.mT
+        inside, write = Product.apply(inside, inverse), Product.apply(write, inverse)
+        read = read - Product.apply(inside, k_from_start)
+        eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
+        through = (eye if through is None else through * eye) - Product.apply(write, k_from_start)
+    o, state = Product.apply(inside * _factors(levels), v), Product.apply(write, v)
+    read = read.expand(*o.shape[:-1], -1)
+    # 2. two neighbours become one: the right one reads the left one's state, at one level
+    while o.shape[2] > 1:
+        level = min(size.bit_length(), levels.shape[-1] - 1)
+        (o_left, o_right), (read_left, read_right), (S_left, S_right) = map(_pairs, (o, read, state))
+        _, lambda_right = _pairs(levels[..., level : level + 1])
+        o_right = torch.addcmul(o_right, lambda_right, Product.apply(read_right, S_left))
+        through_left, through_right = (None, None) if through is None else _pairs(through)
+        o, read = torch.cat([o_left, o_right], 3), torch.cat([read_left, _read(read_right, through_left)], 3)
+        state = S_right + _times(through_right, S_left)
+        through = None if through is None else _times(through_right, through_left)
+        levels, size = levels.unflatten(2, (-1, 2)).flatten(3, 4), 2 * size
+    return o[:, :, 0], state[:, :, 0], read[:, :, 0], None if through is None else through[:, :, 0]
+
+
+def _pairs(x):
+    """(B, H, N, ...) -> the left and the right ones, each (B, H, N / 2, ...)."""
+    return x.unflatten(2, (-1, 2)).unbind(3)
+
+
+def _times(through, S):
+    """What a block makes of a state, or of what an earlier block does."""
+    if through is None:
+        return S
+    return through * S if through.shape[-1] == 1 else Product.apply(through, S)
+
+
+def _read(read, through):
+    """Queries of a block, from what they read of the state before it to what they read before the block ahead of it."""
+    if through is None:
+        return read
+    return read * through.mT if through.shape[-1] == 1 else Product.apply(read, through)

@@ -1,0 +1,145 @@
+"""Log-linear states: every form is the definition, in outputs, states and gradients, and so is a mixer that has them.
+
+python -m pytest tests/test_levels.py
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from configurator import UserError
+from gate import parse_gate
+from mixer import Levels
+from model import MIXERS, GPTConfig
+from ops.levels import chunked, factors, recurrent
+from ops.recurrence import chunked as plain
+from ops.recurrence import quadratic
+
+B, H, DK, DV = 2, 3, 8, 5
+KINDS = {"none": None, "per head": (H,), "per channel": (H, DK)}
+RECURRENT = [name for name in MIXERS if MIXERS[name].has_levels]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+with_and_without_the_delta_rule = pytest.mark.parametrize("delta", [False, True], ids=["plain", "delta rule"])
+
+
+def make_inputs(T, kind, delta, n_levels):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(B, T, H, DK).double(), torch.randn(B, T, H, DK).double(), torch.randn(B, T, H, DV).double()
+    inputs = {"q": q, "k": F.normalize(k, dim=-1), "v": v, "levels": torch.rand(B, T, H, n_levels).double()}
+    inputs["log_decay"] = None if KINDS[kind] is None else -torch.rand(B, T, *KINDS[kind]).double()
+    return inputs | {"beta": torch.rand(B, T, H).double() if delta else None}
+
+
+def blocks_of(t):
+    """{token: level} of the past of token t: blocks by the powers of two in t, the largest first; t itself is 0."""
+    place, levels = 0, {t: 0}
+    for level in range(t.bit_length(), 0, -1):
+        size = 2 ** (level - 1)
+        if t & size:
+            levels |= dict.fromkeys(range(place, place + size), level)
+            place += size
+    return levels
+
+
+def definition(q, k, v, *, levels, log_decay, beta):
+    T, last = q.shape[1], levels.shape[-1] - 1
+    factor = levels.new_zeros(B, H, T, T)
+    for t in range(T):
+        for s, level in blocks_of(t).items():
+            factor[:, :, t, s] = levels[:, t, :, min(level, last)]
+    weights = quadratic(q, k, log_decay=log_decay, beta=beta) * factor
+    return torch.einsum("bhij,bjhv->bihv", weights, v), factor
+
+
+def gradients(form, inputs, **options):
+    leaves = {name: x.clone().requires_grad_() for name, x in inputs.items() if x is not None}
+    o, _ = form(**dict.fromkeys(inputs) | leaves, **options)
+    torch.manual_seed(1)
+    return [o, *torch.autograd.grad((o * torch.randn_like(o)).sum(), list(leaves.values()))]
+
+
+def assert_close(a, b, limit=1e-10):
+    assert all((x - y).abs().max() < limit for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize(("T", "n_levels"), [(1, 2), (37, 7), (64, 7), (100, 4)])  # the last: past the last level
+@every_kind
+@with_and_without_the_delta_rule
+def test_every_form_is_the_definition_with_every_gradient(T, n_levels, kind, delta):
+    inputs = make_inputs(T, kind, delta, n_levels)
+    expected = gradients(definition, inputs)
+    assert_close([factors(inputs["levels"])], [definition(**inputs)[1]])
+    assert_close(gradients(recurrent, inputs), expected)
+    for chunk_size in (8, 32):
+        assert_close(gradients(chunked, inputs, chunk_size=chunk_size), expected)
+    assert_close(chunked(**inputs), recurrent(**inputs))
+
+
+@every_kind
+@with_and_without_the_delta_rule
+@pytest.mark.parametrize("n_levels", [8, 4])
+def test_a_text_in_pieces_gives_the_same_readout_and_states(kind, delta, n_levels):
+    inputs = make_inputs(100, kind, delta, n_levels)
+    expected, states, start, parts = *chunked(**inputs), 0, []
+    S = None
+    for form, n in ((chunked, 3), (recurrent, 2), (chunked, 30), (chunked, 0), (recurrent, 5), (chunked, 60)):
+        piece = {name: None if x is None else x[:, start : start + n] for name, x in inputs.items()}
+        o, S = form(**piece, initial_state=S, start=start)
+        parts, start = [*parts, o], start + n
+    assert_close((torch.cat(parts, 1), S), (expected, states))
+
+
+@every_kind
+@with_and_without_the_delta_rule
+def test_with_all_lambda_at_one_it_is_the_plain_recurrence(kind, delta):
+    inputs = make_inputs(100, kind, delta, 8)
+    ones = torch.ones_like(inputs.pop("levels"))
+    o, states = chunked(**inputs, levels=ones)
+    assert_close((o, states.sum(2)), plain(**inputs))
+
+
+def test_bfloat16_and_autocast_change_nothing():
+    inputs = {name: x.bfloat16() for name, x in make_inputs(50, "per head", True, 7).items()}
+    exact = gradients(chunked, {name: x.float() for name, x in inputs.items()})
+    with torch.autocast("cpu", torch.bfloat16):
+        results = gradients(chunked, inputs)
+    assert results[0].dtype == torch.float32
+    assert all((x - y).norm() < 1e-2 * y.norm() for x, y in zip(results, exact, strict=True))
+
+
+def make_mixer(name, **keys):
+    torch.manual_seed(0)
+    config = GPTConfig(n_layer=1, n_head=2, n_embd=16, block_size=16, vocab_size=9, attention=name, **keys)
+    mixer = MIXERS[name](config, parse_gate("none")).double()
+    for p in mixer.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    return mixer
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_the_lambda_of_a_mixer_starts_near_softplus_of_zero_and_at_one_it_is_the_mixer_without(name):
+    mixer, without, x = make_mixer(name, levels="log_linear"), make_mixer(name), torch.randn(2, 16, 16).double()
+    assert len(without.load_state_dict(mixer.state_dict(), strict=False).unexpected_keys) == 2
+    assert mixer.levels(x * 0, 0).sub(0.6931472).abs().max() < 1e-6
+    mixer.levels.forward = lambda x, start: torch.ones(*x.shape[:2], mixer.n_head, 5).double()
+    assert (mixer(x) - without(x)).abs().max() < 1e-12
+
+
+def test_merged_levels_are_the_blocks_of_the_text_with_the_token():
+    """Token t reads the blocks of t + 1 by powers of two: the 8 tokens up to token 7 are one."""
+    config = GPTConfig(
+        n_layer=1, n_head=2, n_embd=16, block_size=16, vocab_size=9, attention="cosformer", levels="merged"
+    )
+    levels, x = Levels(config, 2), torch.randn(1, 16, 16)
+    share = levels.proj(x).unflatten(-1, (2, 5)).softmax(-1)  # (1, T, H, L)
+    factor = factors(levels(x, 0))[0]
+    assert (levels(x[:, 5:], 5) - levels(x, 0)[:, 5:]).abs().max() < 1e-6
+    for t in range(16):
+        for s, level in blocks_of(t + 1).items():
+            if s <= t:
+                assert torch.equal(factor[:, t, s], share[0, t, :, min(level, 4)])
+
+
+def test_levels_without_a_recurrent_state_are_refused():
+    with pytest.raises(UserError, match="no layer of softmax has a recurrent state"):
+        GPTConfig(attention="softmax", levels="log_linear")
