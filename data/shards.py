@@ -2,10 +2,11 @@
 Shards: how a data set lies on disk, how it is checked, and in which order training and evaluation read it.
 
 A data set is a folder of .npy shards and a meta.json that lists them. Shards are uint16, or uint32 for more than 65,536
-token ids. There are two kinds:
+token ids. There are three kinds:
 
     stream    shards of shape (tokens,) hold running text: the shards of a split are one long row of tokens
     examples  shards of shape (rows, 2, T) hold tokens and labels. Where the label is 0, nothing is predicted
+    drawn     examples, but the train split has no shards: data/drawn.py draws its rows anew for every step
 
 open_dataset("data/mqar") checks every shard against its sha256, and returns a Dataset.
 """
@@ -17,12 +18,14 @@ import itertools
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from configurator import UserError
+from data import drawn
 from ops import IGNORE
 from rules import show, wrong_field
 from runs.files import read_json
@@ -47,12 +50,16 @@ ABOUT = {
 STREAM: dict = dict.fromkeys(("documents", "words", "bytes", "tokens"), COUNT)
 STREAM |= {"document_offsets": FILE, "shards": [FILE | {"tokens": COUNT}, 1, 1 << 20]}
 EXAMPLES: dict = dict.fromkeys(("rows", "tokens", "labels"), COUNT) | {"shards": [ROWS, 1, 1 << 20]}
+# how rows are drawn: by a function of drawn.TASKS, of this version; seed is the data set's, and a run adds its own
+DRAWN = {"task": set(drawn.TASKS), "length": (int, 1, drawn.LONGEST), "seed": (int, 0, 1 << 63)}
+DRAWN |= {"version": (int, drawn.VERSION, drawn.VERSION)}
 # parameters are the keys of the prepare script; word perplexity of a text is computed from published_words
 OF_TEXT = {"text?": {str: {"published_words?": COUNT}}, "version?": TEXT}
 META = {
     "stream": ABOUT | {"parameters": OF_TEXT, "splits": {str: STREAM}},
     "examples": ABOUT | {"parameters": {"alphabet?": (str, 1, MAX_VOCAB)}, "splits": {str: EXAMPLES}},
 }
+META["drawn"] = META["examples"] | {"splits": {str: EXAMPLES, "train": {"drawn": DRAWN, "shards": [ROWS, 0, 0]}}}
 
 
 def dtype_of(vocab_size: int) -> np.dtype:
@@ -79,6 +86,10 @@ def read_meta(folder: Path) -> dict:
     meta = read_json(file)
     if wrong := wrong_field(meta, {"kind": set(META)}) or wrong_field(meta, META[meta["kind"]]):
         raise UserError(f"{file}: {wrong}")
+    if meta["kind"] == "drawn":
+        task, vocab_size = meta["splits"]["train"]["drawn"]["task"], meta["vocab_size"]
+        if (n := drawn.TASKS[task][2]) != vocab_size:
+            raise UserError(f"{file}: vocab_size={vocab_size}: must be {n}, the ids of task={task}")
     for entry in npy_files(meta):
         if not SHARD_NAME.fullmatch(entry["file"]):
             raise UserError(f"{file}: names {show(entry['file'])}, which is not the name of a shard")
@@ -131,10 +142,11 @@ def _open_shard(path, sha256, dtype, shape, limit):
 
 class Dataset:
     """
-    An open data set, which open_dataset makes. Shards stay on disk. meta is the content of meta.json.
+    An open data set, which open_dataset makes. Shards stay on disk. meta is the content of meta.json. kind is "stream"
+    or "examples", also where the rows of training are drawn.
 
     slices: the names of the slices ("64/4"), none for a stream
-    sha256: one digest of the shards of each split and of what their ids mean
+    sha256: one digest of the shards of each split, or of how it is drawn, and of what their ids mean
     kinds: {name: token ids} of the queries that meters.py measures apart; empty if the data set names none
     alphabet: the characters that the ids 1, 2, ... of data/backcopy stand for, or None
     first_ids: the ids that every row begins with and that stand for no text: [0] for <s>, or none
@@ -142,7 +154,8 @@ class Dataset:
 
     def __init__(self, folder: Path, meta: dict, shards: dict[str, list]):
         self.folder, self.meta, self._shards = folder, meta, shards
-        self.name, self.kind, self.tokenizer = meta["name"], meta["kind"], meta["tokenizer"]
+        self.name, self.tokenizer = meta["name"], meta["tokenizer"]
+        self.kind = "stream" if meta["kind"] == "stream" else "examples"
         self.vocab_size, self.splits, self.kinds = meta["vocab_size"], list(meta["splits"]), meta.get("kinds", {})
         parameters, is_text = meta["parameters"], self.kind == "stream"
         # of data/backcopy and data/pystdlib
@@ -151,6 +164,9 @@ class Dataset:
         means = self.kind, self.vocab_size, self.tokenizer, self.first_ids, self.alphabet, self.kinds
         shas = {split: [[s["sha256"], s.get("slice")] for s in of["shards"]] for split, of in meta["splits"].items()}
         names = [name for pairs in shas.values() for _, name in pairs]
+        # how the rows of a split are drawn (DRAWN), if they are
+        self._drawn = {split: of["drawn"] for split, of in meta["splits"].items() if "drawn" in of}
+        shas |= self._drawn
         self.slices = [] if is_text else list(dict.fromkeys(names))
         self.sha256 = hashlib.sha256(json.dumps([*means, shas], sort_keys=True).encode()).hexdigest()
         # where each shard begins in its split, then the split's length: in tokens, or in rows
@@ -168,8 +184,10 @@ class Dataset:
         return sum(shard["perfect_loss"] * shard["tokens"] for shard in shards) / sum(s["tokens"] for s in shards)
 
     def examples_per_epoch(self, split: str, block_size: int) -> int:
-        """The number of rows, or of windows of block_size + 1 tokens. Raises UserError if block_size does not fit."""
+        """The number of rows, sys.maxsize if they are drawn, or of windows. UserError if block_size does not fit."""
         self.longest(split, block_size)
+        if split in self._drawn:
+            return sys.maxsize
         length = self._starts[split][-1]
         if self.kind == "examples":
             return length
@@ -180,6 +198,8 @@ class Dataset:
 
     def tokens_per_example(self, split: str, block_size: int) -> float:
         """The mean length of a row; block_size for a stream."""
+        if how := self._drawn.get(split):
+            return how["length"]
         facts = self._facts(split)
         return facts["tokens"] / facts["rows"] if self.kind == "examples" else block_size
 
@@ -191,9 +211,16 @@ class Dataset:
         (inputs, targets) of one micro-step, both int64 (B, T), a pure function of (seed, step, micro_step). Epochs
         follow each other, each in its own order. The global batch of a step is the next batch_size *
         gradient_accumulation_steps examples, and micro-step m is its m-th part. same_length: every batch is as long as
-        the longest row of the split, because torch.compile takes minutes for each new length.
+        the longest row of the split, because torch.compile takes minutes for each new length. Drawn rows
+        have no epochs, and no row is read twice.
         """
         n, first = self.examples_per_epoch(split, block_size), step * gradient_accumulation_steps + micro_step
+        if how := self._drawn.get(split):
+            key = f"{how['seed']} {seed}"
+            tokens, labels = drawn.rows(how["task"], how["length"], key, first * batch_size, batch_size)
+            import torch  # as in _collate
+
+            return torch.from_numpy(tokens), torch.from_numpy(np.where(labels == 0, IGNORE, labels))
         examples = []
         for index in range(first * batch_size, (first + 1) * batch_size):
             epoch, position = divmod(index, n)
@@ -245,12 +272,15 @@ class Dataset:
     def _facts(self, split):
         if split not in self.meta["splits"]:
             raise UserError(f"{self.folder}: has no split {split!r}; it has {', '.join(self.splits)}")
+        if split in self._drawn:
+            raise UserError(f"{self.folder}: {split} has no end: its rows are drawn anew; take split=val")
         return self.meta["splits"][split]
 
     def longest(self, split: str, block_size: int) -> int:
         """The length of the longest row; block_size for a stream. Raises UserError if it does not fit block_size."""
-        shards = self._facts(split)["shards"]
-        longest = block_size if self.kind == "stream" else max(shard["seq_len"] for shard in shards)
+        how, is_text = self._drawn.get(split), self.kind == "stream"
+        lengths = [how["length"]] if how else [shard.get("seq_len") for shard in self._facts(split)["shards"]]
+        longest = block_size if is_text else max(lengths)
         if longest > block_size:
             what = f"{split} has rows of {longest} tokens"
             raise UserError(f"{self.folder}: {what}; block_size={block_size} is too small")

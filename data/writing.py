@@ -52,7 +52,7 @@ def report(meta: dict, out_dir: Path | str) -> None:
     """Prints the counts of every split, and where the data set lies: the end of a prepare script."""
     for split, facts in meta["splits"].items():
         counts = ", ".join(f"{value:,} {name}" for name, value in facts.items() if isinstance(value, int))
-        print(f"{split}: {counts}")
+        print(f"{split}: {counts or 'drawn anew for every step'}")
     print(f"written to {out_dir}")
 
 
@@ -99,16 +99,19 @@ def write_stream(
 
 
 def write_examples(
-    out_dir: Path | str, splits: dict[str, Iterable[tuple]], *, name: str, tokenizer: str, vocab_size: int, **about
-) -> dict:
+    out_dir: Path | str, splits: dict[str, Iterable[tuple]], *, name: str, tokenizer: str, vocab_size: int,
+    drawn: dict | None = None, **about,
+) -> dict:  # fmt: skip
     """
     Writes separate examples and returns the content of meta.json. Raises UserError.
 
     splits: {"train": slices, ...}, an iterable of (examples (N, 2, T), facts) each. The facts go to meta.json; one of
         them is the name of the "slice", such as "64/4"
+    drawn: how the rows of training are drawn (shards.DRAWN), if they are; `splits` then has no "train"
     about: what made_by returns; kinds={name: token ids} are queries that meters.py measures apart
     """
-    written = {}
+    written: dict = {"train": {"drawn": drawn, "shards": []}} if drawn else {}
+    kind = "drawn" if drawn else "examples"
     with _new_folder(out_dir) as folder:
         for split, slices in splits.items():
             shards, labels = [], 0
@@ -122,7 +125,7 @@ def write_examples(
                 raise UserError(f"the {split} split would hold no label: nothing to predict")
             counts = {what: sum(shard[what] for shard in shards) for what in ("rows", "tokens")}
             written[split] = counts | {"labels": labels, "shards": shards}
-        return _write_meta(folder, "examples", name, tokenizer, vocab_size, about, written)
+        return _write_meta(folder, kind, name, tokenizer, vocab_size, about, written)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@ MQAR, multi-query associative recall (Arora et al. 2023, "Zoology"): the model m
 
     python data/mqar/prepare.py                                   # length 64, 4 pairs, 100,000 + 3,000 rows
     python data/mqar/prepare.py --slices=64/4,128/8,256/16        # several lengths / numbers of pairs in one set
+    python data/mqar/prepare.py --task=forgetting                 # or composition: two more tasks, below
 
 A row shows `pairs` key-value pairs, and then repeats keys, the queries, at some of the remaining even positions. The
 label stands at the query: there the model must name the key's value. For length 16, 3 pairs, vocabulary 16 (keys 1..7,
@@ -18,8 +19,22 @@ predict". Slots are drawn without replacement, slot i = 1, 2, ... with a probabi
 queried keys in the order of their pairs: with the paper's power=0.01 most queries follow soon after the pairs, with
 power=1 all slots are equally likely. With filler=random, every position without a pair or a query holds a token that is
 not among the keys and values of its row. A row of validation that is also one of training is drawn again.
+
+Zoology has two more such tasks (its forgetting_mqar.py, compositional_ar.py), drawn here for 4 pairs and 24 ids. In
+forgetting some keys are shown again behind all pairs, and the label is a key's last value. In composition a value, of
+the last third of the ids, belongs to two keys, of the first and the second third; the pairs are a grid, so that neither
+key tells the value. A query repeats both keys, the label stands at the second, and a slot has 3 positions.
+
+    forgetting  token   10  15   8  13   7  14   6  12   7  17   6  22   8   .   6   .   7   .  10   .
+                label    .   .   .   .   .   .   .   .   .   .   .   .  13   .  22   .  17   .  15   .
+    composition token    6  10  16   6  12  18   5  12  22   5  10  17   6  10   .   6  12   .   5  10   .   5  12   .
+                label    .   .   .   .   .   .   .   .   .   .   .   .   .  16   .   .  18   .   .  17   .   .  22   .
+
+In Zoology a new value may by chance be the one forgotten, filler may be a key or a value of its row and is random by
+default, and all pairs are asked for. `perfect` is the perfect predictor.
 """
 
+import math
 import re
 import sys
 from dataclasses import dataclass
@@ -38,13 +53,16 @@ from rules import show
 GENERATOR = "data/mqar/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows
 BLOCK = 1024  # rows made at a time, to bound the memory; another number would give other rows for the same seed
+SIZES = {"recall": 2, "forgetting": 2, "composition": 3}  # task: positions of a pair, and of a slot
 
 
 @dataclass
 class Config:
+    task: str = key("recall", "what a query asks for", choices=SIZES)
     slices: list[str] | None = key(None, "length/pairs, as in 64/4,128/8; None: the one slice of seq_len and pairs")
     seq_len: int = key(64, "length of a row, even", at_least=2)
     pairs: int = key(4, "key-value pairs in a row", at_least=1)
+    updates: int | None = key(None, "forgetting: how many keys get another value; None: half of them", at_least=1)
     queries: int | None = key(None, "how many of the pairs are asked for; None: all", at_least=1)
     vocab_size: int = key(8192, "keys are 1..V/2-1, values V/2..V-1", at_least=4, at_most=UINT16_VOCAB)
     power: float = key(0.01, "slot i is drawn with a probability ~ i^(power-1); 1: all alike", at_least=0, at_most=10)
@@ -60,7 +78,8 @@ def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
     slices = parse_slices(config)
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
-    about = made_by(config, GENERATOR, VERSION) | dict(name="mqar", tokenizer="mqar", vocab_size=config.vocab_size)
+    about = made_by(config, GENERATOR, VERSION) | dict(tokenizer="mqar", vocab_size=config.vocab_size)
+    about["name"] = "mqar" if config.task == "recall" else f"mqar {config.task}"
     report(write_examples(out_dir, generate_splits(config, slices), **about), out_dir)
 
 
@@ -71,45 +90,85 @@ def parse_slices(config):
     slices = [(int(word[1]), int(word[2])) for word in words if word]
     if not texts or len(set(slices)) < len(texts):
         raise UserError(f"slices={show(','.join(texts))}: write length/pairs, each once, as in 64/4,128/8")
+    if config.updates and config.task != "forgetting":
+        raise UserError(f"updates={config.updates}: is of task=forgetting, and this is task={config.task}")
     for seq_len, pairs in slices:
-        queries, n_keys, slots = config.queries or pairs, config.vocab_size // 2 - 1, seq_len // 2 - pairs
-        if seq_len % 2 or not 1 <= queries <= min(pairs, slots) or pairs > n_keys:
-            needs = f"an even length, 1 to {n_keys} pairs, no more queries ({queries}) than pairs and slots ({slots})"
+        size, updates, queries = SIZES[config.task], updates_of(config, pairs), config.queries or pairs
+        slots = seq_len // size - pairs - updates
+        most = config.vocab_size // size - 1 - updates  # some ids of each kind are left for filler
+        is_wrong = updates > pairs or config.task == "composition" and math.isqrt(pairs) ** 2 != pairs
+        if seq_len % 2 or not 1 <= queries <= min(pairs, slots) or pairs > most or is_wrong:
+            needs = f"an even length, 1 to {most} pairs, no more queries ({queries}) than pairs and slots ({slots})"
+            needs += {"forgetting": ", no more updates", "composition": ", a square number"}.get(config.task, "")
             raise UserError(f"slice {seq_len}/{pairs}: needs {needs}")
     return slices
 
 
+def updates_of(config, pairs):
+    """How many of a slice's keys get another value."""
+    return config.updates or -(-pairs // 2) if config.task == "forgetting" else 0
+
+
 def chance(config) -> float:
     """The accuracy of a guess among the values in context, over all queries of all slices."""
-    queries = [(pairs, min(pairs, config.queries or pairs)) for _, pairs in parse_slices(config)]
-    return sum(asked / pairs for pairs, asked in queries) / sum(asked for _, asked in queries)
+    shown = [(pairs + updates_of(config, pairs), config.queries or pairs) for _, pairs in parse_slices(config)]
+    return sum(asked / values for values, asked in shown) / sum(asked for _, asked in shown)
 
 
-def generate(rng, rows, seq_len, pairs, *, vocab_size=8192, queries=None, power=0.01, filler="zero"):
-    """Rows of one slice, drawn independently: tokens and labels as (rows, 2, seq_len) uint16."""
-    queries, slots = queries or pairs, seq_len // 2 - pairs
+def generate(rng, rows, seq_len, pairs, *, size=2, updates=0, vocab_size=8192, queries=None, power=0.01, filler="zero"):
+    """Rows of one slice, drawn independently: tokens and labels as (rows, 2, seq_len) uint16. size: of SIZES."""
+    queries, shown, slots = queries or pairs, size * (pairs + updates), seq_len // size - pairs - updates
     chance = np.arange(1, slots + 1) ** (power - 1.0)
     examples = np.zeros((rows, 2, seq_len), np.uint16)
     for start in range(0, rows, BLOCK):
         tokens, labels = examples[start : start + BLOCK].swapaxes(0, 1)  # each (n, seq_len), views
         n = len(tokens)
-        keys = draw(rng, n, pairs, 1, vocab_size // 2)
-        values = draw(rng, n, pairs, vocab_size // 2, vocab_size)
-        tokens[:, 0 : 2 * pairs : 2] = keys
-        tokens[:, 1 : 2 * pairs : 2] = values
+        of_task = draw_grid(rng, n, pairs, vocab_size) if size == 3 else draw_pairs(rng, n, pairs, updates, vocab_size)
+        tokens[:, :shown], keys, values, used = of_task
 
         asked = np.sort(draw(rng, n, queries, 0, pairs), axis=1)  # (n, queries): which pairs
         # clocks that ring at the rates `chance` draw slots without replacement
         race = rng.exponential(size=(n, slots)) / chance
         first = np.argpartition(race, queries - 1, axis=1)[:, :queries]
         order = np.argsort(np.take_along_axis(race, first, axis=1), axis=1)
-        positions = 2 * pairs + 2 * np.take_along_axis(first, order, axis=1)
+        positions = shown + size * np.take_along_axis(first, order, axis=1)
 
         if filler == "random":
-            tokens[:, 2 * pairs :] = draw_other(rng, tokens[:, : 2 * pairs], seq_len - 2 * pairs, vocab_size)
-        np.put_along_axis(tokens, positions, np.take_along_axis(keys, asked, axis=1), axis=1)
-        np.put_along_axis(labels, positions, np.take_along_axis(values, asked, axis=1), axis=1)
+            tokens[:, shown:] = draw_other(rng, used, seq_len - shown, vocab_size)
+        for i, part in enumerate(keys):
+            np.put_along_axis(tokens, positions + i, np.take_along_axis(part, asked, axis=1), axis=1)
+        np.put_along_axis(labels, positions + size - 2, np.take_along_axis(values, asked, axis=1), axis=1)
     return examples
+
+
+def draw_pairs(rng, n, pairs, updates, vocab_size):
+    """Of recall and forgetting: what is shown (n, 2 (pairs + updates)), [keys], the values that count, ids used."""
+    keys = draw(rng, n, pairs, 1, vocab_size // 2)
+    values = draw(rng, n, pairs + updates, vocab_size // 2, vocab_size)
+    updated, last = draw(rng, n, updates, 0, pairs), values[:, :pairs].copy()
+    np.put_along_axis(last, updated, values[:, pairs:], axis=1)
+    shown_keys = np.concatenate([keys, np.take_along_axis(keys, updated, axis=1)], axis=1)
+    return np.stack([shown_keys, values], axis=2).reshape(n, -1), [keys], last, np.concatenate([keys, values], axis=1)
+
+
+def draw_grid(rng, n, pairs, vocab_size):
+    """Of composition: what is shown (n, 3 pairs), [first keys, second keys], values, ids used."""
+    side, third = math.isqrt(pairs), vocab_size // 3
+    firsts, seconds = draw(rng, n, side, 1, third), draw(rng, n, side, third, 2 * third)
+    cells, values = draw(rng, n, pairs, 0, pairs), draw(rng, n, pairs, 2 * third, vocab_size)
+    keys = [np.take_along_axis(firsts, cells // side, axis=1), np.take_along_axis(seconds, cells % side, axis=1)]
+    used = np.concatenate([firsts, seconds, values], axis=1)
+    return np.stack([*keys, values], axis=2).reshape(n, -1), keys, values, used
+
+
+def perfect(tokens: list[int], shown: int, size: int) -> list[int]:
+    """The labels of a row, read off its tokens alone: what each key, or two, was last shown with. size: of SIZES."""
+    parts = {i: tuple(tokens[i : i + size - 1]) for i in range(0, len(tokens) - size + 2, size)}
+    memory = {keys: tokens[i + size - 1] for i, keys in parts.items() if i < shown}
+    labels = [0] * len(tokens)
+    for i in range(shown, len(tokens) - size + 2, size):
+        labels[i + size - 2] = memory.get(parts[i], 0)
+    return labels
 
 
 def draw(rng, n, count, low, high):
@@ -126,7 +185,7 @@ def draw(rng, n, count, low, high):
 def draw_other(rng, context, count, vocab_size):
     """(n, count) tokens of 1..vocab_size-1, none of them in the same row of `context` (n, used), which are distinct."""
     n, used = context.shape
-    # the rank among the allowed tokens; there is at least one, because pairs <= V/2-1
+    # the rank among the allowed tokens; there is at least one: parse_slices sees to that
     rank = rng.integers(1, vocab_size - used, size=(n, count))
     # the allowed token of rank r is r + the number of used tokens below it, u_0 < u_1 < ... with u_i - i <= r
     shifted = np.sort(context, axis=1).astype(np.int64) - np.arange(used)
@@ -137,9 +196,11 @@ def draw_other(rng, context, count, vocab_size):
 
 def generate_splits(config, slices):
     """{"train": [(rows of a slice, facts)], "val": ...}. No row is in both, and no slice depends on another."""
-    settings = dict(vocab_size=config.vocab_size, queries=config.queries, power=config.power, filler=config.filler)
+    names = ("vocab_size", "queries", "power", "filler")
     splits = {"train": [], "val": []}
     for seq_len, pairs in slices:
+        settings = {name: getattr(config, name) for name in names}
+        settings |= {"size": SIZES[config.task], "updates": updates_of(config, pairs)}
         rngs = [np.random.default_rng([config.seed, i, seq_len, pairs]) for i in range(2)]
         train = generate(rngs[0], config.train_size, seq_len, pairs, **settings)
         val = generate(rngs[1], config.val_size, seq_len, pairs, **settings)

@@ -1,0 +1,98 @@
+"""
+State tracking: at every position the model must name the state that the tokens so far lead to.
+
+    python data/states/prepare.py --task=s3                         # rows of 32 tokens; validation also 64, 128, 256
+    python data/states/prepare.py --task=parity --length=40 --slices=256
+
+parity      bits, and their sum so far modulo 2
+arithmetic  digits 0 to 4 with + - * between them, and, at digits, the value so far modulo 5: * goes before + and -, and
+            there are no brackets (Deletang et al. 2022; Grazzi et al. 2024)
+s3, s5      permutations of 3 or 5 things, all as likely, and their product so far, where (g h)(i) = g(h(i)): the word
+            problem of the symmetric group (Merrill et al. 2024, "The Illusion of State in State-Space Models")
+
+Tokens and states share their ids: 1 + a bit or a digit, 6, 7, 8 for + - *, and 1, 2, ... for permutations in alphabetic
+order. The first row of training for length 8, data seed 0 and run seed 0; a dot is label 0, nothing to predict:
+
+    parity      token    2   2   1   2   2   2   2   2
+                label    2   1   1   2   1   2   1   2
+    arithmetic  token    1   6   2   6   5   7   2   8
+                label    1   .   2   .   1   .   5   .           0, 0 + 1, 0 + 1 + 4, 0 + 1 + 4 - 1
+    s3          token    5   5   3   5   5   3   2   5
+                label    5   4   6   2   3   1   2   3
+    s5          token    7 103  79   7  40  96  74  57
+                label    7 109  35  45 100  81  14  41
+
+The sources of arithmetic label only the end of an expression; here every prefix counts, as in word problems. Rows of
+training are no files: each is drawn once, from the seeds and its number (data/drawn.py), so none can be memorised. Each
+length of validation is a slice, and counts only positions beyond the length before: 32 all of them, 64 those beyond 32.
+block_size must be at least the longest. `perfect` is the perfect predictor.
+"""
+
+import functools
+import math
+import re
+import sys
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import configurator
+from configurator import UserError, key
+from data.drawn import LONGEST, TASKS, VERSION, rows
+from data.writing import claim, made_by, report, write_examples
+
+GENERATOR = "data/states/prepare.py"
+
+
+@dataclass
+class Config:
+    task: str = key("parity", "which states are tracked", choices=TASKS)
+    length: int = key(32, "tokens of a row of training", at_least=1, at_most=LONGEST)
+    slices: list[int] = key([64, 128, 256], "longer rows of validation", at_least=2, at_most=LONGEST)
+    val_size: int = key(500, "rows of validation, for each length", at_least=1)
+    seed: int = key(0, "seeds all rows; those of training depend on the run's seed, too", at_least=0)
+    out_dir: str | None = key(None, "where to write; None: beside this script")
+    overwrite: bool = key(False, "write to a folder that holds something else, too")
+
+
+def main(argv):
+    config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
+    lengths = [config.length, *config.slices]
+    if sorted(set(lengths)) != lengths:
+        raise UserError(f"slices={config.slices}: must grow, and be longer than length={config.length}")
+    out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
+    about = made_by(config, GENERATOR, VERSION) | {"name": config.task, "tokenizer": f"states/{config.task}"}
+    about |= {"vocab_size": TASKS[config.task][2]}
+    about["drawn"] = {"task": config.task, "length": config.length, "seed": config.seed, "version": VERSION}
+    slices = []
+    for length, before in zip(lengths, [0, *lengths], strict=False):
+        tokens, labels = rows(config.task, length, f"{config.seed} val", 0, config.val_size)
+        labels[:, :before] = 0
+        slices.append((np.stack([tokens, labels], axis=1), {"slice": str(length)}))
+    report(write_examples(out_dir, {"val": slices}, **about), out_dir)
+
+
+def chance(config) -> float:
+    """The accuracy of a guess among the states, all of which are about as likely."""
+    return 1 / TASKS[config.task][1]
+
+
+def perfect(task: str, word: list[int]) -> int:
+    """The label behind these tokens, by the definition of the task."""
+    if task == "parity":
+        return 1 + word.count(2) % 2
+    if task == "arithmetic":
+        terms = re.findall(r"([+-]?)([\d*]+)", "".join("01234+-*"[token - 1] for token in word))
+        values = [(-1 if sign == "-" else 1) * math.prod(map(int, digits[::2])) for sign, digits in terms]
+        return 1 + sum(values) % 5 if len(word) % 2 else 0
+    elements = list(permutations(range(int(task[1:]))))
+    product = [functools.reduce(lambda j, g: elements[g - 1][j], reversed(word), i) for i in elements[0]]  # of each i
+    return 1 + elements.index(tuple(product))
+
+
+if __name__ == "__main__":
+    configurator.run(main)

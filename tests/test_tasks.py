@@ -1,0 +1,128 @@
+"""State tracking and MQAR's family: rows against the perfect predictors, rows drawn anew, and what such a set refuses.
+
+python -m pytest tests/test_tasks.py
+"""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from conftest import Helpers
+
+import evaluate
+import meters
+import sample
+from data import drawn
+from data.mqar import prepare as mqar
+from data.shards import open_dataset
+from data.states import prepare as states
+from ops import IGNORE
+
+error_of, words = Helpers.error_of, Helpers.words
+
+
+def example(script, task):
+    """The drawn example of a task in a docstring: tokens and labels, a dot being 0."""
+    lines = re.search(rf"^    {task} +token([\d. ]+).*\n +label([\d. ]+)", script.__doc__, re.M).groups()
+    return [[int(x) for x in line.split("    " * 2)[0].replace(".", "0").split()] for line in lines]
+
+
+def make(folder, **keys):
+    states.main(words(**dict(task="s3", length=8, slices="12,20", val_size=10, out_dir=folder) | keys))
+    return open_dataset(folder)
+
+
+@pytest.mark.parametrize("task", drawn.TASKS)
+def test_a_label_is_the_state_by_the_definition_and_the_example_is_what_is_drawn(task):
+    assert example(states, task) == [rows[0].tolist() for rows in drawn.rows(task, 8, "0 0", 0, 1)]
+    tokens, labels = drawn.rows(task, 33, "0 0", 0, 400)
+    for row, found in zip(tokens[:60].tolist(), labels[:60].tolist(), strict=True):
+        assert [states.perfect(task, row[: i + 1]) for i in range(33)] == found
+    most = np.bincount(labels[labels > 0]).max() / (labels > 0).sum()
+    assert most == pytest.approx(states.chance(states.Config(task=task)), abs=0.03)
+
+
+def test_a_row_is_a_function_of_its_number_alone():
+    whole = np.stack(drawn.rows("s5", 5, "3 4", 0, 50))
+    for first, n in ((0, 1), (7, 20), (49, 1)):
+        assert np.array_equal(drawn.rows("s5", 5, "3 4", first, n), whole[:, first : first + n])
+    assert len({row.tobytes() for row in drawn.rows("s5", 32, "3 4", 0, 5000)[0]}) == 5000
+    assert not any(np.array_equal(whole, drawn.rows("s5", 5, key, 0, 50)) for key in ("4 3", "3 val"))
+    assert drawn.rows("s5", 4, "0 0", 10**9, 1)[0].tolist() == [[62, 31, 65, 43]]  # rows of results depend on it
+
+
+def test_the_global_batch_does_not_depend_on_how_it_is_dealt_out_and_batches_follow_each_other(tmp_path):
+    dataset, rows = make(tmp_path, seed=5), drawn.rows("s3", 8, "5 2", 0, 36)
+    for batch_size, parts in ((12, 1), (4, 3), (1, 12)):
+        keys = dict(seed=2, batch_size=batch_size, block_size=20, gradient_accumulation_steps=parts)
+        batches = [dataset.batch("train", step, micro_step=m, **keys) for step in range(3) for m in range(parts)]
+        assert np.array_equal([np.concatenate(found) for found in zip(*batches, strict=True)], rows)
+        assert dataset.count_labels("train", 2, range(parts), **keys) == 12 * 8
+    assert dataset.batch("train", 0, **keys | {"seed": 3})[0].tolist() != rows[0][:1].tolist()
+
+
+def test_a_slice_counts_what_lies_beyond_the_one_before(tmp_path):
+    dataset = make(tmp_path)
+    for tokens, labels, name in dataset.eval_batches("val", 10, 20):
+        length, before = int(name), {"8": 0, "12": 8, "20": 12}[name]
+        found = [[states.perfect("s3", row[: i + 1]) for i in range(before, length)] for row in tokens.tolist()]
+        assert (labels[:, :before] == IGNORE).all() and labels[:, before:].tolist() == found
+
+
+def test_the_hash_covers_how_rows_are_drawn_and_a_stranger_names_a_known_task(tmp_path):
+    dataset = make(tmp_path)
+    how = dataset.meta["splits"]["train"]["drawn"]
+    for change, refusal in (
+        ({"task": "os.system"}, "must be one of"),
+        ({"task": "s5"}, "must be 121"),
+        ({"seed": 7}, ""),
+    ):
+        splits = dataset.meta["splits"] | {"train": {"drawn": how | change, "shards": []}}
+        (tmp_path / "meta.json").write_text(json.dumps(dataset.meta | {"splits": splits}))
+        assert not refusal or refusal in error_of(open_dataset, tmp_path)
+    assert open_dataset(tmp_path).sha256 != dataset.sha256
+
+
+def test_a_run_resumes_to_the_bit_is_scored_by_length_and_refuses_what_it_lacks(tmp_path, helpers):
+    data, keys = make(tmp_path / "data"), dict(block_size=20, lr_decay_iters=8)
+    helpers.train(data.folder, tmp_path / "whole", **keys)
+    for more in (dict(max_iters=4), dict(init_from="resume")):
+        helpers.train(data.folder, tmp_path / "half", **keys | more)
+    assert helpers.losses(tmp_path / "half") == helpers.losses(tmp_path / "whole")
+    assert helpers.metrics(tmp_path / "whole", "end")[0]["slices"].keys() == {"8", "12", "20"}
+    run = words(checkpoint=tmp_path / "whole", device="cpu")
+    meters.main([*run, "--rows=4"])
+    assert "train has no end" in error_of(evaluate.main, [*run, "--split=train"])
+    assert "tokenizer 'states/s3'" in error_of(sample.main, run)
+    other = make(tmp_path / "other", task="parity").folder
+    assert "its tokenizer is 'states/parity'" in error_of(evaluate.main, [*run, f"--dataset={other}"])
+    assert "block_size=19 is too small" in error_of(helpers.train, data.folder, tmp_path / "short", block_size=19)
+    assert "must grow" in error_of(make, tmp_path / "x", slices="8,20")
+
+
+@pytest.mark.parametrize(("task", "updates", "vocab_size"), [("forgetting", 3, 26), ("composition", 0, 30)])
+def test_what_a_row_of_mqars_family_shows_and_its_perfect_predictor(task, updates, vocab_size):
+    (token, label), size = example(mqar, task), mqar.SIZES[task]
+    of_example = dict(size=size, updates=2 if updates else 0, vocab_size=24)
+    assert mqar.generate(np.random.default_rng(0), 1, len(token), 4, **of_example).tolist() == [[token, label]]
+    pairs, parts, keys = 9, 9 + updates, dict(vocab_size=vocab_size, filler="random", power=1.0)  # the fewest ids
+    config = mqar.Config(task=task, seq_len=64, pairs=pairs, updates=updates or None, **keys)
+    assert mqar.chance(config) == pytest.approx(1 / parts)
+    for tokens, labels in mqar.generate_splits(config, [(64, pairs)])["val"][0][0]:
+        assert mqar.perfect(tokens.tolist(), size * parts, size) == labels.tolist()
+        shown, answers, rest = tokens[: size * parts].reshape(parts, size), labels[labels > 0], tokens[size * parts :]
+        values, third = shown[:, -1], vocab_size // 3
+        assert len(set(values)) == parts and len(set(answers)) == len(answers) == pairs
+        assert not np.isin(rest, values).any() and rest.all()
+        if task == "forgetting":  # a key that is shown again has one more value, and the first is never the answer
+            assert len(set(shown[:pairs, 0])) == pairs and len(set(shown[pairs:, 0])) == updates
+            assert not np.isin(values[:pairs][np.isin(shown[:pairs, 0], shown[pairs:, 0])], answers).any()
+        else:  # a grid: each first key stands with each second one
+            assert len({(a, b) for a, b, _ in shown.tolist()}) == 9 == len(set(shown[:, 0])) * len(set(shown[:, 1]))
+            assert all(1 <= a < third <= b < 2 * third <= c for a, b, c in shown)
+
+
+@pytest.mark.parametrize("word", ["--task=composition --pairs=5", "--task=forgetting --updates=5", "--updates=2"])
+def test_impossible_rows_of_the_family_are_refused(word, tmp_path):
+    assert re.search("a square|no more up|is of task", error_of(mqar.main, [*word.split(), f"--out_dir={tmp_path}"]))
