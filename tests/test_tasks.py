@@ -126,3 +126,11 @@ def test_what_a_row_of_mqars_family_shows_and_its_perfect_predictor(task, update
 @pytest.mark.parametrize("word", ["--task=composition --pairs=5", "--task=forgetting --updates=5", "--updates=2"])
 def test_impossible_rows_of_the_family_are_refused(word, tmp_path):
     assert re.search("a square|no more up|is of task", error_of(mqar.main, [*word.split(), f"--out_dir={tmp_path}"]))
+
+
+def test_a_shifted_row_is_the_row_behind_filler():
+    plain, shifted = (
+        mqar.generate_splits(mqar.Config(train_size=9, val_size=9, vocab_size=40, shift=shift), [(16, 2)])["val"][0][0]
+        for shift in (0, 1)
+    )
+    assert shifted.shape[2] == 17 and not shifted[:, :, 0].any() and np.array_equal(shifted[:, :, 1:], plain)

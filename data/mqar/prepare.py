@@ -67,6 +67,7 @@ class Config:
     vocab_size: int = key(8192, "keys are 1..V/2-1, values V/2..V-1", at_least=4, at_most=UINT16_VOCAB)
     power: float = key(0.01, "slot i is drawn with a probability ~ i^(power-1); 1: all alike", at_least=0, at_most=10)
     filler: str = key("zero", "what stands between the queries", choices=("zero", "random"))
+    shift: int = key(0, "filler in front of each row, of zeros: with 1 the keys stand at odd positions", at_least=0)
     train_size: int = key(100_000, "rows of training, for each slice", at_least=1)
     val_size: int = key(3_000, "rows of validation, for each slice", at_least=1)
     seed: int = key(0, "seeds all rows", at_least=0)
@@ -214,8 +215,8 @@ def generate_splits(config, slices):
             what = f"so few rows are possible that {len(seen)} for validation are also for training"
             raise UserError(f"slice {seq_len}/{pairs}: {what}; raise vocab_size or lower train_size")
         facts = {"slice": f"{seq_len}/{pairs}", "pairs": pairs}
-        splits["train"].append((train, facts))
-        splits["val"].append((val, facts))
+        for split, examples in (("train", train), ("val", val)):
+            splits[split].append((np.pad(examples, ((0, 0), (0, 0), (config.shift, 0))), facts))
     return splits
 
 
