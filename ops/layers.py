@@ -221,9 +221,8 @@ def rope_frequencies(D: int, base: float, scaling: str, factor: float, trained_l
     if scaling == "yarn":
         index = [math.floor(index[0]), math.ceil(index[1])]
     low, high = max(0, index[0]), min(D - 1, index[1])
-    keep = 1 - ((torch.arange(len(frequency), dtype=torch.float64, device="cpu") - low) / max(1e-3, high - low)).clamp(
-        0, 1
-    )
+    pair = torch.arange(D // 2, dtype=torch.float64, device="cpu")
+    keep = 1 - ((pair - low) / max(1e-3, high - low)).clamp(0, 1)
     return frequency * keep + frequency / factor * (1 - keep), 0.1 * math.log(factor) + 1
 
 

@@ -47,7 +47,7 @@ SITUATIONS = [
     dict(norm="layer", attention="gla", gate="native"),
     dict(rope_scaling="yarn", rope_factor=1.0),
     dict(rope_scaling="yarn", rope_factor=2.0),
-    dict(rope_scaling="yarn_untruncated", rope_factor=2.0, sink="head", window="2"),
+    dict(rope_scaling="yarn_untruncated", rope_factor=2.0, window="2"),
     dict(mlp="swiglu", mlp_width=24, gate="elementwise", tie_embeddings=False, rope_fraction=0.5),
     dict(attention="gated_deltanet", delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=8),
     dict(attention="cosformer,gla", gate="native,none", n_layer=2),
