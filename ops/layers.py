@@ -135,10 +135,9 @@ def manual_attention(
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     # 3. the weights, and the mean of the values
-    n_keys = k.shape[2]
     if sink is not None:
         scores = torch.cat([scores, sink[..., None].to(scores.dtype)], dim=-1)
-    weights = scores.softmax(-1)[..., :n_keys]
+    weights = scores.softmax(-1)[..., : k.shape[2]]
     return weights.to(v.dtype) @ v, weights
 
 

@@ -124,7 +124,7 @@ def test_native_gla_is_the_recurrence_written_out():
     assert_same(ours, gla)
 
 
-DOCS = (Path(nanogate.__file__).parent / "docs" / "gates.md").read_text()
+DOCS = Path(nanogate.__file__).with_name("docs").joinpath("gates.md").read_text()
 GPT_OSS = dict(re.findall(r"--(\w+)=([^ `]+)", DOCS.partition("The attention of gpt-oss")[2]))
 OURS = dict(n_layer=2, n_embd=C, n_head=H, n_kv_head=2, block_size=150, vocab_size=1)
 SIZES = dict(hidden_size=C, num_attention_heads=H, num_hidden_layers=2, attn_implementation="eager")
@@ -134,8 +134,7 @@ INKLING = dict(layer_types=["hybrid_sliding"] * 2, swa_num_attention_heads=H, sw
 WITH_SINKS = {  # attention: its config, our keys
     "GptOssAttention": (GptOssConfig(**SIZES), GPT_OSS | OURS),
     "GraniteSWAAttention": (
-        GraniteSWAConfig(**SIZES, sliding_window=7, attention_multiplier=D**-0.5),
-        OURS | dict(sink="head", window="7,none"),
+        GraniteSWAConfig(**SIZES, sliding_window=7, attention_multiplier=D**-0.5), OURS | dict(sink="head", window="7,none")
     ),
     "MiMoV2FlashAttention": (  # only the sliding layers have sinks
         MiMoV2FlashConfig(**SIZES | MIMO, sliding_window=7), OURS | dict(sink="head", window="7", n_layer=1)
