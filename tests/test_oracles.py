@@ -134,7 +134,8 @@ INKLING = dict(layer_types=["hybrid_sliding"] * 2, swa_num_attention_heads=H, sw
 WITH_SINKS = {  # attention: its config, our keys
     "GptOssAttention": (GptOssConfig(**SIZES), GPT_OSS | OURS),
     "GraniteSWAAttention": (
-        GraniteSWAConfig(**SIZES, sliding_window=7, attention_multiplier=D**-0.5), OURS | dict(sink="head", window="7,none")
+        GraniteSWAConfig(**SIZES, sliding_window=7, attention_multiplier=D**-0.5),
+        OURS | dict(sink="head", window="7,none"),
     ),
     "MiMoV2FlashAttention": (  # only the sliding layers have sinks
         MiMoV2FlashConfig(**SIZES | MIMO, sliding_window=7), OURS | dict(sink="head", window="7", n_layer=1)
