@@ -55,7 +55,7 @@ class GPTConfig:
     )
     expand: int = key(2, "mamba2, mamba3: inner width, as a multiple of n_embd", at_least=1)
     state_size: int = key(128, "mamba2, mamba3: width of B and C, the number of rows of a head's state", at_least=1)
-    n_groups: int = key(1, "mamba2, mamba3: number of groups; the heads of a group share B and C", at_least=1)
+    n_groups: int = key(1, "mamba2: number of groups; the heads of a group share B and C", at_least=1)
     levels: str = key(
         "none",
         "log_linear: a state for each block of 1, 2, 4 ... tokens of the past; merged: a token is in the block that it "

@@ -16,76 +16,59 @@ from ops.layers import RMSNorm, make_conv
 
 
 class Mamba3(Mixer):
-    """Mamba-3 (Lahoti et al. 2026) in its SISO form, with the share r, the step dt and A of each token and head:
+    """Mamba-3 (Lahoti et al. 2026) in its SISO form: a share r of a token is written at once, the rest with the next.
 
         S_t = a_t (S_{t-1} + (1 - r_t) dt_t k_{t-1} v_{t-1}^T) + r_t dt_t k_t v_t^T,    a_t = exp(-A_t dt_t)
 
-    q and k (C and B there) are normed, have a bias, and are turned by an angle that sums pi tanh(.) dt over the tokens.
-    A group of heads shares q and k before the bias. The recurrence runs one token late: at t it takes up k_{t-1}
-    v_{t-1}^T, when both its factors are known, and `read` adds the share of the token itself.
+    All heads share k and q (B and C there), but for a bias and how far pairs are turned: the sum of pi tanh(.) dt. The
+    recurrence runs a token late, when both factors of k v^T are known, and `read` adds the token's own share.
     """
 
     native_gate = ("silu", "after norm")
     linear_in = ("value",)  # the term D x has neither q nor k
 
-    @classmethod
-    def check(cls, name: str, config: GPTConfig) -> None:
-        super().check(name, config)
-        if config.state_size < 4:
-            raise UserError(f"state_size={config.state_size}: {name} turns a quarter in pairs, and needs 4 or more")
-        if config.expand * config.n_head % config.n_groups:
-            raise UserError(f"n_groups={config.n_groups}: must divide {name}'s {config.expand * config.n_head} heads")
-
     def __init__(self, config, gate):
-        H, D = config.expand * config.n_head, config.head_dim
-        G, N = config.n_groups, config.state_size
+        H, D, N = config.expand * config.n_head, config.head_dim, config.state_size
         super().__init__(config, gate, query=(H, N), key=(H, N), value=(H, D))
-        self.split, self.rates = (H * D, G * N, G * N), (H, H, H, N // 4)  # v k q, and dt A r angle
-        self.in_proj = nn.Linear(config.n_embd, sum(self.split + self.rates), bias=False)
-        self.conv = make_conv(config, sum(self.split))
-        self.q_norm, self.k_norm = (RMSNorm(N, eps=config.norm_eps) for _ in range(2))
-        self.q_bias, self.k_bias = (nn.Parameter(torch.empty(H * N)) for _ in range(2))  # flat: no weight decay
-        self.dt_bias, self.D = (nn.Parameter(torch.empty(H)) for _ in range(2))
+        self.parts = (H * D + 2 * N, H, H, H, N // 4)  # v k q, dt, A, r, angle
+        self.in_proj = nn.Linear(config.n_embd, sum(self.parts), bias=False)
+        self.conv = make_conv(config, self.parts[0])
+        self.kq_norm = RMSNorm(2 * N, eps=config.norm_eps)
+        self.kq_norm.groups = 2
+        self.kq_bias, self.dt_bias, self.D = (nn.Parameter(torch.empty(n)) for n in (2 * H * N, H, H))
 
     def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+        start.fill_(1.0)
         if name == "dt_bias":
             layers.init_decay(name, start, generator, A_range=(1.0, 1.0))
-        else:
-            start.fill_(1.0)
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        vkq, rates = self.in_proj(x).split([sum(self.split), sum(self.rates)], dim=-1)
-        v, k, q = self.conv(vkq, state).split(self.split, dim=-1)
-        v = v.unflatten(-1, (-1, self.value_width))  # (B, T, H, D)
-        dt, A, share, angle = at_least_float32(rates).split(self.rates, dim=-1)
-        dt, share = F.softplus(dt + self.dt_bias), share.sigmoid()  # (B, T, H)
-        angle = (dt[..., None] * math.pi * angle.tanh()[:, :, None]).cumsum(1)  # (B, T, H, N / 4)
+        N, n = self.key_width, self.parts[-1]
+        vkq, *rates = self.in_proj(x).split(self.parts, dim=-1)
+        v, kq = self.conv(vkq, state).split([self.parts[0] - 2 * N, 2 * N], dim=-1)
+        dt, A, share, angle = (at_least_float32(y) for y in rates)
+        v, dt, share = v.unflatten(-1, (self.n_head, -1)), F.softplus(dt + self.dt_bias), share.sigmoid()  # (B, T, H)
+        angle = (dt[..., None] * math.pi * angle.tanh()[:, :, None]).cumsum(1)  # (B, T, H, n)
         if state is not None:
             angle = angle + state["angle"][:, None]
             state["angle"] = angle[:, -1].remainder(2 * math.pi)
-        q, k = self.turned(q, self.q_norm, self.q_bias, angle), self.turned(k, self.k_norm, self.k_bias, angle)
+        kq = self.kq_norm(at_least_float32(kq)).unflatten(-1, (2, 1, N)) + self.kq_bias.view(2, -1, N)
+        pairs, kept = kq.split([2 * n, N - 2 * n], dim=-1)  # (B, T, 2, H, ...)
+        (a, b), cos, sin = pairs.unflatten(-1, (n, 2)).unbind(-1), angle.cos()[:, :, None], angle.sin()[:, :, None]
+        pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+        k, q = torch.cat([pairs, kept], dim=-1).to(v.dtype).unbind(2)
         factors = torch.stack([share * dt, (1 - share) * dt], dim=-1)  # (B, T, H, 2), in the place of beta
-        log_decay = -F.softplus(A).clamp(min=1e-4) * dt
-        return Projection(q.to(v.dtype), k.to(v.dtype), v, log_decay, factors, skip=self.D[:, None] * v)
-
-    def turned(self, y: torch.Tensor, norm: RMSNorm, bias: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
-        """q or k (B, T, G N) -> each head's (B, T, H, N): the angles turn the first N / 4 pairs of neighbours."""
-        y = norm(at_least_float32(y).unflatten(-1, (self.config.n_groups, -1)))[:, :, :, None]
-        y = (y + bias.view(self.config.n_groups, -1, self.key_width)).flatten(2, 3)
-        pairs, cos, sin = y[..., : 2 * angle.shape[-1]].unflatten(-1, (-1, 2)), angle.cos(), angle.sin()
-        a, b = pairs.unbind(-1)
-        pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1)
-        return torch.cat([pairs.flatten(-2), y[..., 2 * angle.shape[-1] :]], dim=-1)
+        return Projection(q, k, v, -F.softplus(A).clamp(min=1e-4) * dt, factors, skip=self.D[:, None] * v)
 
     def late(self, p: Projection, state: dict | None) -> tuple[Projection, torch.Tensor]:
         """What the recurrence computes, with k and v of the token before; the weight of a token's own v (B, T, H)."""
-        (own, next_), before = p.beta.unbind(-1), {}
+        (own, rest), before = p.beta.unbind(-1), {}
         for name, y in (("k", p.k), ("v", p.v), ("own", own)):
             last = torch.zeros_like(y[:, 0]) if state is None else state[name].to(y.dtype)
             before[name] = torch.cat([last[:, None], y[:, :-1]], dim=1)
             if state is not None:
                 state[name] = y[:, -1].clone()  # a view would keep the whole prefill alive
-        k = (p.log_decay.exp() * (before["own"] + next_))[..., None] * before["k"]
+        k = (p.log_decay.exp() * (before["own"] + rest))[..., None] * before["k"]
         return p._replace(k=k, v=before["v"], beta=None), own * (at_least_float32(p.q) * p.k).sum(-1)
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
@@ -93,8 +76,8 @@ class Mamba3(Mixer):
         return super().read(late, state, start) + own[..., None] * p.v
 
     def state_shapes(self, B: int) -> dict[str, tuple[int, ...]]:
-        H, N = self.n_head, self.key_width
-        return super().state_shapes(B) | dict(k=(B, H, N), v=(B, H, self.value_width), own=(B, H), angle=(B, H, N // 4))
+        widths = dict(k=(self.key_width,), v=(self.value_width,), own=(), angle=(self.parts[-1],))
+        return super().state_shapes(B) | {name: (B, self.n_head, *width) for name, width in widths.items()}
 
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         late, own = self.late(p, None)

@@ -281,10 +281,7 @@ class KDA(DeltaNet):
 
 class GatedDeltaNet2(KDA):
     """Gated DeltaNet-2 (NVIDIA 2026, "Decoupling Erase and Write in Linear Attention"): KDA with a beta for each
-    channel of the key that erases, and another for each channel of the value that is written:
-
-        S_t = (I - k_t (beta_k * k_t)^T) a_t S_{t-1} + k_t (beta_v * v_t)^T
-    """
+    channel of the key that erases and of the value: S_t = (I - k_t (b_t * k_t)^T) a_t S_{t-1} + k_t (w_t * v_t)^T."""
 
     def __init__(self, config, gate):
         super().__init__(config, gate, n_beta=2 * config.head_dim)
@@ -455,8 +452,7 @@ class GPT(nn.Module):
         | ShortConv                                | U(-1/sqrt(width), 1/sqrt(width)), its bias too      |
         | A_log                                    | log of U(1, 16); gated_deltanet U(0.01, 16)         |
         | dt_bias                                  | softplus^-1 of a log-uniform dt in [0.001, 0.1]     |
-        | D; mamba3's q_bias and k_bias            | 1                                                   |
-        | monarch's skew                           | N(0, s)                                             |
+        | D, mamba3's kq_bias; monarch's skew      | 1; N(0, s)                                          |
 
         From ZeroLinear on, the rule is a method of the module, and yours may have one: init_parameter(name, start,
         generator) fills the tensor `start`, which holds the constructor's values. Raises UserError for a parameter

@@ -60,8 +60,7 @@ def plain_chunked(q, k, v, *, log_decay=None, beta=None, erase=None, initial_sta
     c_i is the sum of the log-decays from the start of the chunk to i, and S is the state before the chunk:
 
         1. w_ij = sum_d q_id k_jd exp(c_id - c_jd) for j <= i
-        2. delta rule: u_ij as w_ij, with e_i for q_i; (I + [beta_i u_ij]_{j<i}) v := beta (v - (e exp(c)) S); e is k
-           or erase
+        2. delta rule: u_ij as w_ij, e_i for q_i (e: k or erase); (I + [beta_i u_ij]_{j<i}) v := beta (v - (e exp(c)) S)
         3. o  = (q exp(c)) S + w v
         4. S := exp(c_C) S + (k exp(c_C - c))^T v
 
@@ -110,8 +109,7 @@ def chunked(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=Non
 
     with torch.autocast(q.device.type, enabled=False):
         C = min(chunk_size, _power_of_two(T))
-        # padding with k = v = beta = log_decay = 0 leaves the state as it is
-        # all (B, H, N, C, D)
+        # (B, H, N, C, D); padding with k = v = beta = log_decay = 0 leaves the state as it is
         q, k, v, log_decay, beta, erase = (to_chunks(x, C) for x in (q, k, v, log_decay, beta, erase))
         # 1. the weights inside the chunks
         inside, q_from_start, k_to_end, decay = weights(q, k, log_decay)

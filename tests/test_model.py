@@ -187,17 +187,15 @@ def test_gated_deltanet2_is_its_definition_in_dense_matrices(beta_max):
     torch.testing.assert_close(mixer(x), expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("G", [1, 2])
-def test_mamba3_is_its_definition_in_complex_numbers(G):
+def test_mamba3_is_its_definition_in_complex_numbers():
     """Lahoti et al. 2026: a share of a token is written at once, the rest with the next; half of the pairs turn."""
-    mixer, x, heads = make_mixer("mamba3", "native", n_groups=G), random_x(), 2 * H
-    sizes = [2 * C, G * 8, G * 8, heads, heads, heads, 2]
-    v, k, q, dt, A, share, angle = (x @ mixer.in_proj.weight.T).split(sizes, dim=-1)
+    mixer, x, heads = make_mixer("mamba3", "native"), random_x(), 2 * H
+    v, k, q, dt, A, share, angle = (x @ mixer.in_proj.weight.T).split([2 * C, 8, 8, heads, heads, heads, 2], dim=-1)
     v, dt, share = v.view(2, T, heads, D), F.softplus(dt + mixer.dt_bias)[..., None], share.sigmoid()[..., None]
     angle = F.pad((math.pi * dt * angle.tanh()[:, :, None]).cumsum(1), (0, 2))  # (2, T, heads, 4)
     own, later, a = share * dt, (1 - share) * dt, (-F.softplus(A)[..., None] * dt).exp()[..., None]
-    parts = ((q, mixer.q_norm, mixer.q_bias), (k, mixer.k_norm, mixer.k_bias))
-    q, k = (rms_norm(y.view(2, T, G, 1, 8), norm.weight) + bias.view(G, -1, 8) for y, norm, bias in parts)
+    parts = zip((k, q), mixer.kq_norm.weight.view(2, 8), mixer.kq_bias.view(2, heads, 8), strict=True)
+    k, q = (rms_norm(y, weight)[:, :, None] + bias for y, weight, bias in parts)
     q, k = (torch.view_as_complex(y.view(2, T, heads, 4, 2)) * torch.polar(angle * 0 + 1, angle) for y in (q, k))
     kv, S, outputs = k[..., None] * v[..., None, :], 0, []
     for t in range(T):
@@ -354,7 +352,7 @@ def test_parameters_start_as_the_table_says(name):
         assert dt.min() >= 0.00099 and dt.max() <= 0.101
         assert abs(start[mixer + "conv.weight"]).max() <= 0.5
     if name == "mamba3":
-        assert all((start[mixer + key] == 1).all() for key in ("D", "q_bias", "k_bias"))
+        assert all((start[mixer + key] == 1).all() for key in ("D", "kq_bias"))
     if name == "monarch":
         assert (start[mixer + "block_gates.bias"] == 4).all() and abs(start[mixer + "skew"].std() - 0.02) < 0.001
     assert all((p == 1).all() for key, p in start.items() if "norm" in key)
@@ -393,8 +391,6 @@ REFUSED = [
     (dict(gate="elementwise", norm_first=False), "no layer has a norm"),
     (dict(attention="gla", readout_norm="denominator"), "both signs"),
     (dict(attention="mamba2", n_groups=3), "must divide mamba2's 8 heads"),
-    (dict(attention="mamba3", n_groups=3), "must divide mamba3's 8 heads"),
-    (dict(attention="mamba3", state_size=3), "state_size=3: mamba3 .* needs 4 or more"),
     (dict(attention="mamba2,softmax", n_embd=12), "needs an even rope_fraction"),
     (dict(attention="gla,monarch", block_size=65), "monarch takes at most 64; it runs token by token, since"),
     (dict(attention="deltanet", beta_max=1.5), "beta_max=1.5: must be one of 1.0, 2.0"),
