@@ -39,8 +39,8 @@ class GPTConfig:
     init: str = key("normal", "start of weights: N(0, 0.02) or PyTorch's default", choices=("normal", "pytorch"))
     attention: str = key(
         "softmax",
-        "mixer: softmax, cosformer, gla, mamba2, gated_deltanet, deltanet, kda, deltaproduct, monarch, or by layer "
-        "a,b,b; gated: softmax with gate=elementwise",
+        "mixer: softmax, cosformer, gla, mamba2, gated_deltanet, deltanet, kda, deltaproduct, monarch, "
+        "gated_deltanet2, mamba3, or by layer a,b,b; gated: softmax with gate=elementwise",
     )
     position: str = key("rope", "positions; rope acts in softmax layers only", choices=("rope", "learned", "none"))
     rope_base: float = key(10000.0, "base of RoPE's angles", above=1)
@@ -67,8 +67,8 @@ class GPTConfig:
     short_conv: int | None = key(
         None, "width of the causal convolution on q, k, v (None: as published, 0: none)", at_least=0, at_most=1024
     )
-    expand: int = key(2, "mamba2: inner width, as a multiple of n_embd", at_least=1)
-    state_size: int = key(128, "mamba2: width of B and C, the number of rows of a head's state", at_least=1)
+    expand: int = key(2, "mamba2, mamba3: inner width, as a multiple of n_embd", at_least=1)
+    state_size: int = key(128, "mamba2, mamba3: width of B and C, the number of rows of a head's state", at_least=1)
     n_groups: int = key(1, "mamba2: number of groups; the heads of a group share B and C", at_least=1)
     levels: str = key(
         "none",

@@ -1,6 +1,6 @@
 """What all mixers share: gates, the recurrence, the readout's norm, the output projection, the state of decoding.
 
-A mixer is a subclass of `Mixer` in model.py, which declares what was published and computes q, k and v from x.
+A mixer is a subclass of `Mixer` (model.py, mixers.py), which declares what was published and makes q, k and v of x.
 """
 
 import math
@@ -32,6 +32,7 @@ class Projection(NamedTuple):
     v: torch.Tensor  # (B, T, Hv, Dv)
     log_decay: torch.Tensor | None = None  # (B, T, H), or (B, T, H, Dk) per key channel
     beta: torch.Tensor | None = None  # (B, T, H), of the delta rule
+    erase: torch.Tensor | None = None  # (B, T, Hk, Dk), the key of what the delta rule erases, if that is not k
     skip: torch.Tensor | None = None  # (B, T, Hv, Dv), added to the readout
     sink: torch.Tensor | None = None  # (B, T, H), the logits of a softmax layer's sinks
     levels: torch.Tensor | None = None  # (B, T, H, L), of log-linear states; Mixer makes them
@@ -172,18 +173,22 @@ class Mixer(nn.Module):
         # a static gate is float32 even under autocast: without .to() its product would be float32, too
         q, k, v = (self.gated(at, y, x).to(y.dtype) for at, y in (("query", p.q), ("key", p.k), ("value", p.v)))
         skip = None if p.skip is None else self.gated("value", p.skip, x)  # a second path of v to the readout
+        erase = None if p.erase is None else self.gated("key", p.erase, x)  # and one of k to the state
         read = None if self.levels is None else self.levels(x, start)
-        return p._replace(q=q, k=k, v=v, skip=skip, levels=read)
+        return p._replace(q=q, k=k, v=v, erase=erase, skip=skip, levels=read)
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         """The readout (B, T, H, Dv); with a denominator (B, T, H, Dv + 1), and the last channel is the denominator."""
-        q, k, v = p.q, p.k, p.v
+        q, k, v, erase = p.q, p.k, p.v, p.erase
         if 1 < q.shape[2] < self.n_head:
-            q, k = (x.repeat_interleave(self.n_head // x.shape[2], dim=2) for x in (q, k))
+            n = self.n_head // q.shape[2]
+            q, k, erase = (x if x is None else x.repeat_interleave(n, dim=2) for x in (q, k, erase))
         if self.norm_kind == "denominator":
             v = F.pad(v, (0, 1), value=1.0)  # a channel of ones sums the weights
         options: dict = dict(log_decay=p.log_decay, beta=p.beta, initial_state=None if state is None else state["S"])
-        uses_fla = self.has_fla and q.is_cuda and kernels.fla_computes(q, v, p.beta)
+        uses_fla = self.has_fla and q.is_cuda and kernels.fla_computes(q, v, p.beta, erase)
+        if erase is not None:
+            options["erase"] = erase
         is_step = q.shape[1] <= self.sub_tokens
         if p.levels is not None:
             form = levels.recurrent if is_step else levels.chunked
@@ -217,8 +222,9 @@ class Mixer(nn.Module):
 
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         """(B, H, T, T): each value's weight in the readout of a whole text, before a denominator."""
-        q, k = (x.repeat_interleave(self.n_head // x.shape[2], dim=2) for x in (p.q, p.k))
-        weights = recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta)
+        inputs, n = (p.q, p.k, p.erase), self.n_head // p.q.shape[2]
+        q, k, erase = (x if x is None else x.repeat_interleave(n, dim=2) for x in inputs)
+        weights = recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta, erase=erase)
         return weights if p.levels is None else weights * levels.factors(p.levels)
 
     def flops_per_token(self, T: int) -> float:

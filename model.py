@@ -4,8 +4,9 @@
     logits = model(idx)                         # (B, T) ids -> (B, T, vocab_size)
     loss = model(idx, targets)                  # nats, mean over the labels that are not -100
 
-The file stands in reading order: the mixers, the GPT. What all mixers share is in mixer.py, the gate in gate.py, the
-keys are in keys.py. A new mixer is one class, whose `project` computes q, k and v from x, and one line in MIXERS.
+The file stands in reading order: the mixers, the GPT. More mixers are in mixers.py, what all share in mixer.py, the
+gate in gate.py, the keys in keys.py. A new mixer is one class, whose `project` computes q, k and v from x,
+and one line in MIXERS.
 """
 
 import zlib
@@ -17,11 +18,12 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from configurator import UserError, check_choice
-from gate import GATE_ACTIVATIONS, READOUT_ACTIVATIONS, ZeroLinear, check_gate
+from gate import GATE_ACTIVATIONS, READOUT_ACTIVATIONS, check_gate
 from keys import GPTConfig
 from mixer import READOUT_NORMS, Mixer, Projection
+from mixers import Mamba3, Monarch
 from ops import IGNORE, kernels, layers, sampling
-from ops.fast import Product, at_least_float32
+from ops.fast import at_least_float32
 from ops.layers import ResidualLinear, RMSNorm, make_conv, make_norm
 from ops.loss import cross_entropy_sum
 
@@ -244,8 +246,8 @@ class DeltaNet(Mixer):
     decay: str | None = None  # one per "head" or per "channel" of the keys
     A_range = (1.0, 16.0)  # of A at the start
 
-    def __init__(self, config, gate, n=1):
-        """n: how many keys, values and betas a token has."""
+    def __init__(self, config, gate, n=1, n_beta=None):
+        """n: how many keys, values and, unless n_beta is given, betas a head has of a token."""
         if self.decay == "head":  # gated_deltanet and deltaproduct have keys of the config for their sizes
             Hk, H, Dk, Dv = config.delta_sizes
         else:
@@ -253,7 +255,8 @@ class DeltaNet(Mixer):
         native_rank = config.head_dim if self.decay == "channel" else 0
         super().__init__(config, gate, query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv), native_rank=native_rank)
         self.split = (Hk * Dk, n * Hk * Dk, n * H * Dv)
-        self.parts = [sum(self.split), n * H, *[H] * (self.decay == "head")]  # q k v, beta, and the dt of a head
+        # q k v, beta, and the dt of a head
+        self.parts = [sum(self.split), (n_beta or n) * H, *[H] * (self.decay == "head")]
         self.in_proj = nn.Linear(config.n_embd, sum(self.parts), bias=False)
         self.conv = make_conv(config, sum(self.split), published_width=4)
         if self.decay == "channel":
@@ -294,6 +297,20 @@ class KDA(DeltaNet):
     decay = "channel"
 
 
+class GatedDeltaNet2(KDA):
+    """Gated DeltaNet-2 (NVIDIA 2026, "Decoupling Erase and Write in Linear Attention"): KDA with a beta for each
+    channel of the key that erases and of the value: S_t = (I - k_t (b_t * k_t)^T) a_t S_{t-1} + k_t (w_t * v_t)^T."""
+
+    def __init__(self, config, gate):
+        super().__init__(config, gate, n_beta=2 * config.head_dim)
+
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
+        p = super().project(x, state, start)
+        erase, write = p.beta.unflatten(-1, (-1, self.key_width)).chunk(2, dim=2)  # (B, T, H, D), up to beta_max
+        v = (write / self.config.beta_max * p.v).to(p.v.dtype)
+        return p._replace(v=v, beta=torch.ones_like(p.beta[..., : self.n_head]), erase=erase * p.k)
+
+
 class DeltaProduct(GatedDeltaNet):
     """Gated DeltaProduct (Siems et al. 2025): Gated DeltaNet with n = n_householder steps of the delta rule a token.
 
@@ -325,81 +342,6 @@ class DeltaProduct(GatedDeltaNet):
         return super().read(p, state, start)[:, self.sub_tokens - 1 :: self.sub_tokens]  # (B, T, H, Dv)
 
 
-class Monarch(Mixer):
-    """S_t = P^T L(x_t) P R(x_t) S_{t-1} + k_t v_t^T and o_t = q_t^T S_t: a transition that mixes the n = 64 rows of S.
-
-    L and R are block diagonal: sqrt(n) = 8 orthogonal blocks of 8 x 8, the Cayley transforms (I + A)^-1 (I - A) of
-    skew-symmetric A, which are parameters; of x_t is only one sigmoid for each block, a factor on it. P transposes the
-    rows as an 8 x 8 table (Dao et al. 2022, "Monarch"). Products of such matrices are not of that form, so there is no
-    cheap chunked form: it runs token by token, and block_size may not be above 64.
-
-    The proposal, which is unpublished, has one h_t = P^T L P R h_{t-1} + B x_t. Ours: heads, with blocks of their own;
-    head_dim columns h side by side in S, with B x = k v^T; the readout by q, and its norm; and the start at blocks near
-    the identity and gates of sigmoid(4), which leave a tenth of S after 64 tokens.
-    """
-
-    published_norm = "rms"
-    linear_in = ("query", "key", "value")
-    longest = 64
-    m = 8  # sqrt(n)
-    flops_per_entry = 4 * m + 6  # of S: two products with blocks, their sigmoids, written and read
-
-    @classmethod
-    def check(cls, name: str, config: GPTConfig) -> None:
-        super().check(name, config)
-        if config.block_size > cls.longest:
-            why = "it runs token by token, since products of its transitions have no cheap chunked form"
-            raise UserError(f"block_size={config.block_size}: {name} takes at most {cls.longest}; {why}")
-
-    def __init__(self, config, gate):
-        H, D, m = config.n_head, config.head_dim, self.m
-        super().__init__(config, gate, query=(H, m * m), key=(H, m * m), value=(H, D))
-        self.split = (H * m * m, H * m * m, H * D)
-        self.qkv = nn.Linear(config.n_embd, sum(self.split), bias=False)
-        self.conv = make_conv(config, sum(self.split))
-        self.block_gates = ZeroLinear(config.n_embd, H * 2 * m, bias_start=4.0)
-        self.skew = nn.Parameter(torch.empty(2 * H * m**3))  # flat: a 1-D parameter gets no weight decay
-
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
-        start.normal_(0.0, 0.02, generator=generator)
-
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        qkv = self.conv(self.qkv(x), state).split(self.split, dim=-1)
-        q, k, v = (y.unflatten(-1, (self.n_head, -1)) for y in qkv)  # (B, T, H, n or D)
-        logits = at_least_float32(self.block_gates(x)).unflatten(-1, (self.n_head, -1))  # (B, T, H, 2m): L's, R's
-        return Projection(q * self.key_width**-0.5, k, v, F.logsigmoid(logits))
-
-    def blocks(self) -> torch.Tensor:
-        """The blocks of L and of R: (2, H, m, m, m)."""
-        A = at_least_float32(self.skew).view(2, self.n_head, self.m, self.m, self.m)
-        A, one = A - A.mT, torch.eye(self.m, dtype=A.dtype, device=A.device)
-        return torch.linalg.solve_ex(one + A, one - A)[0]  # solve would wait for a GPU
-
-    def turned(self, p: Projection, v: torch.Tensor, S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The readout (B, T, H, D) of v (B, T, H, D) from the state S (B, H, n, D) on, and the state behind it."""
-        q, k, v, S = (at_least_float32(y) for y in (p.q[..., None, :], p.k[..., None], v[..., None, :], S))
-        gates, outputs = p.log_decay.exp().unflatten(-1, (2, self.m, 1, 1)), []  # (B, T, H, 2, m, 1, 1)
-        with torch.autocast(v.device.type, enabled=False):
-            L, R = self.blocks()
-            for q_t, k_t, v_t, gate in zip(*(y.unbind(1) for y in (q, k, v, gates)), strict=True):
-                S = S.unflatten(2, (self.m, self.m))  # (B, H, m, m, D)
-                S = (gate[:, :, 1] * Product.apply(R, S)).transpose(2, 3)
-                S = (gate[:, :, 0] * Product.apply(L, S)).transpose(2, 3)
-                S = S.flatten(2, 3) + k_t * v_t
-                outputs.append(Product.apply(q_t, S))  # (B, H, 1, D)
-        return torch.cat(outputs, dim=2).transpose(1, 2), S
-
-    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
-        state = self.init_state(len(p.v), p.v.device, p.v.dtype) if state is None else state
-        o, state["S"] = self.turned(p, p.v, state["S"])
-        return o
-
-    def explicit_weights(self, p: Projection) -> torch.Tensor:
-        B, T, H = p.v.shape[:3]
-        one_hot = torch.eye(T, device=p.v.device, dtype=p.v.dtype)[:, None].expand(B, -1, H, -1)  # v of each token
-        return self.turned(p, one_hot, one_hot.new_zeros(B, H, self.key_width, T))[0].transpose(1, 2)
-
-
 MIXERS = {
     "softmax": Softmax,
     "cosformer": CosFormer,
@@ -410,6 +352,8 @@ MIXERS = {
     "kda": KDA,
     "deltaproduct": DeltaProduct,
     "monarch": Monarch,
+    "gated_deltanet2": GatedDeltaNet2,
+    "mamba3": Mamba3,
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -526,7 +470,7 @@ class GPT(nn.Module):
         | ShortConv                                | U(-1/sqrt(width), 1/sqrt(width)), its bias too      |
         | A_log                                    | log of U(1, 16); gated_deltanet U(0.01, 16)         |
         | dt_bias                                  | softplus^-1 of a log-uniform dt in [0.001, 0.1]     |
-        | D; monarch's skew, a sink's logit        | 1; N(0, s)                                          |
+        | D, kq_bias; monarch's skew, sink logits  | 1; N(0, s)                                          |
 
         From ZeroLinear on, the rule is a method of the module, and yours may have one: init_parameter(name, start,
         generator) fills the tensor `start`, which holds the constructor's values. Raises UserError for a parameter

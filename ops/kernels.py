@@ -32,9 +32,9 @@ def check_kernels(kernels: str, is_used: bool) -> None:
         warnings.warn(f"kernels=auto: on the GPU the recurrence runs in plain PyTorch; install {WANTED}", stacklevel=5)
 
 
-def fla_computes(q: torch.Tensor, v: torch.Tensor, beta: torch.Tensor | None) -> bool:
-    """Whether fla's kernels take these tensors: they refuse float64, and wide keys with the delta rule."""
-    return v.dtype != torch.float64 and (beta is None or q.shape[-1] <= FLA_DELTA_KEYS)
+def fla_computes(q: torch.Tensor, v: torch.Tensor, beta: torch.Tensor | None, erase: torch.Tensor | None) -> bool:
+    """Whether fla's kernels take these tensors: not float64, wide keys with the delta rule, or a key that erases."""
+    return v.dtype != torch.float64 and erase is None and (beta is None or q.shape[-1] <= FLA_DELTA_KEYS)
 
 
 def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):

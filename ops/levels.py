@@ -42,20 +42,22 @@ def _factors(levels):
     return levels.gather(-1, level.expand(*levels.shape[:-2], T, T)).tril()
 
 
-def recurrent(q, k, v, *, levels, log_decay=None, beta=None, initial_state=None, start: int = 0):
+def recurrent(q, k, v, *, levels, log_decay=None, beta=None, erase=None, initial_state=None, start: int = 0):
     """Token by token."""
-    q, k, v, log_decay, beta, S = _prepared(q, k, v, levels, log_decay, beta, initial_state)
-    inputs = (q, k, v, levels, log_decay, beta)
+    q, k, v, log_decay, beta, erase, S = _prepared(q, k, v, levels, log_decay, beta, erase, initial_state)
+    inputs = (q, k, v, levels, log_decay, beta, erase)
     inputs = ([None] * q.shape[1] if x is None else x[:, :, :, None].unbind(1) for x in inputs)
     outputs = [S[:, :, 0, :0]]  # for T = 0
     with torch.autocast(q.device.type, enabled=False):
-        for end, (q_t, k_t, v_t, lambda_t, log_a, beta_t) in enumerate(zip(*inputs, strict=True), start + 1):
+        for end, token in enumerate(zip(*inputs, strict=True), start + 1):
+            q_t, k_t, v_t, lambda_t, log_a, beta_t, erase_t = token
             # 1. every state decays, and with the delta rule gives way to a share beta of v
             if log_a is not None:
                 S = log_a.exp().mT[:, :, None] * S
             if beta_t is not None:
                 v_t = beta_t * v_t
-                S = S - k_t.mT[:, :, None] * beta_t[:, :, None] * Product.apply(k_t[:, :, None], S)
+                held = Product.apply((k_t if erase_t is None else erase_t)[:, :, None], S)
+                S = S - k_t.mT[:, :, None] * beta_t[:, :, None] * held
             new = (k_t.mT * v_t)[:, :, None]  # (B, H, 1, Dk, Dv)
             # 2. the readout
             read = Product.apply(q_t[:, :, None], torch.cat([new, S], 2))  # (B, H, L, 1, Dv)
@@ -67,14 +69,16 @@ def recurrent(q, k, v, *, levels, log_decay=None, beta=None, initial_state=None,
     return torch.cat(outputs, 2).transpose(1, 2), S
 
 
-def chunked(q, k, v, *, levels, log_decay=None, beta=None, initial_state=None, start: int = 0, chunk_size: int = 32):
+def chunked(
+    q, k, v, *, levels, log_decay=None, beta=None, erase=None, initial_state=None, start: int = 0, chunk_size: int = 32
+):
     """Block by block: a text that begins at `start` consists of few blocks whose place is a multiple of their size."""
-    q, k, v, log_decay, beta, S = _prepared(q, k, v, levels, log_decay, beta, initial_state)
+    q, k, v, log_decay, beta, erase, S = _prepared(q, k, v, levels, log_decay, beta, erase, initial_state)
     outputs, states = [S[:, :, 0, :0]], [None, *S.unbind(2)]  # level 0 has no state
     with torch.autocast(q.device.type, enabled=False):
         for first, size in _aligned(start, start + q.shape[1]):
             part = slice(first - start, first - start + size)
-            inputs = (None if x is None else x[:, part] for x in (q, k, v, levels, log_decay, beta))
+            inputs = (None if x is None else x[:, part] for x in (q, k, v, levels, log_decay, beta, erase))
             o, new, read, through = _block(chunk_size, *inputs)
             after = min(((first + size) & -(first + size)).bit_length(), len(states) - 1)  # the level of the sum
             for level in range(1, len(states)):
@@ -89,11 +93,11 @@ def chunked(q, k, v, *, levels, log_decay=None, beta=None, initial_state=None, s
     return torch.cat(outputs, 2).transpose(1, 2), torch.stack(states[1:], 2)
 
 
-def _prepared(q, k, v, levels, log_decay, beta, initial_state):
-    q, k, v, log_decay, beta, S = prepare(q, k, v, log_decay, beta, initial_state)
+def _prepared(q, k, v, levels, log_decay, beta, erase, initial_state):
+    *inputs, S = prepare(q, k, v, log_decay, beta, erase, initial_state)
     if initial_state is None:
         S = S[:, :, None].expand(-1, -1, levels.shape[-1] - 1, -1, -1)
-    return q, k, v, log_decay, beta, S
+    return *inputs, S
 
 
 def _aligned(start, end):
@@ -105,24 +109,25 @@ def _aligned(start, end):
         start += size
 
 
-def _block(chunk_size, q, k, v, levels, log_decay, beta):
+def _block(chunk_size, q, k, v, levels, log_decay, beta, erase):
     """A block (B, n, H, D) of a power of two of tokens, as if the text began with it. Returns
 
     o (B, H, n, Dv); its state (B, H, Dk, Dv); what its queries read of the state before it (B, H, n, Dk); and what the
     block does to that state: None, a factor (B, H, 1 or Dk, 1), or with the delta rule a matrix (B, H, Dk, Dk).
     """
     size = min(chunk_size, q.shape[1])
-    q, k, v, levels, log_decay, beta = (to_chunks(x, size) for x in (q, k, v, levels, log_decay, beta))
+    inputs = (to_chunks(x, size) for x in (q, k, v, levels, log_decay, beta, erase))
     # 1. the chunks, all at once: (B, H, N, C, D)
+    q, k, v, levels, log_decay, beta, erase = inputs
     inside, read, k_to_end, through = weights(q, k, log_decay)
     write = k_to_end.mT
     if beta is not None:
-        erase, k_from_start, _, _ = weights(k, k, log_decay)
-        inverse = Inverse.apply((erase * beta).tril(-1)) * beta.mT
+        u, from_start, _, _ = weights(k if erase is None else erase, k, log_decay)
+        inverse = Inverse.apply((u * beta).tril(-1)) * beta.mT
         inside, write = Product.apply(inside, inverse), Product.apply(write, inverse)
-        read = read - Product.apply(inside, k_from_start)
+        read = read - Product.apply(inside, from_start)
         eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
-        through = (eye if through is None else through * eye) - Product.apply(write, k_from_start)
+        through = (eye if through is None else through * eye) - Product.apply(write, from_start)
     o, state = Product.apply(inside * _factors(levels), v), Product.apply(write, v)
     read = read.expand(*o.shape[:-1], -1)
     # 2. two neighbours become one: the right one reads the left one's state, at one level

@@ -15,6 +15,7 @@ All but quadratic return o (B, T, H, Dv) and the final state (B, H, Dk, Dv), in 
     v               (B, T, H, Dv)
     log_decay       log a_t <= 0: None (no decay), (B, T, H) one per head, or (B, T, H, Dk) one per key channel
     beta            None, or (B, T, H): the delta rule
+    erase           None, or (B, T, H, Dk): takes the place of k_t in (a_t S_{t-1})^T k_t; with beta alone
     initial_state   None (zeros), or (B, H, Dk, Dv)
 
 Autocast changes nothing, forward or backward: bfloat16 has too few digits for decays, sums and states. On a GPU,
@@ -31,17 +32,19 @@ from ops.fast import ChannelWeights, Chunks, HeadWeights, Inverse, PlainWeights,
 LOG_DECAY_MIN = -104.0
 
 
-def recurrent(q, k, v, *, log_decay=None, beta=None, initial_state=None):
+def recurrent(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=None):
     """The definition, token by token."""
-    q, k, v, log_decay, beta, S = prepare(q, k, v, log_decay, beta, initial_state)
-    inputs = ([None] * q.shape[1] if x is None else x[:, :, :, None].unbind(1) for x in (q, k, v, log_decay, beta))
+    q, k, v, log_decay, beta, erase, S = prepare(q, k, v, log_decay, beta, erase, initial_state)
+    inputs = (q, k, v, log_decay, beta, erase)
+    inputs = ([None] * q.shape[1] if x is None else x[:, :, :, None].unbind(1) for x in inputs)
     outputs = []
     with torch.autocast(q.device.type, enabled=False):
-        for q_t, k_t, v_t, log_a, beta_t in zip(*inputs, strict=True):  # (B, H, 1, D)
+        for q_t, k_t, v_t, log_a, beta_t, erase_t in zip(*inputs, strict=True):  # (B, H, 1, D)
             a = None if log_a is None else log_a.exp()
-            # 1. the delta rule: what the decayed state holds under k gives way to a share beta of v
+            # 1. the delta rule: what the decayed state holds under k, or erase, gives way to a share beta of v
             if beta_t is not None:
-                v_t = beta_t * (v_t - Product.apply(k_t if a is None else k_t * a, S))
+                erase_t = k_t if erase_t is None else erase_t
+                v_t = beta_t * (v_t - Product.apply(erase_t if a is None else erase_t * a, S))
             # 2. the state decays and takes up the token
             new = k_t.mT * v_t
             S = new.add_(S) if a is None else new.addcmul_(a.mT, S)  # (B, H, Dk, Dv)
@@ -51,25 +54,26 @@ def recurrent(q, k, v, *, log_decay=None, beta=None, initial_state=None):
     return o.transpose(1, 2), S
 
 
-def plain_chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_size: int = 64):
+def plain_chunked(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=None, chunk_size: int = 64):
     """The recurrence chunk by chunk. T need not be a multiple of chunk_size.
 
     c_i is the sum of the log-decays from the start of the chunk to i, and S is the state before the chunk:
 
         1. w_ij = sum_d q_id k_jd exp(c_id - c_jd) for j <= i
-        2. delta rule: u_ij as w_ij, with k_i for q_i; (I + [beta_i u_ij]_{j<i}) v := beta (v - (k exp(c)) S)
+        2. delta rule: u_ij as w_ij, e_i for q_i (e: k or erase); (I + [beta_i u_ij]_{j<i}) v := beta (v - (e exp(c)) S)
         3. o  = (q exp(c)) S + w v
         4. S := exp(c_C) S + (k exp(c_C - c))^T v
 
     Source: Dao & Gu 2024, Listing 1; for the delta rule Yang et al. 2024, "Gated Delta Networks", section 3.3.
     """
-    q, k, v, log_decay, beta, S = prepare(q, k, v, log_decay, beta, initial_state)
+    q, k, v, log_decay, beta, erase, S = prepare(q, k, v, log_decay, beta, erase, initial_state)
     log_decay = torch.zeros_like(v[..., :1]) if log_decay is None else log_decay
+    erase = k if erase is None else erase
     outputs = [S[:, :, :0]]  # for T = 0
     for start in range(0, q.shape[1], chunk_size):
         chunk = slice(start, start + chunk_size)
-        inputs = (x if x is None else x[:, chunk].transpose(1, 2) for x in (q, k, v, log_decay, beta))
-        q_c, k_c, v_c, c, beta_c = inputs  # (B, H, C, D)
+        inputs = (x if x is None else x[:, chunk].transpose(1, 2) for x in (q, k, v, log_decay, beta, erase))
+        q_c, k_c, v_c, c, beta_c, e_c = inputs  # (B, H, C, D)
         # 1. the weights inside the chunk
         c = c.cumsum(-2)
         later = torch.ones(c.shape[-2], c.shape[-2], dtype=torch.bool, device=c.device).triu(1)[..., None]
@@ -78,8 +82,8 @@ def plain_chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chu
         w = (q_c[..., :, None, :] * k_c[..., None, :, :] * decay).sum(-1)  # (B, H, C, C)
         # 2. the delta rule corrects the values
         if beta is not None:
-            u = (k_c[..., :, None, :] * k_c[..., None, :, :] * decay).sum(-1)
-            right = beta_c * (v_c - (k_c * c.exp()) @ S)
+            u = (e_c[..., :, None, :] * k_c[..., None, :, :] * decay).sum(-1)
+            right = beta_c * (v_c - (e_c * c.exp()) @ S)
             v_c = torch.linalg.solve_triangular((beta_c * u).tril(-1), right, upper=False, unitriangular=True)
         # 3. the readout: what the state holds, and what the chunk adds
         outputs.append((q_c * c.exp()) @ S + w @ v_c)
@@ -88,15 +92,15 @@ def plain_chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chu
     return torch.cat(outputs, dim=2).transpose(1, 2), S
 
 
-def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_size: int | None = None):
+def chunked(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=None, chunk_size: int | None = None):
     """plain_chunked in fewer and larger products. chunk_size must be a power of two.
 
-    Step 1 is taken for all chunks at once. In step 2, v becomes inverse (beta v) - inverse (beta k exp(c)) S, the WY
+    Step 1 is taken for all chunks at once. In step 2, v becomes inverse (beta v) - inverse (beta e exp(c)) S, the WY
     form of Yang et al. 2024. Only the states are a loop, whose backward is written by hand (fast.Chunks). A log-decay
     may be -inf. One per head below LOG_DECAY_MIN counts as LOG_DECAY_MIN, and its gradient is zero.
     """
     is_empty, T = initial_state is None, q.shape[1]
-    q, k, v, log_decay, beta, S = prepare(q, k, v, log_decay, beta, initial_state)
+    q, k, v, log_decay, beta, erase, S = prepare(q, k, v, log_decay, beta, erase, initial_state)
     if chunk_size is None:
         # on a CPU the width of the keys was fastest, for every kind of decay; the delta rule wants a small inverse
         chunk_size = 16 if q.shape[-1] <= 16 else 32 if q.shape[-1] <= 32 or beta is not None else 64
@@ -105,16 +109,16 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
 
     with torch.autocast(q.device.type, enabled=False):
         C = min(chunk_size, _power_of_two(T))
-        # padding with k = v = beta = log_decay = 0 leaves the state as it is
-        q, k, v, log_decay, beta = (to_chunks(x, C) for x in (q, k, v, log_decay, beta))  # (B, H, N, C, D)
+        # (B, H, N, C, D); padding with k = v = beta = log_decay = 0 leaves the state as it is
+        q, k, v, log_decay, beta, erase = (to_chunks(x, C) for x in (q, k, v, log_decay, beta, erase))
         # 1. the weights inside the chunks
         inside, q_from_start, k_to_end, decay = weights(q, k, log_decay)
         # 2. the delta rule: the values become v - w S
         w = None
         if beta is not None:
-            erase, k_from_start, _, _ = weights(k, k, log_decay)
-            inverse = Inverse.apply((erase * beta).tril(-1)) * beta.mT
-            v, w = Product.apply(inverse, v), Product.apply(inverse, k_from_start)
+            u, from_start, _, _ = weights(k if erase is None else erase, k, log_decay)
+            inverse = Inverse.apply((u * beta).tril(-1)) * beta.mT
+            v, w = Product.apply(inverse, v), Product.apply(inverse, from_start)
         # 3. and 4. the readout and the states, which are not needed inside a single chunk that begins with zeros
         if is_empty and v.shape[2] == 1:
             o, S = Product.apply(inside, v), Product.apply(k_to_end.mT, v)[:, :, 0].expand_as(S)
@@ -123,18 +127,20 @@ def chunked(q, k, v, *, log_decay=None, beta=None, initial_state=None, chunk_siz
     return o.reshape(*S.shape[:2], -1, o.shape[-1])[:, :, :T].transpose(1, 2), S
 
 
-def quadratic(q, k, *, log_decay=None, beta=None) -> Tensor:
+def quadratic(q, k, *, log_decay=None, beta=None, erase=None) -> Tensor:
     """The weights (B, H, T, T) that the recurrence from an empty state gives each earlier v: o = weights @ v.
 
     With the delta rule, v is the value before the rule corrects it. Weights may be negative and need not sum to one.
     """
-    q, k, _, log_decay, beta, _ = prepare(q, k, k, log_decay, beta, None)
+    q, k, _, log_decay, beta, erase, _ = prepare(q, k, k, log_decay, beta, erase, None)
     T = q.shape[1]
     with torch.autocast(q.device.type, enabled=False):
-        q, k, log_decay, beta = (to_chunks(x, _power_of_two(T)) for x in (q, k, log_decay, beta))  # one chunk
+        C = _power_of_two(T)  # one chunk
+        q, k, log_decay, beta, erase = (to_chunks(x, C) for x in (q, k, log_decay, beta, erase))
         w = weights(q, k, log_decay)[0]
         if beta is not None:
-            inverse = Inverse.apply((weights(k, k, log_decay)[0] * beta).tril(-1))
+            u = weights(k if erase is None else erase, k, log_decay)[0]
+            inverse = Inverse.apply((u * beta).tril(-1))
             w = Product.apply(w, inverse) * beta.mT
     return w[:, :, 0, :T, :T]
 
@@ -157,16 +163,17 @@ def weights(q: Tensor, k: Tensor, log_decay: Tensor | None) -> tuple:
     return inside, q, k, decay.mT
 
 
-def prepare(q, k, v, log_decay, beta, initial_state):
+def prepare(q, k, v, log_decay, beta, erase, initial_state):
     """Casts to float32 or float64, gives log_decay and beta a last axis, and makes the state."""
     if log_decay is not None and log_decay.dim() == 3:
         log_decay = log_decay[..., None]  # (B, T, H, 1 or Dk)
     if beta is not None:
         beta = beta[..., None]  # (B, T, H, 1)
-    q, k, v, log_decay, beta = (x if x is None else at_least_float32(x) for x in (q, k, v, log_decay, beta))
+    inputs = (q, k, v, log_decay, beta, erase)
+    q, k, v, log_decay, beta, erase = (x if x is None else at_least_float32(x) for x in inputs)
     if initial_state is None:
         initial_state = v.new_zeros(v.shape[0], max(q.shape[2], v.shape[2]), q.shape[3], v.shape[3])
-    return q, k, v, log_decay, beta, at_least_float32(initial_state)
+    return q, k, v, log_decay, beta, erase, at_least_float32(initial_state)
 
 
 def _power_of_two(T):

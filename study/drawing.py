@@ -24,7 +24,7 @@ plt.rcParams["text.parse_math"] = False  # a name may hold a $
 # Okabe & Ito 2008: colours that the colour-blind can tell apart. The spare ones are from Tol 2021, "muted"
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 SPARE_COLOURS = ["#999933", "#332288", "#44AA99", "#117733", "#CC6677"]
-MIXER_COLOURS = dict(zip(MIXERS, [*COLOURS[:6], "#882255", "#AA4499", "#DDCC77"], strict=False))
+MIXER_COLOURS = dict(zip(MIXERS, [*COLOURS[:6], "#882255", "#AA4499", "#DDCC77", "#661100", "#6699CC"], strict=False))
 
 FEWEST_FOR_AN_INTERVAL = 3  # seeds
 

@@ -34,7 +34,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}  # of the digits a dtype 
 KINDS = [(decay, delta) for decay in ("none", "per head", "per channel") for delta in (False, True)]
 every_kind = pytest.mark.parametrize(("kind", "delta"), KINDS)
 every_mixer = pytest.mark.parametrize(
-    "mixer", ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda", "deltaproduct"]
+    "mixer", ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda", "deltaproduct", "mamba3"]
 )
 
 # -- the process with the interpreter ----------------------------------------------------------------------------------
@@ -192,10 +192,21 @@ def deltaproduct_against_the_naive_form(n):
     return {"o": error(mixer.read(p, None, 0), naive(q, p.k, p.v, g, p.beta, 1.0, None, num_householder=n)[0])}
 
 
+@torch.no_grad()
+def gated_deltanet2_against_the_naive_form():
+    from fla.ops.gdn2.naive import naive_recurrent_gdn2 as naive
+
+    mixer = GPT(GPTConfig(attention="gated_deltanet2", n_layer=1, n_head=2, n_embd=16, vocab_size=1)).blocks[0].mixer
+    p = mixer.project(torch.randn(2, 70, 16), None, 0)
+    expected = naive(p.q, p.k, p.v, p.log_decay, p.erase / p.k, torch.ones_like(p.v), scale=1.0)[0]
+    return {"o": error(mixer.read(p, None, 0), expected)}
+
+
 @needs_the_kernels
-@pytest.mark.parametrize("n", [1, 3])
-def test_deltaproduct_is_the_naive_form_of_fla(interpreter, n):
-    check(interpreter(deltaproduct_against_the_naive_form, n), 1e-5)
+def test_deltaproduct_and_gated_deltanet2_are_the_naive_forms_of_fla(interpreter):
+    for n in (1, 3):
+        check(interpreter(deltaproduct_against_the_naive_form, n), 1e-5)
+    check(interpreter(gated_deltanet2_against_the_naive_form), 1e-5)
 
 
 # -- when they are used ------------------------------------------------------------------------------------------------
@@ -221,6 +232,8 @@ def test_fla_is_used_from_its_lowest_version_on_where_there_is_a_gpu(monkeypatch
         ("chunked", dict(attention="gla"), torch.float64),
         ("fla", dict(attention="gated_deltanet", head_dim=256), torch.float32),
         ("chunked", dict(attention="gated_deltanet", head_dim=257), torch.float32),
+        ("chunked", dict(attention="gated_deltanet2"), torch.float32),
+        ("fla", dict(attention="mamba3"), torch.float32),
     ],
 )
 def test_a_model_on_a_gpu_uses_fla_where_it_computes_the_mixer(monkeypatch, form, keys, dtype):

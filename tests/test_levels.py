@@ -19,7 +19,9 @@ B, H, DK, DV = 2, 3, 8, 5
 KINDS = {"none": None, "per head": (H,), "per channel": (H, DK)}
 RECURRENT = [name for name in MIXERS if MIXERS[name].has_levels]
 every_kind = pytest.mark.parametrize("kind", KINDS)
-with_and_without_the_delta_rule = pytest.mark.parametrize("delta", [False, True], ids=["plain", "delta rule"])
+with_and_without_the_delta_rule = pytest.mark.parametrize(
+    "delta", [False, True, "erase"], ids=["plain", "delta rule", "another key erases"]
+)
 
 
 def make_inputs(T, kind, delta, n_levels):
@@ -27,7 +29,8 @@ def make_inputs(T, kind, delta, n_levels):
     q, k, v = torch.randn(B, T, H, DK).double(), torch.randn(B, T, H, DK).double(), torch.randn(B, T, H, DV).double()
     inputs = {"q": q, "k": F.normalize(k, dim=-1), "v": v, "levels": torch.rand(B, T, H, n_levels).double()}
     inputs["log_decay"] = None if KINDS[kind] is None else -torch.rand(B, T, *KINDS[kind]).double()
-    return inputs | {"beta": torch.rand(B, T, H).double() if delta else None}
+    inputs["beta"] = torch.rand(B, T, H).double() if delta else None
+    return inputs | {"erase": F.normalize(torch.randn(B, T, H, DK).double(), dim=-1) if delta == "erase" else None}
 
 
 def blocks_of(t):
@@ -41,13 +44,13 @@ def blocks_of(t):
     return levels
 
 
-def definition(q, k, v, *, levels, log_decay, beta):
+def definition(q, k, v, *, levels, log_decay, beta, erase):
     T, last = q.shape[1], levels.shape[-1] - 1
     factor = levels.new_zeros(B, H, T, T)
     for t in range(T):
         for s, level in blocks_of(t).items():
             factor[:, :, t, s] = levels[:, t, :, min(level, last)]
-    weights = quadratic(q, k, log_decay=log_decay, beta=beta) * factor
+    weights = quadratic(q, k, log_decay=log_decay, beta=beta, erase=erase) * factor
     return torch.einsum("bhij,bjhv->bihv", weights, v), factor
 
 
@@ -99,7 +102,7 @@ def test_with_all_lambda_at_one_it_is_the_plain_recurrence(kind, delta):
 
 
 def test_bfloat16_and_autocast_change_nothing():
-    inputs = {name: x.bfloat16() for name, x in make_inputs(50, "per head", True, 7).items()}
+    inputs = {name: x.bfloat16() for name, x in make_inputs(50, "per head", "erase", 7).items()}
     exact = gradients(chunked, {name: x.float() for name, x in inputs.items()})
     with torch.autocast("cpu", torch.bfloat16):
         results = gradients(chunked, inputs)

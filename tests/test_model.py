@@ -172,6 +172,39 @@ def test_deltaproduct_is_its_definition(name, n):
     torch.testing.assert_close(mixer(x), expected, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("beta_max", [1, 2])
+def test_gated_deltanet2_is_its_definition_in_dense_matrices(beta_max):
+    mixer, kda, x = make_mixer("gated_deltanet2", beta_max=beta_max), make_mixer("kda", beta_max=beta_max), random_x()
+    qkv, betas = mixer.in_proj.weight.split([3 * C, 2 * C])
+    kda.load_state_dict(mixer.state_dict() | {"in_proj.weight": torch.cat([qkv, betas[:H]])})
+    p, (erase, write) = kda.project(x, None, 0), (x @ betas.T).sigmoid().view(2, T, 2, H, D).unbind(2)
+    S, outputs = x.new_zeros(2, H, D, D), []
+    for t in range(T):
+        k, e = p.k[:, t, :, :, None], (beta_max * erase[:, t] * p.k[:, t])[..., None, :]
+        S = (torch.eye(D) - k @ e) @ p.log_decay[:, t].exp().diag_embed() @ S + k * (write * p.v)[:, t, :, None]
+        outputs.append((p.q[:, t, :, None] @ S).squeeze(2))
+    expected = rms_norm(torch.stack(outputs, dim=1), mixer.norm.weight).flatten(2) @ mixer.out_proj.weight.T
+    torch.testing.assert_close(mixer(x), expected, rtol=1e-9, atol=1e-11)
+
+
+def test_mamba3_is_its_definition_in_complex_numbers():
+    """Lahoti et al. 2026: a share of a token is written at once, the rest with the next; half of the pairs turn."""
+    mixer, x, heads = make_mixer("mamba3", "native"), random_x(), 2 * H
+    v, k, q, dt, A, share, angle = (x @ mixer.in_proj.weight.T).split([2 * C, 8, 8, heads, heads, heads, 2], dim=-1)
+    v, dt, share = v.view(2, T, heads, D), F.softplus(dt + mixer.dt_bias)[..., None], share.sigmoid()[..., None]
+    angle = F.pad((math.pi * dt * angle.tanh()[:, :, None]).cumsum(1), (0, 2))  # (2, T, heads, 4)
+    own, later, a = share * dt, (1 - share) * dt, (-F.softplus(A)[..., None] * dt).exp()[..., None]
+    parts = zip((k, q), mixer.kq_norm.weight.view(2, 8), mixer.kq_bias.view(2, heads, 8), strict=True)
+    k, q = (rms_norm(y, weight)[:, :, None] + bias for y, weight, bias in parts)
+    q, k = (torch.view_as_complex(y.view(2, T, heads, 4, 2)) * torch.polar(angle * 0 + 1, angle) for y in (q, k))
+    kv, S, outputs = k[..., None] * v[..., None, :], 0, []
+    for t in range(T):
+        S = a[:, t] * (S + (later[:, t, ..., None] * kv[:, t - 1] if t else 0)) + own[:, t, ..., None] * kv[:, t]
+        outputs.append((q[:, t, :, None].conj() @ S).real.squeeze(2) + mixer.D[:, None] * v[:, t])
+    o = torch.stack(outputs, dim=1).flatten(2) * F.silu(x @ mixer.gates["native"].proj.weight.T)
+    torch.testing.assert_close(mixer(x), o @ mixer.out_proj.weight.T, rtol=1e-9, atol=1e-11)
+
+
 def test_monarch_is_its_definition_in_dense_matrices():
     """Its transition as a product of four 64 x 64 matrices. P is a permutation, and every block is orthogonal."""
     mixer, x, n = make_mixer("monarch"), random_x(), 64
@@ -318,6 +351,8 @@ def test_parameters_start_as_the_table_says(name):
         assert A.min() >= (1.0 if name == "mamba2" else 0.01) and A.max() <= 16 and 4 < A.mean() < 12
         assert dt.min() >= 0.00099 and dt.max() <= 0.101
         assert abs(start[mixer + "conv.weight"]).max() <= 0.5
+    if name == "mamba3":
+        assert all((start[mixer + key] == 1).all() for key in ("D", "kq_bias"))
     if name == "monarch":
         assert (start[mixer + "block_gates.bias"] == 4).all() and abs(start[mixer + "skew"].std() - 0.02) < 0.001
     assert all((p == 1).all() for key, p in start.items() if "norm" in key)
@@ -384,7 +419,8 @@ MIXING = {  # of one layer at context T: a multiply-add is 2; a state is decayed
     "cosformer": 5 * H * (2 * D) * D,
     "gla": 5 * H * D * D,
     "mamba2": 5 * (2 * H) * 8 * D,
-    **dict.fromkeys(("gated_deltanet", "deltanet", "kda"), 7 * H * D * D),  # read once more, under k
+    "mamba3": 5 * (2 * H) * 8 * D,
+    **dict.fromkeys(("gated_deltanet", "deltanet", "kda", "gated_deltanet2"), 7 * H * D * D),  # read once more, under k
     "deltaproduct": 2 * 7 * H * D * D,
     "monarch": (2 * 2 * 8 + 2 + 4) * H * 64 * D,  # two products with a row of 8, two sigmoids, written and read
 }

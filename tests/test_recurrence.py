@@ -83,9 +83,10 @@ def readout_of_weights(inputs):
     return torch.einsum("bhij,bjhv->bihv", weights, v)
 
 
-def definition(q, k, v, *, log_decay=None, beta=None, initial_state=None):
-    """S_t = a_t S_{t-1} + k_t v_t^T, o_t = q_t^T S_t; with beta v_t := beta_t (v_t - (a_t S_{t-1})^T k_t) first."""
-    S, outputs = initial_state, []
+def definition(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=None):
+    """S_t = a_t S_{t-1} + k_t v_t^T, o_t = q_t^T S_t; with beta v_t := beta_t (v_t - (a_t S_{t-1})^T k_t) first,
+    or erase_t in place of this k_t."""
+    S, outputs, erase = initial_state, [], k if erase is None else erase
     if S is None:
         S = v.new_zeros(v.shape[0], v.shape[2], q.shape[3], v.shape[3])
     for t in range(q.shape[1]):
@@ -94,7 +95,7 @@ def definition(q, k, v, *, log_decay=None, beta=None, initial_state=None):
             S = torch.einsum("bhkv,bhk->bhkv" if a.dim() == 3 else "bhkv,bh->bhkv", S, a)
         new = v[:, t]
         if beta is not None:
-            new = torch.einsum("bh,bhv->bhv", beta[:, t], new - torch.einsum("bhkv,bhk->bhv", S, k[:, t]))
+            new = torch.einsum("bh,bhv->bhv", beta[:, t], new - torch.einsum("bhkv,bhk->bhv", S, erase[:, t]))
         S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], new)
         outputs.append(torch.einsum("bhkv,bhk->bhv", S, q[:, t]))
     return torch.stack(outputs, dim=1), S
@@ -120,6 +121,18 @@ def test_chunked_equals_recurrent_with_every_gradient(T, kind, decay, delta):
     o, state = recurrent(**inputs | {"initial_state": None})
     assert error(readout_of_weights(inputs), o) < 1e-10
     assert_near(dict(enumerate(chunked(**inputs | {"initial_state": None}))), (o, state), 1e-10)
+
+
+@pytest.mark.parametrize("T", [1, 17, 65])
+@every_shape
+def test_every_form_erases_under_a_key_of_its_own_with_every_gradient(T, kind):
+    inputs = make_inputs(T, kind, "-5 to 0 a step", delta=True)
+    assert all(map(torch.equal, chunked(**inputs | {"erase": inputs["k"]}), chunked(**inputs)))
+    inputs["erase"] = F.normalize(torch.randn(B, T, H, DK).double(), dim=-1)
+    expected = run(definition, inputs)
+    for form in (recurrent, plain_chunked, chunked):
+        assert_near(run(form, inputs), expected, 1e-10)
+    assert error(readout_of_weights(inputs), definition(**inputs | {"initial_state": None})[0]) < 1e-10
 
 
 @pytest.mark.parametrize(("kind", "decay"), [*KINDS, *STRONG_KINDS])
