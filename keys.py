@@ -48,6 +48,12 @@ class GPTConfig:
     rope_factor: float = key(1.0, "context extension factor, with rope_scaling", at_least=1)
     rope_length: int | None = key(None, "yarn: the length that RoPE was trained at (None: block_size)", at_least=1)
     qk_norm: bool = key(False, "RMSNorm on q and k of softmax layers, before RoPE")
+    attention_weights: str = key(
+        "softmax",
+        "softmax layers: weights softmax(x), or relu(e^x - 1) / sum |e^x - 1|",
+        choices=("softmax", "softpick"),
+    )
+    forget_gate: bool = key(False, "softmax layers: FoX's decay, sigmoid(W x + b) for each head and token")
     attention_softcap: float | None = key(None, "c: softmax scores become c * tanh(score / c) (None: no cap)", above=0)
     logit_softcap: float | None = key(None, "c: logits become c * tanh(logit / c) (None: no cap)", above=0)
     short_conv: int | None = key(

@@ -15,7 +15,7 @@ import torch
 
 from configurator import UserError, check_choice
 from gate import GATE_ACTIVATIONS
-from model import GPT, MIXERS, GPTConfig
+from model import GPT, MIXERS, GPTConfig, Softmax
 from ops import IGNORE
 from runs.probe import weights_of
 
@@ -54,6 +54,12 @@ OPTIONS = {  # keys beside the gate string: each is tried with three mixers, the
     ),
     "soft-caps": dict(gate="none", attention_softcap=3.0, logit_softcap=5.0, rope_fraction=0.5, tie_embeddings=False),
 }  # fmt: skip
+OF_SOFTMAX = {  # more keys, which softmax layers alone read
+    "softpick, elementwise": dict(gate="elementwise", attention_weights="softpick"),
+    "softpick, grouped heads": dict(attention_weights="softpick", position="none", n_kv_head=2, qk_norm=True),
+    "a forget gate, elementwise": dict(gate="elementwise", forget_gate=True, position="none"),
+    "a forget gate, other keys": dict(forget_gate=True, n_kv_head=2, qk_norm=True, attention_softcap=3.0, short_conv=3),
+}
 THREE = ["softmax", "mamba2", "gated_deltanet"]
 
 
@@ -79,6 +85,8 @@ def list_cases():
         activation = {} if keys["gate"] == "none" else {"gate_activation": next(activations)}
         cases[f"{name}, {about}"] = dict(attention=name) | keys | activation
     for name in names:
+        if issubclass(MIXERS[name], Softmax):
+            cases |= {f"{name}, {about}": dict(attention=name) | keys for about, keys in OF_SOFTMAX.items()}
         if MIXERS[name].has_levels:
             cases[f"{name}, levels"] = dict(attention=name, gate="elementwise", levels="log_linear")
     if not mixer:

@@ -33,6 +33,7 @@ OTHER = dict(
     gate="headwise", gate_activation="tanh", gate_rank=2, gate_input="static", gate_bias=0.5,
     readout_norm=["rms", "none"], norm_first=False, readout_activation="square", match_params=True,
     branch_scale=0.5, out_init_scale=0.5, levels=["log_linear", "merged"],
+    attention_weights="softpick", forget_gate=True,
 )  # fmt: skip
 ELSEWHERE = {"block_size", "vocab_size", "kernels"}
 SITUATIONS = [
@@ -45,6 +46,8 @@ SITUATIONS = [
     dict(attention="gla", gate="headwise@value", gate_input="static", readout_norm="none", match_params=True),
     dict(norm="layer", bias=True, mlp="gelu_tanh", position="learned"),
     dict(norm="layer", attention="gla", gate="native"),
+    dict(attention="gla,softmax", n_layer=2, attention_weights="softpick"),
+    dict(position="none", forget_gate=True),
     dict(rope_scaling="yarn", rope_factor=1.0),
     dict(rope_scaling="yarn", rope_factor=2.0),
     dict(mlp="swiglu", mlp_width=24, gate="elementwise", tie_embeddings=False, rope_fraction=0.5),
