@@ -8,13 +8,14 @@ that need no config.
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 from configurator import UserError
 from runs.outdir import write_text
 from study import claims, curves, gains, mixers, overview, ranks, rates, sinks, stats
-from study.drawing import arm_looks, curve_panels, is_finite
+from study.drawing import arm_looks, curve_panels, is_finite, mixer_colours
 from study.names import mixer_of, number, variant_of
 from study.page import Table, page
 
@@ -82,6 +83,9 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
     drawn = [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
     if any(row.get("loss_curve") for row in rows) and gains.gains(rows):
         drawn.append(gains.by_step(rows, folder / "gain.png"))
+    sizes = {(mixer_of(row), row.get("state_bytes")) for row in rows}
+    if max(Counter(mixer for mixer, _ in sizes).values()) > 2 and rows[0].get("metric") == "accuracy":
+        drawn.append(accuracy_by_state(rows, folder / "state.png"))
     return drawn
 
 
@@ -114,6 +118,30 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
     label = "accuracy at the queries (%)" if is_accuracy else "validation loss (nats a token)"
     size = (7, 4.2) if len(panels) == 1 else (3.2, 2.7)
     return curve_panels(panels, looks, path, ylabel=label, size=size, finish=finish)
+
+
+def accuracy_by_state(rows: list[dict], path: Path) -> Path:
+    """Draws the accuracy at the end against the bytes of the state: a panel per kind of arm, whose name is that of the
+    arm without mixer and size ("levels 16"), a colour per mixer, every seed (Arora et al. 2023, "Zoology"). Returns the
+    path."""
+    panels: dict = {}
+    for row in rows:
+        kind = variant_of(row).rstrip(" 0123456789") or "none"
+        by_seed = panels.setdefault(kind, {}).setdefault(mixer_of(row), {})
+        by_seed.setdefault(row["seed"], []).append((row["state_bytes"] / 1024, 100 * number(row["accuracy"])))
+    curves = {
+        kind: {name: [sorted(curve) for curve in of.values()] for name, of in by_mixer.items()}
+        for kind, by_mixer in panels.items()
+    }
+    looks = {name: dict(color=colour, marker=".") for name, colour in mixer_colours(map(mixer_of, rows)).items()}
+
+    def finish(axes, title):
+        axes.set_xscale("log", base=4)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        axes.set(ylim=(0, 100))
+
+    labels = dict(ylabel="accuracy at the queries (%)", xlabel="KiB of state of a sequence, in float32")
+    return curve_panels(curves, looks, path, **labels, columns=3, finish=finish)
 
 
 def curve_of(row: dict) -> list[tuple]:

@@ -32,6 +32,16 @@ def test_a_mixer_has_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, d
     assert len({line.get_color() for line in panels[0].lines}) == 5
 
 
+def test_three_sizes_of_state_are_drawn_against_their_bytes_in_a_panel_per_kind(tmp_path, drawn):
+    names = [f"{mixer} {kind}{size}" for mixer in ("gla", "kda") for kind in ("", "levels ") for size in (4, 8, 16)]
+    config = listed(arms={name: {"attention": name.split()[0]} for name in names})
+    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds)]
+    report.figures([row | {"state_bytes": 1024 * int(row["arm"].split()[-1])} for row in rows], tmp_path)
+    panels = drawn["state.png"].axes
+    assert [axes.get_title() for axes in panels] == ["none", "levels"]
+    assert all(line_of(axes, "kda").get_xydata().tolist() == [[4, 50], [8, 50], [16, 50]] for axes in panels)
+
+
 def test_a_run_that_was_not_finite_has_no_mean_behind_its_last_evaluation(tmp_path, drawn):
     config = listed(arms={"none": {}}, seeds=[0, 1, 2])
     rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds)]

@@ -1,0 +1,48 @@
+"""
+How much is recalled with how many bytes of state? Every mixer, without a gate, with one, and with log-linear states.
+
+recall_hard.py's task (MQAR of 64 tokens, 64 ids, 8 or 16 pairs, two layers x 64, four heads) with heads of 4, 8 and 16,
+so that a state grows by a factor of 3 to 4 from size to size. state.png has the accuracy at the end against the bytes
+of the state, the figure of "Zoology" (Arora et al. 2023). All take the rate that most arms of recall.py chose. Three
+seeds are a look: no claim is judged.
+"""
+
+name = "state_size"
+seeds = [0, 1, 2]
+solved_above = 0.9
+mixers = ["softmax", "cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda"]
+variants = {
+    "4": {"head_dim": 4, "state_size": 4},
+    "8": {"head_dim": 8, "state_size": 8},
+    "16": {"head_dim": 16, "state_size": 16},
+    "sigmoid 4": {"head_dim": 4, "state_size": 4, "gate": "elementwise"},
+    "sigmoid 8": {"head_dim": 8, "state_size": 8, "gate": "elementwise"},
+    "sigmoid 16": {"head_dim": 16, "state_size": 16, "gate": "elementwise"},
+    "levels 4": {
+        "head_dim": 4,
+        "state_size": 4,
+        "levels": "log_linear",
+        "mixers": ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda"],
+    },
+    "levels 8": {
+        "head_dim": 8,
+        "state_size": 8,
+        "levels": "log_linear",
+        "mixers": ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda"],
+    },
+    "levels 16": {
+        "head_dim": 16,
+        "state_size": 16,
+        "levels": "log_linear",
+        "mixers": ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda"],
+    },
+}
+
+prepare = "mqar"
+data = {"slices": "64/8,64/16", "vocab_size": 64, "train_size": 20_000, "val_size": 64}
+
+base = {
+    "n_layer": 2, "n_embd": 64, "n_head": 4, "expand": 1, "mlp_ratio": 2, "block_size": 64, "short_conv": 4,
+    "init": "pytorch", "batch_size": 24, "max_iters": 1000, "warmup_iters": 100, "learning_rate": 1e-2,
+    "eval_interval": 100, "eval_batch_size": 256, "meters": False, "device": "cpu", "dtype": "float32", "threads": 1,
+}  # fmt: skip
