@@ -120,8 +120,9 @@ class Softmax(Mixer):
 
     def state_shapes(self, B: int) -> dict[str, tuple[int, ...]]:
         # a head's keys lie side by side in memory: a single query reads them twice as fast
-        shapes = dict.fromkeys(("k", "v"), (B, self.split[1], self.config.block_size, self.value_width))
-        return shapes if self.forget is None else shapes | {"log_decay": (B, self.config.block_size, self.n_head)}
+        M: int = self.config.block_size
+        decays: dict = {} if self.forget is None else {"log_decay": (B, M, self.n_head)}
+        return decays | dict.fromkeys(("k", "v"), (B, self.split[1], M, self.value_width))
 
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))

@@ -202,9 +202,8 @@ def test_deltaproduct_is_the_naive_form_of_fla(interpreter, n):
 def forget_gate_against_the_naive_form():
     from fla.ops.forgetting_attn.naive import naive_forgetting_attn as naive
 
-    keys = dict(n_layer=1, n_head=4, n_kv_head=2, n_embd=32, vocab_size=1, forget_gate=True)
-    mixer = GPT(GPTConfig(**keys)).blocks[0].mixer
-    p = mixer.project(torch.randn(2, 70, 32), None, 0)
+    mixer = GPT(GPTConfig(n_layer=1, n_head=4, n_kv_head=2, vocab_size=1, forget_gate=True)).blocks[0].mixer
+    p = mixer.project(torch.randn(2, 70, 768), None, 0)
     return {"o": error(mixer.read(p, None, 0), naive(*p[:4]))}
 
 

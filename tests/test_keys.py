@@ -28,12 +28,11 @@ OTHER = dict(
     rope_fraction=0.75, delta_heads=4, delta_key_heads=1,
     delta_key_dim=4, delta_value_dim=4, beta_max=2.0, n_householder=3, dropout=0.5,
     init="pytorch", attention="cosformer", position="none", rope_base=100.0, rope_scaling="ntk", rope_factor=3.0,
-    rope_length=64,
+    rope_length=64, attention_weights="softpick",
     qk_norm=True, attention_softcap=0.1, logit_softcap=0.1, short_conv=3, expand=3, state_size=4, n_groups=2,
     gate="headwise", gate_activation="tanh", gate_rank=2, gate_input="static", gate_bias=0.5,
     readout_norm=["rms", "none"], norm_first=False, readout_activation="square", match_params=True,
-    branch_scale=0.5, out_init_scale=0.5, levels=["log_linear", "merged"],
-    attention_weights="softpick", forget_gate=True,
+    branch_scale=0.5, out_init_scale=0.5, levels=["log_linear", "merged"], forget_gate=True,
 )  # fmt: skip
 ELSEWHERE = {"block_size", "vocab_size", "kernels"}
 SITUATIONS = [
