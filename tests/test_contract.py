@@ -58,7 +58,9 @@ OF_SOFTMAX = {  # more keys, which softmax layers alone read
     "softpick, elementwise": dict(gate="elementwise", attention_weights="softpick"),
     "softpick, grouped heads": dict(attention_weights="softpick", position="none", n_kv_head=2, qk_norm=True),
     "a forget gate, elementwise": dict(gate="elementwise", forget_gate=True, position="none"),
-    "a forget gate, other keys": dict(forget_gate=True, n_kv_head=2, qk_norm=True, attention_softcap=3.0, short_conv=3),
+    "a forget gate, other keys": dict(
+        forget_gate=True, n_kv_head=2, qk_norm=True, sink="head", window="7,none", short_conv=3
+    ),
 }
 THREE = ["softmax", "mamba2", "gated_deltanet"]
 
@@ -87,6 +89,8 @@ def list_cases():
     for name in names:
         if issubclass(MIXERS[name], Softmax):
             cases |= {f"{name}, {about}": dict(attention=name) | keys for about, keys in OF_SOFTMAX.items()}
+            for kind, more in (("zero", {}), ("head", {"n_kv_head": 2}), ("token", {"attention_softcap": 3.0})):
+                cases[f"{name}, sink {kind}"] = dict(attention=name, gate="none", sink=kind, window="7,none") | more
         if MIXERS[name].has_levels:
             cases[f"{name}, levels"] = dict(attention=name, gate="elementwise", levels="log_linear")
     if not mixer:

@@ -362,6 +362,7 @@ REFUSED = [
     (dict(attention="softmax,gla", bias=True), "gla has no biases; leave bias out"),
     (dict(attention_weights="softpick", forget_gate=True), "would count a forgotten key"),
     (dict(attention_weights="softpick", attention_softcap=2.0), "softcap=2.0: softpick was published without a cap"),
+    (dict(attention_weights="softpick", sink="head"), "softpick needs none"),
     (dict(readout_norm="denominator"), "its weights are normed already"),
 ]
 
