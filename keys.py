@@ -62,6 +62,12 @@ class GPTConfig:
     window: str = key(
         "none", "keys that a query of a softmax layer sees, its own included: none (all) or 128, by layer a,b,b"
     )
+    attention_weights: str = key(
+        "softmax",
+        "softmax layers: weights softmax(x), or relu(e^x - 1) / sum |e^x - 1|",
+        choices=("softmax", "softpick"),
+    )
+    forget_gate: bool = key(False, "softmax layers: FoX's decay, sigmoid(W x + b) for each head and token")
     attention_softcap: float | None = key(None, "c: softmax scores become c * tanh(score / c) (None: no cap)", above=0)
     logit_softcap: float | None = key(None, "c: logits become c * tanh(logit / c) (None: no cap)", above=0)
     short_conv: int | None = key(

@@ -33,7 +33,11 @@ from ops.loss import cross_entropy_sum
 
 class Softmax(Mixer):
     """Softmax attention with RoPE, grouped key/value heads and, if asked for, QK-norm. Its state is the KV cache:
-    the last block_size keys and values, or a window of them, a ring in which a new entry replaces the oldest."""
+    the last block_size keys and values, or a window of them, a ring in which a new entry replaces the oldest.
+
+    With a forget gate (FoX, Lin et al. 2025) log f is the log_decay: a score gets its sum from behind the key up to the
+    query. The state then has that of as many tokens, too, in their order.
+    """
 
     past_block_size = "rolls"
     linear_in = ("value",)  # a gate on q or k changes the temperature of the softmax
@@ -47,10 +51,18 @@ class Softmax(Mixer):
         if config.position == "rope" and (config.rotated < 2 or config.rotated % 2):
             raise UserError(f"position='rope': needs an even rope_fraction * head_dim, not {config.rotated}")
         if cls.norm_of(config) == "denominator":
-            raise UserError(f"readout_norm='denominator' makes no sense for {name}: its weights sum to one")
+            raise UserError(f"readout_norm='denominator' makes no sense for {name}: its weights are normed already")
         if config.sink != "none" and cls.norm_of(config) in READOUT_NORMS:
             norm = f"readout_norm={cls.norm_of(config)!r}"
             raise UserError(f"sink={config.sink!r}: {norm} of {name} cancels it, since it acts as one factor a head")
+        if config.attention_weights == "softpick":
+            if config.forget_gate:
+                raise UserError("forget_gate=True: softpick's denominator would count a forgotten key as |e^-inf - 1|")
+            if config.attention_softcap is not None:
+                cap = config.attention_softcap
+                raise UserError(f"attention_softcap={cap}: softpick was published without a cap; leave one of them out")
+            if config.sink != "none":
+                raise UserError(f"sink={config.sink!r}: softpick needs none, since its weights may all be zero")
 
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
@@ -59,6 +71,7 @@ class Softmax(Mixer):
         self.conv = make_conv(config, (H + 2 * Hk) * D)
         self.q_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
+        self.forget = nn.Linear(config.n_embd, H) if config.forget_gate else None
         self.sink = layers.Sink(config, H) if config.sink != "none" else None
         self.split = (H, Hk)
 
@@ -85,51 +98,59 @@ class Softmax(Mixer):
             turned = layers.rotate(turned, start, c.rope_base, c.rope_scaling, c.rope_factor, trained_length)
             qk = torch.cat([turned, kept], dim=-1) if kept.shape[-1] else turned
         q, k = qk.to(v.dtype).split((H, Hk), dim=2)
-        return Projection(q, k, v, sink=None if self.sink is None else self.sink(x))
+        log_decay = None if self.forget is None else F.logsigmoid(at_least_float32(self.forget(x)))  # (B, T, H)
+        return Projection(q, k, v, log_decay, sink=None if self.sink is None else self.sink(x))
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))  # (B, H or Hk, T, D)
         sink = None if p.sink is None else p.sink.transpose(1, 2)  # (B, H, T)
-        T, first, mask = q.shape[2], start, None
+        T, first, mask, log_decay = q.shape[2], start, None, p.log_decay
+        has_bias = self.bias is not None or log_decay is not None
         if state is not None:
-            in_order = T > 1 or self.bias is not None
+            in_order = T > 1 or has_bias
             k, v = (layers.remember(state[name], x, start, in_order) for name, x in (("k", k), ("v", v)))
             first = max(0, start - self.reach + 1)  # the position of the oldest key that a query sees
+            if log_decay is not None:
+                log_decay = torch.cat([state["log_decay"], log_decay], dim=1)
+                state["log_decay"] = log_decay[:, T:]
         if k.shape[1] < self.n_head:  # repeat_interleave copies even when the factor is 1
             k, v = (x.repeat_interleave(self.n_head // x.shape[1], dim=1) for x in (k, v))
         # plain causal attention needs no mask, nor does a single query, which sees all that is remembered
         is_cut = T > 1 if state is not None else T > (self.window or T)
-        if self.bias is not None or is_cut:
+        if has_bias or is_cut:
             j = torch.arange(first, start + T, device=q.device)
-            mask = self.mask(j[start - first :], j, forgets=state is not None)
-        is_causal = state is None and mask is None
-        if self.config.attention_softcap is None:
+            mask = self.mask(j[start - first :], j, forgets=state is not None, log_decay=log_decay)
+        is_causal, kind = state is None and mask is None, self.config.attention_weights
+        if kind == "softmax" and self.config.attention_softcap is None and log_decay is None:
             o = layers.attention(q, k, v, mask, is_causal, sink)
         else:
-            o, _ = layers.manual_attention(q, k, v, mask, self.config.attention_softcap, is_causal, sink)
+            o, _ = layers.manual_attention(q, k, v, mask, self.config.attention_softcap, is_causal, sink, kind)
         return o.transpose(1, 2)
 
-    def mask(self, i: torch.Tensor, j: torch.Tensor, forgets: bool = False) -> torch.Tensor:
-        """Which keys at positions j (S,) the queries at i (T,) see, bool (T, S); with a bias, float (1, H, T, S).
+    def mask(self, i: torch.Tensor, j: torch.Tensor, forgets: bool = False, log_decay=None) -> torch.Tensor:
+        """Which keys at positions j (S,) the queries at i (T,) see, bool (T, S); with a bias, float (1, H, T, S), with
+        a log_decay (B, L, H), whose last are those of the keys, float (B, H, T, S).
 
         forgets: keys that are block_size before a query are out of its sight, as they are in the ring.
         """
         distance, reach = i[:, None] - j, self.reach if forgets else self.window
-        sees = (distance >= 0) & (distance < reach) if reach else distance >= 0
-        if self.bias is None:
-            return sees
-        return self.bias(i[:, None], j).masked_fill(~sees, -torch.inf).expand(1, self.n_head, -1, -1)
+        mask = (distance >= 0) & (distance < reach) if reach else distance >= 0
+        if self.bias is not None:
+            mask = self.bias(i[:, None], j).masked_fill(~mask, -torch.inf).expand(1, self.n_head, -1, -1)
+        return mask if log_decay is None else layers.with_decay(mask, log_decay)
 
     def state_shapes(self, B: int) -> dict[str, tuple[int, ...]]:
         # a head's keys lie side by side in memory: a single query reads them twice as fast
-        return dict.fromkeys(("k", "v"), (B, self.split[1], self.reach, self.value_width))
+        decays: dict = {} if self.forget is None else {"log_decay": (B, self.reach, self.n_head)}
+        return decays | dict.fromkeys(("k", "v"), (B, self.split[1], self.reach, self.value_width))
 
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
         k, v = (x.repeat_interleave(self.n_head // x.shape[1], dim=1) for x in (k, v))
         i = torch.arange(q.shape[2], device=q.device)
-        sink = None if p.sink is None else p.sink.transpose(1, 2)
-        return layers.manual_attention(q, k, v, self.mask(i, i), self.config.attention_softcap, False, sink)[1]
+        mask, sink, c = self.mask(i, i, log_decay=p.log_decay), p.sink, self.config
+        sink = None if sink is None else sink.transpose(1, 2)
+        return layers.manual_attention(q, k, v, mask, c.attention_softcap, False, sink, c.attention_weights)[1]
 
     def flops_per_token(self, T: int) -> float:
         """FLOPs for one token: scores and weighted sum over the keys that a query sees on average."""

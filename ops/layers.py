@@ -119,11 +119,12 @@ def manual_attention(
     softcap: float | None,
     is_causal: bool,
     sink: Tensor | None = None,
+    kind: str = "softmax",
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention written out. q, k, v (B, H, T, D) -> output (B, H, T, D), weights (B, H, T, T).
 
     mask: bool, true where a query sees a key, or a float that is added to the scores. sink (B, H, T): the logits of
-    sinks, which have neither soft-cap nor mask; the weights are those of the keys.
+    sinks, which have neither soft-cap nor mask; the weights are those of the keys. kind: of the weights.
     """
     # 1. the scores, and their soft-cap
     scores = at_least_float32(q @ k.mT) * q.shape[-1] ** -0.5
@@ -137,8 +138,33 @@ def manual_attention(
     # 3. the weights, and the mean of the values
     if sink is not None:
         scores = torch.cat([scores, sink[..., None].to(scores.dtype)], dim=-1)
-    weights = scores.softmax(-1)[..., : k.shape[2]]
+    weights = ATTENTION_WEIGHTS[kind](scores)[..., : k.shape[2]]
     return weights.to(v.dtype) @ v, weights
+
+
+def softpick(scores: Tensor) -> Tensor:
+    """relu(e^x - 1) / sum |e^x - 1| over the last axis, where a score x of -inf counts as 0 (Zuhri et al. 2025).
+
+    Above and below are multiplied by e^-m, so that nothing overflows; m is the largest score, or 0.
+    """
+    m = scores.detach().amax(-1, keepdim=True).clamp(min=0)
+    y = ((scores - m).exp() - (-m).exp()).masked_fill(scores == -torch.inf, 0.0)
+    return y.relu() / (y.abs().sum(-1, keepdim=True) + 1e-8)
+
+
+ATTENTION_WEIGHTS: dict[str, Callable] = {"softmax": lambda scores: scores.softmax(-1), "softpick": softpick}
+
+
+def with_decay(mask: Tensor, log_decay: Tensor) -> Tensor:
+    """A mask that also forgets (FoX, Lin et al. 2025): float (B, H, T, S), to be added to the scores.
+
+    The score of a key gets the sum of log_decay from the token behind the key to the query. mask: (..., T, S), as
+    manual_attention takes it. log_decay (B, L, H): its last S are the keys', and its last T are the queries'.
+    """
+    T, S = mask.shape[-2:]
+    total = log_decay[:, -S:].cumsum(1).transpose(1, 2)  # (B, H, S)
+    between = total[..., -T:, None] - total[..., None, :]
+    return between.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else between + mask
 
 
 def attention(

@@ -54,6 +54,14 @@ OPTIONS = {  # keys beside the gate string: each is tried with three mixers, the
     ),
     "soft-caps": dict(gate="none", attention_softcap=3.0, logit_softcap=5.0, rope_fraction=0.5, tie_embeddings=False),
 }  # fmt: skip
+OF_SOFTMAX = {  # more keys, which softmax layers alone read
+    "softpick, elementwise": dict(gate="elementwise", attention_weights="softpick"),
+    "softpick, grouped heads": dict(attention_weights="softpick", position="none", n_kv_head=2, qk_norm=True),
+    "a forget gate, elementwise": dict(gate="elementwise", forget_gate=True, position="none"),
+    "a forget gate, other keys": dict(
+        forget_gate=True, n_kv_head=2, qk_norm=True, sink="head", window="7,none", short_conv=3
+    ),
+}
 THREE = ["softmax", "mamba2", "gated_deltanet"]
 
 
@@ -80,6 +88,7 @@ def list_cases():
         cases[f"{name}, {about}"] = dict(attention=name) | keys | activation
     for name in names:
         if issubclass(MIXERS[name], Softmax):
+            cases |= {f"{name}, {about}": dict(attention=name) | keys for about, keys in OF_SOFTMAX.items()}
             for kind, more in (("zero", {}), ("head", {"n_kv_head": 2}), ("token", {"attention_softcap": 3.0})):
                 cases[f"{name}, sink {kind}"] = dict(attention=name, gate="none", sink=kind, window="7,none") | more
         if MIXERS[name].has_levels:

@@ -209,6 +209,20 @@ def test_deltaproduct_and_gated_deltanet2_are_the_naive_forms_of_fla(interpreter
     check(interpreter(gated_deltanet2_against_the_naive_form), 1e-5)
 
 
+@torch.no_grad()
+def forget_gate_against_the_naive_form():
+    from fla.ops.forgetting_attn.naive import naive_forgetting_attn as naive
+
+    mixer = GPT(GPTConfig(n_layer=1, n_head=4, n_kv_head=2, vocab_size=1, forget_gate=True)).blocks[0].mixer
+    p = mixer.project(torch.randn(2, 70, 768), None, 0)
+    return {"o": error(mixer.read(p, None, 0), naive(*p[:4]))}
+
+
+@needs_the_kernels
+def test_a_forget_gate_is_the_naive_form_of_fla(interpreter):
+    check(interpreter(forget_gate_against_the_naive_form), 1e-5)
+
+
 # -- when they are used ------------------------------------------------------------------------------------------------
 
 

@@ -28,11 +28,12 @@ OTHER = dict(
     rope_fraction=0.75, delta_heads=4, delta_key_heads=1,
     delta_key_dim=4, delta_value_dim=4, beta_max=2.0, n_householder=3, dropout=0.5,
     init="pytorch", attention="cosformer", position="none", rope_base=100.0, rope_scaling="ntk", rope_factor=3.0,
-    rope_length=64,
+    rope_length=64, attention_weights="softpick",
     qk_norm=True, attention_softcap=0.1, logit_softcap=0.1, short_conv=3, expand=3, state_size=4, n_groups=2,
     gate="headwise", gate_activation="tanh", gate_rank=2, gate_input="static", gate_bias=0.5,
     readout_norm=["rms", "none"], norm_first=False, readout_activation="square", match_params=True,
     sink=["head", "zero", "token"], window="3", branch_scale=0.5, out_init_scale=0.5, levels=["log_linear", "merged"],
+    forget_gate=True,
 )  # fmt: skip
 ELSEWHERE = {"block_size", "vocab_size", "kernels"}
 SITUATIONS = [
@@ -45,6 +46,8 @@ SITUATIONS = [
     dict(attention="gla", gate="headwise@value", gate_input="static", readout_norm="none", match_params=True),
     dict(norm="layer", bias=True, mlp="gelu_tanh", position="learned"),
     dict(norm="layer", attention="gla", gate="native"),
+    dict(attention="gla,softmax", n_layer=2, attention_weights="softpick"),
+    dict(position="none", forget_gate=True),
     dict(rope_scaling="yarn", rope_factor=1.0),
     dict(rope_scaling="yarn", rope_factor=2.0),
     dict(rope_scaling="yarn_untruncated", rope_factor=2.0, window="2"),

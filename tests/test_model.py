@@ -395,6 +395,10 @@ REFUSED = [
     (dict(attention="gla,monarch", block_size=65), "monarch takes at most 64; it runs token by token, since"),
     (dict(attention="deltanet", beta_max=1.5), "beta_max=1.5: must be one of 1.0, 2.0"),
     (dict(attention="softmax,gla", bias=True), "gla has no biases; leave bias out"),
+    (dict(attention_weights="softpick", forget_gate=True), "would count a forgotten key"),
+    (dict(attention_weights="softpick", attention_softcap=2.0), "softcap=2.0: softpick was published without a cap"),
+    (dict(attention_weights="softpick", sink="head"), "softpick needs none"),
+    (dict(readout_norm="denominator"), "its weights are normed already"),
 ]
 
 
