@@ -256,12 +256,3 @@ def test_unequal_shards_are_the_whole_together_and_micro_steps_gather_again(of_t
     assert together == {"parameters": weights, "gradients": weights, "optimizer": 2 * weights}
     # what is padded is sent, too
     assert run["held"][0]["sent"]["all_gather"] == pytest.approx(collectives(config, 2)["all_gather"], rel=0.05)
-
-
-def test_the_document_s_example_is_what_a_process_holds():
-    config = train.TrainConfig(n_layer=18, n_head=16, n_embd=2048, vocab_size=50_304, gradient_accumulation_steps=8)
-    _, shell, block = sizes_of(config)
-    text = (ROOT / "docs" / "scale.md").read_text()
-    for kind, gathered in (("ddp", 0), ("fsdp", shell + 3 * block + max(shell, block))):
-        sizes = [*held(dataclasses.replace(config, parallel=kind), 8).values(), gathered]
-        assert f"| {kind} | {' | '.join(f'{size / 1e9:.2f}' for size in sizes)} |" in text
