@@ -174,8 +174,8 @@ class Mixer(nn.Module):
         q, k, v = (self.gated(at, y, x).to(y.dtype) for at, y in (("query", p.q), ("key", p.k), ("value", p.v)))
         skip = None if p.skip is None else self.gated("value", p.skip, x)  # a second path of v to the readout
         erase = None if p.erase is None else self.gated("key", p.erase, x)  # and one of k to the state
-        read = None if self.levels is None else self.levels(x, start)
-        return p._replace(q=q, k=k, v=v, erase=erase, skip=skip, levels=read)
+        of_levels = None if self.levels is None else self.levels(x, start)
+        return p._replace(q=q, k=k, v=v, erase=erase, skip=skip, levels=of_levels)
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         """The readout (B, T, H, Dv); with a denominator (B, T, H, Dv + 1), and the last channel is the denominator."""

@@ -131,7 +131,7 @@ class Softmax(Mixer):
         """Which keys at positions j (S,) the queries at i (T,) see, bool (T, S); with a bias, float (1, H, T, S), with
         a log_decay (B, L, H), whose last are those of the keys, float (B, H, T, S).
 
-        forgets: keys that are block_size before a query are out of its sight, as they are in the ring.
+        forgets: keys that have left the ring, those `reach` or more before a query, are out of its sight.
         """
         distance, reach = i[:, None] - j, self.reach if forgets else self.window
         mask = (distance >= 0) & (distance < reach) if reach else distance >= 0

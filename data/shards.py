@@ -278,9 +278,11 @@ class Dataset:
 
     def longest(self, split: str, block_size: int) -> int:
         """The length of the longest row; block_size for a stream. Raises UserError if it does not fit block_size."""
-        how, is_text = self._drawn.get(split), self.kind == "stream"
-        lengths = [how["length"]] if how else [shard.get("seq_len") for shard in self._facts(split)["shards"]]
-        longest = block_size if is_text else max(lengths)
+        if how := self._drawn.get(split):
+            longest = how["length"]
+        else:
+            shards = self._facts(split)["shards"]
+            longest = block_size if self.kind == "stream" else max(shard["seq_len"] for shard in shards)
         if longest > block_size:
             what = f"{split} has rows of {longest} tokens"
             raise UserError(f"{self.folder}: {what}; block_size={block_size} is too small")

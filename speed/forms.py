@@ -59,7 +59,8 @@ def both_ways(function: Callable, inputs: dict[str, torch.Tensor], *form: Callab
 
 
 def bench_ops(config: BenchConfig, report: Report) -> None:
-    """B = 1, H = 12, D = 64, forward and backward: the chunked forms, in float32, against softmax and the loop.
+    """B = 1, H = 12, D = 64, forward and backward: the chunked forms, in float32, against softmax, the loop and
+    log-linear states.
 
     Softmax is what a model takes, in float32 or in the dtype of training: the faster of the two. The claims are those
     of the shorter sequence, where softmax costs least.

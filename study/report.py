@@ -6,9 +6,9 @@ experiment.py makes all of it at its end, and again with --run=false; `python pl
 that need no config.
 """
 
+import itertools
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -83,9 +83,8 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
     drawn = [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
     if any(row.get("loss_curve") for row in rows) and gains.gains(rows):
         drawn.append(gains.by_step(rows, folder / "gain.png"))
-    sizes = {(mixer_of(row), row.get("state_bytes")) for row in rows}
-    if max(Counter(mixer for mixer, _ in sizes).values()) > 2 and rows[0].get("metric") == "accuracy":
-        drawn.append(accuracy_by_state(rows, folder / "state.png"))
+    if rows[0].get("metric") == "accuracy" and (panels := by_state(rows)):
+        drawn.append(accuracy_by_state(panels, folder / "state.png"))
     return drawn
 
 
@@ -120,20 +119,31 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
     return curve_panels(panels, looks, path, ylabel=label, size=size, finish=finish)
 
 
-def accuracy_by_state(rows: list[dict], path: Path) -> Path:
-    """Draws the accuracy at the end against the bytes of the state: a panel per kind of arm, whose name is that of the
-    arm without mixer and size ("levels 16"), a colour per mixer, every seed (Arora et al. 2023, "Zoology"). Returns the
-    path."""
-    panels: dict = {}
+def by_state(rows: list[dict]) -> dict[str, dict[str, list]]:
+    """{kind: {mixer: [a seed's curve of (KiB of state, accuracy in per cent)]}}, where a seed has three sizes or more.
+
+    An arm's kind is its name without mixer and size: "levels" for "gla levels 16".
+    """
+    curves: dict = {}
     for row in rows:
-        kind = variant_of(row).rstrip(" 0123456789") or "none"
-        by_seed = panels.setdefault(kind, {}).setdefault(mixer_of(row), {})
-        by_seed.setdefault(row["seed"], []).append((row["state_bytes"] / 1024, 100 * number(row["accuracy"])))
-    curves = {
-        kind: {name: [sorted(curve) for curve in of.values()] for name, of in by_mixer.items()}
-        for kind, by_mixer in panels.items()
-    }
-    looks = {name: dict(color=colour, marker=".") for name, colour in mixer_colours(map(mixer_of, rows)).items()}
+        if "state_bytes" in row:  # old rows have none
+            kind = variant_of(row).rstrip(" 0123456789") or "none"
+            point = row["state_bytes"] / 1024, 100 * number(row["accuracy"])
+            curves.setdefault((kind, mixer_of(row), row["seed"]), []).append(point)
+    panels: dict = {}
+    for (kind, mixer, _), curve in curves.items():
+        if len({size for size, _ in curve}) > 2:
+            panels.setdefault(kind, {}).setdefault(mixer, []).append(sorted(curve))
+    return panels
+
+
+def accuracy_by_state(panels: dict[str, dict[str, list]], path: Path) -> Path:
+    """Draws what by_state returns: a panel per kind, a colour per mixer, every seed. Returns the path.
+
+    Readers of "Zoology" (Arora et al. 2023) know this figure.
+    """
+    names = itertools.chain.from_iterable(panels.values())
+    looks = {name: dict(color=colour, marker=".") for name, colour in mixer_colours(names).items()}
 
     def finish(axes, title):
         axes.set_xscale("log", base=4)
@@ -141,7 +151,7 @@ def accuracy_by_state(rows: list[dict], path: Path) -> Path:
         axes.set(ylim=(0, 100))
 
     labels: dict = dict(ylabel="accuracy at the queries (%)", xlabel="KiB of state of a sequence, in float32")
-    return curve_panels(curves, looks, path, **labels, columns=3, finish=finish)
+    return curve_panels(panels, looks, path, **labels, columns=3, finish=finish)
 
 
 def curve_of(row: dict) -> list[tuple]:

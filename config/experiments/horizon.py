@@ -15,7 +15,7 @@ the finished model is read again with its gate values under 0.1 set to zero, and
 The claims were written before the first run. Eight seeds: with them, six two-sided claims of a family can be decided.
 """
 
-include = "base/bytes.py"
+include = "base/clean.py"
 
 name = "horizon"
 seeds = [31, 32, 33, 34, 35, 36, 37, 38]
@@ -32,13 +32,8 @@ arms = {
 seeds_of = {"matched": [31, 32, 33], "fixed half": [31, 32, 33]}
 first_arms = ["none", "sigmoid", "none 1,500", "sigmoid 1,500"]
 
-data = {"val_fraction": 0.05, "seed": 0}  # one text for all seeds, 0.5 MB of it to validate on
-
-learning_rates = [1.5e-3, 3e-3, 6e-3]
 selection_seeds = [300, 301]
-select_by = "last"
 selection_iters = [6000]
-selection_base = {"meters": False}
 rate_of = {
     "wide": "sigmoid",
     "headwise": "sigmoid",
@@ -54,8 +49,6 @@ scores = {
     "8 bits": {"eight_bits": True},
 }
 scores_of = {"pruned": ["sigmoid", "wide", "headwise", "matched"]}
-
-pair_spread = 0.02  # in nats, of the pilot
 
 claim_base = {"other_than": 0}
 claims = {
@@ -98,10 +91,4 @@ claims = {
     },
 }
 
-base = {
-    "max_iters": 6000,
-    "warmup_iters": 150,
-    "eval_interval": 750,
-    "eval_tokens": 100_000,  # of the curve; the loss that is compared is that of the whole split
-    "threads": 1,
-}
+base = {"max_iters": 6000}

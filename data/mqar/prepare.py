@@ -64,7 +64,9 @@ class Config:
     pairs: int = key(4, "key-value pairs in a row", at_least=1)
     updates: int | None = key(None, "forgetting: how many keys get another value; None: half of them", at_least=1)
     queries: int | None = key(None, "how many of the pairs are asked for; None: all", at_least=1)
-    vocab_size: int = key(8192, "keys are 1..V/2-1, values V/2..V-1", at_least=4, at_most=UINT16_VOCAB)
+    vocab_size: int = key(
+        8192, "keys are 1..V/2-1, values V/2..V-1; composition: thirds of it", at_least=4, at_most=UINT16_VOCAB
+    )
     power: float = key(0.01, "slot i is drawn with a probability ~ i^(power-1); 1: all alike", at_least=0, at_most=10)
     filler: str = key("zero", "what stands between the queries", choices=("zero", "random"))
     shift: int = key(0, "filler in front of each row, of zeros: with 1 the keys stand at odd positions", at_least=0)
@@ -143,7 +145,7 @@ def generate(rng, rows, seq_len, pairs, *, size=2, updates=0, vocab_size=8192, q
 
 
 def draw_pairs(rng, n, pairs, updates, vocab_size):
-    """Of recall and forgetting: what is shown (n, 2 (pairs + updates)), [keys], the values that count, ids used."""
+    """What recall and forgetting show (n, 2 (pairs + updates)), [keys], the values that count, and the ids used."""
     keys = draw(rng, n, pairs, 1, vocab_size // 2)
     values = draw(rng, n, pairs + updates, vocab_size // 2, vocab_size)
     updated, last = draw(rng, n, updates, 0, pairs), values[:, :pairs].copy()
@@ -153,7 +155,7 @@ def draw_pairs(rng, n, pairs, updates, vocab_size):
 
 
 def draw_grid(rng, n, pairs, vocab_size):
-    """Of composition: what is shown (n, 3 pairs), [first keys, second keys], values, ids used."""
+    """What composition shows (n, 3 pairs), [first keys, second keys], values, and the ids used."""
     side, third = math.isqrt(pairs), vocab_size // 3
     firsts, seconds = draw(rng, n, side, 1, third), draw(rng, n, side, third, 2 * third)
     cells, values = draw(rng, n, pairs, 0, pairs), draw(rng, n, pairs, 2 * third, vocab_size)

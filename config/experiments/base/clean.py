@@ -12,7 +12,6 @@ select_by = "last"
 selection_base = {"meters": False}
 pair_spread = 0.02  # in nats, of horizon.py's pilot
 base = {
-    "state_size": 32,
     "warmup_iters": 150,
     "eval_interval": 750,
     "eval_tokens": 100_000,  # of the curve; the loss that is compared is that of the whole split
