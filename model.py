@@ -22,7 +22,7 @@ from keys import GPTConfig
 from mixer import READOUT_NORMS, Mixer, Projection
 from ops import IGNORE, kernels, layers, sampling
 from ops.fast import Product, at_least_float32
-from ops.layers import ResidualLinear, RMSNorm, make_conv, make_norm
+from ops.layers import FusedLinear, ResidualLinear, RMSNorm, make_conv, make_norm
 from ops.loss import cross_entropy_sum
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ class Softmax(Mixer):
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(Hk, D), value=(Hk, D))
-        self.qkv = nn.Linear(config.n_embd, (H + 2 * Hk) * D, bias=config.bias)
+        self.qkv = FusedLinear(config.n_embd, [H * D, Hk * D, Hk * D], bias=config.bias)
         self.conv = make_conv(config, (H + 2 * Hk) * D)
         self.q_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
@@ -133,7 +133,7 @@ class CosFormer(Mixer):
         H, D = config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
         self.key_width = 2 * D
-        self.qkv = nn.Linear(config.n_embd, 3 * H * D, bias=False)
+        self.qkv = FusedLinear(config.n_embd, [H * D] * 3)
         self.conv = make_conv(config, 3 * H * D)
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
@@ -160,7 +160,7 @@ class GLA(Mixer):
     def __init__(self, config, gate):
         C, H, D = config.n_embd, config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
-        self.qkv = nn.Linear(C, 3 * H * D, bias=False)
+        self.qkv = FusedLinear(C, [H * D] * 3)
         self.conv = make_conv(config, 3 * H * D)
         self.decay_in = nn.Linear(C, 16, bias=False)
         self.decay_out = nn.Linear(16, H * D)
@@ -192,7 +192,7 @@ class Mamba2(Mixer):
         G, N = config.n_groups, config.state_size
         super().__init__(config, gate, query=(G, N), key=(G, N), value=(H, D), norm_groups=G)
         self.split = (H * D, G * N, G * N)
-        self.in_proj = nn.Linear(config.n_embd, sum(self.split) + H, bias=False)
+        self.in_proj = FusedLinear(config.n_embd, [*self.split, H])
         self.conv = make_conv(config, sum(self.split), published_width=4, bias=True)
         self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(H)) for _ in range(3))
 
@@ -236,7 +236,8 @@ class DeltaNet(Mixer):
         super().__init__(config, gate, query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv), native_rank=native_rank)
         self.split = (Hk * Dk, n * Hk * Dk, n * H * Dv)
         self.parts = [sum(self.split), n * H, *[H] * (self.decay == "head")]  # q k v, beta, and the dt of a head
-        self.in_proj = nn.Linear(config.n_embd, sum(self.parts), bias=False)
+        matrices = [Hk * Dk] * (1 + n) + [H * Dv] * n + [H] * (n + (self.decay == "head"))  # each of the n on its own
+        self.in_proj = FusedLinear(config.n_embd, matrices)
         self.conv = make_conv(config, sum(self.split), published_width=4)
         if self.decay == "channel":
             self.decay_in, self.decay_out = nn.Linear(config.n_embd, Dk, bias=False), nn.Linear(Dk, H * Dk, bias=False)
@@ -337,7 +338,7 @@ class Monarch(Mixer):
         H, D, m = config.n_head, config.head_dim, self.m
         super().__init__(config, gate, query=(H, m * m), key=(H, m * m), value=(H, D))
         self.split = (H * m * m, H * m * m, H * D)
-        self.qkv = nn.Linear(config.n_embd, sum(self.split), bias=False)
+        self.qkv = FusedLinear(config.n_embd, self.split)
         self.conv = make_conv(config, sum(self.split))
         self.block_gates = ZeroLinear(config.n_embd, H * 2 * m, bias_start=4.0)
         self.skew = nn.Parameter(torch.empty(2 * H * m**3))  # flat: a 1-D parameter gets no weight decay

@@ -34,7 +34,7 @@ from runs.hardware import Processes
 ROOT = Path(__file__).resolve().parents[1]
 # what the numbers of a run depend on: another version of one of them may give other numbers
 OPS = ("ops/recurrence.py", "ops/kernels.py", "ops/layers.py", "ops/fast.py", "ops/loss.py")
-RESULT_FILES = ("model.py", "mixer.py", "gate.py", *OPS, "train.py", "data/shards.py")
+RESULT_FILES = ("model.py", "mixer.py", "gate.py", *OPS, "train.py", "optim.py", "data/shards.py")
 ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what every line of metrics.jsonl has
 
 
