@@ -200,6 +200,8 @@ class TrainConfig(GPTConfig):
         super().__post_init__()
         self.schedule = self.schedule or ("cosine" if self.decay_lr else "constant")
         if not self.decay_lr and self.schedule != "constant":
-            raise UserError(f"schedule={self.schedule!r}: decay_lr=False asks for a constant rate; give decay_lr=true")
+            raise UserError(
+                f"schedule={self.schedule!r}: decay_lr=False means constant; give either that or decay_lr=True"
+            )
         if self.schedule != "wsd" and self.decay_iters is not None:
             raise UserError(f"decay_iters={self.decay_iters}: is of schedule='wsd', not of {self.schedule!r}")
