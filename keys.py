@@ -3,6 +3,7 @@
 `python train.py --help` prints them; GPTConfig has those of the model alone. A new key is one line.
 """
 
+import re
 import typing
 from dataclasses import dataclass
 
@@ -44,10 +45,23 @@ class GPTConfig:
     position: str = key("rope", "positions; rope acts in softmax layers only", choices=("rope", "learned", "none"))
     rope_base: float = key(10000.0, "base of RoPE's angles", above=1)
     rope_fraction: float = key(1.0, "share of a head's channels that RoPE turns: the first ones", above=0, at_most=1)
-    rope_scaling: str = key("none", "how RoPE is extended past block_size", choices=("none", "ntk", "yarn"))
+    rope_scaling: str = key(
+        "none",
+        "how RoPE is extended past block_size; yarn_untruncated: bounds of its ramp between pairs, as in gpt-oss",
+        choices=("none", "ntk", "yarn", "yarn_untruncated"),
+    )
     rope_factor: float = key(1.0, "context extension factor, with rope_scaling", at_least=1)
     rope_length: int | None = key(None, "yarn: the length that RoPE was trained at (None: block_size)", at_least=1)
     qk_norm: bool = key(False, "RMSNorm on q and k of softmax layers, before RoPE")
+    sink: str = key(
+        "none",
+        "softmax layers: a logit beside the scores, which takes weight and writes nothing; zero: 0; head: a trained "
+        "number a head; token: W x of the query's token",
+        choices=("none", "zero", "head", "token"),
+    )
+    window: str = key(
+        "none", "keys that a query of a softmax layer sees, its own included: none (all) or 128, by layer a,b,b"
+    )
     attention_softcap: float | None = key(None, "c: softmax scores become c * tanh(score / c) (None: no cap)", above=0)
     logit_softcap: float | None = key(None, "c: logits become c * tanh(logit / c) (None: no cap)", above=0)
     short_conv: int | None = key(
@@ -96,6 +110,8 @@ class GPTConfig:
         self.head_dim = self.head_dim or self.n_embd // self.n_head
         if self.n_head % (self.n_kv_head or self.n_head):
             raise UserError(f"n_kv_head={self.n_kv_head}: must divide n_head={self.n_head}")
+        if not all(re.fullmatch(r"none|[1-9][0-9]{0,8}", word.strip()) for word in self.window.split(",")):
+            raise UserError(f"window={self.window!r}: must be none, a number from 1 on, or a pattern as 128,128,none")
         key_heads, heads, _, _ = self.delta_sizes
         if heads % key_heads:
             raise UserError(f"delta_key_heads={key_heads}: must divide the {heads} heads")
@@ -107,6 +123,12 @@ class GPTConfig:
     def rotated(self) -> int:
         """How many channels of a softmax head RoPE turns."""
         return int(self.head_dim * self.rope_fraction)
+
+    def window_of(self, layer: int) -> int | None:
+        """How many keys a query of a softmax layer sees, its own included; None: all."""
+        pattern = self.window.split(",")
+        word = pattern[layer % len(pattern)].strip()
+        return None if word == "none" else int(word)
 
     @property
     def delta_sizes(self) -> tuple[int, int, int, int]:

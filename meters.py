@@ -217,6 +217,7 @@ def layer_row(i: int, layer: dict) -> dict[str, str]:
         **{f"gate {name}": show(gate.get(name), form) for name, form in GATE_COLUMNS.items()},
         "sink": show(sink["share"]),
         "random": show(sink["random_tokens"]),
+        "to sink": show(sink["to_sink"]),
         "token 0 of readout": f"{show(sink['token_0_before'])} {show(sink['token_0_after']):>6}",
         "max |h|": show([residual["max"]], ".4g"),
         "over median": show([residual["max_over_median"]], ".4g"),

@@ -33,6 +33,7 @@ class Projection(NamedTuple):
     log_decay: torch.Tensor | None = None  # (B, T, H), or (B, T, H, Dk) per key channel
     beta: torch.Tensor | None = None  # (B, T, H), of the delta rule
     skip: torch.Tensor | None = None  # (B, T, Hv, Dv), added to the readout
+    sink: torch.Tensor | None = None  # (B, T, H), the logits of a softmax layer's sinks
     levels: torch.Tensor | None = None  # (B, T, H, L), of log-linear states; Mixer makes them
 
 

@@ -31,7 +31,7 @@ from ops.loss import cross_entropy_sum
 
 class Softmax(Mixer):
     """Softmax attention with RoPE, grouped key/value heads and, if asked for, QK-norm. Its state is the KV cache:
-    the last block_size keys and values, a ring buffer in which a new entry replaces the oldest."""
+    the last block_size keys and values, or a window of them, a ring in which a new entry replaces the oldest."""
 
     past_block_size = "rolls"
     linear_in = ("value",)  # a gate on q or k changes the temperature of the softmax
@@ -46,6 +46,9 @@ class Softmax(Mixer):
             raise UserError(f"position='rope': needs an even rope_fraction * head_dim, not {config.rotated}")
         if cls.norm_of(config) == "denominator":
             raise UserError(f"readout_norm='denominator' makes no sense for {name}: its weights sum to one")
+        if config.sink != "none" and cls.norm_of(config) in READOUT_NORMS:
+            norm = f"readout_norm={cls.norm_of(config)!r}"
+            raise UserError(f"sink={config.sink!r}: {norm} of {name} cancels it, since it acts as one factor a head")
 
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
@@ -54,7 +57,18 @@ class Softmax(Mixer):
         self.conv = make_conv(config, (H + 2 * Hk) * D)
         self.q_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
+        self.sink = layers.Sink(config, H) if config.sink != "none" else None
         self.split = (H, Hk)
+
+    @property
+    def window(self) -> int | None:
+        """How many keys a query sees, its own included; None: all."""
+        return self.config.window_of(self.layer)
+
+    @property
+    def reach(self) -> int:
+        """How many keys a query sees in decoding: the length of the ring."""
+        return min(self.window or self.config.block_size, self.config.block_size)
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         c, (H, Hk) = self.config, self.split
@@ -69,26 +83,28 @@ class Softmax(Mixer):
             turned = layers.rotate(turned, start, c.rope_base, c.rope_scaling, c.rope_factor, trained_length)
             qk = torch.cat([turned, kept], dim=-1) if kept.shape[-1] else turned
         q, k = qk.to(v.dtype).split((H, Hk), dim=2)
-        return Projection(q, k, v)
+        return Projection(q, k, v, sink=None if self.sink is None else self.sink(x))
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))  # (B, H or Hk, T, D)
+        sink = None if p.sink is None else p.sink.transpose(1, 2)  # (B, H, T)
         T, first, mask = q.shape[2], start, None
         if state is not None:
             in_order = T > 1 or self.bias is not None
             k, v = (layers.remember(state[name], x, start, in_order) for name, x in (("k", k), ("v", v)))
-            first = max(0, start - self.config.block_size + 1)  # the position of the oldest key that a query sees
+            first = max(0, start - self.reach + 1)  # the position of the oldest key that a query sees
         if k.shape[1] < self.n_head:  # repeat_interleave copies even when the factor is 1
             k, v = (x.repeat_interleave(self.n_head // x.shape[1], dim=1) for x in (k, v))
         # plain causal attention needs no mask, nor does a single query, which sees all that is remembered
-        if self.bias is not None or (state is not None and T > 1):
+        is_cut = T > 1 if state is not None else T > (self.window or T)
+        if self.bias is not None or is_cut:
             j = torch.arange(first, start + T, device=q.device)
             mask = self.mask(j[start - first :], j, forgets=state is not None)
         is_causal = state is None and mask is None
         if self.config.attention_softcap is None:
-            o = layers.attention(q, k, v, mask, is_causal=is_causal)
+            o = layers.attention(q, k, v, mask, is_causal, sink)
         else:
-            o, _ = layers.manual_attention(q, k, v, mask, self.config.attention_softcap, is_causal=is_causal)
+            o, _ = layers.manual_attention(q, k, v, mask, self.config.attention_softcap, is_causal, sink)
         return o.transpose(1, 2)
 
     def mask(self, i: torch.Tensor, j: torch.Tensor, forgets: bool = False) -> torch.Tensor:
@@ -96,25 +112,27 @@ class Softmax(Mixer):
 
         forgets: keys that are block_size before a query are out of its sight, as they are in the ring.
         """
-        distance = i[:, None] - j
-        sees = (distance >= 0) & (distance < self.config.block_size) if forgets else distance >= 0
+        distance, reach = i[:, None] - j, self.reach if forgets else self.window
+        sees = (distance >= 0) & (distance < reach) if reach else distance >= 0
         if self.bias is None:
             return sees
         return self.bias(i[:, None], j).masked_fill(~sees, -torch.inf).expand(1, self.n_head, -1, -1)
 
     def state_shapes(self, B: int) -> dict[str, tuple[int, ...]]:
         # a head's keys lie side by side in memory: a single query reads them twice as fast
-        return dict.fromkeys(("k", "v"), (B, self.split[1], self.config.block_size, self.value_width))
+        return dict.fromkeys(("k", "v"), (B, self.split[1], self.reach, self.value_width))
 
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
         k, v = (x.repeat_interleave(self.n_head // x.shape[1], dim=1) for x in (k, v))
         i = torch.arange(q.shape[2], device=q.device)
-        return layers.manual_attention(q, k, v, self.mask(i, i), self.config.attention_softcap, is_causal=False)[1]
+        sink = None if p.sink is None else p.sink.transpose(1, 2)
+        return layers.manual_attention(q, k, v, self.mask(i, i), self.config.attention_softcap, False, sink)[1]
 
     def flops_per_token(self, T: int) -> float:
-        """FLOPs for one token: scores and weighted sum over the (T + 1) / 2 keys that a query sees on average."""
-        return 2 * 2 * self.n_head * self.value_width * (T + 1) / 2
+        """FLOPs for one token: scores and weighted sum over the keys that a query sees on average."""
+        most = min(T, self.window or T)
+        return 2 * 2 * self.n_head * self.value_width * (most - most * (most - 1) / (2 * T))
 
 
 class CosFormer(Mixer):
@@ -509,7 +527,7 @@ class GPT(nn.Module):
         | ShortConv                                | U(-1/sqrt(width), 1/sqrt(width)), its bias too      |
         | A_log                                    | log of U(1, 16); gated_deltanet U(0.01, 16)         |
         | dt_bias                                  | softplus^-1 of a log-uniform dt in [0.001, 0.1]     |
-        | D; monarch's skew                        | 1; N(0, s)                                          |
+        | D; monarch's skew, a sink's logit        | 1; N(0, s)                                          |
 
         From ZeroLinear on, the rule is a method of the module, and yours may have one: init_parameter(name, start,
         generator) fills the tensor `start`, which holds the constructor's values. Raises UserError for a parameter

@@ -336,15 +336,16 @@ class CausalAttention(Function):
     Each block takes the weights anew from the scores, so that no more is saved than by the kernel.
     """
 
-    def forward(ctx, q, k, v):
+    def forward(ctx, q, k, v, scale=None):
         # log_sums (B, H, T): logarithm of the sum of a query's exponentials
-        o, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=True)
+        o, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=True, scale=scale)
+        ctx.scale = scale or q.shape[-1] ** -0.5
         ctx.save_for_backward(q, k, v, o, log_sums)
         return o
 
     def backward(ctx, do):
         q, k, v, o, log_sums = ctx.saved_tensors
-        shape, T, scale = q.shape, q.shape[2], q.shape[-1] ** -0.5
+        shape, T, scale = q.shape, q.shape[2], ctx.scale
         along = (do * o).sum(-1, keepdim=True, dtype=log_sums.dtype)  # the part that the softmax cancels
         # with two more columns, a product subtracts a number per query before it is rounded
         q, do = _with_columns(q, log_sums[..., None] / scale), _with_columns(do, along)
@@ -361,7 +362,7 @@ class CausalAttention(Function):
                 dq[:, queries] += d_scores @ k[:, keys]
             dk[:, keys] = d_scores.mT @ q[:, queries]
             dv[:, keys] = weights.mT @ do[:, queries]
-        return tuple(x[..., :-2].to(q.dtype).view(shape) for x in (dq.mul_(scale), dk.mul_(scale), dv))
+        return *(x[..., :-2].to(q.dtype).view(shape) for x in (dq.mul_(scale), dk.mul_(scale), dv)), None
 
 
 def _with_columns(x, number):

@@ -95,12 +95,43 @@ def init_decay(name: str, start: Tensor, generator: torch.Generator, A_range: tu
         start.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
 
 
+class Sink(nn.Module):
+    """A logit for each query that the softmax weighs beside its scores, with a value of zero: x (B, T, C) -> (B, T, H).
+
+    zero: 0, a softmax "off by one" (Miller 2023). head: a trained one a head (gpt-oss 2025). token: W x of the query's
+    token (Inkling 2). The weights of the keys then sum to sigmoid(log_sum - logit), where log_sum is the logarithm of
+    the sum of the scores' exponentials: a headwise gate.
+    """
+
+    def __init__(self, config, n_head):
+        super().__init__()
+        self.n_head = n_head
+        self.logit = nn.Parameter(torch.empty(n_head)) if config.sink == "head" else None
+        self.proj = nn.Linear(config.n_embd, n_head, bias=False) if config.sink == "token" else None
+
+    def init_parameter(self, name: str, start: Tensor, generator: torch.Generator) -> None:
+        start.normal_(0.0, 0.02, generator=generator)  # as in gpt-oss
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.proj is not None:
+            return self.proj(x)
+        logit = x.new_zeros(self.n_head) if self.logit is None else self.logit
+        return logit.expand(*x.shape[:2], -1)
+
+
 def manual_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, softcap: float | None, is_causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    softcap: float | None,
+    is_causal: bool,
+    sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention written out. q, k, v (B, H, T, D) -> output (B, H, T, D), weights (B, H, T, T).
 
-    mask: bool, true where a query sees a key, or a float that is added to the scores.
+    mask: bool, true where a query sees a key, or a float that is added to the scores. sink (B, H, T): the logits of
+    sinks, which have neither soft-cap nor mask; the weights are those of the keys.
     """
     # 1. the scores, and their soft-cap
     scores = at_least_float32(q @ k.mT) * q.shape[-1] ** -0.5
@@ -112,17 +143,43 @@ def manual_attention(
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     # 3. the weights, and the mean of the values
-    weights = scores.softmax(-1)
+    if sink is not None:
+        scores = torch.cat([scores, sink[..., None].to(scores.dtype)], dim=-1)
+    weights = scores.softmax(-1)[..., : k.shape[2]]
     return weights.to(v.dtype) @ v, weights
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, sink: Tensor | None = None
+) -> Tensor:
     """The output of manual_attention without a soft-cap, in torch's kernels: none makes the (T, T) weights."""
+    D, scale = q.shape[-1], None  # None: D^-1/2
+    if sink is not None:
+        scale = D**-0.5
+        q, k, v, mask = with_sink(q, k, v, mask, is_causal, sink / scale)
     mask = mask if mask is None or mask.dtype == torch.bool else mask.to(q.dtype)
     is_slow = is_causal and q.dtype == torch.bfloat16 and q.device.type == "cpu" and q.shape[2] > 1
     if is_slow and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return fast.CausalAttention.apply(q, k, v)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+        o = fast.CausalAttention.apply(q, k, v, scale)
+    else:
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
+    return o if sink is None else o[:, :, int(is_causal) :, :D]
+
+
+def with_sink(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, score: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """q, k, v and mask with a first key whose value is zero; score (B, H, T): its product with each query.
+
+    One more channel holds the score in q, 1 in that key and 0 in all others; kernels want v as wide. Where is_causal, a
+    first query of zeros, whose output is to be dropped, keeps every query level with its own key.
+    """
+    q = torch.cat([q, score[..., None].to(q.dtype)], dim=-1)
+    k, v = (F.pad(x, (0, 1, 1, 0)) for x in (k, v))
+    k[:, :, 0, -1] = 1.0
+    if is_causal:
+        q = F.pad(q, (0, 0, 1, 0))
+    return q, k, v, mask if mask is None else F.pad(mask, (1, 0), value=mask.dtype == torch.bool)  # true or 0.0
 
 
 def remember(ring: Tensor, x: Tensor, start: int, in_order: bool) -> Tensor:
@@ -158,18 +215,21 @@ def rope_frequencies(D: int, base: float, scaling: str, factor: float, trained_l
     factor: how many times trained_length the context is to be. `ntk` raises the base, so that the slowest pair turns as
     far as in training. `yarn` (Peng et al. 2023, sections 3.2 and 3.4) divides the frequency of a pair that turned less
     than once in training by the factor, keeps that of a pair that turned more than 32 times, interpolates in between,
-    and sharpens the softmax.
+    and sharpens the softmax. `yarn_untruncated` does not round these two bounds to whole pairs (gpt-oss).
     """
     exponent = torch.arange(0, D, 2, dtype=torch.float64, device="cpu") / D
     if scaling == "ntk":
         base = base * factor ** (D / max(1, D - 2))
     frequency = base**-exponent
-    if scaling != "yarn":
+    if not scaling.startswith("yarn"):
         return frequency, 1.0
     # the interpolation is linear in the pair index, as published; these pairs made 32 turns and 1 turn in training
     index = [D * math.log(trained_length / (2 * math.pi * t)) / (2 * math.log(base)) for t in (32, 1)]
-    low, high = max(0, math.floor(index[0])), min(D - 1, math.ceil(index[1]))
-    keep = 1 - ((torch.arange(len(frequency), device="cpu") - low) / max(1e-3, high - low)).clamp(0, 1)
+    if scaling == "yarn":
+        index = [math.floor(index[0]), math.ceil(index[1])]
+    low, high = max(0, index[0]), min(D - 1, index[1])
+    pair = torch.arange(D // 2, dtype=torch.float64, device="cpu")
+    keep = 1 - ((pair - low) / max(1e-3, high - low)).clamp(0, 1)
     return frequency * keep + frequency / factor * (1 - keep), 0.1 * math.log(factor) + 1
 
 

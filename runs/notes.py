@@ -32,7 +32,7 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
     turns, scaling = "rope_scaling" in read, config.rope_scaling
     for names, has_no_effect, reason in (  # keys, and what else leaves them without an effect; the last reason counts
         (["rope_factor"], turns and scaling == "none", "rope_scaling is none"),
-        (["rope_length"], turns and scaling != "yarn", f"rope_scaling is {scaling}"),
+        (["rope_length"], turns and not scaling.startswith("yarn"), f"rope_scaling is {scaling}"),
         (["rope_scaling", "rope_length"], turns and config.rope_factor == 1, "rope_factor is 1"),
         (["gate_rank"], config.gate_input == "static", "gate_input is static"),
         (["gate_activation", "gate_rank", "gate_input", "gate_bias"], not positions, "gate is none or native"),

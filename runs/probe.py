@@ -22,7 +22,7 @@ BINS = 20  # bins of width 0.05 from 0 to 1; one more bin holds the values above
 COLLAPSE = 0.05
 INDUCTION_ROWS = 4
 # what query_meters measures
-BY_QUERY = ("share", "token_0_before", "token_0_after", "effective", "effective_uniform")
+BY_QUERY = ("share", "to_sink", "token_0_before", "token_0_after", "effective", "effective_uniform")
 WEIGHTS_AT_ONCE = 1 << 22  # entries of the weights that the sink meter holds at once, at least a row's
 TRAINING_TOKENS = 16384  # that the meters in the training log look at, in at least four rows
 SPIKE_WINDOW, SPIKE_AT_LEAST, SPIKE_DEVIATIONS = 100, 20, 5
@@ -187,8 +187,11 @@ def query_meters(mixer: Mixer, x: torch.Tensor, stream: torch.Tensor) -> dict[st
         written = written * mixer.gates["output"].value(mixer.gates["output"].logits(x))
     reach = written.norm(dim=-1) / stream.to(v.dtype).norm(dim=-1, keepdim=True).clamp(min=1e-30)  # (B, T, H)
     reach = reach.transpose(1, 2)
+    # softmax weights and the sink's sum to one; without a sink nobody asks what it gets
+    to_sink = torch.full_like(size[..., 0], math.nan) if projection.sink is None else 1 - size.sum(-1)
     return {
-        "share": size[..., 0] / size.sum(-1).clamp(min=1e-30),
+        "share": size[..., 0] / (size.sum(-1) + to_sink.nan_to_num()).clamp(min=1e-30),
+        "to_sink": to_sink,
         "token_0_before": token_0_share(torch.ones_like(factor)),
         "token_0_after": token_0_share(factor),
         "effective": size[..., 0] * reach,
@@ -306,6 +309,7 @@ def summary(layers: list[dict], T: int) -> dict:
         "gate_mean": mean_by_position(layers, "mean"),
         "gate_below_0.1": mean_by_position(layers, "below_0.1"),
         "sink": mean_of(sinks, "share"),
+        "to_sink": mean_of(sinks, "to_sink"),
         "sink_baseline": numbers(baseline(T)),
         "effective_sink": mean_of(sinks, "effective"),
         "value_norm": mean_of(sinks, "value_norm"),

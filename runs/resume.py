@@ -82,7 +82,7 @@ def start_from_weights(config) -> tuple:
     of_model = model_keys(source, path)
     config = configurator.build(type(config), dataclasses.asdict(config) | of_model | asked, source=path)
     config.given = given
-    if config.rope_scaling == "yarn":  # whatever the block_size from here on
+    if config.rope_scaling.startswith("yarn"):  # whatever the block_size from here on
         config.rope_length = config.rope_length or of_model["block_size"]
     has_gates = any(gate.positions for _, gate in configurator.build(GPTConfig, of_model).layers())
     if has_gates and config.gate_activation != of_model["gate_activation"]:

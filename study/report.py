@@ -140,7 +140,7 @@ def accuracy_by_state(rows: list[dict], path: Path) -> Path:
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         axes.set(ylim=(0, 100))
 
-    labels = dict(ylabel="accuracy at the queries (%)", xlabel="KiB of state of a sequence, in float32")
+    labels: dict = dict(ylabel="accuracy at the queries (%)", xlabel="KiB of state of a sequence, in float32")
     return curve_panels(curves, looks, path, **labels, columns=3, finish=finish)
 
 

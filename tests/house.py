@@ -18,7 +18,7 @@ CEILINGS = {  # what: at most
     "lines: tests": 11_000,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
-    "lines: config": 1_400,
+    "lines: config": 1_700,
     "lines: study + experiment.py": 2_900,
     "lines: runs": 2_300,
     "lines: speed + bench.py": 800,

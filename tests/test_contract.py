@@ -15,7 +15,7 @@ import torch
 
 from configurator import UserError, check_choice
 from gate import GATE_ACTIVATIONS
-from model import GPT, MIXERS, GPTConfig
+from model import GPT, MIXERS, GPTConfig, Softmax
 from ops import IGNORE
 from runs.probe import weights_of
 
@@ -79,6 +79,9 @@ def list_cases():
         activation = {} if keys["gate"] == "none" else {"gate_activation": next(activations)}
         cases[f"{name}, {about}"] = dict(attention=name) | keys | activation
     for name in names:
+        if issubclass(MIXERS[name], Softmax):
+            for kind, more in (("zero", {}), ("head", {"n_kv_head": 2}), ("token", {"attention_softcap": 3.0})):
+                cases[f"{name}, sink {kind}"] = dict(attention=name, gate="none", sink=kind, window="7,none") | more
         if MIXERS[name].has_levels:
             cases[f"{name}, levels"] = dict(attention=name, gate="elementwise", levels="log_linear")
     if not mixer:

@@ -32,7 +32,7 @@ OTHER = dict(
     qk_norm=True, attention_softcap=0.1, logit_softcap=0.1, short_conv=3, expand=3, state_size=4, n_groups=2,
     gate="headwise", gate_activation="tanh", gate_rank=2, gate_input="static", gate_bias=0.5,
     readout_norm=["rms", "none"], norm_first=False, readout_activation="square", match_params=True,
-    branch_scale=0.5, out_init_scale=0.5, levels=["log_linear", "merged"],
+    sink=["head", "zero", "token"], window="3", branch_scale=0.5, out_init_scale=0.5, levels=["log_linear", "merged"],
 )  # fmt: skip
 ELSEWHERE = {"block_size", "vocab_size", "kernels"}
 SITUATIONS = [
@@ -47,6 +47,7 @@ SITUATIONS = [
     dict(norm="layer", attention="gla", gate="native"),
     dict(rope_scaling="yarn", rope_factor=1.0),
     dict(rope_scaling="yarn", rope_factor=2.0),
+    dict(rope_scaling="yarn_untruncated", rope_factor=2.0, window="2"),
     dict(mlp="swiglu", mlp_width=24, gate="elementwise", tie_embeddings=False, rope_fraction=0.5),
     dict(attention="gated_deltanet", delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=8),
     dict(attention="cosformer,gla", gate="native,none", n_layer=2),

@@ -98,6 +98,24 @@ def test_angles_are_kept_for_the_layers_and_steps_that_ask_again():
     assert type(cos_sin(torch.zeros(1, 4, 1, 6), 0, quarter_turn, 9)[0]) is torch.Tensor
 
 
+@pytest.mark.parametrize("window", [40, 7])
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-15), (torch.float32, 1e-6), (torch.bfloat16, 0.02)])
+def test_a_sink_is_a_headwise_gate_at_the_scores_log_sum_less_its_logit_and_so_are_its_gradients(dtype, error, window):
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 3, 40, *width).to(dtype).requires_grad_() for width in ([8], [8], [8], [])]
+    q, k, v, s = exact = [x.detach().double().requires_grad_() for x in inputs]
+    sees = torch.ones(40, 40, dtype=torch.bool).tril().triu(1 - window)
+    scores = (q @ k.mT / 8**0.5).masked_fill(~sees, -torch.inf)
+    gate = (scores.logsumexp(-1) - s).sigmoid()[..., None]  # (B, H, T, 1)
+    expected, weights = gate * (scores.softmax(-1) @ v), layers.manual_attention(q, k, v, sees, None, False, s)[1]
+    assert (weights - gate * scores.softmax(-1)).abs().max() < 1e-15
+    o = layers.attention(*inputs[:3], None if window == 40 else sees, window == 40, inputs[3])
+    do = torch.randn(2, 3, 40, 8).to(dtype)
+    gradients, exact_gradients = torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, exact, do.double())
+    for y, exact_y in zip((o, *gradients), (expected, *exact_gradients), strict=True):
+        assert y.dtype == dtype and (y - exact_y).norm() < error * exact_y.norm()
+
+
 def test_every_second_derivative_is_refused():
     """A backward treats saved intermediates as constants: it would silently miss a part."""
     of_ops = {f for f in torch.autograd.Function.__subclasses__() if f.__module__.startswith("ops.")}

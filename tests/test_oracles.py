@@ -3,6 +3,7 @@
 python -m pytest tests/test_oracles.py
 """
 
+import importlib
 import re
 from pathlib import Path
 
@@ -10,12 +11,15 @@ import published
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import MiniMaxConfig
+from transformers import GptOssConfig, GraniteSWAConfig, Inkling2TextConfig, MiMoV2FlashConfig, MiniMaxConfig
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
+import configurator
 import model as nanogate
 from gate import parse_gate
 from model import MIXERS, GPTConfig
+from ops import layers
+from runs.families import KEYS
 
 B, T, C, H, D = 2, 100, 64, 4, 16
 TOLERANCE = 1e-5
@@ -118,6 +122,89 @@ def test_native_gla_is_the_recurrence_written_out():
         return o.flatten(2) @ ours.out_proj.weight.T
 
     assert_same(ours, gla)
+
+
+DOCS = Path(nanogate.__file__).with_name("docs").joinpath("gates.md").read_text()
+GPT_OSS = dict(re.findall(r"--(\w+)=([^ `]+)", DOCS.partition("The attention of gpt-oss")[2]))
+OURS = dict(n_layer=2, n_embd=C, n_head=H, n_kv_head=2, block_size=150, vocab_size=1)
+SIZES = dict(hidden_size=C, num_attention_heads=H, num_hidden_layers=2, attn_implementation="eager")
+SIZES |= dict(layer_types=["sliding_attention", "full_attention"], num_key_value_heads=2)
+MIMO = dict(num_key_value_heads=1, head_dim=D, v_head_dim=D, attention_value_scale=None)  # sliding layers: 2
+INKLING = dict(layer_types=["hybrid_sliding"] * 2, swa_num_attention_heads=H, swa_num_key_value_heads=2, swa_head_dim=D)
+WITH_SINKS = {  # attention: its config, our keys
+    "GptOssAttention": (GptOssConfig(**SIZES), GPT_OSS | OURS),
+    "GraniteSWAAttention": (
+        GraniteSWAConfig(**SIZES, sliding_window=7, attention_multiplier=D**-0.5),
+        OURS | dict(sink="head", window="7,none"),
+    ),
+    "MiMoV2FlashAttention": (  # only the sliding layers have sinks
+        MiMoV2FlashConfig(**SIZES | MIMO, sliding_window=7), OURS | dict(sink="head", window="7", n_layer=1)
+    ),
+    "Inkling2SlidingAttention": (
+        Inkling2TextConfig(**SIZES | INKLING, sliding_window_size=7),
+        OURS | dict(sink="token", window="7", gate="elementwise", position="none"),
+    ),
+}  # fmt: skip
+PLACES = {"sinks": "sink.logit", "sink_proj": "sink.proj", "gate_proj": "gates.readout.proj", "o_proj": "out_proj"}
+ONLY_INKLING = ("k_sconv", "v_sconv", "q_l2_clip", "k_l2_clip", "rel_l2_clip", "v_norm")
+
+
+def attention_with_sink(ours, name, config):
+    """The class of this name as x -> y, with the weights of ours and without what ONLY_INKLING has."""
+    module = importlib.import_module(type(config).__module__.replace("configuration", "modeling"))
+    theirs = getattr(module, name)(config, layer_idx=ours.layer).double().eval()
+    for part in ONLY_INKLING if name.startswith("Inkling") else ():
+        delattr(theirs, part)
+        setattr(theirs, part, lambda x, **_: x)
+    for full_name, p in theirs.named_parameters():
+        part, _, kind = full_name.partition(".")
+        if part in ("q_proj", "k_proj", "v_proj"):
+            p.copy_(getattr(ours.qkv, kind).split([n * ours.value_width for n in (H, 2, 2)])["qkv".index(part[0])])
+        elif part in PLACES:
+            p.copy_(ours.get_parameter(f"{PLACES[part]}.{kind}".rstrip(".")))
+        else:
+            p.zero_()  # Inkling 2's position bias
+
+    def attention(x):
+        i = torch.arange(x.shape[1])
+        is_hidden = (i[:, None] < i) | (i[:, None] - i >= (theirs.sliding_window or len(i)))
+        mask = torch.zeros(is_hidden.shape).double().masked_fill(is_hidden, -torch.inf)[None, None]
+        rope = layers.cos_sin(x, 0, layers.rope_frequencies, D, 10000.0, "none", 1.0, 1)  # (T, 1, D / 2) each
+        rope = [torch.cat([y, y], -1).transpose(0, 1) for y in rope]
+        with published.InFloat64():
+            if name == "GptOssAttention":  # with YaRN
+                rope = module.GptOssRotaryEmbedding(config)(x, i[None])
+            return theirs(x, *([] if name.startswith("Inkling") else [rope]), mask)[0]
+
+    return attention
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", WITH_SINKS)
+def test_softmax_with_a_sink_and_a_window_is_the_published_attention_in_float64(name):
+    config, keys = WITH_SINKS[name]
+    torch.manual_seed(0)
+    for block in randomized(nanogate.GPT(configurator.build(GPTConfig, keys)).double()).blocks:
+        x = torch.randn(B, 150, C).double()
+        y, expected = block.mixer(x), attention_with_sink(block.mixer, name, config)(x)
+        assert expected.abs().max() > 0.01 and (y - expected).abs().max() < 1e-13 * expected.abs().max()
+
+
+def test_the_keys_of_gpt_oss_in_the_docs_are_its_config():
+    ours, theirs = configurator.build(GPTConfig, GPT_OSS), GptOssConfig()
+    for key in ("n_layer", "n_embd", "n_head", "n_kv_head", "head_dim", "block_size", "norm_eps", "tie_embeddings"):
+        assert getattr(ours, key) == getattr(theirs, KEYS[key]), key
+    windows = {"sliding_attention": theirs.sliding_window, "full_attention": None}
+    assert [ours.window_of(i) for i in range(ours.n_layer)] == [windows[kind] for kind in theirs.layer_types]
+
+
+@torch.no_grad()
+def test_a_headwise_gate_whose_logit_is_constant_is_a_static_one():
+    of_token, static = (make("softmax", "headwise", gate_bias=0, gate_input=name) for name in ("token", "static"))
+    static.load_state_dict({n: p for n, p in of_token.state_dict().items() if "gates." not in n}, strict=False)
+    of_token.gates["readout"].proj.weight.zero_()
+    static.gates["readout"].static.copy_(of_token.gates["readout"].proj.bias)
+    assert_same(of_token, static)
 
 
 def minimax_lightning_attention(ours):

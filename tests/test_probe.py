@@ -141,8 +141,9 @@ def by_definition(mixer, x, stream, b, h, i):
     if "output" in mixer.gates:
         written = written * mixer.gates["output"].value(mixer.gates["output"].logits(x))[b, i, 0]
     before, after = parts[:, h].norm(dim=-1), (factor * parts)[:, h].norm(dim=-1)  # (T,) each
-    return {
-        "share": weights[h, 0].abs() / weights[h].abs().sum(),
+    to_sink = {} if p.sink is None else {"to_sink": 1 - weights[h].sum()}
+    return to_sink | {
+        "share": weights[h, 0].abs() / (weights[h].abs().sum() + to_sink.get("to_sink", 0)),
         "token_0_before": before[0] / before.sum(),
         "token_0_after": after[0] / after.sum(),
         "effective": written.norm() / stream[b, i].norm(),
@@ -155,6 +156,7 @@ def by_definition(mixer, x, stream, b, h, i):
     [dict(attention=name, gate="elementwise+headwise@value") for name in MIXERS if MIXERS[name].explicit_weights]
     + [
         dict(gate="elementwise@output"),
+        dict(gate="elementwise", sink="token"),
         dict(gate="headwise", n_kv_head=1),
         dict(gate="elementwise", readout_norm="rms", norm_first=False),
         dict(gate="headwise", readout_norm="rms", readout_activation="silu", branch_scale=0.3),
