@@ -37,7 +37,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     x = x / x.norm().clamp(min=1e-7)
     for _ in range(5):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)  # a x + (b gram + c gram^2) x
     return (x.mT if is_tall else x).to(matrix.dtype)
 
 
