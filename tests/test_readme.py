@@ -118,6 +118,9 @@ HEADLINES = [
     ("recall", "a SiLU gate from one", "2.18", ["README.md", "results/README.md"]),
     ("recall", "a gate from one changes", "0.99", ["results/README.md"]),
     ("recall", "the native gate changes", "2.45", ["results/README.md"]),
+    ("log_linear", "the gate changes the steps of Guo's", "1.17", ["results/README.md"]),
+    ("log_linear", "the gate changes the steps of merged", "1.24", ["results/README.md"]),
+    ("log_linear", "behind a convolution log-linear", "1.01", ["results/README.md"]),
     ("recall_hard", "the sigmoid gate changes", "1.3", ["results/README.md"]),
     ("recall_hard", "the wide one gate changes", "-2.3", ["results/README.md"]),
 ]
