@@ -31,7 +31,7 @@ from runs.hardware import gemm_rate, keep_freed_memory, pick_device, pick_dtype,
 from runs.outdir import write_text
 from speed.costs import bench_decode, bench_length, bench_overhead, bench_train
 from speed.forms import bench_ops
-from speed.loss import bench_loss
+from speed.gaterun import bench_gaterun
 from speed.report import BenchConfig, Report
 
 PARTS = {
@@ -40,7 +40,7 @@ PARTS = {
     "length": bench_length,
     "decode": bench_decode,
     "ops": bench_ops,
-    "loss": bench_loss,
+    "gaterun": bench_gaterun,
 }
 
 

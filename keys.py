@@ -174,11 +174,27 @@ class TrainConfig(GPTConfig):
     batch_size: int = key(12, "rows per micro-step of a process", at_least=1)
     gradient_accumulation_steps: int = key(1, "micro-steps per step, over all processes together", at_least=1)
     max_iters: int = key(5000, "number of steps (updates of the weights)", at_least=1)
-    learning_rate: float = key(6e-4, "peak of AdamW's learning rate", above=0)
-    decay_lr: bool = key(True, "true: cosine decay to min_lr; false: constant after the warmup")
+    optimizer: str = key(
+        "adamw", "muon: Muon for the matrices of the blocks, AdamW for the rest (optim.py)", choices=("adamw", "muon")
+    )
+    learning_rate: float = key(6e-4, "peak of the learning rate", above=0)
+    muon_lr_scale: float = key(1.0, "Muon's learning rate, as a multiple of AdamW's", above=0)
+    schedule: str | None = key(
+        None,
+        "learning rate after the warmup; cosine: falls to min_lr; wsd: constant, then falls over the last decay_iters; "
+        "constant (None: cosine, or constant with decay_lr=false)",
+        choices=("cosine", "wsd", "constant"),
+    )
+    decay_lr: bool = key(True, "nanoGPT's name: false is schedule=constant")
     warmup_iters: int = key(100, "steps of linear warmup", at_least=0)
+    decay_iters: int | None = key(None, "wsd: steps of the decay (None: a fifth of the run)", at_least=1)
     lr_decay_iters: int | None = key(None, "step at which min_lr is reached (None: max_iters)", at_least=1)
-    min_lr: float | None = key(None, "learning rate at the end of the decay (None: learning_rate / 10)", at_least=0)
+    min_lr: float | None = key(
+        None, "learning rate at the end of the decay (None: learning_rate / 10; wsd: 0)", at_least=0
+    )
+    keep_moments: bool = key(
+        False, "init_from=CHECKPOINT: take its optimizer's moments, too; another seed gives other batches than it had"
+    )
     new_lr_scale: float = key(1.0, "init_from=CHECKPOINT: learning rate of what it lacks, as a multiple", above=0)
     weight_decay: float = key(0.1, "weight decay of matrices; vectors have none", at_least=0)
     beta1: float = key(0.9, "AdamW's decay of the mean gradient", at_least=0, below=1)
@@ -207,3 +223,13 @@ class TrainConfig(GPTConfig):
     compile: str = key("auto", "torch.compile; auto: for 500 steps or more on a GPU", choices=("auto", "true", "false"))
     threads: int = key(0, "CPU threads per process (0: cores / processes)", at_least=0, at_most=512)
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.schedule = self.schedule or ("cosine" if self.decay_lr else "constant")
+        if not self.decay_lr and self.schedule != "constant":
+            raise UserError(
+                f"schedule={self.schedule!r}: decay_lr=False means constant; give either that or decay_lr=True"
+            )
+        if self.schedule != "wsd" and self.decay_iters is not None:
+            raise UserError(f"decay_iters={self.decay_iters}: is of schedule='wsd', not of {self.schedule!r}")

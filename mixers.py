@@ -12,7 +12,7 @@ from keys import GPTConfig
 from mixer import Mixer, Projection
 from ops import layers
 from ops.fast import Product, at_least_float32
-from ops.layers import RMSNorm, make_conv
+from ops.layers import FusedLinear, RMSNorm, make_conv
 
 
 class Mamba3(Mixer):
@@ -31,7 +31,7 @@ class Mamba3(Mixer):
         H, D, N = config.expand * config.n_head, config.head_dim, config.state_size
         super().__init__(config, gate, query=(H, N), key=(H, N), value=(H, D))
         self.parts = (H * D + 2 * N, H, H, H, N // 4)  # v k q, dt, A, r, angle
-        self.in_proj = nn.Linear(config.n_embd, sum(self.parts), bias=False)
+        self.in_proj = FusedLinear(config.n_embd, (H * D, N, N, *self.parts[1:]))
         self.conv = make_conv(config, self.parts[0])
         self.kq_norm = RMSNorm(2 * N, eps=config.norm_eps)
         self.kq_norm.groups = 2
@@ -114,7 +114,7 @@ class Monarch(Mixer):
         H, D, m = config.n_head, config.head_dim, self.m
         super().__init__(config, gate, query=(H, m * m), key=(H, m * m), value=(H, D))
         self.split = (H * m * m, H * m * m, H * D)
-        self.qkv = nn.Linear(config.n_embd, sum(self.split), bias=False)
+        self.qkv = FusedLinear(config.n_embd, self.split)
         self.conv = make_conv(config, sum(self.split))
         self.block_gates = ZeroLinear(config.n_embd, H * 2 * m, bias_start=4.0)
         self.skew = nn.Parameter(torch.empty(2 * H * m**3))  # flat: a 1-D parameter gets no weight decay

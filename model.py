@@ -24,7 +24,7 @@ from mixer import READOUT_NORMS, Mixer, Projection
 from mixers import Mamba3, Monarch
 from ops import IGNORE, kernels, layers, sampling
 from ops.fast import at_least_float32
-from ops.layers import ResidualLinear, RMSNorm, make_conv, make_norm
+from ops.layers import FusedLinear, ResidualLinear, RMSNorm, make_conv, make_norm
 from ops.loss import cross_entropy_sum
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ class Softmax(Mixer):
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(Hk, D), value=(Hk, D))
-        self.qkv = nn.Linear(config.n_embd, (H + 2 * Hk) * D, bias=config.bias)
+        self.qkv = FusedLinear(config.n_embd, [H * D, Hk * D, Hk * D], bias=config.bias)
         self.conv = make_conv(config, (H + 2 * Hk) * D)
         self.q_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
@@ -174,7 +174,7 @@ class CosFormer(Mixer):
         H, D = config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
         self.key_width = 2 * D
-        self.qkv = nn.Linear(config.n_embd, 3 * H * D, bias=False)
+        self.qkv = FusedLinear(config.n_embd, [H * D] * 3)
         self.conv = make_conv(config, 3 * H * D)
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
@@ -201,7 +201,7 @@ class GLA(Mixer):
     def __init__(self, config, gate):
         C, H, D = config.n_embd, config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
-        self.qkv = nn.Linear(C, 3 * H * D, bias=False)
+        self.qkv = FusedLinear(C, [H * D] * 3)
         self.conv = make_conv(config, 3 * H * D)
         self.decay_in = nn.Linear(C, 16, bias=False)
         self.decay_out = nn.Linear(16, H * D)
@@ -233,7 +233,7 @@ class Mamba2(Mixer):
         G, N = config.n_groups, config.state_size
         super().__init__(config, gate, query=(G, N), key=(G, N), value=(H, D), norm_groups=G)
         self.split = (H * D, G * N, G * N)
-        self.in_proj = nn.Linear(config.n_embd, sum(self.split) + H, bias=False)
+        self.in_proj = FusedLinear(config.n_embd, [*self.split, H])
         self.conv = make_conv(config, sum(self.split), published_width=4, bias=True)
         self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(H)) for _ in range(3))
 
@@ -267,8 +267,8 @@ class DeltaNet(Mixer):
     decay: str | None = None  # one per "head" or per "channel" of the keys
     A_range = (1.0, 16.0)  # of A at the start
 
-    def __init__(self, config, gate, n=1, n_beta=None):
-        """n: how many keys, values and, unless n_beta is given, betas a head has of a token."""
+    def __init__(self, config, gate, n=1, betas=None):
+        """n: how many keys, values and betas a head has of a token. betas: rows of beta's matrices (None: n of H)."""
         if self.decay == "head":  # gated_deltanet and deltaproduct have keys of the config for their sizes
             Hk, H, Dk, Dv = config.delta_sizes
         else:
@@ -276,9 +276,9 @@ class DeltaNet(Mixer):
         native_rank = config.head_dim if self.decay == "channel" else 0
         super().__init__(config, gate, query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv), native_rank=native_rank)
         self.split = (Hk * Dk, n * Hk * Dk, n * H * Dv)
-        # q k v, beta, and the dt of a head
-        self.parts = [sum(self.split), (n_beta or n) * H, *[H] * (self.decay == "head")]
-        self.in_proj = nn.Linear(config.n_embd, sum(self.parts), bias=False)
+        betas, dt = betas or [H] * n, [H] * (self.decay == "head")
+        self.parts = [sum(self.split), sum(betas), *dt]
+        self.in_proj = FusedLinear(config.n_embd, [Hk * Dk] * (1 + n) + [H * Dv] * n + betas + dt)
         self.conv = make_conv(config, sum(self.split), published_width=4)
         if self.decay == "channel":
             self.decay_in, self.decay_out = nn.Linear(config.n_embd, Dk, bias=False), nn.Linear(Dk, H * Dk, bias=False)
@@ -323,7 +323,7 @@ class GatedDeltaNet2(KDA):
     channel of the key that erases and of the value: S_t = (I - k_t (b_t * k_t)^T) a_t S_{t-1} + k_t (w_t * v_t)^T."""
 
     def __init__(self, config, gate):
-        super().__init__(config, gate, n_beta=2 * config.head_dim)
+        super().__init__(config, gate, betas=[config.n_head * config.head_dim] * 2)
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         p = super().project(x, state, start)

@@ -42,6 +42,7 @@ from evaluate import evaluate, evaluation_rows
 from keys import GPTConfig, TrainConfig
 from model import GPT
 from ops import IGNORE
+from optim import Muon, matrices_of
 from runs import memory, parallel
 from runs.checkpoint import build_model, check_same_weights
 from runs.finite import bad_weight, first_bad_tensor
@@ -97,15 +98,21 @@ def run(config: TrainConfig, processes: Processes, resumed: dict | None, source:
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """The learning rate of a step: linear warmup, then a cosine from learning_rate to min_lr."""
+    """The learning rate of a step: linear warmup, then what `schedule` says.
+
+    wsd falls as 1 - sqrt(progress) over its last steps, which did better than a line (Haegele et al. 2024).
+    """
     if step < config.warmup_iters:
         return config.learning_rate * (step + 1) / (config.warmup_iters + 1)
-    if not config.decay_lr:
+    if config.schedule == "constant":
         return config.learning_rate
-    end = config.lr_decay_iters or config.max_iters
-    lowest = config.learning_rate / 10 if config.min_lr is None else config.min_lr
-    progress = min(1.0, (step - config.warmup_iters) / max(1, end - config.warmup_iters))
-    return lowest + 0.5 * (1 + math.cos(math.pi * progress)) * (config.learning_rate - lowest)
+    is_wsd, end = config.schedule == "wsd", config.lr_decay_iters or config.max_iters
+    start = max(config.warmup_iters, end - (config.decay_iters or max(1, end // 5))) if is_wsd else config.warmup_iters
+    progress = max(0.0, min(1.0, (step - start) / max(1, end - start)))
+    left = 1 - math.sqrt(progress) if is_wsd else 0.5 * (1 + math.cos(math.pi * progress))
+    of_schedule = 0.0 if is_wsd else config.learning_rate / 10
+    lowest = of_schedule if config.min_lr is None else config.min_lr
+    return lowest + left * (config.learning_rate - lowest)
 
 
 def make_optimizers(model: GPT, config: TrainConfig, device_type: str) -> list[torch.optim.Optimizer]:
@@ -113,9 +120,15 @@ def make_optimizers(model: GPT, config: TrainConfig, device_type: str) -> list[t
 
     The learning rate of a step is the schedule's times the group's lr_scale.
     """
-    groups = model.parameter_groups(config.weight_decay)
-    betas, is_fused = (config.beta1, config.beta2), device_type != "mps"
-    return [torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=is_fused)]
+    matrices, vectors = model.parameter_groups(config.weight_decay)
+    lr, betas, is_fused = config.learning_rate, (config.beta1, config.beta2), device_type != "mps"
+    parts = matrices_of(model) if config.optimizer == "muon" else {}
+    of_muon = [pair for pair in matrices["params"] if pair[1] in parts]
+    rest = [pair for pair in matrices["params"] if pair[1] not in parts]
+    adamw = torch.optim.AdamW([matrices | {"params": rest}, vectors], lr=lr, betas=betas, fused=is_fused)
+    if config.optimizer == "adamw":
+        return [adamw]
+    return [Muon([matrices | {"params": of_muon, "lr_scale": config.muon_lr_scale}], parts, lr), adamw]
 
 
 def make_model(config: TrainConfig, resumed: dict | None, source: dict | None) -> tuple[GPT, list[str], list[str]]:
@@ -204,10 +217,12 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
     first_step, saved_step, best_val_loss, seconds_before, eval_seconds = 0, None, math.inf, 0.0, 0.0
     run_id = processes.from_main(uuid.uuid4().hex)
     if resumed is not None:
-        restore(resumed, optimizers, scaler, out.path / "ckpt.pt")
+        restore(resumed, optimizers, out.path / "ckpt.pt", scaler)
         first_step = saved_step = resumed["iter_num"]
         best_val_loss, run_id = float(resumed["best_val_loss"]), resumed["run_id"]
         seconds_before, eval_seconds = float(resumed["seconds"]), float(resumed["eval_seconds"])
+    elif source is not None and config.keep_moments:
+        restore(source, optimizers, config.init_from)
     for checkpoint in filter(None, (resumed, source)):  # main has the dicts: each process would keep these in RAM
         checkpoint.pop("model", None)
         checkpoint.pop("optimizer", None)

@@ -33,7 +33,7 @@ def claim(out_dir: Path | str | None, overwrite: bool, generator: str) -> Path:
 
 def made_by(config, generator: str, version: int, **more) -> dict:
     """How a script made its data, for meta.json. parameters: the keys that decide which data it makes, and `more`."""
-    keys, about_folders = dataclasses.asdict(config), ("from_dir", "out_dir", "overwrite")
+    keys, about_folders = dataclasses.asdict(config), ("from_dir", "from_file", "out_dir", "overwrite")
     parameters = {name: value for name, value in keys.items() if name not in about_folders} | more
     return dict(generator=generator, generator_version=version, parameters=parameters, seed=keys.get("seed", 0))
 

@@ -48,6 +48,14 @@ class ResidualLinear(nn.Linear):
     start_scale = 1.0  # a factor on its start
 
 
+class FusedLinear(nn.Linear):
+    """Several linear layers of one input, as one product. parts: the rows of each, which Muon steps one by one."""
+
+    def __init__(self, n_in, parts, bias=False):
+        super().__init__(n_in, sum(parts), bias=bias)
+        self.parts = list(parts)
+
+
 class ShortConv(nn.Module):
     """Causal convolution over time with one filter per channel: y_t = sum_i w_i x_{t-W+1+i}. (B, T, C) -> (B, T, C).
 

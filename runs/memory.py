@@ -1,7 +1,8 @@
 """The refusal of what this machine clearly has no memory for, by arithmetic, before a program takes or writes anything.
 
-Counted are the weights, their gradients and AdamW's two moments, the rows of a step and one vector a token: a step
-takes several times as much. Where torch reports a shortage all the same, configurator.report ends with one line.
+Counted are the weights, their gradients and AdamW's two moments or Muon's one, the rows of a step and one vector a
+token: a step takes several times as much. Where torch reports a shortage all the same, configurator.report ends with
+one line.
 """
 
 import os
@@ -67,7 +68,8 @@ def check_training(config, dataset: Dataset, processes: Processes) -> None:
     weights = sum(p.nbytes for p in without_data(config).parameters())
     tokens = config.batch_size * dataset.longest("train", config.block_size)
     rows = 16 * tokens * (config.gradient_accumulation_steps // processes.world_size)
-    states = 4 * weights / shards_of(config, processes.world_size)
+    copies = 4 if config.optimizer == "adamw" else 3
+    states = copies * weights / shards_of(config, processes.world_size)
     check(config, weights, "cpu", processes.local_size)
     needed = states + rows + of_pass(config, tokens, dataset, config.block_size)
     check(config, needed, processes.device_type, processes.local_size)

@@ -34,7 +34,8 @@ from runs.hardware import Processes
 ROOT = Path(__file__).resolve().parents[1]
 # what the numbers of a run depend on: another version of one of them may give other numbers
 OPS = tuple(f"ops/{name}.py" for name in ("recurrence", "levels", "kernels", "layers", "fast", "loss"))
-RESULT_FILES = ("model.py", "mixers.py", "mixer.py", "gate.py", *OPS, "train.py", "data/shards.py", "data/drawn.py")
+MODEL = ("model.py", "mixers.py", "mixer.py", "gate.py")
+RESULT_FILES = (*MODEL, *OPS, "train.py", "optim.py", "data/shards.py", "data/drawn.py")
 ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what every line of metrics.jsonl has
 
 

@@ -26,7 +26,7 @@ STATE = (
     "dtype", "new", "code_files",
 )  # fmt: skip
 OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come from a checkpoint
-ADAMW_STATE = {"exp_avg", "exp_avg_sq", "step"}
+MOMENTS = {"AdamW": {"exp_avg", "exp_avg_sq", "step"}, "Muon": {"momentum_buffer"}}
 # seconds that init_from=auto waits for the lock: a file server may not know yet that a machine is gone (NFS 4: 90)
 LOCK_WAIT = 120.0
 NO_WEIGHTS = ("scratch", "resume", "auto")  # values of init_from that name no checkpoint to start from
@@ -40,7 +40,11 @@ def where_to_start(config) -> tuple:
         files.lock(config.out_dir, LOCK_WAIT).close()  # the job before this one may still be writing it
     if config.init_from == "resume" or file.is_file() and config.init_from == "auto":
         return go_on(config, file)
-    return (config, None, None, []) if config.init_from in NO_WEIGHTS else start_from_weights(config)
+    if config.init_from not in NO_WEIGHTS:
+        return start_from_weights(config)
+    if config.keep_moments:
+        raise UserError(f"keep_moments=True: init_from={config.init_from!r} has none; name a run's ckpt.pt there")
+    return config, None, None, []
 
 
 def go_on(config, file: Path) -> tuple:
@@ -54,7 +58,8 @@ def go_on(config, file: Path) -> tuple:
     before = {name: value for name, value in before.items() if name not in (*OF_THIS_START, "kernels")}
     asked, of_model = given_keys(config), model_keys(resumed, file)
     # a run's evaluations are compared with each other: they read the same sample
-    for name, value in (of_model | {"eval_tokens": before["eval_tokens"], "dtype": resumed["dtype"]}).items():
+    kept = {"eval_tokens": before["eval_tokens"], "optimizer": before["optimizer"], "dtype": resumed["dtype"]}
+    for name, value in (of_model | kept).items():
         if name in asked and asked[name] != value and (name, asked[name]) not in DERIVED:
             raise UserError(f"{name}={asked[name]}: {file} has {value}, which a resumed run keeps")
     asked |= {name: getattr(config, name) for name in OF_THIS_START}
@@ -83,7 +88,15 @@ def start_from_weights(config) -> tuple:
     if has_gates and config.gate_activation != of_model["gate_activation"]:
         had = of_model["gate_activation"]
         raise UserError(f"gate_activation={config.gate_activation!r}: would change the gates that {path} has: {had!r}")
-    return config, None, source, differences(config, asked, of_model, path)
+    notes = differences(config, asked, of_model, path)
+    if config.keep_moments:
+        if missing := [name for name in ("optimizer", "config", "iter_num") if name not in source]:
+            raise UserError(f"keep_moments=True: {path} has no {missing[0]}; a run's ckpt.pt or best.pt has it")
+        had = configurator.build(type(config), source["config"], source=path).optimizer
+        if had != config.optimizer:
+            raise UserError(f"keep_moments=True: {path} has the moments of {had}, not of optimizer={config.optimizer}")
+        notes.append(f"with the moments that the optimizer of {path} had at step {source['iter_num']}")
+    return config, None, source, notes
 
 
 def differences(config, asked: dict, before: dict, where: str) -> list[str]:
@@ -139,8 +152,9 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> Non
         state = {}
         for number, (name, parameter) in enumerate(named_parameters(optimizer)):
             moments = saved["state"][name]
-            if moments and isinstance(optimizer, torch.optim.AdamW) and moments.keys() != ADAMW_STATE:
-                raise ValueError("its optimizer's state is not AdamW's")
+            kind = type(optimizer).__name__
+            if moments and moments.keys() != MOMENTS.get(kind, moments.keys()):
+                raise ValueError(f"its optimizer's state is not {kind}'s")
             for part, tensor in moments.items():
                 shape = () if part == "step" else tuple(parameter.shape)
                 if checkpoints.wrong_tensor(tensor) or tuple(tensor.shape) != shape:
@@ -151,12 +165,16 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> Non
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
-def restore(resumed: dict, optimizers: list[torch.optim.Optimizer], scaler, file: Path) -> None:
-    """Gives the parameters their moments, the scaler its scale and torch its random state. UserError for wrong ones."""
+def restore(saved: dict, optimizers: list[torch.optim.Optimizer], file: Path | str, scaler=None) -> None:
+    """Gives the parameters their moments and, where a run goes on, the scaler its scale and torch its random state.
+
+    Raises UserError for wrong ones.
+    """
     try:
-        load_optimizers(optimizers, resumed["optimizer"])
-        scaler.load_state_dict(resumed["scaler"])
-        torch.set_rng_state(resumed["rng"].cpu())
+        load_optimizers(optimizers, saved["optimizer"])
+        if scaler is not None:
+            scaler.load_state_dict(saved["scaler"])
+            torch.set_rng_state(saved["rng"].cpu())
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         if configurator.is_of_memory(error):
             raise

@@ -38,7 +38,7 @@ class Side:
 
     def __init__(self, config: BenchConfig, name: str, batch: tuple = (), train: TrainConfig = PLAIN, **keys):
         torch.manual_seed(train.seed)
-        self.batch, self.device, self.dtype = batch, config.device, config.dtype
+        self.batch, self.device, self.dtype, self.grad_clip = batch, config.device, config.dtype, train.grad_clip
         if name == NANOGPT:
             with contextlib.redirect_stdout(sys.stderr):  # nanoGPT prints its size and its groups
                 module = nanogpt(config.against)
@@ -56,7 +56,7 @@ class Side:
 
     def __call__(self, batch: tuple = ()) -> None:
         self.loss(batch).backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.grad_clip)
         for optimizer in self.optimizers:
             optimizer.step()
         self.model.zero_grad(set_to_none=True)

@@ -16,12 +16,13 @@ from runs.hardware import DTYPES, seconds_of
 
 @dataclass
 class BenchConfig:
-    what: list[str] = key(["all"], "train, overhead, length, decode, ops, loss, or all")
+    what: list[str] = key(["all"], "train, overhead, length, decode, ops, gaterun, or all")
     against: str | None = key(None, "nanoGPT's model.py, to be measured beside ours")
     pairs: int = key(30, "pairs of a ratio whose sides take less than a second", at_least=6)
     long_pairs: int = key(7, "pairs of a ratio whose sides take seconds", at_least=6)
     longest: int = key(32_768, "the longest sequence of the part length", at_least=1024)
-    seeds: list[int] = key([0, 1, 2, 3, 4], "seeds of the part loss; each takes about 9 minutes of a core")
+    seeds: list[int] = key([0, 1, 2, 3, 4, 5, 6, 7], "seeds of the part gaterun; each takes two minutes of nanoGPT")
+    recipes: list[str] = key(["record"], "recipes of the part gaterun (speed/gaterun.py), or all")
     threads: int = key(0, "CPU threads (0: as many as cores)", at_least=0, at_most=512)
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     dtype: str = key("auto", "dtype of matrix products", choices=("auto", *DTYPES))
@@ -84,14 +85,13 @@ class Report:
         *,
         target: float | None = None,
         at_most: bool = False,
-        interval: Callable = median_interval,
     ) -> None:
         """above is divided by below, pair by pair, as measured side by side.
 
         A target makes it a claim. It is what a user could take instead (1.0), or a limit, and never a guess.
         """
         pairs = list(zip(above, below, strict=True))
-        middle, low, high = interval([a / b for a, b in pairs])
+        middle, low, high = median_interval([a / b for a, b in pairs])
         ratio = {"name": name, "ratio": middle, "low": low, "high": high, "pairs": pairs}
         if target is None:
             self.ratios.append(ratio)
@@ -103,8 +103,8 @@ class Report:
             return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
         lines = [f"\n{self.part}"]
-        for row in self.rows:  # a curve is for the figures
-            lines.append("".join(f"  {name} {show(value)}" for name, value in row.items() if name != "curve"))
+        for row in self.rows:  # the runs are for the JSON file
+            lines.append("".join(f"  {name} {show(value)}" for name, value in row.items() if name != "runs"))
         for ratio in self.ratios + self.claims:
             line = f"  {ratio['name']:<58}{ratio['ratio']:>8.3f}  [{ratio['low']:.3f}, {ratio['high']:.3f}]"
             if "target" in ratio:

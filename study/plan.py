@@ -81,12 +81,13 @@ def make_trial(config, seed: int, arm: str, rate: float, is_short: bool) -> dict
     steps = (config.selection_iters or (max(1, keys.max_iters // 4), keys.max_iters))[0 if is_short else -1]
     if steps < keys.max_iters:
         run["config"]["max_iters"] = steps
-        if keys.decay_lr:
+        if keys.schedule != "constant":
             scale = steps / keys.max_iters
             run["config"]["warmup_iters"] = round(scale * keys.warmup_iters)
             run["config"]["eval_interval"] = max(1, round(scale * keys.eval_interval))
-            if keys.lr_decay_iters is not None:
-                run["config"]["lr_decay_iters"] = max(1, round(scale * keys.lr_decay_iters))
+            for name in ("lr_decay_iters", "decay_iters"):
+                if getattr(keys, name) is not None:
+                    run["config"][name] = max(1, round(scale * getattr(keys, name)))
     run["config"] |= config.selection_base
     return run
 

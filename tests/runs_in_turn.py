@@ -48,7 +48,7 @@ def watch(model, optimizers):
 
     def seen_step(optimizer, args, keys):  # the gradients are there until the end of the step
         parameters = list(model.parameters())
-        moments = [x for state in optimizer.state.values() for x in state.values()]
+        moments = [x for one in optimizers for state in one.state.values() for x in state.values()]
         bytes_of = dict(parameters=parameters, gradients=[p.grad for p in parameters], optimizer=moments)
         seen = {name: held(tensors) for name, tensors in bytes_of.items()} | {"sent": dict(SENT)}
         FOUND.append(seen | ({"A_log": sorted(dtypes)} if dtypes else {}))
@@ -56,8 +56,7 @@ def watch(model, optimizers):
     for module in model.modules():
         if hasattr(module, "A_log"):
             module.register_forward_pre_hook(lambda mixer, args: dtypes.add(str(mixer.A_log.dtype)))
-    (optimizer,) = optimizers
-    optimizer.register_step_post_hook(seen_step)
+    optimizers[-1].register_step_post_hook(seen_step)
     return optimizers
 
 

@@ -16,7 +16,7 @@ import bench
 from data.pystdlib import prepare as pystdlib
 from data.shards import Dataset
 from model import GLA, MIXERS, GPTConfig
-from speed import baselines, costs, forms, loss, report
+from speed import baselines, costs, forms, gaterun, report
 from speed.report import BenchConfig
 
 NANOGPT = '''
@@ -76,10 +76,9 @@ def small_parts(monkeypatch):
         monkeypatch.setattr(costs, name, value)
     monkeypatch.setattr(forms, "forms", lambda T, device: of_length(T // 64, device))
     monkeypatch.setattr(pystdlib, "sysconfig", types.SimpleNamespace(get_path=lambda name: json.__path__[0]))
-    monkeypatch.setattr(loss, "in_new_processes", lambda function, tasks, at_once: [function(*task) for task in tasks])
-    monkeypatch.setattr(loss, "EVAL_WINDOWS", 8)
-    monkeypatch.setattr(loss, "SIZE", small | dict(block_size=16))
-    monkeypatch.setattr(loss, "SCHEDULE", loss.SCHEDULE | dict(max_iters=6, warmup_iters=1, learning_rate=1e-2))
+    monkeypatch.setattr(gaterun, "in_new_processes", lambda function, tasks, at_once: [function(*t) for t in tasks])
+    monkeypatch.setattr(gaterun, "OF_NANOGPT", gaterun.OF_NANOGPT | dict(max_iters=6, learning_rate=1e-2))
+    monkeypatch.setattr(gaterun, "RECIPES", {"record": "config/gaterun.py --max_iters=3", "other": "--block_size=64"})
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -141,7 +140,7 @@ def test_all_parts_measure_every_mixer_and_every_claim_of_the_page(
 ):
     seen, batch, out = [], Dataset.batch, tmp_path / "out"
     monkeypatch.setattr(Dataset, "batch", lambda *args, **keys: seen.append(batch(*args, **keys)) or seen[-1])
-    words = dict(device="cpu", dtype="float32", threads=1, pairs=6, long_pairs=6, longest=1024, seeds="0,1")
+    words = dict(device="cpu", dtype="float32", threads=1, pairs=6, long_pairs=6, longest=1024)
     bench.main(["all", *helpers.words(**words, against=beside_nanogpt.against, out_dir=out)])
     printed = capsys.readouterr().out.splitlines()
     about, parts = json.loads(printed[-1]), {file.stem: json.loads(file.read_text()) for file in out.glob("*.json")}
@@ -150,7 +149,7 @@ def test_all_parts_measure_every_mixer_and_every_claim_of_the_page(
         raw = {ratio["name"]: ratio for part in parts.values() for ratio in part[kind]}
         assert raw == {ratio["name"]: ratio | {"pairs": raw[ratio["name"]]["pairs"]} for ratio in about[kind]}
         for name, ratio in raw.items():
-            n = 1 if "memory" in name else 2 if "processor time" in name else 6
+            n = 1 if "memory" in name else 8 if "processor time" in name else 6
             assert len(ratio["pairs"]) == n and any(name in line and ratio.get("met", "") in line for line in printed)
     flops = {f"training step, {row['gate']} / none": row["flops"] + 0.02 for row in parts["overhead"]["rows"]}
     for claim in about["claims"]:
@@ -166,13 +165,15 @@ def test_all_parts_measure_every_mixer_and_every_claim_of_the_page(
     grown = [f"{mixer}: token at context 4,096 / at 64" for mixer in mixers if mixer != "softmax"]
     assert names["decode"][: len(grown)] == grown and len(names["decode"]) == len(grown) + 4 and len(names["ops"]) == 24
     assert {line for line in printed if line.startswith("asked")} == {"asked for 3"}  # nanoGPT makes as many tokens
-    runs = parts["loss"]["rows"]
-    assert [(run["side"], run["seed"]) for run in runs] == [(side, seed) for seed in (0, 1) for side in loss.SIDES]
-    for run in runs:
-        steps, seconds, losses = zip(*run["curve"], strict=True)
-        assert steps == tuple(range(7)) and sorted(seconds) == list(seconds) and losses[-1] < losses[0]
-    firsts = [inputs for inputs, _ in seen[::6]]  # the first batch of each run
-    assert all(torch.equal(firsts[0], x) for x in firsts[:3]) and not torch.equal(firsts[0], firsts[3])
+    text, theirs, ours = parts["gaterun"]["rows"]
+    assert set(text["sha256_of_text"]) == {"train", "val"} and theirs["p"] == 1.0
+    assert [(row["side"], row["steps"]) for row in (theirs, ours)] == [("nanoGPT", 6), ("record", 3)]
+    for row in (theirs, ours):
+        losses = [run["val_loss"] for run in row["runs"]]
+        assert [run["seed"] for run in row["runs"]] == [*range(8)] and row["val_loss"] == pytest.approx(sum(losses) / 8)
+        assert {run["labels"] for run in row["runs"]} == {theirs["runs"][0]["labels"]}
+    theirs, ours, next_seed = (seen[i][0] for i in (0, 6, 9))  # the first batch of a run
+    assert torch.equal(theirs, ours) and not torch.equal(theirs, next_seed)
 
 
 @pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])
@@ -195,20 +196,12 @@ def test_the_forms_compute_what_the_loop_computes_on_the_same_inputs():
         torch.testing.assert_close(attended[:, 0], inputs["v"][:, 0])  # causal, and heads are not mixed
 
 
-def test_the_time_to_a_loss_lies_on_the_line_between_two_evaluations():
-    curve = [(0, 0.0, 5.0), (10, 1.0, 4.0), (20, 2.0, 2.0), (30, 3.0, 3.0)]
-    assert loss.seconds_to(4.5, curve) == 0.5 and loss.seconds_to(3.0, curve) == 1.5
-    assert loss.seconds_to_same_loss([(0, 0.0, 5.0), (10, 4.0, 4.0)], curve) == (4.0, 1.0)
-    assert loss.seconds_to_same_loss([(0, 0.0, 5.0), (10, 4.0, 1.0)], curve) == (0.0, 3.0)  # ours never gets there
-
-
 def test_the_page_has_every_claim_as_its_stored_pairs_give_it_and_a_reason_where_it_is_not_met():
     claims = []
     for file in PAGE.parent.rglob("*.json"):
         stored = json.loads(file.read_text())
-        interval_of = loss.interval_over_seeds if stored["part"] == "loss" else report.median_interval
         for ratio in stored["ratios"] + stored["claims"]:
-            numbers = interval_of([a / b for a, b in ratio["pairs"]])
+            numbers = report.median_interval([a / b for a, b in ratio["pairs"]])
             assert numbers == pytest.approx((ratio["ratio"], ratio["low"], ratio["high"]))
             assert "met" not in ratio or ratio["met"] == report.judge(*numbers[1:], ratio["target"], ratio["at_most"])
         claims += stored["claims"] if file.parent == PAGE.parent else []

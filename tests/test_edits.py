@@ -18,7 +18,6 @@ from pathlib import Path
 import edits
 import pytest
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 from conftest import LINES
 
@@ -275,34 +274,32 @@ def test_an_edited_mixer_keeps_the_contract_of_all_mixers(copy, gates):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The README's Muon
+# The README's Lion
 
 
-def muon_of_readme():
+def lion_of_readme():
     names = {"torch": torch}
     exec(blocks_of_readme()[3], names)
     return names["make_optimizers"]
 
 
-@pytest.mark.parametrize("name", ["softmax", "mamba2", "kda", "softmax,gated_deltanet"])
-@pytest.mark.parametrize(
-    "more", [{}, dict(tie_embeddings=False, position="learned", short_conv=4, mlp="swiglu")], ids=str
-)
-def test_the_readme_gives_muon_neither_embeddings_nor_fused_projections(name, more):
-    config = train.TrainConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=20, attention=name, **more)
-    gpt = GPT(config)
-    muon, adamw = muon_of_readme()(gpt, config, "cpu")
-    theirs, ours = ({id(p) for group in one.param_groups for p in group["params"]} for one in (muon, adamw))
-    assert not theirs & ours and theirs | ours == {id(p) for p in gpt.parameters()}
-    modules = {id(module.weight): module for module in gpt.modules() if isinstance(module, nn.Linear)}
-    hidden, inner = gpt.blocks[0].mlp.up.out_features, {block.mixer.out_proj.in_features for block in gpt.blocks}
-    shapes = {(16, hidden), (hidden, 16), *((n, 16) for n in inner)}  # in, out
-    assert all((modules[p].in_features, modules[p].out_features) in shapes for p in theirs)
-    assert id(gpt.wte.weight) in ours and id(gpt.output_weight) in ours and len(theirs) >= 6
+def test_the_readme_s_lion_is_its_definition():
+    """Algorithm 2 of Chen et al. 2023: c = beta1 m + (1 - beta1) g, w -= lr (sign(c) + decay w), then m with beta2."""
+    gpt = GPT(train.TrainConfig(n_layer=1, n_head=2, n_embd=8, vocab_size=20, mlp_ratio=1)).double()
+    (lion,) = lion_of_readme()(gpt, train.TrainConfig(learning_rate=0.01, weight_decay=0.5), "cpu")
+    w, m = gpt.wte.weight.detach().clone(), 0.0
+    for _ in range(3):
+        for p in gpt.parameters():
+            p.grad = torch.randn_like(p)
+        g = gpt.wte.weight.grad
+        w = w - 0.01 * ((0.9 * m + 0.1 * g).sign() + 0.5 * w)
+        m = 0.99 * m + 0.01 * g
+        lion.step()
+    torch.testing.assert_close(gpt.wte.weight, w)
 
 
-def test_a_run_with_the_readme_s_muon_resumes_to_the_bit(mqar, helpers, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "make_optimizers", muon_of_readme())
+def test_a_run_with_the_readme_s_lion_resumes_to_the_bit(mqar, helpers, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "make_optimizers", lion_of_readme())
     whole = helpers.train(mqar, tmp_path / "whole", gate="elementwise", max_iters=4)
     helpers.train(mqar, tmp_path / "half", gate="elementwise", max_iters=2, lr_decay_iters=4)
     train.main([f"--out_dir={tmp_path / 'half'}", "--init_from=resume", "--max_iters=4"])

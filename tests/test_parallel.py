@@ -31,10 +31,13 @@ ALL = dict(attention=",".join(MIXERS), n_layer=len(MIXERS))  # a layer of each m
 WHOLE = dict(attention="gla,mamba2", max_iters=6)  # this run is stopped at 3, and goes on elsewhere
 HALF = WHOLE | dict(max_iters=3, lr_decay_iters=6)
 UNGATED = dict(attention="mamba2", gate="none")
+MUON = dict(attention="gated_deltanet,softmax", optimizer="muon")
 NEW_GATE = dict(attention="mamba2", gate_activation="sigmoid2", new_lr_scale=10, dtype="bfloat16", meters=True)
 RUNS = dict(  # those of two processes
     ddp=ALL | dict(parallel="ddp"),
     fsdp=ALL | dict(parallel="fsdp"),
+    ddp_muon=MUON | dict(parallel="ddp"),
+    fsdp_muon=MUON | dict(parallel="fsdp"),
     half=HALF | dict(parallel="fsdp", activation_checkpointing=True),
     new_gate=NEW_GATE | dict(parallel="fsdp"),
     even=dict(parallel="fsdp", n_embd=16, n_head=2, gate="none", gradient_accumulation_steps=2),
@@ -127,6 +130,13 @@ def test_shards_that_do_not_divide_the_processes_are_refused(helpers):
     for shards, expected in ((0, 4), (1, 1), (2, 2)):
         assert parallel.shards_of(dataclasses.replace(config, shards=shards), 4) == expected
     assert parallel.shards_of(config, 1) == parallel.shards_of(train.TrainConfig(shards=3), 4) == 1
+
+
+@pytest.mark.parametrize("kind", ["ddp_muon", "fsdp_muon"])
+def test_muon_orthogonalises_the_whole_matrices_of_shards(kind, of_two, alone, helpers):
+    folder, whole = of_two[0][kind]["folder"], alone("muon", **MUON)
+    check_same_curve(folder, whole, helpers)
+    assert form(checkpoints.load(folder)) == form(checkpoints.load(whole))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

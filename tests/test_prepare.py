@@ -1,6 +1,8 @@
 """The prepare scripts: what MQAR rows are, which files of a text are taken, what Python's standard library is."""
 
+import hashlib
 import itertools
+import urllib.request
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from conftest import Helpers
 
 from data.mqar import prepare as mqar
 from data.pystdlib import prepare as pystdlib
+from data.shakespeare_char import prepare as shakespeare
 from data.shards import open_dataset
 from data.text import prepare as text
 
@@ -185,6 +188,20 @@ def test_most_bytes_takes_the_first_training_files_beside_a_smaller_validation(l
     size = sum(map(len, first["train"] + first["val"]))
     assert 590 < size <= 600 and 0 < sum(map(len, first["val"])) <= 240 and {*first["val"]} <= {*whole["val"]}
     assert other["val"] == first["val"] and {*other["train"]} != {*first["train"]}
+
+
+def test_tinyshakespeare_is_checked_and_split_as_nanogpt_s_whether_downloaded_or_copied(tmp_path, monkeypatch):
+    book, copy, out = b"First Citizen:\n" * 7, tmp_path / "input.txt", f"--out_dir={tmp_path / 'out'}"
+    copy.write_bytes(book)
+    assert "input.txt: is not tinyshakespeare" in error_of(shakespeare.main, [f"--from_file={copy}", out])
+    monkeypatch.setattr(shakespeare, "SHA256", hashlib.sha256(book).hexdigest())
+    for words in ([f"--from_file={copy}"], []):
+        shakespeare.main([*words, out])
+        dataset = open_dataset(tmp_path / "out")
+        assert [contents(dataset, split) for split in ("train", "val")] == [[book[:94]], [book[94:]]]
+        monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: open(copy, "rb"))
+    copy.unlink()
+    assert "cannot be downloaded" in error_of(shakespeare.main, [out])
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def test_resume_refuses_another_model_and_says_what_else_is_new(keys, helpers, c
     out = helpers.train(**keys("out", max_iters=4))
     for name, value, was in [
         ("n_layer", 3, 1), ("attention", "gla", "softmax"), ("dtype", "bfloat16", "float32"),
-        ("eval_tokens", None, 100000), ("block_size", 64, 32),
+        ("eval_tokens", None, 100000), ("block_size", 64, 32), ("optimizer", "muon", "adamw"),
     ]:  # fmt: skip
         message = helpers.error_of(helpers.train, **keys("out", init_from="resume", **{name: value}))
         assert message == f"{name}={value}: {out}/ckpt.pt has {was}, which a resumed run keeps"

@@ -116,7 +116,11 @@ def test_the_seed_settles_the_run_whenever_it_evaluates_and_another_seed_gives_a
     assert [row["step"] for row in helpers.metrics(never, "eval")] == [0, 8]
 
 
-@pytest.mark.parametrize("keys", [dict(), dict(dropout=0.1, gradient_accumulation_steps=3)], ids=["plain", "dropout"])
+@pytest.mark.parametrize(
+    "keys",
+    [dict(), dict(dropout=0.1, gradient_accumulation_steps=3), dict(optimizer="muon", gate="elementwise")],
+    ids=["plain", "dropout", "muon"],
+)
 def test_stop_and_resume_equals_one_run_to_the_bit(run, helpers, keys):
     keys = dict(keys, lr_decay_iters=8)
     whole = run("whole", **keys)
@@ -193,6 +197,26 @@ def test_resume_is_refused_without_a_checkpoint_with_other_data_and_past_the_end
     assert f"{mixed_mqar}: not the data that" in message
     assert "is at step 8 already" in helpers.error_of(run, trained, init_from="resume", max_iters=7)
     assert checkpoints.load(trained)["iter_num"] == 8
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_run_with_the_moments_of_a_trunk_goes_on_as_the_trunk_would(run, helpers, monkeypatch, optimizer):
+    keys, load = dict(optimizer=optimizer, schedule="constant"), train.load_batches
+    trunk, whole = run("trunk", max_iters=4, **keys), run("whole", **keys)
+    monkeypatch.setattr(train, "load_batches", lambda *args: load(*args[:-1], args[-1] + 4))  # the trunk's next ones
+    branch = run("branch", init_from=trunk, keep_moments=True, warmup_iters=0, max_iters=4, **keys)
+    ours, theirs = checkpoints.load(branch), checkpoints.load(whole)
+    assert helpers.equal(ours["model"], theirs["model"]) and ours["iter_num"] == 4
+    assert helpers.equal(ours["optimizer"]["state"], theirs["optimizer"]["state"])
+
+
+def test_moments_of_another_optimizer_or_of_other_parameters_are_refused(run, trained, helpers):
+    keys = dict(init_from=trained, keep_moments=True)
+    message = helpers.error_of(run, "out", **keys, optimizer="muon")
+    assert message == f"keep_moments=True: {trained} has the moments of adamw, not of optimizer=muon"
+    message = helpers.error_of(run, "out", **keys, gate="elementwise", gate_activation="sigmoid2")
+    assert "its optimizer has 14 parameters, of other names than the model's" in message
+    assert "init_from='scratch' has none; name a run" in helpers.error_of(run, "out", keep_moments=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -342,8 +366,22 @@ def test_learning_rate_warms_up_to_its_peak_and_ends_at_min_lr():
     config = train.TrainConfig(learning_rate=1.0, warmup_iters=0, max_iters=50, lr_decay_iters=20)  # min_lr: a tenth
     assert train.learning_rate(config, 0) == 1.0
     assert train.learning_rate(config, 20) == train.learning_rate(config, 49) == pytest.approx(0.1)
-    constant = train.TrainConfig(learning_rate=1.0, warmup_iters=1, decay_lr=False, max_iters=50)
-    assert [train.learning_rate(constant, step) for step in (0, 1, 49)] == [0.5, 1.0, 1.0]
+
+
+def test_wsd_is_constant_and_then_falls_and_decay_lr_is_nanogpt_s_name_for_a_constant_rate(helpers):
+    def rates(steps, **keys):
+        config = train.TrainConfig(learning_rate=1.0, warmup_iters=1, max_iters=50, **keys)
+        return [train.learning_rate(config, step) for step in steps]
+
+    assert rates((0, 1, 49), decay_lr=False) == rates((0, 1, 49), schedule="constant") == [0.5, 1.0, 1.0]
+    steps = (0, 1, 34, 38, 43, 49, 50, 51)
+    expected = [1 - (n / 16) ** 0.5 for n in (4, 9, 15)]
+    assert rates(steps, schedule="wsd", decay_iters=16) == pytest.approx([0.5, 1.0, 1.0, *expected, 0, 0])
+    assert rates((40, 50), schedule="wsd", min_lr=0.2) == [1.0, 0.2]  # a fifth of the steps
+    assert rates((0, 1, 13), schedule="wsd", decay_iters=50) == pytest.approx([0.5, 1.0, 1 - (12 / 49) ** 0.5])
+    error = helpers.error_of(train.TrainConfig, decay_lr=False, schedule="wsd")
+    assert error == "schedule='wsd': decay_lr=False means constant; give either that or decay_lr=True"
+    assert "is of schedule='wsd', not of 'cosine'" in helpers.error_of(train.TrainConfig, decay_iters=3)
 
 
 def test_gradients_are_clipped_to_grad_clip(run, helpers, monkeypatch):

@@ -1,0 +1,31 @@
+"""
+The gate run: nanoGPT's loss by its own recipe for a CPU, in a fraction of its processor time (results/gaterun/).
+
+    python data/pystdlib/prepare.py --most_bytes=1_000_000 --val_fraction=0.1 --out_dir=data/gaterun
+    torchrun --standalone --nproc_per_node=1 train.py config/gaterun.py
+"""
+
+dataset = "data/gaterun"
+out_dir = "out/gaterun"
+
+n_layer = 4
+n_head = 4
+n_embd = 128
+block_size = 64
+short_conv = 4
+qk_norm = True
+
+optimizer = "muon"
+batch_size = 12
+max_iters = 300
+learning_rate = 6e-3
+muon_lr_scale = 1.0
+warmup_iters = 15
+min_lr = 3e-4
+beta2 = 0.99
+
+eval_interval = 100
+eval_batch_size = 64
+device = "cpu"
+dtype = "float32"
+threads = 1

@@ -1,0 +1,59 @@
+"""
+tinyshakespeare (Karpathy 2015, char-rnn), the megabyte that nanoGPT begins with, as bytes: each character is one.
+
+    python data/shakespeare_char/prepare.py                          # downloads one file
+    python data/shakespeare_char/prepare.py --from_file=input.txt    # no internet needed
+
+The first nine tenths are for training, the rest for validation, as in nanoGPT: 1,003,854 and 111,540 characters. A loss
+is in nats a character, as nanoGPT's is, whose vocabulary is the 65 characters that occur.
+"""
+
+import hashlib
+import sys
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import configurator
+from configurator import UserError, key
+from data.tokenizer import get_tokenizer
+from data.writing import claim, made_by, report, write_stream
+from runs.files import read_regular
+
+GENERATOR = "data/shakespeare_char/prepare.py"
+VERSION = 1
+URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+
+
+@dataclass
+class Config:
+    from_file: str | None = key(None, "a local copy of the file; None: download it")
+    out_dir: str | None = key(None, "where to write; None: beside this script")
+    overwrite: bool = key(False, "write to a folder that holds something else, too")
+
+
+def main(argv):
+    config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
+    out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
+    data = read_regular(config.from_file, 1 << 24) if config.from_file else download()
+    if (found := hashlib.sha256(data).hexdigest()) != SHA256:
+        raise UserError(f"{config.from_file or URL}: is not tinyshakespeare: its sha256 is {found}, not {SHA256}")
+    text, cut = data.decode(), len(data) * 9 // 10
+    about = made_by(config, GENERATOR, VERSION) | dict(name="shakespeare_char")
+    splits = {"train": [text[:cut]], "val": [text[cut:]]}
+    report(write_stream(out_dir, splits, tokenizer=get_tokenizer("byte"), **about), out_dir)
+
+
+def download():
+    try:
+        with urllib.request.urlopen(URL, timeout=60) as answer:
+            return answer.read()
+    except OSError as error:  # of the network, a proxy, the server
+        raise UserError(f"{URL}: cannot be downloaded ({error}); --from_file=FILE takes a copy") from None
+
+
+if __name__ == "__main__":
+    configurator.run(main)

@@ -1,0 +1,66 @@
+"""Muon (Jordan et al. 2024), which `--optimizer=muon` gives to the matrices of the blocks; AdamW has all the rest.
+
+    parts = matrices_of(model)                                       # {weight: the rows of each matrix in it}
+    Muon([{"params": named, "weight_decay": 0.1}], parts, lr=6e-4)
+
+A step goes along U V^T, where U S V^T is the singular value decomposition of the mean gradient of one matrix. A fused
+projection is several matrices, which a FusedLinear declares: its q, k, v, beta and decay each step alone. Heads are
+not taken apart. torch.optim.Muon takes a parameter for one matrix, and orthogonalises in bfloat16 on a CPU, too.
+"""
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from ops.fast import at_least_float32
+from runs.parallel import full_tensor, part_of
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's and torch's: steep at 0, so that small singular values grow fast
+
+
+def matrices_of(model: nn.Module) -> dict[Tensor, list[int]]:
+    """{weight of a linear layer in a block: the rows of each matrix in it}. Moonlight gives Muon the same ones (Liu et
+    al. 2025): small ones such as beta's too, but no embedding, output layer, convolution or vector."""
+    linears = (module for module in model.blocks.modules() if isinstance(module, nn.Linear))
+    return {linear.weight: getattr(linear, "parts", [linear.out_features]) for linear in linears}
+
+
+def orthogonalised(matrix: Tensor) -> Tensor:
+    """(n, m) -> about U V^T of its singular value decomposition, by five steps of a Newton-Schulz iteration.
+
+    The singular values end between 0.7 and 1.2, and not at 1. In bfloat16 on a GPU, elsewhere in at least float32.
+    """
+    a, b, c = COEFFICIENTS
+    x = matrix.bfloat16() if matrix.is_cuda else at_least_float32(matrix)
+    is_tall = x.shape[0] > x.shape[1]
+    x = x.mT if is_tall else x  # the smaller of the two products
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)  # a x + (b gram + c gram^2) x
+    return (x.mT if is_tall else x).to(matrix.dtype)
+
+
+class Muon(torch.optim.Optimizer):
+    """Each matrix W steps by W -= lr (0.2 sqrt(max(n, m)) orthogonalised(nesterov mean of gradients) + weight_decay W).
+
+    The factor makes the RMS of the step's entries about 0.2, which is AdamW's: a rate and a weight decay of AdamW's
+    serve Muon, too (Liu et al. 2025; "match_rms_adamw" of torch.optim.Muon). parts: see matrices_of.
+    """
+
+    def __init__(self, groups: list[dict], parts: dict[Tensor, list[int]], lr: float, momentum: float = 0.95):
+        super().__init__(groups, dict(lr=lr, momentum=momentum, weight_decay=0.0))
+        self.parts = parts
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                state, momentum = self.state[p], group["momentum"]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(p)
+                mean = state["momentum_buffer"].lerp_(p.grad, 1 - momentum)
+                # of a sharded weight every process makes the whole step, and takes its shard of it
+                matrices = full_tensor(p.grad.lerp(mean, momentum)).split(self.parts[p])
+                step = torch.cat([0.2 * max(matrix.shape) ** 0.5 * orthogonalised(matrix) for matrix in matrices])
+                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * part_of(p, step))

@@ -1,0 +1,96 @@
+"""The part gaterun: the processor time to nanoGPT's final loss by its own recipe for a CPU, of recipes of ours.
+
+nanoGPT's model and optimizer train as its README says for a CPU (4 x 128, 64 tokens, 12 rows, 2,000 steps), and each
+recipe as it says itself, on the same megabyte of Python's standard library, with one thread, each in a new process,
+seed by seed. Only steps are on the clock: neither data nor evaluations. The loss is that of the whole validation split
+in windows of 64. Rules and records: results/gaterun/README.md.
+"""
+
+import contextlib
+import itertools
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import fields, replace
+
+import torch
+
+import configurator
+from configurator import UserError, check_choice
+from data.pystdlib import prepare as pystdlib
+from data.shards import open_dataset
+from keys import GPTConfig, TrainConfig
+from ops import IGNORE
+from runs.hardware import keep_freed_memory
+from speed.baselines import NANOGPT, Side, in_new_processes
+from speed.report import BenchConfig, Report
+from study.stats import sign_flip_test
+from train import learning_rate
+
+OF_NANOGPT: dict = dict(
+    n_layer=4, n_head=4, n_embd=128, block_size=64, batch_size=12, max_iters=2000, warmup_iters=100,
+    learning_rate=1e-3, min_lr=1e-4, weight_decay=0.1, beta2=0.99,
+)  # fmt: skip
+RECIPES = {  # {name: the words behind `train.py`}; each row of the table can be run by itself
+    "record": "config/gaterun.py",
+}
+
+
+def bench_gaterun(config: BenchConfig, report: Report) -> None:
+    if config.against is None:
+        raise UserError("against=None: the part gaterun runs nanoGPT, too; name its model.py with --against=PATH")
+    for name in config.recipes:
+        check_choice("recipes", name, (*RECIPES, "all"))
+    names = [name for name in RECIPES if name in config.recipes or "all" in config.recipes]
+    runs = list(itertools.product(config.seeds, [NANOGPT, *names]))
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.redirect_stdout(sys.stderr):
+            pystdlib.main(["--most_bytes=1_000_000", "--val_fraction=0.1", "--seed=0", f"--out_dir={folder}"])
+        text = {name: split["shards"][0]["sha256"] for name, split in open_dataset(folder).meta["splits"].items()}
+        report.row(sha256_of_text=text, python=platform.python_version())
+        found = in_new_processes(run_of, [(config, folder, *run) for run in runs], at_once=config.threads)
+    sides: dict = {name: [run for run in found if run["side"] == name] for name in (NANOGPT, *names)}
+    goal, theirs = ([run[name] for run in sides[NANOGPT]] for name in ("val_loss", "cpu_seconds"))
+    for name, rows in sides.items():
+        loss, seconds = ([row[key] for row in rows] for key in ("val_loss", "cpu_seconds"))
+        spread = statistics.stdev(loss) if len(loss) > 1 else 0.0
+        p = sign_flip_test([a - b for a, b in zip(goal, loss, strict=True)], alternative="greater")
+        sizes = {key: rows[0][key] for key in ("steps", "parameters")}
+        report.row(side=name, **sizes, cpu_seconds=statistics.fmean(seconds), val_loss=statistics.fmean(loss),
+                   spread=spread, p=p, command=RECIPES.get(name), runs=rows)  # fmt: skip
+        if name != NANOGPT and len(loss) > 5:
+            report.ratio(f"{name}: processor time, ours / nanoGPT's", seconds, theirs)
+
+
+def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
+    """Trains one side with one seed."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    words = RECIPES[name].split() if name in RECIPES else []
+    train = configurator.load(TrainConfig, words) if words else TrainConfig(**OF_NANOGPT)
+    dataset, T = open_dataset(folder), OF_NANOGPT["block_size"]
+    if train.block_size != T:
+        raise UserError(f"block_size={train.block_size}: a recipe of the gate run has {T}, as nanoGPT's")
+    keys = {field.name: getattr(train, field.name) for field in fields(GPTConfig)} | {"vocab_size": dataset.vocab_size}
+    if name == NANOGPT:
+        keys = {key: keys[key] for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
+    side = Side(config, keys.pop("attention", NANOGPT), train=replace(train, seed=seed), **keys)
+    seconds = 0.0
+    for step in range(train.max_iters):
+        batch = dataset.batch("train", step, seed=seed, batch_size=train.batch_size, block_size=T)
+        start = time.process_time()
+        for group in (group for optimizer in side.optimizers for group in optimizer.param_groups):
+            group["lr"] = group.get("lr_scale", 1.0) * learning_rate(train, step)
+        side(batch)
+        seconds += time.process_time() - start
+    total = labels = 0
+    with torch.no_grad():
+        for x, y, _ in dataset.eval_batches("val", 64, T):
+            n = int((y != IGNORE).sum())
+            y = y.clamp(min=-1) if name == NANOGPT else y  # its number for no label
+            total, labels = total + n * float(side.loss((x, y))), labels + n
+    parameters = sum(p.numel() for p in side.model.parameters())
+    about = dict(side=name, seed=seed, steps=train.max_iters, parameters=parameters)
+    return about | dict(cpu_seconds=seconds, val_loss=total / labels, labels=labels)

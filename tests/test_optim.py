@@ -1,0 +1,111 @@
+"""Muon: what it orthogonalises, against the singular value decomposition and torch's own; and what it leaves to AdamW.
+
+python -m pytest tests/test_optim.py
+"""
+
+import pytest
+import torch
+import torch.nn as nn
+
+import train
+from gate import parse_gate
+from model import GPT, MIXERS, GPTConfig
+from ops.layers import FusedLinear
+from optim import COEFFICIENTS, Muon, matrices_of, orthogonalised
+
+SMALL = dict(n_layer=2, n_head=2, n_embd=16, vocab_size=20, block_size=16, state_size=4)
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (8, 3), (5, 5), (1, 6)], ids=str)
+def test_singular_vectors_stay_and_singular_values_go_through_the_polynomial(shape):
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    U, S, Vh = torch.linalg.svd(x, full_matrices=False)
+    S, (a, b, c) = S / S.norm(), COEFFICIENTS
+    for _ in range(5):
+        S = a * S + b * S**3 + c * S**5
+    torch.testing.assert_close(orthogonalised(x), U * S @ Vh)
+    assert ((S > 0.6) & (S < 1.3)).all() and not orthogonalised(0 * x).any()
+
+
+def stepped(kind, weights, grads, **keys):
+    """The weights after one step for each list of gradients."""
+    weights = [nn.Parameter(w.clone()) for w in weights]
+    optimizer = kind([{"params": weights}], *keys.pop("parts", lambda _: [])(weights), lr=0.02)
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+    for each in grads:
+        for w, grad in zip(weights, each, strict=True):
+            w.grad = grad
+        optimizer.step()
+    return weights
+
+
+def random_steps(*shapes, dtype=torch.float64):
+    """A tensor of each shape, and three more of each as gradients."""
+    generator = torch.Generator().manual_seed(0)
+    first, *grads = ([torch.randn(s, generator=generator, dtype=dtype) for s in shapes] for _ in range(4))
+    return first, grads
+
+
+def test_a_fused_matrix_steps_as_separate_ones_would_and_not_as_one():
+    weights, grads = random_steps((6, 8), (3, 8), (12, 8), (1, 8))
+    apart = stepped(Muon, weights, grads, parts=lambda ws: [{w: [len(w)] for w in ws}])
+    fused = [torch.cat(weights)], [[torch.cat(each)] for each in grads]
+    (together,) = stepped(Muon, *fused, parts=lambda ws: [{ws[0]: [6, 3, 12, 1]}])
+    torch.testing.assert_close(together, torch.cat(apart), rtol=1e-12, atol=1e-12)
+    (as_one,) = stepped(Muon, *fused, parts=lambda ws: [{ws[0]: [22]}])
+    assert (as_one - together).abs().max() > 0.005
+
+
+def test_a_matrix_steps_as_torch_s_muon_would():
+    weights, grads = random_steps((24, 16), (16, 40), dtype=torch.float32)
+    ours = stepped(Muon, weights, grads, parts=lambda ws: [{w: [len(w)] for w in ws}])
+    adjusted = lambda groups, lr: torch.optim.Muon(groups, lr, adjust_lr_fn="match_rms_adamw")  # noqa: E731
+    for start, mine, theirs in zip(weights, ours, stepped(adjusted, weights, grads), strict=True):
+        assert (mine - theirs).norm() < 0.02 * (mine - start).norm()  # torch's iteration is in bfloat16
+
+
+READS = {  # what of a Projection each matrix of the fused projection changes
+    "softmax": ["q", "k", "v"], "cosformer": ["q", "k", "v"], "gla": ["q", "k", "v"], "monarch": ["q", "k", "v"],
+    "mamba2": ["v skip", "k", "q", "v log_decay"], "deltanet": ["q", "k", "v", "beta"],
+    "gated_deltanet": ["q", "k", "v", "beta", "log_decay"], "kda": ["q", "k", "v", "beta"],
+    "gated_deltanet2": ["q", "k erase", "v", "erase", "v"],
+    "mamba3": ["v skip", "k", "q", "q k log_decay beta", "log_decay", "beta", "q k"],
+    "deltaproduct": ["q", "k", "k", "v", "v", "beta", "beta", "log_decay"],
+}  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", READS)
+def test_the_first_and_last_row_of_each_matrix_of_a_mixer_change_what_it_is_for_alone(name):
+    config = GPTConfig(**SMALL | dict(n_head=4, delta_key_heads=2, delta_value_dim=6, n_kv_head=2), attention=name)
+    mixer = MIXERS[name](config, parse_gate("none")).double()
+    for p in mixer.parameters():
+        p.normal_(0, 0.5, generator=torch.Generator().manual_seed(p.numel()))
+    (fused,) = [module for module in mixer.modules() if isinstance(module, FusedLinear)]
+    x = torch.randn(2, 9, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    before, start = mixer.project(x, None, 0)._asdict(), 0
+    assert len(fused.parts) == len(READS[name]) and sum(fused.parts) == len(fused.weight)
+    for rows, expected in zip(fused.parts, READS[name], strict=True):
+        for row in (start, start + rows - 1):
+            fused.weight[row] += 3.0 * x.mean((0, 1))
+            after = mixer.project(x, None, 0)._asdict()
+            fused.weight[row] -= 3.0 * x.mean((0, 1))
+            changed = [part for part, y in after.items() if y is not None and (y - before[part]).abs().max() > 1e-9]
+            assert changed == expected.split(), (start, row)
+        start += rows
+
+
+@pytest.mark.parametrize("name", [*MIXERS, "softmax,gated_deltanet"])
+@pytest.mark.parametrize(
+    "more", [{}, dict(tie_embeddings=False, position="learned", short_conv=4, mlp="swiglu")], ids=["plain", "more"]
+)
+def test_muon_has_the_linear_layers_of_the_blocks_and_no_embedding_output_layer_convolution_or_vector(name, more):
+    config = train.TrainConfig(**SMALL, attention=name, gate="native+elementwise", optimizer="muon", **more)
+    gpt = GPT(config)
+    muon, adamw = train.make_optimizers(gpt, config, "cpu")
+    theirs, ours = ({name for g in one.param_groups for name in g["param_names"]} for one in (muon, adamw))
+    assert not theirs & ours and theirs | ours == {name for name, _ in gpt.named_parameters()}
+    linears = {f"{path}.weight" for path, module in gpt.named_modules() if isinstance(module, nn.Linear)}
+    assert theirs == linears - {"head.weight"} and "wte.weight" in ours
+    assert all(sum(rows) == len(weight) for weight, rows in matrices_of(gpt).items())
+    assert [group["weight_decay"] for group in (*muon.param_groups, *adamw.param_groups)] == [0.1, 0.1, 0.0]
