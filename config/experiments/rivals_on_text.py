@@ -7,10 +7,9 @@ steps, from four, two of them over the 3e-3 that horizon.py chose: windows.png i
 The other arms take the rate of the nearest one. FoX has no RoPE, as published. A gain is a loss without minus a loss
 with, in nats a byte.
 
-Five seeds decide one one-sided claim, if all five agree. The rest is a look, with three seeds in four of the arms. No
-sink was seen in text at this size (sink_text.py), so that none of it is about one. 51 runs, of which 24 choose rates,
-take about 7 core-hours, counting a step of 0.24 s, 1.3 times that for FoX and 1.9 times for softpick. The claim was
-written before the first run.
+Five seeds decide one one-sided claim, if all five agree; the rest is a look, with three seeds in four of the arms. Text
+shows no sink at this size (sink_text.py): none of it is about one. 51 runs, 24 of them to choose rates, take about 7
+core-hours: 0.24 s a step, 1.3 times that for FoX, 1.9 for softpick. The claim was written before the first run.
 """
 
 include = "base/clean.py"
