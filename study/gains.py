@@ -21,7 +21,7 @@ PARTS = {  # of the loss of a text (evaluate.parts_of_loss)
     "elsewhere": "elsewhere",
 }
 
-GATE_KEYS = ("gate", "gate_activation", "gate_bias", "gate_rank", "gate_input", "match_params", "branch_scale")
+GATE_KEYS = ("gate", "gate_activation", "gate_bias", "gate_rank", "gate_input", "match_params", "branch_scale", "sink")
 
 
 def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
@@ -43,7 +43,7 @@ def losses(row: dict) -> dict[int, dict[str, float]]:
 
 def by_step(rows: list[dict], path: Path) -> Path:
     """Draws the gains: a panel per part, a colour per arm, every seed. Returns the path."""
-    panels, label = gains(rows), "loss without the gate minus loss with it (nats)"
+    panels, label = gains(rows), "gain: loss without minus loss with (nats)"
     looks = arm_looks(row["arm"] for row in rows)
     return curve_panels(panels, looks, path, ylabel=label, columns=len(panels), finish=zero_line)
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.colors import PowerNorm
 
-from study.drawing import COLOURS, curve_panels, write
+from study.drawing import COLOURS, SPARE_COLOURS, curve_panels, write
 
 Z = "the first token"
-ARM_COLOURS = [COLOURS[6], *COLOURS[:6]]  # black is the first arm, in general without a gate
+ARM_COLOURS = [COLOURS[6], *COLOURS[:6], *SPARE_COLOURS]  # black is the first arm, in general without a gate
 
 
 def with_sinks(rows: Iterable[dict]) -> list[dict]:
@@ -72,8 +72,9 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
 
 def curves(rows: list[dict], arms: list[str], path: Path) -> Path:
     """Weight, effective sink, value norm and gate against the step: a colour per arm, every seed, and the mean with its
-    interval; the gate at the queries of the second kind is dashed."""
-    idle, *busy = kinds_in(rows)
+    interval; the gate at the queries of the second kind is dashed. Of more than seven arms the ends are drawn, in a
+    column each."""
+    (idle, *busy), is_crowded = kinds_in(rows), len(arms) > 7
     weight = f"Weight on {Z} (%)"
     values: dict = {
         weight: lambda point: percent(point[idle]["share"]),
@@ -83,20 +84,33 @@ def curves(rows: list[dict], arms: list[str], path: Path) -> Path:
     }
     panels = {title: {arm: curves_of(rows, arm, value) for arm in arms} for title, value in values.items()}
     looks = {arm: dict(color=colour) for arm, colour in zip(arms, itertools.cycle(ARM_COLOURS), strict=False)}
+    places = {arm: i for i, arm in enumerate(arms)}
     for arm in arms if busy else []:
         label = f"{arm}, at {busy[0]}s"
         panels["Gate"][label] = curves_of(rows, arm, lambda point: gate_of(point[busy[0]]))
-        looks[label] = looks[arm] | dict(linestyle="--")
+        looks[label], places[label] = looks[arm] | dict(linestyle="--"), places[arm]
+    if is_crowded:  # a stroke per seed; the axis has the names, and a label that begins with _ is not in the legend
+        for title, of in panels.items():
+            panels[title] = {f"_{label}": [at_end(c, places[label]) for c in curves] for label, curves in of.items()}
+        looks = {f"_{label}": look for label, look in looks.items()}
     where = f"at queries that are no {' and no '.join(f'{kind}s' for kind in busy)}" if busy else "at all queries"
+    where += f"; dashed: at {busy[0]}s" if busy else ""
 
     def finish(axes, title):
         axes.set(ylim=(0, None))
+        if is_crowded:
+            axes.set_xticks(range(len(arms)), arms, rotation=30, ha="right", fontsize=8)
         if title == weight:
             uniform = statistics.fmean(row["meters"]["kinds"][idle]["uniform"] for row in rows)
             axes.axhline(100 * uniform, color="0.4", linestyle=":", linewidth=1, label="uniform weights")
 
     look: dict = dict(columns=2, size=(4.7, 3.0), sharey=False, finish=finish)
-    return curve_panels(panels, looks, path, xlabel=f"step ({where})", **look)
+    return curve_panels(panels, looks, path, xlabel=f"at the end, {where}" if is_crowded else f"step ({where})", **look)
+
+
+def at_end(curve: list, place: float) -> list[tuple]:
+    """A stroke around the place, as high as the end of the curve."""
+    return [(place + side, curve[-1][1]) for side in (-0.35, 0.35)]
 
 
 def curves_of(rows: list[dict], arm: str, value) -> list[list]:

@@ -47,6 +47,17 @@ def test_every_seed_is_a_line_and_the_gate_has_one_for_each_kind(tmp_path, drawn
     assert sorted(round(line.get_ydata()[-1], 2) for line in gate.lines) == [0.09] * 3 + [0.9] * 3
 
 
+def test_of_many_arms_the_ends_are_drawn_each_above_its_name(tmp_path, drawn):
+    many = [row(f"gate {i}", seed, 0.1 * i + 0.01 * seed, 0.5) for i in range(8) for seed in range(2)]
+    report.figures(many, tmp_path)
+    weight, _, _, gate = drawn["sink.png"].axes
+    assert [name.get_text() for name in weight.get_xticklabels()] == [f"gate {i}" for i in range(8)]
+    *strokes, _ = weight.lines  # the last one is that of uniform weights
+    ends = {(round(sum(line.get_xdata()) / 2), round(line.get_ydata()[0], 1)) for line in strokes}
+    assert ends == {(i, 10 * i + end) for i in range(8) for end in (0, 0.5, 1)}  # two seeds, and their mean
+    assert len(gate.lines) == 2 * len(strokes) and not gate.get_legend_handles_labels()[1]
+
+
 def runs_with(**keys):
     arms = {"a": {}, "b": {}, "c": {}}
     config = experiment.ExperimentConfig(arms=arms, seeds=[0, 1], base={"dtype": "float32"}, **keys)
