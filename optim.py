@@ -35,9 +35,17 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     is_tall = x.shape[0] > x.shape[1]
     x = x.mT if is_tall else x  # the smaller of the two products
     x = x / x.norm().clamp(min=1e-7)
-    for _ in range(5):
-        gram = x @ x.mT
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)  # a x + (b gram + c gram^2) x
+    if matrix.is_cuda or x.shape[1] < 2 * x.shape[0]:
+        for _ in range(5):
+            gram = x @ x.mT
+            x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)  # (a + b gram + c gram^2) x
+    else:  # half of the time where m = 4 n; in bfloat16 the powers of a Gram matrix would lose small singular values
+        eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
+        gram, factor = x @ x.mT, eye
+        for _ in range(5):
+            step = torch.addmm(a * eye + b * gram, gram, gram, alpha=c)
+            gram, factor = step @ gram @ step, step @ factor
+        x = factor @ x
     return (x.mT if is_tall else x).to(matrix.dtype)
 
 

@@ -8,21 +8,23 @@ The gate run: nanoGPT's loss by its own recipe for a CPU, in a fraction of its p
 dataset = "data/gaterun"
 out_dir = "out/gaterun"
 
-n_layer = 4
-n_head = 4
-n_embd = 128
+n_layer = 2
+n_head = 2
+n_embd = 160
 block_size = 64
 short_conv = 4
 qk_norm = True
+rope_base = 100.0
 
 optimizer = "muon"
 batch_size = 12
-max_iters = 300
-learning_rate = 6e-3
-muon_lr_scale = 1.0
-warmup_iters = 15
-min_lr = 3e-4
-beta2 = 0.99
+max_iters = 240
+learning_rate = 12e-3
+muon_lr_scale = 1.5
+warmup_iters = 12
+min_lr = 6e-4
+beta1 = 0.8
+beta2 = 0.95
 
 eval_interval = 100
 eval_batch_size = 64

@@ -33,8 +33,27 @@ OF_NANOGPT: dict = dict(
     n_layer=4, n_head=4, n_embd=128, block_size=64, batch_size=12, max_iters=2000, warmup_iters=100,
     learning_rate=1e-3, min_lr=1e-4, weight_decay=0.1, beta2=0.99,
 )  # fmt: skip
+MOST_PARAMETERS = 828_544  # nanoGPT's, with 256 ids
+LONG = "--max_iters=960 --warmup_iters=48"
+GATE = "--gate=elementwise --match_params=true"
 RECIPES = {  # {name: the words behind `train.py`}; each row of the table can be run by itself
+    "AdamW": "config/shakespeare_char.py --max_iters=1050 --learning_rate=2e-3 --min_lr=1e-4",
     "record": "config/gaterun.py",
+    "with AdamW": "config/gaterun.py --optimizer=adamw --learning_rate=2.5e-3 --min_lr=1.25e-4",
+    "a third of the rate": "config/gaterun.py --learning_rate=4e-3 --min_lr=2e-4",
+    "without the convolution": "config/gaterun.py --short_conv=0",
+    "without QK-norm": "config/gaterun.py --qk_norm=false",
+    "RoPE's usual base": "config/gaterun.py --rope_base=10_000",
+    "four layers of 128": "config/gaterun.py --n_layer=4 --n_embd=128 --n_head=4",
+    "wsd": "config/gaterun.py --schedule=wsd --decay_iters=120",
+    "twice the batch, half the steps": "config/gaterun.py --batch_size=24 --max_iters=120 --warmup_iters=6",
+    "out_proj from near zero": "config/gaterun.py --out_init_scale=0.01",
+    "Gated DeltaNet": "config/gaterun.py --attention=gated_deltanet --gate=native",
+    "Gated DeltaNet, then softmax": "config/gaterun.py --attention=gated_deltanet,softmax --gate=native",
+    "a gate from a half": f"config/gaterun.py {GATE}",
+    "a gate from one": f"config/gaterun.py {GATE} --gate_activation=sigmoid2",
+    "four times as long": f"config/gaterun.py {LONG}",
+    "four times as long, a gate from one": f"config/gaterun.py {LONG} {GATE} --gate_activation=sigmoid2",
 }
 
 
@@ -77,7 +96,9 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
     if name == NANOGPT:
         keys = {key: keys[key] for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
     side = Side(config, keys.pop("attention", NANOGPT), train=replace(train, seed=seed), **keys)
-    seconds = 0.0
+    parameters, seconds = sum(p.numel() for p in side.model.parameters()), 0.0
+    if name != NANOGPT and parameters > MOST_PARAMETERS:
+        raise UserError(f"{name}: has {parameters:,} parameters; a recipe has at most nanoGPT's {MOST_PARAMETERS:,}")
     for step in range(train.max_iters):
         batch = dataset.batch("train", step, seed=seed, batch_size=train.batch_size, block_size=T)
         start = time.process_time()
@@ -91,6 +112,5 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
             n = int((y != IGNORE).sum())
             y = y.clamp(min=-1) if name == NANOGPT else y  # its number for no label
             total, labels = total + n * float(side.loss((x, y))), labels + n
-    parameters = sum(p.numel() for p in side.model.parameters())
     about = dict(side=name, seed=seed, steps=train.max_iters, parameters=parameters)
     return about | dict(cpu_seconds=seconds, val_loss=total / labels, labels=labels)
