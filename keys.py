@@ -226,10 +226,12 @@ class TrainConfig(GPTConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        self.schedule = self.schedule or ("cosine" if self.decay_lr else "constant")
-        if not self.decay_lr and self.schedule != "constant":
-            raise UserError(
-                f"schedule={self.schedule!r}: decay_lr=False means constant; give either that or decay_lr=True"
-            )
+        if not self.decay_lr and self.schedule in ("cosine", "wsd"):
+            raise UserError(f"schedule={self.schedule!r}: decay_lr=False means constant; leave one of them out")
         if self.schedule != "wsd" and self.decay_iters is not None:
-            raise UserError(f"decay_iters={self.decay_iters}: is of schedule='wsd', not of {self.schedule!r}")
+            raise UserError(f"decay_iters={self.decay_iters}: is of schedule='wsd', not of {self.decay!r}")
+
+    @property
+    def decay(self) -> str:
+        """How the learning rate goes on after the warmup: cosine, wsd or constant."""
+        return self.schedule or ("cosine" if self.decay_lr else "constant")

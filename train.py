@@ -104,9 +104,9 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     """
     if step < config.warmup_iters:
         return config.learning_rate * (step + 1) / (config.warmup_iters + 1)
-    if config.schedule == "constant":
+    if config.decay == "constant":
         return config.learning_rate
-    is_wsd, end = config.schedule == "wsd", config.lr_decay_iters or config.max_iters
+    is_wsd, end = config.decay == "wsd", config.lr_decay_iters or config.max_iters
     start = max(config.warmup_iters, end - (config.decay_iters or max(1, end // 5))) if is_wsd else config.warmup_iters
     progress = max(0.0, min(1.0, (step - start) / max(1, end - start)))
     left = 1 - math.sqrt(progress) if is_wsd else 0.5 * (1 + math.cos(math.pi * progress))

@@ -81,7 +81,7 @@ def make_trial(config, seed: int, arm: str, rate: float, is_short: bool) -> dict
     steps = (config.selection_iters or (max(1, keys.max_iters // 4), keys.max_iters))[0 if is_short else -1]
     if steps < keys.max_iters:
         run["config"]["max_iters"] = steps
-        if keys.schedule != "constant":
+        if keys.decay != "constant":
             scale = steps / keys.max_iters
             run["config"]["warmup_iters"] = round(scale * keys.warmup_iters)
             run["config"]["eval_interval"] = max(1, round(scale * keys.eval_interval))

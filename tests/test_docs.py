@@ -30,7 +30,7 @@ from model import GPTConfig
 ROOT = Path(configurator.__file__).parent
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "config/README.md", "tests/README.md")),
-    *(ROOT / name for name in ("results/README.md", "results/EARLIER.md", "results/bench/README.md")),
+    *sorted((ROOT / "results").rglob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 TEXT = {file.relative_to(ROOT).as_posix(): file.read_text() for file in DOCUMENTS}

@@ -5,6 +5,7 @@ Training: that it learns, that a run is a function of its seed alone, what it wr
 """
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import re
@@ -380,7 +381,8 @@ def test_wsd_is_constant_and_then_falls_and_decay_lr_is_nanogpt_s_name_for_a_con
     assert rates((40, 50), schedule="wsd", min_lr=0.2) == [1.0, 0.2]  # a fifth of the steps
     assert rates((0, 1, 13), schedule="wsd", decay_iters=50) == pytest.approx([0.5, 1.0, 1 - (12 / 49) ** 0.5])
     error = helpers.error_of(train.TrainConfig, decay_lr=False, schedule="wsd")
-    assert error == "schedule='wsd': decay_lr=False means constant; give either that or decay_lr=True"
+    assert error == "schedule='wsd': decay_lr=False means constant; leave one of them out"
+    assert dataclasses.replace(train.TrainConfig(), decay_lr=False).decay == "constant"  # as a resumed run is asked to
     assert "is of schedule='wsd', not of 'cosine'" in helpers.error_of(train.TrainConfig, decay_iters=3)
 
 
