@@ -77,7 +77,7 @@ def open_dataset(path: Path | str) -> "Dataset":
         return Dataset(folder, meta, _open_shards(folder, meta))
     except UserError as error:
         name = folder.name if os.path.isfile(DATA / folder.name / "prepare.py") else "<name>"
-        raise UserError(f"{error}; run python data/{name}/prepare.py, which writes data/{name}") from None
+        raise UserError(f"{error}; run python data/{name}/prepare.py") from None
 
 
 def read_meta(folder: Path) -> dict:

@@ -65,7 +65,7 @@ def copy(tmp_path_factory, mqar):
     splits = {split: [LINES[i % 3] * 5 for i in range(6)] for split in ("train", "val", "test")}
     about = dict(name="text", generator="tests", generator_version=1, parameters={}, seed=0)
     write_stream(folder / "data" / "pystdlib", splits, tokenizer=get_tokenizer("byte"), **about)
-    for name in ("text", "wikitext103", "wikitext103-mini"):
+    for name in ("text", "gaterun", "wikitext103", "wikitext103-mini"):
         shutil.copytree(folder / "data" / "pystdlib", folder / "data" / name)
     shutil.copytree(mqar, folder / "data" / "mqar")
     for rows in (ROOT / "results").glob("*/*.json*"):
