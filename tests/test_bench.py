@@ -132,6 +132,7 @@ def test_a_side_is_trained_on_its_batch_by_steps_of_a_run(name, beside_nanogpt):
 # The parts, with every mixer and one that a user adds, and results/bench
 
 PAGE = Path(bench.__file__).parent / "results" / "bench" / "README.md"
+GATERUN = PAGE.parents[1] / "gaterun"
 CLAIMS = dict(re.findall(r"^\| `(.+?)` \| (.+) \|$", PAGE.read_text(), re.M))
 
 
@@ -212,3 +213,15 @@ def test_the_page_has_every_claim_as_its_stored_pairs_give_it_and_a_reason_where
         assert numbers == f"{claim['ratio']:.2f}{interval}"
         assert target == ("at most " * claim["at_most"] + f"{claim['target']:g}")
         assert verdict.partition(":")[0] == claim["met"] and (claim["met"] == "met" or ": " in verdict)
+
+
+def test_the_tables_of_the_gate_run_are_its_json_file_s_and_its_recipes_are_those_of_the_code():
+    stored, page = json.loads((GATERUN / "gaterun.json").read_text()), (GATERUN / "README.md").read_text()
+    text, theirs, *rows = stored["rows"]
+    assert all(text["sha256_of_text"][split] in page for split in ("train", "val")) and text["python"] in page
+    assert {row["side"]: row["command"] for row in rows} == gaterun.RECIPES
+    for row, ratio in zip(rows, stored["ratios"], strict=True):
+        time = f"{ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+        assert f"| {row['side']} | {row['steps']:,} | {time} | {row['val_loss']:.3f} | {row['spread']:.3f} |" in page
+        assert f"| {row['p']:.3f} |" in page
+    assert f"| nanoGPT | 2,000 | 1 | {theirs['val_loss']:.3f} | {theirs['spread']:.3f} |" in page
