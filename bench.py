@@ -24,7 +24,7 @@ from dataclasses import asdict
 import torch
 
 import configurator
-from configurator import check_choice
+from configurator import UserError, check_choice
 from ops.kernels import has_fla
 from runs import files
 from runs.hardware import gemm_rate, keep_freed_memory, pick_device, pick_dtype, usable_cores
@@ -56,6 +56,10 @@ def main(argv: list[str]) -> None:
     if config.device == "cuda":
         torch.set_float32_matmul_precision("high")  # for all sides, as train.py and nanoGPT's do
     parts = [name for name in PARTS if name in config.what or "all" in config.what]
+    if config.against is None and "gaterun" in parts:
+        if "gaterun" in config.what:
+            raise UserError("against=None: the part gaterun runs nanoGPT, too; name its model.py with --against=PATH")
+        parts.remove("gaterun")
     out_dir = Path(config.out_dir)
     files.claim(out_dir, "bench", config.overwrite)
     about = describe(config)

@@ -235,8 +235,9 @@ def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict
     path = os.fspath(path)
     if not path.endswith(".py"):
         raise UserError(f"{path!r}: a config file ends in .py")
-    if not os.path.exists(path):
-        beside = glob.glob("*.py", root_dir=os.path.dirname(path) or ".")
+    folder = os.path.dirname(path) or "."
+    if not os.path.exists(path) and os.path.isdir(folder):
+        beside = glob.glob("*.py", root_dir=folder)
         raise UserError(f"{path}: no such file{did_you_mean(os.path.basename(path), beside)}")
     values = _parse(read_regular(path, 1 << 20), path)
     if "include" in values:

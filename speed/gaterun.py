@@ -1,9 +1,9 @@
-"""The part gaterun: the processor time to nanoGPT's final loss by its own recipe for a CPU, of recipes of ours.
+"""The part gaterun: which recipes of ours reach nanoGPT's final loss, and in which share of its processor time.
 
-nanoGPT's model and optimizer train as its README says for a CPU (4 x 128, 64 tokens, 12 rows, 2,000 steps), and each
-recipe as it says itself, on the same megabyte of Python's standard library, with one thread, each in a new process,
-seed by seed. Only steps are on the clock: neither data nor evaluations. The loss is that of the whole validation split
-in windows of 64. Rules and records: results/gaterun/README.md.
+nanoGPT's model and optimizer train by its own recipe for a CPU, and ours by the recipes below, on the same megabyte of
+Python's standard library. Each run has one thread and a process of its own, and a seed's runs follow each other. Only
+steps are on the clock: neither data nor evaluations. The loss is that of the whole validation split in windows of 64.
+Rules and records: results/gaterun/README.md.
 """
 
 import contextlib
@@ -26,13 +26,11 @@ from ops import IGNORE
 from runs.hardware import keep_freed_memory
 from speed.baselines import NANOGPT, Side, in_new_processes
 from speed.report import BenchConfig, Report
-from study.stats import sign_flip_test
+from study.stats import exact_interval, sign_flip_test
 from train import learning_rate
 
-OF_NANOGPT: dict = dict(
-    n_layer=4, n_head=4, n_embd=128, block_size=64, batch_size=12, max_iters=2000, warmup_iters=100,
-    learning_rate=1e-3, min_lr=1e-4, weight_decay=0.1, beta2=0.99,
-)  # fmt: skip
+OF_NANOGPT = "config/shakespeare_char.py"  # its recipe for a CPU, by our names
+CONTEXT = 64
 MOST_PARAMETERS = 828_544  # nanoGPT's, with 256 ids
 LONG = "--max_iters=960 --warmup_iters=48"
 GATE = "--gate=elementwise --match_params=true"
@@ -55,11 +53,14 @@ RECIPES = {  # {name: the words behind `train.py`}; each row of the table can be
     "four times as long": f"config/gaterun.py {LONG}",
     "four times as long, a gate from one": f"config/gaterun.py {LONG} {GATE} --gate_activation=sigmoid2",
 }
+GATED = {  # {recipe with a gate: the one without}
+    "a gate from a half": "record",
+    "a gate from one": "record",
+    "four times as long, a gate from one": "four times as long",
+}
 
 
 def bench_gaterun(config: BenchConfig, report: Report) -> None:
-    if config.against is None:
-        raise UserError("against=None: the part gaterun runs nanoGPT, too; name its model.py with --against=PATH")
     for name in config.recipes:
         check_choice("recipes", name, (*RECIPES, "all"))
     names = [name for name in RECIPES if name in config.recipes or "all" in config.recipes]
@@ -81,17 +82,27 @@ def bench_gaterun(config: BenchConfig, report: Report) -> None:
                    spread=spread, p=p, command=RECIPES.get(name), runs=rows)  # fmt: skip
         if name != NANOGPT and len(loss) > 5:
             report.ratio(f"{name}: processor time, ours / nanoGPT's", seconds, theirs)
+    report.rows += gains(report.rows)
+
+
+def gains(rows: list[dict]) -> list[dict]:
+    """By how much a gate lowers the loss: the mean over the seeds, its exact 95% interval, and a two-sided p."""
+    losses, found = {row["side"]: [run["val_loss"] for run in row["runs"]] for row in rows if "side" in row}, []
+    for name, base in GATED.items():
+        if {name, base} <= losses.keys():
+            values = [a - b for a, b in zip(losses[base], losses[name], strict=True)]
+            about = dict(lower_by=statistics.fmean(values), interval=exact_interval(values), p=sign_flip_test(values))
+            found.append({"gated": name, "over": base} | about)
+    return found
 
 
 def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
     """Trains one side with one seed."""
     torch.set_num_threads(1)
     keep_freed_memory()
-    words = RECIPES[name].split() if name in RECIPES else []
-    train = configurator.load(TrainConfig, words) if words else TrainConfig(**OF_NANOGPT)
-    dataset, T = open_dataset(folder), OF_NANOGPT["block_size"]
-    if train.block_size != T:
-        raise UserError(f"block_size={train.block_size}: a recipe of the gate run has {T}, as nanoGPT's")
+    train, dataset = configurator.load(TrainConfig, RECIPES.get(name, OF_NANOGPT).split()), open_dataset(folder)
+    if train.block_size != CONTEXT:
+        raise UserError(f"block_size={train.block_size}: a recipe of the gate run has {CONTEXT}, as nanoGPT's")
     keys = {field.name: getattr(train, field.name) for field in fields(GPTConfig)} | {"vocab_size": dataset.vocab_size}
     if name == NANOGPT:
         keys = {key: keys[key] for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
@@ -100,7 +111,7 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
     if name != NANOGPT and parameters > MOST_PARAMETERS:
         raise UserError(f"{name}: has {parameters:,} parameters; a recipe has at most nanoGPT's {MOST_PARAMETERS:,}")
     for step in range(train.max_iters):
-        batch = dataset.batch("train", step, seed=seed, batch_size=train.batch_size, block_size=T)
+        batch = dataset.batch("train", step, seed=seed, batch_size=train.batch_size, block_size=CONTEXT)
         start = time.process_time()
         for group in (group for optimizer in side.optimizers for group in optimizer.param_groups):
             group["lr"] = group.get("lr_scale", 1.0) * learning_rate(train, step)
@@ -108,7 +119,7 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
         seconds += time.process_time() - start
     total = labels = 0
     with torch.no_grad():
-        for x, y, _ in dataset.eval_batches("val", 64, T):
+        for x, y, _ in dataset.eval_batches("val", 64, CONTEXT):
             n = int((y != IGNORE).sum())
             y = y.clamp(min=-1) if name == NANOGPT else y  # its number for no label
             total, labels = total + n * float(side.loss((x, y))), labels + n

@@ -77,7 +77,7 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(forms, "forms", lambda T, device: of_length(T // 64, device))
     monkeypatch.setattr(pystdlib, "sysconfig", types.SimpleNamespace(get_path=lambda name: json.__path__[0]))
     monkeypatch.setattr(gaterun, "in_new_processes", lambda function, tasks, at_once: [function(*t) for t in tasks])
-    monkeypatch.setattr(gaterun, "OF_NANOGPT", gaterun.OF_NANOGPT | dict(max_iters=6, learning_rate=1e-2))
+    monkeypatch.setattr(gaterun, "OF_NANOGPT", gaterun.OF_NANOGPT + " --max_iters=6 --learning_rate=1e-2")
     monkeypatch.setattr(gaterun, "RECIPES", {"record": "config/gaterun.py --max_iters=3", "other": "--block_size=64"})
 
 
@@ -224,4 +224,7 @@ def test_the_tables_of_the_gate_run_are_its_json_file_s_and_its_recipes_are_thos
         time = f"{ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
         assert f"| {row['side']} | {row['steps']:,} | {time} | {row['val_loss']:.3f} | {row['spread']:.3f} |" in page
         assert f"| {row['p']:.3f} |" in page
+    for gain in gaterun.gains(stored["rows"]):
+        low, high = gain["interval"]
+        assert f"| {gain['lower_by']:.3f} [{low:.3f}, {high:.3f}] | {gain['p']:.3f} |" in page
     assert f"| nanoGPT | 2,000 | 1 | {theirs['val_loss']:.3f} | {theirs['spread']:.3f} |" in page
