@@ -11,28 +11,28 @@ could take instead, or where a limit is known. A claim is *met* if the whole int
 whole interval falls short of it, else *unresolved*. out_dir gets a JSON file per part, with the raw pairs.
 """
 
-import os
-import sys
-from pathlib import Path
+import configurator
+from speed.config import BenchConfig
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded; train.py says why
+configurator.begin(__name__, BenchConfig, __doc__, positional="what")
 
 import json
 import platform
+import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
-import configurator
 from configurator import UserError, check_choice
 from ops.kernels import has_fla
 from runs import files
-from runs.hardware import gemm_rate, keep_freed_memory, pick_device, pick_dtype, usable_cores
+from runs.hardware import cpu_threads, gemm_rate, pick_device, pick_dtype
 from runs.outdir import write_text
 from speed.costs import bench_decode, bench_length, bench_overhead, bench_train
 from speed.forms import bench_ops
 from speed.gaterun import bench_gaterun
-from speed.report import BenchConfig, Report
+from speed.report import Report
 
 PARTS = {
     "train": bench_train,
@@ -45,12 +45,11 @@ PARTS = {
 
 
 def main(argv: list[str]) -> None:
-    config = configurator.load(BenchConfig, argv, positional="what", program="bench.py", description=__doc__)
+    config = configurator.load(BenchConfig, argv, positional="what")
     for name in config.what:
         check_choice("what", name, (*PARTS, "all"))
-    config.threads = config.threads or usable_cores()
+    config.threads = cpu_threads(config.threads)
     torch.set_num_threads(config.threads)
-    keep_freed_memory()  # for all sides
     config.device = pick_device(config.device)
     config.dtype = pick_dtype(config.dtype, config.device)
     if config.device == "cuda":

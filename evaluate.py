@@ -13,21 +13,53 @@ tokenizers, and only at the same context length and stride. For MQAR it reports 
 slice.
 """
 
+from dataclasses import dataclass
+
+import configurator
+from configurator import key
+from keys import DTYPES
+from runs.files import find_checkpoint, find_data
+
+
+@dataclass
+class EvaluateConfig:
+    checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint)
+    dataset: str | None = key(
+        None, "folder of the data (None: the data that the checkpoint was trained on)", find=find_data
+    )
+    split: str = key("val", "the split of the data to score")
+    batch_size: int = key(32, "number of rows scored at once", at_least=1)
+    block_size: int | None = key(None, "context length in tokens (None: the model's)", at_least=1)
+    stride: int | None = key(None, "text: tokens between the starts of windows (None: block_size)", at_least=1)
+    lengths: list[int] = key([], "text: context lengths to compare, each with its loss by position", at_least=1)
+    rope_scaling: str | None = key(
+        None, "how RoPE is extended past the trained length (None: as in training)", choices=("none", "ntk", "yarn")
+    )
+    rope_factor: float | None = key(None, "with rope_scaling: extension factor (None: as in training)", at_least=1)
+    prune_below: float | None = key(None, "gate values under this are set to zero (None: none)", above=0)
+    eight_bits: bool = key(False, "true: weights and inputs of linear layers are rounded to 8 bits")
+    dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=DTYPES)
+    out: str | None = key(None, "file for the JSON, which plot.py draws (None: no file)")
+    device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
+    threads: int = key(0, "CPU threads per process (0: OMP_NUM_THREADS, or cores / processes)", at_least=0, at_most=512)
+    memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
+
+
+configurator.begin(__name__, EvaluateConfig, __doc__)
+
 import contextlib
 import dataclasses
 import json
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-import configurator
-from configurator import UserError, key
+from configurator import UserError
 from data.shards import Dataset, open_dataset
 from model import GPT
 from ops import IGNORE
@@ -35,7 +67,7 @@ from runs import memory
 from runs.checkpoint import check_same_weights, check_vocabulary, load_model
 from runs.files import check_output, write_text
 from runs.finite import check_loss
-from runs.hardware import DTYPES, Processes, autocast, pick_dtype
+from runs.hardware import Processes, autocast, pick_dtype
 from runs.outdir import check_same_start
 from study.interventions import gates_to_prune, pruned, quantised
 
@@ -186,30 +218,8 @@ def sum_over_ranks(sums: dict, dataset: Dataset, block_size: int, device: torch.
     return {name: rows for name, rows in zip(names, everywhere.cpu(), strict=True) if rows[..., 1].any()}
 
 
-@dataclass
-class EvaluateConfig:
-    checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)")
-    dataset: str | None = key(None, "folder of the data (None: the data that the checkpoint was trained on)")
-    split: str = key("val", "the split of the data to score")
-    batch_size: int = key(32, "number of rows scored at once", at_least=1)
-    block_size: int | None = key(None, "context length in tokens (None: the model's)", at_least=1)
-    stride: int | None = key(None, "text: tokens between the starts of windows (None: block_size)", at_least=1)
-    lengths: list[int] = key([], "text: context lengths to compare, each with its loss by position", at_least=1)
-    rope_scaling: str | None = key(
-        None, "how RoPE is extended past the trained length (None: as in training)", choices=("none", "ntk", "yarn")
-    )
-    rope_factor: float | None = key(None, "with rope_scaling: extension factor (None: as in training)", at_least=1)
-    prune_below: float | None = key(None, "gate values under this are set to zero (None: none)", above=0)
-    eight_bits: bool = key(False, "true: weights and inputs of linear layers are rounded to 8 bits")
-    dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=tuple(DTYPES))
-    out: str | None = key(None, "file for the JSON, which plot.py draws (None: no file)")
-    device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
-    threads: int = key(0, "CPU threads per process (0: cores / processes)", at_least=0, at_most=512)
-    memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
-
-
 def main(argv: list[str]) -> None:
-    config = configurator.load(EvaluateConfig, argv, program="evaluate.py", description=__doc__)
+    config = configurator.load(EvaluateConfig, argv)
     with Processes(config.device, config.threads) as processes:
         run(config, processes)
 

@@ -19,42 +19,10 @@ base and data given on the command line, or beside an include, are added to thos
 changes one key. Every other key takes the place of the file's.
 """
 
-import contextlib
-import json
-import math
-import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-
-import torch
 
 import configurator
-from configurator import UserError, key, show
-from evaluate import EvaluateConfig
-from rules import wrong_field
-from runs.outdir import write_text
-from study import claims, curves, ranks, report
-from study.arms import NAMES, WEIGHTS, all_arms, all_claims, arms_named, check_named, with_base
-from study.plan import Plan, choose_rates, name_of, runs_of, steps_of, unknown_runs
-from study.rows import read_rows, text_of
-from study.runner import gpus_of, jobs_of, lock, run_all, script_of
-from train import TrainConfig
-
-HERE = Path(__file__).resolve().parent
-# {whether of evaluate.py: keys that the experiment sets, since they say where files are read and written}
-OURS = {False: {"out_dir", "dataset", "init_from", "overwrite"}, True: {"out", "checkpoint"}}
-NUMBER = (float, -1e9, 1e9)
-# what each entry of a dict in the config holds, as rules of rules.wrong_field
-ENTRIES: dict = {
-    "arms": {}, "variants": {"mixers?": NAMES}, "scores": {},
-    "seeds_of": [(int, 0, 1 << 60), 1, 999], "rate_of": (str, 1, 99), "scores_of": NAMES, "ranks": WEIGHTS,
-    "claims": {
-        "contrast": (dict, 1, 999), "above?": NUMBER, "other_than?": NUMBER, "within?": (float, 1e-9, 1e9),
-        "of?": [object, 1, 9], "sides?": (int, 1, 2), "in?": (int, 1, 999), "family?": (str, 1, 99),
-        "exploratory?": (bool, 0, 1), "pool?": object, "each?": NAMES,
-    },
-}  # fmt: skip
+from configurator import key
 
 
 @dataclass
@@ -216,6 +184,44 @@ class ExperimentConfig:
         refuse({f"{label}: in={claim.get('in')}: is more than the seeds of its arms": is_more})
 
 
+configurator.begin(__name__, ExperimentConfig, __doc__)
+
+import contextlib
+import json
+import math
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from configurator import UserError, show
+from evaluate import EvaluateConfig
+from rules import wrong_field
+from runs.outdir import write_text
+from study import claims, curves, ranks, report
+from study.arms import NAMES, WEIGHTS, all_arms, all_claims, arms_named, check_named, with_base
+from study.plan import Plan, choose_rates, name_of, runs_of, steps_of, unknown_runs
+from study.rows import read_rows, text_of
+from study.runner import gpus_of, jobs_of, lock, run_all, script_of
+from train import TrainConfig
+
+HERE = Path(__file__).resolve().parent
+# {whether of evaluate.py: keys that the experiment sets, since they say where files are read and written}
+OURS = {False: {"out_dir", "dataset", "init_from", "overwrite"}, True: {"out", "checkpoint"}}
+NUMBER = (float, -1e9, 1e9)
+# what each entry of a dict in the config holds, as rules of rules.wrong_field
+ENTRIES: dict = {
+    "arms": {}, "variants": {"mixers?": NAMES}, "scores": {},
+    "seeds_of": [(int, 0, 1 << 60), 1, 999], "rate_of": (str, 1, 99), "scores_of": NAMES, "ranks": WEIGHTS,
+    "claims": {
+        "contrast": (dict, 1, 999), "above?": NUMBER, "other_than?": NUMBER, "within?": (float, 1e-9, 1e9),
+        "of?": [object, 1, 9], "sides?": (int, 1, 2), "in?": (int, 1, 999), "family?": (str, 1, 99),
+        "exploratory?": (bool, 0, 1), "pool?": object, "each?": NAMES,
+    },
+}  # fmt: skip
+
+
 def refuse(cases: Mapping[str, object]) -> None:
     """Raises UserError with the first text whose condition is true."""
     for words, is_wrong in cases.items():
@@ -232,7 +238,7 @@ def check_name(kind: str, name: str) -> None:
 
 
 def main(argv: list[str]) -> None:
-    config = configurator.load(ExperimentConfig, argv, program="experiment.py", description=__doc__)
+    config = configurator.load(ExperimentConfig, argv)
     out_dir = Path(config.out_dir or HERE / "results" / config.name)
     if config.dry_run:
         print(estimate(config, read_rows(out_dir)))

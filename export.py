@@ -9,12 +9,9 @@ lists which models of transformers can be read.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import configurator
 from configurator import key
-from runs.checkpoint import import_safetensors, load, save_folder
-from runs.huggingface import export_to, read_folder
 
 
 @dataclass
@@ -27,8 +24,16 @@ class ExportConfig:
     overwrite: bool = key(False, "true: write into a folder that holds other files, and replace those of these names")
 
 
+configurator.begin(__name__, ExportConfig, __doc__, positional=None)
+
+from pathlib import Path
+
+from runs.checkpoint import import_safetensors, load, save_folder
+from runs.huggingface import export_to, read_folder
+
+
 def main(argv: list[str]) -> None:
-    config = configurator.load(ExportConfig, argv, positional=None, program="export.py", description=__doc__)
+    config = configurator.load(ExportConfig, argv, positional=None)
     if config.from_hf is not None:
         lines = read_folder(config.from_hf, config.out_dir, config.block_size, config.overwrite)
     else:

@@ -11,6 +11,11 @@ generation_config.json; without it GPT-2's end of text, or for other tokenizers 
 of the training began with is read before every text.
 """
 
+import configurator
+
+if __name__ == "__main__":
+    configurator.set_up()
+
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +23,12 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-import configurator
 from configurator import UserError
 from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
 from model import GPT
 from ops.sampling import check_finite, most_new_tokens
-from runs.checkpoint import file_of, load_model
-from runs.files import read_json
+from runs.checkpoint import load_model
+from runs.files import find_checkpoint, read_json
 from runs.hardware import DTYPES, autocast, pick_device, pick_dtype
 
 try:
@@ -49,7 +53,7 @@ class NanogateLM(TemplateLM):
         configurator.check_choice("dtype", dtype, tuple(DTYPES))
         self.dtype = pick_dtype(dtype, device)
         self.coder = tokenizer_of_checkpoint(checkpoint, loaded.get("data", {}))
-        self.first, self.ends = special_tokens(file_of(checkpoint).parent)
+        self.first, self.ends = special_tokens(find_checkpoint(checkpoint).parent)
         self.ends = [END_OF_TEXT] if self.coder.name == "gpt2" else self.ends
         self.first_ids = loaded.get("data", {}).get("first_ids", [])  # each row of its training began with them
         self.batch_size = int(batch_size) if str(batch_size).isdecimal() else 16  # rows that are read at once

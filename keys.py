@@ -8,14 +8,43 @@ import typing
 from dataclasses import dataclass
 
 from configurator import UserError, check, key
+from runs.files import find_checkpoint, find_data
 
 if typing.TYPE_CHECKING:
     from gate import LayerGate
+
+DTYPES = ("float32", "bfloat16", "float16")  # of matrix products
+# names that transformers, fla, nanoGPT and others have for a key: what it is called here
+ELSEWHERE = {
+    "hidden_size": "n_embd", "d_model": "n_embd", "num_hidden_layers": "n_layer", "num_layers": "n_layer",
+    "num_attention_heads": "n_head", "num_heads": "n_head", "num_key_value_heads": "n_kv_head",
+    "num_kv_heads": "n_kv_head", "intermediate_size": "mlp_width", "hidden_ratio": "mlp_ratio", "hidden_act": "mlp",
+    "max_position_embeddings": "block_size", "seq_len": "block_size", "context_length": "block_size",
+    "rms_norm_eps": "norm_eps", "layer_norm_epsilon": "norm_eps", "rope_theta": "rope_base",
+    "partial_rotary_factor": "rope_fraction", "tie_word_embeddings": "tie_embeddings", "sliding_window": "window",
+    "window_size": "window", "attn": "attention", "mixer": "attention", "attn_mode": "kernels",
+    "attn_implementation": "kernels", "use_output_gate": "gate=native", "use_gate": "gate=native",
+    "attn_output_gate": "gate=elementwise", "conv_size": "short_conv", "conv_kernel": "short_conv",
+    "d_conv": "short_conv", "d_state": "state_size", "ssm_state_size": "state_size", "allow_neg_eigval": "beta_max=2",
+    "lr": "learning_rate", "max_steps": "max_iters", "warmup_steps": "warmup_iters", "max_grad_norm": "grad_clip",
+    "lr_scheduler_type": "schedule", "per_device_train_batch_size": "batch_size", "output_dir": "out_dir",
+    "gradient_checkpointing": "activation_checkpointing", "resume_from_checkpoint": "init_from=resume",
+    "eval_iters": "eval_tokens", "eval_only": "evaluate.py", "wandb_log": "three lines of Python (docs/evaluation.md)",
+    "wandb_project": "three lines of Python (docs/evaluation.md)", "backend": "chosen by the device",
+}  # fmt: skip
+
+
+def find_start(init_from: str) -> None:
+    """Raises UserError where init_from names a checkpoint that is not there."""
+    if init_from not in ("scratch", "resume", "auto"):
+        find_checkpoint(init_from)
 
 
 @dataclass
 class GPTConfig:
     """Every key of the model. Raises UserError for values that don't fit together."""
+
+    elsewhere = ELSEWHERE
 
     n_layer: int = key(12, "number of layers", at_least=1, at_most=10_000)
     n_head: int = key(12, "number of heads (mamba2 has expand times as many)", at_least=1)
@@ -158,11 +187,12 @@ class GPTConfig:
 class TrainConfig(GPTConfig):
     """Every key of a run: those of the model, and these."""
 
-    dataset: str = key("data/pystdlib", "folder of the data, written by one of data/*/prepare.py")
+    dataset: str = key("data/pystdlib", "folder of the data, written by one of data/*/prepare.py", find=find_data)
     out_dir: str = key("out", "folder that the run is written to")
     init_from: str = key(
         "scratch",
         "scratch; resume: go on with out_dir's ckpt.pt; auto: resume if it is there, else scratch; or a checkpoint",
+        find=find_start,
     )
     overwrite: bool = key(False, "true: replace the run in out_dir, or write among files that are not of a run")
     seed: int = key(1337, "seed of the weights, the order of the data and the dropout", at_least=0)
@@ -199,14 +229,16 @@ class TrainConfig(GPTConfig):
     weight_decay: float = key(0.1, "weight decay of matrices; vectors have none", at_least=0)
     beta1: float = key(0.9, "AdamW's decay of the mean gradient", at_least=0, below=1)
     beta2: float = key(0.95, "AdamW's decay of the mean squared gradient", at_least=0, below=1)
-    grad_clip: float | None = key(1.0, "norm that a larger gradient is scaled down to (None: no limit)", above=0)
+    grad_clip: float | None = key(1.0, "norm that a larger gradient is scaled down to (0 or None: none)", at_least=0)
 
     eval_interval: int = key(500, "steps between evaluations; each saves a checkpoint", at_least=1)
     # read whole: every data set of rows that the experiments use; a sample of text takes a tenth of their time
     eval_tokens: int | None = key(
         100_000, "size of the sample that evaluations read, always the same (None: all)", at_least=1
     )
-    eval_whole: bool = key(True, "at the end of a run read the whole validation split (False: the sample again)")
+    eval_whole: bool | None = key(
+        None, "at the end of a run read the whole validation split (None: if it takes less time than training did)"
+    )
     stop_above: float | None = key(None, "end the run after two evaluations in a row above this accuracy", at_least=0)
     eval_batch_size: int | None = key(None, "rows evaluated at once (None: what fits into a step's memory)", at_least=1)
     log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
@@ -218,10 +250,10 @@ class TrainConfig(GPTConfig):
         "auto",
         "dtype of matrix products; weights stay float32. auto on a CPU: what a short test finds faster; name "
         "one to repeat a run; float16 is for GPUs",
-        choices=("auto", "float32", "bfloat16", "float16"),
+        choices=("auto", *DTYPES),
     )
     compile: str = key("auto", "torch.compile; auto: for 500 steps or more on a GPU", choices=("auto", "true", "false"))
-    threads: int = key(0, "CPU threads per process (0: cores / processes)", at_least=0, at_most=512)
+    threads: int = key(0, "CPU threads per process (0: OMP_NUM_THREADS, or cores / processes)", at_least=0, at_most=512)
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
     def __post_init__(self):

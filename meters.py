@@ -16,7 +16,33 @@ A data set may name kinds of query, as data/backcopy does: a list of tokens each
 are then measured for each kind apart, and for all other queries.
 """
 
-import dataclasses
+from dataclasses import dataclass
+
+import configurator
+from configurator import key
+from keys import DTYPES
+from runs.files import find_checkpoint, find_data
+
+
+@dataclass
+class MetersConfig:
+    checkpoint: list[str] = key(
+        ["out/best.pt"], "checkpoints, earliest first (a folder: its ckpt.pt)", find=find_checkpoint
+    )
+    dataset: str | None = key(None, "folder of the data (None: that of the first checkpoint)", find=find_data)
+    split: str = key("val", "the split of the data to read")
+    rows: int = key(16, "how many of the split's first rows the meters read", at_least=1)
+    score_batches: int = key(4, "number of batches of that many rows for the losses", at_least=1)
+    maps: list[str] = key([], "attention maps to keep, as layer.head (empty: the heads of largest and smallest sink)")
+    dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=DTYPES)
+    out: str | None = key(None, "file for the JSON (None: meters.json beside the last checkpoint)")
+    device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
+    threads: int = key(0, "CPU threads (0: OMP_NUM_THREADS, or cores)", at_least=0, at_most=512)
+    memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
+
+
+configurator.begin(__name__, MetersConfig, __doc__, positional=None)
+
 import itertools
 import json
 import os
@@ -25,8 +51,7 @@ from pathlib import Path
 
 import torch
 
-import configurator
-from configurator import UserError, key
+from configurator import UserError
 from data.shards import Dataset, open_dataset
 from evaluate import score
 from gate import ADDITIVE_ACTIVATIONS
@@ -36,7 +61,7 @@ from runs import memory, probe
 from runs.checkpoint import check_vocabulary, load_model
 from runs.files import check_output, write_text
 from runs.finite import check_loss
-from runs.hardware import DTYPES, Processes, pick_dtype
+from runs.hardware import Processes, pick_dtype
 from study.interventions import gates_to_prune, pruned, quantised
 from study.page import aligned
 
@@ -51,23 +76,8 @@ SINK_KINDS = {  # what a sink is a share of
 }
 
 
-@dataclasses.dataclass
-class MetersConfig:
-    checkpoint: list[str] = key(["out/best.pt"], "checkpoints, earliest first (a folder: its ckpt.pt)")
-    dataset: str | None = key(None, "folder of the data (None: the data that the first checkpoint was trained on)")
-    split: str = key("val", "the split of the data to read")
-    rows: int = key(16, "how many of the split's first rows the meters read", at_least=1)
-    score_batches: int = key(4, "number of batches of that many rows for the losses", at_least=1)
-    maps: list[str] = key([], "attention maps to keep, as layer.head (empty: the heads of largest and smallest sink)")
-    dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=tuple(DTYPES))
-    out: str | None = key(None, "file for the JSON (None: meters.json beside the last checkpoint)")
-    device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
-    threads: int = key(0, "CPU threads (0: cores)", at_least=0, at_most=512)
-    memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
-
-
 def main(argv: list[str]) -> None:
-    config = configurator.load(MetersConfig, argv, positional=None, program="meters.py", description=__doc__)
+    config = configurator.load(MetersConfig, argv, positional=None)
     if not config.checkpoint:
         raise UserError("checkpoint=[]: give at least one, as in --checkpoint=out/best.pt")
     last = Path(config.checkpoint[-1])

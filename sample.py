@@ -6,25 +6,16 @@
 A new token costs one step: softmax layers keep their keys and values, other mixers their state.
 """
 
-import codecs
-import sys
-import warnings
 from dataclasses import dataclass
 
-import torch
-
 import configurator
-from configurator import UserError, key, read_regular
-from data.shards import open_dataset
-from data.tokenizer import tokenizer_of, tokenizer_of_checkpoint
-from ops.sampling import most_new_tokens
-from runs.checkpoint import check_vocabulary, load_model
-from runs.hardware import pick_device
+from configurator import key
+from runs.files import find_checkpoint, find_data
 
 
 @dataclass
 class SampleConfig:
-    checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)")
+    checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint)
     start: str = key("\n", "the prompt; FILE:path reads it from a file")
     num_samples: int = key(3, "number of samples", at_least=1)
     max_new_tokens: int | None = key(
@@ -36,12 +27,31 @@ class SampleConfig:
         None, "draw from the fewest tokens that together reach this probability", above=0, at_most=1
     )
     seed: int = key(1337, "seed of the draws", at_least=0)
-    dataset: str | None = key(None, "backcopy: the folder of its data (None: what the checkpoint was trained on)")
+    dataset: str | None = key(
+        None, "backcopy: the folder of its data (None: what the checkpoint was trained on)", find=find_data
+    )
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
 
 
+configurator.begin(__name__, SampleConfig, __doc__)
+
+import codecs
+import sys
+import warnings
+
+import torch
+
+from configurator import UserError, read_regular
+from data.shards import open_dataset
+from data.tokenizer import tokenizer_of, tokenizer_of_checkpoint
+from ops.sampling import most_new_tokens
+from runs.checkpoint import check_vocabulary, load_model
+from runs.hardware import cpu_threads, pick_device
+
+
 def main(argv: list[str]) -> None:
-    config = configurator.load(SampleConfig, argv, program="sample.py", description=__doc__)
+    config = configurator.load(SampleConfig, argv)
+    torch.set_num_threads(cpu_threads(0))
     model, checkpoint = load_model(config.checkpoint, pick_device(config.device))
     trained_on = checkpoint.get("data", {})
     if trained_on.get("tokenizer") == "backcopy":  # its alphabet lies with the data

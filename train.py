@@ -14,12 +14,10 @@ Ctrl-C, SIGHUP and SIGUSR1 save first; the exit status is then 128 plus the sign
 is not finite ends a run with status 1.
 """
 
-import os
-import sys
-from pathlib import Path
+import configurator
+from keys import GPTConfig, TrainConfig
 
-# on a busy machine, OpenMP threads that spin are three times slower than ones that sleep; read when torch is loaded
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+configurator.begin(__name__, TrainConfig, __doc__)  # imports no torch: a slip in the command line is told at once
 
 import copy
 import dataclasses
@@ -27,22 +25,22 @@ import functools
 import itertools
 import math
 import signal
+import sys
 import time
 import uuid
 import zlib
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from tqdm import tqdm
 
-import configurator
 from configurator import UserError
 from data.shards import Dataset, open_dataset
 from evaluate import evaluate, evaluation_rows
-from keys import GPTConfig, TrainConfig
 from model import GPT
 from ops import IGNORE
-from optim import Muon, matrices_of
+from optim import Muon, keep_compiler_out, matrices_of
 from runs import memory, parallel
 from runs.checkpoint import build_model, check_same_weights
 from runs.finite import bad_weight, first_bad_tensor
@@ -54,7 +52,7 @@ from runs.resume import check_data, optimizer_state, restore, scale_new, take_we
 
 
 def main(argv: list[str]) -> None:
-    config = configurator.load(TrainConfig, argv, program="train.py", description=__doc__)
+    config = configurator.load(TrainConfig, argv)
     config, resumed, source, notes = where_to_start(config)
     with Processes(config.device, config.threads) as processes:
         run(config, processes, resumed, source, notes)
@@ -210,6 +208,8 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
     # model, optimizers
     model, new, notes_of_model = make_model(config, resumed, source)
     compiled = is_compiled(config, device_type)
+    if not compiled:
+        keep_compiler_out()
     step_model = parallel.share_out(model, config, processes, compiled)
     optimizers: list = make_optimizers(model, config, device_type)
     scale_new(optimizers, new, config.new_lr_scale)
@@ -252,19 +252,20 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
     about |= {"code_sha256": code, "code_files": code_files}
     sizes: dict = {"n_params": model.n_params(), "state_bytes": model.state_bytes()}
     sizes |= {"flops_per_token": model.flops_per_token(), "tokens_per_step": tokens_per_step}
-    out.start(about | {"device": device_type, "threads": processes.threads} | sizes, first_step, config.max_iters)
+    out.start(about | {"device": device_type, "threads": processes.threads} | sizes, first_step)
     names = ("name", "sha256", "tokenizer", "vocab_size", "first_ids", *(["alphabet"] if dataset.alphabet else []))
     data = {"path": str(dataset.folder)} | {name: getattr(dataset, name) for name in names}
 
     def validate(tokens: int | None, with_meters: bool = False) -> dict:
         """The numbers of the validation split, or of a fixed sample of it of about so many tokens."""
-        whole = parallel.unsharded(model)
+        whole, start = parallel.unsharded(model), time.perf_counter()
         numbers = evaluate(
             whole, dataset, "val", batch_size=evaluation_rows(config, dataset), block_size=config.block_size,
             dtype=dtype, tokens=tokens, rank=processes.rank, world_size=world_size,
         )  # fmt: skip
         if not math.isfinite(numbers["loss"]):
             stop(step, f"validation loss is {numbers['loss']}", bad_weight(whole))
+        numbers["seconds"] = time.perf_counter() - start
         if with_meters and processes.is_main:
             numbers["meters"] = cheap_meters(config, whole, dataset, dtype)
         return {"val_loss": numbers.pop("loss")} | numbers
@@ -314,8 +315,8 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
         # that goes on evaluates its first step unless it has done so before it was stopped
         is_end, is_best = step == config.max_iters, False
         signal_number = processes.stop_signal(step, config.log_interval)
-        is_due = step % config.eval_interval == 0 and step not in {row["step"] for row in evaluations}
-        is_evaluated = (is_due or is_end) and not signal_number
+        is_due = is_end or step % config.eval_interval == 0
+        is_evaluated = is_due and step not in {row["step"] for row in evaluations} and not signal_number
         if is_evaluated or signal_number:
             stop_if_not_finite()
             if is_evaluated:
@@ -403,20 +404,30 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
             out.log(event="train", step=step, **numbers)
             bar.set_postfix(loss=f"{loss:.4f}", tok_s=f"{speed:,.0f}", mfu=f"{mfu:.1%}", refresh=False)
 
-    # the end: the whole validation split, unless the evaluations have read all of it
+    # the end: the whole validation split, unless the evaluations have read all of it, or it takes too long
     bar.close()
-    reads_a_sample = (config.eval_tokens or math.inf) < dataset.counts("val")["tokens"]
-    numbers = {name: x for name, x in evaluations[-1].items() if name not in ("event", "step", "meters")}
-    if reads_a_sample and config.eval_whole:
-        start = time.perf_counter()
-        numbers = validate(None)
-        eval_seconds += time.perf_counter() - start
-    seconds = seconds_before + time.perf_counter() - started
-    out.log(event="end", step=step, seconds=seconds, eval_seconds=eval_seconds, **numbers)
+    size, seconds = dataset.counts("val")["tokens"], seconds_before + time.perf_counter() - started
+    reads_a_sample = (config.eval_tokens or math.inf) < size
+    takes = evaluations[-1].get("seconds", 0.0) * size / evaluations[-1]["labels"]
+    is_whole = not reads_a_sample or config.eval_whole
+    if is_whole is None:
+        is_whole = processes.from_main(takes <= seconds - eval_seconds)
+    end = processes.from_main(out.ended)  # of a finished run that was started again
+    if end is None or is_whole and not end.get("whole", True):
+        end = {name: x for name, x in evaluations[-1].items() if name not in ("meters", "seconds")}
+        if reads_a_sample and is_whole:
+            end |= validate(None)
+            eval_seconds += end["seconds"]
+        seconds = seconds_before + time.perf_counter() - started
+        end |= {"event": "end", "whole": is_whole, "seconds": seconds, "eval_seconds": eval_seconds}
+    out.log(**end)
     if processes.is_main:
-        accuracy = f", accuracy {numbers['accuracy']:.1%}" if dataset.kind == "examples" else ""
+        accuracy = f", accuracy {end['accuracy']:.1%}" if dataset.kind == "examples" else ""
         steps = f"{step} steps" if is_end else f"{step} of {config.max_iters} steps (solved)"
-        print(f"validation loss {numbers['val_loss']:.4f} nats{accuracy} after {steps} in {seconds:.0f} s")
+        print(f"validation loss {end['val_loss']:.4f} nats{accuracy} after {steps} in {end['seconds']:.0f} s")
+        if not end.get("whole", True):
+            print(f"  of {end['labels']:,} of {size:,} tokens: all would take {takes:.0f} s, longer than the training did;")
+            print("  --init_from=resume --eval_whole=true reads them")
         best = f"validation loss {best_val_loss:.4f}{' on the sample' if reads_a_sample else ''}"
         print(f"written to {out.path}/: metrics.jsonl, ckpt.pt, best.pt ({best})")
 

@@ -16,7 +16,6 @@ import functools
 import hashlib
 import itertools
 import json
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -28,11 +27,10 @@ from configurator import UserError
 from data import drawn
 from ops import IGNORE
 from rules import show, wrong_field
-from runs.files import read_json
+from runs.files import find_data, how_to_prepare, read_json
 
 FORMAT = 1
 UINT16_VOCAB, MAX_VOCAB = 1 << 16, 1 << 31  # the most token ids of uint16, and at all
-DATA = Path(__file__).resolve().parent
 SHARD_NAME = re.compile(r"[\w .-]{1,80}_(\d{4,9}|documents)\.npy")  # no folder: a meta.json may come from a stranger
 
 # meta.json, as rules of rules.wrong_field
@@ -71,13 +69,13 @@ def open_dataset(path: Path | str) -> "Dataset":
     """A Dataset whose files have all been checked. Raises UserError, which names the file and what to do."""
     if not str(path):
         raise UserError("dataset=None: the checkpoint names no data set; name one: --dataset=FOLDER")
+    find_data(path)
     folder = Path(path)
     try:
         meta = read_meta(folder)
         return Dataset(folder, meta, _open_shards(folder, meta))
     except UserError as error:
-        name = folder.name if os.path.isfile(DATA / folder.name / "prepare.py") else "<name>"
-        raise UserError(f"{error}; run python data/{name}/prepare.py") from None
+        raise UserError(f"{error}; {how_to_prepare(folder)}") from None
 
 
 def read_meta(folder: Path) -> dict:

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from configurator import UserError, read_regular
-from data.shards import DATA, FORMAT, dtype_of, npy_files, read_meta
+from data.shards import FORMAT, dtype_of, npy_files, read_meta
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE
 from runs import files
+from runs.files import DATA
 
 
 def claim(out_dir: Path | str | None, overwrite: bool, generator: str) -> Path:

@@ -11,7 +11,6 @@ export.py wrote has model, model_args, iter_num and data, and is loaded in the s
 
 import hashlib
 import json
-import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -25,7 +24,7 @@ from configurator import UserError, is_of_memory, show
 from data.shards import MAX_VOCAB, Dataset
 from model import GPT, GPTConfig
 from rules import wrong_field
-from runs.files import read_json, write_text, write_whole
+from runs.files import find_checkpoint, read_json, write_text, write_whole
 from runs.hardware import DTYPES, Processes
 
 FORMAT = 1  # of what is written here; nothing else is read
@@ -88,20 +87,9 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def file_of(path: Path | str) -> Path:
-    """The checkpoint's file; of a folder, its ckpt.pt or model.safetensors."""
-    path = Path(path)
-    if not os.path.isdir(path):
-        return path
-    is_export = os.path.isfile(path / "model.safetensors") and not os.path.isfile(path / "ckpt.pt")
-    return path / ("model.safetensors" if is_export else "ckpt.pt")
-
-
 def load(path: Path | str) -> dict:
     """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or no checkpoint."""
-    path = file_of(path)
-    if not os.path.isfile(path):
-        raise UserError(f"{path}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir")
+    path = find_checkpoint(path)
     checkpoint = _load_safetensors(path) if path.suffix == ".safetensors" else _load_torch(path)
     try:
         _check(checkpoint)
@@ -196,7 +184,7 @@ def check_same_weights(processes: Processes, path: Path | str) -> None:
     """UserError unless all processes see the same file: machines may have others at the path."""
     if processes.world_size > 1:
         advice = "give all machines the same file, one that no run writes to meanwhile"
-        processes.check_same(_sha256_of(file_of(path)), str(path), advice)
+        processes.check_same(_sha256_of(find_checkpoint(path)), str(path), advice)
 
 
 def check_vocabulary(vocab_size: float, checkpoint: dict, dataset: Dataset) -> None:

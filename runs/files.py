@@ -15,6 +15,8 @@ from typing import IO, Any
 
 from rules import UserError, show, wrong_field
 
+DATA = Path(__file__).resolve().parents[1] / "data"
+
 
 def read_regular(path: Path | str, most: int) -> bytes:
     """The bytes of a file of at most `most` bytes. Raises UserError, also for a pipe or device, which may never end."""
@@ -28,6 +30,28 @@ def read_regular(path: Path | str, most: int) -> bytes:
     if len(data) > most:
         raise UserError(f"{path}: has more than {most:,} bytes, which is too large for a file of this kind")
     return data
+
+
+def find_data(folder: Path | str | None) -> None:
+    """Raises UserError, which names the script to run, where a folder that is named holds no data set."""
+    if folder and not os.path.exists(file := Path(folder) / "meta.json"):
+        raise UserError(f"{file}: no such file; {how_to_prepare(folder)}")
+
+
+def how_to_prepare(folder: Path | str) -> str:
+    name = Path(folder).name
+    return f"run python data/{name if os.path.isfile(DATA / name / 'prepare.py') else '<name>'}/prepare.py"
+
+
+def find_checkpoint(path: Path | str) -> Path:
+    """The checkpoint's file; of a folder, its ckpt.pt or model.safetensors. Raises UserError if it is not there."""
+    file = Path(path)
+    if os.path.isdir(file):
+        is_export = os.path.isfile(file / "model.safetensors") and not os.path.isfile(file / "ckpt.pt")
+        file /= "model.safetensors" if is_export else "ckpt.pt"
+    if not os.path.isfile(file):
+        raise UserError(f"{file}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir")
+    return file
 
 
 def read_json(path: Path | str, most: int = 1 << 26) -> Any:

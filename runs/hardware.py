@@ -1,7 +1,6 @@
 """What a run computes on: device, dtype, threads, the processes that share it. A run prints them at its start."""
 
 import contextlib
-import ctypes
 import datetime
 import functools
 import os
@@ -101,13 +100,13 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def keep_freed_memory() -> None:
-    """Tells glibc to keep what is freed: it would return large blocks, and every step would fault them in again."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        m_trim_threshold, m_mmap_max = -1, -4  # malloc.h
-        mallopt(m_mmap_max, 0)
-        mallopt(m_trim_threshold, 2**31 - 1)
+def cpu_threads(threads: int, processes: int = 1) -> int:
+    """CPU threads of each of the processes of this machine: as many as are asked for, in the key or in OMP_NUM_THREADS,
+    or the cores divided. torchrun sets OMP_NUM_THREADS=1 by itself, so that its 1 asks for nothing."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if not threads and asked.isdecimal() and int(asked) > (processes > 1):
+        return int(asked)
+    return threads or max(1, usable_cores() // processes)
 
 
 def places_of_torchrun() -> tuple[int, ...]:
@@ -157,10 +156,8 @@ class Processes:
         self.is_main, self.signal, self.device_type = self.rank == 0, 0, pick_device(device_name)
         is_cuda = self.device_type == "cuda"
         self.device = f"cuda:{local_rank}" if is_cuda else self.device_type
-        # torchrun sets OMP_NUM_THREADS=1 for every process: divide the cores instead
-        self.threads = threads or max(1, usable_cores() // self.local_size)
+        self.threads = cpu_threads(threads, self.local_size)
         torch.set_num_threads(self.threads)
-        keep_freed_memory()
         if is_cuda:
             if self.local_size > (n := torch.cuda.device_count()):
                 raise UserError(f"{self.local_size} processes for {n} GPUs: lower --nproc_per_node")

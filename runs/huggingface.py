@@ -20,9 +20,9 @@ from configurator import UserError, show
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
 from model import GPTConfig
 from rules import wrong_field
-from runs.checkpoint import WEIGHT_DTYPES, file_of, first_line, import_safetensors, save_folder
+from runs.checkpoint import WEIGHT_DTYPES, first_line, import_safetensors, save_folder
 from runs.families import FAMILIES, family_of, keys_of, parts_of
-from runs.files import claim, new_folder, read_json, switch, write_whole
+from runs.files import claim, find_checkpoint, new_folder, read_json, switch, write_whole
 from runs.memory import without_data
 
 TOKENIZER_FILES = (
@@ -140,7 +140,7 @@ def export_to(folder: Path, path: Path | str, overwrite: bool, data: dict) -> It
     path: where the model comes from; data: what a checkpoint keeps of its data set, whose folder has the tokenizer.json
     of a run that was trained here. Raises UserError.
     """
-    file = file_of(path)
+    file = find_checkpoint(path)
     if os.path.realpath(folder) in (os.path.realpath(file.parent), os.path.dirname(os.path.realpath(file))):
         raise UserError(f"{folder}: holds the model that is to be written; name another folder")
     contents = {

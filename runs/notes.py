@@ -13,10 +13,16 @@ NOT_SEEN = {"init", "block_size", "logit_softcap"}  # read by the start of the w
 
 
 def notes_on_keys(config) -> list[str]:
-    """A line of text for each key of the model that was given and has no effect in this run."""
+    """A line of text for each key of the model that was given and has no effect in this run, and for a warmup that
+    the run does not reach the end of."""
     unused = unused_keys(config)
     given = [name for name in unused if name in getattr(config, "given", ())]
-    return [f"note: {name}={getattr(config, name)} changes nothing: {unused[name]}" for name in given]
+    notes = [f"note: {name}={getattr(config, name)} changes nothing: {unused[name]}" for name in given]
+    steps, warmup = config.max_iters, config.warmup_iters
+    if warmup > steps:
+        reached = f"{steps / (warmup + 1):.0%} of learning_rate={config.learning_rate:g}"
+        notes.append(f"note: warmup_iters={warmup} is longer than the run of {steps} steps, which reaches {reached}")
+    return notes
 
 
 def unused_keys(config: GPTConfig) -> dict[str, str]:

@@ -46,6 +46,7 @@ class OutDir:
         self.config, self.processes, self.resumed = config, processes, resumed
         self.lock = self.metrics = self.board = None
         self.kept = []  # the rows of metrics.jsonl from before this start, on rank 0
+        self.ended = None  # the row of the end, on rank 0, if the run had ended at the step from which it goes on
 
     def __enter__(self):
         try:
@@ -60,8 +61,8 @@ class OutDir:
             with contextlib.suppress(OSError):  # a full disk, which was reported
                 file.close()
 
-    def start(self, about: dict, first_step: int, max_iters: int) -> None:
-        self.processes.on_main(self._start, about, first_step, max_iters)
+    def start(self, about: dict, first_step: int) -> None:
+        self.processes.on_main(self._start, about, first_step)
 
     def log(self, **row: object) -> None:
         """A line of metrics.jsonl, written at once. A number that is not finite is no JSON, and raises ValueError."""
@@ -90,13 +91,14 @@ class OutDir:
             )
         files.remove_leftovers(self.path)
 
-    def _start(self, about, first_step, max_iters):
+    def _start(self, about, first_step):
         if first_step:
             # a run that goes on from step n has lost what came after; the evaluation at n was before the save
-            evaluated = first_step if first_step < max_iters else None
             for row in files.read_jsonl(self.rows, ROW):
-                if row["step"] < first_step or row["step"] == evaluated and row["event"] == "eval":
+                if row["step"] < first_step or row["step"] == first_step and row["event"] == "eval":
                     self.kept.append(row)
+                elif row["step"] == first_step and row["event"] == "end":
+                    self.ended = row
         for name in () if self.resumed else ("ckpt.pt", "best.pt", "meters.json", "page.png"):
             (self.path / name).unlink(missing_ok=True)  # it would be taken for this run's
         about |= {"command": sys.argv, "versions": versions(), **git_state()}

@@ -11,9 +11,10 @@ from types import ModuleType
 
 import torch
 
+import configurator
 from model import GPT, GPTConfig
-from runs.hardware import autocast, keep_freed_memory
-from speed.report import BenchConfig
+from runs.hardware import autocast
+from speed.config import BenchConfig
 from train import TrainConfig, make_optimizers
 
 NANOGPT = "nanoGPT"  # in place of the name of an attention
@@ -80,7 +81,7 @@ def peak_mb(config: BenchConfig, name: str, batch: tuple, keys: dict) -> float:
 
 def peak_bytes(config: BenchConfig, name: str, batch: tuple, keys: dict) -> int:
     torch.set_num_threads(config.threads)
-    keep_freed_memory()
+    configurator.set_up()
     side = Side(config, name, batch, **keys)
     for _ in range(3):
         side()

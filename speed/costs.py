@@ -10,7 +10,8 @@ import torch
 from model import GPT, MIXERS, Softmax
 from runs.hardware import gemm_rate, seconds_of
 from speed.baselines import NANOGPT, SMALL, Side, peak_mb, random_batch
-from speed.report import BenchConfig, Report, interleave, side_by_side
+from speed.config import BenchConfig
+from speed.report import Report, interleave, side_by_side
 
 PUBLISHED = {name: dict(gate=name) for name in ("elementwise", "headwise")}  # Qiu et al. 2025
 # tokens of a timed call: where two models take turns, the one evicts the other's weights from the processor's cache,

@@ -11,7 +11,8 @@ from ops import levels
 from ops.layers import attention, cos_sin_features
 from ops.recurrence import chunked, recurrent
 from runs.hardware import DTYPES
-from speed.report import BenchConfig, Report, interleave, side_by_side
+from speed.config import BenchConfig
+from speed.report import Report, interleave, side_by_side
 
 
 def softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

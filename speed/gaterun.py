@@ -23,9 +23,9 @@ from data.pystdlib import prepare as pystdlib
 from data.shards import open_dataset
 from keys import GPTConfig, TrainConfig
 from ops import IGNORE
-from runs.hardware import keep_freed_memory
 from speed.baselines import NANOGPT, Side, in_new_processes
-from speed.report import BenchConfig, Report
+from speed.config import BenchConfig
+from speed.report import Report
 from study.stats import exact_interval, sign_flip_test
 from train import learning_rate
 
@@ -99,7 +99,7 @@ def gains(rows: list[dict]) -> list[dict]:
 def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
     """Trains one side with one seed."""
     torch.set_num_threads(1)
-    keep_freed_memory()
+    configurator.set_up()
     train, dataset = configurator.load(TrainConfig, RECIPES.get(name, OF_NANOGPT).split()), open_dataset(folder)
     if train.block_size != CONTEXT:
         raise UserError(f"block_size={train.block_size}: a recipe of the gate run has {CONTEXT}, as nanoGPT's")

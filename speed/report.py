@@ -1,4 +1,4 @@
-"""What every part of bench.py takes and fills: the keys, pairs of times, ratios with intervals, and a Report.
+"""What every part of bench.py fills: pairs of times, ratios with intervals, and a Report.
 
 seconds = interleave({"theirs": step, "ours": step}, config.pairs, config)
 report.ratio("step, theirs / ours", seconds["theirs"], seconds["ours"], target=1.0)
@@ -10,24 +10,8 @@ from dataclasses import dataclass, field
 
 from scipy.stats import quantile_test
 
-from configurator import key
-from runs.hardware import DTYPES, seconds_of
-
-
-@dataclass
-class BenchConfig:
-    what: list[str] = key(["all"], "train, overhead, length, decode, ops, gaterun, or all")
-    against: str | None = key(None, "nanoGPT's model.py, to be measured beside ours")
-    pairs: int = key(30, "pairs of a ratio whose sides take less than a second", at_least=6)
-    long_pairs: int = key(7, "pairs of a ratio whose sides take seconds", at_least=6)
-    longest: int = key(32_768, "the longest sequence of the part length", at_least=1024)
-    seeds: list[int] = key([0, 1, 2, 3, 4, 5, 6, 7], "seeds of the part gaterun; each takes two minutes of nanoGPT")
-    recipes: list[str] = key(["record"], "recipes of the part gaterun (speed/gaterun.py), or all")
-    threads: int = key(0, "CPU threads (0: as many as cores)", at_least=0, at_most=512)
-    device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
-    dtype: str = key("auto", "dtype of matrix products", choices=("auto", *DTYPES))
-    out_dir: str = key("out/bench", "where the JSON files go")
-    overwrite: bool = key(False, "true: take an out_dir that holds files which are none of a benchmark")
+from runs.hardware import seconds_of
+from speed.config import BenchConfig
 
 
 def interleave(sides: dict, pairs: int, config: BenchConfig) -> dict:

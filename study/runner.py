@@ -212,7 +212,8 @@ def start(config, item: dict, out_dir: Path, threads: int, gpu: str | None, held
         if any((folder / name).is_file() for name in ("ckpt.pt", "metrics.jsonl")) and not is_of(run, folder):
             raise UserError(f"{folder}: holds a run of other keys; move it away, or take another --out_dir")
         files.claim(folder, "run")
-        keys = run["config"] | {"dataset": str(data), "out_dir": str(folder), "threads": threads, "init_from": "auto"}
+        keys = {"eval_whole": True} | run["config"]
+        keys |= {"dataset": str(data), "out_dir": str(folder), "threads": threads, "init_from": "auto"}
         if (parent := parent_of(run)) is not None and not (folder / "ckpt.pt").is_file():
             # a kill in its first save leaves best.pt alone, which is replaced
             keys |= {"init_from": str(out_dir / name_of(parent) / "ckpt.pt"), "overwrite": True}
