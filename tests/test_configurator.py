@@ -122,6 +122,7 @@ def test_a_value_is_read_by_the_type_of_its_key(name):
     for given, value in READ[name]:
         assert same(getattr(load(Config, [f"--{name}={given}"]), name), value), given
         assert same(getattr(build(Config, {name: given}), name), value), given
+    assert load(Config, ["--gated"]).gated
 
 
 WRONG = [  # (key, what is allowed, {text: how the message shows the value})

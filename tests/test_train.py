@@ -418,6 +418,14 @@ def test_gradients_are_clipped_to_grad_clip(run, helpers, monkeypatch):
     before = [row["grad_norm"] for row in helpers.metrics(run("out", grad_clip=0.1), "train")]
     assert min(before) > 0.1
     assert norms == pytest.approx([0.1] * 8, rel=1e-4)
+    none, zero = (helpers.losses(run(f"out{clip}", grad_clip=clip)) for clip in (None, 0))
+    assert none == zero != helpers.losses(run("same", grad_clip=0.1))
+
+
+def test_a_warmup_longer_than_the_run_is_noted(run, capsys):
+    run("out", learning_rate=1e-3, warmup_iters=9, max_iters=3)
+    note = "note: warmup_iters=9 is longer than the run of 3 steps, which reaches 30% of learning_rate=0.001\n"
+    assert note in capsys.readouterr().out
 
 
 # ----------------------------------------------------------------------------------------------------------------------
