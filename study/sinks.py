@@ -15,6 +15,7 @@ import matplotlib.pyplot as plt
 from matplotlib.colors import PowerNorm
 
 from study.drawing import COLOURS, SPARE_COLOURS, curve_panels, write
+from study.page import Table
 
 Z = "the first token"
 ARM_COLOURS = [COLOURS[6], *COLOURS[:6], *SPARE_COLOURS]  # black is the first arm, in general without a gate
@@ -36,11 +37,13 @@ def gate_of(kind: dict) -> float | None:
     return means.get("readout", next(iter(means.values()), None))
 
 
-def table(rows: list[dict]) -> list[list[str]]:
-    """Rows of cells, one per arm: means over the seeds at the end, and the standard deviation of the weight."""
-    kinds = kinds_in(rows)
-    cells = [["arm", "seeds", *(f"weight, {k}" for k in kinds), "sd", *(f"effective, {k}" for k in kinds)]]
-    cells[0] += ["|v_0|", *(f"gate, {k}" for k in kinds), *(f"loss, {k}" for k in kinds)]
+def table(rows: list[dict]) -> Table | None:
+    """What token 0 gets by kind of query at the end, and the standard deviation of the weight: a line per arm."""
+    if not (rows := with_sinks(rows)):
+        return None
+    kinds, cells = kinds_in(rows), []
+    header = ["arm", "seeds", *(f"weight, {k}" for k in kinds), "sd", *(f"effective, {k}" for k in kinds)]
+    header += ["|v_0|", *(f"gate, {k}" for k in kinds), *(f"loss, {k}" for k in kinds)]
     for arm in dict.fromkeys(row["arm"] for row in rows):
         ends = [row["sinks"][-1] for row in rows if row["arm"] == arm]
         weights = [share for end in ends if (share := end[kinds[0]]["share"]) is not None]
@@ -50,7 +53,8 @@ def table(rows: list[dict]) -> list[list[str]]:
         line += [show(mean_of(end["value_norm"] for end in ends), ".2f")]
         line += [show(mean_of(gate_of(end[k]) for end in ends), ".2f") for k in kinds]
         cells.append([*line, *(f"{mean_of(end[k]['loss'] for end in ends):.4f}" for k in kinds)])
-    return cells
+    title = "token 0 by kind of query, means over the seeds; effective: written of it over the residual stream"
+    return Table(title, header, cells)
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:
