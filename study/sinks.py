@@ -1,8 +1,8 @@
 """What the first token gets, by kind of query: the table and the figures of an experiment with sinks.
 
 All is made from the field "sinks" of the rows, which holds the meters of each kind of query at each evaluation
-(docs/meters.md), and the attention maps from a meters.json. A data set that names kinds of query, such as
-data/backcopy, has them. "other" are the queries of no named kind: those where the head has nothing to do.
+(docs/meters.md). A data set that names kinds of query, such as data/backcopy, has them. "other" are the queries of no
+named kind: those where the head has nothing to do.
 """
 
 import collections
@@ -11,10 +11,7 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-from matplotlib.colors import PowerNorm
-
-from study.drawing import COLOURS, SPARE_COLOURS, curve_panels, write
+from study.drawing import COLOURS, SPARE_COLOURS, curve_panels
 from study.page import Table
 
 Z = "the first token"
@@ -126,43 +123,3 @@ def curves_of(rows: list[dict], arm: str, value) -> list[list]:
 
 def percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
-
-
-def maps(checkpoints: list[dict], path: Path) -> Path:
-    """The first attention map of each checkpoint of a meters.json, side by side, in one scale. Returns the path."""
-    n = len(checkpoints)
-    figure, grid = plt.subplots(1, n + 1, figsize=(5.2 * n + 0.6, 4.9), width_ratios=[1.0] * n + [0.04])
-    limit = max(largest(meters["maps"][0]) for meters in checkpoints)
-    for axes, meters in zip(grid, checkpoints, strict=False):
-        image = attention_map(axes, meters["maps"][0], limit)
-        axes.set_title("without a gate" if meters["gate"] == "none" else f"gate {meters['gate']}", fontsize=12)
-    figure.colorbar(image, cax=grid[-1], label="weight")
-    return write(figure, path)
-
-
-def largest(shown: dict) -> float:
-    return max(abs(w) for row in shown["weights"] for w in row)
-
-
-def attention_map(axes: plt.Axes, shown: dict, limit: float):
-    """Draws a map of meters.json: marks at the queries of a kind, and the gate as a strip. Returns the image.
-
-    limit: the weight at the end of the scale. Weights that have both signs get a scale around zero.
-    """
-    weights, n = shown["weights"], len(shown["weights"])
-    signed: dict = dict(cmap="PuOr", vmin=-limit, vmax=limit)
-    positive: dict = dict(cmap="cividis", norm=PowerNorm(0.5, 0, limit))
-    image = axes.imshow(weights, **(signed if any(w < 0 for row in weights for w in row) else positive))
-    for i, (kind, positions) in enumerate(shown["queries"].items()):
-        look: dict = dict(color=COLOURS[1 + i], ms=4, label=f"{kind}s", clip_on=False)
-        axes.plot([-1.5 - i] * len(positions), positions, ">", **look)
-    axes.set(xlabel="key (position)", ylabel="query (position)", xlim=(-0.5, n - 0.5), ylim=(n - 0.5, -0.5))
-    if shown["queries"]:
-        axes.tick_params(axis="y", pad=10)
-        axes.legend(frameon=False, loc="upper right", labelcolor="white", fontsize=9, handletextpad=0.1)
-    if gate := shown["gate"]:
-        strip = axes.inset_axes((1.03, 0, 0.06, 1), sharey=axes)
-        strip.imshow([[value] for value in gate], cmap="gray", vmin=0, vmax=max(1, *gate), aspect="auto")
-        strip.set(xticks=[0], xticklabels=["gate"], ylim=(n - 0.5, -0.5))
-        strip.tick_params(axis="y", left=False, labelleft=False)
-    return image
