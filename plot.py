@@ -5,33 +5,43 @@
                                      (experiment.py CONFIG --run=false adds those of its claims, and report.html)
     python plot.py results           all experiments: every claim that was judged, in claims.png
     python plot.py out/meters.json   several checkpoints of meters.py: an attention map of each, side by side
+    python plot.py out --html=true   also out/page.html, to look at a text in a browser, token by token (token_page.py)
 
 Here are the page of a run and its panels. study/report.py draws experiments, study/overview.py all of them.
 """
 
-import collections
-import functools
-import os
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-
-import matplotlib.pyplot as plt
-from matplotlib.ticker import LogLocator, NullFormatter
 
 import configurator
-from configurator import UserError, key
-from runs.files import read_json, read_jsonl
-from study import overview, report, sinks
-from study.drawing import COLOURS, drawable, dress, mean, mixer_colours, panel_grid, write
-from study.rows import read_rows
-
-OF_SINK = ("share", "random_tokens", "effective", "token_0_before", "token_0_after")
+from configurator import key
 
 
 @dataclass
 class PlotConfig:
     folders: list[str] = key([], "folders of runs or experiments, or files of meters.py")
+    html: bool = key(False, "write page.html beside meters.json, too: its last checkpoint's gates, token by token")
+    text: str | None = key(None, "html: the text to show (None: the first row that meters.py read)")
+
+
+configurator.begin(__name__, PlotConfig, __doc__, positional="folders")
+
+import collections
+import functools
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from configurator import UserError
+from runs.files import read_json, read_jsonl
+from study import overview, report, sinks
+from study.drawing import COLOURS, drawable, dress, mean, mixer_colours, panel_grid, write
+from study.rows import read_rows
+from token_page import write_page
+
+OF_SINK = ("share", "random_tokens", "effective", "token_0_before", "token_0_after")
 
 
 def main(argv: list[str]) -> None:
@@ -40,7 +50,7 @@ def main(argv: list[str]) -> None:
         raise UserError("folders=[]: name what to draw, as in: python plot.py out")
     for folder in map(Path, config.folders):
         with drawable(folder):
-            print(*draw(folder), sep="\n")
+            print(*draw(folder), *([write_page(folder, config.text)] if config.html else []), sep="\n")
 
 
 def draw(folder: Path) -> list:
