@@ -48,6 +48,8 @@ def main(argv: list[str]) -> None:
     config = configurator.load(PlotConfig, argv, positional="folders", program="plot.py", description=__doc__)
     if not config.folders:
         raise UserError("folders=[]: name what to draw, as in: python plot.py out")
+    if config.text is not None and not config.html:
+        raise UserError("text=...: is shown on the page in HTML; add --html=true")
     for folder in map(Path, config.folders):
         with drawable(folder):
             print(*draw(folder), *([write_page(folder, config.text)] if config.html else []), sep="\n")

@@ -26,7 +26,7 @@ from runs.hardware import Processes
 
 TEMPLATE = Path(__file__).parent / "study" / "token_page.html"
 MOST_BYTES, MOST_TOKENS = 2_900_000, 256
-BYTES_OF_WEIGHT = 8 / 3  # float16 in base64
+BYTES_OF_WEIGHT, UNIT = 8 / 3, 1 / 32767  # 16 bits in base64; a weight is that many units
 BYTES_OF_TOKEN = 48  # a head's gate, sink, effective sink and what it writes, as text
 LEFT_OUT = ("maps", "pruning")  # of meters.json: the page does not show them
 
@@ -55,7 +55,7 @@ def write_page(path: Path, text: str | None = None) -> Path:
     page = {
         "meters": about,
         "is_own_text": text is not None,
-        "is_ids": not has_text(dataset),
+        "is_text": dataset.kind == "stream",
         "tokens": words_of(dataset, ids),
         "kinds": {name: mask[0].nonzero().flatten().tolist() for name, mask in masks.items() if name != "other"},
         "layers": of_tokens,
@@ -91,7 +91,7 @@ def tokens_that_fit(room: float, heads: int) -> int:
 
 
 def words_of(dataset: Dataset, ids: list[int]) -> list[str]:
-    """Each token as text. Bytes that are no whole character are shown as \\xe4, and ids that stand for no text as numbers."""
+    """Each token as text; bytes that are no whole character as \\xe4, and ids that stand for no text as numbers."""
     if not has_text(dataset):
         return [str(i) for i in ids]
     tokenizer = tokenizer_of(dataset)
@@ -101,8 +101,8 @@ def words_of(dataset: Dataset, ids: list[int]) -> list[str]:
 def measure(block: torch.nn.Module, seen: dict) -> dict:
     """What the page shows of a layer's T tokens: {name: a number of each token, by head (H, T), or None}.
 
-    weights: for all heads and queries in turn the weights of the keys up to the query, as float16 in base64. They are
-    those of the attention in softmax layers, and shares of their absolute sum in others.
+    weights: for all heads and queries in turn the weights of the keys up to the query, in UNITs, int16 in base64. They
+    are those of the attention in softmax layers, and shares of their absolute sum in others.
     """
     mixer, x, stream = block.mixer, seen["x"], seen["stream"]
     o = at_least_float32(seen["readout"]).unflatten(-1, (mixer.n_head, -1))  # (1, T, H, D)
@@ -117,6 +117,7 @@ def measure(block: torch.nn.Module, seen: dict) -> dict:
         if not isinstance(mixer, Softmax):
             weights = weights / weights.abs().sum(-1, keepdim=True).clamp(min=1e-30)
         rows, columns = torch.tril_indices(*weights.shape[1:])
-        packed = base64.b64encode(weights[:, rows, columns].cpu().numpy().astype("<f2").tobytes()).decode()
+        units = (weights[:, rows, columns] / UNIT).round().cpu().numpy()
+        packed = base64.b64encode(units.astype("<i2").tobytes()).decode()
     of_tokens = {name: None if values is None else probe.numbers(values[0]) for name, values in numbers.items()}
     return dict.fromkeys(("share", "effective")) | of_tokens | {"weights": packed}

@@ -106,7 +106,7 @@ def gate_meters(mixer: Mixer, x: torch.Tensor) -> dict[str, dict]:
 
 
 def head_gates(mixer: Mixer, x: torch.Tensor) -> torch.Tensor | None:
-    """x (B, T, C) -> (B, T, H), each head's mean over its channels of the gate on the readout; None if none multiplies."""
+    """x (B, T, C) -> (B, T, H), the mean over a head's channels of the gate on its readout; None if none multiplies."""
     gate = next((mixer.gates[name] for name in ("readout", "native") if name in mixer.gates), None)
     if gate is None or gate.activation in ADDITIVE_ACTIVATIONS:
         return None
