@@ -11,6 +11,7 @@ import base64
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -98,7 +99,7 @@ def words_of(dataset: Dataset, ids: list[int]) -> list[str]:
     return [tokenizer.decode_bytes([i]).decode(errors="backslashreplace") or "<s>" for i in ids]
 
 
-def measure(block: torch.nn.Module, seen: dict) -> dict:
+def measure(block: Any, seen: dict) -> dict:
     """What the page shows of a layer's T tokens: {name: a number of each token, by head (H, T), or None}.
 
     weights: for all heads and queries in turn the weights of the keys up to the query, in UNITs, int16 in base64. They
