@@ -1,5 +1,6 @@
 """What several test files share: small data sets, a model that trains in seconds, a way to read what a run wrote."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -15,6 +16,12 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, by wh
 
 import matplotlib.pyplot as plt  # noqa: E402
 import torch  # noqa: E402
+
+if importlib.util.find_spec("fla") and not torch.cuda.is_available():
+    sys.modules["fla"] = None  # transformers would take its kernels, which need a GPU
+    for family in ("qwen3_next", "qwen3_5", "kimi_linear", "olmo_hybrid"):
+        importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    del sys.modules["fla"]
 
 import train  # noqa: E402
 from configurator import UserError  # noqa: E402
