@@ -42,8 +42,8 @@ def write_page(path: Path, text: str | None = None) -> Path:
         raise UserError(f"{file}: no such file; run python meters.py --checkpoint={file.parent} first")
     meters = read_json(file)["checkpoints"][-1]
     model, checkpoint = load_model(meters["checkpoint"], Processes("auto", 0).device)
-    if checkpoint.get("iter_num") != meters["step"]:
-        raise UserError(f"{file}: is of step {meters['step']} of a run that has gone on; run meters.py again")
+    if "folder" not in meters or checkpoint.get("iter_num") != meters["step"]:
+        raise UserError(f"{file}: is older than {meters['checkpoint']} or than this version; run meters.py again")
     dataset = open_dataset(meters["folder"])
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)
     ids = ids_of(dataset, meters, model.config.block_size, text)
