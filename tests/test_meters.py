@@ -15,7 +15,7 @@ import meters
 import plot
 from model import MIXERS
 from runs import probe
-from study import report, sinks
+from study import report
 from study.page import Table
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def test_the_report_needs_no_other_file_and_holds_its_figures_and_its_table(tmp_
 
 @pytest.mark.parametrize("attention, without", [("longconv", [0, 1]), ("longconv,softmax", [0])])
 def test_a_mixer_without_weights_has_no_sink_and_all_else_is_measured_and_drawn(
-    attention, without, text, helpers, tmp_path, monkeypatch, capsys
+    attention, without, text, helpers, tmp_path, monkeypatch, capsys, drawn
 ):
     monkeypatch.setitem(MIXERS, "longconv", edits.LongConv)
     out = helpers.train(text, tmp_path / "run", attention=attention, gate="headwise")
@@ -86,9 +86,6 @@ def test_a_mixer_without_weights_has_no_sink_and_all_else_is_measured_and_drawn(
     assert (short["sink"] is None) == (len(without) == 2) and short["gate_mean"]
     assert "a head that is there and has weights" in helpers.error_of(meters.main, [*words, "--maps=0.1"])
 
-    drawn = {}
-    for module in (plot, sinks):
-        monkeypatch.setattr(module, "write", lambda figure, path: drawn.update({path.name: figure}) or path)
     plot.main([str(out), str(out / "meters.json")])
     which = ", ".join(map(str, without))
     assert f"no weights, so no sink and no map: layer {which}" in drawn["page.png"].get_suptitle()
