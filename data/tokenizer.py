@@ -3,7 +3,8 @@ Tokenizers by name, as the "tokenizer" of a data set's meta.json gives it.
 
     byte   UTF-8 bytes, 256 ids: needs no file
     gpt2   GPT-2's byte-level BPE, 50,257 ids, computed by tiktoken
-    tokenizer.json and the first digits of its sha256   the file of a model from a hub, computed by tokenizers
+    tokenizer.json and the first digits of its sha256   the file of a model from a hub, or of the BPE that bpe:4096
+           trained on the data's own text; computed by tokenizers
 
     tokenizer.encode("Hello")                # a list of ints; special tokens in the text are plain text
     tokenizer.encode_array("Hello")          # the same as uint16 or uint32, without a Python int for each
@@ -17,7 +18,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from configurator import UserError, read_regular
 END_OF_TEXT = 50256  # of gpt2
 TOKENIZER_FILE = "tokenizer.json"
 MOST_TOKENIZER = 1 << 28  # bytes of a file of a tokenizer
+BPE_TEXT, BPE_PIECE = 100_000_000, 1 << 16  # characters that a BPE is trained on, and that it gets at a time
+CHOICES = "byte, gpt2, bpe:N (N ids, trained on the text for training), or a folder with a tokenizer.json"
 
 
 def tokenizer_of_checkpoint(path: Path | str, data: dict) -> Any:
@@ -41,14 +44,21 @@ def get_tokenizer(name: str, folders: Iterable[Path | str] = ()) -> Any:
     if name in TOKENIZERS:
         return TOKENIZERS[name]()
     if not name.startswith(f"{TOKENIZER_FILE} "):
-        known = ", ".join(TOKENIZERS)
-        raise UserError(f"tokenizer {name!r}: must be one of {known}, or a folder with a {TOKENIZER_FILE}")
+        raise UserError(f"tokenizer {name!r}: must be {CHOICES}")
     for folder in folders:
         file = Path(folder) / TOKENIZER_FILE
         if os.path.isfile(file) and (tokenizer := FileTokenizer(file)).name == name:
             return tokenizer
     where = ", ".join(str(folder) or "." for folder in folders)
     raise UserError(f"{name!r}: the {TOKENIZER_FILE} with this sha256 is not in {where}; copy it there")
+
+
+def choose_tokenizer(choice: str, texts: Iterable[str]) -> Any:
+    """The tokenizer that a prepare script's key names, one of CHOICES; bpe:N is trained on the first of `texts`."""
+    if choice.startswith("bpe:"):
+        return train_bpe(choice, texts)
+    is_folder = choice not in TOKENIZERS and os.path.isdir(choice)
+    return FileTokenizer(Path(choice) / TOKENIZER_FILE) if is_folder else get_tokenizer(choice)
 
 
 def tokenizer_of(dataset) -> Any:
@@ -126,19 +136,55 @@ def _one_line(what):
         raise UserError(f"{what} ({str(error)[:200]})") from None
 
 
-class FileTokenizer:
-    """The tokenizer of a tokenizer.json, as `tokenizers` computes it: byte-level BPE, or pieces with byte fallback."""
+def import_tokenizers(what: Path | str) -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise UserError(f"{what}: tokenizers is not installed: pip install tokenizers") from None
+    return tokenizers
 
-    def __init__(self, file: Path | str):
-        try:
-            import tokenizers
-        except ImportError:
-            raise UserError(f"{file}: tokenizers is not installed: pip install tokenizers") from None
-        self.file, content = Path(file), read_regular(file, MOST_TOKENIZER)
-        self.name = name_of_file(content)
+
+def train_bpe(choice: str, texts: Iterable[str]) -> "FileTokenizer":
+    """A byte-level BPE with GPT-2's borders of words, trained on the first BPE_TEXT characters of the texts.
+
+    It has fewer ids than were asked for where the text has no more pairs. Raises UserError.
+    """
+    n, least, most = choice.removeprefix("bpe:"), 257, 1 << 20
+    if not (n.isdecimal() and least <= int(n) <= most):
+        raise UserError(f"tokenizer {choice!r}: the number of ids must be from {least} to {most:,}, as in bpe:4096")
+    tokenizers = import_tokenizers(choice)
+    bytes_as_letters = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer, made.decoder = bytes_as_letters, tokenizers.decoders.ByteLevel()
+    alphabet = bytes_as_letters.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=int(n), initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(pieces_of(texts, BPE_TEXT), trainer)
+    return FileTokenizer(choice, made.to_str().encode())
+
+
+def pieces_of(texts: Iterable[str], room: int) -> Iterator[str]:
+    """The first `room` characters of the texts, in pieces: training keeps many times the size of the one it reads."""
+    for text in texts:
+        text = text[:room]
+        yield from (text[i : i + BPE_PIECE] for i in range(0, len(text), BPE_PIECE))
+        room -= len(text)
+        if not room:
+            return
+
+
+class FileTokenizer:
+    """The tokenizer of a tokenizer.json, as `tokenizers` computes it: byte-level BPE, or pieces with byte fallback.
+
+    content: of the file, if it has been read or made already
+    """
+
+    def __init__(self, file: Path | str, content: bytes | None = None):
+        tokenizers = import_tokenizers(file)
+        self.file, self.content = file, content or read_regular(file, MOST_TOKENIZER)
+        self.name = name_of_file(self.content)
         with _one_line(f"{file}: damaged, or no tokenizer"):
-            about = json.loads(content)
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
+            about = json.loads(self.content)
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(self.content)
             decoder, self._added = about.get("decoder") or {}, {entry["id"] for entry in about["added_tokens"]}
             kinds = {part["type"] for part in (decoder, *decoder.get("decoders", ())) if part}
         if not kinds & {"ByteLevel", "ByteFallback"}:
@@ -148,6 +194,9 @@ class FileTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=0)
+
+    def __reduce__(self):  # to another process: the library's own copy would forget encode_special_tokens
+        return FileTokenizer, (self.file, self.content)
 
     def encode(self, text: str) -> list[int]:
         """Raises UserError for a text on which the tokenizer fails."""
