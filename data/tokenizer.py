@@ -15,10 +15,11 @@ data/backcopy has characters, which its meta.json lists; the ids of data/mqar st
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from configurator import UserError, read_regular
 END_OF_TEXT = 50256  # of gpt2
 TOKENIZER_FILE = "tokenizer.json"
 MOST_TOKENIZER = 1 << 28  # bytes of a file of a tokenizer
-BPE_TEXT, BPE_PIECE = 100_000_000, 1 << 16  # characters that a BPE is trained on, and that it gets at a time
+BPE_PIECES, BPE_PIECE = 25_000, 4_096  # a BPE is trained on the first pieces of texts, each at most so many characters
+INSTALL = "tokenizers is not installed: pip install tokenizers"
 CHOICES = "byte, gpt2, bpe:N (N ids, trained on the text for training), or a folder with a tokenizer.json"
 
 
@@ -136,50 +138,27 @@ def _one_line(what):
         raise UserError(f"{what} ({str(error)[:200]})") from None
 
 
-def import_tokenizers(what: Path | str) -> Any:
-    try:
-        import tokenizers
-    except ImportError:
-        raise UserError(f"{what}: tokenizers is not installed: pip install tokenizers") from None
-    return tokenizers
-
-
 def train_bpe(choice: str, texts: Iterable[str]) -> "FileTokenizer":
-    """A byte-level BPE with GPT-2's borders of words, trained on the first BPE_TEXT characters of the texts.
-
-    It has fewer ids than were asked for where the text has no more pairs. Raises UserError.
-    """
-    n, least, most = choice.removeprefix("bpe:"), 257, 1 << 20
-    if not (n.isdecimal() and least <= int(n) <= most):
-        raise UserError(f"tokenizer {choice!r}: the number of ids must be from {least} to {most:,}, as in bpe:4096")
-    tokenizers = import_tokenizers(choice)
-    bytes_as_letters = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer, made.decoder = bytes_as_letters, tokenizers.decoders.ByteLevel()
-    alphabet = bytes_as_letters.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=int(n), initial_alphabet=alphabet, show_progress=False)
-    made.train_from_iterator(pieces_of(texts, BPE_TEXT), trainer)
+    """A byte-level BPE, with GPT-2's borders of words; of fewer ids than asked for where the text has no more pairs."""
+    n = choice.removeprefix("bpe:")
+    if not (n.isdecimal() and 257 <= int(n) <= 1 << 20):
+        raise UserError(f"tokenizer {choice!r}: write the number of ids, at least 257, as in bpe:4096")
+    with _one_line(f"{choice}: {INSTALL}"):
+        import tokenizers
+    made, letters = tokenizers.Tokenizer(tokenizers.models.BPE()), tokenizers.pre_tokenizers.ByteLevel(False)
+    made.pre_tokenizer, made.decoder = letters, tokenizers.decoders.ByteLevel()
+    keys = dict(vocab_size=int(n), initial_alphabet=letters.alphabet(), show_progress=False)
+    pieces = (text[i : i + BPE_PIECE] for text in texts for i in range(0, len(text), BPE_PIECE))
+    made.train_from_iterator(itertools.islice(pieces, BPE_PIECES), tokenizers.trainers.BpeTrainer(**keys))
     return FileTokenizer(choice, made.to_str().encode())
 
 
-def pieces_of(texts: Iterable[str], room: int) -> Iterator[str]:
-    """The first `room` characters of the texts, in pieces: training keeps many times the size of the one it reads."""
-    for text in texts:
-        text = text[:room]
-        yield from (text[i : i + BPE_PIECE] for i in range(0, len(text), BPE_PIECE))
-        room -= len(text)
-        if not room:
-            return
-
-
 class FileTokenizer:
-    """The tokenizer of a tokenizer.json, as `tokenizers` computes it: byte-level BPE, or pieces with byte fallback.
-
-    content: of the file, if it has been read or made already
-    """
+    """The tokenizer of a tokenizer.json, as `tokenizers` computes it: byte-level BPE, or pieces with byte fallback."""
 
     def __init__(self, file: Path | str, content: bytes | None = None):
-        tokenizers = import_tokenizers(file)
+        with _one_line(f"{file}: {INSTALL}"):
+            import tokenizers
         self.file, self.content = file, content or read_regular(file, MOST_TOKENIZER)
         self.name = name_of_file(self.content)
         with _one_line(f"{file}: damaged, or no tokenizer"):

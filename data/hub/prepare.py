@@ -8,10 +8,11 @@ A data set of the Hugging Face hub, or a copy of one, read as a stream by `datas
 
 --from_dir names a folder with parquet, jsonl or jsonl.gz files, as the hub has them, or one that save_to_disk wrote.
 
-A row of the data set is a document, and the document ends with a line end, which is added where the text has none.
-Without val_split a document is held out for validation by the sha256 of its text, so the same ones are in every run,
-and two copies of a text are never on both sides. Each process encodes one file of the data set after the other, into a
-file in out_dir which is removed when its turn has come: the data are the same for any number of processes.
+A row of the data set is a document. It ends with a line end, which is added where the text has none. Without val_split
+the sha256 of a text decides whether it is held out for validation: two copies of it are never on both sides.
+
+A process encodes one shard of the stream (a file of the data set) after the other, into files in out_dir that are
+removed when they have been joined, in their order: the data are the same for any number of processes.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ from data.writing import claim, encode, made_by, report, write_stream
 
 GENERATOR = "data/hub/prepare.py"
 VERSION = 1
-LOCAL_SHARDS = 64  # parts of a data set that save_to_disk wrote, if it has so many rows
+SAVED_SHARDS = 64  # of a data set that save_to_disk wrote, if it has so many rows
 
 
 @dataclass
@@ -66,17 +67,13 @@ def main(argv):
         raise UserError("name one data set of the hub, or a folder with a copy: --from_dir=FOLDER")
     streams = open_streams(config)
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
-    first = itertools.islice(texts_of(config, streams["train"]), config.documents)
-    tokenizer = choose_tokenizer(config.tokenizer, (text for text in first if not is_held_out(config, text)))
-    held_out = []  # filled while the documents for training are written
+    train = (text for text in texts_of(config, streams["train"]) if not is_held_out(config, text))
+    tokenizer = choose_tokenizer(config.tokenizer, train)
+    held_out = []  # is filled while the documents of training are written
     splits = {split: encoded(config, stream, tokenizer, out_dir, held_out) for split, stream in streams.items()}
     splits.setdefault("val", held_out)
-    about = made_by(config, GENERATOR, VERSION) | dict(name=Path(source_of(config)).resolve().name)
-    report(write_stream(out_dir, splits, tokenizer=tokenizer, shard_tokens=config.shard_tokens, **about), out_dir)
-
-
-def source_of(config):
-    return config.from_dir or config.name[0]
+    about = made_by(config, GENERATOR, VERSION) | dict(name="hub", shard_tokens=config.shard_tokens)
+    report(write_stream(out_dir, splits, tokenizer=tokenizer, **about), out_dir)
 
 
 @contextlib.contextmanager
@@ -87,10 +84,10 @@ def named_if_it_fails(config, step):
     except UserError:
         raise
     except Exception as error:
-        advice = "pass --from_dir=FOLDER with parquet, jsonl, or what save_to_disk wrote"
-        where, advice = ("", "") if config.from_dir else (" from the hub", f"; {advice}")
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:180]}"
-        raise UserError(f"{source_of(config)}: cannot be {step}{where} ({reason}){advice}") from None
+        offline = "--from_dir=FOLDER takes parquet, jsonl, or what save_to_disk wrote"
+        where = "" if config.from_dir else f" over the network; {offline}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(f"{config.from_dir or config.name[0]}: cannot be {step}{where} ({reason})") from None
 
 
 def open_streams(config):
@@ -99,30 +96,31 @@ def open_streams(config):
         import datasets
     except ImportError:
         raise UserError("datasets is not installed: pip install datasets") from None
-    if config.from_dir and not os.path.isdir(config.from_dir):
-        raise UserError(f"from_dir={config.from_dir}: no such folder")
+    folder, streams = config.from_dir, {}
+    if folder and not os.path.isdir(folder):  # datasets would look for it on the hub
+        raise UserError(f"from_dir={folder}: no such folder")
     with named_if_it_fails(config, "opened"):
-        if config.from_dir and {"state.json", "dataset_dict.json"} & {*os.listdir(config.from_dir)}:
-            saved = datasets.load_from_disk(config.from_dir)
+        if folder and {"state.json", "dataset_dict.json"} & {*os.listdir(folder)}:
+            saved = datasets.load_from_disk(folder)
             saved = saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
-            found = {split: rows.to_iterable_dataset(min(LOCAL_SHARDS, len(rows))) for split, rows in saved.items()}
+            found = {split: rows.to_iterable_dataset(min(SAVED_SHARDS, len(rows))) for split, rows in saved.items()}
         else:
-            found = datasets.load_dataset(source_of(config), config.config, revision=config.revision, streaming=True)
-    streams = {}
-    for ours, theirs in {"train": config.split, "val": config.val_split}.items():
-        if theirs is not None:
-            configurator.check_choice("split" if ours == "train" else "val_split", theirs, tuple(found))
-            with named_if_it_fails(config, "read"):  # the columns of jsonl are those of its first row
-                columns = found[theirs].column_names or next(iter(found[theirs]))
-            configurator.check_choice("column", config.column, tuple(columns))
-            streams[ours] = found[theirs].select_columns([config.column])
+            found = datasets.load_dataset(
+                folder or config.name[0], config.config, revision=config.revision, streaming=True
+            )
+        for ours, name in {"train": "split", "val": "val_split"}.items():
+            if (theirs := getattr(config, name)) is not None:
+                configurator.check_choice(name, theirs, tuple(found))
+                columns = found[theirs].column_names or next(iter(found[theirs]))  # jsonl: those of the first row
+                configurator.check_choice("column", config.column, tuple(columns))
+                streams[ours] = found[theirs].select_columns([config.column])
     return streams
 
 
 def texts_of(config, stream):
     """The documents of a stream as str."""
     with named_if_it_fails(config, "read"):
-        for row in stream:
+        for row in itertools.islice(stream, config.documents):
             text = row[config.column] or ""
             if not isinstance(text, str):
                 raise UserError(f"column={config.column}: holds {type(text).__name__}, which is no text")
@@ -131,41 +129,19 @@ def texts_of(config, stream):
 
 def is_held_out(config, text):
     """Whether a document of the split of training is for validation."""
-    place = int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest()[:8]) / 2**64
+    place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
     return config.val_split is None and place < config.val_fraction
-
-
-def encode_part(config, tokenizer, folder, part):
-    """Encodes the documents of one part of a stream into a file, and returns it with what is known of each document."""
-    number, stream = part
-    path, facts = Path(folder) / str(number), []
-    texts = itertools.islice(texts_of(config, stream), config.documents)
-    with open(path, "wb") as file:
-        for text in tqdm(texts, f"part {number}", unit=" documents", position=number % config.processes, leave=False):
-            counts, ids = encode(text, tokenizer)
-            file.write(ids.tobytes())
-            facts.append((is_held_out(config, text), counts))
-    return path, facts
-
-
-@contextlib.contextmanager
-def mapped(processes):
-    """A function like map, which gives the results in their order, of so many processes."""
-    if processes == 1:
-        yield map
-    else:  # a fork would share the sockets; Ctrl-C is for this process, which then ends the others
-        with multiprocessing.get_context("spawn").Pool(
-            processes, signal.signal, (signal.SIGINT, signal.SIG_IGN)
-        ) as pool:
-            yield pool.imap
 
 
 def encoded(config, stream, tokenizer, out_dir, held_out):
     """The documents of a stream, encoded, in its order; those that are held out go to `held_out` instead."""
-    parts = [(number, stream.shard(stream.num_shards, number)) for number in range(stream.num_shards)]
-    with tempfile.TemporaryDirectory(dir=out_dir, prefix="parts-") as folder, mapped(config.processes) as run:
-        left = config.documents or sys.maxsize
-        for path, facts in run(partial(encode_part, config, tokenizer, folder), parts):
+    shards = [(number, stream.shard(stream.num_shards, number)) for number in range(stream.num_shards)]
+    left, workers = config.documents or sys.maxsize, contextlib.nullcontext()
+    if config.processes > 1:  # Ctrl-C is for this process, which ends the others
+        ignore, spawn = (signal.SIGINT, signal.SIG_IGN), multiprocessing.get_context("spawn")
+        workers = spawn.Pool(config.processes, signal.signal, ignore)
+    with tempfile.TemporaryDirectory(dir=out_dir, prefix="parts-") as folder, workers as pool:
+        for path, facts in (pool.imap if pool else map)(partial(encode_shard, config, tokenizer, folder), shards):
             with open(path, "rb") as file:
                 for is_val, counts in facts[:left]:
                     document = counts, np.fromfile(file, dtype_of(tokenizer.vocab_size), counts[2])
@@ -177,6 +153,19 @@ def encoded(config, stream, tokenizer, out_dir, held_out):
             left -= len(facts)
             if left <= 0:
                 return
+
+
+def encode_shard(config, tokenizer, folder, numbered):
+    """Writes the tokens of one shard's documents to a file, and returns its path and what is known of each document."""
+    (number, stream), facts = numbered, []
+    path = Path(folder) / str(number)
+    bar = dict(desc=f"shard {number}", unit=" documents", position=number % config.processes, leave=False)
+    with open(path, "wb") as file:
+        for text in tqdm(texts_of(config, stream), **bar):
+            counts, ids = encode(text, tokenizer)
+            file.write(ids.tobytes())
+            facts.append((is_held_out(config, text), counts))
+    return path, facts
 
 
 if __name__ == "__main__":

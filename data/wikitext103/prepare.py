@@ -20,6 +20,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -68,10 +69,8 @@ def main(argv):
     # after the text: without the internet, the error about the text names the ways to get both
     tokenizer = choose_tokenizer(config.tokenizer, documents(next(iter(texts.values()))))
     text = {split: describe(data, sources[split], config.version) for split, data in texts.items()}
-    splits = {
-        split: (encode(document, tokenizer, count_words) for document in tqdm(documents(data), split, unit="document"))
-        for split, data in texts.items()
-    }
+    counted = partial(encode, tokenizer=tokenizer, count_words=count_words)
+    splits = {split: map(counted, tqdm(documents(data), split, unit="document")) for split, data in texts.items()}
     about = made_by(config, GENERATOR, VERSION, text=text) | dict(name=name)
     report(write_stream(out_dir, splits, tokenizer=tokenizer, shard_tokens=config.shard_tokens, **about), out_dir)
 
