@@ -147,9 +147,11 @@ def train_bpe(choice: str, texts: Iterable[str]) -> "FileTokenizer":
         import tokenizers
     made, letters = tokenizers.Tokenizer(tokenizers.models.BPE()), tokenizers.pre_tokenizers.ByteLevel(False)
     made.pre_tokenizer, made.decoder = letters, tokenizers.decoders.ByteLevel()
-    keys = dict(vocab_size=int(n), initial_alphabet=letters.alphabet(), show_progress=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=int(n), initial_alphabet=letters.alphabet(), show_progress=False
+    )
     pieces = (text[i : i + BPE_PIECE] for text in texts for i in range(0, len(text), BPE_PIECE))
-    made.train_from_iterator(itertools.islice(pieces, BPE_PIECES), tokenizers.trainers.BpeTrainer(**keys))
+    made.train_from_iterator(itertools.islice(pieces, BPE_PIECES), trainer)
     return FileTokenizer(choice, made.to_str().encode())
 
 
@@ -180,7 +182,7 @@ class FileTokenizer:
     def encode(self, text: str) -> list[int]:
         """Raises UserError for a text on which the tokenizer fails."""
         with _one_line(f"{self.file}: fails on a text of {len(text):,} characters"):
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids  # fast: no offsets
 
     def encode_array(self, text: str) -> np.ndarray:
         return np.array(self.encode(text), np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)

@@ -97,7 +97,9 @@ def write_stream(
             n_words, n_bytes, n_tokens = table.sum(0).tolist()
             total = {"documents": len(counts), "words": n_words, "bytes": n_bytes, "tokens": n_tokens}
             if not n_words:
-                raise UserError(f"the {split} split would hold no text, or nothing but white space; name more text, or raise val_fraction")
+                raise UserError(
+                    f"the {split} split would hold no text, only white space; name more, or raise val_fraction"
+                )
             saved = _save(folder / f"{split}_documents.npy", np.concatenate([[0], table[:, 2].cumsum()]))
             written[split] = total | {"document_offsets": saved, "shards": shards}
         if hasattr(tokenizer, "content"):  # the data set has a copy, so that it can be decoded wherever it lies

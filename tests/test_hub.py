@@ -8,6 +8,7 @@ import json
 import math
 import sys
 
+import datasets
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,6 @@ from data.hub import prepare
 from data.shards import open_dataset
 from data.tokenizer import choose_tokenizer, tokenizer_of
 
-datasets = pytest.importorskip("datasets")
 TEXTS = [f"Story {i} of a fox and {'der Zwölf ' * (i % 5)}名 🙂.{chr(10) * (i % 2)}" for i in range(120)]
 TEXTS[7:10] = [None, "", TEXTS[3]]
 ROWS = {"n": list(range(120)), "story": TEXTS}
@@ -63,7 +63,7 @@ def test_every_kind_of_copy_and_any_number_of_processes_give_the_same_files(copi
 
 
 def test_documents_end_with_a_line_end_and_a_text_is_held_out_by_its_hash(copies, tmp_path):
-    lines = [text if text and text.endswith("\n") else f"{text or ''}\n" for text in TEXTS]
+    lines = [text if text.endswith("\n") else f"{text}\n" for text in TEXTS if text]
     whole, first = (
         run(tmp_path / str(n), copies["parquet"], "--val_fraction=0.2", f"--documents={n}") for n in (120, 50)
     )
@@ -101,8 +101,8 @@ def test_a_network_that_fails_is_one_line_with_the_way_without_it(tmp_path, help
         fail()
 
     words = ["a/b", f"--out_dir={tmp_path / 'out'}", "--tokenizer=byte"]
+    stream = datasets.IterableDataset.from_generator(rows)
     for step, load in {"opened": fail, "read": lambda *words, **keys: {"train": stream}}.items():
-        stream = datasets.IterableDataset.from_generator(rows)
         monkeypatch.setattr(datasets, "load_dataset", load)
         message = helpers.error_of(prepare.main, words)
         assert message.startswith(f"a/b: cannot be {step} over the network; --from_dir=FOLDER takes parquet, jsonl")

@@ -8,8 +8,8 @@ A data set of the Hugging Face hub, or a copy of one, read as a stream by `datas
 
 --from_dir names a folder with parquet, jsonl or jsonl.gz files, as the hub has them, or one that save_to_disk wrote.
 
-A row of the data set is a document. It ends with a line end, which is added where the text has none. Without val_split
-the sha256 of a text decides whether it is held out for validation: two copies of it are never on both sides.
+A row that is not empty is a document. It ends with a line end, which is added where the text has none. Without
+val_split the sha256 of a text decides whether it is held out for validation: no copy of it is on the other side.
 
 A process encodes one shard of the stream (a file of the data set) after the other, into files in out_dir that are
 removed when they have been joined, in their order: the data are the same for any number of processes.
@@ -72,7 +72,7 @@ def main(argv):
     held_out = []  # is filled while the documents of training are written
     splits = {split: encoded(config, stream, tokenizer, out_dir, held_out) for split, stream in streams.items()}
     splits.setdefault("val", held_out)
-    about = made_by(config, GENERATOR, VERSION) | dict(name="hub", shard_tokens=config.shard_tokens)
+    about = made_by(config, GENERATOR, VERSION) | dict(name=[*config.name, "hub"][0], shard_tokens=config.shard_tokens)
     report(write_stream(out_dir, splits, tokenizer=tokenizer, **about), out_dir)
 
 
@@ -120,8 +120,8 @@ def open_streams(config):
 def texts_of(config, stream):
     """The documents of a stream as str."""
     with named_if_it_fails(config, "read"):
-        for row in itertools.islice(stream, config.documents):
-            text = row[config.column] or ""
+        texts = filter(None, (row[config.column] for row in stream))
+        for text in itertools.islice(texts, config.documents):
             if not isinstance(text, str):
                 raise UserError(f"column={config.column}: holds {type(text).__name__}, which is no text")
             yield text if text.endswith("\n") else f"{text}\n"
