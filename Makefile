@@ -1,6 +1,5 @@
 PYTHON ?= python3
 PY := .venv/bin/python
-export OMP_WAIT_POLICY := passive
 .DEFAULT_GOAL := help
 # a user's own config or prepare.py is not ours to judge; without git every file is taken
 OURS = $(or $(wildcard $(shell git ls-files '*.py' 2>/dev/null)),.)

@@ -249,8 +249,9 @@ def read_words(config_class: type, argv: list[str], positional: str | None, prog
 def find_files(config_class: type, values: dict) -> None:
     """Raises UserError where a file that a key names is not there."""
     for field in dataclasses.fields(config_class):
-        # a run that starts from a checkpoint takes keys that are not given from there
-        if field.metadata.get("find") and (field.name in values or "init_from" not in values):
+        # a run that starts from a checkpoint takes keys that are not given from there, and an import needs none
+        is_meant = field.name in values or not {"init_from", "from_hf"} & set(values)
+        if field.metadata.get("find") and is_meant:
             named = values.get(field.name, _default(field))
             for path in named if isinstance(named, list) else [named]:
                 field.metadata["find"](path)

@@ -7,10 +7,9 @@
     python evaluate.py --checkpoint=out/best.pt --dataset=data/mqar --block_size=1024
     torchrun --standalone --nproc_per_node=8 evaluate.py --checkpoint=out/best.pt    on 8 GPUs
 
-It prints a table and, as the last line, one JSON object. For text it reports the loss in nats per
-token, token and word perplexity, and bits per byte. Only the last two compare models of different
-tokenizers, and only at the same context length and stride. For MQAR it reports the accuracy of each
-slice.
+It prints a table. For text it reports the loss in nats per token, token perplexity, bits per byte and, of
+a whole split of WikiText-103, word perplexity. Only the last two compare models of different tokenizers,
+and only at the same context length and stride. For MQAR it reports the accuracy of each slice.
 """
 
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ class EvaluateConfig:
     prune_below: float | None = key(None, "gate values under this are set to zero (None: none)", above=0)
     eight_bits: bool = key(False, "true: weights and inputs of linear layers are rounded to 8 bits")
     dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=DTYPES)
+    json: bool = key(False, "true: print one JSON object instead of the table")
     out: str | None = key(None, "file for the JSON, which plot.py draws (None: no file)")
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = key(0, "CPU threads per process (0: OMP_NUM_THREADS, or cores / processes)", at_least=0, at_most=512)
@@ -123,8 +123,9 @@ def is_repeated(inputs: torch.Tensor) -> torch.Tensor:
 def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
     """Sums -> the numbers of the split: loss (nats per label), perplexity, accuracy; slices, or those of a text.
 
-    The last ones divide by the words and the bytes of the split, so a sample of it has none. Published figures of raw
-    WikiText-103 divide its nats by the words of the tokenised version, "published_words".
+    Bits per byte divide by the bytes of the split, so a sample of it has none. Word perplexity is that of WikiText-103
+    alone, since code and bytes have no words: published figures of its raw version, too, divide by the words of the
+    tokenised one, "published_words".
     """
     nats, labels, correct = (float(x) for x in sum(rows.sum((0, 1)) for rows in sums.values()))
     if not labels:
@@ -137,9 +138,11 @@ def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
     counts, text = dataset.counts(split), dataset.meta["parameters"].get("text", {}).get(split, {})
     if labels < counts["tokens"] - 1:
         return result
-    words = text.get("published_words") or counts["words"]
-    result |= {"word_perplexity": perplexity(nats / words), "tokens_per_word": counts["tokens"] / words}
-    return result | {"bits_per_byte": nats / math.log(2) / counts["bytes"], "words": words, "bytes": counts["bytes"]}
+    result |= {"bits_per_byte": nats / math.log(2) / counts["bytes"], "bytes": counts["bytes"]}
+    if words := text.get("published_words"):
+        result |= {"word_perplexity": perplexity(nats / words), "tokens_per_word": counts["tokens"] / words}
+        result["words"] = words
+    return result
 
 
 def perplexity(nats: float) -> float:
@@ -255,9 +258,8 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
                 raise
             results.append({"block_size": block_size, "limit": str(limit)})
     if processes.is_main:
-        print(table(about, results))
         line = json.dumps(about | ({"lengths": results} if config.lengths else results[0]))
-        print(line)
+        print(line if config.json else table(about, results))
         if config.out:
             write_text(config.out, line + "\n")
 

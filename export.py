@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import configurator
 from configurator import key
+from runs.files import find_checkpoint
 
 
 @dataclass
 class ExportConfig:
-    checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)")
+    checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint)
     safetensors: str = key("export", "folder for model.safetensors and config.json")
     from_hf: str | None = key(None, "a folder of transformers, to be written to out_dir as a checkpoint")
     out_dir: str = key("out/imported", "from_hf: folder for the checkpoint")
@@ -48,9 +49,9 @@ def export(path: Path | str, folder: Path | str, overwrite: bool = False) -> lis
     Returns the names of the files. Raises UserError.
     """
     import_safetensors()  # whoever lacks it could not load the folder
-    checkpoint = load(path)
+    checkpoint, file = load(path), find_checkpoint(path)
     about = {name: checkpoint[name] for name in ("model_args", "iter_num", "data") if name in checkpoint}
-    with export_to(Path(folder), path, overwrite, checkpoint.get("data", {})) as (new, written):
+    with export_to(Path(folder), file, overwrite, checkpoint.get("data", {})) as (new, written):
         save_folder(new, checkpoint["model"], about)
     return written
 

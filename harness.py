@@ -17,7 +17,6 @@ if __name__ == "__main__":
     configurator.set_up()
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -35,6 +34,7 @@ try:
     from lm_eval.__main__ import cli_evaluate
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import register_model
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError:
     raise SystemExit("error: lm-eval is not installed: pip install lm-eval") from None
 
@@ -103,8 +103,9 @@ class NanogateLM(TemplateLM):
         """The log-likelihood of each whole text: of every token once, after as many as there are in the window."""
         totals = []
         for request in requests:
-            ids = [self.prefix_token_id, *self.tok_encode(request.args[0])]
-            scores = self.read([(self.begun(context), predicted) for context, predicted in windows(ids, self.limit)])
+            windows = get_rolling_token_windows(self.tok_encode(request.args[0]), self.prefix_token_id, self.limit, 1)
+            parts = map(make_disjoint_window, windows)
+            scores = self.read([(self.begun(context), predicted) for context, predicted in parts])
             totals.append(sum(nats for nats, _ in scores))
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, totals[-1])
         return totals
@@ -144,13 +145,6 @@ def special_tokens(folder: Path) -> tuple[int | None, list[int]]:
     values = read_json(file) if file.is_file() else {}
     ends = values.get("eos_token_id")
     return values.get("bos_token_id"), [] if ends is None else ends if isinstance(ends, list) else [ends]
-
-
-def windows(ids: list[int], limit: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Yields (context, the ids to predict after it), at most `limit` inputs each: every id but the first once."""
-    for done in range(0, len(ids) - 1, limit):
-        end = min(done + limit, len(ids) - 1)
-        yield ids[max(0, end - limit) : done + 1], ids[done + 1 : end + 1]
 
 
 @torch.no_grad()

@@ -5,12 +5,11 @@
     python meters.py --checkpoint=early/ckpt.pt,late/ckpt.pt     several checkpoints, to compare
     python plot.py out                                           draws out/meters.json: out/page.png
 
-It prints a table and, as the last line, one JSON object of means; the file has every layer, head,
-kind of query and map. docs/meters.md says what each meter means: gates and whether they have
-collapsed, sinks (the share of token 0 in the attention weights, and what a gate leaves of it), ranks,
-induction scores, the largest activations, and the loss with pruned gates and in 8 bits. All of them
-read the same first rows of the split, in the run's dtype. Sinks grow with training, and tiny models
-may have none.
+It prints a table of means; the file has every layer, head, kind of query and map. docs/meters.md says
+what each meter means: gates and whether they have collapsed, sinks (the share of token 0 in the attention
+weights, and what a gate leaves of it), ranks, induction scores, the largest activations, and the loss with
+pruned gates and in 8 bits. All of them read the same first rows of the split, in the run's dtype. Sinks
+grow with training, and tiny models may have none.
 
 A data set may name kinds of query, as data/backcopy does: a list of tokens each. Sinks, gates and loss
 are then measured for each kind apart, and for all other queries.
@@ -94,9 +93,6 @@ def main(argv: list[str]) -> None:
         print(table(results[-1]), end="\n\n")
     write_text(out, json.dumps({"checkpoints": results}) + "\n")
     print(f"written: {out}")
-    names = ("checkpoint", "step", "loss", "accuracy", "quantised")
-    short = [{name: r[name] for name in names} | probe.summary(r["layers"], r["tokens"]) for r in results]
-    print(json.dumps({"checkpoints": short}))
 
 
 def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, config: MetersConfig) -> dict:

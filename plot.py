@@ -1,29 +1,35 @@
 """Draws figures from the files of runs and experiments, and from nothing else:
 
     python plot.py out               a run: out/page.png, from metrics.jsonl, meters.json (meters.py), or both
+    python plot.py out/a out/b       several runs: their losses in out/curves.png, then the page of each
     python plot.py results/minimum   an experiment: each figure that its rows have the numbers for
                                      (experiment.py CONFIG --run=false adds those of its claims, and report.html)
-    python plot.py results           all experiments: every claim that was judged, in claims.png
+    python plot.py results           all experiments: the claims of each in its claims.png, and one table of them all
     python plot.py out/meters.json   several checkpoints of meters.py: an attention map of each, side by side
 
-Here are the page of a run and its panels. study/report.py draws experiments, study/overview.py all of them.
+Here are the figures of runs. study/report.py draws those of experiments, study/overview.py those of claims.
 """
 
 import collections
 import functools
+import itertools
+import math
 import os
+import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.colors import PowerNorm
 from matplotlib.ticker import LogLocator, NullFormatter
 
 import configurator
 from configurator import UserError, key
 from runs.files import read_json, read_jsonl
-from study import overview, report, sinks
-from study.drawing import COLOURS, drawable, dress, mean, mixer_colours, panel_grid, write
+from study import overview, report
+from study.drawing import COLOURS, SPARE_COLOURS, drawable, dress, legend_of, mean, mixer_colours, write
 from study.rows import read_rows
 
 OF_SINK = ("share", "random_tokens", "effective", "token_0_before", "token_0_after")
@@ -38,7 +44,11 @@ def main(argv: list[str]) -> None:
     config = configurator.load(PlotConfig, argv, positional="folders", program="plot.py", description=__doc__)
     if not config.folders:
         raise UserError("folders=[]: name what to draw, as in: python plot.py out")
-    for folder in map(Path, config.folders):
+    folders = list(map(Path, config.folders))
+    runs = [folder for folder in folders if os.path.isfile(folder / "metrics.jsonl")]
+    if len(runs) > 1:
+        print(curves(runs))
+    for folder in folders:
         with drawable(folder):
             print(*draw(folder), sep="\n")
 
@@ -52,7 +62,7 @@ def draw(folder: Path) -> list:
     if os.path.isfile(folder / "metrics.jsonl") or os.path.isfile(folder / "meters.json"):
         return [page(folder)]
     if os.path.isdir(folder) and any(folder.glob("*/claims.json")):
-        return [overview.draw(folder)]
+        return overview.draw(folder)
     raise UserError(f"{folder}: has no metrics.jsonl (a run), rows.jsonl (an experiment) or */claims.json (several)")
 
 
@@ -67,18 +77,101 @@ def draw_experiment(folder: Path) -> list[Path]:
     return [*report.figures(rows, folder), *drawn]
 
 
+def curves(folders: list[Path]) -> Path:
+    """Draws the losses of runs in curves.png, beside the first one's folder, and returns its path. Raises UserError."""
+    figure, (by_step, by_time) = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
+    late = []  # the losses behind the first fifth of each run, which the axis is for
+    for folder, colour in zip(folders, itertools.cycle([*COLOURS, *SPARE_COLOURS]), strict=False):
+        with drawable(folder):
+            metrics = read_jsonl(folder / "metrics.jsonl")
+            looks: list[dict] = [dict(linewidth=0.7, alpha=0.6), dict(marker=".", label=folder)]
+            for points, look in zip(losses(metrics), looks, strict=True):
+                steps, values = np.array(points, dtype=float).reshape(-1, 2).T
+                by_step.plot(steps, values, color=colour, **look)
+                by_time.plot(seconds_a_step(folder, metrics) * steps, values, color=colour, **look)
+                late += [*values[5 * steps >= steps.max(initial=0)]]
+    by_step.set(xlabel="step", ylabel="loss (nats a token)", ylim=(None, max(late, default=None)))
+    by_time.set_xlabel("seconds: the run's steps at its median speed, without evaluations")
+    figure.suptitle("Loss: validation (dots) and training, one batch (thin)")
+    for axes in (by_step, by_time):
+        dress(axes)
+    legend_of(figure)
+    return write(figure, folders[0].parent / "curves.png")
+
+
+def losses(metrics: list[dict]) -> tuple[list, list]:
+    """([(step, training loss), ...], [(step, validation loss), ...])"""
+    train = [(row["step"], row["loss"]) for row in metrics if row["event"] == "train"]
+    return train, [(row["step"], row["val_loss"]) for row in metrics if row["event"] == "eval"]
+
+
+def seconds_a_step(folder: Path, metrics: list[dict]) -> float:
+    """Of a run's training, in the median; NaN where it has logged no step, or its config.json is not there."""
+    speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
+    if not speeds or not os.path.isfile(folder / "config.json"):
+        return math.nan
+    return read_json(folder / "config.json")["tokens_per_step"] / statistics.median(speeds)
+
+
 def draw_maps(file: Path) -> list:
     """Draws a file of meters.py. Returns the path of the figure, or a line that says why there is none."""
     with_maps = [meters for meters in read_json(file)["checkpoints"] if meters["maps"]]
     if not with_maps:
         return [f"{file}: has no attention map, nothing to draw"]
-    return [sinks.maps(with_maps, file.with_name("maps.png"))]
+    return [maps(with_maps, file.with_name("maps.png"))]
+
+
+def maps(checkpoints: list[dict], path: Path) -> Path:
+    """The first attention map of each checkpoint of a meters.json, side by side, in one scale; behind that of one with
+    a gate, weight times gate: what the gate leaves. Returns the path."""
+    panels = []
+    for meters in checkpoints:
+        shown = meters["maps"][0]
+        panels.append(("without a gate" if meters["gate"] == "none" else f"gate {meters['gate']}", shown))
+        if gate := shown["gate"]:
+            left = [[weight * value for weight in row] for row, value in zip(shown["weights"], gate, strict=True)]
+            panels.append(("weight times gate", shown | {"weights": left, "gate": []}))
+    scale, n = scale_of([shown for _, shown in panels]), len(panels)
+    figure, grid = plt.subplots(1, n, figsize=(4 * n, 4), squeeze=False)
+    for axes, (title, shown) in zip(grid.flat, panels, strict=True):
+        image = attention_map(axes, shown, scale)
+        axes.set_title(title, fontsize=12)
+    figure.colorbar(image, cax=axes.inset_axes((1.05, 0, 0.05, 1)), label="weight")
+    return write(figure, path)
+
+
+def scale_of(maps: list[dict]) -> dict:
+    """matplotlib's keys of the colour scale of these maps: around zero if a weight is negative."""
+    weights = [weight for shown in maps for row in shown["weights"] for weight in row]
+    limit = max(map(abs, weights))
+    if min(weights) < 0:
+        return dict(cmap="PuOr", vmin=-limit, vmax=limit)
+    return dict(cmap="cividis", norm=PowerNorm(0.5, 0, limit))
+
+
+def attention_map(axes: plt.Axes, shown: dict, scale: dict):
+    """Draws a map of meters.json: marks at the queries of a kind, and the gate as a strip. Returns the image."""
+    n, image = len(shown["weights"]), axes.imshow(shown["weights"], **scale)
+    for i, (kind, positions) in enumerate(shown["queries"].items()):
+        look: dict = dict(color=COLOURS[1 + i], ms=4, label=f"{kind}s", clip_on=False)
+        axes.plot([-1.5 - i] * len(positions), positions, ">", **look)
+    axes.set(xlabel="key (position)", ylabel="query (position)", xlim=(-0.5, n - 0.5), ylim=(n - 0.5, -0.5))
+    if shown["queries"]:
+        axes.tick_params(axis="y", pad=10)
+        axes.legend(frameon=False, loc="upper right", labelcolor="white", fontsize=9, handletextpad=0.1)
+    if gate := shown["gate"]:
+        strip = axes.inset_axes((1.03, 0, 0.06, 1), sharey=axes)
+        strip.imshow([[value] for value in gate], cmap="gray", vmin=0, vmax=max(1, *gate), aspect="auto")
+        strip.set(xticks=[0], xticklabels=["gate"], ylim=(n - 0.5, -0.5))
+        strip.tick_params(axis="y", left=False, labelleft=False)
+    return image
 
 
 def page(folder: Path) -> Path:
     """Draws a run's page.png and returns its path. Raises UserError for a run that has measured nothing yet."""
     title, metrics = str(folder), read_jsonl(folder / "metrics.jsonl")
     panels: list[Callable] = [functools.partial(loss_panel, metrics=metrics)] if metrics else []
+    large: list[Callable] = []
     if os.path.isfile(folder / "meters.json"):
         meters = read_json(folder / "meters.json")["checkpoints"][-1]
         title = (
@@ -88,20 +181,37 @@ def page(folder: Path) -> Path:
         if without := [str(i) for i in range(len(meters["layers"])) if i not in with_sink(meters)]:
             title += f"\nno weights, so no sink and no map: layer {', '.join(without)}"
         panels += [functools.partial(panel, meters=meters) for panel in meters_panels(meters)]
+        large = [functools.partial(map_panel, meters=meters, shown=shown) for shown in meters["maps"]]
     if not panels:
         raise UserError(f"{folder}: its metrics.jsonl is empty, so that there is nothing to draw yet")
-    figure, grid = panel_grid(len(panels), 3, (5.2, 4))
-    for axes, panel in zip(grid.flat, panels, strict=False):
-        panel(axes)
+    rows = page_rows(len(panels), len(large))
+    heights = list(map(len, rows))
+    figure = plt.figure(figsize=(14, 3.1 * sum(heights) + 0.5))
+    figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.08)
+    for part, row in zip(figure.subfigures(len(rows), height_ratios=heights, squeeze=False).flat, rows, strict=True):
+        for i, axes in part.subplot_mosaic(row).items():
+            [*panels, *large][i](axes)
     figure.suptitle(title)
     return write(figure, folder / "page.png")
 
 
+def page_rows(n: int, n_maps: int) -> list[list[list]]:
+    """The rows of a page, each a mosaic of the numbers of its panels: two or three of n panels in a row, then two maps
+    in a row twice as high. Beside a map that is left over stand the last two panels, so that no place is empty."""
+    panels, maps = list(range(n)), list(range(n, n + n_maps))
+    beside = panels[-2:] if n_maps % 2 else []
+    alone = panels[: n - len(beside)]
+    width = 2 if len(alone) == 4 else 3
+    rows = [[alone[i : i + width]] for i in range(0, len(alone), width)]
+    rows += [[[left, right]] * 2 for left, right in zip(maps[::2], maps[1::2], strict=False)]
+    return rows + [[[maps[-1], i] for i in beside]] if beside else rows
+
+
 def meters_panels(meters: dict) -> list[Callable]:
     """The panels of what meters.py measured of a checkpoint, each a function of axes and meters."""
-    panels: list[Callable] = [gate_panel] if any(layer["gates"] for layer in meters["layers"]) else []
-    panels += [sink_panel, token_0_panel] if with_sink(meters) else []
-    return [*panels, residual_panel, *(functools.partial(map_panel, shown=shown) for shown in meters["maps"])]
+    panels: list[Callable] = [sink_panel, token_0_panel] if with_sink(meters) else []
+    panels += [gate_panel] if any(layer["gates"] for layer in meters["layers"]) else []
+    return [*panels, residual_panel]
 
 
 def with_sink(meters: dict) -> dict[int, dict]:
@@ -110,24 +220,24 @@ def with_sink(meters: dict) -> dict[int, dict]:
 
 
 def lines(axes: plt.Axes, of: Iterable[tuple], **about) -> None:
-    """Draws lines, (points, style, colour, label) each, with a legend."""
+    """Draws lines, (points, style, colour, label) each, with a legend below, where it hides no point."""
     for points, style, colour, label in of:
         axes.plot(*zip(*points, strict=True), style, color=colour, label=label, markersize=4)
     axes.set(**about)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2)
     dress(axes)
 
 
 def loss_panel(axes: plt.Axes, metrics: list[dict]) -> None:
-    train = [row for row in metrics if row["event"] == "train"]
-    evaluations = [row for row in metrics if row["event"] == "eval"]
-    size = f" ({evaluations[-1]['labels']:,} tokens)" if evaluations and "labels" in evaluations[-1] else ""
-    losses = [
-        ([(row["step"], row["loss"]) for row in train], "-", COLOURS[5], "training (one batch)"),
-        ([(row["step"], row["val_loss"]) for row in evaluations], "o-", COLOURS[0], f"validation{size}"),
-        ([(row["step"], row["loss"]) for row in train if row.get("spike")], "x", COLOURS[6], "spike"),
+    train, evaluations = losses(metrics)
+    labels = [row["labels"] for row in metrics if row["event"] == "eval" and "labels" in row]
+    size = f" ({labels[-1]:,} tokens)" if labels else ""
+    shown = [
+        (train, "-", COLOURS[5], "training (one batch)"),
+        (evaluations, "o-", COLOURS[0], f"validation{size}"),
+        ([(row["step"], row["loss"]) for row in metrics if row.get("spike")], "x", COLOURS[6], "spike"),
     ]
-    lines(axes, [line for line in losses if line[0]], xlabel="step", ylabel="loss (nats a token)", title="Loss")
+    lines(axes, [line for line in shown if line[0]], xlabel="step", ylabel="loss (nats a token)", title="Loss")
 
 
 def gate_panel(axes: plt.Axes, meters: dict) -> None:
@@ -137,13 +247,12 @@ def gate_panel(axes: plt.Axes, meters: dict) -> None:
     has_more = any(row[-1] for row in spread)  # the last bin: values above 1
     n, y = len(spread[0]) - (not has_more), [i + 0.5 for i in range(len(gates))]
     image = axes.imshow([row[:n] for row in spread], aspect="auto", cmap="cividis", extent=(0, n / 20, len(gates), 0))
-    axes.figure.colorbar(image, ax=axes, label="share of the gate's values (%)")
+    axes.figure.colorbar(image, ax=axes, label="share of the values (%)")
     axes.set_yticks(y, [f"{i} {position}" for i, position, _ in gates])
     centre = [mean(gate["mean"]) for _, _, gate in gates]
-    axes.plot(centre, y, "o", color="white", markeredgecolor="black", label="mean")
-    axes.legend(loc="upper right")
+    axes.plot(centre, y, "o", color="white", markeredgecolor="black")
     small = mean(share for _, _, gate in gates for share in gate["below_0.1"])
-    value = "gate value, absolute (last: above 1)" if has_more else "gate value"
+    value = "gate value, absolute (dot: mean, last: above 1)" if has_more else "gate value (dot: mean)"
     axes.set(xlabel=value, ylabel="layer", title=f"Gate: {small:.0%} of the values are under 0.1")
 
 
@@ -166,17 +275,16 @@ def sink_panel(axes: plt.Axes, meters: dict) -> None:
     axes.axhline(100 * meters["sink_baseline"], color="0.4", linestyle=":", label="uniform weights")
     proxies = dict.fromkeys(layer["mixer"] for layer in layers.values() if layer["sink"]["kind"] == "proxy")
     title = "Sink" + f" ({', '.join(proxies)}: a proxy)" * bool(proxies)
-    ylabel = "weight on token 0, of later queries (%)"
-    lines(axes, means, title=title, xlabel="layer", ylabel=ylabel, xticks=[*layers], ylim=(0, None))
+    lines(axes, means, title=title, xlabel="layer", ylabel="weight on token 0 (%)", xticks=[*layers], ylim=(0, None))
 
 
 def token_0_panel(axes: plt.Axes, meters: dict) -> None:
     """Token 0's share of the readout by layer, before norm and gate and behind them, and the effective sink."""
     layers = with_sink(meters)
     shares = [
-        (of_heads(layers, "token_0_before"), "o-", COLOURS[0], "share of the readout, before the gate"),
-        (of_heads(layers, "token_0_after"), "s--", COLOURS[1], "share behind the gate"),
-        (of_heads(layers, "effective"), "^-", COLOURS[2], "written / residual (effective sink)"),
+        (of_heads(layers, "token_0_before"), "o-", COLOURS[0], "share, before the gate"),
+        (of_heads(layers, "token_0_after"), "s--", COLOURS[1], "share, behind the gate"),
+        (of_heads(layers, "effective"), "^-", COLOURS[2], "effective sink"),
     ]
     axes.axhline(100 * meters["sink_baseline"], color="0.4", linestyle=":", label="equal parts")
     about: dict = dict(title="Token 0 in the readout", xlabel="layer", ylabel="%, mean of the heads", xticks=[*layers])
@@ -200,8 +308,8 @@ def residual_panel(axes: plt.Axes, meters: dict) -> None:
 def map_panel(axes: plt.Axes, meters: dict, shown: dict) -> None:
     """The weights of one head on the first row's first tokens."""
     sink = meters["layers"][shown["layer"]]["sink"]
-    image = sinks.attention_map(axes, shown, sinks.largest(shown))
-    axes.figure.colorbar(image, ax=axes, label="weight", pad=0.16 if shown["gate"] else 0.05)
+    image = attention_map(axes, shown, scale_of([shown]))
+    axes.figure.colorbar(image, cax=axes.inset_axes((1.15 if shown["gate"] else 1.05, 0, 0.05, 1)), label="weight")
     what = "Implied weights" if sink["kind"] == "proxy" else "Attention"
     share = f"token 0: {sink['share'][shown['head']]:.1%}"
     axes.set_title(f"{what}: layer {shown['layer']}, head {shown['head']} ({share})", fontsize=10)

@@ -412,8 +412,8 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
     is_whole = not reads_a_sample or config.eval_whole
     if is_whole is None:
         is_whole = processes.from_main(takes <= seconds - eval_seconds)
-    end = processes.from_main(out.ended)  # of a finished run that was started again
-    if end is None or is_whole and not end.get("whole", True):
+    end = processes.from_main(out.ended)  # of a finished run that was started again, maybe for more steps
+    if end is None or end["step"] < step or is_whole and not end.get("whole", True):
         end = {name: x for name, x in evaluations[-1].items() if name not in ("meters", "seconds")}
         if reads_a_sample and is_whole:
             end |= validate(None)
@@ -426,7 +426,7 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
         steps = f"{step} steps" if is_end else f"{step} of {config.max_iters} steps (solved)"
         print(f"validation loss {end['val_loss']:.4f} nats{accuracy} after {steps} in {end['seconds']:.0f} s")
         if not end.get("whole", True):
-            print(f"  of {end['labels']:,} of {size:,} tokens: all would take {takes:.0f} s, longer than the training did;")
+            print(f"  of {end['labels']:,} of {size:,} tokens: all would take {takes:.0f} s, longer than the training;")
             print("  --init_from=resume --eval_whole=true reads them")
         best = f"validation loss {best_val_loss:.4f}{' on the sample' if reads_a_sample else ''}"
         print(f"written to {out.path}/: metrics.jsonl, ckpt.pt, best.pt ({best})")

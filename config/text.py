@@ -14,7 +14,6 @@ dataset = "data/text"
 out_dir = "out/text"
 
 attention = "gla"
-gate = "elementwise"
 
 batch_size = 8
 max_iters = 300

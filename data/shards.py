@@ -61,7 +61,6 @@ META["drawn"] = META["examples"] | {"splits": {str: EXAMPLES, "train": {"drawn":
 
 
 def dtype_of(vocab_size: int) -> np.dtype:
-    """The dtype of the shards of a data set with so many token ids."""
     return np.dtype(np.uint16 if vocab_size <= UINT16_VOCAB else np.uint32)
 
 

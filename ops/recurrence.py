@@ -4,8 +4,7 @@
     with the delta rule, beta_t (v_t - (a_t S_{t-1})^T k_t) takes the place of v_t
 
     recurrent       token by token: the definition, and the step of cached decoding
-    plain_chunked   chunk by chunk, as the papers list it: for reading, and for the tests
-    chunked         plain_chunked in fewer and larger products: training and prefill
+    chunked         chunk by chunk: training and prefill
     quadratic       the explicit weights w_ij with o_i = sum_j w_ij v_j: for the meters
     kernels.fla     the same in Triton's kernels, on a GPU
 
@@ -54,8 +53,8 @@ def recurrent(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=N
     return o.transpose(1, 2), S
 
 
-def plain_chunked(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=None, chunk_size: int = 64):
-    """The recurrence chunk by chunk. T need not be a multiple of chunk_size.
+def chunked(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=None, chunk_size: int | None = None):
+    """The recurrence chunk by chunk. T need not be a multiple of chunk_size, which must be a power of two.
 
     c_i is the sum of the log-decays from the start of the chunk to i, and S is the state before the chunk:
 
@@ -64,40 +63,10 @@ def plain_chunked(q, k, v, *, log_decay=None, beta=None, erase=None, initial_sta
         3. o  = (q exp(c)) S + w v
         4. S := exp(c_C) S + (k exp(c_C - c))^T v
 
-    Source: Dao & Gu 2024, Listing 1; for the delta rule Yang et al. 2024, "Gated Delta Networks", section 3.3.
-    """
-    q, k, v, log_decay, beta, erase, S = prepare(q, k, v, log_decay, beta, erase, initial_state)
-    log_decay = torch.zeros_like(v[..., :1]) if log_decay is None else log_decay
-    erase = k if erase is None else erase
-    outputs = [S[:, :, :0]]  # for T = 0
-    for start in range(0, q.shape[1], chunk_size):
-        chunk = slice(start, start + chunk_size)
-        inputs = (x if x is None else x[:, chunk].transpose(1, 2) for x in (q, k, v, log_decay, beta, erase))
-        q_c, k_c, v_c, c, beta_c, e_c = inputs  # (B, H, C, D)
-        # 1. the weights inside the chunk
-        c = c.cumsum(-2)
-        later = torch.ones(c.shape[-2], c.shape[-2], dtype=torch.bool, device=c.device).triu(1)[..., None]
-        # mask before exp: exp overflows where j > i, and inf * 0 is NaN in the backward
-        decay = (c[..., :, None, :] - c[..., None, :, :]).masked_fill(later, -torch.inf).exp()  # (B, H, C, C, 1 or Dk)
-        w = (q_c[..., :, None, :] * k_c[..., None, :, :] * decay).sum(-1)  # (B, H, C, C)
-        # 2. the delta rule corrects the values
-        if beta is not None:
-            u = (e_c[..., :, None, :] * k_c[..., None, :, :] * decay).sum(-1)
-            right = beta_c * (v_c - (e_c * c.exp()) @ S)
-            v_c = torch.linalg.solve_triangular((beta_c * u).tril(-1), right, upper=False, unitriangular=True)
-        # 3. the readout: what the state holds, and what the chunk adds
-        outputs.append((q_c * c.exp()) @ S + w @ v_c)
-        # 4. the state behind the chunk
-        S = c[..., -1:, :].exp().mT * S + (k_c * (c[..., -1:, :] - c).exp()).mT @ v_c
-    return torch.cat(outputs, dim=2).transpose(1, 2), S
-
-
-def chunked(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=None, chunk_size: int | None = None):
-    """plain_chunked in fewer and larger products. chunk_size must be a power of two.
-
-    Step 1 is taken for all chunks at once. In step 2, v becomes inverse (beta v) - inverse (beta e exp(c)) S, the WY
-    form of Yang et al. 2024. Only the states are a loop, whose backward is written by hand (fast.Chunks). A log-decay
-    may be -inf. One per head below LOG_DECAY_MIN counts as LOG_DECAY_MIN, and its gradient is zero.
+    Source: Dao & Gu 2024, Listing 1; for the delta rule Yang et al. 2024, "Gated Delta Networks", section 3.3. Step 1
+    is taken for all chunks at once. In step 2, v becomes inverse (beta v) - inverse (beta e exp(c)) S, their WY form.
+    Only the states are a loop, whose backward is written by hand (fast.Chunks). A log-decay may be -inf. One per head
+    below LOG_DECAY_MIN counts as LOG_DECAY_MIN, and its gradient is zero.
     """
     is_empty, T = initial_state is None, q.shape[1]
     q, k, v, log_decay, beta, erase, S = prepare(q, k, v, log_decay, beta, erase, initial_state)

@@ -1,8 +1,5 @@
 """The families of transformers that are read: their config.json and tensors, and our keys and tensors.
 
-    keys_of(config, block_size)                 a config.json of theirs -> keys of GPTConfig
-    parts_of(config, family, names)             which tensors of theirs hold the numbers of which tensors of ours
-
 | family         | what is special                                                                                   |
 |----------------|---------------------------------------------------------------------------------------------------|
 | llama          | no QK-norm                                                                                        |

@@ -17,7 +17,6 @@ def check_loss(loss: float, path: Path | str) -> None:
 
 
 def bad_weight(model: torch.nn.Module) -> str | None:
-    """The name of the first weight that is not finite, or None."""
     return next((name for name, p in model.named_parameters() if not p.isfinite().all()), None)
 
 

@@ -22,7 +22,7 @@ from model import GPTConfig
 from rules import wrong_field
 from runs.checkpoint import WEIGHT_DTYPES, first_line, import_safetensors, save_folder
 from runs.families import FAMILIES, family_of, keys_of, parts_of
-from runs.files import claim, find_checkpoint, new_folder, read_json, switch, write_whole
+from runs.files import claim, new_folder, read_json, switch, write_whole
 from runs.memory import without_data
 
 TOKENIZER_FILES = (
@@ -57,7 +57,7 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     if os.path.isfile(folder / TOKENIZER_FILE):
         tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
         about["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-    with export_to(out_dir, folder, overwrite, {}) as (new, written):
+    with export_to(out_dir, folder / "config.json", overwrite, {}) as (new, written):
         save_folder(new, weights, about)
     lines = [f"written to {out_dir}/: {', '.join(written)}"]
     longest = their_config[FAMILIES[family].keys["block_size"]]
@@ -132,15 +132,14 @@ def translated(config: GPTConfig, family: str, tensors: dict[str, torch.Tensor])
 
 
 @contextlib.contextmanager
-def export_to(folder: Path, path: Path | str, overwrite: bool, data: dict) -> Iterator[tuple[Path, list[str]]]:
+def export_to(folder: Path, file: Path, overwrite: bool, data: dict) -> Iterator[tuple[Path, list[str]]]:
     """Yields a folder for model.safetensors and config.json, and the names of all files that are written.
 
     At the end they are in `folder`, with copies of the tokenizer's files. config.json goes first, and comes last.
 
-    path: where the model comes from; data: what a checkpoint keeps of its data set, whose folder has the tokenizer.json
-    of a run that was trained here. Raises UserError.
+    file: one of the model's; data: what a checkpoint keeps of its data set, whose folder has a trained run's
+    tokenizer.json. Raises UserError.
     """
-    file = find_checkpoint(path)
     if os.path.realpath(folder) in (os.path.realpath(file.parent), os.path.dirname(os.path.realpath(file))):
         raise UserError(f"{folder}: holds the model that is to be written; name another folder")
     contents = {

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from model import GPT, MIXERS, GPTConfig
+from runs.memory import NoRandomStart
 
 NOT_SEEN = {"init", "block_size", "logit_softcap"}  # read by the start of the weights, the data and the output
 
@@ -51,7 +51,7 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
 
 
 def keys_read(config: GPTConfig, run: Callable) -> set[str]:
-    """The names of what run(config) reads of a config, with tensors that have no data; all if it needs data."""
+    """The names of what run(config) reads of a config; all if it fails."""
     kind: Any = type(config)
     read = set()
 
@@ -63,7 +63,7 @@ def keys_read(config: GPTConfig, run: Callable) -> set[str]:
     watched = object.__new__(Watched)
     watched.__dict__.update(vars(config), vocab_size=config.vocab_size or 1)
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # a GPT draws its seed
+        with torch.random.fork_rng(devices=[]), torch.device("meta"), NoRandomStart():  # a GPT draws its seed
             run(watched)
     except Exception:  # the code of a mixer may be anybody's
         return {field.name for field in dataclasses.fields(config)}
@@ -71,6 +71,6 @@ def keys_read(config: GPTConfig, run: Callable) -> set[str]:
 
 
 def run_mixers(config: GPTConfig) -> None:
-    with torch.device("cpu"), FakeTensorMode():
+    with torch.device("cpu"):  # the meta device has no values, and a mixer may ask for one
         for name, gate in {repr(layer): layer for layer in config.layers()}.values():  # one of each kind
             MIXERS[name](config, gate)(torch.zeros(1, 1, config.n_embd))

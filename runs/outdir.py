@@ -27,7 +27,6 @@ import torch
 from configurator import UserError
 from runs import checkpoint as checkpoints
 from runs import files
-from runs.board import add_row, open_board
 from runs.files import write_text
 from runs.hardware import Processes
 
@@ -109,8 +108,12 @@ class OutDir:
         write_text(self.rows, "".join(json.dumps(row) + "\n" for row in self.kept))
         self.metrics = open(self.rows, "a", encoding="utf-8")
         if self.config.logger == "tensorboard":
-            again = [row for row in self.kept if row["step"] >= first_step]
-            self.board = open_board(self.path / "tensorboard", first_step, again)
+            from torch.utils.tensorboard import SummaryWriter
+
+            # hides what was logged of first_step and later, which is undone, but for the rows that are kept
+            self.board = SummaryWriter(self.path / "tensorboard", purge_step=first_step)
+            for row in (row for row in self.kept if row["step"] >= first_step):
+                add_row(self.board, row)
 
     def _save(self, state, is_best):
         os.fsync(self.metrics.fileno())  # the rows of all steps before this one are on the disk first
@@ -144,7 +147,6 @@ def code_sha256() -> tuple[str, dict[str, str]]:
 
 
 def sha256_of(names: Iterable[str]) -> dict[str, str]:
-    """{file of this project: SHA-256 of its content}."""
     return {name: hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in names}
 
 
@@ -168,3 +170,14 @@ def git(*words: str) -> str | None:
     except OSError:
         return None
     return None if done.returncode else os.fsdecode(done.stdout).strip()
+
+
+def add_row(board: Any, row: dict) -> None:
+    """Adds every number of a row, at any depth, as a curve: "train/loss", "eval/meters/branch/0", ..."""
+    parts: list[tuple[str, Any]] = [(row["event"], {key: x for key, x in row.items() if key not in ("event", "step")})]
+    for name, value in parts:  # grows meanwhile
+        if isinstance(value, dict | list):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            parts += [(f"{name}/{key}", part) for key, part in items]
+        elif isinstance(value, int | float):
+            board.add_scalar(name, float(value), row["step"])

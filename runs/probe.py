@@ -3,6 +3,7 @@
 What each meter means is in docs/meters.md; meters.py prints them for a checkpoint, and train.py logs the cheap ones.
 """
 
+import contextlib
 import math
 import statistics
 from collections.abc import Callable, Iterable
@@ -35,7 +36,7 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
     seen: stream and x (B, T, C), the inputs of the block and of its mixer; y (B, T, C), the mixer's output; residual
     (B, T, C), the block's output. The model is left as it was, without hooks.
     """
-    seen, results, handles, was_training = {}, [], [], model.training
+    seen, results, was_training = {}, [], model.training
 
     def of_mixer(mixer, args, output):
         seen["x"], seen["y"] = args[0], output
@@ -44,17 +45,14 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
         results.append(measure(block, seen | {"stream": args[0], "residual": output}))
         seen.clear()
 
-    try:
+    with contextlib.ExitStack() as hooks:
+        hooks.callback(model.train, was_training)
         model.eval()
         for block in model.blocks:
-            handles.append(block.mixer.register_forward_hook(of_mixer))
-            handles.append(block.register_forward_hook(of_block))
+            hooks.enter_context(block.mixer.register_forward_hook(of_mixer))
+            hooks.enter_context(block.register_forward_hook(of_block))
         with autocast(inputs.device.type, dtype):
             model.features(inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-        model.train(was_training)
     return results
 
 
@@ -102,7 +100,6 @@ def gate_meters(mixer: Mixer, x: torch.Tensor) -> dict[str, dict]:
 
 
 def collapsed_gates(layers: list[dict]) -> list[str]:
-    """A line of text for each gate that has collapsed."""
     gates = [(i, position, gate) for i, layer in enumerate(layers) for position, gate in layer["gates"].items()]
     return [f"layer {i}, {position}: {gate['collapsed']}" for i, position, gate in gates if gate["collapsed"]]
 

@@ -23,7 +23,6 @@ PLAIN = TrainConfig(learning_rate=1e-4, seed=0)
 
 
 def nanogpt(path: str) -> ModuleType:
-    """Imports nanoGPT's model.py."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -101,7 +101,6 @@ def bench_length(config: BenchConfig, report: Report) -> None:
 
 
 def of_any_length() -> list[str]:
-    """The mixers without a longest text."""
     return [name for name, mixer in MIXERS.items() if mixer.longest is None]
 
 

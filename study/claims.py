@@ -1,11 +1,5 @@
 """The claims of an experiment: what they ask, what they can show, what the rows say of each, and what limits a verdict.
 
-    check_reach(config)                             UserError for a claim whose seeds can give no p under 0.05
-    reach_lines(config, rows)                       a line per claim, for --dry_run: the effect that it can see
-    judged = judge_claims(config, rows, choices)    every claim, with its verdict and its flags
-    claims_table(judged)                            a line per claim, as experiment.py prints it
-    record(claim)                                   what claims.json keeps of it
-
 stats.py has the tests and intervals.
 """
 
@@ -73,6 +67,7 @@ def reach(config) -> list[dict]:
 
 
 def check_reach(config) -> None:
+    """UserError for a claim whose seeds can give no p under 0.05."""
     for question in reach(config):
         for _, sides, p, size in question["tests"]:
             if p >= stats.LEVEL and not question["exploratory"]:

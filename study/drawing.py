@@ -182,7 +182,8 @@ def drawable(file: Path) -> Iterator[None]:
 
 def write(figure: plt.Figure, path: Path) -> Path:
     """The path, once the figure is there as a .png. Raises UserError."""
-    figure.tight_layout()
+    if figure.get_layout_engine() is None:
+        figure.tight_layout()
     # a legend may stand outside
     write_whole(path, lambda file: figure.savefig(file, format="png", dpi=150, bbox_inches="tight"))
     plt.close(figure)

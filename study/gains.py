@@ -1,8 +1,5 @@
 """What a gate gains: the loss without it against the loss with it, of paired seeds.
 
-    by_step(rows, path)     gain.png: the gain against the step, in each part of the text
-    lengths_table(rows)     the loss at each context length, and its difference from that without a gate
-
 Each arm is compared with the one that plain_arms gives it. Losses by length are scores of evaluate.py with `lengths`.
 """
 
@@ -42,7 +39,7 @@ def losses(row: dict) -> dict[int, dict[str, float]]:
 
 
 def by_step(rows: list[dict], path: Path) -> Path:
-    """Draws the gains: a panel per part, a colour per arm, every seed. Returns the path."""
+    """Draws the gains against the step: a panel per part, a colour per arm, every seed. Returns the path."""
     panels, label = gains(rows), "gain: loss without minus loss with (nats)"
     looks = arm_looks(row["arm"] for row in rows)
     return curve_panels(panels, looks, path, ylabel=label, columns=len(panels), finish=zero_line)
@@ -70,7 +67,8 @@ def pairs(rows: list[dict]) -> dict[tuple, dict[int, dict[int, dict]]]:
 
 
 def lengths_table(rows: list[dict]) -> Table | None:
-    """Mean losses with their 95% intervals over the seeds; None without scores at several lengths."""
+    """Mean losses, and their differences from those without a gate, with 95% intervals over the seeds; None without
+    scores at several lengths."""
     read, compared, cells = readings(rows), pairs(rows), []
     lengths = sorted({n for by_seed in read.values() for results in by_seed.values() for n in results})
     for (arm, name), by_seed in read.items():

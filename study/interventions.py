@@ -31,12 +31,10 @@ def pruned(model: GPT, threshold: float) -> Iterator[list[int]]:
         counts[1] += closed.numel()
         return output.masked_fill(closed, 0.0)
 
-    handles = [gate.register_forward_hook(prune) for gate in gates_to_prune(model)]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for gate in gates_to_prune(model):
+            hooks.enter_context(gate.register_forward_hook(prune))
         yield counts
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def gates_to_prune(model: GPT) -> list[Gate]:

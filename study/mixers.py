@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 
 from study import claims, stats
 from study.drawing import dress, interval, legend_of, mean, mixer_colours, panel_grid, ratio_axis, write
-from study.names import mixer_of, variant_of
+from study.rows import mixer_of, variant_of
 
 
 def pairs_of(judged: list[dict], rows: list[dict]) -> dict[tuple, dict]:

@@ -1,12 +1,11 @@
-"""The claims of an experiment, or of all experiments, in one figure, from claims.json and from nothing else.
+"""The claims of an experiment in one figure, and those of all experiments in one table, from claims.json alone.
 
-python plot.py results      # results/claims.png
+    python plot.py results      # results/NAME/claims.png, and the table
 
 experiment.py writes claims.json beside the rows. Claims of one unit share a panel: points of accuracy, per cent of a
 weight, nats, ratios of steps.
 """
 
-import itertools
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -16,6 +15,7 @@ from configurator import UserError
 from runs.files import read_json
 from study.claims import RATIO, UNITS
 from study.drawing import COLOURS, drawable, dress, legend_of, ratio_axis, write
+from study.page import Table, mean_text
 
 VERDICT_COLOURS = {
     "supported": COLOURS[2], "passed": COLOURS[2], "equivalent": COLOURS[0], "not supported": COLOURS[4],
@@ -23,40 +23,48 @@ VERDICT_COLOURS = {
 }  # fmt: skip
 
 
-def draw(folder: Path) -> Path:
-    """Draws the claims of all experiments in this folder, and returns the path. Raises UserError."""
-    records = []
+def draw(folder: Path) -> list:
+    """Draws the claims of each experiment in this folder. Returns the paths and a table of all. Raises UserError."""
+    drawn, cells = [], []
     for file in sorted(folder.glob("*/claims.json")):
         with drawable(file):
-            records += [one | {"experiment": file.parent.name} for one in read_json(file)["claims"] if has_run(one)]
-    if not records:
+            records = [one for one in read_json(file)["claims"] if has_run(one)]
+            cells += [[f"{file.parent.name}: {one['name']}", *numbers(one)] for one in records]
+            drawn += [forest(records, file.with_name("claims.png"))] if records else []
+    if not drawn:
         raise UserError(f"{folder}: no claim of an experiment has been judged yet, nothing to draw")
-    declared = {one["experiment"] for one in records if not one["exploratory"]}
-    return forest(sorted(records, key=lambda one: one["experiment"] not in declared), folder / "claims.png")
+    title = "All claims: an interval is exact where the seeds allow it, else Student's"
+    return [*drawn, Table(title, ["claim", "mean (interval)", "threshold", "unit", "seeds", "verdict"], cells)]
 
 
 def has_run(one: dict) -> bool:
     return one["verdict"] != "not run" and bool(one["seeds"])
 
 
+def numbers(one: dict) -> list[str]:
+    """The cells of a claim's line behind its name."""
+    exact, student = (one["low"], one["high"]), (one["student_low"], one["student_high"])
+    low, high = student if None in exact else exact
+    _, form = UNITS[one["unit"]]
+    limits = [f"{name} {one[name]:{form}}" for name in ("threshold", "within") if one[name] is not None]
+    verdict = "exploratory: " * one["exploratory"] + one["verdict"]
+    mean = mean_text(form, one["estimate"], low, high)
+    return [mean, ", ".join(limits).removeprefix("threshold "), one["unit"], str(len(one["seeds"])), verdict]
+
+
 def forest(records: list[dict], path: Path) -> Path:
     """The mean of each claim's contrast with its exact interval, a bar at its threshold, and a dot for each seed.
 
-    records: as claims.record gives them; those with an "experiment" stand under its name. Where few seeds leave the
-    exact interval open, a thin line goes up to the edge, and a darker one is Student's interval; what is exploratory
-    has a hollow mark. Returns the path.
+    records: as claims.record gives them. Where few seeds leave the exact interval open, a thin line goes up to the
+    edge, and a darker one is Student's interval; what is exploratory has a hollow mark. Returns the path.
     """
-    shown, panels = list(filter(has_run, records)), {}
-    for unit in (unit for unit in UNITS if any(one["unit"] == unit for one in shown)):
-        of_unit = (one for one in shown if one["unit"] == unit)
-        for experiment, lines in itertools.groupby(of_unit, key=lambda one: one.get("experiment")):
-            panels.setdefault(unit, []).extend([experiment] * (experiment is not None) + list(lines))
-    heights = [0.7 + 0.22 * len(lines) for lines in panels.values()]
-    look: dict = dict(figsize=(9, sum(heights)), squeeze=False, height_ratios=heights)
-    figure, grid = plt.subplots(len(panels), 1, **look)
-    for axes, (unit, lines) in zip(grid.flat, panels.items(), strict=True):
-        forest_panel(axes, lines, 1.0 if unit in (RATIO, "ratio") else 0.0)
-        axes.set(xlabel=unit, ylim=(-len(lines) + 0.2, 0.8))
+    shown = list(filter(has_run, records))
+    panels = {unit: of for unit in UNITS if (of := [one for one in shown if one["unit"] == unit])}
+    heights = [0.7 + 0.22 * len(of) for of in panels.values()]
+    figure, grid = plt.subplots(len(panels), 1, figsize=(9, sum(heights)), squeeze=False, height_ratios=heights)
+    for axes, (unit, of) in zip(grid.flat, panels.items(), strict=True):
+        forest_panel(axes, of, 1.0 if unit in (RATIO, "ratio") else 0.0)
+        axes.set(xlabel=unit, ylim=(-len(of) + 0.2, 0.8))
         if unit == RATIO:
             ratio_axis(axes)
         else:
@@ -66,16 +74,12 @@ def forest(records: list[dict], path: Path) -> Path:
     return write(figure, path)
 
 
-def forest_panel(axes: plt.Axes, lines: list[dict | str], zero: float) -> None:
-    """lines: records, and names of experiments among them, from the top down. zero: a contrast without a difference."""
-    records = {-i: one for i, one in enumerate(lines) if isinstance(one, dict)}
-    names = [one if isinstance(one, str) else one["name"] for one in lines]
-    seeds = [value for one in records.values() for value in one["seeds"].values()]
+def forest_panel(axes: plt.Axes, records: list[dict], zero: float) -> None:
+    """records: from the top down. zero: a contrast without a difference."""
+    seeds = [value for one in records for value in one["seeds"].values()]
     axes.axvline(zero, color="0.3", linewidth=1)
-    axes.set_yticks([-i for i in range(len(lines))], names, fontsize=8)
-    for y, name in enumerate(axes.get_yticklabels()):
-        name.set_fontweight("normal" if -y in records else "bold")
-    for y, one in records.items():
+    axes.set_yticks([-i for i in range(len(records))], [one["name"] for one in records], fontsize=8)
+    for y, one in ((-i, one) for i, one in enumerate(records)):
         middle, colour, dots = one["estimate"], VERDICT_COLOURS[one["verdict"]], list(one["seeds"].values())
         if one["over"] is None and None in (one["low"], one["high"]):  # a count has no interval
             edges = [min(zero, *seeds), max(zero, *seeds)]

@@ -83,11 +83,9 @@ def make_trial(config, seed: int, arm: str, rate: float, is_short: bool) -> dict
         run["config"]["max_iters"] = steps
         if keys.decay != "constant":
             scale = steps / keys.max_iters
-            run["config"]["warmup_iters"] = round(scale * keys.warmup_iters)
-            run["config"]["eval_interval"] = max(1, round(scale * keys.eval_interval))
-            for name in ("lr_decay_iters", "decay_iters"):
+            for name, least in {"warmup_iters": 0, "eval_interval": 1, "lr_decay_iters": 1, "decay_iters": 1}.items():
                 if getattr(keys, name) is not None:
-                    run["config"][name] = max(1, round(scale * getattr(keys, name)))
+                    run["config"][name] = max(least, round(scale * getattr(keys, name)))
     run["config"] |= config.selection_base
     return run
 

@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 
 from study.drawing import arm_looks, curve_panels, is_finite, log_axis
-from study.names import mixer_of, number, variant_of
 from study.plan import rates_of
+from study.rows import mixer_of, number, variant_of
 
 FEWEST = 3  # rates, below which there is no window to see
 

@@ -16,8 +16,8 @@ from configurator import UserError
 from runs.outdir import write_text
 from study import claims, curves, gains, mixers, overview, ranks, rates, sinks, stats
 from study.drawing import arm_looks, curve_panels, is_finite, mixer_colours
-from study.names import mixer_of, number, variant_of
 from study.page import Table, page
+from study.rows import mixer_of, number, variant_of
 
 
 def summary(config, rows: list[dict], judged: list[dict]) -> str:
@@ -28,7 +28,7 @@ def summary(config, rows: list[dict], judged: list[dict]) -> str:
 
 def parts(config, rows: list[dict]) -> list[Table]:
     """The tables that the report has beside the claims."""
-    tables = [table(config, rows), gains.lengths_table(rows), sinks_table(rows)]
+    tables = [table(config, rows), gains.lengths_table(rows), sinks.table(rows)]
     return [one for one in (*tables, ranks.table(ranks.records(config, rows))) if one]
 
 
@@ -60,15 +60,6 @@ def table(config, rows: list[dict]) -> Table:
         cells.append(line)
     header = ["arm", *map(str, config.seeds), "mean", "95% interval"]
     header += ["solved", "steps to it"] * (solved_above is not None) + ["rate"] * has_rates
-    return Table(title, header, cells)
-
-
-def sinks_table(rows: list[dict]) -> Table | None:
-    """What token 0 gets by kind of query: a line per arm."""
-    if not (rows := sinks.with_sinks(rows)):
-        return None
-    title = "token 0 by kind of query, means over the seeds; effective: written of it over the residual stream"
-    header, *cells = sinks.table(rows)
     return Table(title, header, cells)
 
 

@@ -9,6 +9,7 @@ computed for the finished run, and a newer row is written.
 """
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,6 @@ def as_read(value: Any) -> Any:
 
 
 def run_of(row: dict) -> dict:
-    """The run that a row belongs to."""
     return {name: row[name] for name in RUN if name in row}
 
 
@@ -95,8 +95,21 @@ def whole_numbers(value: Any) -> Any:
 
 
 def by_run(rows: Iterable[dict]) -> dict[str, dict]:
-    """{text_of(run): its row}."""
     return {text_of(row): row for row in rows}
+
+
+def number(value: float | None) -> float:
+    """A number of a row; NaN where the run was not finite."""
+    return math.nan if value is None else value
+
+
+def mixer_of(row: dict) -> str:
+    return row["config"].get("attention", "softmax")
+
+
+def variant_of(row: dict) -> str:
+    """What an arm adds to its mixer: the arm's name without the mixer's, "none" if nothing is left."""
+    return row["arm"].removeprefix(mixer_of(row)).strip(" ,") or "none"
 
 
 def wanted_scores(config, row: dict) -> dict[str, dict]:

@@ -108,7 +108,8 @@ def work(config, out_dir: Path) -> None:
     first."""
     gpus = gpus_of(config)
     jobs = jobs_of(config, gpus)
-    threads = threads_of(config, jobs)
+    # of each process of a run; results may depend on it: for the first run as for the last one
+    threads = max(1, usable_cores() // (jobs * config.processes_per_run))
     running: list[dict] = []
     look_at, waits = 0.0, False
     try:
@@ -193,14 +194,8 @@ def gpus_of(config) -> list[str]:
 
 
 def jobs_of(config, gpus: list[str]) -> int:
-    """How many runs go on at a time."""
     at_most = config.jobs or len(gpus) or max(1, usable_cores() // config.processes_per_run)
     return min(at_most, len(config.arms) * len(config.seeds))
-
-
-def threads_of(config, jobs: int) -> int:
-    """CPU threads of each process of a run, on which results may depend: for the first run as for the last one."""
-    return max(1, usable_cores() // (jobs * config.processes_per_run))
 
 
 def start(config, item: dict, out_dir: Path, threads: int, gpu: str | None, held: IO) -> dict:

@@ -1,8 +1,8 @@
 """What the first token gets, by kind of query: the table and the figures of an experiment with sinks.
 
 All is made from the field "sinks" of the rows, which holds the meters of each kind of query at each evaluation
-(docs/meters.md), and the attention maps from a meters.json. A data set that names kinds of query, such as
-data/backcopy, has them. "other" are the queries of no named kind: those where the head has nothing to do.
+(docs/meters.md). A data set that names kinds of query, such as data/backcopy, has them. "other" are the queries of no
+named kind: those where the head has nothing to do.
 """
 
 import collections
@@ -11,10 +11,8 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-from matplotlib.colors import PowerNorm
-
-from study.drawing import COLOURS, SPARE_COLOURS, curve_panels, write
+from study.drawing import COLOURS, SPARE_COLOURS, curve_panels
+from study.page import Table
 
 Z = "the first token"
 ARM_COLOURS = [COLOURS[6], *COLOURS[:6], *SPARE_COLOURS]  # black is the first arm, in general without a gate
@@ -36,11 +34,13 @@ def gate_of(kind: dict) -> float | None:
     return means.get("readout", next(iter(means.values()), None))
 
 
-def table(rows: list[dict]) -> list[list[str]]:
-    """Rows of cells, one per arm: means over the seeds at the end, and the standard deviation of the weight."""
-    kinds = kinds_in(rows)
-    cells = [["arm", "seeds", *(f"weight, {k}" for k in kinds), "sd", *(f"effective, {k}" for k in kinds)]]
-    cells[0] += ["|v_0|", *(f"gate, {k}" for k in kinds), *(f"loss, {k}" for k in kinds)]
+def table(rows: list[dict]) -> Table | None:
+    """What token 0 gets by kind of query at the end, and the standard deviation of the weight: a line per arm."""
+    if not (rows := with_sinks(rows)):
+        return None
+    kinds, cells = kinds_in(rows), []
+    header = ["arm", "seeds", *(f"weight, {k}" for k in kinds), "sd", *(f"effective, {k}" for k in kinds)]
+    header += ["|v_0|", *(f"gate, {k}" for k in kinds), *(f"loss, {k}" for k in kinds)]
     for arm in dict.fromkeys(row["arm"] for row in rows):
         ends = [row["sinks"][-1] for row in rows if row["arm"] == arm]
         weights = [share for end in ends if (share := end[kinds[0]]["share"]) is not None]
@@ -50,7 +50,8 @@ def table(rows: list[dict]) -> list[list[str]]:
         line += [show(mean_of(end["value_norm"] for end in ends), ".2f")]
         line += [show(mean_of(gate_of(end[k]) for end in ends), ".2f") for k in kinds]
         cells.append([*line, *(f"{mean_of(end[k]['loss'] for end in ends):.4f}" for k in kinds)])
-    return cells
+    title = "token 0 by kind of query, means over the seeds; effective: written of it over the residual stream"
+    return Table(title, header, cells)
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:
@@ -122,43 +123,3 @@ def curves_of(rows: list[dict], arm: str, value) -> list[list]:
 
 def percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
-
-
-def maps(checkpoints: list[dict], path: Path) -> Path:
-    """The first attention map of each checkpoint of a meters.json, side by side, in one scale. Returns the path."""
-    n = len(checkpoints)
-    figure, grid = plt.subplots(1, n + 1, figsize=(5.2 * n + 0.6, 4.9), width_ratios=[1.0] * n + [0.04])
-    limit = max(largest(meters["maps"][0]) for meters in checkpoints)
-    for axes, meters in zip(grid, checkpoints, strict=False):
-        image = attention_map(axes, meters["maps"][0], limit)
-        axes.set_title("without a gate" if meters["gate"] == "none" else f"gate {meters['gate']}", fontsize=12)
-    figure.colorbar(image, cax=grid[-1], label="weight")
-    return write(figure, path)
-
-
-def largest(shown: dict) -> float:
-    return max(abs(w) for row in shown["weights"] for w in row)
-
-
-def attention_map(axes: plt.Axes, shown: dict, limit: float):
-    """Draws a map of meters.json: marks at the queries of a kind, and the gate as a strip. Returns the image.
-
-    limit: the weight at the end of the scale. Weights that have both signs get a scale around zero.
-    """
-    weights, n = shown["weights"], len(shown["weights"])
-    signed: dict = dict(cmap="PuOr", vmin=-limit, vmax=limit)
-    positive: dict = dict(cmap="cividis", norm=PowerNorm(0.5, 0, limit))
-    image = axes.imshow(weights, **(signed if any(w < 0 for row in weights for w in row) else positive))
-    for i, (kind, positions) in enumerate(shown["queries"].items()):
-        look: dict = dict(color=COLOURS[1 + i], ms=4, label=f"{kind}s", clip_on=False)
-        axes.plot([-1.5 - i] * len(positions), positions, ">", **look)
-    axes.set(xlabel="key (position)", ylabel="query (position)", xlim=(-0.5, n - 0.5), ylim=(n - 0.5, -0.5))
-    if shown["queries"]:
-        axes.tick_params(axis="y", pad=10)
-        axes.legend(frameon=False, loc="upper right", labelcolor="white", fontsize=9, handletextpad=0.1)
-    if gate := shown["gate"]:
-        strip = axes.inset_axes((1.03, 0, 0.06, 1), sharey=axes)
-        strip.imshow([[value] for value in gate], cmap="gray", vmin=0, vmax=max(1, *gate), aspect="auto")
-        strip.set(xticks=[0], xticklabels=["gate"], ylim=(n - 0.5, -0.5))
-        strip.tick_params(axis="y", left=False, labelleft=False)
-    return image

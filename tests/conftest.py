@@ -1,5 +1,6 @@
 """What several test files share: small data sets, a model that trains in seconds, a way to read what a run wrote."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -16,12 +17,19 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, by wh
 import matplotlib.pyplot as plt  # noqa: E402
 import torch  # noqa: E402
 
+if importlib.util.find_spec("fla") and not torch.cuda.is_available():
+    sys.modules["fla"] = None  # transformers would take its kernels, which need a GPU
+    for family in ("qwen3_next", "qwen3_5", "kimi_linear", "olmo_hybrid"):
+        importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    del sys.modules["fla"]
+
+import plot  # noqa: E402
 import train  # noqa: E402
 from configurator import UserError  # noqa: E402
 from data.mqar import prepare as mqar_prepare  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 from data.writing import write_stream  # noqa: E402
-from study import drawing, mixers, overview, sinks  # noqa: E402
+from study import drawing, mixers, overview  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = dict(
@@ -156,9 +164,9 @@ def text(tmp_path_factory):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """{name of a figure file: its figure}, of what an experiment and its claims draw from here on, without a file."""
+    """{name of a figure file: its figure}, of what is drawn from here on, without a file."""
     figures = {}
-    for module in (drawing, mixers, overview, sinks):
+    for module in (plot, drawing, mixers, overview):
         monkeypatch.setattr(module, "write", lambda figure, path: figures.update({path.name: figure}) or path)
     yield figures
     for figure in figures.values():

@@ -17,7 +17,7 @@ from data.pystdlib import prepare as pystdlib
 from data.shards import Dataset
 from model import GLA, MIXERS, GPTConfig
 from speed import baselines, costs, forms, gaterun, report
-from speed.report import BenchConfig
+from speed.config import BenchConfig
 
 NANOGPT = '''
 import torch

@@ -215,7 +215,7 @@ def test_a_score_that_is_not_computed_yet_is_missing_and_not_lost():
     assert judged["missing"] == [6, 7] and judged["lost"] == [0]
 
 
-def test_all_claims_of_all_experiments_stand_in_one_figure(tmp_path, capsys, drawn):
+def test_the_claims_of_each_experiment_stand_in_a_figure_and_all_in_one_table(tmp_path, capsys, drawn):
     asked = {"it helps <more>": {"contrast": GAIN, "above": 0.05}}
     asked["later"] = {"contrast": GAIN, "above": 0, "of": ["log_steps", 0.4], "exploratory": True}
     rows = rows_of(config := config_of(asked), lambda run: 0.5 + run["seed"] / 100)
@@ -226,9 +226,12 @@ def test_all_claims_of_all_experiments_stand_in_one_figure(tmp_path, capsys, dra
         (tmp_path / name).mkdir()
         (tmp_path / name / "claims.json").write_text(json.dumps({"claims": records if name != "empty" else []}))
     plot.main([str(tmp_path)])
-    assert capsys.readouterr().out == f"{tmp_path / 'claims.png'}\n"
+    one, _, _, header, *table = capsys.readouterr().out.splitlines()
+    assert one == str(tmp_path / "one" / "claims.png") and header.endswith("verdict")
+    assert [line.split("  ")[0] for line in table] == [f"{a}: {b['name']}" for a in ("one", "two") for b in records]
+    assert table[0].endswith("not supported") and "exploratory: " in table[1]
     ratios, points = ([label.get_text() for label in axes.get_yticklabels()] for axes in drawn["claims.png"].axes)
-    assert points == ["one", "it helps <more>", "two", "it helps <more>"] and ratios == ["one", "later", "two", "later"]
+    assert (ratios, points) == (["later"], ["it helps <more>"])
     (tmp_path / "two" / "claims.json").write_text('{"claims": [{"name": 3}]}')
     with pytest.raises(UserError, match=r"two/claims.json: cannot be drawn \(KeyError: 'verdict'\)"):
         plot.main([str(tmp_path)])

@@ -122,6 +122,7 @@ def test_a_value_is_read_by_the_type_of_its_key(name):
     for given, value in READ[name]:
         assert same(getattr(load(Config, [f"--{name}={given}"]), name), value), given
         assert same(getattr(build(Config, {name: given}), name), value), given
+    assert load(Config, ["--gated"]).gated
 
 
 WRONG = [  # (key, what is allowed, {text: how the message shows the value})
@@ -276,7 +277,49 @@ def test_run_turns_an_error_into_one_line_and_a_status(monkeypatch, capsys):
         assert printed.startswith(stderr) if stderr.startswith("Traceback") else printed == stderr
 
 
-def test_the_keys_are_read_without_torch():
-    code = "import sys, configurator, keys; configurator.rules_of(keys.TrainConfig); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout == "False\n", done.stderr
+TORCH = """# a file that scripts import in place of torch
+import os
+text = b"1" * (64 << 20)
+del text
+resident = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+print("imported", os.environ["OMP_WAIT_POLICY"], "kept" if resident > 64 << 20 else "returned")
+raise SystemExit
+"""
+GOOD = {  # a command line of each script in which nothing is wrong
+    "train.py": "--dataset=data", "sample.py": "--checkpoint=a.pt", "evaluate.py": "--checkpoint=a.pt --json",
+    "meters.py": "--checkpoint=a.pt", "export.py": "--from_hf=a", "bench.py": "ops", "harness.py": "",
+    "experiment.py": "config/experiments/minimum.py",
+}  # fmt: skip
+SLIPS = {  # wrong words: which scripts, and what they say
+    "--help": (set(GOOD) - {"harness.py"}, "usage: python"),
+    "--no_such=1": (set(GOOD) - {"harness.py"}, "error: unknown key 'no_such'"),
+    "--device=tpu": ({"train.py", "sample.py", "evaluate.py", "meters.py", "bench.py"}, "error: device="),
+    "--seed=x": ({"train.py", "sample.py"}, "error: seed="),
+    "--dataset=none": ({"train.py", "evaluate.py", "meters.py"}, "error: none/meta.json: no such file; run python"),
+    "--checkpoint=b": ({"sample.py", "evaluate.py", "meters.py", "export.py"}, "error: b: no such checkpoint"),
+    "--init_from=b": ({"train.py"}, "error: b: no such checkpoint"),
+    "none.py": ({"train.py", "sample.py", "evaluate.py", "experiment.py"}, "error: none.py: no such file"),
+    "--hidden_size=8": ({"train.py"}, "error: unknown key 'hidden_size': here it is n_embd"),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and glibc alone is told to keep memory")
+@pytest.mark.parametrize("script", GOOD)
+def test_a_slip_is_told_before_torch_is_imported_and_all_scripts_share_the_settings_of_the_machine(script, write):
+    write("torch.py", TORCH)
+    write("a.pt", "")
+    os.makedirs("data")
+    write("data/meta.json", "")
+    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | {"PYTHONPATH": os.getcwd()}
+
+    def run(*words):
+        words = [os.path.join(ROOT, word) if word.startswith("config/") else word for word in words]
+        return subprocess.run([sys.executable, ROOT / script, *words], capture_output=True, text=True, env=env)
+
+    good = GOOD[script].split()
+    assert run(*good).stdout == "imported passive kept\n"
+    for words, (scripts, message) in SLIPS.items():
+        if script in scripts:
+            done = run(*good, words)
+            assert (done.stdout + done.stderr).startswith(message), words
+            assert done.returncode == (0 if words == "--help" else 2)

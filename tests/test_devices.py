@@ -28,6 +28,16 @@ def run(mqar, tmp_path, helpers):
     return lambda name, **keys: helpers.train(**dict(dataset=mqar, out_dir=tmp_path / name, meters=False) | keys)
 
 
+def test_threads_are_the_keys_or_the_environments_or_the_cores_shared_by_the_processes(monkeypatch):
+    cores = hardware.usable_cores()
+    for environment, key, processes, threads in [
+        ("3", 0, 1, 3), ("3", 2, 1, 2), ("3", 0, 2, 3), ("1", 0, 1, 1), ("", 0, 1, cores),
+        ("1", 0, 2, max(1, cores // 2)),  # torchrun's own
+    ]:  # fmt: skip
+        monkeypatch.setenv("OMP_NUM_THREADS", environment)
+        assert hardware.cpu_threads(key, processes) == threads
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_on_the_cpu_stays_near_float32(run, tmp_path, helpers, dtype):
     half, full = (helpers.losses(run(name, dtype=name)) for name in (dtype, "float32"))

@@ -1,8 +1,9 @@
-"""The figures of an experiment and of its claims, from rows made by hand.
+"""The figures of runs and of an experiment, from rows made by hand.
 
 python -m pytest tests/test_figures.py
 """
 
+import itertools
 import math
 
 from made_rows import labels_of, line_of, listed, made_row, write_rows
@@ -57,3 +58,29 @@ def test_rows_of_two_versions_of_a_run_are_not_drawn_as_two_seeds(tmp_path, help
     rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds)]
     write_rows(tmp_path, rows + [row | {"config": row["config"] | {"n_embd": 32}} for row in rows])
     assert "two rows of arm 'none', seed 0" in helpers.error_of(plot.draw_experiment, tmp_path)
+
+
+def test_runs_named_together_are_drawn_in_one_figure_against_steps_and_seconds(tmp_path, drawn):
+    for name, median in {"a": 100, "b": 400}.items():
+        rows = [{"event": "eval", "step": step, "val_loss": 3 - step / 10} for step in (0, 10)]
+        rows += [{"event": "train", "step": 5, "loss": 2.5, "tokens_per_second": n} for n in (1, median, 9000)]
+        write_rows(tmp_path / name, rows, "metrics.jsonl")
+        (tmp_path / name / "config.json").write_text('{"tokens_per_step": 200}')
+    plot.main([str(tmp_path / name) for name in "ab"])
+    lines = [line_of(axes, str(tmp_path / "b")).get_xydata().tolist() for axes in drawn["curves.png"].axes]
+    assert lines == [[[0, 3], [10, 2]], [[0, 3], [5, 2]]]
+
+
+def test_weight_times_gate_is_drawn_beside_the_weights_in_one_scale(tmp_path, drawn):
+    shown = {"weights": [[1.0, 0.0], [0.5, 0.5]], "queries": {}}
+    checkpoints = [{"gate": "none", "maps": [shown | {"gate": []}]}]
+    plot.maps([*checkpoints, {"gate": "headwise", "maps": [shown | {"gate": [0.0, 1.0]}]}], tmp_path / "maps.png")
+    _, gated, product = (axes.images[0] for axes in drawn["maps.png"].axes)
+    assert product.get_array().tolist() == [[0, 0], [0.5, 0.5]] and product.get_clim() == gated.get_clim() == (0, 1)
+
+
+def test_every_panel_has_a_place_on_the_page_and_maps_are_the_largest():
+    for n, n_maps in itertools.product((3, 4, 5), range(4)):
+        cells = [(i, 1 / len(line)) for row in plot.page_rows(n, n_maps) for line in row for i in line]
+        sizes = [sum(size for i, size in cells if i == panel) for panel in range(n + n_maps)]
+        assert min(sizes) > 0 and set(sizes[n:]) <= {1.0}

@@ -305,8 +305,9 @@ def test_data_of_an_imported_tokenizer_have_the_loss_of_transformers_under_an_im
     assert inputs.min() > 65_535 and bytes(FileTokenizer(data / "tokenizer.json").decode_bytes(inputs[0].tolist()))
     here = dict(device="cpu", threads=1)
     assert "names no data set" in helpers.error_of(evaluate.main, helpers.words(checkpoint=out, **here))
-    evaluate.main(helpers.words(checkpoint=out, dataset=data, **here))
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    capsys.readouterr()
+    evaluate.main(helpers.words(checkpoint=out, dataset=data, json=True, **here))
+    result = json.loads(capsys.readouterr().out)
     parts = [(model(inputs).logits[0], targets[0]) for inputs, targets, _ in dataset.eval_batches("val", 1, 32)]
     logits, targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     assert abs(result["loss"] - F.cross_entropy(logits, targets, ignore_index=-100).item()) < 1e-4

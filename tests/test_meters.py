@@ -15,7 +15,7 @@ import meters
 import plot
 from model import MIXERS
 from runs import probe
-from study import report, sinks
+from study import report
 from study.page import Table
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -36,13 +36,11 @@ def test_the_log_has_the_meters_of_every_evaluation_and_a_gate_that_did_not_move
     assert helpers.losses(without) == helpers.losses(trained)
 
 
-def test_several_checkpoints_give_a_table_each_and_one_file_which_the_page_is_drawn_of(trained, capsys):
+def test_several_checkpoints_give_one_file_which_the_page_is_drawn_of(trained):
     both = f"--checkpoint={trained / 'best.pt'},{trained / 'ckpt.pt'}"
     meters.main([both, "--rows=4", "--score_batches=2", "--maps=1.0,0.1", "--device=cpu", "--threads=1"])
-    printed = capsys.readouterr().out
     written = json.loads((trained / "meters.json").read_text())["checkpoints"]
-    short = json.loads(printed.splitlines()[-1])["checkpoints"]
-    assert [row["checkpoint"] for row in written] == [row["checkpoint"] for row in short] == both[13:].split(",")
+    assert [row["checkpoint"] for row in written] == both[13:].split(",")
     assert [(shown["layer"], shown["head"]) for shown in written[1]["maps"]] == [(1, 0), (0, 1)]
     assert written[1]["pruning"][0] == {"threshold": 0.0, "zeroed": 0.0} | {
         name: written[1][name] for name in ("loss", "accuracy")
@@ -67,7 +65,7 @@ def test_the_report_needs_no_other_file_and_holds_its_figures_and_its_table(tmp_
 
 @pytest.mark.parametrize("attention, without", [("longconv", [0, 1]), ("longconv,softmax", [0])])
 def test_a_mixer_without_weights_has_no_sink_and_all_else_is_measured_and_drawn(
-    attention, without, text, helpers, tmp_path, monkeypatch, capsys
+    attention, without, text, helpers, tmp_path, monkeypatch, capsys, drawn
 ):
     monkeypatch.setitem(MIXERS, "longconv", edits.LongConv)
     out = helpers.train(text, tmp_path / "run", attention=attention, gate="headwise")
@@ -84,13 +82,10 @@ def test_a_mixer_without_weights_has_no_sink_and_all_else_is_measured_and_drawn(
         assert None not in layer["gates"]["readout"]["mean"] + [layer["branch"]]
     assert "sink of longconv: no weights" in printed
     assert {shown["layer"] for shown in row["maps"]} == {0, 1} - {*without}
-    short = json.loads(printed.splitlines()[-1])["checkpoints"][0]
+    short = probe.summary(row["layers"], row["tokens"])
     assert (short["sink"] is None) == (len(without) == 2) and short["gate_mean"]
     assert "a head that is there and has weights" in helpers.error_of(meters.main, [*words, "--maps=0.1"])
 
-    drawn = {}
-    for module in (plot, sinks):
-        monkeypatch.setattr(module, "write", lambda figure, path: drawn.update({path.name: figure}) or path)
     plot.main([str(out), str(out / "meters.json")])
     which = ", ".join(map(str, without))
     assert f"no weights, so no sink and no map: layer {which}" in drawn["page.png"].get_suptitle()

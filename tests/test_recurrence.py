@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ops.kernels import fla, has_fla
-from ops.recurrence import chunked, plain_chunked, quadratic, recurrent
+from ops.recurrence import chunked, quadratic, recurrent
 
 B, H, DK, DV = 2, 3, 8, 5
 LENGTHS = (1, 17, 64, 65, 200)
@@ -116,8 +116,6 @@ def test_chunked_equals_recurrent_with_every_gradient(T, kind, decay, delta):
     expected = run(recurrent, inputs)
     for chunk_size in CHUNKS:
         assert_near(run(chunked, inputs, chunk_size=chunk_size), expected, 1e-10)
-    if T in (1, 65):
-        assert_near(run(plain_chunked, inputs, chunk_size=16), expected, 1e-10)
     o, state = recurrent(**inputs | {"initial_state": None})
     assert error(readout_of_weights(inputs), o) < 1e-10
     assert_near(dict(enumerate(chunked(**inputs | {"initial_state": None}))), (o, state), 1e-10)
@@ -130,7 +128,7 @@ def test_every_form_erases_under_a_key_of_its_own_with_every_gradient(T, kind):
     assert all(map(torch.equal, chunked(**inputs | {"erase": inputs["k"]}), chunked(**inputs)))
     inputs["erase"] = F.normalize(torch.randn(B, T, H, DK).double(), dim=-1)
     expected = run(definition, inputs)
-    for form in (recurrent, plain_chunked, chunked):
+    for form in (recurrent, chunked):
         assert_near(run(form, inputs), expected, 1e-10)
     assert error(readout_of_weights(inputs), definition(**inputs | {"initial_state": None})[0]) < 1e-10
 
@@ -169,7 +167,7 @@ def test_autocast_changes_nothing_forward_or_backward(form, kind, decay, delta):
         assert x.dtype == torch.float32 and torch.equal(x, expected[name]), name
 
 
-@pytest.mark.parametrize("form", [chunked, plain_chunked, recurrent])
+@pytest.mark.parametrize("form", [chunked, recurrent])
 def test_no_token_gives_no_output_and_leaves_the_state(form):
     inputs = make_inputs(0, "per head", "-5 to 0 a step", delta=True)
     o, state = form(**inputs)

@@ -40,11 +40,11 @@ def mqar_run(mixed_mqar, tmp_path_factory, helpers):
 
 @pytest.fixture
 def evaluated(helpers, capsys):
-    """evaluated(checkpoint, key=value, ...) -> the object of the last line that evaluate.py prints."""
+    """evaluated(checkpoint, key=value, ...) -> the object that evaluate.py prints."""
 
     def call(checkpoint, **keys):
-        evaluate.main(helpers.words(checkpoint=checkpoint, device="cpu", **keys))
-        return json.loads(capsys.readouterr().out.splitlines()[-1])
+        evaluate.main(helpers.words(checkpoint=checkpoint, device="cpu", json=True, **keys))
+        return json.loads(capsys.readouterr().out)
 
     return call
 

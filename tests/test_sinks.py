@@ -30,7 +30,8 @@ ROWS = [row("headwise", s, 0.5, 0.9) for s in range(2)] + [row("none", s, (0.8, 
 
 
 def test_the_table_has_a_line_per_arm_with_its_means_and_spread():
-    title, gated, plain = sinks.table(ROWS)
+    found = sinks.table(ROWS)
+    title, (gated, plain) = found.header, found.cells
     assert title[:5] == ["arm", "seeds", "weight, other", "weight, trigger", "sd"]
     by_name = dict(zip(title, plain, strict=True))
     assert (by_name["weight, other"], by_name["sd"], by_name["|v_0|"]) == ("85.0%", "7.1%", "0.10")

@@ -312,8 +312,8 @@ def test_metrics_hold_every_step_and_evaluation_and_end(trained, helpers):
     rows, scores = helpers.metrics(trained), {"val_loss", "perplexity", "accuracy", "labels", "slices"}
     names = {
         "train": {"loss", "lr", "grad_norm", "spike", "tokens_per_second", "mfu"},
-        "eval": {"meters"} | scores,
-        "end": {"seconds", "eval_seconds"} | scores,
+        "eval": {"meters", "seconds"} | scores,
+        "end": {"seconds", "eval_seconds", "whole"} | scores,
     }
     assert all(row.keys() == names[row["event"]] | {"event", "step"} for row in rows)
     assert [row["step"] for row in rows if row["event"] == "train"] == list(range(8))
@@ -345,11 +345,30 @@ def test_evaluations_read_the_same_sample_and_the_end_of_a_run_the_whole_split(t
     assert end["labels"] == open_dataset(text).counts("val")["tokens"] - 1
     # the checkpoint alone gives the same, in the dtype of the run
     capsys.readouterr()
-    evaluate.main([f"--checkpoint={out}", "--device=cpu", "--batch_size=4"])
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    evaluate.main([f"--checkpoint={out}", "--device=cpu", "--batch_size=4", "--json"])
+    found = json.loads(capsys.readouterr().out)
     assert found["loss"] == end["val_loss"] and found["dtype"] == "bfloat16"
-    short = helpers.metrics(helpers.train(text, tmp_path / "short", eval_whole=False, **keys))[-1]
-    assert (short["labels"], short["val_loss"]) == (3 * 32, evaluations[-1]["val_loss"]) and short["event"] == "end"
+
+
+def test_a_run_shorter_than_the_reading_of_the_whole_split_ends_with_the_sample(
+    text, tmp_path, helpers, capsys, monkeypatch
+):
+    """By this clock an evaluation takes 10 s, and all between two looks at it a millisecond."""
+    now, calls, read = itertools.count(0, 1e-3), [], train.evaluate
+    monkeypatch.setattr(train.time, "perf_counter", lambda: next(now) + 10 * len(calls))
+    monkeypatch.setattr(train, "evaluate", lambda *args, **keys: calls.append(1) or read(*args, **keys))
+    keys = dict(eval_tokens=70, batch_size=2, max_iters=3)
+    out = helpers.train(text, tmp_path / "out", **keys)
+    sample, end = helpers.metrics(out, "eval")[-1], helpers.metrics(out)[-1]
+    assert (end["labels"], end["val_loss"], end["whole"]) == (3 * 32, sample["val_loss"], False)
+    assert "--init_from=resume --eval_whole=true reads them" in capsys.readouterr().out
+    size, n_calls = open_dataset(text).counts("val")["tokens"] - 1, len(calls)
+    for words in ({"eval_whole": True}, {}):  # the second one finds the end, and reads nothing
+        helpers.train(text, out, init_from="resume", **keys | words)
+        assert helpers.metrics(out)[-1] | {"labels": size, "whole": True} == helpers.metrics(out)[-1]
+    assert len(calls) == n_calls + 1 and [row["event"] for row in helpers.metrics(out)].count("end") == 1
+    whole = helpers.metrics(helpers.train(text, tmp_path / "whole", eval_whole=True, **keys))[-1]
+    assert whole["labels"] == size and whole["whole"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -399,6 +418,14 @@ def test_gradients_are_clipped_to_grad_clip(run, helpers, monkeypatch):
     before = [row["grad_norm"] for row in helpers.metrics(run("out", grad_clip=0.1), "train")]
     assert min(before) > 0.1
     assert norms == pytest.approx([0.1] * 8, rel=1e-4)
+    none, zero = (helpers.losses(run(f"out{clip}", grad_clip=clip)) for clip in (None, 0))
+    assert none == zero != helpers.losses(run("same", grad_clip=0.1))
+
+
+def test_a_warmup_longer_than_the_run_is_noted(run, capsys):
+    run("out", learning_rate=1e-3, warmup_iters=9, max_iters=3)
+    note = "note: warmup_iters=9 is longer than the run of 3 steps, which reaches 30% of learning_rate=0.001\n"
+    assert note in capsys.readouterr().out
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -407,7 +434,7 @@ def test_gradients_are_clipped_to_grad_clip(run, helpers, monkeypatch):
 
 def test_what_is_wrong_with_the_data_is_said_before_anything_is_written(run, text, tmp_path, helpers):
     for keys, expected in [
-        (dict(dataset=tmp_path / "nowhere"), "nowhere/meta.json: cannot be read (No such file"),
+        (dict(dataset=tmp_path / "nowhere"), "nowhere/meta.json: no such file; run python data/<name>/prepare.py"),
         (dict(init_from="scrach"), "scrach: no such checkpoint"),
         (dict(block_size=31), "train has rows of 32 tokens; block_size=31 is too small"),
         (dict(vocab_size=31), "has ids up to 31"),

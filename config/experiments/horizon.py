@@ -50,15 +50,12 @@ scores = {
 }
 scores_of = {"pruned": ["sigmoid", "wide", "headwise", "matched"]}
 
-claim_base = {"other_than": 0}
+claim_base = {"other_than": 0, "family": "at the end"}
 claims = {
     # does the gain turn?
-    "after 6,000 steps the sigmoid gate changes the loss": {
-        "contrast": {"none": 1, "sigmoid": -1},
-        "family": "at the end",
-    },
-    "... the wide gate does": {"contrast": {"none": 1, "wide": -1}, "family": "at the end"},
-    "... the headwise gate does": {"contrast": {"none": 1, "headwise": -1}, "family": "at the end"},
+    "after 6,000 steps the sigmoid gate changes the loss": {"contrast": {"none": 1, "sigmoid": -1}},
+    "... the wide gate does": {"contrast": {"none": 1, "wide": -1}},
+    "... the headwise gate does": {"contrast": {"none": 1, "headwise": -1}},
     "the sigmoid gate gains less in 6,000 steps than in 1,500": {
         "contrast": {"none 1,500": 1, "sigmoid 1,500": -1, "none": -1, "sigmoid": 1},
         "above": 0,

@@ -24,9 +24,6 @@ variants = {
     "start": {"init_from_arm": "first gated", "gate": "elementwise", "gate_activation": "sigmoid2"},
 }
 
-# 360 kB to validate on: the error of a paired difference from the choice of bytes is about 0.003 then
-data = {"val_fraction": 0.03}
-
 claim_base = {"pool": mixers, "above": 0, "sides": 1}
 claims = {
     "a gate from the start lowers the loss, pooled over two mixers": {

@@ -51,27 +51,21 @@ selection_base = {"meters": False}
 pair_spread = 0.25  # of log steps; with and without the sigmoid gate, on five other seeds: 0.10 to 0.31 by mixer
 
 # contrasts are of log steps, so that each is a ratio of steps; over 1: the first arm is slower
-claim_base = {"pool": mixers, "other_than": 0, "of": ["log_steps", 0.9]}
+claim_base = {"contrast": {"wide half": 1, "wide one": -1}, "pool": mixers, "other_than": 0, "of": ["log_steps", 0.9]}
 claims = {
     # the start alone: the same gate from a half and from one
     "a start at a half slows softmax and cosformer by more than 10%": {
-        "contrast": {"wide half": 1, "wide one": -1},
         "pool": ["softmax", "cosformer"],
         "above": 0.0953,
         "sides": 1,
         "family": "start",
     },
     "it changes gla, mamba2 and gated_deltanet by less than 20%": {
-        "contrast": {"wide half": 1, "wide one": -1},
         "pool": ["gla", "mamba2", "gated_deltanet"],
         "within": 0.1823,
         "family": "start",
     },
-    "a start at a half changes MIXER": {
-        "contrast": {"wide half": 1, "wide one": -1},
-        "each": mixers,
-        "family": "start, by mixer",
-    },
+    "a start at a half changes MIXER": {"each": mixers, "family": "start, by mixer"},
     # what depending on the input buys, from the same start
     "input-dependence changes the steps": {"contrast": {"static one": 1, "wide one": -1}, "family": "input"},
     "input-dependence changes MIXER's steps": {

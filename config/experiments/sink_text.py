@@ -15,7 +15,7 @@ name = "sink_text"
 arms = {"none": {}, "elementwise": {"gate": "elementwise"}}
 seeds = [0, 1]
 
-data = {"row_len": 512}
+data = {"row_len": 512, "val_fraction": 0.015}
 
 base = {
     "block_size": 512,

@@ -10,7 +10,7 @@ seeds are a look: no claim is judged.
 name = "state_size"
 seeds = [0, 1, 2]
 solved_above = 0.9
-mixers = ["softmax", "cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda"]
+mixers = ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda"]  # those whose state has levels
 variants = {
     "4": {"head_dim": 4, "state_size": 4},
     "8": {"head_dim": 8, "state_size": 8},
@@ -18,25 +18,11 @@ variants = {
     "sigmoid 4": {"head_dim": 4, "state_size": 4, "gate": "elementwise"},
     "sigmoid 8": {"head_dim": 8, "state_size": 8, "gate": "elementwise"},
     "sigmoid 16": {"head_dim": 16, "state_size": 16, "gate": "elementwise"},
-    "levels 4": {
-        "head_dim": 4,
-        "state_size": 4,
-        "levels": "log_linear",
-        "mixers": ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda"],
-    },
-    "levels 8": {
-        "head_dim": 8,
-        "state_size": 8,
-        "levels": "log_linear",
-        "mixers": ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda"],
-    },
-    "levels 16": {
-        "head_dim": 16,
-        "state_size": 16,
-        "levels": "log_linear",
-        "mixers": ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda"],
-    },
+    "levels 4": {"head_dim": 4, "state_size": 4, "levels": "log_linear", "mixers": mixers},
+    "levels 8": {"head_dim": 8, "state_size": 8, "levels": "log_linear", "mixers": mixers},
+    "levels 16": {"head_dim": 16, "state_size": 16, "levels": "log_linear", "mixers": mixers},
 }
+mixers = ["softmax", "cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda"]  # all
 
 prepare = "mqar"
 data = {"slices": "64/8,64/16", "vocab_size": 64, "train_size": 20_000, "val_size": 64}

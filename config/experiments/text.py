@@ -41,12 +41,11 @@ scores_of = {
     "YaRN": ["softmax", "softmax sigmoid"],
 }
 
-claim_base = {"pool": mixers, "above": 0, "sides": 1}
+claim_base = {"contrast": {"none": 1, "sigmoid": -1}, "pool": mixers, "above": 0, "sides": 1}
 claims = {
-    "the gate lowers the loss, pooled over five mixers": {"contrast": {"none": 1, "sigmoid": -1}, "family": "pooled"},
-    "it lowers MIXER's": {"contrast": {"none": 1, "sigmoid": -1}, "each": mixers, "family": "by mixer"},
+    "the gate lowers the loss, pooled over five mixers": {"family": "pooled"},
+    "it lowers MIXER's": {"each": mixers, "family": "by mixer"},
     "more in linear mixers and SSMs than in softmax": {
-        "contrast": {"none": 1, "sigmoid": -1},
         "pool": {"cosformer": 0.25, "gla": 0.25, "mamba2": 0.25, "gated_deltanet": 0.25, "softmax": -1},
         "family": "linear against softmax",
     },

@@ -104,7 +104,6 @@ def rows_of(text, row_len):
 
 
 def clean(texts):
-    """Of {path: text}, those that are kept."""
     kept, seen = {}, set()
     for name, text in texts.items():
         runs = runs_of(text)

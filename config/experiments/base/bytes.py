@@ -2,11 +2,11 @@
 What the experiments on running text share: a small GPT on the bytes of Python's standard library, read by its loss.
 """
 
-seeds = [0]
 metric = "val_loss"
 
 prepare = "pystdlib"
-data = {"val_fraction": 0.015}
+# 360 kB to validate on: the error of a paired difference from the choice of bytes is about 0.003 then
+data = {"val_fraction": 0.03}
 
 base = {
     "n_layer": 4,

@@ -7,9 +7,6 @@ clearly better for an arm.
 
 include = "bytes.py"
 
-# 360 kB to validate on: the error of a paired difference from the choice of bytes is about 0.003 then
-data = {"val_fraction": 0.03}
-
 learning_rates = [1e-3, 3e-3, 1e-2]
 selection_seeds = [100, 101]
 select_by = "last"
