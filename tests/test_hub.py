@@ -92,16 +92,18 @@ def test_what_cannot_be_read_is_one_line_that_lists_what_there_is(copies, tmp_pa
     assert error().endswith("pip install datasets")
 
 
+def fail(*words, **keys):
+    raise ConnectionError("Couldn't reach\nthe hub")
+
+
+def rows_of_a_network_that_fails():
+    yield {"text": "the first"}
+    fail()
+
+
 def test_a_network_that_fails_is_one_line_with_the_way_without_it(tmp_path, helpers, monkeypatch):
-    def fail(*words, **keys):
-        raise ConnectionError("Couldn't reach\nthe hub")
-
-    def rows():
-        yield {"text": "the first"}
-        fail()
-
     words = ["a/b", f"--out_dir={tmp_path / 'out'}", "--tokenizer=byte"]
-    stream = datasets.IterableDataset.from_generator(rows)
+    stream = datasets.IterableDataset.from_generator(rows_of_a_network_that_fails)
     for step, load in {"opened": fail, "read": lambda *words, **keys: {"train": stream}}.items():
         monkeypatch.setattr(datasets, "load_dataset", load)
         message = helpers.error_of(prepare.main, words)

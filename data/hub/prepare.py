@@ -20,9 +20,11 @@ import hashlib
 import itertools
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -135,11 +137,11 @@ def is_held_out(config, text):
 
 def encoded(config, stream, tokenizer, out_dir, held_out):
     """The documents of a stream, encoded, in its order; those that are held out go to `held_out` instead."""
-    shards = [(number, stream.shard(stream.num_shards, number)) for number in range(stream.num_shards)]
+    # as bytes: multiprocessing itself would pass datasets' tensor of the epoch through a socket of this process
+    shards = [(i, pickle.dumps(stream.shard(stream.num_shards, i))) for i in range(stream.num_shards)]
     left, workers = config.documents or sys.maxsize, contextlib.nullcontext()
-    if config.processes > 1:  # Ctrl-C is for this process, which ends the others
-        ignore, spawn = (signal.SIGINT, signal.SIG_IGN), multiprocessing.get_context("spawn")
-        workers = spawn.Pool(config.processes, signal.signal, ignore)
+    if config.processes > 1:
+        workers = multiprocessing.get_context("spawn").Pool(config.processes, start_worker)
     with tempfile.TemporaryDirectory(dir=out_dir, prefix="parts-") as folder, workers as pool:
         for path, facts in (pool.imap if pool else map)(partial(encode_shard, config, tokenizer, folder), shards):
             with open(path, "rb") as file:
@@ -155,13 +157,18 @@ def encoded(config, stream, tokenizer, out_dir, held_out):
                 return
 
 
+def start_worker():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process, which ends the others
+    tqdm.set_lock(threading.RLock())  # tqdm's own lock would be reported as leaked when they are ended
+
+
 def encode_shard(config, tokenizer, folder, numbered):
     """Writes the tokens of one shard's documents to a file, and returns its path and what is known of each document."""
-    (number, stream), facts = numbered, []
+    (number, shard), facts = numbered, []
     path = Path(folder) / str(number)
     bar = dict(desc=f"shard {number}", unit=" documents", position=number % config.processes, leave=False)
     with open(path, "wb") as file:
-        for text in tqdm(texts_of(config, stream), **bar):
+        for text in tqdm(texts_of(config, pickle.loads(shard)), **bar):
             counts, ids = encode(text, tokenizer)
             file.write(ids.tobytes())
             facts.append((is_held_out(config, text), counts))
