@@ -1,24 +1,20 @@
-"""
-data/hub/prepare.py on copies of a data set, and a BPE trained on its text. The hub itself is not asked.
-
-    python -m pytest tests/test_hub.py
-"""
+"""data/hub/prepare.py on copies of a data set, and a BPE trained on its text. The hub itself is not asked."""
 
 import json
 import math
 import sys
 
 import datasets
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_prepare import contents
 
 import evaluate
 import sample
 from data.hub import prepare
 from data.shards import open_dataset
-from data.tokenizer import choose_tokenizer, tokenizer_of
+from data.tokenizer import choose_tokenizer
 
 TEXTS = [f"Story {i} of a fox and {'der Zwölf ' * (i % 5)}名 🙂.{chr(10) * (i % 2)}" for i in range(120)]
 TEXTS[7:10] = [None, "", TEXTS[3]]
@@ -45,12 +41,6 @@ def run(out, from_dir, *words, tokenizer="byte"):
     return open_dataset(out)
 
 
-def documents(dataset, split):
-    shards = [np.load(dataset.folder / shard["file"]) for shard in dataset.meta["splits"][split]["shards"]]
-    parts = np.split(np.concatenate(shards), np.load(dataset.folder / f"{split}_documents.npy")[1:-1])
-    return [tokenizer_of(dataset).decode_bytes(part.tolist()).decode() for part in parts]
-
-
 def test_every_kind_of_copy_and_any_number_of_processes_give_the_same_files(copies, tmp_path):
     words = ("--val_fraction=0.2", "--documents=100", "--shard_tokens=500")
     for name, processes in [("parquet", 1), ("parquet", 2), ("jsonl", 1), ("saved", 1), ("saved_dict", 1)]:
@@ -63,16 +53,15 @@ def test_every_kind_of_copy_and_any_number_of_processes_give_the_same_files(copi
 
 
 def test_documents_end_with_a_line_end_and_a_text_is_held_out_by_its_hash(copies, tmp_path):
-    lines = [text if text.endswith("\n") else f"{text}\n" for text in TEXTS if text]
-    whole, first = (
-        run(tmp_path / str(n), copies["parquet"], "--val_fraction=0.2", f"--documents={n}") for n in (120, 50)
-    )
-    val = documents(whole, "val")
+    lines = [(text if text.endswith("\n") else f"{text}\n").encode() for text in TEXTS if text]
+    words = copies["parquet"], "--val_fraction=0.2"
+    whole, first = run(tmp_path / "whole", *words), run(tmp_path / "first", *words, "--documents=50")
+    val = contents(whole, "val")
     assert 10 < len(val) < 40 and val == [line for line in lines if line in val]
-    assert documents(whole, "train") == [line for line in lines if line not in val]  # no copy is on both sides
-    assert documents(first, "val") == [line for line in lines[:50] if line in val]
+    assert contents(whole, "train") == [line for line in lines if line not in val]  # no copy is on both sides
+    assert contents(first, "val") == [line for line in lines[:50] if line in val]
     other = run(tmp_path / "split", copies["saved_dict"], "--val_split=test")
-    assert (documents(other, "train"), documents(other, "val")) == (lines, lines[5:6])
+    assert (contents(other, "train"), contents(other, "val")) == (lines, lines[5:6])
 
 
 def test_what_cannot_be_read_is_one_line_that_lists_what_there_is(copies, tmp_path, helpers, monkeypatch):

@@ -42,7 +42,6 @@ from data.writing import claim, encode, made_by, report, write_stream
 
 GENERATOR = "data/hub/prepare.py"
 VERSION = 1
-SAVED_SHARDS = 64  # of a data set that save_to_disk wrote, if it has so many rows
 
 
 @dataclass
@@ -105,11 +104,10 @@ def open_streams(config):
         if folder and {"state.json", "dataset_dict.json"} & {*os.listdir(folder)}:
             saved = datasets.load_from_disk(folder)
             saved = saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
-            found = {split: rows.to_iterable_dataset(min(SAVED_SHARDS, len(rows))) for split, rows in saved.items()}
+            found = {split: rows.to_iterable_dataset(min(64, len(rows))) for split, rows in saved.items()}  # 64 shards
         else:
-            found = datasets.load_dataset(
-                folder or config.name[0], config.config, revision=config.revision, streaming=True
-            )
+            where = folder or config.name[0], config.config
+            found = datasets.load_dataset(*where, revision=config.revision, streaming=True)
         for ours, name in {"train": "split", "val": "val_split"}.items():
             if (theirs := getattr(config, name)) is not None:
                 configurator.check_choice(name, theirs, tuple(found))
@@ -164,8 +162,7 @@ def start_worker():
 
 def encode_shard(config, tokenizer, folder, numbered):
     """Writes the tokens of one shard's documents to a file, and returns its path and what is known of each document."""
-    (number, shard), facts = numbered, []
-    path = Path(folder) / str(number)
+    (number, shard), facts, path = numbered, [], Path(folder) / str(numbered[0])
     bar = dict(desc=f"shard {number}", unit=" documents", position=number % config.processes, leave=False)
     with open(path, "wb") as file:
         for text in tqdm(texts_of(config, pickle.loads(shard)), **bar):
