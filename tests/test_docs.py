@@ -173,8 +173,8 @@ def run_prepare(name, words):
     if "--tokenizer=out/qwen3" in words:
         imported(Path("out/qwen3"))
     words = [*words, f"--out_dir=prepared/{name}"]
-    if name == "wikitext103":  # tests/test_wikitext103.py runs it on a text of its own
-        configurator.load(prepare.Config, words, positional=None)
+    if name in ("wikitext103", "hub"):  # test_wikitext103.py and test_hub.py run them on texts of their own
+        configurator.load(prepare.Config, words, positional="name" if name == "hub" else None)
         return
     prepare.main([*words, "--train_size=200", "--val_size=20"] if name in ("mqar", "backcopy") else words)
     assert json.loads(Path(f"prepared/{name}/meta.json").read_text())["splits"].keys() == {"train", "val"}
