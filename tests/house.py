@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
-    "lines: product": 14_000,
+    "lines: product": 14_400,
     "lines: tests": 11_000,
     "lines: model.py": 700,
     "lines: longest other product file": 600,

@@ -87,7 +87,7 @@ def check_same_run(ours, theirs, helpers):
 def kill_at_random(process, out, rng, seconds):
     """SIGKILL at a random moment; every other time, at a random moment of a checkpoint's writing. How it was hit."""
     if rng.random() < 0.5:
-        time.sleep(rng.uniform(0.0, seconds))
+        time.sleep(rng.uniform(0.0, 0.7 * seconds))
     else:
         writes, deadline = rng.randrange(8), time.monotonic() + 2 * seconds
         while process.is_alive() and time.monotonic() < deadline:
