@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from configurator import UserError  # noqa: E402
 from data.mqar import prepare as mqar_prepare  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 from data.writing import write_stream  # noqa: E402
+from model import GPT  # noqa: E402
 from study import drawing, mixers, overview  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,6 +40,33 @@ TINY = dict(
 )  # fmt: skip
 # a stream of bytes with characters of 1, 2, 3 and 4 of them
 LINES = ["The quick brown fox jumps over the lazy dog.\n", "Zwölf Boxkämpfer jagen Eva über den Deich.\n", "名は。🙂\n"]
+
+
+@torch.no_grad()
+def off_its_start(config, dtype=torch.float64, noise=0.1):
+    """A model with noise on every weight, in evaluation: gates that begin at zero would hide mistakes."""
+    torch.manual_seed(0)
+    model = GPT(config).to(dtype).eval()
+    for p in model.parameters():
+        p.add_(torch.randn_like(p) * noise)
+    return model
+
+
+@torch.no_grad()
+def logits_of_pieces(model, idx, lengths):
+    """The logits of idx, read in pieces of these lengths with the state kept."""
+    state, start, parts = model.init_state(len(idx), dtype=model.wte.weight.dtype), 0, []
+    for length in lengths:
+        x, state = model.features(idx[:, start : start + length], state, start)
+        parts, start = [*parts, model.logits(x)], start + length
+    return torch.cat(parts, dim=1)
+
+
+def wait_until(condition, is_alive=lambda: True):
+    deadline = time.monotonic() + 240
+    while not condition():
+        assert time.monotonic() < deadline and is_alive()
+        time.sleep(0.01)
 
 
 class Helpers:
@@ -141,6 +170,19 @@ def mqar(tmp_path_factory):
     keys = dict(seq_len=32, pairs=4, vocab_size=32, power=1, train_size=10_000, val_size=300, out_dir=folder)
     mqar_prepare.main(Helpers.words(**keys))
     return folder
+
+
+@pytest.fixture
+def keys(request, mqar, tmp_path):
+    """keys(name, key=value, ...): those of a tiny run on MQAR in the folder of that name, with the test file's KEYS."""
+    own = getattr(request.module, "KEYS", {})
+    return lambda name, **given: TINY | own | dict(dataset=mqar, out_dir=tmp_path / name) | given
+
+
+@pytest.fixture
+def run(keys):
+    """run(name, key=value, ...) trains with these keys, and returns the folder."""
+    return lambda name, **given: Helpers.train(**keys(name, **given))
 
 
 @pytest.fixture(scope="session")

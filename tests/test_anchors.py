@@ -1,7 +1,5 @@
 """Runs of train.py against the same training with published code, from identical weights, on identical batches.
 
-python -m pytest tests/test_anchors.py
-
 On our side a run is all of train.main: its batches, schedule, loss, clipping and AdamW. The other side is a loop in
 plain PyTorch, as nanoGPT trains, around a model or a layer of transformers. All is float64, so that what is left of a
 difference is rounding: about 1e-14, where another constant (an eps, a beta, the form of GELU) makes over 1e-6.

@@ -1,7 +1,4 @@
-"""Bigram-Backcopy: the rows against a literal reading of the rule, the table and the perfect predictor against counts.
-
-python -m pytest tests/test_backcopy.py
-"""
+"""Bigram-Backcopy: rows against a literal reading of the rule, table and perfect predictor against counts."""
 
 import collections
 import itertools

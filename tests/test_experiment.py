@@ -1,9 +1,6 @@
-"""
-Experiments: what is run, what is kept, what stops it. What is made of rows: test_rows.py and the others with made_rows.
+"""Experiments: what is run, what is kept, what stops it. Files with made_rows test what is made of rows.
 
 Runs are carried out in this process, but for the tests of `processes`.
-
-    python -m pytest tests/test_experiment.py
 """
 
 import json
@@ -11,13 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import types
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from made_rows import made_row
+from conftest import ROOT, wait_until
+from made_rows import DATA, made_row
 
 import evaluate
 import experiment
@@ -32,8 +28,6 @@ from runs.hardware import usable_cores
 from study import report, runner
 from study.rows import read_rows
 
-ROOT = Path(__file__).resolve().parent.parent
-DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
 FLOAT32 = {"dtype": "float32"}
 OTHER = dict(slices="32/4,64/4,64/7", vocab_size=16, train_size=1, val_size=50)
 ARMS = {"none": {"gate": "none"}, "elementwise": {"gate": "elementwise"}}
@@ -104,8 +98,7 @@ def rows_of(out_dir):
     return {(row["arm"], row["seed"]): row for row in read_jsonl(out_dir / "rows.jsonl")}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Running
+# -- Running -----------------------------------------------------------------------------------------------------------
 
 
 def test_every_arm_is_run_with_every_seed_and_has_its_row(finished, base, helpers):
@@ -185,10 +178,8 @@ def test_a_signal_stops_every_run_which_saves_first(base, tmp_path, helpers):
     command = [sys.executable, "experiment.py", *helpers.words(out_dir=tmp_path, **keys)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     files = [tmp_path / f"{arm}-seed0" / "metrics.jsonl" for arm in arms]
-    deadline = time.monotonic() + 120
-    while not all(file.is_file() and '"train"' in file.read_text() for file in files):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
+    is_alive = lambda: process.poll() is None  # noqa: E731
+    wait_until(lambda: all(file.is_file() and '"train"' in file.read_text() for file in files), is_alive)
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 143 and "Traceback" not in said
@@ -243,8 +234,7 @@ def test_a_folder_of_a_run_of_other_keys_is_left_alone(run, copied, base, comman
     assert load(copied / "none-seed1")["model_args"]["n_layer"] == 2
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The data of the runs
+# -- The data of the runs ----------------------------------------------------------------------------------------------
 
 
 def test_workers_that_start_together_prepare_their_data_once(tmp_path, monkeypatch):
@@ -258,8 +248,7 @@ def test_workers_that_start_together_prepare_their_data_once(tmp_path, monkeypat
     assert fixed == {tmp_path / "all"} and len(made) == 2
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Scores of finished runs
+# -- Scores of finished runs -------------------------------------------------------------------------------------------
 
 
 def test_a_finished_run_gets_the_scores_it_lacks_and_is_not_run_again(base, tmp_path, commands, capsys, helpers):
@@ -295,8 +284,7 @@ def test_a_finished_run_gets_the_scores_it_lacks_and_is_not_run_again(base, tmp_
     assert f"1 finished runs have no checkpoint in {out} (none-seed0), which a score" in capsys.readouterr().out
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Mistakes, and runs that fail
+# -- Mistakes, and runs that fail --------------------------------------------------------------------------------------
 
 GAIN = {"contrast": {"none": 1}, "above": 0}
 CHOOSING = dict(selection_seeds=[5], learning_rates=[1.0])
@@ -348,31 +336,20 @@ def test_a_run_that_dies_is_one_line_that_names_its_log(processes, run, tmp_path
     assert not (out_dir / "rows.jsonl").exists()
 
 
-@pytest.fixture
-def ended(mqar, tmp_path, helpers):
-    """ended(status, key=value, ...) -> a job whose training was run in this process and ended with that status."""
-
-    def call(status, **keys):
-        try:
-            helpers.train(mqar, tmp_path, eval_interval=1, **keys)
-        except SystemExit as stopped:
-            assert stopped.code == status
-        (tmp_path / "log.txt").write_text("Traceback\nIndexError: list index out of range\n")
-        item = {"arm": "none", "seed": 0, "data": {}, "config": {}}
-        process = types.SimpleNamespace(returncode=status)
-        return {"item": item, "folder": tmp_path, "process": process, "started": 0.0}
-
-    return call
-
-
-def test_a_run_that_was_not_finite_has_a_row(ended):
-    row = runner.finish(PLAIN, ended(1, learning_rate=1e12, grad_clip=None, warmup_iters=0))
+def test_a_run_that_was_not_finite_has_a_row_and_one_that_crashed_after_an_evaluation_has_none(mqar, tmp_path, helpers):
+    item, process = {"arm": "none", "seed": 0, "data": {}, "config": {}}, types.SimpleNamespace(returncode=1)
+    log = "Traceback\nIndexError: list index out of range\n"
+    jobs = [dict(item=item, folder=tmp_path / name, process=process, started=0.0) for name in ("infinite", "crashed")]
+    with pytest.raises(SystemExit, match="1"):
+        keys = dict(learning_rate=1e12, grad_clip=None, warmup_iters=0)
+        helpers.train(mqar, jobs[0]["folder"], eval_interval=1, **keys)
+    (tmp_path / "infinite" / "log.txt").write_text(log)
+    row = runner.finish(PLAIN, jobs[0])
     assert not row["finite"] and row["accuracy"] is None
     json.dumps(row, allow_nan=False)
     assert report.show(PLAIN, row) == "accuracy nan%"
     assert [step for step, _ in row["curve"]] == [0]
-
-
-def test_a_run_that_crashed_after_an_evaluation_is_not_one_that_was_not_finite(ended, helpers):
-    message = helpers.error_of(runner.finish, PLAIN, ended(1, max_iters=1))  # an exception has status 1, too
+    helpers.train(mqar, jobs[1]["folder"], eval_interval=1, max_iters=1)
+    (tmp_path / "crashed" / "log.txt").write_text(log)
+    message = helpers.error_of(runner.finish, PLAIN, jobs[1])  # an exception has status 1, too
     assert "ended with status 1: IndexError: list index out of range" in message

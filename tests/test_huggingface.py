@@ -1,7 +1,5 @@
 """Models of transformers, read from the folders that it writes.
 
-python -m pytest tests/test_huggingface.py
-
 No hub is needed: a model of each class gets random weights, is saved with save_pretrained, and read as a user's folder
 would be. published.py has the gated attention of Qiu et al., which no class of transformers has.
 """
@@ -18,7 +16,7 @@ import safetensors.torch
 import tokenizers
 import torch
 import torch.nn.functional as F
-from conftest import LINES
+from conftest import LINES, logits_of_pieces
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -75,8 +73,13 @@ FAMILIES = {
 }
 
 
+GATED = ["baseline", "headwise", "elementwise"]  # published.py's
+
+
 def save(name, folder, **how):
     """The folder of a model of theirs with random weights. Returns the model."""
+    if name in GATED:
+        return published.save_gated_qwen3(name, folder, **how, **SIZES, rope_parameters=ROPE)
     config = copy.deepcopy(FAMILIES[name])
     model = Qwen3_5ForConditionalGeneration(config) if "images" in name else AutoModelForCausalLM.from_config(config)
     return published.save(model, folder, **how)
@@ -90,20 +93,17 @@ def imported(helpers, folder, out, **keys):
 IDX = torch.arange(2 * 48).view(2, 48) * 37 % 300
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *GATED])
 def test_logits_of_an_imported_model_are_those_of_transformers(name, helpers, tmp_path):
     theirs = save(name, tmp_path / "theirs", max_shard_size="30KB")
     assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
     ours = imported(helpers, tmp_path / "theirs", tmp_path / "ours")
     with torch.no_grad():
         expected = theirs(IDX).logits
-        torch.testing.assert_close(ours(IDX), expected, rtol=0, atol=1e-4)
-        state, logits = ours.init_state(2), []
-        for start, stop in ((0, 30), *((i, i + 1) for i in range(30, 48))):
-            x, state = ours.features(IDX[:, start:stop], state, start)
-            logits.append(ours.logits(x))
-        torch.testing.assert_close(torch.cat(logits, 1), expected, rtol=0, atol=1e-4)
+        for logits in (ours(IDX), logits_of_pieces(ours, IDX, [30, *[1] * 18])):
+            torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
     assert expected.std() > 0.1
+    assert name not in GATED or ours.config.gate == ("none" if name == "baseline" else name)
 
 
 def test_a_gpt2_as_on_the_hub_is_read(helpers, tmp_path, capsys):
@@ -119,15 +119,6 @@ def test_a_gpt2_as_on_the_hub_is_read(helpers, tmp_path, capsys):
     ours = imported(helpers, tmp_path, tmp_path / "ours", block_size=50)
     assert ours.config.tie_embeddings and ours.wpe.weight.shape == (50, 32)
     assert "block_size=50, of 64" in capsys.readouterr().out
-    with torch.no_grad():
-        torch.testing.assert_close(ours(IDX), theirs(IDX).logits, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["baseline", "headwise", "elementwise"])
-def test_logits_of_the_gated_models_are_those_of_their_definition(kind, helpers, tmp_path):
-    theirs = published.save_gated_qwen3(kind, tmp_path / "theirs", **SIZES, rope_parameters=ROPE)
-    ours = imported(helpers, tmp_path / "theirs", tmp_path / "ours")
-    assert ours.config.gate == ("none" if kind == "baseline" else kind)
     with torch.no_grad():
         torch.testing.assert_close(ours(IDX), theirs(IDX).logits, rtol=0, atol=1e-4)
 
@@ -181,8 +172,7 @@ def test_a_field_of_config_json_changes_our_model_exactly_where_it_changes_their
     assert seen >= 6
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What is refused
+# -- What is refused ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -247,8 +237,7 @@ def test_a_damaged_or_foreign_folder_is_one_line(name, damage, words, folders, h
     assert not (tmp_path / "ours" / "config.json").exists()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The tokenizer, and the programs on an imported model
+# -- The tokenizer, and the programs on an imported model --------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,4 @@
-"""
-A gate for a trained model: it starts at the same function, trains at a rate of its own, and an experiment can do it.
-
-    python -m pytest tests/test_late_gate.py
-"""
+"""A gate for a trained model starts at the same function and trains at its own rate, also in an experiment."""
 
 import dataclasses
 import json
@@ -10,22 +6,17 @@ import types
 
 import pytest
 import torch
+from conftest import off_its_start
 
 import configurator
 import experiment
 import train
-from model import GPT, MIXERS, GPTConfig
+from model import MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import resume
 from study import runner
 from study.plan import name_of, parent_of
 from study.rows import read_rows
-
-
-@pytest.fixture
-def run(mqar, tmp_path, helpers):
-    """run(name, key=value, ...) trains the tiny model on MQAR in the folder of that name, and returns the folder."""
-    return lambda name, **keys: helpers.train(**dict(dataset=mqar, out_dir=tmp_path / name) | keys)
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +27,10 @@ def trained(mqar, tmp_path_factory, helpers):
 
 @pytest.mark.parametrize("name", [*MIXERS, "softmax as in GPT-2"])
 def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(name, helpers, tmp_path):
-    torch.manual_seed(0)
     keys = dict(n_layer=2, n_embd=16, n_head=2, block_size=32, vocab_size=20, state_size=4, short_conv=3, rope_base=500)
     name, _, of_gpt2 = name.partition(" ")
     keys |= dict(norm="layer", bias=True, mlp="gelu_tanh", position="learned") if of_gpt2 else {}
-    model = GPT(GPTConfig(attention=name, **keys)).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.2 * torch.randn_like(p))
+    model = off_its_start(GPTConfig(attention=name, **keys), torch.float32, noise=0.2)
     args = dataclasses.asdict(model.config)
     checkpoints.save(tmp_path / "ckpt.pt", {"model": model.state_dict(), "model_args": args})
     gates = dict(gate="elementwise+headwise@value+elementwise@query+elementwise@output", gate_activation="sigmoid2")
@@ -127,8 +114,7 @@ def test_new_parameters_have_a_learning_rate_of_their_own_which_a_resumed_run_ke
     assert helpers.equal(a["model"], b["model"]) and helpers.equal(a["optimizer"], b["optimizer"])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# In an experiment
+# -- In an experiment --------------------------------------------------------------------------------------------------
 
 LATE = {"init_from_arm": "first", "gate": "elementwise", "gate_activation": "sigmoid2", "new_lr_scale": 3.0}
 ARMS = {"late": LATE, "never": {"init_from_arm": "first"}, "first": {"max_iters": 4, "decay_lr": False}}

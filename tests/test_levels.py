@@ -1,7 +1,4 @@
-"""Log-linear states: every form is the definition, in outputs, states and gradients, and so is a mixer that has them.
-
-python -m pytest tests/test_levels.py
-"""
+"""Log-linear states: every form, and a mixer that has them, is the definition in outputs, states and gradients."""
 
 import pytest
 import torch

@@ -1,7 +1,4 @@
-"""Muon: what it orthogonalises, against the singular value decomposition and torch's own; and what it leaves to AdamW.
-
-python -m pytest tests/test_optim.py
-"""
+"""Muon: what it orthogonalises, against the singular value decomposition and torch's; what it leaves to AdamW."""
 
 import pytest
 import torch

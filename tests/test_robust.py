@@ -1,8 +1,4 @@
-"""
-Bad numbers and bad disks: one clear line, and nothing lost. Memory.
-
-    python -m pytest tests/test_robust.py
-"""
+"""Bad numbers and bad disks: one clear line, and nothing lost. Memory."""
 
 import os
 import re
@@ -22,13 +18,7 @@ from runs import files
 ABOUT = dict(generator="tests", generator_version=1, parameters={}, seed=0, name="text")
 
 
-@pytest.fixture
-def run(mqar, tmp_path, helpers):
-    return lambda name, **keys: helpers.train(**dict(dataset=mqar, out_dir=tmp_path / name) | keys)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Numbers that are not finite
+# -- Numbers that are not finite ---------------------------------------------------------------------------------------
 
 
 def poison(monkeypatch, at_step, how):
@@ -83,8 +73,7 @@ def test_float16_that_overflows_at_any_scale_ends(run, capfd, monkeypatch):
     assert "float16's loss scale fell below 1 and the gradient still overflows at step 0" in capfd.readouterr().err
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Disks
+# -- Disks -------------------------------------------------------------------------------------------------------------
 
 
 def refuse(*words):
@@ -121,8 +110,7 @@ def test_a_disk_that_fills_up_leaves_the_checkpoint_before_and_the_run_goes_on(
     assert helpers.equal(*(checkpoints.load(out)["model"] for out in (tmp_path / "out", whole)))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Paths and folders
+# -- Paths and folders -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("script", [evaluate, meters])
@@ -136,8 +124,7 @@ def test_an_out_that_cannot_be_written_is_refused_before_anything_is_measured(sc
     assert os.listdir(tmp_path) == ["folder.json"]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Files that are written
+# -- Files that are written --------------------------------------------------------------------------------------------
 
 
 KILLED = """
@@ -160,8 +147,7 @@ def test_a_write_that_is_killed_leaves_the_old_file_and_what_it_leaves_can_be_to
     assert file.read_text() == "new" and set(tmp_path.iterdir()) == {file, theirs}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Memory: the peak of a fresh process, in MB, after some of the work and after all of it
+# -- Memory: the peak of a fresh process, in MB, after some of the work and after all of it ----------------------------
 
 BATCHES = """
 import resource, sys, torch

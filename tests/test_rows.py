@@ -1,9 +1,6 @@
-"""
-An experiment's list, its rows, and the tables made of them. No run is started.
+"""An experiment's list, its rows, and the tables made of them. No run is started.
 
 Claims are in test_claims.py, learning rates in test_rates.py, figures in test_figures.py.
-
-    python -m pytest tests/test_rows.py
 """
 
 import contextlib

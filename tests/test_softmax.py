@@ -3,7 +3,8 @@
 import edits
 import pytest
 import torch
-from test_edits import CLOSE, C, D, T, in_pieces, make_config, random_x, randomized
+from test_edits import CLOSE, randomized
+from test_model import C, D, T, in_pieces, make_config, random_x
 
 from gate import parse_gate
 from model import Softmax
