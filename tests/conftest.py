@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,7 @@ from configurator import UserError  # noqa: E402
 from data.mqar import prepare as mqar_prepare  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 from data.writing import write_stream  # noqa: E402
-from model import GPT  # noqa: E402
-from study import drawing, mixers, overview  # noqa: E402
+from study import drawing, mixers, overview, runner  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = dict(
@@ -40,26 +40,6 @@ TINY = dict(
 )  # fmt: skip
 # a stream of bytes with characters of 1, 2, 3 and 4 of them
 LINES = ["The quick brown fox jumps over the lazy dog.\n", "Zwölf Boxkämpfer jagen Eva über den Deich.\n", "名は。🙂\n"]
-
-
-@torch.no_grad()
-def off_its_start(config, dtype=torch.float64, noise=0.1):
-    """A model with noise on every weight, in evaluation: gates that begin at zero would hide mistakes."""
-    torch.manual_seed(0)
-    model = GPT(config).to(dtype).eval()
-    for p in model.parameters():
-        p.add_(torch.randn_like(p) * noise)
-    return model
-
-
-@torch.no_grad()
-def logits_of_pieces(model, idx, lengths):
-    """The logits of idx, read in pieces of these lengths with the state kept."""
-    state, start, parts = model.init_state(len(idx), dtype=model.wte.weight.dtype), 0, []
-    for length in lengths:
-        x, state = model.features(idx[:, start : start + length], state, start)
-        parts, start = [*parts, model.logits(x)], start + length
-    return torch.cat(parts, dim=1)
 
 
 def wait_until(condition, is_alive=lambda: True):
@@ -202,6 +182,22 @@ def text(tmp_path_factory):
     about = dict(generator="tests", generator_version=1, parameters={}, seed=0)
     write_stream(folder, splits, tokenizer=get_tokenizer("byte"), name="text", **about)
     return folder
+
+
+@pytest.fixture(scope="module")
+def started():
+    """[(script and folder, keys)] of the runs that experiments start from here on: they are made in this process."""
+    found = []
+
+    def start(command, folder, threads, gpu, processes, held):
+        script, keys = command
+        found.append((f"{script} {folder.name}", keys))
+        importlib.import_module(script.removesuffix(".py")).main([f"--config_override={json.dumps(keys)}"])
+        return types.SimpleNamespace(returncode=0, poll=lambda: 0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "start_process", start)
+        yield found
 
 
 @pytest.fixture

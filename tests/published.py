@@ -15,11 +15,7 @@ from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDelta
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridConfig, OlmoHybridGatedDeltaNet
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotary_pos_emb
-from transformers.models.qwen3_next.modeling_qwen3_next import (
-    Qwen3NextAttention,
-    Qwen3NextGatedDeltaNet,
-    Qwen3NextRotaryEmbedding,
-)
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 from data.tokenizer import BYTE_OF
 
@@ -54,12 +50,12 @@ def filled(theirs: nn.Module, ours: nn.Module, **given: torch.Tensor) -> nn.Modu
     return theirs.eval()
 
 
-class CausalAttention(Qwen3NextAttention):
+class CausalAttention(qwen3_next.Qwen3NextAttention):
     """Qwen3-Next's attention, called as a mixer is: x (B, T, C) -> y (B, T, C)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         T = x.shape[1]
-        position = Qwen3NextRotaryEmbedding(self.config)(x, torch.arange(T)[None])
+        position = qwen3_next.Qwen3NextRotaryEmbedding(self.config)(x, torch.arange(T)[None])
         mask = torch.full((T, T), -torch.inf).triu(1)[None, None]
         return super().forward(x, position, mask)[0]
 
@@ -105,7 +101,7 @@ def qwen3_next_gated_deltanet(ours) -> nn.Module:
     q, k, v, beta, dt = ours.in_proj.weight.split([H * D, H * D, H * D, H, H])
     # theirs holds, head by head, D rows of each of q, k, v, z; then b, a
     qkvz = torch.cat([w.view(H, D, C) for w in (q, k, v, ours.gates["native"].proj.weight)], dim=1)
-    theirs = Qwen3NextGatedDeltaNet(config, layer_idx=0)
+    theirs = qwen3_next.Qwen3NextGatedDeltaNet(config, layer_idx=0)
     return filled(theirs, ours, in_proj_qkvz=qkvz, in_proj_ba=torch.stack([beta, dt], dim=1))
 
 

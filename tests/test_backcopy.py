@@ -107,9 +107,7 @@ def test_a_model_of_it_is_sampled_measured_by_kind_and_told_its_floor(folder, tm
 
 
 @pytest.mark.parametrize(("first_token", "first"), [(True, [0]), (False, [])])
-def test_a_sample_begins_with_the_token_that_rows_begin_with(
-    first_token, first, folder, tmp_path, helpers, monkeypatch
-):
+def test_a_sample_begins_with_the_token_of_rows(first_token, first, folder, tmp_path, helpers, monkeypatch):
     data = make(tmp_path / "data", folder / "text.txt", first_token=first_token)
     helpers.train(data, tmp_path / "run", n_layer=1, max_iters=1, meters="false")
     read, stream = [], GPT.stream

@@ -130,9 +130,7 @@ GATERUN = PAGE.parents[1] / "gaterun"
 CLAIMS = dict(re.findall(r"^\| `(.+?)` \| (.+) \|$", PAGE.read_text(), re.M))
 
 
-def test_all_parts_measure_every_mixer_and_every_claim_of_the_page(
-    small_parts, beside_nanogpt, tmp_path, monkeypatch, capsys, helpers
-):
+def test_all_parts_measure_every_mixer_and_claim(small_parts, beside_nanogpt, tmp_path, monkeypatch, capsys, helpers):
     seen, batch, out = [], Dataset.batch, tmp_path / "out"
     monkeypatch.setattr(Dataset, "batch", lambda *args, **keys: seen.append(batch(*args, **keys)) or seen[-1])
     words = dict(device="cpu", dtype="float32", threads=1, pairs=6, long_pairs=6, longest=1024)

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 import torch
-from conftest import off_its_start
+from small_models import off_its_start
 
 import evaluate
 import export

@@ -179,9 +179,7 @@ def die_while_saving(words):
     train.main(words)
 
 
-def test_a_job_killed_in_the_middle_of_a_save_goes_on_with_another_number_of_processes(
-    keys, helpers, ranks, whole, capsys
-):
+def test_a_job_killed_in_a_save_goes_on_with_another_number_of_processes(keys, helpers, ranks, whole, capsys):
     out = keys("out")["out_dir"]
     assert ranks(2, die_while_saving, init_from="auto").end() == [-signal.SIGKILL, 1]
     assert len(list(out.glob(".ckpt.pt.*.tmp"))) == 1 and checkpoints.load(out)["iter_num"] == 50
@@ -190,9 +188,7 @@ def test_a_job_killed_in_the_middle_of_a_save_goes_on_with_another_number_of_pro
     check_same_curve(out, whole, helpers)
 
 
-def test_torchrun_starts_again_after_a_dead_rank_and_saves_at_sigterm_and_the_curve_is_that_of_one_process(
-    keys, helpers
-):
+def test_torchrun_restarts_after_a_dead_rank_saves_at_sigterm_and_has_the_curve_of_one_process(keys, helpers):
     case = dict(gradient_accumulation_steps=2, max_iters=240, eval_interval=40)
     whole, out = helpers.train(**keys("whole", **case)), keys("out")["out_dir"]
     launch = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1", "train.py"]

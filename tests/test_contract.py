@@ -9,7 +9,7 @@ import os
 
 import pytest
 import torch
-from conftest import logits_of_pieces, off_its_start
+from small_models import logits_of_pieces, off_its_start
 
 from configurator import UserError, check_choice
 from gate import GATE_ACTIVATIONS

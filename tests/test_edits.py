@@ -17,10 +17,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import LINES, ROOT
-from test_model import C, D, H, T, in_pieces, make_config, random_x
+from small_models import off_its_start
+from test_model import C, D, H, T, in_pieces, make_config, make_mixer, random_x
 
 import train
-from gate import parse_gate
 from model import GPT, MIXERS, MLPS
 from runs import checkpoint as checkpoints
 from runs.probe import weights_of
@@ -55,18 +55,6 @@ def test_an_edit_is_as_short_as_promised(cls):
 def known(monkeypatch):
     for cls, (name, _) in BUDGET.items():
         monkeypatch.setitem(MLPS if cls is edits.Experts else MIXERS, name, cls)
-
-
-@torch.no_grad()
-def randomized(module):
-    torch.manual_seed(0)
-    for p in module.double().eval().parameters():
-        p.normal_(0, 0.2)
-    return module
-
-
-def make_mixer(name, gate="none", **keys):
-    return randomized(MIXERS[name](make_config(attention=name, gate=gate, **keys), parse_gate(gate)))
 
 
 @torch.no_grad()
@@ -140,7 +128,7 @@ def test_a_long_convolution_is_its_definition_and_has_no_weights():
 
 
 def test_a_mixture_of_experts_sends_a_token_to_one_trains_its_auxiliary_loss_and_counts_what_is_active():
-    gpt, idx = randomized(GPT(make_config(mlp="experts"))), torch.randint(50, (2, T))
+    gpt, idx = off_its_start(make_config(mlp="experts"), noise=0.2), torch.randint(50, (2, T))
     x, mlp = random_x(), gpt.blocks[0].mlp
     share = mlp.router(x).softmax(-1)
     for b, t in itertools.product(range(2), range(T)):

@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import logits_of_pieces, off_its_start
+from small_models import logits_of_pieces, off_its_start
 from test_recurrence import as_dtype, definition, error, run
 
 from model import GPT, GPTConfig

@@ -85,18 +85,22 @@ def one_line(function, *args, **keys):
         return None
 
 
-def places(value, path=()):
-    """The paths of all that a value holds."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+def places(value, path=(), most=None):
+    """The paths of all that a value holds, of lists to the first items only where `most` says how many."""
+    items = value.items() if isinstance(value, dict) else enumerate(value[:most]) if isinstance(value, list) else ()
     for name, part in items:
         yield (*path, name)
-        yield from places(part, (*path, name))
+        yield from places(part, (*path, name), most)
 
 
 def with_change(value, at, new):
     """A copy, in which the at-th of its places holds something else; GONE: is not there."""
-    value, paths = copy.deepcopy(value), list(places(value))
-    *path, name = paths[at % len(paths)]
+    paths = list(places(value))
+    return changed_at(value, paths[at % len(paths)], new)
+
+
+def changed_at(value, path, new):
+    value, (*path, name) = copy.deepcopy(value), path
     parent = functools.reduce(operator.getitem, path, value)
     if new is GONE:
         del parent[name]

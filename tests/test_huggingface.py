@@ -16,19 +16,9 @@ import safetensors.torch
 import tokenizers
 import torch
 import torch.nn.functional as F
-from conftest import LINES, logits_of_pieces
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    GPT2Config,
-    LlamaConfig,
-    PreTrainedConfig,
-    Qwen3_5Config,
-    Qwen3_5ForConditionalGeneration,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3NextConfig,
-)
+import transformers as hf
+from conftest import LINES
+from small_models import logits_of_pieces
 
 import evaluate
 import export
@@ -57,16 +47,16 @@ GPT2 = dict(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn
 
 
 FAMILIES = {
-    "Llama": LlamaConfig(**SIZES, rope_parameters=ROPE),
-    "Llama, tied, no GQA": LlamaConfig(**SIZES | dict(tie_word_embeddings=True, num_key_value_heads=4, head_dim=8)),
-    "Qwen3": Qwen3Config(**SIZES, rope_parameters=ROPE),
-    "GPT-2": GPT2Config(**GPT2),
-    "GPT-2, untied, exact gelu": GPT2Config(
+    "Llama": hf.LlamaConfig(**SIZES, rope_parameters=ROPE),
+    "Llama, tied, no GQA": hf.LlamaConfig(**SIZES | dict(tie_word_embeddings=True, num_key_value_heads=4, head_dim=8)),
+    "Qwen3": hf.Qwen3Config(**SIZES, rope_parameters=ROPE),
+    "GPT-2": hf.GPT2Config(**GPT2),
+    "GPT-2, untied, exact gelu": hf.GPT2Config(
         **GPT2, tie_word_embeddings=False, activation_function="gelu", n_inner=40, layer_norm_epsilon=1e-3
     ),
-    "Qwen3-Next": Qwen3NextConfig(**SIZES | DELTA, **DENSE, rope_parameters=PARTIAL),
-    "Qwen3.5": Qwen3_5TextConfig(**SIZES | DELTA, rope_parameters=PARTIAL),
-    "Qwen3.5 with images": Qwen3_5Config(
+    "Qwen3-Next": hf.Qwen3NextConfig(**SIZES | DELTA, **DENSE, rope_parameters=PARTIAL),
+    "Qwen3.5": hf.Qwen3_5TextConfig(**SIZES | DELTA, rope_parameters=PARTIAL),
+    "Qwen3.5 with images": hf.Qwen3_5Config(
         text_config=SIZES | DELTA | dict(rope_parameters=PARTIAL | {"mrope_section": [1, 1, 0]}),
         vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32),
     ),
@@ -80,8 +70,8 @@ def save(name, folder, **how):
     """The folder of a model of theirs with random weights. Returns the model."""
     if name in GATED:
         return published.save_gated_qwen3(name, folder, **how, **SIZES, rope_parameters=ROPE)
-    config = copy.deepcopy(FAMILIES[name])
-    model = Qwen3_5ForConditionalGeneration(config) if "images" in name else AutoModelForCausalLM.from_config(config)
+    theirs = hf.AutoModelForImageTextToText if "images" in name else hf.AutoModelForCausalLM
+    model = theirs.from_config(copy.deepcopy(FAMILIES[name]))
     return published.save(model, folder, **how)
 
 
@@ -126,7 +116,7 @@ def test_a_gpt2_as_on_the_hub_is_read(helpers, tmp_path, capsys):
 def theirs_of(about):
     """The logits of transformers' model of a config.json, whose weights follow from their names; None if refused."""
     try:
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copy.deepcopy(about))).eval()
+        model = hf.AutoModelForCausalLM.from_config(hf.AutoConfig.for_model(**copy.deepcopy(about))).eval()
     except Exception:
         return None
     with torch.no_grad():
@@ -151,7 +141,7 @@ def changed_value(value):
 def test_a_field_of_config_json_changes_our_model_exactly_where_it_changes_theirs(name):
     about = FAMILIES[name].to_dict()
     there, here, ropes = theirs_of(about), ours_of(about), about.get("rope_parameters") or {}
-    of_all = PreTrainedConfig().to_dict().keys() | {"output_router_logits"}  # what is returned, not computed
+    of_all = hf.PreTrainedConfig().to_dict().keys() | {"output_router_logits"}  # what is returned, not computed
     values = {field: about[field] for field in about if field not in of_all}
     values |= dict(tie_word_embeddings=about["tie_word_embeddings"], mlp_bias=False)
     changes = [{field: changed_value(value)} for field, value in values.items() if type(value) in (int, float, bool)]
@@ -278,9 +268,7 @@ def test_a_tokenizer_of_pieces_falls_back_to_bytes(tmp_path):
     assert tokenizer.encode_array("the").dtype == np.uint16
 
 
-def test_data_of_an_imported_tokenizer_have_the_loss_of_transformers_under_an_imported_model(
-    tokenizer_file, helpers, tmp_path, capsys
-):
+def test_data_of_an_imported_tokenizer_have_the_loss_of_transformers(tokenizer_file, helpers, tmp_path, capsys):
     model = published.save_gated_qwen3("elementwise", tmp_path / "theirs", **SIZES | dict(vocab_size=70_016))
     shutil.copy(tokenizer_file, tmp_path / "theirs")
     (tmp_path / "book.txt").write_text("".join(LINES * 20))

@@ -2,11 +2,10 @@
 
 import dataclasses
 import json
-import types
 
 import pytest
 import torch
-from conftest import off_its_start
+from small_models import off_its_start
 
 import configurator
 import experiment
@@ -14,7 +13,6 @@ import train
 from model import MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import resume
-from study import runner
 from study.plan import name_of, parent_of
 from study.rows import read_rows
 
@@ -130,23 +128,10 @@ def call(helpers, tmp_path_factory):
     return lambda out_dir, **keys: experiment.main([str(file), *helpers.words(out_dir=out_dir, jobs=1, **keys)])
 
 
-@pytest.fixture
-def started(monkeypatch):
-    """The keys of the runs that are started from here on, in this process."""
-    found = []
-
-    def start(command, folder, threads, gpu, processes, held):
-        found.append(command[1])
-        train.main([f"--config_override={json.dumps(command[1])}"])
-        return types.SimpleNamespace(returncode=0, poll=lambda: 0)
-
-    monkeypatch.setattr(runner, "start_process", start)
-    return found
-
-
 def test_an_arm_starts_from_the_end_of_anothers_run_and_its_row_says_so(call, started, helpers, tmp_path):
+    started.clear()
     call(tmp_path / "out")
-    names = [keys["out_dir"].rpartition("/")[2] for keys in started]
+    names = [name.removeprefix("train.py ") for name, _ in started]
     assert sorted(names) == sorted(f"{arm}-seed{seed}" for arm in ARMS for seed in (0, 1))
     rows = {name_of(row): row for row in read_rows(tmp_path / "out")}
     for name, row in rows.items():
@@ -166,7 +151,7 @@ def test_an_arm_starts_from_the_end_of_anothers_run_and_its_row_says_so(call, st
     file.write_text("\n".join(without) + "\n")
     started.clear()
     call(tmp_path / "out")
-    assert [keys["init_from"] for keys in started] == ["auto", "auto"]
+    assert [keys["init_from"] for _, keys in started] == ["auto", "auto"]
     again = {name_of(row): row for row in read_rows(tmp_path / "out")}
     assert [again[f"late-seed{i}"]["val_loss"] for i in (0, 1)] == [rows[f"late-seed{i}"]["val_loss"] for i in (0, 1)]
 
@@ -178,7 +163,7 @@ def test_a_kill_in_the_first_save_of_a_late_arm_is_started_again(call, started, 
     file.write_text("".join(f"{line}\n" for line in file.read_text().splitlines() if '"late"' not in line))
     started.clear()
     call(tmp_path / "out", seeds="[0]")
-    assert [keys["init_from"] for keys in started] == [str(tmp_path / "out" / "first-seed0" / "ckpt.pt")]
+    assert [keys["init_from"] for _, keys in started] == [str(tmp_path / "out" / "first-seed0" / "ckpt.pt")]
     assert (folder / "ckpt.pt").is_file()
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from conftest import off_its_start
+from small_models import off_its_start
 
 import gate
 from configurator import UserError

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import off_its_start
+from small_models import off_its_start
 
 from gate import Gate
 from model import MIXERS, GPTConfig

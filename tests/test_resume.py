@@ -186,9 +186,7 @@ def test_resume_refuses_another_model_and_says_what_else_is_new(keys, helpers, c
     assert changed == [("max_iters: 5", "4"), ("learning_rate: 0.001", "0.003")]
 
 
-def test_a_resumed_run_has_the_keys_of_its_checkpoint_then_a_config_files_then_the_command_lines(
-    keys, helpers, tmp_path, capsys
-):
+def test_a_resumed_run_has_its_checkpoints_keys_then_a_files_then_the_command_lines(keys, helpers, tmp_path, capsys):
     case = dict(seed=7, dropout=0.1, lr_decay_iters=14, weight_decay=0.3, beta2=0.9)
     whole = helpers.train(**keys("whole", **case))
     out = helpers.train(**keys("out", **case) | dict(max_iters=4))

@@ -32,9 +32,7 @@ def poison(monkeypatch, at_step, how):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_bad_step_is_named_though_the_log_looks_later_and_the_weights_stay_good(
-    run, tmp_path, helpers, capfd, monkeypatch, dtype
-):
+def test_the_bad_step_is_named_by_a_later_log_and_weights_stay_good(run, tmp_path, helpers, capfd, monkeypatch, dtype):
     poison(monkeypatch, 5, float("nan"))
     with pytest.raises(SystemExit) as stopped:
         run("out", dtype=dtype, eval_interval=3, log_interval=100, max_iters=30)
@@ -92,9 +90,7 @@ def at_step_5(monkeypatch, call):
 
 
 @pytest.mark.parametrize("what", ["ckpt.pt", "metrics.jsonl"])
-def test_a_disk_that_fills_up_leaves_the_checkpoint_before_and_the_run_goes_on(
-    what, run, tmp_path, monkeypatch, helpers
-):
+def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(what, run, tmp_path, monkeypatch, helpers):
     whole, save = run("whole"), torch.save
     with monkeypatch.context() as patched:
         if what == "ckpt.pt":  # of step 8, when all of it is written
@@ -134,9 +130,7 @@ write_whole(sys.argv[1], lambda file: (file.write(b"half"), file.flush(), os._ex
 """
 
 
-def test_a_write_that_is_killed_leaves_the_old_file_and_what_it_leaves_can_be_told_from_files_of_others(
-    tmp_path, helpers
-):
+def test_a_killed_write_leaves_the_old_file_and_what_can_be_told_from_files_of_others(tmp_path, helpers):
     file, theirs = tmp_path / ("ä" * 127), tmp_path / ".out.json.123.tmp"  # 254 bytes: the greatest length
     theirs.write_text("no name that we give")
     files.write_text(file, "old")

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from conftest import off_its_start
+from small_models import off_its_start
 
 from configurator import UserError
 from model import MIXERS, GPTConfig
