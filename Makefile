@@ -13,7 +13,7 @@ demo: .venv/.installed ## a sink, and what a gate does to it; then a small gated
 	@echo; echo "1/3  Six one-layer models learn a small task: without a gate, with an elementwise and a headwise one (2 minutes)"
 	$(PY) experiment.py config/experiments/sink_demo.py --out_dir=out/sink
 	$(PY) meters.py --checkpoint=out/sink/none-seed0,out/sink/headwise-seed0 --out=out/sink/meters.json > out/sink/meters.txt
-	$(PY) plot.py out/sink/meters.json
+	$(PY) plot.py out/sink/meters.json --html=true
 	@echo; echo "2/3  A gated GPT of 0.9M parameters learns Python from the standard library, byte by byte (2 minutes)"
 	@$(MAKE) --no-print-directory out/pystdlib/.trained
 	@echo; echo "3/3  What it writes, and what its gates do (20 seconds)"
@@ -21,6 +21,7 @@ demo: .venv/.installed ## a sink, and what a gate does to it; then a small gated
 	$(PY) meters.py --checkpoint=out/pystdlib/best.pt > out/pystdlib/meters.txt
 	$(PY) plot.py out/pystdlib
 	@echo; echo "Look at out/sink/maps.png and out/sink/sink.png (the sink), out/sink/report.html (all of it), out/pystdlib/page.png (the GPT)"
+	@echo "Open out/sink/page.html in a browser: the gate and the sink, token by token"
 
 minimum: .venv/.installed ## the smallest recall experiment, three of its ten seeds (6 minutes)
 	$(PY) experiment.py config/experiments/minimum.py --seeds=0,1,2 --exploratory=true --out_dir=out/minimum

@@ -312,7 +312,7 @@ def row(name: str, values: list) -> str:
     def show(value):
         return f"{value:,d}" if isinstance(value, int) else f"{value:.4f}" if isinstance(value, float) else value
 
-    return f"  {name:<17}" + "".join(f"{show(value):>24}" for value in values)
+    return f"  {name:<30}" + "".join(f"{show(value):>24}" for value in values)
 
 
 if __name__ == "__main__":

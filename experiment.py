@@ -107,9 +107,8 @@ class ExperimentConfig:
                 if kind in kinds:
                     check_name(kind, name)
                 if taken := sorted(OURS[kind == "scores"] & keys.keys()):
-                    raise UserError(
-                        f"{kind}: {name}: {taken[0]}: the experiment sets it, so that files stay in out_dir"
-                    )
+                    words = "the experiment sets it, so that files stay in out_dir"
+                    raise UserError(f"{kind}: {name}: {taken[0]}: {words}")
         check_name("name", self.name)
 
     def check_names_of_arms(self) -> None:

@@ -53,7 +53,6 @@ import torch
 from configurator import UserError
 from data.shards import Dataset, open_dataset
 from evaluate import score
-from gate import ADDITIVE_ACTIVATIONS
 from model import GPT
 from ops import IGNORE
 from runs import memory, probe
@@ -119,6 +118,7 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
         "step": checkpoint.get("iter_num"),
         **{name: getattr(model.config, name) for name in ("attention", "gate", "gate_activation")},
         "dataset": dataset.name,
+        "folder": str(dataset.folder),
         "split": config.split,
         "slice": name,
         "dtype": dtype,
@@ -175,12 +175,9 @@ def attention_maps(
     prefix = inputs[:1, :MAP_TOKENS]  # causal: the first tokens' weights do not depend on the others
 
     def measure(block, seen):
-        mixer, gate = block.mixer, None
-        name = next((name for name in ("readout", "native") if name in mixer.gates), None)
-        if name and mixer.gates[name].activation not in ADDITIVE_ACTIVATIONS:
-            values = mixer.gates[name].value(mixer.gates[name].logits(seen["x"])).mean(-1)  # a static one has no B, T
-            gate = values.expand(*prefix.shape, mixer.n_head)[0]  # (t, H)
-        return probe.weights_of(mixer, seen["x"])[0] if mixer.explicit_weights is not None else None, gate
+        mixer, gate = block.mixer, probe.head_gates(block.mixer, seen["x"])
+        weights = probe.weights_of(mixer, seen["x"])[0] if mixer.explicit_weights is not None else None
+        return weights, None if gate is None else gate[0]  # (H, t, t), (t, H)
 
     seen = probe.probe(model, prefix, measure, dtype)
     marks = {name: mask[0, :MAP_TOKENS].nonzero().flatten().tolist() for name, mask in masks.items() if name != "other"}

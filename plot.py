@@ -6,9 +6,25 @@
                                      (experiment.py CONFIG --run=false adds those of its claims, and report.html)
     python plot.py results           all experiments: the claims of each in its claims.png, and one table of them all
     python plot.py out/meters.json   several checkpoints of meters.py: an attention map of each, side by side
+    python plot.py out --html=true   also out/page.html, a text token by token (token_page.py, from the checkpoint)
 
 Here are the figures of runs. study/report.py draws those of experiments, study/overview.py those of claims.
 """
+
+from dataclasses import dataclass
+
+import configurator
+from configurator import key
+
+
+@dataclass
+class PlotConfig:
+    folders: list[str] = key([], "folders of runs or experiments, or files of meters.py")
+    html: bool = key(False, "write page.html beside meters.json, too: its last checkpoint's gates, token by token")
+    text: str | None = key(None, "html: the text to show (None: the first row that meters.py read)")
+
+
+configurator.begin(__name__, PlotConfig, __doc__, positional="folders")
 
 import collections
 import functools
@@ -17,7 +33,6 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -25,32 +40,29 @@ import numpy as np
 from matplotlib.colors import PowerNorm
 from matplotlib.ticker import LogLocator, NullFormatter
 
-import configurator
-from configurator import UserError, key
+from configurator import UserError
 from runs.files import read_json, read_jsonl
 from study import overview, report
 from study.drawing import COLOURS, SPARE_COLOURS, drawable, dress, legend_of, mean, mixer_colours, write
 from study.rows import read_rows
+from token_page import write_page
 
 OF_SINK = ("share", "random_tokens", "effective", "token_0_before", "token_0_after")
-
-
-@dataclass
-class PlotConfig:
-    folders: list[str] = key([], "folders of runs or experiments, or files of meters.py")
 
 
 def main(argv: list[str]) -> None:
     config = configurator.load(PlotConfig, argv, positional="folders", program="plot.py", description=__doc__)
     if not config.folders:
         raise UserError("folders=[]: name what to draw, as in: python plot.py out")
+    if config.text is not None and not config.html:
+        raise UserError("text=...: is shown on the page in HTML; add --html=true")
     folders = list(map(Path, config.folders))
     runs = [folder for folder in folders if os.path.isfile(folder / "metrics.jsonl")]
     if len(runs) > 1:
         print(curves(runs))
     for folder in folders:
         with drawable(folder):
-            print(*draw(folder), sep="\n")
+            print(*draw(folder), *([write_page(folder, config.text)] if config.html else []), sep="\n")
 
 
 def draw(folder: Path) -> list:

@@ -215,9 +215,7 @@ class Dataset:
         if how := self._drawn.get(split):
             key = f"{how['seed']} {seed}"
             tokens, labels = drawn.rows(how["task"], how["length"], key, first * batch_size, batch_size)
-            import torch  # as in _collate
-
-            return torch.from_numpy(tokens), torch.from_numpy(np.where(labels == 0, IGNORE, labels))
+            return _collate(list(zip(tokens, np.where(labels == 0, IGNORE, labels), strict=True)))
         examples = []
         for index in range(first * batch_size, (first + 1) * batch_size):
             epoch, position = divmod(index, n)

@@ -3,7 +3,8 @@ Tokenizers by name, as the "tokenizer" of a data set's meta.json gives it.
 
     byte   UTF-8 bytes, 256 ids: needs no file
     gpt2   GPT-2's byte-level BPE, 50,257 ids, computed by tiktoken
-    tokenizer.json and the first digits of its sha256   the file of a model from a hub, computed by tokenizers
+    tokenizer.json and the first digits of its sha256   the file of a model from a hub, or of the BPE that bpe:4096
+           trained on the data's own text; computed by tokenizers
 
     tokenizer.encode("Hello")                # a list of ints; special tokens in the text are plain text
     tokenizer.encode_array("Hello")          # the same as uint16 or uint32, without a Python int for each
@@ -14,6 +15,7 @@ data/backcopy has characters, which its meta.json lists; the ids of data/mqar st
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -28,6 +30,9 @@ from configurator import UserError, read_regular
 END_OF_TEXT = 50256  # of gpt2
 TOKENIZER_FILE = "tokenizer.json"
 MOST_TOKENIZER = 1 << 28  # bytes of a file of a tokenizer
+BPE_PIECES, BPE_PIECE = 25_000, 4_096  # a BPE is trained on the first pieces of texts, each at most so many characters
+INSTALL = "tokenizers is not installed: pip install tokenizers"
+CHOICES = "byte, gpt2, bpe:N (N ids, trained on the text for training), or a folder with a tokenizer.json"
 
 
 def tokenizer_of_checkpoint(path: Path | str, data: dict) -> Any:
@@ -41,14 +46,21 @@ def get_tokenizer(name: str, folders: Iterable[Path | str] = ()) -> Any:
     if name in TOKENIZERS:
         return TOKENIZERS[name]()
     if not name.startswith(f"{TOKENIZER_FILE} "):
-        known = ", ".join(TOKENIZERS)
-        raise UserError(f"tokenizer {name!r}: must be one of {known}, or a folder with a {TOKENIZER_FILE}")
+        raise UserError(f"tokenizer {name!r}: must be {CHOICES}")
     for folder in folders:
         file = Path(folder) / TOKENIZER_FILE
         if os.path.isfile(file) and (tokenizer := FileTokenizer(file)).name == name:
             return tokenizer
     where = ", ".join(str(folder) or "." for folder in folders)
     raise UserError(f"{name!r}: the {TOKENIZER_FILE} with this sha256 is not in {where}; copy it there")
+
+
+def choose_tokenizer(choice: str, texts: Iterable[str]) -> Any:
+    """The tokenizer that a prepare script's key names, one of CHOICES; bpe:N is trained on the first of `texts`."""
+    if choice.startswith("bpe:"):
+        return train_bpe(choice, texts)
+    is_folder = choice not in TOKENIZERS and os.path.isdir(choice)
+    return FileTokenizer(Path(choice) / TOKENIZER_FILE) if is_folder else get_tokenizer(choice)
 
 
 def tokenizer_of(dataset) -> Any:
@@ -126,19 +138,34 @@ def _one_line(what):
         raise UserError(f"{what} ({str(error)[:200]})") from None
 
 
+def train_bpe(choice: str, texts: Iterable[str]) -> "FileTokenizer":
+    """A byte-level BPE, with GPT-2's borders of words; of fewer ids than asked for where the text has no more pairs."""
+    n = choice.removeprefix("bpe:")
+    if not (n.isdecimal() and 257 <= int(n) <= 1 << 20):
+        raise UserError(f"tokenizer {choice!r}: write the number of ids, at least 257, as in bpe:4096")
+    with _one_line(f"{choice}: {INSTALL}"):
+        import tokenizers
+    made, letters = tokenizers.Tokenizer(tokenizers.models.BPE()), tokenizers.pre_tokenizers.ByteLevel(False)
+    made.pre_tokenizer, made.decoder = letters, tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=int(n), initial_alphabet=letters.alphabet(), show_progress=False
+    )
+    pieces = (text[i : i + BPE_PIECE] for text in texts for i in range(0, len(text), BPE_PIECE))
+    made.train_from_iterator(itertools.islice(pieces, BPE_PIECES), trainer)
+    return FileTokenizer(choice, made.to_str().encode())
+
+
 class FileTokenizer:
     """The tokenizer of a tokenizer.json, as `tokenizers` computes it: byte-level BPE, or pieces with byte fallback."""
 
-    def __init__(self, file: Path | str):
-        try:
+    def __init__(self, file: Path | str, content: bytes | None = None):
+        with _one_line(f"{file}: {INSTALL}"):
             import tokenizers
-        except ImportError:
-            raise UserError(f"{file}: tokenizers is not installed: pip install tokenizers") from None
-        self.file, content = Path(file), read_regular(file, MOST_TOKENIZER)
-        self.name = name_of_file(content)
+        self.file, self.content = file, content or read_regular(file, MOST_TOKENIZER)
+        self.name = name_of_file(self.content)
         with _one_line(f"{file}: damaged, or no tokenizer"):
-            about = json.loads(content)
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
+            about = json.loads(self.content)
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(self.content)
             decoder, self._added = about.get("decoder") or {}, {entry["id"] for entry in about["added_tokens"]}
             kinds = {part["type"] for part in (decoder, *decoder.get("decoders", ())) if part}
         if not kinds & {"ByteLevel", "ByteFallback"}:
@@ -149,10 +176,13 @@ class FileTokenizer:
         self._tokenizer.no_padding()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=0)
 
+    def __reduce__(self):  # to another process: the library's own copy would forget encode_special_tokens
+        return FileTokenizer, (self.file, self.content)
+
     def encode(self, text: str) -> list[int]:
         """Raises UserError for a text on which the tokenizer fails."""
         with _one_line(f"{self.file}: fails on a text of {len(text):,} characters"):
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids  # fast: no offsets
 
     def encode_array(self, text: str) -> np.ndarray:
         return np.array(self.encode(text), np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from configurator import UserError, read_regular
+from configurator import UserError
 from data.shards import FORMAT, dtype_of, npy_files, read_meta
-from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE
+from data.tokenizer import TOKENIZER_FILE
 from runs import files
 from runs.files import DATA
 
@@ -34,8 +34,8 @@ def claim(out_dir: Path | str | None, overwrite: bool, generator: str) -> Path:
 
 def made_by(config, generator: str, version: int, **more) -> dict:
     """How a script made its data, for meta.json. parameters: the keys that decide which data it makes, and `more`."""
-    keys, about_folders = dataclasses.asdict(config), ("from_dir", "from_file", "out_dir", "overwrite")
-    parameters = {name: value for name, value in keys.items() if name not in about_folders} | more
+    keys, others = dataclasses.asdict(config), ("from_dir", "from_file", "out_dir", "overwrite", "processes")
+    parameters = {name: value for name, value in keys.items() if name not in others} | more
     return dict(generator=generator, generator_version=version, parameters=parameters, seed=keys.get("seed", 0))
 
 
@@ -57,20 +57,26 @@ def report(meta: dict, out_dir: Path | str) -> None:
     print(f"written to {out_dir}")
 
 
+def encode(text: str, tokenizer, count_words: Callable[[str], int] = lambda text: len(text.split())) -> tuple:
+    """((words, bytes, tokens), ids) of a document."""
+    ids = tokenizer.encode_array(text)
+    return (count_words(text), len(text.encode()), len(ids)), ids
+
+
 def write_stream(
     out_dir: Path | str,
-    splits: dict[str, Iterable[str]],
+    splits: dict[str, Iterable],
     *,
     name: str,
     tokenizer,
     shard_tokens: int = 100_000_000,
-    count_words: Callable[[str], int] = lambda text: len(text.split()),
     **about,
 ) -> dict:
     """
     Writes running text and returns the content of meta.json. Raises UserError.
 
-    splits: {"train": documents, ...}, an iterable of str each; they are joined with nothing in between
+    splits: {"train": documents, ...}, an iterable of str, or of what `encode` returned, each; they are joined with
+        nothing in between
     tokenizer: one of data/tokenizer.py
     about: what made_by returns
     """
@@ -78,9 +84,9 @@ def write_stream(
     with _new_folder(out_dir) as folder:
         for split, documents in splits.items():
             shards, counts, tokens = [], [], array(dtype.char)
-            for text in documents:
-                ids = tokenizer.encode_array(text)
-                counts.append((count_words(text), len(text.encode()), len(ids)))
+            for document in documents:
+                count, ids = encode(document, tokenizer) if isinstance(document, str) else document
+                counts.append(count)
                 tokens.frombytes(ids.tobytes())
                 while len(tokens) >= shard_tokens:
                     shards.append(_save_shard(folder, split, len(shards), tokens[:shard_tokens], dtype))
@@ -91,11 +97,13 @@ def write_stream(
             n_words, n_bytes, n_tokens = table.sum(0).tolist()
             total = {"documents": len(counts), "words": n_words, "bytes": n_bytes, "tokens": n_tokens}
             if not n_words:
-                raise UserError(f"the {split} split would hold no text, or nothing but white space")
+                raise UserError(
+                    f"the {split} split would hold no text, only white space; name more, or raise val_fraction"
+                )
             saved = _save(folder / f"{split}_documents.npy", np.concatenate([[0], table[:, 2].cumsum()]))
             written[split] = total | {"document_offsets": saved, "shards": shards}
-        if hasattr(tokenizer, "file"):  # the data set has a copy, so that it can be decoded wherever it lies
-            about["tokenizer_file"] = _save(folder / TOKENIZER_FILE, read_regular(tokenizer.file, MOST_TOKENIZER))
+        if hasattr(tokenizer, "content"):  # the data set has a copy, so that it can be decoded wherever it lies
+            about["tokenizer_file"] = _save(folder / TOKENIZER_FILE, tokenizer.content)
         return _write_meta(folder, "stream", name, tokenizer.name, tokenizer.vocab_size, about, written)
 
 

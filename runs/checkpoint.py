@@ -116,7 +116,13 @@ def _check(checkpoint):
 
 def wrong_tensor(tensor: Any) -> str | None:
     """Says in words why a value of somebody's file is no weight, or returns None if it is one."""
-    if not _is_plain(tensor):
+    is_plain = (  # dense, with memory for each of its numbers: expand() can repeat one row a billion times
+        type(tensor) is torch.Tensor
+        and tensor.layout == torch.strided
+        and not tensor.is_meta
+        and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+    )
+    if not is_plain:
         return "is no plain tensor"
     if tensor.dtype not in WEIGHT_DTYPES:
         return f"is {tensor.dtype}, which is not read: write it as float64, float32, float16 or bfloat16"
@@ -125,16 +131,6 @@ def wrong_tensor(tensor: Any) -> str | None:
         if not max(-least, most) <= torch.finfo(torch.float32).max:
             return "is not finite in float32: the file is broken, or its run has diverged"
     return None
-
-
-def _is_plain(tensor):
-    """Whether it is dense, with memory for each of its numbers: expand() can repeat one row a billion times."""
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.layout == torch.strided
-        and not tensor.is_meta
-        and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
-    )
 
 
 def _load_torch(path):

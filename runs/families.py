@@ -113,9 +113,8 @@ def rope_keys(config: dict, family: str) -> dict[str, Any]:
         raise UserError(f"{name}={show(rope)}: only plain RoPE is read, the same in all layers")
     fraction = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 0.25 if is_gated else 1.0))
     if fraction != 1 and not is_gated:
-        raise UserError(
-            f"partial_rotary_factor={show(fraction)}: {family} of transformers turns all channels of a head"
-        )
+        words = f"{family} of transformers turns all channels of a head"
+        raise UserError(f"partial_rotary_factor={show(fraction)}: {words}")
     return {
         "norm_eps": 1e-6,
         "n_kv_head": config["num_attention_heads"],

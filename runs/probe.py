@@ -33,13 +33,16 @@ SPIKE_WINDOW, SPIKE_AT_LEAST, SPIKE_DEVIATIONS = 100, 20, 5
 def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "float32") -> list:
     """Runs the model on inputs (B, T) and calls measure(block, seen) after each block. Returns the results by layer.
 
-    seen: stream and x (B, T, C), the inputs of the block and of its mixer; y (B, T, C), the mixer's output; residual
-    (B, T, C), the block's output. The model is left as it was, without hooks.
+    seen: stream and x (B, T, C), the inputs of the block and of its mixer; readout (B, T, H D), what out_proj gets; y
+    (B, T, C), the mixer's output; residual (B, T, C), the block's output. The model is left without hooks.
     """
     seen, results, was_training = {}, [], model.training
 
     def of_mixer(mixer, args, output):
         seen["x"], seen["y"] = args[0], output
+
+    def of_out_proj(out_proj, args):
+        seen["readout"] = args[0]
 
     def of_block(block, args, output):
         results.append(measure(block, seen | {"stream": args[0], "residual": output}))
@@ -49,6 +52,7 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
         hooks.callback(model.train, was_training)
         model.eval()
         for block in model.blocks:
+            hooks.enter_context(block.mixer.out_proj.register_forward_pre_hook(of_out_proj))
             hooks.enter_context(block.mixer.register_forward_hook(of_mixer))
             hooks.enter_context(block.register_forward_hook(of_block))
         with autocast(inputs.device.type, dtype):
@@ -97,6 +101,14 @@ def gate_meter(gate: Gate, x: torch.Tensor) -> dict:
 def gate_meters(mixer: Mixer, x: torch.Tensor) -> dict[str, dict]:
     """{position: the meter of its gate}, over the tokens of x (..., C)."""
     return {position: gate_meter(gate, x) for position, gate in mixer.gates.items()}
+
+
+def head_gates(mixer: Mixer, x: torch.Tensor) -> torch.Tensor | None:
+    """x (B, T, C) -> (B, T, H), the mean over a head's channels of the gate on its readout; None if none multiplies."""
+    gate = next((mixer.gates[name] for name in ("readout", "native") if name in mixer.gates), None)
+    if gate is None or gate.activation in ADDITIVE_ACTIVATIONS:
+        return None
+    return gate.value(gate.logits(x)).mean(-1).expand(*x.shape[:2], mixer.n_head)  # a static one has no B, T
 
 
 def collapsed_gates(layers: list[dict]) -> list[str]:
@@ -178,12 +190,7 @@ def query_meters(mixer: Mixer, x: torch.Tensor, stream: torch.Tensor) -> dict[st
         parts = size * (factor.square().transpose(1, 2) @ v.square().permute(0, 2, 3, 1)).sqrt()  # (B, H, T, T)
         return parts[..., 0] / parts.sum(-1).clamp(min=1e-30)
 
-    out = mixer.out_proj.weight.unflatten(1, (mixer.n_head, -1)).to(v.dtype)  # (C, H, D)
-    written = torch.einsum("bihd,chd->bihc", factor * v[:, :1], out)  # by a weight of one on token 0
-    if "output" in mixer.gates and mixer.gates["output"].activation not in ADDITIVE_ACTIVATIONS:
-        written = written * mixer.gates["output"].value(mixer.gates["output"].logits(x))
-    reach = written.norm(dim=-1) / stream.to(v.dtype).norm(dim=-1, keepdim=True).clamp(min=1e-30)  # (B, T, H)
-    reach = reach.transpose(1, 2)
+    reach = written_by_heads(mixer, x, stream, factor * v[:, :1])  # with a weight of one on token 0
     # softmax weights and the sink's sum to one; without a sink nobody asks what it gets
     to_sink = torch.full_like(size[..., 0], math.nan) if projection.sink is None else 1 - size.sum(-1)
     return {
@@ -194,6 +201,16 @@ def query_meters(mixer: Mixer, x: torch.Tensor, stream: torch.Tensor) -> dict[st
         "effective": size[..., 0] * reach,
         "effective_uniform": reach / torch.arange(1, x.shape[1] + 1, device=x.device),
     }
+
+
+def written_by_heads(mixer: Mixer, x: torch.Tensor, stream: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
+    """o (B, T, H, D), as out_proj gets it -> (B, H, T): the norm of what each head writes, over that of the stream."""
+    out = mixer.out_proj.weight.unflatten(1, (mixer.n_head, -1)).to(o.dtype)  # (C, H, D)
+    written = torch.einsum("bihd,chd->bihc", o, out)
+    if "output" in mixer.gates and mixer.gates["output"].activation not in ADDITIVE_ACTIVATIONS:
+        written = written * mixer.gates["output"].value(mixer.gates["output"].logits(x))
+    reach = written.norm(dim=-1) / stream.to(o.dtype).norm(dim=-1, keepdim=True).clamp(min=1e-30)  # (B, T, H)
+    return reach.transpose(1, 2)
 
 
 def values_of(mixer: Mixer, v: torch.Tensor) -> torch.Tensor:

@@ -156,11 +156,12 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> Non
             if moments and moments.keys() != MOMENTS.get(kind, moments.keys()):
                 raise ValueError(f"its optimizer's state is not {kind}'s")
             for part, tensor in moments.items():
-                shape = () if part == "step" else tuple(parameter.shape)
+                is_number = part == "step" or kind not in MOMENTS and tensor.shape == ()  # torch's NAdam has another
+                shape = () if is_number else tuple(parameter.shape)
                 if checkpoints.wrong_tensor(tensor) or tuple(tensor.shape) != shape:
                     raise ValueError(f"its optimizer's {part} of {name} is no finite tensor of shape {shape}")
             if moments:
-                state[number] = {part: x if part == "step" else part_of(parameter, x) for part, x in moments.items()}
+                state[number] = {part: part_of(parameter, x) if x.ndim else x for part, x in moments.items()}
         # rates, betas and weight decay come from the config
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 

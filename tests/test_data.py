@@ -215,7 +215,7 @@ def meta(old, new):
 
 
 DAMAGES = {
-    "no meta.json": (lambda folder: (folder / "meta.json").unlink(), "meta.json: cannot be read .No such file"),
+    "no meta.json": (lambda folder: (folder / "meta.json").unlink(), "meta.json: no such file; run python data/"),
     "wrong type": (meta('"tokens": 40', '"tokens": "40"'), "train.shards.0..tokens='40': must be a whole number"),
     "path up": (meta("train_0000", "../train_0000"), "meta.json: names '../train_0000.npy', which is no"),
     "ids of another width": (meta(": 256", ": 65537"), "train_0000.npy: holds uint16 .* says uint32"),

@@ -155,7 +155,8 @@ def run_plot(words, small):
         if word.startswith("out/"):
             folder = word.removesuffix("/meters.json")
             checkpoint(folder, small)
-            if (folder != word or folder == "out/qwen3") and not Path(folder, "meters.json").exists():
+            needs_meters = folder != word or folder == "out/qwen3" or "--html=true" in words
+            if needs_meters and not Path(folder, "meters.json").exists():
                 data = ["--dataset=data/qwen3"] if folder == "out/qwen3" else []
                 run_on_checkpoint("meters", [f"--checkpoint={folder}", *data], small)
     importlib.import_module("plot").main(words)

@@ -238,32 +238,13 @@ def test_an_edited_mixer_keeps_the_contract_of_all_mixers(copy, gates):
     assert "no mixer here has weights" in printed
 
 
-# -- The README's Lion -------------------------------------------------------------------------------------------------
+# -- The README's optimizer --------------------------------------------------------------------------------------------
 
 
-def lion_of_readme():
+def test_a_run_with_the_readme_s_optimizer_resumes_to_the_bit(mqar, helpers, tmp_path, monkeypatch):
     names = {"torch": torch}
     exec(blocks_of_readme()[3], names)
-    return names["make_optimizers"]
-
-
-def test_the_readme_s_lion_is_its_definition():
-    """Algorithm 2 of Chen et al. 2023: c = beta1 m + (1 - beta1) g, w -= lr (sign(c) + decay w), then m with beta2."""
-    gpt = GPT(train.TrainConfig(n_layer=1, n_head=2, n_embd=8, vocab_size=20, mlp_ratio=1)).double()
-    (lion,) = lion_of_readme()(gpt, train.TrainConfig(learning_rate=0.01, weight_decay=0.5), "cpu")
-    w, m = gpt.wte.weight.detach().clone(), 0.0
-    for _ in range(3):
-        for p in gpt.parameters():
-            p.grad = torch.randn_like(p)
-        g = gpt.wte.weight.grad
-        w = w - 0.01 * ((0.9 * m + 0.1 * g).sign() + 0.5 * w)
-        m = 0.99 * m + 0.01 * g
-        lion.step()
-    torch.testing.assert_close(gpt.wte.weight, w)
-
-
-def test_a_run_with_the_readme_s_lion_resumes_to_the_bit(mqar, helpers, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "make_optimizers", lion_of_readme())
+    monkeypatch.setattr(train, "make_optimizers", names["make_optimizers"])
     whole = helpers.train(mqar, tmp_path / "whole", gate="elementwise", max_iters=4)
     helpers.train(mqar, tmp_path / "half", gate="elementwise", max_iters=2, lr_decay_iters=4)
     train.main([f"--out_dir={tmp_path / 'half'}", "--init_from=resume", "--max_iters=4"])

@@ -230,3 +230,15 @@ def test_folders_and_linked_ones_are_searched_once_and_blank_files_are_left_out(
     dataset = open_dataset(tmp_path / "out")
     found = sorted(contents(dataset, "train") + contents(dataset, "val"))
     assert found == [b"d.log", b"elsewhere/.e.md", b"n/b.md", b"n/c.rst"]
+
+
+def test_files_named_for_validation_are_the_validation_and_are_not_trained_on(tmp_path):
+    for name in ("n/a.md", "n/b.md", "c.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    out = f"--out_dir={tmp_path / 'out'}"
+    text.main([str(tmp_path / "n"), f"--val={tmp_path / 'n' / 'b.md'},{tmp_path / 'c.md'}", out])
+    dataset = open_dataset(tmp_path / "out")
+    assert [contents(dataset, split) for split in ("train", "val")] == [[b"n/a.md"], [b"c.md", b"n/b.md"]]
+    words = [str(tmp_path / "c.md"), f"--val={tmp_path}", out]
+    assert "leaves no file for training" in error_of(text.main, words)

@@ -3,10 +3,11 @@ A data set of your own text: of files, and of folders that are searched for file
 
     python data/text/prepare.py book.txt
     python data/text/prepare.py notes/ more/ --ext=.txt,.md,.rst --tokenizer=gpt2 --out_dir=data/notes
+    python data/text/prepare.py notes/ --val=notes/2024.md,letters/ --tokenizer=bpe:4096
     python data/text/prepare.py book.txt --tokenizer=out/qwen3 --out_dir=data/qwen3    an imported model's tokenizer
 
-Several files are split by file, a single one by position: its last lines are for validation. Files are taken in the
-order of their paths, once each, and blank ones are left out.
+Without --val several files are split by file, a single one by position: its last lines are for validation. Files are
+taken in the order of their paths, once each, and blank ones are left out; those of --val are not trained on.
 """
 
 import glob
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
 from configurator import UserError, key
-from data.tokenizer import TOKENIZER_FILE, TOKENIZERS, FileTokenizer, get_tokenizer
+from data.tokenizer import CHOICES, choose_tokenizer
 from data.writing import claim, fitting, made_by, report, write_stream
 
 GENERATOR = "data/text/prepare.py"
@@ -32,7 +33,8 @@ VERSION = 2  # 2: blank files are left out, linked folders are read
 class Config:
     paths: list[str] = key([], "text files, and folders to search")
     ext: list[str] = key([".txt", ".md"], "endings of the files to take from folders")
-    tokenizer: str = key("byte", f"{', '.join(TOKENIZERS)}, or a folder with a tokenizer.json, as a hub's or ours")
+    tokenizer: str = key("byte", CHOICES)
+    val: list[str] = key([], "files and folders for validation; none: val_fraction of `paths`")
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
     seed: int = key(0, "seeds the choice of the files for validation", at_least=0)
@@ -44,15 +46,17 @@ def main(argv):
     config = configurator.load(Config, argv, positional="paths", program=GENERATOR, description=__doc__)
     files = find_files(config.paths, config.ext)
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
-    is_folder = config.tokenizer not in TOKENIZERS and os.path.isdir(config.tokenizer)
-    tokenizer = FileTokenizer(Path(config.tokenizer) / TOKENIZER_FILE) if is_folder else get_tokenizer(config.tokenizer)
-    if len(files) == 1:
-        train, val = split_lines(read_text(files[0]), config.val_fraction, files[0])
-        splits = {"train": [train], "val": [val]}
+    if len(files) == 1 and not config.val:
+        train, val = ([part] for part in split_lines(read_text(files[0]), config.val_fraction, files[0]))
+        read = str
     else:
-        val = validation_files([file.stat().st_size for file in files], config.val_fraction, config.seed)
-        train = [file for i, file in enumerate(files) if i not in val]
-        splits = {"train": map(read_text, train), "val": map(read_text, (files[i] for i in val))}
+        val = find_files(config.val, config.ext) if config.val else validation_files(files, config)
+        held_out, read = set(map(os.path.realpath, val)), read_text
+        train = [file for file in files if os.path.realpath(file) not in held_out]
+    if not train:
+        raise UserError(f"val={','.join(config.val)}: leaves no file for training; name more files")
+    tokenizer = choose_tokenizer(config.tokenizer, map(read, train))
+    splits = {"train": map(read, train), "val": map(read, val)}
     about = made_by(config, GENERATOR, VERSION, errors="stop") | dict(name="text", shard_tokens=config.shard_tokens)
     report(write_stream(out_dir, splits, tokenizer=tokenizer, **about), out_dir)
 
@@ -81,12 +85,13 @@ def read_text(file):
         raise UserError(f"{file}: is not UTF-8 text (byte {error.start})") from None
 
 
-def validation_files(sizes, val_fraction, seed):
-    """Which files are for validation, by number. In a random order, each is taken that keeps validation at or below
+def validation_files(files, config):
+    """Those that are for validation. In a random order, each file is taken that keeps validation at or below
     val_fraction of the total size. If no file is small enough, the smallest one is taken."""
-    order = np.random.default_rng(seed).permutation(len(sizes)).tolist()
-    taken = fitting({i: sizes[i] for i in order}, val_fraction * sum(sizes))
-    return sorted(taken) or [sizes.index(min(sizes))]
+    sizes = [file.stat().st_size for file in files]
+    order = np.random.default_rng(config.seed).permutation(len(sizes)).tolist()
+    taken = fitting({i: sizes[i] for i in order}, config.val_fraction * sum(sizes))
+    return [files[i] for i in sorted(taken) or [sizes.index(min(sizes))]]
 
 
 def split_lines(text, val_fraction, file):

@@ -20,6 +20,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -28,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
 from configurator import UserError, key
-from data.tokenizer import TOKENIZERS, get_tokenizer
-from data.writing import claim, made_by, report, write_stream
+from data.tokenizer import CHOICES, choose_tokenizer
+from data.writing import claim, encode, made_by, report, write_stream
 
 GENERATOR = "data/wikitext103/prepare.py"
 VERSION = 1
@@ -48,7 +49,7 @@ TITLE = re.compile(rb"\n(?:(?<=\n \n)|(?<=\n\n)|(?<=\A \n)|(?<=\A\n)) = (?!= )[^
 class Config:
     version: str = key("tokens", "tokens: words apart, rare ones <unk>; raw: as written", choices=tuple(HUB_CONFIG))
     from_dir: str | None = key(None, "folder with local copies; None: download them")
-    tokenizer: str = key("gpt2", "how text becomes tokens", choices=tuple(TOKENIZERS))
+    tokenizer: str = key("gpt2", CHOICES)
     mini: bool = key(False, "train on the validation articles, validate on the test articles")
     shard_tokens: int = key(10_000_000, "most tokens in one file", at_least=1)
     out_dir: str | None = key(None, "where to write; None: data/wikitext103, with -raw and -mini")
@@ -66,10 +67,11 @@ def main(argv):
     if not any(texts.values()):
         raise UserError(f"{folder}: has no text in wiki.*.{config.version} or *.parquet")
     # after the text: without the internet, the error about the text names the ways to get both
-    tokenizer = get_tokenizer(config.tokenizer)
+    tokenizer = choose_tokenizer(config.tokenizer, documents(next(iter(texts.values()))))
     text = {split: describe(data, sources[split], config.version) for split, data in texts.items()}
-    splits = {split: tqdm(documents(data), desc=split, unit="document") for split, data in texts.items()}
-    about = made_by(config, GENERATOR, VERSION, text=text) | dict(name=name, count_words=count_words)
+    counted = partial(encode, tokenizer=tokenizer, count_words=count_words)
+    splits = {split: map(counted, tqdm(documents(data), split, unit="document")) for split, data in texts.items()}
+    about = made_by(config, GENERATOR, VERSION, text=text) | dict(name=name)
     report(write_stream(out_dir, splits, tokenizer=tokenizer, shard_tokens=config.shard_tokens, **about), out_dir)
 
 

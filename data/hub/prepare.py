@@ -1,0 +1,176 @@
+"""
+A data set of the Hugging Face hub, or a copy of one, read as a stream by `datasets`: pip install datasets tokenizers
+
+    python data/hub/prepare.py roneneldan/TinyStories --val_split=validation --tokenizer=bpe:4096 --processes=4
+    python data/hub/prepare.py HuggingFaceFW/fineweb-edu --config=sample-10BT --processes=8 --out_dir=data/fineweb
+    python data/hub/prepare.py Skylion007/openwebtext --documents=100_000 --val_fraction=0.01
+    python data/hub/prepare.py --from_dir=copies --column=story        # no internet needed
+
+--from_dir names a folder with parquet, jsonl or jsonl.gz files, as the hub has them, or one that save_to_disk wrote.
+
+A row that is not empty is a document. It ends with a line end, which is added where the text has none. Without
+val_split the sha256 of a text decides whether it is held out for validation: no copy of it is on the other side.
+
+A process encodes one shard of the stream (a file of the data set) after the other, into files in out_dir that are
+removed when they have been joined, in their order: the data are the same for any number of processes.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import configurator
+from configurator import UserError, key
+from data.shards import dtype_of
+from data.tokenizer import CHOICES, choose_tokenizer
+from data.writing import claim, encode, made_by, report, write_stream
+
+GENERATOR = "data/hub/prepare.py"
+VERSION = 1
+
+
+@dataclass
+class Config:
+    name: list[str] = key([], "the data set on the hub, as in roneneldan/TinyStories")
+    config: str | None = key(None, "its configuration, where it has several, as in sample-10BT")
+    revision: str | None = key(None, "its commit or branch; None: the newest")
+    from_dir: str | None = key(None, "folder with a copy, in place of a name")
+    column: str = key("text", "the column that holds the text")
+    split: str = key("train", "the split to train on")
+    val_split: str | None = key(None, "the split to validate on; None: val_fraction of the documents of `split`")
+    val_fraction: float = key(0.005, "share of the documents that is validation, if no split is", above=0, below=1)
+    documents: int | None = key(None, "take the first documents of each split only; None: all", at_least=1)
+    tokenizer: str = key("gpt2", CHOICES)
+    processes: int = key(1, "how many read and encode side by side, each a file of the data set", at_least=1)
+    shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
+    out_dir: str | None = key(None, "where to write; None: beside this script")
+    overwrite: bool = key(False, "write to a folder that holds something else, too")
+
+
+def main(argv):
+    config = configurator.load(Config, argv, positional="name", program=GENERATOR, description=__doc__)
+    if len(config.name) + (config.from_dir is not None) != 1:
+        raise UserError("name one data set of the hub, or a folder with a copy: --from_dir=FOLDER")
+    streams = open_streams(config)
+    out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
+    train = (text for text in texts_of(config, streams["train"]) if not is_held_out(config, text))
+    tokenizer = choose_tokenizer(config.tokenizer, train)
+    held_out = []  # is filled while the documents of training are written
+    splits = {split: encoded(config, stream, tokenizer, out_dir, held_out) for split, stream in streams.items()}
+    splits.setdefault("val", held_out)
+    about = made_by(config, GENERATOR, VERSION) | dict(name=[*config.name, "hub"][0], shard_tokens=config.shard_tokens)
+    report(write_stream(out_dir, splits, tokenizer=tokenizer, **about), out_dir)
+
+
+@contextlib.contextmanager
+def named_if_it_fails(config, step):
+    """Whatever datasets, the hub, the network or a damaged file raises becomes a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        offline = "--from_dir=FOLDER takes parquet, jsonl, or what save_to_disk wrote"
+        where = "" if config.from_dir else f" over the network; {offline}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(f"{config.from_dir or config.name[0]}: cannot be {step}{where} ({reason})") from None
+
+
+def open_streams(config):
+    """{"train": a datasets.IterableDataset of the column, and "val", if it is a split}. Raises UserError."""
+    try:
+        import datasets
+    except ImportError:
+        raise UserError("datasets is not installed: pip install datasets") from None
+    folder, streams = config.from_dir, {}
+    if folder and not os.path.isdir(folder):  # datasets would look for it on the hub
+        raise UserError(f"from_dir={folder}: no such folder")
+    with named_if_it_fails(config, "opened"):
+        if folder and {"state.json", "dataset_dict.json"} & {*os.listdir(folder)}:
+            saved = datasets.load_from_disk(folder)
+            saved = saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
+            found = {split: rows.to_iterable_dataset(min(64, len(rows))) for split, rows in saved.items()}  # 64 shards
+        else:
+            where = folder or config.name[0], config.config
+            found = datasets.load_dataset(*where, revision=config.revision, streaming=True)
+        for ours, name in {"train": "split", "val": "val_split"}.items():
+            if (theirs := getattr(config, name)) is not None:
+                configurator.check_choice(name, theirs, tuple(found))
+                columns = found[theirs].column_names or next(iter(found[theirs]))  # jsonl: those of the first row
+                configurator.check_choice("column", config.column, tuple(columns))
+                streams[ours] = found[theirs].select_columns([config.column])
+    return streams
+
+
+def texts_of(config, stream):
+    """The documents of a stream as str."""
+    with named_if_it_fails(config, "read"):
+        texts = filter(None, (row[config.column] for row in stream))
+        for text in itertools.islice(texts, config.documents):
+            if not isinstance(text, str):
+                raise UserError(f"column={config.column}: holds {type(text).__name__}, which is no text")
+            yield text if text.endswith("\n") else f"{text}\n"
+
+
+def is_held_out(config, text):
+    """Whether a document of the split of training is for validation."""
+    place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
+    return config.val_split is None and place < config.val_fraction
+
+
+def encoded(config, stream, tokenizer, out_dir, held_out):
+    """The documents of a stream, encoded, in its order; those that are held out go to `held_out` instead."""
+    # as bytes: multiprocessing itself would pass datasets' tensor of the epoch through a socket of this process
+    shards = [(i, pickle.dumps(stream.shard(stream.num_shards, i))) for i in range(stream.num_shards)]
+    left, workers = config.documents or sys.maxsize, contextlib.nullcontext()
+    if config.processes > 1:
+        workers = multiprocessing.get_context("spawn").Pool(config.processes, start_worker)
+    with tempfile.TemporaryDirectory(dir=out_dir, prefix="parts-") as folder, workers as pool:
+        for path, facts in (pool.imap if pool else map)(partial(encode_shard, config, tokenizer, folder), shards):
+            with open(path, "rb") as file:
+                for is_val, counts in facts[:left]:
+                    document = counts, np.fromfile(file, dtype_of(tokenizer.vocab_size), counts[2])
+                    if is_val:
+                        held_out.append(document)
+                    else:
+                        yield document
+            path.unlink()
+            left -= len(facts)
+            if left <= 0:
+                return
+
+
+def start_worker():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process, which ends the others
+    tqdm.set_lock(threading.RLock())  # tqdm's own lock would be reported as leaked when they are ended
+
+
+def encode_shard(config, tokenizer, folder, numbered):
+    """Writes the tokens of one shard's documents to a file, and returns its path and what is known of each document."""
+    (number, shard), facts, path = numbered, [], Path(folder) / str(numbered[0])
+    bar = dict(desc=f"shard {number}", unit=" documents", position=number % config.processes, leave=False)
+    with open(path, "wb") as file:
+        for text in tqdm(texts_of(config, pickle.loads(shard)), **bar):
+            counts, ids = encode(text, tokenizer)
+            file.write(ids.tobytes())
+            facts.append((is_held_out(config, text), counts))
+    return path, facts
+
+
+if __name__ == "__main__":
+    configurator.run(main)

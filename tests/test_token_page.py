@@ -1,0 +1,144 @@
+"""The page that shows a text token by token: its numbers, its size, and what a browser makes of it.
+
+python -m pytest tests/test_token_page.py                # -m slow: in the browser that is installed
+"""
+
+import base64
+import json
+import re
+import shutil
+import statistics
+
+import edits
+import numpy as np
+import published
+import pytest
+
+import export
+import meters
+import plot
+import token_page
+from data.text import prepare as text_prepare
+from model import MIXERS
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def made(out, *words, **of_meters):
+    """The page of a run that has one, what meters.json says, and the page's data."""
+    keys = dict(checkpoint=out, rows=1, score_batches=1, device="cpu", threads=1) | of_meters
+    meters.main([f"--{name}={value}" for name, value in keys.items()])
+    plot.main([str(out), "--html=true", *words])
+    page = (out / "page.html").read_text()
+    data = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)[1]
+    return page, json.loads((out / "meters.json").read_text())["checkpoints"][-1], json.loads(data)
+
+
+def triangles(data, layer):
+    """(H, T, T): the weights that the page holds of a layer."""
+    heads, n = len(data["layers"][layer]["writes"]), len(data["tokens"])
+    units = np.frombuffer(base64.b64decode(data["layers"][layer]["weights"]), "<i2").reshape(heads, -1)
+    weights = np.zeros((heads, n, n))
+    weights[(slice(None), *np.tril_indices(n))] = units * token_page.UNIT
+    return weights
+
+
+@pytest.mark.parametrize("n_head", [1, 2])
+def test_its_numbers_are_those_of_meters_json(n_head, text, helpers, tmp_path):
+    out = helpers.train(text, tmp_path, attention="softmax,gla", gate="elementwise+elementwise@output", n_head=n_head)
+    _, measured, data = made(out, maps=f"0.0,1.{n_head - 1}")
+    assert data["meters"] == {name: value for name, value in measured.items() if name not in ("maps", "pruning")}
+    for of_tokens, layer in zip(data["layers"], measured["layers"], strict=True):
+        expected = {"share": layer["sink"]["share"], "effective": layer["sink"]["effective"]}
+        for name, heads in expected.items():
+            assert [statistics.fmean(head[1:]) for head in of_tokens[name]] == pytest.approx(heads, rel=2e-3), name
+        gates = [statistics.fmean(head) for head in of_tokens["gate"]]
+        assert gates == pytest.approx(layer["gates"]["readout"]["mean"], rel=2e-3)
+        if n_head == 1:
+            assert statistics.fmean(of_tokens["writes"][0]) == pytest.approx(layer["branch"], rel=2e-3)
+    for shown in measured["maps"]:
+        weights = np.array(shown["weights"])
+        if shown["layer"] == 1:
+            weights /= np.abs(weights).sum(1, keepdims=True)
+        np.testing.assert_allclose(triangles(data, shown["layer"])[shown["head"]], weights, rtol=1e-3, atol=2e-5)
+        assert data["layers"][shown["layer"]]["gate"][shown["head"]] == shown["gate"]
+
+
+def test_a_text_of_ones_own_is_shown_as_text_and_the_page_is_one_small_file(text, helpers, tmp_path):
+    out = helpers.train(text, tmp_path, n_layer=12, n_head=12, n_embd=24, block_size=160, gate="headwise", max_iters=1)
+    page, _, data = made(out, "--text=</script>ö" + 200 * "a")
+    assert 100 <= len(data["tokens"]) < 160 and 2_500_000 < len(page) < 3_000_000
+    assert "".join(data["tokens"]).startswith(r"</script>\xc3\xb6aaa")
+    assert not re.search(r"https?:|src=|href|url\(|@import|fetch\(", page) and "default-src 'none'" in page
+
+
+@pytest.mark.parametrize("attention, gate", [("softmax", "none"), ("longconv", "headwise"), ("longconv", "none")])
+def test_what_a_model_lacks_is_left_out(attention, gate, mqar, helpers, tmp_path, monkeypatch):
+    monkeypatch.setitem(MIXERS, "longconv", edits.LongConv)
+    out = helpers.train(mqar, tmp_path, attention=attention, gate=gate)
+    _, _, data = made(out)
+    assert len(data["tokens"]) == 32 and not data["is_text"] and all(map(str.isdigit, data["tokens"]))
+    for layer in data["layers"]:
+        assert (layer["gate"] is None) == (gate == "none") and len(layer["writes"][0]) == 32
+        assert (layer["weights"] is None) == (layer["share"] is None) == (attention == "longconv")
+    assert "stand for no text" in helpers.error_of(plot.main, [str(out), "--html=true", "--text=a"])
+    assert "add --html=true" in helpers.error_of(plot.main, [str(out), "--text=a"])
+    helpers.train(mqar, out, attention=attention, gate=gate, init_from="resume", max_iters=12)
+    assert "run meters.py again" in helpers.error_of(plot.main, [str(out), "--html=true"])
+    (out / "meters.json").unlink()
+    assert "run python meters.py" in helpers.error_of(plot.main, [str(out), "--html=true"])
+
+
+def imported(tmp_path):
+    """The folder of an imported model, and that of a data set with its tokenizer."""
+    sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, head_dim=8)
+    sizes |= dict(num_key_value_heads=1, vocab_size=300, max_position_embeddings=64)
+    published.save_gated_qwen3("headwise", tmp_path / "hub", **sizes)
+    published.save_tokenizer(tmp_path / "hub" / "tokenizer.json", 300)
+    export.main([f"--from_hf={tmp_path / 'hub'}", f"--out_dir={tmp_path / 'ours'}"])
+    (tmp_path / "book.txt").write_text(100 * "It was the best of times.\n")
+    words = [str(tmp_path / "book.txt"), f"--tokenizer={tmp_path / 'ours'}", f"--out_dir={tmp_path / 'data'}"]
+    text_prepare.main(words)
+    return tmp_path / "ours", tmp_path / "data"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 380])
+def test_a_browser_shows_it_and_keys_and_choices_change_what_it_shows(width, tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not (browser := next(filter(None, map(shutil.which, BROWSERS)), None)):
+        pytest.skip(f"no browser is installed: none of {', '.join(BROWSERS)}")
+    out, dataset = imported(tmp_path)
+    _, measured, data = made(out, dataset=dataset)
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with playwright.sync_playwright() as driver:
+        page = driver.chromium.launch(executable_path=browser, args=flags).new_page(
+            viewport={"width": width, "height": 800}
+        )
+        problems, asked = [], []
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"file://{out / 'page.html'}#0.1.5")
+
+        def colours():
+            return page.eval_on_selector_all("#text span", "all => all.map(one => one.style.backgroundColor)")
+
+        seen = [colours()]
+        assert len(seen[0]) == len(data["tokens"]) and page.inner_text("#token h2").startswith("Token 5: ")
+        mean = measured["layers"][0]["gates"]["readout"]["mean"][1]
+        assert float(page.inner_text("#means dd >> nth=0")) == pytest.approx(mean, rel=6e-3)  # three digits
+        page.keyboard.press("ArrowRight")
+        assert page.inner_text("#token h2").startswith("Token 6: ") and page.url.endswith("#0.1.6")
+        page.keyboard.press("ArrowUp")
+        assert page.url.endswith("#0.0.6")
+        seen.append(colours())
+        page.select_option("#layer", "1")
+        seen.append(colours())
+        page.hover("#text span >> nth=3")
+        assert page.url.endswith("#1.0.3") and len(set(map(tuple, seen))) == 3
+        weight = triangles(data, 1)[0, 3, :4].max()
+        shown = page.inner_text("#row dd >> nth=0")
+        assert float(shown.rstrip("%")) == pytest.approx(100 * weight, rel=6e-3)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert problems == [] and len(asked) == 1  # the file itself

@@ -1,0 +1,25 @@
+"""docs/walkthrough.md is true: its blocks run one after the other, and each prints what stands behind it.
+
+python -m pytest tests/test_walkthrough.py
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "walkthrough.md"
+STEPS = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+DECIMALS = re.compile(r"\d+\.(\d+)")
+
+
+def test_each_step_of_the_walkthrough_prints_what_stands_there(capsys):
+    assert len(STEPS) == 6 and sum(code.count("\n") for code, _ in STEPS) <= 150
+    names = {}
+    for code, shown in STEPS:
+        exec(code, names)
+        printed = capsys.readouterr().out
+        assert DECIMALS.sub("#", printed) == DECIMALS.sub("#", shown)
+        for ours, theirs in zip(DECIMALS.finditer(printed), DECIMALS.finditer(shown), strict=True):
+            # another CPU rounds otherwise, which training makes larger
+            assert float(ours[0]) == pytest.approx(float(theirs[0]), abs=2.01 * 10 ** -len(theirs[1])), printed

@@ -1,0 +1,124 @@
+"""Writes page.html, on which one looks at a text token by token, in a browser and without a network.
+
+    python plot.py out --html=true                         the first row that meters.py read for out/meters.json
+    python plot.py out --html=true --text="To be, or not"  a text of one's own
+
+The page shows the last checkpoint of meters.json. Histograms and means are copied from there, and the numbers of
+single tokens come from the functions that meters.py takes its means of. study/token_page.html is its text and code.
+"""
+
+import base64
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from configurator import UserError
+from data.shards import Dataset, open_dataset
+from data.tokenizer import tokenizer_of
+from model import Softmax
+from ops.fast import at_least_float32
+from runs import probe
+from runs.checkpoint import check_vocabulary, load_model
+from runs.files import read_json, write_text
+from runs.hardware import Processes
+
+TEMPLATE = Path(__file__).parent / "study" / "token_page.html"
+MOST_BYTES, MOST_TOKENS = 2_900_000, 256
+BYTES_OF_WEIGHT, UNIT = 8 / 3, 1 / 32767  # 16 bits in base64; a weight is that many units
+BYTES_OF_TOKEN = 48  # a head's gate, sink, effective sink and what it writes, as text
+LEFT_OUT = ("maps", "pruning")  # of meters.json: the page does not show them
+
+
+def write_page(path: Path, text: str | None = None) -> Path:
+    """Writes page.html beside a meters.json, which is `path` or lies in it. Returns its path; raises UserError.
+
+    text: what to show; None: the first row that meters.py read. Either is cut to what fits in 3 MB.
+    """
+    file = path if path.suffix == ".json" else path / "meters.json"
+    if not os.path.isfile(file):
+        raise UserError(f"{file}: no such file; run python meters.py --checkpoint={file.parent} first")
+    meters = read_json(file)["checkpoints"][-1]
+    model, checkpoint = load_model(meters["checkpoint"], Processes("auto", 0).device)
+    if "folder" not in meters or checkpoint.get("iter_num") != meters["step"]:
+        raise UserError(f"{file}: is older than {meters['checkpoint']} or than this version; run meters.py again")
+    dataset = open_dataset(meters["folder"])
+    check_vocabulary(model.config.vocab_size, checkpoint, dataset)
+    ids = ids_of(dataset, meters, model.config.block_size, text)
+    template, about = TEMPLATE.read_text(), {name: value for name, value in meters.items() if name not in LEFT_OUT}
+    room = MOST_BYTES - len(template) - len(json.dumps(about))
+    ids = ids[: tokens_that_fit(room, sum(block.mixer.n_head for block in model.blocks))]
+    inputs = torch.tensor([ids], device=model.wte.weight.device)
+    of_tokens = probe.probe(model, inputs, measure, meters["dtype"])
+    masks = probe.query_masks(inputs, dataset.kinds)
+    page = {
+        "meters": about,
+        "is_own_text": text is not None,
+        "is_text": dataset.kind == "stream",
+        "tokens": words_of(dataset, ids),
+        "kinds": {name: mask[0].nonzero().flatten().tolist() for name, mask in masks.items() if name != "other"},
+        "layers": of_tokens,
+    }
+    out = file.with_name("page.html")
+    data = json.dumps(page).replace("<", "\\u003c")  # a token may be </script>
+    write_text(out, template.replace("{DATA}", data))
+    return out
+
+
+def ids_of(dataset: Dataset, meters: dict, block_size: int, text: str | None) -> list[int]:
+    """The ids of the text, with those that every row begins with, or of the first row that meters.py read."""
+    if text is None:
+        return probe.first_rows(dataset, meters["split"], 1, block_size)[0][0].tolist()
+    if not has_text(dataset):
+        raise UserError(f"text={text!r}: the ids of {dataset.folder} stand for no text; leave --text out")
+    ids = [*dataset.first_ids, *tokenizer_of(dataset).encode(text)][:block_size]
+    if len(ids) < 2:
+        raise UserError(f"text={text!r}: give at least two tokens, since a single one has no other to look at")
+    return ids
+
+
+def has_text(dataset: Dataset) -> bool:
+    return dataset.kind == "stream" or dataset.alphabet is not None
+
+
+def tokens_that_fit(room: float, heads: int) -> int:
+    """The most tokens, from 2 to MOST_TOKENS, whose numbers take at most `room` bytes; heads: those of all layers."""
+    n = MOST_TOKENS
+    while n > 2 and heads * (BYTES_OF_WEIGHT * n * (n + 1) / 2 + BYTES_OF_TOKEN * n) > room:
+        n -= 1
+    return n
+
+
+def words_of(dataset: Dataset, ids: list[int]) -> list[str]:
+    """Each token as text; bytes that are no whole character as \\xe4, and ids that stand for no text as numbers."""
+    if not has_text(dataset):
+        return [str(i) for i in ids]
+    tokenizer = tokenizer_of(dataset)
+    return [tokenizer.decode_bytes([i]).decode(errors="backslashreplace") or "<s>" for i in ids]
+
+
+def measure(block: Any, seen: dict) -> dict:
+    """What the page shows of a layer's T tokens: {name: a number of each token, by head (H, T), or None}.
+
+    weights: for all heads and queries in turn the weights of the keys up to the query, in UNITs, int16 in base64. They
+    are those of the attention in softmax layers, and shares of their absolute sum in others.
+    """
+    mixer, x, stream = block.mixer, seen["x"], seen["stream"]
+    o = at_least_float32(seen["readout"]).unflatten(-1, (mixer.n_head, -1))  # (1, T, H, D)
+    numbers = {"writes": probe.written_by_heads(mixer, x, stream, o), "gate": probe.head_gates(mixer, x)}
+    if numbers["gate"] is not None:
+        numbers["gate"] = numbers["gate"].transpose(1, 2)
+    packed = None
+    if mixer.explicit_weights is not None:
+        by_query = probe.query_meters(mixer, x, stream)
+        numbers |= {name: by_query[name] for name in ("share", "effective")}
+        weights = probe.weights_of(mixer, x)[0]  # (H, T, T)
+        if not isinstance(mixer, Softmax):
+            weights = weights / weights.abs().sum(-1, keepdim=True).clamp(min=1e-30)
+        rows, columns = torch.tril_indices(*weights.shape[1:])
+        units = (weights[:, rows, columns] / UNIT).round().cpu().numpy()
+        packed = base64.b64encode(units.astype("<i2").tobytes()).decode()
+    of_tokens = {name: None if values is None else probe.numbers(values[0]) for name, values in numbers.items()}
+    return dict.fromkeys(("share", "effective")) | of_tokens | {"weights": packed}
