@@ -153,7 +153,7 @@ def models(mixer, dtype, T, **keys):
 def training(model, T):
     """The loss and every gradient."""
     idx = torch.randint(50, (2, T + 1), generator=torch.Generator().manual_seed(1))
-    loss = model(idx[:, :-1], idx[:, 1:])
+    loss = model.train()(idx[:, :-1], idx[:, 1:])
     loss.backward()
     return {"loss": loss.detach()} | {name: p.grad for name, p in model.named_parameters()}
 
