@@ -178,7 +178,7 @@ def test_resume_refuses_another_model_and_says_what_else_is_new(keys, helpers, c
         ("eval_tokens", None, 100000), ("block_size", 64, 32), ("optimizer", "muon", "adamw"),
     ]:  # fmt: skip
         message = helpers.error_of(helpers.train, **keys("out", init_from="resume", **{name: value}))
-        assert message == f"{name}={value}: {out}/ckpt.pt has {was}, which a resumed run keeps"
+        assert message.startswith(f"{name}={value}: {out}/ckpt.pt has {was}, which a resumed run keeps; leave")
     capsys.readouterr()
     helpers.train(**keys("out", init_from="resume", max_iters=5, learning_rate=1e-3, vocab_size=None))
     said = capsys.readouterr().out

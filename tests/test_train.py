@@ -361,7 +361,7 @@ def test_a_run_shorter_than_the_reading_of_the_whole_split_ends_with_the_sample(
     out = helpers.train(text, tmp_path / "out", **keys)
     sample, end = helpers.metrics(out, "eval")[-1], helpers.metrics(out)[-1]
     assert (end["labels"], end["val_loss"], end["whole"]) == (3 * 32, sample["val_loss"], False)
-    assert "--init_from=resume --eval_whole=true reads them" in capsys.readouterr().out
+    assert f"--out_dir={out} --init_from=resume --eval_whole=true reads them" in capsys.readouterr().out
     size, n_calls = open_dataset(text).counts("val")["tokens"] - 1, len(calls)
     for words in ({"eval_whole": True}, {}):  # the second one finds the end, and reads nothing
         helpers.train(text, out, init_from="resume", **keys | words)
