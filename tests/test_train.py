@@ -276,7 +276,9 @@ def test_the_commit_is_that_of_the_project_itself_and_an_edit_makes_it_dirty(pro
     git("init")
     git("add", ".")
     git("commit", "-m", "the project")
-    (project / "rows.jsonl").write_text("")  # no code
+    (project / "results" / "sink" / "none-seed0" / "code").mkdir(parents=True)
+    for name in ("rows.jsonl", "results/sink/none-seed0/code/train.py"):  # no code, and what a run keeps
+        (project / name).write_text("")
     clean = outdir.git_state()
     assert len(clean["git_commit"]) == 40 and clean["git_dirty"] is False
     (project / "new.py").write_text("")
