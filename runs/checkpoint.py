@@ -90,7 +90,7 @@ def first_line(error: Exception) -> str:
 def load(path: Path | str) -> dict:
     """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or no checkpoint."""
     path = find_checkpoint(path)
-    checkpoint = _load_safetensors(path) if path.suffix == ".safetensors" else _load_torch(path)
+    checkpoint = _load_safetensors(path) if path.suffix == ".safetensors" else load_torch(path)
     try:
         _check(checkpoint)
     except (ValueError, TypeError) as error:
@@ -133,7 +133,7 @@ def wrong_tensor(tensor: Any) -> str | None:
     return None
 
 
-def _load_torch(path):
+def load_torch(path):
     try:
         with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
             damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB
