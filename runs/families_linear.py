@@ -29,12 +29,12 @@ NAMES = {
     "norm_1": "attn_norm", "norm_2": "mlp_norm", "mlp.glu": "mlp.gate_proj", "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj", "mixer.qkv": "attn.{q,k,v}_proj", "mixer.conv": "attn.{q,k,v}_conv1d",
     "mixer.in_proj": "attn.{q,k,v,b}_proj", "mixer.out_proj": "attn.o_proj", "mixer.norm": "attn.o_norm",
-    "mixer.gates.(native|readout).proj": "attn.g_proj", "mixer": "attn",
+    "mixer.gates.(native|readout).proj": "attn.g_proj", "mixer.(A_log|dt_bias)": r"attn.\1",
 }  # fmt: skip
 NAMES_OF_GLA = {"mixer.norm": "attn.g_norm", "mixer.decay_in": "attn.gk_proj.0", "mixer.decay_out": "attn.gk_proj.1"}
 NAMES_OF_KDA = {
     "mixer.decay_in": "attn.f_proj.0", "mixer.decay_out": "attn.f_proj.1",
-    "mixer.gates.native.down": "attn.g_proj.0", "mixer.gates.native.proj": "attn.g_proj.1",
+    "mixer.gates.native.down": "attn.g_proj.0", "mixer.gates.(native|readout).proj": "attn.g_proj.1",
 }  # fmt: skip
 NAMES_OF_MAMBA2 = {
     "^wte": "backbone.embeddings", "^head": "lm_head", "^norm": "backbone.norm_f", "^blocks": "backbone.layers",
@@ -42,10 +42,10 @@ NAMES_OF_MAMBA2 = {
 }  # fmt: skip
 
 FAMILIES = {  # {family: names of its tensors}; all but mamba_ssm are a model_type
-    "gla": NAMES_OF_GLA | NAMES,
-    "gated_deltanet": {"mixer.in_proj": "attn.{q,k,v,b,a}_proj"} | NAMES,
+    "gla": NAMES | NAMES_OF_GLA,
+    "gated_deltanet": NAMES | {"mixer.in_proj": "attn.{q,k,v,b,a}_proj"},
     "delta_net": NAMES,
-    "kda": NAMES_OF_KDA | NAMES,
+    "kda": NAMES | NAMES_OF_KDA,
     "mamba2": NAMES_OF_MAMBA2,
     "mamba_ssm": NAMES_OF_MAMBA2,
 }
