@@ -25,6 +25,7 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     LlamaConfig,
+    Mamba2Config,
     PreTrainedConfig,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
@@ -56,6 +57,9 @@ ROPE = {"rope_type": "default", "rope_theta": 5e5}
 PART = "partial_rotary_factor"
 PARTIAL = ROPE | {PART: 0.25}
 DENSE = dict(mlp_only_layers=[0, 1, 2, 3], num_experts=4, moe_intermediate_size=8, num_experts_per_tok=2)
+MAMBA2 = dict(
+    vocab_size=300, hidden_size=32, num_heads=4, head_dim=16, state_size=8, num_hidden_layers=2, chunk_size=16,
+)  # fmt: skip
 GPT2 = dict(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation="eager")
 
 
@@ -69,6 +73,8 @@ FAMILIES = {
     ),
     "Qwen3-Next": Qwen3NextConfig(**SIZES | DELTA, **DENSE, rope_parameters=PARTIAL),
     "Qwen3.5": Qwen3_5TextConfig(**SIZES | DELTA, rope_parameters=PARTIAL),
+    "Mamba-2": Mamba2Config(**MAMBA2, n_groups=1),
+    "Mamba-2, groups, tied": Mamba2Config(**MAMBA2, n_groups=2, conv_kernel=3, tie_word_embeddings=True),
     "Qwen3.5 with images": Qwen3_5Config(
         text_config=SIZES | DELTA | dict(rope_parameters=PARTIAL | {"mrope_section": [1, 1, 0]}),
         vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32),
@@ -76,9 +82,10 @@ FAMILIES = {
 }
 
 
-def save(name, folder, **how):
+def save(name, folder, fields=(), **how):
     """The folder of a model of theirs with random weights. Returns the model."""
     config = copy.deepcopy(FAMILIES[name])
+    config.update(dict(fields))
     model = Qwen3_5ForConditionalGeneration(config) if "images" in name else AutoModelForCausalLM.from_config(config)
     return published.save(model, folder, **how)
 
@@ -141,7 +148,8 @@ def theirs_of(about):
         return None
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()))) * 0.2)
+            seed = zlib.crc32(name.replace("g_norm_swish_gate", "g_norm").encode())  # one norm, under two names
+            p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(seed)) * 0.2)
         return model(IDX[:, :8]).logits
 
 
@@ -157,15 +165,21 @@ def changed_value(value):
     return not value if isinstance(value, bool) else value * 2 if isinstance(value, int) else value * 0.75
 
 
-@pytest.mark.parametrize("name", ["Llama", "Qwen3", "GPT-2", "Qwen3-Next", "Qwen3.5"])
+@pytest.mark.parametrize("name", ["Llama", "Qwen3", "GPT-2", "Qwen3-Next", "Qwen3.5", "Mamba-2"])
 def test_a_field_of_config_json_changes_our_model_exactly_where_it_changes_theirs(name):
-    about = FAMILIES[name].to_dict()
+    compare_changes(FAMILIES[name].to_dict(), [{"time_step_limit": [0.0, 0.5]}])  # of Mamba-2
+
+
+def compare_changes(about, changes=()):
+    """Compares every change of one number or truth value, and others."""
     there, here, ropes = theirs_of(about), ours_of(about), about.get("rope_parameters") or {}
-    of_all = PreTrainedConfig().to_dict().keys() | {"output_router_logits"}  # what is returned, not computed
+    # what is returned, not computed; how a loss is computed; how sums are split up, which rounds them otherwise
+    of_all = PreTrainedConfig().to_dict().keys() | {"output_router_logits", "fuse_cross_entropy", "chunk_size"}
+    of_all |= {"fuse_linear_cross_entropy"}
     values = {field: about[field] for field in about if field not in of_all}
     values |= dict(tie_word_embeddings=about["tie_word_embeddings"], mlp_bias=False)
-    changes = [{field: changed_value(value)} for field, value in values.items() if type(value) in (int, float, bool)]
-    if name != "GPT-2":
+    changes = [*changes, *({field: changed_value(x)} for field, x in values.items() if type(x) in (int, float, bool))]
+    if "rope_parameters" in about:
         changes += [
             {"partial_rotary_factor": 0.1875},
             {"rope_theta": 750.0},
