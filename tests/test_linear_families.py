@@ -1,16 +1,21 @@
 """Linear and state space models of others, read from the folders that fla, transformers and Mamba-2's authors write.
 
-python -m pytest tests/test_linear_families.py
+python -m pytest tests/test_linear_families.py      the slow ones too: fla's own models, in Triton's interpreter
 
-published.FlaModel is written from fla's code and needs no fla; test_fla.py has the same with fla's own models.
+published.FlaModel is written from fla's code, so that the other tests need no fla.
 """
 
 import json
+import shutil
 
 import published
 import pytest
+import test_fla
 import torch
-from test_huggingface import IDX, imported, save
+import torch.nn.functional as F
+from conftest import Helpers
+from test_huggingface import IDX, change, change_tensor, compare_changes, imported, save
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import export
 from runs import checkpoint as checkpoints
@@ -89,3 +94,140 @@ def test_a_mamba2_as_its_authors_publish_it_is_read_from_its_pickle(helpers, tmp
     ours = imported(helpers, tmp_path, tmp_path / "ours")
     assert ours.config.vocab_size == 299 and ours.wte.weight.shape == (304, 32)
     assert largest_difference(ours, lambda idx: theirs(idx).logits[..., :299]) < 1e-4
+
+
+class Code:
+    def __reduce__(self):
+        return print, ("a pickle can run code",)
+
+
+def pickle_of(content):
+    return lambda folder: torch.save(content, folder / "pytorch_model.bin")
+
+
+Q_PROJ, NARROW = "model.layers.0.attn.q_proj.weight", torch.ones(15, 32)
+IN_PROJ, SSM = "backbone.layers.0.mixer.in_proj.weight", dict(layer="Mamba2", d_state=8, headdim=16)
+REFUSED = {  # the first word of each is the folder
+    "GLA with a SiLU": (change(use_short_conv=True), "conv_size=4: it would be"),
+    "GLA with a feature map": (change(feature_map="relu"), "feature_map='relu': must be one of None"),
+    "GLA with fewer keys": (change(num_kv_heads=1), "needs num_heads=2 everywhere"),
+    "GLA with halves of channels": (change(expand_k=0.3), "a head would have 4.8 key and 16 value channels"),
+    "GLA with wide queries": (change_tensor(Q_PROJ, NARROW), f"{Q_PROJ}, model.layers.0.attn.k_proj.weight, "),
+    "GLA without queries": (change_tensor(Q_PROJ, None), f"lacks {Q_PROJ}, which its config.json asks for"),
+    "GLA with residual attention": (change(attnres_block_size=2), "attnres_block_size=2: must be one of None"),
+    "GLA with biased softmax": (change(attn={"layers": [0], "num_heads": 2, "qkv_bias": True}), "attn.qkv_bias=True"),
+    "GLA with two kinds of softmax": (change(attn=[{}, {}]), "attn=[{}, {}]: must be a dict"),
+    "KDA with a bound": (change(lower_bound=-5.0), "lower_bound=-5.0: must be one of None"),
+    "KDA without a width": (change(head_dim=None), "it has no head_dim"),
+    "Mamba-2 with biases": (change(use_bias=True), "use_bias=True: must be one of False"),
+    "Mamba-2 with a limit": (
+        change(time_step_limit=[0.0, 0.1]),
+        "time_step_limit=[0.0, 0.1]: must be one of [0.0, inf]",
+    ),
+    "Mamba-2 with a head more": (change(num_heads=5), "num_heads=5: must be a multiple of expand=2, and"),
+    "Mamba-2 without rows": (change_tensor(IN_PROJ, NARROW), f"{IN_PROJ}: (15, 32) is not the shape"),
+    "authors of Mamba": (change(ssm_cfg={}), "ssm_cfg has no layer"),
+    "authors of Mamba-3": (change(ssm_cfg=SSM | {"layer": "Mamba3"}), "ssm_cfg.layer='Mamba3': must be one of Mamba2"),
+    "authors with a part": (change(ssm_cfg=SSM | {"d_ssm": 32}), "ssm_cfg.d_ssm=32: is not read"),
+    "authors with an MLP": (change(d_intermediate=64), "d_intermediate=64: must be one of 0"),
+    "authors with softmax": (change(attn_layer_idx=[1]), "attn_layer_idx=[1]: must be one of []"),
+    "authors with code": (
+        pickle_of({"a": Code()}),
+        "refused, it is damaged or holds more than tensors and plain values",
+    ),
+    "authors with a list": (pickle_of([1]), "holds no table of tensors"),
+    "authors with numbers": (pickle_of({"a": 1}), "its 'a' is no plain tensor"),
+    "authors with half a file": (lambda folder: (folder / "pytorch_model.bin").write_bytes(b"x"), "cut short, damaged"),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("GLA", "KDA", "Mamba-2", "authors")}
+    for name in ("GLA", "KDA"):
+        published.save_fla(OF_FLA[name], folders[name])
+    save("Mamba-2", folders["Mamba-2"])
+    save_as_the_authors(folders["authors"])
+    return folders
+
+
+@pytest.mark.parametrize(("name", "damage", "words"), [(name, *case) for name, case in REFUSED.items()], ids=REFUSED)
+def test_a_damaged_or_foreign_folder_is_one_line(name, damage, words, folders, helpers, tmp_path, capsys):
+    folder = shutil.copytree(folders[name.split()[0]], tmp_path / "theirs")
+    damage(folder)
+    message = helpers.error_of(export.main, helpers.words(from_hf=folder, out_dir=tmp_path / "ours"))
+    assert words in message and str(folder) in message and "can run code" not in capsys.readouterr().out
+    assert not (tmp_path / "ours" / "config.json").exists()
+
+
+def test_a_config_json_of_older_libraries_is_read(helpers, tmp_path):
+    """Infinity as Python writes it, and fields that were not there yet, for which fla has defaults."""
+    theirs = save("Mamba-2", tmp_path)
+    change(time_step_limit=[0.0, float("inf")])(tmp_path)
+    assert largest_difference(imported(helpers, tmp_path, tmp_path / "ours"), lambda idx: theirs(idx).logits) < 1e-4
+    about = {name: value for name, value in KDA.items() if name not in ("use_short_conv", "conv_size", "expand_v")}
+    (tmp_path / "kda").mkdir()
+    theirs = published.save_fla(KDA, tmp_path / "kda")
+    (tmp_path / "kda" / "config.json").write_text(json.dumps(about))
+    assert largest_difference(imported(helpers, tmp_path / "kda", tmp_path / "kda" / "ours"), theirs) < 1e-4
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# fla itself. Its kernels run in a process of their own, and so does all that follows here but for the tests
+
+interpreter = test_fla.interpreter
+MAMBA2 = dict(  # fla's path without mamba_ssm gives heads to groups in another order than with it: so one group
+    model_type="mamba2", vocab_size=300, hidden_size=32, head_dim=16, state_size=8, num_hidden_layers=2, n_groups=1
+)
+AND_MAMBA2 = OF_FLA | {"Mamba-2": MAMBA2, "Mamba-2 without a norm": MAMBA2 | dict(rmsnorm=False, expand=1)}
+CHANGES = [{"attn": ATTN}, {"attn": ATTN | {"window_size": 3}}, {"attn": ATTN | {"rope_theta": 9.0}}]
+
+
+def flash_attn_func(q, k, v, causal, window_size):
+    """The function of flash-attn, which needs a GPU: q, k, v (B, T, H, D)."""
+    distance = torch.arange(q.shape[1])[:, None] - torch.arange(q.shape[1])
+    q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+    mask = (distance >= 0) & (distance <= window_size[0])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True).transpose(1, 2)
+
+
+def config_of_fla(about):
+    import fla.layers.attn
+    import fla.models  # which makes transformers know them
+
+    fla.layers.attn.flash_attn_func = flash_attn_func
+    return AutoConfig.for_model(**about)
+
+
+@torch.no_grad()
+def against_fla(name, folder):
+    """The largest difference between logits of fla's model and ours; whether both continue a text in the same way."""
+    theirs = published.save(AutoModelForCausalLM.from_config(config_of_fla(AND_MAMBA2[name])), folder)
+    ours = imported(Helpers, folder, folder / "ours")
+    if name in OF_FLA:
+        definition = published.FlaModel(OF_FLA[name])
+        definition.load_state_dict(theirs.state_dict())
+        torch.testing.assert_close(definition(LONG), theirs(LONG).logits, rtol=0, atol=1e-4)
+    made = ours.generate(LONG[:1, :20], 12, temperature=0)  # fla's own cache gives other ids than its whole forwards
+    is_same = torch.equal(made[:, 20:], theirs(made[:, :-1]).logits[:, 19:].argmax(-1))
+    return largest_difference(ours, lambda idx: theirs(idx).logits), is_same
+
+
+def change_fields(name):
+    compare_changes(config_of_fla(AND_MAMBA2[name]).to_dict(), CHANGES if name == "KDA" else ())
+
+
+@pytest.mark.slow
+@test_fla.needs_the_kernels
+@pytest.mark.parametrize("name", AND_MAMBA2)
+def test_logits_of_a_model_of_fla_are_those_of_fla(name, interpreter, tmp_path):
+    difference, continues_alike = interpreter(against_fla, name, tmp_path)
+    print(name, difference)
+    assert difference < 1e-4 and continues_alike
+
+
+@pytest.mark.slow
+@test_fla.needs_the_kernels
+@pytest.mark.parametrize("name", ["GLA", "Gated DeltaNet", "DeltaNet", "KDA", "Mamba-2"])
+def test_a_field_of_flas_config_changes_our_model_exactly_where_it_changes_theirs(name, interpreter):
+    interpreter(change_fields, name)
