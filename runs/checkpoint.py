@@ -98,10 +98,15 @@ def load(path: Path | str) -> dict:
     if (number := checkpoint.get("format")) != FORMAT:
         reason = WITHOUT_FORMAT if number is None else "take the version of the code that wrote it"
         raise UserError(f"{path}: its format is {show(number)}, and this version reads {FORMAT} alone: {reason}")
-    for name, tensor in checkpoint["model"].items():
+    check_tensors(checkpoint["model"], path)
+    return checkpoint
+
+
+def check_tensors(tensors: dict, path: Path) -> None:
+    """Raises UserError, with the path, where one is no weight or has no name."""
+    for name, tensor in tensors.items():
         if wrong := wrong_tensor(tensor) if isinstance(name, str) else "is no name":
             raise UserError(f"{path}: its {show(name)} {wrong}")
-    return checkpoint
 
 
 def _check(checkpoint):

@@ -1,15 +1,12 @@
 """The linear and state space models that are read: their config.json and tensors, and our keys and tensors.
 
-| family         | what is special                                                                                   |
-|----------------|---------------------------------------------------------------------------------------------------|
-| gla            | of fla, as the next three: a weight and a convolution for each of q, k and v, which are one here; |
-|                | some layers may be softmax (`attn`). Keys are narrower than values                                |
-| gated_deltanet | more heads of values than of keys, if num_v_heads says so                                         |
-| delta_net      | its gate is off unless use_gate says so                                                           |
-| kda            | a bias in its gate                                                                                |
-| mamba2         | of transformers and of fla, which spell some fields differently. No MLP; in_proj begins with the  |
-|                | rows of the gate                                                                                  |
-| mamba_ssm      | the same tensors from its authors: a pickle, and a config.json without a model_type               |
+| family                        | what is special                                                                    |
+|-------------------------------|------------------------------------------------------------------------------------|
+| gla, gated_deltanet,          | of fla: q, k and v have a weight and a convolution each, which are one here; some  |
+| delta_net, kda                | layers may be softmax (`attn`)                                                     |
+| mamba2                        | of transformers and of fla, which spell some fields differently; no MLP; in_proj   |
+|                               | begins with the rows of the gate                                                   |
+| mamba_ssm                     | its authors': those tensors in a pickle, and a config.json without a model_type    |
 """
 
 import math
@@ -92,14 +89,14 @@ KEYS_OF_MAMBA2 = KEYS | dict(
 )
 
 # what the config.json of Mamba-2's authors calls the fields of transformers, with the defaults of their code
-AUTHORS = {"d_model": "hidden_size", "n_layer": "num_hidden_layers", "tie_embeddings": "tie_word_embeddings"}
-AUTHORS_SSM = {
+AUTHORS = {
+    "d_model": "hidden_size", "n_layer": "num_hidden_layers", "tie_embeddings": "tie_word_embeddings",
     "d_state": "state_size", "d_conv": "conv_kernel", "headdim": "head_dim", "ngroups": "n_groups", "bias": "use_bias",
     "conv_bias": "use_conv_bias",
 }  # fmt: skip
-SAME_NAMES = {"layer", "expand", "D_has_hdim", "rmsnorm", "norm_before_gate", "dt_limit", "chunk_size"}
-DEFAULTS_OF_AUTHORS = {"tie_embeddings": True, "pad_vocab_size_multiple": 8, "norm_eps": 1e-5}
-DEFAULTS_OF_SSM = {"d_state": 128, "d_conv": 4, "expand": 2, "headdim": 64, "ngroups": 1}
+SAME = {"layer", "expand", "D_has_hdim", "rmsnorm", "norm_before_gate", "dt_limit", "chunk_size"}
+DEFAULTS_OF_AUTHORS = dict(tie_embeddings=True, pad_vocab_size_multiple=8, norm_eps=1e-5)
+DEFAULTS_OF_SSM = dict(d_state=128, d_conv=4, expand=2, headdim=64, ngroups=1)
 FIELDS_OF_AUTHORS: dict[str, Any] = {
     "d_model": SIZE, "pad_vocab_size_multiple": SIZE, "d_intermediate?": Rule(int, choices=(0,)), "rms_norm?": YES,
     "attn_layer_idx?": Rule(list, choices=([],)), "ssm_cfg": {"layer": {"Mamba2"}, "headdim?": SIZE, "expand?": SIZE},
@@ -109,6 +106,8 @@ FIELDS_OF_AUTHORS: dict[str, Any] = {
 def keys_of(config: dict, family: str, block_size: int) -> dict[str, Any]:
     """The keys of GPTConfig for a config.json of theirs. Raises UserError for what the model here does not have."""
     if family in MIXERS:
+        if isinstance(config.get("attn"), dict):
+            config = config | {"attn": {name: x for name, x in config["attn"].items() if x is not None}}
         return fla_keys(DEFAULTS | DEFAULTS_OF[family] | config, family, block_size)
     return mamba2_keys(of_authors(config) if family == "mamba_ssm" else config, block_size)
 
@@ -134,27 +133,17 @@ def fla_keys(config: dict, family: str, block_size: int) -> dict[str, Any]:
     short_conv = config["conv_size"] if config["use_short_conv"] else 0
     if short_conv and (family == "gla" or "softmax" in attention and short_conv != 4):
         raise UserError(f"conv_size={short_conv}: it would be in softmax layers, too, and without a SiLU in gla")
-    softmax_heads = attn.get("num_heads", H)
-    return keys | {
-        "n_head": softmax_heads,
-        "head_dim": max(1, C // softmax_heads),
-        "n_kv_head": attn.get("num_kv_heads"),
-        "rope_base": attn.get("rope_theta", 10000.0),
-        "window": str(attn.get("window_size", "none")),
-        "block_size": min(block_size, config["max_position_embeddings"]),
-        "attention": attention,
-        "gate": gate,
-        "gate_activation": "silu" if family == "delta_net" else "sigmoid",
-        "native_bias": family == "kda",
-        "delta_heads": config.get("num_v_heads", H) if family in BY_HEAD else H,
-        "delta_key_heads": H,
-        "delta_key_dim": round(key_dim),
-        "delta_value_dim": round(value_dim),
-        "short_conv": None if short_conv == 4 else short_conv,  # softmax layers have none unless it is named
-        "beta_max": 2.0 if config["allow_neg_eigval"] else 1.0,
-        "mlp": "swiglu",
-        "mlp_width": config.get("intermediate_size", -(-int(C * config["hidden_ratio"] * 2 / 3) // 256) * 256),
-    }
+    heads, wide = attn.get("num_heads", H), -(-int(C * config["hidden_ratio"] * 2 / 3) // 256) * 256
+    return keys | dict(
+        n_head=heads, head_dim=max(1, C // heads), n_kv_head=attn.get("num_kv_heads"),  # of softmax layers
+        rope_base=attn.get("rope_theta", 10000.0), window=str(attn.get("window_size", "none")),
+        block_size=min(block_size, config["max_position_embeddings"]), attention=attention, gate=gate,
+        gate_activation="silu" if family == "delta_net" else "sigmoid", native_bias=family == "kda",
+        delta_heads=config.get("num_v_heads", H) if family in BY_HEAD else H, delta_key_heads=H,
+        delta_key_dim=round(key_dim), delta_value_dim=round(value_dim), mlp="swiglu",
+        short_conv=None if short_conv == 4 else short_conv,  # softmax layers have none unless it is named
+        beta_max=2.0 if config["allow_neg_eigval"] else 1.0, mlp_width=config.get("intermediate_size", wide),
+    )  # fmt: skip
 
 
 def layers_of(config: dict, family: str, n_layer: int) -> tuple[str, str]:
@@ -176,15 +165,11 @@ def mamba2_keys(config: dict, block_size: int) -> dict[str, Any]:
     H, expand, inner = config["num_heads"], keys["expand"], keys["expand"] * keys["n_embd"]
     if H % expand or H * keys["head_dim"] != inner:
         raise UserError(f"num_heads={H}: must be a multiple of expand={expand}, and head_dim times it must be {inner}")
-    return keys | {
-        "n_head": H // expand,
-        "pad_vocab_to": config.get("pad_vocab_size_multiple", 1),
-        "block_size": block_size,
-        "attention": "mamba2",
-        "gate": "native",
-        "readout_norm": "published" if config.get("rmsnorm", True) else "none",
-        "mlp": "none",
-    }
+    return keys | dict(
+        n_head=H // expand, pad_vocab_to=config.get("pad_vocab_size_multiple", 1), block_size=block_size,
+        attention="mamba2", gate="native", mlp="none",
+        readout_norm="published" if config.get("rmsnorm", True) else "none",
+    )  # fmt: skip
 
 
 def of_authors(config: dict) -> dict:
@@ -193,16 +178,15 @@ def of_authors(config: dict) -> dict:
     if wrong := wrong_field(config, FIELDS_OF_AUTHORS):
         raise UserError(wrong)
     ssm = DEFAULTS_OF_SSM | config["ssm_cfg"]
-    if unknown := sorted(ssm.keys() - AUTHORS_SSM.keys() - SAME_NAMES):
+    if unknown := sorted(ssm.keys() - AUTHORS.keys() - SAME):
         raise UserError(f"ssm_cfg.{unknown[0]}={show(ssm[unknown[0]])}: is not read")
-    config |= {AUTHORS_SSM.get(name, name): value for name, value in ssm.items()}
-    config["num_heads"] = ssm["expand"] * config["d_model"] // ssm["headdim"]
-    return {AUTHORS.get(name, name): value for name, value in config.items()}
+    heads = {"num_heads": ssm["expand"] * config["d_model"] // ssm["headdim"]}
+    return {AUTHORS.get(name, name): value for name, value in (config | ssm | heads).items()}
 
 
 def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[tuple]:
     """Yields the fields of every families.Part of the model. names: those of our tensors."""
-    Hk, H, Dk, Dv = config.delta_sizes
+    layers, (Hk, H, Dk, Dv) = config.layers(), config.delta_sizes
     softmax = [n * config.head_dim for n in (config.n_head, *[config.n_kv_head or config.n_head] * 2)]
     for ours in names:
         theirs = ours
@@ -214,7 +198,7 @@ def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[t
             yield [theirs], [gate, ours], lambda w, z=z: w[0].split([z, len(w[0]) - z])
         elif family in MIXERS or ".gates." not in ours:
             start, *letters = re.split("[{,}]", theirs)
-            is_softmax = letters and config.layers()[int(ours.split(".")[1])][0] == "softmax"
+            is_softmax = letters and layers[int(ours.split(".")[1])][0] == "softmax"
             rows = softmax if is_softmax else [Hk * Dk, Hk * Dk, H * Dv, H, H][: len(letters) - 1]
             theirs = [start + letter + letters[-1] for letter in letters[:-1]] or [start]
             yield theirs, [ours], lambda w, rows=rows, is_conv=".conv.weight" in ours: [joined(w, rows, is_conv)]

@@ -20,7 +20,7 @@ from configurator import UserError, show
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
 from model import GPTConfig
 from rules import wrong_field
-from runs.checkpoint import WEIGHT_DTYPES, first_line, import_safetensors, load_torch, save_folder, wrong_tensor
+from runs.checkpoint import WEIGHT_DTYPES, check_tensors, first_line, import_safetensors, load_torch, save_folder
 from runs.families import family_of, keys_of, parts_of
 from runs.files import claim, new_folder, read_json, switch, write_whole
 from runs.memory import without_data
@@ -49,7 +49,7 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
             text_config = their_config.get("text_config")
             if isinstance(text_config, dict):  # a model of images and text: the text model has a config of its own
                 their_config |= {"model_type": f"{their_config.get('model_type')}_text"} | text_config
-            their_config = without_nulls(their_config)
+            their_config = {name: value for name, value in their_config.items() if value is not None}
         family = family_of(their_config)  # before the tensors: the reason for a pickle of Qwen2 is Qwen2
         config = configurator.build(GPTConfig, keys_of(their_config, block_size))
         tensors = read_tensors(folder, family)
@@ -68,12 +68,6 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     if config.block_size < longest:
         lines.append(f"block_size={config.block_size}, of {longest} that it was made for; --block_size=... keeps more")
     return lines
-
-
-def without_nulls(value: Any) -> Any:
-    """A JSON value without the fields of dicts that are null."""
-    is_dict = isinstance(value, dict)
-    return {name: without_nulls(x) for name, x in value.items() if x is not None} if is_dict else value
 
 
 def read_tensors(folder: Path, family: str) -> dict[str, torch.Tensor]:
@@ -104,11 +98,9 @@ def read_safetensors(file: Path) -> dict[str, torch.Tensor]:
 def read_pickle(file: Path) -> dict[str, torch.Tensor]:
     """What a pickle holds, if that is a table of tensors: nothing else in it is made, so that it runs no code."""
     content = load_torch(file)
-    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+    if not isinstance(content, dict):
         raise UserError(f"{file}: holds no table of tensors")
-    for name, tensor in content.items():
-        if wrong := wrong_tensor(tensor):
-            raise UserError(f"{file}: its {show(name)} {wrong}")
+    check_tensors(content, file)
     return content
 
 

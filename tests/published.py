@@ -12,7 +12,15 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
-from transformers import KimiLinearConfig, Mamba2Config, Qwen3Config, Qwen3ForCausalLM, Qwen3NextConfig
+from transformers import (
+    KimiLinearConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Mamba2Config,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3NextConfig,
+)
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridConfig, OlmoHybridGatedDeltaNet
@@ -188,132 +196,95 @@ class GatedQwen3Attention(Qwen3Attention):
         return self.o_proj((o.transpose(1, 2) * gate.sigmoid()).flatten(2)), None
 
 
-class FlaAttention(nn.Module):
-    """The softmax layers of a model of fla (layers/attn.py): RoPE, grouped keys and values, a window."""
-
-    def __init__(self, c):
-        super().__init__()
-        self.H, self.Hk, C = c["attn"]["num_heads"], c["attn"]["num_kv_heads"], c["hidden_size"]
-        self.base, self.window, self.D = c["attn"]["rope_theta"], c["attn"]["window_size"], C // self.H
-        self.q_proj, self.o_proj = (nn.Linear(C, C, bias=False) for _ in range(2))
-        self.k_proj, self.v_proj = (nn.Linear(C, self.Hk * self.D, bias=False) for _ in range(2))
-
-    def forward(self, x):
-        i = torch.arange(x.shape[1])
-        q, k, v = (
-            proj(x).unflatten(-1, (-1, self.D)).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        angle = i[:, None] * self.base ** -(torch.arange(0, self.D, 2).double() / self.D)
-        cos, sin = (torch.cat([y, y], -1).to(x.dtype) for y in (angle.cos(), angle.sin()))
-        q, k = (y * cos + torch.cat([-y[..., self.D // 2 :], y[..., : self.D // 2]], -1) * sin for y in (q, k))
-        k, v = (y.repeat_interleave(self.H // self.Hk, dim=1) for y in (k, v))
-        distance = i[:, None] - i
-        mask = (distance >= 0) & (distance < self.window)
-        o = (q @ k.mT * self.D**-0.5).masked_fill(~mask, -torch.inf).softmax(-1) @ v
-        return self.o_proj(o.transpose(1, 2).flatten(2))
-
-
 class FlaMixer(nn.Module):
-    """fla's layers gla.py, gated_deltanet.py, delta_net.py and kda.py, their recurrence token by token."""
+    """fla's layers gla.py, gated_deltanet.py, delta_net.py and kda.py, with the recurrence token by token."""
 
-    def __init__(self, c):
+    def __init__(self, c: dict):
         super().__init__()
-        self.kind, C, H = c["model_type"], c["hidden_size"], c["num_heads"]
-        self.H, self.Hv, width = H, c.get("num_v_heads", H), c.get("head_dim", C // H)
+        c = dict(use_short_conv=c["model_type"] != "gla", conv_size=4) | c
+        self.kind, C, self.H = c["model_type"], c["hidden_size"], c["num_heads"]
+        self.Hv, width = c.get("num_v_heads", self.H), c.get("head_dim", C // self.H)
         self.Dk, self.Dv = int(width * c.get("expand_k", 1)), int(width * c["expand_v"])
-        K, V, self.scale = H * self.Dk, self.Hv * self.Dv, 2 if c.get("allow_neg_eigval") else 1
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(C, n, bias=False) for n in (K, K, V))
-        self.o_proj = nn.Linear(V, C, bias=False)
-        if self.kind != "gla":
-            self.b_proj = nn.Linear(C, self.Hv, bias=False)
-            if c["use_short_conv"]:
-                for name, n in (("q", K), ("k", K), ("v", V)):
-                    conv = nn.Conv1d(n, n, c["conv_size"], groups=n, padding=c["conv_size"] - 1, bias=False)
-                    self.add_module(f"{name}_conv1d", conv)
-        if self.kind == "gated_deltanet":
-            self.a_proj = nn.Linear(C, self.Hv, bias=False)
-        low = {"gla": ("gk_proj", 16, True), "kda": ("f_proj", self.Dv, False)}.get(self.kind)
+        K, V = self.H * self.Dk, self.Hv * self.Dv
+        low = {"gla": ("gk_proj", 16), "kda": ("f_proj", self.Dv)}.get(self.kind)
+        linear = {"q": (C, K), "k": (C, K), "v": (C, V), "o": (V, C)}
+        linear |= {} if self.kind == "gla" else {"b": (C, self.Hv)}
+        linear |= {"a": (C, self.Hv)} if self.kind == "gated_deltanet" else {}
+        linear |= {"g": (C, V)} if c.get("use_gate", c.get("use_output_gate")) else {}
+        for name, (n_in, n_out) in linear.items():
+            self.add_module(f"{name}_proj", nn.Linear(n_in, n_out, bias=False))
         if low:
-            down, up = nn.Linear(C, low[1], bias=False), nn.Linear(low[1], self.Hv * self.Dk, bias=low[2])
-            self.add_module(low[0], nn.Sequential(down, up))
+            up = nn.Linear(low[1], self.Hv * self.Dk, bias=self.kind == "gla")
+            self.add_module(low[0], nn.Sequential(nn.Linear(C, low[1], bias=False), up))
+        if self.kind == "kda":
+            self.g_proj = nn.Sequential(nn.Linear(C, self.Dv, bias=False), nn.Linear(self.Dv, V))
         if self.kind in ("gated_deltanet", "kda"):
             self.A_log = nn.Parameter(torch.randn(self.Hv))
             self.dt_bias = nn.Parameter(torch.randn(self.Hv * (self.Dk if self.kind == "kda" else 1)))
-        if self.kind == "kda":
-            self.g_proj = nn.Sequential(nn.Linear(C, self.Dv, bias=False), nn.Linear(self.Dv, V))
-        elif c.get("use_gate", c.get("use_output_gate")):
-            self.g_proj = nn.Linear(C, V, bias=False)
-        self.is_sigmoid = self.kind == "kda" or c.get("output_gate_activation") == "sigmoid"
-        gated = "_swish_gate" * hasattr(self, "g_proj")
-        self.norm = "o_norm" if self.kind != "gla" else f"g_norm{gated}"
-        self.add_module(self.norm, nn.RMSNorm(self.Dv, eps=c["norm_eps"]))
+        for name, n in {"q": K, "k": K, "v": V}.items() if c["use_short_conv"] else ():
+            W = c["conv_size"]
+            self.add_module(f"{name}_conv1d", nn.Conv1d(n, n, W, groups=n, padding=W - 1, bias=False))
+        gated = "g_norm_swish_gate" if hasattr(self, "g_proj") else "g_norm"
+        self.norm_name = gated if self.kind == "gla" else "o_norm"
+        self.add_module(self.norm_name, nn.RMSNorm(self.Dv, eps=c["norm_eps"]))
+        self.beta_max = 2 if c.get("allow_neg_eigval") else 1
+        self.act = F.sigmoid if self.kind == "kda" or c.get("output_gate_activation") == "sigmoid" else F.silu
 
-    def forward(self, x):
-        B, T, _ = x.shape
-        q, k, v = (self.get_submodule(f"{name}_proj")(x) for name in "qkv")
+    def forward(self, hidden_states, **_):
+        x, T, part = hidden_states, hidden_states.shape[1], self.get_submodule
+        q, k, v = (part(f"{name}_proj")(x) for name in "qkv")
         if hasattr(self, "q_conv1d"):
-            convs = (self.get_submodule(f"{name}_conv1d") for name in "qkv")
-            q, k, v = (conv(y.mT)[..., :T].mT for conv, y in zip(convs, (q, k, v), strict=True))
-        q, k = (y.unflatten(-1, (self.H, self.Dk)) for y in (q, k))
-        v, decay, beta = v.unflatten(-1, (self.Hv, self.Dv)), torch.ones(B, T, self.Hv, 1, dtype=x.dtype), None
+            q, k, v = (part(f"{name}_conv1d")(y.mT)[..., :T].mT for name, y in zip("qkv", (q, k, v), strict=True))
+        q, k, v = q.unflatten(-1, (self.H, -1)), k.unflatten(-1, (self.H, -1)), v.unflatten(-1, (self.Hv, -1))
+        log_decay, beta = torch.zeros_like(v[..., :1]), None
         if self.kind == "gla":
-            decay = (F.logsigmoid(self.gk_proj(x)) / 16).exp().unflatten(-1, (self.Hv, -1))
+            log_decay = F.logsigmoid(self.gk_proj(x)).unflatten(-1, (self.Hv, -1)) / 16
         else:
             q, k, v = (F.silu(y) for y in (q, k, v))
             q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
-            beta = self.scale * self.b_proj(x).sigmoid()
+            beta = self.beta_max * self.b_proj(x).sigmoid()
         if hasattr(self, "A_log"):
-            dt = (self.f_proj if self.kind == "kda" else self.a_proj)(x) + self.dt_bias
-            decay = (-self.A_log.exp()[:, None] * F.softplus(dt).unflatten(-1, (self.Hv, -1))).exp()
+            dt = F.softplus((self.f_proj if self.kind == "kda" else self.a_proj)(x) + self.dt_bias)
+            log_decay = -self.A_log.exp()[:, None] * dt.unflatten(-1, (self.Hv, -1))
         q, k = (y.repeat_interleave(self.Hv // self.H, dim=2) for y in (q, k))
-        S, outputs = torch.zeros(B, self.Hv, self.Dk, self.Dv, dtype=x.dtype), []
+        S, outputs = v.new_zeros(len(x), self.Hv, self.Dk, self.Dv), []
         for t in range(T):
-            S, new = decay[:, t, ..., None] * S, v[:, t]
+            S, new = log_decay[:, t, ..., None].exp() * S, v[:, t]
             if beta is not None:
                 new = beta[:, t, :, None] * (new - torch.einsum("bhk,bhkv->bhv", k[:, t], S))
             S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], new)
             outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t] * self.Dk**-0.5, S))
-        o = self.get_submodule(self.norm)(torch.stack(outputs, dim=1))
-        if hasattr(self, "g_proj"):
-            o = o * (torch.sigmoid if self.is_sigmoid else F.silu)(self.g_proj(x).view_as(o))
-        return self.o_proj(o.flatten(2))
+        o = part(self.norm_name)(torch.stack(outputs, dim=1))
+        o = o * self.act(self.g_proj(x).view_as(o)) if hasattr(self, "g_proj") else o
+        return self.o_proj(o.flatten(2)), None
 
 
-class FlaModel(nn.Module):
-    """A causal language model of fla, by the fields of its config.json: ids (B, T) -> logits."""
-
-    def __init__(self, c):
-        super().__init__()
-        C, width = c["hidden_size"], c["intermediate_size"]
-        self.model, self.lm_head = nn.Module(), nn.Linear(C, c["vocab_size"], bias=False)
-        self.model.embeddings, self.model.norm = nn.Embedding(c["vocab_size"], C), nn.RMSNorm(C, eps=c["norm_eps"])
-        self.model.layers = nn.ModuleList(nn.Module() for _ in range(c["num_hidden_layers"]))
-        for i, layer in enumerate(self.model.layers):
-            layer.attn_norm, layer.mlp_norm = (nn.RMSNorm(C, eps=c["norm_eps"]) for _ in range(2))
-            layer.attn = FlaAttention(c) if i in c.get("attn", {}).get("layers", ()) else FlaMixer(c)
-            layer.mlp = nn.Module()
-            layer.mlp.gate_proj, layer.mlp.up_proj = (nn.Linear(C, width, bias=False) for _ in range(2))
-            layer.mlp.down_proj = nn.Linear(width, C, bias=False)
-
-    def forward(self, idx):
-        x = self.model.embeddings(idx)
-        for layer in self.model.layers:
-            x = x + layer.attn(layer.attn_norm(x))
-            y, mlp = layer.mlp_norm(x), layer.mlp
-            x = x + mlp.down_proj(F.silu(mlp.gate_proj(y)) * mlp.up_proj(y))
-        return self.lm_head(self.model.norm(x))
+OF_LLAMA = {"embed_tokens": "embeddings", "self_attn": "attn", "input_layernorm": "attn_norm"}
+OF_LLAMA |= {"post_attention_layernorm": "mlp_norm"}
 
 
-@torch.no_grad()
 def save_fla(about: dict, folder: Path) -> nn.Module:
-    """A folder as fla writes it, with random weights. Returns the model, in float64."""
-    torch.manual_seed(0)
-    model = FlaModel(about)
-    for p in model.parameters():
-        p.add_(torch.randn_like(p) * 0.1)
-    safetensors.torch.save_file(model.state_dict(), folder / "model.safetensors")
+    """The folder of a model of fla with random weights: a Llama with its mixers, under its names. Returns the model."""
+    attn = about.get("attn", {"layers": [], "num_heads": 2, "num_kv_heads": 2, "rope_theta": 1e4})
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            **{name: about[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")},
+            num_attention_heads=attn["num_heads"], num_key_value_heads=attn["num_kv_heads"],
+            rope_parameters={"rope_type": "default", "rope_theta": attn["rope_theta"]}, attn_implementation="eager",
+            rms_norm_eps=about["norm_eps"],
+        )
+    )  # fmt: skip
+    for i, layer in enumerate(model.model.layers):
+        layer.self_attn = layer.self_attn if i in attn["layers"] else FlaMixer(about)
+    save(model, folder)
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        for theirs, here in OF_LLAMA.items():
+            name = name.replace(theirs, here)
+        tensors[name] = tensor
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(about))
-    return model.double()
+    return model
 
 
 @torch.no_grad()
