@@ -59,7 +59,9 @@ class GPTConfig:
     )
     mlp_ratio: float = key(4.0, "hidden width of the MLP, as a multiple of n_embd; swiglu: 2/3 of that", above=0)
     mlp_width: int | None = key(None, "hidden width of the MLP, in place of mlp_ratio", at_least=1)
-    mlp: str = key("gelu", "gelu: W gelu(U x); gelu_tanh: with a tanh in place of erf; swiglu: W (silu(G x) * U x)")
+    mlp: str = key(
+        "gelu", "gelu: W gelu(U x); gelu_tanh: with a tanh in place of erf; swiglu: W (silu(G x) * U x); none"
+    )
     tie_embeddings: bool = key(True, "one weight for the embedding and the output layer")
     norm: str = key("rms", "norm before each branch and at the end: RMSNorm or LayerNorm", choices=("rms", "layer"))
     norm_eps: float = key(1e-5, "the number under the root of every norm", above=0)
@@ -116,17 +118,18 @@ class GPTConfig:
         1.0, "delta rule: beta = beta_max * sigmoid(.); 2 allows negative eigenvalues", choices=(1.0, 2.0)
     )
     n_householder: int = key(2, "deltaproduct: steps of the delta rule in a token", at_least=1, at_most=64)
-    delta_heads: int | None = key(None, "gated_deltanet, deltaproduct: number of heads (None: n_head)", at_least=1)
+    delta_heads: int | None = key(None, "delta rule: number of heads (None: n_head)", at_least=1)
     delta_key_heads: int | None = key(
-        None, "gated_deltanet, deltaproduct: query and key heads, shared evenly (None: delta_heads)", at_least=1
+        None, "delta rule: query and key heads, shared evenly (None: delta_heads)", at_least=1
     )
-    delta_key_dim: int | None = key(None, "gated_deltanet, deltaproduct: width of q and k (None: head_dim)", at_least=1)
-    delta_value_dim: int | None = key(None, "gated_deltanet, deltaproduct: width of v (None: head_dim)", at_least=1)
+    delta_key_dim: int | None = key(None, "delta rule and gla: width of q and k (None: head_dim)", at_least=1)
+    delta_value_dim: int | None = key(None, "delta rule and gla: width of v (None: head_dim)", at_least=1)
 
     gate: str = key("none", "none, native, GRANULARITY[@POSITION] joined by +, or a pattern a,b,b (docs/gates.md)")
     gate_activation: str = key("sigmoid", "how the gate's g acts on y: sigmoid, sigmoid2, silu ... (docs/gates.md)")
     gate_rank: int = key(0, "rank of the gate's weight W_g (0: full rank)", at_least=0)
     gate_input: str = key("token", "token: g = W_g x; static: a trained constant", choices=("token", "static"))
+    native_bias: bool = key(False, "a trained bias in the native gate, which starts at 0, as in fla's KDA")
     gate_bias: float | None = key(None, "start of the gate's trained bias or static constant (None: no bias, or 0)")
     readout_norm: str = key("published", "norm of each mixer's readout: published, none, denominator or rms")
     norm_first: bool = key(True, "true: the readout is normed, then gated; false: gated, then normed")
@@ -168,10 +171,14 @@ class GPTConfig:
 
     @property
     def delta_sizes(self) -> tuple[int, int, int, int]:
-        """Key heads, heads, and the widths of keys and values, in gated_deltanet and deltaproduct layers."""
+        """Key heads, heads, and the widths of keys and values, in layers with the delta rule."""
         heads = self.delta_heads or self.n_head
-        widths = self.delta_key_dim or self.head_dim, self.delta_value_dim or self.head_dim
-        return self.delta_key_heads or heads, heads, *widths
+        return self.delta_key_heads or heads, heads, *self.delta_widths
+
+    @property
+    def delta_widths(self) -> tuple[int, int]:
+        """The widths of keys and values in layers with the delta rule, and in gla."""
+        return self.delta_key_dim or self.head_dim, self.delta_value_dim or self.head_dim
 
     def layers(self) -> list[tuple[str, "LayerGate"]]:
         """[(mixer name, LayerGate)], one per layer: `attention` and `gate` repeat up to n_layer.

@@ -90,7 +90,7 @@ def first_line(error: Exception) -> str:
 def load(path: Path | str) -> dict:
     """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or no checkpoint."""
     path = find_checkpoint(path)
-    checkpoint = _load_safetensors(path) if path.suffix == ".safetensors" else _load_torch(path)
+    checkpoint = _load_safetensors(path) if path.suffix == ".safetensors" else load_torch(path)
     try:
         _check(checkpoint)
     except (ValueError, TypeError) as error:
@@ -98,10 +98,15 @@ def load(path: Path | str) -> dict:
     if (number := checkpoint.get("format")) != FORMAT:
         reason = WITHOUT_FORMAT if number is None else "take the version of the code that wrote it"
         raise UserError(f"{path}: its format is {show(number)}, and this version reads {FORMAT} alone: {reason}")
-    for name, tensor in checkpoint["model"].items():
+    check_tensors(checkpoint["model"], path)
+    return checkpoint
+
+
+def check_tensors(tensors: dict, path: Path) -> None:
+    """Raises UserError, with the path, where one is no weight or has no name."""
+    for name, tensor in tensors.items():
         if wrong := wrong_tensor(tensor) if isinstance(name, str) else "is no name":
             raise UserError(f"{path}: its {show(name)} {wrong}")
-    return checkpoint
 
 
 def _check(checkpoint):
@@ -133,7 +138,7 @@ def wrong_tensor(tensor: Any) -> str | None:
     return None
 
 
-def _load_torch(path):
+def load_torch(path):
     try:
         with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
             damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB

@@ -20,6 +20,7 @@ import torch
 from configurator import UserError, rules_of, show
 from model import GPTConfig
 from rules import Rule, wrong_field
+from runs import families_linear
 
 GATED = ("qwen3_next", "qwen3_5_text")  # every layer has its gate, and norms hold 1 + weight
 
@@ -84,8 +85,10 @@ FIELDS: dict[str, Any] = {
 
 
 def family_of(config: dict) -> str:
-    """A key of FAMILIES. Raises UserError for a model that is not read."""
-    if wrong := wrong_field(config, {"model_type": set(FAMILIES)}):
+    """A key of FAMILIES, or of those in families_linear.py. Raises UserError for a model that is not read."""
+    if isinstance(config, dict) and "ssm_cfg" in config:
+        return "mamba_ssm"
+    if wrong := wrong_field(config, {"model_type": FAMILIES.keys() | families_linear.FAMILIES.keys() - {"mamba_ssm"}}):
         raise UserError(wrong)
     return config["model_type"]
 
@@ -93,6 +96,8 @@ def family_of(config: dict) -> str:
 def keys_of(config: dict, block_size: int) -> dict[str, Any]:
     """The keys of GPTConfig for a config.json of theirs. Raises UserError for what the model here does not have."""
     family, rules = family_of(config), rules_of(GPTConfig)
+    if family in families_linear.FAMILIES:
+        return families_linear.keys_of(config, family, block_size)
     fields = FAMILIES[family].keys
     optional = ("tie_embeddings", "norm_eps", "n_kv_head", {"llama": "head_dim", "gpt2": "mlp_width"}.get(family))
     of_keys = {field + "?" * (key in optional): rules[key] for key, field in fields.items()}
@@ -169,6 +174,9 @@ class Part(NamedTuple):
 def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[Part]:
     """Yields every Part of the model, each tensor in one of them. names: those of our tensors."""
     layers, is_gpt2 = config.layers(), family == "gpt2"
+    if family in families_linear.FAMILIES:
+        yield from (Part(*part) for part in families_linear.parts_of(config, family, names))
+        return
     for ours in names:
         place = ours.split(".")
         mixer, gate = layers[int(place[1]) if place[0] == "blocks" else 0]

@@ -20,8 +20,8 @@ from configurator import UserError, show
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
 from model import GPTConfig
 from rules import wrong_field
-from runs.checkpoint import WEIGHT_DTYPES, first_line, import_safetensors, save_folder
-from runs.families import FAMILIES, family_of, keys_of, parts_of
+from runs.checkpoint import WEIGHT_DTYPES, check_tensors, first_line, import_safetensors, load_torch, save_folder
+from runs.families import family_of, keys_of, parts_of
 from runs.files import claim, new_folder, read_json, switch, write_whole
 from runs.memory import without_data
 
@@ -29,6 +29,10 @@ TOKENIZER_FILES = (
     TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
+PREFIX = {"gpt2": "transformer.", "mamba2": "backbone.", "mamba_ssm": "backbone."}  # a folder may leave it out
+SPELLINGS = {  # of names of tensors: with a part for images; fla's norm with a gate in one kernel; older ones
+    "model.language_model.": "model.", ".g_norm_swish_gate.": ".g_norm.", "backbone.embedding.": "backbone.embeddings.",
+}  # fmt: skip
 # tensors with nothing of the text model: parts for images, layers that predict further tokens, angles, causal masks
 LEFT_OUT = r"(model\.)?(visual|mtp)\.|.*(rotary_emb\.inv_freq|\.attn\.(masked_)?bias)$"
 
@@ -40,7 +44,7 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     """
     folder, out_dir = Path(folder), Path(out_dir)
     try:
-        their_config = read_json(folder / "config.json")
+        their_config = read_json(folder / "config.json", infinity=True)
         if isinstance(their_config, dict):
             text_config = their_config.get("text_config")
             if isinstance(text_config, dict):  # a model of images and text: the text model has a config of its own
@@ -48,7 +52,7 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
             their_config = {name: value for name, value in their_config.items() if value is not None}
         family = family_of(their_config)  # before the tensors: the reason for a pickle of Qwen2 is Qwen2
         config = configurator.build(GPTConfig, keys_of(their_config, block_size))
-        tensors = read_tensors(folder, "transformer." if family == "gpt2" else "model.")
+        tensors = read_tensors(folder, family)
         weights = translated(config, family, tensors)
     except UserError as error:
         raise UserError(str(error) if str(folder) in str(error) else f"{folder}: {error}") from None
@@ -60,38 +64,53 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     with export_to(out_dir, folder / "config.json", overwrite, {}) as (new, written):
         save_folder(new, weights, about)
     lines = [f"written to {out_dir}/: {', '.join(written)}"]
-    longest = their_config[FAMILIES[family].keys["block_size"]]
+    longest = their_config.get("n_positions" if family == "gpt2" else "max_position_embeddings", 0)  # state space: any
     if config.block_size < longest:
         lines.append(f"block_size={config.block_size}, of {longest} that it was made for; --block_size=... keeps more")
     return lines
 
 
-def read_tensors(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
-    """{name: tensor} of a folder's safetensors files, but for LEFT_OUT. Raises UserError.
-
-    prefix: what names of the family's tensors begin with; a folder may leave it out.
-    """
-    library, tensors = import_safetensors(), {}
-    for file in files_of(folder):
-        try:
-            content = library.torch.load_file(file)
-        except Exception as error:  # safetensors has errors of its own
-            raise UserError(f"{file}: missing, damaged, or no safetensors ({first_line(error)})") from None
+def read_tensors(folder: Path, family: str) -> dict[str, torch.Tensor]:
+    """{name: tensor} of a folder's files, but for LEFT_OUT. Raises UserError."""
+    tensors, prefix = {}, PREFIX.get(family, "model.")
+    for file in files_of(folder, family):
+        content = read_pickle(file) if file.suffix == ".bin" else read_safetensors(file)
         for spelling, tensor in content.items():
             if re.match(LEFT_OUT, spelling):
                 continue
             if tensor.dtype not in WEIGHT_DTYPES:
                 raise UserError(f"{file}: {show(spelling)} is {tensor.dtype}, and no number that a weight is read of")
-            name = spelling.replace("model.language_model.", "model.", 1)
+            name = spelling
+            for other, usual in SPELLINGS.items():
+                name = name.replace(other, usual, 1)
             tensors[name if name.startswith((prefix, "lm_head.")) else prefix + name] = tensor
     return tensors
 
 
-def files_of(folder: Path) -> list[Path]:
+def read_safetensors(file: Path) -> dict[str, torch.Tensor]:
+    library = import_safetensors()
+    try:
+        return library.torch.load_file(file)
+    except Exception as error:  # safetensors has errors of its own
+        raise UserError(f"{file}: missing, damaged, or no safetensors ({first_line(error)})") from None
+
+
+def read_pickle(file: Path) -> dict[str, torch.Tensor]:
+    """What a pickle holds, if that is a table of tensors: nothing else in it is made, so that it runs no code."""
+    content = load_torch(file)
+    if not isinstance(content, dict):
+        raise UserError(f"{file}: holds no table of tensors")
+    check_tensors(content, file)
+    return content
+
+
+def files_of(folder: Path, family: str) -> list[Path]:
     """The files with the weights. Raises UserError."""
     if os.path.isfile(folder / "model.safetensors"):  # before the index, as transformers reads it
         return [folder / "model.safetensors"]
     index = folder / "model.safetensors.index.json"
+    if family == "mamba_ssm" and os.path.isfile(folder / "pytorch_model.bin") and not os.path.isfile(index):
+        return [folder / "pytorch_model.bin"]  # there is nothing else; load_torch reads tensors alone
     if not os.path.isfile(index):
         raise UserError(f"{folder}: has no model.safetensors; a pickle is not read, since it can run code")
     table = read_json(index)

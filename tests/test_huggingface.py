@@ -44,6 +44,9 @@ ROPE = {"rope_type": "default", "rope_theta": 5e5}
 PART = "partial_rotary_factor"
 PARTIAL = ROPE | {PART: 0.25}
 DENSE = dict(mlp_only_layers=[0, 1, 2, 3], num_experts=4, moe_intermediate_size=8, num_experts_per_tok=2)
+MAMBA2 = dict(
+    vocab_size=300, hidden_size=32, num_heads=4, head_dim=16, state_size=8, num_hidden_layers=2, chunk_size=16,
+)  # fmt: skip
 GPT2 = dict(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation="eager")
 
 
@@ -57,6 +60,8 @@ FAMILIES = {
     ),
     "Qwen3-Next": hf.Qwen3NextConfig(**SIZES | DELTA, **DENSE, rope_parameters=PARTIAL),
     "Qwen3.5": hf.Qwen3_5TextConfig(**SIZES | DELTA, rope_parameters=PARTIAL),
+    "Mamba-2": hf.Mamba2Config(**MAMBA2, n_groups=1),
+    "Mamba-2, groups, tied": hf.Mamba2Config(**MAMBA2, n_groups=2, conv_kernel=3, tie_word_embeddings=True),
     "Qwen3.5 with images": hf.Qwen3_5Config(
         text_config=SIZES | DELTA | dict(rope_parameters=PARTIAL | {"mrope_section": [1, 1, 0]}),
         vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32),
@@ -67,12 +72,14 @@ FAMILIES = {
 GATED = ["baseline", "headwise", "elementwise"]  # published.py's
 
 
-def save(name, folder, **how):
+def save(name, folder, fields=(), **how):
     """The folder of a model of theirs with random weights. Returns the model."""
     if name in GATED:
         return published.save_gated_qwen3(name, folder, **how, **SIZES, rope_parameters=ROPE)
+    config = copy.deepcopy(FAMILIES[name])
+    config.update(dict(fields))
     theirs = hf.AutoModelForImageTextToText if "images" in name else hf.AutoModelForCausalLM
-    model = theirs.from_config(copy.deepcopy(FAMILIES[name]))
+    model = theirs.from_config(config)
     return published.save(model, folder, **how)
 
 
@@ -138,15 +145,20 @@ def changed_value(value):
     return not value if isinstance(value, bool) else value * 2 if isinstance(value, int) else value * 0.75
 
 
-@pytest.mark.parametrize("name", ["Llama", "Qwen3", "GPT-2", "Qwen3-Next", "Qwen3.5"])
+@pytest.mark.parametrize("name", ["Llama", "Qwen3", "GPT-2", "Qwen3-Next", "Qwen3.5", "Mamba-2"])
 def test_a_field_of_config_json_changes_our_model_exactly_where_it_changes_theirs(name):
-    about = FAMILIES[name].to_dict()
+    compare_changes(FAMILIES[name].to_dict(), [{"time_step_limit": [0.0, 0.5]}])  # of Mamba-2
+
+
+def compare_changes(about, changes=()):
+    """Compares every change of one number or truth value, and others."""
     there, here, ropes = theirs_of(about), ours_of(about), about.get("rope_parameters") or {}
     of_all = hf.PreTrainedConfig().to_dict().keys() | {"output_router_logits"}  # what is returned, not computed
+    of_all |= {"chunk_size", *(field for field in about if field.startswith("fuse_"))}  # how: only rounding differs
     values = {field: about[field] for field in about if field not in of_all}
     values |= dict(tie_word_embeddings=about["tie_word_embeddings"], mlp_bias=False)
-    changes = [{field: changed_value(value)} for field, value in values.items() if type(value) in (int, float, bool)]
-    if name != "GPT-2":
+    changes = [*changes, *({field: changed_value(x)} for field, x in values.items() if type(x) in (int, float, bool))]
+    if "rope_parameters" in about:
         changes += [
             {"partial_rotary_factor": 0.1875},
             {"rope_theta": 750.0},
@@ -187,7 +199,8 @@ def change_tensor(name, content):
     """Another tensor under this name, or none, in one of the files."""
 
     def damage(folder):
-        table = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+        index = folder / "model.safetensors.index.json"
+        table = json.loads(index.read_text())["weight_map"] if index.exists() else {"": "model.safetensors"}
         file = folder / table.get(name, min(table.values()))
         tensors = safetensors.torch.load_file(file)
         tensors.pop(name, None)
@@ -204,7 +217,7 @@ def leave_a_pickle(folder):
 
 NORM, Q_PROJ, ONE_ROPE = "model.norm.weight", "model.layers.0.self_attn.q_proj", "only plain RoPE is read, the same"
 REFUSED = {
-    "a model that is not read": (change(model_type="qwen2"), "model_type='qwen2': must be one of gpt2, llama, qwen3"),
+    "a model that is not read": (change(model_type="qwen2"), "model_type='qwen2': must be one of "),
     "scaled RoPE": (change(rope_parameters={"rope_type": "yarn", "factor": 4.0}), ONE_ROPE),
     "partial RoPE, which Qwen3 does not have": (change(rope_parameters=PARTIAL), "partial_rotary_factor=0.25: qwen3"),
     "biases": (change(attention_bias=True), "attention_bias=True: must be one of False"),

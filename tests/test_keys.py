@@ -21,7 +21,7 @@ OWN = {"window": type("Window", (Softmax,), {}), "rotated": Rotated, "delta": ty
 # another value of each key. ELSEWHERE: those whose effect is on the data, the ids or the choice of a kernel
 OTHER = dict(
     n_layer=4, n_head=4, head_dim=4, n_kv_head=1, n_embd=32, pad_vocab_to=64, mlp_ratio=2.0, mlp_width=9,
-    mlp=["swiglu", "gelu_tanh"], norm="layer", bias=True, tie_embeddings=False, norm_eps=0.1,
+    mlp=["swiglu", "gelu_tanh", "none"], native_bias=True, norm="layer", bias=True, tie_embeddings=False, norm_eps=0.1,
     rope_fraction=0.75, delta_heads=4, delta_key_heads=1,
     delta_key_dim=4, delta_value_dim=4, beta_max=2.0, n_householder=3, dropout=0.5,
     init="pytorch", attention="cosformer", position="none", rope_base=100.0, rope_scaling="ntk", rope_factor=3.0,
@@ -42,7 +42,8 @@ SITUATIONS = [
     *(dict(attention="gla", position=position) for position in ("none", "learned")),
     dict(attention="gla", gate="headwise@value", gate_input="static", readout_norm="none", match_params=True),
     dict(norm="layer", bias=True, mlp="gelu_tanh", position="learned"),
-    dict(norm="layer", attention="gla", gate="native"),
+    dict(norm="layer", attention="gla", gate="native", delta_key_dim=4),
+    dict(attention="mamba2,kda", gate="native", mlp="none", n_layer=2, native_bias=True, delta_value_dim=4),
     dict(attention="gla,softmax", n_layer=2, attention_weights="softpick"),
     dict(position="none", forget_gate=True),
     dict(rope_scaling="yarn", rope_factor=1.0),
