@@ -2,6 +2,7 @@
 
     python export.py --checkpoint=out/best.pt --safetensors=export
     python export.py --from_hf=Qwen3-0.6B --out_dir=out/qwen3           a folder from a hub: as a checkpoint
+    python export.py --from_hf=nanoGPT/out/ckpt.pt --out_dir=out/nanogpt    one of nanoGPT's, too
 
 The folder export/ gets model.safetensors and config.json. Every script that loads a checkpoint also
 loads such a folder: `train.py --init_from=export`, `sample.py --checkpoint=export`. docs/checkpoints.md
@@ -19,7 +20,7 @@ from runs.files import find_checkpoint
 class ExportConfig:
     checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint)
     safetensors: str = key("export", "folder for model.safetensors and config.json")
-    from_hf: str | None = key(None, "a folder of transformers, to be written to out_dir as a checkpoint")
+    from_hf: str | None = key(None, "a folder of transformers or nanoGPT's ckpt.pt, to be written to out_dir")
     out_dir: str = key("out/imported", "from_hf: folder for the checkpoint")
     block_size: int = key(2048, "from_hf: the longest context to keep; a longer one takes more memory", at_least=1)
     overwrite: bool = key(False, "true: write into a folder that holds other files, and replace those of these names")

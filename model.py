@@ -49,7 +49,7 @@ class Softmax(Mixer):
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
         if "rope" in config.position and (config.rotated < 2 or config.rotated % 2):
-            raise UserError(f"position={config.position!r}: needs an even rope_fraction * head_dim, not {config.rotated}")
+            raise UserError(f"position='rope': needs an even rope_fraction * head_dim, not {config.rotated}")
         if cls.norm_of(config) == "denominator":
             raise UserError(f"readout_norm='denominator' makes no sense for {name}: its weights are normed already")
         if config.sink != "none" and cls.norm_of(config) in READOUT_NORMS:

@@ -28,7 +28,9 @@ from runs.files import find_checkpoint, read_json, write_text, write_whole
 from runs.hardware import DTYPES, Processes
 
 FORMAT = 1  # of what is written here; nothing else is read
-WITHOUT_FORMAT = "version 0.2 or an older one wrote it; the code of commit fa2548f reads it"
+WITHOUT_FORMAT = (
+    "version 0.2 wrote it, which the code of commit fa2548f reads, or nanoGPT, which export.py --from_hf reads"
+)
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # what a checkpoint holds beside its tensors; rules.wrong_field says how the table is read
 TEXT = (str, 0, 999)
@@ -90,7 +92,7 @@ def first_line(error: Exception) -> str:
 def load(path: Path | str) -> dict:
     """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or no checkpoint."""
     path = find_checkpoint(path)
-    checkpoint = _load_safetensors(path) if path.suffix == ".safetensors" else _load_torch(path)
+    checkpoint = _load_safetensors(path) if path.suffix == ".safetensors" else load_torch(path)
     try:
         _check(checkpoint)
     except (ValueError, TypeError) as error:
@@ -133,7 +135,8 @@ def wrong_tensor(tensor: Any) -> str | None:
     return None
 
 
-def _load_torch(path):
+def load_torch(path: Path) -> Any:
+    """What torch.save wrote: tensors and plain values, and no code is run. Raises UserError."""
     try:
         with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
             damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB

@@ -1,4 +1,4 @@
-"""Models in the folders of transformers, read as a checkpoint of ours. Nothing in them is run.
+"""Models in the folders of transformers, or of nanoGPT, read as a checkpoint of ours. Nothing in them is run.
 
     read_folder("Qwen3-0.6B", "out/qwen3", 2048)    config.json, *.safetensors, tokenizer.json -> a checkpoint
 
@@ -20,8 +20,8 @@ from configurator import UserError, show
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
 from model import GPTConfig
 from rules import wrong_field
-from runs.checkpoint import WEIGHT_DTYPES, first_line, import_safetensors, save_folder
-from runs.families import FAMILIES, family_of, keys_of, parts_of
+from runs.checkpoint import WEIGHT_DTYPES, first_line, import_safetensors, load_torch, save_folder, wrong_tensor
+from runs.families import FAMILIES, family_of, keys_of, parts_of, without_nulls
 from runs.files import claim, new_folder, read_json, switch, write_whole
 from runs.memory import without_data
 
@@ -36,19 +36,25 @@ LEFT_OUT = r"(model\.)?(visual|mtp)\.|.*(rotary_emb\.inv_freq|\.attn\.(masked_)?
 def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwrite: bool = False) -> list[str]:
     """Writes the model in a folder of transformers to out_dir, as a checkpoint. Returns lines to print.
 
+    folder: may also be nanoGPT's ckpt.pt, or the folder that it is in.
     block_size: the most tokens of context that are kept of what the model was trained with. Raises UserError.
     """
     folder, out_dir = Path(folder), Path(out_dir)
+    file = folder if folder.suffix == ".pt" else folder / "ckpt.pt"
+    is_of_nanogpt = file == folder or (os.path.isfile(file) and not os.path.isfile(folder / "config.json"))
+    if not is_of_nanogpt:
+        file = folder / "config.json"
     try:
-        their_config = read_json(folder / "config.json")
+        their_config, tensors = read_nanogpt(file) if is_of_nanogpt else (read_json(file), {})
         if isinstance(their_config, dict):
             text_config = their_config.get("text_config")
             if isinstance(text_config, dict):  # a model of images and text: the text model has a config of its own
                 their_config |= {"model_type": f"{their_config.get('model_type')}_text"} | text_config
-            their_config = {name: value for name, value in their_config.items() if value is not None}
+            their_config = without_nulls(their_config)
         family = family_of(their_config)  # before the tensors: the reason for a pickle of Qwen2 is Qwen2
         config = configurator.build(GPTConfig, keys_of(their_config, block_size))
-        tensors = read_tensors(folder, "transformer." if family == "gpt2" else "model.")
+        if not is_of_nanogpt:
+            tensors = read_tensors(folder, "transformer." if family == "gpt2" else "model.")
         weights = translated(config, family, tensors)
     except UserError as error:
         raise UserError(str(error) if str(folder) in str(error) else f"{folder}: {error}") from None
@@ -57,13 +63,31 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     if os.path.isfile(folder / TOKENIZER_FILE):
         tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
         about["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-    with export_to(out_dir, folder / "config.json", overwrite, {}) as (new, written):
+    with export_to(out_dir, file, overwrite, {}) as (new, written):
         save_folder(new, weights, about)
     lines = [f"written to {out_dir}/: {', '.join(written)}"]
     longest = their_config[FAMILIES[family].keys["block_size"]]
     if config.block_size < longest:
         lines.append(f"block_size={config.block_size}, of {longest} that it was made for; --block_size=... keeps more")
     return lines
+
+
+def read_nanogpt(file: Path) -> tuple[dict, dict[str, torch.Tensor]]:
+    """What a config.json would say of nanoGPT's checkpoint, and its tensors. Raises UserError.
+
+    nanoGPT has had the exact gelu since March 2023; a checkpoint does not tell which it had.
+    """
+    content = load_torch(file)
+    parts = [content.get(name) if isinstance(content, dict) else None for name in ("model_args", "model")]
+    args, tensors = ({**part} if isinstance(part, dict) else {} for part in parts)
+    if args.keys() - {"dropout"} != set(FAMILIES["nanogpt"].keys):
+        raise UserError(f"{file}: no checkpoint of nanoGPT, whose model_args are n_layer, n_head, n_embd, bias ...")
+    tensors = {str(name).removeprefix("_orig_mod."): tensor for name, tensor in tensors.items()}  # of torch.compile
+    tensors = {name: tensor for name, tensor in tensors.items() if not re.match(LEFT_OUT, name)}
+    for name, tensor in tensors.items():
+        if wrong := wrong_tensor(tensor):
+            raise UserError(f"{file}: its {show(name)} {wrong}")
+    return args | {"model_type": "nanogpt", "activation_function": "gelu"}, tensors
 
 
 def read_tensors(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
