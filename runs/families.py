@@ -102,6 +102,7 @@ FIELDS: dict[str, Any] = {
     "layer_types?": [(str, 1, 99), 1, 10_000],
     "rope_scaling?": (dict, 0, 99),
     "rope_parameters?": (dict, 0, 99),
+    "original_max_position_embeddings?": (int, 1, 1 << 30),
     "use_sliding_window?": Rule(bool),
     "sliding_window?": (int, 1, 1 << 30, None),  # null is no window, and where it is missing the family has its own
     "max_window_layers?": (int, 0, 10_000),
@@ -186,9 +187,11 @@ def scaling_keys(config: dict, rope: dict, kind: str) -> dict[str, Any]:
         raise UserError(f"rope_type={kind!r}: its {other[0]}={show(rope[other[0]])} is not read")
     if ROPES[kind] == "none":
         return {}
-    length = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
-    of_length = {"rope_length": length} if ROPES[kind] in WITH_ROPE_LENGTH else {}
-    return {"rope_scaling": ROPES[kind], "rope_factor": rope["factor"]} | of_length
+    keys = {"rope_scaling": ROPES[kind], "rope_factor": rope["factor"]}
+    if ROPES[kind] in WITH_ROPE_LENGTH:  # beside the dict it counts more than in it
+        name = "original_max_position_embeddings"
+        keys["rope_length"] = config.get(name, rope.get(name, config["max_position_embeddings"]))
+    return keys
 
 
 def layer_keys(config: dict, family: str) -> dict[str, Any]:

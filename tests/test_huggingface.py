@@ -11,6 +11,7 @@ import json
 import pickle
 import shutil
 import zlib
+from collections import OrderedDict
 
 import numpy as np
 import published
@@ -152,6 +153,47 @@ def test_a_gpt2_as_on_the_hub_is_read(helpers, tmp_path, capsys):
         torch.testing.assert_close(ours(idx), theirs(idx).logits, rtol=0, atol=1e-4)
 
 
+def save_nanogpt(file, bias, **changed):
+    """What nanoGPT's train.py would save of a GPT-2: compiled, with its causal masks. Returns transformers' model."""
+    config = copy.deepcopy(FAMILIES["GPT-2"])
+    config.activation_function = "gelu"
+    theirs = published.save(AutoModelForCausalLM.from_config(config), file.parent / "theirs")
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            p.mul_(1.0 if bias or not name.endswith("bias") else 0.0)
+    linear = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # nn.Linear there
+    weights = {name: w.T if name.endswith(linear) else w for name, w in theirs.state_dict().items()}
+    weights = {name: w for name, w in weights.items() if bias or not name.endswith("bias")}
+    weights |= {f"transformer.h.{i}.attn.bias": torch.ones(1, 1, 64, 64).tril() for i in (0, 1)}
+    args = dict(n_layer=2, n_head=4, n_embd=32, block_size=64, bias=bias, vocab_size=300, dropout=0.1)
+    compiled = OrderedDict((f"_orig_mod.{name}", w.clone()) for name, w in weights.items())
+    run = dict(optimizer={"state": {}}, iter_num=9, best_val_loss=torch.tensor(2.0), config={"device": "cuda"})
+    torch.save(run | dict(model=compiled, model_args=args | changed), file)
+    return theirs
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_checkpoint_of_nanogpt_is_read_without_running_it(bias, helpers, tmp_path):
+    theirs = save_nanogpt(tmp_path / "ckpt.pt", bias)
+    assert "or nanoGPT, which export.py --from_hf" in helpers.error_of(checkpoints.load, tmp_path)
+    ours = imported(helpers, tmp_path / "ckpt.pt" if bias else tmp_path, tmp_path / "ours", block_size=50)
+    assert ours.config.bias == bias and ours.config.block_size == 50
+    with torch.no_grad():
+        torch.testing.assert_close(ours(IDX[:, :50]), theirs(IDX[:, :50]).logits, rtol=0, atol=1e-4)
+    refused = {
+        "not the shape that": lambda: save_nanogpt(tmp_path / "ckpt.pt", bias, n_embd=36),
+        "n_layer='two': must be": lambda: save_nanogpt(tmp_path / "ckpt.pt", bias, n_layer="two"),
+        "no checkpoint of nanoGPT": lambda: save_nanogpt(tmp_path / "ckpt.pt", bias, attention="gla"),
+        "refused, it is damaged or": lambda: torch.save({"model": torch.nn.Linear(2, 2)}, tmp_path / "ckpt.pt"),
+        "lacks transformer.wte": lambda: torch.save({"model": {}, "model_args": args}, tmp_path / "ckpt.pt"),
+    }
+    args = dict(n_layer=2, n_head=4, n_embd=32, block_size=64, bias=bias, vocab_size=300)
+    for words, damage in refused.items():
+        damage()
+        message = helpers.error_of(export.main, helpers.words(from_hf=tmp_path / "ckpt.pt", out_dir=tmp_path / "b"))
+        assert words in message and str(tmp_path) in message
+
+
 @pytest.mark.parametrize("kind", ["baseline", "headwise", "elementwise"])
 def test_logits_of_the_gated_models_are_those_of_their_definition(kind, helpers, tmp_path):
     theirs = published.save_gated_qwen3(kind, tmp_path / "theirs", **SIZES, rope_parameters=ROPE)
@@ -201,6 +243,9 @@ def test_a_field_of_config_json_changes_our_model_exactly_where_it_changes_their
         ]
         changes += [{"rope_parameters": {"full_attention": ROPE}}]
         changes += [{"rope_parameters": ropes | {field: value}} for field, value in (("rope_theta", 9.0), (PART, 0.5))]
+    lists = {field: value for field, value in about.items() if field in ("layer_types", "no_rope_layers") and value}
+    changes += [{field: value} for field in lists for value in (None, lists[field][::-1])]
+    changes += [{"sliding_window": None}, {"original_max_position_embeddings": 8}]
     seen = 0
     for changed in changes:
         ours, theirs = ours_of(about | changed), theirs_of(about | changed)
