@@ -46,6 +46,7 @@ from configurator import UserError
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
 from data.tokenizer import FileTokenizer, get_tokenizer, tokenizer_of_checkpoint
+from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import families
 
@@ -253,6 +254,121 @@ def test_a_field_of_config_json_changes_our_model_exactly_where_it_changes_their
             assert theirs is not None and (ours == here) == torch.equal(theirs, there), changed
             seen += ours != here
     assert seen >= 6
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The other way
+
+
+@torch.no_grad()
+def save_ours(file, keys):
+    """A checkpoint of ours whose weights are far from their start."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**keys)).eval()
+    for p in model.parameters():
+        p.add_(0.3 * torch.rand_like(p))  # norms between 1 and 1.3: 1 + (weight - 1) is then exact
+    checkpoints.save(file, {"model": model.state_dict(), "model_args": vars(model.config)})
+    return model
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if "Qwen3." not in name and "-Next" not in name])
+def test_a_folder_of_transformers_comes_back_bit_for_bit(name, helpers, tmp_path):
+    dtype = torch.bfloat16 if name in ("Qwen3", "GPT-2") else torch.float32
+    theirs = published.save(
+        AutoModelForCausalLM.from_config(copy.deepcopy(FAMILIES[name])).to(dtype), tmp_path / "theirs"
+    )
+    imported(helpers, tmp_path / "theirs", tmp_path / "ours")
+    words = dict(checkpoint=tmp_path / "ours", to_hf=tmp_path / "back", family=theirs.config.model_type)
+    export.main(helpers.words(**words))
+    first, second = (safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
+    assert helpers.equal(first, second) and {tensor.dtype for tensor in second.values()} == {dtype}
+    back, report = AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype=dtype, output_loading_info=True)
+    assert type(back) is type(theirs) and not any(report.values())
+    with torch.no_grad():
+        assert torch.equal(back(IDX).logits, theirs(IDX).logits)
+
+
+@pytest.mark.parametrize("kind", ["baseline", "headwise", "elementwise"])
+def test_a_gated_model_as_published_comes_back_bit_for_bit(kind, helpers, tmp_path):
+    published.save_gated_qwen3(kind, tmp_path / "theirs", **SIZES, rope_parameters=ROPE)
+    imported(helpers, tmp_path / "theirs", tmp_path / "ours")
+    export.main(helpers.words(checkpoint=tmp_path / "ours", to_hf=tmp_path / "back", family="qwen3"))
+    ours = imported(helpers, tmp_path / "back", tmp_path / "again")
+    first, second = (safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
+    assert helpers.equal(first, second) and ours.config.gate == ("none" if kind == "baseline" else kind)
+
+
+OURS = dict(
+    n_layer=2, n_head=4, n_kv_head=2, head_dim=8, n_embd=16, vocab_size=50, block_size=64, mlp="swiglu", qk_norm=True,
+    rope_base=5e5, norm_eps=1e-6,
+)  # fmt: skip
+HYBRID = dict(
+    n_layer=4, attention="gated_deltanet,softmax", delta_key_heads=2, delta_value_dim=12, tie_embeddings=False
+)
+NEXT, GATED = dict(family="qwen3_next"), OURS | HYBRID | dict(gate="native,elementwise")
+WRITTEN = {  # keys of ours, and what export.py is told
+    "Llama, padded": (OURS | dict(qk_norm=False, n_embd=32, n_kv_head=None, pad_vocab_to=64), {}),
+    "GPT-2": (dict(n_layer=2, n_head=4, n_embd=32, vocab_size=50, norm="layer", bias=True, position="learned"), {}),
+    "elementwise": (OURS | dict(gate="elementwise", rope_fraction=0.5), {}),
+    "headwise": (OURS | dict(gate="headwise"), {}),
+    "a number a channel, in every other layer": (OURS | dict(gate="none,shared"), NEXT),
+    "a number a token": (OURS | dict(gate="scalar", gate_activation="sigmoid2", match_params=True), {}),
+    "a bias": (OURS | dict(gate="headwise,none", gate_bias=1.5, gate_activation="sigmoid2"), {}),
+    "constants": (OURS | dict(gate="headwise", gate_input="static", gate_bias=0.5), NEXT),
+    "low rank": (OURS | dict(gate="elementwise", gate_rank=2), {}),
+    "a hybrid": (GATED, {}),
+    "a hybrid of Qwen3-Next, doubled": (GATED | dict(gate_activation="sigmoid2"), NEXT),
+    "a hybrid without a gate on softmax": (OURS | HYBRID | dict(gate="native,none"), {}),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_gate_that_equals_one_of_theirs_leaves(name, helpers, tmp_path):
+    (keys, told), idx = WRITTEN[name], IDX % 50
+    model = save_ours(tmp_path / "ckpt.pt", keys)
+    export.main(helpers.words(checkpoint=tmp_path, to_hf=tmp_path / "theirs", **told))
+    theirs, report = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", output_loading_info=True)
+    assert not any(report.values())
+    with torch.no_grad():
+        expected = theirs.eval()(idx).logits
+        torch.testing.assert_close(expected, model(idx), rtol=0, atol=1e-4)
+        step = theirs(idx[:, 60:], past_key_values=theirs(idx[:, :60]).past_key_values).logits
+        torch.testing.assert_close(step, expected[:, 60:], rtol=0, atol=1e-4)
+        if "bias" in name or "constants" in name:
+            message = helpers.error_of(export.main, helpers.words(from_hf=tmp_path / "theirs", out_dir=tmp_path / "b"))
+            assert "attention_bias=True" in message
+        else:
+            back = imported(helpers, tmp_path / "theirs", tmp_path / "b")
+            is_exact = name != "low rank"  # the product of two weights is rounded
+            torch.testing.assert_close(back(idx), model(idx), rtol=0, atol=0 if is_exact else 1e-4)
+            assert is_exact == torch.equal(back(idx), model(idx))
+
+
+NOT_HELD = {
+    "mlp='gelu': there it can only be 'swiglu'": dict(mlp="gelu"),
+    "gate_activation='silu': there it can only be 'sigmoid'": dict(gate="elementwise", gate_activation="silu"),
+    "gate='elementwise@value': there it can only be 'softmax', 'elementwise'": dict(gate="elementwise@value"),
+    "attention='gla'": dict(attention="gla"),
+    "qk_norm=False: there it can only be True": dict(gate="elementwise", qk_norm=False),
+    "position='none'": dict(position="none"),
+    "logit_softcap=30.0": dict(logit_softcap=30.0),
+    "short_conv=4": dict(short_conv=4),
+    "rope_fraction=0.5: there it can only be 1.0": dict(rope_fraction=0.5, family="llama"),
+    "window='8'": dict(window="8,16"),
+    "rope_scaling='ntk'": dict(rope_scaling="ntk", rope_factor=2.0),
+    "position='rope': there it can only be 'learned'": dict(norm="layer"),
+    "2 widths": dict(gate="none,elementwise", match_params=True),
+    "family='gpt3': must be one of": dict(family="gpt3"),
+}
+
+
+@pytest.mark.parametrize(("words", "keys"), NOT_HELD.items(), ids=NOT_HELD)
+def test_what_no_family_has_is_refused_by_its_key(words, keys, helpers, tmp_path):
+    told = {name: keys[name] for name in keys if name == "family"}
+    save_ours(tmp_path / "a.pt", OURS | {name: value for name, value in keys.items() if name != "family"})
+    asked = helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs", **told)
+    message = helpers.error_of(export.main, asked)
+    assert words in message and str(tmp_path) in message and not (tmp_path / "theirs").exists()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
