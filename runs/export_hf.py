@@ -126,6 +126,9 @@ def with_their_gates(config: GPTConfig, weights: dict, family: str) -> tuple[GPT
 
 def config_of(config: GPTConfig, family: str, mlp_width: int, dtype: torch.dtype) -> dict[str, Any]:
     """Their config.json for a model of ours; keys that it has no field for are left out."""
+    types, layers = {"softmax": "full_attention", "gated_deltanet": "linear_attention"}, config.layers()
+    if any(mixer not in types for mixer, _ in layers):
+        raise UserError(f"attention={config.attention!r}: there, layers are {' or '.join(types)}")
     keys: dict[str, Any] = dataclasses.asdict(config) | dict(zip(KEYS_OF_DELTA, config.delta_sizes, strict=True))
     keys |= {"n_kv_head": config.n_kv_head or config.n_head, "mlp_width": mlp_width}
     about = {
@@ -145,12 +148,11 @@ def config_of(config: GPTConfig, family: str, mlp_width: int, dtype: torch.dtype
     if config.rope_scaling == "llama3":
         rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rope |= {"rope_theta": config.rope_base, "partial_rotary_factor": config.rope_fraction}
-    windows, layers = [config.window_of(i) for i in range(config.n_layer)], config.layers()
+    windows = [config.window_of(i) for i in range(config.n_layer)]
     window = next((window for window in windows if window), None)
     about |= {"hidden_act": "silu", "attention_bias": False, "rope_parameters": rope, "sliding_window": window}
     if family in BY_LAYER or family in GATED:
-        types = {"softmax": "full_attention", "gated_deltanet": "linear_attention"}
-        kinds = [types.get(mixer, mixer) for mixer, _ in layers]
+        kinds = [types[mixer] for mixer, _ in layers]
         about["layer_types"] = ["sliding_attention" if windows[i] else kind for i, kind in enumerate(kinds)]
         about["use_sliding_window"] = window is not None
     if family in GATED:
