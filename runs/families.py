@@ -71,6 +71,7 @@ class Family(NamedTuple):
     window: int | None = None  # where config.json has no sliding_window
 
 
+EPS = {"norm_eps": 1e-5}
 FAMILIES = {  # by model_type
     "llama": Family(),
     "qwen3": Family(optional=(), window=4096),
@@ -80,18 +81,21 @@ FAMILIES = {  # by model_type
     "mistral": Family(window=4096),
     "qwen2": Family(always={"qkv_bias": True}, window=4096),
     "smollm3": Family(always={"tie_embeddings": True, "rope_base": 2e6}),
-    "olmo2": Family(
-        names=NAMES_OF_OLMO2,
-        always={"post_norm": True, "qk_norm": True, "qk_norm_over": "all", "norm_eps": 1e-5},
-    ),
-    "phi3": Family(names=NAMES_OF_PHI3, always={"norm_eps": 1e-5}),
+    "olmo2": Family(names=NAMES_OF_OLMO2, always=EPS | {"post_norm": True, "qk_norm": True, "qk_norm_over": "all"}),
+    "phi3": Family(names=NAMES_OF_PHI3, always=EPS),
     "nanogpt": Family(KEYS_OF_NANOGPT, NAMES_OF_GPT2),
 }
 PARTIAL = (*GATED, "phi3")  # RoPE may turn some of a head's channels
 ALL_LAYERS = ("mistral", "phi3")  # all layers have the window
 BY_LAYER = ("qwen2", "qwen3", "smollm3")  # those that layer_types names, if use_sliding_window is true
-ROPES = {  # our rope_scaling for their rope_type; a dynamic one is plain up to max_position_embeddings
-    "default": "none", "dynamic": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn",
+LENGTH = "original_max_position_embeddings"
+ROPES = {  # by rope_type: the fields of its numbers; a dynamic one is plain up to max_position_embeddings
+    "default": (), "linear": ("factor",), "dynamic": ("factor",), "yarn": ("factor", LENGTH),
+    "llama3": ("factor", LENGTH, "low_freq_factor", "high_freq_factor"),
+}  # fmt: skip
+FIELDS_OF_ROPE = {
+    "factor": (float, 1, 1 << 30), LENGTH: (int, 1, 1 << 30), "low_freq_factor": (float, 1, 1),
+    "high_freq_factor": (float, 4, 4),
 }  # fmt: skip
 
 # Other fields that are read or forbidden, by the rules of rules.py; those of one key obey the rule of that key
@@ -102,7 +106,7 @@ FIELDS: dict[str, Any] = {
     "layer_types?": [(str, 1, 99), 1, 10_000],
     "rope_scaling?": (dict, 0, 99),
     "rope_parameters?": (dict, 0, 99),
-    "original_max_position_embeddings?": (int, 1, 1 << 30),
+    f"{LENGTH}?": (int, 1, 1 << 30),
     "use_sliding_window?": Rule(bool),
     "sliding_window?": (int, 1, 1 << 30, None),  # null is no window, and where it is missing the family has its own
     "max_window_layers?": (int, 0, 10_000),
@@ -149,11 +153,9 @@ def rope_keys(config: dict, family: str) -> dict[str, Any]:
     name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"  # there, the old spelling hides the new
     rope = config.get(name, {})
     kind, always = rope.get("rope_type", rope.get("type", "default")), FAMILIES[family].always
-    allowed = ("default",) if family in PARTIAL else tuple(ROPES)
+    allowed = ["default"] if family in PARTIAL else list(ROPES)
     if kind not in allowed or any(isinstance(value, dict) for value in rope.values()):
-        raise UserError(
-            f"{name}={show(rope)}: {family} is read with {' or '.join(allowed)} RoPE, the same in all layers"
-        )
+        raise UserError(f"{name}={show(rope)}: {family} has {' or '.join(allowed)} RoPE here, the same in all layers")
     fraction = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 0.25 if is_gated else 1.0))
     if fraction != 1 and family not in PARTIAL:
         words = f"{family} of transformers turns all channels of a head"
@@ -175,63 +177,48 @@ def scaling_keys(config: dict, rope: dict, kind: str) -> dict[str, Any]:
     """The keys of a scaled RoPE. Raises UserError for numbers that the model here does not have."""
     if kind == "default":
         return {}
-    rules, read = rules_of(GPTConfig), {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-    fields: dict[str, Any] = {"factor": rules["rope_factor"]}
-    if kind == "llama3":
-        fields |= {"low_freq_factor": (float, 1, 1), "high_freq_factor": (float, 4, 4)}
-    if kind in ("llama3", "yarn"):
-        fields |= {"original_max_position_embeddings?": rules["rope_length"]}
-    if wrong := wrong_field(rope, fields, "rope"):
+    length = config.get(LENGTH, rope.get(LENGTH, config["max_position_embeddings"]))  # beside the dict it counts more
+    fields = {name: FIELDS_OF_ROPE[name] for name in ROPES[kind]}
+    if wrong := wrong_field({LENGTH: length} | rope, fields, "rope"):
         raise UserError(wrong)
-    if other := sorted(rope.keys() - read - {field.rstrip("?") for field in fields}):
+    if other := sorted(rope.keys() - fields.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}):
         raise UserError(f"rope_type={kind!r}: its {other[0]}={show(rope[other[0]])} is not read")
-    if ROPES[kind] == "none":
-        return {}
-    keys = {"rope_scaling": ROPES[kind], "rope_factor": rope["factor"]}
-    if ROPES[kind] in WITH_ROPE_LENGTH:  # beside the dict it counts more than in it
-        name = "original_max_position_embeddings"
-        keys["rope_length"] = config.get(name, rope.get(name, config["max_position_embeddings"]))
-    return keys
+    keys = {} if kind == "dynamic" else {"rope_scaling": kind, "rope_factor": rope["factor"]}
+    return keys | ({"rope_length": length} if kind in WITH_ROPE_LENGTH else {})
 
 
 def layer_keys(config: dict, family: str) -> dict[str, Any]:
-    """The keys that say which mixer and which gate each layer has. Raises UserError."""
+    """The keys that differ by layer: its mixer, its gate, its window, and whether it has RoPE. Raises UserError."""
     n_layer, is_gated = config["num_hidden_layers"], family in GATED
     every = config.get("full_attention_interval", 4) if is_gated else 1
     default = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(n_layer)]
-    window, has_rope = config.get("sliding_window", FAMILIES[family].window), [True] * n_layer
+    ropes = [1] * n_layer
     if family == "smollm3":
         every = config.get("no_rope_layer_interval", 4)
-        has_rope = [bool(x) for x in config.get("no_rope_layers", [(i + 1) % every for i in range(n_layer)])][:n_layer]
-    if not (family in ALL_LAYERS or (family in BY_LAYER and config.get("use_sliding_window"))):
-        window = None
-    if window and len(has_rope) == n_layer:
+        ropes = config.get("no_rope_layers", [(i + 1) % every for i in range(n_layer)])[:n_layer]
+    if len(ropes) < n_layer:
+        raise UserError(f"no_rope_layers={show(ropes)}: must have a number for each of {n_layer} layers")
+    window = config.get("sliding_window", FAMILIES[family].window)
+    if window and (family in ALL_LAYERS or (family in BY_LAYER and config.get("use_sliding_window"))):
         first = 0 if family in ALL_LAYERS else config.get("max_window_layers", 28)
-        has_window = [not x for x in has_rope] if family == "smollm3" else [i >= first for i in range(n_layer)]
+        has_window = [not ropes[i] if family == "smollm3" else i >= first for i in range(n_layer)]
         default = ["sliding_attention" if x else "full_attention" for x in has_window]
+    else:
+        window = None
     types = config.get("layer_types", default)
     asked = [name for name in ("elementwise", "headwise") if config.get(f"{name}_attn_output_gate")]
     gate = "elementwise" if is_gated else asked[0] if asked and family == "qwen3" else "none"
-    layers = {"full_attention": ("softmax", gate, "none")} if not (window and family in ALL_LAYERS) else {}
+    layers = {} if window and family in ALL_LAYERS else {"full_attention": ("softmax", gate, "none")}
     layers |= {"sliding_attention": ("softmax", gate, str(window))} if window else {}
     layers |= {"linear_attention": ("gated_deltanet", "native", "none")} if is_gated else {}
     if len(types) != n_layer or not layers.keys() >= set(types):
         allowed = " or ".join(layers)
         raise UserError(f"layer_types={show(types)}: must be {allowed} for each of {n_layer} layers")
-    if len(has_rope) != n_layer:
-        raise UserError(
-            f"no_rope_layers={show(config['no_rope_layers'])}: must have a number for each of {n_layer} layers"
-        )
-    words = zip(*(layers[layer_type] for layer_type in types), strict=True)
-    position = ["rope" if x else "none" for x in has_rope]
+    words = [(*layers[types[i]], "rope" if ropes[i] else "none") for i in range(n_layer)]
+    period = next(n for n in range(1, n_layer + 1) if all(words[i] == words[i % n] for i in range(n_layer)))
     names = ("attention", "gate", "window", "position")
-    return {name: pattern(list(of_layers)) for name, of_layers in zip(names, (*words, position), strict=True)}
-
-
-def pattern(words: list[str]) -> str:
-    """a,b of a,b,a,b: the fewest words that say it."""
-    n = next(n for n in range(1, len(words) + 1) if all(words[i] == words[i % n] for i in range(len(words))))
-    return ",".join(words[:n])
+    columns = zip(*words[:period], strict=True)
+    return {name: ",".join(x if len({*x}) > 1 else x[:1]) for name, x in zip(names, columns, strict=True)}
 
 
 def gpt2_keys(config: dict) -> dict[str, Any]:

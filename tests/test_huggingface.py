@@ -348,7 +348,7 @@ def test_a_gate_that_equals_one_of_theirs_leaves(name, helpers, tmp_path):
 NOT_HELD = {
     "mlp='gelu': there it can only be 'swiglu'": dict(mlp="gelu"),
     "gate_activation='silu': there it can only be 'sigmoid'": dict(gate="elementwise", gate_activation="silu"),
-    "gate='elementwise@value': there it can only be 'softmax', 'elementwise'": dict(gate="elementwise@value"),
+    "gate='elementwise@value': there it can only be 'none'": dict(gate="elementwise@value"),
     "attention='gla'": dict(attention="gla"),
     "qk_norm=False: there it can only be True": dict(gate="elementwise", qk_norm=False),
     "position='none'": dict(position="none"),
@@ -358,7 +358,7 @@ NOT_HELD = {
     "window='8,16': there it can only be '8'": dict(window="8,16"),
     "rope_scaling='ntk'": dict(rope_scaling="ntk", rope_factor=2.0),
     "position='rope': there it can only be 'learned'": dict(norm="layer"),
-    "2 widths": dict(gate="none,elementwise", match_params=True),
+    "MLPs of 2 widths": dict(gate="none,elementwise", match_params=True),
     "family='gpt3': must be one of": dict(family="gpt3"),
 }
 
