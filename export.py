@@ -21,9 +21,7 @@ from runs.files import find_checkpoint
 class ExportConfig:
     checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint)
     safetensors: str = key("export", "folder for model.safetensors and config.json")
-    to_hf: str | None = key(
-        None, "folder for the checkpoint as transformers loads it, where a family there has its keys"
-    )
+    to_hf: str | None = key(None, "folder for the checkpoint as a model of transformers, if one has all its keys")
     family: str | None = key(None, "to_hf: the family there, a model_type (None: chosen by the keys)")
     from_hf: str | None = key(None, "a folder of transformers or nanoGPT's ckpt.pt, to be written to out_dir")
     out_dir: str = key("out/imported", "from_hf: folder for the checkpoint")

@@ -91,13 +91,9 @@ class GPTConfig:
         choices=("none", "ntk", "linear", *WITH_ROPE_LENGTH),
     )
     rope_factor: float = key(1.0, "context extension factor, with rope_scaling", at_least=1)
-    rope_length: int | None = key(
-        None, "yarn, llama3: the length that RoPE was trained at (None: block_size)", at_least=1
-    )
+    rope_length: int | None = key(None, "yarn, llama3: length RoPE was trained at (None: block_size)", at_least=1)
     qk_norm: bool = key(False, "RMSNorm on q and k of softmax layers, before RoPE")
-    qk_norm_over: str = key(
-        "head", "what the QK-norm takes together: a head, or all heads, as in OLMo-2", choices=("head", "all")
-    )
+    qk_norm_over: str = key("head", "the QK-norm is over a head, or all (OLMo-2)", choices=("head", "all"))
     sink: str = key(
         "none",
         "softmax layers: a logit beside the scores, which takes weight and writes nothing; zero: 0; head: a trained "

@@ -91,11 +91,9 @@ class Softmax(Mixer):
         qk, v = qkv.unflatten(-1, (-1, self.value_width)).split((H + Hk, Hk), dim=2)  # (B, T, H + Hk or Hk, D)
         if self.q_norm is not None:
             q, k = at_least_float32(qk).split((H, Hk), dim=2)
-            if c.qk_norm_over == "all":
-                q, k = self.q_norm(q.flatten(2)).view_as(q), self.k_norm(k.flatten(2)).view_as(k)
-            else:
-                q, k = self.q_norm(q), self.k_norm(k)
-            qk = torch.cat([q, k], dim=2)
+            axis = 2 if c.qk_norm_over == "all" else 3  # the axes from this one on have one norm
+            pairs = ((self.q_norm, q), (self.k_norm, k))
+            qk = torch.cat([norm(y.flatten(axis)).view_as(y) for norm, y in pairs], dim=2)
         if word_of(c.position, self.layer) == "rope":
             turned, kept = qk.split((c.rotated, self.value_width - c.rotated), dim=-1)
             trained_length = c.rope_length or c.block_size
@@ -435,10 +433,7 @@ MLPS = {"gelu": MLP, "gelu_tanh": MLP, "swiglu": SwiGLU}
 
 
 class Block(nn.Module):
-    """The same for every mixer: x + mixer(norm(x)), then x + MLP(norm(x)); post_norm puts the norm behind the branch.
-
-    Arguments as in Mixer.
-    """
+    """The same for every mixer: x + mixer(norm(x)), then x + MLP(norm(x)). Arguments as in Mixer."""
 
     def __init__(self, config, name, gate):
         super().__init__()

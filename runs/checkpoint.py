@@ -28,9 +28,7 @@ from runs.files import find_checkpoint, read_json, write_text, write_whole
 from runs.hardware import DTYPES, Processes
 
 FORMAT = 1  # of what is written here; nothing else is read
-WITHOUT_FORMAT = (
-    "version 0.2 wrote it, which the code of commit fa2548f reads, or nanoGPT, which export.py --from_hf reads"
-)
+WITHOUT_FORMAT = "of version 0.2, which the code of commit fa2548f reads, or nanoGPT's, for export.py --from_hf"
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # what a checkpoint holds beside its tensors; rules.wrong_field says how the table is read
 TEXT = (str, 0, 999)

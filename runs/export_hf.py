@@ -20,21 +20,12 @@ from runs.huggingface import export_to
 from runs.memory import without_data
 from runs.notes import unused_keys
 
-CLASSES = {  # by model_type; other families are only read
+CLASSES = {  # by model_type, without "ForCausalLM"; other families are only read
     "llama": "Llama", "qwen3": "Qwen3", "qwen3_next": "Qwen3Next", "qwen3_5_text": "Qwen3_5", "gpt2": "GPT2LMHeadModel",
     "mistral": "Mistral", "qwen2": "Qwen2", "smollm3": "SmolLM3", "olmo2": "Olmo2", "phi3": "Phi3",
 }  # fmt: skip
 # keys of how a model is made or trained; the shapes of the weights say the width of its MLP
-NOT_COMPARED = (
-    "init",
-    "out_init_scale",
-    "dropout",
-    "kernels",
-    "match_params",
-    "mlp_ratio",
-    "mlp_width",
-    "pad_vocab_to",
-)
+NOT_COMPARED = "init out_init_scale dropout kernels match_params mlp_ratio mlp_width pad_vocab_to".split()
 
 
 def write_folder(path: Path | str, folder: Path | str, family: str | None, overwrite: bool = False) -> list[str]:
@@ -89,9 +80,9 @@ def family_for(config: GPTConfig) -> str:
 def with_their_gates(config: GPTConfig, weights: dict, family: str) -> tuple[GPTConfig, dict]:
     """The same model with the family's gates, as far as they are equal to ours.
 
-    The 2 of y * 2s(g) goes to the weight behind the gate. Qwen3-Next and Qwen3.5 have an elementwise gate in every
-    softmax layer: one with a number a head, a channel or a token has its rows again and again, and a layer without one
-    has rows of zeros, whose sigmoid is one half, and twice the weight behind them.
+    The 2 of y * 2s(g) goes to the weight behind the gate. Where all softmax layers have an elementwise gate, one of a
+    number a head, a channel or a token repeats its rows, and a layer without one has rows of zeros, which halve, and
+    twice the weight behind them.
     """
     softmax = {i: gate.positions for i, (mixer, gate) in enumerate(config.layers()) if mixer == "softmax"}
     asked, is_gated = {position for positions in softmax.values() for position in positions}, family in GATED
@@ -124,12 +115,8 @@ def config_of(config: GPTConfig, family: str, weights: dict) -> dict[str, Any]:
     types, mixers = {"softmax": "full_attention", "gated_deltanet": "linear_attention"}, [m for m, _ in config.layers()]
     widths = {len(w) for name, w in weights.items() if name.endswith("mlp.up.weight")}
     if len(widths) > 1 or not types.keys() >= set(mixers):
-        raise UserError(
-            f"attention={config.attention!r}, MLPs of {len(widths)} widths: there they have one width, "
-            f"and layers are {' or '.join(types)}"
-        )
-    keys = compared(config) | {"mlp_width": widths.pop()}
-    name = CLASSES[family]
+        raise UserError(f"attention={config.attention!r} with MLPs of {len(widths)} widths: no family has such layers")
+    keys, name = compared(config) | {"mlp_width": widths.pop()}, CLASSES[family]
     about = {
         "architectures": [name if name.endswith("Model") else f"{name}ForCausalLM"],
         "model_type": family,
@@ -147,7 +134,9 @@ def config_of(config: GPTConfig, family: str, weights: dict) -> dict[str, Any]:
     about |= {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": window is not None}
     if family in BY_LAYER or family in GATED:
         kinds = ["sliding_attention" if config.window_of(i) else types[mixer] for i, mixer in enumerate(mixers)]
-        about |= {"layer_types": kinds, "linear_conv_kernel_dim": 4, "mlp_only_layers": list(range(config.n_layer))}
+        about["layer_types"] = kinds
+    if family in GATED:  # no layer has experts
+        about |= {"linear_conv_kernel_dim": 4, "mlp_only_layers": list(range(config.n_layer))}
     if family == "smollm3":
         about["no_rope_layers"] = [int(position == "rope") for position in keys["position"]]
     if family == "qwen3":  # the flags of Qiu et al., whose own code alone reads a gated one
@@ -160,8 +149,6 @@ def compared(config: GPTConfig) -> dict[str, Any]:
     """All keys: a pattern as what each layer has, and the number that follows from others where one is None."""
     layers, of_delta = config.layers(), dict(zip(KEYS_OF_DELTA, config.delta_sizes, strict=True))
     length = config.rope_length or config.block_size if config.rope_scaling in WITH_ROPE_LENGTH else None
-    by_layer = {
-        name: [word_of(getattr(config, name), i) for i in range(len(layers))] for name in ("window", "position")
-    }
-    by_layer |= {"attention": [mixer for mixer, _ in layers], "gate": [gate for _, gate in layers]}
+    by_layer: dict[str, list] = dict(attention=[mixer for mixer, _ in layers], gate=[gate for _, gate in layers])
+    by_layer |= {x: [word_of(getattr(config, x), i) for i in range(len(layers))] for x in ("window", "position")}
     return vars(config) | of_delta | by_layer | {"n_kv_head": config.n_kv_head or config.n_head, "rope_length": length}

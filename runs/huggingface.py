@@ -42,8 +42,7 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     folder, out_dir = Path(folder), Path(out_dir)
     file = folder if folder.suffix == ".pt" else folder / "ckpt.pt"
     is_of_nanogpt = file == folder or (os.path.isfile(file) and not os.path.isfile(folder / "config.json"))
-    if not is_of_nanogpt:
-        file = folder / "config.json"
+    file = file if is_of_nanogpt else folder / "config.json"
     try:
         their_config, tensors = read_nanogpt(file) if is_of_nanogpt else (read_json(file), {})
         if isinstance(their_config, dict):
@@ -75,15 +74,15 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
 def read_nanogpt(file: Path) -> tuple[dict, dict[str, torch.Tensor]]:
     """What a config.json would say of nanoGPT's checkpoint, and its tensors. Raises UserError.
 
-    nanoGPT has had the exact gelu since March 2023; a checkpoint does not tell which it had.
+    The gelu is the exact one, as in nanoGPT's code of today; a checkpoint does not say which its code had.
     """
     content = load_torch(file)
     parts = [content.get(name) if isinstance(content, dict) else None for name in ("model_args", "model")]
     args, tensors = ({**part} if isinstance(part, dict) else {} for part in parts)
     if args.keys() - {"dropout"} != set(FAMILIES["nanogpt"].keys):
         raise UserError(f"{file}: no checkpoint of nanoGPT, whose model_args are n_layer, n_head, n_embd, bias ...")
-    tensors = {str(name).removeprefix("_orig_mod."): tensor for name, tensor in tensors.items()}  # of torch.compile
-    tensors = {name: tensor for name, tensor in tensors.items() if not re.match(LEFT_OUT, name)}
+    names = {name: str(name).removeprefix("_orig_mod.") for name in tensors}  # which torch.compile puts before them
+    tensors = {names[name]: tensor for name, tensor in tensors.items() if not re.match(LEFT_OUT, names[name])}
     for name, tensor in tensors.items():
         if wrong := wrong_tensor(tensor):
             raise UserError(f"{file}: its {show(name)} {wrong}")
