@@ -128,13 +128,11 @@ def family_of(config: dict) -> str:
     return config["model_type"]
 
 
-def without_nulls(config: dict) -> dict:
-    """A config.json without the fields that are null, but for sliding_window: null is no window, not the default."""
-    return {name: value for name, value in config.items() if value is not None or name == "sliding_window"}
-
-
 def keys_of(config: dict, block_size: int) -> dict[str, Any]:
-    """The keys of GPTConfig for a config.json of theirs. Raises UserError for what the model here does not have."""
+    """The keys of GPTConfig for a config.json of theirs. Raises UserError for what the model here does not have.
+
+    No field is null but sliding_window, where that is no window, and not the family's.
+    """
     family, rules = family_of(config), rules_of(GPTConfig)
     fields = FAMILIES[family].keys
     optional = ("tie_embeddings", "norm_eps", "n_kv_head", *FAMILIES[family].optional)
@@ -198,13 +196,12 @@ def layer_keys(config: dict, family: str) -> dict[str, Any]:
         ropes = config.get("no_rope_layers", [(i + 1) % every for i in range(n_layer)])[:n_layer]
     if len(ropes) < n_layer:
         raise UserError(f"no_rope_layers={show(ropes)}: must have a number for each of {n_layer} layers")
-    window = config.get("sliding_window", FAMILIES[family].window)
-    if window and (family in ALL_LAYERS or (family in BY_LAYER and config.get("use_sliding_window"))):
+    has_windows = family in ALL_LAYERS or (family in BY_LAYER and config.get("use_sliding_window"))
+    window = config.get("sliding_window", FAMILIES[family].window) if has_windows else None
+    if window:
         first = 0 if family in ALL_LAYERS else config.get("max_window_layers", 28)
         has_window = [not ropes[i] if family == "smollm3" else i >= first for i in range(n_layer)]
         default = ["sliding_attention" if x else "full_attention" for x in has_window]
-    else:
-        window = None
     types = config.get("layer_types", default)
     asked = [name for name in ("elementwise", "headwise") if config.get(f"{name}_attn_output_gate")]
     gate = "elementwise" if is_gated else asked[0] if asked and family == "qwen3" else "none"

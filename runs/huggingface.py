@@ -21,7 +21,7 @@ from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_o
 from model import GPTConfig
 from rules import wrong_field
 from runs.checkpoint import WEIGHT_DTYPES, first_line, import_safetensors, load_torch, save_folder, wrong_tensor
-from runs.families import FAMILIES, family_of, keys_of, parts_of, without_nulls
+from runs.families import FAMILIES, family_of, keys_of, parts_of
 from runs.files import claim, new_folder, read_json, switch, write_whole
 from runs.memory import without_data
 
@@ -49,7 +49,8 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
             text_config = their_config.get("text_config")
             if isinstance(text_config, dict):  # a model of images and text: the text model has a config of its own
                 their_config |= {"model_type": f"{their_config.get('model_type')}_text"} | text_config
-            their_config = without_nulls(their_config)
+            is_said = {name for name, value in their_config.items() if value is not None or name == "sliding_window"}
+            their_config = {name: their_config[name] for name in is_said}
         family = family_of(their_config)  # before the tensors: the reason for a pickle of Qwen2 is Qwen2
         config = configurator.build(GPTConfig, keys_of(their_config, block_size))
         if not is_of_nanogpt:

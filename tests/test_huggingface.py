@@ -218,7 +218,8 @@ def theirs_of(about):
 
 def ours_of(about):
     try:
-        keys = families.keys_of(families.without_nulls(about), 64)
+        said = {field: value for field, value in about.items() if value is not None or field == "sliding_window"}
+        keys = families.keys_of(said, 64)
         return {name: value for name, value in keys.items() if name != "block_size"}
     except UserError:
         return None
@@ -355,7 +356,7 @@ NOT_HELD = {
     "partial_rotary_factor=0.5: llama of transformers": dict(rope_fraction=0.5, family="llama"),
     "window='8,16': there it can only be '8'": dict(window="8,16"),
     "rope_scaling='ntk'": dict(rope_scaling="ntk", rope_factor=2.0),
-    "position='rope': there it can only be 'learned'": dict(norm="layer", head_dim=4),
+    "position='rope': there it can only be 'learned'": dict(norm="layer", head_dim=4, n_kv_head=4),
     "gate_rank=2": dict(gate="elementwise", gate_rank=2),
     "MLPs of 2 widths": dict(gate="none,elementwise", match_params=True),
     "family='gpt3': must be one of": dict(family="gpt3"),
