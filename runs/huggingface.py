@@ -49,8 +49,7 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
             text_config = their_config.get("text_config")
             if isinstance(text_config, dict):  # a model of images and text: the text model has a config of its own
                 their_config |= {"model_type": f"{their_config.get('model_type')}_text"} | text_config
-            is_said = {name for name, value in their_config.items() if value is not None or name == "sliding_window"}
-            their_config = {name: their_config[name] for name in is_said}
+            their_config = {k: v for k, v in their_config.items() if v is not None or k == "sliding_window"}
         family = family_of(their_config)  # before the tensors: the reason for a pickle of Qwen2 is Qwen2
         config = configurator.build(GPTConfig, keys_of(their_config, block_size))
         if not is_of_nanogpt:

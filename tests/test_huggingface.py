@@ -305,13 +305,17 @@ OURS = dict(
     n_layer=2, n_head=4, n_kv_head=2, head_dim=8, n_embd=16, vocab_size=50, block_size=64, mlp="swiglu", qk_norm=True,
     rope_base=5e5, norm_eps=1e-6,
 )  # fmt: skip
+OF_GPT2 = dict(
+    n_layer=2, n_head=4, n_kv_head=None, head_dim=None, n_embd=32, vocab_size=50, block_size=64, mlp="gelu",
+    norm="layer", bias=True, position="learned", qk_norm=False, norm_eps=1e-5,
+)  # fmt: skip
 HYBRID = dict(
     n_layer=4, attention="gated_deltanet,softmax", delta_key_heads=2, delta_value_dim=12, tie_embeddings=False
 )
 NEXT, GATED = dict(family="qwen3_next"), OURS | HYBRID | dict(gate="native,elementwise")
 WRITTEN = {  # keys of ours, and what export.py is told
     "Llama, padded": (OURS | dict(qk_norm=False, n_embd=32, n_kv_head=None, pad_vocab_to=64), {}),
-    "GPT-2": (dict(n_layer=2, n_head=4, n_embd=32, vocab_size=50, norm="layer", bias=True, position="learned"), {}),
+    "GPT-2": (OF_GPT2, {}),
     "elementwise": (OURS | dict(gate="elementwise", rope_fraction=0.5), {}),
     "headwise": (OURS | dict(gate="headwise"), {}),
     "a number a channel, in every other layer": (OURS | dict(gate="none,shared"), NEXT),
@@ -356,7 +360,7 @@ NOT_HELD = {
     "partial_rotary_factor=0.5: llama of transformers": dict(rope_fraction=0.5, family="llama"),
     "window='8,16': there it can only be '8'": dict(window="8,16"),
     "rope_scaling='ntk'": dict(rope_scaling="ntk", rope_factor=2.0),
-    "position='rope': there it can only be 'learned'": dict(norm="layer", head_dim=4, n_kv_head=4),
+    "position='rope': there it can only be 'learned'": OF_GPT2 | dict(position="rope"),
     "gate_rank=2": dict(gate="elementwise", gate_rank=2),
     "MLPs of 2 widths": dict(gate="none,elementwise", match_params=True),
     "family='gpt3': must be one of": dict(family="gpt3"),
