@@ -134,6 +134,9 @@ def test_logits_of_an_imported_model_are_those_of_transformers(name, helpers, tm
             logits.append(ours.logits(x))
         torch.testing.assert_close(torch.cat(logits, 1), expected, rtol=0, atol=1e-4)
     assert expected.std() > 0.1
+    idx, how = IDX[:1, :20], dict(max_new_tokens=9, do_sample=False, eos_token_id=None)
+    ids = theirs.generate(idx, attention_mask=torch.ones_like(idx), **how)  # or else it guesses that id 0 is padding
+    assert torch.equal(ours.generate(idx, 9, temperature=0), ids)
 
 
 def test_a_gpt2_as_on_the_hub_is_read(helpers, tmp_path, capsys):
