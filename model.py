@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from configurator import UserError, check_choice
 from gate import GATE_ACTIVATIONS, READOUT_ACTIVATIONS, check_gate
-from keys import GPTConfig
+from keys import GPTConfig, word_of
 from mixer import READOUT_NORMS, Mixer, Projection
 from mixers import Mamba3, Monarch
 from ops import IGNORE, kernels, layers, sampling
@@ -48,7 +48,7 @@ class Softmax(Mixer):
 
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
-        if config.position == "rope" and (config.rotated < 2 or config.rotated % 2):
+        if "rope" in config.position and (config.rotated < 2 or config.rotated % 2):
             raise UserError(f"position='rope': needs an even rope_fraction * head_dim, not {config.rotated}")
         if cls.norm_of(config) == "denominator":
             raise UserError(f"readout_norm='denominator' makes no sense for {name}: its weights are normed already")
@@ -67,10 +67,10 @@ class Softmax(Mixer):
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(Hk, D), value=(Hk, D))
-        self.qkv = FusedLinear(config.n_embd, [H * D, Hk * D, Hk * D], bias=config.bias)
+        self.qkv = FusedLinear(config.n_embd, [H * D, Hk * D, Hk * D], bias=config.bias or config.qkv_bias)
         self.conv = make_conv(config, (H + 2 * Hk) * D)
-        self.q_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
+        widths = (H * D, Hk * D) if config.qk_norm and config.qk_norm_over == "all" else (D, D)
+        self.q_norm, self.k_norm = (RMSNorm(n, eps=config.norm_eps) if config.qk_norm else None for n in widths)
         self.forget = nn.Linear(config.n_embd, H) if config.forget_gate else None
         self.sink = layers.Sink(config, H) if config.sink != "none" else None
         self.split = (H, Hk)
@@ -91,8 +91,10 @@ class Softmax(Mixer):
         qk, v = qkv.unflatten(-1, (-1, self.value_width)).split((H + Hk, Hk), dim=2)  # (B, T, H + Hk or Hk, D)
         if self.q_norm is not None:
             q, k = at_least_float32(qk).split((H, Hk), dim=2)
-            qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=2)
-        if c.position == "rope":
+            axis = 2 if c.qk_norm_over == "all" else 3  # the axes from this one on have one norm
+            pairs = ((self.q_norm, q), (self.k_norm, k))
+            qk = torch.cat([norm(y.flatten(axis)).view_as(y) for norm, y in pairs], dim=2)
+        if word_of(c.position, self.layer) == "rope":
             turned, kept = qk.split((c.rotated, self.value_width - c.rotated), dim=-1)
             trained_length = c.rope_length or c.block_size
             turned = layers.rotate(turned, start, c.rope_base, c.rope_scaling, c.rope_factor, trained_length)
@@ -439,7 +441,7 @@ class Block(nn.Module):
         super().__init__()
         C, make_mlp = config.n_embd, MLPS[config.mlp]
         self.norm_1, self.norm_2 = make_norm(config), make_norm(config) if make_mlp else None
-        self.mixer, self.mlp = MIXERS[name](config, gate), None
+        self.mixer, self.mlp, self.post_norm = MIXERS[name](config, gate), None, config.post_norm
         self.dropout = nn.Dropout(config.dropout)
         if make_mlp is None:
             return
@@ -453,9 +455,12 @@ class Block(nn.Module):
         self.mlp = make_mlp(config, hidden)
 
     def forward(self, x, state=None, start=0, only=None):
-        y = self.mixer(self.norm_1(x), state, start, only)
-        x = (x if only is None else x[only][None]) + self.dropout(y)
-        return x if self.mlp is None else x + self.dropout(self.mlp(self.norm_2(x)))
+        y = self.mixer(x if self.post_norm else self.norm_1(x), state, start, only)
+        x = (x if only is None else x[only][None]) + self.dropout(self.norm_1(y) if self.post_norm else y)
+        if self.mlp is None:
+            return x
+        y = self.norm_2(self.mlp(x)) if self.post_norm else self.mlp(self.norm_2(x))
+        return x + self.dropout(y)
 
 
 class GPT(nn.Module):

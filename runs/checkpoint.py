@@ -28,7 +28,7 @@ from runs.files import find_checkpoint, read_json, write_text, write_whole
 from runs.hardware import DTYPES, Processes
 
 FORMAT = 1  # of what is written here; nothing else is read
-WITHOUT_FORMAT = "version 0.2 or an older one wrote it; the code of commit fa2548f reads it"
+WITHOUT_FORMAT = "of version 0.2, which the code of commit fa2548f reads, or nanoGPT's, for export.py --from_hf"
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # what a checkpoint holds beside its tensors; rules.wrong_field says how the table is read
 TEXT = (str, 0, 999)
@@ -138,7 +138,8 @@ def wrong_tensor(tensor: Any) -> str | None:
     return None
 
 
-def load_torch(path):
+def load_torch(path: Path) -> Any:
+    """What torch.save wrote: tensors and plain values, and no code is run. Raises UserError."""
     try:
         with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
             damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB

@@ -1,4 +1,4 @@
-"""Models in the folders of transformers, read as a checkpoint of ours. Nothing in them is run.
+"""Models in the folders of transformers, or of nanoGPT, read as a checkpoint of ours. Nothing in them is run.
 
     read_folder("Qwen3-0.6B", "out/qwen3", 2048)    config.json, *.safetensors, tokenizer.json -> a checkpoint
 
@@ -21,7 +21,7 @@ from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_o
 from model import GPTConfig
 from rules import wrong_field
 from runs.checkpoint import WEIGHT_DTYPES, check_tensors, first_line, import_safetensors, load_torch, save_folder
-from runs.families import family_of, keys_of, parts_of
+from runs.families import FAMILIES, family_of, keys_of, parts_of
 from runs.files import claim, new_folder, read_json, switch, write_whole
 from runs.memory import without_data
 
@@ -40,19 +40,24 @@ LEFT_OUT = r"(model\.)?(visual|mtp)\.|.*(rotary_emb\.inv_freq|\.attn\.(masked_)?
 def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwrite: bool = False) -> list[str]:
     """Writes the model in a folder of transformers to out_dir, as a checkpoint. Returns lines to print.
 
+    folder: may also be nanoGPT's ckpt.pt, or the folder that it is in.
     block_size: the most tokens of context that are kept of what the model was trained with. Raises UserError.
     """
     folder, out_dir = Path(folder), Path(out_dir)
+    file = folder if folder.suffix == ".pt" else folder / "ckpt.pt"
+    is_of_nanogpt = file == folder or (os.path.isfile(file) and not os.path.isfile(folder / "config.json"))
+    file = file if is_of_nanogpt else folder / "config.json"
     try:
-        their_config = read_json(folder / "config.json", infinity=True)
+        their_config, tensors = read_nanogpt(file) if is_of_nanogpt else (read_json(file, infinity=True), {})
         if isinstance(their_config, dict):
             text_config = their_config.get("text_config")
             if isinstance(text_config, dict):  # a model of images and text: the text model has a config of its own
                 their_config |= {"model_type": f"{their_config.get('model_type')}_text"} | text_config
-            their_config = {name: value for name, value in their_config.items() if value is not None}
+            their_config = {k: v for k, v in their_config.items() if v is not None or k == "sliding_window"}
         family = family_of(their_config)  # before the tensors: the reason for a pickle of Qwen2 is Qwen2
         config = configurator.build(GPTConfig, keys_of(their_config, block_size))
-        tensors = read_tensors(folder, family)
+        if not is_of_nanogpt:
+            tensors = read_tensors(folder, family)
         weights = translated(config, family, tensors)
     except UserError as error:
         raise UserError(str(error) if str(folder) in str(error) else f"{folder}: {error}") from None
@@ -61,13 +66,29 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     if os.path.isfile(folder / TOKENIZER_FILE):
         tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
         about["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-    with export_to(out_dir, folder / "config.json", overwrite, {}) as (new, written):
+    with export_to(out_dir, file, overwrite, {}) as (new, written):
         save_folder(new, weights, about)
     lines = [f"written to {out_dir}/: {', '.join(written)}"]
     longest = their_config.get("n_positions" if family == "gpt2" else "max_position_embeddings", 0)  # state space: any
     if config.block_size < longest:
         lines.append(f"block_size={config.block_size}, of {longest} that it was made for; --block_size=... keeps more")
     return lines
+
+
+def read_nanogpt(file: Path) -> tuple[dict, dict[str, torch.Tensor]]:
+    """What a config.json would say of nanoGPT's checkpoint, and its tensors. Raises UserError.
+
+    The gelu is the exact one, as in nanoGPT's code of today; a checkpoint does not say which its code had.
+    """
+    content = load_torch(file)
+    parts = [content.get(name) if isinstance(content, dict) else None for name in ("model_args", "model")]
+    args, tensors = ({**part} if isinstance(part, dict) else {} for part in parts)
+    if args.keys() - {"dropout"} != set(FAMILIES["nanogpt"].keys):
+        raise UserError(f"{file}: no checkpoint of nanoGPT, whose model_args are n_layer, n_head, n_embd, bias ...")
+    names = {name: str(name).removeprefix("_orig_mod.") for name in tensors}  # which torch.compile puts before them
+    tensors = {names[name]: tensor for name, tensor in tensors.items() if not re.match(LEFT_OUT, names[name])}
+    check_tensors(tensors, file)
+    return args | {"model_type": "nanogpt", "activation_function": "gelu"}, tensors
 
 
 def read_tensors(folder: Path, family: str) -> dict[str, torch.Tensor]:

@@ -30,7 +30,7 @@ OTHER = dict(
     gate="headwise", gate_activation="tanh", gate_rank=2, gate_input="static", gate_bias=0.5,
     readout_norm=["rms", "none"], norm_first=False, readout_activation="square", match_params=True,
     sink=["head", "zero", "token"], window="3", branch_scale=0.5, out_init_scale=0.5, levels=["log_linear", "merged"],
-    forget_gate=True,
+    forget_gate=True, qk_norm_over="all", qkv_bias=True, post_norm=True,
 )  # fmt: skip
 ELSEWHERE = {"block_size", "vocab_size", "kernels"}
 SITUATIONS = [
@@ -47,6 +47,8 @@ SITUATIONS = [
     dict(attention="gla,softmax", n_layer=2, attention_weights="softpick"),
     dict(position="none", forget_gate=True),
     dict(rope_scaling="yarn", rope_factor=1.0),
+    dict(rope_scaling="llama3", rope_factor=2.0, rope_length=20, qk_norm=True, position="rope,none", n_layer=2),
+    dict(rope_scaling="linear", rope_factor=2.0, position="none,rope", n_layer=2),
     dict(rope_scaling="yarn", rope_factor=2.0),
     dict(rope_scaling="yarn_untruncated", rope_factor=2.0, window="2"),
     dict(mlp="swiglu", mlp_width=24, gate="elementwise", tie_embeddings=False, rope_fraction=0.5),
