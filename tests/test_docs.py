@@ -127,6 +127,9 @@ def checkpoint(path, small):
     folder = path.parent if path.suffix == ".pt" else path
     if folder.name == "qwen3":
         return imported(folder)
+    if folder.name == "gated_qwen3" and not (folder / "ckpt.pt").exists():
+        words = ["--init_from=out/qwen3", "--dataset=data/qwen3", "--gate=elementwise", "--gate_activation=sigmoid2"]
+        return run_train([*words, f"--out_dir={folder}"], small)
     if not (folder / "ckpt.pt").exists():
         mixer = "gla" if "gla" in folder.name else "softmax"
         gate = {"plain": "none", "headwise": "headwise"}.get(folder.name, "elementwise")
