@@ -114,7 +114,7 @@ def config_of(config: GPTConfig, family: str, weights: dict) -> dict[str, Any]:
     """Their config.json for a model of ours, without what it has no field for. Raises UserError."""
     types, mixers = {"softmax": "full_attention", "gated_deltanet": "linear_attention"}, [m for m, _ in config.layers()]
     widths = {len(w) for name, w in weights.items() if name.endswith("mlp.up.weight")}
-    if len(widths) > 1 or not types.keys() >= set(mixers):
+    if len(widths) != 1 or not types.keys() >= set(mixers):
         raise UserError(f"attention={config.attention!r} with MLPs of {len(widths)} widths: no family has such layers")
     keys, name = compared(config) | {"mlp_width": widths.pop()}, CLASSES[family]
     about = {

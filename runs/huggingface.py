@@ -69,7 +69,8 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     with export_to(out_dir, file, overwrite, {}) as (new, written):
         save_folder(new, weights, about)
     lines = [f"written to {out_dir}/: {', '.join(written)}"]
-    longest = their_config.get("n_positions" if family == "gpt2" else "max_position_embeddings", 0)  # state space: any
+    length = {"gpt2": "n_positions", "nanogpt": "block_size"}.get(family, "max_position_embeddings")
+    longest = their_config.get(length, 0)  # state space: any
     if config.block_size < longest:
         lines.append(f"block_size={config.block_size}, of {longest} that it was made for; --block_size=... keeps more")
     return lines

@@ -175,11 +175,11 @@ def save_nanogpt(file, bias, **changed):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_checkpoint_of_nanogpt_is_read_without_running_it(bias, helpers, tmp_path):
+def test_a_checkpoint_of_nanogpt_is_read_without_running_it(bias, helpers, tmp_path, capsys):
     theirs = save_nanogpt(tmp_path / "ckpt.pt", bias)
     assert "or nanoGPT's, for export.py --from_hf" in helpers.error_of(checkpoints.load, tmp_path)
     ours = imported(helpers, tmp_path / "ckpt.pt" if bias else tmp_path, tmp_path / "ours", block_size=50)
-    assert ours.config.bias == bias and ours.config.block_size == 50
+    assert ours.config.bias == bias and "block_size=50, of 64" in capsys.readouterr().out
     with torch.no_grad():
         torch.testing.assert_close(ours(IDX[:, :50]), theirs(IDX[:, :50]).logits, rtol=0, atol=1e-4)
     refused = {
@@ -358,6 +358,7 @@ NOT_HELD = {
     "rope_scaling='ntk'": dict(rope_scaling="ntk", rope_factor=2.0),
     "position='rope': there it can only be 'learned'": OF_GPT2 | dict(position="rope"),
     "gate_rank=2": dict(gate="elementwise", gate_rank=2),
+    "MLPs of 0 widths": dict(mlp="none"),
     "MLPs of 2 widths": dict(gate="none,elementwise", match_params=True),
     "family='gpt3': must be one of": dict(family="gpt3"),
 }
