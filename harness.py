@@ -17,14 +17,18 @@ if __name__ == "__main__":
     configurator.set_up()
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from configurator import UserError
 from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
+from evaluate import CHUNK_TOKENS
 from model import GPT
+from ops import IGNORE
 from ops.sampling import check_finite, most_new_tokens
 from runs.checkpoint import load_model
 from runs.files import find_checkpoint, read_json
@@ -37,6 +41,8 @@ try:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError:
     raise SystemExit("error: lm-eval is not installed: pip install lm-eval") from None
+
+MOST_LONGER = 16  # ids by which a context may be longer than the shortest that it is read with
 
 
 @register_model("nanogate")
@@ -78,9 +84,11 @@ class NanogateLM(TemplateLM):
         return self.coder.encode(string)
 
     def read(self, pairs: list[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        """log_likelihoods of any number of (context, continuation), batch_size of them at once."""
-        parts = [pairs[i : i + self.batch_size] for i in range(0, len(pairs), self.batch_size)]
-        return [score for part in parts for score in log_likelihoods(self.model, part, self.dtype)]
+        """log_likelihoods of any number of (context, continuation), at most batch_size of them at once."""
+        scores = {}
+        for part in parts_of([context for context, _ in pairs], self.batch_size):
+            scores |= zip(part, log_likelihoods(self.model, [pairs[i] for i in part], self.dtype), strict=True)
+        return [scores[i] for i in range(len(pairs))]
 
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **keys) -> list[tuple[float, bool]]:
         """[(texts, context ids, continuation ids)] -> [(log-likelihood of the continuation, whether it is likeliest)].
@@ -147,25 +155,54 @@ def special_tokens(folder: Path) -> tuple[int | None, list[int]]:
     return values.get("bos_token_id"), [] if ends is None else ends if isinstance(ends, list) else [ends]
 
 
+def parts_of(contexts: list[list[int]], most: int) -> Iterator[list[int]]:
+    """Yields the indices of contexts to read at once: equal ones, then those of about the same length."""
+    part: list[int] = []
+    for i in sorted(range(len(contexts)), key=lambda i: (len(contexts[i]), contexts[i])):
+        if part and (len(part) == most or len(contexts[i]) > len(contexts[part[0]]) + MOST_LONGER):
+            yield part
+            part = []
+        part.append(i)
+    if part:
+        yield part
+
+
 @torch.no_grad()
 def log_likelihoods(
     model: GPT, pairs: list[tuple[list[int], list[int]]], dtype: str = "float32"
 ) -> list[tuple[float, bool]]:
     """[(log-likelihood of the continuation, whether each of its tokens is the likeliest)] of (context, continuation)s.
 
-    They are read side by side: what pads the shorter ones stands behind them, where no layer looks.
+    The first n ids of each context, all but one of the shortest, are read once for all pairs that share them. What is
+    left stands side by side: what pads the shorter rows is behind them, where no layer looks.
     """
-    device, scores = model.wte.weight.device, []
-    rows = [torch.tensor([*context, *continuation][:-1] or context) for context, continuation in pairs]
+    device, B = model.wte.weight.device, len(pairs)
+    n = min(len(context) for context, _ in pairs) - 1
+    rows = [torch.tensor([*context[n:], *continuation[:-1]]) for context, continuation in pairs]
+    idx = pad_sequence(rows, batch_first=True).to(device)  # (B, T)
+    targets = torch.full_like(idx, IGNORE)
+    for row, (context, continuation) in zip(targets, pairs, strict=True):
+        row[len(context) - 1 - n :][: len(continuation)] = torch.tensor(continuation, dtype=torch.long)
+    labelled, state = targets != IGNORE, None
+    places = labelled.nonzero()[:, 0]  # (M,), the rows of the labels
+    nats, wrong = torch.zeros(B, dtype=torch.float64, device=device), torch.zeros(B, device=device)
     with autocast(device.type, dtype):
-        hidden, _ = model.features(pad_sequence(rows, batch_first=True).to(device))
-        for row, (context, continuation) in zip(hidden, pairs, strict=True):
-            logits = model.logits(row[len(context) - 1 :][: len(continuation)])
+        if n:
+            starts = list(dict.fromkeys(tuple(context[:n]) for context, _ in pairs))
+            state = model.init_state(len(starts), dtype=model.wte.weight.dtype, length=n + idx.shape[1])
+            once = torch.tensor(starts, device=device)
+            model.features(once, state, only=torch.zeros_like(once, dtype=torch.bool))  # for the state alone
+            number = {ids: i for i, ids in enumerate(starts)}
+            of_row = torch.tensor([number[tuple(context[:n])] for context, _ in pairs], device=device)
+            state = [{name: tensor[of_row] for name, tensor in layer.items()} for layer in state]
+        hidden, _ = model.features(idx, state, n, only=labelled)  # (1, M, C)
+        parts = zip(hidden[0].split(CHUNK_TOKENS), targets[labelled].split(CHUNK_TOKENS), places.split(CHUNK_TOKENS))
+        for x, target, place in parts:
+            logits = model.logits(x)
             check_finite(logits)
-            targets = torch.tensor(continuation, dtype=torch.long, device=device)
-            nats = logits.log_softmax(-1).gather(1, targets[:, None]).double().sum()
-            scores.append((float(nats), bool((logits.argmax(-1) == targets).all())))
-    return scores
+            nats.index_add_(0, place, F.cross_entropy(logits, target, reduction="none").double())
+            wrong.index_add_(0, place, (logits.argmax(-1) != target).float())
+    return list(zip((-nats).tolist(), (wrong == 0).tolist(), strict=True))
 
 
 def main(argv: list[str]) -> None:
