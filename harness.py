@@ -2,13 +2,15 @@
 
     pip install lm-eval
     python harness.py run --model nanogate --model_args checkpoint=out/best.pt --tasks NAME --include_path FOLDER
+    torchrun --standalone --nproc_per_node=8 harness.py run ...        on 8 GPUs, each with documents of its own
 
 The words are those of `lm-eval` (see its documentation); FOLDER may hold task files of your own. Without --device it
 is a GPU where there is one, and else the CPU. model_args are the checkpoint and the dtype of matrix products (the
-run's if it isn't given). The last block_size tokens of a text are read, as the harness does it for other models; an
-answer ends early where cosformer or learned positions end. Special tokens are those of an imported model's
-generation_config.json; without it GPT-2's end of text, or for other tokenizers a line end before a text. What each row
-of the training began with is read before every text.
+run's if it isn't given). A context is read once for all of its continuations, together with contexts of about its
+length: at most --batch_size continuations at once (16). The last block_size tokens of a text are read, as the harness
+does it for other models; an answer ends early where cosformer or learned positions end. Special tokens are those of an
+imported model's generation_config.json; without it GPT-2's end of text, or for other tokenizers a line end before a
+text. What each row of the training began with is read before every text.
 """
 
 import configurator
@@ -30,9 +32,9 @@ from evaluate import CHUNK_TOKENS
 from model import GPT
 from ops import IGNORE
 from ops.sampling import check_finite, most_new_tokens
-from runs.checkpoint import load_model
+from runs.checkpoint import check_same_weights, load_model
 from runs.files import find_checkpoint, read_json
-from runs.hardware import DTYPES, autocast, pick_device, pick_dtype
+from runs.hardware import DTYPES, Processes, autocast, pick_dtype
 
 try:
     from lm_eval.__main__ import cli_evaluate
@@ -53,17 +55,31 @@ class NanogateLM(TemplateLM):
         self, checkpoint="out/best.pt", dtype: str | None = None, device=None, batch_size=None, max_batch_size=None
     ):
         super().__init__()
-        device = pick_device("auto" if device in (None, "cuda:0") else device)  # cuda:0 is lm-eval's own default
-        self.model, loaded = load_model(checkpoint, device)
+        # cuda:0 is lm-eval's own default; under torchrun the library gives each process documents of its own
+        self.processes = Processes("auto" if device in (None, "cuda:0") else device, 0)
+        self._rank, self._world_size = self.processes.rank, self.processes.world_size
+        self._device = torch.device(self.processes.device)
+        self.model, loaded = load_model(checkpoint, self.processes.device)
+        check_same_weights(self.processes, checkpoint)
         dtype = dtype or loaded.get("dtype", "float32")
         configurator.check_choice("dtype", dtype, tuple(DTYPES))
-        self.dtype = pick_dtype(dtype, device)
+        self.dtype = self.processes.from_main(pick_dtype(dtype, self.processes.device_type))
         self.coder = tokenizer_of_checkpoint(checkpoint, loaded.get("data", {}))
         self.first, self.ends = special_tokens(find_checkpoint(checkpoint).parent)
         self.ends = [END_OF_TEXT] if self.coder.name == "gpt2" else self.ends
         self.first_ids = loaded.get("data", {}).get("first_ids", [])  # each row of its training began with them
         self.batch_size = int(batch_size) if str(batch_size).isdecimal() else 16  # rows that are read at once
         self.limit = max(1, self.model.config.block_size - len(self.first_ids))  # of ids behind first_ids
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(self.processes.from_all(tensor.tolist()))
+
+    def gather_object(self, obj: object, dst: int = 0) -> list | None:
+        objects = self.processes.from_all(obj)
+        return objects if self.rank == dst else None
+
+    def barrier(self) -> None:
+        self.processes.from_all(None)
 
     @property
     def eot_token_id(self) -> int:
@@ -196,8 +212,8 @@ def log_likelihoods(
             of_row = torch.tensor([number[tuple(context[:n])] for context, _ in pairs], device=device)
             state = [{name: tensor[of_row] for name, tensor in layer.items()} for layer in state]
         hidden, _ = model.features(idx, state, n, only=labelled)  # (1, M, C)
-        parts = zip(hidden[0].split(CHUNK_TOKENS), targets[labelled].split(CHUNK_TOKENS), places.split(CHUNK_TOKENS))
-        for x, target, place in parts:
+        parts = (part.split(CHUNK_TOKENS) for part in (hidden[0], targets[labelled], places))
+        for x, target, place in zip(*parts, strict=True):
             logits = model.logits(x)
             check_finite(logits)
             nats.index_add_(0, place, F.cross_entropy(logits, target, reduction="none").double())
@@ -208,6 +224,8 @@ def log_likelihoods(
 def main(argv: list[str]) -> None:
     sys.argv = [str(Path(__file__).name), *argv]
     cli_evaluate()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import PowerNorm
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from configurator import UserError
 from runs.files import read_json, read_jsonl
@@ -221,7 +221,7 @@ def page_rows(n: int, n_maps: int) -> list[list[list]]:
 
 def meters_panels(meters: dict) -> list[Callable]:
     """The panels of what meters.py measured of a checkpoint, each a function of axes and meters."""
-    panels: list[Callable] = [sink_panel, token_0_panel] if with_sink(meters) else []
+    panels: list[Callable] = [sink_panel, heads_panel, token_0_panel] if with_sink(meters) else []
     panels += [gate_panel] if any(layer["gates"] for layer in meters["layers"]) else []
     return [*panels, residual_panel]
 
@@ -288,6 +288,20 @@ def sink_panel(axes: plt.Axes, meters: dict) -> None:
     proxies = dict.fromkeys(layer["mixer"] for layer in layers.values() if layer["sink"]["kind"] == "proxy")
     title = "Sink" + f" ({', '.join(proxies)}: a proxy)" * bool(proxies)
     lines(axes, means, title=title, xlabel="layer", ylabel="weight on token 0 (%)", xticks=[*layers], ylim=(0, None))
+
+
+def heads_panel(axes: plt.Axes, meters: dict) -> None:
+    """The weight on token 0 by layer and head, an image with a row per layer; white where it is not known."""
+    shares = [layer["sink"]["share"] for layer in meters["layers"]]
+    known, width = with_sink(meters), max(map(len, shares))
+    table = np.full((len(shares), width), np.nan)
+    for i in known:
+        table[i, : len(shares[i])] = [100 * share for share in shares[i]]
+    image = axes.imshow(table, aspect="auto", cmap="cividis", vmin=0)
+    axes.figure.colorbar(image, ax=axes, label="weight on token 0 (%)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="head", ylabel="layer", title="Sink of each head")
 
 
 def token_0_panel(axes: plt.Axes, meters: dict) -> None:

@@ -1,6 +1,7 @@
 """Models in the folders of transformers, read as a checkpoint of ours. Nothing in them is run.
 
-    read_folder("Qwen3-0.6B", "out/qwen3", 2048)    config.json, *.safetensors, tokenizer.json -> a checkpoint
+    read_folder("Qwen3-0.6B", "out/qwen3", 2048)    config.json, *.safetensors, tokenizer.json -> a checkpoint's folder
+    checkpoint_of(Path("Qwen3-0.6B"))               the same as a dict, which checkpoint.load takes
 
 The tables are in runs/families.py. Files are mapped: a tensor that stays as it is takes no memory.
 """
@@ -29,6 +30,7 @@ TOKENIZER_FILES = (
     TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
+BLOCK_SIZE = 2048  # the most tokens of context that are kept: caches have room for all of them
 # tensors with nothing of the text model: parts for images, layers that predict further tokens, angles, causal masks
 LEFT_OUT = r"(model\.)?(visual|mtp)\.|.*(rotary_emb\.inv_freq|\.attn\.(masked_)?bias)$"
 
@@ -39,6 +41,18 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     block_size: the most tokens of context that are kept of what the model was trained with. Raises UserError.
     """
     folder, out_dir = Path(folder), Path(out_dir)
+    about, longest = checkpoint_of(folder, block_size)
+    weights = about.pop("model")
+    with export_to(out_dir, folder / "config.json", overwrite, {}) as (new, written):
+        save_folder(new, weights, about)
+    lines, kept = [f"written to {out_dir}/: {', '.join(written)}"], about["model_args"]["block_size"]
+    if kept < longest:
+        lines.append(f"block_size={kept}, of {longest} that it was made for; --block_size=... keeps more")
+    return lines
+
+
+def checkpoint_of(folder: Path, block_size: int = BLOCK_SIZE) -> tuple[dict, int]:
+    """(a checkpoint of the model in a folder of transformers, the context that it was made for). Raises UserError."""
     try:
         their_config = read_json(folder / "config.json")
         if isinstance(their_config, dict):
@@ -53,17 +67,11 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     except UserError as error:
         raise UserError(str(error) if str(folder) in str(error) else f"{folder}: {error}") from None
 
-    about: dict[str, Any] = {"model_args": dataclasses.asdict(config), "iter_num": 0}
+    checkpoint: dict[str, Any] = {"model": weights, "model_args": dataclasses.asdict(config), "iter_num": 0}
     if os.path.isfile(folder / TOKENIZER_FILE):
         tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
-        about["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-    with export_to(out_dir, folder / "config.json", overwrite, {}) as (new, written):
-        save_folder(new, weights, about)
-    lines = [f"written to {out_dir}/: {', '.join(written)}"]
-    longest = their_config[FAMILIES[family].keys["block_size"]]
-    if config.block_size < longest:
-        lines.append(f"block_size={config.block_size}, of {longest} that it was made for; --block_size=... keeps more")
-    return lines
+        checkpoint["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
+    return checkpoint, their_config[FAMILIES[family].keys["block_size"]]
 
 
 def read_tensors(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
