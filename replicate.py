@@ -3,14 +3,11 @@
     python data/text/prepare.py book.txt --tokenizer=1B_baseline --out_dir=data/qiu
     python replicate.py 1B_baseline 1B_gate_headwise 1B_gate_elementwise --dataset=data/qiu
 
-The folders are those of the hub, in this order. It prints a table; what meters.py and evaluate.py write stays in
-out_dir. Sink and gate are means over layers and heads, perplexity is a token's. The text of the independent measurement
-is not known here, so that only the differences between models compare with it.
-
+The folders are those of the hub, in this order. meters.py and evaluate.py measure them; their JSON stays in out_dir.
+The text of the independent measurement is not known here: only differences between models compare.
 Not run here: nobody has read the published weights with this code. By arithmetic, for 1.7 billion parameters a model:
-3.5 GB of disk a folder, 11 GB of memory for the weights (bfloat16 in the file, float32 in the model) and 3 GB for a row
-of 2,048 tokens; 3.4 TFLOPs a thousand tokens, of which the meters read up to 40 with a gate, the rest is the split's.
-For a split of 200,000 tokens that is 45 minutes a model on a CPU of 0.3 TFLOP/s, and a minute on a GPU of 30 TFLOP/s.
+disk 3.5 GB, memory 11 GB for the weights and 3 GB for a row of 2,048 tokens, 3.4 TFLOPs for a thousand tokens. With a
+validation split of 200,000 tokens that is 45 minutes on a CPU of 0.3 TFLOP/s, and a minute on a GPU of 30 TFLOP/s.
 """
 
 from dataclasses import dataclass
@@ -25,47 +22,38 @@ class ReplicateConfig:
     folders: list[str] = key([], "the folders of the baseline, the headwise and the elementwise model")
     dataset: str | None = key(None, "folder of the data, in the tokens of the models", find=find_data)
     out_dir: str = key("out/replication", "folder for the JSON of meters.py and evaluate.py")
-    device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
 
 
 configurator.begin(__name__, ReplicateConfig, __doc__, positional="folders")
 
 from pathlib import Path
-from statistics import fmean
 
 import evaluate
 import meters
 from configurator import UserError
 from runs.files import read_json
+from runs.probe import mean_by_position, mean_of
 from study.page import aligned
 
 # sink, mean gate, perplexity
-INDEPENDENT = {
-    "baseline": (0.427, None, 13.25),
-    "headwise": (0.0525, 0.257, 13.18),
-    "elementwise": (0.0187, 0.14, 13.24),
-}
+THERE = {"baseline": (0.427, None, 13.25), "headwise": (0.0525, 0.257, 13.18), "elementwise": (0.0187, 0.14, 13.24)}
 
 
 def main(argv: list[str]) -> None:
     config = configurator.load(ReplicateConfig, argv, positional="folders", program="replicate.py", description=__doc__)
     if len(config.folders) != 3 or config.dataset is None:
         raise UserError("name three folders, the baseline, headwise and elementwise model, and --dataset=FOLDER")
-    rows, out = (
-        [["model", *(of for name in ("sink", "gate", "perplexity") for of in (name, "there"))]],
-        Path(config.out_dir),
-    )
+    out, rows = Path(config.out_dir), [["model", "sink", "there", "gate", "there", "perplexity", "there"]]
     out.mkdir(parents=True, exist_ok=True)
-    for folder, (name, there) in zip(config.folders, INDEPENDENT.items(), strict=True):
-        words = [f"--checkpoint={folder}", f"--dataset={config.dataset}", f"--device={config.device}"]
-        meters.main([*words, "--rows=1", f"--out={out / f'{name}_meters.json'}"])
+    for folder, (name, there) in zip(config.folders, THERE.items(), strict=True):
+        words = [f"--checkpoint={folder}", f"--dataset={config.dataset}", "--dtype=float32"]
+        meters.main([*words, "--rows=1", "--score_batches=1", f"--out={out / f'{name}_meters.json'}"])
         evaluate.main([*words, "--batch_size=1", f"--out={out / f'{name}.json'}"])
         layers = read_json(out / f"{name}_meters.json")["checkpoints"][0]["layers"]
-        sink = fmean(fmean(layer["sink"]["share"]) for layer in layers)
-        gates = [fmean(layer["gates"]["readout"]["mean"]) for layer in layers if layer["gates"]]
-        here = (sink, fmean(gates) if gates else None, read_json(out / f"{name}.json")["perplexity"])
-        pairs = [value for pair in zip(here, there, strict=True) for value in pair]
-        rows.append([name, *("-" if value is None else f"{value:.4g}" for value in pairs)])
+        sink, gate = mean_of([at["sink"] for at in layers], "share"), mean_by_position(layers, "mean").get("readout")
+        here = (sink, gate, read_json(out / f"{name}.json")["perplexity"])
+        values = [value for pair in zip(here, there, strict=True) for value in pair]
+        rows.append([name, *("-" if value is None else f"{value:.4g}" for value in values)])
     print("", *aligned(rows), sep="\n")
 
 
