@@ -38,7 +38,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import PowerNorm
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from configurator import UserError
 from runs.files import read_json, read_jsonl
@@ -231,6 +231,12 @@ def with_sink(meters: dict) -> dict[int, dict]:
     return {i: at for i, at in enumerate(meters["layers"]) if all(None not in at["sink"][name] for name in OF_SINK)}
 
 
+def few(places: Iterable) -> list:
+    """Every nth of the places for ticks, so that the labels of a deep model's layers do not touch."""
+    places = list(places)
+    return places[:: math.ceil(len(places) / 14)]
+
+
 def lines(axes: plt.Axes, of: Iterable[tuple], **about) -> None:
     """Draws lines, (points, style, colour, label) each, with a legend below, where it hides no point."""
     for points, style, colour, label in of:
@@ -260,7 +266,7 @@ def gate_panel(axes: plt.Axes, meters: dict) -> None:
     n, y = len(spread[0]) - (not has_more), [i + 0.5 for i in range(len(gates))]
     image = axes.imshow([row[:n] for row in spread], aspect="auto", cmap="cividis", extent=(0, n / 20, len(gates), 0))
     axes.figure.colorbar(image, ax=axes, label="share of the values (%)")
-    axes.set_yticks(y, [f"{i} {position}" for i, position, _ in gates])
+    axes.set_yticks(few(y), few(f"{i} {position}" for i, position, _ in gates))
     centre = [mean(gate["mean"]) for _, _, gate in gates]
     axes.plot(centre, y, "o", color="white", markeredgecolor="black")
     small = mean(share for _, _, gate in gates for share in gate["below_0.1"])
@@ -287,7 +293,7 @@ def sink_panel(axes: plt.Axes, meters: dict) -> None:
     axes.axhline(100 * meters["sink_baseline"], color="0.4", linestyle=":", label="uniform weights")
     proxies = dict.fromkeys(layer["mixer"] for layer in layers.values() if layer["sink"]["kind"] == "proxy")
     title = "Sink" + f" ({', '.join(proxies)}: a proxy)" * bool(proxies)
-    lines(axes, means, title=title, xlabel="layer", ylabel="weight on token 0 (%)", xticks=[*layers], ylim=(0, None))
+    lines(axes, means, title=title, xlabel="layer", ylabel="weight on token 0 (%)", xticks=few(layers), ylim=(0, None))
 
 
 def heads_panel(axes: plt.Axes, meters: dict) -> None:
@@ -299,9 +305,8 @@ def heads_panel(axes: plt.Axes, meters: dict) -> None:
         table[i, : len(shares[i])] = [100 * share for share in shares[i]]
     image = axes.imshow(table, aspect="auto", cmap="cividis", vmin=0)
     axes.figure.colorbar(image, ax=axes, label="weight on token 0 (%)")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="head", ylabel="layer", title="Sink of each head")
+    axes.set(xticks=few(range(width)), yticks=few(range(len(shares))))
 
 
 def token_0_panel(axes: plt.Axes, meters: dict) -> None:
@@ -313,7 +318,9 @@ def token_0_panel(axes: plt.Axes, meters: dict) -> None:
         (of_heads(layers, "effective"), "^-", COLOURS[2], "effective sink"),
     ]
     axes.axhline(100 * meters["sink_baseline"], color="0.4", linestyle=":", label="equal parts")
-    about: dict = dict(title="Token 0 in the readout", xlabel="layer", ylabel="%, mean of the heads", xticks=[*layers])
+    about: dict = dict(
+        title="Token 0 in the readout", xlabel="layer", ylabel="%, mean of the heads", xticks=few(layers)
+    )
     lines(axes, shares, ylim=(0, None), **about)
 
 
@@ -324,7 +331,9 @@ def residual_panel(axes: plt.Axes, meters: dict) -> None:
     median = [(i, at["max"] / at["max_over_median"]) for i, at in enumerate(residuals)]
     both = [(top, "^-", COLOURS[1], "largest |h|"), (median, "o-", COLOURS[0], "median |h|")]
     title = f"Residual stream ({meters['dtype']})"
-    lines(axes, both, xlabel="layer", ylabel="|h| after the layer", yscale="log", title=title, xticks=range(len(top)))
+    lines(
+        axes, both, xlabel="layer", ylabel="|h| after the layer", yscale="log", title=title, xticks=few(range(len(top)))
+    )
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
