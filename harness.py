@@ -7,7 +7,7 @@
 The words are those of `lm-eval` (see its documentation); FOLDER may hold task files of your own. Without --device it
 is a GPU where there is one, and else the CPU. model_args are the checkpoint and the dtype of matrix products (the
 run's if it isn't given). A context is read once for all of its continuations, together with contexts of about its
-length: at most --batch_size continuations at once (16). The last block_size tokens of a text are read, as the harness
+length: at most --batch_size of either at once (16). The last block_size tokens of a text are read, as the harness
 does it for other models; an answer ends early where cosformer or learned positions end. Special tokens are those of an
 imported model's generation_config.json; without it GPT-2's end of text, or for other tokenizers a line end before a
 text. What each row of the training began with is read before every text.
@@ -19,7 +19,6 @@ if __name__ == "__main__":
     configurator.set_up()
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -44,7 +43,7 @@ try:
 except ImportError:
     raise SystemExit("error: lm-eval is not installed: pip install lm-eval") from None
 
-MOST_LONGER = 16  # ids by which a context may be longer than the shortest that it is read with
+MOST_LONGER = 8  # ids by which a context may be longer than the shortest that it is read with
 
 
 @register_model("nanogate")
@@ -100,10 +99,12 @@ class NanogateLM(TemplateLM):
         return self.coder.encode(string)
 
     def read(self, pairs: list[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        """log_likelihoods of any number of (context, continuation), at most batch_size of them at once."""
+        """log_likelihoods of any number of (context, continuation), batch_size contexts or continuations at once."""
         scores = {}
         for part in parts_of([context for context, _ in pairs], self.batch_size):
-            scores |= zip(part, log_likelihoods(self.model, [pairs[i] for i in part], self.dtype), strict=True)
+            scores |= zip(
+                part, log_likelihoods(self.model, [pairs[i] for i in part], self.batch_size, self.dtype), strict=True
+            )
         return [scores[i] for i in range(len(pairs))]
 
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **keys) -> list[tuple[float, bool]]:
@@ -171,53 +172,68 @@ def special_tokens(folder: Path) -> tuple[int | None, list[int]]:
     return values.get("bos_token_id"), [] if ends is None else ends if isinstance(ends, list) else [ends]
 
 
-def parts_of(contexts: list[list[int]], most: int) -> Iterator[list[int]]:
-    """Yields the indices of contexts to read at once: equal ones, then those of about the same length."""
-    part: list[int] = []
-    for i in sorted(range(len(contexts)), key=lambda i: (len(contexts[i]), contexts[i])):
-        if part and (len(part) == most or len(contexts[i]) > len(contexts[part[0]]) + MOST_LONGER):
-            yield part
-            part = []
-        part.append(i)
-    if part:
-        yield part
+def parts_of(contexts: list[list[int]], most: int) -> list[list[int]]:
+    """The indices of at most `most` different contexts of about the same length, for each part that is read at once."""
+    of_context: dict = {}
+    for i, context in enumerate(contexts):
+        of_context.setdefault(tuple(context), []).append(i)
+    parts: list = []
+    for context in sorted(of_context, key=len):
+        if not parts or len(parts[-1]) == most or len(context) > len(parts[-1][0]) + MOST_LONGER:
+            parts.append([])
+        parts[-1].append(context)
+    return [[i for context in part for i in of_context[context]] for part in parts]
 
 
 @torch.no_grad()
 def log_likelihoods(
-    model: GPT, pairs: list[tuple[list[int], list[int]]], dtype: str = "float32"
+    model: GPT, pairs: list[tuple[list[int], list[int]]], batch_size: int = 16, dtype: str = "float32"
 ) -> list[tuple[float, bool]]:
     """[(log-likelihood of the continuation, whether each of its tokens is the likeliest)] of (context, continuation)s.
 
     The first n ids of each context, all but one of the shortest, are read once for all pairs that share them. What is
-    left stands side by side: what pads the shorter rows is behind them, where no layer looks.
+    left is read batch_size pairs at once, those of about the same length.
     """
-    device, B = model.wte.weight.device, len(pairs)
+    device, scores = model.wte.weight.device, {}
     n = min(len(context) for context, _ in pairs) - 1
-    rows = [torch.tensor([*context[n:], *continuation[:-1]]) for context, continuation in pairs]
-    idx = pad_sequence(rows, batch_first=True).to(device)  # (B, T)
+    starts = {ids: i for i, ids in enumerate(dict.fromkeys(tuple(context[:n]) for context, _ in pairs))}
+    rest = [(context[n:], continuation) for context, continuation in pairs]
+    order = sorted(range(len(pairs)), key=lambda i: sum(map(len, rest[i])))
+    with autocast(device.type, dtype):
+        longest = n + sum(map(len, rest[order[-1]]))
+        state = model.init_state(len(starts), dtype=model.wte.weight.dtype, length=longest)
+        if n:
+            idx = torch.tensor(list(starts), device=device)
+            model.features(idx, state, only=torch.zeros_like(idx, dtype=torch.bool))  # for the state alone
+        for i in range(0, len(order), batch_size):
+            part = order[i : i + batch_size]
+            of_row = torch.tensor([starts[tuple(pairs[j][0][:n])] for j in part], device=device)
+            copies = [{name: tensor[of_row] for name, tensor in layer.items()} for layer in state]
+            scores |= zip(part, read_on(model, [rest[j] for j in part], copies, n), strict=True)
+    return [scores[i] for i in range(len(pairs))]
+
+
+def read_on(
+    model: GPT, pairs: list[tuple[list[int], list[int]]], state: list[dict], start: int
+) -> list[tuple[float, bool]]:
+    """log_likelihoods of pairs behind `start` ids that the state has read: side by side.
+
+    What pads the shorter rows stands behind them, where no layer looks.
+    """
+    rows = [torch.tensor([*context, *continuation[:-1]]) for context, continuation in pairs]
+    idx = pad_sequence(rows, batch_first=True).to(model.wte.weight.device)  # (B, T)
     targets = torch.full_like(idx, IGNORE)
     for row, (context, continuation) in zip(targets, pairs, strict=True):
-        row[len(context) - 1 - n :][: len(continuation)] = torch.tensor(continuation, dtype=torch.long)
-    labelled, state = targets != IGNORE, None
-    places = labelled.nonzero()[:, 0]  # (M,), the rows of the labels
-    nats, wrong = torch.zeros(B, dtype=torch.float64, device=device), torch.zeros(B, device=device)
-    with autocast(device.type, dtype):
-        if n:
-            starts = list(dict.fromkeys(tuple(context[:n]) for context, _ in pairs))
-            state = model.init_state(len(starts), dtype=model.wte.weight.dtype, length=n + idx.shape[1])
-            once = torch.tensor(starts, device=device)
-            model.features(once, state, only=torch.zeros_like(once, dtype=torch.bool))  # for the state alone
-            number = {ids: i for i, ids in enumerate(starts)}
-            of_row = torch.tensor([number[tuple(context[:n])] for context, _ in pairs], device=device)
-            state = [{name: tensor[of_row] for name, tensor in layer.items()} for layer in state]
-        hidden, _ = model.features(idx, state, n, only=labelled)  # (1, M, C)
-        parts = (part.split(CHUNK_TOKENS) for part in (hidden[0], targets[labelled], places))
-        for x, target, place in zip(*parts, strict=True):
-            logits = model.logits(x)
-            check_finite(logits)
-            nats.index_add_(0, place, F.cross_entropy(logits, target, reduction="none").double())
-            wrong.index_add_(0, place, (logits.argmax(-1) != target).float())
+        row[len(context) - 1 :][: len(continuation)] = torch.tensor(continuation, dtype=torch.long)
+    labelled = targets != IGNORE
+    hidden, _ = model.features(idx, state, start, only=labelled)  # (1, M, C)
+    nats, wrong = idx.new_zeros(len(pairs), dtype=torch.float64), idx.new_zeros(len(pairs))
+    parts = (part.split(CHUNK_TOKENS) for part in (hidden[0], targets[labelled], labelled.nonzero()[:, 0]))
+    for x, target, row in zip(*parts, strict=True):
+        logits = model.logits(x)
+        check_finite(logits)
+        nats.index_add_(0, row, F.cross_entropy(logits, target, reduction="none").double())
+        wrong.index_add_(0, row, (logits.argmax(-1) != target).long())
     return list(zip((-nats).tolist(), (wrong == 0).tolist(), strict=True))
 
 
