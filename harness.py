@@ -102,9 +102,8 @@ class NanogateLM(TemplateLM):
         """log_likelihoods of any number of (context, continuation), batch_size contexts or continuations at once."""
         scores = {}
         for part in parts_of([context for context, _ in pairs], self.batch_size):
-            scores |= zip(
-                part, log_likelihoods(self.model, [pairs[i] for i in part], self.batch_size, self.dtype), strict=True
-            )
+            found = log_likelihoods(self.model, [pairs[i] for i in part], self.batch_size, self.dtype)
+            scores |= zip(part, found, strict=True)
         return [scores[i] for i in range(len(pairs))]
 
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **keys) -> list[tuple[float, bool]]:

@@ -41,15 +41,10 @@ def work(tmp_path, monkeypatch):
     return tmp_path
 
 
-def make_hub(folder, kind="baseline", **how):
-    model = published.save_gated_qwen3(kind, folder, **SIZES, **how)
+def make_hub(folder, kind="baseline"):
+    model = published.save_gated_qwen3(kind, folder, **SIZES)
     (folder / "tokenizer.json").write_bytes(train_bpe("bpe:300", LINES * 40).content)
     return model
-
-
-def commands(document):
-    """The words of the commands in a script's or a config's first lines."""
-    return [shlex.split(line)[1:] for line in re.findall(r"^    (python .*)$", document, re.M)]
 
 
 PROGRAMS = {"train.py": train, "meters.py": meters, "plot.py": plot, "export.py": export, "replicate.py": replicate}
@@ -61,7 +56,9 @@ SMALL = {
 
 
 def run(document):
-    for script, *words in commands(document):
+    """Runs the commands in the first lines of a script or a config."""
+    for line in re.findall(r"^    python (.*)$", document, re.M):
+        script, *words = shlex.split(line)
         PROGRAMS[script].main([*words, *SMALL.get(script, [])])
 
 
