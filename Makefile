@@ -10,11 +10,11 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /: /' | column -t -s: -l2
 
 demo: .venv/.installed ## a sink, and what a gate does to it; then a small gated GPT on text (3 minutes on two cores)
-	@echo; echo "1/3  Six one-layer models learn a small task: without a gate, with an elementwise and a headwise one (2 minutes)"
+	@echo; echo "1/3  Six one-layer models learn a small task: without a gate, with an elementwise and a headwise one (1 minute)"
 	$(PY) experiment.py config/experiments/sink_demo.py --out_dir=out/sink
 	$(PY) meters.py --checkpoint=out/sink/none-seed0,out/sink/headwise-seed0 --out=out/sink/meters.json > out/sink/meters.txt
 	$(PY) plot.py out/sink/meters.json --html=true
-	@echo; echo "2/3  A gated GPT of 0.9M parameters learns Python from the standard library, byte by byte (2 minutes)"
+	@echo; echo "2/3  A gated GPT of 0.9M parameters learns Python from the standard library, byte by byte (1 minute)"
 	@$(MAKE) --no-print-directory out/pystdlib/.trained
 	@echo; echo "3/3  What it writes, and what its gates do (20 seconds)"
 	$(PY) sample.py --checkpoint=out/pystdlib/best.pt --start="def main(" --num_samples=1 --max_new_tokens=240

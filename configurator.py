@@ -21,6 +21,7 @@ import ast
 import copy
 import ctypes
 import dataclasses
+import difflib
 import functools
 import glob
 import json
@@ -297,8 +298,9 @@ def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict
         raise UserError(f"{path!r}: a config file ends in .py")
     folder = os.path.dirname(path) or "."
     if not os.path.exists(path) and os.path.isdir(folder):
-        beside = glob.glob("*.py", root_dir=folder)
-        raise UserError(f"{path}: no such file{did_you_mean(os.path.basename(path), beside)}")
+        stem, *beside = (os.path.basename(file)[:-3] for file in (path, *glob.glob(f"{glob.escape(folder)}/*.py")))
+        near = [os.path.join(folder, f"{name}.py") for name in difflib.get_close_matches(stem, beside, 1)]
+        raise UserError(f"{path}: no such file{did_you_mean(path, near)}")
     values = _parse(read_regular(path, 1 << 20), path)
     if "include" in values:
         base = os.path.join(os.path.dirname(path), str(values.pop("include")))

@@ -297,6 +297,8 @@ def table(about: dict, results: list[dict]) -> str:
     title = f"{about['checkpoint']} (step {about['step']}, {about['attention']}, gate {about['gate']})"
     version = f" ({about['version']})" if about.get("version") else ""
     lines = [f"{title} on {about['dataset']}{version}, {about['split']}, tokenizer {about['tokenizer']}"]
+    lines += [f"gate values under {about['prune_below']} set to zero"] if "prune_below" in about else []
+    lines += ["weights and inputs of linear layers rounded to 8 bits"] if "eight_bits" in about else []
     columns = [result for result in results if "limit" not in result]
     first = columns[0] if columns else {}
     numbers = [name for name, value in first.items() if not isinstance(value, dict | list)]

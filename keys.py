@@ -29,6 +29,7 @@ ELSEWHERE = {
     "lr": "learning_rate", "max_steps": "max_iters", "warmup_steps": "warmup_iters", "max_grad_norm": "grad_clip",
     "lr_scheduler_type": "schedule", "per_device_train_batch_size": "batch_size", "output_dir": "out_dir",
     "gradient_checkpointing": "activation_checkpointing", "resume_from_checkpoint": "init_from=resume",
+    "n_positions": "block_size", "always_save_checkpoint": "what every evaluation does",
     "eval_iters": "eval_tokens", "eval_only": "evaluate.py", "wandb_log": "three lines of Python (docs/reliability.md)",
     "wandb_project": "three lines of Python (docs/reliability.md)", "backend": "chosen by the device",
 }  # fmt: skip

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 
 import configurator
 from configurator import key
+from runs.files import find_path
 
 
 @dataclass
 class PlotConfig:
-    folders: list[str] = key([], "folders of runs or experiments, or files of meters.py")
+    folders: list[str] = key([], "folders of runs or experiments, or files of meters.py", find=find_path)
     html: bool = key(False, "write page.html beside meters.json, too: its last checkpoint's gates, token by token")
     text: str | None = key(None, "html: the text to show (None: the first row that meters.py read)")
 
@@ -92,7 +93,7 @@ def draw_experiment(folder: Path) -> list[Path]:
 def curves(folders: list[Path]) -> Path:
     """Draws the losses of runs in curves.png, beside the first one's folder, and returns its path. Raises UserError."""
     figure, (by_step, by_time) = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
-    late = []  # the losses behind the first fifth of each run, which the axis is for
+    late, data = [], set()  # the losses behind the first twentieth of each run, which the axis is for
     for folder, colour in zip(folders, itertools.cycle([*COLOURS, *SPARE_COLOURS]), strict=False):
         with drawable(folder):
             metrics = read_jsonl(folder / "metrics.jsonl")
@@ -101,10 +102,13 @@ def curves(folders: list[Path]) -> Path:
                 steps, values = np.array(points, dtype=float).reshape(-1, 2).T
                 by_step.plot(steps, values, color=colour, **look)
                 by_time.plot(seconds_a_step(folder, metrics) * steps, values, color=colour, **look)
-                late += [*values[5 * steps >= steps.max(initial=0)]]
+                late += [*values[20 * steps >= steps.max(initial=0)]]
+            if os.path.isfile(folder / "config.json"):
+                data.add(os.path.realpath(read_json(folder / "config.json")["config"]["dataset"]))
     by_step.set(xlabel="step", ylabel="loss (nats a token)", ylim=(None, max(late, default=None)))
     by_time.set_xlabel("seconds: the run's steps at its median speed, without evaluations")
-    figure.suptitle("Loss: validation (dots) and training, one batch (thin)")
+    note = ". Of different data: nats a token do not compare" * (len(data) > 1)
+    figure.suptitle(f"Loss: validation (dots) and training, one batch (thin){note}")
     for axes in (by_step, by_time):
         dress(axes)
     legend_of(figure)
@@ -136,10 +140,11 @@ def draw_maps(file: Path) -> list:
 def maps(checkpoints: list[dict], path: Path) -> Path:
     """The first attention map of each checkpoint of a meters.json, side by side, in one scale; behind that of one with
     a gate, weight times gate: what the gate leaves. Returns the path."""
-    panels = []
+    panels, mixers = [], {meters["attention"] for meters in checkpoints}
     for meters in checkpoints:
         shown = meters["maps"][0]
-        panels.append(("without a gate" if meters["gate"] == "none" else f"gate {meters['gate']}", shown))
+        mixer = f"{meters['attention']}, " * (len(mixers) > 1)
+        panels.append((mixer + ("without a gate" if meters["gate"] == "none" else f"gate {meters['gate']}"), shown))
         if gate := shown["gate"]:
             left = [[weight * value for weight in row] for row, value in zip(shown["weights"], gate, strict=True)]
             panels.append(("weight times gate", shown | {"weights": left, "gate": []}))
@@ -241,6 +246,7 @@ def lines(axes: plt.Axes, of: Iterable[tuple], **about) -> None:
     """Draws lines, (points, style, colour, label) each, with a legend below, where it hides no point."""
     for points, style, colour, label in of:
         axes.plot(*zip(*points, strict=True), style, color=colour, label=label, markersize=4)
+    axes.margins(y=0.12)
     axes.set(**about)
     axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2)
     dress(axes)

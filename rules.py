@@ -65,7 +65,8 @@ class Rule:
     def words(self, value: object = None) -> str:
         """What is allowed. `value` is what was given: it decides the nearest choice."""
         if self.choices:
-            text = "one of " + ", ".join(map(str, self.choices)) + did_you_mean(value, self.choices)
+            hint = "" if value is None else did_you_mean(value, self.choices)
+            text = f"one of {', '.join(map(str, self.choices))}{hint}"
         else:
             # the limits of 64 bits, or of float32, go without saying
             limits = [(name, x) for name in LIMITS if (x := getattr(self, name)) is not None and abs(x) < 1 << 50]

@@ -10,13 +10,18 @@ from dataclasses import dataclass
 
 import configurator
 from configurator import key
-from runs.files import find_checkpoint, find_data
+from runs.files import find_checkpoint, find_data, find_path
+
+
+def find_prompt(start: str) -> None:
+    if start.startswith("FILE:"):
+        find_path(start[5:])
 
 
 @dataclass
 class SampleConfig:
     checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint)
-    start: str = key("\n", "the prompt; FILE:path reads it from a file")
+    start: str = key("\n", "the prompt; FILE:path reads it from a file", find=find_prompt)
     num_samples: int = key(3, "number of samples", at_least=1)
     max_new_tokens: int | None = key(
         None, "new tokens per sample (None: 500, or as many as the model can add)", at_least=1

@@ -408,10 +408,10 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
     bar.close()
     size, seconds = dataset.counts("val")["tokens"], seconds_before + time.perf_counter() - started
     reads_a_sample = (config.eval_tokens or math.inf) < size
-    takes = evaluations[-1].get("seconds", 0.0) * size / evaluations[-1]["labels"]
+    takes, trained = evaluations[-1].get("seconds", 0.0) * size / evaluations[-1]["labels"], seconds - eval_seconds
     is_whole = not reads_a_sample or config.eval_whole
     if is_whole is None:
-        is_whole = processes.from_main(takes <= seconds - eval_seconds)
+        is_whole = processes.from_main(takes <= trained)
     end = processes.from_main(out.ended)  # of a finished run that was started again, maybe for more steps
     if end is None or end["step"] < step or is_whole and not end.get("whole", True):
         end = {name: x for name, x in evaluations[-1].items() if name not in ("meters", "seconds")}
@@ -426,8 +426,8 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
         steps = f"{step} steps" if is_end else f"{step} of {config.max_iters} steps (solved)"
         print(f"validation loss {end['val_loss']:.4f} nats{accuracy} after {steps} in {end['seconds']:.0f} s")
         if not end.get("whole", True):
-            print(f"  of {end['labels']:,} of {size:,} tokens: all would take {takes:.0f} s, longer than the training;")
-            print("  --init_from=resume --eval_whole=true reads them")
+            print(f"  of {end['labels']:,} of {size:,} tokens: all take {takes:.1f} s, training took {trained:.1f};")
+            print(f"  python train.py --out_dir={config.out_dir} --init_from=resume --eval_whole=true reads them")
         best = f"validation loss {best_val_loss:.4f}{' on the sample' if reads_a_sample else ''}"
         print(f"written to {out.path}/: metrics.jsonl, ckpt.pt, best.pt ({best})")
 

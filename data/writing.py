@@ -54,7 +54,7 @@ def report(meta: dict, out_dir: Path | str) -> None:
     for split, facts in meta["splits"].items():
         counts = ", ".join(f"{value:,} {name}" for name, value in facts.items() if isinstance(value, int))
         print(f"{split}: {counts or 'drawn anew for every step'}")
-    print(f"written to {out_dir}")
+    print(f"written to {out_dir}: {meta['vocab_size']:,} ids")
 
 
 def encode(text: str, tokenizer, count_words: Callable[[str], int] = lambda text: len(text.split())) -> tuple:

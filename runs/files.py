@@ -1,6 +1,7 @@
 """Files: written whole or not at all, read with every field checked; folders with a kind, and one writer at a time."""
 
 import contextlib
+import difflib
 import fcntl
 import json
 import os
@@ -34,6 +35,12 @@ def read_regular(path: Path | str, most: int) -> bytes:
     return data
 
 
+def find_path(path: Path | str) -> None:
+    """Raises UserError for a file or folder that is not there."""
+    if not os.path.exists(path):
+        raise UserError(f"{path}: no such file or folder")
+
+
 def find_data(folder: Path | str | None) -> None:
     """Raises UserError, which names the script to run, where a folder that is named holds no data set."""
     if folder and not os.path.exists(file := Path(folder) / "meta.json"):
@@ -41,8 +48,13 @@ def find_data(folder: Path | str | None) -> None:
 
 
 def how_to_prepare(folder: Path | str) -> str:
-    name = Path(folder).name
-    return f"run python data/{name if os.path.isfile(DATA / name / 'prepare.py') else '<name>'}/prepare.py"
+    """Which data set may be meant, or else which script to run."""
+    for file, words in (("meta.json", "did you mean {}?"), ("prepare.py", "run python {}/prepare.py")):
+        names = [found.parent.name for found in DATA.glob(f"*/{file}")]
+        near = [DATA / name for name in difflib.get_close_matches(Path(folder).name, names, 1, 0.8)]
+        if near and not (file == "meta.json" and os.path.realpath(folder) == os.path.realpath(near[0])):
+            return words.format(os.path.relpath(near[0]))
+    return "run python data/<name>/prepare.py"
 
 
 def find_checkpoint(path: Path | str) -> Path:
@@ -210,7 +222,9 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
     with named_if_it_fails(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # the marker is looked for last: a process that shares the folder makes it before anything else
-        others = [file.name for file in folder.iterdir() if MARKER not in file.name]
+        # and a folder in it that is marked is a run of its own, as out/gla in out
+        inside = [file for file in folder.iterdir() if MARKER not in file.name]
+        others = [file.name for file in inside if not os.path.isfile(file / MARKER)]
         if marker.is_file():
             if (marked := marker.read_text(errors="replace").strip()[:40]) != kind:
                 raise UserError(f"{folder}: is the folder of another kind of output, {marked!r}; name another folder")

@@ -159,7 +159,7 @@ def git_state() -> dict[str, str | bool | None]:
 
     Both are None without git, and in a copy of the project that is no repository.
     """
-    changed = git("status", "--porcelain", "--", "*.py", ":!tests", ":!config")
+    changed = git("status", "--porcelain", "--", "*.py", ":!tests", ":!config", ":!results")
     return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": None if changed is None else bool(changed)}
 
 

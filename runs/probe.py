@@ -104,11 +104,11 @@ def gate_meters(mixer: Mixer, x: torch.Tensor) -> dict[str, dict]:
 
 
 def head_gates(mixer: Mixer, x: torch.Tensor) -> torch.Tensor | None:
-    """x (B, T, C) -> (B, T, H), the mean over a head's channels of the gate on its readout; None if none multiplies."""
+    """x (B, T, C) -> (B, T, H), the mean size of the gate on a head's readout; None if none multiplies it."""
     gate = next((mixer.gates[name] for name in ("readout", "native") if name in mixer.gates), None)
     if gate is None or gate.activation in ADDITIVE_ACTIVATIONS:
         return None
-    return gate.value(gate.logits(x)).mean(-1).expand(*x.shape[:2], mixer.n_head)  # a static one has no B, T
+    return gate.value(gate.logits(x)).abs().mean(-1).expand(*x.shape[:2], mixer.n_head)  # a static one has no B, T
 
 
 def collapsed_gates(layers: list[dict]) -> list[str]:

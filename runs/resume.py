@@ -61,7 +61,9 @@ def go_on(config, file: Path) -> tuple:
     kept = {"eval_tokens": before["eval_tokens"], "optimizer": before["optimizer"], "dtype": resumed["dtype"]}
     for name, value in (of_model | kept).items():
         if name in asked and asked[name] != value and (name, asked[name]) not in DERIVED:
-            raise UserError(f"{name}={asked[name]}: {file} has {value}, which a resumed run keeps")
+            raise UserError(
+                f"{name}={asked[name]}: {file} has {value}, which a resumed run keeps; leave it out, or its config"
+            )
     asked |= {name: getattr(config, name) for name in OF_THIS_START}
     config = configurator.build(type(config), before | asked | of_model, source=str(file))
     config.given = frozenset(asked)

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+import types
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,7 @@ from configurator import UserError  # noqa: E402
 from data.mqar import prepare as mqar_prepare  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 from data.writing import write_stream  # noqa: E402
-from study import drawing, mixers, overview  # noqa: E402
+from study import drawing, mixers, overview, runner  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = dict(
@@ -38,6 +40,13 @@ TINY = dict(
 )  # fmt: skip
 # a stream of bytes with characters of 1, 2, 3 and 4 of them
 LINES = ["The quick brown fox jumps over the lazy dog.\n", "Zwölf Boxkämpfer jagen Eva über den Deich.\n", "名は。🙂\n"]
+
+
+def wait_until(condition, is_alive=lambda: True):
+    deadline = time.monotonic() + 240
+    while not condition():
+        assert time.monotonic() < deadline and is_alive()
+        time.sleep(0.01)
 
 
 class Helpers:
@@ -143,6 +152,19 @@ def mqar(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def keys(request, mqar, tmp_path):
+    """keys(name, key=value, ...): those of a tiny run on MQAR in the folder of that name, with the test file's KEYS."""
+    own = getattr(request.module, "KEYS", {})
+    return lambda name, **given: TINY | own | dict(dataset=mqar, out_dir=tmp_path / name) | given
+
+
+@pytest.fixture
+def run(keys):
+    """run(name, key=value, ...) trains with these keys, and returns the folder."""
+    return lambda name, **given: Helpers.train(**keys(name, **given))
+
+
 @pytest.fixture(scope="session")
 def mixed_mqar(tmp_path_factory):
     """Rows of 2 to 7 labels and two lengths."""
@@ -160,6 +182,22 @@ def text(tmp_path_factory):
     about = dict(generator="tests", generator_version=1, parameters={}, seed=0)
     write_stream(folder, splits, tokenizer=get_tokenizer("byte"), name="text", **about)
     return folder
+
+
+@pytest.fixture(scope="module")
+def started():
+    """[(script and folder, keys)] of the runs that experiments start from here on: they are made in this process."""
+    found = []
+
+    def start(command, folder, threads, gpu, processes, held):
+        script, keys = command
+        found.append((f"{script} {folder.name}", keys))
+        importlib.import_module(script.removesuffix(".py")).main([f"--config_override={json.dumps(keys)}"])
+        return types.SimpleNamespace(returncode=0, poll=lambda: 0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "start_process", start)
+        yield found
 
 
 @pytest.fixture

@@ -15,11 +15,7 @@ from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDelta
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridConfig, OlmoHybridGatedDeltaNet
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotary_pos_emb
-from transformers.models.qwen3_next.modeling_qwen3_next import (
-    Qwen3NextAttention,
-    Qwen3NextGatedDeltaNet,
-    Qwen3NextRotaryEmbedding,
-)
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 from data.tokenizer import BYTE_OF
 
@@ -37,12 +33,29 @@ class InFloat64(TorchFunctionMode):
         return torch.float64 if value is torch.float32 else value
 
 
-class CausalAttention(Qwen3NextAttention):
+PLACES = {  # modules of theirs: where ours have the same
+    "conv1d": "conv", "o_norm": "norm", "o_proj": "out_proj", "f_a_proj": "decay_in", "f_b_proj": "decay_out",
+    "g_proj": "gates.native.proj", "g_a_proj": "gates.native.down", "g_b_proj": "gates.native.proj",
+}  # fmt: skip
+
+
+def filled(theirs: nn.Module, ours: nn.Module, **given: torch.Tensor) -> nn.Module:
+    """theirs with the weights that are given by module, and with those of ours for all other parameters."""
+    for path, p in theirs.named_parameters():
+        module, _, kind = path.removeprefix("forget_gate.").partition(".")
+        weight = given.get(module)
+        if weight is None:
+            weight = ours.get_parameter(f"{PLACES.get(module, module)}.{kind}".rstrip("."))
+        p.copy_((weight.T if path == "conv1d.weight" else weight).reshape(p.shape))
+    return theirs.eval()
+
+
+class CausalAttention(qwen3_next.Qwen3NextAttention):
     """Qwen3-Next's attention, called as a mixer is: x (B, T, C) -> y (B, T, C)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         T = x.shape[1]
-        position = Qwen3NextRotaryEmbedding(self.config)(x, torch.arange(T)[None])
+        position = qwen3_next.Qwen3NextRotaryEmbedding(self.config)(x, torch.arange(T)[None])
         mask = torch.full((T, T), -torch.inf).triu(1)[None, None]
         return super().forward(x, position, mask)[0]
 
@@ -56,17 +69,11 @@ def qwen3_next_attention(ours) -> nn.Module:
         attn_implementation="eager", max_position_embeddings=ours.config.block_size,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
     )  # fmt: skip
-    theirs = CausalAttention(config, layer_idx=3).eval()
     q, k, v = ours.qkv.weight.split([H * D, Hk * D, Hk * D])
-    gate = ours.gates["readout"].proj.weight
     # theirs holds, head by head, D rows of q and D rows of the gate
-    theirs.q_proj.weight.copy_(torch.cat([q.view(H, D, C), gate.view(H, D, C)], dim=1).reshape(2 * H * D, C))
-    theirs.k_proj.weight.copy_(k)
-    theirs.v_proj.weight.copy_(v)
-    theirs.o_proj.weight.copy_(ours.out_proj.weight)
-    theirs.q_norm.weight.copy_(ours.q_norm.weight - 1)  # theirs is 1 + weight
-    theirs.k_norm.weight.copy_(ours.k_norm.weight - 1)
-    return theirs
+    q = torch.cat([w.view(H, D, C) for w in (q, ours.gates["readout"].proj.weight)], dim=1)
+    norms = dict(q_norm=ours.q_norm.weight - 1, k_norm=ours.k_norm.weight - 1)  # theirs is 1 + weight
+    return filled(CausalAttention(config, layer_idx=3), ours, q_proj=q, k_proj=k, v_proj=v, **norms)
 
 
 @torch.no_grad()
@@ -78,16 +85,9 @@ def mamba2_mixer(ours) -> nn.Module:
         expand=config.expand, conv_kernel=4, use_bias=False, use_conv_bias=True, layer_norm_epsilon=1e-5,
         chunk_size=32, num_hidden_layers=1,
     )  # fmt: skip
-    theirs = Mamba2Mixer(config, layer_idx=0).eval()
     # theirs holds the rows [z, x, B, C, dt] in one projection: z is our native gate
-    theirs.in_proj.weight.copy_(torch.cat([ours.gates["native"].proj.weight, ours.in_proj.weight]))
-    theirs.conv1d.weight.copy_(ours.conv.weight.T[:, None])
-    theirs.conv1d.bias.copy_(ours.conv.bias)
-    for name in ("dt_bias", "A_log", "D"):
-        getattr(theirs, name).copy_(getattr(ours, name))
-    theirs.norm.weight.copy_(ours.norm.weight)
-    theirs.out_proj.weight.copy_(ours.out_proj.weight)
-    return theirs
+    rows = torch.cat([ours.gates["native"].proj.weight, ours.in_proj.weight])
+    return filled(Mamba2Mixer(config, layer_idx=0), ours, in_proj=rows)
 
 
 @torch.no_grad()
@@ -98,38 +98,24 @@ def qwen3_next_gated_deltanet(ours) -> nn.Module:
         hidden_size=C, linear_num_value_heads=H, linear_num_key_heads=H, linear_key_head_dim=D,
         linear_value_head_dim=D, linear_conv_kernel_dim=4, rms_norm_eps=1e-5,
     )  # fmt: skip
-    theirs = Qwen3NextGatedDeltaNet(config, layer_idx=0).eval()
     q, k, v, beta, dt = ours.in_proj.weight.split([H * D, H * D, H * D, H, H])
-    z = ours.gates["native"].proj.weight
     # theirs holds, head by head, D rows of each of q, k, v, z; then b, a
-    qkvz = torch.cat([w.view(H, D, C) for w in (q, k, v, z)], dim=1)
-    theirs.in_proj_qkvz.weight.copy_(qkvz.reshape(4 * H * D, C))
-    theirs.in_proj_ba.weight.copy_(torch.stack([beta, dt], dim=1).reshape(2 * H, C))
-    theirs.conv1d.weight.copy_(ours.conv.weight.T[:, None])
-    theirs.dt_bias.copy_(ours.dt_bias)
-    theirs.A_log.copy_(ours.A_log)
-    theirs.norm.weight.copy_(ours.norm.weight)
-    theirs.out_proj.weight.copy_(ours.out_proj.weight)
-    return theirs
+    qkvz = torch.cat([w.view(H, D, C) for w in (q, k, v, ours.gates["native"].proj.weight)], dim=1)
+    theirs = qwen3_next.Qwen3NextGatedDeltaNet(config, layer_idx=0)
+    return filled(theirs, ours, in_proj_qkvz=qkvz, in_proj_ba=torch.stack([beta, dt], dim=1))
 
 
 @torch.no_grad()
 def olmo_hybrid_gated_deltanet(ours) -> nn.Module:
     """For gated_deltanet with its native gate, with either beta_max."""
-    C, (Hk, H, Dk, Dv) = ours.config.n_embd, ours.config.delta_sizes
+    Hk, H, Dk, Dv = ours.config.delta_sizes
     config = OlmoHybridConfig(
-        hidden_size=C, linear_num_key_heads=Hk, linear_num_value_heads=H, linear_key_head_dim=Dk,
+        hidden_size=ours.config.n_embd, linear_num_key_heads=Hk, linear_num_value_heads=H, linear_key_head_dim=Dk,
         linear_value_head_dim=Dv, num_hidden_layers=2, linear_allow_neg_eigval=ours.config.beta_max == 2,
     )  # fmt: skip
-    theirs = OlmoHybridGatedDeltaNet(config, layer_idx=0).eval()
-    projections = (theirs.q_proj, theirs.k_proj, theirs.v_proj, theirs.b_proj, theirs.a_proj)
-    rows = ours.in_proj.weight.split([module.out_features for module in projections])
-    pairs = [(module.weight, weight) for module, weight in zip(projections, rows, strict=True)]
-    pairs += [(theirs.g_proj.weight, ours.gates["native"].proj.weight), (theirs.o_norm.weight, ours.norm.weight)]
-    pairs += [(theirs.o_proj.weight, ours.out_proj.weight), (theirs.conv1d.weight, ours.conv.weight.T[:, None])]
-    for weight, other in [*pairs, (theirs.dt_bias, ours.dt_bias), (theirs.A_log, ours.A_log)]:
-        weight.copy_(other)
-    return theirs
+    q, k, v, beta, dt = ours.in_proj.weight.split([Hk * Dk, Hk * Dk, H * Dv, H, H])
+    theirs = OlmoHybridGatedDeltaNet(config, layer_idx=0)
+    return filled(theirs, ours, q_proj=q, k_proj=k, v_proj=v, b_proj=beta, a_proj=dt)
 
 
 @torch.no_grad()
@@ -140,20 +126,8 @@ def kimi_linear_attention(ours) -> nn.Module:
         hidden_size=C, linear_num_heads=H, linear_head_dim=D, linear_conv_kernel_dim=4, rms_norm_eps=1e-5,
         num_hidden_layers=1, layer_types=["linear_attention"], hidden_act="silu",
     )  # fmt: skip
-    theirs = KimiLinearDeltaAttention(config, layer_idx=0).eval()
     q, k, v, beta = ours.in_proj.weight.split([H * D, H * D, H * D, H])
-    gate = ours.gates["native"]
-    forget = theirs.forget_gate
-    pairs = [(theirs.q_proj, q), (theirs.k_proj, k), (theirs.v_proj, v), (theirs.b_proj, beta)]
-    pairs += [(theirs.g_a_proj, gate.down.weight), (theirs.g_b_proj, gate.proj.weight)]
-    pairs += [(forget.f_a_proj, ours.decay_in.weight), (forget.f_b_proj, ours.decay_out.weight)]
-    pairs += [(theirs.o_norm, ours.norm.weight), (theirs.o_proj, ours.out_proj.weight)]
-    for module, weight in pairs:
-        module.weight.copy_(weight)
-    theirs.conv1d.weight.copy_(ours.conv.weight.T[:, None])
-    forget.dt_bias.copy_(ours.dt_bias)
-    forget.A_log.copy_(ours.A_log.view(1, 1, H, 1))
-    return theirs
+    return filled(KimiLinearDeltaAttention(config, layer_idx=0), ours, q_proj=q, k_proj=k, v_proj=v, b_proj=beta)
 
 
 class GatedQwen3Attention(Qwen3Attention):
@@ -196,14 +170,14 @@ def save(model: nn.Module, folder: Path, **how: object) -> nn.Module:
     return model.eval()
 
 
-def save_gated_qwen3(kind: str, folder: Path, **keys) -> nn.Module:
+def save_gated_qwen3(kind: str, folder: Path, max_shard_size="50GB", **keys) -> nn.Module:
     """The folder of a Qwen3 as the gated models are published: "baseline", or with a "headwise" or an "elementwise"
     gate in every layer. Returns the model."""
     model = Qwen3ForCausalLM(Qwen3Config(**keys))
     for i, layer in enumerate(model.model.layers):
         if kind != "baseline":
             layer.self_attn = GatedQwen3Attention(model.config, i, kind)
-    save(model, folder)
+    save(model, folder, max_shard_size=max_shard_size)
     about = json.loads((folder / "config.json").read_text()) | {"use_qk_norm": True, "qkv_bias": False}
     about |= {f"{name}_attn_output_gate": name == kind for name in ("headwise", "elementwise")}
     (folder / "config.json").write_text(json.dumps(about | {"auto_map": {"AutoModel": "there_is_no_such_file.Model"}}))

@@ -1,7 +1,5 @@
 """Runs of train.py against the same training with published code, from identical weights, on identical batches.
 
-python -m pytest tests/test_anchors.py
-
 On our side a run is all of train.main: its batches, schedule, loss, clipping and AdamW. The other side is a loop in
 plain PyTorch, as nanoGPT trains, around a model or a layer of transformers. All is float64, so that what is left of a
 difference is rounding: about 1e-14, where another constant (an eps, a beta, the form of GELU) makes over 1e-6.
@@ -63,7 +61,9 @@ def make_ours(**keys):
     return GPT(GPTConfig(mlp_ratio=2, vocab_size=256, **shared, **keys))
 
 
-def gpt2_and_ours(gelu="gelu_new", mlp="gelu_tanh", n_embd=32):
+@torch.no_grad()
+def gpt2_and_ours(gelu, mlp, n_embd=32):
+    """Both with the same weights: biases that are not 0, norms that are not 1."""
     torch.manual_seed(0)
     theirs = GPT2LMHeadModel(
         GPT2Config(
@@ -73,15 +73,10 @@ def gpt2_and_ours(gelu="gelu_new", mlp="gelu_tanh", n_embd=32):
     )  # fmt: skip
     ours = make_ours(n_embd=n_embd, norm="layer", bias=True, mlp=mlp, position="learned")
     assert len(list(pairs_of(ours, theirs))) == len(list(ours.parameters())) == len(list(theirs.parameters()))
-    return theirs, ours
-
-
-@torch.no_grad()
-def give_weights(theirs, ours):
-    """Gives both the same weights: biases that are not 0, norms that are not 1."""
     for _, our, their in pairs_of(ours, theirs):
         their += 0.1 * torch.randn_like(their)
         our.copy_(their)
+    return theirs, ours
 
 
 def our_run(model, data, out_dir, monkeypatch, helpers, **keys):
@@ -134,7 +129,6 @@ def assert_same_curves(ours, theirs):
 @pytest.mark.parametrize("gelu, mlp", [("gelu", "gelu"), ("gelu_new", "gelu_tanh")])
 def test_with_gpt2s_norms_biases_and_weights_a_run_is_gpt2s(gelu, mlp, max_iters, text, tmp_path, monkeypatch, helpers):
     theirs, ours = gpt2_and_ours(gelu, mlp)
-    give_weights(theirs, ours)
     keys = dict(max_iters=max_iters, gradient_accumulation_steps=2)
     curve = our_run(ours, text, tmp_path, monkeypatch, helpers, **keys)
     with published.InFloat64():

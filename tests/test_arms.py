@@ -1,7 +1,4 @@
-"""Arms as the product of mixers and variants, and claims that are pooled over mixers or made in each.
-
-python -m pytest tests/test_arms.py
-"""
+"""Arms as the product of mixers and variants, and claims that are pooled over mixers or made in each."""
 
 import dataclasses
 

@@ -1,7 +1,4 @@
-"""Bigram-Backcopy: the rows against a literal reading of the rule, the table and the perfect predictor against counts.
-
-python -m pytest tests/test_backcopy.py
-"""
+"""Bigram-Backcopy: rows against a literal reading of the rule, table and perfect predictor against counts."""
 
 import collections
 import itertools
@@ -110,9 +107,7 @@ def test_a_model_of_it_is_sampled_measured_by_kind_and_told_its_floor(folder, tm
 
 
 @pytest.mark.parametrize(("first_token", "first"), [(True, [0]), (False, [])])
-def test_a_sample_begins_with_the_token_that_rows_begin_with(
-    first_token, first, folder, tmp_path, helpers, monkeypatch
-):
+def test_a_sample_begins_with_the_token_of_rows(first_token, first, folder, tmp_path, helpers, monkeypatch):
     data = make(tmp_path / "data", folder / "text.txt", first_token=first_token)
     helpers.train(data, tmp_path / "run", n_layer=1, max_iters=1, meters="false")
     read, stream = [], GPT.stream

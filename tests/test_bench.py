@@ -1,7 +1,4 @@
-"""bench.py: its intervals and verdicts, its sides, and that its parts take every mixer. No test here asserts a time.
-
-python -m pytest tests/test_bench.py
-"""
+"""bench.py: its intervals and verdicts, its sides, and that its parts take every mixer. No test here asserts a time."""
 
 import json
 import re
@@ -81,8 +78,7 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(gaterun, "RECIPES", {"record": "config/gaterun.py --max_iters=3", "other": "--block_size=64"})
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Pairs, ratios, intervals
+# -- Pairs, ratios, intervals ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n, low, high", [(6, 1, 6), (9, 2, 8), (20, 6, 15), (30, 10, 21)])
@@ -113,8 +109,7 @@ def test_sides_are_warmed_once_and_then_take_turns_in_both_orders(cpu):
     assert {name: len(values) for name, values in seconds.items()} == {"a": 4, "b": 4}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The sides
+# -- The sides ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["gla", baselines.NANOGPT])
@@ -128,17 +123,14 @@ def test_a_side_is_trained_on_its_batch_by_steps_of_a_run(name, beside_nanogpt):
     assert baselines.Side(beside_nanogpt, name, batch, **TINY).loss().item() == losses[0]  # sides start alike
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The parts, with every mixer and one that a user adds, and results/bench
+# -- The parts, with every mixer and one that a user adds, and results/bench -------------------------------------------
 
 PAGE = Path(bench.__file__).parent / "results" / "bench" / "README.md"
 GATERUN = PAGE.parents[1] / "gaterun"
 CLAIMS = dict(re.findall(r"^\| `(.+?)` \| (.+) \|$", PAGE.read_text(), re.M))
 
 
-def test_all_parts_measure_every_mixer_and_every_claim_of_the_page(
-    small_parts, beside_nanogpt, tmp_path, monkeypatch, capsys, helpers
-):
+def test_all_parts_measure_every_mixer_and_claim(small_parts, beside_nanogpt, tmp_path, monkeypatch, capsys, helpers):
     seen, batch, out = [], Dataset.batch, tmp_path / "out"
     monkeypatch.setattr(Dataset, "batch", lambda *args, **keys: seen.append(batch(*args, **keys)) or seen[-1])
     words = dict(device="cpu", dtype="float32", threads=1, pairs=6, long_pairs=6, longest=1024)

@@ -1,8 +1,4 @@
-"""
-Checkpoints: written whole or not at all; loaded without running code, and every damage is one clear line. Exports.
-
-    python -m pytest tests/test_checkpoint.py
-"""
+"""Checkpoints: written whole or not at all; loaded without running code; every damage is one clear line. Exports."""
 
 import os
 import pickle
@@ -11,6 +7,7 @@ import resource
 
 import pytest
 import torch
+from small_models import off_its_start
 
 import evaluate
 import export
@@ -33,22 +30,17 @@ def file(tmp_path):
     return tmp_path / "ckpt.pt"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Saving
+# -- Saving ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_loaded_model_gives_the_logits_of_the_saved_one(tmp_path):
-    torch.manual_seed(0)
     args = ARGS | dict(attention="softmax,cosformer", gate="elementwise,none", n_layer=2, dropout=0.5, short_conv=3)
-    model, idx = GPT(GPTConfig(**args)), torch.randint(11, (3, 16))
-    with torch.no_grad():
-        for p in model.parameters():
-            p.normal_()
+    model, idx = off_its_start(GPTConfig(**args), torch.float32, noise=1), torch.randint(11, (3, 16))
     save(tmp_path / "ckpt.pt", make(model=model.state_dict(), model_args=args, optimizer={"state": {}}))
     for path in (tmp_path / "ckpt.pt", str(tmp_path)):  # the file, or the out_dir
         loaded, checkpoint = load_model(path)
         assert not loaded.training and checkpoint["iter_num"] == 7 and "optimizer" not in checkpoint
-        assert torch.equal(loaded(idx), model.eval()(idx))
+        assert torch.equal(loaded(idx), model(idx))
 
 
 def test_a_save_that_dies_midway_leaves_the_old_checkpoint_and_no_other_file(file, monkeypatch):
@@ -75,8 +67,7 @@ def test_a_disk_that_is_full_is_one_line(file, helpers):
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Loading what is no checkpoint
+# -- Loading what is no checkpoint -------------------------------------------------------------------------------------
 
 
 def test_a_file_that_is_no_checkpoint_is_one_line(tmp_path, helpers):
@@ -177,8 +168,7 @@ def test_what_is_wrong_with_a_checkpoint_is_named_by_every_script_and_nothing_is
         assert {file.name: file.read_bytes() for file in out.iterdir() if file.is_file()} == before
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Exports
+# -- Exports -----------------------------------------------------------------------------------------------------------
 
 
 def test_an_export_gives_the_same_model_and_starts_runs(text, tmp_path, helpers, capsys):

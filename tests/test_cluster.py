@@ -1,8 +1,5 @@
-"""
-Several machines, as far as two cores can play them: ranks that are forked here, two torchruns that meet on localhost,
+"""Several machines, as far as two cores can play them: ranks that are forked here, torchruns that meet on localhost,
 and the files of config/slurm with stand-ins for SLURM's commands. A run that is cut off goes on with other numbers.
-
-    python -m pytest tests/test_cluster.py
 """
 
 import json
@@ -13,11 +10,11 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT, wait_until
 from test_resume import FORKS, wait_for_step
 
 import configurator
@@ -30,14 +27,7 @@ from runs import files, outdir, resume
 from runs.hardware import Processes
 from runs.resume import where_to_start
 
-ROOT = Path(train.__file__).parent
 KEYS = dict(gradient_accumulation_steps=4, max_iters=200, eval_interval=50, n_layer=1, dropout=0.1, meters="false")
-
-
-@pytest.fixture
-def keys(mqar, tmp_path, helpers):
-    """keys(name, key=value, ...) -> the keys of a run of the tiny model on MQAR in the folder of that name."""
-    return lambda name, **keys: helpers.tiny | KEYS | dict(dataset=mqar, out_dir=tmp_path / name) | keys
 
 
 @pytest.fixture(scope="module")
@@ -97,15 +87,7 @@ def ranks(keys, helpers, tmp_path):
     return start
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + 240
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What the processes of a run tell each other
+# -- What the processes of a run tell each other -----------------------------------------------------------------------
 
 
 def one_after_the_other(cases):
@@ -180,8 +162,7 @@ def test_a_signal_to_one_rank_saves_and_ends_all_at_the_next_line_of_the_log(key
     assert f"SIGTERM: saved at step {step} of 100000" in both.said.read_text()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A run that was cut off goes on, with any number of processes
+# -- A run that was cut off goes on, with any number of processes ------------------------------------------------------
 
 
 def die_while_saving(words):
@@ -198,9 +179,7 @@ def die_while_saving(words):
     train.main(words)
 
 
-def test_a_job_killed_in_the_middle_of_a_save_goes_on_with_another_number_of_processes(
-    keys, helpers, ranks, whole, capsys
-):
+def test_a_job_killed_in_a_save_goes_on_with_another_number_of_processes(keys, helpers, ranks, whole, capsys):
     out = keys("out")["out_dir"]
     assert ranks(2, die_while_saving, init_from="auto").end() == [-signal.SIGKILL, 1]
     assert len(list(out.glob(".ckpt.pt.*.tmp"))) == 1 and checkpoints.load(out)["iter_num"] == 50
@@ -209,22 +188,19 @@ def test_a_job_killed_in_the_middle_of_a_save_goes_on_with_another_number_of_pro
     check_same_curve(out, whole, helpers)
 
 
-def test_torchrun_starts_again_after_a_dead_rank_and_saves_at_sigterm_and_the_curve_is_that_of_one_process(
-    keys, helpers
-):
+def test_torchrun_restarts_after_a_dead_rank_saves_at_sigterm_and_has_the_curve_of_one_process(keys, helpers):
     case = dict(gradient_accumulation_steps=2, max_iters=240, eval_interval=40)
     whole, out = helpers.train(**keys("whole", **case)), keys("out")["out_dir"]
     launch = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1", "train.py"]
     words = [sys.executable, "-m", *launch, *helpers.words(**keys("out", init_from="auto", **case))]
     torchrun = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for_step(out, 50, lambda: torchrun.poll() is None)
+    is_alive = lambda: torchrun.poll() is None  # noqa: E731
+    wait_for_step(out, 50, is_alive)
     ranks = subprocess.run(["pgrep", "-P", str(torchrun.pid)], capture_output=True, text=True).stdout.split()
     started = (out / "config.json").stat().st_mtime_ns
     os.kill(int(ranks[1]), signal.SIGKILL)
-    while (out / "config.json").stat().st_mtime_ns == started:
-        assert torchrun.poll() is None
-        time.sleep(0.01)
-    wait_for_step(out, 130, lambda: torchrun.poll() is None)
+    wait_until(lambda: (out / "config.json").stat().st_mtime_ns != started, is_alive)
+    wait_for_step(out, 130, is_alive)
     torchrun.terminate()
     said, complained = torchrun.communicate(timeout=120)
     assert "has lost the others: one of them has ended, and has printed why" in complained
@@ -307,8 +283,7 @@ def test_a_job_script_stops_its_command_when_its_time_ends_and_is_requeued(name,
     assert line.endswith(("train.py --init_from=auto " if "train.py" in text else "experiment.py ") + words)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# TensorBoard
+# -- TensorBoard -------------------------------------------------------------------------------------------------------
 
 
 def test_tensorboard_has_every_number_of_the_rows_once_also_after_a_kill(keys, helpers):

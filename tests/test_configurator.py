@@ -186,7 +186,10 @@ def test_words_without_dashes_fill_a_list_and_one_of_another_spelling_says_how_t
         ("--batch_size", "'--batch_size': write --key=value"),
         ("batch_size=4", "'batch_size=4': a config file ends in .py"),
         ("a\0b/x.py", "a\\x00b/x.py: cannot be read (embedded null"),
-        ("config/train_shakespeare_char.py", "config/train_shakespeare_char.py: no such file (did you mean 'shakesp"),
+        (
+            "config/train_shakespeare_char.py",
+            "config/train_shakespeare_char.py: no such file (did you mean 'config/shakesp",
+        ),
         ("--config_override=[1]", 'config_override: must be a JSON object, as in {"n_layer": 6}'),
         ('--config_override={"x": NaN}', "config_override: cannot be read as JSON (NaN is no JSON)"),
         ("--config_override=" + "[" * 100_000, "config_override: cannot be read as JSON ("),
@@ -288,7 +291,7 @@ raise SystemExit
 GOOD = {  # a command line of each script in which nothing is wrong
     "train.py": "--dataset=data", "sample.py": "--checkpoint=a.pt", "evaluate.py": "--checkpoint=a.pt --json",
     "meters.py": "--checkpoint=a.pt", "export.py": "--from_hf=a", "bench.py": "ops", "harness.py": "",
-    "experiment.py": "config/experiments/minimum.py", "plot.py": "out", "replicate.py": "a b c",
+    "experiment.py": "config/experiments/minimum.py", "plot.py": "data", "replicate.py": "a b c",
 }  # fmt: skip
 SLIPS = {  # wrong words: which scripts, and what they say
     "--help": (set(GOOD) - {"harness.py"}, "usage: python"),

@@ -1,9 +1,6 @@
 """What every mixer promises, with every gate that it takes: the mixers come from the dict in model.py.
 
-python -m pytest tests/test_contract.py
-MIXER=gla python -m pytest tests/test_contract.py        one mixer: make check MIXER=gla
-
-With MIXER, conftest.py prints the broken promise in the first line: the name of the test that failed.
+With MIXER=gla (make check MIXER=gla) it is one mixer, and conftest.py prints the broken promise in the first line.
 """
 
 import functools
@@ -12,29 +9,20 @@ import os
 
 import pytest
 import torch
+from small_models import logits_of_pieces, off_its_start
 
 from configurator import UserError, check_choice
 from gate import GATE_ACTIVATIONS
-from model import GPT, MIXERS, GPTConfig, Softmax
+from model import MIXERS, GPTConfig, Softmax
 from ops import IGNORE
 from runs.probe import weights_of
 
 T, VOCAB, CHUNK = 44, 50, 16  # heads of up to 16 channels have chunks of 16
 GATES = [
-    "none",
-    "native",
-    "elementwise",
-    "headwise",
-    "shared",
-    "scalar",
-    "elementwise@value",
-    "headwise@key",
-    "elementwise@query",
-    "elementwise@output",
-    "headwise@denominator",
-    "elementwise@readout+headwise@value",
+    "none", "native", "elementwise", "headwise", "shared", "scalar", "elementwise@value", "headwise@key",
+    "elementwise@query", "elementwise@output", "headwise@denominator", "elementwise@readout+headwise@value",
     "native+elementwise",
-]
+]  # fmt: skip
 OPTIONS = {  # keys beside the gate string: each is tried with three mixers, the gated ones with an activation each
     "a gate of rank 3": dict(gate="elementwise", gate_rank=3, gate_bias=0.5),
     "a static gate": dict(gate="elementwise", gate_input="static"),
@@ -106,14 +94,8 @@ every_case = pytest.mark.parametrize("about", CASES)
 IDX = torch.randint(VOCAB, (2, T), generator=torch.Generator().manual_seed(1))
 
 
-@torch.no_grad()
 def make_model(about, dtype=torch.float64, **keys):
-    """A model whose every weight is off its start: gates that begin at zero would hide mistakes."""
-    torch.manual_seed(0)
-    model = GPT(make_config(**CASES[about] | keys)).to(dtype).eval()
-    for p in model.parameters():
-        p.add_(torch.randn_like(p) * 0.1)
-    return model
+    return off_its_start(make_config(**CASES[about] | keys), dtype)
 
 
 @functools.cache
@@ -122,16 +104,6 @@ def model_and_logits(about):
     """In float64, made once for all tests that only read it."""
     model = make_model(about)
     return model, model(IDX)
-
-
-@torch.no_grad()
-def logits_of_pieces(model, lengths):
-    """The logits of IDX, read piece by piece with the state kept."""
-    state, start, parts = model.init_state(2, dtype=torch.float64), 0, []
-    for length in lengths:
-        x, state = model.features(IDX[:, start : start + length], state, start)
-        parts, start = [*parts, x], start + length
-    return model.logits(torch.cat(parts, dim=1))
 
 
 @every_case
@@ -161,7 +133,7 @@ def test_prefill_then_steps_equals_the_full_forward(about):
     model, expected = model_and_logits(about)
     steps = ([split, *[1] * min(8, T - split)] for split in (1, CHUNK - 1, CHUNK, T - 1))
     for lengths in (*steps, [3, CHUNK, 2, T - CHUNK - 5]):
-        logits = logits_of_pieces(model, lengths)
+        logits = logits_of_pieces(model, IDX, lengths)
         assert (logits - expected[:, : logits.shape[1]]).abs().max() < 1e-10
 
 

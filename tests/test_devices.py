@@ -1,8 +1,4 @@
-"""
-What a run computes on: dtypes, devices, their peaks, steps without a wait, compiled steps.
-
-    python -m pytest tests/test_devices.py
-"""
+"""What a run computes on: dtypes, devices, their peaks, steps without a wait, compiled steps."""
 
 import contextlib
 import functools
@@ -21,11 +17,7 @@ from model import MIXERS
 from runs import checkpoint as checkpoints
 from runs import hardware, outdir
 
-
-@pytest.fixture
-def run(mqar, tmp_path, helpers):
-    """run(name, key=value, ...) trains the tiny model on MQAR in the folder of that name, and returns the folder."""
-    return lambda name, **keys: helpers.train(**dict(dataset=mqar, out_dir=tmp_path / name, meters=False) | keys)
+KEYS = dict(meters=False)
 
 
 def test_threads_are_the_keys_or_the_environments_or_the_cores_shared_by_the_processes(monkeypatch):

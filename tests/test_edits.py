@@ -1,7 +1,5 @@
 """What a user adds to model.py: each edit is as short as promised, is right, and trains in a copy of the repository.
 
-    python -m pytest tests/test_edits.py
-
 The edits are the classes of edits.py, and those that the README shows.
 """
 
@@ -13,22 +11,20 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import edits
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import LINES
+from conftest import LINES, ROOT
+from small_models import off_its_start
+from test_model import C, D, H, T, in_pieces, make_config, make_mixer, random_x
 
 import train
-from gate import parse_gate
-from model import GPT, MIXERS, MLPS, GPTConfig
+from model import GPT, MIXERS, MLPS
 from runs import checkpoint as checkpoints
 from runs.probe import weights_of
 
-ROOT = Path(train.__file__).parent
-T, C, H, D = 40, 32, 4, 8
 CLOSE = dict(rtol=1e-9, atol=1e-9)
 BUDGET = {  # lines that are not blank, with the one in the table
     edits.RetNet: ("retnet", 17),
@@ -52,43 +48,13 @@ def test_an_edit_is_as_short_as_promised(cls):
     assert sum(line.strip() != "" for line in text_of(cls, name).splitlines()) <= most
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Against their definitions, in float64
+# -- Against their definitions, in float64 -----------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
     for cls, (name, _) in BUDGET.items():
         monkeypatch.setitem(MLPS if cls is edits.Experts else MIXERS, name, cls)
-
-
-def make_config(**keys):
-    return GPTConfig(**dict(n_layer=2, n_embd=C, n_head=H, block_size=T, vocab_size=50) | keys)
-
-
-@torch.no_grad()
-def randomized(module):
-    torch.manual_seed(0)
-    for p in module.double().eval().parameters():
-        p.normal_(0, 0.2)
-    return module
-
-
-def make_mixer(name, gate="none", **keys):
-    return randomized(MIXERS[name](make_config(attention=name, gate=gate, **keys), parse_gate(gate)))
-
-
-def random_x(length=T):
-    return torch.randn(2, length, C, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-
-
-def in_pieces(mixer, x, *lengths):
-    """The output of a text that is read in pieces of these lengths, and then token by token."""
-    state, start, outputs = mixer.init_state(2, dtype=x.dtype), 0, []
-    for n in (*lengths, *[1] * (x.shape[1] - sum(lengths))):
-        outputs.append(mixer(x[:, start : start + n], state, start))
-        start += n
-    return torch.cat(outputs, dim=1)
 
 
 @torch.no_grad()
@@ -162,7 +128,7 @@ def test_a_long_convolution_is_its_definition_and_has_no_weights():
 
 
 def test_a_mixture_of_experts_sends_a_token_to_one_trains_its_auxiliary_loss_and_counts_what_is_active():
-    gpt, idx = randomized(GPT(make_config(mlp="experts"))), torch.randint(50, (2, T))
+    gpt, idx = off_its_start(make_config(mlp="experts"), noise=0.2), torch.randint(50, (2, T))
     x, mlp = random_x(), gpt.blocks[0].mlp
     share = mlp.router(x).softmax(-1)
     for b, t in itertools.product(range(2), range(T)):
@@ -186,8 +152,7 @@ def test_a_mixture_of_experts_sends_a_token_to_one_trains_its_auxiliary_loss_and
     assert gpt.flops_per_token() == dense.flops_per_token() + 2 * 2 * 4 * C
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# In a copy: these edits, and those that the README shows
+# -- In a copy: these edits, and those that the README shows -----------------------------------------------------------
 
 
 def after(file, before, new):
@@ -273,8 +238,7 @@ def test_an_edited_mixer_keeps_the_contract_of_all_mixers(copy, gates):
     assert "no mixer here has weights" in printed
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The README's optimizer
+# -- The README's optimizer --------------------------------------------------------------------------------------------
 
 
 def test_a_run_with_the_readme_s_optimizer_resumes_to_the_bit(mqar, helpers, tmp_path, monkeypatch):

@@ -1,9 +1,6 @@
-"""
-Experiments: what is run, what is kept, what stops it. What is made of rows: test_rows.py and the others with made_rows.
+"""Experiments: what is run, what is kept, what stops it. Files with made_rows test what is made of rows.
 
 Runs are carried out in this process, but for the tests of `processes`.
-
-    python -m pytest tests/test_experiment.py
 """
 
 import json
@@ -11,18 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import types
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from made_rows import made_row
+from conftest import ROOT, wait_until
+from made_rows import DATA, made_row
 
-import evaluate
 import experiment
 import plot
-import train
 from configurator import UserError
 from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
@@ -32,33 +26,17 @@ from runs.hardware import usable_cores
 from study import report, runner
 from study.rows import read_rows
 
-ROOT = Path(__file__).resolve().parent.parent
-DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
 FLOAT32 = {"dtype": "float32"}
 OTHER = dict(slices="32/4,64/4,64/7", vocab_size=16, train_size=1, val_size=50)
 ARMS = {"none": {"gate": "none"}, "elementwise": {"gate": "elementwise"}}
 PLAIN = experiment.ExperimentConfig(arms={"none": {}}, base=FLOAT32)
-COMMANDS = []  # of the runs that were started since the test began
 START_PROCESS = runner.start_process
 
 
-@pytest.fixture(scope="module", autouse=True)
-def in_process():
-    def start(command, folder, threads, gpu, processes, held):
-        script, keys = command
-        COMMANDS.append(f"{script} {folder.name}")
-        {"train.py": train, "evaluate.py": evaluate}[script].main([f"--config_override={json.dumps(keys)}"])
-        return types.SimpleNamespace(returncode=0, poll=lambda: 0)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "start_process", start)
-        yield
-
-
 @pytest.fixture(autouse=True)
-def commands():
-    COMMANDS.clear()
-    return COMMANDS
+def clean(started):
+    """Each test sees the runs that it has started."""
+    started.clear()
 
 
 @pytest.fixture
@@ -74,7 +52,7 @@ def base(helpers):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, base, helpers):
+def run(tmp_path_factory, base, helpers, started):
     """run(out_dir, key=value, ...) runs the tiny experiment, two runs at a time."""
 
     def call(out_dir, data=DATA, base=base, **keys):
@@ -104,8 +82,7 @@ def rows_of(out_dir):
     return {(row["arm"], row["seed"]): row for row in read_jsonl(out_dir / "rows.jsonl")}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Running
+# -- Running -----------------------------------------------------------------------------------------------------------
 
 
 def test_every_arm_is_run_with_every_seed_and_has_its_row(finished, base, helpers):
@@ -149,16 +126,16 @@ def test_figures_are_drawn_again_from_the_rows_alone_and_a_damaged_row_is_named(
         plot.main([str(tmp_path)])
 
 
-def test_started_again_it_runs_nothing_and_says_the_same(run, copied, commands, capsys):
+def test_started_again_it_runs_nothing_and_says_the_same(run, copied, started, capsys):
     before, said = (copied / "rows.jsonl").read_bytes(), []
     for _ in range(2):
         run(copied)
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] and "4 runs, 24 steps; 4 runs are done already" in said[0]
-    assert not commands and (copied / "rows.jsonl").read_bytes() == before  # though it lies in another folder now
+    assert not started and (copied / "rows.jsonl").read_bytes() == before  # though it lies in another folder now
 
 
-def test_it_runs_what_has_no_row_and_goes_on_where_a_run_was_stopped(run, copied, base, commands, helpers, capsys):
+def test_it_runs_what_has_no_row_and_goes_on_where_a_run_was_stopped(run, copied, base, started, helpers, capsys):
     before, lines = rows_of(copied), (copied / "rows.jsonl").read_text().splitlines(keepends=True)
     kept = [line for line in lines if '"arm": "none", "seed": 1' in line or '"arm": "elementwise", "seed": 0' in line]
     # one run had ended when its row was cut short; the other one was stopped after step 3
@@ -169,7 +146,7 @@ def test_it_runs_what_has_no_row_and_goes_on_where_a_run_was_stopped(run, copied
     helpers.train(copied / "data" / "seed1", stopped, **base | dict(max_iters=3, gate="elementwise", seed=1))
     run(copied)
     said = capsys.readouterr().out
-    assert sorted(commands) == ["train.py elementwise-seed1", "train.py none-seed0"]
+    assert sorted(name for name, _ in started) == ["train.py elementwise-seed1", "train.py none-seed0"]
     assert f"resuming {stopped} at step 3" in said and f"resuming {copied / 'none-seed0'} at step 6" in said
     assert (copied / "rows.jsonl").read_text().startswith("".join(kept))
     after = rows_of(copied)
@@ -185,10 +162,8 @@ def test_a_signal_stops_every_run_which_saves_first(base, tmp_path, helpers):
     command = [sys.executable, "experiment.py", *helpers.words(out_dir=tmp_path, **keys)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     files = [tmp_path / f"{arm}-seed0" / "metrics.jsonl" for arm in arms]
-    deadline = time.monotonic() + 120
-    while not all(file.is_file() and '"train"' in file.read_text() for file in files):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
+    is_alive = lambda: process.poll() is None  # noqa: E731
+    wait_until(lambda: all(file.is_file() and '"train"' in file.read_text() for file in files), is_alive)
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 143 and "Traceback" not in said
@@ -235,16 +210,15 @@ def test_a_run_of_two_processes_has_the_row_of_one(processes, tmp_path, base, he
     assert row["val_loss"] == pytest.approx(helpers.metrics(alone, "end")[0]["val_loss"], rel=1e-4)
 
 
-def test_a_folder_of_a_run_of_other_keys_is_left_alone(run, copied, base, commands, helpers):
+def test_a_folder_of_a_run_of_other_keys_is_left_alone(run, copied, base, started, helpers):
     before = (copied / "rows.jsonl").read_bytes()
     message = helpers.error_of(run, copied, base=base | {"n_layer": 1}, seeds="1")
     assert "none-seed1: holds a run of other keys; move it away, or take another --out_dir" in message
-    assert not commands and (copied / "rows.jsonl").read_bytes() == before
+    assert not started and (copied / "rows.jsonl").read_bytes() == before
     assert load(copied / "none-seed1")["model_args"]["n_layer"] == 2
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The data of the runs
+# -- The data of the runs ----------------------------------------------------------------------------------------------
 
 
 def test_workers_that_start_together_prepare_their_data_once(tmp_path, monkeypatch):
@@ -258,11 +232,10 @@ def test_workers_that_start_together_prepare_their_data_once(tmp_path, monkeypat
     assert fixed == {tmp_path / "all"} and len(made) == 2
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Scores of finished runs
+# -- Scores of finished runs -------------------------------------------------------------------------------------------
 
 
-def test_a_finished_run_gets_the_scores_it_lacks_and_is_not_run_again(base, tmp_path, commands, capsys, helpers):
+def test_a_finished_run_gets_the_scores_it_lacks_and_is_not_run_again(base, tmp_path, started, capsys, helpers):
     mqar_prepare.main(helpers.words(out_dir=tmp_path / "other", **OTHER))
     out = tmp_path / "out"
 
@@ -270,33 +243,33 @@ def test_a_finished_run_gets_the_scores_it_lacks_and_is_not_run_again(base, tmp_
         about = dict(arms={"none": {}}, seeds=[0], data=DATA, base=base | {"block_size": 64})
         config = experiment.ExperimentConfig(**about | keys)
         capsys.readouterr()
-        commands.clear()
+        started.clear()
         (row,) = experiment.run_all(config, out)
         return row
 
     plain = rows_with()
-    assert commands == ["train.py none-seed0"]
+    assert [name for name, _ in started] == ["train.py none-seed0"]
     saved = load(out / "none-seed0")
     other = {"dataset": str(tmp_path / "other")}
     scores = {"a": other | {"batch_size": 8}, "b": other | {"batch_size": 4}}
     one = rows_with(scores={"a": scores["a"]})
-    assert commands == ["evaluate.py none-seed0"] and one["scores"]["a"]["labels"] == 50 * (4 + 4 + 7)
+    assert [name for name, _ in started] == ["evaluate.py none-seed0"]
+    assert one["scores"]["a"]["labels"] == 50 * (4 + 4 + 7)
     assert list(one["scores"]["a"]["slices"]) == ["32/4", "64/4", "64/7"] and one["scores"]["a"]["step"] == 6
     two = rows_with(scores=scores)
-    assert len(commands) == 1 and two["scores"]["a"] == one["scores"]["a"] and two["scores"].keys() == {"a", "b"}
-    assert list(rows_with(scores={"b": scores["b"]})["scores"]) == ["b"] and not commands
+    assert len(started) == 1 and two["scores"]["a"] == one["scores"]["a"] and two["scores"].keys() == {"a", "b"}
+    assert list(rows_with(scores={"b": scores["b"]})["scores"]) == ["b"] and not started
     own = rows_with(scores=scores | {"a": {"batch_size": 8}})  # on the run's own data
-    assert len(commands) == 1 and own["scores"]["b"] == two["scores"]["b"] and own["scores"]["a"]["labels"] == 50 * 4
+    assert len(started) == 1 and own["scores"]["b"] == two["scores"]["b"] and own["scores"]["a"]["labels"] == 50 * 4
     assert all(plain[name] == own[name] for name in ("seconds", "curve", "val_loss", "versions"))
     assert saved["run_id"] == load(out / "none-seed0")["run_id"]
     assert len(read_rows(out)) == 1  # of the lines of a run the last one counts
     (out / "none-seed0" / "ckpt.pt").unlink()
-    assert list(rows_with(scores=scores)["scores"]) == ["b"] and not commands
+    assert list(rows_with(scores=scores)["scores"]) == ["b"] and not started
     assert f"1 finished runs have no checkpoint in {out} (none-seed0), which a score" in capsys.readouterr().out
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Mistakes, and runs that fail
+# -- Mistakes, and runs that fail --------------------------------------------------------------------------------------
 
 GAIN = {"contrast": {"none": 1}, "above": 0}
 CHOOSING = dict(selection_seeds=[5], learning_rates=[1.0])
@@ -330,14 +303,14 @@ def test_a_name_that_is_no_file_name_is_refused(name):
             experiment.ExperimentConfig(**{"arms": ARMS, "base": FLOAT32} | {kind: {name: keys}})
 
 
-def test_the_folder_of_somebody_else_is_refused_before_anything_is_written(run, tmp_path, commands, helpers):
+def test_the_folder_of_somebody_else_is_refused_before_anything_is_written(run, tmp_path, started, helpers):
     for name, content in [("model.py", "theirs"), ("rows.jsonl", '{"theirs": 1}\n')]:
         folder = tmp_path / name
         folder.mkdir()
         (folder / name).write_text(content)
         said = helpers.error_of(run, folder, seeds="0")
         assert "holds what is not of an experiment" in said or "line 1: it has no arm" in said
-        assert [file.read_text() for file in folder.iterdir()] == [content] and not commands
+        assert [file.read_text() for file in folder.iterdir()] == [content] and not started
 
 
 def test_a_run_that_dies_is_one_line_that_names_its_log(processes, run, tmp_path, base, helpers):
@@ -348,31 +321,20 @@ def test_a_run_that_dies_is_one_line_that_names_its_log(processes, run, tmp_path
     assert not (out_dir / "rows.jsonl").exists()
 
 
-@pytest.fixture
-def ended(mqar, tmp_path, helpers):
-    """ended(status, key=value, ...) -> a job whose training was run in this process and ended with that status."""
-
-    def call(status, **keys):
-        try:
-            helpers.train(mqar, tmp_path, eval_interval=1, **keys)
-        except SystemExit as stopped:
-            assert stopped.code == status
-        (tmp_path / "log.txt").write_text("Traceback\nIndexError: list index out of range\n")
-        item = {"arm": "none", "seed": 0, "data": {}, "config": {}}
-        process = types.SimpleNamespace(returncode=status)
-        return {"item": item, "folder": tmp_path, "process": process, "started": 0.0}
-
-    return call
-
-
-def test_a_run_that_was_not_finite_has_a_row(ended):
-    row = runner.finish(PLAIN, ended(1, learning_rate=1e12, grad_clip=None, warmup_iters=0))
+def test_a_run_that_was_not_finite_has_a_row_and_one_that_crashed_after_an_evaluation_has_none(mqar, tmp_path, helpers):
+    item, process = {"arm": "none", "seed": 0, "data": {}, "config": {}}, types.SimpleNamespace(returncode=1)
+    log = "Traceback\nIndexError: list index out of range\n"
+    jobs = [dict(item=item, folder=tmp_path / name, process=process, started=0.0) for name in ("infinite", "crashed")]
+    with pytest.raises(SystemExit, match="1"):
+        keys = dict(learning_rate=1e12, grad_clip=None, warmup_iters=0)
+        helpers.train(mqar, jobs[0]["folder"], eval_interval=1, **keys)
+    (tmp_path / "infinite" / "log.txt").write_text(log)
+    row = runner.finish(PLAIN, jobs[0])
     assert not row["finite"] and row["accuracy"] is None
     json.dumps(row, allow_nan=False)
     assert report.show(PLAIN, row) == "accuracy nan%"
     assert [step for step, _ in row["curve"]] == [0]
-
-
-def test_a_run_that_crashed_after_an_evaluation_is_not_one_that_was_not_finite(ended, helpers):
-    message = helpers.error_of(runner.finish, PLAIN, ended(1, max_iters=1))  # an exception has status 1, too
+    helpers.train(mqar, jobs[1]["folder"], eval_interval=1, max_iters=1)
+    (tmp_path / "crashed" / "log.txt").write_text(log)
+    message = helpers.error_of(runner.finish, PLAIN, jobs[1])  # an exception has status 1, too
     assert "ended with status 1: IndexError: list index out of range" in message

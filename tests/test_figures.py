@@ -4,6 +4,7 @@ python -m pytest tests/test_figures.py
 """
 
 import itertools
+import json
 import math
 
 from made_rows import labels_of, line_of, listed, made_row, write_rows
@@ -65,16 +66,20 @@ def test_runs_named_together_are_drawn_in_one_figure_against_steps_and_seconds(t
         rows = [{"event": "eval", "step": step, "val_loss": 3 - step / 10} for step in (0, 10)]
         rows += [{"event": "train", "step": 5, "loss": 2.5, "tokens_per_second": n} for n in (1, median, 9000)]
         write_rows(tmp_path / name, rows, "metrics.jsonl")
-        (tmp_path / name / "config.json").write_text('{"tokens_per_step": 200}')
+        about = {"tokens_per_step": 200, "config": {"dataset": f"data/{name}"}}
+        (tmp_path / name / "config.json").write_text(json.dumps(about))
     plot.main([str(tmp_path / name) for name in "ab"])
     lines = [line_of(axes, str(tmp_path / "b")).get_xydata().tolist() for axes in drawn["curves.png"].axes]
     assert lines == [[[0, 3], [10, 2]], [[0, 3], [5, 2]]]
+    assert drawn["curves.png"].get_suptitle().endswith("Of different data: nats a token do not compare")
 
 
 def test_weight_times_gate_is_drawn_beside_the_weights_in_one_scale(tmp_path, drawn):
     shown = {"weights": [[1.0, 0.0], [0.5, 0.5]], "queries": {}}
-    checkpoints = [{"gate": "none", "maps": [shown | {"gate": []}]}]
-    plot.maps([*checkpoints, {"gate": "headwise", "maps": [shown | {"gate": [0.0, 1.0]}]}], tmp_path / "maps.png")
+    both = [("softmax", "none", []), ("gla", "headwise", [0.0, 1.0])]
+    checkpoints = [{"attention": name, "gate": gate, "maps": [shown | {"gate": g}]} for name, gate, g in both]
+    plot.maps(checkpoints, tmp_path / "maps.png")
+    assert drawn["maps.png"].axes[1].get_title() == "gla, gate headwise"
     _, gated, product = (axes.images[0] for axes in drawn["maps.png"].axes)
     assert product.get_array().tolist() == [[0, 0], [0.5, 0.5]] and product.get_clim() == gated.get_clim() == (0, 1)
 

@@ -1,7 +1,5 @@
 """fla's kernels compute the recurrence: here on a CPU, in Triton's interpreter, which needs no GPU.
 
-python -m pytest tests/test_fla.py              the slow ones too: all kinds of sizes, dtypes and states
-
 The interpreter has to be asked for before Triton is imported, and holds for the whole process. So what runs kernels
 runs in a process of its own, `interpreter`, and hands numbers back.
 """
@@ -19,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
+from small_models import logits_of_pieces, off_its_start
 from test_recurrence import as_dtype, definition, error, run
 
 from model import GPT, GPTConfig
@@ -142,10 +141,7 @@ def models(mixer, dtype, T, **keys):
         keys = dict(n_head=2, block_size=T + 3, vocab_size=50, state_size=8, gate="native") | keys
         results = []
         for name in ("torch", "fla"):
-            torch.manual_seed(0)
-            model = GPT(GPTConfig(attention=mixer, kernels=name, **keys)).to(dtype)
-            for p in model.parameters():
-                p.data += torch.randn(p.shape).to(p) * 0.1  # off its start: gates that begin at zero hide mistakes
+            model = off_its_start(GPTConfig(attention=mixer, kernels=name, **keys), dtype)
             results.append(training(model, T) | decoding(model, T))
         assert len(calls) == 2 * keys["n_layer"]  # training and prefill
     finally:
@@ -157,21 +153,15 @@ def models(mixer, dtype, T, **keys):
 def training(model, T):
     """The loss and every gradient."""
     idx = torch.randint(50, (2, T + 1), generator=torch.Generator().manual_seed(1))
-    loss = model(idx[:, :-1], idx[:, 1:])
+    loss = model.train()(idx[:, :-1], idx[:, 1:])
     loss.backward()
     return {"loss": loss.detach()} | {name: p.grad for name, p in model.named_parameters()}
 
 
-@torch.no_grad()
 def decoding(model, T):
     """Logits of a prefill into the cache, then of three steps."""
-    idx, logits = torch.randint(50, (2, T + 3), generator=torch.Generator().manual_seed(2)), {}
-    state, start = model.init_state(2, dtype=model.wte.weight.dtype), 0
-    for end in range(T, T + 4):
-        x, state = model.features(idx[:, start:end], state, start)
-        logits[f"decoded {end}"] = model.logits(x[:, -1])
-        start = end
-    return logits
+    idx = torch.randint(50, (2, T + 3), generator=torch.Generator().manual_seed(2))
+    return {f"decoded {t}": logits for t, logits in enumerate(logits_of_pieces(model, idx, [T, 1, 1, 1]).unbind(1))}
 
 
 @needs_the_kernels
@@ -182,45 +172,36 @@ def test_a_model_trains_and_decodes_with_the_kernels(interpreter, mixer, dtype, 
 
 
 @torch.no_grad()
-def deltaproduct_against_the_naive_form(n):
-    from fla.ops.gated_delta_product.naive import naive_recurrent_gated_delta_product as naive
+def against_the_naive_form(attention, **keys):
+    from fla.ops.forgetting_attn.naive import naive_forgetting_attn
+    from fla.ops.gated_delta_product.naive import naive_recurrent_gated_delta_product
+    from fla.ops.gdn2.naive import naive_recurrent_gdn2
 
-    keys = dict(n_layer=1, n_head=2, n_embd=16, vocab_size=1, n_householder=n, beta_max=2)
-    mixer = GPT(GPTConfig(attention="deltaproduct", **keys)).blocks[0].mixer
-    p = mixer.project(torch.randn(2, 70, 16), None, 0)
-    q, g = p.q[:, n - 1 :: n], p.log_decay[:, ::n]
-    return {"o": error(mixer.read(p, None, 0), naive(q, p.k, p.v, g, p.beta, 1.0, None, num_householder=n)[0])}
-
-
-@torch.no_grad()
-def gated_deltanet2_against_the_naive_form():
-    from fla.ops.gdn2.naive import naive_recurrent_gdn2 as naive
-
-    mixer = GPT(GPTConfig(attention="gated_deltanet2", n_layer=1, n_head=2, n_embd=16, vocab_size=1)).blocks[0].mixer
-    p = mixer.project(torch.randn(2, 70, 16), None, 0)
-    expected = naive(p.q, p.k, p.v, p.log_decay, p.erase / p.k, torch.ones_like(p.v), scale=1.0)[0]
+    config = GPTConfig(attention=attention, n_layer=1, n_embd=64, vocab_size=1, **keys)
+    mixer, n = GPT(config).blocks[0].mixer, config.n_householder
+    p = mixer.project(torch.randn(2, 70, 64), None, 0)
+    if attention == "softmax":
+        expected = naive_forgetting_attn(*p[:4])
+    elif attention == "deltaproduct":
+        every_nth = p.q[:, n - 1 :: n], p.k, p.v, p.log_decay[:, ::n], p.beta
+        expected, _ = naive_recurrent_gated_delta_product(*every_nth, 1.0, None, num_householder=n)
+    else:
+        gates = p.erase / p.k, torch.ones_like(p.v)
+        expected = naive_recurrent_gdn2(p.q, p.k, p.v, p.log_decay, *gates, scale=1.0)[0]
     return {"o": error(mixer.read(p, None, 0), expected)}
 
 
-@needs_the_kernels
-def test_deltaproduct_and_gated_deltanet2_are_the_naive_forms_of_fla(interpreter):
-    for n in (1, 3):
-        check(interpreter(deltaproduct_against_the_naive_form, n), 1e-5)
-    check(interpreter(gated_deltanet2_against_the_naive_form), 1e-5)
-
-
-@torch.no_grad()
-def forget_gate_against_the_naive_form():
-    from fla.ops.forgetting_attn.naive import naive_forgetting_attn as naive
-
-    mixer = GPT(GPTConfig(n_layer=1, n_head=4, n_kv_head=2, vocab_size=1, forget_gate=True)).blocks[0].mixer
-    p = mixer.project(torch.randn(2, 70, 768), None, 0)
-    return {"o": error(mixer.read(p, None, 0), naive(*p[:4]))}
+NAIVE = [
+    dict(attention="softmax", n_head=4, n_kv_head=2, forget_gate=True),
+    *(dict(attention="deltaproduct", n_head=2, n_householder=n, beta_max=2) for n in (1, 3)),
+    dict(attention="gated_deltanet2", n_head=2),
+]
 
 
 @needs_the_kernels
-def test_a_forget_gate_is_the_naive_form_of_fla(interpreter):
-    check(interpreter(forget_gate_against_the_naive_form), 1e-5)
+@pytest.mark.parametrize("keys", NAIVE, ids=lambda keys: keys["attention"])
+def test_what_has_no_kernel_is_the_naive_form_of_fla(interpreter, keys):
+    check(interpreter(against_the_naive_form, **keys), 1e-5)
 
 
 # -- when they are used ------------------------------------------------------------------------------------------------

@@ -1,8 +1,5 @@
-"""
-Whatever comes in, what goes out is the right result or one clear line: command lines, config files, texts, shards,
-checkpoints, prompts, what plot.py draws. CI tries 60 cases of each kind, always the same; by hand as many as you like:
-
-    NANOGATE_CASES=5000 python -m pytest tests/test_fuzz.py
+"""Whatever comes in, what goes out is the right result or one clear line: command lines, config files, texts, shards,
+checkpoints, prompts, what plot.py draws. CI tries 60 cases of each kind, always the same; NANOGATE_CASES=5000 more.
 """
 
 import contextlib
@@ -16,13 +13,13 @@ import operator
 import os
 import shutil
 import warnings
-from pathlib import Path
 
 import matplotlib.figure
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +45,6 @@ from evaluate import score, summarize
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 
-ROOT = Path(__file__).resolve().parent.parent
 IN_CI = 60
 CASES = int(os.environ.get("NANOGATE_CASES", IN_CI))
 ARGS = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=256)
@@ -89,18 +85,22 @@ def one_line(function, *args, **keys):
         return None
 
 
-def places(value, path=()):
-    """The paths of all that a value holds."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+def places(value, path=(), most=None):
+    """The paths of all that a value holds, of lists to the first items only where `most` says how many."""
+    items = value.items() if isinstance(value, dict) else enumerate(value[:most]) if isinstance(value, list) else ()
     for name, part in items:
         yield (*path, name)
-        yield from places(part, (*path, name))
+        yield from places(part, (*path, name), most)
 
 
 def with_change(value, at, new):
     """A copy, in which the at-th of its places holds something else; GONE: is not there."""
-    value, paths = copy.deepcopy(value), list(places(value))
-    *path, name = paths[at % len(paths)]
+    paths = list(places(value))
+    return changed_at(value, paths[at % len(paths)], new)
+
+
+def changed_at(value, path, new):
+    value, (*path, name) = copy.deepcopy(value), path
     parent = functools.reduce(operator.getitem, path, value)
     if new is GONE:
         del parent[name]
@@ -109,8 +109,7 @@ def with_change(value, at, new):
     return value
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Command lines and config files
+# -- Command lines and config files ------------------------------------------------------------------------------------
 
 CONFIGS = [
     train.TrainConfig, sample.SampleConfig, evaluate.EvaluateConfig, meters.MetersConfig, plot.PlotConfig,
@@ -119,15 +118,11 @@ CONFIGS = [
 ]  # fmt: skip
 
 
-def words_of(config_class):
-    names = st.sampled_from([*config_class.__dataclass_fields__, "n_layers", "config_override", ""])
-    words = st.builds("--{}={}".format, names, VALUES) | st.text(max_size=9)
-    return st.tuples(st.just(config_class), st.lists(words, max_size=4))
-
-
 @fuzz(st.just(CONFIGS[0]) | st.sampled_from(CONFIGS), st.data(), st.sampled_from(["config", None]), times=4)
 def test_any_command_line_of_any_script_is_a_config_or_one_line(config_class, data, positional):
-    _, argv = data.draw(words_of(config_class))
+    names = st.sampled_from([*config_class.__dataclass_fields__, "n_layers", "config_override", ""])
+    words = st.builds("--{}={}".format, names, VALUES) | st.text(max_size=9)
+    argv = data.draw(st.lists(words, max_size=4))
     if not {"-h", "--help"} & set(argv):
         config = one_line(configurator.load, config_class, argv, positional=positional)
         # what was taken is taken again
@@ -155,8 +150,7 @@ def test_an_experiment_of_anything_is_a_config_or_one_line(whole, at, value):
     one_line(configurator.build, experiment.ExperimentConfig, with_change(whole, at, value))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Data sets
+# -- Data sets ---------------------------------------------------------------------------------------------------------
 
 
 @fuzz(st.binary(max_size=80) | st.text(max_size=60).map(str.encode), st.floats(0.01, 0.9), st.integers(1, 40))
@@ -250,8 +244,7 @@ def test_a_data_set_whose_meta_json_holds_anything_is_read_or_one_line(stream, m
     one_line(use)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Checkpoints
+# -- Checkpoints -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -282,8 +275,7 @@ def test_a_checkpoint_of_anything_is_evaluated_and_sampled_or_one_line(trained, 
     one_line(sample.main, [*words, "--num_samples=1", "--max_new_tokens=2"])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# plot.py
+# -- plot.py -----------------------------------------------------------------------------------------------------------
 
 
 def make_drawable():
@@ -338,8 +330,7 @@ def test_any_json_is_drawn_or_one_line(drawable, name, at, value, replaces_all):
     assert {file.name for file in drawable.iterdir()} == {"run", "experiment"}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Sampling
+# -- Sampling ----------------------------------------------------------------------------------------------------------
 
 
 @functools.cache

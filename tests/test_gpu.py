@@ -1,8 +1,4 @@
-"""
-What is known of a GPU without one: no wait in a step, no float64, its FLOPs.
-
-    python -m pytest tests/test_gpu.py
-"""
+"""What is known of a GPU without one: no wait in a step, no float64, its FLOPs."""
 
 import contextlib
 from unittest import mock

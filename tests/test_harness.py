@@ -1,8 +1,4 @@
-"""
-lm-evaluation-harness: log-likelihoods side by side are those of whole forwards, and the library runs a local task.
-
-    python -m pytest tests/test_harness.py        without lm-eval a small stand-in takes the place of its base class
-"""
+"""lm-evaluation-harness: log-likelihoods are those of whole forwards, and the library runs a local task."""
 
 import importlib.util
 import json

@@ -1,8 +1,4 @@
-"""
-The size of the repository keeps its ceilings, and a circle of imports would be found.
-
-    python -m pytest tests/test_house.py
-"""
+"""The size of the repository keeps its ceilings, and a circle of imports would be found."""
 
 import house
 import pytest

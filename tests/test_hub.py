@@ -72,7 +72,7 @@ def test_what_cannot_be_read_is_one_line_that_lists_what_there_is(copies, tmp_pa
     assert "column=n: holds int, which is no text" in error("--column=n", "--processes=2")
     assert "split='test': must be one of train" in error("--split=test")
     assert "val_split='val': must be one of train, test" in error("--val_split=val", from_dir=copies["saved_dict"])
-    assert "nowhere: no such folder" in error(from_dir=tmp_path / "nowhere")
+    assert "nowhere: is no folder" in error(from_dir=tmp_path / "nowhere")
     assert f"{tmp_path}: cannot be opened (" in error(from_dir=tmp_path)
     assert "name one data set" in error("roneneldan/TinyStories")
     assert "raise val_fraction" in error("--val_fraction=1e-9")

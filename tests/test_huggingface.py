@@ -1,7 +1,5 @@
 """Models of transformers, read from the folders that it writes.
 
-python -m pytest tests/test_huggingface.py
-
 No hub is needed: a model of each class gets random weights, is saved with save_pretrained, and read as a user's folder
 would be. published.py has the gated attention of Qiu et al., which no class of transformers has.
 """
@@ -19,19 +17,9 @@ import safetensors.torch
 import tokenizers
 import torch
 import torch.nn.functional as F
+import transformers as hf
 from conftest import LINES
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    GPT2Config,
-    LlamaConfig,
-    PreTrainedConfig,
-    Qwen3_5Config,
-    Qwen3_5ForConditionalGeneration,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3NextConfig,
-)
+from small_models import logits_of_pieces
 
 import evaluate
 import export
@@ -60,26 +48,31 @@ GPT2 = dict(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn
 
 
 FAMILIES = {
-    "Llama": LlamaConfig(**SIZES, rope_parameters=ROPE),
-    "Llama, tied, no GQA": LlamaConfig(**SIZES | dict(tie_word_embeddings=True, num_key_value_heads=4, head_dim=8)),
-    "Qwen3": Qwen3Config(**SIZES, rope_parameters=ROPE),
-    "GPT-2": GPT2Config(**GPT2),
-    "GPT-2, untied, exact gelu": GPT2Config(
+    "Llama": hf.LlamaConfig(**SIZES, rope_parameters=ROPE),
+    "Llama, tied, no GQA": hf.LlamaConfig(**SIZES | dict(tie_word_embeddings=True, num_key_value_heads=4, head_dim=8)),
+    "Qwen3": hf.Qwen3Config(**SIZES, rope_parameters=ROPE),
+    "GPT-2": hf.GPT2Config(**GPT2),
+    "GPT-2, untied, exact gelu": hf.GPT2Config(
         **GPT2, tie_word_embeddings=False, activation_function="gelu", n_inner=40, layer_norm_epsilon=1e-3
     ),
-    "Qwen3-Next": Qwen3NextConfig(**SIZES | DELTA, **DENSE, rope_parameters=PARTIAL),
-    "Qwen3.5": Qwen3_5TextConfig(**SIZES | DELTA, rope_parameters=PARTIAL),
-    "Qwen3.5 with images": Qwen3_5Config(
+    "Qwen3-Next": hf.Qwen3NextConfig(**SIZES | DELTA, **DENSE, rope_parameters=PARTIAL),
+    "Qwen3.5": hf.Qwen3_5TextConfig(**SIZES | DELTA, rope_parameters=PARTIAL),
+    "Qwen3.5 with images": hf.Qwen3_5Config(
         text_config=SIZES | DELTA | dict(rope_parameters=PARTIAL | {"mrope_section": [1, 1, 0]}),
         vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32),
     ),
 }
 
 
+GATED = ["baseline", "headwise", "elementwise"]  # published.py's
+
+
 def save(name, folder, **how):
     """The folder of a model of theirs with random weights. Returns the model."""
-    config = copy.deepcopy(FAMILIES[name])
-    model = Qwen3_5ForConditionalGeneration(config) if "images" in name else AutoModelForCausalLM.from_config(config)
+    if name in GATED:
+        return published.save_gated_qwen3(name, folder, **how, **SIZES, rope_parameters=ROPE)
+    theirs = hf.AutoModelForImageTextToText if "images" in name else hf.AutoModelForCausalLM
+    model = theirs.from_config(copy.deepcopy(FAMILIES[name]))
     return published.save(model, folder, **how)
 
 
@@ -91,20 +84,17 @@ def imported(helpers, folder, out, **keys):
 IDX = torch.arange(2 * 48).view(2, 48) * 37 % 300
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *GATED])
 def test_logits_of_an_imported_model_are_those_of_transformers(name, helpers, tmp_path):
     theirs = save(name, tmp_path / "theirs", max_shard_size="30KB")
     assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
     ours = imported(helpers, tmp_path / "theirs", tmp_path / "ours")
     with torch.no_grad():
         expected = theirs(IDX).logits
-        torch.testing.assert_close(ours(IDX), expected, rtol=0, atol=1e-4)
-        state, logits = ours.init_state(2), []
-        for start, stop in ((0, 30), *((i, i + 1) for i in range(30, 48))):
-            x, state = ours.features(IDX[:, start:stop], state, start)
-            logits.append(ours.logits(x))
-        torch.testing.assert_close(torch.cat(logits, 1), expected, rtol=0, atol=1e-4)
+        for logits in (ours(IDX), logits_of_pieces(ours, IDX, [30, *[1] * 18])):
+            torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
     assert expected.std() > 0.1
+    assert name not in GATED or ours.config.gate == ("none" if name == "baseline" else name)
 
 
 def test_a_gpt2_as_on_the_hub_is_read(helpers, tmp_path, capsys):
@@ -124,19 +114,10 @@ def test_a_gpt2_as_on_the_hub_is_read(helpers, tmp_path, capsys):
         torch.testing.assert_close(ours(IDX), theirs(IDX).logits, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["baseline", "headwise", "elementwise"])
-def test_logits_of_the_gated_models_are_those_of_their_definition(kind, helpers, tmp_path):
-    theirs = published.save_gated_qwen3(kind, tmp_path / "theirs", **SIZES, rope_parameters=ROPE)
-    ours = imported(helpers, tmp_path / "theirs", tmp_path / "ours")
-    assert ours.config.gate == ("none" if kind == "baseline" else kind)
-    with torch.no_grad():
-        torch.testing.assert_close(ours(IDX), theirs(IDX).logits, rtol=0, atol=1e-4)
-
-
 def theirs_of(about):
     """The logits of transformers' model of a config.json, whose weights follow from their names; None if refused."""
     try:
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copy.deepcopy(about))).eval()
+        model = hf.AutoModelForCausalLM.from_config(hf.AutoConfig.for_model(**copy.deepcopy(about))).eval()
     except Exception:
         return None
     with torch.no_grad():
@@ -161,7 +142,7 @@ def changed_value(value):
 def test_a_field_of_config_json_changes_our_model_exactly_where_it_changes_theirs(name):
     about = FAMILIES[name].to_dict()
     there, here, ropes = theirs_of(about), ours_of(about), about.get("rope_parameters") or {}
-    of_all = PreTrainedConfig().to_dict().keys() | {"output_router_logits"}  # what is returned, not computed
+    of_all = hf.PreTrainedConfig().to_dict().keys() | {"output_router_logits"}  # what is returned, not computed
     values = {field: about[field] for field in about if field not in of_all}
     values |= dict(tie_word_embeddings=about["tie_word_embeddings"], mlp_bias=False)
     changes = [{field: changed_value(value)} for field, value in values.items() if type(value) in (int, float, bool)]
@@ -182,8 +163,7 @@ def test_a_field_of_config_json_changes_our_model_exactly_where_it_changes_their
     assert seen >= 6
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What is refused
+# -- What is refused ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -248,8 +228,7 @@ def test_a_damaged_or_foreign_folder_is_one_line(name, damage, words, folders, h
     assert not (tmp_path / "ours" / "config.json").exists()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The tokenizer, and the programs on an imported model
+# -- The tokenizer, and the programs on an imported model --------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -290,9 +269,7 @@ def test_a_tokenizer_of_pieces_falls_back_to_bytes(tmp_path):
     assert tokenizer.encode_array("the").dtype == np.uint16
 
 
-def test_data_of_an_imported_tokenizer_have_the_loss_of_transformers_under_an_imported_model(
-    tokenizer_file, helpers, tmp_path, capsys
-):
+def test_data_of_an_imported_tokenizer_have_the_loss_of_transformers(tokenizer_file, helpers, tmp_path, capsys):
     model = published.save_gated_qwen3("elementwise", tmp_path / "theirs", **SIZES | dict(vocab_size=70_016))
     shutil.copy(tokenizer_file, tmp_path / "theirs")
     (tmp_path / "book.txt").write_text("".join(LINES * 20))

@@ -1,7 +1,4 @@
-"""Which keys of the model change nothing: what a run names at its start is what a change of the key shows.
-
-python -m pytest tests/test_keys.py
-"""
+"""Which keys of the model change nothing: what a run names at its start is what a change of the key shows."""
 
 import dataclasses
 

@@ -1,31 +1,20 @@
-"""
-A gate for a trained model: it starts at the same function, trains at a rate of its own, and an experiment can do it.
-
-    python -m pytest tests/test_late_gate.py
-"""
+"""A gate for a trained model starts at the same function and trains at its own rate, also in an experiment."""
 
 import dataclasses
 import json
-import types
 
 import pytest
 import torch
+from small_models import off_its_start
 
 import configurator
 import experiment
 import train
-from model import GPT, MIXERS, GPTConfig
+from model import MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import resume
-from study import runner
 from study.plan import name_of, parent_of
 from study.rows import read_rows
-
-
-@pytest.fixture
-def run(mqar, tmp_path, helpers):
-    """run(name, key=value, ...) trains the tiny model on MQAR in the folder of that name, and returns the folder."""
-    return lambda name, **keys: helpers.train(**dict(dataset=mqar, out_dir=tmp_path / name) | keys)
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +25,10 @@ def trained(mqar, tmp_path_factory, helpers):
 
 @pytest.mark.parametrize("name", [*MIXERS, "softmax as in GPT-2"])
 def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(name, helpers, tmp_path):
-    torch.manual_seed(0)
     keys = dict(n_layer=2, n_embd=16, n_head=2, block_size=32, vocab_size=20, state_size=4, short_conv=3, rope_base=500)
     name, _, of_gpt2 = name.partition(" ")
     keys |= dict(norm="layer", bias=True, mlp="gelu_tanh", position="learned") if of_gpt2 else {}
-    model = GPT(GPTConfig(attention=name, **keys)).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.2 * torch.randn_like(p))
+    model = off_its_start(GPTConfig(attention=name, **keys), torch.float32, noise=0.2)
     args = dataclasses.asdict(model.config)
     checkpoints.save(tmp_path / "ckpt.pt", {"model": model.state_dict(), "model_args": args})
     gates = dict(gate="elementwise+headwise@value+elementwise@query+elementwise@output", gate_activation="sigmoid2")
@@ -127,8 +112,7 @@ def test_new_parameters_have_a_learning_rate_of_their_own_which_a_resumed_run_ke
     assert helpers.equal(a["model"], b["model"]) and helpers.equal(a["optimizer"], b["optimizer"])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# In an experiment
+# -- In an experiment --------------------------------------------------------------------------------------------------
 
 LATE = {"init_from_arm": "first", "gate": "elementwise", "gate_activation": "sigmoid2", "new_lr_scale": 3.0}
 ARMS = {"late": LATE, "never": {"init_from_arm": "first"}, "first": {"max_iters": 4, "decay_lr": False}}
@@ -144,23 +128,10 @@ def call(helpers, tmp_path_factory):
     return lambda out_dir, **keys: experiment.main([str(file), *helpers.words(out_dir=out_dir, jobs=1, **keys)])
 
 
-@pytest.fixture
-def started(monkeypatch):
-    """The keys of the runs that are started from here on, in this process."""
-    found = []
-
-    def start(command, folder, threads, gpu, processes, held):
-        found.append(command[1])
-        train.main([f"--config_override={json.dumps(command[1])}"])
-        return types.SimpleNamespace(returncode=0, poll=lambda: 0)
-
-    monkeypatch.setattr(runner, "start_process", start)
-    return found
-
-
 def test_an_arm_starts_from_the_end_of_anothers_run_and_its_row_says_so(call, started, helpers, tmp_path):
+    started.clear()
     call(tmp_path / "out")
-    names = [keys["out_dir"].rpartition("/")[2] for keys in started]
+    names = [name.removeprefix("train.py ") for name, _ in started]
     assert sorted(names) == sorted(f"{arm}-seed{seed}" for arm in ARMS for seed in (0, 1))
     rows = {name_of(row): row for row in read_rows(tmp_path / "out")}
     for name, row in rows.items():
@@ -180,7 +151,7 @@ def test_an_arm_starts_from_the_end_of_anothers_run_and_its_row_says_so(call, st
     file.write_text("\n".join(without) + "\n")
     started.clear()
     call(tmp_path / "out")
-    assert [keys["init_from"] for keys in started] == ["auto", "auto"]
+    assert [keys["init_from"] for _, keys in started] == ["auto", "auto"]
     again = {name_of(row): row for row in read_rows(tmp_path / "out")}
     assert [again[f"late-seed{i}"]["val_loss"] for i in (0, 1)] == [rows[f"late-seed{i}"]["val_loss"] for i in (0, 1)]
 
@@ -192,7 +163,7 @@ def test_a_kill_in_the_first_save_of_a_late_arm_is_started_again(call, started, 
     file.write_text("".join(f"{line}\n" for line in file.read_text().splitlines() if '"late"' not in line))
     started.clear()
     call(tmp_path / "out", seeds="[0]")
-    assert [keys["init_from"] for keys in started] == [str(tmp_path / "out" / "first-seed0" / "ckpt.pt")]
+    assert [keys["init_from"] for _, keys in started] == [str(tmp_path / "out" / "first-seed0" / "ckpt.pt")]
     assert (folder / "ckpt.pt").is_file()
 
 

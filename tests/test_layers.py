@@ -1,7 +1,4 @@
-"""Compares the parts of ops/layers.py with their definitions; second derivatives of every backward written by hand.
-
-python -m pytest tests/test_layers.py
-"""
+"""Compares the parts of ops/layers.py with their definitions; second derivatives of every backward written by hand."""
 
 import math
 

@@ -1,7 +1,4 @@
-"""Every mixer learns to recall. Minutes of training: `make test-all` runs them.
-
-python -m pytest tests/test_learning.py
-"""
+"""Every mixer learns to recall. Minutes of training: `make test-all` runs them."""
 
 import pytest
 

@@ -1,7 +1,4 @@
-"""Loss at several context lengths with a gate and without, from rows made by hand.
-
-python -m pytest tests/test_lengths.py
-"""
+"""Loss at several context lengths with a gate and without, from rows made by hand."""
 
 import copy
 

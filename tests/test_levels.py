@@ -1,14 +1,11 @@
-"""Log-linear states: every form is the definition, in outputs, states and gradients, and so is a mixer that has them.
-
-python -m pytest tests/test_levels.py
-"""
+"""Log-linear states: every form, and a mixer that has them, is the definition in outputs, states and gradients."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+from small_models import off_its_start
 
 from configurator import UserError
-from gate import parse_gate
 from mixer import Levels
 from model import MIXERS, GPTConfig
 from ops.levels import chunked, factors, recurrent
@@ -17,6 +14,7 @@ from ops.recurrence import quadratic
 
 B, H, DK, DV = 2, 3, 8, 5
 KINDS = {"none": None, "per head": (H,), "per channel": (H, DK)}
+SMALL = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, vocab_size=9)
 RECURRENT = [name for name in MIXERS if MIXERS[name].has_levels]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 with_and_without_the_delta_rule = pytest.mark.parametrize(
@@ -111,12 +109,7 @@ def test_bfloat16_and_autocast_change_nothing():
 
 
 def make_mixer(name, **keys):
-    torch.manual_seed(0)
-    config = GPTConfig(n_layer=1, n_head=2, n_embd=16, block_size=16, vocab_size=9, attention=name, **keys)
-    mixer = MIXERS[name](config, parse_gate("none")).double()
-    for p in mixer.parameters():
-        torch.nn.init.normal_(p, std=0.3)
-    return mixer
+    return off_its_start(GPTConfig(**SMALL, attention=name, **keys), noise=0.3).blocks[0].mixer
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -130,10 +123,8 @@ def test_the_lambda_of_a_mixer_starts_near_softplus_of_zero_and_at_one_it_is_the
 
 def test_merged_levels_are_the_blocks_of_the_text_with_the_token():
     """Token t reads the blocks of t + 1 by powers of two: the 8 tokens up to token 7 are one."""
-    config = GPTConfig(
-        n_layer=1, n_head=2, n_embd=16, block_size=16, vocab_size=9, attention="cosformer", levels="merged"
-    )
-    levels, x = Levels(config, 2), torch.randn(1, 16, 16)
+    levels = Levels(GPTConfig(**SMALL, attention="cosformer", levels="merged"), 2)
+    x = torch.randn(1, 16, 16)
     share = levels.proj(x).unflatten(-1, (2, 5)).softmax(-1)  # (1, T, H, L)
     factor = factors(levels(x, 0))[0]
     assert (levels(x[:, 5:], 5) - levels(x, 0)[:, 5:]).abs().max() < 1e-6

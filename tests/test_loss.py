@@ -1,7 +1,4 @@
-"""The chunked cross entropy is plain cross entropy, loss and gradients.
-
-python -m pytest tests/test_loss.py
-"""
+"""The chunked cross entropy is plain cross entropy, loss and gradients."""
 
 import pytest
 import torch

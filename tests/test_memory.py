@@ -1,7 +1,4 @@
-"""What is clearly too large for this machine is refused before anything is written.
-
-python -m pytest tests/test_memory.py
-"""
+"""What is clearly too large for this machine is refused before anything is written."""
 
 import pytest
 

@@ -1,7 +1,4 @@
-"""Arms compared mixer by mixer: the forest. Rows are made by hand.
-
-python -m pytest tests/test_mixers.py
-"""
+"""Arms compared mixer by mixer: the forest. Rows are made by hand."""
 
 import random
 

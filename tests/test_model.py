@@ -1,6 +1,5 @@
 """The model against its definitions: gates, cosFormer, softmax, initialisation, refusals.
 
-    python -m pytest tests/test_model.py
 What every mixer promises is in test_contract.py, published layers are in test_oracles.py, and edits in test_edits.py.
 """
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from small_models import off_its_start
 
 import gate
 from configurator import UserError
@@ -28,17 +28,8 @@ def make_config(**keys):
     return GPTConfig(**(dict(n_layer=2, n_embd=C, n_head=H, block_size=T, vocab_size=50, state_size=8) | keys))
 
 
-@torch.no_grad()
-def make_model(dtype=torch.float64, **keys):
-    torch.manual_seed(0)
-    model = GPT(make_config(**keys)).to(dtype).eval()
-    for p in model.parameters():
-        p.add_(torch.randn_like(p) * 0.1)
-    return model
-
-
 def make_mixer(name, gate="none", **keys):
-    return make_model(attention=name, gate=gate, **keys).blocks[0].mixer
+    return off_its_start(make_config(attention=name, gate=gate, **keys)).blocks[0].mixer
 
 
 def random_x(length=T):
@@ -47,6 +38,15 @@ def random_x(length=T):
 
 def random_ids(*shape):
     return torch.randint(50, shape, generator=torch.Generator().manual_seed(1))
+
+
+def in_pieces(mixer, x, *lengths):
+    """The output of a text that is read in pieces of these lengths, and then token by token."""
+    state, start, outputs = mixer.init_state(2, dtype=x.dtype), 0, []
+    for n in (*lengths, *[1] * (x.shape[1] - sum(lengths))):
+        outputs.append(mixer(x[:, start : start + n], state, start))
+        start += n
+    return torch.cat(outputs, dim=1)
 
 
 @pytest.mark.parametrize("part, has_weights", [("project", True), ("read", False), ("forward", False)])
@@ -232,7 +232,7 @@ OTHER = dict(mlp="swiglu", mlp_width=40, tie_embeddings=False, norm_eps=0.1, rop
 
 @pytest.mark.parametrize("keys", [{}, OTHER], ids=["published", "other keys"])
 def test_the_softmax_gpt_is_its_definition(keys):
-    model = make_model(attention="softmax", gate="headwise", n_kv_head=2, qk_norm=True, logit_softcap=3.0, **keys)
+    model = off_its_start(make_config(gate="headwise", n_kv_head=2, qk_norm=True, logit_softcap=3.0, **keys))
     eps, n = keys.get("norm_eps", 1e-5), round(D * keys.get("rope_fraction", 1))  # n: channels that turn
     idx = random_ids(2, T)
     x = model.wte.weight[idx]
@@ -279,11 +279,7 @@ def test_match_params_keeps_the_number_of_parameters_biases_counted(mlp):
 @pytest.mark.parametrize("lengths", [(T - 3, 8), (2 * T + 3,), (T + 1, T)])
 def test_past_block_size_softmax_sees_the_last_block_size_tokens(lengths):
     mixer, x = make_mixer("softmax"), random_x(3 * T)
-    state, start, outputs = mixer.init_state(2, dtype=x.dtype), 0, []
-    for length in (*lengths, *[1] * (3 * T - sum(lengths))):
-        outputs.append(mixer(x[:, start : start + length], state, start))
-        start += length
-    outputs = torch.cat(outputs, dim=1)
+    outputs = in_pieces(mixer, x, *lengths)
     for t in (T - 1, T, T + 4, T + 5, 2 * T + 2, 2 * T + 3, 3 * T - 1):  # RoPE is relative: a window begins anywhere
         torch.testing.assert_close(outputs[:, t], mixer(x[:, t - T + 1 : t + 1])[:, -1], rtol=1e-9, atol=1e-9)
 
@@ -302,7 +298,7 @@ KEYS = [  # of every mixer: its parts, and those of others
 @pytest.mark.parametrize("keys", KEYS)
 def test_what_reaches_the_recurrence_has_autocasts_dtype_and_decay_and_beta_are_float32(name, keys):
     """float32 would make the kernels slower; cosFormer's cosines, and what the recurrence sums, come later."""
-    mixer = make_model(torch.float32, attention=name, **keys).blocks[0].mixer
+    mixer = off_its_start(make_config(attention=name, **keys), torch.float32).blocks[0].mixer
     with torch.autocast("cpu", torch.bfloat16):
         projected = mixer.project(random_x().float(), None, 0)
         gated = mixer.gated_projection(random_x().float())
@@ -327,13 +323,8 @@ def test_arms_of_one_seed_share_the_weights_they_have_in_common(name):
     assert not torch.equal(other_seed["wte.weight"], without["wte.weight"])
 
 
-def test_layers_start_with_weights_of_their_own():
-    first, second = GPT(make_config(n_layer=2)).blocks
-    assert not torch.equal(first.mlp.up.weight, second.mlp.up.weight)
-
-
 @every_mixer
-def test_parameters_start_as_the_table_says(name):
+def test_parameters_start_as_the_table_says_and_layers_with_weights_of_their_own(name):
     torch.manual_seed(0)
     keys = dict(gate="native+elementwise", gate_bias=1.5, gate_activation="learned", n_embd=256, n_head=16)
     keys |= dict(out_init_scale=0.5)
@@ -356,6 +347,7 @@ def test_parameters_start_as_the_table_says(name):
     if name == "monarch":
         assert (start[mixer + "block_gates.bias"] == 4).all() and abs(start[mixer + "skew"].std() - 0.02) < 0.001
     assert all((p == 1).all() for key, p in start.items() if "norm" in key)
+    assert not torch.equal(start["blocks.0.mlp.up.weight"], start["blocks.1.mlp.up.weight"])
 
 
 def test_pytorchs_initialisation_is_that_of_its_modules():
@@ -445,7 +437,7 @@ def test_flops_are_the_count_by_hand(name, position):
 @every_mixer
 @pytest.mark.parametrize("gate", ["none", "native+elementwise+headwise@value+elementwise@output"])
 def test_the_last_layer_computes_labelled_tokens_only_and_loss_and_gradients_are_those_of_all(name, gate):
-    model = make_model(attention=name, gate=gate)
+    model = off_its_start(make_config(attention=name, gate=gate))
     parameters = list(model.parameters())
     idx, targets = random_ids(2, 3, T)
     targets[torch.rand(targets.shape, generator=torch.Generator().manual_seed(2)) < 0.8] = -100
@@ -462,7 +454,7 @@ def test_the_last_layer_computes_labelled_tokens_only_and_loss_and_gradients_are
 
 @pytest.mark.parametrize("branch", ["embedding", "mixer", "mlp"])
 def test_dropout_is_on_every_branch_and_off_in_evaluation(branch):
-    model, idx = make_model(dropout=0.3, n_layer=1), random_ids(1, T)
+    model, idx = off_its_start(make_config(dropout=0.3, n_layer=1)), random_ids(1, T)
     with torch.no_grad():  # the other branches add nothing
         model.blocks[0].mixer.out_proj.weight.mul_(branch == "mixer")
         model.blocks[0].mlp.down.weight.mul_(branch == "mlp")

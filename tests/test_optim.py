@@ -1,14 +1,11 @@
-"""Muon: what it orthogonalises, against the singular value decomposition and torch's own; and what it leaves to AdamW.
-
-python -m pytest tests/test_optim.py
-"""
+"""Muon: what it orthogonalises, against the singular value decomposition and torch's; what it leaves to AdamW."""
 
 import pytest
 import torch
 import torch.nn as nn
+from small_models import off_its_start
 
 import train
-from gate import parse_gate
 from model import GPT, MIXERS, GPTConfig
 from ops.layers import FusedLinear
 from optim import COEFFICIENTS, Muon, matrices_of, orthogonalised
@@ -78,9 +75,7 @@ READS = {  # what of a Projection each matrix of the fused projection changes
 @pytest.mark.parametrize("name", READS)
 def test_the_first_and_last_row_of_each_matrix_of_a_mixer_change_what_it_is_for_alone(name):
     config = GPTConfig(**SMALL | dict(n_head=4, delta_key_heads=2, delta_value_dim=6, n_kv_head=2), attention=name)
-    mixer = MIXERS[name](config, parse_gate("none")).double()
-    for p in mixer.parameters():
-        p.normal_(0, 0.5, generator=torch.Generator().manual_seed(p.numel()))
+    mixer = off_its_start(config, noise=0.5).blocks[0].mixer
     (fused,) = [module for module in mixer.modules() if isinstance(module, FusedLinear)]
     x = torch.randn(2, 9, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     before, start = mixer.project(x, None, 0)._asdict(), 0

@@ -1,7 +1,4 @@
-"""Published layers, as others wrote them, against ours with the same weights: float32, largest difference below 1e-5.
-
-python -m pytest tests/test_oracles.py
-"""
+"""Published layers against ours with the same weights: float32, largest difference below 1e-5."""
 
 import importlib
 import re
@@ -11,6 +8,8 @@ import published
 import pytest
 import torch
 import torch.nn.functional as F
+from test_model import rms_norm
+from test_recurrence import definition
 from transformers import GptOssConfig, GraniteSWAConfig, Inkling2TextConfig, MiMoV2FlashConfig, MiniMaxConfig
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
@@ -47,38 +46,20 @@ def assert_same(ours, theirs):
     assert (y - expected).abs().max() < TOLERANCE * max(1, float(expected.abs().max()))
 
 
-def rms_norm(o, ours):
-    return o / (o.square().mean(-1, keepdim=True) + 1e-5).sqrt() * ours.norm.weight
+OLMO = dict(delta_value_dim=2 * D)
+LAYERS = [
+    *((published.qwen3_next_attention, "softmax", "elementwise", dict(qk_norm=True, n_kv_head=n)) for n in (4, 1)),
+    *((published.mamba2_mixer, "mamba2", "native", dict(state_size=24, n_groups=n)) for n in (1, 2)),
+    (published.qwen3_next_gated_deltanet, "gated_deltanet", "native", {}),
+    *((published.olmo_hybrid_gated_deltanet, "gated_deltanet", "native", OLMO | dict(beta_max=n)) for n in (1, 2)),
+    (published.kimi_linear_attention, "kda", "native", {}),
+]
 
 
-@pytest.mark.parametrize("n_kv_head", [4, 1])
-def test_gated_softmax_with_gqa_qk_norm_and_rope_is_qwen3_next_attention(n_kv_head):
-    ours = make("softmax", "elementwise", qk_norm=True, n_kv_head=n_kv_head)
-    assert_same(ours, published.qwen3_next_attention(ours))
-
-
-@pytest.mark.parametrize("n_groups", [1, 2])
-def test_native_mamba2_is_mamba2_mixer(n_groups):
-    N, inner = 24, 2 * C
-    ours = make("mamba2", "native", state_size=N, n_groups=n_groups)
-    assert ours.in_proj.weight.shape[0] == inner + 2 * n_groups * N + 2 * H
-    assert_same(ours, published.mamba2_mixer(ours))
-
-
-def test_native_gated_deltanet_is_qwen3_next_gated_deltanet():
-    ours = make("gated_deltanet", "native")
-    assert_same(ours, published.qwen3_next_gated_deltanet(ours))
-
-
-@pytest.mark.parametrize("beta_max", [1, 2])
-def test_native_gated_deltanet_is_olmo_hybrid_gated_deltanet(beta_max):
-    ours = make("gated_deltanet", "native", beta_max=beta_max, delta_value_dim=2 * D)
-    assert_same(ours, published.olmo_hybrid_gated_deltanet(ours))
-
-
-def test_native_kda_is_kimi_linears_delta_attention():
-    ours = make("kda", "native")
-    assert_same(ours, published.kimi_linear_attention(ours))
+@pytest.mark.parametrize("publish, name, gate, keys", LAYERS, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_a_mixer_is_the_published_layer(publish, name, gate, keys):
+    ours = make(name, gate, **keys)
+    assert_same(ours, publish(ours))
 
 
 @torch.no_grad()
@@ -93,13 +74,8 @@ def test_deltanet_is_the_delta_rule_written_out(beta_max):
         qkv = F.silu(sum(ours.conv.weight[i] * padded[:, i : i + T] for i in range(4)))
         q, k, v = (y.view(B, T, H, D) for y in qkv.split(C, dim=-1))
         q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
-        S, outputs = torch.zeros(B, H, D, D), []
-        for t in range(T):
-            old = torch.einsum("bhk,bhkv->bhv", k[:, t], S)
-            new = old + beta_max * beta[:, t, :, None].sigmoid() * (v[:, t] - old)
-            S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], new - old)
-            outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t] * D**-0.5, S))
-        return rms_norm(torch.stack(outputs, dim=1), ours).flatten(2) @ ours.out_proj.weight.T
+        o, _ = definition(q * D**-0.5, k, v, beta=beta_max * beta.sigmoid())
+        return rms_norm(o, ours.norm.weight).flatten(2) @ ours.out_proj.weight.T
 
     assert_same(ours, deltanet)
 
@@ -112,14 +88,10 @@ def test_native_gla_is_the_recurrence_written_out():
     def gla(x):
         q, k, v = (y.view(B, T, H, D) for y in (x @ ours.qkv.weight.T).split(C, dim=-1))
         logits = x @ ours.decay_in.weight.T @ ours.decay_out.weight.T + ours.decay_out.bias
-        alpha = (F.logsigmoid(logits) / 16).exp().view(B, T, H, D)
-        S, outputs = torch.zeros(B, H, D, D), []
-        for t in range(T):
-            S = alpha[:, t, :, :, None] * S + k[:, t, :, :, None] * v[:, t, :, None, :]
-            outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t] * D**-0.5, S))
-        gate = (x @ ours.gates["native"].proj.weight.T).view(B, T, H, D)
-        o = rms_norm(torch.stack(outputs, dim=1), ours) * gate * gate.sigmoid()
-        return o.flatten(2) @ ours.out_proj.weight.T
+        log_decay = F.logsigmoid(logits).view(B, T, H, D) / 16
+        o, _ = definition(q * D**-0.5, k, v, log_decay=log_decay)
+        gate = F.silu(x @ ours.gates["native"].proj.weight.T)
+        return (rms_norm(o, ours.norm.weight).flatten(2) * gate) @ ours.out_proj.weight.T
 
     assert_same(ours, gla)
 
@@ -214,13 +186,11 @@ def minimax_lightning_attention(ours):
         hidden_size=C, num_attention_heads=H, head_dim=D, num_hidden_layers=n_layer, block_size=32, hidden_act="silu",
         layer_types=["linear_attention"] * n_layer,
     )  # fmt: skip
-    theirs = MiniMaxLightningAttention(config, layer_idx=ours.layer).eval()
-    # theirs holds, head by head, D rows of each of q, k, v
-    theirs.qkv_proj.weight.copy_(ours.qkv.weight.view(3, H, D, C).transpose(0, 1).reshape(3 * C, C))
-    theirs.output_gate.weight.copy_(ours.gates["native"].proj.weight)
-    theirs.norm.weight.copy_(ours.norm.weight)
+    theirs = MiniMaxLightningAttention(config, layer_idx=ours.layer)
     theirs.norm.variance_epsilon = 1e-5
-    theirs.out_proj.weight.copy_(ours.out_proj.weight)
+    # theirs holds, head by head, D rows of each of q, k, v
+    rows = dict(qkv_proj=ours.qkv.weight.view(3, H, D, C).transpose(0, 1), output_gate=ours.gates["native"].proj.weight)
+    theirs = published.filled(theirs, ours, **rows)
     return lambda x: theirs(x, None, None)[0]
 
 

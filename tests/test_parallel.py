@@ -1,8 +1,5 @@
 """Several processes hold the whole model or a shard of it, and train as one process does.
 
-    python -m pytest tests/test_parallel.py
-    python -m pytest tests/test_parallel.py -m slow      four processes, two replicas of two shards
-
 The runs of several processes are made one after the other in the same processes (runs_in_turn.py).
 """
 
@@ -10,10 +7,10 @@ import copy
 import dataclasses
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 
 import train
 from model import GPT, MIXERS, GPTConfig
@@ -21,7 +18,6 @@ from runs import checkpoint as checkpoints
 from runs import memory, parallel
 from runs.hardware import autocast
 
-ROOT = Path(__file__).resolve().parents[1]
 # three heads: two processes hold unequal parts of A_log. Two micro-steps for each process, with other numbers of labels
 KEYS = dict(
     n_embd=24, n_head=3, gate="elementwise", gradient_accumulation_steps=4, max_iters=3, eval_interval=3,
@@ -33,6 +29,7 @@ HALF = WHOLE | dict(max_iters=3, lr_decay_iters=6)
 UNGATED = dict(attention="mamba2", gate="none")
 MUON = dict(attention="gated_deltanet,softmax", optimizer="muon")
 NEW_GATE = dict(attention="mamba2", gate_activation="sigmoid2", new_lr_scale=10, dtype="bfloat16", meters=True)
+EVEN = dict(parallel="fsdp", n_embd=16, n_head=2, gate="none", gradient_accumulation_steps=2)
 RUNS = dict(  # those of two processes
     ddp=ALL | dict(parallel="ddp"),
     fsdp=ALL | dict(parallel="fsdp"),
@@ -40,8 +37,8 @@ RUNS = dict(  # those of two processes
     fsdp_muon=MUON | dict(parallel="fsdp"),
     half=HALF | dict(parallel="fsdp", activation_checkpointing=True),
     new_gate=NEW_GATE | dict(parallel="fsdp"),
-    even=dict(parallel="fsdp", n_embd=16, n_head=2, gate="none", gradient_accumulation_steps=2),
-    one_shard=dict(parallel="fsdp", n_embd=16, n_head=2, gate="none", gradient_accumulation_steps=2, shards=1),
+    even=EVEN,
+    one_shard=EVEN | dict(shards=1),
     solved=dict(stop_above=0, max_iters=50),
     goes_on=WHOLE | dict(parallel="fsdp", init_from="resume"),
 )
@@ -94,13 +91,26 @@ def check_same_curve(ours, theirs, helpers):
         assert one == pytest.approx(other, rel=1e-4), name
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The losses are those of one process
+def form(tree):
+    """The kinds and shapes of what a checkpoint holds; a tensor takes no more of the file than padding beside it."""
+    if isinstance(tree, dict):
+        return type(tree), {name: form(value) for name, value in tree.items()}
+    if isinstance(tree, torch.Tensor):
+        assert tree.untyped_storage().nbytes() < tree.nbytes + 100
+        return tree.dtype, tree.shape, tree.device, tree.stride(), tree.requires_grad
+    return type(tree)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_every_mixer_has_the_losses_of_one_process(kind, of_two, alone, helpers):
-    check_same_curve(of_two[0][kind]["folder"], alone("all", **ALL), helpers)
+# -- The losses are those of one process, and the checkpoint is one file that goes on anywhere -------------------------
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "ddp_muon", "fsdp_muon"])
+def test_every_mixer_and_muon_have_the_losses_of_one_process_and_its_form_of_a_checkpoint(kind, of_two, alone, helpers):
+    folder = of_two[0][kind]["folder"]
+    whole = alone("muon", **MUON) if "muon" in kind else alone("all", **ALL)
+    check_same_curve(folder, whole, helpers)
+    ours, theirs = (checkpoints.load(out) for out in (folder, whole))
+    assert form(ours) == form(theirs) and theirs["model"]["blocks.0.norm_1.weight"].dtype == torch.float32
 
 
 def test_a_gate_that_is_new_to_a_checkpoint_trains_the_same_in_shards_and_decays_stay_float32(of_two, alone, helpers):
@@ -132,34 +142,6 @@ def test_shards_that_do_not_divide_the_processes_are_refused(helpers):
     assert parallel.shards_of(config, 1) == parallel.shards_of(train.TrainConfig(shards=3), 4) == 1
 
 
-@pytest.mark.parametrize("kind", ["ddp_muon", "fsdp_muon"])
-def test_muon_orthogonalises_the_whole_matrices_of_shards(kind, of_two, alone, helpers):
-    folder, whole = of_two[0][kind]["folder"], alone("muon", **MUON)
-    check_same_curve(folder, whole, helpers)
-    assert form(checkpoints.load(folder)) == form(checkpoints.load(whole))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The checkpoint is one file that goes on anywhere
-
-
-def form(tree):
-    """The kinds and shapes of what a checkpoint holds; a tensor takes no more of the file than padding beside it."""
-    if isinstance(tree, dict):
-        return type(tree), {name: form(value) for name, value in tree.items()}
-    if isinstance(tree, torch.Tensor):
-        assert tree.untyped_storage().nbytes() < tree.nbytes + 100
-        return tree.dtype, tree.shape, tree.device, tree.stride(), tree.requires_grad
-    return type(tree)
-
-
-def test_checkpoints_of_all_kinds_have_one_form(of_two, alone):
-    folders = alone("all", **ALL), of_two[0]["ddp"]["folder"], of_two[0]["fsdp"]["folder"]
-    whole, ddp, fsdp = (checkpoints.load(folder) for folder in folders)
-    assert form(whole) == form(ddp) == form(fsdp)
-    assert whole["model"]["blocks.0.norm_1.weight"].dtype == torch.float32
-
-
 def test_a_run_that_two_processes_saved_in_shards_goes_on_in_one_and_the_other_way_round(of_two, alone, start, helpers):
     helpers.train(**start("half", **WHOLE, parallel="ddp", init_from="resume"))
     for name in ("half", "goes_on"):
@@ -178,8 +160,7 @@ def test_four_processes_go_on_from_two_in_any_way(of_two, alone, start, helpers)
         check_same_curve(half["out_dir"], alone("whole", **WHOLE), helpers)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# activation_checkpointing
+# -- activation_checkpointing ------------------------------------------------------------------------------------------
 
 
 def test_blocks_that_are_computed_again_give_the_same_bits():
@@ -214,8 +195,7 @@ def test_a_whole_model_has_the_buffers_of_the_sharded_one():
     assert twin.blocks[1].mixer.slope.tolist() == [0, 1, 2] and twin.blocks[1].mixer.table.tolist() == [0, 1, 2, 3]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What a process holds and sends
+# -- What a process holds and sends ------------------------------------------------------------------------------------
 
 
 def sizes_of(config):

@@ -1,15 +1,13 @@
-"""The meters of a layer, and trials on a model, each on weights set by hand, where the answer is known.
-
-python -m pytest tests/test_probe.py
-"""
+"""The meters of a layer, and trials on a model, each on weights set by hand, where the answer is known."""
 
 import json
 
 import pytest
 import torch
+from small_models import off_its_start
 
 from gate import Gate
-from model import GPT, MIXERS, GPTConfig
+from model import MIXERS, GPTConfig
 from runs import probe
 from runs.probe import weights_of
 from study import interventions
@@ -18,15 +16,10 @@ T, C, H, D = 12, 16, 2, 8
 every_mixer = pytest.mark.parametrize("name", MIXERS)
 
 
-@torch.no_grad()
 def make_model(noise=0.2, **keys):
-    """Two layers of random weights; noise 0 leaves the start, where gates are zero."""
-    torch.manual_seed(0)
+    """Two layers; noise 0 leaves the start, where gates are zero."""
     keys = dict(n_layer=2, n_embd=C, n_head=H, block_size=T, vocab_size=20, state_size=4, position="none") | keys
-    model = GPT(GPTConfig(**keys)).eval()
-    for p in model.parameters():
-        p.add_(noise * torch.randn_like(p))
-    return model
+    return off_its_start(GPTConfig(**keys), torch.float32, noise)
 
 
 def random_x(dtype=torch.float32):

@@ -1,7 +1,4 @@
-"""Spearman's correlation of an experiment's arms with a published order, from rows made by hand.
-
-python -m pytest tests/test_ranks.py
-"""
+"""Spearman's correlation of an experiment's arms with a published order, from rows made by hand."""
 
 import json
 

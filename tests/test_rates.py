@@ -1,7 +1,4 @@
-"""How an arm's learning rate is chosen: which runs it takes, which rate wins, and what the report says of it.
-
-python -m pytest tests/test_rates.py
-"""
+"""How an arm's learning rate is chosen: which runs it takes, which rate wins, and what the report says of it."""
 
 import math
 import types
@@ -44,8 +41,7 @@ def chosen(config, value, row_of=None):
         rows += made if row_of is None else map(row_of, lacking, made)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The runs
+# -- The runs ----------------------------------------------------------------------------------------------------------
 
 
 def test_all_rates_get_short_runs_and_the_best_two_full_ones_in_one_call(tmp_path, monkeypatch, capsys):
@@ -93,8 +89,7 @@ def test_a_short_run_is_the_run_scaled_down_with_a_schedule_of_its_own():
     assert {name: choice["runs"][0]["config"][name] for name in keys} == keys | {"max_iters": 100}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The choice
+# -- The choice --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

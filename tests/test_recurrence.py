@@ -1,7 +1,4 @@
-"""The forms of the recurrence agree, with one another and with the definition, in outputs, final state and gradients.
-
-python -m pytest tests/test_recurrence.py
-"""
+"""The forms of the recurrence are the definition, and agree, in outputs, final state and gradients."""
 
 import itertools
 

@@ -1,8 +1,4 @@
-"""
-Bad numbers and bad disks: one clear line, and nothing lost. Memory.
-
-    python -m pytest tests/test_robust.py
-"""
+"""Bad numbers and bad disks: one clear line, and nothing lost. Memory."""
 
 import os
 import re
@@ -22,13 +18,7 @@ from runs import files
 ABOUT = dict(generator="tests", generator_version=1, parameters={}, seed=0, name="text")
 
 
-@pytest.fixture
-def run(mqar, tmp_path, helpers):
-    return lambda name, **keys: helpers.train(**dict(dataset=mqar, out_dir=tmp_path / name) | keys)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Numbers that are not finite
+# -- Numbers that are not finite ---------------------------------------------------------------------------------------
 
 
 def poison(monkeypatch, at_step, how):
@@ -42,9 +32,7 @@ def poison(monkeypatch, at_step, how):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_bad_step_is_named_though_the_log_looks_later_and_the_weights_stay_good(
-    run, tmp_path, helpers, capfd, monkeypatch, dtype
-):
+def test_the_bad_step_is_named_by_a_later_log_and_weights_stay_good(run, tmp_path, helpers, capfd, monkeypatch, dtype):
     poison(monkeypatch, 5, float("nan"))
     with pytest.raises(SystemExit) as stopped:
         run("out", dtype=dtype, eval_interval=3, log_interval=100, max_iters=30)
@@ -83,8 +71,7 @@ def test_float16_that_overflows_at_any_scale_ends(run, capfd, monkeypatch):
     assert "float16's loss scale fell below 1 and the gradient still overflows at step 0" in capfd.readouterr().err
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Disks
+# -- Disks -------------------------------------------------------------------------------------------------------------
 
 
 def refuse(*words):
@@ -103,9 +90,7 @@ def at_step_5(monkeypatch, call):
 
 
 @pytest.mark.parametrize("what", ["ckpt.pt", "metrics.jsonl"])
-def test_a_disk_that_fills_up_leaves_the_checkpoint_before_and_the_run_goes_on(
-    what, run, tmp_path, monkeypatch, helpers
-):
+def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(what, run, tmp_path, monkeypatch, helpers):
     whole, save = run("whole"), torch.save
     with monkeypatch.context() as patched:
         if what == "ckpt.pt":  # of step 8, when all of it is written
@@ -121,8 +106,7 @@ def test_a_disk_that_fills_up_leaves_the_checkpoint_before_and_the_run_goes_on(
     assert helpers.equal(*(checkpoints.load(out)["model"] for out in (tmp_path / "out", whole)))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Paths and folders
+# -- Paths and folders -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("script", [evaluate, meters])
@@ -136,8 +120,7 @@ def test_an_out_that_cannot_be_written_is_refused_before_anything_is_measured(sc
     assert os.listdir(tmp_path) == ["folder.json"]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Files that are written
+# -- Files that are written --------------------------------------------------------------------------------------------
 
 
 KILLED = """
@@ -147,9 +130,7 @@ write_whole(sys.argv[1], lambda file: (file.write(b"half"), file.flush(), os._ex
 """
 
 
-def test_a_write_that_is_killed_leaves_the_old_file_and_what_it_leaves_can_be_told_from_files_of_others(
-    tmp_path, helpers
-):
+def test_a_killed_write_leaves_the_old_file_and_what_can_be_told_from_files_of_others(tmp_path, helpers):
     file, theirs = tmp_path / ("ä" * 127), tmp_path / ".out.json.123.tmp"  # 254 bytes: the greatest length
     theirs.write_text("no name that we give")
     files.write_text(file, "old")
@@ -160,8 +141,7 @@ def test_a_write_that_is_killed_leaves_the_old_file_and_what_it_leaves_can_be_to
     assert file.read_text() == "new" and set(tmp_path.iterdir()) == {file, theirs}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Memory: the peak of a fresh process, in MB, after some of the work and after all of it
+# -- Memory: the peak of a fresh process, in MB, after some of the work and after all of it ----------------------------
 
 BATCHES = """
 import resource, sys, torch

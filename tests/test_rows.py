@@ -1,14 +1,10 @@
-"""
-An experiment's list, its rows, and the tables made of them. No run is started.
+"""An experiment's list, its rows, and the tables made of them. No run is started.
 
 Claims are in test_claims.py, learning rates in test_rates.py, figures in test_figures.py.
-
-    python -m pytest tests/test_rows.py
 """
 
 import contextlib
 import dataclasses
-import functools
 import html
 import itertools
 import json
@@ -16,6 +12,7 @@ import random
 
 import pytest
 from made_rows import ROOT, listed, made_row, write_rows
+from test_fuzz import GONE, changed_at, places
 
 import configurator
 import experiment
@@ -124,14 +121,6 @@ def test_rows_about_another_version_of_the_data_are_shown_and_never_mixed(tmp_pa
 STRANGE = [None, True, -1, 1.5, "x", "\ud800", [], [1], [[1]], {}, {"a": 1}, 10**30]
 
 
-def places(value, path=()):
-    """The paths to everything inside a row, of lists to the first item."""
-    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
-    for name, item in items:
-        yield (*path, name)
-        yield from places(item, (*path, name))
-
-
 @pytest.mark.parametrize("name, arm, seed", [("sink", "none", 0), ("text", "gla sigmoid", 11)])
 def test_a_real_row_of_any_wrong_field_is_shown_or_one_line(name, arm, seed, tmp_path, monkeypatch):
     """Each field is replaced or taken away; some of the changed rows that can be read go through the whole report."""
@@ -139,10 +128,8 @@ def test_a_real_row_of_any_wrong_field_is_shown_or_one_line(name, arm, seed, tmp
     every = [row for row in read_rows(ROOT / "results" / name) if row["arm"] == arm]
     first, *rows = [row for row in every if "purpose" in row or row["seed"] in (seed, seed + 1)][::-1]
     read, refused = [], 0
-    for path, value in itertools.product(places(first), ["gone", *STRANGE]):
-        changed = json.loads(json.dumps(first))
-        place = functools.reduce(lambda inner, name: inner[name], path[:-1], changed)
-        place.pop(path[-1]) if value == "gone" else place.__setitem__(path[-1], value)
+    for path, value in itertools.product(places(first, most=1), [GONE, *STRANGE]):
+        changed = changed_at(first, path, value)
         refused += (wrong := wrong_row(changed)) is not None
         assert wrong is None or configurator.escape(wrong)
         read += [changed] if wrong is None else []

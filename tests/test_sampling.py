@@ -1,7 +1,4 @@
-"""Ids are drawn as asked, one at a time, with the state kept; what cannot be drawn is refused.
-
-python -m pytest tests/test_sampling.py
-"""
+"""Ids are drawn as asked, one at a time, with the state kept; what cannot be drawn is refused."""
 
 import contextlib
 import math
@@ -9,22 +6,18 @@ import warnings
 
 import pytest
 import torch
+from small_models import off_its_start
 
 from configurator import UserError
-from model import GPT, MIXERS, GPTConfig
+from model import MIXERS, GPTConfig
 from ops.sampling import draw
 
 T = 40
 
 
-@torch.no_grad()
 def make_model(**keys):
-    torch.manual_seed(0)
     keys = dict(n_layer=2, n_embd=32, n_head=4, block_size=T, vocab_size=50, state_size=8) | keys
-    model = GPT(GPTConfig(**keys)).double().eval()
-    for p in model.parameters():
-        p.add_(torch.randn_like(p) * 0.1)
-    return model
+    return off_its_start(GPTConfig(**keys))
 
 
 @pytest.mark.parametrize("name", MIXERS)

@@ -1,7 +1,4 @@
-"""What an experiment says about sinks: its table, its sentences and its figures, from rows made by hand.
-
-python -m pytest tests/test_sinks.py
-"""
+"""What an experiment says about sinks: its table, its sentences and its figures, from rows made by hand."""
 
 import pytest
 

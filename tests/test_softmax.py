@@ -3,10 +3,11 @@
 import edits
 import pytest
 import torch
-from test_edits import CLOSE, C, D, T, in_pieces, make_config, random_x, randomized
+from small_models import off_its_start
+from test_edits import CLOSE
+from test_model import C, D, T, in_pieces, make_config, random_x
 
-from gate import parse_gate
-from model import Softmax
+from model import MIXERS, Softmax
 from ops.layers import softpick
 from runs.probe import weights_of
 
@@ -32,8 +33,10 @@ def definition(mixer, x):
 @torch.no_grad()
 @pytest.mark.parametrize("cls", [Softmax, edits.WindowedALiBi])
 @pytest.mark.parametrize("keys", [dict(attention_weights="softpick"), dict(forget_gate=True)], ids=str)
-def test_softpick_and_a_forget_gate_are_their_definitions_also_where_the_ring_turns(cls, keys):
-    mixer = randomized(cls(make_config(position="none", n_kv_head=2, **keys), parse_gate("none")))
+def test_softpick_and_a_forget_gate_are_their_definitions_also_where_the_ring_turns(cls, keys, monkeypatch):
+    monkeypatch.setitem(MIXERS, "mine", cls)
+    config = make_config(attention="mine", position="none", n_kv_head=2, **keys)
+    mixer = off_its_start(config, noise=0.2).blocks[0].mixer
     x = random_x(2 * T + 5)
     weights, expected = definition(mixer, x)
     torch.testing.assert_close(mixer(x[:, :T]), expected[:, :T], **CLOSE)

@@ -1,7 +1,4 @@
-"""The statistics on made-up rows with known answers.
-
-python -m pytest tests/test_stats.py
-"""
+"""The statistics on made-up rows with known answers."""
 
 import itertools
 import math
@@ -147,8 +144,7 @@ def test_what_seeds_can_see_is_that_of_the_tables_and_of_five_nothing_two_sided(
     assert [claim["detectable"] for claim in two] == [math.inf, math.inf]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Learning curves, contrasts, errors of a text
+# -- Learning curves, contrasts, errors of a text ----------------------------------------------------------------------
 
 
 def run_of(*values, horizon=None, finite=True, metric="accuracy"):

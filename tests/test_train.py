@@ -276,7 +276,9 @@ def test_the_commit_is_that_of_the_project_itself_and_an_edit_makes_it_dirty(pro
     git("init")
     git("add", ".")
     git("commit", "-m", "the project")
-    (project / "rows.jsonl").write_text("")  # no code
+    (project / "results" / "sink" / "none-seed0" / "code").mkdir(parents=True)
+    for name in ("rows.jsonl", "results/sink/none-seed0/code/train.py"):  # no code, and what a run keeps
+        (project / name).write_text("")
     clean = outdir.git_state()
     assert len(clean["git_commit"]) == 40 and clean["git_dirty"] is False
     (project / "new.py").write_text("")
@@ -361,7 +363,7 @@ def test_a_run_shorter_than_the_reading_of_the_whole_split_ends_with_the_sample(
     out = helpers.train(text, tmp_path / "out", **keys)
     sample, end = helpers.metrics(out, "eval")[-1], helpers.metrics(out)[-1]
     assert (end["labels"], end["val_loss"], end["whole"]) == (3 * 32, sample["val_loss"], False)
-    assert "--init_from=resume --eval_whole=true reads them" in capsys.readouterr().out
+    assert f"--out_dir={out} --init_from=resume --eval_whole=true reads them" in capsys.readouterr().out
     size, n_calls = open_dataset(text).counts("val")["tokens"] - 1, len(calls)
     for words in ({"eval_whole": True}, {}):  # the second one finds the end, and reads nothing
         helpers.train(text, out, init_from="resume", **keys | words)

@@ -1,8 +1,4 @@
-"""
-Several workers on one folder: who has a run, who goes on with the runs of a worker that is gone, and that none is lost.
-
-    python -m pytest tests/test_workers.py
-"""
+"""Several workers on one folder: who has a run, who goes on with those of a dead worker, and that none is lost."""
 
 import json
 import multiprocessing
@@ -11,9 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from pathlib import Path
 
+from conftest import wait_until
 from made_rows import made_row
 
 import experiment
@@ -22,19 +17,11 @@ from study import runner
 from study.plan import choose_rates
 from study.rows import text_of
 
-ROOT = Path(__file__).resolve().parent.parent
 FORK = multiprocessing.get_context("fork")  # torch is imported once
 
 
 def plain(**keys):
     return experiment.ExperimentConfig(**dict(arms={"none": {}}, base={"dtype": "float32"}, jobs=1) | keys)
-
-
-def until(condition):
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_run_is_taken_by_one_worker_and_is_free_when_it_and_its_process_are_gone(tmp_path, monkeypatch):
@@ -99,7 +86,7 @@ def test_two_of_eight_workers_are_killed_and_every_run_has_exactly_one_row(tmp_p
     for worker in workers:
         worker.start()
     for victim in workers[:2]:
-        until(lambda victim=victim: held_by(tmp_path, victim))
+        wait_until(lambda victim=victim: held_by(tmp_path, victim))
         os.kill(victim.pid, signal.SIGKILL)
         victim.join()
     for worker in workers[2:]:

@@ -99,7 +99,7 @@ def open_streams(config):
         raise UserError("datasets is not installed: pip install datasets") from None
     folder, streams = config.from_dir, {}
     if folder and not os.path.isdir(folder):  # datasets would look for it on the hub
-        raise UserError(f"from_dir={folder}: no such folder")
+        raise UserError(f"from_dir={folder}: is no folder; name the one that holds the files")
     with named_if_it_fails(config, "opened"):
         if folder and {"state.json", "dataset_dict.json"} & {*os.listdir(folder)}:
             saved = datasets.load_from_disk(folder)
