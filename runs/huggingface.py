@@ -30,7 +30,6 @@ TOKENIZER_FILES = (
     TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
-BLOCK_SIZE = 2048  # the most tokens of context that are kept: caches have room for all of them
 # tensors with nothing of the text model: parts for images, layers that predict further tokens, angles, causal masks
 LEFT_OUT = r"(model\.)?(visual|mtp)\.|.*(rotary_emb\.inv_freq|\.attn\.(masked_)?bias)$"
 
@@ -51,7 +50,7 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     return lines
 
 
-def checkpoint_of(folder: Path, block_size: int = BLOCK_SIZE) -> tuple[dict, int]:
+def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int]:
     """(a checkpoint of the model in a folder of transformers, the context that it was made for). Raises UserError."""
     try:
         their_config = read_json(folder / "config.json")

@@ -14,13 +14,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
-    "lines: product": 14_600,
-    "lines: tests": 11_600,
+    "lines: product": 14_650,
+    "lines: tests": 11_200,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
     "lines: config": 1_700,
     "lines: study + experiment.py": 2_900,
-    "lines: runs": 2_300,
+    "lines: runs": 2_320,
     "lines: speed + bench.py": 800,
     "kB: docs": 61,
     "kB: prose of results": 45,
