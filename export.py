@@ -2,10 +2,12 @@
 
     python export.py --checkpoint=out/best.pt --safetensors=export
     python export.py --from_hf=Qwen3-0.6B --out_dir=out/qwen3           a folder from a hub: as a checkpoint
+    python export.py --checkpoint=out/best.pt --to_hf=exported              the other way: transformers loads it
+    python export.py --from_hf=nanoGPT/out/ckpt.pt --out_dir=out/nanogpt    one of nanoGPT's, too
 
 The folder export/ gets model.safetensors and config.json. Every script that loads a checkpoint also
 loads such a folder: `train.py --init_from=export`, `sample.py --checkpoint=export`. docs/checkpoints.md
-lists which models of transformers can be read.
+lists which models of transformers can be read and written.
 """
 
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ from runs.files import find_checkpoint
 class ExportConfig:
     checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint)
     safetensors: str = key("export", "folder for model.safetensors and config.json")
-    from_hf: str | None = key(None, "a folder of transformers, to be written to out_dir as a checkpoint")
+    to_hf: str | None = key(None, "folder for the checkpoint as a model of transformers, if one has all its keys")
+    family: str | None = key(None, "to_hf: the family there, a model_type (None: chosen by the keys)")
+    from_hf: str | None = key(None, "a folder of transformers or nanoGPT's ckpt.pt, to be written to out_dir")
     out_dir: str = key("out/imported", "from_hf: folder for the checkpoint")
     block_size: int = key(2048, "from_hf: the longest context to keep; a longer one takes more memory", at_least=1)
     overwrite: bool = key(False, "true: write into a folder that holds other files, and replace those of these names")
@@ -30,6 +34,7 @@ configurator.begin(__name__, ExportConfig, __doc__, positional=None)
 from pathlib import Path
 
 from runs.checkpoint import import_safetensors, load, save_folder
+from runs.export_hf import write_folder
 from runs.huggingface import export_to, read_folder
 
 
@@ -37,6 +42,8 @@ def main(argv: list[str]) -> None:
     config = configurator.load(ExportConfig, argv, positional=None)
     if config.from_hf is not None:
         lines = read_folder(config.from_hf, config.out_dir, config.block_size, config.overwrite)
+    elif config.to_hf is not None:
+        lines = write_folder(config.checkpoint, config.to_hf, config.family, config.overwrite)
     else:
         written = export(config.checkpoint, config.safetensors, config.overwrite)
         lines = [f"written to {config.safetensors}/: {', '.join(written)}"]

@@ -143,7 +143,9 @@ class Gate(nn.Module):
         else:
             self.down = nn.Linear(config.n_embd, rank, bias=False) if rank else None
             n_in = rank or config.n_embd
-            self.proj = nn.Linear(n_in, size, bias=False) if native else ZeroLinear(n_in, size, config.gate_bias)
+            self.proj = (
+                nn.Linear(n_in, size, config.native_bias) if native else ZeroLinear(n_in, size, config.gate_bias)
+            )
         if self.activation == "learned":
             self.slope = nn.Parameter(torch.empty(1))
 

@@ -7,13 +7,14 @@ import re
 import typing
 from dataclasses import dataclass
 
-from configurator import UserError, check, key
+from configurator import UserError, check, check_choice, key
 from runs.files import find_checkpoint, find_data
 
 if typing.TYPE_CHECKING:
     from gate import LayerGate
 
 DTYPES = ("float32", "bfloat16", "float16")  # of matrix products
+WITH_ROPE_LENGTH = ("yarn", "yarn_untruncated", "llama3")  # values of rope_scaling that ask for rope_length
 # names that transformers, fla, nanoGPT and others have for a key: what it is called here
 ELSEWHERE = {
     "hidden_size": "n_embd", "d_model": "n_embd", "num_hidden_layers": "n_layer", "num_layers": "n_layer",
@@ -33,6 +34,12 @@ ELSEWHERE = {
     "eval_iters": "eval_tokens", "eval_only": "evaluate.py", "wandb_log": "three lines of Python (docs/reliability.md)",
     "wandb_project": "three lines of Python (docs/reliability.md)", "backend": "chosen by the device",
 }  # fmt: skip
+
+
+def word_of(pattern: str, layer: int) -> str:
+    """What a pattern a,b,b says of a layer."""
+    words = pattern.split(",")
+    return words[layer % len(words)].strip()
 
 
 def find_start(init_from: str) -> None:
@@ -59,11 +66,15 @@ class GPTConfig:
     )
     mlp_ratio: float = key(4.0, "hidden width of the MLP, as a multiple of n_embd; swiglu: 2/3 of that", above=0)
     mlp_width: int | None = key(None, "hidden width of the MLP, in place of mlp_ratio", at_least=1)
-    mlp: str = key("gelu", "gelu: W gelu(U x); gelu_tanh: with a tanh in place of erf; swiglu: W (silu(G x) * U x)")
+    mlp: str = key(
+        "gelu", "gelu: W gelu(U x); gelu_tanh: with a tanh in place of erf; swiglu: W (silu(G x) * U x); none"
+    )
     tie_embeddings: bool = key(True, "one weight for the embedding and the output layer")
     norm: str = key("rms", "norm before each branch and at the end: RMSNorm or LayerNorm", choices=("rms", "layer"))
     norm_eps: float = key(1e-5, "the number under the root of every norm", above=0)
+    post_norm: bool = key(False, "norm behind each branch in place of before it: x + norm(mixer(x)), as in OLMo-2")
     bias: bool = key(False, "biases in softmax layers, MLPs and LayerNorms, as in GPT-2; other mixers have none")
+    qkv_bias: bool = key(False, "biases on q, k and v of softmax layers, as in Qwen2")
     dropout: float = key(0.0, "dropout on the embedding and on both residual branches", at_least=0, below=1)
 
     init: str = key("normal", "start of weights: N(0, 0.02) or PyTorch's default", choices=("normal", "pytorch"))
@@ -72,17 +83,20 @@ class GPTConfig:
         "mixer: softmax, cosformer, gla, mamba2, gated_deltanet, deltanet, kda, deltaproduct, monarch, "
         "gated_deltanet2, mamba3, or by layer a,b,b; gated: softmax with gate=elementwise",
     )
-    position: str = key("rope", "positions; rope acts in softmax layers only", choices=("rope", "learned", "none"))
+    position: str = key(
+        "rope", "positions: rope, learned or none, or by layer a,b of rope and none; rope acts in softmax layers only"
+    )
     rope_base: float = key(10000.0, "base of RoPE's angles", above=1)
     rope_fraction: float = key(1.0, "share of a head's channels that RoPE turns: the first ones", above=0, at_most=1)
     rope_scaling: str = key(
         "none",
         "how RoPE is extended past block_size; yarn_untruncated: bounds of its ramp between pairs, as in gpt-oss",
-        choices=("none", "ntk", "yarn", "yarn_untruncated"),
+        choices=("none", "ntk", "linear", *WITH_ROPE_LENGTH),
     )
     rope_factor: float = key(1.0, "context extension factor, with rope_scaling", at_least=1)
-    rope_length: int | None = key(None, "yarn: the length that RoPE was trained at (None: block_size)", at_least=1)
+    rope_length: int | None = key(None, "yarn, llama3: length RoPE was trained at (None: block_size)", at_least=1)
     qk_norm: bool = key(False, "RMSNorm on q and k of softmax layers, before RoPE")
+    qk_norm_over: str = key("head", "the QK-norm is over a head, or all (OLMo-2)", choices=("head", "all"))
     sink: str = key(
         "none",
         "softmax layers: a logit beside the scores, which takes weight and writes nothing; zero: 0; head: a trained "
@@ -116,17 +130,18 @@ class GPTConfig:
         1.0, "delta rule: beta = beta_max * sigmoid(.); 2 allows negative eigenvalues", choices=(1.0, 2.0)
     )
     n_householder: int = key(2, "deltaproduct: steps of the delta rule in a token", at_least=1, at_most=64)
-    delta_heads: int | None = key(None, "gated_deltanet, deltaproduct: number of heads (None: n_head)", at_least=1)
+    delta_heads: int | None = key(None, "delta rule: number of heads (None: n_head)", at_least=1)
     delta_key_heads: int | None = key(
-        None, "gated_deltanet, deltaproduct: query and key heads, shared evenly (None: delta_heads)", at_least=1
+        None, "delta rule: query and key heads, shared evenly (None: delta_heads)", at_least=1
     )
-    delta_key_dim: int | None = key(None, "gated_deltanet, deltaproduct: width of q and k (None: head_dim)", at_least=1)
-    delta_value_dim: int | None = key(None, "gated_deltanet, deltaproduct: width of v (None: head_dim)", at_least=1)
+    delta_key_dim: int | None = key(None, "delta rule and gla: width of q and k (None: head_dim)", at_least=1)
+    delta_value_dim: int | None = key(None, "delta rule and gla: width of v (None: head_dim)", at_least=1)
 
     gate: str = key("none", "none, native, GRANULARITY[@POSITION] joined by +, or a pattern a,b,b (docs/gates.md)")
     gate_activation: str = key("sigmoid", "how the gate's g acts on y: sigmoid, sigmoid2, silu ... (docs/gates.md)")
     gate_rank: int = key(0, "rank of the gate's weight W_g (0: full rank)", at_least=0)
     gate_input: str = key("token", "token: g = W_g x; static: a trained constant", choices=("token", "static"))
+    native_bias: bool = key(False, "a trained bias in the native gate, which starts at 0, as in fla's KDA")
     gate_bias: float | None = key(None, "start of the gate's trained bias or static constant (None: no bias, or 0)")
     readout_norm: str = key("published", "norm of each mixer's readout: published, none, denominator or rms")
     norm_first: bool = key(True, "true: the readout is normed, then gated; false: gated, then normed")
@@ -148,6 +163,9 @@ class GPTConfig:
             raise UserError(f"n_kv_head={self.n_kv_head}: must divide n_head={self.n_head}")
         if not all(re.fullmatch(r"none|[1-9][0-9]{0,8}", word.strip()) for word in self.window.split(",")):
             raise UserError(f"window={self.window!r}: must be none, a number from 1 on, or a pattern as 128,128,none")
+        for word in self.position.split(","):
+            is_alone = word == self.position
+            check_choice("position", word.strip(), ("rope", "none", "learned") if is_alone else ("rope", "none"))
         key_heads, heads, _, _ = self.delta_sizes
         if heads % key_heads:
             raise UserError(f"delta_key_heads={key_heads}: must divide the {heads} heads")
@@ -162,16 +180,19 @@ class GPTConfig:
 
     def window_of(self, layer: int) -> int | None:
         """How many keys a query of a softmax layer sees, its own included; None: all."""
-        pattern = self.window.split(",")
-        word = pattern[layer % len(pattern)].strip()
+        word = word_of(self.window, layer)
         return None if word == "none" else int(word)
 
     @property
     def delta_sizes(self) -> tuple[int, int, int, int]:
-        """Key heads, heads, and the widths of keys and values, in gated_deltanet and deltaproduct layers."""
+        """Key heads, heads, and the widths of keys and values, in layers with the delta rule."""
         heads = self.delta_heads or self.n_head
-        widths = self.delta_key_dim or self.head_dim, self.delta_value_dim or self.head_dim
-        return self.delta_key_heads or heads, heads, *widths
+        return self.delta_key_heads or heads, heads, *self.delta_widths
+
+    @property
+    def delta_widths(self) -> tuple[int, int]:
+        """The widths of keys and values in layers with the delta rule, and in gla."""
+        return self.delta_key_dim or self.head_dim, self.delta_value_dim or self.head_dim
 
     def layers(self) -> list[tuple[str, "LayerGate"]]:
         """[(mixer name, LayerGate)], one per layer: `attention` and `gate` repeat up to n_layer.

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from configurator import UserError, check_choice
 from gate import GATE_ACTIVATIONS, READOUT_ACTIVATIONS, check_gate
-from keys import GPTConfig
+from keys import GPTConfig, word_of
 from mixer import READOUT_NORMS, Mixer, Projection
 from mixers import Mamba3, Monarch
 from ops import IGNORE, kernels, layers, sampling
@@ -48,7 +48,7 @@ class Softmax(Mixer):
 
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
-        if config.position == "rope" and (config.rotated < 2 or config.rotated % 2):
+        if "rope" in config.position and (config.rotated < 2 or config.rotated % 2):
             raise UserError(f"position='rope': needs an even rope_fraction * head_dim, not {config.rotated}")
         if cls.norm_of(config) == "denominator":
             raise UserError(f"readout_norm='denominator' makes no sense for {name}: its weights are normed already")
@@ -67,10 +67,10 @@ class Softmax(Mixer):
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(Hk, D), value=(Hk, D))
-        self.qkv = FusedLinear(config.n_embd, [H * D, Hk * D, Hk * D], bias=config.bias)
+        self.qkv = FusedLinear(config.n_embd, [H * D, Hk * D, Hk * D], bias=config.bias or config.qkv_bias)
         self.conv = make_conv(config, (H + 2 * Hk) * D)
-        self.q_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
+        widths = (H * D, Hk * D) if config.qk_norm and config.qk_norm_over == "all" else (D, D)
+        self.q_norm, self.k_norm = (RMSNorm(n, eps=config.norm_eps) if config.qk_norm else None for n in widths)
         self.forget = nn.Linear(config.n_embd, H) if config.forget_gate else None
         self.sink = layers.Sink(config, H) if config.sink != "none" else None
         self.split = (H, Hk)
@@ -91,8 +91,10 @@ class Softmax(Mixer):
         qk, v = qkv.unflatten(-1, (-1, self.value_width)).split((H + Hk, Hk), dim=2)  # (B, T, H + Hk or Hk, D)
         if self.q_norm is not None:
             q, k = at_least_float32(qk).split((H, Hk), dim=2)
-            qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=2)
-        if c.position == "rope":
+            axis = 2 if c.qk_norm_over == "all" else 3  # the axes from this one on have one norm
+            pairs = ((self.q_norm, q), (self.k_norm, k))
+            qk = torch.cat([norm(y.flatten(axis)).view_as(y) for norm, y in pairs], dim=2)
+        if word_of(c.position, self.layer) == "rope":
             turned, kept = qk.split((c.rotated, self.value_width - c.rotated), dim=-1)
             trained_length = c.rope_length or c.block_size
             turned = layers.rotate(turned, start, c.rope_base, c.rope_scaling, c.rope_factor, trained_length)
@@ -200,17 +202,18 @@ class GLA(Mixer):
     native_gate = ("silu", "after norm")
 
     def __init__(self, config, gate):
-        C, H, D = config.n_embd, config.n_head, config.head_dim
-        super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
-        self.qkv = FusedLinear(C, [H * D] * 3)
-        self.conv = make_conv(config, 3 * H * D)
+        C, H, (Dk, Dv) = config.n_embd, config.n_head, config.delta_widths
+        super().__init__(config, gate, query=(H, Dk), key=(H, Dk), value=(H, Dv))
+        self.split = (H * Dk, H * Dk, H * Dv)
+        self.qkv = FusedLinear(C, self.split)
+        self.conv = make_conv(config, sum(self.split))
         self.decay_in = nn.Linear(C, 16, bias=False)
-        self.decay_out = nn.Linear(16, H * D)
+        self.decay_out = nn.Linear(16, H * Dk)
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        qkv = self.conv(self.qkv(x), state)
-        q, k, v = qkv.unflatten(-1, (-1, self.value_width)).chunk(3, dim=2)  # (B, T, H, D)
-        logits = self.decay_out(self.decay_in(x)).unflatten(-1, (-1, self.key_width))  # (B, T, H, D)
+        qkv = self.conv(self.qkv(x), state).split(self.split, dim=-1)
+        q, k, v = (y.unflatten(-1, (self.n_head, -1)) for y in qkv)  # (B, T, H, Dk or Dv)
+        logits = self.decay_out(self.decay_in(x)).unflatten(-1, (-1, self.key_width))  # (B, T, H, Dk)
         return Projection(q * self.key_width**-0.5, k, v, F.logsigmoid(at_least_float32(logits)) / 16)
 
 
@@ -270,11 +273,8 @@ class DeltaNet(Mixer):
 
     def __init__(self, config, gate, n=1, betas=None):
         """n: how many keys, values and betas a head has of a token. betas: rows of beta's matrices (None: n of H)."""
-        if self.decay == "head":  # gated_deltanet and deltaproduct have keys of the config for their sizes
-            Hk, H, Dk, Dv = config.delta_sizes
-        else:
-            Hk, H, Dk, Dv = config.n_head, config.n_head, config.head_dim, config.head_dim
-        native_rank = config.head_dim if self.decay == "channel" else 0
+        Hk, H, Dk, Dv = config.delta_sizes
+        native_rank = Dv if self.decay == "channel" else 0
         super().__init__(config, gate, query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv), native_rank=native_rank)
         self.split = (Hk * Dk, n * Hk * Dk, n * H * Dv)
         betas, dt = betas or [H] * n, [H] * (self.decay == "head")
@@ -282,7 +282,7 @@ class DeltaNet(Mixer):
         self.in_proj = FusedLinear(config.n_embd, [Hk * Dk] * (1 + n) + [H * Dv] * n + betas + dt)
         self.conv = make_conv(config, sum(self.split), published_width=4)
         if self.decay == "channel":
-            self.decay_in, self.decay_out = nn.Linear(config.n_embd, Dk, bias=False), nn.Linear(Dk, H * Dk, bias=False)
+            self.decay_in, self.decay_out = nn.Linear(config.n_embd, Dv, bias=False), nn.Linear(Dv, H * Dk, bias=False)
         if self.decay:
             self.dt_bias = nn.Parameter(torch.empty(H * Dk if self.decay == "channel" else H))
             self.A_log = nn.Parameter(torch.empty(H))
@@ -324,11 +324,13 @@ class GatedDeltaNet2(KDA):
     channel of the key that erases and of the value: S_t = (I - k_t (b_t * k_t)^T) a_t S_{t-1} + k_t (w_t * v_t)^T."""
 
     def __init__(self, config, gate):
-        super().__init__(config, gate, betas=[config.n_head * config.head_dim] * 2)
+        Hk, H, Dk, Dv = config.delta_sizes
+        super().__init__(config, gate, betas=[Hk * Dk, H * Dv])
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         p = super().project(x, state, start)
-        erase, write = p.beta.unflatten(-1, (-1, self.key_width)).chunk(2, dim=2)  # (B, T, H, D), up to beta_max
+        erase, write = p.beta.split([p.k[0, 0].numel(), p.v[0, 0].numel()], dim=-1)
+        erase, write = erase.view_as(p.k), write.view_as(p.v)  # (B, T, Hk, Dk) and (B, T, H, Dv), up to beta_max
         v = (write / self.config.beta_max * p.v).to(p.v.dtype)
         return p._replace(v=v, beta=torch.ones_like(p.beta[..., : self.n_head]), erase=erase * p.k)
 
@@ -398,6 +400,8 @@ def check_layers(config: GPTConfig) -> None:
     if config.levels != "none" and config.kernels == "fla":
         raise UserError(f"levels={config.levels!r}: kernels='fla' has none for it; leave kernels out")
     kernels.check_kernels(config.kernels, is_used=not all(issubclass(mixer, Softmax) for mixer in used))
+    if config.mlp == "none" and config.match_params:
+        raise UserError("match_params=True: mlp='none' has no MLP to narrow")
     if not config.norm_first and not any(mixer.norm_of(config) in READOUT_NORMS for mixer in used):
         raise UserError("norm_first=False: no layer has a norm for the gate to come before")
 
@@ -428,30 +432,36 @@ class SwiGLU(MLP):
         return self.down(F.silu(self.glu(x)) * self.up(x))
 
 
-MLPS = {"gelu": MLP, "gelu_tanh": MLP, "swiglu": SwiGLU}
+MLPS = {"gelu": MLP, "gelu_tanh": MLP, "swiglu": SwiGLU, "none": None}
 
 
 class Block(nn.Module):
-    """The same for every mixer: x + mixer(norm(x)), then x + MLP(norm(x)). Arguments as in Mixer."""
+    """The same for every mixer: x + mixer(norm(x)), then x + MLP(norm(x)), if there is one. Arguments as in Mixer."""
 
     def __init__(self, config, name, gate):
         super().__init__()
-        C, n = config.n_embd, MLPS[config.mlp].n_matrices
+        C, make_mlp = config.n_embd, MLPS[config.mlp]
+        self.norm_1, self.norm_2 = make_norm(config), make_norm(config) if make_mlp else None
+        self.mixer, self.mlp, self.post_norm = MIXERS[name](config, gate), None, config.post_norm
+        self.dropout = nn.Dropout(config.dropout)
+        if make_mlp is None:
+            return
+        n = make_mlp.n_matrices
         hidden = config.mlp_width or round(config.mlp_ratio * C * 2 / n)  # with as many parameters as a gelu's
-        self.norm_1, self.norm_2 = make_norm(config), make_norm(config)
-        self.mixer = MIXERS[name](config, gate)
         if config.match_params:
             unit = n * C + (n - 1) * config.bias  # parameters of a hidden unit of the MLP
             hidden -= round(sum(p.numel() for p in self.mixer.gates.parameters()) / unit)
             if hidden < 1:
                 raise UserError("match_params=True: the gate has more parameters than the MLP")
-        self.mlp = MLPS[config.mlp](config, hidden)
-        self.dropout = nn.Dropout(config.dropout)
+        self.mlp = make_mlp(config, hidden)
 
     def forward(self, x, state=None, start=0, only=None):
-        y = self.mixer(self.norm_1(x), state, start, only)
-        x = (x if only is None else x[only][None]) + self.dropout(y)
-        return x + self.dropout(self.mlp(self.norm_2(x)))
+        y = self.mixer(x if self.post_norm else self.norm_1(x), state, start, only)
+        x = (x if only is None else x[only][None]) + self.dropout(self.norm_1(y) if self.post_norm else y)
+        if self.mlp is None:
+            return x
+        y = self.norm_2(self.mlp(x)) if self.post_norm else self.mlp(self.norm_2(x))
+        return x + self.dropout(y)
 
 
 class GPT(nn.Module):
@@ -597,7 +607,7 @@ class GPT(nn.Module):
         tables = [self.wpe] + [self.wte] * (self.head is not None)  # a tied wte counts: it is also the output layer
         looked_up = sum(table.weight.numel() for table in tables if table is not None)
         mixing = sum(block.mixer.flops_per_token(T or self.config.block_size) for block in self.blocks)
-        idle = sum(block.mlp.n_idle for block in self.blocks)
+        idle = sum(block.mlp.n_idle for block in self.blocks if block.mlp is not None)
         return 2 * (self.n_params() - looked_up - idle) + mixing
 
     def parameter_groups(self, weight_decay: float) -> list[dict]:

@@ -241,12 +241,18 @@ def rope_frequencies(D: int, base: float, scaling: str, factor: float, trained_l
     factor: how many times trained_length the context is to be. `ntk` raises the base, so that the slowest pair turns as
     far as in training. `yarn` (Peng et al. 2023, sections 3.2 and 3.4) divides the frequency of a pair that turned less
     than once in training by the factor, keeps that of a pair that turned more than 32 times, interpolates in between,
-    and sharpens the softmax. `yarn_untruncated` does not round these two bounds to whole pairs (gpt-oss).
+    and sharpens the softmax. `yarn_untruncated` does not round these two bounds to whole pairs (gpt-oss). `llama3`
+    (Llama 3.1) does the same between 1 and 4 turns, linearly in them, and `linear` divides all frequencies.
     """
     exponent = torch.arange(0, D, 2, dtype=torch.float64, device="cpu") / D
     if scaling == "ntk":
         base = base * factor ** (D / max(1, D - 2))
     frequency = base**-exponent
+    if scaling == "linear":
+        frequency = frequency / factor
+    if scaling == "llama3":
+        keep = ((trained_length * frequency / (2 * math.pi) - 1) / (4 - 1)).clamp(0, 1)
+        frequency = frequency * keep + frequency / factor * (1 - keep)
     if not scaling.startswith("yarn"):
         return frequency, 1.0
     # the interpolation is linear in the pair index, as published; these pairs made 32 turns and 1 turn in training

@@ -29,7 +29,7 @@ from runs.files import CHECKPOINTS, find_checkpoint, read_json, write_text, writ
 from runs.hardware import DTYPES, Processes
 
 FORMAT = 1  # of what is written here; nothing else is read
-WITHOUT_FORMAT = "version 0.2 or an older one wrote it; the code of commit fa2548f reads it"
+WITHOUT_FORMAT = "of version 0.2, which the code of commit fa2548f reads, or nanoGPT's, for export.py --from_hf"
 OF_FOLDERS = {Path(name).suffix for name in CHECKPOINTS[1:]}  # of a file with a config.json beside it
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # what a checkpoint holds beside its tensors; rules.wrong_field says how the table is read
@@ -92,7 +92,7 @@ def first_line(error: Exception) -> str:
 def load(path: Path | str) -> dict:
     """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or no checkpoint."""
     path = find_checkpoint(path)
-    checkpoint = _load_torch(path) if path.suffix not in OF_FOLDERS else _load_folder(path)
+    checkpoint = load_torch(path) if path.suffix not in OF_FOLDERS else _load_folder(path)
     try:
         _check(checkpoint)
     except (ValueError, TypeError) as error:
@@ -100,10 +100,15 @@ def load(path: Path | str) -> dict:
     if (number := checkpoint.get("format")) != FORMAT:
         reason = WITHOUT_FORMAT if number is None else "take the version of the code that wrote it"
         raise UserError(f"{path}: its format is {show(number)}, and this version reads {FORMAT} alone: {reason}")
-    for name, tensor in checkpoint["model"].items():
+    check_tensors(checkpoint["model"], path)
+    return checkpoint
+
+
+def check_tensors(tensors: dict, path: Path) -> None:
+    """Raises UserError, with the path, where one is no weight or has no name."""
+    for name, tensor in tensors.items():
         if wrong := wrong_tensor(tensor) if isinstance(name, str) else "is no name":
             raise UserError(f"{path}: its {show(name)} {wrong}")
-    return checkpoint
 
 
 def _check(checkpoint):
@@ -135,7 +140,8 @@ def wrong_tensor(tensor: Any) -> str | None:
     return None
 
 
-def _load_torch(path):
+def load_torch(path: Path) -> Any:
+    """What torch.save wrote: tensors and plain values, and no code is run. Raises UserError."""
     try:
         with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
             damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB
@@ -154,9 +160,9 @@ def _load_torch(path):
 
 
 def _load_folder(path):
-    library, about = import_safetensors(), read_json(path.with_name("config.json"))
+    library, about = import_safetensors(), read_json(path.with_name("config.json"), infinity=True)
     about = about if isinstance(about, dict) else {}
-    if "model_type" in about:
+    if not about.keys().isdisjoint(("model_type", "ssm_cfg")):  # the second: Mamba-2 of its authors
         from runs import huggingface  # which imports this file
 
         return huggingface.checkpoint_of(path.parent)[0] | {"format": FORMAT}

@@ -9,6 +9,12 @@
 |                | whose projections are interleaved by key head                                                     |
 | qwen3_5_text   | the same with projections that are not interleaved                                                |
 | gpt2           | LayerNorm, biases, learned positions; the weights of linear layers are (inputs, outputs)          |
+| mistral        | a window in all layers, where sliding_window is a number                                          |
+| qwen2          | biases on q, k and v; windows in the layers that layer_types or max_window_layers names           |
+| smollm3        | no RoPE in every fourth layer, or in those of no_rope_layers                                      |
+| olmo2          | norms behind the branches; QK-norm over all heads together                                        |
+| phi3           | q, k and v are one weight, and so are the two of the MLP; partial RoPE; windows as in mistral     |
+| nanogpt        | what nanoGPT's train.py saves: as gpt2 with weights of (outputs, inputs), maybe without biases    |
 """
 
 import re
@@ -18,8 +24,10 @@ from typing import Any, NamedTuple
 import torch
 
 from configurator import UserError, rules_of, show
+from keys import WITH_ROPE_LENGTH
 from model import GPTConfig
 from rules import Rule, wrong_field
+from runs import families_linear
 
 GATED = ("qwen3_next", "qwen3_5_text")  # every layer has its gate, and norms hold 1 + weight
 
@@ -51,29 +59,60 @@ NAMES_OF_GPT2 = {  # the rows of c_attn are those of q, of k and of v, as ours
     "^blocks": "transformer.h", "norm_": "ln_", "softmax.qkv": "attn.c_attn", "softmax.out_proj": "attn.c_proj",
     "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
 }  # fmt: skip
+KEYS_OF_NANOGPT = {key: key for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")}
+NAMES_OF_OLMO2 = NAMES | {"norm_1": "post_attention_layernorm", "norm_2": "post_feedforward_layernorm"}
+NAMES_OF_PHI3 = {"softmax.qkv": "self_attn.qkv_proj"} | NAMES | {"mlp.glu": "mlp.gate_up_proj"}
 
 
 class Family(NamedTuple):
     keys: dict[str, str] = KEYS
     names: dict[str, str] = NAMES
+    optional: tuple[str, ...] = ("head_dim",)  # keys that its config.json may leave out, beside those of all families
+    always: dict[str, Any] = {}  # keys that it has beside those of a Llama, and other defaults
+    window: int | None = None  # where config.json has no sliding_window
 
 
+EPS = {"norm_eps": 1e-5}
 FAMILIES = {  # by model_type
     "llama": Family(),
-    "qwen3": Family(),
-    "qwen3_next": Family(KEYS | KEYS_OF_DELTA),
-    "qwen3_5_text": Family(KEYS | KEYS_OF_DELTA),
-    "gpt2": Family(KEYS_OF_GPT2, NAMES_OF_GPT2),
+    "qwen3": Family(optional=(), window=4096),
+    "qwen3_next": Family(KEYS | KEYS_OF_DELTA, optional=()),
+    "qwen3_5_text": Family(KEYS | KEYS_OF_DELTA, optional=()),
+    "gpt2": Family(KEYS_OF_GPT2, NAMES_OF_GPT2, ("mlp_width",)),
+    "mistral": Family(window=4096),
+    "qwen2": Family(always={"qkv_bias": True}, window=4096),
+    "smollm3": Family(always={"tie_embeddings": True, "rope_base": 2e6}),
+    "olmo2": Family(names=NAMES_OF_OLMO2, always=EPS | {"post_norm": True, "qk_norm": True, "qk_norm_over": "all"}),
+    "phi3": Family(names=NAMES_OF_PHI3, always=EPS),
+    "nanogpt": Family(KEYS_OF_NANOGPT, NAMES_OF_GPT2),
 }
+PARTIAL = (*GATED, "phi3")  # RoPE may turn some of a head's channels
+ALL_LAYERS = ("mistral", "phi3")  # all layers have the window
+BY_LAYER = ("qwen2", "qwen3", "smollm3")  # those that layer_types names, if use_sliding_window is true
+LENGTH = "original_max_position_embeddings"
+ROPES = {  # by rope_type: the fields of its numbers; a dynamic one is plain up to max_position_embeddings
+    "default": (), "linear": ("factor",), "dynamic": ("factor",), "yarn": ("factor", LENGTH),
+    "llama3": ("factor", LENGTH, "low_freq_factor", "high_freq_factor"),
+}  # fmt: skip
+FIELDS_OF_ROPE = {
+    "factor": (float, 1, 1 << 30), LENGTH: (int, 1, 1 << 30), "low_freq_factor": (float, 1, 1),
+    "high_freq_factor": (float, 4, 4),
+}  # fmt: skip
 
 # Other fields that are read or forbidden, by the rules of rules.py; those of one key obey the rule of that key
 NO = Rule(bool, choices=(False,))
-NO_FLAGS = ("attention_bias?", "qkv_bias?", "mlp_bias?", "use_sliding_window?", "scale_attn_by_inverse_layer_idx?")
+NO_FLAGS = ("attention_bias?", "qkv_bias?", "mlp_bias?", "scale_attn_by_inverse_layer_idx?")
 FIELDS: dict[str, Any] = {
     "full_attention_interval?": (int, 1, 10_000),
     "layer_types?": [(str, 1, 99), 1, 10_000],
     "rope_scaling?": (dict, 0, 99),
     "rope_parameters?": (dict, 0, 99),
+    f"{LENGTH}?": (int, 1, 1 << 30),
+    "use_sliding_window?": Rule(bool),
+    "sliding_window?": (int, 1, 1 << 30, None),  # null is no window, and where it is missing the family has its own
+    "max_window_layers?": (int, 0, 10_000),
+    "no_rope_layers?": [(int, 0, 1), 1, 10_000],
+    "no_rope_layer_interval?": (int, 1, 10_000),
     **dict.fromkeys(NO_FLAGS, NO),
     "scale_attn_weights?": Rule(bool, choices=(True,)),
     "hidden_act?": {"silu"},  # the MLP of these is a swiglu here
@@ -84,22 +123,30 @@ FIELDS: dict[str, Any] = {
 
 
 def family_of(config: dict) -> str:
-    """A key of FAMILIES. Raises UserError for a model that is not read."""
-    if wrong := wrong_field(config, {"model_type": set(FAMILIES)}):
+    """A key of FAMILIES, or of those in families_linear.py. Raises UserError for a model that is not read."""
+    if isinstance(config, dict) and "ssm_cfg" in config:
+        return "mamba_ssm"
+    if wrong := wrong_field(config, {"model_type": FAMILIES.keys() | families_linear.FAMILIES.keys() - {"mamba_ssm"}}):
         raise UserError(wrong)
     return config["model_type"]
 
 
 def keys_of(config: dict, block_size: int) -> dict[str, Any]:
-    """The keys of GPTConfig for a config.json of theirs. Raises UserError for what the model here does not have."""
+    """The keys of GPTConfig for a config.json of theirs. Raises UserError for what the model here does not have.
+
+    No field is null but sliding_window, where that is no window, and not the family's.
+    """
     family, rules = family_of(config), rules_of(GPTConfig)
+    if family in families_linear.FAMILIES:
+        return families_linear.keys_of(config, family, block_size)
     fields = FAMILIES[family].keys
-    optional = ("tie_embeddings", "norm_eps", "n_kv_head", {"llama": "head_dim", "gpt2": "mlp_width"}.get(family))
+    optional = ("tie_embeddings", "norm_eps", "n_kv_head", *FAMILIES[family].optional)
     of_keys = {field + "?" * (key in optional): rules[key] for key, field in fields.items()}
     if wrong := wrong_field(config, of_keys | FIELDS):
         raise UserError(wrong)
     keys = {key: config[field] for key, field in fields.items() if field in config}
-    defaults = gpt2_keys(config) if family == "gpt2" else rope_keys(config, family) | layer_keys(config, family)
+    of_gpt2 = family in ("gpt2", "nanogpt")
+    defaults = gpt2_keys(config) if of_gpt2 else rope_keys(config, family) | layer_keys(config, family)
     return defaults | keys | {"block_size": min(block_size, keys["block_size"])}
 
 
@@ -108,11 +155,12 @@ def rope_keys(config: dict, family: str) -> dict[str, Any]:
     is_gated = family in GATED
     name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"  # there, the old spelling hides the new
     rope = config.get(name, {})
-    is_plain = rope.get("rope_type", rope.get("type", "default")) == "default"
-    if not is_plain or any(isinstance(value, dict) for value in rope.values()):
-        raise UserError(f"{name}={show(rope)}: only plain RoPE is read, the same in all layers")
+    kind, always = rope.get("rope_type", rope.get("type", "default")), FAMILIES[family].always
+    allowed = ["default"] if family in PARTIAL else list(ROPES)
+    if kind not in allowed or any(isinstance(value, dict) for value in rope.values()):
+        raise UserError(f"{name}={show(rope)}: {family} has {' or '.join(allowed)} RoPE here, the same in all layers")
     fraction = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 0.25 if is_gated else 1.0))
-    if fraction != 1 and not is_gated:
+    if fraction != 1 and family not in PARTIAL:
         words = f"{family} of transformers turns all channels of a head"
         raise UserError(f"partial_rotary_factor={show(fraction)}: {words}")
     return {
@@ -120,28 +168,59 @@ def rope_keys(config: dict, family: str) -> dict[str, Any]:
         "n_kv_head": config["num_attention_heads"],
         "tie_embeddings": False,
         "mlp": "swiglu",
-        "rope_base": rope.get("rope_theta", config.get("rope_theta", 10000.0)),
-        "rope_fraction": fraction,
         "qk_norm": config.get("use_qk_norm", True) if family == "qwen3" else is_gated,
+        **always,
+        "rope_base": rope.get("rope_theta", config.get("rope_theta", always.get("rope_base", 10000.0))),
+        "rope_fraction": fraction,
+        **scaling_keys(config, rope, kind),
     }
 
 
+def scaling_keys(config: dict, rope: dict, kind: str) -> dict[str, Any]:
+    """The keys of a scaled RoPE. Raises UserError for numbers that the model here does not have."""
+    if kind == "default":
+        return {}
+    length = config.get(LENGTH, rope.get(LENGTH, config["max_position_embeddings"]))  # beside the dict it counts more
+    fields = {name: FIELDS_OF_ROPE[name] for name in ROPES[kind]}
+    if wrong := wrong_field({LENGTH: length} | rope, fields, "rope"):
+        raise UserError(wrong)
+    if other := sorted(rope.keys() - fields.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}):
+        raise UserError(f"rope_type={kind!r}: its {other[0]}={show(rope[other[0]])} is not read")
+    keys = {} if kind == "dynamic" else {"rope_scaling": kind, "rope_factor": rope["factor"]}
+    return keys | ({"rope_length": length} if kind in WITH_ROPE_LENGTH else {})
+
+
 def layer_keys(config: dict, family: str) -> dict[str, Any]:
-    """The keys that say which mixer and which gate each layer has. Raises UserError."""
+    """The keys that differ by layer: its mixer, its gate, its window, and whether it has RoPE. Raises UserError."""
     n_layer, is_gated = config["num_hidden_layers"], family in GATED
     every = config.get("full_attention_interval", 4) if is_gated else 1
     default = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(n_layer)]
+    ropes = [1] * n_layer
+    if family == "smollm3":
+        every = config.get("no_rope_layer_interval", 4)
+        ropes = config.get("no_rope_layers", [(i + 1) % every for i in range(n_layer)])[:n_layer]
+    if len(ropes) < n_layer:
+        raise UserError(f"no_rope_layers={show(ropes)}: must have a number for each of {n_layer} layers")
+    has_windows = family in ALL_LAYERS or (family in BY_LAYER and config.get("use_sliding_window"))
+    window = config.get("sliding_window", FAMILIES[family].window) if has_windows else None
+    if window:
+        first = 0 if family in ALL_LAYERS else config.get("max_window_layers", 28)
+        has_window = [not ropes[i] if family == "smollm3" else i >= first for i in range(n_layer)]
+        default = ["sliding_attention" if x else "full_attention" for x in has_window]
     types = config.get("layer_types", default)
     asked = [name for name in ("elementwise", "headwise") if config.get(f"{name}_attn_output_gate")]
     gate = "elementwise" if is_gated else asked[0] if asked and family == "qwen3" else "none"
-    layers = {"full_attention": ("softmax", gate)}
-    layers |= {"linear_attention": ("gated_deltanet", "native")} if is_gated else {}
+    layers = {} if window and family in ALL_LAYERS else {"full_attention": ("softmax", gate, "none")}
+    layers |= {"sliding_attention": ("softmax", gate, str(window))} if window else {}
+    layers |= {"linear_attention": ("gated_deltanet", "native", "none")} if is_gated else {}
     if len(types) != n_layer or not layers.keys() >= set(types):
         allowed = " or ".join(layers)
         raise UserError(f"layer_types={show(types)}: must be {allowed} for each of {n_layer} layers")
-    period = next(n for n in range(1, n_layer + 1) if all(types[i] == types[i % n] for i in range(n_layer)))
-    mixers, gates = zip(*(layers[layer_type] for layer_type in types[:period]), strict=True)
-    return {"attention": ",".join(mixers), "gate": ",".join(gates)}
+    words = [(*layers[types[i]], "rope" if ropes[i] else "none") for i in range(n_layer)]
+    period = next(n for n in range(1, n_layer + 1) if all(words[i] == words[i % n] for i in range(n_layer)))
+    names = ("attention", "gate", "window", "position")
+    columns = zip(*words[:period], strict=True)
+    return {name: ",".join(x if len({*x}) > 1 else x[:1]) for name, x in zip(names, columns, strict=True)}
 
 
 def gpt2_keys(config: dict) -> dict[str, Any]:
@@ -159,75 +238,88 @@ def gpt2_keys(config: dict) -> dict[str, Any]:
 
 
 class Part(NamedTuple):
-    """Tensors of theirs that hold the same numbers as tensors of ours: to_ours takes and returns a list."""
+    """Tensors of theirs that hold the same numbers as tensors of ours. Both functions take and return a list."""
 
     theirs: list[str]
     ours: list[str]
     to_ours: Callable
+    to_theirs: Callable
 
 
 def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[Part]:
     """Yields every Part of the model, each tensor in one of them. names: those of our tensors."""
-    layers, is_gpt2 = config.layers(), family == "gpt2"
+    layers, is_fused = config.layers(), family in ("gpt2", "nanogpt", "phi3")
+    if family in families_linear.FAMILIES:
+        yield from (Part(*part) for part in families_linear.parts_of(config, family, names))
+        return
     for ours in names:
         place = ours.split(".")
         mixer, gate = layers[int(place[1]) if place[0] == "blocks" else 0]
-        if ".in_proj." in ours or (".qkv." in ours and not is_gpt2):
-            yield rows_part(config, family, mixer, gate, place[1])
-        elif ".gates." not in ours:  # those come with the rest of the rows
+        if ".in_proj." in ours or (".qkv." in ours and not is_fused):
+            yield rows_part(config, family, mixer, gate, place[1], place[-1])
+        elif ".gates." not in ours and not (family == "phi3" and "mlp.up" in ours):  # those come with others
             theirs = ours.replace(".mixer.", f".{mixer}.")
-            to_ours = translation(theirs, family, config.block_size)
+            to_ours, to_theirs = translation(theirs, family, config.block_size)
             for name, replacement in FAMILIES[family].names.items():
                 theirs = re.sub(name, replacement, theirs)
-            yield Part([theirs], [ours], lambda w, f=to_ours: [f(w[0])])
+            if family == "phi3" and "mlp.glu" in ours:
+                both = [ours, ours.replace("mlp.glu", "mlp.up")]
+                yield Part([theirs], both, lambda w: w[0].chunk(2), lambda w: [torch.cat(w)])
+            else:
+                yield Part([theirs], [ours], lambda w, f=to_ours: [f(w[0])], lambda w, f=to_theirs: [f(w[0])])
 
 
-def translation(name: str, family: str, block_size: int) -> Callable:
-    """What makes their tensor ours; name: ours, with that of the mixer."""
+def translation(name: str, family: str, block_size: int) -> tuple[Callable, Callable]:
+    """(theirs to ours, ours to theirs) of a tensor; name: ours, with that of the mixer."""
     if name == "wpe.weight":  # as many positions as are kept
-        return lambda w: w[:block_size]
+        return lambda w: w[:block_size], lambda w: w
     if family == "gpt2" and name.startswith("blocks"):
-        return torch.t  # linear layers are (inputs, outputs) there; vectors stay as they are
+        return torch.t, torch.t  # linear layers are (inputs, outputs) there; vectors stay as they are
     if "gated_deltanet.conv." in name:  # (channels, 1, width), ours (width, channels)
-        return lambda w: w.squeeze(1).T
+        return lambda w: w.squeeze(1).T, lambda w: w.T[:, None]
     if family in GATED and "norm" in name and "gated_deltanet" not in name:  # in bfloat16 the sum would lose digits
-        return lambda w: w.float() + 1
-    return lambda w: w
+        return lambda w: w.float() + 1, lambda w: w.float() - 1
+    return lambda w: w, lambda w: w
 
 
-def rows_part(config: GPTConfig, family: str, mixer: str, gate: Any, layer: str) -> Part:
+def rows_part(config: GPTConfig, family: str, mixer: str, gate: Any, layer: str, kind: str) -> Part:
     """The projections of a layer, which share out the same blocks of rows otherwise. A block is named by a letter.
 
     Softmax: q_proj, k_proj and v_proj, where q_proj may have the rows of the gate (g). Gated DeltaNet: ours has q, k,
-    v, beta and dt in in_proj, and its gate z apart.
+    v, beta and dt in in_proj, and its gate z apart. kind: weight or bias.
     """
     if mixer == "gated_deltanet":
         Hk, H, Dk, Dv = config.delta_sizes
         sizes = {"q": Hk * Dk, "k": Hk * Dk, "v": H * Dv, "z": H * Dv, "b": H, "a": H}
         layout = {"qkvz": Hk, "ba": Hk} if family == "qwen3_next" else {"qkv": 1, "b": 1, "a": 1, "z": 1}
         theirs = {f"linear_attn.in_proj_{blocks}": (groups, blocks) for blocks, groups in layout.items()}
-        ours = {"in_proj": "qkvba", "gates.native.proj": "z"}
+        ours = {"in_proj": (1, "qkvba"), "gates.native.proj": (1, "z")}
     else:
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
         granularity = gate.positions.get("readout", "none")
         sizes = {"q": H * D, "k": Hk * D, "v": Hk * D, "g": H if granularity == "headwise" else H * D}
         in_q_proj = (H if family in GATED else Hk, "q" if granularity == "none" else "qg")
         theirs = {"self_attn.q_proj": in_q_proj, "self_attn.k_proj": (1, "k"), "self_attn.v_proj": (1, "v")}
-        ours = {"qkv": "qkv"} | ({} if granularity == "none" else {"gates.readout.proj": "g"})
+        ours = {"qkv": (1, "qkv")} | ({} if granularity == "none" else {"gates.readout.proj": (1, "g")})
+    there, here = list(theirs.values()), list(ours.values())
     return Part(
-        [f"model.layers.{layer}.{name}.weight" for name in theirs],
-        [f"blocks.{layer}.mixer.{name}.weight" for name in ours],
-        lambda weights: rearranged(weights, list(theirs.values()), list(ours.values()), sizes),
+        [f"model.layers.{layer}.{name}.{kind}" for name in theirs],
+        [f"blocks.{layer}.mixer.{name}.{kind}" for name in ours],
+        lambda weights: rearranged(weights, there, here, sizes),
+        lambda weights: rearranged(weights, here, there, sizes),
     )
 
 
-def rearranged(weights: list[torch.Tensor], theirs: list, ours: list[str], sizes: dict[str, int]) -> list[torch.Tensor]:
-    """The same blocks of rows in other weights. theirs: (groups, blocks) of each; ours: its blocks; sizes: their rows.
+def rearranged(weights: list[torch.Tensor], before: list, after: list, sizes: dict[str, int]) -> list[torch.Tensor]:
+    """The same blocks of rows in other weights. before, after: (groups, blocks) of each weight; sizes: rows of a block.
 
-    A weight of theirs has the rows of each of its blocks in group 0, then those in group 1 ...
+    A weight has the rows of each of its blocks in group 0, then those in group 1 ...
     """
     rows = {}  # of each block: (groups, rows of a group, inputs), then without groups
-    for weight, (groups, blocks) in zip(weights, theirs, strict=True):
+    for weight, (groups, blocks) in zip(weights, before, strict=True):
         parts = weight.unflatten(0, (groups, -1)).split([sizes[block] // groups for block in blocks], dim=1)
         rows |= {block: part.flatten(0, 1) for block, part in zip(blocks, parts, strict=True)}
-    return [torch.cat([rows[block] for block in blocks]) for blocks in ours]
+    return [
+        torch.cat([rows[block].unflatten(0, (groups, -1)) for block in blocks], dim=1).flatten(0, 1)
+        for groups, blocks in after
+    ]

@@ -67,15 +67,20 @@ def find_checkpoint(path: Path | str) -> Path:
     return file
 
 
-def read_json(path: Path | str, most: int = 1 << 26) -> Any:
+def read_json(path: Path | str, most: int = 1 << 26, infinity: bool = False) -> Any:
     """What a JSON file of at most `most` bytes holds. Raises UserError for one that is missing, damaged or large."""
-    return parse_json(read_regular(path, most), path)
+    return parse_json(read_regular(path, most), path, infinity)
 
 
-def parse_json(text: str | bytes, name: Path | str) -> Any:
-    """What a JSON text holds. Raises UserError, also for NaN and Infinity, which JSON lacks, and for a key twice."""
+def parse_json(text: str | bytes, name: Path | str, infinity: bool = False) -> Any:
+    """What a JSON text holds. Raises UserError, also for NaN and Infinity, which JSON lacks, and for a key twice.
+
+    infinity: whether Infinity may stand there, as in files of transformers.
+    """
 
     def refuse(constant):
+        if infinity and constant == "Infinity":
+            return float(constant)
         raise ValueError(f"{constant} is no JSON")
 
     try:

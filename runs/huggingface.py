@@ -1,4 +1,4 @@
-"""Models in the folders of transformers, read as a checkpoint of ours. Nothing in them is run.
+"""Models in the folders of transformers, or of nanoGPT, read as a checkpoint of ours. Nothing in them is run.
 
     read_folder("Qwen3-0.6B", "out/qwen3", 2048)    config.json, *.safetensors, tokenizer.json -> a checkpoint's folder
     checkpoint_of(Path("Qwen3-0.6B"))               the same as a dict, which checkpoint.load takes
@@ -21,7 +21,7 @@ from configurator import UserError, show
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
 from model import GPTConfig
 from rules import wrong_field
-from runs.checkpoint import WEIGHT_DTYPES, first_line, import_safetensors, save_folder
+from runs.checkpoint import WEIGHT_DTYPES, check_tensors, first_line, import_safetensors, load_torch, save_folder
 from runs.families import FAMILIES, family_of, keys_of, parts_of
 from runs.files import claim, new_folder, read_json, switch, write_whole
 from runs.memory import without_data
@@ -30,6 +30,10 @@ TOKENIZER_FILES = (
     TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
+PREFIX = {"gpt2": "transformer.", "mamba2": "backbone.", "mamba_ssm": "backbone."}  # a folder may leave it out
+SPELLINGS = {  # of names of tensors: with a part for images; fla's norm with a gate in one kernel; older ones
+    "model.language_model.": "model.", ".g_norm_swish_gate.": ".g_norm.", "backbone.embedding.": "backbone.embeddings.",
+}  # fmt: skip
 # tensors with nothing of the text model: parts for images, layers that predict further tokens, angles, causal masks
 LEFT_OUT = r"(model\.)?(visual|mtp)\.|.*(rotary_emb\.inv_freq|\.attn\.(masked_)?bias)$"
 
@@ -37,12 +41,13 @@ LEFT_OUT = r"(model\.)?(visual|mtp)\.|.*(rotary_emb\.inv_freq|\.attn\.(masked_)?
 def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwrite: bool = False) -> list[str]:
     """Writes the model in a folder of transformers to out_dir, as a checkpoint. Returns lines to print.
 
+    folder: may also be nanoGPT's ckpt.pt, or the folder that it is in.
     block_size: the most tokens of context that are kept of what the model was trained with. Raises UserError.
     """
     folder, out_dir = Path(folder), Path(out_dir)
-    about, longest = checkpoint_of(folder, block_size)
+    about, longest, file = checkpoint_of(folder, block_size)
     weights = about.pop("model")
-    with export_to(out_dir, folder / "config.json", overwrite, {}) as (new, written):
+    with export_to(out_dir, file, overwrite, {}) as (new, written):
         save_folder(new, weights, about)
     lines, kept = [f"written to {out_dir}/: {', '.join(written)}"], about["model_args"]["block_size"]
     if kept < longest:
@@ -50,18 +55,22 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     return lines
 
 
-def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int]:
-    """(a checkpoint of the model in a folder of transformers, the context that it was made for). Raises UserError."""
+def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path]:
+    """(the checkpoint of what read_folder takes, the context it was made for, one of its files). Raises UserError."""
+    file = folder if folder.suffix == ".pt" else folder / "ckpt.pt"
+    is_of_nanogpt = file == folder or (os.path.isfile(file) and not os.path.isfile(folder / "config.json"))
+    file = file if is_of_nanogpt else folder / "config.json"
     try:
-        their_config = read_json(folder / "config.json")
+        their_config, tensors = read_nanogpt(file) if is_of_nanogpt else (read_json(file, infinity=True), {})
         if isinstance(their_config, dict):
             text_config = their_config.get("text_config")
             if isinstance(text_config, dict):  # a model of images and text: the text model has a config of its own
                 their_config |= {"model_type": f"{their_config.get('model_type')}_text"} | text_config
-            their_config = {name: value for name, value in their_config.items() if value is not None}
+            their_config = {k: v for k, v in their_config.items() if v is not None or k == "sliding_window"}
         family = family_of(their_config)  # before the tensors: the reason for a pickle of Qwen2 is Qwen2
         config = configurator.build(GPTConfig, keys_of(their_config, block_size))
-        tensors = read_tensors(folder, "transformer." if family == "gpt2" else "model.")
+        if not is_of_nanogpt:
+            tensors = read_tensors(folder, family)
         weights = translated(config, family, tensors)
     except UserError as error:
         raise UserError(str(error) if str(folder) in str(error) else f"{folder}: {error}") from None
@@ -70,35 +79,67 @@ def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int]:
     if os.path.isfile(folder / TOKENIZER_FILE):
         tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
         checkpoint["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-    return checkpoint, their_config[FAMILIES[family].keys["block_size"]]
+    longest = their_config.get("n_positions" if family == "gpt2" else "max_position_embeddings", 0)  # state space: any
+    return checkpoint, longest, file
 
 
-def read_tensors(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
-    """{name: tensor} of a folder's safetensors files, but for LEFT_OUT. Raises UserError.
+def read_nanogpt(file: Path) -> tuple[dict, dict[str, torch.Tensor]]:
+    """What a config.json would say of nanoGPT's checkpoint, and its tensors. Raises UserError.
 
-    prefix: what names of the family's tensors begin with; a folder may leave it out.
+    The gelu is the exact one, as in nanoGPT's code of today; a checkpoint does not say which its code had.
     """
-    library, tensors = import_safetensors(), {}
-    for file in files_of(folder):
-        try:
-            content = library.torch.load_file(file)
-        except Exception as error:  # safetensors has errors of its own
-            raise UserError(f"{file}: missing, damaged, or no safetensors ({first_line(error)})") from None
+    content = load_torch(file)
+    parts = [content.get(name) if isinstance(content, dict) else None for name in ("model_args", "model")]
+    args, tensors = ({**part} if isinstance(part, dict) else {} for part in parts)
+    if args.keys() - {"dropout"} != set(FAMILIES["nanogpt"].keys):
+        raise UserError(f"{file}: no checkpoint of nanoGPT, whose model_args are n_layer, n_head, n_embd, bias ...")
+    names = {name: str(name).removeprefix("_orig_mod.") for name in tensors}  # which torch.compile puts before them
+    tensors = {names[name]: tensor for name, tensor in tensors.items() if not re.match(LEFT_OUT, names[name])}
+    check_tensors(tensors, file)
+    return args | {"model_type": "nanogpt", "activation_function": "gelu"}, tensors
+
+
+def read_tensors(folder: Path, family: str) -> dict[str, torch.Tensor]:
+    """{name: tensor} of a folder's files, but for LEFT_OUT. Raises UserError."""
+    tensors, prefix = {}, PREFIX.get(family, "model.")
+    for file in files_of(folder, family):
+        content = read_pickle(file) if file.suffix == ".bin" else read_safetensors(file)
         for spelling, tensor in content.items():
             if re.match(LEFT_OUT, spelling):
                 continue
             if tensor.dtype not in WEIGHT_DTYPES:
                 raise UserError(f"{file}: {show(spelling)} is {tensor.dtype}, and no number that a weight is read of")
-            name = spelling.replace("model.language_model.", "model.", 1)
+            name = spelling
+            for other, usual in SPELLINGS.items():
+                name = name.replace(other, usual, 1)
             tensors[name if name.startswith((prefix, "lm_head.")) else prefix + name] = tensor
     return tensors
 
 
-def files_of(folder: Path) -> list[Path]:
+def read_safetensors(file: Path) -> dict[str, torch.Tensor]:
+    library = import_safetensors()
+    try:
+        return library.torch.load_file(file)
+    except Exception as error:  # safetensors has errors of its own
+        raise UserError(f"{file}: missing, damaged, or no safetensors ({first_line(error)})") from None
+
+
+def read_pickle(file: Path) -> dict[str, torch.Tensor]:
+    """What a pickle holds, if that is a table of tensors: nothing else in it is made, so that it runs no code."""
+    content = load_torch(file)
+    if not isinstance(content, dict):
+        raise UserError(f"{file}: holds no table of tensors")
+    check_tensors(content, file)
+    return content
+
+
+def files_of(folder: Path, family: str) -> list[Path]:
     """The files with the weights. Raises UserError."""
     if os.path.isfile(folder / "model.safetensors"):  # before the index, as transformers reads it
         return [folder / "model.safetensors"]
     index = folder / "model.safetensors.index.json"
+    if family == "mamba_ssm" and os.path.isfile(folder / "pytorch_model.bin") and not os.path.isfile(index):
+        return [folder / "pytorch_model.bin"]  # there is nothing else; load_torch reads tensors alone
     if not os.path.isfile(index):
         raise UserError(f"{folder}: has no model.safetensors; a pickle is not read, since it can run code")
     table = read_json(index)

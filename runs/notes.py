@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from keys import WITH_ROPE_LENGTH, word_of
 from model import GPT, MIXERS, GPTConfig
 from runs.memory import NoRandomStart
 
@@ -38,7 +39,7 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
     turns, scaling = "rope_scaling" in read, config.rope_scaling
     for names, has_no_effect, reason in (  # keys, and what else leaves them without an effect; the last reason counts
         (["rope_factor"], turns and scaling == "none", "rope_scaling is none"),
-        (["rope_length"], turns and not scaling.startswith("yarn"), f"rope_scaling is {scaling}"),
+        (["rope_length"], turns and scaling not in WITH_ROPE_LENGTH, f"rope_scaling is {scaling}"),
         (["rope_scaling", "rope_length"], turns and config.rope_factor == 1, "rope_factor is 1"),
         (["gate_rank"], config.gate_input == "static", "gate_input is static"),
         (["gate_activation", "gate_rank", "gate_input", "gate_bias"], not positions, "gate is none or native"),
@@ -72,5 +73,9 @@ def keys_read(config: GPTConfig, run: Callable) -> set[str]:
 
 def run_mixers(config: GPTConfig) -> None:
     with torch.device("cpu"):  # the meta device has no values, and a mixer may ask for one
-        for name, gate in {repr(layer): layer for layer in config.layers()}.values():  # one of each kind
-            MIXERS[name](config, gate)(torch.zeros(1, 1, config.n_embd))
+        position = vars(config)["position"]  # asked in this way, it does not count as read
+        kinds = {(repr(layer), word_of(position, i)): (i, *layer) for i, layer in enumerate(config.layers())}
+        for i, name, gate in kinds.values():  # one of each kind
+            mixer = MIXERS[name](config, gate)
+            mixer.layer = i
+            mixer(torch.zeros(1, 1, config.n_embd))

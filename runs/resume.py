@@ -14,6 +14,7 @@ import configurator
 from configurator import UserError
 from data.shards import Dataset
 from gate import ADDITIVE_ACTIVATIONS
+from keys import WITH_ROPE_LENGTH
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import files
@@ -84,7 +85,7 @@ def start_from_weights(config) -> tuple:
     of_model = model_keys(source, path)
     config = configurator.build(type(config), dataclasses.asdict(config) | of_model | asked, source=path)
     config.given = given
-    if config.rope_scaling.startswith("yarn"):  # whatever the block_size from here on
+    if config.rope_scaling in WITH_ROPE_LENGTH:  # whatever the block_size from here on
         config.rope_length = config.rope_length or of_model["block_size"]
     has_gates = any(gate.positions for _, gate in configurator.build(GPTConfig, of_model).layers())
     if has_gates and config.gate_activation != of_model["gate_activation"]:

@@ -14,15 +14,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
-    "lines: product": 14_650,
-    "lines: tests": 11_200,
+    "lines: product": 15_000,
+    "lines: tests": 11_900,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
     "lines: config": 1_700,
     "lines: study + experiment.py": 2_900,
-    "lines: runs": 2_320,
+    "lines: runs": 2_900,
     "lines: speed + bench.py": 800,
-    "kB: docs": 61,
+    "kB: docs": 66,
     "kB: prose of results": 45,
     "kB: prose of results/bench": 8,
     "kB: results without generated pages": 16_000,

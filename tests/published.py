@@ -6,11 +6,21 @@ test_oracles.py compares their outputs with ours, and test_anchors.py the runs i
 import json
 from pathlib import Path
 
+import safetensors.torch
 import tokenizers
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
-from transformers import KimiLinearConfig, Mamba2Config, Qwen3Config, Qwen3ForCausalLM, Qwen3NextConfig
+from transformers import (
+    KimiLinearConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Mamba2Config,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3NextConfig,
+)
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridConfig, OlmoHybridGatedDeltaNet
@@ -158,6 +168,97 @@ class GatedQwen3Attention(Qwen3Attention):
         o = ((q @ k.mT) * D**-0.5 + mask).softmax(-1) @ v  # (B, H, T, D)
         gate = gate.reshape(B, T, H, 1 if self.kind == "headwise" else D)
         return self.o_proj((o.transpose(1, 2) * gate.sigmoid()).flatten(2)), None
+
+
+class FlaMixer(nn.Module):
+    """fla's layers gla.py, gated_deltanet.py, delta_net.py and kda.py, with the recurrence token by token."""
+
+    def __init__(self, c: dict):
+        super().__init__()
+        c = dict(use_short_conv=c["model_type"] != "gla", conv_size=4) | c
+        self.kind, C, self.H = c["model_type"], c["hidden_size"], c["num_heads"]
+        self.Hv, width = c.get("num_v_heads", self.H), c.get("head_dim", C // self.H)
+        self.Dk, self.Dv = int(width * c.get("expand_k", 1)), int(width * c["expand_v"])
+        K, V = self.H * self.Dk, self.Hv * self.Dv
+        low = {"gla": ("gk_proj", 16), "kda": ("f_proj", self.Dv)}.get(self.kind)
+        linear = {"q": (C, K), "k": (C, K), "v": (C, V), "o": (V, C)}
+        linear |= {} if self.kind == "gla" else {"b": (C, self.Hv)}
+        linear |= {"a": (C, self.Hv)} if self.kind == "gated_deltanet" else {}
+        linear |= {"g": (C, V)} if c.get("use_gate", c.get("use_output_gate")) else {}
+        for name, (n_in, n_out) in linear.items():
+            self.add_module(f"{name}_proj", nn.Linear(n_in, n_out, bias=False))
+        if low:
+            up = nn.Linear(low[1], self.Hv * self.Dk, bias=self.kind == "gla")
+            self.add_module(low[0], nn.Sequential(nn.Linear(C, low[1], bias=False), up))
+        if self.kind == "kda":
+            self.g_proj = nn.Sequential(nn.Linear(C, self.Dv, bias=False), nn.Linear(self.Dv, V))
+        if self.kind in ("gated_deltanet", "kda"):
+            self.A_log = nn.Parameter(torch.randn(self.Hv))
+            self.dt_bias = nn.Parameter(torch.randn(self.Hv * (self.Dk if self.kind == "kda" else 1)))
+        for name, n in {"q": K, "k": K, "v": V}.items() if c["use_short_conv"] else ():
+            W = c["conv_size"]
+            self.add_module(f"{name}_conv1d", nn.Conv1d(n, n, W, groups=n, padding=W - 1, bias=False))
+        gated = "g_norm_swish_gate" if hasattr(self, "g_proj") else "g_norm"
+        self.norm_name = gated if self.kind == "gla" else "o_norm"
+        self.add_module(self.norm_name, nn.RMSNorm(self.Dv, eps=c["norm_eps"]))
+        self.beta_max = 2 if c.get("allow_neg_eigval") else 1
+        self.act = F.sigmoid if self.kind == "kda" or c.get("output_gate_activation") == "sigmoid" else F.silu
+
+    def forward(self, hidden_states, **_):
+        x, T, part = hidden_states, hidden_states.shape[1], self.get_submodule
+        q, k, v = (part(f"{name}_proj")(x) for name in "qkv")
+        if hasattr(self, "q_conv1d"):
+            q, k, v = (part(f"{name}_conv1d")(y.mT)[..., :T].mT for name, y in zip("qkv", (q, k, v), strict=True))
+        q, k, v = q.unflatten(-1, (self.H, -1)), k.unflatten(-1, (self.H, -1)), v.unflatten(-1, (self.Hv, -1))
+        log_decay, beta = torch.zeros_like(v[..., :1]), None
+        if self.kind == "gla":
+            log_decay = F.logsigmoid(self.gk_proj(x)).unflatten(-1, (self.Hv, -1)) / 16
+        else:
+            q, k, v = (F.silu(y) for y in (q, k, v))
+            q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
+            beta = self.beta_max * self.b_proj(x).sigmoid()
+        if hasattr(self, "A_log"):
+            dt = F.softplus((self.f_proj if self.kind == "kda" else self.a_proj)(x) + self.dt_bias)
+            log_decay = -self.A_log.exp()[:, None] * dt.unflatten(-1, (self.Hv, -1))
+        q, k = (y.repeat_interleave(self.Hv // self.H, dim=2) for y in (q, k))
+        S, outputs = v.new_zeros(len(x), self.Hv, self.Dk, self.Dv), []
+        for t in range(T):
+            S, new = log_decay[:, t, ..., None].exp() * S, v[:, t]
+            if beta is not None:
+                new = beta[:, t, :, None] * (new - torch.einsum("bhk,bhkv->bhv", k[:, t], S))
+            S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], new)
+            outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t] * self.Dk**-0.5, S))
+        o = part(self.norm_name)(torch.stack(outputs, dim=1))
+        o = o * self.act(self.g_proj(x).view_as(o)) if hasattr(self, "g_proj") else o
+        return self.o_proj(o.flatten(2)), None
+
+
+OF_LLAMA = {"embed_tokens": "embeddings", "self_attn": "attn", "input_layernorm": "attn_norm"}
+OF_LLAMA |= {"post_attention_layernorm": "mlp_norm"}
+
+
+def save_fla(about: dict, folder: Path) -> nn.Module:
+    """The folder of a model of fla with random weights: a Llama with its mixers, under its names. Returns the model."""
+    attn = about.get("attn", {"layers": [], "num_heads": 2, "num_kv_heads": 2, "rope_theta": 1e4})
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            **{name: about[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")},
+            num_attention_heads=attn["num_heads"], num_key_value_heads=attn["num_kv_heads"],
+            rope_parameters={"rope_type": "default", "rope_theta": attn["rope_theta"]}, attn_implementation="eager",
+            rms_norm_eps=about["norm_eps"],
+        )
+    )  # fmt: skip
+    for i, layer in enumerate(model.model.layers):
+        layer.self_attn = layer.self_attn if i in attn["layers"] else FlaMixer(about)
+    save(model, folder)
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        for theirs, here in OF_LLAMA.items():
+            name = name.replace(theirs, here)
+        tensors[name] = tensor
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(about))
+    return model
 
 
 @torch.no_grad()

@@ -105,7 +105,7 @@ def test_a_checkpoint_that_would_run_code_is_refused_and_does_not(tmp_path, help
     assert (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize("number, words", [(None, "commit fa2548f reads it"), (2, "the code that wrote it")])
+@pytest.mark.parametrize("number, words", [(None, "commit fa2548f reads"), (2, "the code that wrote it")])
 def test_a_checkpoint_of_another_format_is_refused_with_what_reads_it(file, helpers, number, words):
     assert load(file)["format"] == checkpoints.FORMAT
     changed = {} if number is None else {"format": number}

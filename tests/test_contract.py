@@ -31,7 +31,7 @@ OPTIONS = {  # keys beside the gate string: each is tried with three mixers, the
     "no norm": dict(gate="native+elementwise", readout_norm="none"),
     "a readout without weights": dict(gate="none", readout_activation="silu", branch_scale=0.3),
     "short convolutions": dict(gate="elementwise", short_conv=3, delta_key_heads=1, delta_value_dim=12),
-    "no convolutions": dict(gate="native", short_conv=0),
+    "no convolutions, no MLP": dict(gate="native", short_conv=0, mlp="none", native_bias=True),
     "matched parameters": dict(gate="elementwise", match_params=True, mlp="swiglu", tie_embeddings=False),
     "learned positions": dict(gate="none", position="learned"),
     "LayerNorm": dict(gate="elementwise", norm="layer"),
@@ -48,6 +48,15 @@ OF_SOFTMAX = {  # more keys, which softmax layers alone read
     "a forget gate, elementwise": dict(gate="elementwise", forget_gate=True, position="none"),
     "a forget gate, other keys": dict(
         forget_gate=True, n_kv_head=2, qk_norm=True, sink="head", window="7,none", short_conv=3
+    ),
+    "OLMo-2, Qwen2 and SmolLM3": dict(
+        post_norm=True,
+        qk_norm=True,
+        qk_norm_over="all",
+        n_kv_head=2,
+        qkv_bias=True,
+        position="none,rope",
+        gate="headwise",
     ),
 }
 THREE = ["softmax", "mamba2", "gated_deltanet"]

@@ -7,8 +7,10 @@ would be. published.py has the gated attention of Qiu et al., which no class of 
 import copy
 import json
 import pickle
+import re
 import shutil
 import zlib
+from collections import OrderedDict
 
 import numpy as np
 import published
@@ -28,8 +30,9 @@ from configurator import UserError
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
 from data.tokenizer import FileTokenizer, get_tokenizer, tokenizer_of_checkpoint
+from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
-from runs import huggingface
+from runs import families
 
 SIZES = dict(
     vocab_size=300, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
@@ -44,6 +47,15 @@ ROPE = {"rope_type": "default", "rope_theta": 5e5}
 PART = "partial_rotary_factor"
 PARTIAL = ROPE | {PART: 0.25}
 DENSE = dict(mlp_only_layers=[0, 1, 2, 3], num_experts=4, moe_intermediate_size=8, num_experts_per_tok=2)
+MAMBA2 = dict(
+    vocab_size=300, hidden_size=32, num_heads=4, head_dim=16, state_size=8, num_hidden_layers=2, chunk_size=16,
+)  # fmt: skip
+LLAMA3 = {  # pairs that turn often, a few times and less than once in 32 positions
+    "rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 100.0, "original_max_position_embeddings": 16}
+DEEP = {"num_hidden_layers": 4}
 GPT2 = dict(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation="eager")
 
 
@@ -55,8 +67,29 @@ FAMILIES = {
     "GPT-2, untied, exact gelu": hf.GPT2Config(
         **GPT2, tie_word_embeddings=False, activation_function="gelu", n_inner=40, layer_norm_epsilon=1e-3
     ),
+    "Llama 3.1": hf.LlamaConfig(**SIZES, rope_parameters=ROPE | LLAMA3),
+    "Llama, linear": hf.LlamaConfig(**SIZES, rope_parameters=ROPE | {"rope_type": "linear", "factor": 4.0}),
+    "Llama, dynamic": hf.LlamaConfig(**SIZES, rope_parameters=ROPE | {"rope_type": "dynamic", "factor": 4.0}),
+    "Llama, YaRN": hf.LlamaConfig(**SIZES, rope_parameters=ROPE | YARN),
+    "Mistral": hf.MistralConfig(**SIZES, sliding_window=5),
+    "Mistral without a window": hf.MistralConfig(**SIZES, sliding_window=None),
+    "Qwen2": hf.Qwen2Config(**SIZES),
+    "Qwen2 with windows": hf.Qwen2Config(
+        **SIZES | DEEP, use_sliding_window=True, sliding_window=5, max_window_layers=2
+    ),
+    "Qwen3 with windows": hf.Qwen3Config(
+        **SIZES | DEEP, use_sliding_window=True, sliding_window=5, max_window_layers=1
+    ),
+    "SmolLM3": hf.SmolLM3Config(**SIZES | DEEP, pad_token_id=0),
+    "SmolLM3 with windows": hf.SmolLM3Config(
+        **SIZES | DEEP, pad_token_id=0, no_rope_layers=[0, 1, 1, 0], use_sliding_window=True, sliding_window=5
+    ),
+    "OLMo-2": hf.Olmo2Config(**SIZES),
+    "Phi-3": hf.Phi3Config(**SIZES, pad_token_id=0, sliding_window=5, rope_parameters=PARTIAL),
     "Qwen3-Next": hf.Qwen3NextConfig(**SIZES | DELTA, **DENSE, rope_parameters=PARTIAL),
     "Qwen3.5": hf.Qwen3_5TextConfig(**SIZES | DELTA, rope_parameters=PARTIAL),
+    "Mamba-2": hf.Mamba2Config(**MAMBA2, n_groups=1),
+    "Mamba-2, groups, tied": hf.Mamba2Config(**MAMBA2, n_groups=2, conv_kernel=3, tie_word_embeddings=True),
     "Qwen3.5 with images": hf.Qwen3_5Config(
         text_config=SIZES | DELTA | dict(rope_parameters=PARTIAL | {"mrope_section": [1, 1, 0]}),
         vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32),
@@ -67,12 +100,14 @@ FAMILIES = {
 GATED = ["baseline", "headwise", "elementwise"]  # published.py's
 
 
-def save(name, folder, **how):
+def save(name, folder, fields=(), **how):
     """The folder of a model of theirs with random weights. Returns the model."""
     if name in GATED:
         return published.save_gated_qwen3(name, folder, **how, **SIZES, rope_parameters=ROPE)
+    config = copy.deepcopy(FAMILIES[name])
+    config.update(dict(fields))
     theirs = hf.AutoModelForImageTextToText if "images" in name else hf.AutoModelForCausalLM
-    model = theirs.from_config(copy.deepcopy(FAMILIES[name]))
+    model = theirs.from_config(config)
     return published.save(model, folder, **how)
 
 
@@ -81,7 +116,7 @@ def imported(helpers, folder, out, **keys):
     return checkpoints.load_model(out)[0]
 
 
-IDX = torch.arange(2 * 48).view(2, 48) * 37 % 300
+IDX = torch.arange(2 * 64).view(2, 64) * 37 % 300
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *GATED])
@@ -90,11 +125,16 @@ def test_logits_of_an_imported_model_are_those_of_transformers(name, helpers, tm
     assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
     ours = imported(helpers, tmp_path / "theirs", tmp_path / "ours")
     with torch.no_grad():
-        expected = theirs(IDX).logits
-        for logits in (ours(IDX), logits_of_pieces(ours, IDX, [30, *[1] * 18])):
-            torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+        for length in (*range(1, 12), 31, 48, 64):
+            expected = theirs(IDX[:, :length]).logits
+            torch.testing.assert_close(ours(IDX[:, :length]), expected, rtol=0, atol=1e-4)
+        pieces = logits_of_pieces(ours, IDX, [30, *[1] * 34])
+        torch.testing.assert_close(pieces, expected, rtol=0, atol=1e-4)
     assert expected.std() > 0.1
     assert name not in GATED or ours.config.gate == ("none" if name == "baseline" else name)
+    idx, how = IDX[:1, :20], dict(max_new_tokens=9, do_sample=False, eos_token_id=None)
+    ids = theirs.generate(idx, attention_mask=torch.ones_like(idx), **how)  # or else it guesses that id 0 is padding
+    assert torch.equal(ours.generate(idx, 9, temperature=0), ids)
 
 
 def test_a_gpt2_as_on_the_hub_is_read(helpers, tmp_path, capsys):
@@ -110,25 +150,68 @@ def test_a_gpt2_as_on_the_hub_is_read(helpers, tmp_path, capsys):
     ours = imported(helpers, tmp_path, tmp_path / "ours", block_size=50)
     assert ours.config.tie_embeddings and ours.wpe.weight.shape == (50, 32)
     assert "block_size=50, of 64" in capsys.readouterr().out
+    idx = IDX[:, :50]
     with torch.no_grad():
-        torch.testing.assert_close(ours(IDX), theirs(IDX).logits, rtol=0, atol=1e-4)
+        torch.testing.assert_close(ours(idx), theirs(idx).logits, rtol=0, atol=1e-4)
+
+
+def save_nanogpt(file, bias, **changed):
+    """What nanoGPT's train.py would save of a GPT-2: compiled, with its causal masks. Returns transformers' model."""
+    config = copy.deepcopy(FAMILIES["GPT-2"])
+    config.activation_function = "gelu"
+    theirs = published.save(hf.AutoModelForCausalLM.from_config(config), file.parent / "theirs")
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            p.mul_(1.0 if bias or not name.endswith("bias") else 0.0)
+    linear = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # nn.Linear there
+    weights = {name: w.T if name.endswith(linear) else w for name, w in theirs.state_dict().items()}
+    weights = {name: w for name, w in weights.items() if bias or not name.endswith("bias")}
+    weights |= {f"transformer.h.{i}.attn.bias": torch.ones(1, 1, 64, 64).tril() for i in (0, 1)}
+    args = dict(n_layer=2, n_head=4, n_embd=32, block_size=64, bias=bias, vocab_size=300, dropout=0.1)
+    compiled = OrderedDict((f"_orig_mod.{name}", w.clone()) for name, w in weights.items())
+    run = dict(optimizer={"state": {}}, iter_num=9, best_val_loss=torch.tensor(2.0), config={"device": "cuda"})
+    torch.save(run | dict(model=compiled, model_args=args | changed), file)
+    return theirs
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_checkpoint_of_nanogpt_is_read_without_running_it(bias, helpers, tmp_path):
+    theirs = save_nanogpt(tmp_path / "ckpt.pt", bias)
+    assert "or nanoGPT's, for export.py --from_hf" in helpers.error_of(checkpoints.load, tmp_path)
+    ours = imported(helpers, tmp_path / "ckpt.pt" if bias else tmp_path, tmp_path / "ours", block_size=50)
+    assert ours.config.bias == bias and ours.config.block_size == 50
+    with torch.no_grad():
+        torch.testing.assert_close(ours(IDX[:, :50]), theirs(IDX[:, :50]).logits, rtol=0, atol=1e-4)
+    refused = {
+        "not the shape that": lambda: save_nanogpt(tmp_path / "ckpt.pt", bias, n_embd=36),
+        "n_layer='two': must be": lambda: save_nanogpt(tmp_path / "ckpt.pt", bias, n_layer="two"),
+        "no checkpoint of nanoGPT": lambda: save_nanogpt(tmp_path / "ckpt.pt", bias, attention="gla"),
+        "refused, it is damaged or": lambda: torch.save({"model": torch.nn.Linear(2, 2)}, tmp_path / "ckpt.pt"),
+        "lacks transformer.wte": lambda: torch.save({"model": {}, "model_args": args}, tmp_path / "ckpt.pt"),
+    }
+    args = dict(n_layer=2, n_head=4, n_embd=32, block_size=64, bias=bias, vocab_size=300)
+    for words, damage in refused.items():
+        damage()
+        message = helpers.error_of(export.main, helpers.words(from_hf=tmp_path / "ckpt.pt", out_dir=tmp_path / "b"))
+        assert words in message and str(tmp_path) in message
 
 
 def theirs_of(about):
     """The logits of transformers' model of a config.json, whose weights follow from their names; None if refused."""
     try:
         model = hf.AutoModelForCausalLM.from_config(hf.AutoConfig.for_model(**copy.deepcopy(about))).eval()
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()))) * 0.2)
+            return model(IDX[:, :8]).logits
     except Exception:
         return None
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()))) * 0.2)
-        return model(IDX[:, :8]).logits
 
 
 def ours_of(about):
     try:
-        keys = huggingface.keys_of({name: value for name, value in about.items() if value is not None}, 64)
+        said = {field: value for field, value in about.items() if value is not None or field == "sliding_window"}
+        keys = families.keys_of(said, 64)
         return {name: value for name, value in keys.items() if name != "block_size"}
     except UserError:
         return None
@@ -138,15 +221,20 @@ def changed_value(value):
     return not value if isinstance(value, bool) else value * 2 if isinstance(value, int) else value * 0.75
 
 
-@pytest.mark.parametrize("name", ["Llama", "Qwen3", "GPT-2", "Qwen3-Next", "Qwen3.5"])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if "images" not in name and "tied" not in name])
 def test_a_field_of_config_json_changes_our_model_exactly_where_it_changes_theirs(name):
-    about = FAMILIES[name].to_dict()
+    compare_changes(FAMILIES[name].to_dict(), [{"time_step_limit": [0.0, 0.5]}])  # of Mamba-2
+
+
+def compare_changes(about, changes=()):
+    """Compares every change of one number or truth value, and others."""
     there, here, ropes = theirs_of(about), ours_of(about), about.get("rope_parameters") or {}
     of_all = hf.PreTrainedConfig().to_dict().keys() | {"output_router_logits"}  # what is returned, not computed
+    of_all |= {"chunk_size", *(field for field in about if field.startswith("fuse_"))}  # how: only rounding differs
     values = {field: about[field] for field in about if field not in of_all}
     values |= dict(tie_word_embeddings=about["tie_word_embeddings"], mlp_bias=False)
-    changes = [{field: changed_value(value)} for field, value in values.items() if type(value) in (int, float, bool)]
-    if name != "GPT-2":
+    changes = [*changes, *({field: changed_value(x)} for field, x in values.items() if type(x) in (int, float, bool))]
+    if "rope_parameters" in about:
         changes += [
             {"partial_rotary_factor": 0.1875},
             {"rope_theta": 750.0},
@@ -154,6 +242,9 @@ def test_a_field_of_config_json_changes_our_model_exactly_where_it_changes_their
         ]
         changes += [{"rope_parameters": {"full_attention": ROPE}}]
         changes += [{"rope_parameters": ropes | {field: value}} for field, value in (("rope_theta", 9.0), (PART, 0.5))]
+    lists = {field: value for field, value in about.items() if field in ("layer_types", "no_rope_layers") and value}
+    changes += [{field: value} for field in lists for value in (None, lists[field][::-1])]
+    changes += [{"sliding_window": None}, {"original_max_position_embeddings": 8}]
     seen = 0
     for changed in changes:
         ours, theirs = ours_of(about | changed), theirs_of(about | changed)
@@ -161,6 +252,124 @@ def test_a_field_of_config_json_changes_our_model_exactly_where_it_changes_their
             assert theirs is not None and (ours == here) == torch.equal(theirs, there), changed
             seen += ours != here
     assert seen >= 6
+
+
+# -- The other way -----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def save_ours(file, keys):
+    """A checkpoint of ours whose weights are far from their start."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**keys)).eval()
+    for p in model.parameters():
+        p.add_(0.3 * torch.rand_like(p))  # norms between 1 and 1.3: 1 + (weight - 1) is then exact
+    checkpoints.save(file, {"model": model.state_dict(), "model_args": vars(model.config)})
+    return model
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if not re.search("Qwen3[.-]|Mamba", name)])
+def test_a_folder_of_transformers_comes_back_bit_for_bit(name, helpers, tmp_path):
+    dtype = torch.bfloat16 if name in ("Qwen3", "GPT-2") else torch.float32
+    theirs = published.save(
+        hf.AutoModelForCausalLM.from_config(copy.deepcopy(FAMILIES[name])).to(dtype), tmp_path / "theirs"
+    )
+    imported(helpers, tmp_path / "theirs", tmp_path / "ours")
+    words = dict(checkpoint=tmp_path / "ours", to_hf=tmp_path / "back", family=theirs.config.model_type)
+    export.main(helpers.words(**words))
+    first, second = (safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
+    assert helpers.equal(first, second) and {tensor.dtype for tensor in second.values()} == {dtype}
+    how = dict(dtype=dtype, output_loading_info=True, attn_implementation="eager")
+    theirs, _ = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", **how)
+    back, report = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "back", **how)
+    assert type(back) is type(theirs) and not any(report.values())
+    with torch.no_grad():
+        assert torch.equal(back(IDX).logits, theirs(IDX).logits)
+
+
+@pytest.mark.parametrize("kind", GATED)
+def test_a_gated_model_as_published_comes_back_bit_for_bit(kind, helpers, tmp_path):
+    published.save_gated_qwen3(kind, tmp_path / "theirs", **SIZES, rope_parameters=ROPE)
+    imported(helpers, tmp_path / "theirs", tmp_path / "ours")
+    export.main(helpers.words(checkpoint=tmp_path / "ours", to_hf=tmp_path / "back", family="qwen3"))
+    ours = imported(helpers, tmp_path / "back", tmp_path / "again")
+    first, second = (safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
+    assert helpers.equal(first, second) and ours.config.gate == ("none" if kind == "baseline" else kind)
+
+
+OURS = dict(
+    n_layer=2, n_head=4, n_kv_head=2, head_dim=8, n_embd=16, vocab_size=50, block_size=64, mlp="swiglu", qk_norm=True,
+    rope_base=5e5, norm_eps=1e-6,
+)  # fmt: skip
+OF_GPT2 = dict(
+    n_layer=2, n_head=4, n_kv_head=None, head_dim=None, n_embd=32, vocab_size=50, block_size=64, mlp="gelu",
+    norm="layer", bias=True, position="learned", qk_norm=False, norm_eps=1e-5,
+)  # fmt: skip
+HYBRID = dict(
+    n_layer=4, attention="gated_deltanet,softmax", delta_key_heads=2, delta_value_dim=12, tie_embeddings=False
+)
+NEXT, WITH_GATES = dict(family="qwen3_next"), OURS | HYBRID | dict(gate="native,elementwise")
+WRITTEN = {  # keys of ours, and what export.py is told
+    "Llama, padded": (OURS | dict(qk_norm=False, n_embd=32, n_kv_head=None, pad_vocab_to=64), {}),
+    "GPT-2": (OF_GPT2, {}),
+    "elementwise": (OURS | dict(gate="elementwise", rope_fraction=0.5), {}),
+    "headwise": (OURS | dict(gate="headwise"), {}),
+    "a number a channel, in every other layer": (OURS | dict(gate="none,shared"), NEXT),
+    "a number a token": (OURS | dict(gate="scalar", gate_activation="sigmoid2", match_params=True), {}),
+    "a bias": (OURS | dict(gate="headwise,none", gate_bias=1.5, gate_activation="sigmoid2"), {}),
+    "constants": (OURS | dict(gate="headwise", gate_input="static", gate_bias=0.5), NEXT),
+    "a hybrid": (WITH_GATES, {}),
+    "a hybrid of Qwen3-Next, doubled": (WITH_GATES | dict(gate_activation="sigmoid2"), NEXT),
+    "a hybrid without a gate on softmax": (OURS | HYBRID | dict(gate="native,none"), {}),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_gate_that_equals_one_of_theirs_leaves(name, helpers, tmp_path):
+    (keys, told), idx = WRITTEN[name], IDX % 50
+    model = save_ours(tmp_path / "ckpt.pt", keys)
+    export.main(helpers.words(checkpoint=tmp_path, to_hf=tmp_path / "theirs", **told))
+    theirs, report = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", output_loading_info=True)
+    assert not any(report.values())
+    with torch.no_grad():
+        expected = theirs.eval()(idx).logits
+        torch.testing.assert_close(expected, model(idx), rtol=0, atol=1e-4)
+        step = theirs(idx[:, 60:], past_key_values=theirs(idx[:, :60]).past_key_values).logits
+        torch.testing.assert_close(step, expected[:, 60:], rtol=0, atol=1e-4)
+        if "bias" in name or "constants" in name:
+            message = helpers.error_of(export.main, helpers.words(from_hf=tmp_path / "theirs", out_dir=tmp_path / "b"))
+            assert "attention_bias=True" in message
+        else:
+            back = imported(helpers, tmp_path / "theirs", tmp_path / "b")
+            torch.testing.assert_close(back.double()(idx), model.double()(idx), rtol=0, atol=1e-12)
+
+
+NOT_HELD = {
+    "mlp='gelu': there it can only be 'swiglu'": dict(mlp="gelu"),
+    "gate_activation='silu': there it can only be 'sigmoid'": dict(gate="elementwise", gate_activation="silu"),
+    "gate='elementwise@value': there it can only be 'elementwise'": dict(gate="elementwise@value"),
+    "attention='gla' with MLPs of": dict(attention="gla"),
+    "qk_norm=False: there it can only be True": dict(gate="elementwise", qk_norm=False),
+    "position='none'": dict(position="none"),
+    "logit_softcap=30.0": dict(logit_softcap=30.0),
+    "short_conv=4": dict(short_conv=4),
+    "partial_rotary_factor=0.5: llama of transformers": dict(rope_fraction=0.5, family="llama"),
+    "window='8,16': there it can only be '8'": dict(window="8,16"),
+    "rope_scaling='ntk'": dict(rope_scaling="ntk", rope_factor=2.0),
+    "position='rope': there it can only be 'learned'": OF_GPT2 | dict(position="rope"),
+    "gate_rank=2": dict(gate="elementwise", gate_rank=2),
+    "MLPs of 2 widths": dict(gate="none,elementwise", match_params=True),
+    "family='gpt3': must be one of": dict(family="gpt3"),
+}
+
+
+@pytest.mark.parametrize(("words", "keys"), NOT_HELD.items(), ids=NOT_HELD)
+def test_what_no_family_has_is_refused_by_its_key(words, keys, helpers, tmp_path):
+    told = {name: keys[name] for name in keys if name == "family"}
+    save_ours(tmp_path / "a.pt", OURS | {name: value for name, value in keys.items() if name != "family"})
+    asked = helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs", **told)
+    message = helpers.error_of(export.main, asked)
+    assert words in message and str(tmp_path) in message and not (tmp_path / "theirs").exists()
 
 
 # -- What is refused ---------------------------------------------------------------------------------------------------
@@ -187,7 +396,8 @@ def change_tensor(name, content):
     """Another tensor under this name, or none, in one of the files."""
 
     def damage(folder):
-        table = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+        index = folder / "model.safetensors.index.json"
+        table = json.loads(index.read_text())["weight_map"] if index.exists() else {"": "model.safetensors"}
         file = folder / table.get(name, min(table.values()))
         tensors = safetensors.torch.load_file(file)
         tensors.pop(name, None)
@@ -202,10 +412,22 @@ def leave_a_pickle(folder):
     (folder / "pytorch_model.bin").write_bytes(b"x")
 
 
-NORM, Q_PROJ, ONE_ROPE = "model.norm.weight", "model.layers.0.self_attn.q_proj", "only plain RoPE is read, the same"
+NORM, Q_PROJ, ONE_ROPE = "model.norm.weight", "model.layers.0.self_attn.q_proj", "RoPE here, the same in all"
 REFUSED = {
-    "a model that is not read": (change(model_type="qwen2"), "model_type='qwen2': must be one of gpt2, llama, qwen3"),
-    "scaled RoPE": (change(rope_parameters={"rope_type": "yarn", "factor": 4.0}), ONE_ROPE),
+    "a model that is not read": (change(model_type="gemma2"), "model_type='gemma2': must be one of gpt2, llama, mist"),
+    "another RoPE": (change(rope_parameters={"rope_type": "longrope", "factor": 4.0}), ONE_ROPE),
+    "YaRN of its own numbers": (change(rope_parameters=YARN | {"beta_fast": 8}), "its beta_fast=8 is not read"),
+    "Llama 3's RoPE of other numbers": (change(rope_parameters=LLAMA3 | {"high_freq_factor": 8.0}), "rope.high_freq_"),
+    "a factor that is missing": (change(rope_parameters={"rope_type": "linear"}), "rope has no factor"),
+    "a window in no layer": (change(layer_types=["sliding_attention"] * 2), "must be full_attention for each of 2"),
+    "too few layers without RoPE": (
+        change(model_type="smollm3", no_rope_layers=[1]),
+        "must have a number for each of 2",
+    ),
+    "Mistral of mixed layers": (
+        change(model_type="mistral", sliding_window=9, layer_types=["full_attention"] * 2),
+        "must be sliding_attention",
+    ),
     "partial RoPE, which Qwen3 does not have": (change(rope_parameters=PARTIAL), "partial_rotary_factor=0.25: qwen3"),
     "biases": (change(attention_bias=True), "attention_bias=True: must be one of False"),
     "quantised weights": (change(quantization_config={"bits": 4}), "quantization_config={'bits': 4}: must be"),

@@ -21,7 +21,7 @@ OWN = {"window": type("Window", (Softmax,), {}), "rotated": Rotated, "delta": ty
 # another value of each key. ELSEWHERE: those whose effect is on the data, the ids or the choice of a kernel
 OTHER = dict(
     n_layer=4, n_head=4, head_dim=4, n_kv_head=1, n_embd=32, pad_vocab_to=64, mlp_ratio=2.0, mlp_width=9,
-    mlp=["swiglu", "gelu_tanh"], norm="layer", bias=True, tie_embeddings=False, norm_eps=0.1,
+    mlp=["swiglu", "gelu_tanh", "none"], native_bias=True, norm="layer", bias=True, tie_embeddings=False, norm_eps=0.1,
     rope_fraction=0.75, delta_heads=4, delta_key_heads=1,
     delta_key_dim=4, delta_value_dim=4, beta_max=2.0, n_householder=3, dropout=0.5,
     init="pytorch", attention="cosformer", position="none", rope_base=100.0, rope_scaling="ntk", rope_factor=3.0,
@@ -30,7 +30,7 @@ OTHER = dict(
     gate="headwise", gate_activation="tanh", gate_rank=2, gate_input="static", gate_bias=0.5,
     readout_norm=["rms", "none"], norm_first=False, readout_activation="square", match_params=True,
     sink=["head", "zero", "token"], window="3", branch_scale=0.5, out_init_scale=0.5, levels=["log_linear", "merged"],
-    forget_gate=True,
+    forget_gate=True, qk_norm_over="all", qkv_bias=True, post_norm=True,
 )  # fmt: skip
 ELSEWHERE = {"block_size", "vocab_size", "kernels"}
 SITUATIONS = [
@@ -42,10 +42,13 @@ SITUATIONS = [
     *(dict(attention="gla", position=position) for position in ("none", "learned")),
     dict(attention="gla", gate="headwise@value", gate_input="static", readout_norm="none", match_params=True),
     dict(norm="layer", bias=True, mlp="gelu_tanh", position="learned"),
-    dict(norm="layer", attention="gla", gate="native"),
+    dict(norm="layer", attention="gla", gate="native", delta_key_dim=4),
+    dict(attention="mamba2,kda", gate="native", mlp="none", n_layer=2, native_bias=True, delta_value_dim=4),
     dict(attention="gla,softmax", n_layer=2, attention_weights="softpick"),
     dict(position="none", forget_gate=True),
     dict(rope_scaling="yarn", rope_factor=1.0),
+    dict(rope_scaling="llama3", rope_factor=2.0, rope_length=20, qk_norm=True, position="rope,none", n_layer=2),
+    dict(rope_scaling="linear", rope_factor=2.0, position="none,rope", n_layer=2),
     dict(rope_scaling="yarn", rope_factor=2.0),
     dict(rope_scaling="yarn_untruncated", rope_factor=2.0, window="2"),
     dict(mlp="swiglu", mlp_width=24, gate="elementwise", tie_embeddings=False, rope_fraction=0.5),

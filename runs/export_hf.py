@@ -1,0 +1,154 @@
+"""A checkpoint of ours as a folder that transformers loads: the tables of runs/families.py, read backwards.
+
+The config.json to be written is read back first: a key that it does not bring back stands in the way, and is named.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import configurator
+from configurator import UserError, check_choice
+from keys import WITH_ROPE_LENGTH, word_of
+from model import GPTConfig
+from runs.checkpoint import load, save_folder
+from runs.families import BY_LAYER, FAMILIES, GATED, KEYS_OF_DELTA, LENGTH, ROPES, keys_of, parts_of
+from runs.files import find_checkpoint
+from runs.huggingface import export_to
+from runs.memory import without_data
+from runs.notes import unused_keys
+
+CLASSES = {  # by model_type, without "ForCausalLM"; other families are only read
+    "llama": "Llama", "qwen3": "Qwen3", "qwen3_next": "Qwen3Next", "qwen3_5_text": "Qwen3_5", "gpt2": "GPT2LMHeadModel",
+    "mistral": "Mistral", "qwen2": "Qwen2", "smollm3": "SmolLM3", "olmo2": "Olmo2", "phi3": "Phi3",
+}  # fmt: skip
+# keys of how a model is made or trained; the shapes of the weights say the width of its MLP
+NOT_COMPARED = "init out_init_scale dropout kernels match_params mlp_ratio mlp_width pad_vocab_to".split()
+
+
+def write_folder(path: Path | str, folder: Path | str, family: str | None, overwrite: bool = False) -> list[str]:
+    """Writes a checkpoint as a folder of transformers. Returns lines to print.
+
+    family: the model_type (None: by the keys). Raises UserError for a model with keys that the family does not have.
+    """
+    checkpoint, folder = load(path), Path(folder)
+    config = configurator.build(GPTConfig, checkpoint["model_args"] | {"kernels": "auto"}, source=str(path))
+    weights, made = checkpoint["model"], without_data(config).state_dict()
+    if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in made.items()}:
+        raise UserError(f"{path}: its weights are not those of its config")
+    tables = [name for name in ("wte.weight", "head.weight") if name in weights]
+    weights = weights | {name: weights[name][: config.vocab_size] for name in tables}  # without padding
+    try:
+        family = family or family_for(config)
+        check_choice("family", family, CLASSES)
+        config, weights = with_their_gates(config, weights, family)
+        about = config_of(config, family, weights)
+        back = configurator.build(GPTConfig, keys_of(about, config.block_size))
+        ours, theirs, ignored = compared(config), compared(back), {*unused_keys(config), *NOT_COMPARED}
+        if name := next((name for name in ours if ours[name] != theirs[name] and name not in ignored), None):
+            raise UserError(f"{name}={getattr(config, name)!r}: there it can only be {getattr(back, name)!r}")
+    except UserError as error:
+        raise UserError(f"{path}: cannot be written as {family}: {error}") from None
+    tensors: dict[str, torch.Tensor] = {}
+    for part in parts_of(back, family, weights):
+        tensors |= zip(part.theirs, part.to_theirs([weights[name] for name in part.ours]), strict=True)
+    biases = {name: w for name, w in weights.items() if name.endswith("gates.readout.proj.bias")}
+    for name, bias in biases.items():  # theirs has biases in all projections of these layers
+        about["attention_bias"], place = True, f"model.layers.{name.split('.')[1]}.self_attn"
+        for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            tensors[f"{place}.{projection}.bias"] = bias.new_zeros(len(tensors[f"{place}.{projection}.weight"]))
+        rows = tensors[f"{place}.q_proj.bias"].view(config.n_head, 2, -1)  # a head's queries, and its gate
+        rows[:, 1] = bias.view(config.n_head, -1)
+    with export_to(folder, find_checkpoint(path), overwrite, checkpoint.get("data", {})) as (new, written):
+        save_folder(new, tensors, about)
+    return [f"written to {folder}/ as {family}, which transformers loads: {', '.join(written)}"]
+
+
+def family_for(config: GPTConfig) -> str:
+    """The family of which the config has what is special; whether all other keys fit, too, is seen later."""
+    has_gate = any(mixer != "softmax" or gate.positions for mixer, gate in config.layers())
+    special = dict(
+        gpt2=config.norm == "layer", qwen3_5_text=has_gate, olmo2=config.post_norm, qwen2=config.qkv_bias,
+        qwen3=config.qk_norm, smollm3=config.position != "rope", phi3=config.rope_fraction < 1,
+        mistral=config.window != "none",
+    )  # fmt: skip
+    return next((family for family, is_it in special.items() if is_it), "llama")
+
+
+def with_their_gates(config: GPTConfig, weights: dict, family: str) -> tuple[GPTConfig, dict]:
+    """The same model with the family's gates, as far as they are equal to ours.
+
+    The 2 of y * 2s(g) goes to the weight behind the gate. Where all softmax layers have an elementwise gate, one of a
+    number a head, a channel or a token repeats its rows, and a layer without one has rows of zeros, which halve, and
+    twice the weight behind them.
+    """
+    softmax = {i: gate.positions for i, (mixer, gate) in enumerate(config.layers()) if mixer == "softmax"}
+    asked, is_gated = {position for positions in softmax.values() for position in positions}, family in GATED
+    if asked - {"readout"} or (asked and config.gate_activation not in ("sigmoid", "sigmoid2")) or config.gate_rank:
+        return config, weights
+    weights, C, H, D = dict(weights), config.n_embd, config.n_head, config.head_dim
+    shapes = {"elementwise": (H, D), "headwise": (H, 1), "shared": (1, D), "scalar": (1, 1), "none": (1, 1)}
+    has_bias = asked and (config.gate_bias is not None or config.gate_input == "static")
+    for layer, positions in softmax.items():
+        granularity, place = positions.get("readout", "none"), f"blocks.{layer}.mixer"
+        if is_gated if granularity == "none" else config.gate_activation == "sigmoid2":
+            weights[f"{place}.out_proj.weight"] = 2 * weights[f"{place}.out_proj.weight"]
+        if is_gated:
+            gate, shape = f"{place}.gates.readout", shapes[granularity]
+            zeros = weights[f"{place}.qkv.weight"].new_zeros(shape[0] * shape[1], C)
+            rows = weights.pop(f"{gate}.proj.weight", zeros).unflatten(0, shape)
+            weights[f"{gate}.proj.weight"] = rows.expand(H, D, C).flatten(0, 1)
+            if has_bias:
+                bias = weights.pop(f"{gate}.proj.bias", weights.pop(f"{gate}.static", zeros[:, 0])).unflatten(0, shape)
+                weights[f"{gate}.proj.bias"] = bias.expand(H, D).flatten()
+    keys: dict[str, Any] = {"gate_activation": "sigmoid"}
+    if is_gated:
+        gates = ["elementwise" if i in softmax else word_of(config.gate, i) for i in range(config.n_layer)]
+        keys |= {"gate": ",".join(gates), "gate_input": "token", "gate_bias": None}
+    return dataclasses.replace(config, **keys), weights
+
+
+def config_of(config: GPTConfig, family: str, weights: dict) -> dict[str, Any]:
+    """Their config.json for a model of ours, without what it has no field for. Raises UserError."""
+    types, mixers = {"softmax": "full_attention", "gated_deltanet": "linear_attention"}, [m for m, _ in config.layers()]
+    widths = {len(w) for name, w in weights.items() if name.endswith("mlp.up.weight")}
+    if len(widths) > 1 or not types.keys() >= set(mixers):
+        raise UserError(f"attention={config.attention!r} with MLPs of {len(widths)} widths: no family has such layers")
+    keys, name = compared(config) | {"mlp_width": widths.pop()}, CLASSES[family]
+    about = {
+        "architectures": [name if name.endswith("Model") else f"{name}ForCausalLM"],
+        "model_type": family,
+        "dtype": str(weights["wte.weight"].dtype).removeprefix("torch."),
+        **{field: keys[key] for key, field in FAMILIES[family].keys.items()},
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),  # some classes have numbers of their own
+    }
+    if family == "gpt2":
+        return about | {"activation_function": "gelu" if config.mlp == "gelu" else "gelu_new"}
+    kind = config.rope_scaling if config.rope_scaling in ROPES else "default"
+    numbers = {"factor": config.rope_factor, LENGTH: keys["rope_length"], "low_freq_factor": 1, "high_freq_factor": 4}
+    rope = {"rope_type": kind, "rope_theta": config.rope_base, "partial_rotary_factor": config.rope_fraction}
+    window = next((window for i in range(config.n_layer) if (window := config.window_of(i))), None)
+    about |= {"rope_parameters": rope | {field: numbers[field] for field in ROPES[kind]}, "sliding_window": window}
+    about |= {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": window is not None}
+    if family in BY_LAYER or family in GATED:
+        kinds = ["sliding_attention" if config.window_of(i) else types[mixer] for i, mixer in enumerate(mixers)]
+        about["layer_types"] = kinds
+    if family in GATED:  # no layer has experts
+        about |= {"linear_conv_kernel_dim": 4, "mlp_only_layers": list(range(config.n_layer))}
+    if family == "smollm3":
+        about["no_rope_layers"] = [int(position == "rope") for position in keys["position"]]
+    if family == "qwen3":  # the flags of Qiu et al., whose own code alone reads a gated one
+        asked = config.layers()[0][1].positions.get("readout")
+        about |= {"use_qk_norm": config.qk_norm} | ({f"{asked}_attn_output_gate": True} if asked else {})
+    return about
+
+
+def compared(config: GPTConfig) -> dict[str, Any]:
+    """All keys: a pattern as what each layer has, and the number that follows from others where one is None."""
+    layers, of_delta = config.layers(), dict(zip(KEYS_OF_DELTA, config.delta_sizes, strict=True))
+    length = config.rope_length or config.block_size if config.rope_scaling in WITH_ROPE_LENGTH else None
+    by_layer: dict[str, list] = dict(attention=[mixer for mixer, _ in layers], gate=[gate for _, gate in layers])
+    by_layer |= {x: [word_of(getattr(config, x), i) for i in range(len(layers))] for x in ("window", "position")}
+    return vars(config) | of_delta | by_layer | {"n_kv_head": config.n_kv_head or config.n_head, "rope_length": length}
