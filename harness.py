@@ -2,13 +2,15 @@
 
     pip install lm-eval
     python harness.py run --model nanogate --model_args checkpoint=out/best.pt --tasks NAME --include_path FOLDER
+    torchrun --standalone --nproc_per_node=8 harness.py run ...        on 8 GPUs, each with documents of its own
 
 The words are those of `lm-eval` (see its documentation); FOLDER may hold task files of your own. Without --device it
 is a GPU where there is one, and else the CPU. model_args are the checkpoint and the dtype of matrix products (the
-run's if it isn't given). The last block_size tokens of a text are read, as the harness does it for other models; an
-answer ends early where cosformer or learned positions end. Special tokens are those of an imported model's
-generation_config.json; without it GPT-2's end of text, or for other tokenizers a line end before a text. What each row
-of the training began with is read before every text.
+run's if it isn't given). A context is read once for all of its continuations, together with contexts of about its
+length: at most --batch_size of either at once (16). The last block_size tokens of a text are read, as the harness
+does it for other models; an answer ends early where cosformer or learned positions end. Special tokens are those of an
+imported model's generation_config.json; without it GPT-2's end of text, or for other tokenizers a line end before a
+text. What each row of the training began with is read before every text.
 """
 
 import configurator
@@ -20,15 +22,18 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from configurator import UserError
 from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
+from evaluate import CHUNK_TOKENS
 from model import GPT
+from ops import IGNORE
 from ops.sampling import check_finite, most_new_tokens
-from runs.checkpoint import load_model
+from runs.checkpoint import check_same_weights, load_model
 from runs.files import find_checkpoint, read_json
-from runs.hardware import DTYPES, autocast, pick_device, pick_dtype
+from runs.hardware import DTYPES, Processes, autocast, pick_dtype
 
 try:
     from lm_eval.__main__ import cli_evaluate
@@ -37,6 +42,8 @@ try:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError:
     raise SystemExit("error: lm-eval is not installed: pip install lm-eval") from None
+
+MOST_LONGER = 8  # ids by which a context may be longer than the shortest that it is read with
 
 
 @register_model("nanogate")
@@ -47,17 +54,31 @@ class NanogateLM(TemplateLM):
         self, checkpoint="out/best.pt", dtype: str | None = None, device=None, batch_size=None, max_batch_size=None
     ):
         super().__init__()
-        device = pick_device("auto" if device in (None, "cuda:0") else device)  # cuda:0 is lm-eval's own default
-        self.model, loaded = load_model(checkpoint, device)
+        # cuda:0 is lm-eval's own default; under torchrun the library gives each process documents of its own
+        self.processes = Processes("auto" if device in (None, "cuda:0") else device, 0)
+        self._rank, self._world_size = self.processes.rank, self.processes.world_size
+        self._device = torch.device(self.processes.device)
+        self.model, loaded = load_model(checkpoint, self.processes.device)
+        check_same_weights(self.processes, checkpoint)
         dtype = dtype or loaded.get("dtype", "float32")
         configurator.check_choice("dtype", dtype, tuple(DTYPES))
-        self.dtype = pick_dtype(dtype, device)
+        self.dtype = self.processes.from_main(pick_dtype(dtype, self.processes.device_type))
         self.coder = tokenizer_of_checkpoint(checkpoint, loaded.get("data", {}))
         self.first, self.ends = special_tokens(find_checkpoint(checkpoint).parent)
         self.ends = [END_OF_TEXT] if self.coder.name == "gpt2" else self.ends
         self.first_ids = loaded.get("data", {}).get("first_ids", [])  # each row of its training began with them
         self.batch_size = int(batch_size) if str(batch_size).isdecimal() else 16  # rows that are read at once
         self.limit = max(1, self.model.config.block_size - len(self.first_ids))  # of ids behind first_ids
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(self.processes.from_all(tensor.tolist()))
+
+    def gather_object(self, obj: object, dst: int = 0) -> list | None:
+        objects = self.processes.from_all(obj)
+        return objects if self.rank == dst else None
+
+    def barrier(self) -> None:
+        self.processes.from_all(None)
 
     @property
     def eot_token_id(self) -> int:
@@ -78,9 +99,12 @@ class NanogateLM(TemplateLM):
         return self.coder.encode(string)
 
     def read(self, pairs: list[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        """log_likelihoods of any number of (context, continuation), batch_size of them at once."""
-        parts = [pairs[i : i + self.batch_size] for i in range(0, len(pairs), self.batch_size)]
-        return [score for part in parts for score in log_likelihoods(self.model, part, self.dtype)]
+        """log_likelihoods of any number of (context, continuation), batch_size contexts or continuations at once."""
+        scores = {}
+        for part in parts_of([context for context, _ in pairs], self.batch_size):
+            found = log_likelihoods(self.model, [pairs[i] for i in part], self.batch_size, self.dtype)
+            scores |= zip(part, found, strict=True)
+        return [scores[i] for i in range(len(pairs))]
 
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **keys) -> list[tuple[float, bool]]:
         """[(texts, context ids, continuation ids)] -> [(log-likelihood of the continuation, whether it is likeliest)].
@@ -147,30 +171,76 @@ def special_tokens(folder: Path) -> tuple[int | None, list[int]]:
     return values.get("bos_token_id"), [] if ends is None else ends if isinstance(ends, list) else [ends]
 
 
+def parts_of(contexts: list[list[int]], most: int) -> list[list[int]]:
+    """The indices of at most `most` different contexts of about the same length, for each part that is read at once."""
+    of_context: dict = {}
+    for i, context in enumerate(contexts):
+        of_context.setdefault(tuple(context), []).append(i)
+    parts: list = []
+    for context in sorted(of_context, key=len):
+        if not parts or len(parts[-1]) == most or len(context) > len(parts[-1][0]) + MOST_LONGER:
+            parts.append([])
+        parts[-1].append(context)
+    return [[i for context in part for i in of_context[context]] for part in parts]
+
+
 @torch.no_grad()
 def log_likelihoods(
-    model: GPT, pairs: list[tuple[list[int], list[int]]], dtype: str = "float32"
+    model: GPT, pairs: list[tuple[list[int], list[int]]], batch_size: int = 16, dtype: str = "float32"
 ) -> list[tuple[float, bool]]:
     """[(log-likelihood of the continuation, whether each of its tokens is the likeliest)] of (context, continuation)s.
 
-    They are read side by side: what pads the shorter ones stands behind them, where no layer looks.
+    The first n ids of each context, all but one of the shortest, are read once for all pairs that share them. What is
+    left is read batch_size pairs at once, those of about the same length.
     """
-    device, scores = model.wte.weight.device, []
-    rows = [torch.tensor([*context, *continuation][:-1] or context) for context, continuation in pairs]
+    device, scores = model.wte.weight.device, {}
+    n = min(len(context) for context, _ in pairs) - 1
+    starts = {ids: i for i, ids in enumerate(dict.fromkeys(tuple(context[:n]) for context, _ in pairs))}
+    rest = [(context[n:], continuation) for context, continuation in pairs]
+    order = sorted(range(len(pairs)), key=lambda i: sum(map(len, rest[i])))
     with autocast(device.type, dtype):
-        hidden, _ = model.features(pad_sequence(rows, batch_first=True).to(device))
-        for row, (context, continuation) in zip(hidden, pairs, strict=True):
-            logits = model.logits(row[len(context) - 1 :][: len(continuation)])
-            check_finite(logits)
-            targets = torch.tensor(continuation, dtype=torch.long, device=device)
-            nats = logits.log_softmax(-1).gather(1, targets[:, None]).double().sum()
-            scores.append((float(nats), bool((logits.argmax(-1) == targets).all())))
-    return scores
+        longest = n + sum(map(len, rest[order[-1]]))
+        state = model.init_state(len(starts), dtype=model.wte.weight.dtype, length=longest)
+        if n:
+            idx = torch.tensor(list(starts), device=device)
+            model.features(idx, state, only=torch.zeros_like(idx, dtype=torch.bool))  # for the state alone
+        for i in range(0, len(order), batch_size):
+            part = order[i : i + batch_size]
+            of_row = torch.tensor([starts[tuple(pairs[j][0][:n])] for j in part], device=device)
+            copies = [{name: tensor[of_row] for name, tensor in layer.items()} for layer in state]
+            scores |= zip(part, read_on(model, [rest[j] for j in part], copies, n), strict=True)
+    return [scores[i] for i in range(len(pairs))]
+
+
+def read_on(
+    model: GPT, pairs: list[tuple[list[int], list[int]]], state: list[dict], start: int
+) -> list[tuple[float, bool]]:
+    """log_likelihoods of pairs behind `start` ids that the state has read: side by side.
+
+    What pads the shorter rows stands behind them, where no layer looks.
+    """
+    rows = [torch.tensor([*context, *continuation[:-1]]) for context, continuation in pairs]
+    idx = pad_sequence(rows, batch_first=True).to(model.wte.weight.device)  # (B, T)
+    targets = torch.full_like(idx, IGNORE)
+    for row, (context, continuation) in zip(targets, pairs, strict=True):
+        row[len(context) - 1 :][: len(continuation)] = torch.tensor(continuation, dtype=torch.long)
+    labelled = targets != IGNORE
+    hidden, _ = model.features(idx, state, start, only=labelled)  # (1, M, C)
+    nats, wrong = idx.new_zeros(len(pairs), dtype=torch.float64), idx.new_zeros(len(pairs))
+    parts = (part.split(CHUNK_TOKENS) for part in (hidden[0], targets[labelled], labelled.nonzero()[:, 0]))
+    for x, target, row in zip(*parts, strict=True):
+        logits = model.logits(x)
+        check_finite(logits)
+        nats.index_add_(0, row, F.cross_entropy(logits, target, reduction="none").double())
+        wrong.index_add_(0, row, (logits.argmax(-1) != target).long())
+    return list(zip((-nats).tolist(), (wrong == 0).tolist(), strict=True))
 
 
 def main(argv: list[str]) -> None:
     sys.argv = [str(Path(__file__).name), *argv]
     cli_evaluate()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

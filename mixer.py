@@ -207,14 +207,17 @@ class Mixer(nn.Module):
             o = self.norm(o.flatten(2) if self.norm_groups else o).view_as(o)
         return READOUT_ACTIVATIONS[self.config.readout_activation](o)
 
-    def state_shapes(self, B: int) -> dict[str, tuple[int, ...]]:
-        """{name: shape} of the tensors of the state of B sequences, but for the convolution's."""
+    def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
+        """{name: shape} of the tensors of the state of B sequences of at most `length` tokens, without a
+        convolution's. Only caches depend on the length."""
         n_states = () if self.levels is None else (self.levels.n_levels - 1,)  # level 0 is the token itself
         return {"S": (B, self.n_head, *n_states, self.key_width, self.value_width + (self.norm_kind == "denominator"))}
 
-    def init_state(self, batch_size: int, device=None, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
-        """The state at the start of a text: zeros."""
-        shapes = self.state_shapes(batch_size)
+    def init_state(
+        self, batch_size: int, device=None, dtype: torch.dtype | None = None, length: int | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The state at the start of a text: zeros. length: the most tokens that will be read (None: any number)."""
+        shapes = self.state_shapes(batch_size, length or self.config.block_size)
         for conv in self.modules():
             if isinstance(conv, ShortConv) and conv.width:
                 shapes["conv"] = (batch_size, conv.width - 1, conv.channels)

@@ -75,9 +75,9 @@ class Mamba3(Mixer):
         late, own = self.late(p, state)
         return super().read(late, state, start) + own[..., None] * p.v
 
-    def state_shapes(self, B: int) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
         widths = dict(k=(self.key_width,), v=(self.value_width,), own=(), angle=(self.parts[-1],))
-        return super().state_shapes(B) | {name: (B, self.n_head, *width) for name, width in widths.items()}
+        return super().state_shapes(B, length) | {name: (B, self.n_head, *width) for name, width in widths.items()}
 
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         late, own = self.late(p, None)

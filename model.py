@@ -141,10 +141,11 @@ class Softmax(Mixer):
             mask = self.bias(i[:, None], j).masked_fill(~mask, -torch.inf).expand(1, self.n_head, -1, -1)
         return mask if log_decay is None else layers.with_decay(mask, log_decay)
 
-    def state_shapes(self, B: int) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
         # a head's keys lie side by side in memory: a single query reads them twice as fast
-        decays: dict = {} if self.forget is None else {"log_decay": (B, self.reach, self.n_head)}
-        return decays | dict.fromkeys(("k", "v"), (B, self.split[1], self.reach, self.value_width))
+        M = min(self.reach, length)
+        decays: dict = {} if self.forget is None else {"log_decay": (B, M, self.n_head)}
+        return decays | dict.fromkeys(("k", "v"), (B, self.split[1], M, self.value_width))
 
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
@@ -580,10 +581,15 @@ class GPT(nn.Module):
             total = total + labels * sum(getattr(module, "auxiliary_loss", 0.0) for module in self.blocks.modules())
         return total if reduction == "sum" else total / labels.clamp(min=1)
 
-    def init_state(self, batch_size: int = 1, device=None, dtype: torch.dtype | None = None) -> list[dict]:
-        """The state at the start of a text, a dict per layer: KV cache or recurrent state, past of the convolution."""
+    def init_state(
+        self, batch_size: int = 1, device=None, dtype: torch.dtype | None = None, length: int | None = None
+    ) -> list[dict]:
+        """The state at the start of a text, a dict per layer: KV cache or recurrent state, past of the convolution.
+
+        length: the most tokens that will be read, and a cache is no longer (None: it has block_size).
+        """
         device = device or self.wte.weight.device
-        return [block.mixer.init_state(batch_size, device, dtype) for block in self.blocks]
+        return [block.mixer.init_state(batch_size, device, dtype, length) for block in self.blocks]
 
     # ids drawn one by one, with the state kept: stream(idx, max_new_tokens, temperature=1.0, ...) yields them
     stream, generate = sampling.stream, sampling.generate

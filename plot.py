@@ -226,7 +226,7 @@ def page_rows(n: int, n_maps: int) -> list[list[list]]:
 
 def meters_panels(meters: dict) -> list[Callable]:
     """The panels of what meters.py measured of a checkpoint, each a function of axes and meters."""
-    panels: list[Callable] = [sink_panel, token_0_panel] if with_sink(meters) else []
+    panels: list[Callable] = [sink_panel, heads_panel, token_0_panel] if with_sink(meters) else []
     panels += [gate_panel] if any(layer["gates"] for layer in meters["layers"]) else []
     return [*panels, residual_panel]
 
@@ -234,6 +234,12 @@ def meters_panels(meters: dict) -> list[Callable]:
 def with_sink(meters: dict) -> dict[int, dict]:
     """{number of the layer: its meters} of the layers whose sink is known: of some mixers it is not."""
     return {i: at for i, at in enumerate(meters["layers"]) if all(None not in at["sink"][name] for name in OF_SINK)}
+
+
+def few(places: Iterable) -> list:
+    """Every nth of the places for ticks, so that the labels of a deep model's layers do not touch."""
+    places = list(places)
+    return places[:: math.ceil(len(places) / 14)]
 
 
 def lines(axes: plt.Axes, of: Iterable[tuple], **about) -> None:
@@ -266,7 +272,7 @@ def gate_panel(axes: plt.Axes, meters: dict) -> None:
     n, y = len(spread[0]) - (not has_more), [i + 0.5 for i in range(len(gates))]
     image = axes.imshow([row[:n] for row in spread], aspect="auto", cmap="cividis", extent=(0, n / 20, len(gates), 0))
     axes.figure.colorbar(image, ax=axes, label="share of the values (%)")
-    axes.set_yticks(y, [f"{i} {position}" for i, position, _ in gates])
+    axes.set_yticks(few(y), few(f"{i} {position}" for i, position, _ in gates))
     centre = [mean(gate["mean"]) for _, _, gate in gates]
     axes.plot(centre, y, "o", color="white", markeredgecolor="black")
     small = mean(share for _, _, gate in gates for share in gate["below_0.1"])
@@ -293,7 +299,20 @@ def sink_panel(axes: plt.Axes, meters: dict) -> None:
     axes.axhline(100 * meters["sink_baseline"], color="0.4", linestyle=":", label="uniform weights")
     proxies = dict.fromkeys(layer["mixer"] for layer in layers.values() if layer["sink"]["kind"] == "proxy")
     title = "Sink" + f" ({', '.join(proxies)}: a proxy)" * bool(proxies)
-    lines(axes, means, title=title, xlabel="layer", ylabel="weight on token 0 (%)", xticks=[*layers], ylim=(0, None))
+    lines(axes, means, title=title, xlabel="layer", ylabel="weight on token 0 (%)", xticks=few(layers), ylim=(0, None))
+
+
+def heads_panel(axes: plt.Axes, meters: dict) -> None:
+    """The weight on token 0 by layer and head, an image with a row per layer; white where it is not known."""
+    shares = [layer["sink"]["share"] for layer in meters["layers"]]
+    known, width = with_sink(meters), max(map(len, shares))
+    table = np.full((len(shares), width), np.nan)
+    for i in known:
+        table[i, : len(shares[i])] = [100 * share for share in shares[i]]
+    image = axes.imshow(table, aspect="auto", cmap="cividis", vmin=0)
+    axes.figure.colorbar(image, ax=axes, label="weight on token 0 (%)")
+    axes.set(xlabel="head", ylabel="layer", title="Sink of each head")
+    axes.set(xticks=few(range(width)), yticks=few(range(len(shares))))
 
 
 def token_0_panel(axes: plt.Axes, meters: dict) -> None:
@@ -305,7 +324,9 @@ def token_0_panel(axes: plt.Axes, meters: dict) -> None:
         (of_heads(layers, "effective"), "^-", COLOURS[2], "effective sink"),
     ]
     axes.axhline(100 * meters["sink_baseline"], color="0.4", linestyle=":", label="equal parts")
-    about: dict = dict(title="Token 0 in the readout", xlabel="layer", ylabel="%, mean of the heads", xticks=[*layers])
+    about: dict = dict(
+        title="Token 0 in the readout", xlabel="layer", ylabel="%, mean of the heads", xticks=few(layers)
+    )
     lines(axes, shares, ylim=(0, None), **about)
 
 
@@ -316,7 +337,9 @@ def residual_panel(axes: plt.Axes, meters: dict) -> None:
     median = [(i, at["max"] / at["max_over_median"]) for i, at in enumerate(residuals)]
     both = [(top, "^-", COLOURS[1], "largest |h|"), (median, "o-", COLOURS[0], "median |h|")]
     title = f"Residual stream ({meters['dtype']})"
-    lines(axes, both, xlabel="layer", ylabel="|h| after the layer", yscale="log", title=title, xticks=range(len(top)))
+    lines(
+        axes, both, xlabel="layer", ylabel="|h| after the layer", yscale="log", title=title, xticks=few(range(len(top)))
+    )
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())

@@ -67,7 +67,8 @@ def dtype_of(vocab_size: int) -> np.dtype:
 def open_dataset(path: Path | str) -> "Dataset":
     """A Dataset whose files have all been checked. Raises UserError, which names the file and what to do."""
     if not str(path):
-        raise UserError("dataset=None: the checkpoint names no data set; name one: --dataset=FOLDER")
+        make = "python data/text/prepare.py FILE --tokenizer=CHECKPOINT --out_dir=FOLDER makes one"
+        raise UserError(f"dataset=None: the checkpoint names no data set; name one: --dataset=FOLDER ({make})")
     find_data(path)
     folder = Path(path)
     try:

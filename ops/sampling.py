@@ -30,7 +30,8 @@ def stream(
     check_prompt(model, idx, max_new_tokens)
 
     def draws(idx, start=0):
-        state = model.init_state(idx.shape[0], dtype=model.wte.weight.dtype)
+        B, T = idx.shape
+        state = model.init_state(B, dtype=model.wte.weight.dtype, length=T + max_new_tokens)
         for _ in range(max_new_tokens):
             with torch.inference_mode():  # a token took 5% longer under no_grad
                 x, state = model.features(idx, state, start)

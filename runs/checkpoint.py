@@ -6,7 +6,8 @@
 What train.py puts in one: model, model_args, new (the parameters that the weights it started from lacked), optimizer,
 scaler, iter_num, best_val_loss, seconds, eval_seconds, rng, run_id, config, data (name, path, sha256, tokenizer,
 vocab_size, first_ids, maybe alphabet), dtype, code_sha256, code_files ({file: its sha256}), versions. A folder that
-export.py wrote has model, model_args, iter_num and data, and is loaded in the same way. Both have a format number.
+export.py wrote has model, model_args, iter_num and data, and is loaded in the same way. Both have a format number. A
+folder of transformers is read as export.py --from_hf reads it (runs/huggingface.py).
 """
 
 import hashlib
@@ -24,11 +25,12 @@ from configurator import UserError, is_of_memory, show
 from data.shards import MAX_VOCAB, Dataset
 from model import GPT, GPTConfig
 from rules import wrong_field
-from runs.files import find_checkpoint, read_json, write_text, write_whole
+from runs.files import CHECKPOINTS, find_checkpoint, read_json, write_text, write_whole
 from runs.hardware import DTYPES, Processes
 
 FORMAT = 1  # of what is written here; nothing else is read
 WITHOUT_FORMAT = "of version 0.2, which the code of commit fa2548f reads, or nanoGPT's, for export.py --from_hf"
+OF_FOLDERS = {Path(name).suffix for name in CHECKPOINTS[1:]}  # of a file with a config.json beside it
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # what a checkpoint holds beside its tensors; rules.wrong_field says how the table is read
 TEXT = (str, 0, 999)
@@ -90,7 +92,7 @@ def first_line(error: Exception) -> str:
 def load(path: Path | str) -> dict:
     """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or no checkpoint."""
     path = find_checkpoint(path)
-    checkpoint = _load_safetensors(path) if path.suffix == ".safetensors" else load_torch(path)
+    checkpoint = load_torch(path) if path.suffix not in OF_FOLDERS else _load_folder(path)
     try:
         _check(checkpoint)
     except (ValueError, TypeError) as error:
@@ -157,11 +159,13 @@ def load_torch(path: Path) -> Any:
     raise UserError(f"{path}: {wrong}")
 
 
-def _load_safetensors(path):
-    library, about = import_safetensors(), read_json(path.with_name("config.json"))
+def _load_folder(path):
+    library, about = import_safetensors(), read_json(path.with_name("config.json"), infinity=True)
     about = about if isinstance(about, dict) else {}
-    if "model_type" in about:
-        raise UserError(f"{path.parent}: is of transformers: python export.py --from_hf={path.parent} reads it")
+    if not about.keys().isdisjoint(("model_type", "ssm_cfg")):  # the second: Mamba-2 of its authors
+        from runs import huggingface  # which imports this file
+
+        return huggingface.checkpoint_of(path.parent)[0] | {"format": FORMAT}
     try:
         if about.get("sha256") != _sha256_of(path):
             raise UserError(f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)")

@@ -17,6 +17,8 @@ from typing import IO, Any
 from rules import UserError, show, wrong_field
 
 DATA = Path(__file__).resolve().parents[1] / "data"
+# of a run; of export.py or a hub; of a hub with several files, or with a pickle, which is refused with a reason
+CHECKPOINTS = ("ckpt.pt", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
 def read_regular(path: Path | str, most: int) -> bytes:
@@ -56,11 +58,10 @@ def how_to_prepare(folder: Path | str) -> str:
 
 
 def find_checkpoint(path: Path | str) -> Path:
-    """The checkpoint's file; of a folder, its ckpt.pt or model.safetensors. Raises UserError if it is not there."""
+    """The checkpoint's file; of a folder, the first of CHECKPOINTS that it has. Raises UserError if it is not there."""
     file = Path(path)
     if os.path.isdir(file):
-        is_export = os.path.isfile(file / "model.safetensors") and not os.path.isfile(file / "ckpt.pt")
-        file /= "model.safetensors" if is_export else "ckpt.pt"
+        file /= next((name for name in CHECKPOINTS if os.path.isfile(file / name)), CHECKPOINTS[0])
     if not os.path.isfile(file):
         raise UserError(f"{file}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir")
     return file

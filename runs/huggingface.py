@@ -1,6 +1,7 @@
 """Models in the folders of transformers, or of nanoGPT, read as a checkpoint of ours. Nothing in them is run.
 
-    read_folder("Qwen3-0.6B", "out/qwen3", 2048)    config.json, *.safetensors, tokenizer.json -> a checkpoint
+    read_folder("Qwen3-0.6B", "out/qwen3", 2048)    config.json, *.safetensors, tokenizer.json -> a checkpoint's folder
+    checkpoint_of(Path("Qwen3-0.6B"))               the same as a dict, which checkpoint.load takes
 
 The tables are in runs/families.py. Files are mapped: a tensor that stays as it is takes no memory.
 """
@@ -44,6 +45,18 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     block_size: the most tokens of context that are kept of what the model was trained with. Raises UserError.
     """
     folder, out_dir = Path(folder), Path(out_dir)
+    about, longest, file = checkpoint_of(folder, block_size)
+    weights = about.pop("model")
+    with export_to(out_dir, file, overwrite, {}) as (new, written):
+        save_folder(new, weights, about)
+    lines, kept = [f"written to {out_dir}/: {', '.join(written)}"], about["model_args"]["block_size"]
+    if kept < longest:
+        lines.append(f"block_size={kept}, of {longest} that it was made for; --block_size=... keeps more")
+    return lines
+
+
+def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path]:
+    """(the checkpoint of what read_folder takes, the context it was made for, one of its files). Raises UserError."""
     file = folder if folder.suffix == ".pt" else folder / "ckpt.pt"
     is_of_nanogpt = file == folder or (os.path.isfile(file) and not os.path.isfile(folder / "config.json"))
     file = file if is_of_nanogpt else folder / "config.json"
@@ -62,18 +75,12 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     except UserError as error:
         raise UserError(str(error) if str(folder) in str(error) else f"{folder}: {error}") from None
 
-    about: dict[str, Any] = {"model_args": dataclasses.asdict(config), "iter_num": 0}
+    checkpoint: dict[str, Any] = {"model": weights, "model_args": dataclasses.asdict(config), "iter_num": 0}
     if os.path.isfile(folder / TOKENIZER_FILE):
         tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
-        about["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-    with export_to(out_dir, file, overwrite, {}) as (new, written):
-        save_folder(new, weights, about)
-    lines = [f"written to {out_dir}/: {', '.join(written)}"]
+        checkpoint["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
     length = {"gpt2": "n_positions", "nanogpt": "block_size"}.get(family, "max_position_embeddings")
-    longest = their_config.get(length, 0)  # state space: any
-    if config.block_size < longest:
-        lines.append(f"block_size={config.block_size}, of {longest} that it was made for; --block_size=... keeps more")
-    return lines
+    return checkpoint, their_config.get(length, 0), file  # a state space model has any length
 
 
 def read_nanogpt(file: Path) -> tuple[dict, dict[str, torch.Tensor]]:

@@ -66,7 +66,7 @@ class LongConv(Mixer):
     def read(self, p, state, start):
         return p.q * self.conv((p.k * p.v).flatten(2), state).view_as(p.q)
 
-    def state_shapes(self, B):
+    def state_shapes(self, B, length):
         return {}
 
     def flops_per_token(self, T):

@@ -99,7 +99,7 @@ def run_train(words, small):
         train.main([*(word for word in words if not word.startswith("--init_from=")), *small])
     elif config.init_from != "scratch":
         checkpoint(config.init_from, small)
-        if Path(config.init_from).name == "qwen3":  # it has sizes of its own
+        if Path(config.init_from).name in ("qwen3", "Qwen3-0.6B"):  # it has sizes of its own
             sizes = {field.name for field in dataclasses.fields(GPTConfig)}
             small = [word for word in small if word[2:].partition("=")[0] not in sizes]
     train.main([*words, *small])
@@ -125,11 +125,14 @@ def checkpoint(path, small):
     """Makes the run that a command takes for granted: its gate or its mixer stands in the name."""
     path = Path(path)
     folder = path.parent if path.suffix == ".pt" else path
-    if folder.name == "qwen3":
-        return imported(folder)
+    if folder.name in ("qwen3", "Qwen3-0.6B"):
+        return imported(Path("out/qwen3"))
     if folder.name == "gated_qwen3" and not (folder / "ckpt.pt").exists():
         words = ["--init_from=out/qwen3", "--dataset=data/qwen3", "--gate=elementwise", "--gate_activation=sigmoid2"]
         return run_train([*words, f"--out_dir={folder}"], small)
+    if folder.name in ("gated_qwen", "plain_qwen"):
+        gate = "elementwise" if folder.name == "gated_qwen" else "none"
+        return run_train(["config/late_gate_qwen.py", f"--gate={gate}", f"--out_dir={folder}"], small)
     if not (folder / "ckpt.pt").exists():
         mixer = "gla" if "gla" in folder.name else "softmax"
         gate = {"plain": "none", "headwise": "headwise"}.get(folder.name, "elementwise")
@@ -155,12 +158,12 @@ def run_on_checkpoint(script, words, small):
 
 def run_plot(words, small):
     for word in words:
-        if word.startswith("out/"):
+        if word.startswith(("out/", "Qwen3")):
             folder = word.removesuffix("/meters.json")
             checkpoint(folder, small)
-            needs_meters = folder != word or folder == "out/qwen3" or "--html=true" in words
+            needs_meters = folder != word or folder.startswith("Qwen3") or "--html=true" in words
             if needs_meters and not Path(folder, "meters.json").exists():
-                data = ["--dataset=data/qwen3"] if folder == "out/qwen3" else []
+                data = ["--dataset=data/qwen3"] if "qwen3" in folder.lower() else []
                 run_on_checkpoint("meters", [f"--checkpoint={folder}", *data], small)
     importlib.import_module("plot").main(words)
 
@@ -173,7 +176,7 @@ def run_experiment(words):
 
 def run_prepare(name, words):
     prepare = importlib.import_module(f"data.{name}.prepare")
-    if "--tokenizer=out/qwen3" in words:
+    if "--tokenizer=Qwen3-0.6B" in words:
         imported(Path("out/qwen3"))
     words = [*words, f"--out_dir=prepared/{name}"]
     if name in ("wikitext103", "hub"):  # test_wikitext103.py and test_hub.py run them on texts of their own

@@ -3,14 +3,17 @@
 import importlib.util
 import json
 import math
+import random
 import shutil
+import subprocess
 import sys
 import types
 
 import pytest
 import torch
+from conftest import ROOT
 
-from model import MIXERS
+from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 from runs.checkpoint import load_model
 
@@ -81,6 +84,39 @@ def test_scores_are_those_of_whole_forwards(mixer, trained):
         assert (nats, greedy) == (pytest.approx(expected[0], abs=1e-4), expected[1])
 
 
+MODELS = {
+    "softmax": {},
+    "a window and a forget gate": dict(window="24,none", forget_gate=True),
+    "learned positions": dict(position="learned"),
+    "gated_deltanet": dict(attention="gated_deltanet"),
+    "log-linear gla": dict(attention="gla", levels="log_linear"),
+}
+
+
+@pytest.mark.parametrize("batch_size", [2, 64])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_context_is_read_once_for_its_continuations(name, batch_size):
+    torch.manual_seed(0)
+    config = GPTConfig(**dict(n_layer=2, n_embd=16, n_head=2, vocab_size=99) | MODELS[name])
+    own = object.__new__(harness.NanogateLM)
+    own.model, own.batch_size, own.dtype = GPT(config).eval(), batch_size, "float32"
+    draw, features, read = random.Random(0), own.model.features, []
+
+    def counted(idx, *args, **keys):
+        read.append(idx.numel())
+        return features(idx, *args, **keys)
+
+    own.model.features = counted
+    contexts = [[draw.randrange(99) for _ in range(n)] for n in (140, 1, 157, 140, 200, 144)]
+    ends = [[[draw.randrange(99) for _ in range(n)] for n in (5, 30, 11, 1)] for _ in contexts]
+    pairs = [(context, four[i]) for i in range(4) for context, four in zip(contexts, ends, strict=True)]
+    scores = own.read(pairs)
+    assert sum(read) < 1.5 * sum(len(context) + 47 for context in contexts)
+    for (nats, greedy), pair in zip(scores, pairs, strict=True):
+        expected = definition(own.model, *pair)
+        assert (nats, greedy) == (pytest.approx(expected[0], abs=3e-5), expected[1])
+
+
 @pytest.mark.skipif(not HAS_LIBRARY, reason="needs lm-eval")
 def test_a_long_text_is_read_in_windows_and_a_context_is_cut_at_its_start(trained, helpers):
     own = harness.NanogateLM(checkpoint=str(trained("softmax")), device="cpu")
@@ -145,7 +181,7 @@ def test_text_is_written_up_to_a_stop_string_or_as_far_as_the_layers_go(trained)
 @pytest.mark.skipif(not HAS_LIBRARY, reason="needs lm-eval")
 def test_the_library_runs_a_local_task_on_a_checkpoint(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    rows = [{"question": "The quick", "right": i % 2, "text": "The quick brown fox."} for i in range(4)]
+    rows = [{"question": "The quick", "right": i % 2, "text": "The quick brown fox."} for i in range(5)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name, lines in {
         "choice": ["output_type: multiple_choice", 'doc_to_choice: [" brown", " f"]', "doc_to_target: right"],
@@ -160,10 +196,18 @@ def test_the_library_runs_a_local_task_on_a_checkpoint(trained, tmp_path, monkey
         (tmp_path / f"{name}.yaml").write_text("\n".join(lines) + "\n")
     folder = trained("gla")
     words = ["run", "--model", "nanogate", "--model_args", f"checkpoint={folder}", "--tasks", "choice,whole,written"]
-    words += ["--include_path", str(tmp_path), "--output_path", str(tmp_path / "results")]
-    harness.main(words)
+    words += ["--include_path", str(tmp_path), "--output_path"]
+    harness.main([*words, str(tmp_path / "results")])
     (file,) = (tmp_path / "results").rglob("results_*.json")
     found = json.loads(file.read_text())["results"]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "harness.py", *words]
+    launch = [sys.executable, *launch, str(tmp_path / "two"), "--device=cpu"]
+    ended = subprocess.run(launch, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    (file,) = (tmp_path / "two").rglob("results_*.json")
+    for name, metrics in json.loads(file.read_text())["results"].items():
+        numbers = {key: value for key, value in metrics.items() if isinstance(value, float) and "stderr" not in key}
+        assert numbers == pytest.approx({key: found[name][key] for key in numbers}, rel=1e-6) and numbers
     model, _ = load_model(folder)
     scores = [definition(model, list(b"The quick"), list(words))[0] for words in (b" brown", b" f")]
     right = scores.index(max(scores))

@@ -94,6 +94,7 @@ def test_a_mamba2_as_its_authors_publish_it_is_read_from_its_pickle(helpers, tmp
     ours = imported(helpers, tmp_path, tmp_path / "ours")
     assert ours.config.vocab_size == 299 and ours.wte.weight.shape == (304, 32)
     assert largest_difference(ours, lambda idx: theirs(idx).logits[..., :299]) < 1e-4
+    assert torch.equal(checkpoints.load_model(tmp_path)[0](LONG), ours(LONG))  # the folder itself
 
 
 class Code:

@@ -4,7 +4,7 @@ A data set of your own text: of files, and of folders that are searched for file
     python data/text/prepare.py book.txt
     python data/text/prepare.py notes/ more/ --ext=.txt,.md,.rst --tokenizer=gpt2 --out_dir=data/notes
     python data/text/prepare.py notes/ --val=notes/2024.md,letters/ --tokenizer=bpe:4096
-    python data/text/prepare.py book.txt --tokenizer=out/qwen3 --out_dir=data/qwen3    an imported model's tokenizer
+    python data/text/prepare.py book.txt --tokenizer=Qwen3-0.6B --out_dir=data/qwen3   the tokenizer of a model
 
 Without --val several files are split by file, a single one by position: its last lines are for validation. Files are
 taken in the order of their paths, once each, and blank ones are left out; those of --val are not trained on.

@@ -1,0 +1,138 @@
+"""Recipes on a published model, run on random tiny ones with a trained BPE: a late gate, and the replication.
+
+python -m pytest tests/test_published.py
+"""
+
+import importlib
+import json
+import re
+import shlex
+import shutil
+
+import published
+import pytest
+import torch
+from conftest import LINES, ROOT
+from transformers import AutoModelForCausalLM
+
+import evaluate
+import export
+import meters
+import plot
+import replicate
+import sample
+from configurator import UserError
+from data.text import prepare as text_prepare
+from data.tokenizer import train_bpe
+from runs.checkpoint import load_model
+
+SIZES = dict(
+    hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    head_dim=16, max_position_embeddings=64, vocab_size=400,
+)  # fmt: skip
+IDX = torch.arange(40)[None] * 37 % 300
+HERE = ["--device=cpu", "--threads=1"]
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """A folder with a text, in which commands are run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("".join(LINES * 40))
+    (tmp_path / "config").symlink_to(ROOT / "config")
+    return tmp_path
+
+
+def make_hub(folder, kind="baseline"):
+    model = published.save_gated_qwen3(kind, folder, **SIZES)
+    (folder / "tokenizer.json").write_bytes(train_bpe("bpe:300", LINES * 40).content)
+    return model
+
+
+SMALL = {
+    "train.py": [*HERE, "--max_iters=8", "--eval_interval=8", "--warmup_iters=1", "--learning_rate=1e-3"],
+    "meters.py": [*HERE, "--rows=2", "--score_batches=1"],
+}
+
+
+def run(document):
+    """Runs the commands in the first lines of a script or a config."""
+    for line in re.findall(r"^    python (.*)$", document, re.M):
+        script, *words = shlex.split(line)
+        program = importlib.import_module(script.removesuffix(".py").replace("/", "."))
+        program.main([*words, *SMALL.get(script, [])])
+
+
+def test_every_script_takes_the_folder_of_a_hub(work, helpers, capsys):
+    model = make_hub(work / "hub")
+    torch.testing.assert_close(load_model("hub")[0](IDX), model(IDX).logits, rtol=0, atol=1e-4)
+    words = ["--checkpoint=hub", *HERE]
+    assert "prepare.py FILE --tokenizer=" in helpers.error_of(meters.main, words)
+    text_prepare.main(["book.txt", "--tokenizer=hub", "--out_dir=data"])
+    capsys.readouterr()
+    meters.main([*words, "--dataset=data", "--rows=2", "--score_batches=1"])
+    evaluate.main([*words, "--dataset=data", "--json=true"])
+    sample.main(["--checkpoint=hub", "--device=cpu", "--max_new_tokens=3", "--start=The quick"])
+    printed = capsys.readouterr().out
+    assert "hub (step 0, softmax, gate none)" in printed and printed.count("The quick") == 3
+    plot.main(["hub", "--html=true"])
+    assert {"page.png", "page.html", "meters.json"} < {file.name for file in (work / "hub").iterdir()}
+    made = export.main(["--checkpoint=hub", "--safetensors=ours"])
+    assert made is None and torch.equal(load_model("ours")[0].wte.weight, load_model("hub")[0].wte.weight)
+
+
+def test_weights_in_several_files_and_a_pickle_beside_a_config(work, helpers):
+    model = published.save_gated_qwen3("baseline", work / "hub", **SIZES)
+    model.save_pretrained(work / "parts", max_shard_size="20KB")
+    shutil.copy("hub/config.json", "parts/config.json")
+    assert not (work / "parts" / "model.safetensors").exists()
+    assert torch.equal(load_model("parts")[0].wte.weight, load_model("hub")[0].wte.weight)
+    (work / "hub" / "model.safetensors").rename(work / "hub" / "pytorch_model.bin")
+    assert "a pickle is not read" in helpers.error_of(load_model, "hub")
+
+
+def test_a_gate_on_a_published_model_is_the_recipe_of_its_config(work, helpers):
+    make_hub(work / "Qwen3-0.6B")
+    run((ROOT / "config" / "late_gate_qwen.py").read_text())
+    first, last = (helpers.metrics(work / "out" / "gated_qwen", "eval")[i]["val_loss"] for i in (0, -1))
+    plain = helpers.metrics(work / "out" / "plain_qwen", "eval")[0]["val_loss"]
+    assert first == plain and last < first
+    before, _, gated = json.loads((work / "out" / "gated_qwen" / "meters.json").read_text())["checkpoints"]
+    assert before["gate"] == "none" and gated["gate"] == "elementwise" and gated["loss"] < before["loss"]
+    assert all(at["gates"]["readout"]["mean"] and at["sink"]["share"] for at in gated["layers"])
+    ours, theirs = load_model("out/gated_qwen")[0], AutoModelForCausalLM.from_pretrained("gated")
+    torch.testing.assert_close(ours(IDX), theirs(IDX).logits, rtol=0, atol=1e-4)
+
+
+def test_the_recipe_adds_a_second_gate_to_a_gated_deltanet_of_fla(work, helpers):
+    about = dict(model_type="gated_deltanet", vocab_size=400, hidden_size=32, num_hidden_layers=2, intermediate_size=40)
+    about |= dict(num_heads=2, max_position_embeddings=64, norm_eps=1e-5, head_dim=8, expand_v=2.0, use_gate=True)
+    published.save_fla(about, work / "hub")
+    (work / "hub" / "tokenizer.json").write_bytes(train_bpe("bpe:300", LINES * 40).content)
+    text_prepare.main(["book.txt", "--tokenizer=hub", "--out_dir=data"])
+    keys = ["config/late_gate_qwen.py", "--init_from=hub", "--dataset=data", *SMALL["train.py"]]
+    for gate in ("native", "native+elementwise"):
+        importlib.import_module("train").main([*keys, f"--gate={gate}", f"--out_dir={gate}"])
+    plain, gated = (helpers.metrics(work / gate, "eval") for gate in ("native", "native+elementwise"))
+    assert gated[0]["val_loss"] == plain[0]["val_loss"] and gated[-1]["val_loss"] < gated[0]["val_loss"]
+    meters.main(["--checkpoint=hub,native+elementwise", "--dataset=data", *SMALL["meters.py"]])
+    _, after = json.loads((work / "native+elementwise" / "meters.json").read_text())["checkpoints"]
+    assert after["layers"][0]["gates"].keys() == {"native", "readout"} and after["layers"][0]["sink"]["share"]
+
+
+def test_the_replication_measures_three_folders(work, helpers, capsys):
+    for name in ("baseline", "headwise", "elementwise"):
+        make_hub(work / f"1B_{name}".replace("B_", "B_gate_" if name != "baseline" else "B_"), name)
+    run(replicate.__doc__)
+    table = [line.split() for line in capsys.readouterr().out.splitlines()[-4:]]
+    assert [row[0] for row in table] == ["model", "baseline", "headwise", "elementwise"]
+    assert [row[2::2] for row in table[1:]] == [
+        ["0.427", "-", "13.25"],
+        ["0.0525", "0.257", "13.18"],
+        ["0.0187", "0.14", "13.24"],
+    ]
+    for row in table[1:]:
+        assert 0 < float(row[1]) < 1 and float(row[5]) > 1
+    assert table[1][3] == "-" and 0.3 < float(table[2][3]) < 0.7
+    with pytest.raises(UserError, match="name three folders"):
+        replicate.main(["1B_baseline", "--dataset=data/qiu"])
