@@ -238,12 +238,13 @@ def gpt2_keys(config: dict) -> dict[str, Any]:
 
 
 class Part(NamedTuple):
-    """Tensors of theirs that hold the same numbers as tensors of ours. Both functions take and return a list."""
+    """Tensors of theirs that hold the same numbers as tensors of ours. Both functions take and return a list; families
+    without to_theirs are not written."""
 
     theirs: list[str]
     ours: list[str]
     to_ours: Callable
-    to_theirs: Callable
+    to_theirs: Callable | None = None
 
 
 def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[Part]:
