@@ -127,10 +127,7 @@ def checkpoint(path, small):
     folder = path.parent if path.suffix == ".pt" else path
     if folder.name in ("qwen3", "Qwen3-0.6B"):
         return imported(Path("out/qwen3"))
-    if folder.name == "gated_qwen3" and not (folder / "ckpt.pt").exists():
-        words = ["--init_from=out/qwen3", "--dataset=data/qwen3", "--gate=elementwise", "--gate_activation=sigmoid2"]
-        return run_train([*words, f"--out_dir={folder}"], small)
-    if folder.name in ("gated_qwen", "plain_qwen"):
+    if folder.name in ("gated_qwen", "plain_qwen") and not (folder / "ckpt.pt").exists():
         gate = "elementwise" if folder.name == "gated_qwen" else "none"
         return run_train(["config/late_gate_qwen.py", f"--gate={gate}", f"--out_dir={folder}"], small)
     if not (folder / "ckpt.pt").exists():
