@@ -138,6 +138,12 @@ def pytest_exception_interact(node, call):
         reporter.write_line(f"{os.environ['MIXER']} breaks a promise: {promise} [{node.name.rpartition('[')[2]}{why}")
 
 
+@pytest.fixture(autouse=True)
+def same_random_numbers():
+    """Random weights and inputs are the same, whichever tests ran before."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def helpers():
     return Helpers
