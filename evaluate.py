@@ -259,9 +259,9 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
             results.append({"block_size": block_size, "limit": str(limit)})
     if processes.is_main:
         line = json.dumps(about | ({"lengths": results} if config.lengths else results[0]))
-        print(line if config.json else table(about, results))
         if config.out:
             write_text(config.out, line + "\n")
+        print(line if config.json else table(about, results))
 
 
 def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, processes: Processes) -> dict:

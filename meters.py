@@ -89,8 +89,9 @@ def main(argv: list[str]) -> None:
             dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
         check_vocabulary(model.config.vocab_size, checkpoint, dataset)
         results.append(meters_of(model, checkpoint, path, dataset, config))
-        print(table(results[-1]), end="\n\n")
     write_text(out, json.dumps({"checkpoints": results}) + "\n")
+    for result in results:  # after the file: nobody may read on
+        print(table(result), end="\n\n")
     print(f"written: {out}")
 
 

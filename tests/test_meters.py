@@ -11,6 +11,7 @@ import re
 import edits
 import pytest
 
+import evaluate
 import meters
 import plot
 from model import MIXERS
@@ -34,6 +35,19 @@ def test_the_log_has_the_meters_of_every_evaluation_and_a_gate_that_did_not_move
     without = helpers.train(mqar, tmp_path / "off", gate="elementwise", meters="false")
     assert all("meters" not in row for row in helpers.metrics(without, "eval"))
     assert helpers.losses(without) == helpers.losses(trained)
+
+
+def closed(*args, **keys):
+    raise BrokenPipeError
+
+
+def test_numbers_are_written_before_they_are_printed_to_somebody_who_may_not_read_on(trained, tmp_path, monkeypatch):
+    words = [f"--checkpoint={trained}", "--device=cpu", "--threads=1"]
+    for script, more in ((meters, ["--rows=2", "--score_batches=1"]), (evaluate, [])):
+        monkeypatch.setattr(script, "print", closed, raising=False)
+        with pytest.raises(BrokenPipeError):
+            script.main([*words, *more, f"--out={tmp_path / script.__name__}"])
+        assert json.loads((tmp_path / script.__name__).read_text())
 
 
 def test_several_checkpoints_give_one_file_which_the_page_is_drawn_of(trained):
