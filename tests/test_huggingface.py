@@ -353,7 +353,7 @@ NOT_HELD = {
     "mlp='gelu': there it can only be 'swiglu'": dict(mlp="gelu"),
     "gate_activation='silu': there it can only be 'sigmoid'": dict(gate="elementwise", gate_activation="silu"),
     "gate='elementwise@value': there it can only be 'elementwise'": dict(gate="elementwise@value"),
-    "attention='gla' with MLPs of": dict(attention="gla"),
+    "attention='gla' with MLPs of": dict(attention="gla", family="llama"),
     "qk_norm=False: there it can only be True": dict(gate="elementwise", qk_norm=False),
     "position='none'": dict(position="none"),
     "logit_softcap=30.0": dict(logit_softcap=30.0),
