@@ -49,6 +49,10 @@ def write_folder(path: Path | str, folder: Path | str, family: str | None, overw
         config = dataclasses.replace(config, **dict(zip(KEYS_OF_DELTA, config.delta_sizes, strict=True)))
         if family not in LINEAR.values():
             config, weights = with_their_gates(config, weights, family)
+        elif family == "kda" and not config.native_bias:  # theirs has one, which is zero then
+            gates = {name: w for name, w in weights.items() if name.endswith("gates.native.proj.weight")}
+            weights |= {name.replace("weight", "bias"): w.new_zeros(len(w)) for name, w in gates.items()}
+            config = dataclasses.replace(config, native_bias=True)
         about = config_of(config, family, weights)
         back = configurator.build(GPTConfig, keys_of(about, config.block_size))
         ours, theirs, ignored = compared(config), compared(back), {*unused_keys(config), *NOT_COMPARED}
@@ -127,7 +131,7 @@ def config_of(config: GPTConfig, family: str, weights: dict) -> dict[str, Any]:
     types, mixers = {"softmax": "full_attention", "gated_deltanet": "linear_attention"}, [m for m, _ in config.layers()]
     widths = {len(w) for name, w in weights.items() if name.endswith("mlp.up.weight")}
     is_linear = family in LINEAR.values()
-    if len(widths) != (family != "mamba2") or not (is_linear or types.keys() >= set(mixers)):
+    if (len(widths) != 1 and family != "mamba2") or not (is_linear or types.keys() >= set(mixers)):
         raise UserError(f"attention={config.attention!r} with MLPs of {len(widths)} widths: no family has such layers")
     keys, name = compared(config) | {"mlp_width": max(widths, default=None)}, CLASSES[family]
     about = {

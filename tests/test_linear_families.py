@@ -15,7 +15,7 @@ import test_fla
 import torch
 import torch.nn.functional as F
 from conftest import Helpers
-from test_huggingface import IDX, WITHIN, change, change_tensor, compare_changes, imported, save
+from test_huggingface import IDX, OURS, WITHIN, change, change_tensor, compare_changes, imported, save, save_ours
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import export
@@ -91,6 +91,17 @@ def test_a_linear_model_comes_back_bit_for_bit(name, helpers, tmp_path):
     if not is_of_fla:
         back, report = AutoModelForCausalLM.from_pretrained(tmp_path / "back", output_loading_info=True)
         assert not any(report.values()) and torch.equal(back(IDX).logits, theirs(IDX).logits)
+
+
+@torch.no_grad()
+def test_a_kda_without_a_bias_leaves_with_one_of_zero(helpers, tmp_path):
+    odd = dict(delta_heads=4, delta_key_heads=2, delta_key_dim=49, delta_value_dim=3)  # int(49 * (3 / 49)) is 2
+    ours = save_ours(tmp_path / "a.pt", OURS | dict(attention="kda", gate="native", n_kv_head=None) | odd)
+    export.main(helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs"))
+    about = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert int(about["head_dim"] * about["expand_v"]) == 3  # as fla computes it
+    back = imported(helpers, tmp_path / "theirs", tmp_path / "back")
+    assert back.config.native_bias and torch.equal(back(IDX % 50), ours(IDX % 50))
 
 
 def save_as_the_authors(folder):
