@@ -95,11 +95,11 @@ def test_a_linear_model_comes_back_bit_for_bit(name, helpers, tmp_path):
 
 @torch.no_grad()
 def test_a_kda_without_a_bias_leaves_with_one_of_zero(helpers, tmp_path):
-    odd = dict(delta_heads=4, delta_key_heads=2, delta_key_dim=49, delta_value_dim=3)  # int(49 * (3 / 49)) is 2
+    odd = dict(delta_heads=4, delta_key_heads=2, delta_key_dim=11, delta_value_dim=15)  # int(11 * (15 / 11)) is 14
     ours = save_ours(tmp_path / "a.pt", OURS | dict(attention="kda", gate="native", n_kv_head=None) | odd)
     export.main(helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs"))
     about = json.loads((tmp_path / "theirs" / "config.json").read_text())
-    assert int(about["head_dim"] * about["expand_v"]) == 3  # as fla computes it
+    assert int(about["head_dim"] * about["expand_v"]) == 15  # as fla computes it
     back = imported(helpers, tmp_path / "theirs", tmp_path / "back")
     assert back.config.native_bias and torch.equal(back(IDX % 50), ours(IDX % 50))
 
