@@ -214,11 +214,16 @@ def config_of_fla(about):
 
 @torch.no_grad()
 def against_fla(name, folder):
-    """The largest difference between logits of fla's model and ours; whether both continue a text in the same way."""
+    """The largest difference between logits of fla's model and ours; whether both continue a text in the same way, and
+    fla's model is the same after it was ours."""
     theirs = published.save(AutoModelForCausalLM.from_config(config_of_fla((OF_FLA | MORE)[name])), folder)
     ours = imported(Helpers, folder, folder / "ours")
     made = ours.generate(LONG[:1, :20], 12, temperature=0)  # fla's own cache gives other ids than its whole forwards
     is_same = torch.equal(made[:, 20:], theirs(made[:, :-1]).logits[:, 19:].argmax(-1))
+    if name in OF_FLA:
+        export.main(Helpers.words(checkpoint=folder / "ours", to_hf=folder / "back"))
+        back = AutoModelForCausalLM.from_pretrained(folder / "back").eval()
+        is_same = is_same and torch.equal(back(LONG).logits, theirs(LONG).logits)
     return largest_difference(ours, lambda idx: theirs(idx).logits), is_same
 
 
