@@ -2,12 +2,12 @@
 
     python export.py --checkpoint=out/best.pt --safetensors=export
     python export.py --from_hf=Qwen3-0.6B --out_dir=out/qwen3           a folder from a hub: as a checkpoint
-    python export.py --checkpoint=out/best.pt --to_hf=exported              the other way: transformers loads it
+    python export.py --checkpoint=out/best.pt --to_hf=exported              the other way: transformers or fla loads it
     python export.py --from_hf=nanoGPT/out/ckpt.pt --out_dir=out/nanogpt    one of nanoGPT's, too
 
 The folder export/ gets model.safetensors and config.json. Every script that loads a checkpoint also
 loads such a folder: `train.py --init_from=export`, `sample.py --checkpoint=export`. docs/checkpoints.md
-lists which models of transformers can be read and written.
+lists which models of transformers and fla can be read and written.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from runs.files import find_checkpoint
 class ExportConfig:
     checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint)
     safetensors: str = key("export", "folder for model.safetensors and config.json")
-    to_hf: str | None = key(None, "folder for the checkpoint as a model of transformers, if one has all its keys")
+    to_hf: str | None = key(None, "folder for the checkpoint as a model of transformers or fla, if one has its keys")
     family: str | None = key(None, "to_hf: the family there, a model_type (None: chosen by the keys)")
     from_hf: str | None = key(None, "a folder of transformers or nanoGPT's ckpt.pt, to be written to out_dir")
     out_dir: str = key("out/imported", "from_hf: folder for the checkpoint")

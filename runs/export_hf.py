@@ -1,4 +1,4 @@
-"""A checkpoint of ours as a folder that transformers loads: the tables of runs/families.py, read backwards.
+"""A checkpoint of ours as a folder that transformers or fla loads: the tables of runs/families.py, read backwards.
 
 The config.json to be written is read back first: a key that it does not bring back stands in the way, and is named.
 """
@@ -13,6 +13,7 @@ import configurator
 from configurator import UserError, check_choice
 from keys import WITH_ROPE_LENGTH, word_of
 from model import GPTConfig
+from runs import families_linear
 from runs.checkpoint import load, save_folder
 from runs.families import BY_LAYER, FAMILIES, GATED, KEYS_OF_DELTA, LENGTH, ROPES, keys_of, parts_of
 from runs.files import find_checkpoint
@@ -23,13 +24,15 @@ from runs.notes import unused_keys
 CLASSES = {  # by model_type, without "ForCausalLM"; other families are only read
     "llama": "Llama", "qwen3": "Qwen3", "qwen3_next": "Qwen3Next", "qwen3_5_text": "Qwen3_5", "gpt2": "GPT2LMHeadModel",
     "mistral": "Mistral", "qwen2": "Qwen2", "smollm3": "SmolLM3", "olmo2": "Olmo2", "phi3": "Phi3",
+    "gla": "GLA", "gated_deltanet": "GatedDeltaNet", "delta_net": "DeltaNet", "kda": "KDA", "mamba2": "Mamba2",
 }  # fmt: skip
 # keys of how a model is made or trained; the shapes of the weights say the width of its MLP
+LINEAR = {mixer: family for family, mixer in families_linear.MIXERS.items()} | {"mamba2": "mamba2"}
 NOT_COMPARED = "init out_init_scale dropout kernels match_params mlp_ratio mlp_width pad_vocab_to".split()
 
 
 def write_folder(path: Path | str, folder: Path | str, family: str | None, overwrite: bool = False) -> list[str]:
-    """Writes a checkpoint as a folder of transformers. Returns lines to print.
+    """Writes a checkpoint as a folder of transformers or fla. Returns lines to print.
 
     family: the model_type (None: by the keys). Raises UserError for a model with keys that the family does not have.
     """
@@ -43,7 +46,13 @@ def write_folder(path: Path | str, folder: Path | str, family: str | None, overw
     try:
         family = family or family_for(config)
         check_choice("family", family, CLASSES)
-        config, weights = with_their_gates(config, weights, family)
+        config = dataclasses.replace(config, **dict(zip(KEYS_OF_DELTA, config.delta_sizes, strict=True)))
+        if family not in LINEAR.values():
+            config, weights = with_their_gates(config, weights, family)
+        elif family == "kda" and not config.native_bias:  # theirs has one, which is zero then
+            gates = {name: w for name, w in weights.items() if name.endswith("gates.native.proj.weight")}
+            weights |= {name.replace("weight", "bias"): w.new_zeros(len(w)) for name, w in gates.items()}
+            config = dataclasses.replace(config, native_bias=True)
         about = config_of(config, family, weights)
         back = configurator.build(GPTConfig, keys_of(about, config.block_size))
         ours, theirs, ignored = compared(config), compared(back), {*unused_keys(config), *NOT_COMPARED}
@@ -54,6 +63,8 @@ def write_folder(path: Path | str, folder: Path | str, family: str | None, overw
     tensors: dict[str, torch.Tensor] = {}
     for part in parts_of(back, family, weights):
         tensors |= zip(part.theirs, part.to_theirs([weights[name] for name in part.ours]), strict=True)
+    if family == "gla" and about["use_output_gate"]:  # fla's name where one kernel has the norm and the gate
+        tensors = {name.replace(".g_norm.", ".g_norm_swish_gate."): tensor for name, tensor in tensors.items()}
     biases = {name: w for name, w in weights.items() if name.endswith("gates.readout.proj.bias")}
     for name, bias in biases.items():  # theirs has biases in all projections of these layers
         about["attention_bias"], place = True, f"model.layers.{name.split('.')[1]}.self_attn"
@@ -63,11 +74,16 @@ def write_folder(path: Path | str, folder: Path | str, family: str | None, overw
         rows[:, 1] = bias.view(config.n_head, -1)
     with export_to(folder, find_checkpoint(path), overwrite, checkpoint.get("data", {})) as (new, written):
         save_folder(new, tensors, about)
-    return [f"written to {folder}/ as {family}, which transformers loads: {', '.join(written)}"]
+    library = "fla" if family in families_linear.MIXERS else "transformers"
+    return [f"written to {folder}/ as {family}, which {library} loads: {', '.join(written)}"]
 
 
 def family_for(config: GPTConfig) -> str:
     """The family of which the config has what is special; whether all other keys fit, too, is seen later."""
+    mixers = {mixer for mixer, _ in config.layers()}
+    is_qwen = mixers == {"softmax", "gated_deltanet"} and config.qk_norm
+    if not is_qwen and (named := [family for mixer, family in LINEAR.items() if mixer in mixers]):
+        return named[0]
     has_gate = any(mixer != "softmax" or gate.positions for mixer, gate in config.layers())
     special = dict(
         gpt2=config.norm == "layer", qwen3_5_text=has_gate, olmo2=config.post_norm, qwen2=config.qkv_bias,
@@ -114,16 +130,19 @@ def config_of(config: GPTConfig, family: str, weights: dict) -> dict[str, Any]:
     """Their config.json for a model of ours, without what it has no field for. Raises UserError."""
     types, mixers = {"softmax": "full_attention", "gated_deltanet": "linear_attention"}, [m for m, _ in config.layers()]
     widths = {len(w) for name, w in weights.items() if name.endswith("mlp.up.weight")}
-    if len(widths) != 1 or not types.keys() >= set(mixers):
+    is_linear = family in LINEAR.values()
+    if (len(widths) != 1 and family != "mamba2") or not (is_linear or types.keys() >= set(mixers)):
         raise UserError(f"attention={config.attention!r} with MLPs of {len(widths)} widths: no family has such layers")
-    keys, name = compared(config) | {"mlp_width": widths.pop()}, CLASSES[family]
+    keys, name = compared(config) | {"mlp_width": max(widths, default=None)}, CLASSES[family]
     about = {
         "architectures": [name if name.endswith("Model") else f"{name}ForCausalLM"],
         "model_type": family,
         "dtype": str(weights["wte.weight"].dtype).removeprefix("torch."),
-        **{field: keys[key] for key, field in FAMILIES[family].keys.items()},
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),  # some classes have numbers of their own
     }
+    if is_linear:
+        return about | families_linear.config_of(config, family, keys["mlp_width"])
+    about |= {field: keys[key] for key, field in FAMILIES[family].keys.items()}
     if family == "gpt2":
         return about | {"activation_function": "gelu" if config.mlp == "gelu" else "gelu_new"}
     kind = config.rope_scaling if config.rope_scaling in ROPES else "default"
@@ -150,5 +169,8 @@ def compared(config: GPTConfig) -> dict[str, Any]:
     layers, of_delta = config.layers(), dict(zip(KEYS_OF_DELTA, config.delta_sizes, strict=True))
     length = config.rope_length or config.block_size if config.rope_scaling in WITH_ROPE_LENGTH else None
     by_layer: dict[str, list] = dict(attention=[mixer for mixer, _ in layers], gate=[gate for _, gate in layers])
-    by_layer |= {x: [word_of(getattr(config, x), i) for i in range(len(layers))] for x in ("window", "position")}
+    by_layer["window"] = [mixer == "softmax" and config.window_of(i) for i, (mixer, _) in enumerate(layers)]
+    by_layer["position"] = [word_of(config.position, i) for i in range(len(layers))]
+    published = [0 if mixer in ("softmax", "gla") else 4 for mixer, _ in layers]
+    by_layer["short_conv"] = published if config.short_conv is None else [config.short_conv] * len(layers)
     return vars(config) | of_delta | by_layer | {"n_kv_head": config.n_kv_head or config.n_head, "rope_length": length}

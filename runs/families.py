@@ -238,13 +238,12 @@ def gpt2_keys(config: dict) -> dict[str, Any]:
 
 
 class Part(NamedTuple):
-    """Tensors of theirs that hold the same numbers as tensors of ours. Both functions take and return a list; families
-    without to_theirs are not written."""
+    """Tensors of theirs that hold the same numbers as tensors of ours. Both functions take and return a list."""
 
     theirs: list[str]
     ours: list[str]
     to_ours: Callable
-    to_theirs: Callable | None = None
+    to_theirs: Callable
 
 
 def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[Part]:

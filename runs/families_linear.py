@@ -1,4 +1,4 @@
-"""The linear and state space models that are read: their config.json and tensors, and our keys and tensors.
+"""The linear and state space models that are read or written: their config.json and tensors, and our keys and tensors.
 
 | family                        | what is special                                                                    |
 |-------------------------------|------------------------------------------------------------------------------------|
@@ -184,6 +184,44 @@ def of_authors(config: dict) -> dict:
     return {AUTHORS.get(name, name): value for name, value in (config | ssm | heads).items()}
 
 
+def config_of(config: GPTConfig, family: str, mlp_width: int | None) -> dict[str, Any]:
+    """The fields of their config.json for a model of ours; what they cannot hold is left out."""
+    if family == "mamba2":  # in the words of transformers, and norm_eps in fla's, too
+        fields = {field: getattr(config, key) for key, field in KEYS_OF_MAMBA2.items()}
+        fields |= {"layer_norm_epsilon": config.norm_eps, "num_heads": config.expand * config.n_head}
+        return fields | dict(conv_kernel=config.short_conv or 4, use_bias=False, use_conv_bias=True, hidden_act="silu")
+    Hk, H, Dk, Dv = config.delta_sizes
+    Hk = config.n_head if family == "gla" else Hk
+    is_softmax = [mixer == "softmax" for mixer, _ in config.layers()]
+    gates = [gate for mixer, gate in config.layers() if mixer != "softmax"]
+    has_gate, is_native = any(gate.native or gate.positions for gate in gates), any(gate.native for gate in gates)
+    width = (0 if family == "gla" else 4) if config.short_conv is None else config.short_conv
+    fields = {field: getattr(config, key) for key, field in KEYS.items()} | dict(
+        max_position_embeddings=config.block_size, intermediate_size=mlp_width, hidden_act="swish", num_heads=Hk,
+        use_short_conv=width > 0, conv_size=width or 4, allow_neg_eigval=config.beta_max == 2,
+    )  # fmt: skip
+    fields["use_output_gate" if family == "gla" else "use_gate"] = has_gate
+    if family in BY_HEAD:
+        fields |= dict(head_dim=Dk, num_v_heads=H, expand_v=factor(Dv, Dk))
+    else:
+        fields |= dict(expand_k=factor(Hk * Dk, config.n_embd), expand_v=factor(Hk * Dv, config.n_embd))
+    if family == "gated_deltanet":
+        fields["output_gate_activation"] = "swish" if is_native else "sigmoid"
+    if any(is_softmax):
+        fields["attn"] = dict(
+            layers=[i for i, is_it in enumerate(is_softmax) if is_it], num_heads=config.n_head, qkv_bias=False,
+            num_kv_heads=config.n_kv_head or config.n_head, rope_theta=config.rope_base,
+            window_size=config.window_of(is_softmax.index(True)),
+        )  # fmt: skip
+    return fields
+
+
+def factor(product: int, number: int) -> float:
+    """What number is multiplied by for product, also where fla cuts the result off to an int."""
+    quotient = product / number
+    return quotient if int(quotient * number) == product else math.nextafter(quotient, math.inf)
+
+
 def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[tuple]:
     """Yields the fields of every families.Part of the model. names: those of our tensors."""
     layers, (Hk, H, Dk, Dv) = config.layers(), config.delta_sizes
@@ -195,18 +233,25 @@ def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[t
         if family not in MIXERS and ".in_proj." in ours:
             z = config.expand * config.n_head * config.head_dim
             gate = ours.replace("in_proj", "gates.native.proj")
-            yield [theirs], [gate, ours], lambda w, z=z: w[0].split([z, len(w[0]) - z])
+            yield [theirs], [gate, ours], lambda w, z=z: w[0].split([z, len(w[0]) - z]), lambda w: [torch.cat(w)]
         elif family in MIXERS or ".gates." not in ours:
             start, *letters = re.split("[{,}]", theirs)
             is_softmax = letters and layers[int(ours.split(".")[1])][0] == "softmax"
             rows = softmax if is_softmax else [Hk * Dk, Hk * Dk, H * Dv, H, H][: len(letters) - 1]
             theirs = [start + letter + letters[-1] for letter in letters[:-1]] or [start]
-            yield theirs, [ours], lambda w, rows=rows, is_conv=".conv.weight" in ours: [joined(w, rows, is_conv)]
+            how = dict(rows=rows if letters else None, is_conv=".conv.weight" in ours)
+            yield theirs, [ours], lambda w, how=how: [joined(w, **how)], lambda w, how=how: parted(w[0], **how)
 
 
-def joined(weights: list[torch.Tensor], rows: list[int], is_conv: bool) -> torch.Tensor:
+def joined(weights: list[torch.Tensor], rows: list[int] | None, is_conv: bool) -> torch.Tensor:
     """Our tensor. rows: those of each of theirs, if they are several. Raises ValueError."""
-    if len(weights) > 1 and [len(weight) for weight in weights] != rows:
+    if rows is not None and [len(weight) for weight in weights] != rows:
         raise ValueError
-    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+    weight = torch.cat(weights) if rows is not None else weights[0]
     return weight.squeeze(1).T if is_conv else weight  # theirs (channels, 1, width), ours (width, channels)
+
+
+def parted(weight: torch.Tensor, rows: list[int] | None, is_conv: bool) -> list[torch.Tensor]:
+    """Their tensors: what joined makes ours of."""
+    weight = weight.T[:, None] if is_conv else weight
+    return [weight] if rows is None else list(weight.split(rows))

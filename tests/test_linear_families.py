@@ -10,11 +10,12 @@ import shutil
 
 import published
 import pytest
+import safetensors.torch
 import test_fla
 import torch
 import torch.nn.functional as F
 from conftest import Helpers
-from test_huggingface import IDX, WITHIN, change, change_tensor, compare_changes, imported, save
+from test_huggingface import IDX, OURS, WITHIN, change, change_tensor, compare_changes, imported, save, save_ours
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import export
@@ -74,6 +75,33 @@ def test_a_mamba2_generates_what_transformers_generates(name, helpers, tmp_path)
     assert ours.config.mlp == "none" and largest_difference(ours, lambda idx: theirs(idx).logits) < WITHIN["mamba2"]
     made = theirs.generate(IDX[:1, :20], max_new_tokens=20, do_sample=False, eos_token_id=-1)
     assert torch.equal(ours.generate(IDX[:1, :20], 20, temperature=0), made)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [*OF_FLA, "Mamba-2", "Mamba-2, groups, tied"])
+def test_a_linear_model_comes_back_bit_for_bit(name, helpers, tmp_path):
+    is_of_fla, folder = name in OF_FLA, tmp_path / "theirs"
+    how = dict(chunk_size=256)  # transformers' own: another one rounds otherwise
+    theirs = published.save_fla(OF_FLA[name], folder) if is_of_fla else save(name, folder, how)
+    ours = imported(helpers, folder, tmp_path / "ours")
+    export.main(helpers.words(checkpoint=tmp_path / "ours", to_hf=tmp_path / "back"))
+    first, second = (safetensors.torch.load_file(tmp_path / x / "model.safetensors") for x in ("theirs", "back"))
+    assert helpers.equal(first, second)
+    assert imported(helpers, tmp_path / "back", tmp_path / "again").config == ours.config
+    if not is_of_fla:
+        back, report = AutoModelForCausalLM.from_pretrained(tmp_path / "back", output_loading_info=True)
+        assert not any(report.values()) and torch.equal(back(IDX).logits, theirs(IDX).logits)
+
+
+@torch.no_grad()
+def test_a_kda_without_a_bias_leaves_with_one_of_zero(helpers, tmp_path):
+    odd = dict(delta_heads=4, delta_key_heads=2, delta_key_dim=11, delta_value_dim=15)  # int(11 * (15 / 11)) is 14
+    ours = save_ours(tmp_path / "a.pt", OURS | dict(attention="kda", gate="native", n_kv_head=None) | odd)
+    export.main(helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs"))
+    about = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert int(about["head_dim"] * about["expand_v"]) == 15  # as fla computes it
+    back = imported(helpers, tmp_path / "theirs", tmp_path / "back")
+    assert back.config.native_bias and torch.equal(back(IDX % 50), ours(IDX % 50))
 
 
 def save_as_the_authors(folder):
@@ -186,11 +214,16 @@ def config_of_fla(about):
 
 @torch.no_grad()
 def against_fla(name, folder):
-    """The largest difference between logits of fla's model and ours; whether both continue a text in the same way."""
+    """The largest difference between logits of fla's model and ours; whether both continue a text in the same way, and
+    fla's model is the same after it was ours."""
     theirs = published.save(AutoModelForCausalLM.from_config(config_of_fla((OF_FLA | MORE)[name])), folder)
     ours = imported(Helpers, folder, folder / "ours")
     made = ours.generate(LONG[:1, :20], 12, temperature=0)  # fla's own cache gives other ids than its whole forwards
     is_same = torch.equal(made[:, 20:], theirs(made[:, :-1]).logits[:, 19:].argmax(-1))
+    if name in OF_FLA:
+        export.main(Helpers.words(checkpoint=folder / "ours", to_hf=folder / "back"))
+        back = AutoModelForCausalLM.from_pretrained(folder / "back").eval()
+        is_same = is_same and torch.equal(back(LONG).logits, theirs(LONG).logits)
     return largest_difference(ours, lambda idx: theirs(idx).logits), is_same
 
 
