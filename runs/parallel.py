@@ -48,6 +48,12 @@ def share_out(model: GPT, config, processes, compiled: bool) -> torch.nn.Module:
     """
     sharded = is_sharded(config, processes.world_size)
     by_block = config.activation_checkpointing or sharded
+    if compiled and by_block:
+        # one function for all blocks, and torch.compile leaves a function as it is after 8 graphs: a mixer that reads
+        # the number of its layer, as Softmax does, takes one a layer, and another without gradients
+        limit, compiler = 8 * len(model.blocks), torch._dynamo.config
+        compiler.recompile_limit = max(limit, compiler.recompile_limit)
+        compiler.accumulated_recompile_limit = max(limit, compiler.accumulated_recompile_limit)
     for block in model.blocks if by_block else ():
         # of a block, its forward alone: FSDP's hooks, which gather the weights, come before it and are not compiled
         if compiled:

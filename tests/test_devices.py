@@ -4,18 +4,21 @@ import contextlib
 import functools
 import json
 import math
+import re
 import traceback
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import model as nanogate
 import train
 from data.mqar import prepare as mqar_prepare
 from data.shards import Dataset
-from model import MIXERS
+from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
-from runs import hardware, outdir
+from runs import hardware, outdir, parallel
 
 KEYS = dict(meters=False)
 
@@ -138,3 +141,23 @@ def test_rows_of_four_lengths_are_compiled_once_and_learn_the_same(mixer, run, t
     out = run("compiled", compile="true", **keys)
     assert seen == {10, 16, 24, 32} and len(compiled) == 1  # evaluations at every length, too
     assert helpers.losses(out) == pytest.approx(helpers.losses(run("plain", **keys)), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["softmax", "lightning"])
+def test_twelve_blocks_that_read_the_number_of_their_layer_are_all_compiled(name, monkeypatch):
+    """By block, one layer after the other: none is left to run as it is, and a second step compiles nothing."""
+    (code,) = re.findall(r"```python\n(class Lightning.*?)```", (outdir.ROOT / "README.md").read_text(), re.DOTALL)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=8, fail_on_recompile_limit_hit=True):
+        monkeypatch.setitem(MIXERS, "lightning", None)
+        exec(code, vars(nanogate).copy())
+        model = GPT(GPTConfig(n_layer=12, n_head=2, n_embd=8, block_size=8, vocab_size=8, attention=name))
+        keys, alone = train.TrainConfig(activation_checkpointing=True), SimpleNamespace(world_size=1, device="cpu")
+        step_model, idx = parallel.share_out(model, keys, alone, True), torch.zeros(1, 8).long()
+        counted = []
+        for _ in range(2):
+            step_model(idx, idx).backward()
+            counted.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        assert counted == [12, 12]

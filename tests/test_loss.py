@@ -3,9 +3,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
+from test_gpu import without_values
+from torch._dynamo.backends.common import aot_autograd
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ops import IGNORE
-from ops.loss import CHUNK_TOKENS, cross_entropy_sum
+from ops.loss import CHUNK_TOKENS, chunk_tokens, cross_entropy_sum
 
 C = 16
 CLOSE = dict(rtol=1e-12, atol=1e-12)
@@ -62,3 +67,48 @@ def test_a_large_vocabulary_stays_near_plain_float32(dtype, of_loss, of_gradient
         ours = with_gradients(cross_entropy_sum, x, weight, targets, 50_304)
     for value, reference, limit in zip(ours, expected, (of_loss, of_gradients, of_gradients), strict=True):
         assert value.dtype == torch.float32 and (value - reference).norm() < limit * reference.norm()
+
+
+class Traffic(TorchDispatchMode):
+    """Counts the bytes of tensors of one shape that are read or written."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape, self.bytes = shape, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if "empty" not in str(function):
+            tensors = [y for y in tree_leaves((args, result)) if isinstance(y, torch.Tensor)]
+            self.bytes += sum(y.nbytes for y in tensors if y.shape == self.shape)
+        return result
+
+
+@pytest.mark.parametrize("V, C, most", [(50_304, 768, 4e9), (151_936, 1024, 15e9)])
+def test_a_gpu_moves_the_gradient_of_the_output_layer_a_few_times_a_step(V, C, most):
+    """16k tokens in bfloat16, on the device meta, which counts as a GPU; 512 tokens a chunk move 21 and 83 GB."""
+    with without_values():
+        x, weight = (torch.empty(n, C, dtype=torch.bfloat16, requires_grad=True) for n in (16_384, V))
+        assert 4096 <= chunk_tokens(weight) <= 8192
+        with Traffic(weight.shape) as traffic:
+            cross_entropy_sum(x, weight, torch.zeros(len(x), dtype=torch.long), vocab_size=V).backward()
+    assert 1e9 < traffic.bytes < most
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_compiled_it_is_the_same_and_its_graph_does_not_grow_with_the_tokens(softcap):
+    sizes = []
+
+    def counting(graph, inputs):
+        sizes.append(len(graph.graph.nodes))
+        return make_boxed_func(graph)
+
+    for tokens in (9, 20 * CHUNK_TOKENS):
+        torch._dynamo.reset()
+        compiled = torch.compile(cross_entropy_sum, backend=aot_autograd(fw_compiler=counting), dynamic=False)
+        inputs = make_inputs(tokens, share_ignored=0.3)
+        ours = with_gradients(compiled, *inputs, softcap=softcap)
+        torch.testing.assert_close(ours, with_gradients(cross_entropy_sum, *inputs, softcap=softcap), rtol=0, atol=0)
+        with torch.no_grad():
+            assert compiled(*inputs, vocab_size=40, softcap=softcap) == ours[0]
+    assert len(sizes) >= 4 and max(sizes) < 20 and sizes[: len(sizes) // 2] == sizes[len(sizes) // 2 :]
