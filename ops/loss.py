@@ -54,18 +54,12 @@ def outputs(x: Tensor, weight: Tensor, needs_grad: bool) -> tuple[Tensor, Tensor
 
 
 def loss_and_gradients(
-    x: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    vocab_size: int,
-    softcap: float | None,
-    dtype: torch.dtype,
-    needs_grad: bool,
+    x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, softcap: float | None, dtype: torch.dtype, grad: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss, and its gradients dx in the dtype of x and dw in at least float32. dtype: of the products."""
     with torch.autocast(x.device.type, enabled=False):
         w, size = weight.to(dtype), chunk_tokens(weight)
-        loss, dx, dw = outputs(x, weight, needs_grad)
+        loss, dx, dw = outputs(x, weight, grad)
         # the large tensors are made once, and every chunk writes to them: fresh memory costs more than the sums
         products = torch.empty(min(len(x), size), len(w), dtype=dtype, device=x.device)
         logits, log_shares = (torch.empty_like(products, dtype=loss.dtype) for _ in range(2))
@@ -86,12 +80,12 @@ def loss_and_gradients(
             log_share = torch.log_softmax(logit, -1, out=log_shares[: len(x_rows)])
             # the columns end with the vocabulary, so that gather raises for the id of a padding row
             loss = loss - (log_share[:, :vocab_size].gather(-1, target) * counts).sum()
-            if needs_grad:
-                grad = log_share.exp_()  # softmax, then minus one at the target
-                grad.scatter_add_(-1, target, torch.full_like(target, -1, dtype=grad.dtype))
+            if grad:
+                d_logit = log_share.exp_()  # softmax, then minus one at the target
+                d_logit.scatter_add_(-1, target, torch.full_like(target, -1, dtype=d_logit.dtype))
                 if softcap is not None:
-                    grad.mul_(1 - capped * capped)
-                product.copy_(grad)
+                    d_logit.mul_(1 - capped * capped)
+                product.copy_(d_logit)
                 # ignored tokens get no gradient; in dw their x is already zero
                 dx[rows] = (product @ w) * counts
                 dw += torch.mm(product.T, x_rows, out=dw_chunk)
