@@ -73,10 +73,6 @@ class Softmax(Mixer):
         self.q_norm, self.k_norm = (RMSNorm(n, eps=config.norm_eps) if config.qk_norm else None for n in widths)
         self.forget = nn.Linear(config.n_embd, H) if config.forget_gate else None
         self.sink = layers.Sink(config, H) if config.sink != "none" else None
-        self.rope = None
-        if "rope" in config.position:
-            scaling = config.rope_scaling, config.rope_factor, config.rope_length or config.block_size
-            self.rope = layers.RoPE(config.rotated, config.block_size, config.rope_base, *scaling)
         self.split = (H, Hk)
 
     @property
@@ -100,7 +96,8 @@ class Softmax(Mixer):
             qk = torch.cat([norm(y.flatten(axis)).view_as(y) for norm, y in pairs], dim=2)
         if word_of(c.position, self.layer) == "rope":
             turned, kept = qk.split((c.rotated, self.value_width - c.rotated), dim=-1)
-            turned = self.rope(turned, start)
+            trained_length = c.rope_length or c.block_size
+            turned = layers.rotate(turned, start, c.rope_base, c.rope_scaling, c.rope_factor, trained_length)
             qk = torch.cat([turned, kept], dim=-1) if kept.shape[-1] else turned
         q, k = qk.to(v.dtype).split((H, Hk), dim=2)
         log_decay = None if self.forget is None else F.logsigmoid(at_least_float32(self.forget(x)))  # (B, T, H)
@@ -484,14 +481,9 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, name, gate) for name, gate in config.layers())
         for layer, block in enumerate(self.blocks):
             block.mixer.layer = layer
-        softmax = [block.mixer for block in self.blocks if isinstance(block.mixer, Softmax)]
-        for mixer in softmax:
-            mixer.rope = softmax[0].rope  # one table for all layers
         self.norm = make_norm(config)
         if not self.wte.weight.is_meta:  # a meta tensor has a shape and no data
             self.init_weights(seed)
-            if softmax and softmax[0].rope is not None:  # here, since a compiled step does not make it
-                softmax[0].rope.make(config.block_size, torch.float32, self.wte.weight.device)
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:

@@ -235,43 +235,6 @@ def rotate(
     return fast.Rotation.apply(x, *cos_sin(x, start, rope_frequencies, *settings))
 
 
-class RoPE(nn.Module):
-    """rotate, of D channels, with the cos and sin of the first positions in a buffer that no checkpoint holds.
-
-    It is in at least float32 whatever the model's dtype, and is made again where the positions go past it. What is
-    traced never makes it, but reads what is there, or computes the angles. `settings` are those of rotate.
-    """
-
-    def __init__(self, D, length, *settings):
-        super().__init__()
-        self.D, self.length, self.settings = D, length, settings
-        self.register_buffer("table", None, persistent=False)  # (2, length, 1, D/2)
-
-    def make(self, length: int, dtype: torch.dtype, device: torch.device) -> None:
-        settings = (rope_frequencies, self.D, *self.settings)
-        with torch.inference_mode(False):  # it must serve training, too
-            self.table = torch.stack(_cos_sin(0, length, dtype, device, *settings))
-
-    def _apply(self, fn, recurse=True):
-        """The table follows a model to a device and not to a dtype, where its angles would be rounded."""
-        table = self.table
-        super()._apply(fn, recurse)
-        if table is not None and self.table.dtype != table.dtype:
-            self.table = table.to(self.table.device)
-        return self
-
-    def forward(self, x: Tensor, start: int) -> Tensor:
-        """x (B, T, H, D) of the positions from start on -> the same shape in at least float32."""
-        x, end, table = at_least_float32(x), start + x.shape[1], self.table
-        if table is None or (table.dtype, table.device) != (x.dtype, x.device) or end > table.shape[1]:
-            if torch.compiler.is_compiling() or type(x) is not Tensor:
-                return rotate(x, start, *self.settings)
-            # decoding that goes on past the end makes it again as seldom as it doubles
-            self.make(self.length if end <= self.length else 2 * end, x.dtype, x.device)
-        cos, sin = self.table[:, start:end]
-        return fast.Rotation.apply(x, cos, sin)
-
-
 def rope_frequencies(D: int, base: float, scaling: str, factor: float, trained_length: int) -> tuple[Tensor, float]:
     """The angle by which one position turns each of the D/2 pairs, float64 (D/2,), and a factor on the rotated vector.
 

@@ -75,9 +75,7 @@ def share_out(model: GPT, config, processes, compiled: bool) -> torch.nn.Module:
         return model
     model.to(processes.device)
     step_model: Any = torch.compile(model) if compiled and not by_block else model
-    # buffers are constants that every process has made, and need not be sent in each step
-    is_alone = processes.world_size == 1
-    return step_model if is_alone else DistributedDataParallel(step_model, broadcast_buffers=False)
+    return DistributedDataParallel(step_model) if processes.world_size > 1 else step_model
 
 
 def no_sync(model: Any, unless: bool) -> contextlib.AbstractContextManager:

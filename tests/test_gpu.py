@@ -9,8 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from model import GPT, MIXERS, GPTConfig
-from ops.layers import rotate
-from runs.checkpoint import build_model
 
 SMALL = dict(n_layer=1, n_head=2, n_embd=32, block_size=140, vocab_size=64, state_size=8)
 
@@ -68,34 +66,3 @@ def test_the_products_of_a_step_are_the_flops_that_the_model_declares():
     counted, declared = train_and_decode(4, 64, n_layer=2, n_head=4, n_embd=256, vocab_size=512, block_size=65)
     # it declares a causal half of softmax attention, of which the count has the whole, and a chunk of the logits twice
     assert declared < counted < 1.1 * declared
-
-
-def compiled_ops(model, idx):
-    """The names of the functions in the graphs of a training step."""
-    graphs = []
-    torch._dynamo.reset()
-    torch.compile(model, backend=lambda graph, _: graphs.append(graph) or graph)(idx, idx).backward()
-    return [str(node.target) for graph in graphs for node in graph.graph.nodes]
-
-
-def test_the_angles_of_rope_are_in_one_buffer_that_a_step_reads_and_no_checkpoint_holds():
-    model, idx = GPT(GPTConfig(**SMALL | dict(n_layer=3))), torch.zeros(1, 140, dtype=torch.long)
-    ((name, table),) = model.named_buffers()
-    assert table.dtype == torch.float32 and table.shape == (2, 140, 1, 8) and name not in model.state_dict()
-    assert not any("cos" in op for op in compiled_ops(model, idx))
-    rope = model.blocks[0].mixer.rope
-    assert all(block.mixer.rope is rope for block in model.blocks) and rope.table is table
-    model.to(torch.bfloat16)(idx)
-    assert torch.equal(rope.table, table) and rope.table.dtype == torch.float32
-    x = torch.randn(1, 20, 2, 16)
-    for start in (130, 133, 500):
-        assert torch.equal(rope(x, start), rotate(x, start, *rope.settings))
-    assert rope.table.shape[1] == 1040
-
-
-def test_a_model_loaded_without_its_buffer_computes_the_same():
-    model, idx = GPT(GPTConfig(**SMALL)), torch.zeros(1, 9, dtype=torch.long)
-    loaded = build_model(model.config, model.state_dict(), "memory")
-    assert loaded.blocks[0].mixer.rope.table is None
-    assert any("cos" in op for op in compiled_ops(loaded, idx))
-    assert torch.equal(loaded(idx), model(idx)) and loaded.blocks[0].mixer.rope.table.shape[1] == 140
