@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
-    "lines: product": 15_350,
+    "lines: product": 15_300,
     "lines: tests": 11_900,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
