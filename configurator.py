@@ -38,7 +38,7 @@ from runs.files import parse_json, read_regular, refuse_twice
 
 
 def begin(name: str, config_class: type, description: str | None, positional: str | None = "config") -> None:
-    """The begin of every script, which gives its __name__: does nothing where the script is imported.
+    """Every script calls this first, with its __name__. Where the script is imported it does nothing.
 
     Sets what OpenMP and glibc do, for all scripts alike. Prints --help, or the mistake of the command line that can be
     found without torch, and exits.

@@ -6,7 +6,7 @@
                                      (experiment.py CONFIG --run=false adds those of its claims, and report.html)
     python plot.py results           all experiments: the claims of each in its claims.png, and one table of them all
     python plot.py out/meters.json   several checkpoints of meters.py: an attention map of each, side by side
-    python plot.py out --html=true   also out/page.html, a text token by token (token_page.py, from the checkpoint)
+    python plot.py out --html=true   also out/page.html, a text token by token, from the checkpoint (study/token_page.py)
 
 Here are the figures of runs. study/report.py draws those of experiments, study/overview.py those of claims.
 """
@@ -46,13 +46,13 @@ from runs.files import read_json, read_jsonl
 from study import overview, report
 from study.drawing import COLOURS, SPARE_COLOURS, drawable, dress, legend_of, mean, mixer_colours, write
 from study.rows import read_rows
-from token_page import write_page
+from study.token_page import write_page
 
 OF_SINK = ("share", "random_tokens", "effective", "token_0_before", "token_0_after")
 
 
 def main(argv: list[str]) -> None:
-    config = configurator.load(PlotConfig, argv, positional="folders", program="plot.py", description=__doc__)
+    config = configurator.load(PlotConfig, argv, positional="folders")
     if not config.folders:
         raise UserError("folders=[]: name what to draw, as in: python plot.py out")
     if config.text is not None and not config.html:

@@ -40,7 +40,7 @@ THERE = {"baseline": (0.427, None, 13.25), "headwise": (0.0525, 0.257, 13.18), "
 
 
 def main(argv: list[str]) -> None:
-    config = configurator.load(ReplicateConfig, argv, positional="folders", program="replicate.py", description=__doc__)
+    config = configurator.load(ReplicateConfig, argv, positional="folders")
     if len(config.folders) != 3 or config.dataset is None:
         raise UserError("name three folders, the baseline, headwise and elementwise model, and --dataset=FOLDER")
     out, rows = Path(config.out_dir), [["model", "sink", "there", "gate", "there", "perplexity", "there"]]

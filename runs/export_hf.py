@@ -1,6 +1,6 @@
 """A checkpoint of ours as a folder that transformers or fla loads: the tables of runs/families.py, read backwards.
 
-The config.json to be written is read back first: a key that it does not bring back stands in the way, and is named.
+The config.json is read back before anything is written, and a key that does not come back is refused by its name.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ CLASSES = {  # by model_type, without "ForCausalLM"; other families are only rea
     "mistral": "Mistral", "qwen2": "Qwen2", "smollm3": "SmolLM3", "olmo2": "Olmo2", "phi3": "Phi3",
     "gla": "GLA", "gated_deltanet": "GatedDeltaNet", "delta_net": "DeltaNet", "kda": "KDA", "mamba2": "Mamba2",
 }  # fmt: skip
-# keys of how a model is made or trained; the shapes of the weights say the width of its MLP
 LINEAR = {mixer: family for family, mixer in families_linear.MIXERS.items()} | {"mamba2": "mamba2"}
+# keys of how a model is made or trained; the shapes of the weights say the width of its MLP
 NOT_COMPARED = "init out_init_scale dropout kernels match_params mlp_ratio mlp_width pad_vocab_to".split()
 
 

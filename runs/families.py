@@ -217,9 +217,8 @@ def layer_keys(config: dict, family: str) -> dict[str, Any]:
         allowed = " or ".join(layers)
         raise UserError(f"layer_types={show(types)}: must be {allowed} for each of {n_layer} layers")
     words = [(*layers[types[i]], "rope" if ropes[i] else "none") for i in range(n_layer)]
-    period = next(n for n in range(1, n_layer + 1) if all(words[i] == words[i % n] for i in range(n_layer)))
     names = ("attention", "gate", "window", "position")
-    columns = zip(*words[:period], strict=True)
+    columns = zip(*families_linear.period_of(words), strict=True)
     return {name: ",".join(x if len({*x}) > 1 else x[:1]) for name, x in zip(names, columns, strict=True)}
 
 

@@ -20,7 +20,7 @@ from configurator import UserError, rules_of, show
 from model import GPTConfig
 from rules import Rule, wrong_field
 
-# Names of tensors: each of ours is replaced by theirs, in turn. Of several in braces, ours has the rows of each.
+# Names of tensors: each of ours is replaced by theirs, in turn. Where theirs are several, in braces, ours has all rows.
 NAMES = {
     "^wte": "model.embeddings", "^head": "lm_head", "^norm": "model.norm", "^blocks": "model.layers",
     "norm_1": "attn_norm", "norm_2": "mlp_norm", "mlp.glu": "mlp.gate_proj", "mlp.up": "mlp.up_proj",
@@ -154,9 +154,14 @@ def layers_of(config: dict, family: str, n_layer: int) -> tuple[str, str]:
     linear = (MIXERS[family], "none" if not has_gate else "native" if is_native else "elementwise")
     softmax = config.get("attn", {}).get("layers", ())
     layers = [("softmax", "none") if layer in softmax else linear for layer in range(n_layer)]
-    period = next(n for n in range(1, n_layer + 1) if all(layers[i] == layers[i % n] for i in range(n_layer)))
-    attention, gate = (",".join(words) for words in zip(*layers[:period], strict=True))
+    attention, gate = (",".join(words) for words in zip(*period_of(layers), strict=True))
     return attention, gate
+
+
+def period_of(layers: list) -> list:
+    """The shortest beginning of a list that repeats up to its end."""
+    n = next(n for n in range(1, len(layers) + 1) if all(x == layers[i % n] for i, x in enumerate(layers)))
+    return layers[:n]
 
 
 def mamba2_keys(config: dict, block_size: int) -> dict[str, Any]:

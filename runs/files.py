@@ -227,7 +227,7 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
     with named_if_it_fails(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # the marker is looked for last: a process that shares the folder makes it before anything else
-        # and a folder in it that is marked is a run of its own, as out/gla in out
+        # a marked folder inside is an output of its own, as out/gla is in out
         inside = [file for file in folder.iterdir() if MARKER not in file.name]
         others = [file.name for file in inside if not os.path.isfile(file / MARKER)]
         if marker.is_file():

@@ -19,7 +19,7 @@ CEILINGS = {  # what: at most
     "lines: model.py": 700,
     "lines: longest other product file": 600,
     "lines: config": 1_700,
-    "lines: study + experiment.py": 2_900,
+    "lines: study + experiment.py": 3_000,
     "lines: runs": 2_900,
     "lines: speed + bench.py": 800,
     "kB: docs": 66,

@@ -17,9 +17,9 @@ import pytest
 import export
 import meters
 import plot
-import token_page
 from data.text import prepare as text_prepare
 from model import MIXERS
+from study import token_page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 

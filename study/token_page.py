@@ -25,7 +25,7 @@ from runs.checkpoint import check_vocabulary, load_model
 from runs.files import read_json, write_text
 from runs.hardware import Processes
 
-TEMPLATE = Path(__file__).parent / "study" / "token_page.html"
+TEMPLATE = Path(__file__).with_suffix(".html")
 MOST_BYTES, MOST_TOKENS = 2_900_000, 256
 BYTES_OF_WEIGHT, UNIT = 8 / 3, 1 / 32767  # 16 bits in base64; a weight is that many units
 BYTES_OF_TOKEN = 48  # a head's gate, sink, effective sink and what it writes, as text
