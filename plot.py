@@ -6,7 +6,7 @@
                                      (experiment.py CONFIG --run=false adds those of its claims, and report.html)
     python plot.py results           all experiments: the claims of each in its claims.png, and one table of them all
     python plot.py out/meters.json   several checkpoints of meters.py: an attention map of each, side by side
-    python plot.py out --html=true   also out/page.html, a text token by token, from the checkpoint (study/token_page.py)
+    python plot.py out --html=true   also out/page.html, a text token by token, of the checkpoint (study/token_page.py)
 
 Here are the figures of runs. study/report.py draws those of experiments, study/overview.py those of claims.
 """
