@@ -121,7 +121,8 @@ def is_repeated(inputs: torch.Tensor) -> torch.Tensor:
 
 
 def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
-    """Sums -> the numbers of the split: loss (nats per label), perplexity, accuracy; slices, or those of a text.
+    """Sums -> the numbers of the split: loss (nats per label), perplexity, accuracy; loss_of (`parts_of_loss`), of text
+    and of mixtures; slices, or those of a text.
 
     Bits per byte divide by the bytes of the split, so a sample of it has none. Word perplexity is that of WikiText-103
     alone, since code and bytes have no words: published figures of its raw version, too, divide by the words of the
@@ -131,12 +132,14 @@ def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
     if not labels:
         raise UserError(f"{dataset.folder}: no token of {split} has a label, so there is nothing to score")
     result: dict = {"loss": nats / labels, "perplexity": perplexity(nats / labels), "accuracy": correct / labels}
-    result["labels"] = int(labels)
+    result["labels"] = round(labels)
+    if parts := parts_of_loss(sums, dataset):
+        result["loss_of"] = parts
     if dataset.kind == "examples":
         of_slice = {name: rows.sum((0, 1)).tolist() for name, rows in sums.items()}
         return result | {"slices": {name: right / n for name, (_, n, right) in of_slice.items() if n}}
     counts, text = dataset.counts(split), dataset.meta["parameters"].get("text", {}).get(split, {})
-    if labels < counts["tokens"] - 1:
+    if labels < counts["tokens"] - 1:  # of a sample, or of several texts, each of which has a first token
         return result
     result |= {"bits_per_byte": nats / math.log(2) / counts["bytes"], "bytes": counts["bytes"]}
     if words := text.get("published_words"):
@@ -151,16 +154,38 @@ def perplexity(nats: float) -> float:
 
 def loss_by_position(sums: dict) -> list[list]:
     """[[first position, mean loss]] of each part of the context that has labels."""
-    (rows,) = (both.sum(0) for both in sums.values())
+    rows = sum(sums.values()).sum(0)
     width = max(1, len(rows) // POSITION_BINS)
     parts = [(i, rows[i : i + width].sum(0)) for i in range(0, len(rows), width)]
     return [[i, float(part[0] / part[1])] for i, part in parts if part[1] > 0]
 
 
-def parts_of_loss(sums: dict) -> dict[str, float]:
-    """The mean losses of the labels in the first eighth of a window (near), in its second half (far), behind repeated
-    strings (repeated) and elsewhere, and the two differences; what has no label is left out."""
-    (rows,) = sums.values()
+def of_parts(sums: dict, dataset: Dataset) -> dict[str, torch.Tensor]:
+    """{part of a mixture: its nats, labels and correct answers}; empty for other data."""
+    totals = {part: torch.zeros(3, dtype=torch.float64) for part in dataset.weights}
+    for name, rows in sums.items() if totals else ():
+        totals[dataset.part_of[name]] += rows.sum((0, 1))
+    return totals
+
+
+def by_weight(sums: dict, dataset: Dataset) -> dict:
+    """Scales the sums of each part of a mixture, so that means over all are those of the parts by their weights."""
+    totals = of_parts(sums, dataset)
+    if without := [part for part, total in totals.items() if not total[1]]:
+        raise UserError(f"{without[0]}: no token has a label, so there is nothing to score")
+    labels = sum(total[1] for total in totals.values())
+    scales = {part: dataset.weights[part] * labels / total[1] for part, total in totals.items()}
+    return {name: rows * scales[dataset.part_of[name]] if totals else rows for name, rows in sums.items()}
+
+
+def parts_of_loss(sums: dict, dataset: Dataset) -> dict[str, float]:
+    """The mean losses of the parts of a mixture, and of the parts of a window of text: the labels in its first eighth
+    (near), in its second half (far), behind repeated strings (repeated) and elsewhere, and the two differences. What
+    has no label is left out."""
+    losses = {part: float(total[0] / total[1]) for part, total in of_parts(sums, dataset).items()}
+    if dataset.kind == "examples":
+        return losses
+    rows = sum(sums.values())
     T = rows.shape[1]
     parts = {"near": rows[:, : T // 8], "far": rows[:, T // 2 :], "repeated": rows[1:], "elsewhere": rows[:1]}
     totals = {name: part.sum((0, 1)) for name, part in parts.items()}
@@ -168,7 +193,7 @@ def parts_of_loss(sums: dict) -> dict[str, float]:
     for one, other in (("far", "near"), ("repeated", "elsewhere")):
         if one in means and other in means:
             means[f"{one}_minus_{other}"] = means[one] - means[other]
-    return means
+    return losses | means
 
 
 def evaluation_rows(config, dataset: Dataset) -> int:
@@ -193,7 +218,7 @@ def evaluate(
     rank: int = 0,
     world_size: int = 1,
 ) -> dict:
-    """The numbers of the split (`summarize`), of a text also loss_of (`parts_of_loss`).
+    """The numbers of the split (`summarize`).
 
     Sums are taken over all ranks before any division: each gets the same.
 
@@ -206,19 +231,19 @@ def evaluate(
         sums = score(model, batches, block_size=block_size)
     model.train(was_training)
     sums = sum_over_ranks(sums, dataset, block_size, device, world_size)
-    parts = {"loss_of": parts_of_loss(sums)} if dataset.kind == "stream" else {}
-    return summarize(sums, dataset, split) | parts
+    return summarize(sums, dataset, split)
 
 
 def sum_over_ranks(sums: dict, dataset: Dataset, block_size: int, device: torch.device | str, world_size: int) -> dict:
-    """Adds the sums of all processes; each of them gets the result."""
+    """Adds the sums of all processes, and weighs those of a mixture; each process gets the result."""
     if world_size == 1:
-        return sums
+        return by_weight(sums, dataset)
     names = dataset.slices or [None]  # a rank may have had no batch of some slice
     empty = torch.zeros(2, block_size, 3, dtype=torch.float64)
     everywhere = torch.stack([sums.get(name, empty) for name in names]).to(device)
     torch.distributed.all_reduce(everywhere)
-    return {name: rows for name, rows in zip(names, everywhere.cpu(), strict=True) if rows[..., 1].any()}
+    sums = {name: rows for name, rows in zip(names, everywhere.cpu(), strict=True) if rows[..., 1].any()}
+    return by_weight(sums, dataset)
 
 
 def main(argv: list[str]) -> None:
@@ -285,8 +310,6 @@ def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, 
     sums = sum_over_ranks(sums, dataset, block_size, processes.device, processes.world_size)
     result = {"block_size": block_size, "reading": f"windows, stride {stride}"} | summarize(sums, dataset, split)
     check_loss(result["loss"], config.checkpoint)
-    if dataset.kind == "stream":
-        result["loss_of"] = parts_of_loss(sums)
     if config.lengths:
         result["by_position"] = loss_by_position(sums)
     return result

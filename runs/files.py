@@ -4,13 +4,16 @@ import contextlib
 import difflib
 import fcntl
 import json
+import math
 import os
+import re
 import secrets
 import shutil
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,10 +44,31 @@ def find_path(path: Path | str) -> None:
         raise UserError(f"{path}: no such file or folder")
 
 
-def find_data(folder: Path | str | None) -> None:
+LONGEST_MIXTURE = 100_000  # examples, which its weights divide without a rest
+
+
+def find_data(name: Path | str | None) -> None:
     """Raises UserError, which names the script to run, where a folder that is named holds no data set."""
-    if folder and not os.path.exists(file := Path(folder) / "meta.json"):
-        raise UserError(f"{file}: no such file; {how_to_prepare(folder)}")
+    for folder in parts_of_mixture(name) if name else ():
+        if not os.path.exists(file := Path(folder) / "meta.json"):
+            raise UserError(f"{file}: no such file; {how_to_prepare(folder)}")
+
+
+def parts_of_mixture(name: Path | str) -> dict[str, int]:
+    """{folder: weight} of a mixture, a:0.5,b:0.25 -> {"a": 2, "b": 1}; {name: 1} for the name of a folder."""
+    words = str(name).split(",")
+    if len(words) == 1 or os.path.exists(name):
+        return {str(name): 1}
+    found = [re.fullmatch(r" *(.+):(\d{1,4}(?:\.\d{1,4})?) *", word) for word in words]
+    weights = {part[1]: Fraction(part[2]) for part in found if part}
+    unit = math.lcm(*(weight.denominator for weight in weights.values()))
+    unit = Fraction(math.gcd(*(int(weight * unit) for weight in weights.values())), unit)
+    if len(weights) < len(words) or not all(weights.values()) or sum(weights.values()) / unit > LONGEST_MIXTURE:
+        raise UserError(
+            f"{show(str(name))}: a mixture is written as data/a:0.7,data/b:0.3, each folder once, with weights above 0 "
+            "of few digits"
+        )
+    return {folder: int(weight / unit) for folder, weight in weights.items()}
 
 
 def how_to_prepare(folder: Path | str) -> str:

@@ -90,7 +90,7 @@ def test_processes_share_the_micro_steps_and_each_divides_by_the_labels_of_all(m
     dataset, config = open_dataset(mixed_mqar), train.TrainConfig(**keys)
 
     def load(rank, world_size):
-        processes = types.SimpleNamespace(rank=rank, world_size=world_size, to_device=lambda tensor: tensor)
+        processes = types.SimpleNamespace(rank=rank, world_size=world_size, pin=lambda tensor: tensor)
         return train.load_batches(dataset, config, processes, False, 3)
 
     alone, shared = load(0, 1), sorted(load(0, 2) + load(1, 2), key=lambda batch: batch[0])
