@@ -30,12 +30,12 @@ def contents_of(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file() and file.name != ".nanogate"}
 
 
-def stream(n, cuts=()):
+def stream(n, cuts=(), name="x", first=1000):
     """A stream of the tokens 1000, 1001, ..., in shards cut anywhere."""
-    parts = [part for part in np.split(np.arange(1000, 1000 + n, dtype=np.uint16), sorted(cuts)) if len(part)]
+    parts = [part for part in np.split(np.arange(first, first + n, dtype=np.uint16), sorted(cuts)) if len(part)]
     facts = {"tokens": n, "shards": [{"sha256": ""}] * len(parts)}
     meta = dict(name="x", kind="stream", tokenizer="x", vocab_size=1 << 16, parameters={}, splits={"train": facts})
-    return Dataset(Path("x"), meta, {"train": parts})
+    return Dataset(Path(name), meta, {"train": parts})
 
 
 def rows_of(dataset, split, seed, steps, **sizes):

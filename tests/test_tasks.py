@@ -37,6 +37,7 @@ def make(folder, **keys):
 def test_a_label_is_the_state_by_the_definition_and_the_example_is_what_is_drawn(task):
     assert example(states, task) == [rows[0].tolist() for rows in drawn.rows(task, 8, "0 0", 0, 1)]
     tokens, labels = drawn.rows(task, 33, "0 0", 0, 400)
+    assert ((labels > 0).sum(1) == drawn.labels_of_row(task, 33)).all()
     for row, found in zip(tokens[:60].tolist(), labels[:60].tolist(), strict=True):
         assert [states.perfect(task, row[: i + 1]) for i in range(33)] == found
     most = np.bincount(labels[labels > 0]).max() / (labels > 0).sum()
