@@ -52,7 +52,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -121,8 +121,7 @@ def is_repeated(inputs: torch.Tensor) -> torch.Tensor:
 
 
 def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
-    """Sums -> the numbers of the split: loss (nats per label), perplexity, accuracy; loss_of (`parts_of_loss`), of text
-    and of mixtures; slices, or those of a text.
+    """Sums -> the numbers of the split: loss (nats per label), perplexity, accuracy; slices, or those of a text.
 
     Bits per byte divide by the bytes of the split, so a sample of it has none. Word perplexity is that of WikiText-103
     alone, since code and bytes have no words: published figures of its raw version, too, divide by the words of the
@@ -132,14 +131,12 @@ def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
     if not labels:
         raise UserError(f"{dataset.folder}: no token of {split} has a label, so there is nothing to score")
     result: dict = {"loss": nats / labels, "perplexity": perplexity(nats / labels), "accuracy": correct / labels}
-    result["labels"] = round(labels)
-    if parts := parts_of_loss(sums, dataset):
-        result["loss_of"] = parts
+    result["labels"] = int(labels)
     if dataset.kind == "examples":
         of_slice = {name: rows.sum((0, 1)).tolist() for name, rows in sums.items()}
         return result | {"slices": {name: right / n for name, (_, n, right) in of_slice.items() if n}}
     counts, text = dataset.counts(split), dataset.meta["parameters"].get("text", {}).get(split, {})
-    if labels < counts["tokens"] - 1:  # of a sample, or of several texts, each of which has a first token
+    if labels < counts["tokens"] - 1:
         return result
     result |= {"bits_per_byte": nats / math.log(2) / counts["bytes"], "bytes": counts["bytes"]}
     if words := text.get("published_words"):
@@ -154,38 +151,16 @@ def perplexity(nats: float) -> float:
 
 def loss_by_position(sums: dict) -> list[list]:
     """[[first position, mean loss]] of each part of the context that has labels."""
-    rows = sum(sums.values()).sum(0)
+    (rows,) = (both.sum(0) for both in sums.values())
     width = max(1, len(rows) // POSITION_BINS)
     parts = [(i, rows[i : i + width].sum(0)) for i in range(0, len(rows), width)]
     return [[i, float(part[0] / part[1])] for i, part in parts if part[1] > 0]
 
 
-def of_parts(sums: dict, dataset: Dataset) -> dict[str, torch.Tensor]:
-    """{part of a mixture: its nats, labels and correct answers}; empty for other data."""
-    totals = {part: torch.zeros(3, dtype=torch.float64) for part in dataset.weights}
-    for name, rows in sums.items() if totals else ():
-        totals[dataset.part_of[name]] += rows.sum((0, 1))
-    return totals
-
-
-def by_weight(sums: dict, dataset: Dataset) -> dict:
-    """Scales the sums of each part of a mixture, so that means over all are those of the parts by their weights."""
-    totals = of_parts(sums, dataset)
-    if without := [part for part, total in totals.items() if not total[1]]:
-        raise UserError(f"{without[0]}: no token has a label, so there is nothing to score")
-    labels = sum(total[1] for total in totals.values())
-    scales = {part: dataset.weights[part] * labels / total[1] for part, total in totals.items()}
-    return {name: rows * scales[dataset.part_of[name]] if totals else rows for name, rows in sums.items()}
-
-
-def parts_of_loss(sums: dict, dataset: Dataset) -> dict[str, float]:
-    """The mean losses of the parts of a mixture, and of the parts of a window of text: the labels in its first eighth
-    (near), in its second half (far), behind repeated strings (repeated) and elsewhere, and the two differences. What
-    has no label is left out."""
-    losses = {part: float(total[0] / total[1]) for part, total in of_parts(sums, dataset).items()}
-    if dataset.kind == "examples":
-        return losses
-    rows = sum(sums.values())
+def parts_of_loss(sums: dict) -> dict[str, float]:
+    """The mean losses of the labels in the first eighth of a window (near), in its second half (far), behind repeated
+    strings (repeated) and elsewhere, and the two differences; what has no label is left out."""
+    (rows,) = sums.values()
     T = rows.shape[1]
     parts = {"near": rows[:, : T // 8], "far": rows[:, T // 2 :], "repeated": rows[1:], "elsewhere": rows[:1]}
     totals = {name: part.sum((0, 1)) for name, part in parts.items()}
@@ -193,7 +168,7 @@ def parts_of_loss(sums: dict, dataset: Dataset) -> dict[str, float]:
     for one, other in (("far", "near"), ("repeated", "elsewhere")):
         if one in means and other in means:
             means[f"{one}_minus_{other}"] = means[one] - means[other]
-    return losses | means
+    return means
 
 
 def evaluation_rows(config, dataset: Dataset) -> int:
@@ -218,12 +193,17 @@ def evaluate(
     rank: int = 0,
     world_size: int = 1,
 ) -> dict:
-    """The numbers of the split (`summarize`).
+    """The numbers of the split (`summarize`), of a text also loss_of (`parts_of_loss`).
 
     Sums are taken over all ranks before any division: each gets the same.
 
-    dtype: of matrix products; tokens: score a fixed sample of about that many tokens (Dataset.eval_batches)
+    dtype: of matrix products; tokens: score a fixed sample of about that many tokens (Dataset.eval_batches), of which
+    each part of a mixture has its share
     """
+    if len(dataset.parts) > 1:
+        keys: Any = dict(batch_size=batch_size, block_size=block_size, dtype=dtype, rank=rank, world_size=world_size)
+        n = tokens if tokens and tokens < dataset.counts(split)["tokens"] else None
+        return of_mixture(dataset, lambda part, w: evaluate(model, part, split, tokens=n and math.ceil(w * n), **keys))
     was_training, device = model.training, model.wte.weight.device
     model.eval()
     batches = dataset.eval_batches(split, batch_size, block_size, rank, world_size, tokens=tokens)
@@ -231,19 +211,30 @@ def evaluate(
         sums = score(model, batches, block_size=block_size)
     model.train(was_training)
     sums = sum_over_ranks(sums, dataset, block_size, device, world_size)
-    return summarize(sums, dataset, split)
+    parts = {"loss_of": parts_of_loss(sums)} if dataset.kind == "stream" else {}
+    return summarize(sums, dataset, split) | parts
+
+
+def of_mixture(dataset: Dataset, numbers_of: Callable) -> dict:
+    """The means of numbers_of(part, weight) over the parts of a mixture, by their weights; parts: those of each."""
+    result: dict = {"loss": 0.0, "perplexity": 0.0, "accuracy": 0.0, "labels": 0, "parts": {}}
+    for part, weight in zip(dataset.parts, dataset.weights, strict=True):
+        result["parts"][str(part.folder)] = numbers = numbers_of(part, weight)
+        result["loss"] += weight * numbers["loss"]
+        result["accuracy"] += weight * numbers["accuracy"]
+        result["labels"] += numbers["labels"]
+    return result | {"perplexity": perplexity(result["loss"])}
 
 
 def sum_over_ranks(sums: dict, dataset: Dataset, block_size: int, device: torch.device | str, world_size: int) -> dict:
-    """Adds the sums of all processes, and weighs those of a mixture; each process gets the result."""
+    """Adds the sums of all processes; each of them gets the result."""
     if world_size == 1:
-        return by_weight(sums, dataset)
+        return sums
     names = dataset.slices or [None]  # a rank may have had no batch of some slice
     empty = torch.zeros(2, block_size, 3, dtype=torch.float64)
     everywhere = torch.stack([sums.get(name, empty) for name in names]).to(device)
     torch.distributed.all_reduce(everywhere)
-    sums = {name: rows for name, rows in zip(names, everywhere.cpu(), strict=True) if rows[..., 1].any()}
-    return by_weight(sums, dataset)
+    return {name: rows for name, rows in zip(names, everywhere.cpu(), strict=True) if rows[..., 1].any()}
 
 
 def main(argv: list[str]) -> None:
@@ -292,6 +283,9 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
 def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, processes: Processes) -> dict:
     """Scores the split in windows of one context length. Returns the numbers."""
     stride, split, sized = config.stride or block_size, config.split, dataclasses.replace(config, block_size=block_size)
+    about: dict = {"block_size": block_size, "reading": f"windows, stride {stride}"}
+    if len(dataset.parts) > 1:
+        return about | of_mixture(dataset, lambda part, _: read(model, part, config, block_size, processes))
     processes.on_main(memory.check_evaluation, sized, model, dataset, block_size, processes.local_size)
     is_quiet = not (processes.is_main and sys.stderr.isatty())
 
@@ -308,8 +302,10 @@ def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, 
 
     sums = processes.on_all(sums_of_split)
     sums = sum_over_ranks(sums, dataset, block_size, processes.device, processes.world_size)
-    result = {"block_size": block_size, "reading": f"windows, stride {stride}"} | summarize(sums, dataset, split)
+    result = about | summarize(sums, dataset, split)
     check_loss(result["loss"], config.checkpoint)
+    if dataset.kind == "stream":
+        result["loss_of"] = parts_of_loss(sums)
     if config.lengths:
         result["by_position"] = loss_by_position(sums)
     return result
@@ -328,6 +324,8 @@ def table(about: dict, results: list[dict]) -> str:
     lines += [row(name, [column[name] for column in columns]) for name in numbers]
     for name in first.get("loss_of", {}):
         lines.append(row(f"loss {name}", [column.get("loss_of", {}).get(name, "-") for column in columns]))
+    for part in first.get("parts", {}):
+        lines.append(row(f"loss {part}", [column["parts"][part]["loss"] for column in columns]))
     lines += [row(f"accuracy {name}", [accuracy]) for name, accuracy in first.get("slices", {}).items()]
     lines += [f"  T = {result['block_size']}: {result['limit']}" for result in results if "limit" in result]
     return "\n".join(lines)

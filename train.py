@@ -161,9 +161,10 @@ def load_batches(
     keys = dict(seed=config.seed, batch_size=config.batch_size, block_size=config.block_size)
     keys["gradient_accumulation_steps"] = config.gradient_accumulation_steps
     micro_steps = range(processes.rank, config.gradient_accumulation_steps, processes.world_size)
-    n_labels = max(1, dataset.count_labels("train", step, **keys))
+    size = config.batch_size * config.gradient_accumulation_steps
+    n_labels = dataset.count_labels("train", step * size, (step + 1) * size, config.seed, config.block_size)
     batches = [dataset.batch("train", step, micro_step=m, same_length=same_length, **keys) for m in micro_steps]
-    return [(m, *map(processes.pin, batch), n_labels) for m, batch in zip(micro_steps, batches, strict=True)]
+    return [(m, *map(processes.pin, batch), max(1, n_labels)) for m, batch in zip(micro_steps, batches, strict=True)]
 
 
 def read_ahead(
@@ -202,9 +203,10 @@ def is_compiled(config: TrainConfig, device_type: str) -> bool:
 
 
 def cheap_meters(config: TrainConfig, model: GPT, dataset: Dataset, dtype: str) -> dict:
-    """The cheap meters (runs/probe.py), on the first rows of the validation split."""
-    rows = training_rows(dataset.longest("val", config.block_size))
-    inputs, targets, _ = first_rows(dataset, "val", rows, config.block_size)
+    """The cheap meters (runs/probe.py), on the first rows of the validation split, of a mixture's first part."""
+    first = dataset.parts[0]
+    rows = training_rows(first.longest("val", config.block_size))
+    inputs, targets, _ = first_rows(first, "val", rows, config.block_size)
     device = model.wte.weight.device
     return training_meters(model, inputs.to(device), targets.to(device), dataset.kinds, dtype)
 

@@ -9,7 +9,6 @@ i * n, ..., (i + 1) * n - 1, so that it is found without the rows before it. Ids
 the label 0 means that nothing is predicted. No torch is imported here.
 """
 
-import functools
 import hashlib
 import itertools
 
@@ -25,12 +24,6 @@ def rows(task: str, length: int, key: str, first: int, n: int) -> tuple[np.ndarr
     philox_key = int.from_bytes(hashlib.sha256(f"{task} {length} {key}".encode()).digest()[:16], "little")
     bits = np.random.Philox(key=philox_key, counter=first * counters).random_raw(4 * counters * n)
     return TASKS[task][0]((bits >> np.uint64(32)).reshape(n, 4 * counters)[:, :length])
-
-
-@functools.cache
-def labels_of_row(task: str, length: int) -> int:
-    """How many labels a row has: every row as many, because where they stand depends on the position alone."""
-    return int(np.count_nonzero(rows(task, length, "", 0, 1)[1]))
 
 
 def below(bits: np.ndarray, k: int) -> np.ndarray:

@@ -9,7 +9,7 @@ token ids. There are three kinds:
     drawn     examples, but the train split has no shards: data/drawn.py draws its rows anew for every step
 
 open_dataset("data/mqar") checks every shard against its sha256, and returns a Dataset. That of the name
-"data/a:0.7,data/b:0.3" is a Mixture.
+"data/a:7,data/b:3" is a Mixture.
 """
 
 import bisect
@@ -17,7 +17,6 @@ import functools
 import hashlib
 import itertools
 import json
-import math
 import re
 import sys
 from collections.abc import Iterator
@@ -156,11 +155,10 @@ class Dataset:
     kinds: {name: token ids} of the queries that meters.py measures apart; empty if the data set names none
     alphabet: the characters that the ids 1, 2, ... of data/backcopy stand for, or None
     first_ids: the ids that every row begins with and that stand for no text: [0] for <s>, or none
-    weights: {folder: share of the examples} of the parts of a Mixture; part_of: {its slice: the folder}
+    parts, weights: the data sets of a Mixture and their shares of the examples; otherwise this one alone
     """
 
-    weights: dict[str, float] = {}
-    part_of: dict[str, str] = {}
+    weights = [1.0]
 
     def __init__(self, folder: Path, meta: dict, shards: dict[str, list]):
         self.folder, self.meta, self._shards = folder, meta, shards
@@ -185,7 +183,6 @@ class Dataset:
 
     @property
     def parts(self) -> list["Dataset"]:
-        """The data sets of a mixture; otherwise this one alone."""
         return [self]
 
     def counts(self, split: str) -> dict[str, int]:
@@ -234,13 +231,13 @@ class Dataset:
         examples = self._examples(split, start, start + batch_size, seed, block_size)
         return _collate(examples, self.longest(split, block_size) if same_length else 0)
 
-    def count_labels(
-        self, split: str, step: int, *, seed: int, batch_size: int, block_size: int,
-        gradient_accumulation_steps: int = 1,
-    ) -> int:  # fmt: skip
-        """The number of labels in the global batch of a step, of which no row is read."""
-        size = batch_size * gradient_accumulation_steps
-        return self._n_labels(split, step * size, (step + 1) * size, seed, block_size)
+    def count_labels(self, split: str, start: int, stop: int, seed: int, block_size: int) -> int:
+        """How many labels the examples start, ..., stop - 1 of training have. None of them is read."""
+        if self.kind == "stream":
+            return (stop - start) * block_size
+        if how := self._drawn.get(split):  # where labels stand depends on the position alone
+            return (stop - start) * int(np.count_nonzero(drawn.rows(how["task"], how["length"], "", 0, 1)[1]))
+        return int(self._labels_of_rows[split][self._places(split, start, stop, seed, block_size)].sum())
 
     def _examples(self, split, start, stop, seed, block_size):
         """[(inputs, targets)] of the examples start, ..., stop - 1 of training."""
@@ -249,14 +246,6 @@ class Dataset:
             return list(zip(tokens, np.where(labels == 0, IGNORE, labels), strict=True))
         places = self._places(split, start, stop, seed, block_size)
         return [self._example(split, place, block_size) for place in places]
-
-    def _n_labels(self, split, start, stop, seed, block_size):
-        """How many labels the examples start, ..., stop - 1 of training have."""
-        if self.kind == "stream":
-            return (stop - start) * block_size
-        if how := self._drawn.get(split):
-            return (stop - start) * drawn.labels_of_row(how["task"], how["length"])
-        return int(self._labels_of_rows[split][self._places(split, start, stop, seed, block_size)].sum())
 
     @functools.cached_property
     def _labels_of_rows(self):
@@ -351,26 +340,22 @@ def _spread(rows, n):
 
 class Mixture(Dataset):
     """
-    Data sets mixed by weight, and a Dataset itself. Examples of training come in blocks of sum(shares). In each block
-    the part d has shares[d] examples, in an order drawn from (seed, block), so that it has given b * shares[d] of them
-    before block b. Its k-th example in the mixture is its k-th example alone: every part has epochs of its own.
-    Evaluation reads one part after the other, and the names of slices begin with the part's folder.
+    Data sets mixed by weight, a Dataset too. Examples of training come in blocks of sum(shares): part d has shares[d]
+    of them, at places drawn from (seed, block). So it has given shares[d] * b before block b, and its k-th example in
+    the mixture is its k-th example alone: every part has epochs of its own. evaluate.py reads each part by itself.
     """
 
     def __init__(self, name: str, parts: list[Dataset], shares: list[int]):
-        self._parts, self._shares, first = parts, shares, parts[0]
+        self._parts, self._shares, first = parts, tuple(shares), parts[0]
         for what in MEANING:
             setattr(self, what, ours := getattr(first, what))
             for part in parts:
                 if (theirs := getattr(part, what)) != ours:
                     two = f"{what}={show(ours)} and {what}={show(theirs)}"
                     raise UserError(f"{first.folder} and {part.folder} cannot be mixed: they have {two}")
-        self.folder, self.name, self.meta = Path(name), name, {"parameters": {}}
-        self.splits = [split for split in first.splits if all(split in part.splits for part in parts)]
-        self.weights = {str(part.folder): n / sum(shares) for part, n in zip(parts, shares, strict=True)}
-        self.part_of = {_slice(part, name): str(part.folder) for part in parts for name in part.slices or [None]}
-        self.slices = list(self.part_of)
-        hashes = [[n, part.sha256] for part, n in zip(parts, shares, strict=True)]
+        self.folder, self.name, self.meta, self.slices = Path(name), name, {"parameters": {}}, first.slices
+        self.weights = [share / sum(shares) for share in shares]
+        hashes = [[share, part.sha256] for share, part in zip(shares, parts, strict=True)]
         self.sha256 = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
 
     @property
@@ -381,59 +366,36 @@ class Mixture(Dataset):
         counts = [part.counts(split) for part in self.parts]
         return {name: sum(of_part[name] for of_part in counts) for name in counts[0]}
 
-    def perfect_loss(self, split: str) -> float | None:
-        losses = [part.perfect_loss(split) for part in self.parts]
-        return None if None in losses else self._mean(losses)
+    def perfect_loss(self, split: str) -> None:
+        return None
 
     def examples_per_epoch(self, split: str, block_size: int) -> int:
         return sum(part.examples_per_epoch(split, block_size) for part in self.parts)
 
     def tokens_per_example(self, split: str, block_size: int) -> float:
-        return self._mean([part.tokens_per_example(split, block_size) for part in self.parts])
+        lengths = [part.tokens_per_example(split, block_size) for part in self.parts]
+        return sum(weight * length for weight, length in zip(self.weights, lengths, strict=True))
 
     def longest(self, split: str, block_size: int) -> int:
         return max(part.longest(split, block_size) for part in self.parts)
 
-    def eval_batches(
-        self, split: str, batch_size: int, block_size: int, rank: int = 0, world_size: int = 1,
-        stride: int | None = None, tokens: int | None = None,
-    ) -> Iterator[tuple]:  # fmt: skip
-        """As of a Dataset. A sample of `tokens` has as many of each part as its weight says."""
-        is_sample = tokens is not None and tokens < self.counts(split)["tokens"]
-        for part, weight in zip(self.parts, self.weights.values(), strict=True):
-            of_part = math.ceil(tokens * weight) if is_sample else None
-            for inputs, targets, name in part.eval_batches(
-                split, batch_size, block_size, rank, world_size, stride, of_part
-            ):
-                yield inputs, targets, _slice(part, name)
-
-    def _mean(self, values):
-        return sum(weight * value for weight, value in zip(self.weights.values(), values, strict=True))
+    def count_labels(self, split: str, start: int, stop: int, seed: int, block_size: int) -> int:
+        _, places = self._deal(start, stop, seed)
+        return sum(part.count_labels(split, *of_part, seed, block_size) for part, of_part in places)
 
     def _examples(self, split, start, stop, seed, block_size):
-        which, ranges = self._deal(start, stop, seed)
-        of_parts = [iter(part._examples(split, *ends, seed, block_size)) for part, ends in ranges]
-        return [next(of_parts[i]) for i in which]
-
-    def _n_labels(self, split, start, stop, seed, block_size):
-        _, ranges = self._deal(start, stop, seed)
-        return sum(part._n_labels(split, *ends, seed, block_size) for part, ends in ranges)
+        order, places = self._deal(start, stop, seed)
+        of_parts = [iter(part._examples(split, *of_part, seed, block_size)) for part, of_part in places]
+        return [next(of_parts[d]) for d in order]
 
     def _deal(self, start, stop, seed):
-        """([the number of the part of each example], [(part, (the first of its own examples, the last one's next))])"""
-        size, shares = sum(self._shares), tuple(self._shares)
-        block, skipped = divmod(start, size)
-        blocks = [_block(seed, b, shares) for b in range(block, -(-stop // size))]
-        order, n = np.concatenate(blocks), len(shares)
-        before = np.array(shares) * block + np.bincount(order[:skipped], minlength=n)
-        which = order[skipped : skipped + stop - start]
-        ends = zip(before.tolist(), (before + np.bincount(which, minlength=n)).tolist(), strict=True)
-        return which.tolist(), list(zip(self.parts, ends, strict=True))
-
-
-def _slice(part, name):
-    """The name in a mixture of a slice of a part; a stream is one slice, without a name."""
-    return str(part.folder) if name is None else f"{part.folder} {name}"
+        """([the number of each example's part], [(part, (the number of its own first example, its last one's + 1))])"""
+        block, skipped = divmod(start, sum(self._shares))
+        blocks = range(block, -(-stop // sum(self._shares)))
+        order = np.concatenate([_block(seed, b, self._shares) for b in blocks])[: skipped + stop - start]
+        before = [np.bincount(order[:n], minlength=len(self.parts)) for n in (skipped, len(order))]
+        own = (np.array(before) + block * np.array(self._shares)).T.tolist()
+        return order[skipped:].tolist(), list(zip(self.parts, own, strict=True))
 
 
 @functools.lru_cache(maxsize=4)

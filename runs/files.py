@@ -4,7 +4,6 @@ import contextlib
 import difflib
 import fcntl
 import json
-import math
 import os
 import re
 import secrets
@@ -13,7 +12,6 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,9 +42,6 @@ def find_path(path: Path | str) -> None:
         raise UserError(f"{path}: no such file or folder")
 
 
-LONGEST_MIXTURE = 100_000  # examples, which its weights divide without a rest
-
-
 def find_data(name: Path | str | None) -> None:
     """Raises UserError, which names the script to run, where a folder that is named holds no data set."""
     for folder in parts_of_mixture(name) if name else ():
@@ -55,20 +50,16 @@ def find_data(name: Path | str | None) -> None:
 
 
 def parts_of_mixture(name: Path | str) -> dict[str, int]:
-    """{folder: weight} of a mixture, a:0.5,b:0.25 -> {"a": 2, "b": 1}; {name: 1} for the name of a folder."""
+    """{folder: weight} of a mixture, "data/a:7,data/b:3"; {name: 1} for the name of a folder. Raises UserError."""
     words = str(name).split(",")
     if len(words) == 1 or os.path.exists(name):
         return {str(name): 1}
-    found = [re.fullmatch(r" *(.+):(\d{1,4}(?:\.\d{1,4})?) *", word) for word in words]
-    weights = {part[1]: Fraction(part[2]) for part in found if part}
-    unit = math.lcm(*(weight.denominator for weight in weights.values()))
-    unit = Fraction(math.gcd(*(int(weight * unit) for weight in weights.values())), unit)
-    if len(weights) < len(words) or not all(weights.values()) or sum(weights.values()) / unit > LONGEST_MIXTURE:
-        raise UserError(
-            f"{show(str(name))}: a mixture is written as data/a:0.7,data/b:0.3, each folder once, with weights above 0 "
-            "of few digits"
-        )
-    return {folder: int(weight / unit) for folder, weight in weights.items()}
+    found = [re.fullmatch(r" *(.+):([1-9]\d{0,3}) *", word) for word in words]
+    parts = {part[1]: int(part[2]) for part in found if part}
+    if len(parts) < len(words):
+        example = "data/a:7,data/b:3: of 10 examples 7 are of a; each folder stands there once"
+        raise UserError(f"{show(str(name))}: a mixture has folders and whole numbers up to 9999, as in {example}")
+    return parts
 
 
 def how_to_prepare(folder: Path | str) -> str:

@@ -70,11 +70,7 @@ def numbers(x: torch.Tensor | list | float):
 
 
 def first_rows(dataset: Dataset, split: str, rows: int, block_size: int) -> tuple:
-    """The first batch of the split, (inputs, targets, slice): whole windows of a text, or rows of one slice.
-
-    Of a mixture it is that of the first part.
-    """
-    dataset = dataset.parts[0]
+    """The first batch of the split, (inputs, targets, slice): whole windows of a text, or rows of one slice."""
     if dataset.kind == "stream":
         block_size = min(block_size, dataset.counts(split)["tokens"] - 1)
         rows = min(rows, dataset.examples_per_epoch(split, block_size))

@@ -40,14 +40,12 @@ def stream(n, cuts=(), name="x", first=1000):
 
 def rows_of(dataset, split, seed, steps, **sizes):
     """The rows of the global batches of `steps`, as tuples."""
-    rows = []
-    for step in steps:
-        n_labels = 0
-        for micro_step in range(sizes.get("gradient_accumulation_steps", 1)):
-            inputs, targets = dataset.batch(split, step, seed=seed, micro_step=micro_step, **sizes)
-            rows += [(tuple(x), tuple(y)) for x, y in zip(inputs.tolist(), targets.tolist(), strict=True)]
-            n_labels += int((targets != IGNORE).sum())
-        assert dataset.count_labels(split, step, seed=seed, **sizes) == n_labels
+    rows, parts = [], sizes.get("gradient_accumulation_steps", 1)
+    for step, micro_step in itertools.product(steps, range(parts)):
+        inputs, targets = dataset.batch(split, step, seed=seed, micro_step=micro_step, **sizes)
+        rows += [(tuple(x), tuple(y)) for x, y in zip(inputs.tolist(), targets.tolist(), strict=True)]
+        first, count = (step * parts + micro_step) * len(inputs), int((targets != IGNORE).sum())
+        assert dataset.count_labels(split, first, first + len(inputs), seed, sizes["block_size"]) == count
     return rows
 
 

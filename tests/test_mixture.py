@@ -10,14 +10,14 @@ import pytest
 from conftest import Helpers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_data import batches_of, rows_of, stream
+from test_data import rows_of, stream
 
 import evaluate
+import meters
 from data.shards import Mixture, open_dataset
 from data.states import prepare as states
 from data.tokenizer import get_tokenizer
 from data.writing import write_stream
-from runs import checkpoint as checkpoints
 from runs.files import find_data, parts_of_mixture
 
 KEYS = dict(meters=False, lr_decay_iters=8)
@@ -49,22 +49,11 @@ def test_the_seed_draws_the_order_of_the_parts_anew_in_each_block():
     assert len(orders) == 4
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("a:0.7,b:0.3", {"a": 7, "b": 3}),
-        ("c/a:1, c:2/b:2,x:3", {"c/a": 1, "c:2/b": 2, "x": 3}),
-        ("a:50,b:25", {"a": 2, "b": 1}),
-        ("a", {"a": 1}),
-        ("a:1", {"a:1": 1}),
-        *((wrong, None) for wrong in ("a,b", "a:1,b", "a:1,b:0", "a:1,a:2", "a:1,b:-1", "a:9999,b:0.0001")),
-    ],
-)
-def test_a_mixture_is_folders_with_weights(name, expected):
-    if expected is None:
-        assert "is written as data/a:0.7,data/b:0.3" in error_of(parts_of_mixture, name)
-    else:
-        assert parts_of_mixture(name) == expected
+def test_a_mixture_is_folders_with_whole_weights():
+    assert parts_of_mixture("c/a:1, c:2/b:2,x:30") == {"c/a": 1, "c:2/b": 2, "x": 30}
+    assert parts_of_mixture("a:1") == {"a:1": 1}  # a folder
+    for wrong in ("a,b", "a:1,b", "a:1,b:0", "a:1,a:2", "a:1,b:-1", "a:0.7,b:0.3", "a:1,b:10000"):
+        assert "as in data/a:7,data/b:3" in error_of(parts_of_mixture, wrong)
 
 
 @pytest.fixture
@@ -77,43 +66,42 @@ def two(text, tmp_path):
 
 
 def test_what_cannot_be_mixed_is_one_line_that_names_both(two, mqar, tmp_path):
+    assert "nowhere/meta.json: no such file" in error_of(find_data, f"{two[0]}:1,nowhere:1")
     message = error_of(open_dataset, f"{two[0]}:1,{mqar}:1")
     assert f"{two[0]} and {mqar} cannot be mixed" in message and "kind='stream' and kind='examples'" in message
     other = Path(shutil.copytree(two[1], tmp_path / "other"))
     (other / "meta.json").write_text((other / "meta.json").read_text().replace('"byte"', '"bytes"'))
     assert "tokenizer='byte' and tokenizer='bytes'" in error_of(open_dataset, f"{two[0]}:1,{two[1]}:1,{other}:1")
-    assert "nowhere/meta.json: no such file" in error_of(find_data, f"{two[0]}:1,nowhere:1")
 
 
-def test_a_run_is_scored_by_part_resumes_to_the_bit_and_keeps_its_weights(run, two, tmp_path, helpers, capsys):
-    mixture = "{}:0.75,{}:0.25".format(*two)
-    whole = run("whole", dataset=mixture)
+def test_a_run_is_scored_by_part_resumes_to_the_bit_and_keeps_its_weights(run, two, helpers, capsys):
+    whole = run("whole", dataset="{}:3,{}:1".format(*two), meters=True)
     for more in (dict(max_iters=4), dict(init_from="resume")):
-        half = run("half", dataset=mixture, **more)
+        half = run("half", dataset="{}:3,{}:1".format(*two), **more)
     assert helpers.losses(half) == helpers.losses(whole)
-    keys = dict(init_from="resume", max_iters=9)
-    assert "not the data" in error_of(run, "half", dataset="{}:1,{}:1".format(*two), **keys)
-    run("half", dataset="{}:3,{}:1".format(*two), **keys)  # the same weights
-    (end,) = helpers.metrics(whole, "end")
-    capsys.readouterr()
-    losses = []
-    for dataset in (*two, mixture):
-        evaluate.main(words(checkpoint=whole, dataset=dataset, json="true", batch_size=2))
-        losses.append(json.loads(capsys.readouterr().out)["loss"])
-    assert [end["loss_of"][part] for part in two] == pytest.approx(losses[:2])
-    assert end["val_loss"] == pytest.approx(0.75 * losses[0] + 0.25 * losses[1]) == pytest.approx(losses[2])
-    assert "near" in end["loss_of"] and "bits_per_byte" not in end
-    assert checkpoints.load(whole)["data"]["path"] == mixture
+    again = dict(init_from="resume", max_iters=9)
+    assert "not the data" in error_of(run, "half", dataset="{}:1,{}:1".format(*two), **again)
+    (end,), read = helpers.metrics(whole, "end"), []
+    for more in (*(dict(dataset=folder) for folder in two), {}):  # a checkpoint names its mixture
+        capsys.readouterr()
+        evaluate.main(words(checkpoint=whole, json="true", batch_size=2, **more))
+        read.append(json.loads(capsys.readouterr().out))
+    for folder, alone in zip(two, read, strict=False):
+        for name in ("loss", "bits_per_byte", "labels"):
+            assert end["parts"][folder][name] == pytest.approx(alone[name]) == read[2]["parts"][folder][name]
+    assert end["val_loss"] == pytest.approx(0.75 * read[0]["loss"] + 0.25 * read[1]["loss"])
+    assert end["val_loss"] == pytest.approx(read[2]["loss"])
+    meters.main(words(checkpoint=whole, rows=2, score_batches=1, device="cpu"))
+    evaluate.main(words(checkpoint=whole))
+    assert f"loss {two[1]}" in capsys.readouterr().out
 
 
-def test_drawn_rows_and_rows_of_files_mix_and_their_slices_bear_the_names_of_the_parts(run, tmp_path, helpers):
-    for name, task, length in (("a", "parity", 8), ("b", "parity", 12)):
-        states.main(words(task=task, length=length, slices=20, val_size=10, out_dir=tmp_path / name))
+def test_drawn_rows_mix_and_a_sample_has_its_share_of_each_part(run, tmp_path, helpers):
+    for name, length in (("a", 8), ("b", 12)):
+        states.main(words(task="parity", length=length, slices=20, val_size=10, out_dir=tmp_path / name))
     a, b = (str(tmp_path / name) for name in "ab")
-    (end,) = helpers.metrics(run("out", dataset=f"{a}:1,{b}:1"), "end")
-    assert end["slices"].keys() == {f"{a} 8", f"{a} 20", f"{b} 12", f"{b} 20"} and end["loss_of"].keys() == {a, b}
-    mixture = open_dataset(f"{a}:1,{b}:1")
-    batches = batches_of(mixture, "val", 3, 32, 2)
-    assert sum(len(inputs) for inputs, _, _ in batches) == 40
-    sampled = Counter(name for _, _, name in batches_of(mixture, "val", 1, 32, 2, tokens=200))
-    assert sampled.keys() == set(mixture.slices) and sum(sampled.values()) < 40
+    out = run("out", dataset=f"{a}:3,{b}:1", eval_tokens=200, eval_whole="false")
+    (end,) = helpers.metrics(out, "end")
+    assert {name: part["slices"].keys() for name, part in end["parts"].items()} == {a: {"8", "20"}, b: {"12", "20"}}
+    sizes = [part["labels"] for part in end["parts"].values()]
+    assert sizes == [120, 40]  # whole rows of each slice
