@@ -249,7 +249,8 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
         check_output("out", config.out)
     rope = {name: value for name in ("rope_scaling", "rope_factor") if (value := getattr(config, name)) is not None}
     model, checkpoint = load_model(config.checkpoint, processes.device, **rope)
-    dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
+    trained_on = checkpoint.get("data", {})
+    dataset = open_dataset(config.dataset or trained_on.get("mixture") or trained_on.get("path", ""))
     processes.check_same(dataset.sha256, f"dataset={dataset.folder}", "give all machines the same data")
     check_same_weights(processes, config.checkpoint)
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)

@@ -274,7 +274,8 @@ def train(
     sizes |= {"flops_per_token": model.flops_per_token(), "tokens_per_step": tokens_per_step}
     out.start(about | {"device": device_type, "threads": processes.threads} | sizes, first_step)
     names = ("name", "sha256", "tokenizer", "vocab_size", "first_ids", *(["alphabet"] if dataset.alphabet else []))
-    data = {"path": str(dataset.folder)} | {name: getattr(dataset, name) for name in names}
+    data = {"path": str(dataset.parts[0].folder)} | {name: getattr(dataset, name) for name in names}
+    data |= {"mixture": str(dataset.folder)} if len(dataset.parts) > 1 else {}
 
     def validate(tokens: int | None, with_meters: bool = False) -> dict:
         """The numbers of the validation split, or of a fixed sample of it of about so many tokens."""

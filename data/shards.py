@@ -353,7 +353,8 @@ class Mixture(Dataset):
                 if (theirs := getattr(part, what)) != ours:
                     two = f"{what}={show(ours)} and {what}={show(theirs)}"
                     raise UserError(f"{first.folder} and {part.folder} cannot be mixed: they have {two}")
-        self.folder, self.name, self.meta, self.slices = Path(name), name, {"parameters": {}}, first.slices
+        self.folder, self.name, self.meta = Path(name), f"mixture of {len(parts)}", {"parameters": {}}
+        self.slices = max((part.slices for part in parts), key=len)
         self.weights = [share / sum(shares) for share in shares]
         hashes = [[share, part.sha256] for share, part in zip(shares, parts, strict=True)]
         self.sha256 = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()

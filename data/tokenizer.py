@@ -67,7 +67,7 @@ def tokenizer_of(dataset) -> Any:
     """The tokenizer of an open data set (shards.Dataset). Raises UserError as get_tokenizer does."""
     if dataset.alphabet is not None:
         return AlphabetTokenizer(dataset.alphabet)
-    return get_tokenizer(dataset.tokenizer, [part.folder for part in dataset.parts])
+    return get_tokenizer(dataset.tokenizer, [dataset.folder])
 
 
 class AlphabetTokenizer:

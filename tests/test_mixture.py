@@ -14,6 +14,7 @@ from test_data import rows_of, stream
 
 import evaluate
 import meters
+import sample
 from data.shards import Mixture, open_dataset
 from data.states import prepare as states
 from data.tokenizer import get_tokenizer
@@ -91,7 +92,9 @@ def test_a_run_is_scored_by_part_resumes_to_the_bit_and_keeps_its_weights(run, t
             assert end["parts"][folder][name] == pytest.approx(alone[name]) == read[2]["parts"][folder][name]
     assert end["val_loss"] == pytest.approx(0.75 * read[0]["loss"] + 0.25 * read[1]["loss"])
     assert end["val_loss"] == pytest.approx(read[2]["loss"])
+    sample.main(words(checkpoint=whole, max_new_tokens=2, num_samples=1))
     meters.main(words(checkpoint=whole, rows=2, score_batches=1, device="cpu"))
+    assert json.loads((whole / "meters.json").read_text())["checkpoints"][0]["folder"] == two[0]
     evaluate.main(words(checkpoint=whole))
     assert f"loss {two[1]}" in capsys.readouterr().out
 
