@@ -86,7 +86,7 @@ def main(argv: list[str]) -> None:
         model, checkpoint = load_model(path, processes.device)
         if dataset is None:
             check_output("out", out)
-            dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
+            dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", "")).parts[0]
         check_vocabulary(model.config.vocab_size, checkpoint, dataset)
         results.append(meters_of(model, checkpoint, path, dataset, config))
     write_text(out, json.dumps({"checkpoints": results}) + "\n")

@@ -46,6 +46,7 @@ FIELDS = {
         "vocab_size?": (int, 1, 1 << 40),
         "first_ids?": [(int, 0, 1 << 40), 0, 99],
         "alphabet?": (str, 1, MAX_VOCAB),
+        "mixture?": (str, 1, 1 << 16),
     },
     "dtype?": set(DTYPES),
 }
