@@ -15,7 +15,7 @@ from gate import POSITIONS, READOUT_ACTIVATIONS, Gate
 from keys import GPTConfig
 from ops import kernels, levels, recurrence
 from ops.fast import at_least_float32
-from ops.layers import ResidualLinear, RMSNorm, ShortConv
+from ops.layers import Angles, ResidualLinear, RMSNorm, ShortConv
 
 DENOMINATOR_MIN = 1e-6
 READOUT_NORMS = {"rms": RMSNorm}  # modules made as norm(width, eps=...); one that cancels a factor of its inputs
@@ -119,6 +119,7 @@ class Mixer(nn.Module):
         self.n_head, self.key_width, self.value_width = max(query[0], value[0]), query[1], value[1]
         self.shapes = dict(query=query, key=key, value=value)
         self.levels = Levels(config, self.n_head) if self.has_levels and config.levels != "none" else None
+        self.angles: Angles | None = None  # of the positions, where a mixer asks for them
         self.gates = nn.ModuleDict()
         if gate.native and self.native_gate:
             published = (*POSITIONS["readout"](self), self.native_gate[0], native_rank)
