@@ -51,7 +51,7 @@ def share_out(model: GPT, config, processes, compiled: bool) -> torch.nn.Module:
     by_block = config.activation_checkpointing or sharded
     for module in model.modules() if compiled else ():
         if isinstance(module, Angles):  # which no graph makes; a config may name any block_size
-            module.make(min(config.block_size, 65_536), torch.float32, processes.device)
+            module.make(min(config.block_size, 65_536), torch.float32, torch.device(processes.device))
     if compiled and by_block:
         # one function for all blocks, and torch.compile leaves a function as it is after 8 graphs: a mixer that reads
         # the number of its layer, as Softmax does, takes one a layer, and another without gradients

@@ -120,8 +120,8 @@ def test_every_second_derivative_is_refused():
     """A backward treats saved intermediates as constants: it would silently miss a part."""
     of_ops = {f for f in torch.autograd.Function.__subclasses__() if f.__module__.startswith("ops.")}
     assert of_ops == {fast.Function}  # whose subclasses inherit the refusal
-    p = random(8)
-    for function in (RMSNorm(8, eps=1e-5).double(), l2_norm, lambda x: rotate(x[None, None, None], 0, Angles(rope_frequencies, 8, 9.0))):
+    p, angles = random(8), Angles(rope_frequencies, 8, 9.0)
+    for function in (RMSNorm(8, eps=1e-5).double(), l2_norm, lambda x: rotate(x[None, None, None], 0, angles)):
         with pytest.raises(RuntimeError, match="no second derivatives"):
             torch.autograd.grad(function(p).sin().sum(), p, create_graph=True)
 
