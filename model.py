@@ -117,14 +117,13 @@ class Softmax(Mixer):
             if log_decay is not None:
                 log_decay = torch.cat([state["log_decay"], log_decay], dim=1)
                 state["log_decay"] = log_decay[:, T:]
-        if k.shape[1] < self.n_head:  # repeat_interleave copies even when the factor is 1
-            k, v = (x.repeat_interleave(self.n_head // x.shape[1], dim=1) for x in (k, v))
         # plain causal attention needs no mask, nor does a single query, which sees all that is remembered
-        is_cut = T > 1 if state is not None else T > (self.window or T)
+        reach = (self.window or T) if state is None else self.reach
+        is_cut = T > reach or (T > 1 and state is not None and start > 0)
         if has_bias or is_cut:
             j = torch.arange(first, start + T, device=q.device)
             mask = self.mask(j[start - first :], j, forgets=state is not None, log_decay=log_decay)
-        is_causal, kind = state is None and mask is None, self.config.attention_weights
+        is_causal, kind = mask is None and (state is None or T > 1), self.config.attention_weights
         if kind == "softmax" and self.config.attention_softcap is None and log_decay is None:
             o = layers.attention(q, k, v, mask, is_causal, sink)
         else:
@@ -151,7 +150,6 @@ class Softmax(Mixer):
 
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
-        k, v = (x.repeat_interleave(self.n_head // x.shape[1], dim=1) for x in (k, v))
         i = torch.arange(q.shape[2], device=q.device)
         mask, sink, c = self.mask(i, i, log_decay=p.log_decay), p.sink, self.config
         sink = None if sink is None else sink.transpose(1, 2)

@@ -130,9 +130,11 @@ def manual_attention(
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention written out. q, k, v (B, H, T, D) -> output (B, H, T, D), weights (B, H, T, T).
 
+    k and v may have fewer heads, each for as many of q's in a row.
     mask: bool, true where a query sees a key, or a float that is added to the scores. sink (B, H, T): the logits of
     sinks, which have neither soft-cap nor mask; the weights are those of the keys. kind: of the weights.
     """
+    k, v = (for_all_heads(x, q.shape[1]) for x in (k, v))
     # 1. the scores, and their soft-cap
     scores = at_least_float32(q @ k.mT) * q.shape[-1] ** -0.5
     if softcap is not None:
@@ -174,6 +176,21 @@ def with_decay(mask: Tensor, log_decay: Tensor) -> Tensor:
     return between.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else between + mask
 
 
+def for_all_heads(x: Tensor, n_head: int) -> Tensor:
+    """k or v (B, Hk, T, D) -> (B, n_head, T, D), by copies; itself where it has as many."""
+    n = n_head // x.shape[1]  # repeat_interleave copies even when the factor is 1
+    return x if n == 1 else x.repeat_interleave(n, dim=1)
+
+
+def takes_groups(q: Tensor, mask: Tensor | None) -> bool:
+    """Whether torch's kernel takes fewer heads of k and v than of q. If not, asking for it makes the (T, T) weights."""
+    if not q.is_cuda:
+        return q.is_cpu
+    # FlashAttention does, and none of the kernels that take masks, float32, wider heads or GPUs before Ampere
+    is_flash = mask is None and q.itemsize == 2 and q.shape[-1] <= 256
+    return is_flash and torch.cuda.get_device_properties(q.device).major >= 8
+
+
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, sink: Tensor | None = None
 ) -> Tensor:
@@ -184,10 +201,14 @@ def attention(
         q, k, v, mask = with_sink(q, k, v, mask, is_causal, sink / scale)
     mask = mask if mask is None or mask.dtype == torch.bool else mask.to(q.dtype)
     is_slow = is_causal and q.dtype == torch.bfloat16 and q.device.type == "cpu" and q.shape[2] > 1
-    if is_slow and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    is_slow = is_slow and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if is_slow or not takes_groups(q, mask):
+        k, v = (for_all_heads(x, q.shape[1]) for x in (k, v))
+    if is_slow:
         o = fast.CausalAttention.apply(q, k, v, scale)
     else:
-        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
+        options: dict = dict(is_causal=is_causal, scale=scale, enable_gqa=k.shape[1] < q.shape[1])
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
     return o if sink is None else o[:, :, int(is_causal) :, :D]
 
 
