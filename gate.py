@@ -14,6 +14,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from configurator import UserError, check_choice
+from ops import kernels
 
 GRANULARITIES = ("elementwise", "headwise", "shared", "scalar")
 POSITIONS = {  # {position: the (heads, width) of what it gates in a mixer}; readout to output: G1 to G5 of Qiu et al.
@@ -152,7 +153,10 @@ class Gate(nn.Module):
     def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
         start.fill_(1.0 if name == "slope" else self.static_start)
 
-    def forward(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, y: torch.Tensor, x: torch.Tensor, norm: nn.RMSNorm | None = None) -> torch.Tensor:
+        """norm: of y, which fla's kernel computes with the gate."""
+        if norm is not None:
+            return kernels.norm_and_gate(y, self.logits(x), norm, self.activation)
         return GATE_ACTIVATIONS[self.activation](y, self.logits(x), self.slope)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
