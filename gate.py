@@ -139,7 +139,9 @@ class Gate(nn.Module):
         size, rank = math.prod(self.shape), native_rank if native else config.gate_rank
         self.down = self.proj = self.static = self.slope = None
         self.static_start = config.gate_bias or 0.0
-        if config.gate_input == "static" and not native:
+        is_static = config.gate_input == "static" and not native
+        self.has_kernel = granularity == "elementwise" and not is_static and self.activation in kernels.FLA_GATES
+        if is_static:
             self.static = nn.Parameter(torch.empty(size))  # flat: a 1-D parameter gets no weight decay
         else:
             self.down = nn.Linear(config.n_embd, rank, bias=False) if rank else None
@@ -154,8 +156,7 @@ class Gate(nn.Module):
         start.fill_(1.0 if name == "slope" else self.static_start)
 
     def forward(self, y: torch.Tensor, x: torch.Tensor, norm: nn.RMSNorm | None = None) -> torch.Tensor:
-        """norm: of y, which fla's kernel computes with the gate."""
-        if norm is not None:
+        if norm is not None:  # of y, which fla's kernel computes with the gate
             return kernels.norm_and_gate(y, self.logits(x), norm, self.activation)
         return GATE_ACTIVATIONS[self.activation](y, self.logits(x), self.slope)
 

@@ -136,17 +136,8 @@ class Mixer(nn.Module):
             width = self.n_head * self.value_width if norm_groups else self.value_width
             self.norm = READOUT_NORMS[self.norm_kind](width, eps=config.norm_eps)
             self.norm.groups = norm_groups or 1
-        gate = self.after_norm[0] if self.after_norm else None
-        self.is_fused = (  # the norm and the gate behind it, in one kernel
-            self.has_fla
-            and type(self.norm) is RMSNorm
-            and not norm_groups
-            and config.readout_activation == "none"
-            and gate is not None
-            and gate.activation in kernels.FLA_GATES
-            and gate.shape == (self.n_head, self.value_width)
-            and gate.static is None
-        )
+        is_alone = type(self.norm) is RMSNorm and not norm_groups and config.readout_activation == "none"
+        self.is_fused = self.has_fla and is_alone and any(gate.has_kernel for gate in self.after_norm[:1])
         self.out_proj = ResidualLinear(self.n_head * self.value_width, config.n_embd, bias=config.bias)
         self.out_proj.start_scale = config.out_init_scale
 
@@ -167,7 +158,7 @@ class Mixer(nn.Module):
         for gate in self.before_norm:
             o = gate(o, x)
         gates = self.after_norm
-        if self.is_fused and kernels.fla_norms_and_gates(o):
+        if self.is_fused and kernels.fla_norms_and_gates(o):  # the norm and the gate behind it, in one kernel
             o, gates = gates[0](o, x, self.norm), gates[1:]
         else:
             o = self.normed(o)

@@ -130,9 +130,9 @@ def manual_attention(
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention written out. q, k, v (B, H, T, D) -> output (B, H, T, D), weights (B, H, T, T).
 
-    k and v may have fewer heads, each for as many of q's in a row.
-    mask: bool, true where a query sees a key, or a float that is added to the scores. sink (B, H, T): the logits of
-    sinks, which have neither soft-cap nor mask; the weights are those of the keys. kind: of the weights.
+    k and v may have fewer heads. mask: bool, true where a query sees a key, or a float that is added to the scores.
+    sink (B, H, T): the logits of sinks, which have neither soft-cap nor mask; the weights are those of the keys. kind:
+    of the weights.
     """
     k, v = (for_all_heads(x, q.shape[1]) for x in (k, v))
     # 1. the scores, and their soft-cap
@@ -177,9 +177,8 @@ def with_decay(mask: Tensor, log_decay: Tensor) -> Tensor:
 
 
 def for_all_heads(x: Tensor, n_head: int) -> Tensor:
-    """k or v (B, Hk, T, D) -> (B, n_head, T, D), by copies; itself where it has as many."""
-    n = n_head // x.shape[1]  # repeat_interleave copies even when the factor is 1
-    return x if n == 1 else x.repeat_interleave(n, dim=1)
+    """k or v (B, Hk, T, D), each head as often as q has heads for it: (B, n_head, T, D)."""
+    return x if x.shape[1] == n_head else x.repeat_interleave(n_head // x.shape[1], dim=1)
 
 
 def takes_groups(q: Tensor, mask: Tensor | None) -> bool:
@@ -244,11 +243,10 @@ def remember(ring: Tensor, x: Tensor, start: int, in_order: bool) -> Tensor:
     return visible
 
 
-def rotate(x: Tensor, start: int, angles: Callable) -> Tensor:
+def rotate(x: Tensor, start: int, angles: "Angles") -> Tensor:
     """RoPE (Su et al. 2021): position t turns the pair of channels (i, i + D/2) by the angle t base^(-2i/D).
 
-    x (B, T, H, D) of the positions from start on -> the same shape in at least float32. angles: Angles of
-    rope_frequencies, or any other that returns what they do.
+    x (B, T, H, D) of the positions from start on -> the same shape in at least float32. angles: of rope_frequencies.
     """
     x = at_least_float32(x)
     return fast.Rotation.apply(x, *angles(x, start))
@@ -294,9 +292,8 @@ def quarter_turn(M: int) -> tuple[Tensor, float]:
 class Angles(nn.Module):
     """cos and sin of the angles of positions: angles(x, start) -> (T, 1, n) each, for x (B, T, ...), in x's dtype.
 
-    A buffer that no checkpoint holds has those of the first positions. It keeps float32 where a model is cast, which
-    would round the angles, and is made again, twice as long, where positions go past it. What is traced reads the
-    buffer or computes the angles in its graph, and never makes it.
+    Those of the first positions are in a buffer that no checkpoint holds. It is made again, twice as long, where
+    positions go past it. A graph reads it, or computes the angles, and never makes it.
     """
 
     table: Tensor | None  # (2, length, 1, n)
@@ -328,7 +325,7 @@ class Angles(nn.Module):
         return tuple((amplitude * y).to(dtype).to(device, non_blocking=is_async) for y in (angle.cos(), angle.sin()))
 
     def _apply(self, fn, recurse=True):
-        """Takes the table to the model's device, and not to its dtype."""
+        """Takes the table to the model's device, and not to its dtype, which would round the angles."""
         if self.table is not None:
             self.table = self.table.to(fn(self.table[:0]).device)
         return self

@@ -152,24 +152,23 @@ class Launches(TorchDispatchMode):
 def norm_and_gate(activation, dtype, width):
     """(distances of fla's y and gradients to the definition's, how much it launches, how much the plain form does)"""
     torch.manual_seed(0)
-    tensors, norm = [torch.randn(2, 7, 3, width, dtype=dtype) for _ in "ogd"], RMSNorm(width, eps=1e-5)
+    inputs, norm = [torch.randn(2, 7, 3, width, dtype=dtype) for _ in "ogd"], RMSNorm(width, eps=1e-5)
     torch.nn.init.normal_(norm.weight)
-    activate, norm_64 = GATE_ACTIVATIONS[activation], copy.deepcopy(norm).double()
-    results, launched = [], []
-    for dtype_here, weight, form in (
-        (dtype, norm.weight, lambda o, g: kernels.norm_and_gate(o, g, norm, activation)),
-        # layer_norm is one operator, as rms_norm is on a GPU; the result goes into a product in dtype
-        (dtype, norm.weight, lambda o, g: activate(F.layer_norm(o.float(), [width], norm.weight), g, None).to(dtype)),
-        (torch.float64, norm_64.weight, lambda o, g: activate(norm_64(o), g, None)),
+    act, norm_64, results = GATE_ACTIVATIONS[activation], copy.deepcopy(norm).double(), []
+    for form, weight, dtype_here in (
+        (lambda o, g: kernels.norm_and_gate(o, g, norm, activation), norm.weight, dtype),
+        # layer_norm is one operator, as rms_norm is on a GPU; a product takes the result in dtype
+        (lambda o, g: act(F.layer_norm(o.float(), [width], norm.weight), g, None).to(dtype), norm.weight, dtype),
+        (lambda o, g: act(norm_64(o), g, None), norm_64.weight, torch.float64),
     ):
-        o, g, dy = (x.to(dtype_here).requires_grad_() for x in tensors)
+        o, g, dy = (x.to(dtype_here).requires_grad_() for x in inputs)
         LAUNCHED.clear()
         with Launches():
             y = form(o, g)
             gradients = torch.autograd.grad(y, (o, g, weight), dy)
-        launched.append(len(LAUNCHED))
-        results.append(dict(zip(("y", "do", "dg", "dw"), (y.detach(), *gradients), strict=True)))
-    return {name: error(x, results[2][name]) for name, x in results[0].items()}, *launched[:2]
+        results.append(([y.detach(), *gradients], len(LAUNCHED)))
+    (ours, launched), (_, of_plain), (exact, _) = results
+    return dict(zip(("y", "do", "dg", "dw"), map(error, ours, exact), strict=True)), launched, of_plain
 
 
 @needs_the_kernels
@@ -182,23 +181,16 @@ def test_a_norm_and_its_gate_are_one_kernel_each_way_and_a_sum(interpreter, acti
     assert launched == [3, of_plain]
 
 
-@pytest.mark.parametrize(
-    ("is_fused", "keys"),
-    [
-        (True, dict(attention="gla", gate="native")),
-        (True, dict(attention="kda", gate="native+elementwise")),
-        (True, dict(attention="softmax", readout_norm="rms", gate="elementwise")),
-        (False, dict(attention="softmax", gate="elementwise")),
-        (False, dict(attention="gla", gate="none")),
-        (False, dict(attention="gla", gate="headwise")),
-        (False, dict(attention="gla", gate="elementwise", gate_activation="sigmoid2")),
-        (False, dict(attention="gla", gate="elementwise", gate_input="static")),
-        (False, dict(attention="gla", gate="elementwise", norm_first=False)),
-        (False, dict(attention="gla", gate="native", readout_activation="square")),
-        (False, dict(attention="gla", gate="native", kernels="torch")),
-        (False, dict(attention="mamba2", gate="elementwise")),
-    ],
-)
+IS_FUSED = [
+    (True, dict(attention="gla", gate="native")), (True, dict(attention="kda", gate="native+elementwise")),
+    (True, dict(attention="softmax", readout_norm="rms")), (False, dict(attention="softmax")),
+    (False, dict(attention="gla", gate="none")), (False, dict(attention="gla", gate="headwise")),
+    (False, dict(gate_activation="sigmoid2")), (False, dict(gate_input="static")), (False, dict(norm_first=False)),
+    (False, dict(readout_activation="square")), (False, dict(kernels="torch")), (False, dict(attention="mamba2")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("is_fused", "keys"), IS_FUSED)
 def test_the_kernel_is_for_an_elementwise_gate_right_behind_the_norm_of_a_head(monkeypatch, is_fused, keys):
     calls = []
 
@@ -209,10 +201,8 @@ def test_the_kernel_is_for_an_elementwise_gate_right_behind_the_norm_of_a_head(m
     for name, function in (("has_fla", lambda: True), ("fla", recurrence.chunked), ("norm_and_gate", norm_and_gate)):
         monkeypatch.setattr(kernels, name, function)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
-    model, idx = (
-        GPT(GPTConfig(n_layer=1, n_head=2, n_embd=8, vocab_size=5, state_size=4, **keys)),
-        torch.tensor([[1, 2]]),
-    )
+    keys = dict(n_layer=1, n_head=2, n_embd=8, vocab_size=5, attention="gla", gate="elementwise") | keys
+    model, idx = off_its_start(GPTConfig(**keys), torch.float32), torch.tensor([[1, 2]])
     logits = model(idx)
     monkeypatch.delattr(torch.Tensor, "is_cuda")
     assert len(calls) == is_fused and (logits - model(idx)).abs().max() < 1e-6
