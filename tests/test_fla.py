@@ -192,20 +192,13 @@ IS_FUSED = [
 
 @pytest.mark.parametrize(("is_fused", "keys"), IS_FUSED)
 def test_the_kernel_is_for_an_elementwise_gate_right_behind_the_norm_of_a_head(monkeypatch, is_fused, keys):
-    calls = []
-
-    def norm_and_gate(y, g, norm, activation):
-        calls.append(activation)
-        return GATE_ACTIVATIONS[activation](norm(y), g, None)
-
-    for name, function in (("has_fla", lambda: True), ("fla", recurrence.chunked), ("norm_and_gate", norm_and_gate)):
+    calls, plain = [], dict(has_fla=lambda: True, fla=recurrence.chunked)
+    for name, function in (plain | dict(norm_and_gate=lambda y, *_: calls.append(1) or y)).items():
         monkeypatch.setattr(kernels, name, function)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
     keys = dict(n_layer=1, n_head=2, n_embd=8, vocab_size=5, attention="gla", gate="elementwise") | keys
-    model, idx = off_its_start(GPTConfig(**keys), torch.float32), torch.tensor([[1, 2]])
-    logits = model(idx)
-    monkeypatch.delattr(torch.Tensor, "is_cuda")
-    assert len(calls) == is_fused and (logits - model(idx)).abs().max() < 1e-6
+    GPT(GPTConfig(**keys))(torch.zeros(1, 3, dtype=torch.long))
+    assert len(calls) == is_fused
 
 
 # -- whole models ------------------------------------------------------------------------------------------------------
