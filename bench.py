@@ -2,6 +2,7 @@
 
     python bench.py ops                              the chunked forms against scaled_dot_product_attention and the loop
     python bench.py train --against=PATH/model.py    a training step against nanoGPT's own (its file is not kept here)
+    python bench.py gpu                              the first hour on a GPU, and a page for an issue (docs/gpu.md)
     python bench.py all --against=PATH/model.py      every part
 
 Absolute times of a shared machine mean little: here two sides run in turn in one process, with the same number of
@@ -28,10 +29,11 @@ from configurator import UserError, check_choice
 from ops.kernels import has_fla
 from runs import files
 from runs.hardware import cpu_threads, gemm_rate, pick_device, pick_dtype
-from runs.outdir import write_text
+from runs.outdir import git_state, write_text
 from speed.costs import bench_decode, bench_length, bench_overhead, bench_train
 from speed.forms import bench_ops
 from speed.gaterun import bench_gaterun
+from speed.gpu import bench_gpu, page
 from speed.report import Report
 
 PARTS = {
@@ -41,6 +43,7 @@ PARTS = {
     "decode": bench_decode,
     "ops": bench_ops,
     "gaterun": bench_gaterun,
+    "gpu": bench_gpu,
 }
 
 
@@ -69,6 +72,8 @@ def main(argv: list[str]) -> None:
         PARTS[name](config, report)
         print(report)
         write_text(out_dir / f"{name}.json", json.dumps(about | asdict(report), indent=1) + "\n")
+        if name == "gpu":
+            write_text(out_dir / "gpu.md", page(about, report.rows))
         for kind, of_all in measured.items():
             of_all += [{k: v for k, v in ratio.items() if k != "pairs"} for ratio in getattr(report, kind)]
     print(f"written: {out_dir}/")
@@ -85,6 +90,7 @@ def describe(config: BenchConfig) -> dict:
         "dtype": config.dtype,
         "versions": f"python {platform.python_version()}, torch {torch.__version__}",
         "kernels": kernels,
+        "commit": git_state()["git_commit"],
         "gemm_gflops": {name: round(gemm_rate(config.device, name) / 1e9) for name in ("float32", "bfloat16")},
     }
 
