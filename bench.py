@@ -1,9 +1,7 @@
 """Measures speed and memory; prints tables and, as its last line, one JSON object.
 
-    python bench.py ops                              the chunked forms against scaled_dot_product_attention and the loop
-    python bench.py train --against=PATH/model.py    a training step against nanoGPT's own (its file is not kept here)
-    python bench.py gpu                              the first hour on a GPU, and a page for an issue (docs/gpu.md)
-    python bench.py all --against=PATH/model.py      every part
+    python bench.py gpu                            what the first hour on a GPU asks, and a page for an issue
+    python bench.py all --against=PATH/model.py    every part; the file is nanoGPT's own, which is not kept here
 
 Absolute times of a shared machine mean little: here two sides run in turn in one process, with the same number of
 threads, and their order changes from pair to pair. What is reported is the median of the paired ratios, and its 95%
@@ -57,11 +55,10 @@ def main(argv: list[str]) -> None:
     config.dtype = pick_dtype(config.dtype, config.device)
     if config.device == "cuda":
         torch.set_float32_matmul_precision("high")  # for all sides, as train.py and nanoGPT's do
-    parts = [name for name in PARTS if name in config.what or "all" in config.what]
-    if config.against is None and "gaterun" in parts:
-        if "gaterun" in config.what:
-            raise UserError("against=None: the part gaterun runs nanoGPT, too; name its model.py with --against=PATH")
-        parts.remove("gaterun")
+    if config.against is None and "gaterun" in config.what:
+        raise UserError("against=None: the part gaterun runs nanoGPT, too; name its model.py with --against=PATH")
+    left_out = [] if config.against else ["gaterun"]
+    parts = [name for name in PARTS if name in config.what or "all" in config.what and name not in left_out]
     out_dir = Path(config.out_dir)
     files.claim(out_dir, "bench", config.overwrite)
     about = describe(config)
@@ -89,8 +86,8 @@ def describe(config: BenchConfig) -> dict:
         "device": f"{config.device}, {machine}, {config.threads} threads",
         "dtype": config.dtype,
         "versions": f"python {platform.python_version()}, torch {torch.__version__}",
-        "kernels": kernels,
         "commit": git_state()["git_commit"],
+        "kernels": kernels,
         "gemm_gflops": {name: round(gemm_rate(config.device, name) / 1e9) for name in ("float32", "bfloat16")},
     }
 

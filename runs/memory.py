@@ -75,9 +75,8 @@ def of_pass(config: GPTConfig, tokens: int, dataset: Dataset, block_size: int) -
     return (16 + 4 * config.n_embd) * tokens + 48 * block_size * max(1, len(dataset.slices))
 
 
-def check_training(config, dataset: Dataset, processes: Processes) -> float:
-    """The bytes that are counted on the device. NotEnoughMemory for a run that fits neither in RAM, where its model is
-    made, nor on its device."""
+def check_training(config, dataset: Dataset, processes: Processes) -> None:
+    """NotEnoughMemory for a run that fits neither in RAM, where its model is made, nor on its device."""
     weights = sum(p.nbytes for p in without_data(config).parameters())
     tokens = config.batch_size * dataset.longest("train", config.block_size)
     rows = 16 * tokens * (config.gradient_accumulation_steps // processes.world_size)
@@ -86,7 +85,6 @@ def check_training(config, dataset: Dataset, processes: Processes) -> float:
     check(config, weights, "cpu", processes.local_size)
     needed = states + rows + of_pass(config, tokens, dataset, config.block_size)
     check(config, needed, processes.device_type, processes.local_size)
-    return needed
 
 
 def check_evaluation(config, model: GPT, dataset: Dataset, block_size: int, processes_here: int = 1) -> None:
