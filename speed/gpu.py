@@ -41,8 +41,8 @@ PARTS = {  # of a run, and where train.py finds the function. The first six make
 def bench_gpu(config: BenchConfig, report: Report) -> None:
     card = torch.cuda.get_device_name() if config.device == "cuda" else ""
     table = re.findall(r"^\| `(.+?)` \| (.*?) \| (.*?) \| (.*?) \|", (outdir.ROOT / "docs/gpu.md").read_text(), re.M)
-    runs: dict = {f"{n} processes / 1": [(n,), (1,)] for n in (2, 8)}
-    runs |= {"train.py": [(1,)], "compiled / plain": [(1, "--compile=true"), (1,)]}
+    runs: dict = {"train.py": [(1,)], "compiled / plain": [(1, "--compile=true"), (1,)]}
+    runs |= {f"{n} processes / 1": [(n,), (1,)] for n in (2, 8)}
     for mixer in (name for name in of_any_length() if not has_cache(name)):
         runs[f"fla / plain: {mixer}"] = [(1, f"--attention={mixer}", f"--kernels={of}") for of in ("fla", "torch")]
     with tempfile.TemporaryDirectory(dir=config.out_dir) as folder, contextlib.redirect_stdout(sys.stderr):
