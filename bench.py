@@ -57,8 +57,7 @@ def main(argv: list[str]) -> None:
         torch.set_float32_matmul_precision("high")  # for all sides, as train.py and nanoGPT's do
     if config.against is None and "gaterun" in config.what:
         raise UserError("against=None: the part gaterun runs nanoGPT, too; name its model.py with --against=PATH")
-    left_out = [] if config.against else ["gaterun"]
-    parts = [name for name in PARTS if name in config.what or "all" in config.what and name not in left_out]
+    parts = [name for name in PARTS if {name, "all"} & {*config.what} and (config.against or name != "gaterun")]
     out_dir = Path(config.out_dir)
     files.claim(out_dir, "bench", config.overwrite)
     about = describe(config)

@@ -61,7 +61,8 @@ def bench_gpu(config: BenchConfig, report: Report) -> None:
                 unit, *limits = next((about for row, *about in table if row in (name, name.partition(":")[0])), [""])
                 agrees = lacks or ("needs a GPU" if value is None else "not compared")
                 if card and limits and not lacks:
-                    agrees = "yes" if value in limits or float(limits[0]) <= value <= float(limits[1]) else "no"
+                    is_in = value in limits if isinstance(value, str) else float(limits[0]) <= value <= float(limits[1])
+                    agrees = "yes" if is_in else "no"
                 value = float(f"{value:.4g}") if isinstance(value, float) else value
                 report.row(row=name, measured=value, unit=unit, expected=", ".join(limits), agrees=agrees)
 
@@ -104,11 +105,9 @@ def profiled(words: list[str], out: str) -> dict[str, float | str]:
     rows: dict = {"ckpt.pt": os.path.getsize(f"{out}/ckpt.pt") / 1e9, "memory / estimate": peak and peak / estimate}
     events, gpu, waited, total = within(profiler.events()), "--device=cuda" in words, 0.0, 0.0
     for part in list(PARTS)[:6]:
-        of = events[part]  # on a CPU operators that call no others take the place of kernels
-        us = (
-            [k.duration for e in of for k in e.kernels] if gpu else [e.cpu_time_total for e in of if not e.cpu_children]
-        )
-        rows |= {part: sum(us) / 1e3 / STEPS, f"launches: {part}": len(us) / STEPS}
+        of = events[part]  # t: us of each kernel; on a CPU, of operators that call no others
+        t = [k.duration for e in of for k in e.kernels] if gpu else [e.cpu_time_total for e in of if not e.cpu_children]
+        rows |= {part: sum(t) / 1e3 / STEPS, f"launches: {part}": len(t) / STEPS}
         waits = [e.cpu_time_total for e in of if re.match("cuda(Memcpy|.*Synchronize)", e.name)]
         waited, total = waited + sum(waits) / 1e3 / STEPS, total + rows[part]
     rows |= {"kernels": total, "loss / kernels": rows["loss"] / total, "waits": waited}
