@@ -1,4 +1,4 @@
-"""The part gpu: what the first hour on a GPU asks, beside what docs/gpu.md expects of an H100. It takes ten minutes.
+"""The part gpu: what the first hour on a GPU asks, beside what docs/gpu.md expects of an H100.
 
 All of it is train.py, in out_dir: a run under torch's profiler, and runs under torchrun, whose speeds are compared. On
 a CPU they are small, and rows that need a GPU say so."""
