@@ -3,7 +3,6 @@
 The runs of several processes are made one after the other in the same processes (runs_in_turn.py).
 """
 
-import copy
 import dataclasses
 import json
 import re
@@ -180,19 +179,6 @@ def test_blocks_that_are_computed_again_give_the_same_bits():
         gradients.append([loss.detach(), *(p.grad for p in model.parameters())])
     assert len(calls) == (1 + 2) * len(MIXERS)  # each block once more, on the way back
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-
-
-def test_a_whole_model_has_the_buffers_of_the_sharded_one():
-    model = GPT(GPTConfig(n_layer=2, n_embd=16, n_head=2, block_size=16, vocab_size=11))
-    for block in model.blocks:  # as in the mixer of the README
-        block.mixer.register_buffer("slope", torch.arange(3.0))
-        block.mixer.register_buffer("table", torch.arange(4.0), persistent=False)
-    model.unshard = None  # FSDP's
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallel, "GPT", lambda config: copy.deepcopy(model).to("meta"))
-        twin = parallel.unsharded(model)
-    assert twin is not model and not any(t.is_meta for t in [*twin.parameters(), *twin.buffers()])
-    assert twin.blocks[1].mixer.slope.tolist() == [0, 1, 2] and twin.blocks[1].mixer.table.tolist() == [0, 1, 2, 3]
 
 
 # -- What a process holds and sends ------------------------------------------------------------------------------------
