@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from configurator import UserError
@@ -386,7 +387,8 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
             elif not skip:
                 optimizer.step()
         scaler.update()
-        model.zero_grad(set_to_none=True)
+        # DDP's gradients stay views of its buckets
+        model.zero_grad(set_to_none=not isinstance(step_model, DistributedDataParallel))
         batches = load(step + 1)  # while a GPU still computes this step
 
         # log

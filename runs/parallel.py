@@ -69,8 +69,11 @@ def share_out(model: GPT, config, processes: Processes, compiled: bool, dtype: s
     step_model: Any = torch.compile(model) if compiled and not by_block else model
     if processes.world_size == 1:
         return step_model
-    # without the view a gradient and its copy in a bucket are both held; no buffer of ours changes in training
-    return DistributedDataParallel(step_model, gradient_as_bucket_view=True, broadcast_buffers=False)
+    # without the views, gradients and their copies in DDP's buckets are both held. No static_graph: torch then fails in
+    # a first micro-step without communication, and it spares a search for unused parameters that is off anyway
+    step_model = DistributedDataParallel(step_model, gradient_as_bucket_view=True)
+    step_model.broadcast_buffers = False  # before every forward pass; its argument of that name is deprecated
+    return step_model
 
 
 def shard(model: GPT, processes: Processes, shards: int, dtype: str) -> None:

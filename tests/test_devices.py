@@ -33,6 +33,20 @@ def test_threads_are_the_keys_or_the_environments_or_the_cores_shared_by_the_pro
         assert hardware.cpu_threads(key, processes) == threads
 
 
+def test_every_script_takes_tf32_with_its_gpu(monkeypatch):
+    monkeypatch.setattr(hardware, "pick_device", lambda name: "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    before = torch.get_float32_matmul_precision()
+    try:
+        hardware.Processes("auto", 1)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    scripts = [outdir.ROOT / f"{name}.py" for name in ("train", "evaluate", "meters", "sample", "harness")]
+    assert all("Processes(" in script.read_text() for script in scripts)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_on_the_cpu_stays_near_float32(run, tmp_path, helpers, dtype):
     half, full = (helpers.losses(run(name, dtype=name)) for name in (dtype, "float32"))
