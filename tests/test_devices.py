@@ -169,7 +169,7 @@ def test_twelve_blocks_that_read_the_number_of_their_layer_are_all_compiled(name
         exec(code, vars(nanogate).copy())
         model = GPT(GPTConfig(n_layer=12, n_head=2, n_embd=8, block_size=8, vocab_size=8, attention=name))
         keys, alone = train.TrainConfig(activation_checkpointing=True), SimpleNamespace(world_size=1, device="cpu")
-        step_model, idx = parallel.share_out(model, keys, alone, True), torch.zeros(1, 8).long()
+        step_model, idx = parallel.share_out(model, keys, alone, True, "float32"), torch.zeros(1, 8).long()
         counted = []
         for _ in range(2):
             step_model(idx, idx).backward()
