@@ -77,13 +77,12 @@ def share_out(model: GPT, config, processes: Processes, compiled: bool, dtype: s
 
 
 def shard(model: GPT, processes: Processes, shards: int, dtype: str) -> None:
-    """Replaces the model's parameters by their shards. Weights of linear layers in blocks are gathered in the dtype,
-    where autocast computes in it: the copy that it makes of a float32 weight would be held until the way back is over.
-    It would be the same numbers. All else (A_log, dt_bias, norms, convolutions) stays float32. So do gradients between
-    processes.
+    """Replaces the model's parameters by their shards. The model has its weights by then, so that the draws, which
+    depend on a parameter's name, are those of one process. A block goes to the device alone and leaves its shard there.
 
-    The model has its weights by then, so that the draws, which depend on a parameter's name, are those of one process.
-    A block goes to the device alone and leaves its shard there.
+    dtype: autocast's, in which linear layers of blocks are gathered. Autocast would round a float32 weight to the same
+    numbers, and hold that copy until the way back. All else (norms, A_log, dt_bias, convolutions) is gathered, and all
+    gradients are summed, in float32.
     """
     # imported here, and known below by its attributes: one process need not wait half a second for it
     from torch.distributed.device_mesh import init_device_mesh
