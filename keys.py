@@ -223,6 +223,12 @@ class TrainConfig(GPTConfig):
 
     parallel: str = key("ddp", "what each process holds; ddp: all of the model, fsdp: a shard", choices=("ddp", "fsdp"))
     shards: int = key(0, "fsdp: processes that share one copy of the model (0: all); divides their number", at_least=0)
+    gather_dtype: str = key(
+        "auto",
+        "fsdp: dtype in which the linear layers of blocks are gathered; auto: dtype, which gives the losses of float32 "
+        "in less memory; gradients are summed in float32",
+        choices=("auto", "float32"),
+    )
     activation_checkpointing: bool = key(False, "compute each block again on the way back: less memory, more time")
 
     batch_size: int = key(12, "rows per micro-step of a process", at_least=1)

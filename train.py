@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from configurator import UserError
@@ -221,8 +222,6 @@ def train(
 ) -> None:  # fmt: skip
     """Trains from the first step to max_iters, or until stop_above says that the task is solved."""
     device, device_type, world_size = processes.device, processes.device_type, processes.world_size
-    if device_type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32: float32 products would be slow without it
     dtype = processes.from_main(pick_dtype(resumed["dtype"] if resumed else config.dtype, device_type))
 
     # model, optimizers
@@ -230,7 +229,7 @@ def train(
     compiled = is_compiled(config, device_type)
     if not compiled:
         keep_compiler_out()
-    step_model = parallel.share_out(model, config, processes, compiled)
+    step_model = parallel.share_out(model, config, processes, compiled, dtype)
     optimizers: list = make_optimizers(model, config, device_type)
     scale_new(optimizers, new, config.new_lr_scale)
     scaler = torch.amp.GradScaler(device_type, enabled=dtype == "float16")
@@ -279,28 +278,29 @@ def train(
 
     def validate(tokens: int | None, with_meters: bool = False) -> dict:
         """The numbers of the validation split, or of a fixed sample of it of about so many tokens."""
-        whole, start = parallel.unsharded(model), time.perf_counter()
-        numbers = evaluate(
-            whole, dataset, "val", batch_size=evaluation_rows(config, dataset), block_size=config.block_size,
-            dtype=dtype, tokens=tokens, rank=processes.rank, world_size=world_size,
-        )  # fmt: skip
-        if not math.isfinite(numbers["loss"]):
-            stop(step, f"validation loss is {numbers['loss']}", bad_weight(whole))
-        numbers["seconds"] = time.perf_counter() - start
-        if with_meters and processes.is_main:
-            numbers["meters"] = cheap_meters(config, whole, dataset, dtype)
+        start = time.perf_counter()
+        with parallel.readable(model):
+            numbers = evaluate(
+                model, dataset, "val", batch_size=evaluation_rows(config, dataset), block_size=config.block_size,
+                dtype=dtype, tokens=tokens, rank=processes.rank, world_size=world_size,
+            )  # fmt: skip
+            if not math.isfinite(numbers["loss"]):
+                stop(step, f"validation loss is {numbers['loss']}", bad_weight(model))
+            numbers["seconds"] = time.perf_counter() - start
+            if with_meters and (processes.is_main or parallel.is_sharded(config, world_size)):
+                numbers["meters"] = cheap_meters(config, model, dataset, dtype)
         return {"val_loss": numbers.pop("loss")} | numbers
 
     def stop_if_not_finite() -> None:
         """Ends the run if a step so far was bad. The weights are those from before it."""
         if (bad := int(bad_step)) >= 0:
-            whole = parallel.unsharded(model)
-            losses = (micro_loss(whole, config, dtype, bad, batch) for batch in next(read([bad])))
-            tensors = processes.from_all(first_bad_tensor(whole, losses))
+            losses = (micro_loss(model, config, dtype, bad, batch) for batch in next(read([bad])))
+            with parallel.readable(model):
+                tensors = processes.from_all(first_bad_tensor(model, losses))
             stop(bad, "the loss or its gradient is not finite", next(filter(None, tensors), None))
         if scaler.is_enabled() and scaler.get_scale() < 1:
             reason = "float16's loss scale fell below 1 and the gradient still overflows"
-            stop(step, reason, bad_weight(parallel.unsharded(model)))
+            stop(step, reason, bad_weight(model))
 
     def stop(bad_step: int, reason: str, tensor: str | None) -> NoReturn:
         """Logs and prints why and where the run ends, and exits with status 1."""
@@ -409,7 +409,8 @@ def train(
             elif not skip:
                 optimizer.step()
         scaler.update()
-        model.zero_grad(set_to_none=True)
+        # DDP's gradients stay views of its buckets
+        model.zero_grad(set_to_none=not isinstance(step_model, DistributedDataParallel))
 
         # log
         bar.update()

@@ -54,7 +54,8 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
         for block in model.blocks:
             hooks.enter_context(block.mixer.out_proj.register_forward_pre_hook(of_out_proj))
             hooks.enter_context(block.mixer.register_forward_hook(of_mixer))
-            hooks.enter_context(block.register_forward_hook(of_block))
+            # before FSDP's own, which lets go of the block's weights
+            hooks.enter_context(block.register_forward_hook(of_block, prepend=True))
         with autocast(inputs.device.type, dtype):
             model.features(inputs)
     return results

@@ -3,7 +3,6 @@
 The runs of several processes are made one after the other in the same processes (runs_in_turn.py).
 """
 
-import copy
 import dataclasses
 import json
 import re
@@ -30,6 +29,9 @@ UNGATED = dict(attention="mamba2", gate="none")
 MUON = dict(attention="gated_deltanet,softmax", optimizer="muon")
 NEW_GATE = dict(attention="mamba2", gate_activation="sigmoid2", new_lr_scale=10, dtype="bfloat16", meters=True)
 EVEN = dict(parallel="fsdp", n_embd=16, n_head=2, gate="none", gradient_accumulation_steps=2)
+DEEP = EVEN | dict(n_layer=8, max_iters=1, eval_interval=1)
+ROUNDED = ALL | dict(parallel="fsdp", dtype="bfloat16", max_iters=2, eval_interval=2)
+BAD = dict(parallel="fsdp", learning_rate=1e30, warmup_iters=0, grad_clip=0, log_interval=1)
 RUNS = dict(  # those of two processes
     ddp=ALL | dict(parallel="ddp"),
     fsdp=ALL | dict(parallel="fsdp"),
@@ -39,6 +41,11 @@ RUNS = dict(  # those of two processes
     new_gate=NEW_GATE | dict(parallel="fsdp"),
     even=EVEN,
     one_shard=EVEN | dict(shards=1),
+    deep=DEEP,
+    deep_rounded=DEEP | dict(dtype="bfloat16"),
+    rounded=ROUNDED,
+    exact=ROUNDED | dict(gather_dtype="float32"),
+    bad=BAD,
     solved=dict(stop_above=0, max_iters=50),
     goes_on=WHOLE | dict(parallel="fsdp", init_from="resume"),
 )
@@ -126,6 +133,22 @@ def test_a_gate_that_is_new_to_a_checkpoint_trains_the_same_in_shards_and_decays
     assert ours.tolist() == pytest.approx(theirs.tolist(), abs=1e-3)
 
 
+def test_weights_that_are_gathered_in_the_dtype_of_products_give_the_bits_of_those_in_float32(of_two, helpers):
+    rounded, exact = (helpers.metrics(of_two[0][name]["folder"]) for name in ("rounded", "exact"))
+    for event, *names in (("train", "loss", "grad_norm"), ("eval", "val_loss")):
+        ours, theirs = (
+            [[row[name] for name in names] for row in rows if row["event"] == event] for rows in (rounded, exact)
+        )
+        assert ours == theirs != []
+
+
+def test_the_first_bad_tensor_is_found_in_shards(of_two, helpers):
+    assert of_two[0]["bad"]["status"] == 1
+    assert re.search(
+        "error: .* is not finite at step 1, .* first bad tensor: gradient of blocks.1.mlp.down.weight", of_two[1]
+    )
+
+
 def test_all_ranks_end_where_the_run_is_solved(of_two, helpers):
     folder = of_two[0]["solved"]["folder"]
     rows, end = helpers.metrics(folder, "eval"), helpers.metrics(folder)[-1]
@@ -182,19 +205,6 @@ def test_blocks_that_are_computed_again_give_the_same_bits():
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-def test_a_whole_model_has_the_buffers_of_the_sharded_one():
-    model = GPT(GPTConfig(n_layer=2, n_embd=16, n_head=2, block_size=16, vocab_size=11))
-    for block in model.blocks:  # as in the mixer of the README
-        block.mixer.register_buffer("slope", torch.arange(3.0))
-        block.mixer.register_buffer("table", torch.arange(4.0), persistent=False)
-    model.unshard = None  # FSDP's
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallel, "GPT", lambda config: copy.deepcopy(model).to("meta"))
-        twin = parallel.unsharded(model)
-    assert twin is not model and not any(t.is_meta for t in [*twin.parameters(), *twin.buffers()])
-    assert twin.blocks[1].mixer.slope.tolist() == [0, 1, 2] and twin.blocks[1].mixer.table.tolist() == [0, 1, 2, 3]
-
-
 # -- What a process holds and sends ------------------------------------------------------------------------------------
 
 
@@ -210,7 +220,7 @@ def held(config, world_size):
     """What a process holds in a step, as docs/scale.md says."""
     weights, _, _ = sizes_of(config)
     if config.parallel == "ddp" or world_size == 1:
-        return {"parameters": weights, "gradients": min(2, world_size) * weights, "optimizer": 2 * weights}
+        return {"parameters": weights, "gradients": weights, "optimizer": 2 * weights}
     shard = weights / parallel.shards_of(config, world_size)
     gradients = weights if config.gradient_accumulation_steps > world_size else shard
     return {"parameters": shard, "gradients": gradients, "optimizer": 2 * shard}
@@ -235,7 +245,23 @@ def test_processes_hold_and_send_what_the_arithmetic_says(name, of_two):
     sent = collectives(config, 2)
     for seen in run["held"]:
         assert {collective: size for collective, size in seen.pop("sent").items() if size} == sent
-        assert seen == held(config, 2)
+        assert {name: seen[name] for name in ("parameters", "gradients", "optimizer")} == held(config, 2)
+
+
+def test_the_gradients_of_ddp_lie_in_its_buckets(of_two):
+    for seen in of_two[0]["ddp"]["held"]:
+        assert seen["blocks"] == 1 and seen["gradients"] == seen["parameters"]
+
+
+def test_an_evaluation_holds_two_blocks_whole_and_never_the_model(of_two):
+    """The block whose turn it is, and the buffer that it came in; in bfloat16 these are as large as one."""
+    config = train.TrainConfig(**checkpoints.load(of_two[0]["deep"]["folder"])["config"])
+    weights, shell, block = sizes_of(config)
+    matrices = sum(p.nbytes for p in memory.without_data(config).blocks[0].parameters() if p.dim() > 1)
+    held = {"deep": shell + 2 * block, "deep_rounded": shell + config.n_layer * (block - matrices) + matrices}
+    assert max(held.values()) < weights / 3
+    for name, expected in held.items():
+        assert [seen["evaluation"] for seen in of_two[0][name]["held"]] == [expected] * 2
 
 
 def test_unequal_shards_are_the_whole_together_and_micro_steps_gather_again(of_two):
