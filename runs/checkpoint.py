@@ -51,10 +51,13 @@ FIELDS = {
 }
 
 
-def save(path: Path | str, checkpoint: dict) -> None:
-    """torch.save with the format number, whole or not at all (files.write_whole). Raises UserError."""
+def save(path: Path | str, checkpoint: dict, also: Path | None = None) -> None:
+    """torch.save with the format number, whole or not at all, under two names at most (files.write_whole).
+
+    Raises UserError.
+    """
     try:
-        write_whole(path, lambda file: torch.save(checkpoint | {"format": FORMAT}, file))
+        write_whole(path, lambda file: torch.save(checkpoint | {"format": FORMAT}, file), also)
     except RuntimeError as error:  # torch's own, over the OSError of a full disk
         raise UserError(f"{path}: cannot be written ({error.__context__ or error})") from None
 

@@ -72,7 +72,7 @@ class OutDir:
                 add_row(self.board, row)
 
     def save(self, state: dict, is_best: bool = False) -> None:
-        """Writes best.pt if it is the best, and ckpt.pt last: it vouches for the others."""
+        """Writes ckpt.pt. If it is the best, the file is best.pt before it is ckpt.pt, which vouches for the others."""
         self.processes.on_main(self._save, state, is_best)
 
     # -- on rank 0 -----------------------------------------------------------------------------------------------------
@@ -119,8 +119,7 @@ class OutDir:
         os.fsync(self.metrics.fileno())  # the rows of all steps before this one are on the disk first
         if self.board is not None:
             self.board.flush()
-        for name in ("best.pt", "ckpt.pt") if is_best else ("ckpt.pt",):
-            checkpoints.save(self.path / name, state)
+        checkpoints.save(self.path / "ckpt.pt", state, also=self.path / "best.pt" if is_best else None)
 
 
 def code_of_the_project() -> list[str]:
