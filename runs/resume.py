@@ -19,7 +19,7 @@ from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import files
 from runs.outdir import code_sha256
-from runs.parallel import part_of
+from runs.parallel import part_of, rows_of
 
 # what a checkpoint must hold for --init_from=resume
 STATE = (
@@ -161,10 +161,14 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> Non
             for part, tensor in moments.items():
                 is_number = part == "step" or kind not in MOMENTS and tensor.shape == ()  # torch's NAdam has another
                 shape = () if is_number else tuple(parameter.shape)
-                if checkpoints.wrong_tensor(tensor) or tuple(tensor.shape) != shape:
+                if tuple(tensor.shape) != shape or checkpoints.wrong_tensor(rows_of(parameter, tensor)):
                     raise ValueError(f"its optimizer's {part} of {name} is no finite tensor of shape {shape}")
             if moments:
-                state[number] = {part: part_of(parameter, x) if x.ndim else x for part, x in moments.items()}
+                # what this process needs is copied: the tensors lie in the file
+                state[number] = {
+                    part: part_of(parameter, x).to(parameter.device, copy=True) if x.ndim else x.clone()
+                    for part, x in moments.items()
+                }
         # rates, betas and weight decay come from the config
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 

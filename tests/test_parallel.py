@@ -148,6 +148,13 @@ def test_a_run_that_two_processes_saved_in_shards_goes_on_in_one_and_the_other_w
         check_same_curve(of_two[0][name]["folder"], alone("whole", **WHOLE), helpers)
 
 
+def test_a_process_that_goes_on_copies_its_shard_of_the_checkpoint_and_maps_the_rest(of_two):
+    run = of_two[0]["goes_on"]
+    weights, _, _ = sizes_of(train.TrainConfig(**checkpoints.load(run["folder"])["config"]))
+    for (resumed,) in run["resumed"]:  # half of the weights and of the moments make 1.5
+        assert resumed["mapped"] == 1 and resumed["made"] < 2 * weights
+
+
 @pytest.mark.slow
 def test_four_processes_go_on_from_two_in_any_way(of_two, alone, start, helpers):
     """As two replicas of two shards, as four shards, of which two have no part of a vector of two, and under ddp."""
