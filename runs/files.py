@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import fcntl
+import hashlib
 import json
 import os
 import secrets
@@ -154,12 +155,21 @@ def write_whole(path: Path | str, write: Callable, also: Path | None = None) -> 
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
+    sync_folder(path.parent)  # the rename itself
+
+
+def sync_folder(path: Path) -> None:
     with contextlib.suppress(OSError):  # not every file system syncs a folder
-        folder = os.open(path.parent, os.O_RDONLY)
+        folder = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the rename itself
+            os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def sha256_of_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def temporary_of(path: Path) -> Path:
@@ -168,7 +178,7 @@ def temporary_of(path: Path) -> Path:
 
 
 def link_whole(file: Path, path: Path) -> None:
-    """Makes the path a hard link to the file, or a copy where the file system has no links. A kill leaves the old one."""
+    """Makes the path a hard link to the file, or a copy where the file system has none. A kill leaves the old."""
     temporary = temporary_of(path)
     try:
         os.link(file, temporary)

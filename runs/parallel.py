@@ -123,8 +123,10 @@ def gathered(tree: Any, is_main: bool) -> Any:
     return tensor.cpu() if is_main else None
 
 
-def rows_of(parameter: Any, tensor: torch.Tensor) -> torch.Tensor:
+def rows_of(parameter: Any, tensor: Any) -> torch.Tensor:
     """Of a whole tensor of the parameter's shape, a view of what this process holds of the parameter: all, or rows."""
+    if hasattr(tensor, "full_tensor"):  # a shard already
+        return tensor.to_local()
     for dim, placement in enumerate(getattr(parameter, "placements", ())):
         if placement.is_shard() and tensor.ndim:
             mesh = parameter.device_mesh
@@ -133,9 +135,9 @@ def rows_of(parameter: Any, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def part_of(parameter: Any, tensor: torch.Tensor) -> torch.Tensor:
+def part_of(parameter: Any, tensor: Any) -> torch.Tensor:
     """Of a whole tensor of the parameter's shape, what goes with the parameter: all, or this process's shard."""
-    if not hasattr(parameter, "full_tensor"):
+    if not hasattr(parameter, "full_tensor") or hasattr(tensor, "full_tensor"):
         return tensor.contiguous()
     from torch.distributed.tensor import DTensor
 
