@@ -11,6 +11,7 @@ A folder has a safetensors file for each process: torch.distributed.checkpoint w
 import dataclasses
 import math
 import re
+import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from configurator import UserError, is_of_memory, show
 from runs.files import sha256_of_file, sync_folder
 from runs.hardware import places_of_torchrun
 
+warnings.filterwarnings("ignore", "torch.distributed is disabled")  # in one process, or where each reads by itself
 FOLDERS = "ckpt"  # of an out_dir: the folders with shards
 NAME = re.compile(r"[0-9]+-[0-9a-f]{8}")  # of each of them: the step, and digits of its own
 
@@ -35,7 +37,7 @@ def save(folder: Path, tensors: dict[str, torch.Tensor], group: Any, then: Calla
             written = super().write_data(plan, planner).wait()
             names = {result.storage_data.relative_path for result in written}
             sums = {name: sha256_of_file(folder / name) for name in names}
-            done: Any = torch.futures.Future()
+            done = torch.futures.Future()
             done.set_result([dataclasses.replace(result, storage_data=sums) for result in written])
             return done
 
