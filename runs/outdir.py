@@ -62,15 +62,13 @@ class OutDir:
         return self
 
     def __exit__(self, kind=None, *error):
-        with contextlib.ExitStack() as after:
-            after.callback(self._close)
+        try:
             if kind in (None, SystemExit):  # all processes end together
                 self.wait()
-
-    def _close(self):
-        for file in filter(None, (self.board, self.metrics, self.lock)):
-            with contextlib.suppress(OSError):  # a full disk, which was reported
-                file.close()
+        finally:
+            for file in filter(None, (self.board, self.metrics, self.lock)):
+                with contextlib.suppress(OSError):  # a full disk, which was reported
+                    file.close()
 
     def start(self, about: dict, first_step: int) -> None:
         self.processes.on_main(self._start, about, first_step)
