@@ -107,8 +107,12 @@ def load(path: Path | str, mapped: bool = False, parts: Collection[str] = WEIGHT
         reason = WITHOUT_FORMAT if number is None else "take the version of the code that wrote it"
         raise UserError(f"{path}: its format is {show(number)}, and this version reads {FORMAT} alone: {reason}")
     if "shards" in checkpoint:
-        checkpoint["model"], moments = sharded.nested(sharded.read_whole(path, checkpoint["shards"], parts))
-        checkpoint["optimizer"] = checkpoint.get("optimizer", {}) | {"state": moments}
+
+        def whole(name, shape):
+            return torch.empty(shape) if name.split("/")[0] in parts else None
+
+        weights, moments = sharded.read(path, checkpoint["shards"], whole) if parts else ({}, {})
+        checkpoint |= {"model": weights, "optimizer": checkpoint.get("optimizer", {}) | {"state": moments}}
     check_tensors(checkpoint["model"], path)
     return checkpoint
 
@@ -157,6 +161,9 @@ def load_torch(path: Path, mapped: bool = False) -> Any:
     _, _, local_rank, local_size = places_of_torchrun()
     try:
         with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
+            mapped = mapped and not any(
+                record.compress_type for record in archive.filelist
+            )  # torch reads bytes as numbers
             archive.filelist = archive.filelist[local_rank::local_size]  # the processes of a machine share the work
             damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB
         if damaged is None:

@@ -177,15 +177,17 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> Non
 
 def read_shards(saved: dict, model: GPT, optimizers: list[torch.optim.Optimizer], file: Path) -> None:
     """Fills the model and the dict of a run that goes on with what this process holds of the tensors in shards."""
-    folder, parameters = sharded.folder_of(file, saved["shards"]), dict(sum(map(named_parameters, optimizers), []))
-    tensors = sharded.flat({"model": model.state_dict(), "optimizer": {"state": {}}})
-    for name, shape in sharded.shapes(folder, saved["shards"]["files"]).items():
-        if name.startswith("optimizer/"):
-            parameter = parameters.get(name.split("/")[1])
-            is_like = parameter is not None and parameter.shape == shape
-            tensors[name] = torch.empty_like(parameter).detach() if is_like else torch.empty(shape)
-    sharded.read(folder, tensors)
-    weights, saved["optimizer"]["state"] = sharded.nested(tensors)
+    ours = sharded.flat({"model": model.state_dict(), "optimizer": {"state": {}}})
+    parameters = dict(pair for optimizer in optimizers for pair in named_parameters(optimizer))
+
+    def tensor_for(name, shape):
+        parameter = parameters.get(name.split("/")[1])
+        like = torch.empty_like(parameter) if parameter is not None and parameter.shape == shape else torch.empty(shape)
+        return ours.get(name) if name.startswith("model/") else like
+
+    weights, saved["optimizer"]["state"] = sharded.read(file, saved["shards"], tensor_for)
+    if len(weights) != len(ours):
+        raise UserError(f"{file}: its shards have {len(weights)} of the model's {len(ours)} weights")
     checkpoints.check_tensors({name: rows_of(x, x) for name, x in weights.items()}, file)
 
 
@@ -196,15 +198,13 @@ def restore(
 
     The weights, too, where they are in shards. Raises UserError for wrong ones.
     """
+    if model is not None and "shards" in saved:
+        read_shards(saved, model, optimizers, Path(file))
     try:
-        if model is not None and "shards" in saved:
-            read_shards(saved, model, optimizers, Path(file))
         load_optimizers(optimizers, saved["optimizer"])
         if scaler is not None:
             scaler.load_state_dict(saved["scaler"])
             torch.set_rng_state(saved["rng"].cpu())
-    except UserError:
-        raise
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         if configurator.is_of_memory(error):
             raise

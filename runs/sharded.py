@@ -1,8 +1,8 @@
 """checkpoint=sharded: each process writes its part of the weights and moments, while the training goes on.
 
-    saving = save(folder, tensors, group, then)     # the tensors are in RAM when it returns
-    wait(saving)                                    # until all is written; raises what went wrong on any process
-    read(folder, tensors)                           # fills tensors, whole ones or shards of any number of processes
+    saving = save(folder, flat(checkpoint), group, then)    # the tensors are in RAM when it returns
+    wait(saving)                                            # until all is written
+    weights, moments = read(file, shards, tensor_for)       # whole, or as shards of any number of processes
 
 A folder has a safetensors file for each process: torch.distributed.checkpoint writes and reads them, without its
 .metadata, which is a pickle. All else is in ckpt.pt, with the folder's name and the SHA-256 of its files.
@@ -11,7 +11,7 @@ A folder has a safetensors file for each process: torch.distributed.checkpoint w
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,13 @@ from runs.hardware import places_of_torchrun
 warnings.filterwarnings("ignore", "torch.distributed is disabled")  # in one process, or where each reads by itself
 FOLDERS = "ckpt"  # of an out_dir: the folders with shards
 NAME = re.compile(r"[0-9]+-[0-9a-f]{8}")  # of each of them: the step, and digits of its own
+
+
+def flat(checkpoint: dict) -> dict[str, torch.Tensor]:
+    """{"model/NAME": weight, "optimizer/NAME/PART": moment} of a checkpoint."""
+    moments = checkpoint["optimizer"]["state"].items()
+    weights = {f"model/{name}": tensor.detach() for name, tensor in checkpoint["model"].items()}
+    return weights | {f"optimizer/{name}/{part}": x for name, parts in moments for part, x in parts.items()}
 
 
 def save(folder: Path, tensors: dict[str, torch.Tensor], group: Any, then: Callable[[dict], None]) -> Any:
@@ -59,17 +66,17 @@ def wait(saving: Any) -> None:
         raise UserError(str(first) if isinstance(first, UserError) else f"no checkpoint is written: {first}") from None
 
 
-def folder_of(file: Path, shards: dict) -> Path:
-    """The folder beside a ckpt.pt or best.pt. Raises UserError for a name that could lead elsewhere."""
+def read(file: Path, shards: dict, tensor_for: Callable[[str, torch.Size], torch.Tensor | None]) -> tuple[dict, dict]:
+    """(weights, {name of a parameter: its moments}) of the checkpoint in a ckpt.pt or best.pt.
+
+    tensor_for(name, shape): what to fill, a whole tensor or a shard, or None to leave it out. Raises UserError.
+    """
+    from torch.distributed.checkpoint import HuggingFaceStorageReader, load
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    folder, files = file.parent / FOLDERS / shards["folder"], shards["files"]
     if not NAME.fullmatch(shards["folder"]):
         raise UserError(f"{file}: {show(shards['folder'])} is no folder of shards")
-    return file.parent / FOLDERS / shards["folder"]
-
-
-def shapes(folder: Path, files: dict[str, str]) -> dict[str, torch.Size]:
-    """{name: shape} of the tensors in a folder. Raises UserError unless its files are those of the checkpoint."""
-    from torch.distributed.checkpoint import HuggingFaceStorageReader
-
     there = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
     if wrong := sorted(there ^ files.keys()):
         raise UserError(f"{folder}: {show(wrong[0])} is {'not of the checkpoint' if wrong[0] in there else 'missing'}")
@@ -77,54 +84,25 @@ def shapes(folder: Path, files: dict[str, str]) -> dict[str, torch.Size]:
     for name in sorted(files)[local_rank::local_size]:  # the processes of a machine share the work
         if sha256_of_file(folder / name) != files[name]:
             raise UserError(f"{folder / name}: damaged (its sha256 differs); use another checkpoint")
-    found = _named(folder, HuggingFaceStorageReader(str(folder)).read_metadata)
-    return {name: tensor.size for name, tensor in found.state_dict_metadata.items()}
-
-
-def read_whole(file: Path, shards: dict, parts: Collection[str]) -> dict[str, torch.Tensor]:
-    """The tensors of these parts, whole, of the checkpoint in a ckpt.pt. Raises UserError."""
-    folder = folder_of(file, shards)
-    found = shapes(folder, shards["files"]) if parts else {}
-    tensors = {name: torch.empty(shape) for name, shape in found.items() if name.split("/")[0] in parts}
-    read(folder, tensors)
-    return tensors
-
-
-def read(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Fills the tensors of these names: each process reads the rows that it has. Raises UserError."""
-    from torch.distributed.checkpoint import HuggingFaceStorageReader, load
-
-    _named(folder, lambda: load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True))
-
-
-def _named(folder, call):
-    """The call's result. What it raises becomes a UserError that names the folder."""
-    from torch.distributed.checkpoint.api import CheckpointException
-
+    reader: Any = HuggingFaceStorageReader(str(folder))
+    tensors = {}
     try:
-        return call()
+        for name, about in reader.read_metadata().state_dict_metadata.items():
+            if (tensor := tensor_for(name, about.size)) is not None:
+                tensors[name] = tensor
+        load(tensors, storage_reader=reader, no_dist=True)
     except (Exception, CheckpointException) as error:  # the second is no Exception
         if is_of_memory(error):
             raise
         causes = [cause for cause, _ in getattr(error, "failures", {}).values()]
         raise UserError(f"{folder}: cannot be read ({next(iter(causes), error)})") from None
-
-
-def flat(checkpoint: dict) -> dict[str, torch.Tensor]:
-    """{"model/NAME": weight, "optimizer/NAME/PART": moment} of a checkpoint."""
-    moments = checkpoint["optimizer"]["state"].items()
-    weights = {f"model/{name}": tensor.detach() for name, tensor in checkpoint["model"].items()}
-    return weights | {f"optimizer/{name}/{part}": x for name, parts in moments for part, x in parts.items()}
-
-
-def nested(tensors: dict[str, torch.Tensor]) -> tuple[dict, dict]:
-    """The other way: (weights, {name of a parameter: its moments})."""
-    weights, moments = {}, {}
+    weights: dict = {}
+    moments: dict = {}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition("/")
+        parameter, _, part = rest.rpartition("/")
         if kind == "model":
             weights[rest] = tensor
         else:
-            parameter, _, part = rest.rpartition("/")
             moments.setdefault(parameter, {})[part] = tensor
     return weights, moments
