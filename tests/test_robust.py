@@ -14,7 +14,7 @@ import train
 from data.tokenizer import get_tokenizer
 from data.writing import write_stream
 from runs import checkpoint as checkpoints
-from runs import files
+from runs import files, sharded
 
 ABOUT = dict(generator="tests", generator_version=1, parameters={}, seed=0, name="text")
 
@@ -90,18 +90,22 @@ def at_step_5(monkeypatch, call):
     monkeypatch.setattr(train, "learning_rate", calling)
 
 
-@pytest.mark.parametrize("what", ["ckpt.pt", "metrics.jsonl"])
+@pytest.mark.parametrize("what", ["ckpt.pt", "shards", "metrics.jsonl"])
 def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(what, run, tmp_path, monkeypatch, helpers):
-    whole, save = run("whole"), torch.save
+    whole, save, read = run("whole"), torch.save, sharded.sha256_of_file
+    form = "sharded" if what == "shards" else "whole"
     with monkeypatch.context() as patched:
         if what == "ckpt.pt":  # of step 8, when all of it is written
             patched.setattr(torch, "save", lambda state, file: (save(state, file), state["iter_num"] == 8 and refuse()))
             expected = "ckpt.pt: cannot be written (No space left on device)"
+        elif what == "shards":
+            patched.setattr(sharded, "sha256_of_file", lambda file: read(file) if "/8-" not in str(file) else refuse())
+            expected = "no checkpoint is written: [Errno 28] No space left on device"
         else:
             at_step_5(patched, lambda: patched.setattr(os, "fsync", refuse))
             expected = "No space left on device"
         with pytest.raises((configurator.UserError, OSError), match=re.escape(expected)):
-            run("out")
+            run("out", checkpoint=form)
     assert checkpoints.load(tmp_path / "out")["iter_num"] == 4
     run("out", init_from="resume")
     assert helpers.equal(*(checkpoints.load(out)["model"] for out in (tmp_path / "out", whole)))
