@@ -271,6 +271,11 @@ class TrainConfig(GPTConfig):
     )
     stop_above: float | None = key(None, "end the run after two evaluations in a row above this accuracy", at_least=0)
     eval_batch_size: int | None = key(None, "rows evaluated at once (None: what fits into a step's memory)", at_least=1)
+    checkpoint: str = key(
+        "whole",
+        "whole: ckpt.pt has all; sharded: each process writes its part of the tensors while the training goes on",
+        choices=("whole", "sharded"),
+    )
     log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
     logger: str = key("jsonl", "tensorboard: rows go to out_dir/tensorboard, too", choices=("jsonl", "tensorboard"))
     meters: bool = key(True, "measure gates, sinks and activations at every evaluation (docs/meters.md)")

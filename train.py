@@ -138,6 +138,9 @@ def make_model(config: TrainConfig, resumed: dict | None, source: dict | None) -
     """(the model that a run starts with, its parameters that the weights it started from lack, lines to print)"""
     model_config = GPTConfig(**model_args(config))
     torch.manual_seed(config.seed)
+    if resumed is not None and "shards" in resumed:
+        with memory.NoRandomStart():  # each process reads what it holds of the weights (runs/resume.py)
+            return GPT(model_config), resumed["new"], []
     if resumed is not None:
         model = build_model(model_config, resumed["model"], Path(config.out_dir) / "ckpt.pt")
         return model, resumed["new"], []
@@ -236,7 +239,7 @@ def train(
     first_step, saved_step, best_val_loss, seconds_before, eval_seconds = 0, None, math.inf, 0.0, 0.0
     run_id = processes.from_main(uuid.uuid4().hex)
     if resumed is not None:
-        restore(resumed, optimizers, out.path / "ckpt.pt", scaler)
+        restore(resumed, optimizers, out.path / "ckpt.pt", scaler, model)
         first_step = saved_step = resumed["iter_num"]
         best_val_loss, run_id = float(resumed["best_val_loss"]), resumed["run_id"]
         seconds_before, eval_seconds = float(resumed["seconds"]), float(resumed["eval_seconds"])
@@ -305,6 +308,7 @@ def train(
     def stop(bad_step: int, reason: str, tensor: str | None) -> NoReturn:
         """Logs and prints why and where the run ends, and exits with status 1."""
         out.log(event="stopped", step=bad_step)
+        out.wait()
         if processes.is_main:
             where = f"first bad tensor: {tensor}" if tensor else "all weights are still finite"
             saved = f"{out.path / 'ckpt.pt'} holds the last good step saved, {saved_step}"
@@ -363,9 +367,10 @@ def train(
                 "data": data,
                 "versions": versions(),
             }
-            out.save(parallel.gathered(checkpoint, processes.is_main), is_best)
+            out.save(checkpoint, is_best)
             saved_step, logged_at = step, (step, time.perf_counter())
         if signal_number:
+            out.wait()
             name = signal.Signals(signal_number).name
             if processes.is_main:
                 print(f"\n{name}: saved at step {step} of {config.max_iters}; --init_from=resume goes on from there")

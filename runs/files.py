@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -148,31 +149,59 @@ def write_text(path: Path | str, text: str) -> None:
     write_whole(path, lambda file: file.write(text.encode(errors="backslashreplace")))  # half a character is no UTF-8
 
 
-def write_whole(path: Path | str, write: Callable) -> None:
+def write_whole(path: Path | str, write: Callable, also: Path | None = None) -> None:
     """write(file) under a temporary name in the same folder, fsync, rename: a kill leaves the old file or the new one.
 
     A link at the path is replaced, and what it points to stays as it is. Raises UserError, and what `write` raises.
+    also: a second name that the file gets before it gets the first (link_whole).
     """
     path = Path(path)
-    # the name is cut, or it would be too long where that of `path` is not
-    temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")
+    temporary = temporary_of(path)
     with named_if_it_fails(path):
         try:
             with open(temporary, "xb") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
+            if also is not None:
+                link_whole(temporary, also)
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
+    sync_folder(path.parent)  # the rename itself
+
+
+def sync_folder(path: Path) -> None:
     with contextlib.suppress(OSError):  # not every file system syncs a folder
-        folder = os.open(path.parent, os.O_RDONLY)
+        folder = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the rename itself
+            os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def sha256_of_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def temporary_of(path: Path) -> Path:
+    # the name is cut, or it would be too long where that of `path` is not
+    return path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")
+
+
+def link_whole(file: Path, path: Path) -> None:
+    """Makes the path a hard link to the file, or a copy where the file system has none. A kill leaves the old."""
+    temporary = temporary_of(path)
+    try:
+        os.link(file, temporary)
+    except OSError:
+        with open(file, "rb") as source:
+            write_whole(path, lambda copy: shutil.copyfileobj(source, copy))
+    else:
+        os.replace(temporary, path)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -69,6 +69,8 @@ def share_out(model: GPT, config, processes: Processes, compiled: bool, dtype: s
         gather_dtype = dtype if config.gather_dtype == "auto" else config.gather_dtype
         shard(model, processes, shards_of(config, processes.world_size), gather_dtype)
         return model
+    for p in model.parameters():  # those of a run that goes on lie in its ckpt.pt, which a save replaces
+        p.data = p.data.to(processes.device, copy=True)
     model.to(processes.device)
     step_model: Any = torch.compile(model) if compiled and not by_block else model
     if processes.world_size == 1:
@@ -154,12 +156,25 @@ def gathered(tree: Any, is_main: bool) -> Any:
     return tensor.cpu() if is_main else None
 
 
-def part_of(parameter: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """Of a whole tensor of the parameter's shape, what goes with the parameter: all, or this process's shard."""
-    if not hasattr(parameter, "full_tensor"):
-        return tensor.contiguous()
-    from torch.distributed.tensor import distribute_tensor
+def rows_of(parameter: Any, tensor: Any) -> torch.Tensor:
+    """Of a whole tensor of the parameter's shape, a view of what this process holds of the parameter: all, or rows."""
+    if hasattr(tensor, "full_tensor"):  # a shard already
+        return tensor.to_local()
+    for dim, placement in enumerate(getattr(parameter, "placements", ())):
+        if placement.is_shard() and tensor.ndim:
+            mesh = parameter.device_mesh
+            rows = -(-tensor.shape[0] // mesh.size(dim))  # as fully_shard cuts, so that the last ones may have none
+            tensor = tensor[rows * mesh.get_local_rank(dim) :][:rows]
+    return tensor
 
-    # every process has read the same file: nothing has to be sent
-    where = parameter.device_mesh, parameter.placements
-    return distribute_tensor(tensor.to(parameter.device), *where, src_data_rank=None)
+
+def part_of(parameter: Any, tensor: Any) -> torch.Tensor:
+    """Of a whole tensor of the parameter's shape, what goes with the parameter: all, or this process's shard."""
+    if not hasattr(parameter, "full_tensor") or hasattr(tensor, "full_tensor"):
+        return tensor.contiguous()
+    from torch.distributed.tensor import DTensor
+
+    # every process has the same tensor: nothing has to be sent, and its rows alone go to the device
+    rows = rows_of(parameter, tensor).to(parameter.device).contiguous()
+    whole = dict(shape=parameter.shape, stride=parameter.stride())
+    return DTensor.from_local(rows, parameter.device_mesh, parameter.placements, run_check=False, **whole)

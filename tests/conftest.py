@@ -49,6 +49,16 @@ def wait_until(condition, is_alive=lambda: True):
         time.sleep(0.01)
 
 
+class Malicious:
+    """What makes a folder when it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
 class Helpers:
     tiny = TINY
 

@@ -4,9 +4,11 @@ runs_in_turn.py JSON, a list of the words of each command line. Rank 0 prints a 
 status, and what every process held after its first step, {"parameters": bytes, ..., "sent": {collective: bytes}};
 the number of memory blocks that gradients lie in after the last one, {"blocks": n}; the dtypes of A_log in the forward
 pass, {"A_log": [dtype]}, where mixers have one; the bytes of whole weights and of the buffers that they arrived in, the
-most in a block's turn of an evaluation, {"evaluation": bytes}.
+most in a block's turn of an evaluation, {"evaluation": bytes}. "resumed" has the most bytes of tensors that each process had
+at once until it had the weights and moments of its checkpoint, {"mapped", "made"}.
 """
 
+import itertools
 import json
 import os
 import sys
@@ -87,7 +89,27 @@ def first_loss(model, config, dtype, step, batch):
     return micro_loss(model, config, dtype, step, batch)
 
 
+def bytes_until_restored(words):
+    """Starts to count; train.restore ends it."""
+    if "--init_from=resume" in words:
+        MEMORY.append(torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True))
+        MEMORY[0].start()
+
+
+def restore_and_count(saved, optimizers, file, *rest):
+    restore(saved, optimizers, file, *rest)
+    counting = MEMORY.pop()
+    counting.stop()
+    events = counting.profiler.kineto_results.events()
+    sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
+    mapped = os.path.getsize(file)
+    RESUMED.append({"mapped": sizes.count(mapped), "made": max(itertools.accumulate(sizes)) - mapped})
+
+
 FOUND: list = []
+MEMORY: list = []
+RESUMED: list = []
+restore, train.restore = train.restore, restore_and_count
 make_optimizers, micro_loss = train.make_optimizers, train.micro_loss
 train.make_optimizers = lambda model, *args: watch(model, make_optimizers(model, *args))
 train.micro_loss = first_loss
@@ -98,12 +120,15 @@ for collective in ("all_gather", "reduce_scatter", "all_reduce"):
 with Processes("cpu", 1) as processes:
     for words in json.loads(sys.argv[1]):
         FOUND.clear()
+        RESUMED.clear()
         status = 0
+        bytes_until_restored(words)
         try:
             config, *rest = where_to_start(configurator.load(train.TrainConfig, words))
             train.run(config, processes, *rest)
         except SystemExit as ended:
             status = ended.code
         every = processes.from_all(FOUND[0] if FOUND else None)
+        resumed = processes.from_all(RESUMED[:1])
         if processes.is_main:
-            print("run " + json.dumps({"status": status, "held": every}), flush=True)
+            print("run " + json.dumps({"status": status, "held": every, "resumed": resumed}), flush=True)

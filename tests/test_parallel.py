@@ -5,16 +5,18 @@ The runs of several processes are made one after the other in the same processes
 
 import dataclasses
 import json
+import pickle
 import re
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, Malicious, wait_until
 
+import export
 import train
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
-from runs import memory, parallel
+from runs import memory, parallel, sharded
 from runs.hardware import autocast
 
 # three heads: two processes hold unequal parts of A_log. Two micro-steps for each process, with other numbers of labels
@@ -37,7 +39,7 @@ RUNS = dict(  # those of two processes
     fsdp=ALL | dict(parallel="fsdp"),
     ddp_muon=MUON | dict(parallel="ddp"),
     fsdp_muon=MUON | dict(parallel="fsdp"),
-    half=HALF | dict(parallel="fsdp", activation_checkpointing=True),
+    half=HALF | dict(parallel="fsdp", activation_checkpointing=True, checkpoint="sharded"),
     new_gate=NEW_GATE | dict(parallel="fsdp"),
     even=EVEN,
     one_shard=EVEN | dict(shards=1),
@@ -48,6 +50,7 @@ RUNS = dict(  # those of two processes
     bad=BAD,
     solved=dict(stop_above=0, max_iters=50),
     goes_on=WHOLE | dict(parallel="fsdp", init_from="resume"),
+    sharded=MUON | dict(parallel="fsdp", checkpoint="sharded"),
 )
 
 
@@ -171,16 +174,90 @@ def test_a_run_that_two_processes_saved_in_shards_goes_on_in_one_and_the_other_w
         check_same_curve(of_two[0][name]["folder"], alone("whole", **WHOLE), helpers)
 
 
+def test_a_process_that_goes_on_copies_its_shard_of_the_checkpoint_and_maps_the_rest(of_two):
+    run = of_two[0]["goes_on"]
+    weights, _, _ = sizes_of(train.TrainConfig(**checkpoints.load(run["folder"])["config"]))
+    for (resumed,) in run["resumed"]:  # half of the weights and of the moments make 1.5
+        assert resumed["mapped"] == 1 and resumed["made"] < 2 * weights
+
+
 @pytest.mark.slow
 def test_four_processes_go_on_from_two_in_any_way(of_two, alone, start, helpers):
     """As two replicas of two shards, as four shards, of which two have no part of a vector of two, and under ddp."""
     for way in (dict(parallel="fsdp", shards=2), dict(parallel="fsdp"), dict(parallel="ddp")):
         name = f"four {way}"
         half = start(name, **HALF, **way)
-        two, _ = runs_in_turn([half | dict(parallel="fsdp", shards=0)], helpers)
+        two, _ = runs_in_turn([half | dict(parallel="fsdp", shards=0, checkpoint="sharded")], helpers)
         four, _ = runs_in_turn([start(name, **WHOLE, **way, init_from="resume")], helpers, processes=4)
         assert two[0]["status"] == four[0]["status"] == 0
         check_same_curve(half["out_dir"], alone("whole", **WHOLE), helpers)
+
+
+# -- checkpoint=sharded ------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_in_shards_is_the_whole_one_and_export_makes_one_file_of_it(of_two, tmp_path, helpers):
+    ours, theirs = (of_two[0][name]["folder"] for name in ("sharded", "fsdp_muon"))
+    (folder,) = (ours / "ckpt").iterdir()
+    assert [file.suffix for file in folder.iterdir()] == [".safetensors"] * 2 and (
+        ours / "ckpt.pt"
+    ).stat().st_size < 3e4
+    export.main(helpers.words(checkpoint=ours, whole=tmp_path / "whole.pt"))
+    for path in (tmp_path / "whole.pt", ours):
+        a, b = checkpoints.load(path, parts=checkpoints.ALL), checkpoints.load(theirs)
+        assert form(dict(a["model"])) == form(dict(b["model"])) and form(a["optimizer"]) == form(b["optimizer"])
+        assert helpers.equal(a["model"], b["model"]) and helpers.equal(a["optimizer"], b["optimizer"])
+    message = helpers.error_of(export.main, helpers.words(checkpoint=ours, whole=tmp_path / "whole.pt"))
+    assert message.endswith("is there already; name another file, or add --overwrite=true")
+
+
+@pytest.mark.parametrize("what", ["a pickle", "a bit", "no file", "a name"])
+def test_a_folder_of_shards_with_code_or_damage_is_refused_and_nothing_runs(what, run, tmp_path, helpers):
+    out = run("out", max_iters=1, checkpoint="sharded")
+    (file,) = (out / "ckpt").glob("*/*")
+    if what == "a pickle":  # where torch.distributed.checkpoint has its own
+        (file.parent / ".metadata").write_bytes(pickle.dumps(Malicious(tmp_path / "made")))
+        expected = "'.metadata' is not of the checkpoint"
+    elif what == "a bit":
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+        expected = "damaged (its sha256 differs)"
+    elif what == "no file":
+        file.unlink()
+        expected = "is missing"
+    else:
+        pointer = torch.load(out / "ckpt.pt")
+        torch.save(pointer | {"shards": pointer["shards"] | {"folder": "../.."}}, out / "ckpt.pt")
+        expected = "'../..' is no folder of shards"
+    for call in (
+        lambda: checkpoints.load_model(out),
+        lambda: run("out", init_from="resume", max_iters=2),
+        lambda: run("other", init_from=out, keep_moments=True),
+    ):
+        assert expected in helpers.error_of(call)
+    assert not (tmp_path / "made").exists()
+
+
+def test_training_goes_on_while_shards_are_written_and_best_keeps_its_own(run, tmp_path, monkeypatch, helpers):
+    written, sha256_of_file, out = [], sharded.sha256_of_file, tmp_path / "out"
+
+    def slow(file):  # until two more steps are done
+        step = int(file.parent.name.split("-")[0])
+        wait_until(lambda: helpers.metrics(out)[-1]["step"] >= min(step + 1, 7))
+        written.append((step, helpers.metrics(out)[-1]["step"], (out / "ckpt.pt").is_file()))
+        return sha256_of_file(file)
+
+    monkeypatch.setattr(sharded, "sha256_of_file", slow)
+    monkeypatch.setattr(train, "evaluate", lambda *words, **keys: {"loss": next(losses), "accuracy": 0.0, "labels": 1})
+    losses = iter((3.0, 1.0, 2.0, 2.0))  # the last one is of all rows, at the end
+    run("out", checkpoint="sharded", eval_interval=4, max_iters=8, gate="elementwise", meters=False)
+    assert [row[0] for row in written] == [0, 4, 8] and written[0][1] >= 1 and not written[0][2]
+    monkeypatch.undo()
+    assert sorted(folder.name.split("-")[0] for folder in (out / "ckpt").iterdir()) == ["4", "8"]
+    assert [checkpoints.load(out / name)["iter_num"] for name in ("best.pt", "ckpt.pt")] == [4, 8]
+    run("out", overwrite=True, max_iters=1)
+    assert not list((out / "ckpt").iterdir()) and checkpoints.load(out)["iter_num"] == 1
 
 
 # -- activation_checkpointing ------------------------------------------------------------------------------------------
