@@ -200,6 +200,7 @@ from rules import wrong_field
 from runs.outdir import write_text
 from study import claims, curves, ranks, report
 from study.arms import NAMES, WEIGHTS, all_arms, all_claims, arms_named, check_named, with_base
+from study.page import write_page
 from study.plan import Plan, choose_rates, name_of, runs_of, steps_of, unknown_runs
 from study.rows import read_rows, text_of
 from study.runner import gpus_of, jobs_of, lock, run_all, script_of
@@ -258,7 +259,7 @@ def main(argv: list[str]) -> None:
         else:
             (out_dir / "claims.json").unlink(missing_ok=True)
         shown: list = [claims.claims_table(judged), *figures, *report.parts(config, rows)]
-        page = report.write_page(out_dir / "report.html", shown)
+        page = write_page(out_dir / "report.html", shown)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
 
 

@@ -8,7 +8,7 @@
     python plot.py out/meters.json   several checkpoints of meters.py: an attention map of each, side by side
     python plot.py out --html=true   also out/page.html, a text token by token, of the checkpoint (study/token_page.py)
 
-Here are the figures of runs. study/report.py draws those of experiments, study/overview.py those of claims.
+Here are the figures of runs. study/report.py draws those of experiments, study/forests.py those of claims.
 """
 
 from dataclasses import dataclass
@@ -32,9 +32,9 @@ import functools
 import itertools
 import math
 import os
-import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import fmean, median
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -43,8 +43,8 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from configurator import UserError
 from runs.files import read_json, read_jsonl
-from study import overview, report
-from study.drawing import COLOURS, SPARE_COLOURS, drawable, dress, legend_of, mean, mixer_colours, write
+from study import forests, report
+from study.drawing import COLOURS, SPARE_COLOURS, drawable, dress, legend_of, mixer_colours, write
 from study.rows import read_rows
 from study.token_page import write_page
 
@@ -70,12 +70,12 @@ def draw(folder: Path) -> list:
     """Draws the figures of what the folder or the file holds. Returns their paths; raises UserError."""
     if folder.suffix == ".json" and not os.path.isdir(folder):
         return draw_maps(folder)
-    if os.path.isdir(folder) and any(folder.glob("rows*.jsonl")):
+    if os.path.isfile(folder / "rows.jsonl"):
         return draw_experiment(folder)
     if os.path.isfile(folder / "metrics.jsonl") or os.path.isfile(folder / "meters.json"):
         return [page(folder)]
     if os.path.isdir(folder) and any(folder.glob("*/claims.json")):
-        return overview.draw(folder)
+        return forests.draw(folder)
     raise UserError(f"{folder}: has no metrics.jsonl (a run), rows.jsonl (an experiment) or */claims.json (several)")
 
 
@@ -126,7 +126,7 @@ def seconds_a_step(folder: Path, metrics: list[dict]) -> float:
     speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
     if not speeds or not os.path.isfile(folder / "config.json"):
         return math.nan
-    return read_json(folder / "config.json")["tokens_per_step"] / statistics.median(speeds)
+    return read_json(folder / "config.json")["tokens_per_step"] / median(speeds)
 
 
 def draw_maps(file: Path) -> list:
@@ -267,22 +267,22 @@ def loss_panel(axes: plt.Axes, metrics: list[dict]) -> None:
 def gate_panel(axes: plt.Axes, meters: dict) -> None:
     """The distribution of the gate's values: an image with a row per layer and position."""
     gates = [(i, *item) for i, layer in enumerate(meters["layers"]) for item in layer["gates"].items()]
-    spread = [[100 * mean(column) for column in zip(*gate["histogram"], strict=True)] for _, _, gate in gates]
+    spread = [[100 * fmean(column) for column in zip(*gate["histogram"], strict=True)] for _, _, gate in gates]
     has_more = any(row[-1] for row in spread)  # the last bin: values above 1
     n, y = len(spread[0]) - (not has_more), [i + 0.5 for i in range(len(gates))]
     image = axes.imshow([row[:n] for row in spread], aspect="auto", cmap="cividis", extent=(0, n / 20, len(gates), 0))
     axes.figure.colorbar(image, ax=axes, label="share of the values (%)")
     axes.set_yticks(few(y), few(f"{i} {position}" for i, position, _ in gates))
-    centre = [mean(gate["mean"]) for _, _, gate in gates]
+    centre = [fmean(gate["mean"]) for _, _, gate in gates]
     axes.plot(centre, y, "o", color="white", markeredgecolor="black")
-    small = mean(share for _, _, gate in gates for share in gate["below_0.1"])
+    small = fmean(share for _, _, gate in gates for share in gate["below_0.1"])
     value = "gate value, absolute (dot: mean, last: above 1)" if has_more else "gate value (dot: mean)"
     axes.set(xlabel=value, ylabel="layer", title=f"Gate: {small:.0%} of the values are under 0.1")
 
 
 def of_heads(layers: dict[int, dict], name: str) -> list[tuple]:
     """[(layer, mean over its heads in per cent)] of a number of the sink."""
-    return [(i, 100 * mean(layer["sink"][name])) for i, layer in layers.items()]
+    return [(i, 100 * fmean(layer["sink"][name])) for i, layer in layers.items()]
 
 
 def sink_panel(axes: plt.Axes, meters: dict) -> None:

@@ -7,7 +7,6 @@ import importlib
 import math
 import statistics
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import configurator
 from configurator import UserError
@@ -197,23 +196,16 @@ def ends_of_the_scale(config, arms: dict[str, list[dict]]) -> list[str]:
     return words + (["floor: all arms are at chance"] if max(places) < BOTTOM else [])
 
 
-def made_by(row: dict, name: str) -> Any:
-    """The "code", "dtype", "device" or "threads" that made a row; None where an older row does not hold it. The commit
-    stands in for a hash of the code that the numbers depend on."""
-    if name == "code":
-        return row.get("code_sha256") or row.get("git_commit")
-    value = row.get(name) or row["config"].get(name)
-    return None if value in ("auto", 0) else value
-
-
 def unlike_pairs(arms: dict[str, list[dict]]) -> list[str]:
-    """What differs between the runs of a seed besides their keys: commit, dtype, device, threads."""
+    """What differs between the runs of a seed besides their keys: commit, dtype, device, threads. The commits may
+    differ where a hash of the code that the numbers depend on does not. Older rows do not hold all of them."""
     by_seed, words = {}, []
     for row in (row for rows in arms.values() for row in rows):
-        by_seed.setdefault(row["seed"], []).append(row)
-    for name, word in {"code": "commits", "dtype": "dtypes", "device": "devices", "threads": "threads"}.items():
-        # the commits may differ where a hash of the code that the numbers depend on does not
-        n = sum(len({made_by(row, name) for row in rows} - {None}) > 1 for rows in by_seed.values())
+        made = {name: row.get(name) or row["config"].get(name) for name in ("dtype", "device", "threads")}
+        made["commit"] = row.get("code_sha256") or row.get("git_commit")
+        by_seed.setdefault(row["seed"], []).append(made)
+    for name, word in {"commit": "commits", "dtype": "dtypes", "device": "devices", "threads": "threads"}.items():
+        n = sum(len({made[name] for made in runs} - {None, "auto", 0}) > 1 for runs in by_seed.values())
         words += [f"mixed {word} within {n} of {len(by_seed)} seeds"] if n else []
     return words
 
@@ -239,17 +231,13 @@ def doubts(choices: list[dict]) -> list[str]:
 
 def unit_of(claim: dict) -> str:
     """The unit that a claim's numbers are shown in, one of UNITS."""
-    of, what = claim["of"], measured(claim)
+    of = claim["of"]
+    what = next((word for word in of if word in UNIT_OF), None)
     if of[0] == "log_steps" and abs(sum(claim["weights"].values())) > 1e-9:
         return "steps"
     if what is None and of[0] == "meters":
         return "of the residual stream" if of[-1] == "effective" else "%" if SHARES & set(of) else AS_IT_IS
     return "ratio" if of[0] == "log" else UNIT_OF.get(what, AS_IT_IS)
-
-
-def measured(claim: dict) -> str | None:
-    """The name of what a claim is about, if it is one that is better high or low."""
-    return next((word for word in claim["of"] if word in UNIT_OF), None)
 
 
 def number_shown(claim: dict) -> Callable[..., str]:

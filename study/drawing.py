@@ -59,18 +59,28 @@ def curve_panels(
     has_bands: bool = True,
     finish: Callable[[plt.Axes, str], object] = lambda axes, title: None,
 ) -> Path:
-    """Draws a panel per title: a thin line per seed, a thick one at their mean, with its interval if has_bands. Returns
-    the path.
+    """Draws a panel per title: a thin line per seed and a thick one at their mean, from three seeds on with a band, its
+    95% interval, if has_bands. Returns the path.
+
+    A curve that ends before the others keeps its last value, as that of a run that was stopped when it had solved the
+    task. Where a curve has no finite value the mean has a gap: one of the others would look better than the arm is.
 
     panels: {title: {label: [curve of a seed, [(x, y), ...], ...]}}; looks: {label: matplotlib's keys of its lines}.
     finish: called with each panel and its title, for what one figure alone has.
     """
     figure, grid = panel_grid(len(panels), columns, size, sharex=True, sharey=sharey)
     for axes, (title, curves_of) in zip(grid.flat, panels.items(), strict=False):
-        for label, curves in curves_of.items():
+        for label, curves in ((label, curves) for label, curves in curves_of.items() if curves):
             for curve in curves:
                 axes.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **looks[label])
-            mean_lines(axes, curves, has_bands, linewidth=1.8, label=label, **looks[label])
+            steps = sorted({step for curve in curves for step, _ in curve})
+            values = np.array([[at(curve, step) for curve in curves] for step in steps], dtype=float)  # (steps, seeds)
+            means = values.mean(1)
+            axes.plot(steps, means, linewidth=1.8, label=label, **looks[label])
+            if has_bands and len(curves) >= FEWEST_FOR_AN_INTERVAL:
+                bounds = np.array([interval(of_step) for of_step in values.tolist()], dtype=float).T
+                ends = np.where(np.isnan(bounds), means, bounds)  # NaN: identical values
+                axes.fill_between(steps, *ends, color=looks[label].get("color"), alpha=0.15, linewidth=0)
         axes.set_title(title, fontsize=9)
         axes.tick_params(labelbottom=True, labelleft=True)  # the panels below and to the left may be none
         finish(axes, title)
@@ -95,33 +105,9 @@ def panel_grid(n: int, columns: int, size: tuple[float, float], **look):
     return figure, grid
 
 
-def mean_lines(axes: plt.Axes, curves: Iterable[list], has_band: bool = True, **look) -> None:
-    """The mean of the seeds' curves, [[step, value], ...] each, and from three seeds on its 95% interval, as a band.
-
-    A curve that ends before the others keeps its last value, as that of a run that was stopped when it had solved the
-    task. Where a curve has no finite value the line has a gap: a mean of the others would look better than the arm is.
-    """
-    curves = [list(curve) for curve in curves]
-    if not curves:
-        return
-    steps = sorted({step for curve in curves for step, _ in curve})
-    values = np.array([[at(curve, step) for curve in curves] for step in steps], dtype=float)  # (steps, seeds)
-    means = values.mean(1)
-    axes.plot(steps, means, **look)
-    if has_band and len(curves) >= FEWEST_FOR_AN_INTERVAL:
-        lows, highs = np.array([interval(of_step) for of_step in values.tolist()], dtype=float).T  # NaN: identical ones
-        ends = [np.where(np.isnan(side), means, side) for side in (lows, highs)]
-        axes.fill_between(steps, *ends, color=look.get("color"), alpha=0.15, linewidth=0)
-
-
 def at(curve: list, step: float) -> float | None:
     """The value of a curve at a step, or the last one before it."""
     return next((value for moment, value in reversed(curve) if moment <= step), None)
-
-
-def mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return sum(values) / len(values)
 
 
 def is_finite(value: float | None) -> bool:
@@ -132,14 +118,6 @@ def interval(values: list[float]) -> tuple[float | None, float | None]:
     """The ends of the 95% interval of the seeds' mean, as figures draw it: from three seeds on. With two it would reach
     13 standard errors to each side."""
     return stats.interval(values) if len(values) >= FEWEST_FOR_AN_INTERVAL else (None, None)
-
-
-def log_axis(axes: plt.Axes, values: Iterable[float]) -> None:
-    """Makes x logarithmic, with a tick at each value. Its own ticks would be formulas, which are not parsed."""
-    values = sorted(set(values))
-    axes.set_xscale("log")
-    axes.set_xticks(values, [f"{value:,.2g}" if value < 1 else f"{value:,}" for value in values], fontsize=7)
-    axes.minorticks_off()
 
 
 def ratio_axis(axes: plt.Axes) -> None:

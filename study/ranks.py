@@ -53,11 +53,9 @@ def records(config, rows: list[dict]) -> list[dict]:
             continue
         values = np.array([[by_seed[seed] for by_seed in by_arm] for seed in seeds])  # (seeds, arms)
         rho = float(spearman(values.mean(0), published))
-        numbers = {"of_means": rho, "low": math.nan, "high": math.nan}
-        if len(seeds) > 1 and math.isfinite(rho):
-            numbers["low"], numbers["high"] = interval(values, published)
+        low, high = interval(values, published) if len(seeds) > 1 and math.isfinite(rho) else (math.nan, math.nan)
         record["seeds"] = {str(s): shown(value) for s, value in zip(seeds, spearman(values, published), strict=True)}
-        record |= {name: shown(value) for name, value in numbers.items()}
+        record |= {"of_means": shown(rho), "low": shown(low), "high": shown(high)}
         orders = np.random.default_rng(0).permuted(np.tile(np.arange(len(order)), (ORDERS, 1)), axis=1)
         at_least = int((spearman(orders, published) >= rho - 1e-9).sum())
         record["p"] = (1 + at_least) / (1 + ORDERS) if math.isfinite(rho) else None

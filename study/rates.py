@@ -4,7 +4,7 @@ import itertools
 import math
 from pathlib import Path
 
-from study.drawing import arm_looks, curve_panels, is_finite, log_axis
+from study.drawing import arm_looks, curve_panels, is_finite
 from study.plan import rates_of
 from study.rows import mixer_of, number, variant_of
 
@@ -63,7 +63,7 @@ def windows(metric: str, ends_of: dict[str, dict[str, dict[float, list[float]]]]
     """
     scale = 100 if metric == "accuracy" else 1
     looks = arm_looks(arm for arms in ends_of.values() for arm in arms)
-    tried = {rate for arms in ends_of.values() for by_rate in arms.values() for rate in by_rate}
+    tried = sorted({rate for arms in ends_of.values() for by_rate in arms.values() for rate in by_rate})
 
     def curves(by_rate):  # a curve per seed; a run that is still to come leaves a gap, too
         by_seed = itertools.zip_longest(*by_rate.values(), fillvalue=math.nan)
@@ -74,7 +74,9 @@ def windows(metric: str, ends_of: dict[str, dict[str, dict[float, list[float]]]]
             lost = [rate for rate, ends in by_rate.items() if not all(map(is_finite, ends))]
             look = dict(color=looks[arm]["color"], transform=axes.get_xaxis_transform())
             axes.plot(lost, [0.97 - 0.03 * i] * len(lost), "x", **look)
-        log_axis(axes, tried)
+        axes.set_xscale("log")
+        axes.set_xticks(tried, [f"{rate:,.2g}" for rate in tried], fontsize=7)  # its own ticks would be formulas
+        axes.minorticks_off()
 
     panels = {title: {arm: curves(by_rate) for arm, by_rate in arms.items()} for title, arms in ends_of.items()}
     what = "accuracy at the end (%)" if metric == "accuracy" else "loss at the end (nats a token)"

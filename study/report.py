@@ -9,14 +9,12 @@ that need no config.
 import itertools
 import math
 import statistics
-from collections.abc import Iterable
 from pathlib import Path
 
 from configurator import UserError
-from runs.outdir import write_text
-from study import claims, curves, gains, mixers, overview, ranks, rates, sinks, stats
+from study import claims, curves, forests, gains, ranks, rates, sinks, stats
 from study.drawing import arm_looks, curve_panels, is_finite, mixer_colours
-from study.page import Table, page
+from study.page import Table
 from study.rows import mixer_of, number, variant_of
 
 
@@ -71,21 +69,21 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
     rows = sorted(rows, key=lambda row: (row["arm"], row["seed"]))  # the order in which runs ended is not shown
     if any(row.get("sinks") for row in rows):
         return sinks.figures(rows, folder)
-    drawn = [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
+    drawn = [metric_curves(rows, folder / f"{rows[0]['metric']}.png")]
     if any(row.get("loss_curve") for row in rows) and gains.gains(rows):
         drawn.append(gains.by_step(rows, folder / "gain.png"))
-    if rows[0].get("metric") == "accuracy" and (panels := by_state(rows)):
+    if rows[0]["metric"] == "accuracy" and (panels := by_state(rows)):
         drawn.append(accuracy_by_state(panels, folder / "state.png"))
     return drawn
 
 
 def figures_of_claims(config, rows: list[dict], judged: list[dict], choices: list[dict], folder: Path) -> list[Path]:
     """Draws what needs the config besides the rows: its claims, and the runs that chose the learning rates."""
-    drawn, records = [], list(map(claims.record, judged))
-    if any(map(overview.has_run, records)):
-        drawn.append(overview.forest(records, folder / "claims.png"))
-    if len(set(map(mixer_of, rows))) > 1 and mixers.pairs_of(judged, rows):
-        drawn.append(mixers.forest(judged, rows, folder / "mixers.png"))
+    drawn = []
+    if records := list(filter(forests.has_run, map(claims.record, judged))):
+        drawn.append(forests.of_claims(records, folder / "claims.png"))
+    if len(set(map(mixer_of, rows))) > 1 and (pairs := forests.pairs_of(judged, rows)):
+        drawn.append(forests.of_mixers(pairs, rows, folder / "mixers.png"))
     if first_runs := rates.windows_of(config, choices):
         drawn.append(rates.windows(config.metric, first_runs, folder / "windows.png"))
     return drawn
@@ -93,7 +91,7 @@ def figures_of_claims(config, rows: list[dict], judged: list[dict], choices: lis
 
 def metric_curves(rows: list[dict], path: Path) -> Path:
     """Draws the metric against the step: a panel per mixer, a colour per kind of arm, every seed. Returns the path."""
-    is_accuracy = rows[0].get("metric", "accuracy") == "accuracy"
+    is_accuracy = rows[0]["metric"] == "accuracy"
     panels, looks = {}, arm_looks(map(variant_of, rows))
     for row in rows:
         panels.setdefault(mixer_of(row), {}).setdefault(variant_of(row), []).append(curve_of(row))
@@ -129,10 +127,8 @@ def by_state(rows: list[dict]) -> dict[str, dict[str, list]]:
 
 
 def accuracy_by_state(panels: dict[str, dict[str, list]], path: Path) -> Path:
-    """Draws what by_state returns: a panel per kind, a colour per mixer, every seed. Returns the path.
-
-    Readers of "Zoology" (Arora et al. 2023) know this figure.
-    """
+    """Draws what by_state returns, as in "Zoology" (Arora et al. 2023): a panel per kind, a colour per mixer, every
+    seed. Returns the path."""
     names = itertools.chain.from_iterable(panels.values())
     looks = {name: dict(color=colour, marker=".") for name, colour in mixer_colours(names).items()}
 
@@ -147,12 +143,5 @@ def accuracy_by_state(panels: dict[str, dict[str, list]], path: Path) -> Path:
 
 def curve_of(row: dict) -> list[tuple]:
     """[(step, the metric)], accuracy in per cent; NaN where it was not finite, and behind the end of such a run."""
-    scale = 100 if row.get("metric", "accuracy") == "accuracy" else 1
-    end = [] if row.get("finite", True) else [(row["curve"][-1][0] + 1, math.nan)]
-    return [(step, math.nan if value is None else scale * value) for step, value in row["curve"]] + end
-
-
-def write_page(path: Path, parts: Iterable[str | Table | Path]) -> Path:
-    """Writes figures, tables and texts as one HTML file that needs no other. Returns its path."""
-    write_text(path, page(path.parent.resolve().name, filter(None, parts)))
-    return path
+    scale, end = 100 if row["metric"] == "accuracy" else 1, row["curve"][-1][0] + 1
+    return [(step, scale * number(value)) for step, value in row["curve"]] + [(end, math.nan)] * (not row["finite"])

@@ -18,7 +18,7 @@ from configurator import UserError
 from rules import wrong_field
 from runs.files import read_jsonl
 
-RUN = ("arm", "setting", "seed", "purpose", "config", "data", "init_from")  # what identifies a run; setting: retired
+RUN = ("arm", "seed", "purpose", "config", "data", "init_from")  # what identifies a run
 
 # what the fields of a row may be, as rules of rules.wrong_field
 TEXT, DICT, MANY = (str, 0, 999), (dict, 0, 9999), 1 << 20
@@ -27,8 +27,8 @@ TEXT_OR_NONE, SECONDS = (*TEXT, None), (float, 0, 1e12)
 LENGTH = {"block_size": COUNT, "loss?": NUMBER, "by_position?": [[NUMBER, 2, 2], 1, MANY]}
 OF_KIND = {"share": NUMBER, "effective": NUMBER, "gate_mean": {str: NUMBER}, "loss": NUMBER}  # of query
 ROW = {
-    "arm": TEXT, "setting?": TEXT, "seed": COUNT, "purpose?": {"selection", "short selection"},
-    "config": DICT, "data": DICT, "init_from?": DICT, "metric?": {"accuracy", "val_loss"}, "prepare?": TEXT,
+    "arm": TEXT, "seed": COUNT, "purpose?": {"selection", "short selection"},
+    "config": DICT, "data": DICT, "init_from?": DICT, "metric": {"accuracy", "val_loss"}, "prepare?": TEXT,
     "finite": (bool, 0, 1), "accuracy?": (float, -1e-3, 1.001, None), "val_loss?": NUMBER,
     "curve": [[NUMBER, 2, 2], 1, MANY], "horizon?": COUNT, "last_step?": COUNT, "seconds": SECONDS, "ended?": SECONDS,
     "scores": {str: {"slices?": {str: NUMBER}, "lengths?": [LENGTH, 0, 99]}}, "scored?": {str: DICT},
@@ -48,7 +48,7 @@ def wrong_row(row: dict) -> str | None:
     steps, values = zip(*row["curve"], strict=True)
     a_number = NUMBER[:3] if row["finite"] else NUMBER
     parts: list = [("curve: step", list(steps), [STEP, 1, MANY]), ("curve", list(values), [a_number, 1, MANY])]
-    parts.append(("", row, {row.get("metric", "accuracy"): a_number}))
+    parts.append(("", row, {row["metric"]: a_number}))
     parts += [(name, score, {"trained_length": COUNT}) for name, score in row["scores"].items() if "lengths" in score]
     if kinds := (row.get("sinks") or [{}])[-1].keys() - {"step", "value_norm"}:
         parts.append(("meters", row.get("meters"), {"kinds": dict.fromkeys(kinds, {"uniform": (float, 0, 1)})}))
@@ -56,18 +56,14 @@ def wrong_row(row: dict) -> str | None:
 
 
 def read_rows(folder: Path) -> list[dict]:
-    """The rows of the folder, one for each run: the one that ended last. Raises UserError for a row with a wrong field.
-
-    Workers append to rows.jsonl; older ones had a file each, rows.HOST-PROCESS.jsonl.
-    """
+    """The rows of the folder, of each run the one that ended last. Raises UserError for a row with a wrong field."""
     rows: dict[str, dict] = {}
-    for file in sorted(folder.glob("rows*.jsonl")):
-        for number, row in enumerate(read_jsonl(file), 1):
-            if wrong := wrong_row(row):
-                raise UserError(f"{file} line {number}: {wrong}")
-            name = text_of(row)
-            if name not in rows or row.get("ended", 0) > rows[name].get("ended", 0):
-                rows[name] = row
+    for number, row in enumerate(read_jsonl(folder / "rows.jsonl"), 1):
+        if wrong := wrong_row(row):
+            raise UserError(f"{folder / 'rows.jsonl'} line {number}: {wrong}")
+        name = text_of(row)
+        if name not in rows or row.get("ended", 0) > rows[name].get("ended", 0):
+            rows[name] = row
     return list(rows.values())
 
 

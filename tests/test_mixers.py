@@ -7,7 +7,7 @@ from made_rows import ROOT
 
 import configurator
 import experiment
-from study import claims, mixers
+from study import claims, forests
 
 LOSS = {"softmax": 1.20, "cosformer": 1.35, "gla": 1.22, "mamba2": 1.10, "gated_deltanet": 1.08}
 GAIN = {"none": 0.0, "sigmoid": 0.04, "wide": 0.05, "matched": 0.03, "native": 0.07}
@@ -32,7 +32,7 @@ def text_rows():
 def test_every_pair_that_claims_compare_in_all_mixers_has_a_panel_with_every_seed(tmp_path, drawn):
     config, rows = text_rows()
     judged = claims.judge_claims(config, rows)
-    mixers.forest(judged, rows, tmp_path / "text.png")
+    forests.of_mixers(forests.pairs_of(judged, rows), rows, tmp_path / "text.png")
     panels = {axes.get_title(): axes for axes in drawn["text.png"].axes if axes.axison}
     pairs = ["none minus sigmoid", "none minus matched", "sigmoid minus wide", "sigmoid minus native"]
     assert list(panels) == pairs
@@ -44,4 +44,4 @@ def test_every_pair_that_claims_compare_in_all_mixers_has_a_panel_with_every_see
     assert names == [*LOSS, "mean of these"]
     natives = {line.get_ydata()[0] for line in panels["sigmoid minus native"].lines if line.get_marker() == "o"}
     assert natives == {-2, -3, -4, -5}  # softmax and cosformer have no native gate
-    assert mixers.pairs_of(judged, [row for row in rows if row["arm"] == "gla"]) == {}
+    assert forests.pairs_of(judged, [row for row in rows if row["arm"] == "gla"]) == {}
