@@ -65,7 +65,6 @@ from study.page import aligned
 
 MAP_TOKENS = 64
 THRESHOLDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # that gate values are pruned at
-GATE_COLUMNS = {"mean": ".3f", "below_0.1": ".1%", "above_0.9": ".1%"}  # columns of the table, and their formats
 SINK_KINDS = {  # what a sink is a share of
     "weights": "the weights of the attention",
     "share": "its own weights, as a share of their sum",
@@ -214,11 +213,13 @@ def table(result: dict) -> str:
 
 def layer_row(i: int, layer: dict) -> dict[str, str]:
     """{column: its text}; means over the heads."""
-    gate, sink, residual = shown_gate(layer), layer["sink"], layer["residual"]
+    gates, sink, residual = layer["gates"], layer["sink"], layer["residual"]
+    gate = next((gates[name] for name in ("readout", "native", *gates) if name in gates), {})  # that of the readout
     return {
         "layer": str(i),
         "mixer": layer["mixer"],
-        **{f"gate {name}": show(gate.get(name), form) for name, form in GATE_COLUMNS.items()},
+        "gate mean": show(gate.get("mean"), ".3f"),
+        **{f"gate {name}": show(gate.get(name)) for name in ("below_0.1", "above_0.9")},
         "sink": show(sink["share"]),
         "random": show(sink["random_tokens"]),
         "to sink": show(sink["to_sink"]),
@@ -228,12 +229,6 @@ def layer_row(i: int, layer: dict) -> dict[str, str]:
         "over median": show([residual["max_over_median"]], ".4g"),
         "position (token) channel": f"{residual['position']} ({residual['token']}) {residual['channel']}",
     }
-
-
-def shown_gate(layer: dict) -> dict:
-    """The meter of the gate in a layer's line of the table: that of the readout, if there is one."""
-    gates = layer["gates"]
-    return next((gates[name] for name in ("readout", "native", *gates) if name in gates), {})
 
 
 def show(values: list | None, form: str = ".1%") -> str:

@@ -197,7 +197,9 @@ def page(folder: Path) -> Path:
         )
         if without := [str(i) for i in range(len(meters["layers"])) if i not in with_sink(meters)]:
             title += f"\nno weights, so no sink and no map: layer {', '.join(without)}"
-        panels += [functools.partial(panel, meters=meters) for panel in meters_panels(meters)]
+        shown = [sink_panel, heads_panel, token_0_panel] if with_sink(meters) else []
+        shown += [gate_panel] * any(layer["gates"] for layer in meters["layers"]) + [residual_panel]
+        panels += [functools.partial(panel, meters=meters) for panel in shown]
         large = [functools.partial(map_panel, meters=meters, shown=shown) for shown in meters["maps"]]
     if not panels:
         raise UserError(f"{folder}: its metrics.jsonl is empty, so that there is nothing to draw yet")
@@ -222,13 +224,6 @@ def page_rows(n: int, n_maps: int) -> list[list[list]]:
     rows = [[alone[i : i + width]] for i in range(0, len(alone), width)]
     rows += [[[left, right]] * 2 for left, right in zip(maps[::2], maps[1::2], strict=False)]
     return rows + [[[maps[-1], i] for i in beside]] if beside else rows
-
-
-def meters_panels(meters: dict) -> list[Callable]:
-    """The panels of what meters.py measured of a checkpoint, each a function of axes and meters."""
-    panels: list[Callable] = [sink_panel, heads_panel, token_0_panel] if with_sink(meters) else []
-    panels += [gate_panel] if any(layer["gates"] for layer in meters["layers"]) else []
-    return [*panels, residual_panel]
 
 
 def with_sink(meters: dict) -> dict[int, dict]:

@@ -14,11 +14,19 @@ from pathlib import Path
 
 import numpy as np
 
-from configurator import UserError
+from configurator import UserError, key
 from data.shards import FORMAT, dtype_of, npy_files, read_meta
 from data.tokenizer import TOKENIZER_FILE
 from runs import files
 from runs.files import DATA
+
+
+@dataclasses.dataclass
+class Output:
+    """The keys of every prepare script."""
+
+    out_dir: str | None = key(None, "where to write; None: beside this script")
+    overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def claim(out_dir: Path | str | None, overwrite: bool, generator: str) -> Path:

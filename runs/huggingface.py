@@ -103,7 +103,13 @@ def read_tensors(folder: Path, family: str) -> dict[str, torch.Tensor]:
     """{name: tensor} of a folder's files, but for LEFT_OUT. Raises UserError."""
     tensors, prefix = {}, PREFIX.get(family, "model.")
     for file in files_of(folder, family):
-        content = read_pickle(file) if file.suffix == ".bin" else read_safetensors(file)
+        if file.suffix == ".bin":
+            content = load_torch(file)  # tensors alone, so that it runs no code
+            if not isinstance(content, dict):
+                raise UserError(f"{file}: holds no table of tensors")
+            check_tensors(content, file)
+        else:
+            content = read_safetensors(file)
         for spelling, tensor in content.items():
             if re.match(LEFT_OUT, spelling):
                 continue
@@ -122,15 +128,6 @@ def read_safetensors(file: Path) -> dict[str, torch.Tensor]:
         return library.torch.load_file(file)
     except Exception as error:  # safetensors has errors of its own
         raise UserError(f"{file}: missing, damaged, or no safetensors ({first_line(error)})") from None
-
-
-def read_pickle(file: Path) -> dict[str, torch.Tensor]:
-    """What a pickle holds, if that is a table of tensors: nothing else in it is made, so that it runs no code."""
-    content = load_torch(file)
-    if not isinstance(content, dict):
-        raise UserError(f"{file}: holds no table of tensors")
-    check_tensors(content, file)
-    return content
 
 
 def files_of(folder: Path, family: str) -> list[Path]:

@@ -153,12 +153,15 @@ def sink_meter(mixer: Mixer, seen: dict, masks: dict[str, torch.Tensor]) -> dict
         gates = gate_meters(mixer, x[mask]) if mask.any() else {}
         return means(mask[:, 1:]) | {"queries": int(mask[:, 1:].sum()), "gates": gates}
 
-    everything = means(torch.ones(B, T - 1, dtype=torch.bool, device=x.device))
+    everything, norms = means(torch.ones(B, T - 1, dtype=torch.bool, device=x.device)), [None] * H
+    if has_weights and T > 1:  # of token 0's value, over the median of the other tokens'
+        of_values = values_of(mixer, mixer.gated_projection(x).v).norm(dim=-1)  # (B, T, H)
+        norms = numbers((of_values[:, 0] / of_values[:, 1:].median(1).values.clamp(min=1e-30)).mean(0))
     # what the sink is a share of: docs/meters.md
     kind = "weights" if isinstance(mixer, Softmax) else "share" if mixer.has_positive_weights else "proxy"
     return everything | {
         "kind": kind if has_weights else "none",
-        "value_norm": value_norms(mixer, x) if has_weights and T > 1 else [None] * H,
+        "value_norm": norms,
         "kinds": {name: means_apart(mask) for name, mask in masks.items()},
     }
 
@@ -229,12 +232,6 @@ def readout_factor(mixer: Mixer, x: torch.Tensor, o: torch.Tensor) -> torch.Tens
             factor = factor * step.value(step.logits(x))
         o = after
     return factor
-
-
-def value_norms(mixer: Mixer, x: torch.Tensor) -> list:
-    """Norm of token 0's value over the median of the other tokens', by head."""
-    norms = values_of(mixer, mixer.gated_projection(x).v).norm(dim=-1)  # (B, T, H)
-    return numbers((norms[:, 0] / norms[:, 1:].median(1).values.clamp(min=1e-30)).mean(0))
 
 
 @torch.no_grad()
@@ -319,6 +316,11 @@ def training_meters(
 def summary(layers: list[dict], T: int) -> dict:
     """Means of gates (by position) and sinks over layers and heads, the largest activation, the collapsed gates."""
     sinks, residuals = [layer["sink"] for layer in layers], [layer["residual"] for layer in layers]
+    kinds = {}
+    for name in sinks[0]["kinds"]:
+        of_kind = [sink["kinds"][name] for sink in sinks]
+        kinds[name] = {number: mean_of(of_kind, number) for number in (*BY_QUERY, "uniform")}
+        kinds[name]["gate_mean"] = mean_by_position(of_kind, "mean")
     return {
         "gate_mean": mean_by_position(layers, "mean"),
         "gate_below_0.1": mean_by_position(layers, "below_0.1"),
@@ -331,14 +333,8 @@ def summary(layers: list[dict], T: int) -> dict:
         "max_activation": maximum(residual["max"] for residual in residuals),
         "max_over_median": maximum(residual["max_over_median"] for residual in residuals),
         "collapsed": collapsed_gates(layers),
-        "kinds": {name: kind_summary([sink["kinds"][name] for sink in sinks]) for name in sinks[0]["kinds"]},
+        "kinds": kinds,
     }
-
-
-def kind_summary(layers: list[dict]) -> dict:
-    """One kind of query, given by layer: means over layers and heads."""
-    means = {name: mean_of(layers, name) for name in (*BY_QUERY, "uniform")}
-    return means | {"gate_mean": mean_by_position(layers, "mean")}
 
 
 def mean_by_position(layers: list[dict], name: str) -> dict[str, float | None]:

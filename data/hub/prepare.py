@@ -38,14 +38,14 @@ import configurator
 from configurator import UserError, key
 from data.shards import dtype_of
 from data.tokenizer import CHOICES, choose_tokenizer
-from data.writing import claim, encode, made_by, report, write_stream
+from data.writing import Output, claim, encode, made_by, report, write_stream
 
 GENERATOR = "data/hub/prepare.py"
 VERSION = 1
 
 
 @dataclass
-class Config:
+class Config(Output):
     name: list[str] = key([], "the data set on the hub, as in roneneldan/TinyStories")
     config: str | None = key(None, "its configuration, where it has several, as in sample-10BT")
     revision: str | None = key(None, "its commit or branch; None: the newest")
@@ -58,8 +58,6 @@ class Config:
     tokenizer: str = key("gpt2", CHOICES)
     processes: int = key(1, "how many read and encode side by side, each a file of the data set", at_least=1)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
-    out_dir: str | None = key(None, "where to write; None: beside this script")
-    overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def main(argv):

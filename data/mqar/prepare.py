@@ -47,7 +47,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import UserError, key
 from data.shards import UINT16_VOCAB
-from data.writing import claim, made_by, report, write_examples
+from data.writing import Output, claim, made_by, report, write_examples
 from rules import show
 
 GENERATOR = "data/mqar/prepare.py"
@@ -57,7 +57,7 @@ SIZES = {"recall": 2, "forgetting": 2, "composition": 3}  # task: positions of a
 
 
 @dataclass
-class Config:
+class Config(Output):
     task: str = key("recall", "what a query asks for", choices=SIZES)
     slices: list[str] | None = key(None, "length/pairs, as in 64/4,128/8; None: the one slice of seq_len and pairs")
     seq_len: int = key(64, "length of a row, even", at_least=2)
@@ -73,8 +73,6 @@ class Config:
     train_size: int = key(100_000, "rows of training, for each slice", at_least=1)
     val_size: int = key(3_000, "rows of validation, for each slice", at_least=1)
     seed: int = key(0, "seeds all rows", at_least=0)
-    out_dir: str | None = key(None, "where to write; None: beside this script")
-    overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def main(argv):

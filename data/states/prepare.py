@@ -43,20 +43,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import UserError, key
 from data.drawn import LONGEST, TASKS, VERSION, rows
-from data.writing import claim, made_by, report, write_examples
+from data.writing import Output, claim, made_by, report, write_examples
 
 GENERATOR = "data/states/prepare.py"
 
 
 @dataclass
-class Config:
+class Config(Output):
     task: str = key("parity", "which states are tracked", choices=TASKS)
     length: int = key(32, "tokens of a row of training", at_least=1, at_most=LONGEST)
     slices: list[int] = key([64, 128, 256], "longer rows of validation", at_least=2, at_most=LONGEST)
     val_size: int = key(500, "rows of validation, for each length", at_least=1)
     seed: int = key(0, "seeds all rows; those of training depend on the run's seed, too", at_least=0)
-    out_dir: str | None = key(None, "where to write; None: beside this script")
-    overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def main(argv):

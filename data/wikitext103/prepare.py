@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import UserError, key
 from data.tokenizer import CHOICES, choose_tokenizer
-from data.writing import claim, encode, made_by, report, write_stream
+from data.writing import Output, claim, encode, made_by, report, write_stream
 
 GENERATOR = "data/wikitext103/prepare.py"
 VERSION = 1
@@ -46,14 +46,13 @@ TITLE = re.compile(rb"\n(?:(?<=\n \n)|(?<=\n\n)|(?<=\A \n)|(?<=\A\n)) = (?!= )[^
 
 
 @dataclass
-class Config:
+class Config(Output):
     version: str = key("tokens", "tokens: words apart, rare ones <unk>; raw: as written", choices=tuple(HUB_CONFIG))
     from_dir: str | None = key(None, "folder with local copies; None: download them")
     tokenizer: str = key("gpt2", CHOICES)
     mini: bool = key(False, "train on the validation articles, validate on the test articles")
     shard_tokens: int = key(10_000_000, "most tokens in one file", at_least=1)
     out_dir: str | None = key(None, "where to write; None: data/wikitext103, with -raw and -mini")
-    overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def main(argv):
