@@ -42,9 +42,9 @@ from matplotlib.colors import PowerNorm
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from configurator import UserError
-from runs.files import read_json, read_jsonl
+from runs.files import one_line, read_json, read_jsonl
 from study import forests, report
-from study.drawing import COLOURS, SPARE_COLOURS, drawable, dress, legend_of, mixer_colours, write
+from study.drawing import COLOURS, SPARE_COLOURS, dress, legend_of, mixer_colours, write
 from study.rows import read_rows
 from study.token_page import write_page
 
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> None:
     if len(runs) > 1:
         print(curves(runs))
     for folder in folders:
-        with drawable(folder):
+        with one_line(f"{folder}: cannot be drawn"):
             print(*draw(folder), *([write_page(folder, config.text)] if config.html else []), sep="\n")
 
 
@@ -95,16 +95,18 @@ def curves(folders: list[Path]) -> Path:
     figure, (by_step, by_time) = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
     late, data = [], set()  # the losses behind the first twentieth of each run, which the axis is for
     for folder, colour in zip(folders, itertools.cycle([*COLOURS, *SPARE_COLOURS]), strict=False):
-        with drawable(folder):
+        with one_line(f"{folder}: cannot be drawn"):
             metrics = read_jsonl(folder / "metrics.jsonl")
+            about = read_json(folder / "config.json") if os.path.isfile(folder / "config.json") else None
+            speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
+            seconds = about["tokens_per_step"] / median(speeds) if about and speeds else math.nan
             looks: list[dict] = [dict(linewidth=0.7, alpha=0.6), dict(marker=".", label=folder)]
             for points, look in zip(losses(metrics), looks, strict=True):
                 steps, values = np.array(points, dtype=float).reshape(-1, 2).T
                 by_step.plot(steps, values, color=colour, **look)
-                by_time.plot(seconds_a_step(folder, metrics) * steps, values, color=colour, **look)
+                by_time.plot(seconds * steps, values, color=colour, **look)
                 late += [*values[20 * steps >= steps.max(initial=0)]]
-            if os.path.isfile(folder / "config.json"):
-                data.add(os.path.realpath(read_json(folder / "config.json")["config"]["dataset"]))
+            data |= {os.path.realpath(about["config"]["dataset"])} if about else set()
     by_step.set(xlabel="step", ylabel="loss (nats a token)", ylim=(None, max(late, default=None)))
     by_time.set_xlabel("seconds: the run's steps at its median speed, without evaluations")
     note = ". Of different data: nats a token do not compare" * (len(data) > 1)
@@ -119,14 +121,6 @@ def losses(metrics: list[dict]) -> tuple[list, list]:
     """([(step, training loss), ...], [(step, validation loss), ...])"""
     train = [(row["step"], row["loss"]) for row in metrics if row["event"] == "train"]
     return train, [(row["step"], row["val_loss"]) for row in metrics if row["event"] == "eval"]
-
-
-def seconds_a_step(folder: Path, metrics: list[dict]) -> float:
-    """Of a run's training, in the median; NaN where it has logged no step, or its config.json is not there."""
-    speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
-    if not speeds or not os.path.isfile(folder / "config.json"):
-        return math.nan
-    return read_json(folder / "config.json")["tokens_per_step"] / median(speeds)
 
 
 def draw_maps(file: Path) -> list:

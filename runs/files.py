@@ -128,6 +128,18 @@ def named_if_it_fails(name: object) -> Iterator[None]:
         raise UserError(f"{name}: cannot be written ({error.strerror or error})") from None
 
 
+@contextlib.contextmanager
+def one_line(words: str) -> Iterator[None]:
+    """Whatever a library raises inside becomes a UserError, `words (reason)`. A panic of Rust is no Exception."""
+    try:
+        yield
+    except (UserError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(f"{words} ({reason})") from None
+
+
 def write_text(path: Path | str, text: str) -> None:
     """write_whole of a text."""
     write_whole(path, lambda file: file.write(text.encode(errors="backslashreplace")))  # half a character is no UTF-8

@@ -21,9 +21,9 @@ from configurator import UserError, show
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
 from model import GPTConfig
 from rules import wrong_field
-from runs.checkpoint import WEIGHT_DTYPES, check_tensors, first_line, import_safetensors, load_torch, save_folder
+from runs.checkpoint import WEIGHT_DTYPES, check_tensors, import_safetensors, load_torch, save_folder
 from runs.families import FAMILIES, family_of, keys_of, parts_of
-from runs.files import claim, new_folder, read_json, switch, write_whole
+from runs.files import claim, new_folder, one_line, read_json, switch, write_whole
 from runs.memory import without_data
 
 TOKENIZER_FILES = (
@@ -109,7 +109,8 @@ def read_tensors(folder: Path, family: str) -> dict[str, torch.Tensor]:
                 raise UserError(f"{file}: holds no table of tensors")
             check_tensors(content, file)
         else:
-            content = read_safetensors(file)
+            with one_line(f"{file}: missing, damaged, or no safetensors"):
+                content = import_safetensors().torch.load_file(file)
         for spelling, tensor in content.items():
             if re.match(LEFT_OUT, spelling):
                 continue
@@ -120,14 +121,6 @@ def read_tensors(folder: Path, family: str) -> dict[str, torch.Tensor]:
                 name = name.replace(other, usual, 1)
             tensors[name if name.startswith((prefix, "lm_head.")) else prefix + name] = tensor
     return tensors
-
-
-def read_safetensors(file: Path) -> dict[str, torch.Tensor]:
-    library = import_safetensors()
-    try:
-        return library.torch.load_file(file)
-    except Exception as error:  # safetensors has errors of its own
-        raise UserError(f"{file}: missing, damaged, or no safetensors ({first_line(error)})") from None
 
 
 def files_of(folder: Path, family: str) -> list[Path]:

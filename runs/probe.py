@@ -316,7 +316,7 @@ def training_meters(
 def summary(layers: list[dict], T: int) -> dict:
     """Means of gates (by position) and sinks over layers and heads, the largest activation, the collapsed gates."""
     sinks, residuals = [layer["sink"] for layer in layers], [layer["residual"] for layer in layers]
-    kinds = {}
+    kinds: dict = {}
     for name in sinks[0]["kinds"]:
         of_kind = [sink["kinds"][name] for sink in sinks]
         kinds[name] = {number: mean_of(of_kind, number) for number in (*BY_QUERY, "uniform")}

@@ -1,15 +1,12 @@
 """How every figure looks, and how it is written. `curve_panels` draws all figures of curves."""
 
-import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import matplotlib
 import numpy as np
-
-from configurator import UserError
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -144,18 +141,6 @@ def legend_of(figure: plt.Figure, handles: Iterable = (), **place) -> None:
 def dress(axes: plt.Axes) -> None:
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-@contextlib.contextmanager
-def drawable(file: Path) -> Iterator[None]:
-    """What reads or draws the file inside raises UserError, with its name, where the file holds other things."""
-    try:
-        yield
-    except (UserError, OSError):
-        raise
-    except Exception as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise UserError(f"{file}: cannot be drawn ({what})") from error
 
 
 def write(figure: plt.Figure, path: Path) -> Path:

@@ -13,10 +13,10 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
 from configurator import UserError
-from runs.files import read_json
+from runs.files import one_line, read_json
 from study import stats
 from study.claims import RATIO, UNITS, unit_of
-from study.drawing import COLOURS, drawable, dress, interval, legend_of, mixer_colours, panel_grid, ratio_axis, write
+from study.drawing import COLOURS, dress, interval, legend_of, mixer_colours, panel_grid, ratio_axis, write
 from study.page import Table, mean_text
 from study.rows import mixer_of, variant_of
 
@@ -30,7 +30,7 @@ def draw(folder: Path) -> list:
     """Draws the claims of each experiment in this folder. Returns the paths and a table of all. Raises UserError."""
     drawn, cells = [], []
     for file in sorted(folder.glob("*/claims.json")):
-        with drawable(file):
+        with one_line(f"{file}: cannot be drawn"):
             records = [one for one in read_json(file)["claims"] if has_run(one)]
             cells += [[f"{file.parent.name}: {one['name']}", *numbers(one)] for one in records]
             drawn += [of_claims(records, file.with_name("claims.png"))] if records else []

@@ -31,7 +31,7 @@ key tells the value. A query repeats both keys, the label stands at the second, 
                 label    .   .   .   .   .   .   .   .   .   .   .   .   .  16   .   .  18   .   .  17   .   .  22   .
 
 In Zoology a new value may by chance be the one forgotten, filler may be a key or a value of its row and is random by
-default, and all pairs are asked for. `perfect` is the perfect predictor.
+default, and all pairs are asked for.
 """
 
 import math
@@ -160,16 +160,6 @@ def draw_grid(rng, n, pairs, vocab_size):
     keys = [np.take_along_axis(firsts, cells // side, axis=1), np.take_along_axis(seconds, cells % side, axis=1)]
     used = np.concatenate([firsts, seconds, values], axis=1)
     return np.stack([*keys, values], axis=2).reshape(n, -1), keys, values, used
-
-
-def perfect(tokens: list[int], shown: int, size: int) -> list[int]:
-    """The labels of a row, read off its tokens alone: what each key, or two, was last shown with. size: of SIZES."""
-    parts = {i: tuple(tokens[i : i + size - 1]) for i in range(0, len(tokens) - size + 2, size)}
-    memory = {keys: tokens[i + size - 1] for i, keys in parts.items() if i < shown}
-    labels = [0] * len(tokens)
-    for i in range(shown, len(tokens) - size + 2, size):
-        labels[i + size - 2] = memory.get(parts[i], 0)
-    return labels
 
 
 def draw(rng, n, count, low, high):

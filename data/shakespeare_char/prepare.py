@@ -20,7 +20,7 @@ import configurator
 from configurator import UserError, key
 from data.tokenizer import get_tokenizer
 from data.writing import Output, claim, made_by, report, write_stream
-from runs.files import read_regular
+from runs.files import one_line, read_regular
 
 GENERATOR = "data/shakespeare_char/prepare.py"
 VERSION = 1
@@ -46,11 +46,9 @@ def main(argv):
 
 
 def download():
-    try:
-        with urllib.request.urlopen(URL, timeout=60) as answer:
-            return answer.read()
-    except OSError as error:  # of the network, a proxy, the server
-        raise UserError(f"{URL}: cannot be downloaded ({error}); --from_file=FILE takes a copy") from None
+    words = f"{URL}: cannot be downloaded; --from_file=FILE takes a copy"
+    with one_line(words), urllib.request.urlopen(URL, timeout=60) as answer:
+        return answer.read()
 
 
 if __name__ == "__main__":
