@@ -301,15 +301,7 @@ def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict
         stem, *beside = (os.path.basename(file)[:-3] for file in (path, *glob.glob(f"{glob.escape(folder)}/*.py")))
         near = [os.path.join(folder, f"{name}.py") for name in difflib.get_close_matches(stem, beside, 1)]
         raise UserError(f"{path}: no such file{did_you_mean(path, near)}")
-    values = _parse(read_regular(path, 1 << 20), path)
-    if "include" in values:
-        base = os.path.join(os.path.dirname(path), str(values.pop("include")))
-        values = _merged(read_config_file(base, merge), values, merge)
-    return values
-
-
-def _parse(content, name):
-    values, line = {}, 1
+    values, line, content = {}, 1, read_regular(path, 1 << 20)
     try:
         for statement in ast.parse(content).body:
             line = statement.lineno
@@ -322,7 +314,10 @@ def _parse(content, name):
                     raise ValueError(ALLOWED)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
         line, words = getattr(error, "lineno", line), getattr(error, "msg", str(error)) or "nested too deep"
-        raise UserError(f"{name} line {line}: {words}") from None
+        raise UserError(f"{path} line {line}: {words}") from None
+    if "include" in values:
+        base = os.path.join(os.path.dirname(path), str(values.pop("include")))
+        values = _merged(read_config_file(base, merge), values, merge)
     return values
 
 

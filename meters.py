@@ -113,6 +113,11 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
         layer["sink"]["random_tokens"] = control["share"]
     with quantised(model):
         in_8_bits = loss_of(model, batches, T, path)
+    pruning = []
+    for threshold in THRESHOLDS if gates_to_prune(model) else ():
+        with pruned(model, threshold) as counts:
+            after = loss_of(model, batches, T, path)
+        pruning.append({"threshold": threshold, "zeroed": probe.numbers(counts[0] / counts[1])} | after)
     return {
         "checkpoint": str(path),
         "step": checkpoint.get("iter_num"),
@@ -130,19 +135,9 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
         "maps": attention_maps(model, inputs, layers, masks, config.maps, dtype),
         **scores,
         "labels": sum(int((targets != IGNORE).sum()) for _, targets, _ in batches),
-        "pruning": pruning_curve(model, batches, T, path),
+        "pruning": pruning,
         "quantised": in_8_bits,
     }
-
-
-def pruning_curve(model: GPT, batches: Iterable[tuple], block_size: int, path: Path | str) -> list[dict]:
-    """[{threshold, zeroed, loss, accuracy}], empty if no gate multiplies."""
-    curve = []
-    for threshold in THRESHOLDS if gates_to_prune(model) else ():
-        with pruned(model, threshold) as counts:
-            scores = loss_of(model, batches, block_size, path)
-        curve.append({"threshold": threshold, "zeroed": probe.numbers(counts[0] / counts[1])} | scores)
-    return curve
 
 
 def loss_of(model: GPT, batches: Iterable[tuple], block_size: int, path: Path | str) -> dict[str, float]:

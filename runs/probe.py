@@ -256,25 +256,20 @@ def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]
     return probe(model, rows, measure, dtype)
 
 
-def residual_meter(inputs: torch.Tensor, residual: torch.Tensor) -> dict:
-    """Largest |h| of residual (B, T, C) and its place, with the token there; inputs (B, T) are the tokens."""
-    size = residual.float().abs()
-    row, position, channel = (int(i) for i in torch.unravel_index(size.argmax(), size.shape))
-    largest, median = float(size.max()), float(size.median())
-    where = {"row": row, "position": position, "token": int(inputs[row, position]), "channel": channel}
-    return {"max": numbers(largest), "max_over_median": numbers(largest / max(median, 1e-30))} | where
-
-
 def layer_meters(model: GPT, inputs: torch.Tensor, masks: dict[str, torch.Tensor], dtype: str) -> list[dict]:
     """[{meter: its numbers}], one dict per layer; inputs (B, T), masks as query_masks gives them."""
 
     def measure(block, seen):
         y, stream = (seen[name].float().norm(dim=-1) for name in ("y", "stream"))
+        size = seen["residual"].float().abs()  # (B, T, C)
+        row, position, channel = (int(i) for i in torch.unravel_index(size.argmax(), size.shape))
+        largest, median = float(size.max()), float(size.median())
+        where = {"row": row, "position": position, "token": int(inputs[row, position]), "channel": channel}
         return {
             "gates": gate_meters(block.mixer, seen["x"]),
             "sink": sink_meter(block.mixer, seen, masks),
             "branch": numbers((y / stream.clamp(min=1e-30)).mean().item()),
-            "residual": residual_meter(inputs, seen["residual"]),
+            "residual": {"max": numbers(largest), "max_over_median": numbers(largest / max(median, 1e-30))} | where,
         }
 
     names = [name for name, _ in model.config.layers()]

@@ -30,7 +30,9 @@ class Plan:
 
     def __init__(self, config, rows: list[dict]):
         self.choices, self.rows = choose_rates(config, rows), by_run(rows)
-        self.compared = compared_runs(config, self.choices)
+        self.compared = runs_of(
+            config, config.seeds, rates_of(config, self.choices) if config.selection_seeds else None
+        )
         self.runs = [run for choice in self.choices for run in choice["runs"]] + self.compared
         known = {text_of(run): run for run in self.runs}
         self.lacking = [run for text, run in known.items() if text not in self.rows]
@@ -218,11 +220,6 @@ def rates_of(config, choices: list[dict]) -> dict[str, float]:
     chosen = {choice["arm"]: choice["rate"] for choice in choices}
     taken = {arm: chosen.get(config.rate_of.get(arm, arm)) for arm in config.arms}
     return {arm: rate for arm, rate in taken.items() if rate is not None}
-
-
-def compared_runs(config, choices: list[dict]) -> list[dict]:
-    """The runs that are compared, as far as their rates are chosen."""
-    return runs_of(config, config.seeds, rates_of(config, choices) if config.selection_seeds else None)
 
 
 def unknown_runs(config, choices: list[dict]) -> list[dict]:

@@ -311,6 +311,12 @@ def finish(config, job: dict) -> dict:
     speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
     speed = statistics.median(speeds) if speeds else math.nan
     end = evaluations[-1] | metrics[-1]  # the row of event "end" has the numbers of the whole split
+    sinks: list[dict] = []  # the meters of each kind of query, for the figures, if the data set names kinds
+    for step, meters in ((row["step"], row.get("meters", {})) for row in evaluations):
+        if kinds := meters.get("kinds"):
+            names = ("share", "effective", "gate_mean", "loss")
+            of_kinds = {kind: {name: values[name] for name in names} for kind, values in kinds.items()}
+            sinks.append({"step": step, "value_norm": meters["value_norm"]} | of_kinds)
     row = item | {
         "finite": status == 0,
         "horizon": about["config"]["max_iters"],
@@ -320,7 +326,7 @@ def finish(config, job: dict) -> dict:
         "metric": config.metric,
         "curve": [[row["step"], row[config.metric]] for row in evaluations],
         "meters": evaluations[-1].get("meters", {}),
-        "sinks": sink_curve(evaluations),
+        "sinks": sinks,
         "loss": end.get("loss_of", {}),
         "loss_curve": [{"step": row["step"]} | row["loss_of"] for row in evaluations if "loss_of" in row],
         "tokens_per_second": speed,
@@ -334,17 +340,6 @@ def finish(config, job: dict) -> dict:
         "planned_seeds": config.seeds_of.get(item["arm"], config.seeds),  # a claim whose seeds were added later shows
     }
     return scored(config, row, folder)
-
-
-def sink_curve(evaluations: list[dict]) -> list[dict]:
-    """The meters of each kind of query at each evaluation, for the figures; empty if the data set names no kinds."""
-    names = ("share", "effective", "gate_mean", "loss")
-    return [
-        {"step": row["step"], "value_norm": row["meters"]["value_norm"]}
-        | {kind: {name: values[name] for name in names} for kind, values in row["meters"]["kinds"].items()}
-        for row in evaluations
-        if row.get("meters", {}).get("kinds")
-    ]
 
 
 def scored(config, row: dict, folder: Path) -> dict:
