@@ -256,9 +256,7 @@ def main(argv: list[str]) -> None:
 
 def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     """Lists the runs that have no row, with their hours by the rows of the same arm; then what each claim can show.
-
-    Runs whose rate isn't chosen yet are listed at one of the rates.
-    """
+    Runs whose rate isn't chosen yet are listed at one of the rates."""
     plan, each = Plan(config, rows), config.processes_per_run
     runs = plan.runs + unknown_runs(config, plan.choices)
     waiting = [run for run in runs if text_of(run) not in plan.rows]

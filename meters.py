@@ -141,10 +141,8 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
 
 
 def loss_of(model: GPT, batches: Iterable[tuple], block_size: int, path: Path | str) -> dict[str, float]:
-    """{loss, accuracy} over batches of (inputs, targets, slice), in float32, as evaluate.py reads them.
-
-    Raises UserError if the loss is not finite.
-    """
+    """{loss, accuracy} over batches of (inputs, targets, slice), in float32, as evaluate.py reads them. UserError if it
+    is not finite."""
     sums = score(model, batches, block_size=block_size)
     nats, labels, correct = (float(x) for x in sum(rows.sum((0, 1)) for rows in sums.values()))
     check_loss(nats / labels, path)

@@ -132,10 +132,8 @@ def family_of(config: dict) -> str:
 
 
 def keys_of(config: dict, block_size: int) -> dict[str, Any]:
-    """The keys of GPTConfig for a config.json of theirs. Raises UserError for what the model here does not have.
-
-    No field is null but sliding_window, where that is no window, and not the family's.
-    """
+    """The keys of GPTConfig for a config.json of theirs. Raises UserError for what the model here does not have. No
+    field is null but sliding_window, where that is no window, and not the family's."""
     family, rules = family_of(config), rules_of(GPTConfig)
     if family in families_linear.FAMILIES:
         return families_linear.keys_of(config, family, block_size)
@@ -311,9 +309,7 @@ def rows_part(config: GPTConfig, family: str, mixer: str, gate: Any, layer: str,
 
 def rearranged(weights: list[torch.Tensor], before: list, after: list, sizes: dict[str, int]) -> list[torch.Tensor]:
     """The same blocks of rows in other weights. before, after: (groups, blocks) of each weight; sizes: rows of a block.
-
-    A weight has the rows of each of its blocks in group 0, then those in group 1 ...
-    """
+    A weight has the rows of each of its blocks in group 0, then those in group 1 ..."""
     rows = {}  # of each block: (groups, rows of a group, inputs), then without groups
     for weight, (groups, blocks) in zip(weights, before, strict=True):
         parts = weight.unflatten(0, (groups, -1)).split([sizes[block] // groups for block in blocks], dim=1)

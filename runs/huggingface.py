@@ -84,10 +84,8 @@ def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path
 
 
 def read_nanogpt(file: Path) -> tuple[dict, dict[str, torch.Tensor]]:
-    """What a config.json would say of nanoGPT's checkpoint, and its tensors. Raises UserError.
-
-    The gelu is the exact one, as in nanoGPT's code of today; a checkpoint does not say which its code had.
-    """
+    """What a config.json would say of nanoGPT's checkpoint, and its tensors. Raises UserError. The gelu is the exact
+    one, as in nanoGPT's code of today; a checkpoint does not say which its code had."""
     content = load_torch(file)
     parts = [content.get(name) if isinstance(content, dict) else None for name in ("model_args", "model")]
     args, tensors = ({**part} if isinstance(part, dict) else {} for part in parts)

@@ -167,10 +167,8 @@ def sink_meter(mixer: Mixer, seen: dict, masks: dict[str, torch.Tensor]) -> dict
 
 
 def weights_of(mixer: Mixer, x: torch.Tensor, projection: Projection | None = None) -> torch.Tensor:
-    """x (B, T, C) -> (B, H, T, T): each value's weight in each readout, before RMSNorm and gates.
-
-    Raises UserError for a mixer without explicit_weights.
-    """
+    """x (B, T, C) -> (B, H, T, T): each value's weight in each readout, before RMSNorm and gates. UserError for a
+    mixer without explicit_weights."""
     if mixer.explicit_weights is None:
         raise UserError(f"{type(mixer).__name__}: its readout is its own, so explicit_weights must be, too")
     weights = mixer.explicit_weights(projection or mixer.gated_projection(x))

@@ -113,9 +113,7 @@ def effect_seen(config, question: dict, kind: str, level: float, rows: list[dict
 
 def judge_claims(config, rows: list[dict], choices: Iterable[dict] = ()) -> list[dict]:
     """Every question with what stats.judge finds out about it, and by_seed, missing, lost (see `unseen`) and flags.
-
-    choices: of learning rates, as plan.choose_rates gives them, for the flags about them.
-    """
+    choices: of learning rates, as plan.choose_rates gives them, for those flags."""
     judged, families, choices = [], {}, list(choices)
     for question in questions(config):
         values = stats.contrast(rows, question["weights"], question["of"])

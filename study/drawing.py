@@ -27,10 +27,8 @@ FEWEST_FOR_AN_INTERVAL = 3  # seeds
 
 
 def mixer_colours(names: Iterable[str]) -> dict[str, str]:
-    """{name: colour}: those of MIXER_COLOURS; all other mixers, and patterns, take those that are left, in turn.
-
-    names: mixers, or patterns of mixers; the patterns come last, so that each mixer has one colour in every figure.
-    """
+    """{name: colour} of mixers, or patterns of them: those of MIXER_COLOURS, and for all others spare ones, in turn.
+    Patterns come last, so that each mixer has one colour in every figure."""
     unused = itertools.cycle(SPARE_COLOURS)
     return {name: MIXER_COLOURS.get(name) or next(unused) for name in dict.fromkeys([*MIXERS, *names])}
 
@@ -71,7 +69,8 @@ def curve_panels(
             for curve in curves:
                 axes.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **looks[label])
             steps = sorted({step for curve in curves for step, _ in curve})
-            values = np.array([[at(curve, step) for curve in curves] for step in steps], dtype=float)  # (steps, seeds)
+            seen = [[next((y for x, y in reversed(curve) if x <= step), None) for curve in curves] for step in steps]
+            values = np.array(seen, dtype=float)  # (steps, seeds): the value at a step, or the last one before it
             means = values.mean(1)
             axes.plot(steps, means, linewidth=1.8, label=label, **looks[label])
             if has_bands and len(curves) >= FEWEST_FOR_AN_INTERVAL:
@@ -89,10 +88,7 @@ def curve_panels(
 
 
 def panel_grid(n: int, columns: int, size: tuple[float, float], **look):
-    """(figure, array of axes) of n panels in so many columns, at most; places of the grid that are left over are empty.
-
-    size: of a panel, in inches.
-    """
+    """(figure, array of axes) of n panels, each of this size in inches, in so many columns at most."""
     columns = min(columns, n)
     lines = -(-n // columns)
     figsize = (size[0] * columns + 0.6, size[1] * lines + 0.6)
@@ -100,11 +96,6 @@ def panel_grid(n: int, columns: int, size: tuple[float, float], **look):
     for axes in grid.flat[n:]:
         axes.set_axis_off()
     return figure, grid
-
-
-def at(curve: list, step: float) -> float | None:
-    """The value of a curve at a step, or the last one before it."""
-    return next((value for moment, value in reversed(curve) if moment <= step), None)
 
 
 def is_finite(value: float | None) -> bool:

@@ -58,9 +58,8 @@ def numbers(one: dict) -> list[str]:
 def of_claims(records: list[dict], path: Path) -> Path:
     """The mean of each claim's contrast with its exact interval, a bar at its threshold, and a dot for each seed.
 
-    records: of claims that have run, as claims.record gives them. Where few seeds leave the exact interval open, a thin
-    line goes up to the edge, and a darker one is Student's interval; what is exploratory has a hollow mark. Returns the
-    path.
+    records: of claims that have run. Where few seeds leave the exact interval open, a thin line goes up to the edge,
+    and a darker one is Student's interval; what is exploratory has a hollow mark. Returns the path.
     """
     panels = {unit: of for unit in UNITS if (of := [one for one in records if one["unit"] == unit])}
     heights = [0.7 + 0.22 * len(of) for of in panels.values()]
@@ -123,10 +122,8 @@ def pairs_of(judged: list[dict], rows: list[dict]) -> dict[tuple, dict]:
 
 
 def of_mixers(pairs: dict[tuple, dict], rows: list[dict], path: Path) -> Path:
-    """A column per pair of arms, a line per mixer and one for the mean of all, a dot per seed; returns the path.
-
-    pairs: as pairs_of gives them. claims.png has the thresholds.
-    """
+    """A column per pair of arms (pairs_of), a line per mixer and one for the mean of all, a dot per seed; returns the
+    path. claims.png has the thresholds."""
     arm_of = {(mixer_of(row), variant_of(row)): row["arm"] for row in rows}
     mixers = list(dict.fromkeys(map(mixer_of, rows)))
     colours, n = mixer_colours(mixers), len(mixers)

@@ -40,10 +40,7 @@ def why_chosen(config, choice: dict) -> str:
 
 def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, list[float]]]]:
     """{mixer: {arm without its mixer's name: {rate: metric at the end of the first runs, by seed}}}; {} of fewer rates
-    than three.
-
-    The first runs, short ones if there are any, are at every rate in every arm. NaN: a run without a finite metric.
-    """
+    than three. The first runs, short ones if there are any, are at every rate in every arm. NaN: it was not finite."""
     ends_of: dict = {}
     for choice in choices:
         has_short = any(trial["is_short"] for trial in choice["trials"])
@@ -56,11 +53,8 @@ def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, l
 
 
 def windows(metric: str, ends_of: dict[str, dict[str, dict[float, list[float]]]], path: Path) -> Path:
-    """Draws the metric at the end against the learning rate: a panel per mixer, a colour per arm, every
-    seed; a cross, and a gap in the line, where a run was lost. Returns the path.
-
-    ends_of: as `windows_of` gives it.
-    """
+    """Draws the metric at the end (ends_of, as `windows_of` gives it) against the learning rate: a panel per mixer, a
+    colour per arm, every seed; a cross, and a gap in the line, where a run was lost. Returns the path."""
     scale = 100 if metric == "accuracy" else 1
     looks = arm_looks(arm for arms in ends_of.values() for arm in arms)
     tried = sorted({rate for arms in ends_of.values() for by_rate in arms.values() for rate in by_rate})

@@ -36,9 +36,8 @@ def show(config, row: dict) -> str:
 
 
 def table(config, rows: list[dict]) -> Table:
-    """One line per arm that shows every seed, and the mean with its interval; with solved_above also how many seeds
-    solved the task, and how soon. The last column is the learning rate, where the rows name it.
-    """
+    """A line per arm: every seed, the mean with its interval, with solved_above how many seeds solved the task, and how
+    soon, and the learning rate, where the rows name it."""
     is_accuracy, solved_above = config.metric == "accuracy", config.solved_above
     title = ("End accuracy" if is_accuracy else "Validation loss at the end (nats a token)") + ", by seed"
     form, cells, has_rates = ".1%" if is_accuracy else ".4f", [], any("learning_rate" in row["config"] for row in rows)
@@ -110,9 +109,7 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
 
 def by_state(rows: list[dict]) -> dict[str, dict[str, list]]:
     """{kind: {mixer: [a seed's curve of (KiB of state, accuracy in per cent)]}}, where a seed has three sizes or more.
-
-    An arm's kind is its name without mixer and size: "levels" for "gla levels 16".
-    """
+    An arm's kind is its name without mixer and size: "levels" for "gla levels 16"."""
     curves: dict = {}
     for row in rows:
         if "state_bytes" in row:  # old rows have none

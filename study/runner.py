@@ -42,10 +42,8 @@ OF_CODE_AND_MACHINE = (  # fields of a run's config.json that its row has, too
 
 
 def run_all(config, out_dir: Path) -> list[dict] | None:
-    """Starts the runs that have no row, and returns the rows of all compared runs in the order of the list.
-
-    With run=false, the rows that are there; None if there is none.
-    """
+    """Starts the runs that have no row, unless run=false. Returns the rows of the compared runs in the order of the
+    list, or None."""
     # one without a marker may be results/NAME of a clone: it has our rows
     files.claim(out_dir, "experiment", config.overwrite or bool(read_rows(out_dir)))
     plan = Plan(config, read_rows(out_dir))
@@ -63,8 +61,7 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
     hidden = sum("purpose" not in row for row in plan.others)
     if hidden:
         print(f"{hidden} rows are not shown: they have other keys, or wait for a learning rate that is not chosen yet")
-    asked = as_read(config.scores)  # a row in the file may have more
-    return [row | {"scored": asked, "scores": scores_of(config, row)} for row in rows] or None
+    return [row | {"scores": scores_of(config, row)} for row in rows] or None  # a row in the file may have more
 
 
 def check_rows(config, plan: Plan, out_dir: Path) -> None:
@@ -83,8 +80,7 @@ def check_rows(config, plan: Plan, out_dir: Path) -> None:
 
 
 def print_what_is_left(config, plan: Plan, out_dir: Path) -> None:
-    """Prints how many runs are known and done, and which checkpoints are gone that scores, or arms that start from
-    them, need."""
+    """Prints how many runs are known and done, and which checkpoints are gone that scores or arms need."""
     more = "; more follow when learning rates are chosen" if plan.waits_for_rates else ""
     done = f"{len(plan.done)} runs are done already"
     print(f"{config.name}: {len(plan.runs)} runs, {steps_of(plan.runs):,} steps; {done}{more}")
@@ -178,10 +174,8 @@ def append_row(out_dir: Path, row: dict) -> None:
 
 
 def gpus_of(config) -> list[str]:
-    """The GPUs of each run that goes on at a time, as CUDA_VISIBLE_DEVICES names them; none for runs on the CPU.
-
-    They are those of this machine, or the number that --dry_run plans for. Raises UserError if one run needs more.
-    """
+    """The GPUs of each run that goes on at a time, as CUDA_VISIBLE_DEVICES names them: of this machine, or as many as
+    --dry_run plans for; none for runs on the CPU. Raises UserError if one run needs more."""
     each, planned = config.processes_per_run, config.gpus * config.dry_run
     if not planned and pick_device(config.base.get("device", "auto")) != "cuda":
         return []

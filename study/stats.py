@@ -38,11 +38,8 @@ RANDOM_PATTERNS = 100_000
 
 
 def contrast(rows: list[dict], weights: dict[str, float], path: Sequence[str]) -> dict[int, float]:
-    """{seed: sum of weight * value}, for the seeds in which every arm has a finite value.
-
-    path: the keys that lead to the value in a row, as `look_up` takes them. Raises UserError where it leads to anything
-    but a number.
-    """
+    """{seed: sum of weight * value}, for the seeds in which every arm has a finite value. path: as `look_up` takes it.
+    Raises UserError where it leads to anything but a number."""
     by_run = {(row["arm"], row["seed"]): look_up(row, path) for row in rows}
     sums = {}
     for seed in sorted({seed for _, seed in by_run}):

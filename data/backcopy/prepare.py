@@ -110,10 +110,8 @@ def pair_table(ids, n):
 
 
 def generate(rng, rows, seq_len, table, first, triggers, first_token=True):
-    """Rows drawn independently: tokens and labels as (rows, 2, seq_len) uint16.
-
-    table (K + 1, K + 1), first (K + 1,): the probabilities of the next and of the first character.
-    """
+    """Rows drawn independently: tokens and labels as (rows, 2, seq_len) uint16. table (K + 1, K + 1) and first (K + 1,)
+    are the probabilities of the next and of the first character."""
     # all rows of cumulated probabilities in one sorted array, row i between i and i + 1: one search draws for any row
     cumulated = np.minimum(np.cumsum(table, axis=1), 1.0)
     cumulated[:, -1] = 1.0
