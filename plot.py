@@ -71,23 +71,17 @@ def draw(folder: Path) -> list:
     if folder.suffix == ".json" and not os.path.isdir(folder):
         return draw_maps(folder)
     if os.path.isfile(folder / "rows.jsonl"):
-        return draw_experiment(folder)
+        rows = read_rows(folder)
+        runs = collections.Counter((row["arm"], row["seed"]) for row in rows if "purpose" not in row)
+        if twice := [f"arm {arm!r}, seed {seed}" for (arm, seed), n in runs.items() if n > 1]:
+            raise UserError(f"{folder}: two rows of {twice[0]}; experiment.py --run=false draws the config's")
+        drawn = draw_maps(folder / "meters.json") if os.path.isfile(folder / "meters.json") else []
+        return [*report.figures(rows, folder), *drawn]
     if os.path.isfile(folder / "metrics.jsonl") or os.path.isfile(folder / "meters.json"):
         return [page(folder)]
     if os.path.isdir(folder) and any(folder.glob("*/claims.json")):
         return forests.draw(folder)
     raise UserError(f"{folder}: has no metrics.jsonl (a run), rows.jsonl (an experiment) or */claims.json (several)")
-
-
-def draw_experiment(folder: Path) -> list[Path]:
-    """Draws the figures of an experiment's rows, and returns their paths. Raises UserError."""
-    rows = read_rows(folder)
-    runs = collections.Counter((row["arm"], row["seed"]) for row in rows if "purpose" not in row)
-    if twice := [run for run, n in runs.items() if n > 1]:
-        arm, seed = twice[0]
-        raise UserError(f"{folder}: two rows of arm {arm!r}, seed {seed}; experiment.py --run=false draws the config's")
-    drawn = draw_maps(folder / "meters.json") if os.path.isfile(folder / "meters.json") else []
-    return [*report.figures(rows, folder), *drawn]
 
 
 def curves(folders: list[Path]) -> Path:

@@ -285,20 +285,19 @@ def notes(claim: dict) -> list[str]:
 def claims_table(judged: list[dict]) -> str:
     """A line per claim: its verdict, and the numbers behind it. Accuracies are fractions, losses are in nats, and
     differences of logarithms are ratios."""
-    return "\n".join(map(line_of, judged))
-
-
-def line_of(claim: dict) -> str:
-    words = "exploratory: " * claim["exploratory"] + claim["verdict"]
-    if "over" in claim:
-        number = number_shown(claim)
-        values = ", ".join(map(number, claim["by_seed"].values()))
-        count = f"{claim['over']} of {claim['n'] + len(claim['lost'])} seeds over {number(claim['threshold'], 'g')}"
-        words += f" ({count}, {claim['needed']} needed: {values})"
-    elif "mean" in claim:
-        words += f" ({numbers_of(claim)})"
-    remarks = notes(claim) if claim["verdict"] != "not run" else []
-    return f"{claim['claim']}: " + "; ".join([words, *remarks])
+    lines = []
+    for claim in judged:
+        words = "exploratory: " * claim["exploratory"] + claim["verdict"]
+        if "over" in claim:
+            number, n = number_shown(claim), claim["n"] + len(claim["lost"])
+            values = ", ".join(map(number, claim["by_seed"].values()))
+            count = f"{claim['over']} of {n} seeds over {number(claim['threshold'], 'g')}"
+            words += f" ({count}, {claim['needed']} needed: {values})"
+        elif "mean" in claim:
+            words += f" ({numbers_of(claim)})"
+        remarks = notes(claim) if claim["verdict"] != "not run" else []
+        lines.append(f"{claim['claim']}: " + "; ".join([words, *remarks]))
+    return "\n".join(lines)
 
 
 def numbers_of(claim: dict) -> str:

@@ -24,19 +24,21 @@ GATE_KEYS = ("gate", "gate_activation", "gate_bias", "gate_rank", "gate_input", 
 
 def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
     """{part: {arm: [[(step, gain in nats), ...] of each seed]}}, of the arms that are compared with another."""
-    plain, panels, of_run = plain_arms(rows), {}, {(row["arm"], row["seed"]): losses(row) for row in rows}
+    plain, panels, of_run = (
+        plain_arms(rows),
+        {},
+        {},
+    )  # of_run: {step: {part: loss}}, of the evaluations behind the first
+    for row in rows:
+        parts = {one["step"]: one for one in row.get("loss_curve", [])}
+        curve = {step: {"all": loss} | parts.get(step, {}) for step, loss in row["curve"] if step > 0}
+        of_run[row["arm"], row["seed"]] = curve
     for part, ((arm, seed), after) in itertools.product(PARTS, of_run.items()):
         before = of_run.get((plain.get(arm), seed), {})
         pairs = ((step, before.get(step, {}).get(part), loss.get(part)) for step, loss in after.items())
         if curve := [(step, was - now) for step, was, now in pairs if is_finite(was) and is_finite(now)]:
             panels.setdefault(PARTS[part], {}).setdefault(arm, []).append(curve)
     return panels
-
-
-def losses(row: dict) -> dict[int, dict[str, float]]:
-    """{step: {part: loss}} of the evaluations of a run behind its first."""
-    parts = {one["step"]: one for one in row.get("loss_curve", [])}
-    return {step: {"all": loss} | parts.get(step, {}) for step, loss in row["curve"] if step > 0}
 
 
 def by_step(rows: list[dict], path: Path) -> Path:

@@ -71,9 +71,7 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
     drawn = [metric_curves(rows, folder / f"{rows[0]['metric']}.png")]
     if any(row.get("loss_curve") for row in rows) and gains.gains(rows):
         drawn.append(gains.by_step(rows, folder / "gain.png"))
-    if rows[0]["metric"] == "accuracy" and (panels := by_state(rows)):
-        drawn.append(accuracy_by_state(panels, folder / "state.png"))
-    return drawn
+    return drawn + (accuracy_by_state(rows, folder / "state.png") if rows[0]["metric"] == "accuracy" else [])
 
 
 def figures_of_claims(config, rows: list[dict], judged: list[dict], choices: list[dict], folder: Path) -> list[Path]:
@@ -107,9 +105,10 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
     return curve_panels(panels, looks, path, ylabel=label, size=size, finish=finish)
 
 
-def by_state(rows: list[dict]) -> dict[str, dict[str, list]]:
-    """{kind: {mixer: [a seed's curve of (KiB of state, accuracy in per cent)]}}, where a seed has three sizes or more.
-    An arm's kind is its name without mixer and size: "levels" for "gla levels 16"."""
+def accuracy_by_state(rows: list[dict], path: Path) -> list[Path]:
+    """Draws the accuracy against the bytes of the state, as in "Zoology" (Arora et al. 2023), where a seed has three
+    sizes or more: a panel per kind, a colour per mixer, every seed. Returns the paths. An arm's kind is its name without
+    mixer and size: "levels" for "gla levels 16"."""
     curves: dict = {}
     for row in rows:
         if "state_bytes" in row:  # old rows have none
@@ -120,12 +119,8 @@ def by_state(rows: list[dict]) -> dict[str, dict[str, list]]:
     for (kind, mixer, _), curve in curves.items():
         if len({size for size, _ in curve}) > 2:
             panels.setdefault(kind, {}).setdefault(mixer, []).append(sorted(curve))
-    return panels
-
-
-def accuracy_by_state(panels: dict[str, dict[str, list]], path: Path) -> Path:
-    """Draws what by_state returns, as in "Zoology" (Arora et al. 2023): a panel per kind, a colour per mixer, every
-    seed. Returns the path."""
+    if not panels:
+        return []
     names = itertools.chain.from_iterable(panels.values())
     looks = {name: dict(color=colour, marker=".") for name, colour in mixer_colours(names).items()}
 
@@ -135,7 +130,7 @@ def accuracy_by_state(panels: dict[str, dict[str, list]], path: Path) -> Path:
         axes.set(ylim=(0, 100))
 
     labels: dict = dict(ylabel="accuracy at the queries (%)", xlabel="KiB of state of a sequence, in float32")
-    return curve_panels(panels, looks, path, **labels, columns=3, finish=finish)
+    return [curve_panels(panels, looks, path, **labels, columns=3, finish=finish)]
 
 
 def curve_of(row: dict) -> list[tuple]:
