@@ -24,11 +24,7 @@ GATE_KEYS = ("gate", "gate_activation", "gate_bias", "gate_rank", "gate_input", 
 
 def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
     """{part: {arm: [[(step, gain in nats), ...] of each seed]}}, of the arms that are compared with another."""
-    plain, panels, of_run = (
-        plain_arms(rows),
-        {},
-        {},
-    )  # of_run: {step: {part: loss}}, of the evaluations behind the first
+    plain, panels, of_run = plain_arms(rows), {}, {}  # of_run: {step: {part: loss}} behind the first evaluation
     for row in rows:
         parts = {one["step"]: one for one in row.get("loss_curve", [])}
         curve = {step: {"all": loss} | parts.get(step, {}) for step, loss in row["curve"] if step > 0}

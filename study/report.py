@@ -107,8 +107,10 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
 
 def accuracy_by_state(rows: list[dict], path: Path) -> list[Path]:
     """Draws the accuracy against the bytes of the state, as in "Zoology" (Arora et al. 2023), where a seed has three
-    sizes or more: a panel per kind, a colour per mixer, every seed. Returns the paths. An arm's kind is its name without
-    mixer and size: "levels" for "gla levels 16"."""
+    sizes or more: a panel per kind, a colour per mixer, every seed. Returns the paths.
+
+    An arm's kind is its name without mixer and size: "levels" for "gla levels 16".
+    """
     curves: dict = {}
     for row in rows:
         if "state_bytes" in row:  # old rows have none
