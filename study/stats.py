@@ -91,8 +91,17 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
             result |= {"over": over, "needed": claim["in"], "verdict": "passed" if over >= claim["in"] else "failed"}
             continue
         family += [(result, "p")] * (threshold is not None) + [(result, "p_within")] * ("within" in claim)
-        if len(values) >= 2:
-            result |= describe(values, claim)
+        if len(values) < 2:
+            continue
+        low, high = exact_interval(values, result["sides"])
+        mean, student_low, student_high = t_interval(values, 1 - 2 * LEVEL / result["sides"])
+        result |= {"mean": mean, "sd": statistics.stdev(values), "identical": are_identical(values)}
+        result |= {"low": low, "high": high, "student_low": student_low, "student_high": student_high}
+        if threshold is not None:
+            result["p"] = sign_flip_test(values, threshold, "greater" if result["sides"] == 1 else "two-sided")
+        if band := claim.get("within"):
+            tests = sign_flip_test(values, -band, "greater"), sign_flip_test(values, band, "less")
+            result |= {"within": band, "p_within": max(tests)}
     corrected = holm([result.get(name, 1.0) for result, name in family])
     for (result, name), p in zip(family, corrected, strict=True):
         if name in result:
@@ -109,21 +118,6 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
 def threshold_of(claim: dict) -> float | None:
     """What a claim's mean is to be above, or other than; None if it is only to be within a band."""
     return claim.get("above", claim.get("other_than"))
-
-
-def describe(values: Sequence[float], claim: dict) -> dict:
-    """The mean of the values, its exact interval and Student's, and the exact p of a threshold and of a band."""
-    threshold, sides = threshold_of(claim), claim.get("sides", 2)
-    low, high = exact_interval(values, sides)
-    mean, student_low, student_high = t_interval(values, 1 - 2 * LEVEL / sides)
-    result: dict = {"mean": mean, "sd": statistics.stdev(values), "identical": are_identical(values)}
-    result |= {"low": low, "high": high, "student_low": student_low, "student_high": student_high}
-    if threshold is not None:
-        result["p"] = sign_flip_test(values, threshold, "greater" if sides == 1 else "two-sided")
-    if band := claim.get("within"):
-        tests = sign_flip_test(values, -band, "greater"), sign_flip_test(values, band, "less")
-        result |= {"within": band, "p_within": max(tests)}
-    return result
 
 
 def verdict(values: Sequence[float], claim: dict, result: dict) -> str:

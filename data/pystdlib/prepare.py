@@ -106,15 +106,12 @@ def clean(texts):
     for name, text in texts.items():
         runs = runs_of(text)
         is_generated = name.startswith("config-") or GENERATED.search(text[:300])  # config-*: made by a build
-        if not (name.startswith(TABLES) or is_table(text) or is_generated or len(runs & seen) > len(runs) / 2):
+        lines = [line for line in text.splitlines() if line.strip()]
+        is_table = 2 * sum(len(line) for line in lines if TABLE_LINE.match(line)) > sum(map(len, lines))
+        if not (name.startswith(TABLES) or is_table or is_generated or len(runs & seen) > len(runs) / 2):
             kept[name] = text
             seen |= runs
     return kept
-
-
-def is_table(text):
-    lines = [line for line in text.splitlines() if line.strip()]
-    return 2 * sum(len(line) for line in lines if TABLE_LINE.match(line)) > sum(map(len, lines))
 
 
 def runs_of(text):
