@@ -16,7 +16,7 @@ from statistics import fmean, stdev
 
 import configurator
 from study.curves import area
-from study.rows import as_read, by_run, missing_scores, text_of
+from study.rows import as_read, missing_scores, text_of
 from train import TrainConfig
 
 
@@ -29,7 +29,7 @@ class Plan:
     """
 
     def __init__(self, config, rows: list[dict]):
-        self.choices, self.rows = choose_rates(config, rows), by_run(rows)
+        self.choices, self.rows = choose_rates(config, rows), {text_of(row): row for row in rows}
         self.compared = runs_of(
             config, config.seeds, rates_of(config, self.choices) if config.selection_seeds else None
         )
@@ -111,7 +111,7 @@ def choose_rates(config, rows: list[dict]) -> list[dict]:
     not, trials: [{rate, is_short, area, rows}], values: {rate: what it is chosen by, for each seed}, and what
     `settled` adds}. A value is negative where the metric is a loss: more is better.
     """
-    by_text = by_run(rows)
+    by_text = {text_of(row): row for row in rows}
     choosing = [arm for arm in config.arms if config.selection_seeds and arm not in config.rate_of]
     choices = [choose_rate(config, arm, by_text) for arm in choosing]
     return pooled(config, choices) if config.pool_rates else choices

@@ -1,7 +1,7 @@
 """The rows of an experiment: which run a row belongs to, and which of its scores count.
 
-    rows = read_rows(folder)
-    row = by_run(rows).get(text_of(run))        # None: this run has no row yet
+    rows = {text_of(row): row for row in read_rows(folder)}
+    row = rows.get(text_of(run))                # None: this run has no row yet
 
 A row of rows.jsonl holds a run (its arm, seed, data and keys of train.py), its results, and the code and
 machine that made them. Scores are not part of what identifies a run: if the config asks for another score, it is
@@ -10,7 +10,6 @@ computed for the finished run, and a newer row is written.
 
 import json
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +87,6 @@ def whole_numbers(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [whole_numbers(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def by_run(rows: Iterable[dict]) -> dict[str, dict]:
-    return {text_of(row): row for row in rows}
 
 
 def number(value: float | None) -> float:

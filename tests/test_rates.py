@@ -10,7 +10,7 @@ import experiment
 from configurator import UserError
 from study import rates, report, runner
 from study.plan import rates_of, runs_of
-from study.rows import by_run, read_rows, text_of
+from study.rows import read_rows, text_of
 
 GLAS = {"gla": {"attention": "gla"}, "gla gated": {"attention": "gla", "gate": "elementwise"}}
 
@@ -34,7 +34,7 @@ def chosen(config, value, row_of=None):
     rows = []
     while True:
         choices = experiment.choose_rates(config, rows)
-        lacking = [run for choice in choices for run in choice["runs"] if text_of(run) not in by_run(rows)]
+        lacking = [run for choice in choices for run in choice["runs"] if text_of(run) not in map(text_of, rows)]
         if not lacking:
             return choices, len(rows)
         made = [made_row(run, value(run)) for run in lacking]
