@@ -239,7 +239,8 @@ def main(argv: list[str]) -> None:
         return
     choices = choose_rates(config, read_rows(out_dir))
     judged = claims.judge_claims(config, rows, choices)
-    print(report.summary(config, rows, judged))
+    said, tables = claims.claims_table(judged), report.tables(config, rows)
+    print("\n" + "\n\n".join(map(str, filter(None, [*tables, said]))) + "\n")
     # workers end at the same time
     with lock(out_dir, "report", wait=math.inf) if config.run else contextlib.nullcontext():
         figures = report.figures(rows, out_dir) + report.figures_of_claims(config, rows, judged, choices, out_dir)
@@ -249,8 +250,7 @@ def main(argv: list[str]) -> None:
             write_text(out_dir / "claims.json", json.dumps(kept, indent=1) + "\n")
         else:
             (out_dir / "claims.json").unlink(missing_ok=True)
-        shown: list = [claims.claims_table(judged), *figures, *report.parts(config, rows)]
-        page = write_page(out_dir / "report.html", shown)
+        page = write_page(out_dir / "report.html", [said, *figures, *tables])
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
 
 

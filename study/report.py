@@ -1,6 +1,6 @@
 """An experiment's tables, figures and report.html, from its rows and from nothing else.
 
-    print(summary(config, rows, claims.judge_claims(config, rows)))
+    print(*tables(config, rows), sep="\n\n")
 
 experiment.py makes all of it at its end, and again with --run=false; `python plot.py results/NAME` draws the figures
 that need no config.
@@ -18,16 +18,10 @@ from study.page import Table
 from study.rows import mixer_of, number, variant_of
 
 
-def summary(config, rows: list[dict], judged: list[dict]) -> str:
-    """The whole report on the rows as text: tables, then the claims."""
-    shown = [*parts(config, rows), claims.claims_table(judged)]
-    return "\n" + "\n\n".join(str(part) for part in shown if part) + "\n"
-
-
-def parts(config, rows: list[dict]) -> list[Table]:
+def tables(config, rows: list[dict]) -> list[Table]:
     """The tables that the report has beside the claims."""
-    tables = [table(config, rows), gains.lengths_table(rows), sinks.table(rows)]
-    return [one for one in (*tables, ranks.table(ranks.records(config, rows))) if one]
+    made = [table(config, rows), gains.lengths_table(rows), sinks.table(rows)]
+    return [one for one in (*made, ranks.table(ranks.records(config, rows))) if one]
 
 
 def show(config, row: dict) -> str:

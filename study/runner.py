@@ -268,9 +268,7 @@ def is_prepared(script: str, keys: dict, folder: Path) -> bool:
     return isinstance(about, dict) and about.get("generator_version") == script_of(script).VERSION
 
 
-def start_process(
-    command, folder: Path, threads: int, gpu: str | None, processes: int, held: IO | None = None
-) -> subprocess.Popen:
+def start_process(command, folder: Path, threads: int, gpu: str | None, processes: int, held: IO) -> subprocess.Popen:
     """Starts a script in a process of its own, or under torchrun in several that share its work. It holds the lock of
     the run, too, which is therefore not free before it ends, also where the worker is killed."""
     script, keys = command
@@ -284,7 +282,7 @@ def start_process(
             [sys.executable, *launcher, ROOT / script, f"--config_override={json.dumps(keys)}"],
             stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment,
             start_new_session=True,  # a terminal's Ctrl-C is for this process, which then asks each run once
-            pass_fds=[] if held is None else [held.fileno()],
+            pass_fds=[held.fileno()],
         )  # fmt: skip
 
 
