@@ -47,11 +47,7 @@ def begin(name: str, config_class: type, description: str | None, positional: st
         return
     set_up()
     program = os.path.basename(sys.argv[0])
-
-    def look(argv):
-        find_files(config_class, read_words(config_class, argv, positional, program, description or ""))
-
-    run(look)
+    run(lambda argv: find_files(config_class, read_words(config_class, argv, positional, program, description or "")))
 
 
 def set_up() -> None:
