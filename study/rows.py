@@ -23,7 +23,7 @@ RUN = ("arm", "seed", "purpose", "config", "data", "init_from")  # what identifi
 TEXT, DICT, MANY = (str, 0, 999), (dict, 0, 9999), 1 << 20
 COUNT, NUMBER, STEP = (int, 0, 1 << 62), (float, -1e30, 1e30, None), (float, 0, 1 << 62)
 TEXT_OR_NONE, SECONDS = (*TEXT, None), (float, 0, 1e12)
-LENGTH = {"block_size": COUNT, "loss?": NUMBER, "by_position?": [[NUMBER, 2, 2], 1, MANY]}
+LENGTH = {"block_size": COUNT, "loss?": NUMBER}
 OF_KIND = {"share": NUMBER, "effective": NUMBER, "gate_mean": {str: NUMBER}, "loss": NUMBER}  # of query
 ROW = {
     "arm": TEXT, "seed": COUNT, "purpose?": {"selection", "short selection"},
@@ -48,7 +48,6 @@ def wrong_row(row: dict) -> str | None:
     a_number = NUMBER[:3] if row["finite"] else NUMBER
     parts: list = [("curve: step", list(steps), [STEP, 1, MANY]), ("curve", list(values), [a_number, 1, MANY])]
     parts.append(("", row, {row["metric"]: a_number}))
-    parts += [(name, score, {"trained_length": COUNT}) for name, score in row["scores"].items() if "lengths" in score]
     if kinds := (row.get("sinks") or [{}])[-1].keys() - {"step", "value_norm"}:
         parts.append(("meters", row.get("meters"), {"kinds": dict.fromkeys(kinds, {"uniform": (float, 0, 1)})}))
     return next((wrong for name, value, rule in parts if (wrong := wrong_field(value, rule, name))), None)
