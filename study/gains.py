@@ -88,17 +88,15 @@ def cell(by_seed: list[float | None], form: str) -> str:
 
 def plain_arms(rows: list[dict]) -> dict[str, str]:
     """{arm: the one without a gate that has else the same keys, but for the rate; of several, that of the same rate}"""
-    keys, compared = {row["arm"]: keys_of(row) for row in rows}, {}
+    keys, compared = {}, {}  # keys: {arm: (those of its runs but of its gate, rate and seed; those of its gate; rate)}
+    for row in rows:
+        config = {name: value for name, value in row["config"].items() if name not in ("learning_rate", "seed")}
+        of_gate = {name: value for name, value in config.items() if name in GATE_KEYS and value not in ("none", 1.0)}
+        shared = {name: value for name, value in config.items() if name not in GATE_KEYS}
+        shared |= {"goes on": "init_from" in row}
+        keys[row["arm"]] = shared, of_gate, row["config"].get("learning_rate")
     for arm, (shared, of_gate, rate) in keys.items():
         same = [(keys[other][2] != rate, other) for other in keys if keys[other][:2] == (shared, {})]
         if of_gate and same:
             compared[arm] = min(same, key=lambda other: other[0])[1]
     return compared
-
-
-def keys_of(row: dict) -> tuple[dict, dict, float | None]:
-    """(the keys of a row's run without those of its gate, its rate and its seed; the keys of its gate; its rate)"""
-    config = {name: value for name, value in row["config"].items() if name not in ("learning_rate", "seed")}
-    of_gate = {name: value for name, value in config.items() if name in GATE_KEYS and value not in ("none", 1.0)}
-    shared = {name: value for name, value in config.items() if name not in GATE_KEYS}
-    return shared | {"goes on": "init_from" in row}, of_gate, row["config"].get("learning_rate")

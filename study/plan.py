@@ -96,8 +96,7 @@ def name_of(run: dict) -> str:
     """The folder of a run."""
     rate = f"lr{run['config']['learning_rate']:g}" if "purpose" in run else None
     short = "short" if run.get("purpose") == "short selection" else None
-    parts = [run["arm"], rate, short, f"seed{run['seed']}"]
-    return "-".join(part for part in parts if part)
+    return "-".join(filter(None, [run["arm"], rate, short, f"seed{run['seed']}"]))
 
 
 def steps_of(runs: Iterable[dict]) -> int:

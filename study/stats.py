@@ -142,12 +142,10 @@ def verdict(values: Sequence[float], claim: dict, result: dict) -> str:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down correction (1979): p-values that may all be compared with 0.05."""
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    corrected, largest = [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
-        corrected[i] = largest
-    return corrected
+    order, n = np.argsort(p_values, kind="stable"), len(p_values)
+    corrected = np.empty(n)
+    corrected[order] = np.maximum.accumulate(np.array(p_values)[order] * np.arange(n, 0, -1))
+    return corrected.clip(max=1.0).tolist()
 
 
 def subset_means(values: Sequence[float]) -> np.ndarray:
