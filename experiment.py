@@ -104,7 +104,7 @@ class ExperimentConfig:
         for kind, name, _ in [*named, ("name", self.name, {})]:
             is_text = isinstance(name, str) and name.isprintable() and bool(name.strip())
             if not is_text or name[0] == "." or {"/", "\\"} & set(name) or len(name.encode()) > 80:
-                words = "names are file names: a text of 1 to 80 bytes, without slashes and line ends, no dot before it"
+                words = "names are file names: 1 to 80 bytes, without slashes and line ends, that begin with no dot"
                 raise UserError(f"{kind}: {show(name)}: {words}")
         for kind, name, keys in [*named, ("base", "", self.base), ("selection_base", "", self.selection_base)]:
             if taken := sorted(OURS[kind == "scores"] & keys.keys()):
