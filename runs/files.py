@@ -90,9 +90,7 @@ def read_json(path: Path | str, most: int = 1 << 26, infinity: bool = False) -> 
 
 def parse_json(text: str | bytes, name: Path | str, infinity: bool = False) -> Any:
     """What a JSON text holds. Raises UserError, also for NaN and Infinity, which JSON lacks, and for a key twice.
-
-    infinity: whether Infinity may stand there, as in files of transformers.
-    """
+    infinity: whether Infinity may stand there, as in files of transformers."""
 
     def refuse(constant):
         if infinity and constant == "Infinity":
@@ -117,9 +115,7 @@ def refuse_twice(pairs: Iterable[tuple]) -> dict:
 
 def read_jsonl(file: Path | str, rules: dict | None = None) -> list[dict]:
     """The objects of a file of JSON lines; none where there is no file. A last line that was cut short is left out.
-
-    rules: {name: rule (rules.py)} of every object. UserError names a damaged line.
-    """
+    rules: {name: rule (rules.py)} of every object. UserError names a damaged line."""
     *lines, last = read_regular(file, 1 << 30).split(b"\n") if os.path.isfile(file) else [b""]
     rows = [_object_of(line) for line in (lines if _object_of(last) is None else [*lines, last])]
     for number, row in enumerate(rows, 1):
@@ -142,6 +138,18 @@ def named_if_it_fails(name: object) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"{name}: cannot be written ({error.strerror or error})") from None
+
+
+@contextlib.contextmanager
+def one_line(words: str) -> Iterator[None]:
+    """Whatever a library raises inside becomes a UserError, `words (reason)`. A panic of Rust is no Exception."""
+    try:
+        yield
+    except (UserError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(f"{words} ({reason})") from None
 
 
 def write_text(path: Path | str, text: str) -> None:
@@ -290,10 +298,7 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
 
 @contextlib.contextmanager
 def new_folder(folder: Path | str) -> Iterator[Path]:
-    """Yields folder/.new for files that `switch` then moves to the folder; no other process writes there meanwhile.
-
-    Raises UserError.
-    """
+    """Yields folder/.new for files that `switch` then moves to the folder; no other process writes there meanwhile."""
     new = Path(folder) / NEW
     new.mkdir(parents=True, exist_ok=True)
     with lock(new):
