@@ -63,7 +63,8 @@ def main(argv: list[str]) -> None:
         print(curves(runs))
     for folder in folders:
         with one_line(f"{folder}: cannot be drawn"):
-            print(*draw(folder), *([write_page(folder, config.text)] if config.html else []), sep="\n")
+            drawn = [*draw(folder), *([write_page(folder, config.text)] if config.html else [])]
+        print(*drawn, sep="\n")
 
 
 def draw(folder: Path) -> list:
