@@ -29,6 +29,7 @@ class EvaluateConfig:
     split: str = key("val", "the split of the data to score")
     batch_size: int = key(32, "number of rows scored at once", at_least=1)
     block_size: int | None = key(None, "context length in tokens (None: the model's)", at_least=1)
+    mask_documents: bool | None = key(None, "text: each document is read alone (None: as in training)")
     stride: int | None = key(None, "text: tokens between the starts of windows (None: block_size)", at_least=1)
     lengths: list[int] = key([], "text: context lengths to compare, each with its loss by position", at_least=1)
     rope_scaling: str | None = key(
@@ -233,14 +234,17 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
         check_output("out", config.out)
     rope = {name: value for name in ("rope_scaling", "rope_factor") if (value := getattr(config, name)) is not None}
     model, checkpoint = load_model(config.checkpoint, processes.device, **rope)
-    dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
+    of_run = checkpoint.get("data", {})
+    is_masked = of_run.get("mask_documents", False) if config.mask_documents is None else config.mask_documents
+    dataset = open_dataset(config.dataset or of_run.get("path", ""), is_masked)
     processes.check_same(dataset.sha256, f"dataset={dataset.folder}", "give all machines the same data")
     check_same_weights(processes, config.checkpoint)
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)
     if config.prune_below is not None and not gates_to_prune(model):
         raise UserError(f"prune_below={config.prune_below}: {config.checkpoint} has no gate that multiplies")
-    if dataset.kind == "examples" and (config.stride or config.lengths):
-        raise UserError(f"{dataset.folder}: stride and lengths are for text, and these data are separate rows")
+    if dataset.kind == "examples" and (config.stride or config.lengths or config.mask_documents):
+        keys = "stride, lengths and mask_documents"
+        raise UserError(f"{dataset.folder}: {keys} are for text, and these data are separate rows")
     config.dtype = pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), processes.device_type)
 
     about = {"checkpoint": config.checkpoint, "step": checkpoint.get("iter_num"), "attention": model.config.attention}
@@ -283,7 +287,8 @@ def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, 
 
     sums = processes.on_all(sums_of_split)
     sums = sum_over_ranks(sums, dataset, block_size, processes.device, processes.world_size)
-    result = {"block_size": block_size, "reading": f"windows, stride {stride}"} | summarize(sums, dataset, split)
+    reading = f"{'windows of documents' if dataset.mask_documents else 'windows'}, stride {stride}"
+    result = {"block_size": block_size, "reading": reading} | summarize(sums, dataset, split)
     check_loss(result["loss"], config.checkpoint)
     if dataset.kind == "stream":
         result["loss_of"] = parts_of_loss(sums)

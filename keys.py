@@ -210,6 +210,9 @@ class TrainConfig(GPTConfig):
     """Every key of a run: those of the model, and these."""
 
     dataset: str = key("data/pystdlib", "folder of the data, written by one of data/*/prepare.py", find=find_data)
+    mask_documents: bool = key(
+        False, "text: a row is one document, or a part of it: nothing is read or predicted across documents"
+    )
     out_dir: str = key("out", "folder that the run is written to")
     init_from: str = key(
         "scratch",

@@ -86,7 +86,8 @@ def main(argv: list[str]) -> None:
         model, checkpoint = load_model(path, processes.device)
         if dataset is None:
             check_output("out", out)
-            dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", ""))
+            of_run = checkpoint.get("data", {})
+            dataset = open_dataset(config.dataset or of_run.get("path", ""), of_run.get("mask_documents", False))
         check_vocabulary(model.config.vocab_size, checkpoint, dataset)
         results.append(meters_of(model, checkpoint, path, dataset, config))
     write_text(out, json.dumps({"checkpoints": results}) + "\n")

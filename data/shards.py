@@ -64,8 +64,11 @@ def dtype_of(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size <= UINT16_VOCAB else np.uint32)
 
 
-def open_dataset(path: Path | str) -> "Dataset":
-    """A Dataset whose files have all been checked. Raises UserError, which names the file and what to do."""
+def open_dataset(path: Path | str, mask_documents: bool = False) -> "Dataset":
+    """A Dataset whose files have all been checked. Raises UserError, which names the file and what to do.
+
+    mask_documents: a row of a stream is a document, or a part of one (rows of examples stay as they are)
+    """
     if not str(path):
         make = "python data/text/prepare.py FILE --tokenizer=CHECKPOINT --out_dir=FOLDER makes one"
         raise UserError(f"dataset=None: the checkpoint names no data set; name one: --dataset=FOLDER ({make})")
@@ -73,7 +76,8 @@ def open_dataset(path: Path | str) -> "Dataset":
     folder = Path(path)
     try:
         meta = read_meta(folder)
-        return Dataset(folder, meta, _open_shards(folder, meta))
+        shards, documents = _open_shards(folder, meta)
+        return Dataset(folder, meta, shards, documents if mask_documents else {})
     except UserError as error:
         raise UserError(f"{error}; {how_to_prepare(folder)}") from None
 
@@ -103,9 +107,12 @@ def npy_files(meta: dict) -> Iterator[dict]:
 
 
 def _open_shards(folder, meta):
-    """{split: its shards, as memory maps}, after a check of every file. Raises UserError."""
+    """{split: its shards, as memory maps}, {split: where its documents begin, then its length}, for a stream.
+
+    Every file has been checked. Raises UserError.
+    """
     is_text, vocab_size = meta["kind"] == "stream", meta["vocab_size"]
-    shards = {split: [] for split in meta["splits"]}
+    shards, documents = {split: [] for split in meta["splits"]}, {}
     for split, facts in meta["splits"].items():
         for entry in facts["shards"]:
             shape = (entry["tokens"],) if is_text else (entry["rows"], 2, entry["seq_len"])
@@ -113,8 +120,13 @@ def _open_shards(folder, meta):
             shards[split].append(_open_shard(path, sha256, dtype_of(vocab_size), shape, vocab_size))
         if is_text:
             entry, shape = facts["document_offsets"], (facts["documents"] + 1,)
-            _open_shard(folder / entry["file"], entry["sha256"], np.dtype(np.int64), shape, facts["tokens"] + 1)
-    return shards
+            offsets = _open_shard(
+                folder / entry["file"], entry["sha256"], np.dtype(np.int64), shape, facts["tokens"] + 1
+            )
+            if offsets[0] != 0 or offsets[-1] != facts["tokens"] or (np.diff(offsets) < 0).any():
+                raise UserError(f"{folder / entry['file']}: must rise from 0 to {facts['tokens']}")
+            documents[split] = offsets
+    return shards, documents
 
 
 def _open_shard(path, sha256, dtype, shape, limit):
@@ -148,9 +160,11 @@ class Dataset:
     kinds: {name: token ids} of the queries that meters.py measures apart; empty if the data set names none
     alphabet: the characters that the ids 1, 2, ... of data/backcopy stand for, or None
     first_ids: the ids that every row begins with and that stand for no text: [0] for <s>, or none
+    mask_documents: whether a row of a stream is a document or a part of one, so that nothing is read across documents
     """
 
-    def __init__(self, folder: Path, meta: dict, shards: dict[str, list]):
+    def __init__(self, folder: Path, meta: dict, shards: dict[str, list], documents: dict | None = None):
+        """documents: {split: where its documents begin, then its length}; none: a split of a stream is one document."""
         self.folder, self.meta, self._shards = folder, meta, shards
         self.name, self.tokenizer = meta["name"], meta["tokenizer"]
         self.kind = "stream" if meta["kind"] == "stream" else "examples"
@@ -169,6 +183,9 @@ class Dataset:
         self.sha256 = hashlib.sha256(json.dumps([*means, shas], sort_keys=True).encode()).hexdigest()
         # where each shard begins in its split, then the split's length: in tokens, or in rows
         self._starts = {split: [0, *itertools.accumulate(map(len, parts))] for split, parts in shards.items()}
+        self.mask_documents = bool(documents)
+        self._documents = documents or {split: np.array([0, starts[-1]]) for split, starts in self._starts.items()}
+        self._windows = functools.lru_cache(maxsize=4)(self._find_windows)
 
     def counts(self, split: str) -> dict[str, int]:
         """documents, words, bytes, tokens of a stream; rows, tokens, labels of examples."""
@@ -186,6 +203,8 @@ class Dataset:
         self.longest(split, block_size)
         if split in self._drawn:
             return sys.maxsize
+        if self.mask_documents:
+            return len(self._windows(split, block_size, block_size))
         length = self._starts[split][-1]
         if self.kind == "examples":
             return length
@@ -195,9 +214,12 @@ class Dataset:
         return (length - 1) // block_size
 
     def tokens_per_example(self, split: str, block_size: int) -> float:
-        """The mean length of a row; block_size for a stream."""
+        """The mean length of a row; block_size for a stream whose documents are not masked."""
         if how := self._drawn.get(split):
             return how["length"]
+        if self.mask_documents:
+            targets = np.maximum(np.diff(self._documents[split]) - 1, 0).sum()
+            return float(targets / self.examples_per_epoch(split, block_size))
         facts = self._facts(split)
         return facts["tokens"] / facts["rows"] if self.kind == "examples" else block_size
 
@@ -222,7 +244,9 @@ class Dataset:
             epoch, position = divmod(index, n)
             order, phase = _epoch(seed, epoch, n, block_size)
             place = int(order[position])
-            if self.kind == "stream":
+            if self.mask_documents:
+                place = self._windows(split, block_size, block_size)[place]
+            elif self.kind == "stream":
                 # the phase moves the borders of the windows from epoch to epoch; the last window ends with the split
                 place = min(phase + place * block_size, self._starts[split][-1] - block_size - 1)
             examples.append(self._example(split, place, block_size))
@@ -230,7 +254,7 @@ class Dataset:
 
     def count_labels(self, split: str, step: int, micro_steps: Iterable[int], **sizes) -> int:
         """The number of labels in these micro-steps. sizes: the keys of `batch`."""
-        if self.kind == "stream":
+        if self.kind == "stream" and not self.mask_documents:
             return sizes["batch_size"] * sizes["block_size"] * len(list(micro_steps))
         return sum(int((self.batch(split, step, micro_step=m, **sizes)[1] != IGNORE).sum()) for m in micro_steps)
 
@@ -242,27 +266,33 @@ class Dataset:
         Yields (inputs, targets, slice) over the whole split, in order, so that every token is scored once; the batches
         rank, rank + world_size, ... All examples of a batch are of one slice. A stream has the slice None, and windows
         of block_size; all its tokens but the first are scored. With a stride below block_size windows overlap, and each
-        scores what lies behind the one before it. Raises UserError for a larger stride.
+        scores what lies behind the one before it. Raises UserError for a larger stride. Of masked documents each has
+        windows of its own, the longest first.
 
         tokens: read about that many tokens instead, the same in every call, evenly spread over the split and its slices
         """
         stride, is_text, longest = stride or block_size, self.kind == "stream", self.longest(split, block_size)
         if stride > block_size:
             raise UserError(f"stride={stride}: windows of block_size={block_size} would leave tokens between them out")
-        facts, starts = self._facts(split), self._starts[split]
-        slices: dict = {None: range(0, max(1, starts[-1] - 1 - block_size + stride), stride)} if is_text else {}
+        facts, starts, documents = self._facts(split), self._starts[split], self._documents[split]
+        slices: dict = {None: self._windows(split, block_size, stride)} if is_text else {}
         for shard, start in zip(() if is_text else facts["shards"], starts, strict=False):
             slices.setdefault(shard["slice"], []).extend(range(start, start + shard["rows"]))
         batches = []
         for name, places in slices.items():
             if tokens is not None:
                 places = _spread(places, -(-tokens * len(places) // facts["tokens"]))
+            if self.mask_documents:  # rows of about the same length stand together, so that little is padded
+                places = np.array(places)
+                lengths = np.minimum(self._ends(split, places) - 1 - places, block_size)
+                places = places[np.argsort(-lengths, kind="stable")]
             batches += [(name, places[i : i + batch_size]) for i in range(0, len(places), batch_size)]
         for name, places in batches[rank::world_size]:
             examples = [self._example(split, place, block_size) for place in places]
-            inputs, targets = _collate(examples, longest if is_text else 0)
+            inputs, targets = _collate(examples, longest if is_text and not self.mask_documents else 0)
             if is_text:
-                targets[int(places[0] == 0) :, : block_size - stride] = IGNORE  # the window before has scored them
+                later = documents[np.searchsorted(documents, places)] != places  # than its document's first window,
+                targets[later.nonzero()[0], : block_size - stride] = IGNORE  # so that one before has scored these
             yield inputs, targets, name
 
     def _facts(self, split):
@@ -284,10 +314,26 @@ class Dataset:
             raise UserError(f"{self.folder}: {what}; block_size={block_size} is too small")
         return longest
 
+    def _find_windows(self, split, block_size, stride):
+        """Where the windows of a stream begin: at each document's start, and every `stride` tokens behind it until each
+        of its tokens but the first is the target of one. Raises UserError where there is none. Called as _windows."""
+        documents = self._documents[split]
+        targets = np.diff(documents) - 1
+        counts = np.where(targets > 0, 1 + np.maximum(0, -(-(targets - block_size) // stride)), 0)
+        if not counts.any():
+            raise UserError(f"{self.folder}: no text of {split} has two tokens, so there is nothing to predict")
+        firsts = np.repeat(documents[:-1], counts)
+        return firsts + stride * (np.arange(len(firsts)) - np.repeat(counts.cumsum() - counts, counts))
+
+    def _ends(self, split, places):
+        """Where the documents end in which these places of a stream lie."""
+        documents = self._documents[split]
+        return documents[np.searchsorted(documents, places, side="right")]
+
     def _example(self, split, place, block_size):
-        """Inputs and targets of a row, or of the next block_size tokens of a stream, or of as many as are left."""
+        """Inputs and targets of a row, or of a document's next block_size tokens, or of as many as are left."""
         if self.kind == "stream":
-            tokens = self._read(split, place, place + block_size + 1)
+            tokens = self._read(split, place, min(place + block_size + 1, self._ends(split, place)))
             return tokens[:-1], tokens[1:]
         tokens, labels = self._read(split, place, place + 1)[0]
         return tokens, np.where(labels == 0, IGNORE, labels)

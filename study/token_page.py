@@ -44,7 +44,7 @@ def write_page(path: Path, text: str | None = None) -> Path:
     model, checkpoint = load_model(meters["checkpoint"], Processes("auto", 0).device)
     if "folder" not in meters or checkpoint.get("iter_num") != meters["step"]:
         raise UserError(f"{file}: is older than {meters['checkpoint']} or than this version; run meters.py again")
-    dataset = open_dataset(meters["folder"])
+    dataset = open_dataset(meters["folder"], checkpoint.get("data", {}).get("mask_documents", False))
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)
     ids = ids_of(dataset, meters, model.config.block_size, text)
     template, about = TEMPLATE.read_text(), {name: value for name, value in meters.items() if name not in LEFT_OUT}
