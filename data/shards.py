@@ -120,12 +120,10 @@ def _open_shards(folder, meta):
             shards[split].append(_open_shard(path, sha256, dtype_of(vocab_size), shape, vocab_size))
         if is_text:
             entry, shape = facts["document_offsets"], (facts["documents"] + 1,)
-            offsets = _open_shard(
-                folder / entry["file"], entry["sha256"], np.dtype(np.int64), shape, facts["tokens"] + 1
-            )
-            if offsets[0] != 0 or offsets[-1] != facts["tokens"] or (np.diff(offsets) < 0).any():
-                raise UserError(f"{folder / entry['file']}: must rise from 0 to {facts['tokens']}")
-            documents[split] = offsets
+            path, n = folder / entry["file"], facts["tokens"]
+            offsets = documents[split] = _open_shard(path, entry["sha256"], np.dtype(np.int64), shape, n + 1)
+            if offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 0).any():
+                raise UserError(f"{path}: must rise from 0 to {n}")
     return shards, documents
 
 
@@ -284,8 +282,7 @@ class Dataset:
                 places = _spread(places, -(-tokens * len(places) // facts["tokens"]))
             if self.mask_documents:  # rows of about the same length stand together, so that little is padded
                 places = np.array(places)
-                lengths = np.minimum(self._ends(split, places) - 1 - places, block_size)
-                places = places[np.argsort(-lengths, kind="stable")]
+                places = places[np.argsort(-self._lengths(split, places, block_size), kind="stable")]
             batches += [(name, places[i : i + batch_size]) for i in range(0, len(places), batch_size)]
         for name, places in batches[rank::world_size]:
             examples = [self._example(split, place, block_size) for place in places]
@@ -315,8 +312,8 @@ class Dataset:
         return longest
 
     def _find_windows(self, split, block_size, stride):
-        """Where the windows of a stream begin: at each document's start, and every `stride` tokens behind it until each
-        of its tokens but the first is the target of one. Raises UserError where there is none. Called as _windows."""
+        """Where the windows of a stream begin: at a document's start, then every `stride` tokens until each token but
+        its first is a target. Raises UserError where there is none. It is called as _windows, which remembers."""
         documents = self._documents[split]
         targets = np.diff(documents) - 1
         counts = np.where(targets > 0, 1 + np.maximum(0, -(-(targets - block_size) // stride)), 0)
@@ -325,15 +322,15 @@ class Dataset:
         firsts = np.repeat(documents[:-1], counts)
         return firsts + stride * (np.arange(len(firsts)) - np.repeat(counts.cumsum() - counts, counts))
 
-    def _ends(self, split, places):
-        """Where the documents end in which these places of a stream lie."""
+    def _lengths(self, split, places, block_size):
+        """How long the windows at these places of a stream are: block_size, or less where the document ends before."""
         documents = self._documents[split]
-        return documents[np.searchsorted(documents, places, side="right")]
+        return np.minimum(documents[np.searchsorted(documents, places, side="right")] - 1 - places, block_size)
 
     def _example(self, split, place, block_size):
         """Inputs and targets of a row, or of a document's next block_size tokens, or of as many as are left."""
         if self.kind == "stream":
-            tokens = self._read(split, place, min(place + block_size + 1, self._ends(split, place)))
+            tokens = self._read(split, place, place + self._lengths(split, place, block_size) + 1)
             return tokens[:-1], tokens[1:]
         tokens, labels = self._read(split, place, place + 1)[0]
         return tokens, np.where(labels == 0, IGNORE, labels)
