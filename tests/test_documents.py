@@ -132,5 +132,5 @@ def test_a_run_masks_in_every_evaluation_and_after_a_resume(text, mqar, run, key
     train.main([f"--out_dir={out}", "--init_from=resume", "--max_iters=9", "--mask_documents=false"])
     assert "mask_documents: False, where the checkpoint has True" in capsys.readouterr().out
     assert f"{mqar} has rows" in helpers.error_of(helpers.train, **keys("rows", dataset=mqar, mask_documents=True))
-    words = [f"--checkpoint={out}", f"--dataset={mqar}", "--mask_documents=true"]
+    words = [f"--checkpoint={run('rows', dataset=mqar)}", "--mask_documents=true"]
     assert "mask_documents are for text" in helpers.error_of(evaluate.main, words)
