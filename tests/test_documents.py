@@ -3,7 +3,6 @@
 python -m pytest tests/test_documents.py
 """
 
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -28,54 +27,47 @@ T = 8
 SIZES = [1, 2, 3, T - 1, 0, T, T + 1, 1, T + 2, 3 * T + 1, 5, 0]
 
 
-def documents_of(sizes):
-    """Documents of the tokens 1000, 1001, ..."""
-    return np.split(np.arange(1000, 1000 + sum(sizes)), np.cumsum(sizes)[:-1])
+def parts_of(tokens, sizes, block_size, stride):
+    """The definition: [(tokens, how many of them are scored as targets)] of each window of each document."""
+    parts = []
+    for document in np.split(tokens, np.cumsum(sizes)[:-1]):
+        start, left = 0, len(document) - 1  # the first token is no target
+        while left > 0:
+            part = document[start : start + block_size + 1].tolist()
+            new = len(part) - 1 if start == 0 else min(stride, left)
+            parts.append((part, new))
+            start, left = start + stride, left - new
+    return parts
 
 
-def dataset_of(sizes):
-    offsets, tokens = np.cumsum([0, *sizes]), np.arange(1000, 1000 + sum(sizes), dtype=np.uint16)
-    facts = {"tokens": sum(sizes), "shards": [{"sha256": ""}] * 2}
-    meta = dict(name="x", kind="stream", tokenizer="x", vocab_size=1 << 16, parameters={}, splits={"train": facts})
-    return Dataset(Path("x"), meta, {"train": [tokens[:7], tokens[7:]]}, {"train": offsets})
-
-
-def parts_of(document, block_size, stride):
-    """The definition: [(inputs, targets, how many of these were targets before)] of a document's windows."""
-    parts, scored = [], 1
-    for start in itertools.count(0, stride):
-        if scored >= len(document):
-            return parts
-        tokens = document[start : start + block_size + 1].tolist()
-        parts.append((tokens[:-1], tokens[1:], scored - start - 1))
-        scored = start + len(tokens)
+def rows_of(inputs, targets):
+    """The same of a batch, whose padding has no targets, and which predicts the next token."""
+    for x, y in zip(inputs.tolist(), targets.tolist(), strict=True):
+        scored = [i for i, target in enumerate(y) if target != IGNORE]
+        part = [*x[: scored[-1] + 1], y[scored[-1]]]
+        assert [y[i] for i in scored] == part[-len(scored) :]
+        yield part, len(scored)
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.integers(0, 30), max_size=9).map(lambda sizes: [9, *sizes]), st.integers(1, 12), st.integers(1, 12),
-    st.integers(1, 5), st.integers(1, 3),
-)  # fmt: skip
-def test_every_token_of_a_document_but_its_first_is_a_target_once_within_it(sizes, block_size, stride, rows, world):
-    dataset, stride = dataset_of(sizes), min(stride, block_size)
-    expected = [part for document in documents_of(sizes) for part in parts_of(document, block_size, stride)]
-    found = []
-    for rank in range(world):
-        for inputs, targets, _ in dataset.eval_batches("train", rows, block_size, rank, world, stride):
-            assert len(inputs) <= rows
-            for x, y in zip(inputs.tolist(), targets.tolist(), strict=True):
-                n, old = sum(i > 0 for i in x), next(i for i, target in enumerate(y) if target != IGNORE)
-                assert y == [IGNORE] * old + [i + 1 for i in x[old:n]] + [IGNORE] * (len(x) - n)
-                found.append((x[:n], [i + 1 for i in x[:n]], old))
-    assert sorted(found) == sorted(expected)
+@given(st.lists(st.integers(0, 30), max_size=9), st.integers(1, 12), st.integers(1, 12), st.integers(1, 4))
+def test_every_token_of_a_document_but_its_first_is_a_target_once_within_it(sizes, block_size, stride, n):
+    sizes, stride = [9, *sizes], min(stride, block_size)
+    tokens = np.arange(1000, 1000 + sum(sizes), dtype=np.uint16)
+    facts = {"tokens": len(tokens), "shards": [{"sha256": ""}] * 2}
+    meta = dict(name="x", kind="stream", tokenizer="x", vocab_size=1 << 16, parameters={}, splits={"train": facts})
+    dataset = Dataset(Path("x"), meta, {"train": [tokens[:7], tokens[7:]]}, {"train": np.cumsum([0, *sizes])})
+    batches = [b for rank in range(n) for b in dataset.eval_batches("train", n, block_size, rank, n, stride)]
+    found = [row for inputs, targets, _ in batches for row in rows_of(inputs, targets)]
+    assert sorted(found) == sorted(parts_of(tokens, sizes, block_size, stride))
 
-    whole = [part for document in documents_of(sizes) for part in parts_of(document, block_size, block_size)]
-    n, keys = dataset.examples_per_epoch("train", block_size), dict(seed=3, batch_size=1, block_size=block_size)
-    batches = [dataset.batch("train", step, **keys, same_length=step % 2 == 0) for step in range(n)]
-    assert sorted(y[y != IGNORE].tolist() for _, y in batches) == sorted(targets for _, targets, _ in whole)
-    labels = [int((targets != IGNORE).sum()) for _, targets in batches]
-    assert [dataset.count_labels("train", step, [0], **keys) for step in range(n)] == labels
-    assert dataset.tokens_per_example("train", block_size) == pytest.approx(sum(labels) / n)
+    keys = dict(seed=n, batch_size=1, block_size=block_size)
+    epoch = range(dataset.examples_per_epoch("train", block_size))
+    batches = [dataset.batch("train", step, **keys, same_length=step % 2 == 0) for step in epoch]
+    found = [row for batch in batches for row in rows_of(*batch)]
+    assert sorted(found) == sorted(parts_of(tokens, sizes, block_size, block_size))
+    assert [dataset.count_labels("train", step, [0], **keys) for step in epoch] == [labels for _, labels in found]
+    assert dataset.tokens_per_example("train", block_size) == pytest.approx(np.mean([labels for _, labels in found]))
 
 
 OPTIONS = [dict(attention=mixer, gate=gate) for mixer in MIXERS for gate in ("none", "elementwise")]
@@ -97,29 +89,24 @@ def folder(tmp_path_factory):
 @torch.no_grad()
 @pytest.mark.parametrize("keys", OPTIONS, ids=lambda keys: " ".join(map(str, keys.values())))
 def test_each_document_is_read_as_the_model_reads_it_alone(keys, folder):
-    dataset = open_dataset(folder, mask_documents=True)
-    sizes = dict(n_layer=2, n_head=2, n_embd=16, block_size=T, vocab_size=256, state_size=8)
-    model, tokens = off_its_start(GPTConfig(**sizes | keys)), dataset._read("val", 0, sum(SIZES))
-    logits, nats = {}, 0.0
-    for document in np.split(tokens, np.cumsum(SIZES)[:-1]):
-        for inputs, targets, _ in parts_of(document, T, T):
-            logits[*inputs] = model(torch.tensor([inputs]))[0]
-            nats += float(F.cross_entropy(logits[*inputs], torch.tensor(targets), reduction="sum"))
-    n, total = dataset.examples_per_epoch("train", T), 0.0
-    for step in range(n // 4 + 1):
+    dataset, sizes = open_dataset(folder, mask_documents=True), dict(n_layer=2, n_head=2, n_embd=16, state_size=8)
+    model = off_its_start(GPTConfig(block_size=T, vocab_size=256, **sizes | keys))
+    parts = [part for part, _ in parts_of(dataset._read("val", 0, sum(SIZES)), SIZES, T, T)]
+    alone = {tuple(part[:-1]): model(torch.tensor([part[:-1]]))[0] for part in parts}
+    for step in range(3):  # all of the 11 parts, and one of the next epoch
         inputs, targets = dataset.batch("train", step, seed=0, batch_size=4, block_size=T)
         for row, y, labelled in zip(inputs, model(inputs), targets != IGNORE, strict=True):
-            assert (y[labelled] - logits[*row[labelled].tolist()]).abs().max() < 1e-12
-    for inputs, targets, _ in dataset.eval_batches("val", 3, T):
-        total += float(model(inputs, targets, reduction="sum"))
-    assert total == pytest.approx(nats, abs=1e-10)
+            assert (y[labelled] - alone[*row[labelled].tolist()]).abs().max() < 1e-12
+    nats = sum(F.cross_entropy(alone[*part[:-1]], torch.tensor(part[1:]), reduction="sum") for part in parts)
+    total = sum(model(x, y, reduction="sum") for x, y, _ in dataset.eval_batches("val", 3, T))
+    torch.testing.assert_close(total, nats, rtol=1e-12, atol=0)
 
 
 def test_a_run_masks_in_every_evaluation_and_after_a_resume(text, mqar, run, keys, helpers, capsys):
     of_run, dataset = dict(mask_documents=True, schedule="constant"), open_dataset(text, mask_documents=True)
     out = run("out", dataset=text, max_iters=4, **of_run)
-    labels = sum(max(0, n - 1) for n in np.diff(np.load(text / "val_documents.npy")))
-    assert {row["labels"] for row in helpers.metrics(out, "eval")} == {labels}
+    counts = dataset.counts("val")
+    assert {row["labels"] for row in helpers.metrics(out, "eval")} == {counts["tokens"] - counts["documents"]}
     assert f"{round(4 * dataset.tokens_per_example('train', 32))} tokens a step" in capsys.readouterr().out
     whole = run("whole", dataset=text, **of_run)
     train.main([f"--out_dir={out}", "--init_from=resume", "--max_iters=8"])
