@@ -287,7 +287,7 @@ def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, 
 
     sums = processes.on_all(sums_of_split)
     sums = sum_over_ranks(sums, dataset, block_size, processes.device, processes.world_size)
-    reading = f"{'windows of documents' if dataset.mask_documents else 'windows'}, stride {stride}"
+    reading = f"{'documents' if dataset.mask_documents else 'windows'}, stride {stride}"
     result = {"block_size": block_size, "reading": reading} | summarize(sums, dataset, split)
     check_loss(result["loss"], config.checkpoint)
     if dataset.kind == "stream":

@@ -111,7 +111,7 @@ def test_a_run_masks_in_every_evaluation_and_after_a_resume(text, mqar, run, key
     whole = run("whole", dataset=text, **of_run)
     train.main([f"--out_dir={out}", "--init_from=resume", "--max_iters=8"])
     assert helpers.losses(out) == helpers.losses(whole)
-    for words, shown in (([], "windows of documents, stride 32"), (["--mask_documents=false"], " windows, stride 32")):
+    for words, shown in (([], " documents, stride 32"), (["--mask_documents=false"], " windows, stride 32")):
         evaluate.main([f"--checkpoint={out}", "--device=cpu", *words])
         assert shown in capsys.readouterr().out
     meters.main([f"--checkpoint={out}", "--device=cpu"])  # on whole windows, without padding
