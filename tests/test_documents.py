@@ -3,6 +3,9 @@
 python -m pytest tests/test_documents.py
 """
 
+import hashlib
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +68,10 @@ def test_every_token_of_a_document_but_its_first_is_a_target_once_within_it(size
     epoch = range(dataset.examples_per_epoch("train", block_size))
     batches = [dataset.batch("train", step, **keys, same_length=step % 2 == 0) for step in epoch]
     found = [row for batch in batches for row in rows_of(*batch)]
-    assert sorted(found) == sorted(parts_of(tokens, sizes, block_size, block_size))
+    parts = parts_of(tokens, sizes, block_size, block_size)
+    assert sorted(found) == sorted(parts)
+    widths = [inputs.shape[1] for inputs, _, _ in dataset.eval_batches("train", n, block_size)]
+    assert widths == sorted((len(part) - 1 for part, _ in parts), reverse=True)[::n]  # long rows stand together
     assert [dataset.count_labels("train", step, [0], **keys) for step in epoch] == [labels for _, labels in found]
     assert dataset.tokens_per_example("train", block_size) == pytest.approx(np.mean([labels for _, labels in found]))
 
@@ -100,6 +106,15 @@ def test_each_document_is_read_as_the_model_reads_it_alone(keys, folder):
     nats = sum(F.cross_entropy(alone[*part[:-1]], torch.tensor(part[1:]), reduction="sum") for part in parts)
     total = sum(model(x, y, reduction="sum") for x, y, _ in dataset.eval_batches("val", 3, T))
     torch.testing.assert_close(total, nats, rtol=1e-12, atol=0)
+
+
+def test_documents_that_do_not_lie_one_behind_the_other_are_refused(folder, tmp_path, helpers):
+    file = Path(shutil.copytree(folder, tmp_path / "copy")) / "val_documents.npy"
+    offsets, meta = np.load(file), json.loads((folder / "meta.json").read_text())
+    np.save(file, offsets[[0, 2, 1, *range(3, len(offsets))]])
+    meta["splits"]["val"]["document_offsets"]["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    file.with_name("meta.json").write_text(json.dumps(meta))
+    assert f"{file}: must rise from 0 to {sum(SIZES)}" in helpers.error_of(open_dataset, file.parent)
 
 
 def test_a_run_masks_in_every_evaluation_and_after_a_resume(text, mqar, run, keys, helpers, capsys):
