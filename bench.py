@@ -1,8 +1,7 @@
 """Measures speed and memory; prints tables and, as its last line, one JSON object.
 
-    python bench.py ops                              the chunked forms against scaled_dot_product_attention and the loop
-    python bench.py train --against=PATH/model.py    a training step against nanoGPT's own (its file is not kept here)
-    python bench.py all --against=PATH/model.py      every part
+    python bench.py gpu                            what the first hour on a GPU asks, and a page for an issue
+    python bench.py all --against=PATH/model.py    every part; the file is nanoGPT's own, which is not kept here
 
 Absolute times of a shared machine mean little: here two sides run in turn in one process, with the same number of
 threads, and their order changes from pair to pair. What is reported is the median of the paired ratios, and its 95%
@@ -28,10 +27,11 @@ from configurator import UserError, check_choice
 from ops.kernels import has_fla
 from runs import files
 from runs.hardware import cpu_threads, gemm_rate, pick_device, pick_dtype
-from runs.outdir import write_text
+from runs.outdir import git_state, write_text
 from speed.costs import bench_decode, bench_length, bench_overhead, bench_train
 from speed.forms import bench_ops
 from speed.gaterun import bench_gaterun
+from speed.gpu import bench_gpu, page
 from speed.report import Report
 
 PARTS = {
@@ -41,6 +41,7 @@ PARTS = {
     "decode": bench_decode,
     "ops": bench_ops,
     "gaterun": bench_gaterun,
+    "gpu": bench_gpu,
 }
 
 
@@ -54,11 +55,9 @@ def main(argv: list[str]) -> None:
     config.dtype = pick_dtype(config.dtype, config.device)
     if config.device == "cuda":
         torch.set_float32_matmul_precision("high")  # for all sides, as train.py and nanoGPT's do
-    parts = [name for name in PARTS if name in config.what or "all" in config.what]
-    if config.against is None and "gaterun" in parts:
-        if "gaterun" in config.what:
-            raise UserError("against=None: the part gaterun runs nanoGPT, too; name its model.py with --against=PATH")
-        parts.remove("gaterun")
+    if config.against is None and "gaterun" in config.what:
+        raise UserError("against=None: the part gaterun runs nanoGPT, too; name its model.py with --against=PATH")
+    parts = [name for name in PARTS if {name, "all"} & {*config.what} and (config.against or name != "gaterun")]
     out_dir = Path(config.out_dir)
     files.claim(out_dir, "bench", config.overwrite)
     about = describe(config)
@@ -69,6 +68,8 @@ def main(argv: list[str]) -> None:
         PARTS[name](config, report)
         print(report)
         write_text(out_dir / f"{name}.json", json.dumps(about | asdict(report), indent=1) + "\n")
+        if name == "gpu":
+            write_text(out_dir / "gpu.md", page(about, report.rows))
         for kind, of_all in measured.items():
             of_all += [{k: v for k, v in ratio.items() if k != "pairs"} for ratio in getattr(report, kind)]
     print(f"written: {out_dir}/")
@@ -84,6 +85,7 @@ def describe(config: BenchConfig) -> dict:
         "device": f"{config.device}, {machine}, {config.threads} threads",
         "dtype": config.dtype,
         "versions": f"python {platform.python_version()}, torch {torch.__version__}",
+        "commit": git_state()["git_commit"],
         "kernels": kernels,
         "gemm_gflops": {name: round(gemm_rate(config.device, name) / 1e9) for name in ("float32", "bfloat16")},
     }

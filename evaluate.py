@@ -53,7 +53,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -198,8 +198,13 @@ def evaluate(
 
     Sums are taken over all ranks before any division: each gets the same.
 
-    dtype: of matrix products; tokens: score a fixed sample of about that many tokens (Dataset.eval_batches)
+    dtype: of matrix products; tokens: score a fixed sample of about that many tokens (Dataset.eval_batches), of which
+    each part of a mixture has its share
     """
+    if len(dataset.parts) > 1:
+        keys: Any = dict(batch_size=batch_size, block_size=block_size, dtype=dtype, rank=rank, world_size=world_size)
+        n = tokens if tokens and tokens < dataset.counts(split)["tokens"] else None
+        return of_mixture(dataset, lambda part, w: evaluate(model, part, split, tokens=n and math.ceil(w * n), **keys))
     was_training, device = model.training, model.wte.weight.device
     model.eval()
     batches = dataset.eval_batches(split, batch_size, block_size, rank, world_size, tokens=tokens)
@@ -209,6 +214,17 @@ def evaluate(
     sums = sum_over_ranks(sums, dataset, block_size, device, world_size)
     parts = {"loss_of": parts_of_loss(sums)} if dataset.kind == "stream" else {}
     return summarize(sums, dataset, split) | parts
+
+
+def of_mixture(dataset: Dataset, numbers_of: Callable) -> dict:
+    """The means of numbers_of(part, weight) over the parts of a mixture, by their weights; parts: those of each."""
+    result: dict = {"loss": 0.0, "perplexity": 0.0, "accuracy": 0.0, "labels": 0, "parts": {}}
+    for part, weight in zip(dataset.parts, dataset.weights, strict=True):
+        result["parts"][str(part.folder)] = numbers = numbers_of(part, weight)
+        result["loss"] += weight * numbers["loss"]
+        result["accuracy"] += weight * numbers["accuracy"]
+        result["labels"] += numbers["labels"]
+    return result | {"perplexity": perplexity(result["loss"])}
 
 
 def sum_over_ranks(sums: dict, dataset: Dataset, block_size: int, device: torch.device | str, world_size: int) -> dict:
@@ -234,9 +250,9 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
         check_output("out", config.out)
     rope = {name: value for name in ("rope_scaling", "rope_factor") if (value := getattr(config, name)) is not None}
     model, checkpoint = load_model(config.checkpoint, processes.device, **rope)
-    of_run = checkpoint.get("data", {})
-    is_masked = of_run.get("mask_documents", False) if config.mask_documents is None else config.mask_documents
-    dataset = open_dataset(config.dataset or of_run.get("path", ""), is_masked)
+    trained_on = checkpoint.get("data", {})
+    is_masked = trained_on.get("mask_documents", False) if config.mask_documents is None else config.mask_documents
+    dataset = open_dataset(config.dataset or trained_on.get("mixture") or trained_on.get("path", ""), is_masked)
     processes.check_same(dataset.sha256, f"dataset={dataset.folder}", "give all machines the same data")
     check_same_weights(processes, config.checkpoint)
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)
@@ -271,6 +287,10 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
 def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, processes: Processes) -> dict:
     """Scores the split in windows of one context length. Returns the numbers."""
     stride, split, sized = config.stride or block_size, config.split, dataclasses.replace(config, block_size=block_size)
+    reading = f"{'documents' if dataset.mask_documents else 'windows'}, stride {stride}"
+    about: dict = {"block_size": block_size, "reading": reading}
+    if len(dataset.parts) > 1:
+        return about | of_mixture(dataset, lambda part, _: read(model, part, config, block_size, processes))
     processes.on_main(memory.check_evaluation, sized, model, dataset, block_size, processes.local_size)
     is_quiet = not (processes.is_main and sys.stderr.isatty())
 
@@ -287,8 +307,7 @@ def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, 
 
     sums = processes.on_all(sums_of_split)
     sums = sum_over_ranks(sums, dataset, block_size, processes.device, processes.world_size)
-    reading = f"{'documents' if dataset.mask_documents else 'windows'}, stride {stride}"
-    result = {"block_size": block_size, "reading": reading} | summarize(sums, dataset, split)
+    result = about | summarize(sums, dataset, split)
     check_loss(result["loss"], config.checkpoint)
     if dataset.kind == "stream":
         result["loss_of"] = parts_of_loss(sums)
@@ -310,6 +329,8 @@ def table(about: dict, results: list[dict]) -> str:
     lines += [row(name, [column[name] for column in columns]) for name in numbers]
     for name in first.get("loss_of", {}):
         lines.append(row(f"loss {name}", [column.get("loss_of", {}).get(name, "-") for column in columns]))
+    for part in first.get("parts", {}):
+        lines.append(row(f"loss {part}", [column["parts"][part]["loss"] for column in columns]))
     lines += [row(f"accuracy {name}", [accuracy]) for name, accuracy in first.get("slices", {}).items()]
     lines += [f"  T = {result['block_size']}: {result['limit']}" for result in results if "limit" in result]
     return "\n".join(lines)

@@ -14,6 +14,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from configurator import UserError, check_choice
+from ops import kernels
 
 GRANULARITIES = ("elementwise", "headwise", "shared", "scalar")
 POSITIONS = {  # {position: the (heads, width) of what it gates in a mixer}; readout to output: G1 to G5 of Qiu et al.
@@ -138,7 +139,9 @@ class Gate(nn.Module):
         size, rank = math.prod(self.shape), native_rank if native else config.gate_rank
         self.down = self.proj = self.static = self.slope = None
         self.static_start = config.gate_bias or 0.0
-        if config.gate_input == "static" and not native:
+        is_static = config.gate_input == "static" and not native
+        self.has_kernel = granularity == "elementwise" and not is_static and self.activation in kernels.FLA_GATES
+        if is_static:
             self.static = nn.Parameter(torch.empty(size))  # flat: a 1-D parameter gets no weight decay
         else:
             self.down = nn.Linear(config.n_embd, rank, bias=False) if rank else None
@@ -152,7 +155,9 @@ class Gate(nn.Module):
     def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
         start.fill_(1.0 if name == "slope" else self.static_start)
 
-    def forward(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, y: torch.Tensor, x: torch.Tensor, norm: nn.RMSNorm | None = None) -> torch.Tensor:
+        if norm is not None:  # of y, which fla's kernel computes with the gate
+            return kernels.norm_and_gate(y, self.logits(x), norm, self.activation)
         return GATE_ACTIVATIONS[self.activation](y, self.logits(x), self.slope)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:

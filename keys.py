@@ -209,7 +209,9 @@ class GPTConfig:
 class TrainConfig(GPTConfig):
     """Every key of a run: those of the model, and these."""
 
-    dataset: str = key("data/pystdlib", "folder of the data, written by one of data/*/prepare.py", find=find_data)
+    dataset: str = key(
+        "data/pystdlib", "folder of the data, or a mixture of several: data/a:7,data/b:3 (docs/data.md)", find=find_data
+    )
     mask_documents: bool = key(
         False, "text: a row is one document, or a part of it: nothing is read or predicted across documents"
     )

@@ -15,7 +15,7 @@ from gate import POSITIONS, READOUT_ACTIVATIONS, Gate
 from keys import GPTConfig
 from ops import kernels, levels, recurrence
 from ops.fast import at_least_float32
-from ops.layers import ResidualLinear, RMSNorm, ShortConv
+from ops.layers import Angles, ResidualLinear, RMSNorm, ShortConv
 
 DENOMINATOR_MIN = 1e-6
 READOUT_NORMS = {"rms": RMSNorm}  # modules made as norm(width, eps=...); one that cancels a factor of its inputs
@@ -119,6 +119,7 @@ class Mixer(nn.Module):
         self.n_head, self.key_width, self.value_width = max(query[0], value[0]), query[1], value[1]
         self.shapes = dict(query=query, key=key, value=value)
         self.levels = Levels(config, self.n_head) if self.has_levels and config.levels != "none" else None
+        self.angles: Angles | None = None  # of the positions, where a mixer asks for them
         self.gates = nn.ModuleDict()
         if gate.native and self.native_gate:
             published = (*POSITIONS["readout"](self), self.native_gate[0], native_rank)
@@ -135,6 +136,8 @@ class Mixer(nn.Module):
             width = self.n_head * self.value_width if norm_groups else self.value_width
             self.norm = READOUT_NORMS[self.norm_kind](width, eps=config.norm_eps)
             self.norm.groups = norm_groups or 1
+        is_alone = type(self.norm) is RMSNorm and not norm_groups and config.readout_activation == "none"
+        self.is_fused = self.has_fla and is_alone and any(gate.has_kernel for gate in self.after_norm[:1])
         self.out_proj = ResidualLinear(self.n_head * self.value_width, config.n_embd, bias=config.bias)
         self.out_proj.start_scale = config.out_init_scale
 
@@ -154,8 +157,12 @@ class Mixer(nn.Module):
             o = o + skip
         for gate in self.before_norm:
             o = gate(o, x)
-        o = self.normed(o)
-        for gate in self.after_norm:
+        gates = self.after_norm
+        if self.is_fused and kernels.fla_norms_and_gates(o):  # the norm and the gate behind it, in one kernel
+            o, gates = gates[0](o, x, self.norm), gates[1:]
+        else:
+            o = self.normed(o)
+        for gate in gates:
             o = gate(o, x)
         if self.config.branch_scale != 1:
             o = self.config.branch_scale * o

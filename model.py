@@ -74,6 +74,9 @@ class Softmax(Mixer):
         self.forget = nn.Linear(config.n_embd, H) if config.forget_gate else None
         self.sink = layers.Sink(config, H) if config.sink != "none" else None
         self.split = (H, Hk)
+        if "rope" in config.position:
+            scaling = config.rope_scaling, config.rope_factor, config.rope_length or config.block_size
+            self.angles = layers.Angles(layers.rope_frequencies, config.rotated, config.rope_base, *scaling)
 
     @property
     def window(self) -> int | None:
@@ -96,8 +99,7 @@ class Softmax(Mixer):
             qk = torch.cat([norm(y.flatten(axis)).view_as(y) for norm, y in pairs], dim=2)
         if word_of(c.position, self.layer) == "rope":
             turned, kept = qk.split((c.rotated, self.value_width - c.rotated), dim=-1)
-            trained_length = c.rope_length or c.block_size
-            turned = layers.rotate(turned, start, c.rope_base, c.rope_scaling, c.rope_factor, trained_length)
+            turned = layers.rotate(turned, start, self.angles)
             qk = torch.cat([turned, kept], dim=-1) if kept.shape[-1] else turned
         q, k = qk.to(v.dtype).split((H, Hk), dim=2)
         log_decay = None if self.forget is None else F.logsigmoid(at_least_float32(self.forget(x)))  # (B, T, H)
@@ -115,14 +117,13 @@ class Softmax(Mixer):
             if log_decay is not None:
                 log_decay = torch.cat([state["log_decay"], log_decay], dim=1)
                 state["log_decay"] = log_decay[:, T:]
-        if k.shape[1] < self.n_head:  # repeat_interleave copies even when the factor is 1
-            k, v = (x.repeat_interleave(self.n_head // x.shape[1], dim=1) for x in (k, v))
         # plain causal attention needs no mask, nor does a single query, which sees all that is remembered
-        is_cut = T > 1 if state is not None else T > (self.window or T)
+        reach = (self.window or T) if state is None else self.reach
+        is_cut = T > reach or (T > 1 and state is not None and start > 0)
         if has_bias or is_cut:
             j = torch.arange(first, start + T, device=q.device)
             mask = self.mask(j[start - first :], j, forgets=state is not None, log_decay=log_decay)
-        is_causal, kind = state is None and mask is None, self.config.attention_weights
+        is_causal, kind = mask is None and (state is None or T > 1), self.config.attention_weights
         if kind == "softmax" and self.config.attention_softcap is None and log_decay is None:
             o = layers.attention(q, k, v, mask, is_causal, sink)
         else:
@@ -149,7 +150,6 @@ class Softmax(Mixer):
 
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
-        k, v = (x.repeat_interleave(self.n_head // x.shape[1], dim=1) for x in (k, v))
         i = torch.arange(q.shape[2], device=q.device)
         mask, sink, c = self.mask(i, i, log_decay=p.log_decay), p.sink, self.config
         sink = None if sink is None else sink.transpose(1, 2)
@@ -179,6 +179,7 @@ class CosFormer(Mixer):
         self.key_width = 2 * D
         self.qkv = FusedLinear(config.n_embd, [H * D] * 3)
         self.conv = make_conv(config, 3 * H * D)
+        self.angles = layers.Angles(layers.quarter_turn, config.block_size)
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv = self.conv(self.qkv(x), state)
@@ -190,7 +191,7 @@ class CosFormer(Mixer):
         p, M, end = super().gated_projection(x, state, start), self.config.block_size, start + x.shape[1]
         if end > M:
             raise UserError(f"cosformer: position {end} is past block_size={M}, where its cosine turns negative")
-        cos, sin = layers.cos_sin(at_least_float32(p.q), start, layers.quarter_turn, M)  # (T, 1, 1)
+        cos, sin = self.angles(at_least_float32(p.q), start)  # (T, 1, 1)
         q, k = (layers.cos_sin_features(at_least_float32(y), cos, sin) for y in (p.q, p.k))  # (B, T, H, 2D)
         return p._replace(q=q, k=k)
 
@@ -479,8 +480,11 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, name, gate) for name, gate in config.layers())
+        tables: dict = {}
         for layer, block in enumerate(self.blocks):
             block.mixer.layer = layer
+            if block.mixer.angles is not None:  # one table for all layers that have the same
+                block.mixer.angles = tables.setdefault(block.mixer.angles.settings, block.mixer.angles)
         self.norm = make_norm(config)
         if not self.wte.weight.is_meta:  # a meta tensor has a shape and no data
             self.init_weights(seed)

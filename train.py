@@ -19,6 +19,7 @@ from keys import GPTConfig, TrainConfig
 
 configurator.begin(__name__, TrainConfig, __doc__)  # imports no torch: a slip in the command line is told at once
 
+import collections
 import copy
 import dataclasses
 import functools
@@ -29,6 +30,8 @@ import sys
 import time
 import uuid
 import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,7 +42,6 @@ from configurator import UserError
 from data.shards import Dataset, open_dataset
 from evaluate import evaluate, evaluation_rows
 from model import GPT
-from ops import IGNORE
 from optim import Muon, keep_compiler_out, matrices_of
 from runs import memory, parallel
 from runs.checkpoint import build_model, check_same_weights
@@ -49,6 +51,8 @@ from runs.notes import notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions
 from runs.probe import first_rows, is_spike, training_meters, training_rows
 from runs.resume import check_data, optimizer_state, restore, scale_new, take_weights, where_to_start
+
+READ_AHEAD = 2  # the steps whose batches are read while a step computes
 
 
 def main(argv: list[str]) -> None:
@@ -90,8 +94,8 @@ def run(config: TrainConfig, processes: Processes, resumed: dict | None, source:
     config = copy.copy(config)
     config.vocab_size = vocab_size
     processes.on_main(memory.check_training, config, dataset, processes)
-    with processes.signals_held(), OutDir(config, processes, resumed) as out:
-        train(config, processes, dataset, out, resumed, source, notes)
+    with processes.signals_held(), OutDir(config, processes, resumed) as out, ThreadPoolExecutor(1) as reader:
+        train(config, processes, dataset, out, reader, resumed, source, notes)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -155,20 +159,32 @@ def load_batches(
 ) -> list[tuple]:
     """[(micro-step, inputs (B, T), targets (B, T), labels in the global batch)] of a step, the part of this process.
 
-    It depends on (seed, step) alone. Labels are counted before the copies to the device, which do not block.
+    It depends on (seed, step) alone. The tensors are on the CPU, pinned for a GPU.
     """
     keys = dict(seed=config.seed, batch_size=config.batch_size, block_size=config.block_size)
     keys["gradient_accumulation_steps"] = config.gradient_accumulation_steps
     micro_steps = range(processes.rank, config.gradient_accumulation_steps, processes.world_size)
+    size = config.batch_size * config.gradient_accumulation_steps
+    n_labels = dataset.count_labels("train", step * size, (step + 1) * size, config.seed, config.block_size)
     batches = [dataset.batch("train", step, micro_step=m, same_length=same_length, **keys) for m in micro_steps]
-    # the other processes' labels are counted here, too: to ask for them would be a wait for all in every step
-    others = set(range(config.gradient_accumulation_steps)) - set(micro_steps)
-    n_labels = int(sum((targets != IGNORE).sum() for _, targets in batches))
-    n_labels = max(1, n_labels + dataset.count_labels("train", step, micro_steps=others, **keys))
-    return [
-        (m, processes.to_device(inputs), processes.to_device(targets), n_labels)
-        for m, (inputs, targets) in zip(micro_steps, batches, strict=True)
-    ]
+    return [(m, *map(processes.pin, batch), max(1, n_labels)) for m, batch in zip(micro_steps, batches, strict=True)]
+
+
+def read_ahead(
+    reader: ThreadPoolExecutor, load: Callable, processes: Processes, steps: Iterable[int]
+) -> Iterator[list[tuple]]:
+    """Yields load(step) of each step, its tensors on the device. While a step computes, the reader loads those of the
+    next READ_AHEAD ones. What it raises is raised here, when the turn of that step has come."""
+
+    def taken(future):
+        return [(m, processes.to_device(x), processes.to_device(y), n_labels) for m, x, y, n_labels in future.result()]
+
+    waiting: collections.deque = collections.deque()
+    for step in steps:
+        waiting.append(reader.submit(load, step))
+        if len(waiting) > READ_AHEAD:
+            yield taken(waiting.popleft())
+    yield from map(taken, waiting)
 
 
 def micro_loss(model: torch.nn.Module, config: TrainConfig, dtype: str, step: int, batch: tuple) -> torch.Tensor:
@@ -190,9 +206,10 @@ def is_compiled(config: TrainConfig, device_type: str) -> bool:
 
 
 def cheap_meters(config: TrainConfig, model: GPT, dataset: Dataset, dtype: str) -> dict:
-    """The cheap meters (runs/probe.py), on the first rows of the validation split."""
-    rows = training_rows(dataset.longest("val", config.block_size))
-    inputs, targets, _ = first_rows(dataset, "val", rows, config.block_size)
+    """The cheap meters (runs/probe.py), on the first rows of the validation split, of a mixture's first part."""
+    first = dataset.parts[0]
+    rows = training_rows(first.longest("val", config.block_size))
+    inputs, targets, _ = first_rows(first, "val", rows, config.block_size)
     device = model.wte.weight.device
     return training_meters(model, inputs.to(device), targets.to(device), dataset.kinds, dtype)
 
@@ -201,7 +218,10 @@ def cheap_meters(config: TrainConfig, model: GPT, dataset: Dataset, dtype: str) 
 # The training loop
 
 
-def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutDir, resumed, source, notes) -> None:
+def train(
+    config: TrainConfig, processes: Processes, dataset: Dataset, out: OutDir, reader: ThreadPoolExecutor, resumed,
+    source, notes,
+) -> None:  # fmt: skip
     """Trains from the first step to max_iters, or until stop_above says that the task is solved."""
     device, device_type, world_size = processes.device, processes.device_type, processes.world_size
     if device_type == "cuda":
@@ -258,7 +278,8 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
     out.start(about | {"device": device_type, "threads": processes.threads} | sizes, first_step)
     names = ["name", "sha256", "tokenizer", "vocab_size", "first_ids"]
     names += [name for name in ("alphabet", "mask_documents") if getattr(dataset, name)]
-    data = {"path": str(dataset.folder)} | {name: getattr(dataset, name) for name in names}
+    data = {"path": str(dataset.parts[0].folder)} | {name: getattr(dataset, name) for name in names}
+    data |= {"mixture": str(dataset.folder)} if len(dataset.parts) > 1 else {}
 
     def validate(tokens: int | None, with_meters: bool = False) -> dict:
         """The numbers of the validation split, or of a fixed sample of it of about so many tokens."""
@@ -278,7 +299,7 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
         """Ends the run if a step so far was bad. The weights are those from before it."""
         if (bad := int(bad_step)) >= 0:
             whole = parallel.unsharded(model)
-            losses = (micro_loss(whole, config, dtype, bad, batch) for batch in load(bad))
+            losses = (micro_loss(whole, config, dtype, bad, batch) for batch in next(read([bad])))
             tensors = processes.from_all(first_bad_tensor(whole, losses))
             stop(bad, "the loss or its gradient is not finite", next(filter(None, tensors), None))
         if scaler.is_enabled() and scaler.get_scale() < 1:
@@ -304,7 +325,8 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
     # the first step whose loss or gradient was not finite, or -1; on the device, so that nothing waits for a GPU
     bad_step = torch.tensor(-1, device=device)
     load = functools.partial(load_batches, dataset, config, processes, compiled)
-    batches = load(first_step)
+    read = functools.partial(read_ahead, reader, load, processes)
+    batches_of_steps = read(range(first_step, config.max_iters))
     bar = tqdm(
         desc="training", total=config.max_iters, initial=first_step, unit="step", disable=not processes.is_main,
         mininterval=0.1 if sys.stderr.isatty() else 30,  # a log file gets a line every 30 s
@@ -358,7 +380,7 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
             break
 
         # forward and backward. From here to the log nothing waits for a GPU: no tensor's value is read
-        loss = torch.zeros((), device=device)
+        batches, loss = next(batches_of_steps), torch.zeros((), device=device)
         for batch in batches:
             with parallel.no_sync(step_model, unless=batch is batches[-1]):
                 part = micro_loss(step_model, config, dtype, step, batch)
@@ -392,7 +414,6 @@ def train(config: TrainConfig, processes: Processes, dataset: Dataset, out: OutD
                 optimizer.step()
         scaler.update()
         model.zero_grad(set_to_none=True)
-        batches = load(step + 1)  # while a GPU still computes this step
 
         # log
         bar.update()

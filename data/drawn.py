@@ -23,7 +23,7 @@ def rows(task: str, length: int, key: str, first: int, n: int) -> tuple[np.ndarr
     counters = -(-length // 4)
     philox_key = int.from_bytes(hashlib.sha256(f"{task} {length} {key}".encode()).digest()[:16], "little")
     bits = np.random.Philox(key=philox_key, counter=first * counters).random_raw(4 * counters * n)
-    return TASKS[task][0]((bits >> np.uint64(32)).reshape(n, -1)[:, :length])
+    return TASKS[task][0]((bits >> np.uint64(32)).reshape(n, 4 * counters)[:, :length])
 
 
 def below(bits: np.ndarray, k: int) -> np.ndarray:

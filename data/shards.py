@@ -8,7 +8,8 @@ token ids. There are three kinds:
     examples  shards of shape (rows, 2, T) hold tokens and labels. Where the label is 0, nothing is predicted
     drawn     examples, but the train split has no shards: data/drawn.py draws its rows anew for every step
 
-open_dataset("data/mqar") checks every shard against its sha256, and returns a Dataset.
+open_dataset("data/mqar") checks every shard against its sha256, and returns a Dataset. That of the name
+"data/a:7,data/b:3" is a Mixture.
 """
 
 import bisect
@@ -18,7 +19,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from configurator import UserError
 from data import drawn
 from ops import IGNORE
 from rules import show, wrong_field
-from runs.files import find_data, how_to_prepare, read_json
+from runs.files import find_data, how_to_prepare, parts_of_mixture, read_json
 
 FORMAT = 1
 UINT16_VOCAB, MAX_VOCAB = 1 << 16, 1 << 31  # the most token ids of uint16, and at all
@@ -73,7 +74,9 @@ def open_dataset(path: Path | str, mask_documents: bool = False) -> "Dataset":
         make = "python data/text/prepare.py FILE --tokenizer=CHECKPOINT --out_dir=FOLDER makes one"
         raise UserError(f"dataset=None: the checkpoint names no data set; name one: --dataset=FOLDER ({make})")
     find_data(path)
-    folder = Path(path)
+    parts, folder = parts_of_mixture(path), Path(path)
+    if len(parts) > 1:
+        return Mixture(str(path), [open_dataset(part, mask_documents) for part in parts], list(parts.values()))
     try:
         meta = read_meta(folder)
         shards, documents = _open_shards(folder, meta)
@@ -148,6 +151,10 @@ def _open_shard(path, sha256, dtype, shape, limit):
     return array
 
 
+# what the ids of a data set mean
+MEANING = ("kind", "vocab_size", "tokenizer", "first_ids", "alphabet", "kinds")
+
+
 class Dataset:
     """
     An open data set, which open_dataset makes. Shards stay on disk. meta is the content of meta.json. kind is "stream"
@@ -159,7 +166,10 @@ class Dataset:
     alphabet: the characters that the ids 1, 2, ... of data/backcopy stand for, or None
     first_ids: the ids that every row begins with and that stand for no text: [0] for <s>, or none
     mask_documents: whether a row of a stream is a document or a part of one, so that nothing is read across documents
+    parts, weights: the data sets of a Mixture and their shares of the examples; otherwise this one alone
     """
+
+    weights = [1.0]
 
     def __init__(self, folder: Path, meta: dict, shards: dict[str, list], documents: dict | None = None):
         """documents: {split: where its documents begin, then its length}; none: a split of a stream is one document."""
@@ -171,7 +181,7 @@ class Dataset:
         # of data/backcopy and data/pystdlib
         self.first_ids = [0] if parameters.get("first_token") or parameters.get("row_len") else []
         self.alphabet = None if is_text else parameters.get("alphabet")
-        means = self.kind, self.vocab_size, self.tokenizer, self.first_ids, self.alphabet, self.kinds
+        means = [getattr(self, name) for name in MEANING]
         shas = {split: [[s["sha256"], s.get("slice")] for s in of["shards"]] for split, of in meta["splits"].items()}
         names = [name for pairs in shas.values() for _, name in pairs]
         # how the rows of a split are drawn (DRAWN), if they are
@@ -184,6 +194,11 @@ class Dataset:
         self.mask_documents = bool(documents)
         self._documents = documents or {split: np.array([0, starts[-1]]) for split, starts in self._starts.items()}
         self._windows = functools.lru_cache(maxsize=4)(self._find_windows)
+        self._order = functools.lru_cache(maxsize=4)(_epoch)
+
+    @property
+    def parts(self) -> list["Dataset"]:
+        return [self]
 
     def counts(self, split: str) -> dict[str, int]:
         """documents, words, bytes, tokens of a stream; rows, tokens, labels of examples."""
@@ -232,29 +247,49 @@ class Dataset:
         the longest row of the split, because torch.compile takes minutes for each new length. Drawn rows
         have no epochs, and no row is read twice.
         """
-        n, first = self.examples_per_epoch(split, block_size), step * gradient_accumulation_steps + micro_step
+        start = (step * gradient_accumulation_steps + micro_step) * batch_size
+        examples = self._examples(split, start, start + batch_size, seed, block_size)
+        return _collate(examples, self.longest(split, block_size) if same_length else 0)
+
+    def count_labels(self, split: str, start: int, stop: int, seed: int, block_size: int) -> int:
+        """How many labels the examples start, ..., stop - 1 of training have. None of them is read."""
+        if self.kind == "stream" and not self.mask_documents:
+            return (stop - start) * block_size
+        if how := self._drawn.get(split):  # where labels stand depends on the position alone
+            return (stop - start) * int(np.count_nonzero(drawn.rows(how["task"], how["length"], "", 0, 1)[1]))
+        places = self._places(split, start, stop, seed, block_size)
+        if self.mask_documents:
+            return int(self._lengths(split, places, block_size).sum())
+        return int(self._labels_of_rows[split][places].sum())
+
+    def _examples(self, split, start, stop, seed, block_size):
+        """[(inputs, targets)] of the examples start, ..., stop - 1 of training."""
         if how := self._drawn.get(split):
-            key = f"{how['seed']} {seed}"
-            tokens, labels = drawn.rows(how["task"], how["length"], key, first * batch_size, batch_size)
-            return _collate(list(zip(tokens, np.where(labels == 0, IGNORE, labels), strict=True)))
-        examples = []
-        for index in range(first * batch_size, (first + 1) * batch_size):
+            tokens, labels = drawn.rows(how["task"], how["length"], f"{how['seed']} {seed}", start, stop - start)
+            return list(zip(tokens, np.where(labels == 0, IGNORE, labels), strict=True))
+        places = self._places(split, start, stop, seed, block_size)
+        return [self._example(split, place, block_size) for place in places]
+
+    @functools.cached_property
+    def _labels_of_rows(self):
+        """{split: the number of labels of each row}, which reads all rows once."""
+        counts = {split: [np.count_nonzero(x[:, 1], axis=1) for x in shards] for split, shards in self._shards.items()}
+        return {split: np.concatenate(of_shards) for split, of_shards in counts.items() if of_shards}
+
+    def _places(self, split, start, stop, seed, block_size):
+        """Where the examples start, ..., stop - 1 of training begin in the split: their first tokens, or their rows."""
+        n, places = self.examples_per_epoch(split, block_size), []
+        for index in range(start, stop):
             epoch, position = divmod(index, n)
-            order, phase = _epoch(seed, epoch, n, block_size)
+            order, phase = self._order(seed, epoch, n, block_size)
             place = int(order[position])
             if self.mask_documents:
                 place = self._windows(split, block_size, block_size)[place]
             elif self.kind == "stream":
                 # the phase moves the borders of the windows from epoch to epoch; the last window ends with the split
                 place = min(phase + place * block_size, self._starts[split][-1] - block_size - 1)
-            examples.append(self._example(split, place, block_size))
-        return _collate(examples, self.longest(split, block_size) if same_length else 0)
-
-    def count_labels(self, split: str, step: int, micro_steps: Iterable[int], **sizes) -> int:
-        """The number of labels in these micro-steps. sizes: the keys of `batch`."""
-        if self.kind == "stream" and not self.mask_documents:
-            return sizes["batch_size"] * sizes["block_size"] * len(list(micro_steps))
-        return sum(int((self.batch(split, step, micro_step=m, **sizes)[1] != IGNORE).sum()) for m in micro_steps)
+            places.append(place)
+        return places
 
     def eval_batches(
         self, split: str, batch_size: int, block_size: int, rank: int = 0, world_size: int = 1,
@@ -349,7 +384,75 @@ def _spread(rows, n):
     return [rows[(2 * i + 1) * len(rows) // (2 * n)] for i in range(n)]
 
 
+class Mixture(Dataset):
+    """
+    Data sets mixed by weight, a Dataset too. Examples of training come in blocks of sum(shares): part d has shares[d]
+    of them, at places drawn from (seed, block). So it has given shares[d] * b before block b, and its k-th example in
+    the mixture is its k-th example alone: every part has epochs of its own. evaluate.py reads each part by itself.
+    """
+
+    def __init__(self, name: str, parts: list[Dataset], shares: list[int]):
+        self._parts, self._shares, first = parts, tuple(shares), parts[0]
+        for what in MEANING:
+            setattr(self, what, ours := getattr(first, what))
+            for part in parts:
+                if (theirs := getattr(part, what)) != ours:
+                    two = f"{what}={show(ours)} and {what}={show(theirs)}"
+                    raise UserError(f"{first.folder} and {part.folder} cannot be mixed: they have {two}")
+        self.folder, self.name, self.meta = Path(name), f"mixture of {len(parts)}", {"parameters": {}}
+        self.mask_documents = first.mask_documents
+        self.slices = max((part.slices for part in parts), key=len)
+        self.weights = [share / sum(shares) for share in shares]
+        hashes = [[share, part.sha256] for share, part in zip(shares, parts, strict=True)]
+        self.sha256 = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
+
+    @property
+    def parts(self) -> list[Dataset]:
+        return self._parts
+
+    def counts(self, split: str) -> dict[str, int]:
+        counts = [part.counts(split) for part in self.parts]
+        return {name: sum(of_part[name] for of_part in counts) for name in counts[0]}
+
+    def perfect_loss(self, split: str) -> None:
+        return None
+
+    def examples_per_epoch(self, split: str, block_size: int) -> int:
+        return sum(part.examples_per_epoch(split, block_size) for part in self.parts)
+
+    def tokens_per_example(self, split: str, block_size: int) -> float:
+        lengths = [part.tokens_per_example(split, block_size) for part in self.parts]
+        return sum(weight * length for weight, length in zip(self.weights, lengths, strict=True))
+
+    def longest(self, split: str, block_size: int) -> int:
+        return max(part.longest(split, block_size) for part in self.parts)
+
+    def count_labels(self, split: str, start: int, stop: int, seed: int, block_size: int) -> int:
+        _, places = self._deal(start, stop, seed)
+        return sum(part.count_labels(split, *of_part, seed, block_size) for part, of_part in places)
+
+    def _examples(self, split, start, stop, seed, block_size):
+        order, places = self._deal(start, stop, seed)
+        of_parts = [iter(part._examples(split, *of_part, seed, block_size)) for part, of_part in places]
+        return [next(of_parts[d]) for d in order]
+
+    def _deal(self, start, stop, seed):
+        """([the number of each example's part], [(part, (the number of its own first example, its last one's + 1))])"""
+        block, skipped = divmod(start, sum(self._shares))
+        blocks = range(block, -(-stop // sum(self._shares)))
+        order = np.concatenate([_block(seed, b, self._shares) for b in blocks])[: skipped + stop - start]
+        before = [np.bincount(order[:n], minlength=len(self.parts)) for n in (skipped, len(order))]
+        own = (np.array(before) + block * np.array(self._shares)).T.tolist()
+        return order[skipped:].tolist(), list(zip(self.parts, own, strict=True))
+
+
 @functools.lru_cache(maxsize=4)
+def _block(seed, block, shares):
+    """Which part each example of a block of a mixture is of."""
+    rng = np.random.default_rng([seed, block, 1])  # 1: other numbers than those of an epoch's order
+    return rng.permutation(np.repeat(np.arange(len(shares)), shares))
+
+
 def _epoch(seed, epoch, n, block_size):
     """The order of the n examples of an epoch, and where the windows of a stream begin."""
     rng = np.random.default_rng([seed, epoch])

@@ -3,7 +3,6 @@
 The docstrings are the definitions; where autograd is slow on a CPU, fast.py has the same with a backward of its own.
 """
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -131,9 +130,11 @@ def manual_attention(
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention written out. q, k, v (B, H, T, D) -> output (B, H, T, D), weights (B, H, T, T).
 
-    mask: bool, true where a query sees a key, or a float that is added to the scores. sink (B, H, T): the logits of
-    sinks, which have neither soft-cap nor mask; the weights are those of the keys. kind: of the weights.
+    k and v may have fewer heads. mask: bool, true where a query sees a key, or a float that is added to the scores.
+    sink (B, H, T): the logits of sinks, which have neither soft-cap nor mask; the weights are those of the keys. kind:
+    of the weights.
     """
+    k, v = (for_all_heads(x, q.shape[1]) for x in (k, v))
     # 1. the scores, and their soft-cap
     scores = at_least_float32(q @ k.mT) * q.shape[-1] ** -0.5
     if softcap is not None:
@@ -175,6 +176,20 @@ def with_decay(mask: Tensor, log_decay: Tensor) -> Tensor:
     return between.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else between + mask
 
 
+def for_all_heads(x: Tensor, n_head: int) -> Tensor:
+    """k or v (B, Hk, T, D), each head as often as q has heads for it: (B, n_head, T, D)."""
+    return x if x.shape[1] == n_head else x.repeat_interleave(n_head // x.shape[1], dim=1)
+
+
+def takes_groups(q: Tensor, mask: Tensor | None) -> bool:
+    """Whether torch's kernel takes fewer heads of k and v than of q. If not, asking for it makes the (T, T) weights."""
+    if not q.is_cuda:
+        return q.is_cpu
+    # FlashAttention does, and none of the kernels that take masks, float32, wider heads or GPUs before Ampere
+    is_flash = mask is None and q.itemsize == 2 and q.shape[-1] <= 256
+    return is_flash and torch.cuda.get_device_properties(q.device).major >= 8
+
+
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, sink: Tensor | None = None
 ) -> Tensor:
@@ -185,10 +200,14 @@ def attention(
         q, k, v, mask = with_sink(q, k, v, mask, is_causal, sink / scale)
     mask = mask if mask is None or mask.dtype == torch.bool else mask.to(q.dtype)
     is_slow = is_causal and q.dtype == torch.bfloat16 and q.device.type == "cpu" and q.shape[2] > 1
-    if is_slow and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    is_slow = is_slow and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if is_slow or not takes_groups(q, mask):
+        k, v = (for_all_heads(x, q.shape[1]) for x in (k, v))
+    if is_slow:
         o = fast.CausalAttention.apply(q, k, v, scale)
     else:
-        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
+        options: dict = dict(is_causal=is_causal, scale=scale, enable_gqa=k.shape[1] < q.shape[1])
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
     return o if sink is None else o[:, :, int(is_causal) :, :D]
 
 
@@ -224,18 +243,18 @@ def remember(ring: Tensor, x: Tensor, start: int, in_order: bool) -> Tensor:
     return visible
 
 
-def rotate(
-    x: Tensor, start: int, base: float, scaling: str = "none", factor: float = 1.0, trained_length: int = 1
-) -> Tensor:
+def rotate(x: Tensor, start: int, angles: "Angles") -> Tensor:
     """RoPE (Su et al. 2021): position t turns the pair of channels (i, i + D/2) by the angle t base^(-2i/D).
 
-    x (B, T, H, D) of the positions from start on -> the same shape in at least float32.
+    x (B, T, H, D) of the positions from start on -> the same shape in at least float32. angles: of rope_frequencies.
     """
-    x, settings = at_least_float32(x), (x.shape[-1], base, scaling, factor, trained_length)
-    return fast.Rotation.apply(x, *cos_sin(x, start, rope_frequencies, *settings))
+    x = at_least_float32(x)
+    return fast.Rotation.apply(x, *angles(x, start))
 
 
-def rope_frequencies(D: int, base: float, scaling: str, factor: float, trained_length: int) -> tuple[Tensor, float]:
+def rope_frequencies(
+    D: int, base: float, scaling: str = "none", factor: float = 1.0, trained_length: int = 1
+) -> tuple[Tensor, float]:
     """The angle by which one position turns each of the D/2 pairs, float64 (D/2,), and a factor on the rotated vector.
 
     factor: how many times trained_length the context is to be. `ntk` raises the base, so that the slowest pair turns as
@@ -265,30 +284,51 @@ def rope_frequencies(D: int, base: float, scaling: str, factor: float, trained_l
     return frequency * keep + frequency / factor * (1 - keep), 0.1 * math.log(factor) + 1
 
 
-def quarter_turn(M: int) -> tuple[float, float]:
-    """cosFormer's angle for one position, which reaches pi/2 after M of them, and a factor of 1."""
-    return math.pi / 2 / M, 1.0
+def quarter_turn(M: int) -> tuple[Tensor, float]:
+    """cosFormer's angle for one position, which reaches pi/2 after M of them, float64 (1,), and a factor of 1."""
+    return torch.tensor([math.pi / 2 / M], dtype=torch.float64, device="cpu"), 1.0
 
 
-def cos_sin(x: Tensor, start: int, frequency_of: Callable, *settings) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angles of x's positions, (T, 1, n) each in x's dtype. x (B, T, ...).
+class Angles(nn.Module):
+    """cos and sin of the angles of positions: angles(x, start) -> (T, 1, n) each, for x (B, T, ...), in x's dtype.
 
-    frequency_of(*settings) returns the angle per position, float64 (n,) or a number, and a factor on cos and sin. All
-    layers ask for the same ones, so that they are kept, but for compiling or with fake tensors.
+    Those of the first positions are in a buffer that no checkpoint holds. It is made again, twice as long, where
+    positions go past it. A graph reads it, or computes the angles, and never makes it.
     """
-    is_traced = torch.compiler.is_compiling() or type(x) is not Tensor
-    make = _cos_sin.__wrapped__ if is_traced else _cos_sin
-    return make(start, x.shape[1], x.dtype, x.device, frequency_of, *settings)
 
+    table: Tensor | None  # (2, length, 1, n)
 
-@functools.lru_cache(maxsize=8)
-def _cos_sin(start, length, dtype, device, frequency_of, *settings):
-    with torch.inference_mode(False):  # a kept tensor must serve training, too
-        frequency, amplitude = frequency_of(*settings)
-        position = torch.arange(start, start + length, device="cpu", dtype=torch.float64)  # MPS lacks float64
+    def __init__(self, frequency_of: Callable, *settings):
+        """frequency_of(*settings) -> the angles of one position, float64 (n,) on the CPU, and a factor on cos, sin."""
+        super().__init__()
+        self.settings = (frequency_of, *settings)
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, x: Tensor, start: int) -> tuple[Tensor, ...]:
+        end, table = start + x.shape[1], self.table
+        if table is None or end > table.shape[1] or (table.dtype, table.device) != (x.dtype, x.device):
+            if torch.compiler.is_compiling() or type(x) is not Tensor:
+                return self.computed(start, end, x.dtype, x.device)
+            table = self.make(2 * end, x.dtype, x.device)
+        return table[:, start:end].unbind()
+
+    def make(self, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        with torch.inference_mode(False):  # it must serve training, too
+            self.table = torch.stack(self.computed(0, length, dtype, device))
+        return self.table
+
+    def computed(self, start: int, end: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+        frequency, amplitude = self.settings[0](*self.settings[1:])
+        position = torch.arange(start, end, device="cpu", dtype=torch.float64)  # MPS lacks float64
         angle = position[:, None, None] * frequency
         is_async = device.type == "cuda"  # the host need not wait for a GPU
         return tuple((amplitude * y).to(dtype).to(device, non_blocking=is_async) for y in (angle.cos(), angle.sin()))
+
+    def _apply(self, fn, recurse=True):
+        """Takes the table to the model's device, and not to its dtype, which would round the angles."""
+        if self.table is not None:
+            self.table = self.table.to(fn(self.table[:0]).device)
+        return self
 
 
 def cos_sin_features(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import difflib
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -41,10 +42,24 @@ def find_path(path: Path | str) -> None:
         raise UserError(f"{path}: no such file or folder")
 
 
-def find_data(folder: Path | str | None) -> None:
+def find_data(name: Path | str | None) -> None:
     """Raises UserError, which names the script to run, where a folder that is named holds no data set."""
-    if folder and not os.path.exists(file := Path(folder) / "meta.json"):
-        raise UserError(f"{file}: no such file; {how_to_prepare(folder)}")
+    for folder in parts_of_mixture(name) if name else ():
+        if not os.path.exists(file := Path(folder) / "meta.json"):
+            raise UserError(f"{file}: no such file; {how_to_prepare(folder)}")
+
+
+def parts_of_mixture(name: Path | str) -> dict[str, int]:
+    """{folder: weight} of a mixture, "data/a:7,data/b:3"; {name: 1} for the name of a folder. Raises UserError."""
+    words = str(name).split(",")
+    if len(words) == 1 or os.path.exists(name):
+        return {str(name): 1}
+    found = [re.fullmatch(r" *(.+):([1-9]\d{0,3}) *", word) for word in words]
+    parts = {part[1]: int(part[2]) for part in found if part}
+    if len(parts) < len(words):
+        example = "data/a:7,data/b:3: of 10 examples 7 are of a; each folder stands there once"
+        raise UserError(f"{show(str(name))}: a mixture has folders and whole numbers up to 9999, as in {example}")
+    return parts
 
 
 def how_to_prepare(folder: Path | str) -> str:

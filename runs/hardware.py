@@ -176,11 +176,16 @@ class Processes:
             timeout=MOST_WAIT, device_id=torch.device(self.device) if is_cuda else None,
         )  # fmt: skip
 
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the CPU in memory from which a GPU copies while nobody waits; any thread may call it."""
+        if self.device_type != "cuda":
+            return tensor
+        torch.cuda.set_device(self.device)  # a new thread's is the first GPU
+        return tensor.pin_memory()
+
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the CPU on the device. To a GPU it goes from pinned memory, and nobody waits for it."""
-        if self.device_type == "cuda":
-            return tensor.pin_memory().to(self.device, non_blocking=True)
-        return tensor.to(self.device)
+        """A tensor of the CPU on the device. Nobody waits for one that `pin` has returned."""
+        return tensor.to(self.device, non_blocking=self.device_type == "cuda")
 
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over all processes, in place."""

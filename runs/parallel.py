@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from configurator import UserError
 from model import GPT
+from ops.layers import Angles
 
 
 def is_sharded(config, world_size: int) -> bool:
@@ -48,6 +49,9 @@ def share_out(model: GPT, config, processes, compiled: bool) -> torch.nn.Module:
     """
     sharded = is_sharded(config, processes.world_size)
     by_block = config.activation_checkpointing or sharded
+    for angles in [module for module in model.modules() if compiled and isinstance(module, Angles)]:
+        # no graph makes them, and a config may name any block_size
+        angles.make(min(config.block_size, 65_536), torch.float32, torch.device(processes.device))
     if compiled and by_block:
         # one function for all blocks, and torch.compile leaves a function as it is after 8 graphs: a mixer that reads
         # the number of its layer, as Softmax does, takes one a layer, and another without gradients

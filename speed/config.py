@@ -8,7 +8,7 @@ from keys import DTYPES
 
 @dataclass
 class BenchConfig:
-    what: list[str] = key(["all"], "train, overhead, length, decode, ops, gaterun, or all")
+    what: list[str] = key(["all"], "train, overhead, length, decode, ops, gaterun, gpu, or all")
     against: str | None = key(None, "nanoGPT's model.py, to be measured beside ours")
     pairs: int = key(30, "pairs of a ratio whose sides take less than a second", at_least=6)
     long_pairs: int = key(7, "pairs of a ratio whose sides take seconds", at_least=6)

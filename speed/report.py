@@ -62,13 +62,7 @@ class Report:
         self.rows.append(values)
 
     def ratio(
-        self,
-        name: str,
-        above: Iterable,
-        below: Iterable,
-        *,
-        target: float | None = None,
-        at_most: bool = False,
+        self, name: str, above: Iterable, below: Iterable, *, target: float | None = None, at_most: bool = False
     ) -> None:
         """above is divided by below, pair by pair, as measured side by side.
 

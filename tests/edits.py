@@ -19,11 +19,12 @@ class RetNet(Mixer):
         H, D = config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, 2 * D))
         self.qkv = nn.Linear(config.n_embd, 4 * H * D, bias=False)
+        self.angles = layers.Angles(layers.rope_frequencies, D, 10000.0)
         self.register_buffer("log_decay", torch.log1p(-(2.0 ** -(5 + torch.arange(H)))))
 
     def project(self, x, state, start):
         q, k, v = self.qkv(x).unflatten(-1, (self.n_head, -1)).split([self.key_width] * 2 + [self.value_width], dim=-1)
-        q, k = (layers.rotate(y, start, base=10000.0).to(v.dtype) for y in (q * self.key_width**-0.5, k))
+        q, k = (layers.rotate(y, start, self.angles).to(v.dtype) for y in (q * self.key_width**-0.5, k))
         return Projection(q, k, v, self.log_decay.expand(*x.shape[:2], -1))
 
 

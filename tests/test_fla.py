@@ -5,6 +5,7 @@ runs in a process of its own, `interpreter`, and hands numbers back.
 """
 
 import contextlib
+import copy
 import importlib.metadata
 import importlib.util
 import itertools
@@ -19,9 +20,12 @@ import torch
 import torch.nn.functional as F
 from small_models import logits_of_pieces, off_its_start
 from test_recurrence import as_dtype, definition, error, run
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from gate import GATE_ACTIVATIONS
 from model import GPT, GPTConfig
 from ops import kernels, recurrence
+from ops.layers import RMSNorm
 
 MISSING = [name for name in ("triton", "fla") if importlib.util.find_spec(name) is None]
 needs_the_kernels = pytest.mark.skipif(
@@ -35,6 +39,8 @@ every_kind = pytest.mark.parametrize(("kind", "delta"), KINDS)
 every_mixer = pytest.mark.parametrize(
     "mixer", ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda", "deltaproduct", "mamba3"]
 )
+
+LAUNCHED: list = []  # names of what a GPU would run
 
 # -- the process with the interpreter ----------------------------------------------------------------------------------
 
@@ -58,7 +64,9 @@ def start_interpreter():
     torch.cpu.device = lambda index: contextlib.nullcontext()  # fla 0.5 asks every device's module for it
 
     def run_first_configuration(self, *args, **keys):  # to time them would take for ever
-        return self.fn.run(*args, **keys, **self.configs[0].all_kwargs())
+        LAUNCHED.append("kernel")
+        with _disable_current_modes():  # of the interpreter's own operators nobody asks
+            return self.fn.run(*args, **keys, **self.configs[0].all_kwargs())
 
     autotuner.Autotuner.run = run_first_configuration
 
@@ -127,6 +135,70 @@ def test_kernels_compute_the_definition_with_every_gradient(interpreter, kind, d
 @pytest.mark.parametrize(("kind", "delta"), [kind for kind in KINDS if kind[0] != "none"])
 def test_a_decay_may_forget_everything(interpreter, kind, delta, lowest):
     check(interpreter(kernels_against, kind, delta, torch.float32, H=1, T=20, lowest=lowest), 1e-5)
+
+
+# -- a norm and the gate behind it -------------------------------------------------------------------------------------
+
+
+class Launches(TorchDispatchMode):
+    """Adds torch's operators to LAUNCHED, but for views and new memory: a GPU would launch a kernel for each."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not function.is_view and "empty" not in function.__name__:
+            LAUNCHED.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def norm_and_gate(activation, dtype, width):
+    """(distances of fla's y and gradients to the definition's, how much it launches, how much the plain form does)"""
+    torch.manual_seed(0)
+    inputs, norm = [torch.randn(2, 7, 3, width, dtype=dtype) for _ in "ogd"], RMSNorm(width, eps=1e-5)
+    torch.nn.init.normal_(norm.weight)
+    act, norm_64, results = GATE_ACTIVATIONS[activation], copy.deepcopy(norm).double(), []
+    for form, weight, dtype_here in (
+        (lambda o, g: kernels.norm_and_gate(o, g, norm, activation), norm.weight, dtype),
+        # layer_norm is one operator, as rms_norm is on a GPU; a product takes the result in dtype
+        (lambda o, g: act(F.layer_norm(o.float(), [width], norm.weight), g, None).to(dtype), norm.weight, dtype),
+        (lambda o, g: act(norm_64(o), g, None), norm_64.weight, torch.float64),
+    ):
+        o, g, dy = (x.to(dtype_here).requires_grad_() for x in inputs)
+        LAUNCHED.clear()
+        with Launches():
+            y = form(o, g)
+            gradients = torch.autograd.grad(y, (o, g, weight), dy)
+        results.append(([y.detach(), *gradients], len(LAUNCHED)))
+    (ours, launched), (_, of_plain), (exact, _) = results
+    return dict(zip(("y", "do", "dg", "dw"), map(error, ours, exact), strict=True)), launched, of_plain
+
+
+@needs_the_kernels
+@pytest.mark.parametrize("width", [5, 520])
+@pytest.mark.parametrize(("dtype", "of_plain"), [(torch.float32, 7), (torch.float16, 12)])
+@pytest.mark.parametrize("activation", kernels.FLA_GATES)
+def test_a_norm_and_its_gate_are_one_kernel_each_way_and_a_sum(interpreter, activation, dtype, of_plain, width):
+    errors, *launched = interpreter(norm_and_gate, activation, dtype, width)
+    check(errors, TOLERANCE[dtype])
+    assert launched == [3, of_plain]
+
+
+IS_FUSED = [
+    (True, dict(attention="gla", gate="native")), (True, dict(attention="kda", gate="native+elementwise")),
+    (True, dict(attention="softmax", readout_norm="rms")), (False, dict(attention="softmax")),
+    (False, dict(attention="gla", gate="none")), (False, dict(attention="gla", gate="headwise")),
+    (False, dict(gate_activation="sigmoid2")), (False, dict(gate_input="static")), (False, dict(norm_first=False)),
+    (False, dict(readout_activation="square")), (False, dict(kernels="torch")), (False, dict(attention="mamba2")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("is_fused", "keys"), IS_FUSED)
+def test_the_kernel_is_for_an_elementwise_gate_right_behind_the_norm_of_a_head(monkeypatch, is_fused, keys):
+    calls, plain = [], dict(has_fla=lambda: True, fla=recurrence.chunked)
+    for name, function in (plain | dict(norm_and_gate=lambda y, *_: calls.append(1) or y)).items():
+        monkeypatch.setattr(kernels, name, function)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    keys = dict(n_layer=1, n_head=2, n_embd=8, vocab_size=5, attention="gla", gate="elementwise") | keys
+    GPT(GPTConfig(**keys))(torch.zeros(1, 3, dtype=torch.long))
+    assert len(calls) == is_fused
 
 
 # -- whole models ------------------------------------------------------------------------------------------------------

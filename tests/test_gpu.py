@@ -1,6 +1,7 @@
 """What is known of a GPU without one: no wait in a step, no float64, its FLOPs."""
 
 import contextlib
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -8,7 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+import train
 from model import GPT, MIXERS, GPTConfig
+from runs import checkpoint as checkpoints
+from runs import parallel
 
 SMALL = dict(n_layer=1, n_head=2, n_embd=32, block_size=140, vocab_size=64, state_size=8)
 
@@ -29,13 +33,13 @@ def without_values():
         yield
 
 
-class NoFloat64(TorchDispatchMode):
-    """Raises where a float64 tensor comes to be on the meta device: MPS has none."""
+class OnTheDevice(TorchDispatchMode):
+    """Raises where a tensor comes to be on the host, whose copy may wait, or in float64, which MPS lacks."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for x in result if isinstance(result, tuple | list) else (result,):
-            assert not isinstance(x, torch.Tensor) or not (x.is_meta and x.dtype == torch.float64), function
+            assert not isinstance(x, torch.Tensor) or (x.is_meta and x.dtype != torch.float64), function
         return result
 
 
@@ -44,12 +48,14 @@ def train_and_decode(B, T, **keys):
     with without_values():
         model = GPT(GPTConfig(**keys)).to(torch.bfloat16)
         idx = torch.zeros(B, T, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            model(idx, idx).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        with torch.no_grad():
-            x, _ = model.features(idx[:, :1], model.init_state(B, device="meta", dtype=torch.bfloat16), T)
-            model.logits(x[:, -1]).argmax(-1)
+        model(idx)  # the first one makes the angles
+        with OnTheDevice():
+            with FlopCounterMode(display=False) as counter:
+                model(idx, idx).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            with torch.no_grad():
+                x, _ = model.features(idx[:, :1], model.init_state(B, device="meta", dtype=torch.bfloat16), T)
+                model.logits(x[:, -1]).argmax(-1)
         return counter.get_total_flops(), 3 * model.flops_per_token(T) * B * T
 
 
@@ -57,8 +63,7 @@ def train_and_decode(B, T, **keys):
 def test_a_training_step_and_a_decoded_token_never_make_the_host_wait_and_need_no_float64(name):
     gate = "native" if MIXERS[name].native_gate else "elementwise"
     T = (MIXERS[name].longest or 140) - 10
-    with NoFloat64():
-        counted, _ = train_and_decode(2, T, **SMALL | dict(block_size=T + 10), attention=name, gate=gate)
+    counted, _ = train_and_decode(2, T, **SMALL | dict(block_size=T + 10), attention=name, gate=gate)
     assert counted > 0
 
 
@@ -66,3 +71,17 @@ def test_the_products_of_a_step_are_the_flops_that_the_model_declares():
     counted, declared = train_and_decode(4, 64, n_layer=2, n_head=4, n_embd=256, vocab_size=512, block_size=65)
     # it declares a causal half of softmax attention, of which the count has the whole, and a chunk of the logits twice
     assert declared < counted < 1.1 * declared
+
+
+def test_the_angles_are_in_one_float32_buffer_that_a_compiled_step_reads_and_no_checkpoint_holds():
+    config = train.TrainConfig(**SMALL | dict(attention="softmax,cosformer,softmax", n_layer=3, block_size=10**12))
+    model, idx = GPT(config), torch.zeros(1, 20, dtype=torch.long)
+    parallel.share_out(model, config, SimpleNamespace(device="cpu", world_size=1), compiled=True)
+    assert [tuple(table.shape) for table in model.buffers()] == [(2, 65_536, 1, 8), (2, 65_536, 1, 1)]
+    assert not any("table" in name for name in model.state_dict())
+    explained = torch._dynamo.explain(model)(idx, idx)
+    torch._dynamo.reset()
+    (graph,) = explained.graphs
+    assert not any("cos" in str(node.target) for node in graph.graph.nodes)
+    assert {table.dtype for table in model.to(torch.bfloat16).buffers()} == {torch.float32}
+    checkpoints.build_model(config, model.state_dict(), "memory")(idx)  # made without a buffer

@@ -7,14 +7,15 @@ import torch
 
 from configurator import UserError
 from model import GLA, GPT, MIXERS, GatedDeltaNet, GPTConfig, Softmax
-from ops.layers import rotate
+from ops.layers import Angles, rope_frequencies, rotate
 from runs.notes import unused_keys
 
 
 class Rotated(GLA):
     def project(self, x, state, start):
         p = super().project(x, state, start)
-        return p._replace(q=rotate(p.q, start, self.config.rope_base), k=rotate(p.k, start, self.config.rope_base))
+        angles = Angles(rope_frequencies, self.key_width, self.config.rope_base)
+        return p._replace(q=rotate(p.q, start, angles), k=rotate(p.k, start, angles))
 
 
 OWN = {"window": type("Window", (Softmax,), {}), "rotated": Rotated, "delta": type("Delta", (GatedDeltaNet,), {})}

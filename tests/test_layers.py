@@ -8,7 +8,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from ops import fast, layers
-from ops.layers import RMSNorm, ShortConv, cos_sin, cos_sin_features, l2_norm, quarter_turn, rotate
+from ops.layers import Angles, RMSNorm, ShortConv, cos_sin_features, l2_norm, quarter_turn, rope_frequencies, rotate
 
 
 def random(*shape):
@@ -69,30 +69,33 @@ def test_a_rotation_is_its_definition_and_its_gradient_turns_back():
     x = random(2, 5, 3, 6)
     angle = torch.arange(7, 12).double()[:, None, None] * 100.0 ** (-torch.arange(3).double() / 3)
     turned = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle)
-    assert_same(rotate(x, 7, 100.0), torch.cat([turned.real, turned.imag], -1), (x,))
-    assert torch.autograd.gradcheck(lambda x: rotate(x, 7, 100.0, "yarn", 4.0, 8), x)
+    plain, yarn = Angles(rope_frequencies, 6, 100.0), Angles(rope_frequencies, 6, 100.0, "yarn", 4.0, 8)
+    assert_same(rotate(x, 7, plain), torch.cat([turned.real, turned.imag], -1), (x,))
+    assert torch.autograd.gradcheck(lambda x: rotate(x, 7, yarn), x)
 
 
 def test_features_of_two_positions_have_the_product_times_the_cosine_of_their_distance():
     q, k = random(1, 5, 2, 3), random(1, 5, 2, 4)[..., :3]
-    features = [cos_sin_features(x, *cos_sin(x, 0, quarter_turn, 9)) for x in (q, k)]
+    features = [cos_sin_features(x, *Angles(quarter_turn, 9)(x, 0)) for x in (q, k)]
     angle = torch.arange(5).double() * math.pi / 18
     expected = torch.einsum("bihd,bjhd->bhij", q, k) * (angle[:, None] - angle).cos()
     assert_same(torch.einsum("bihd,bjhd->bhij", *features), expected, (q, k))
 
 
-def test_angles_are_kept_for_the_layers_and_steps_that_ask_again():
-    layers._cos_sin.cache_clear()
-    x, rope = torch.randn(2, 5, 3, 6), (100.0, "yarn", 4.0, 8)
-    with torch.inference_mode():
-        expected = rotate(x, 7, *rope)
-    rotate(x.requires_grad_(), 7, *rope).sum().backward()  # also where inference mode asked first
-    assert layers._cos_sin.cache_info().hits == 1
-    for other in ((8, *rope), (7, 99.0, *rope[1:]), (7, 100.0)):
-        assert not torch.equal(rotate(x, *other), expected)
+def test_the_angles_of_the_first_positions_are_kept_and_those_past_them_are_computed_again():
+    angles = Angles(rope_frequencies, 6, 100.0, "yarn", 4.0, 8)
+    with torch.inference_mode():  # which may ask first
+        angles(torch.zeros(2, 5, 3, 6), 7)
+    table = angles.table
+    assert table.shape == (2, 24, 1, 3) and not angles.state_dict() and [*angles.buffers()] == [table]
+    for dtype, start in ((torch.float32, 0), (torch.float32, 19), (torch.float32, 20), (torch.float64, 20)):
+        x = torch.zeros(2, 5, 3, 6, dtype=dtype, requires_grad=True)
+        rotate(x, start, angles).sum().backward()
+        assert (angles.table is table) == (start < 20)
+        for ours, exact in zip(angles(x, start), angles.computed(start, start + 5, dtype, x.device), strict=True):
+            assert ours.dtype == dtype and torch.equal(ours, exact)
     with torch._subclasses.FakeTensorMode():  # whose angles are not met again
-        cos_sin(torch.zeros(1, 4, 1, 6), 0, quarter_turn, 9)
-    assert type(cos_sin(torch.zeros(1, 4, 1, 6), 0, quarter_turn, 9)[0]) is torch.Tensor
+        Angles(quarter_turn, 9)(torch.zeros(1, 4, 1, 6), 0)
 
 
 @pytest.mark.parametrize("window", [40, 7])
@@ -117,8 +120,8 @@ def test_every_second_derivative_is_refused():
     """A backward treats saved intermediates as constants: it would silently miss a part."""
     of_ops = {f for f in torch.autograd.Function.__subclasses__() if f.__module__.startswith("ops.")}
     assert of_ops == {fast.Function}  # whose subclasses inherit the refusal
-    p = random(8)
-    for function in (RMSNorm(8, eps=1e-5).double(), l2_norm, lambda x: rotate(x[None, None, None], 0, 9.0)):
+    p, angles = random(8), Angles(rope_frequencies, 8, 9.0)
+    for function in (RMSNorm(8, eps=1e-5).double(), l2_norm, lambda x: rotate(x[None, None, None], 0, angles)):
         with pytest.raises(RuntimeError, match="no second derivatives"):
             torch.autograd.grad(function(p).sin().sum(), p, create_graph=True)
 

@@ -141,7 +141,7 @@ def attention_with_sink(ours, name, config):
         i = torch.arange(x.shape[1])
         is_hidden = (i[:, None] < i) | (i[:, None] - i >= (theirs.sliding_window or len(i)))
         mask = torch.zeros(is_hidden.shape).double().masked_fill(is_hidden, -torch.inf)[None, None]
-        rope = layers.cos_sin(x, 0, layers.rope_frequencies, D, 10000.0, "none", 1.0, 1)  # (T, 1, D / 2) each
+        rope = layers.Angles(layers.rope_frequencies, D, 10000.0)(x, 0)  # (T, 1, D / 2) each
         rope = [torch.cat([y, y], -1).transpose(0, 1) for y in rope]
         with published.InFloat64():
             if name == "GptOssAttention":  # with YaRN

@@ -1,13 +1,17 @@
 """Softmax layers with a forget gate or softpick's weights, in float64: python -m pytest tests/test_softmax.py"""
 
+from types import SimpleNamespace
+
 import edits
 import pytest
 import torch
-from small_models import off_its_start
+import torch.nn.functional as F
+from small_models import logits_of_pieces, off_its_start
 from test_edits import CLOSE
 from test_model import C, D, T, in_pieces, make_config, random_x
 
 from model import MIXERS, Softmax
+from ops import layers
 from ops.layers import softpick
 from runs.probe import weights_of
 
@@ -49,3 +53,27 @@ def test_softpick_is_finite_at_any_score_and_so_is_its_gradient():
     scores = torch.tensor([[1e4, 9e3, -1e4], [-200.0, -1e4, -torch.inf]]).requires_grad_()
     assert softpick(scores).tolist() == [[1, 0, 0], [0, 0, 0]]
     assert torch.autograd.grad(softpick(scores)[:, 0].sum(), scores)[0].isfinite().all()
+
+
+@torch.no_grad()
+def test_torchs_kernel_groups_heads_and_gets_no_mask_where_causal_says_the_same(monkeypatch):
+    model, idx, seen = off_its_start(make_config(n_layer=1, n_kv_head=2)), torch.zeros(2, T, dtype=torch.long), []
+
+    def spy(q, k, v, attn_mask, is_causal, **options):
+        seen.append((q.shape[2], k.shape[1], attn_mask is not None, is_causal))
+        return kernel(q, k, v, attn_mask, is_causal=is_causal, **options)
+
+    expected, kernel = model(idx), F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    logits = logits_of_pieces(model, idx, [T - 5, 1, 4])
+    assert seen == [(T - 5, 2, False, True), (1, 2, False, False), (4, 2, True, False)]
+    assert torch.equal(logits[:, : T - 5], model(idx[:, : T - 5])) and (logits - expected).abs().max() < 1e-10
+
+
+def test_on_a_gpu_heads_are_grouped_for_flash_attention_alone(monkeypatch):
+    q, mask = torch.zeros(1, 4, 3, 64, dtype=torch.float16), torch.ones(3, 3, dtype=torch.bool)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    for major, expected in ((7, False), (9, True)):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, major=major: SimpleNamespace(major=major))
+        assert layers.takes_groups(q, None) == expected
+    assert not any(layers.takes_groups(*case) for case in ((q, mask), (q.float(), None), (q.repeat(1, 1, 1, 5), None)))

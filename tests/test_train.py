@@ -8,10 +8,13 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -23,6 +26,7 @@ import configurator
 import evaluate
 import model
 import train
+from configurator import UserError
 from data.shards import open_dataset
 from data.writing import write_examples
 from runs import checkpoint as checkpoints
@@ -83,20 +87,69 @@ def test_four_micro_steps_of_different_numbers_of_labels_are_one_batch_four_time
     assert helpers.losses(large) == pytest.approx(helpers.losses(small), rel=1e-5)
 
 
-def test_processes_share_the_micro_steps_and_each_divides_by_the_labels_of_all(mixed_mqar):
+def test_processes_share_the_micro_steps_and_each_divides_by_the_labels_of_all(mixed_mqar, monkeypatch):
     keys = dict(
         dataset=str(mixed_mqar), gradient_accumulation_steps=4, batch_size=4, block_size=32, n_embd=16, n_head=2
     )
     dataset, config = open_dataset(mixed_mqar), train.TrainConfig(**keys)
 
     def load(rank, world_size):
-        processes = types.SimpleNamespace(rank=rank, world_size=world_size, to_device=lambda tensor: tensor)
-        return train.load_batches(dataset, config, processes, False, 3)
+        read.clear()
+        processes = types.SimpleNamespace(rank=rank, world_size=world_size, pin=lambda tensor: tensor)
+        batches = train.load_batches(dataset, config, processes, False, 3)
+        assert len(read) == 16 / world_size  # no other process's rows
+        return batches
 
+    read, read_rows = [], dataset._read
+    monkeypatch.setattr(dataset, "_read", lambda *place: read.append(place) or read_rows(*place))
     alone, shared = load(0, 1), sorted(load(0, 2) + load(1, 2), key=lambda batch: batch[0])
     assert {batch[3] for batch in shared} == {sum(int((targets != -100).sum()) for _, _, targets, _ in alone)}
     for one, other in zip(alone, shared, strict=True):
         assert one[0] == other[0] and torch.equal(one[1], other[1]) and torch.equal(one[2], other[2])
+
+
+def test_the_batches_of_the_next_two_steps_are_read_while_a_step_computes(run, monkeypatch):
+    load, loss, is_read = train.load_batches, train.micro_loss, [threading.Event() for _ in range(10)]
+
+    def reader(*args):
+        batches = load(*args)
+        is_read[args[-1]].set()
+        return batches
+
+    def wait(model, config, dtype, step, batch):
+        # the step waits for the reader, and not the reader for the step
+        assert all(event.wait(60) for event in is_read[step : min(step + 3, 8)])
+        assert not any(event.is_set() for event in is_read[step + 3 :])
+        return loss(model, config, dtype, step, batch)
+
+    monkeypatch.setattr(train, "load_batches", reader)
+    monkeypatch.setattr(train, "micro_loss", wait)
+    run("out")
+
+
+@pytest.mark.parametrize("end", ["max_iters", "a bad shard", "SIGTERM"])
+def test_however_a_run_ends_its_reader_ends_and_what_that_raises_is_raised_at_its_step(
+    end, run, tmp_path, monkeypatch, helpers
+):
+    load, loss, threads = train.load_batches, train.micro_loss, set(threading.enumerate())
+
+    def reader(*args):
+        if end == "a bad shard" and args[-1] == 4:
+            raise UserError(end)
+        return load(*args)
+
+    def stop(*args):
+        if end == "SIGTERM" and args[3] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss(*args)
+
+    monkeypatch.setattr(train, "load_batches", reader)
+    monkeypatch.setattr(train, "micro_loss", stop)
+    endings = {"max_iters": contextlib.nullcontext(), "SIGTERM": pytest.raises(SystemExit, match="143")}
+    with endings.get(end) or pytest.raises(UserError, match=end):
+        run("out")
+    assert set(threading.enumerate()) == threads
+    assert len(helpers.losses(tmp_path / "out")) == (8 if end == "max_iters" else 4)
 
 
 def test_dropout_is_drawn_anew_in_every_step(mqar, run, tmp_path, helpers):

@@ -1,0 +1,110 @@
+"""Mixtures of data sets by weight: which examples a step reads, how the parts are scored, what cannot be mixed."""
+
+import itertools
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from conftest import Helpers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_data import rows_of, stream
+
+import evaluate
+import meters
+import sample
+from data.shards import Mixture, open_dataset
+from data.states import prepare as states
+from data.tokenizer import get_tokenizer
+from data.writing import write_stream
+from runs.files import find_data, parts_of_mixture
+
+KEYS = dict(meters=False, lr_decay_iters=8)
+error_of, words = Helpers.error_of, Helpers.words
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=4), st.integers(0, 5), st.sampled_from([(12, 1), (3, 4)]))
+def test_parts_have_their_shares_and_each_epoch_of_a_part_is_every_window_once(shares, seed, sizes):
+    parts = [stream(9 + 4 * i, name=f"part{i}", first=1000 * (i + 1)) for i in range(len(shares))]
+    mixture, size, n_steps = Mixture("x", parts, shares), sum(shares), 30
+    keys = dict(batch_size=sizes[0], gradient_accumulation_steps=sizes[1], block_size=2)
+    rows = rows_of(mixture, "train", seed, range(n_steps), **keys)
+    which = [inputs[0] // 1000 - 1 for inputs, _ in rows]
+    for start in range(0, len(rows) - size, size):
+        assert sorted(Counter(which[start : start + size]).items()) == list(enumerate(shares))
+    for i, part in enumerate(parts):  # the part's own order, which test_data.py looks at
+        of_part = [row for row, of in zip(rows, which, strict=True) if of == i]
+        assert of_part == rows_of(part, "train", seed, range(len(of_part)), batch_size=1, block_size=2)
+
+
+def test_the_seed_draws_the_order_of_the_parts_anew_in_each_block():
+    parts = [stream(99, name=f"part{i}", first=1000 * (i + 1)) for i in range(2)]
+    keys = dict(batch_size=10, block_size=2)
+    orders = {
+        tuple(inputs[0] // 1000 for inputs, _ in rows_of(Mixture("x", parts, [3, 2]), "train", seed, [step], **keys))
+        for seed, step in itertools.product((0, 1), (0, 1))
+    }
+    assert len(orders) == 4
+
+
+def test_a_mixture_is_folders_with_whole_weights():
+    assert parts_of_mixture("c/a:1, c:2/b:2,x:30") == {"c/a": 1, "c:2/b": 2, "x": 30}
+    assert parts_of_mixture("a:1") == {"a:1": 1}  # a folder
+    for wrong in ("a,b", "a:1,b", "a:1,b:0", "a:1,a:2", "a:1,b:-1", "a:0.7,b:0.3", "a:1,b:10000"):
+        assert "as in data/a:7,data/b:3" in error_of(parts_of_mixture, wrong)
+
+
+@pytest.fixture
+def two(text, tmp_path):
+    """Two folders of text, the second of other lines and other length."""
+    about = dict(generator="tests", generator_version=1, parameters={}, seed=0, name="text")
+    splits = {"train": ["0123456789 " * 50], "val": ["9876543210 " * 9]}
+    write_stream(tmp_path / "digits", splits, tokenizer=get_tokenizer("byte"), **about)
+    return str(text), str(tmp_path / "digits")
+
+
+def test_what_cannot_be_mixed_is_one_line_that_names_both(two, mqar, tmp_path):
+    assert "nowhere/meta.json: no such file" in error_of(find_data, f"{two[0]}:1,nowhere:1")
+    message = error_of(open_dataset, f"{two[0]}:1,{mqar}:1")
+    assert f"{two[0]} and {mqar} cannot be mixed" in message and "kind='stream' and kind='examples'" in message
+    other = Path(shutil.copytree(two[1], tmp_path / "other"))
+    (other / "meta.json").write_text((other / "meta.json").read_text().replace('"byte"', '"bytes"'))
+    assert "tokenizer='byte' and tokenizer='bytes'" in error_of(open_dataset, f"{two[0]}:1,{two[1]}:1,{other}:1")
+
+
+def test_a_run_is_scored_by_part_resumes_to_the_bit_and_keeps_its_weights(run, two, helpers, capsys):
+    whole = run("whole", dataset="{}:3,{}:1".format(*two), meters=True)
+    for more in (dict(max_iters=4), dict(init_from="resume")):
+        half = run("half", dataset="{}:3,{}:1".format(*two), **more)
+    assert helpers.losses(half) == helpers.losses(whole)
+    again = dict(init_from="resume", max_iters=9)
+    assert "not the data" in error_of(run, "half", dataset="{}:1,{}:1".format(*two), **again)
+    (end,), read = helpers.metrics(whole, "end"), []
+    for more in (*(dict(dataset=folder) for folder in two), {}):  # a checkpoint names its mixture
+        capsys.readouterr()
+        evaluate.main(words(checkpoint=whole, json="true", batch_size=2, **more))
+        read.append(json.loads(capsys.readouterr().out))
+    for folder, alone in zip(two, read, strict=False):
+        for name in ("loss", "bits_per_byte", "labels"):
+            assert end["parts"][folder][name] == pytest.approx(alone[name]) == read[2]["parts"][folder][name]
+    assert end["val_loss"] == pytest.approx(0.75 * read[0]["loss"] + 0.25 * read[1]["loss"])
+    assert end["val_loss"] == pytest.approx(read[2]["loss"])
+    sample.main(words(checkpoint=whole, max_new_tokens=2, num_samples=1))
+    meters.main(words(checkpoint=whole, rows=2, score_batches=1, device="cpu"))
+    assert json.loads((whole / "meters.json").read_text())["checkpoints"][0]["folder"] == two[0]
+    evaluate.main(words(checkpoint=whole))
+    assert f"loss {two[1]}" in capsys.readouterr().out
+
+
+def test_drawn_rows_mix_and_a_sample_has_its_share_of_each_part(run, tmp_path, helpers):
+    for name, length in (("a", 8), ("b", 12)):
+        states.main(words(task="parity", length=length, slices=20, val_size=10, out_dir=tmp_path / name))
+    a, b = (str(tmp_path / name) for name in "ab")
+    out = run("out", dataset=f"{a}:3,{b}:1", eval_tokens=200, eval_whole="false")
+    (end,) = helpers.metrics(out, "end")
+    assert {name: part["slices"].keys() for name, part in end["parts"].items()} == {a: {"8", "20"}, b: {"12", "20"}}
+    sizes = [part["labels"] for part in end["parts"].values()]
+    assert sizes == [120, 40]  # whole rows of each slice
