@@ -47,11 +47,7 @@ def begin(name: str, config_class: type, description: str | None, positional: st
         return
     set_up()
     program = os.path.basename(sys.argv[0])
-
-    def look(argv):
-        find_files(config_class, read_words(config_class, argv, positional, program, description or ""))
-
-    run(look)
+    run(lambda argv: find_files(config_class, read_words(config_class, argv, positional, program, description or "")))
 
 
 def set_up() -> None:
@@ -301,15 +297,7 @@ def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict
         stem, *beside = (os.path.basename(file)[:-3] for file in (path, *glob.glob(f"{glob.escape(folder)}/*.py")))
         near = [os.path.join(folder, f"{name}.py") for name in difflib.get_close_matches(stem, beside, 1)]
         raise UserError(f"{path}: no such file{did_you_mean(path, near)}")
-    values = _parse(read_regular(path, 1 << 20), path)
-    if "include" in values:
-        base = os.path.join(os.path.dirname(path), str(values.pop("include")))
-        values = _merged(read_config_file(base, merge), values, merge)
-    return values
-
-
-def _parse(content, name):
-    values, line = {}, 1
+    values, line, content = {}, 1, read_regular(path, 1 << 20)
     try:
         for statement in ast.parse(content).body:
             line = statement.lineno
@@ -322,7 +310,10 @@ def _parse(content, name):
                     raise ValueError(ALLOWED)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
         line, words = getattr(error, "lineno", line), getattr(error, "msg", str(error)) or "nested too deep"
-        raise UserError(f"{name} line {line}: {words}") from None
+        raise UserError(f"{path} line {line}: {words}") from None
+    if "include" in values:
+        base = os.path.join(os.path.dirname(path), str(values.pop("include")))
+        values = _merged(read_config_file(base, merge), values, merge)
     return values
 
 

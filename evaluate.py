@@ -6,6 +6,7 @@
     python evaluate.py --checkpoint=out/best.pt --prune_below=0.1     gate values under 0.1 set to zero
     python evaluate.py --checkpoint=out/best.pt --dataset=data/mqar --block_size=1024
     torchrun --standalone --nproc_per_node=8 evaluate.py --checkpoint=out/best.pt    on 8 GPUs
+    torchrun --standalone --nproc_per_node=8 evaluate.py --parallel=fsdp     with a shard of the model on each
 
 It prints a table. For text it reports the loss in nats per token, token perplexity, bits per byte and, of
 a whole split of WikiText-103, word perplexity. Only the last two compare models of different tokenizers,
@@ -41,6 +42,7 @@ class EvaluateConfig:
     dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=DTYPES)
     json: bool = key(False, "true: print one JSON object instead of the table")
     out: str | None = key(None, "file for the JSON, which plot.py draws (None: no file)")
+    parallel: str = key("ddp", "what each process holds; ddp: all of the model, fsdp: a shard", choices=("ddp", "fsdp"))
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = key(0, "CPU threads per process (0: OMP_NUM_THREADS, or cores / processes)", at_least=0, at_most=512)
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
@@ -64,7 +66,7 @@ from configurator import UserError
 from data.shards import Dataset, open_dataset
 from model import GPT
 from ops import IGNORE
-from runs import memory
+from runs import memory, parallel
 from runs.checkpoint import check_same_weights, check_vocabulary, load_model
 from runs.files import check_output, write_text
 from runs.finite import check_loss
@@ -249,7 +251,8 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     if config.out:
         check_output("out", config.out)
     rope = {name: value for name in ("rope_scaling", "rope_factor") if (value := getattr(config, name)) is not None}
-    model, checkpoint = load_model(config.checkpoint, processes.device, **rope)
+    is_sharded = parallel.is_sharded(config, processes.world_size)
+    model, checkpoint = load_model(config.checkpoint, "cpu" if is_sharded else processes.device, **rope)
     trained_on = checkpoint.get("data", {})
     is_masked = trained_on.get("mask_documents", False) if config.mask_documents is None else config.mask_documents
     dataset = open_dataset(config.dataset or trained_on.get("mixture") or trained_on.get("path", ""), is_masked)
@@ -262,6 +265,8 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
         keys = "stride, lengths and mask_documents"
         raise UserError(f"{dataset.folder}: {keys} are for text, and these data are separate rows")
     config.dtype = pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), processes.device_type)
+    if is_sharded:
+        parallel.shard(model, processes, processes.world_size, config.dtype)
 
     about = {"checkpoint": config.checkpoint, "step": checkpoint.get("iter_num"), "attention": model.config.attention}
     about |= {"gate": model.config.gate, "dataset": dataset.name, "split": config.split, "tokenizer": dataset.tokenizer}
@@ -298,7 +303,8 @@ def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, 
         of_rank = (processes.rank, processes.world_size)
         batches = dataset.eval_batches(split, config.batch_size, block_size, *of_rank, stride=stride)
         batches = tqdm(batches, f"T={block_size}", unit=" batch", disable=is_quiet, leave=False)
-        with autocast(processes.device_type, config.dtype), contextlib.ExitStack() as changes:
+        in_dtype = autocast(processes.device_type, config.dtype)
+        with in_dtype, parallel.readable(model), contextlib.ExitStack() as changes:
             if config.prune_below is not None:
                 changes.enter_context(pruned(model, config.prune_below))
             if config.eight_bits:

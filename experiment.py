@@ -100,16 +100,15 @@ class ExperimentConfig:
     def check_paths(self) -> None:
         """Raises UserError for a name or a key that could lead out of out_dir: runs' folders and scores' files bear the
         names of arms and scores."""
-        kinds = {kind: getattr(self, kind) for kind in ("arms", "variants", "scores")}
-        of_all = {"base": {"": self.base}, "selection_base": {"": self.selection_base}}
-        for kind, dicts in (kinds | of_all).items():
-            for name, keys in dicts.items():
-                if kind in kinds:
-                    check_name(kind, name)
-                if taken := sorted(OURS[kind == "scores"] & keys.keys()):
-                    words = "the experiment sets it, so that files stay in out_dir"
-                    raise UserError(f"{kind}: {name}: {taken[0]}: {words}")
-        check_name("name", self.name)
+        named = [(kind, *entry) for kind in ("arms", "variants", "scores") for entry in getattr(self, kind).items()]
+        for kind, name, _ in [*named, ("name", self.name, {})]:
+            is_text = isinstance(name, str) and name.isprintable() and bool(name.strip())
+            if not is_text or name[0] == "." or {"/", "\\"} & set(name) or len(name.encode()) > 80:
+                words = "names are file names: 1 to 80 bytes, without slashes and line ends, that begin with no dot"
+                raise UserError(f"{kind}: {show(name)}: {words}")
+        for kind, name, keys in [*named, ("base", "", self.base), ("selection_base", "", self.selection_base)]:
+            if taken := sorted(OURS[kind == "scores"] & keys.keys()):
+                raise UserError(f"{kind}: {name}: {taken[0]}: the experiment sets it, so that files stay in out_dir")
 
     def check_names_of_arms(self) -> None:
         """Raises UserError where a dict names an arm or a score that the experiment does not have."""
@@ -200,6 +199,7 @@ from rules import wrong_field
 from runs.outdir import write_text
 from study import claims, curves, ranks, report
 from study.arms import NAMES, WEIGHTS, all_arms, all_claims, arms_named, check_named, with_base
+from study.page import write_page
 from study.plan import Plan, choose_rates, name_of, runs_of, steps_of, unknown_runs
 from study.rows import read_rows, text_of
 from study.runner import gpus_of, jobs_of, lock, run_all, script_of
@@ -228,14 +228,6 @@ def refuse(cases: Mapping[str, object]) -> None:
             raise UserError(words)
 
 
-def check_name(kind: str, name: str) -> None:
-    """Raises UserError for a name that cannot be a file name."""
-    is_text = isinstance(name, str) and name.isprintable() and bool(name.strip())
-    if not is_text or name[0] == "." or {"/", "\\"} & set(name) or len(name.encode()) > 80:
-        words = "names are file names: a text of 1 to 80 bytes, without slashes and line ends, that begins with no dot"
-        raise UserError(f"{kind}: {show(name)}: {words}")
-
-
 def main(argv: list[str]) -> None:
     config = configurator.load(ExperimentConfig, argv)
     out_dir = Path(config.out_dir or HERE / "results" / config.name)
@@ -247,26 +239,24 @@ def main(argv: list[str]) -> None:
         return
     choices = choose_rates(config, read_rows(out_dir))
     judged = claims.judge_claims(config, rows, choices)
-    print(report.summary(config, rows, judged))
+    said, tables = claims.claims_table(judged), report.tables(config, rows)
+    print("\n" + "\n\n".join(map(str, filter(None, [*tables, said]))) + "\n")
     # workers end at the same time
     with lock(out_dir, "report", wait=math.inf) if config.run else contextlib.nullcontext():
         figures = report.figures(rows, out_dir) + report.figures_of_claims(config, rows, judged, choices, out_dir)
-        kept = {"claims": list(map(claims.record, judged)), "ranks": ranks.records(config, rows)}
-        if any(kept.values()):
-            kept = kept if kept["ranks"] else {"claims": kept["claims"]}
+        kept, orders = {"claims": list(map(claims.record, judged))}, ranks.records(config, rows)
+        if kept["claims"] or orders:
+            kept |= {"ranks": orders} if orders else {}
             write_text(out_dir / "claims.json", json.dumps(kept, indent=1) + "\n")
         else:
             (out_dir / "claims.json").unlink(missing_ok=True)
-        shown: list = [claims.claims_table(judged), *figures, *report.parts(config, rows)]
-        page = report.write_page(out_dir / "report.html", shown)
+        page = write_page(out_dir / "report.html", [said, *figures, *tables])
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
 
 
 def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     """Lists the runs that have no row, with their hours by the rows of the same arm; then what each claim can show.
-
-    Runs whose rate isn't chosen yet are listed at one of the rates.
-    """
+    Runs whose rate isn't chosen yet are listed at one of the rates."""
     plan, each = Plan(config, rows), config.processes_per_run
     runs = plan.runs + unknown_runs(config, plan.choices)
     waiting = [run for run in runs if text_of(run) not in plan.rows]

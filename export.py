@@ -3,6 +3,7 @@
     python export.py --checkpoint=out/best.pt --safetensors=export
     python export.py --from_hf=Qwen3-0.6B --out_dir=out/qwen3           a folder from a hub: as a checkpoint
     python export.py --checkpoint=out/best.pt --to_hf=exported              the other way: transformers or fla loads it
+    python export.py --checkpoint=out/best.pt --whole=whole.pt              one in shards, with its moments, as one file
     python export.py --from_hf=nanoGPT/out/ckpt.pt --out_dir=out/nanogpt    one of nanoGPT's, too
 
 The folder export/ gets model.safetensors and config.json. Every script that loads a checkpoint also
@@ -13,7 +14,7 @@ lists which models of transformers and fla can be read and written.
 from dataclasses import dataclass
 
 import configurator
-from configurator import key
+from configurator import UserError, key
 from runs.files import find_checkpoint
 
 
@@ -26,14 +27,16 @@ class ExportConfig:
     from_hf: str | None = key(None, "a folder of transformers or nanoGPT's ckpt.pt, to be written to out_dir")
     out_dir: str = key("out/imported", "from_hf: folder for the checkpoint")
     block_size: int = key(2048, "from_hf: the longest context to keep; a longer one takes more memory", at_least=1)
+    whole: str | None = key(None, "file for all of the checkpoint, moments too: makes one file of checkpoint=sharded")
     overwrite: bool = key(False, "true: write into a folder that holds other files, and replace those of these names")
 
 
 configurator.begin(__name__, ExportConfig, __doc__, positional=None)
 
+import os
 from pathlib import Path
 
-from runs.checkpoint import import_safetensors, load, save_folder
+from runs.checkpoint import ALL, import_safetensors, load, save, save_folder
 from runs.export_hf import write_folder
 from runs.huggingface import export_to, read_folder
 
@@ -42,6 +45,13 @@ def main(argv: list[str]) -> None:
     config = configurator.load(ExportConfig, argv, positional=None)
     if config.from_hf is not None:
         lines = read_folder(config.from_hf, config.out_dir, config.block_size, config.overwrite)
+    elif config.whole is not None:
+        if os.path.exists(config.whole) and not config.overwrite:
+            raise UserError(f"whole={config.whole!r}: is there already; name another file, or add --overwrite=true")
+        checkpoint = load(config.checkpoint, mapped=True, parts=ALL)
+        checkpoint.pop("shards", None)
+        save(config.whole, checkpoint)
+        lines = [f"written to {config.whole}"]
     elif config.to_hf is not None:
         lines = write_folder(config.checkpoint, config.to_hf, config.family, config.overwrite)
     else:

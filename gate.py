@@ -66,10 +66,8 @@ def parse_gate(text: str) -> LayerGate:
 
 
 def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
-    """Raises UserError, with the reason, for a readout norm or a gate that makes no sense for a mixer.
-
-    name: the mixer as the user writes it; mixer: its class, a model.Mixer; gate: the LayerGate of one layer.
-    """
+    """Raises UserError, with the reason, for a readout norm or a gate that makes no sense for a mixer. name: the mixer
+    as the user writes it; mixer: its class, a model.Mixer."""
     norm = mixer.norm_of(config)
     if norm == "denominator" and not mixer.has_positive_weights:
         raise UserError(f"readout_norm='denominator' makes no sense for {name}: its weights have both signs")

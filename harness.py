@@ -108,9 +108,7 @@ class NanogateLM(TemplateLM):
 
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **keys) -> list[tuple[float, bool]]:
         """[(texts, context ids, continuation ids)] -> [(log-likelihood of the continuation, whether it is likeliest)].
-
-        Raises UserError for a continuation that is longer than the model's context.
-        """
+        Raises UserError for a continuation that is longer than the model's context."""
         pairs = []
         for _, context, continuation in requests:
             if len(continuation) > self.limit:
@@ -215,10 +213,8 @@ def log_likelihoods(
 def read_on(
     model: GPT, pairs: list[tuple[list[int], list[int]]], state: list[dict], start: int
 ) -> list[tuple[float, bool]]:
-    """log_likelihoods of pairs behind `start` ids that the state has read: side by side.
-
-    What pads the shorter rows stands behind them, where no layer looks.
-    """
+    """log_likelihoods of pairs behind `start` ids that the state has read, side by side. What pads the shorter rows
+    stands behind them, where no layer looks."""
     rows = [torch.tensor([*context, *continuation[:-1]]) for context, continuation in pairs]
     idx = pad_sequence(rows, batch_first=True).to(model.wte.weight.device)  # (B, T)
     targets = torch.full_like(idx, IGNORE)

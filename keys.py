@@ -226,6 +226,12 @@ class TrainConfig(GPTConfig):
 
     parallel: str = key("ddp", "what each process holds; ddp: all of the model, fsdp: a shard", choices=("ddp", "fsdp"))
     shards: int = key(0, "fsdp: processes that share one copy of the model (0: all); divides their number", at_least=0)
+    gather_dtype: str = key(
+        "auto",
+        "fsdp: dtype in which the linear layers of blocks are gathered; auto: dtype, which gives the losses of float32 "
+        "in less memory; gradients are summed in float32",
+        choices=("auto", "float32"),
+    )
     activation_checkpointing: bool = key(False, "compute each block again on the way back: less memory, more time")
 
     batch_size: int = key(12, "rows per micro-step of a process", at_least=1)
@@ -268,6 +274,11 @@ class TrainConfig(GPTConfig):
     )
     stop_above: float | None = key(None, "end the run after two evaluations in a row above this accuracy", at_least=0)
     eval_batch_size: int | None = key(None, "rows evaluated at once (None: what fits into a step's memory)", at_least=1)
+    checkpoint: str = key(
+        "whole",
+        "whole: ckpt.pt has all; sharded: each process writes its part of the tensors while the training goes on",
+        choices=("whole", "sharded"),
+    )
     log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
     logger: str = key("jsonl", "tensorboard: rows go to out_dir/tensorboard, too", choices=("jsonl", "tensorboard"))
     meters: bool = key(True, "measure gates, sinks and activations at every evaluation (docs/meters.md)")

@@ -65,7 +65,6 @@ from study.page import aligned
 
 MAP_TOKENS = 64
 THRESHOLDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # that gate values are pruned at
-GATE_COLUMNS = {"mean": ".3f", "below_0.1": ".1%", "above_0.9": ".1%"}  # columns of the table, and their formats
 SINK_KINDS = {  # what a sink is a share of
     "weights": "the weights of the attention",
     "share": "its own weights, as a share of their sum",
@@ -116,6 +115,11 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
         layer["sink"]["random_tokens"] = control["share"]
     with quantised(model):
         in_8_bits = loss_of(model, batches, T, path)
+    pruning = []
+    for threshold in THRESHOLDS if gates_to_prune(model) else ():
+        with pruned(model, threshold) as counts:
+            after = loss_of(model, batches, T, path)
+        pruning.append({"threshold": threshold, "zeroed": probe.numbers(counts[0] / counts[1])} | after)
     return {
         "checkpoint": str(path),
         "step": checkpoint.get("iter_num"),
@@ -133,26 +137,14 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
         "maps": attention_maps(model, inputs, layers, masks, config.maps, dtype),
         **scores,
         "labels": sum(int((targets != IGNORE).sum()) for _, targets, _ in batches),
-        "pruning": pruning_curve(model, batches, T, path),
+        "pruning": pruning,
         "quantised": in_8_bits,
     }
 
 
-def pruning_curve(model: GPT, batches: Iterable[tuple], block_size: int, path: Path | str) -> list[dict]:
-    """[{threshold, zeroed, loss, accuracy}], empty if no gate multiplies."""
-    curve = []
-    for threshold in THRESHOLDS if gates_to_prune(model) else ():
-        with pruned(model, threshold) as counts:
-            scores = loss_of(model, batches, block_size, path)
-        curve.append({"threshold": threshold, "zeroed": probe.numbers(counts[0] / counts[1])} | scores)
-    return curve
-
-
 def loss_of(model: GPT, batches: Iterable[tuple], block_size: int, path: Path | str) -> dict[str, float]:
-    """{loss, accuracy} over batches of (inputs, targets, slice), in float32, as evaluate.py reads them.
-
-    Raises UserError if the loss is not finite.
-    """
+    """{loss, accuracy} over batches of (inputs, targets, slice), in float32, as evaluate.py reads them. UserError if it
+    is not finite."""
     sums = score(model, batches, block_size=block_size)
     nats, labels, correct = (float(x) for x in sum(rows.sum((0, 1)) for rows in sums.values()))
     check_loss(nats / labels, path)
@@ -216,11 +208,13 @@ def table(result: dict) -> str:
 
 def layer_row(i: int, layer: dict) -> dict[str, str]:
     """{column: its text}; means over the heads."""
-    gate, sink, residual = shown_gate(layer), layer["sink"], layer["residual"]
+    gates, sink, residual = layer["gates"], layer["sink"], layer["residual"]
+    gate = next((gates[name] for name in ("readout", "native", *gates) if name in gates), {})  # that of the readout
     return {
         "layer": str(i),
         "mixer": layer["mixer"],
-        **{f"gate {name}": show(gate.get(name), form) for name, form in GATE_COLUMNS.items()},
+        "gate mean": show(gate.get("mean"), ".3f"),
+        **{f"gate {name}": show(gate.get(name)) for name in ("below_0.1", "above_0.9")},
         "sink": show(sink["share"]),
         "random": show(sink["random_tokens"]),
         "to sink": show(sink["to_sink"]),
@@ -230,12 +224,6 @@ def layer_row(i: int, layer: dict) -> dict[str, str]:
         "over median": show([residual["max_over_median"]], ".4g"),
         "position (token) channel": f"{residual['position']} ({residual['token']}) {residual['channel']}",
     }
-
-
-def shown_gate(layer: dict) -> dict:
-    """The meter of the gate in a layer's line of the table: that of the readout, if there is one."""
-    gates = layer["gates"]
-    return next((gates[name] for name in ("readout", "native", *gates) if name in gates), {})
 
 
 def show(values: list | None, form: str = ".1%") -> str:

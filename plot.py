@@ -8,7 +8,7 @@
     python plot.py out/meters.json   several checkpoints of meters.py: an attention map of each, side by side
     python plot.py out --html=true   also out/page.html, a text token by token, of the checkpoint (study/token_page.py)
 
-Here are the figures of runs. study/report.py draws those of experiments, study/overview.py those of claims.
+Here are the figures of runs. study/report.py draws those of experiments, study/forests.py those of claims.
 """
 
 from dataclasses import dataclass
@@ -32,9 +32,9 @@ import functools
 import itertools
 import math
 import os
-import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import fmean, median
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -42,9 +42,9 @@ from matplotlib.colors import PowerNorm
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from configurator import UserError
-from runs.files import read_json, read_jsonl
-from study import overview, report
-from study.drawing import COLOURS, SPARE_COLOURS, drawable, dress, legend_of, mean, mixer_colours, write
+from runs.files import one_line, read_json, read_jsonl
+from study import forests, report
+from study.drawing import COLOURS, SPARE_COLOURS, dress, legend_of, mixer_colours, write
 from study.rows import read_rows
 from study.token_page import write_page
 
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> None:
     if len(runs) > 1:
         print(curves(runs))
     for folder in folders:
-        with drawable(folder):
+        with one_line(f"{folder}: cannot be drawn"):
             print(*draw(folder), *([write_page(folder, config.text)] if config.html else []), sep="\n")
 
 
@@ -70,24 +70,18 @@ def draw(folder: Path) -> list:
     """Draws the figures of what the folder or the file holds. Returns their paths; raises UserError."""
     if folder.suffix == ".json" and not os.path.isdir(folder):
         return draw_maps(folder)
-    if os.path.isdir(folder) and any(folder.glob("rows*.jsonl")):
-        return draw_experiment(folder)
+    if os.path.isfile(folder / "rows.jsonl"):
+        rows = read_rows(folder)
+        runs = collections.Counter((row["arm"], row["seed"]) for row in rows if "purpose" not in row)
+        if twice := [f"arm {arm!r}, seed {seed}" for (arm, seed), n in runs.items() if n > 1]:
+            raise UserError(f"{folder}: two rows of {twice[0]}; experiment.py --run=false draws the config's")
+        drawn = draw_maps(folder / "meters.json") if os.path.isfile(folder / "meters.json") else []
+        return [*report.figures(rows, folder), *drawn]
     if os.path.isfile(folder / "metrics.jsonl") or os.path.isfile(folder / "meters.json"):
         return [page(folder)]
     if os.path.isdir(folder) and any(folder.glob("*/claims.json")):
-        return overview.draw(folder)
+        return forests.draw(folder)
     raise UserError(f"{folder}: has no metrics.jsonl (a run), rows.jsonl (an experiment) or */claims.json (several)")
-
-
-def draw_experiment(folder: Path) -> list[Path]:
-    """Draws the figures of an experiment's rows, and returns their paths. Raises UserError."""
-    rows = read_rows(folder)
-    runs = collections.Counter((row["arm"], row["seed"]) for row in rows if "purpose" not in row)
-    if twice := [run for run, n in runs.items() if n > 1]:
-        arm, seed = twice[0]
-        raise UserError(f"{folder}: two rows of arm {arm!r}, seed {seed}; experiment.py --run=false draws the config's")
-    drawn = draw_maps(folder / "meters.json") if os.path.isfile(folder / "meters.json") else []
-    return [*report.figures(rows, folder), *drawn]
 
 
 def curves(folders: list[Path]) -> Path:
@@ -95,16 +89,18 @@ def curves(folders: list[Path]) -> Path:
     figure, (by_step, by_time) = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
     late, data = [], set()  # the losses behind the first twentieth of each run, which the axis is for
     for folder, colour in zip(folders, itertools.cycle([*COLOURS, *SPARE_COLOURS]), strict=False):
-        with drawable(folder):
+        with one_line(f"{folder}: cannot be drawn"):
             metrics = read_jsonl(folder / "metrics.jsonl")
+            about = read_json(folder / "config.json") if os.path.isfile(folder / "config.json") else None
+            speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
+            seconds = about["tokens_per_step"] / median(speeds) if about and speeds else math.nan
             looks: list[dict] = [dict(linewidth=0.7, alpha=0.6), dict(marker=".", label=folder)]
             for points, look in zip(losses(metrics), looks, strict=True):
                 steps, values = np.array(points, dtype=float).reshape(-1, 2).T
                 by_step.plot(steps, values, color=colour, **look)
-                by_time.plot(seconds_a_step(folder, metrics) * steps, values, color=colour, **look)
+                by_time.plot(seconds * steps, values, color=colour, **look)
                 late += [*values[20 * steps >= steps.max(initial=0)]]
-            if os.path.isfile(folder / "config.json"):
-                data.add(os.path.realpath(read_json(folder / "config.json")["config"]["dataset"]))
+            data |= {os.path.realpath(about["config"]["dataset"])} if about else set()
     by_step.set(xlabel="step", ylabel="loss (nats a token)", ylim=(None, max(late, default=None)))
     by_time.set_xlabel("seconds: the run's steps at its median speed, without evaluations")
     note = ". Of different data: nats a token do not compare" * (len(data) > 1)
@@ -119,14 +115,6 @@ def losses(metrics: list[dict]) -> tuple[list, list]:
     """([(step, training loss), ...], [(step, validation loss), ...])"""
     train = [(row["step"], row["loss"]) for row in metrics if row["event"] == "train"]
     return train, [(row["step"], row["val_loss"]) for row in metrics if row["event"] == "eval"]
-
-
-def seconds_a_step(folder: Path, metrics: list[dict]) -> float:
-    """Of a run's training, in the median; NaN where it has logged no step, or its config.json is not there."""
-    speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
-    if not speeds or not os.path.isfile(folder / "config.json"):
-        return math.nan
-    return read_json(folder / "config.json")["tokens_per_step"] / statistics.median(speeds)
 
 
 def draw_maps(file: Path) -> list:
@@ -197,7 +185,9 @@ def page(folder: Path) -> Path:
         )
         if without := [str(i) for i in range(len(meters["layers"])) if i not in with_sink(meters)]:
             title += f"\nno weights, so no sink and no map: layer {', '.join(without)}"
-        panels += [functools.partial(panel, meters=meters) for panel in meters_panels(meters)]
+        shown = [sink_panel, heads_panel, token_0_panel] if with_sink(meters) else []
+        shown += [gate_panel] * any(layer["gates"] for layer in meters["layers"]) + [residual_panel]
+        panels += [functools.partial(panel, meters=meters) for panel in shown]
         large = [functools.partial(map_panel, meters=meters, shown=shown) for shown in meters["maps"]]
     if not panels:
         raise UserError(f"{folder}: its metrics.jsonl is empty, so that there is nothing to draw yet")
@@ -222,13 +212,6 @@ def page_rows(n: int, n_maps: int) -> list[list[list]]:
     rows = [[alone[i : i + width]] for i in range(0, len(alone), width)]
     rows += [[[left, right]] * 2 for left, right in zip(maps[::2], maps[1::2], strict=False)]
     return rows + [[[maps[-1], i] for i in beside]] if beside else rows
-
-
-def meters_panels(meters: dict) -> list[Callable]:
-    """The panels of what meters.py measured of a checkpoint, each a function of axes and meters."""
-    panels: list[Callable] = [sink_panel, heads_panel, token_0_panel] if with_sink(meters) else []
-    panels += [gate_panel] if any(layer["gates"] for layer in meters["layers"]) else []
-    return [*panels, residual_panel]
 
 
 def with_sink(meters: dict) -> dict[int, dict]:
@@ -267,22 +250,22 @@ def loss_panel(axes: plt.Axes, metrics: list[dict]) -> None:
 def gate_panel(axes: plt.Axes, meters: dict) -> None:
     """The distribution of the gate's values: an image with a row per layer and position."""
     gates = [(i, *item) for i, layer in enumerate(meters["layers"]) for item in layer["gates"].items()]
-    spread = [[100 * mean(column) for column in zip(*gate["histogram"], strict=True)] for _, _, gate in gates]
+    spread = [[100 * fmean(column) for column in zip(*gate["histogram"], strict=True)] for _, _, gate in gates]
     has_more = any(row[-1] for row in spread)  # the last bin: values above 1
     n, y = len(spread[0]) - (not has_more), [i + 0.5 for i in range(len(gates))]
     image = axes.imshow([row[:n] for row in spread], aspect="auto", cmap="cividis", extent=(0, n / 20, len(gates), 0))
     axes.figure.colorbar(image, ax=axes, label="share of the values (%)")
     axes.set_yticks(few(y), few(f"{i} {position}" for i, position, _ in gates))
-    centre = [mean(gate["mean"]) for _, _, gate in gates]
+    centre = [fmean(gate["mean"]) for _, _, gate in gates]
     axes.plot(centre, y, "o", color="white", markeredgecolor="black")
-    small = mean(share for _, _, gate in gates for share in gate["below_0.1"])
+    small = fmean(share for _, _, gate in gates for share in gate["below_0.1"])
     value = "gate value, absolute (dot: mean, last: above 1)" if has_more else "gate value (dot: mean)"
     axes.set(xlabel=value, ylabel="layer", title=f"Gate: {small:.0%} of the values are under 0.1")
 
 
 def of_heads(layers: dict[int, dict], name: str) -> list[tuple]:
     """[(layer, mean over its heads in per cent)] of a number of the sink."""
-    return [(i, 100 * mean(layer["sink"][name])) for i, layer in layers.items()]
+    return [(i, 100 * fmean(layer["sink"][name])) for i, layer in layers.items()]
 
 
 def sink_panel(axes: plt.Axes, meters: dict) -> None:

@@ -2,6 +2,7 @@
 
     python sample.py --checkpoint=out/best.pt --start="def main("
     python sample.py --start=FILE:prompt.txt        a prompt from a file (nanoGPT's spelling)
+    torchrun --standalone --nproc_per_node=8 sample.py    from a model that 8 GPUs share, a shard on each
 
 A new token costs one step: softmax layers keep their keys and values, other mixers their state.
 """
@@ -41,6 +42,8 @@ class SampleConfig:
 configurator.begin(__name__, SampleConfig, __doc__)
 
 import codecs
+import contextlib
+import io
 import sys
 import warnings
 
@@ -50,14 +53,25 @@ from configurator import UserError, read_regular
 from data.shards import open_dataset
 from data.tokenizer import tokenizer_of, tokenizer_of_checkpoint
 from ops.sampling import most_new_tokens
-from runs.checkpoint import check_vocabulary, load_model
-from runs.hardware import cpu_threads, pick_device
+from runs import parallel
+from runs.checkpoint import check_same_weights, check_vocabulary, load_model
+from runs.hardware import Processes
 
 
 def main(argv: list[str]) -> None:
     config = configurator.load(SampleConfig, argv)
-    torch.set_num_threads(cpu_threads(0))
-    model, checkpoint = load_model(config.checkpoint, pick_device(config.device))
+    with Processes(config.device, 0) as processes:
+        # all draw the same tokens, since each block is gathered for all, and one prints them
+        with contextlib.redirect_stdout(sys.stdout if processes.is_main else io.StringIO()):
+            run(config, processes)
+
+
+def run(config: SampleConfig, processes: Processes) -> None:
+    is_alone = processes.world_size == 1
+    model, checkpoint = load_model(config.checkpoint, processes.device if is_alone else "cpu")
+    if not is_alone:
+        check_same_weights(processes, config.checkpoint)
+        parallel.shard(model, processes, processes.world_size, "float32")
     trained_on = checkpoint.get("data", {})
     if trained_on.get("tokenizer") == "backcopy":  # its alphabet lies with the data
         dataset = open_dataset(config.dataset or trained_on.get("path", ""))
@@ -73,7 +87,7 @@ def main(argv: list[str]) -> None:
     n_new = config.max_new_tokens or int(max(1, min(500, most_new_tokens(model, idx.shape[1]))))
     options: dict = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
     torch.manual_seed(config.seed)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), parallel.readable(model):
         warnings.showwarning = lambda message, *_: print(f"note: {message}", file=sys.stderr)
         for _ in range(config.num_samples):
             tokens = model.stream(idx, n_new, n_tokens=tokenizer.vocab_size, **options)

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from configurator import UserError
@@ -140,6 +141,9 @@ def make_model(config: TrainConfig, resumed: dict | None, source: dict | None) -
     """(the model that a run starts with, its parameters that the weights it started from lack, lines to print)"""
     model_config = GPTConfig(**model_args(config))
     torch.manual_seed(config.seed)
+    if resumed is not None and "shards" in resumed:
+        with memory.NoRandomStart():  # each process reads what it holds of the weights (runs/resume.py)
+            return GPT(model_config), resumed["new"], []
     if resumed is not None:
         model = build_model(model_config, resumed["model"], Path(config.out_dir) / "ckpt.pt")
         return model, resumed["new"], []
@@ -224,8 +228,6 @@ def train(
 ) -> None:  # fmt: skip
     """Trains from the first step to max_iters, or until stop_above says that the task is solved."""
     device, device_type, world_size = processes.device, processes.device_type, processes.world_size
-    if device_type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32: float32 products would be slow without it
     dtype = processes.from_main(pick_dtype(resumed["dtype"] if resumed else config.dtype, device_type))
 
     # model, optimizers
@@ -233,14 +235,14 @@ def train(
     compiled = is_compiled(config, device_type)
     if not compiled:
         keep_compiler_out()
-    step_model = parallel.share_out(model, config, processes, compiled)
+    step_model = parallel.share_out(model, config, processes, compiled, dtype)
     optimizers: list = make_optimizers(model, config, device_type)
     scale_new(optimizers, new, config.new_lr_scale)
     scaler = torch.amp.GradScaler(device_type, enabled=dtype == "float16")
     first_step, saved_step, best_val_loss, seconds_before, eval_seconds = 0, None, math.inf, 0.0, 0.0
     run_id = processes.from_main(uuid.uuid4().hex)
     if resumed is not None:
-        restore(resumed, optimizers, out.path / "ckpt.pt", scaler)
+        restore(resumed, optimizers, out.path / "ckpt.pt", scaler, model)
         first_step = saved_step = resumed["iter_num"]
         best_val_loss, run_id = float(resumed["best_val_loss"]), resumed["run_id"]
         seconds_before, eval_seconds = float(resumed["seconds"]), float(resumed["eval_seconds"])
@@ -283,32 +285,34 @@ def train(
 
     def validate(tokens: int | None, with_meters: bool = False) -> dict:
         """The numbers of the validation split, or of a fixed sample of it of about so many tokens."""
-        whole, start = parallel.unsharded(model), time.perf_counter()
-        numbers = evaluate(
-            whole, dataset, "val", batch_size=evaluation_rows(config, dataset), block_size=config.block_size,
-            dtype=dtype, tokens=tokens, rank=processes.rank, world_size=world_size,
-        )  # fmt: skip
-        if not math.isfinite(numbers["loss"]):
-            stop(step, f"validation loss is {numbers['loss']}", bad_weight(whole))
-        numbers["seconds"] = time.perf_counter() - start
-        if with_meters and processes.is_main:
-            numbers["meters"] = cheap_meters(config, whole, dataset, dtype)
+        start = time.perf_counter()
+        with parallel.readable(model):
+            numbers = evaluate(
+                model, dataset, "val", batch_size=evaluation_rows(config, dataset), block_size=config.block_size,
+                dtype=dtype, tokens=tokens, rank=processes.rank, world_size=world_size,
+            )  # fmt: skip
+            if not math.isfinite(numbers["loss"]):
+                stop(step, f"validation loss is {numbers['loss']}", bad_weight(model))
+            numbers["seconds"] = time.perf_counter() - start
+            if with_meters and (processes.is_main or parallel.is_sharded(config, world_size)):
+                numbers["meters"] = cheap_meters(config, model, dataset, dtype)
         return {"val_loss": numbers.pop("loss")} | numbers
 
     def stop_if_not_finite() -> None:
         """Ends the run if a step so far was bad. The weights are those from before it."""
         if (bad := int(bad_step)) >= 0:
-            whole = parallel.unsharded(model)
-            losses = (micro_loss(whole, config, dtype, bad, batch) for batch in next(read([bad])))
-            tensors = processes.from_all(first_bad_tensor(whole, losses))
+            losses = (micro_loss(model, config, dtype, bad, batch) for batch in next(read([bad])))
+            with parallel.readable(model):
+                tensors = processes.from_all(first_bad_tensor(model, losses))
             stop(bad, "the loss or its gradient is not finite", next(filter(None, tensors), None))
         if scaler.is_enabled() and scaler.get_scale() < 1:
             reason = "float16's loss scale fell below 1 and the gradient still overflows"
-            stop(step, reason, bad_weight(parallel.unsharded(model)))
+            stop(step, reason, bad_weight(model))
 
     def stop(bad_step: int, reason: str, tensor: str | None) -> NoReturn:
         """Logs and prints why and where the run ends, and exits with status 1."""
         out.log(event="stopped", step=bad_step)
+        out.wait()
         if processes.is_main:
             where = f"first bad tensor: {tensor}" if tensor else "all weights are still finite"
             saved = f"{out.path / 'ckpt.pt'} holds the last good step saved, {saved_step}"
@@ -367,9 +371,10 @@ def train(
                 "data": data,
                 "versions": versions(),
             }
-            out.save(parallel.gathered(checkpoint, processes.is_main), is_best)
+            out.save(checkpoint, is_best)
             saved_step, logged_at = step, (step, time.perf_counter())
         if signal_number:
+            out.wait()
             name = signal.Signals(signal_number).name
             if processes.is_main:
                 print(f"\n{name}: saved at step {step} of {config.max_iters}; --init_from=resume goes on from there")
@@ -413,7 +418,8 @@ def train(
             elif not skip:
                 optimizer.step()
         scaler.update()
-        model.zero_grad(set_to_none=True)
+        # DDP's gradients stay views of its buckets
+        model.zero_grad(set_to_none=not isinstance(step_model, DistributedDataParallel))
 
         # log
         bar.update()

@@ -297,10 +297,11 @@ class Dataset:
     ) -> Iterator[tuple]:  # fmt: skip
         """
         Yields (inputs, targets, slice) over the whole split, in order, so that every token is scored once; the batches
-        rank, rank + world_size, ... All examples of a batch are of one slice. A stream has the slice None, and windows
-        of block_size; all its tokens but the first are scored. With a stride below block_size windows overlap, and each
-        scores what lies behind the one before it. Raises UserError for a larger stride. Of masked documents each has
-        windows of its own, the longest first.
+        rank, rank + world_size, ..., and a row without labels where others have one more: every rank yields as many.
+        All examples of a batch are of one slice. A stream has the slice None, and windows of block_size; all its tokens
+        but the first are scored. With a stride below block_size windows overlap, and each scores what lies behind the
+        one before it. Raises UserError for a larger stride. Of masked documents each has windows of its own, the
+        longest first.
 
         tokens: read about that many tokens instead, the same in every call, evenly spread over the split and its slices
         """
@@ -319,12 +320,16 @@ class Dataset:
                 places = np.array(places)
                 places = places[np.argsort(-self._lengths(split, places, block_size), kind="stable")]
             batches += [(name, places[i : i + batch_size]) for i in range(0, len(places), batch_size)]
-        for name, places in batches[rank::world_size]:
+        n, turns = len(batches), -(-len(batches) // world_size)
+        batches += [(name, places[:1]) for name, places in batches[-1:]] * (turns * world_size - n)
+        for i, (name, places) in itertools.islice(enumerate(batches), rank, None, world_size):
             examples = [self._example(split, place, block_size) for place in places]
             inputs, targets = _collate(examples, longest if is_text and not self.mask_documents else 0)
             if is_text:
                 later = documents[np.searchsorted(documents, places)] != places  # than its document's first window,
                 targets[later.nonzero()[0], : block_size - stride] = IGNORE  # so that one before has scored these
+            if i >= n:
+                targets[:] = IGNORE
             yield inputs, targets, name
 
     def _facts(self, split):

@@ -13,7 +13,6 @@ Tokenizers by name, as the "tokenizer" of a data set's meta.json gives it.
 data/backcopy has characters, which its meta.json lists; the ids of data/mqar stand for no text.
 """
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from configurator import UserError, read_regular
+from runs.files import one_line
 
 END_OF_TEXT = 50256  # of gpt2
 TOKENIZER_FILE = "tokenizer.json"
@@ -106,11 +106,9 @@ class GPT2Tokenizer:
     def __init__(self):
         import tiktoken
 
-        try:
+        advice = "set TIKTOKEN_CACHE_DIR to a folder where tiktoken has cached its files on another machine"
+        with one_line(f"tokenizer gpt2: cannot be had; {advice}"):
             self._encoding = tiktoken.get_encoding("gpt2")
-        except Exception as error:  # whatever the network library, a proxy or the hash check raises
-            advice = "set TIKTOKEN_CACHE_DIR to a folder where tiktoken has cached its files on another machine"
-            raise UserError(f"tokenizer gpt2: cannot be had ({type(error).__name__}); {advice}") from None
 
     def encode(self, text: str) -> list[int]:
         return self._encoding.encode_ordinary(text)
@@ -127,23 +125,12 @@ def name_of_file(content: bytes) -> str:
     return f"{TOKENIZER_FILE} {hashlib.sha256(content).hexdigest()[:16]}"
 
 
-@contextlib.contextmanager
-def _one_line(what):
-    """Whatever the library raises becomes a UserError: it is written in Rust, whose panic is no Exception."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise UserError(f"{what} ({str(error)[:200]})") from None
-
-
 def train_bpe(choice: str, texts: Iterable[str]) -> "FileTokenizer":
     """A byte-level BPE, with GPT-2's borders of words; of fewer ids than asked for where the text has no more pairs."""
     n = choice.removeprefix("bpe:")
     if not (n.isdecimal() and 257 <= int(n) <= 1 << 20):
         raise UserError(f"tokenizer {choice!r}: write the number of ids, at least 257, as in bpe:4096")
-    with _one_line(f"{choice}: {INSTALL}"):
+    with one_line(f"{choice}: {INSTALL}"):
         import tokenizers
     made, letters = tokenizers.Tokenizer(tokenizers.models.BPE()), tokenizers.pre_tokenizers.ByteLevel(False)
     made.pre_tokenizer, made.decoder = letters, tokenizers.decoders.ByteLevel()
@@ -159,11 +146,11 @@ class FileTokenizer:
     """The tokenizer of a tokenizer.json, as `tokenizers` computes it: byte-level BPE, or pieces with byte fallback."""
 
     def __init__(self, file: Path | str, content: bytes | None = None):
-        with _one_line(f"{file}: {INSTALL}"):
+        with one_line(f"{file}: {INSTALL}"):
             import tokenizers
         self.file, self.content = file, content or read_regular(file, MOST_TOKENIZER)
         self.name = name_of_file(self.content)
-        with _one_line(f"{file}: damaged, or no tokenizer"):
+        with one_line(f"{file}: damaged, or no tokenizer"):
             about = json.loads(self.content)
             self._tokenizer = tokenizers.Tokenizer.from_buffer(self.content)
             decoder, self._added = about.get("decoder") or {}, {entry["id"] for entry in about["added_tokens"]}
@@ -181,7 +168,7 @@ class FileTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Raises UserError for a text on which the tokenizer fails."""
-        with _one_line(f"{self.file}: fails on a text of {len(text):,} characters"):
+        with one_line(f"{self.file}: fails on a text of {len(text):,} characters"):
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids  # fast: no offsets
 
     def encode_array(self, text: str) -> np.ndarray:

@@ -14,18 +14,24 @@ from pathlib import Path
 
 import numpy as np
 
-from configurator import UserError
+from configurator import UserError, key
 from data.shards import FORMAT, dtype_of, npy_files, read_meta
 from data.tokenizer import TOKENIZER_FILE
 from runs import files
 from runs.files import DATA
 
 
+@dataclasses.dataclass
+class Output:
+    """The keys of every prepare script."""
+
+    out_dir: str | None = key(None, "where to write; None: beside this script")
+    overwrite: bool = key(False, "write to a folder that holds something else, too")
+
+
 def claim(out_dir: Path | str | None, overwrite: bool, generator: str) -> Path:
     """Marks the folder as a data set, and returns its Path. UserError where it holds something else, unless overwrite.
-
-    generator: the script that asks. The folder of a script under data/ needs no mark; out_dir=None is its own.
-    """
+    The folder of a script under data/ needs no mark; out_dir=None is that of the generator, the script that asks."""
     out_dir = Path(out_dir) if out_dir else (DATA.parent / generator).parent
     is_scripts = out_dir.resolve().parent == DATA and (out_dir / "prepare.py").is_file()
     files.claim(out_dir, "data set", overwrite or is_scripts)
@@ -72,13 +78,10 @@ def write_stream(
     shard_tokens: int = 100_000_000,
     **about,
 ) -> dict:
-    """
-    Writes running text and returns the content of meta.json. Raises UserError.
+    """Writes running text and returns the content of meta.json. Raises UserError.
 
-    splits: {"train": documents, ...}, an iterable of str, or of what `encode` returned, each; they are joined with
-        nothing in between
-    tokenizer: one of data/tokenizer.py
-    about: what made_by returns
+    splits: {"train": documents, ...}, an iterable of str, or of what `encode` returned, each, which are joined with
+    nothing in between. about: what made_by returns.
     """
     dtype, written = dtype_of(tokenizer.vocab_size), {}
     with _new_folder(out_dir) as folder:
@@ -111,13 +114,12 @@ def write_examples(
     out_dir: Path | str, splits: dict[str, Iterable[tuple]], *, name: str, tokenizer: str, vocab_size: int,
     drawn: dict | None = None, **about,
 ) -> dict:  # fmt: skip
-    """
-    Writes separate examples and returns the content of meta.json. Raises UserError.
+    """Writes separate examples and returns the content of meta.json. Raises UserError.
 
     splits: {"train": slices, ...}, an iterable of (examples (N, 2, T), facts) each. The facts go to meta.json; one of
-        them is the name of the "slice", such as "64/4"
-    drawn: how the rows of training are drawn (shards.DRAWN), if they are; `splits` then has no "train"
-    about: what made_by returns; kinds={name: token ids} are queries that meters.py measures apart
+    them is the name of the "slice", such as "64/4". drawn: how the rows of training are drawn (shards.DRAWN), if they
+    are; `splits` then has no "train". about: what made_by returns; kinds={name: token ids} are queries that meters.py
+    measures apart.
     """
     written: dict = {"train": {"drawn": drawn, "shards": []}} if drawn else {}
     kind = "drawn" if drawn else "examples"

@@ -10,10 +10,10 @@ versions. A folder that export.py wrote has model, model_args, iter_num and data
 have a format number. A folder of transformers is read as export.py --from_hf reads it (runs/huggingface.py).
 """
 
-import hashlib
 import json
 import pickle
 import zipfile
+from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,8 +25,9 @@ from configurator import UserError, is_of_memory, show
 from data.shards import MAX_VOCAB, Dataset
 from model import GPT, GPTConfig
 from rules import wrong_field
-from runs.files import CHECKPOINTS, find_checkpoint, read_json, write_text, write_whole
-from runs.hardware import DTYPES, Processes
+from runs import sharded
+from runs.files import CHECKPOINTS, find_checkpoint, read_json, sha256_of_file, write_text, write_whole
+from runs.hardware import DTYPES, Processes, places_of_torchrun
 
 FORMAT = 1  # of what is written here; nothing else is read
 WITHOUT_FORMAT = "of version 0.2, which the code of commit fa2548f reads, or nanoGPT's, for export.py --from_hf"
@@ -50,13 +51,19 @@ FIELDS = {
         "mixture?": (str, 1, 1 << 16),
     },
     "dtype?": set(DTYPES),
+    "optimizer?": (dict, 0, 999),
+    "shards?": {"folder": TEXT, "files": {str: TEXT}},
 }
+WEIGHTS, ALL = ("model",), ("model", "optimizer")  # what load reads of a checkpoint in shards
 
 
-def save(path: Path | str, checkpoint: dict) -> None:
-    """torch.save with the format number, whole or not at all (files.write_whole). Raises UserError."""
+def save(path: Path | str, checkpoint: dict, also: Path | None = None) -> None:
+    """torch.save with the format number, whole or not at all, under two names at most (files.write_whole).
+
+    Raises UserError.
+    """
     try:
-        write_whole(path, lambda file: torch.save(checkpoint | {"format": FORMAT}, file))
+        write_whole(path, lambda file: torch.save(checkpoint | {"format": FORMAT}, file), also)
     except RuntimeError as error:  # torch's own, over the OSError of a full disk
         raise UserError(f"{path}: cannot be written ({error.__context__ or error})") from None
 
@@ -77,13 +84,8 @@ def save_folder(folder: Path, weights: dict[str, torch.Tensor], about: dict) -> 
         write_whole(file, lambda part: library.torch.save_file(plain, part.name, {"format": "pt"}))
     except (RuntimeError, library.SafetensorError) as error:
         raise UserError(f"{file}: cannot be written ({first_line(error)})") from None
-    about = about | {"format": FORMAT, "sha256": _sha256_of(file)}
+    about = about | {"format": FORMAT, "sha256": sha256_of_file(file)}
     write_text(folder / "config.json", json.dumps(about, indent=2, allow_nan=False))  # load has refused what is no JSON
-
-
-def _sha256_of(path):
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def first_line(error: Exception) -> str:
@@ -91,10 +93,14 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def load(path: Path | str) -> dict:
-    """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or no checkpoint."""
+def load(path: Path | str, mapped: bool = False, parts: Collection[str] = WEIGHTS) -> dict:
+    """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or no checkpoint.
+
+    mapped: for callers that copy at once what they keep (load_torch). parts: of a checkpoint in shards, the tensors to
+    read, "model" and "optimizer".
+    """
     path = find_checkpoint(path)
-    checkpoint = load_torch(path) if path.suffix not in OF_FOLDERS else _load_folder(path)
+    checkpoint = load_torch(path, mapped) if path.suffix not in OF_FOLDERS else _load_folder(path)
     try:
         _check(checkpoint)
     except (ValueError, TypeError) as error:
@@ -102,6 +108,13 @@ def load(path: Path | str) -> dict:
     if (number := checkpoint.get("format")) != FORMAT:
         reason = WITHOUT_FORMAT if number is None else "take the version of the code that wrote it"
         raise UserError(f"{path}: its format is {show(number)}, and this version reads {FORMAT} alone: {reason}")
+    if "shards" in checkpoint:
+
+        def whole(name, shape):
+            return torch.empty(shape) if name.split("/")[0] in parts else None
+
+        weights, moments = sharded.read(path, checkpoint["shards"], whole) if parts else ({}, {})
+        checkpoint |= {"model": weights, "optimizer": checkpoint.get("optimizer", {}) | {"state": moments}}
     check_tensors(checkpoint["model"], path)
     return checkpoint
 
@@ -142,13 +155,21 @@ def wrong_tensor(tensor: Any) -> str | None:
     return None
 
 
-def load_torch(path: Path) -> Any:
-    """What torch.save wrote: tensors and plain values, and no code is run. Raises UserError."""
+def load_torch(path: Path, mapped: bool = False) -> Any:
+    """What torch.save wrote: tensors and plain values, and no code is run. Raises UserError.
+
+    mapped: the tensors stay in the file until they are read; a process dies if the file is overwritten in place then.
+    """
+    _, _, local_rank, local_size = places_of_torchrun()
     try:
         with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
+            mapped = mapped and not any(
+                record.compress_type for record in archive.filelist
+            )  # torch reads bytes as numbers
+            archive.filelist = archive.filelist[local_rank::local_size]  # the processes of a machine share the work
             damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB
         if damaged is None:
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         wrong = f"damaged, the checksum of {damaged[:60]!r} in it is wrong; use another checkpoint"
     except zipfile.BadZipFile:
         wrong = "cut short, damaged, or no checkpoint"
@@ -169,7 +190,7 @@ def _load_folder(path):
 
         return huggingface.checkpoint_of(path.parent)[0] | {"format": FORMAT}
     try:
-        if about.get("sha256") != _sha256_of(path):
+        if about.get("sha256") != sha256_of_file(path):
             raise UserError(f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)")
         return about | {"model": library.torch.load_file(path)}  # mapped: in the file until they are read
     except (OSError, library.SafetensorError) as error:
@@ -181,18 +202,21 @@ def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tupl
 
     changed: keys of GPTConfig that no weight depends on.
     """
-    checkpoint = load(path)
+    checkpoint = load(path, mapped=True)
     checkpoint.pop("optimizer", None)  # twice the memory of the weights
+    weights = checkpoint["model"]
+    for name in weights:
+        weights[name] = weights[name].clone()
     model_args = checkpoint["model_args"] | {"kernels": "auto"} | changed  # this machine may lack those it had
     config = configurator.build(GPTConfig, model_args, source=str(path))
-    return build_model(config, checkpoint["model"], path, device).eval(), checkpoint
+    return build_model(config, weights, path, device).eval(), checkpoint
 
 
 def check_same_weights(processes: Processes, path: Path | str) -> None:
     """UserError unless all processes see the same file: machines may have others at the path."""
     if processes.world_size > 1:
         advice = "give all machines the same file, one that no run writes to meanwhile"
-        processes.check_same(_sha256_of(find_checkpoint(path)), str(path), advice)
+        processes.check_same(sha256_of_file(find_checkpoint(path)), str(path), advice)
 
 
 def check_vocabulary(vocab_size: float, checkpoint: dict, dataset: Dataset) -> None:

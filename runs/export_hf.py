@@ -32,10 +32,8 @@ NOT_COMPARED = "init out_init_scale dropout kernels match_params mlp_ratio mlp_w
 
 
 def write_folder(path: Path | str, folder: Path | str, family: str | None, overwrite: bool = False) -> list[str]:
-    """Writes a checkpoint as a folder of transformers or fla. Returns lines to print.
-
-    family: the model_type (None: by the keys). Raises UserError for a model with keys that the family does not have.
-    """
+    """Writes a checkpoint as a folder of transformers or fla. Returns lines to print. family: the model_type (None: by
+    the keys). Raises UserError for a model with keys that the family does not have."""
     checkpoint, folder = load(path), Path(folder)
     config = configurator.build(GPTConfig, checkpoint["model_args"] | {"kernels": "auto"}, source=str(path))
     weights, made = checkpoint["model"], without_data(config).state_dict()

@@ -132,10 +132,8 @@ def family_of(config: dict) -> str:
 
 
 def keys_of(config: dict, block_size: int) -> dict[str, Any]:
-    """The keys of GPTConfig for a config.json of theirs. Raises UserError for what the model here does not have.
-
-    No field is null but sliding_window, where that is no window, and not the family's.
-    """
+    """The keys of GPTConfig for a config.json of theirs. Raises UserError for what the model here does not have. No
+    field is null but sliding_window, where that is no window, and not the family's."""
     family, rules = family_of(config), rules_of(GPTConfig)
     if family in families_linear.FAMILIES:
         return families_linear.keys_of(config, family, block_size)
@@ -145,9 +143,13 @@ def keys_of(config: dict, block_size: int) -> dict[str, Any]:
     if wrong := wrong_field(config, of_keys | FIELDS):
         raise UserError(wrong)
     keys = {key: config[field] for key, field in fields.items() if field in config}
-    of_gpt2 = family in ("gpt2", "nanogpt")
-    defaults = gpt2_keys(config) if of_gpt2 else rope_keys(config, family) | layer_keys(config, family)
-    return defaults | keys | {"block_size": min(block_size, keys["block_size"])}
+    if family in ("gpt2", "nanogpt"):
+        mlp = "gelu" if config.get("activation_function") == "gelu" else "gelu_tanh"
+        more = dict(mlp_width=4 * config["n_embd"], norm_eps=1e-5, n_kv_head=config["n_head"], tie_embeddings=True)
+        more |= dict(mlp=mlp, norm="layer", bias=True, position="learned")
+    else:
+        more = rope_keys(config, family) | layer_keys(config, family)
+    return more | keys | {"block_size": min(block_size, keys["block_size"])}
 
 
 def rope_keys(config: dict, family: str) -> dict[str, Any]:
@@ -163,7 +165,7 @@ def rope_keys(config: dict, family: str) -> dict[str, Any]:
     if fraction != 1 and family not in PARTIAL:
         words = f"{family} of transformers turns all channels of a head"
         raise UserError(f"partial_rotary_factor={show(fraction)}: {words}")
-    return {
+    keys = {
         "norm_eps": 1e-6,
         "n_kv_head": config["num_attention_heads"],
         "tie_embeddings": False,
@@ -172,21 +174,16 @@ def rope_keys(config: dict, family: str) -> dict[str, Any]:
         **always,
         "rope_base": rope.get("rope_theta", config.get("rope_theta", always.get("rope_base", 10000.0))),
         "rope_fraction": fraction,
-        **scaling_keys(config, rope, kind),
     }
-
-
-def scaling_keys(config: dict, rope: dict, kind: str) -> dict[str, Any]:
-    """The keys of a scaled RoPE. Raises UserError for numbers that the model here does not have."""
     if kind == "default":
-        return {}
+        return keys
     length = config.get(LENGTH, rope.get(LENGTH, config["max_position_embeddings"]))  # beside the dict it counts more
     fields = {name: FIELDS_OF_ROPE[name] for name in ROPES[kind]}
     if wrong := wrong_field({LENGTH: length} | rope, fields, "rope"):
         raise UserError(wrong)
     if other := sorted(rope.keys() - fields.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}):
         raise UserError(f"rope_type={kind!r}: its {other[0]}={show(rope[other[0]])} is not read")
-    keys = {} if kind == "dynamic" else {"rope_scaling": kind, "rope_factor": rope["factor"]}
+    keys |= {} if kind == "dynamic" else {"rope_scaling": kind, "rope_factor": rope["factor"]}
     return keys | ({"rope_length": length} if kind in WITH_ROPE_LENGTH else {})
 
 
@@ -220,20 +217,6 @@ def layer_keys(config: dict, family: str) -> dict[str, Any]:
     names = ("attention", "gate", "window", "position")
     columns = zip(*families_linear.period_of(words), strict=True)
     return {name: ",".join(x if len({*x}) > 1 else x[:1]) for name, x in zip(names, columns, strict=True)}
-
-
-def gpt2_keys(config: dict) -> dict[str, Any]:
-    """The keys that say more than a field of GPT-2's config.json does, and defaults of others."""
-    return {
-        "mlp_width": 4 * config["n_embd"],
-        "norm_eps": 1e-5,
-        "n_kv_head": config["n_head"],
-        "tie_embeddings": True,
-        "mlp": "gelu" if config.get("activation_function") == "gelu" else "gelu_tanh",
-        "norm": "layer",
-        "bias": True,
-        "position": "learned",
-    }
 
 
 class Part(NamedTuple):
@@ -311,9 +294,7 @@ def rows_part(config: GPTConfig, family: str, mixer: str, gate: Any, layer: str,
 
 def rearranged(weights: list[torch.Tensor], before: list, after: list, sizes: dict[str, int]) -> list[torch.Tensor]:
     """The same blocks of rows in other weights. before, after: (groups, blocks) of each weight; sizes: rows of a block.
-
-    A weight has the rows of each of its blocks in group 0, then those in group 1 ...
-    """
+    A weight has the rows of each of its blocks in group 0, then those in group 1 ..."""
     rows = {}  # of each block: (groups, rows of a group, inputs), then without groups
     for weight, (groups, blocks) in zip(weights, before, strict=True):
         parts = weight.unflatten(0, (groups, -1)).split([sizes[block] // groups for block in blocks], dim=1)

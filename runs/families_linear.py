@@ -123,7 +123,12 @@ def checked(config: dict, keys: dict[str, str], fields: dict) -> dict[str, Any]:
 def fla_keys(config: dict, family: str, block_size: int) -> dict[str, Any]:
     keys = checked(config, KEYS, FIELDS_OF_FLA | ({"head_dim": SIZE} if family in BY_HEAD else {}))
     H, C, attn = config["num_heads"], keys["n_embd"], config.get("attn", {})
-    attention, gate = layers_of(config, family, keys["n_layer"])
+    # DeltaNet was published without a gate, and Gated DeltaNet with SiLU: others are written as gates of the readout
+    is_native = family != "delta_net" and (family != "gated_deltanet" or config["output_gate_activation"] != "sigmoid")
+    has_gate = config.get("use_output_gate" if family == "gla" else "use_gate", True) or family == "kda"
+    linear = (MIXERS[family], "none" if not has_gate else "native" if is_native else "elementwise")
+    layers = [("softmax", "none") if layer in attn.get("layers", ()) else linear for layer in range(keys["n_layer"])]
+    attention, gate = (",".join(words) for words in zip(*period_of(layers), strict=True))
     width = config["head_dim"] if family in BY_HEAD else C / H
     key_dim, value_dim = (width * config.get(name, 1) for name in ("expand_k", "expand_v"))
     if any(abs(y - round(y)) > 1e-5 * y for y in (key_dim, value_dim)):
@@ -144,18 +149,6 @@ def fla_keys(config: dict, family: str, block_size: int) -> dict[str, Any]:
         short_conv=None if short_conv == 4 else short_conv,  # softmax layers have none unless it is named
         beta_max=2.0 if config["allow_neg_eigval"] else 1.0, mlp_width=config.get("intermediate_size", wide),
     )  # fmt: skip
-
-
-def layers_of(config: dict, family: str, n_layer: int) -> tuple[str, str]:
-    """`attention` and `gate`, patterns as short as can be."""
-    # DeltaNet was published without a gate, and Gated DeltaNet with SiLU: others are written as gates of the readout
-    is_native = family != "delta_net" and (family != "gated_deltanet" or config["output_gate_activation"] != "sigmoid")
-    has_gate = config.get("use_output_gate" if family == "gla" else "use_gate", True) or family == "kda"
-    linear = (MIXERS[family], "none" if not has_gate else "native" if is_native else "elementwise")
-    softmax = config.get("attn", {}).get("layers", ())
-    layers = [("softmax", "none") if layer in softmax else linear for layer in range(n_layer)]
-    attention, gate = (",".join(words) for words in zip(*period_of(layers), strict=True))
-    return attention, gate
 
 
 def period_of(layers: list) -> list:

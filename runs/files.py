@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -89,9 +90,7 @@ def read_json(path: Path | str, most: int = 1 << 26, infinity: bool = False) -> 
 
 def parse_json(text: str | bytes, name: Path | str, infinity: bool = False) -> Any:
     """What a JSON text holds. Raises UserError, also for NaN and Infinity, which JSON lacks, and for a key twice.
-
-    infinity: whether Infinity may stand there, as in files of transformers.
-    """
+    infinity: whether Infinity may stand there, as in files of transformers."""
 
     def refuse(constant):
         if infinity and constant == "Infinity":
@@ -116,9 +115,7 @@ def refuse_twice(pairs: Iterable[tuple]) -> dict:
 
 def read_jsonl(file: Path | str, rules: dict | None = None) -> list[dict]:
     """The objects of a file of JSON lines; none where there is no file. A last line that was cut short is left out.
-
-    rules: {name: rule (rules.py)} of every object. UserError names a damaged line.
-    """
+    rules: {name: rule (rules.py)} of every object. UserError names a damaged line."""
     *lines, last = read_regular(file, 1 << 30).split(b"\n") if os.path.isfile(file) else [b""]
     rows = [_object_of(line) for line in (lines if _object_of(last) is None else [*lines, last])]
     for number, row in enumerate(rows, 1):
@@ -143,36 +140,76 @@ def named_if_it_fails(name: object) -> Iterator[None]:
         raise UserError(f"{name}: cannot be written ({error.strerror or error})") from None
 
 
+@contextlib.contextmanager
+def one_line(words: str) -> Iterator[None]:
+    """Whatever a library raises inside becomes a UserError, `words (reason)`. A panic of Rust is no Exception."""
+    try:
+        yield
+    except (UserError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(f"{words} ({reason})") from None
+
+
 def write_text(path: Path | str, text: str) -> None:
     """write_whole of a text."""
     write_whole(path, lambda file: file.write(text.encode(errors="backslashreplace")))  # half a character is no UTF-8
 
 
-def write_whole(path: Path | str, write: Callable) -> None:
+def write_whole(path: Path | str, write: Callable, also: Path | None = None) -> None:
     """write(file) under a temporary name in the same folder, fsync, rename: a kill leaves the old file or the new one.
 
     A link at the path is replaced, and what it points to stays as it is. Raises UserError, and what `write` raises.
+    also: a second name that the file gets before it gets the first (link_whole).
     """
     path = Path(path)
-    # the name is cut, or it would be too long where that of `path` is not
-    temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")
+    temporary = temporary_of(path)
     with named_if_it_fails(path):
         try:
             with open(temporary, "xb") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
+            if also is not None:
+                link_whole(temporary, also)
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
+    sync_folder(path.parent)  # the rename itself
+
+
+def sync_folder(path: Path) -> None:
     with contextlib.suppress(OSError):  # not every file system syncs a folder
-        folder = os.open(path.parent, os.O_RDONLY)
+        folder = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the rename itself
+            os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def sha256_of_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def temporary_of(path: Path) -> Path:
+    # the name is cut, or it would be too long where that of `path` is not
+    return path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")
+
+
+def link_whole(file: Path, path: Path) -> None:
+    """Makes the path a hard link to the file, or a copy where the file system has none. A kill leaves the old."""
+    temporary = temporary_of(path)
+    try:
+        os.link(file, temporary)
+    except OSError:
+        with open(file, "rb") as source:
+            write_whole(path, lambda copy: shutil.copyfileobj(source, copy))
+    else:
+        os.replace(temporary, path)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -261,10 +298,7 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
 
 @contextlib.contextmanager
 def new_folder(folder: Path | str) -> Iterator[Path]:
-    """Yields folder/.new for files that `switch` then moves to the folder; no other process writes there meanwhile.
-
-    Raises UserError.
-    """
+    """Yields folder/.new for files that `switch` then moves to the folder; no other process writes there meanwhile."""
     new = Path(folder) / NEW
     new.mkdir(parents=True, exist_ok=True)
     with lock(new):

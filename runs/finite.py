@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from configurator import UserError
+from runs.parallel import full_tensor
 
 
 def check_loss(loss: float, path: Path | str) -> None:
@@ -16,14 +17,20 @@ def check_loss(loss: float, path: Path | str) -> None:
         raise UserError(f"{path}: its loss is {loss}: its weights are broken, or the run has diverged")
 
 
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether every entry is; of a sharded tensor every process has to ask, and all get the same answer."""
+    return bool(full_tensor(tensor.isfinite().all()))
+
+
 def bad_weight(model: torch.nn.Module) -> str | None:
-    return next((name for name, p in model.named_parameters() if not p.isfinite().all()), None)
+    return next((name for name, p in model.named_parameters() if not is_finite(p)), None)
 
 
 def first_bad_tensor(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> str | None:
     """Names the first bad weight, output of a module or gradient, or returns None if all are finite.
 
-    losses: an iterator whose every item is a loss, computed when it is asked for. The gradients stay in the model.
+    losses: an iterator whose every item is a loss, computed when it is asked for: of a sharded model all of them, since
+    the other processes wait for this one in each. The gradients stay in the model.
     """
     if name := bad_weight(model):
         return name
@@ -39,9 +46,7 @@ def first_bad_tensor(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> 
         loss.backward()
         # the backward pass comes to the last layer first
         gradients = ((name, p.grad) for name, p in reversed(list(model.named_parameters())) if p.grad is not None)
-        bad += [f"gradient of {name}" for name, gradient in gradients if not gradient.isfinite().all()]
-        if bad:
-            break
+        bad += [f"gradient of {name}" for name, gradient in gradients if not is_finite(gradient)]
     for hook in hooks:
         hook.remove()
     return next(iter(bad), None)

@@ -162,6 +162,7 @@ class Processes:
             if self.local_size > (n := torch.cuda.device_count()):
                 raise UserError(f"{self.local_size} processes for {n} GPUs: lower --nproc_per_node")
             torch.cuda.set_device(self.device)
+            torch.set_float32_matmul_precision("high")  # TF32: float32 products would be slow without it
         if self.world_size == 1:
             return
         store, rank, world_size = next(torch.distributed.rendezvous("env://", timeout=MOST_WAIT))

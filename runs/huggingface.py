@@ -21,9 +21,9 @@ from configurator import UserError, show
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
 from model import GPTConfig
 from rules import wrong_field
-from runs.checkpoint import WEIGHT_DTYPES, check_tensors, first_line, import_safetensors, load_torch, save_folder
+from runs.checkpoint import WEIGHT_DTYPES, check_tensors, import_safetensors, load_torch, save_folder
 from runs.families import FAMILIES, family_of, keys_of, parts_of
-from runs.files import claim, new_folder, read_json, switch, write_whole
+from runs.files import claim, new_folder, one_line, read_json, switch, write_whole
 from runs.memory import without_data
 
 TOKENIZER_FILES = (
@@ -84,10 +84,8 @@ def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path
 
 
 def read_nanogpt(file: Path) -> tuple[dict, dict[str, torch.Tensor]]:
-    """What a config.json would say of nanoGPT's checkpoint, and its tensors. Raises UserError.
-
-    The gelu is the exact one, as in nanoGPT's code of today; a checkpoint does not say which its code had.
-    """
+    """What a config.json would say of nanoGPT's checkpoint, and its tensors. Raises UserError. The gelu is the exact
+    one, as in nanoGPT's code of today; a checkpoint does not say which its code had."""
     content = load_torch(file)
     parts = [content.get(name) if isinstance(content, dict) else None for name in ("model_args", "model")]
     args, tensors = ({**part} if isinstance(part, dict) else {} for part in parts)
@@ -103,7 +101,14 @@ def read_tensors(folder: Path, family: str) -> dict[str, torch.Tensor]:
     """{name: tensor} of a folder's files, but for LEFT_OUT. Raises UserError."""
     tensors, prefix = {}, PREFIX.get(family, "model.")
     for file in files_of(folder, family):
-        content = read_pickle(file) if file.suffix == ".bin" else read_safetensors(file)
+        if file.suffix == ".bin":
+            content = load_torch(file)  # tensors alone, so that it runs no code
+            if not isinstance(content, dict):
+                raise UserError(f"{file}: holds no table of tensors")
+            check_tensors(content, file)
+        else:
+            with one_line(f"{file}: missing, damaged, or no safetensors"):
+                content = import_safetensors().torch.load_file(file)
         for spelling, tensor in content.items():
             if re.match(LEFT_OUT, spelling):
                 continue
@@ -114,23 +119,6 @@ def read_tensors(folder: Path, family: str) -> dict[str, torch.Tensor]:
                 name = name.replace(other, usual, 1)
             tensors[name if name.startswith((prefix, "lm_head.")) else prefix + name] = tensor
     return tensors
-
-
-def read_safetensors(file: Path) -> dict[str, torch.Tensor]:
-    library = import_safetensors()
-    try:
-        return library.torch.load_file(file)
-    except Exception as error:  # safetensors has errors of its own
-        raise UserError(f"{file}: missing, damaged, or no safetensors ({first_line(error)})") from None
-
-
-def read_pickle(file: Path) -> dict[str, torch.Tensor]:
-    """What a pickle holds, if that is a table of tensors: nothing else in it is made, so that it runs no code."""
-    content = load_torch(file)
-    if not isinstance(content, dict):
-        raise UserError(f"{file}: holds no table of tensors")
-    check_tensors(content, file)
-    return content
 
 
 def files_of(folder: Path, family: str) -> list[Path]:

@@ -3,7 +3,8 @@
     with OutDir(config, processes, resumed) as out:         # UserError for a folder that is another's, or at work
         out.start(about, first_step=0, max_iters=5000)      # config.json, code/, metrics.jsonl, tensorboard/
         out.log(event="train", step=0, loss=10.8)           # one object a line
-        out.save(state, is_best=True)                       # best.pt, ckpt.pt
+        out.save(checkpoint, is_best=True)                  # best.pt, ckpt.pt
+        out.wait()                                          # checkpoint=sharded: until they are written
 
 Whenever a run is killed, every file is whole, and ckpt.pt and metrics.jsonl are all it takes to go on. Under torchrun
 every process makes these calls: rank 0 writes, and a UserError of rank 0 is raised by all of them.
@@ -14,6 +15,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -26,9 +28,10 @@ import torch
 
 from configurator import UserError
 from runs import checkpoint as checkpoints
-from runs import files
+from runs import files, sharded
 from runs.files import write_text
 from runs.hardware import Processes
+from runs.parallel import gathered
 
 ROOT = Path(__file__).resolve().parents[1]
 # what the numbers of a run depend on: another version of one of them may give other numbers
@@ -41,10 +44,13 @@ ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what every line of m
 class OutDir:
     def __init__(self, config, processes, resumed=None):
         """resumed: the checkpoint of this folder that the run goes on from, or None."""
+        if config.checkpoint == "sharded":
+            checkpoints.import_safetensors()
         self.path, self.rows = Path(config.out_dir), Path(config.out_dir) / "metrics.jsonl"
         self.config, self.processes, self.resumed = config, processes, resumed
         self.lock = self.metrics = self.board = None
         self.kept = []  # the rows of metrics.jsonl from before this start, on rank 0
+        self.saving = self.group = None  # checkpoint=sharded: a save under way; how the processes agree on it
         self.ended = None  # the row of the end, on rank 0, if the run had ended at the step from which it goes on
 
     def __enter__(self):
@@ -55,10 +61,14 @@ class OutDir:
             raise
         return self
 
-    def __exit__(self, *error):
-        for file in filter(None, (self.board, self.metrics, self.lock)):
-            with contextlib.suppress(OSError):  # a full disk, which was reported
-                file.close()
+    def __exit__(self, kind=None, *error):
+        try:
+            if kind in (None, SystemExit):  # all processes end together
+                self.wait()
+        finally:
+            for file in filter(None, (self.board, self.metrics, self.lock)):
+                with contextlib.suppress(OSError):  # a full disk, which was reported
+                    file.close()
 
     def start(self, about: dict, first_step: int) -> None:
         self.processes.on_main(self._start, about, first_step)
@@ -71,9 +81,30 @@ class OutDir:
             if self.board is not None:
                 add_row(self.board, row)
 
-    def save(self, state: dict, is_best: bool = False) -> None:
-        """Writes best.pt if it is the best, and ckpt.pt last: it vouches for the others."""
-        self.processes.on_main(self._save, state, is_best)
+    def save(self, checkpoint: dict, is_best: bool = False) -> None:
+        """Writes ckpt.pt. If it is the best, the file is best.pt before it is ckpt.pt, which vouches for the others.
+
+        checkpoint=sharded: only copies the tensors; ckpt.pt comes when all processes have written theirs.
+        """
+        self.wait()
+        if self.config.checkpoint == "whole":
+            self.processes.on_main(self._save, gathered(checkpoint, self.processes.is_main), is_best)
+            return
+        if self.group is None and self.processes.world_size > 1:
+            self.group = torch.distributed.new_group(backend="gloo")
+        name = self.processes.from_main(f"{checkpoint['iter_num']}-{secrets.token_hex(4)}")
+        rest = checkpoint | {"model": {}, "optimizer": checkpoint["optimizer"] | {"state": {}}}
+
+        def finish(files):
+            self._save(rest | {"shards": {"folder": name, "files": files}}, is_best)
+
+        self.saving = sharded.save(self.path / sharded.FOLDERS / name, sharded.flat(checkpoint), self.group, finish)
+
+    def wait(self) -> None:
+        """Until the last save is on the disk. Raises UserError."""
+        saving, self.saving = self.saving, None
+        if saving is not None:
+            sharded.wait(saving)
 
     # -- on rank 0 -----------------------------------------------------------------------------------------------------
 
@@ -100,6 +131,7 @@ class OutDir:
                     self.ended = row
         for name in () if self.resumed else ("ckpt.pt", "best.pt", "meters.json", "page.png"):
             (self.path / name).unlink(missing_ok=True)  # it would be taken for this run's
+        self._remove_shards()
         about |= {"command": sys.argv, "versions": versions(), **git_state()}
         write_text(self.path / "config.json", json.dumps(about, indent=2))
         for name in code_of_the_project():
@@ -119,8 +151,17 @@ class OutDir:
         os.fsync(self.metrics.fileno())  # the rows of all steps before this one are on the disk first
         if self.board is not None:
             self.board.flush()
-        for name in ("best.pt", "ckpt.pt") if is_best else ("ckpt.pt",):
-            checkpoints.save(self.path / name, state)
+        checkpoints.save(self.path / "ckpt.pt", state, also=self.path / "best.pt" if is_best else None)
+        self._remove_shards()
+
+    def _remove_shards(self):
+        """Removes the folders of shards that neither ckpt.pt nor best.pt needs, such as those that a kill has left."""
+        there = [folder for folder in (self.path / sharded.FOLDERS).glob("*") if sharded.NAME.fullmatch(folder.name)]
+        files = [file for name in ("ckpt.pt", "best.pt") if there and (file := self.path / name).is_file()]
+        needed = [checkpoints.load_torch(file, mapped=True).get("shards", {}).get("folder") for file in files]
+        for folder in there:
+            if folder.name not in needed:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def code_of_the_project() -> list[str]:

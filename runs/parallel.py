@@ -1,18 +1,19 @@
 """How several processes share a run: under ddp each holds the whole model, under fsdp a shard of it (FSDP2).
 
-    step_model = share_out(model, config, processes, compiled)   # before an optimizer takes the model's parameters
-    with no_sync(step_model, unless=is_last): ...                # a backward pass inside
-    model, state = unsharded(model), gathered(state, is_main)    # every process has to make these calls
+    step_model = share_out(model, config, processes, compiled, dtype)   # before an optimizer takes the parameters
+    with no_sync(step_model, unless=is_last): ...                       # a backward pass inside
+    with readable(model): ...                                           # evaluations and meters
+    state = gathered(state, is_main)                                    # every process has to make these calls
 
 In one process nothing is shared out, whatever the keys: the model stays as it is. What these calls return then is what
-they were given, and train.py has one way for all kinds. Between blocks, an FSDP model holds one block and what is no
-block's (the embedding, the last norm) whole; evaluations and meters read a copy that holds everything (`unsharded`).
-They read one, too, where blocks are compiled: torch.compile keeps no promise to call the hooks of modules in a block.
+they were given, and train.py has one way for all kinds. An FSDP model holds, whole, the block whose turn it is and what
+is no block's (the embedding, the last norm), in evaluations and meters, too. No process ever holds all of it.
 """
 
 import contextlib
 import copy
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from configurator import UserError
 from model import GPT
 from ops.layers import Angles
+from runs.hardware import DTYPES, Processes
 
 
 def is_sharded(config, world_size: int) -> bool:
@@ -41,11 +43,10 @@ def recompute(block: torch.nn.Module) -> None:
     block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
-def share_out(model: GPT, config, processes, compiled: bool) -> torch.nn.Module:
+def share_out(model: GPT, config, processes: Processes, compiled: bool, dtype: str) -> torch.nn.Module:
     """Moves the model to the device and returns what a training step calls: the model itself, compiled, or DDP's.
 
-    fsdp replaces the model's parameters by their shards. The model has its weights by then, so that the draws, which
-    depend on a parameter's name, are those of one process. A block goes to the device alone and leaves its shard there.
+    dtype: of matrix products, in which fsdp gathers them, too, if gather_dtype does not say float32.
     """
     sharded = is_sharded(config, processes.world_size)
     by_block = config.activation_checkpointing or sharded
@@ -65,21 +66,45 @@ def share_out(model: GPT, config, processes, compiled: bool) -> torch.nn.Module:
         if config.activation_checkpointing:
             recompute(block)
     if sharded:
-        # imported here, and known below by its attributes: one process need not wait half a second for it
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        shards = shards_of(config, processes.world_size)
-        replicas = processes.world_size // shards
-        sizes, names = ((shards,), ("shards",)) if replicas == 1 else ((replicas, shards), ("replicas", "shards"))
-        mesh = init_device_mesh(processes.device_type, sizes, mesh_dim_names=names)
-        # no MixedPrecisionPolicy: it would round A_log and dt_bias; autocast rounds what goes into products alone
-        for module in (*model.blocks, model):
-            fully_shard(module, mesh=mesh)
+        gather_dtype = dtype if config.gather_dtype == "auto" else config.gather_dtype
+        shard(model, processes, shards_of(config, processes.world_size), gather_dtype)
         return model
+    for p in model.parameters():  # those of a run that goes on lie in its ckpt.pt, which a save replaces
+        p.data = p.data.to(processes.device, copy=True)
     model.to(processes.device)
     step_model: Any = torch.compile(model) if compiled and not by_block else model
-    return DistributedDataParallel(step_model) if processes.world_size > 1 else step_model
+    if processes.world_size == 1:
+        return step_model
+    # without the views, gradients and their copies in DDP's buckets are both held. No static_graph: torch then fails in
+    # a first micro-step without communication, and it spares a search for unused parameters that is off anyway
+    step_model = DistributedDataParallel(step_model, gradient_as_bucket_view=True)
+    step_model.broadcast_buffers = False  # before every forward pass; its argument of that name is deprecated
+    return step_model
+
+
+def shard(model: GPT, processes: Processes, shards: int, dtype: str) -> None:
+    """Replaces the model's parameters by their shards. The model has its weights by then, so that the draws, which
+    depend on a parameter's name, are those of one process. A block goes to the device alone and leaves its shard there.
+
+    dtype: autocast's, in which linear layers of blocks are gathered. Autocast would round a float32 weight to the same
+    numbers, and hold that copy until the way back. All else (norms, A_log, dt_bias, convolutions) is gathered, and all
+    gradients are summed, in float32.
+    """
+    # imported here, and known below by its attributes: one process need not wait half a second for it
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    replicas = processes.world_size // shards
+    sizes, names = ((shards,), ("shards",)) if replicas == 1 else ((replicas, shards), ("replicas", "shards"))
+    mesh = init_device_mesh(processes.device_type, sizes, mesh_dim_names=names)
+    policy, of_blocks = MixedPrecisionPolicy(), set(model.blocks.parameters())
+    if dtype != "float32":  # a block has one dtype: what must not be rounded is gathered with what is no block's
+        policy = MixedPrecisionPolicy(DTYPES[dtype], torch.float32, cast_forward_inputs=False)
+        linears = [module for module in model.blocks.modules() if isinstance(module, torch.nn.Linear)]
+        of_blocks = {parameter for linear in linears for parameter in linear.parameters()}
+    fully_shard(model, mesh=mesh, ignored_params=of_blocks)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=set(block.parameters()) - of_blocks)
 
 
 def no_sync(model: Any, unless: bool) -> contextlib.AbstractContextManager:
@@ -89,22 +114,28 @@ def no_sync(model: Any, unless: bool) -> contextlib.AbstractContextManager:
     return model.no_sync() if isinstance(model, DistributedDataParallel) and not unless else contextlib.nullcontext()
 
 
-@torch.no_grad()
-def unsharded(model: GPT) -> GPT:
-    """The model; of one whose blocks are sharded, compiled or computed again a plain GPT, with all its weights as they
-    are now. Without shards they are the model's own parameters: no copy, and gradients go to the model."""
-    if not hasattr(model, "unshard") and not any("forward" in vars(block) for block in model.blocks):  # FSDP's; ours
-        return model
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):  # a GPT draws its seed
-        plain = GPT(model.config)
-    plain.load_state_dict({name: full_tensor(p) for name, p in model.state_dict(keep_vars=True).items()}, assign=True)
-    for name, buffer in model.named_buffers():  # a checkpoint need not have them all
-        module, _, attribute = name.rpartition(".")
-        setattr(plain.get_submodule(module), attribute, buffer)
-    for block, original in zip(plain.blocks, model.blocks, strict=True):
-        if isinstance(original.forward, functools.partial):
+@contextlib.contextmanager
+def readable(model: Any) -> Iterator[None]:
+    """Inside, hooks on the model's modules are called, as torch.compile does not promise for those in a block. A model
+    in shards may be called by its `features`, too, and every process must make the same calls."""
+    forwards = [vars(block).pop("forward", None) for block in model.blocks]
+    for block, forward in zip(model.blocks, forwards, strict=True):
+        if isinstance(forward, functools.partial):
             recompute(block)
-    return plain.train(model.training)
+    is_in_shards = hasattr(model, "reshard")  # FSDP's
+    if is_in_shards:
+        from torch.distributed.fsdp import register_fsdp_forward_method
+
+        register_fsdp_forward_method(model, "features")  # not in training: what is no block's would arrive twice
+    try:
+        yield
+    finally:
+        for block, forward in zip(model.blocks, forwards, strict=True):
+            if forward is not None:
+                block.forward = forward
+        if is_in_shards:
+            del model.features
+            model.reshard()  # what is no block's, which stays whole after a pass
 
 
 def full_tensor(tensor: Any) -> torch.Tensor:
@@ -125,12 +156,25 @@ def gathered(tree: Any, is_main: bool) -> Any:
     return tensor.cpu() if is_main else None
 
 
-def part_of(parameter: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """Of a whole tensor of the parameter's shape, what goes with the parameter: all, or this process's shard."""
-    if not hasattr(parameter, "full_tensor"):
-        return tensor.contiguous()
-    from torch.distributed.tensor import distribute_tensor
+def rows_of(parameter: Any, tensor: Any) -> torch.Tensor:
+    """Of a whole tensor of the parameter's shape, a view of what this process holds of the parameter: all, or rows."""
+    if hasattr(tensor, "full_tensor"):  # a shard already
+        return tensor.to_local()
+    for dim, placement in enumerate(getattr(parameter, "placements", ())):
+        if placement.is_shard() and tensor.ndim:
+            mesh = parameter.device_mesh
+            rows = -(-tensor.shape[0] // mesh.size(dim))  # as fully_shard cuts, so that the last ones may have none
+            tensor = tensor[rows * mesh.get_local_rank(dim) :][:rows]
+    return tensor
 
-    # every process has read the same file: nothing has to be sent
-    where = parameter.device_mesh, parameter.placements
-    return distribute_tensor(tensor.to(parameter.device), *where, src_data_rank=None)
+
+def part_of(parameter: Any, tensor: Any) -> torch.Tensor:
+    """Of a whole tensor of the parameter's shape, what goes with the parameter: all, or this process's shard."""
+    if not hasattr(parameter, "full_tensor") or hasattr(tensor, "full_tensor"):
+        return tensor.contiguous()
+    from torch.distributed.tensor import DTensor
+
+    # every process has the same tensor: nothing has to be sent, and its rows alone go to the device
+    rows = rows_of(parameter, tensor).to(parameter.device).contiguous()
+    whole = dict(shape=parameter.shape, stride=parameter.stride())
+    return DTensor.from_local(rows, parameter.device_mesh, parameter.placements, run_check=False, **whole)

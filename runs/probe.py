@@ -54,7 +54,8 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
         for block in model.blocks:
             hooks.enter_context(block.mixer.out_proj.register_forward_pre_hook(of_out_proj))
             hooks.enter_context(block.mixer.register_forward_hook(of_mixer))
-            hooks.enter_context(block.register_forward_hook(of_block))
+            # before FSDP's own, which lets go of the block's weights
+            hooks.enter_context(block.register_forward_hook(of_block, prepend=True))
         with autocast(inputs.device.type, dtype):
             model.features(inputs)
     return results
@@ -154,21 +155,22 @@ def sink_meter(mixer: Mixer, seen: dict, masks: dict[str, torch.Tensor]) -> dict
         gates = gate_meters(mixer, x[mask]) if mask.any() else {}
         return means(mask[:, 1:]) | {"queries": int(mask[:, 1:].sum()), "gates": gates}
 
-    everything = means(torch.ones(B, T - 1, dtype=torch.bool, device=x.device))
+    everything, norms = means(torch.ones(B, T - 1, dtype=torch.bool, device=x.device)), [None] * H
+    if has_weights and T > 1:  # of token 0's value, over the median of the other tokens'
+        of_values = values_of(mixer, mixer.gated_projection(x).v).norm(dim=-1)  # (B, T, H)
+        norms = numbers((of_values[:, 0] / of_values[:, 1:].median(1).values.clamp(min=1e-30)).mean(0))
     # what the sink is a share of: docs/meters.md
     kind = "weights" if isinstance(mixer, Softmax) else "share" if mixer.has_positive_weights else "proxy"
     return everything | {
         "kind": kind if has_weights else "none",
-        "value_norm": value_norms(mixer, x) if has_weights and T > 1 else [None] * H,
+        "value_norm": norms,
         "kinds": {name: means_apart(mask) for name, mask in masks.items()},
     }
 
 
 def weights_of(mixer: Mixer, x: torch.Tensor, projection: Projection | None = None) -> torch.Tensor:
-    """x (B, T, C) -> (B, H, T, T): each value's weight in each readout, before RMSNorm and gates.
-
-    Raises UserError for a mixer without explicit_weights.
-    """
+    """x (B, T, C) -> (B, H, T, T): each value's weight in each readout, before RMSNorm and gates. UserError for a
+    mixer without explicit_weights."""
     if mixer.explicit_weights is None:
         raise UserError(f"{type(mixer).__name__}: its readout is its own, so explicit_weights must be, too")
     weights = mixer.explicit_weights(projection or mixer.gated_projection(x))
@@ -232,12 +234,6 @@ def readout_factor(mixer: Mixer, x: torch.Tensor, o: torch.Tensor) -> torch.Tens
     return factor
 
 
-def value_norms(mixer: Mixer, x: torch.Tensor) -> list:
-    """Norm of token 0's value over the median of the other tokens', by head."""
-    norms = values_of(mixer, mixer.gated_projection(x).v).norm(dim=-1)  # (B, T, H)
-    return numbers((norms[:, 0] / norms[:, 1:].median(1).values.clamp(min=1e-30)).mean(0))
-
-
 @torch.no_grad()
 def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]:
     """The induction score of each head, by layer: how much a head looks at what followed the same token before.
@@ -260,25 +256,20 @@ def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]
     return probe(model, rows, measure, dtype)
 
 
-def residual_meter(inputs: torch.Tensor, residual: torch.Tensor) -> dict:
-    """Largest |h| of residual (B, T, C) and its place, with the token there; inputs (B, T) are the tokens."""
-    size = residual.float().abs()
-    row, position, channel = (int(i) for i in torch.unravel_index(size.argmax(), size.shape))
-    largest, median = float(size.max()), float(size.median())
-    where = {"row": row, "position": position, "token": int(inputs[row, position]), "channel": channel}
-    return {"max": numbers(largest), "max_over_median": numbers(largest / max(median, 1e-30))} | where
-
-
 def layer_meters(model: GPT, inputs: torch.Tensor, masks: dict[str, torch.Tensor], dtype: str) -> list[dict]:
     """[{meter: its numbers}], one dict per layer; inputs (B, T), masks as query_masks gives them."""
 
     def measure(block, seen):
         y, stream = (seen[name].float().norm(dim=-1) for name in ("y", "stream"))
+        size = seen["residual"].float().abs()  # (B, T, C)
+        row, position, channel = (int(i) for i in torch.unravel_index(size.argmax(), size.shape))
+        largest, median = float(size.max()), float(size.median())
+        where = {"row": row, "position": position, "token": int(inputs[row, position]), "channel": channel}
         return {
             "gates": gate_meters(block.mixer, seen["x"]),
             "sink": sink_meter(block.mixer, seen, masks),
             "branch": numbers((y / stream.clamp(min=1e-30)).mean().item()),
-            "residual": residual_meter(inputs, seen["residual"]),
+            "residual": {"max": numbers(largest), "max_over_median": numbers(largest / max(median, 1e-30))} | where,
         }
 
     names = [name for name, _ in model.config.layers()]
@@ -320,6 +311,11 @@ def training_meters(
 def summary(layers: list[dict], T: int) -> dict:
     """Means of gates (by position) and sinks over layers and heads, the largest activation, the collapsed gates."""
     sinks, residuals = [layer["sink"] for layer in layers], [layer["residual"] for layer in layers]
+    kinds: dict = {}
+    for name in sinks[0]["kinds"]:
+        of_kind = [sink["kinds"][name] for sink in sinks]
+        kinds[name] = {number: mean_of(of_kind, number) for number in (*BY_QUERY, "uniform")}
+        kinds[name]["gate_mean"] = mean_by_position(of_kind, "mean")
     return {
         "gate_mean": mean_by_position(layers, "mean"),
         "gate_below_0.1": mean_by_position(layers, "below_0.1"),
@@ -332,14 +328,8 @@ def summary(layers: list[dict], T: int) -> dict:
         "max_activation": maximum(residual["max"] for residual in residuals),
         "max_over_median": maximum(residual["max_over_median"] for residual in residuals),
         "collapsed": collapsed_gates(layers),
-        "kinds": {name: kind_summary([sink["kinds"][name] for sink in sinks]) for name in sinks[0]["kinds"]},
+        "kinds": kinds,
     }
-
-
-def kind_summary(layers: list[dict]) -> dict:
-    """One kind of query, given by layer: means over layers and heads."""
-    means = {name: mean_of(layers, name) for name in (*BY_QUERY, "uniform")}
-    return means | {"gate_mean": mean_by_position(layers, "mean")}
 
 
 def mean_by_position(layers: list[dict], name: str) -> dict[str, float | None]:

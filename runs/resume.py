@@ -17,9 +17,9 @@ from gate import ADDITIVE_ACTIVATIONS
 from keys import WITH_ROPE_LENGTH
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
-from runs import files
+from runs import files, sharded
 from runs.outdir import code_sha256
-from runs.parallel import part_of
+from runs.parallel import part_of, rows_of
 
 # what a checkpoint must hold for --init_from=resume
 STATE = (
@@ -50,7 +50,7 @@ def where_to_start(config) -> tuple:
 
 def go_on(config, file: Path) -> tuple:
     """What where_to_start returns for a run that goes on from this ckpt.pt."""
-    resumed, about = checkpoints.load(file), file.with_name("config.json")
+    resumed, about = checkpoints.load(file, mapped=True, parts=()), file.with_name("config.json")
     if missing := [name for name in STATE if name not in resumed]:
         raise UserError(f"{file}: has no {missing[0]}, to resume; --init_from={file} starts a new run from its weights")
     if about.is_file() and resumed["run_id"] not in about.read_text(errors="replace"):
@@ -79,7 +79,9 @@ def go_on(config, file: Path) -> tuple:
 
 def start_from_weights(config) -> tuple:
     """What where_to_start returns for a run that starts from another's weights, with its keys of the model."""
-    path, source, asked, given = config.init_from, checkpoints.load(config.init_from), given_keys(config), config.given
+    path, asked, given = config.init_from, given_keys(config), config.given
+    parts = checkpoints.ALL if config.keep_moments else checkpoints.WEIGHTS
+    source = checkpoints.load(path, mapped=True, parts=parts)
     if config.gate != "none":  # the default, so that it was asked for: attention=gated sets it, too
         asked["gate"] = config.gate
     of_model = model_keys(source, path)
@@ -161,19 +163,43 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> Non
             for part, tensor in moments.items():
                 is_number = part == "step" or kind not in MOMENTS and tensor.shape == ()  # torch's NAdam has another
                 shape = () if is_number else tuple(parameter.shape)
-                if checkpoints.wrong_tensor(tensor) or tuple(tensor.shape) != shape:
+                if tuple(tensor.shape) != shape or checkpoints.wrong_tensor(rows_of(parameter, tensor)):
                     raise ValueError(f"its optimizer's {part} of {name} is no finite tensor of shape {shape}")
             if moments:
-                state[number] = {part: part_of(parameter, x) if x.ndim else x for part, x in moments.items()}
+                # what this process needs is copied: the tensors lie in the file
+                state[number] = {
+                    part: part_of(parameter, x).to(parameter.device, copy=True) if x.ndim else x.clone()
+                    for part, x in moments.items()
+                }
         # rates, betas and weight decay come from the config
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
-def restore(saved: dict, optimizers: list[torch.optim.Optimizer], file: Path | str, scaler=None) -> None:
+def read_shards(saved: dict, model: GPT, optimizers: list[torch.optim.Optimizer], file: Path) -> None:
+    """Fills the model and the dict of a run that goes on with what this process holds of the tensors in shards."""
+    ours = sharded.flat({"model": model.state_dict(), "optimizer": {"state": {}}})
+    parameters = dict(pair for optimizer in optimizers for pair in named_parameters(optimizer))
+
+    def tensor_for(name, shape):
+        parameter = parameters.get(name.split("/")[1])
+        like = torch.empty_like(parameter) if parameter is not None and parameter.shape == shape else torch.empty(shape)
+        return ours.get(name) if name.startswith("model/") else like
+
+    weights, saved["optimizer"]["state"] = sharded.read(file, saved["shards"], tensor_for)
+    if len(weights) != len(ours):
+        raise UserError(f"{file}: its shards have {len(weights)} of the model's {len(ours)} weights")
+    checkpoints.check_tensors({name: rows_of(x, x) for name, x in weights.items()}, file)
+
+
+def restore(
+    saved: dict, optimizers: list[torch.optim.Optimizer], file: Path | str, scaler=None, model: GPT | None = None
+) -> None:
     """Gives the parameters their moments and, where a run goes on, the scaler its scale and torch its random state.
 
-    Raises UserError for wrong ones.
+    The weights, too, where they are in shards. Raises UserError for wrong ones.
     """
+    if model is not None and "shards" in saved:
+        read_shards(saved, model, optimizers, Path(file))
     try:
         load_optimizers(optimizers, saved["optimizer"])
         if scaler is not None:

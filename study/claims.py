@@ -7,7 +7,6 @@ import importlib
 import math
 import statistics
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import configurator
 from configurator import UserError
@@ -114,9 +113,7 @@ def effect_seen(config, question: dict, kind: str, level: float, rows: list[dict
 
 def judge_claims(config, rows: list[dict], choices: Iterable[dict] = ()) -> list[dict]:
     """Every question with what stats.judge finds out about it, and by_seed, missing, lost (see `unseen`) and flags.
-
-    choices: of learning rates, as plan.choose_rates gives them, for the flags about them.
-    """
+    choices: of learning rates, as plan.choose_rates gives them, for those flags."""
     judged, families, choices = [], {}, list(choices)
     for question in questions(config):
         values = stats.contrast(rows, question["weights"], question["of"])
@@ -197,23 +194,16 @@ def ends_of_the_scale(config, arms: dict[str, list[dict]]) -> list[str]:
     return words + (["floor: all arms are at chance"] if max(places) < BOTTOM else [])
 
 
-def made_by(row: dict, name: str) -> Any:
-    """The "code", "dtype", "device" or "threads" that made a row; None where an older row does not hold it. The commit
-    stands in for a hash of the code that the numbers depend on."""
-    if name == "code":
-        return row.get("code_sha256") or row.get("git_commit")
-    value = row.get(name) or row["config"].get(name)
-    return None if value in ("auto", 0) else value
-
-
 def unlike_pairs(arms: dict[str, list[dict]]) -> list[str]:
-    """What differs between the runs of a seed besides their keys: commit, dtype, device, threads."""
+    """What differs between the runs of a seed besides their keys: commit, dtype, device, threads. The commits may
+    differ where a hash of the code that the numbers depend on does not. Older rows do not hold all of them."""
     by_seed, words = {}, []
     for row in (row for rows in arms.values() for row in rows):
-        by_seed.setdefault(row["seed"], []).append(row)
-    for name, word in {"code": "commits", "dtype": "dtypes", "device": "devices", "threads": "threads"}.items():
-        # the commits may differ where a hash of the code that the numbers depend on does not
-        n = sum(len({made_by(row, name) for row in rows} - {None}) > 1 for rows in by_seed.values())
+        made = {name: row.get(name) or row["config"].get(name) for name in ("dtype", "device", "threads")}
+        made["commit"] = row.get("code_sha256") or row.get("git_commit")
+        by_seed.setdefault(row["seed"], []).append(made)
+    for name, word in {"commit": "commits", "dtype": "dtypes", "device": "devices", "threads": "threads"}.items():
+        n = sum(len({made[name] for made in runs} - {None, "auto", 0}) > 1 for runs in by_seed.values())
         words += [f"mixed {word} within {n} of {len(by_seed)} seeds"] if n else []
     return words
 
@@ -239,17 +229,13 @@ def doubts(choices: list[dict]) -> list[str]:
 
 def unit_of(claim: dict) -> str:
     """The unit that a claim's numbers are shown in, one of UNITS."""
-    of, what = claim["of"], measured(claim)
+    of = claim["of"]
+    what = next((word for word in of if word in UNIT_OF), None)
     if of[0] == "log_steps" and abs(sum(claim["weights"].values())) > 1e-9:
         return "steps"
     if what is None and of[0] == "meters":
         return "of the residual stream" if of[-1] == "effective" else "%" if SHARES & set(of) else AS_IT_IS
     return "ratio" if of[0] == "log" else UNIT_OF.get(what, AS_IT_IS)
-
-
-def measured(claim: dict) -> str | None:
-    """The name of what a claim is about, if it is one that is better high or low."""
-    return next((word for word in claim["of"] if word in UNIT_OF), None)
 
 
 def number_shown(claim: dict) -> Callable[..., str]:
@@ -299,20 +285,19 @@ def notes(claim: dict) -> list[str]:
 def claims_table(judged: list[dict]) -> str:
     """A line per claim: its verdict, and the numbers behind it. Accuracies are fractions, losses are in nats, and
     differences of logarithms are ratios."""
-    return "\n".join(map(line_of, judged))
-
-
-def line_of(claim: dict) -> str:
-    words = "exploratory: " * claim["exploratory"] + claim["verdict"]
-    if "over" in claim:
-        number = number_shown(claim)
-        values = ", ".join(map(number, claim["by_seed"].values()))
-        count = f"{claim['over']} of {claim['n'] + len(claim['lost'])} seeds over {number(claim['threshold'], 'g')}"
-        words += f" ({count}, {claim['needed']} needed: {values})"
-    elif "mean" in claim:
-        words += f" ({numbers_of(claim)})"
-    remarks = notes(claim) if claim["verdict"] != "not run" else []
-    return f"{claim['claim']}: " + "; ".join([words, *remarks])
+    lines = []
+    for claim in judged:
+        words = "exploratory: " * claim["exploratory"] + claim["verdict"]
+        if "over" in claim:
+            number, n = number_shown(claim), claim["n"] + len(claim["lost"])
+            values = ", ".join(map(number, claim["by_seed"].values()))
+            count = f"{claim['over']} of {n} seeds over {number(claim['threshold'], 'g')}"
+            words += f" ({count}, {claim['needed']} needed: {values})"
+        elif "mean" in claim:
+            words += f" ({numbers_of(claim)})"
+        remarks = notes(claim) if claim["verdict"] != "not run" else []
+        lines.append(f"{claim['claim']}: " + "; ".join([words, *remarks]))
+    return "\n".join(lines)
 
 
 def numbers_of(claim: dict) -> str:

@@ -47,8 +47,7 @@ def log_steps(row: dict, threshold: float) -> float:
     return math.log(max(1.0, horizon_of(row) if step is None else step))
 
 
-def lost(row: dict, threshold: float) -> float:
-    return float(steps_to(row, threshold) is None)
-
-
-METRICS: dict = {"log_steps": log_steps, "lost": lost}  # of a row and a threshold
+METRICS: dict = {  # of a row and a threshold
+    "log_steps": log_steps,
+    "lost": lambda row, threshold: float(steps_to(row, threshold) is None),
+}

@@ -1,15 +1,12 @@
 """How every figure looks, and how it is written. `curve_panels` draws all figures of curves."""
 
-import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import matplotlib
 import numpy as np
-
-from configurator import UserError
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -30,10 +27,8 @@ FEWEST_FOR_AN_INTERVAL = 3  # seeds
 
 
 def mixer_colours(names: Iterable[str]) -> dict[str, str]:
-    """{name: colour}: those of MIXER_COLOURS; all other mixers, and patterns, take those that are left, in turn.
-
-    names: mixers, or patterns of mixers; the patterns come last, so that each mixer has one colour in every figure.
-    """
+    """{name: colour} of mixers, or patterns of them: those of MIXER_COLOURS, and for all others spare ones, in turn.
+    Patterns come last, so that each mixer has one colour in every figure."""
     unused = itertools.cycle(SPARE_COLOURS)
     return {name: MIXER_COLOURS.get(name) or next(unused) for name in dict.fromkeys([*MIXERS, *names])}
 
@@ -59,18 +54,29 @@ def curve_panels(
     has_bands: bool = True,
     finish: Callable[[plt.Axes, str], object] = lambda axes, title: None,
 ) -> Path:
-    """Draws a panel per title: a thin line per seed, a thick one at their mean, with its interval if has_bands. Returns
-    the path.
+    """Draws a panel per title: a thin line per seed and a thick one at their mean, from three seeds on with a band, its
+    95% interval, if has_bands. Returns the path.
+
+    A curve that ends before the others keeps its last value, as that of a run that was stopped when it had solved the
+    task. Where a curve has no finite value the mean has a gap: one of the others would look better than the arm is.
 
     panels: {title: {label: [curve of a seed, [(x, y), ...], ...]}}; looks: {label: matplotlib's keys of its lines}.
     finish: called with each panel and its title, for what one figure alone has.
     """
     figure, grid = panel_grid(len(panels), columns, size, sharex=True, sharey=sharey)
     for axes, (title, curves_of) in zip(grid.flat, panels.items(), strict=False):
-        for label, curves in curves_of.items():
+        for label, curves in ((label, curves) for label, curves in curves_of.items() if curves):
             for curve in curves:
                 axes.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **looks[label])
-            mean_lines(axes, curves, has_bands, linewidth=1.8, label=label, **looks[label])
+            steps = sorted({step for curve in curves for step, _ in curve})
+            seen = [[next((y for x, y in reversed(curve) if x <= step), None) for curve in curves] for step in steps]
+            values = np.array(seen, dtype=float)  # (steps, seeds): the value at a step, or the last one before it
+            means = values.mean(1)
+            axes.plot(steps, means, linewidth=1.8, label=label, **looks[label])
+            if has_bands and len(curves) >= FEWEST_FOR_AN_INTERVAL:
+                bounds = np.array([interval(of_step) for of_step in values.tolist()], dtype=float).T
+                ends = np.where(np.isnan(bounds), means, bounds)  # NaN: identical values
+                axes.fill_between(steps, *ends, color=looks[label].get("color"), alpha=0.15, linewidth=0)
         axes.set_title(title, fontsize=9)
         axes.tick_params(labelbottom=True, labelleft=True)  # the panels below and to the left may be none
         finish(axes, title)
@@ -82,10 +88,7 @@ def curve_panels(
 
 
 def panel_grid(n: int, columns: int, size: tuple[float, float], **look):
-    """(figure, array of axes) of n panels in so many columns, at most; places of the grid that are left over are empty.
-
-    size: of a panel, in inches.
-    """
+    """(figure, array of axes) of n panels, each of this size in inches, in so many columns at most."""
     columns = min(columns, n)
     lines = -(-n // columns)
     figsize = (size[0] * columns + 0.6, size[1] * lines + 0.6)
@@ -93,35 +96,6 @@ def panel_grid(n: int, columns: int, size: tuple[float, float], **look):
     for axes in grid.flat[n:]:
         axes.set_axis_off()
     return figure, grid
-
-
-def mean_lines(axes: plt.Axes, curves: Iterable[list], has_band: bool = True, **look) -> None:
-    """The mean of the seeds' curves, [[step, value], ...] each, and from three seeds on its 95% interval, as a band.
-
-    A curve that ends before the others keeps its last value, as that of a run that was stopped when it had solved the
-    task. Where a curve has no finite value the line has a gap: a mean of the others would look better than the arm is.
-    """
-    curves = [list(curve) for curve in curves]
-    if not curves:
-        return
-    steps = sorted({step for curve in curves for step, _ in curve})
-    values = np.array([[at(curve, step) for curve in curves] for step in steps], dtype=float)  # (steps, seeds)
-    means = values.mean(1)
-    axes.plot(steps, means, **look)
-    if has_band and len(curves) >= FEWEST_FOR_AN_INTERVAL:
-        lows, highs = np.array([interval(of_step) for of_step in values.tolist()], dtype=float).T  # NaN: identical ones
-        ends = [np.where(np.isnan(side), means, side) for side in (lows, highs)]
-        axes.fill_between(steps, *ends, color=look.get("color"), alpha=0.15, linewidth=0)
-
-
-def at(curve: list, step: float) -> float | None:
-    """The value of a curve at a step, or the last one before it."""
-    return next((value for moment, value in reversed(curve) if moment <= step), None)
-
-
-def mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return sum(values) / len(values)
 
 
 def is_finite(value: float | None) -> bool:
@@ -132,14 +106,6 @@ def interval(values: list[float]) -> tuple[float | None, float | None]:
     """The ends of the 95% interval of the seeds' mean, as figures draw it: from three seeds on. With two it would reach
     13 standard errors to each side."""
     return stats.interval(values) if len(values) >= FEWEST_FOR_AN_INTERVAL else (None, None)
-
-
-def log_axis(axes: plt.Axes, values: Iterable[float]) -> None:
-    """Makes x logarithmic, with a tick at each value. Its own ticks would be formulas, which are not parsed."""
-    values = sorted(set(values))
-    axes.set_xscale("log")
-    axes.set_xticks(values, [f"{value:,.2g}" if value < 1 else f"{value:,}" for value in values], fontsize=7)
-    axes.minorticks_off()
 
 
 def ratio_axis(axes: plt.Axes) -> None:
@@ -166,18 +132,6 @@ def legend_of(figure: plt.Figure, handles: Iterable = (), **place) -> None:
 def dress(axes: plt.Axes) -> None:
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-@contextlib.contextmanager
-def drawable(file: Path) -> Iterator[None]:
-    """What reads or draws the file inside raises UserError, with its name, where the file holds other things."""
-    try:
-        yield
-    except (UserError, OSError):
-        raise
-    except Exception as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise UserError(f"{file}: cannot be drawn ({what})") from error
 
 
 def write(figure: plt.Figure, path: Path) -> Path:

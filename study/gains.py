@@ -4,10 +4,11 @@ Each arm is compared with the one that plain_arms gives it. Losses by length are
 """
 
 import itertools
+import statistics
 from pathlib import Path
 
 from study import stats
-from study.drawing import arm_looks, curve_panels, is_finite, mean
+from study.drawing import arm_looks, curve_panels, is_finite
 from study.page import Table, mean_text
 
 PARTS = {  # of the loss of a text (evaluate.parts_of_loss)
@@ -23,7 +24,11 @@ GATE_KEYS = ("gate", "gate_activation", "gate_bias", "gate_rank", "gate_input", 
 
 def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
     """{part: {arm: [[(step, gain in nats), ...] of each seed]}}, of the arms that are compared with another."""
-    plain, panels, of_run = plain_arms(rows), {}, {(row["arm"], row["seed"]): losses(row) for row in rows}
+    plain, panels, of_run = plain_arms(rows), {}, {}  # of_run: {step: {part: loss}} behind the first evaluation
+    for row in rows:
+        parts = {one["step"]: one for one in row.get("loss_curve", [])}
+        late = {step: {"all": loss} | parts.get(step, {}) for step, loss in row["curve"] if step > 0}
+        of_run[row["arm"], row["seed"]] = late
     for part, ((arm, seed), after) in itertools.product(PARTS, of_run.items()):
         before = of_run.get((plain.get(arm), seed), {})
         pairs = ((step, before.get(step, {}).get(part), loss.get(part)) for step, loss in after.items())
@@ -32,45 +37,28 @@ def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
     return panels
 
 
-def losses(row: dict) -> dict[int, dict[str, float]]:
-    """{step: {part: loss}} of the evaluations of a run behind its first."""
-    parts = {one["step"]: one for one in row.get("loss_curve", [])}
-    return {step: {"all": loss} | parts.get(step, {}) for step, loss in row["curve"] if step > 0}
-
-
 def by_step(rows: list[dict], path: Path) -> Path:
     """Draws the gains against the step: a panel per part, a colour per arm, every seed. Returns the path."""
     panels, label = gains(rows), "gain: loss without minus loss with (nats)"
     looks = arm_looks(row["arm"] for row in rows)
-    return curve_panels(panels, looks, path, ylabel=label, columns=len(panels), finish=zero_line)
 
+    def finish(axes, title):
+        axes.axhline(0, color="0.3", linewidth=1)
 
-def zero_line(axes, title: str) -> None:
-    axes.axhline(0, color="0.3", linewidth=1)
-
-
-def readings(rows: list[dict]) -> dict[tuple, dict[int, dict[int, dict]]]:
-    """{(arm, score): {seed: {length: result}}}, in the order of the rows."""
-    results: dict = {}
-    for row in rows:
-        for name, score in row.get("scores", {}).items():
-            if "lengths" in score:
-                by_seed = results.setdefault((row["arm"], name), {})
-                by_seed[row["seed"]] = {one["block_size"]: one for one in score["lengths"]}
-    return results
-
-
-def pairs(rows: list[dict]) -> dict[tuple, dict[int, dict[int, dict]]]:
-    """{key of `readings`: the results by seed of the arm that it is compared with}."""
-    read, plain = readings(rows), plain_arms(rows)
-    return {(arm, name): read[plain[arm], name] for arm, name in read if (plain.get(arm), name) in read}
+    return curve_panels(panels, looks, path, ylabel=label, columns=len(panels), finish=finish)
 
 
 def lengths_table(rows: list[dict]) -> Table | None:
     """Mean losses, and their differences from those without a gate, with 95% intervals over the seeds; None without
     scores at several lengths."""
-    read, compared, cells = readings(rows), pairs(rows), []
+    read: dict = {}  # {(arm, score): {seed: {length: result}}}
+    for row in rows:
+        for name, score in row["scores"].items():
+            if "lengths" in score:
+                by_seed = read.setdefault((row["arm"], name), {})
+                by_seed[row["seed"]] = {one["block_size"]: one for one in score["lengths"]}
     lengths = sorted({n for by_seed in read.values() for results in by_seed.values() for n in results})
+    plain, cells = plain_arms(rows), []
     for (arm, name), by_seed in read.items():
         line = []
         for n in lengths:
@@ -78,17 +66,15 @@ def lengths_table(rows: list[dict]) -> Table | None:
             is_refused = set(values) == {None} and any("limit" in results.get(n, {}) for results in by_seed.values())
             line.append("refused" if is_refused else cell(values, ".4f"))
         cells.append([f"{arm}, {name}", *line, str(len(by_seed))])
-        if plain := compared.get((arm, name)):
-            both = [(by_seed[seed], plain[seed]) for seed in by_seed if seed in plain]
-            line = [cell([difference(n, *pair) for pair in both], "+.4f") for n in lengths]
+        if (without := read.get((plain.get(arm), name))) is not None:
+            both = [(by_seed[seed], without[seed]) for seed in by_seed if seed in without]
+            line = []
+            for n in lengths:
+                losses_of = [[results.get(n, {}).get("loss") for results in pair] for pair in both]
+                line.append(cell([None if None in pair else pair[0] - pair[1] for pair in losses_of], "+.4f"))
             cells.append(["... minus no gate", *line, str(len(both))])
     title = "Loss by context length (nats a token): mean over the seeds and 95% interval"
     return Table(title, ["arm, reading", *(f"{n:,} tokens" for n in lengths), "seeds"], cells) if cells else None
-
-
-def difference(length: int, gated: dict[int, dict], plain: dict[int, dict]) -> float | None:
-    after, before = (results.get(length, {}).get("loss") for results in (gated, plain))
-    return None if after is None or before is None else after - before
 
 
 def cell(by_seed: list[float | None], form: str) -> str:
@@ -96,23 +82,21 @@ def cell(by_seed: list[float | None], form: str) -> str:
     values = [value for value in by_seed if value is not None]
     if not values:
         return "-"
-    text = mean_text(form, mean(values), *stats.interval(values))
+    text = mean_text(form, statistics.fmean(values), *stats.interval(values))
     return text + f" [{len(values)} of {len(by_seed)} seeds]" * (len(values) < len(by_seed))
 
 
 def plain_arms(rows: list[dict]) -> dict[str, str]:
     """{arm: the one without a gate that has else the same keys, but for the rate; of several, that of the same rate}"""
-    keys, compared = {row["arm"]: keys_of(row) for row in rows}, {}
+    keys, compared = {}, {}  # keys: {arm: (those of its runs but of its gate, rate and seed; those of its gate; rate)}
+    for row in rows:
+        config = {name: value for name, value in row["config"].items() if name not in ("learning_rate", "seed")}
+        of_gate = {name: value for name, value in config.items() if name in GATE_KEYS and value not in ("none", 1.0)}
+        shared = {name: value for name, value in config.items() if name not in GATE_KEYS}
+        shared |= {"goes on": "init_from" in row}
+        keys[row["arm"]] = shared, of_gate, row["config"].get("learning_rate")
     for arm, (shared, of_gate, rate) in keys.items():
         same = [(keys[other][2] != rate, other) for other in keys if keys[other][:2] == (shared, {})]
         if of_gate and same:
             compared[arm] = min(same, key=lambda other: other[0])[1]
     return compared
-
-
-def keys_of(row: dict) -> tuple[dict, dict, float | None]:
-    """(the keys of a row's run without those of its gate, its rate and its seed; the keys of its gate; its rate)"""
-    config = {name: value for name, value in row["config"].items() if name not in ("learning_rate", "seed")}
-    of_gate = {name: value for name, value in config.items() if name in GATE_KEYS and value not in ("none", 1.0)}
-    shared = {name: value for name, value in config.items() if name not in GATE_KEYS}
-    return shared | {"goes on": "init_from" in row}, of_gate, row["config"].get("learning_rate")

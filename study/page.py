@@ -9,6 +9,8 @@ import html
 from collections.abc import Iterable
 from pathlib import Path
 
+from runs.files import write_text
+
 
 @dataclasses.dataclass
 class Table:
@@ -32,17 +34,19 @@ def mean_text(form: str, mean: float, low: float | None, high: float | None) -> 
     return f"{mean:{form}}" + ("" if low is None else f" ({low:{form}} to {high:{form}})")
 
 
-def page(title: str, parts: Iterable[str | Table | Path]) -> str:
-    """The whole page. A Path is the file of a figure: the page holds the image itself, and not a link to it."""
-    return PAGE.format(title=html.escape(title), body="\n".join(map(part_html, parts)))
-
-
-def part_html(part: str | Table | Path) -> str:
-    if isinstance(part, Path):
-        image = base64.b64encode(part.read_bytes()).decode()
-        return f'<img alt="{html.escape(part.stem)}" src="data:image/png;base64,{image}">'
-    kind = "table" if isinstance(part, Table) else "text"
-    return f'<pre class="{kind}">{html.escape(str(part))}</pre>'
+def write_page(path: Path, parts: Iterable[str | Table | Path]) -> Path:
+    """Writes texts, tables and figures as one page, which holds each image itself, and not a link. Returns the path."""
+    body = []
+    for part in filter(None, parts):
+        if isinstance(part, Path):
+            image = base64.b64encode(part.read_bytes()).decode()
+            body.append(f'<img alt="{html.escape(part.stem)}" src="data:image/png;base64,{image}">')
+        else:
+            kind = "table" if isinstance(part, Table) else "text"
+            body.append(f'<pre class="{kind}">{html.escape(str(part))}</pre>')
+    title = html.escape(path.parent.resolve().name)
+    write_text(path, PAGE.format(title=title, body="\n".join(body)))
+    return path
 
 
 PAGE = """<!doctype html>

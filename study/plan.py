@@ -16,7 +16,7 @@ from statistics import fmean, stdev
 
 import configurator
 from study.curves import area
-from study.rows import as_read, by_run, missing_scores, text_of
+from study.rows import as_read, missing_scores, text_of
 from train import TrainConfig
 
 
@@ -29,8 +29,10 @@ class Plan:
     """
 
     def __init__(self, config, rows: list[dict]):
-        self.choices, self.rows = choose_rates(config, rows), by_run(rows)
-        self.compared = compared_runs(config, self.choices)
+        self.choices, self.rows = choose_rates(config, rows), {text_of(row): row for row in rows}
+        self.compared = runs_of(
+            config, config.seeds, rates_of(config, self.choices) if config.selection_seeds else None
+        )
         self.runs = [run for choice in self.choices for run in choice["runs"]] + self.compared
         known = {text_of(run): run for run in self.runs}
         self.lacking = [run for text, run in known.items() if text not in self.rows]
@@ -94,8 +96,7 @@ def name_of(run: dict) -> str:
     """The folder of a run."""
     rate = f"lr{run['config']['learning_rate']:g}" if "purpose" in run else None
     short = "short" if run.get("purpose") == "short selection" else None
-    parts = [run["arm"], rate, short, f"seed{run['seed']}"]
-    return "-".join(part for part in parts if part)
+    return "-".join(filter(None, [run["arm"], rate, short, f"seed{run['seed']}"]))
 
 
 def steps_of(runs: Iterable[dict]) -> int:
@@ -109,7 +110,7 @@ def choose_rates(config, rows: list[dict]) -> list[dict]:
     not, trials: [{rate, is_short, area, rows}], values: {rate: what it is chosen by, for each seed}, and what
     `settled` adds}. A value is negative where the metric is a loss: more is better.
     """
-    by_text = by_run(rows)
+    by_text = {text_of(row): row for row in rows}
     choosing = [arm for arm in config.arms if config.selection_seeds and arm not in config.rate_of]
     choices = [choose_rate(config, arm, by_text) for arm in choosing]
     return pooled(config, choices) if config.pool_rates else choices
@@ -218,11 +219,6 @@ def rates_of(config, choices: list[dict]) -> dict[str, float]:
     chosen = {choice["arm"]: choice["rate"] for choice in choices}
     taken = {arm: chosen.get(config.rate_of.get(arm, arm)) for arm in config.arms}
     return {arm: rate for arm, rate in taken.items() if rate is not None}
-
-
-def compared_runs(config, choices: list[dict]) -> list[dict]:
-    """The runs that are compared, as far as their rates are chosen."""
-    return runs_of(config, config.seeds, rates_of(config, choices) if config.selection_seeds else None)
 
 
 def unknown_runs(config, choices: list[dict]) -> list[dict]:

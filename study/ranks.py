@@ -14,6 +14,7 @@ import math
 import numpy as np
 from scipy.stats import rankdata
 
+from runs.probe import numbers
 from study import stats
 from study.page import Table
 
@@ -53,30 +54,23 @@ def records(config, rows: list[dict]) -> list[dict]:
             continue
         values = np.array([[by_seed[seed] for by_seed in by_arm] for seed in seeds])  # (seeds, arms)
         rho = float(spearman(values.mean(0), published))
-        numbers = {"of_means": rho, "low": math.nan, "high": math.nan}
-        if len(seeds) > 1 and math.isfinite(rho):
-            numbers["low"], numbers["high"] = interval(values, published)
-        record["seeds"] = {str(s): shown(value) for s, value in zip(seeds, spearman(values, published), strict=True)}
-        record |= {name: shown(value) for name, value in numbers.items()}
+        low, high = interval(values, published) if len(seeds) > 1 and math.isfinite(rho) else (math.nan, math.nan)
+        record["seeds"] = dict(zip(map(str, seeds), numbers(spearman(values, published).tolist()), strict=True))
+        record |= {"of_means": numbers(rho), "low": numbers(low), "high": numbers(high)}
         orders = np.random.default_rng(0).permuted(np.tile(np.arange(len(order)), (ORDERS, 1)), axis=1)
         at_least = int((spearman(orders, published) >= rho - 1e-9).sum())
         record["p"] = (1 + at_least) / (1 + ORDERS) if math.isfinite(rho) else None
     return kept
 
 
-def shown(value: float) -> float | None:
-    """What JSON can hold."""
-    return float(f"{value:.4g}") if math.isfinite(value) else None
-
-
 def table(records: list[dict]) -> Table | None:
     """A row per order: the correlation of the means with its interval, over how many seeds."""
     cells = []
     for one in records:
-        numbers = ["not run" if not one["seeds"] else "all means are equal", "", ""]
+        cell = ["not run" if not one["seeds"] else "all means are equal", "", ""]
         if one.get("of_means") is not None:
             interval = "-" if one["low"] is None else f"{one['low']:+.2f} to {one['high']:+.2f}"
-            numbers = [f"{one['of_means']:+.2f}", interval, f"{one['p']:.2g}"]
-        cells.append([one["name"], *numbers, str(len(one["seeds"])), str(one["arms"])])
+            cell = [f"{one['of_means']:+.2f}", interval, f"{one['p']:.2g}"]
+        cells.append([one["name"], *cell, str(len(one["seeds"])), str(one["arms"])])
     title = "Spearman's correlation with a published order: bootstrap over seeds, p over random orders (one-sided)"
     return Table(title, ["order", "of the means", "95% interval", "p", "seeds", "arms"], cells) if cells else None

@@ -4,7 +4,7 @@ import itertools
 import math
 from pathlib import Path
 
-from study.drawing import arm_looks, curve_panels, is_finite, log_axis
+from study.drawing import arm_looks, curve_panels, is_finite
 from study.plan import rates_of
 from study.rows import mixer_of, number, variant_of
 
@@ -40,10 +40,7 @@ def why_chosen(config, choice: dict) -> str:
 
 def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, list[float]]]]:
     """{mixer: {arm without its mixer's name: {rate: metric at the end of the first runs, by seed}}}; {} of fewer rates
-    than three.
-
-    The first runs, short ones if there are any, are at every rate in every arm. NaN: a run without a finite metric.
-    """
+    than three. The first runs, short ones if there are any, are at every rate in every arm. NaN: it was not finite."""
     ends_of: dict = {}
     for choice in choices:
         has_short = any(trial["is_short"] for trial in choice["trials"])
@@ -56,14 +53,11 @@ def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, l
 
 
 def windows(metric: str, ends_of: dict[str, dict[str, dict[float, list[float]]]], path: Path) -> Path:
-    """Draws the metric at the end against the learning rate: a panel per mixer, a colour per arm, every
-    seed; a cross, and a gap in the line, where a run was lost. Returns the path.
-
-    ends_of: as `windows_of` gives it.
-    """
+    """Draws the metric at the end (ends_of, as `windows_of` gives it) against the learning rate: a panel per mixer, a
+    colour per arm, every seed; a cross, and a gap in the line, where a run was lost. Returns the path."""
     scale = 100 if metric == "accuracy" else 1
     looks = arm_looks(arm for arms in ends_of.values() for arm in arms)
-    tried = {rate for arms in ends_of.values() for by_rate in arms.values() for rate in by_rate}
+    tried = sorted({rate for arms in ends_of.values() for by_rate in arms.values() for rate in by_rate})
 
     def curves(by_rate):  # a curve per seed; a run that is still to come leaves a gap, too
         by_seed = itertools.zip_longest(*by_rate.values(), fillvalue=math.nan)
@@ -74,7 +68,9 @@ def windows(metric: str, ends_of: dict[str, dict[str, dict[float, list[float]]]]
             lost = [rate for rate, ends in by_rate.items() if not all(map(is_finite, ends))]
             look = dict(color=looks[arm]["color"], transform=axes.get_xaxis_transform())
             axes.plot(lost, [0.97 - 0.03 * i] * len(lost), "x", **look)
-        log_axis(axes, tried)
+        axes.set_xscale("log")
+        axes.set_xticks(tried, [f"{rate:,.2g}" for rate in tried], fontsize=7)  # its own ticks would be formulas
+        axes.minorticks_off()
 
     panels = {title: {arm: curves(by_rate) for arm, by_rate in arms.items()} for title, arms in ends_of.items()}
     what = "accuracy at the end (%)" if metric == "accuracy" else "loss at the end (nats a token)"

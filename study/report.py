@@ -1,6 +1,6 @@
 """An experiment's tables, figures and report.html, from its rows and from nothing else.
 
-    print(summary(config, rows, claims.judge_claims(config, rows)))
+    print(*tables(config, rows), sep="\n\n")
 
 experiment.py makes all of it at its end, and again with --run=false; `python plot.py results/NAME` draws the figures
 that need no config.
@@ -9,27 +9,19 @@ that need no config.
 import itertools
 import math
 import statistics
-from collections.abc import Iterable
 from pathlib import Path
 
 from configurator import UserError
-from runs.outdir import write_text
-from study import claims, curves, gains, mixers, overview, ranks, rates, sinks, stats
+from study import claims, curves, forests, gains, ranks, rates, sinks, stats
 from study.drawing import arm_looks, curve_panels, is_finite, mixer_colours
-from study.page import Table, page
+from study.page import Table
 from study.rows import mixer_of, number, variant_of
 
 
-def summary(config, rows: list[dict], judged: list[dict]) -> str:
-    """The whole report on the rows as text: tables, then the claims."""
-    shown = [*parts(config, rows), claims.claims_table(judged)]
-    return "\n" + "\n\n".join(str(part) for part in shown if part) + "\n"
-
-
-def parts(config, rows: list[dict]) -> list[Table]:
+def tables(config, rows: list[dict]) -> list[Table]:
     """The tables that the report has beside the claims."""
-    tables = [table(config, rows), gains.lengths_table(rows), sinks.table(rows)]
-    return [one for one in (*tables, ranks.table(ranks.records(config, rows))) if one]
+    made = [table(config, rows), gains.lengths_table(rows), sinks.table(rows)]
+    return [one for one in (*made, ranks.table(ranks.records(config, rows))) if one]
 
 
 def show(config, row: dict) -> str:
@@ -38,9 +30,8 @@ def show(config, row: dict) -> str:
 
 
 def table(config, rows: list[dict]) -> Table:
-    """One line per arm that shows every seed, and the mean with its interval; with solved_above also how many seeds
-    solved the task, and how soon. The last column is the learning rate, where the rows name it.
-    """
+    """A line per arm: every seed, the mean with its interval, with solved_above how many seeds solved the task, and how
+    soon, and the learning rate, where the rows name it."""
     is_accuracy, solved_above = config.metric == "accuracy", config.solved_above
     title = ("End accuracy" if is_accuracy else "Validation loss at the end (nats a token)") + ", by seed"
     form, cells, has_rates = ".1%" if is_accuracy else ".4f", [], any("learning_rate" in row["config"] for row in rows)
@@ -71,21 +62,19 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
     rows = sorted(rows, key=lambda row: (row["arm"], row["seed"]))  # the order in which runs ended is not shown
     if any(row.get("sinks") for row in rows):
         return sinks.figures(rows, folder)
-    drawn = [metric_curves(rows, folder / f"{rows[0].get('metric', 'accuracy')}.png")]
+    drawn = [metric_curves(rows, folder / f"{rows[0]['metric']}.png")]
     if any(row.get("loss_curve") for row in rows) and gains.gains(rows):
         drawn.append(gains.by_step(rows, folder / "gain.png"))
-    if rows[0].get("metric") == "accuracy" and (panels := by_state(rows)):
-        drawn.append(accuracy_by_state(panels, folder / "state.png"))
-    return drawn
+    return drawn + (accuracy_by_state(rows, folder / "state.png") if rows[0]["metric"] == "accuracy" else [])
 
 
 def figures_of_claims(config, rows: list[dict], judged: list[dict], choices: list[dict], folder: Path) -> list[Path]:
     """Draws what needs the config besides the rows: its claims, and the runs that chose the learning rates."""
-    drawn, records = [], list(map(claims.record, judged))
-    if any(map(overview.has_run, records)):
-        drawn.append(overview.forest(records, folder / "claims.png"))
-    if len(set(map(mixer_of, rows))) > 1 and mixers.pairs_of(judged, rows):
-        drawn.append(mixers.forest(judged, rows, folder / "mixers.png"))
+    drawn = []
+    if records := list(filter(forests.has_run, map(claims.record, judged))):
+        drawn.append(forests.of_claims(records, folder / "claims.png"))
+    if len(set(map(mixer_of, rows))) > 1 and (pairs := forests.pairs_of(judged, rows)):
+        drawn.append(forests.of_mixers(pairs, rows, folder / "mixers.png"))
     if first_runs := rates.windows_of(config, choices):
         drawn.append(rates.windows(config.metric, first_runs, folder / "windows.png"))
     return drawn
@@ -93,7 +82,7 @@ def figures_of_claims(config, rows: list[dict], judged: list[dict], choices: lis
 
 def metric_curves(rows: list[dict], path: Path) -> Path:
     """Draws the metric against the step: a panel per mixer, a colour per kind of arm, every seed. Returns the path."""
-    is_accuracy = rows[0].get("metric", "accuracy") == "accuracy"
+    is_accuracy = rows[0]["metric"] == "accuracy"
     panels, looks = {}, arm_looks(map(variant_of, rows))
     for row in rows:
         panels.setdefault(mixer_of(row), {}).setdefault(variant_of(row), []).append(curve_of(row))
@@ -110,8 +99,9 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
     return curve_panels(panels, looks, path, ylabel=label, size=size, finish=finish)
 
 
-def by_state(rows: list[dict]) -> dict[str, dict[str, list]]:
-    """{kind: {mixer: [a seed's curve of (KiB of state, accuracy in per cent)]}}, where a seed has three sizes or more.
+def accuracy_by_state(rows: list[dict], path: Path) -> list[Path]:
+    """Draws the accuracy against the bytes of the state, as in "Zoology" (Arora et al. 2023), where a seed has three
+    sizes or more: a panel per kind, a colour per mixer, every seed. Returns the paths.
 
     An arm's kind is its name without mixer and size: "levels" for "gla levels 16".
     """
@@ -125,14 +115,8 @@ def by_state(rows: list[dict]) -> dict[str, dict[str, list]]:
     for (kind, mixer, _), curve in curves.items():
         if len({size for size, _ in curve}) > 2:
             panels.setdefault(kind, {}).setdefault(mixer, []).append(sorted(curve))
-    return panels
-
-
-def accuracy_by_state(panels: dict[str, dict[str, list]], path: Path) -> Path:
-    """Draws what by_state returns: a panel per kind, a colour per mixer, every seed. Returns the path.
-
-    Readers of "Zoology" (Arora et al. 2023) know this figure.
-    """
+    if not panels:
+        return []
     names = itertools.chain.from_iterable(panels.values())
     looks = {name: dict(color=colour, marker=".") for name, colour in mixer_colours(names).items()}
 
@@ -142,17 +126,10 @@ def accuracy_by_state(panels: dict[str, dict[str, list]], path: Path) -> Path:
         axes.set(ylim=(0, 100))
 
     labels: dict = dict(ylabel="accuracy at the queries (%)", xlabel="KiB of state of a sequence, in float32")
-    return curve_panels(panels, looks, path, **labels, columns=3, finish=finish)
+    return [curve_panels(panels, looks, path, **labels, columns=3, finish=finish)]
 
 
 def curve_of(row: dict) -> list[tuple]:
     """[(step, the metric)], accuracy in per cent; NaN where it was not finite, and behind the end of such a run."""
-    scale = 100 if row.get("metric", "accuracy") == "accuracy" else 1
-    end = [] if row.get("finite", True) else [(row["curve"][-1][0] + 1, math.nan)]
-    return [(step, math.nan if value is None else scale * value) for step, value in row["curve"]] + end
-
-
-def write_page(path: Path, parts: Iterable[str | Table | Path]) -> Path:
-    """Writes figures, tables and texts as one HTML file that needs no other. Returns its path."""
-    write_text(path, page(path.parent.resolve().name, filter(None, parts)))
-    return path
+    scale, end = 100 if row["metric"] == "accuracy" else 1, row["curve"][-1][0] + 1
+    return [(step, scale * number(value)) for step, value in row["curve"]] + [(end, math.nan)] * (not row["finite"])

@@ -1,7 +1,7 @@
 """The rows of an experiment: which run a row belongs to, and which of its scores count.
 
-    rows = read_rows(folder)
-    row = by_run(rows).get(text_of(run))        # None: this run has no row yet
+    rows = {text_of(row): row for row in read_rows(folder)}
+    row = rows.get(text_of(run))                # None: this run has no row yet
 
 A row of rows.jsonl holds a run (its arm, seed, data and keys of train.py), its results, and the code and
 machine that made them. Scores are not part of what identifies a run: if the config asks for another score, it is
@@ -10,7 +10,6 @@ computed for the finished run, and a newer row is written.
 
 import json
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,17 @@ from configurator import UserError
 from rules import wrong_field
 from runs.files import read_jsonl
 
-RUN = ("arm", "setting", "seed", "purpose", "config", "data", "init_from")  # what identifies a run; setting: retired
+RUN = ("arm", "seed", "purpose", "config", "data", "init_from")  # what identifies a run
 
 # what the fields of a row may be, as rules of rules.wrong_field
 TEXT, DICT, MANY = (str, 0, 999), (dict, 0, 9999), 1 << 20
 COUNT, NUMBER, STEP = (int, 0, 1 << 62), (float, -1e30, 1e30, None), (float, 0, 1 << 62)
 TEXT_OR_NONE, SECONDS = (*TEXT, None), (float, 0, 1e12)
-LENGTH = {"block_size": COUNT, "loss?": NUMBER, "by_position?": [[NUMBER, 2, 2], 1, MANY]}
+LENGTH = {"block_size": COUNT, "loss?": NUMBER}
 OF_KIND = {"share": NUMBER, "effective": NUMBER, "gate_mean": {str: NUMBER}, "loss": NUMBER}  # of query
 ROW = {
-    "arm": TEXT, "setting?": TEXT, "seed": COUNT, "purpose?": {"selection", "short selection"},
-    "config": DICT, "data": DICT, "init_from?": DICT, "metric?": {"accuracy", "val_loss"}, "prepare?": TEXT,
+    "arm": TEXT, "seed": COUNT, "purpose?": {"selection", "short selection"},
+    "config": DICT, "data": DICT, "init_from?": DICT, "metric": {"accuracy", "val_loss"}, "prepare?": TEXT,
     "finite": (bool, 0, 1), "accuracy?": (float, -1e-3, 1.001, None), "val_loss?": NUMBER,
     "curve": [[NUMBER, 2, 2], 1, MANY], "horizon?": COUNT, "last_step?": COUNT, "seconds": SECONDS, "ended?": SECONDS,
     "scores": {str: {"slices?": {str: NUMBER}, "lengths?": [LENGTH, 0, 99]}}, "scored?": {str: DICT},
@@ -48,26 +47,21 @@ def wrong_row(row: dict) -> str | None:
     steps, values = zip(*row["curve"], strict=True)
     a_number = NUMBER[:3] if row["finite"] else NUMBER
     parts: list = [("curve: step", list(steps), [STEP, 1, MANY]), ("curve", list(values), [a_number, 1, MANY])]
-    parts.append(("", row, {row.get("metric", "accuracy"): a_number}))
-    parts += [(name, score, {"trained_length": COUNT}) for name, score in row["scores"].items() if "lengths" in score]
+    parts.append(("", row, {row["metric"]: a_number}))
     if kinds := (row.get("sinks") or [{}])[-1].keys() - {"step", "value_norm"}:
         parts.append(("meters", row.get("meters"), {"kinds": dict.fromkeys(kinds, {"uniform": (float, 0, 1)})}))
     return next((wrong for name, value, rule in parts if (wrong := wrong_field(value, rule, name))), None)
 
 
 def read_rows(folder: Path) -> list[dict]:
-    """The rows of the folder, one for each run: the one that ended last. Raises UserError for a row with a wrong field.
-
-    Workers append to rows.jsonl; older ones had a file each, rows.HOST-PROCESS.jsonl.
-    """
+    """The rows of the folder, of each run the one that ended last. Raises UserError for a row with a wrong field."""
     rows: dict[str, dict] = {}
-    for file in sorted(folder.glob("rows*.jsonl")):
-        for number, row in enumerate(read_jsonl(file), 1):
-            if wrong := wrong_row(row):
-                raise UserError(f"{file} line {number}: {wrong}")
-            name = text_of(row)
-            if name not in rows or row.get("ended", 0) > rows[name].get("ended", 0):
-                rows[name] = row
+    for number, row in enumerate(read_jsonl(folder / "rows.jsonl"), 1):
+        if wrong := wrong_row(row):
+            raise UserError(f"{folder / 'rows.jsonl'} line {number}: {wrong}")
+        name = text_of(row)
+        if name not in rows or row.get("ended", 0) > rows[name].get("ended", 0):
+            rows[name] = row
     return list(rows.values())
 
 
@@ -92,10 +86,6 @@ def whole_numbers(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [whole_numbers(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def by_run(rows: Iterable[dict]) -> dict[str, dict]:
-    return {text_of(row): row for row in rows}
 
 
 def number(value: float | None) -> float:

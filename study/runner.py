@@ -42,10 +42,8 @@ OF_CODE_AND_MACHINE = (  # fields of a run's config.json that its row has, too
 
 
 def run_all(config, out_dir: Path) -> list[dict] | None:
-    """Starts the runs that have no row, and returns the rows of all compared runs in the order of the list.
-
-    With run=false, the rows that are there; None if there is none.
-    """
+    """Starts the runs that have no row, unless run=false. Returns the rows of the compared runs in the order of the
+    list, or None."""
     # one without a marker may be results/NAME of a clone: it has our rows
     files.claim(out_dir, "experiment", config.overwrite or bool(read_rows(out_dir)))
     plan = Plan(config, read_rows(out_dir))
@@ -63,8 +61,7 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
     hidden = sum("purpose" not in row for row in plan.others)
     if hidden:
         print(f"{hidden} rows are not shown: they have other keys, or wait for a learning rate that is not chosen yet")
-    asked = as_read(config.scores)  # a row in the file may have more
-    return [row | {"scored": asked, "scores": scores_of(config, row)} for row in rows] or None
+    return [row | {"scores": scores_of(config, row)} for row in rows] or None  # a row in the file may have more
 
 
 def check_rows(config, plan: Plan, out_dir: Path) -> None:
@@ -83,8 +80,7 @@ def check_rows(config, plan: Plan, out_dir: Path) -> None:
 
 
 def print_what_is_left(config, plan: Plan, out_dir: Path) -> None:
-    """Prints how many runs are known and done, and which checkpoints are gone that scores, or arms that start from
-    them, need."""
+    """Prints how many runs are known and done, and which checkpoints are gone that scores or arms need."""
     more = "; more follow when learning rates are chosen" if plan.waits_for_rates else ""
     done = f"{len(plan.done)} runs are done already"
     print(f"{config.name}: {len(plan.runs)} runs, {steps_of(plan.runs):,} steps; {done}{more}")
@@ -178,10 +174,8 @@ def append_row(out_dir: Path, row: dict) -> None:
 
 
 def gpus_of(config) -> list[str]:
-    """The GPUs of each run that goes on at a time, as CUDA_VISIBLE_DEVICES names them; none for runs on the CPU.
-
-    They are those of this machine, or the number that --dry_run plans for. Raises UserError if one run needs more.
-    """
+    """The GPUs of each run that goes on at a time, as CUDA_VISIBLE_DEVICES names them: of this machine, or as many as
+    --dry_run plans for; none for runs on the CPU. Raises UserError if one run needs more."""
     each, planned = config.processes_per_run, config.gpus * config.dry_run
     if not planned and pick_device(config.base.get("device", "auto")) != "cuda":
         return []
@@ -274,9 +268,7 @@ def is_prepared(script: str, keys: dict, folder: Path) -> bool:
     return isinstance(about, dict) and about.get("generator_version") == script_of(script).VERSION
 
 
-def start_process(
-    command, folder: Path, threads: int, gpu: str | None, processes: int, held: IO | None = None
-) -> subprocess.Popen:
+def start_process(command, folder: Path, threads: int, gpu: str | None, processes: int, held: IO) -> subprocess.Popen:
     """Starts a script in a process of its own, or under torchrun in several that share its work. It holds the lock of
     the run, too, which is therefore not free before it ends, also where the worker is killed."""
     script, keys = command
@@ -290,7 +282,7 @@ def start_process(
             [sys.executable, *launcher, ROOT / script, f"--config_override={json.dumps(keys)}"],
             stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment,
             start_new_session=True,  # a terminal's Ctrl-C is for this process, which then asks each run once
-            pass_fds=[] if held is None else [held.fileno()],
+            pass_fds=[held.fileno()],
         )  # fmt: skip
 
 
@@ -311,6 +303,12 @@ def finish(config, job: dict) -> dict:
     speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
     speed = statistics.median(speeds) if speeds else math.nan
     end = evaluations[-1] | metrics[-1]  # the row of event "end" has the numbers of the whole split
+    sinks: list[dict] = []  # the meters of each kind of query, for the figures, if the data set names kinds
+    for step, meters in ((row["step"], row.get("meters", {})) for row in evaluations):
+        if kinds := meters.get("kinds"):
+            names = ("share", "effective", "gate_mean", "loss")
+            of_kinds = {kind: {name: values[name] for name in names} for kind, values in kinds.items()}
+            sinks.append({"step": step, "value_norm": meters["value_norm"]} | of_kinds)
     row = item | {
         "finite": status == 0,
         "horizon": about["config"]["max_iters"],
@@ -320,7 +318,7 @@ def finish(config, job: dict) -> dict:
         "metric": config.metric,
         "curve": [[row["step"], row[config.metric]] for row in evaluations],
         "meters": evaluations[-1].get("meters", {}),
-        "sinks": sink_curve(evaluations),
+        "sinks": sinks,
         "loss": end.get("loss_of", {}),
         "loss_curve": [{"step": row["step"]} | row["loss_of"] for row in evaluations if "loss_of" in row],
         "tokens_per_second": speed,
@@ -334,17 +332,6 @@ def finish(config, job: dict) -> dict:
         "planned_seeds": config.seeds_of.get(item["arm"], config.seeds),  # a claim whose seeds were added later shows
     }
     return scored(config, row, folder)
-
-
-def sink_curve(evaluations: list[dict]) -> list[dict]:
-    """The meters of each kind of query at each evaluation, for the figures; empty if the data set names no kinds."""
-    names = ("share", "effective", "gate_mean", "loss")
-    return [
-        {"step": row["step"], "value_norm": row["meters"]["value_norm"]}
-        | {kind: {name: values[name] for name in names} for kind, values in row["meters"]["kinds"].items()}
-        for row in evaluations
-        if row.get("meters", {}).get("kinds")
-    ]
 
 
 def scored(config, row: dict, folder: Path) -> dict:

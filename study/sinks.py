@@ -11,15 +11,12 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from study.drawing import COLOURS, SPARE_COLOURS, curve_panels
+from study.drawing import COLOURS, SPARE_COLOURS, curve_panels, is_finite
 from study.page import Table
+from study.rows import number
 
 Z = "the first token"
 ARM_COLOURS = [COLOURS[6], *COLOURS[:6], *SPARE_COLOURS]  # black is the first arm, in general without a gate
-
-
-def with_sinks(rows: Iterable[dict]) -> list[dict]:
-    return [row for row in rows if row.get("sinks")]
 
 
 def kinds_in(rows: list[dict]) -> list[str]:
@@ -36,7 +33,7 @@ def gate_of(kind: dict) -> float | None:
 
 def table(rows: list[dict]) -> Table | None:
     """What token 0 gets by kind of query at the end, and the standard deviation of the weight: a line per arm."""
-    if not (rows := with_sinks(rows)):
+    if not (rows := [row for row in rows if row.get("sinks")]):
         return None
     kinds, cells = kinds_in(rows), []
     header = ["arm", "seeds", *(f"weight, {k}" for k in kinds), "sd", *(f"effective, {k}" for k in kinds)]
@@ -44,41 +41,36 @@ def table(rows: list[dict]) -> Table | None:
     for arm in dict.fromkeys(row["arm"] for row in rows):
         ends = [row["sinks"][-1] for row in rows if row["arm"] == arm]
         weights = [share for end in ends if (share := end[kinds[0]]["share"]) is not None]
-        line = [arm, str(len(ends)), *(show(mean_of(end[k]["share"] for end in ends), ".1%") for k in kinds)]
+        line = [arm, str(len(ends)), *(mean_of((end[k]["share"] for end in ends), ".1%") for k in kinds)]
         line += [f"{statistics.stdev(weights):.1%}" if len(weights) > 1 else "-"]
-        line += [show(mean_of(end[k]["effective"] for end in ends), ".3f") for k in kinds]
-        line += [show(mean_of(end["value_norm"] for end in ends), ".2f")]
-        line += [show(mean_of(gate_of(end[k]) for end in ends), ".2f") for k in kinds]
-        cells.append([*line, *(f"{mean_of(end[k]['loss'] for end in ends):.4f}" for k in kinds)])
+        line += [mean_of((end[k]["effective"] for end in ends), ".3f") for k in kinds]
+        line += [mean_of((end["value_norm"] for end in ends), ".2f")]
+        line += [mean_of((gate_of(end[k]) for end in ends), ".2f") for k in kinds]
+        cells.append(line + [mean_of((end[k]["loss"] for end in ends), ".4f") for k in kinds])
     title = "token 0 by kind of query, means over the seeds; effective: written of it over the residual stream"
     return Table(title, header, cells)
 
 
-def mean_of(values: Iterable[float | None]) -> float | None:
+def mean_of(values: Iterable[float | None], form: str) -> str:
     values = [value for value in values if value is not None]
-    return statistics.fmean(values) if values else None
-
-
-def show(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+    return format(statistics.fmean(values), form) if values else "-"
 
 
 def figures(rows: list[dict], folder: Path) -> list[Path]:
-    """Draws sink.png, of the arms with the most seeds: the table has the others. Returns its path."""
-    rows = with_sinks(rows)
+    """Draws sink.png, of the arms with the most seeds: the table has the others. Returns its path.
+
+    Weight, effective sink, value norm and gate against the step: a colour per arm, every seed, and the mean with its
+    interval; the gate at the queries of the second kind is dashed. Of more than seven arms the ends are drawn, in a
+    column each.
+    """
+    rows = [row for row in rows if row.get("sinks")]
     counts = collections.Counter(row["arm"] for row in rows)
     arms = [arm for arm, n in counts.items() if n == max(counts.values())]
-    return [curves(rows, sorted(arms, key=lambda arm: arm != "none"), folder / "sink.png")]
-
-
-def curves(rows: list[dict], arms: list[str], path: Path) -> Path:
-    """Weight, effective sink, value norm and gate against the step: a colour per arm, every seed, and the mean with its
-    interval; the gate at the queries of the second kind is dashed. Of more than seven arms the ends are drawn, in a
-    column each."""
+    arms.sort(key=lambda arm: arm != "none")
     (idle, *busy), is_crowded = kinds_in(rows), len(arms) > 7
     weight = f"Weight on {Z} (%)"
     values: dict = {
-        weight: lambda point: percent(point[idle]["share"]),
+        weight: lambda point: 100 * number(point[idle]["share"]),
         f"Effective sink: written of {Z} / |x|": lambda point: point[idle]["effective"],
         f"Value norm of {Z} / median": lambda point: point["value_norm"],
         "Gate": lambda point: gate_of(point[idle]),
@@ -92,7 +84,8 @@ def curves(rows: list[dict], arms: list[str], path: Path) -> Path:
         looks[label], places[label] = looks[arm] | dict(linestyle="--"), places[arm]
     if is_crowded:  # a stroke per seed; the axis has the names, and a label that begins with _ is not in the legend
         for title, of in panels.items():
-            panels[title] = {f"_{label}": [at_end(c, places[label]) for c in curves] for label, curves in of.items()}
+            strokes = {label: (places[label] - 0.35, places[label] + 0.35) for label in of}
+            panels[title] = {f"_{label}": [[(x, c[-1][1]) for x in strokes[label]] for c in of[label]] for label in of}
         looks = {f"_{label}": look for label, look in looks.items()}
     where = f"at queries that are no {' and no '.join(f'{kind}s' for kind in busy)}" if busy else "at all queries"
     where += f"; dashed: at {busy[0]}s" if busy else ""
@@ -106,20 +99,12 @@ def curves(rows: list[dict], arms: list[str], path: Path) -> Path:
             axes.axhline(100 * uniform, color="0.4", linestyle=":", linewidth=1, label="uniform weights")
 
     look: dict = dict(columns=2, size=(4.7, 3.0), sharey=False, finish=finish)
-    return curve_panels(panels, looks, path, xlabel=f"at the end, {where}" if is_crowded else f"step ({where})", **look)
-
-
-def at_end(curve: list, place: float) -> list[tuple]:
-    """A stroke around the place, as high as the end of the curve."""
-    return [(place + side, curve[-1][1]) for side in (-0.35, 0.35)]
+    look["xlabel"] = f"at the end, {where}" if is_crowded else f"step ({where})"
+    return [curve_panels(panels, looks, folder / "sink.png", **look)]
 
 
 def curves_of(rows: list[dict], arm: str, value) -> list[list]:
     """[[(step, what value gives of a point of "sinks"), ...] of each run of the arm], of the runs that have one."""
     curves = [[(point["step"], value(point)) for point in row["sinks"]] for row in rows if row["arm"] == arm]
-    known = [[(step, number) for step, number in curve if number is not None] for curve in curves]
+    known = [[(step, height) for step, height in curve if is_finite(height)] for curve in curves]
     return [curve for curve in known if curve]
-
-
-def percent(value: float | None) -> float | None:
-    return None if value is None else 100 * value

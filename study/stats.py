@@ -38,11 +38,8 @@ RANDOM_PATTERNS = 100_000
 
 
 def contrast(rows: list[dict], weights: dict[str, float], path: Sequence[str]) -> dict[int, float]:
-    """{seed: sum of weight * value}, for the seeds in which every arm has a finite value.
-
-    path: the keys that lead to the value in a row, as `look_up` takes them. Raises UserError where it leads to anything
-    but a number.
-    """
+    """{seed: sum of weight * value}, for the seeds in which every arm has a finite value. path: as `look_up` takes it.
+    Raises UserError where it leads to anything but a number."""
     by_run = {(row["arm"], row["seed"]): look_up(row, path) for row in rows}
     sums = {}
     for seed in sorted({seed for _, seed in by_run}):
@@ -94,8 +91,17 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
             result |= {"over": over, "needed": claim["in"], "verdict": "passed" if over >= claim["in"] else "failed"}
             continue
         family += [(result, "p")] * (threshold is not None) + [(result, "p_within")] * ("within" in claim)
-        if len(values) >= 2:
-            result |= describe(values, claim)
+        if len(values) < 2:
+            continue
+        low, high = exact_interval(values, result["sides"])
+        mean, student_low, student_high = t_interval(values, 1 - 2 * LEVEL / result["sides"])
+        result |= {"mean": mean, "sd": statistics.stdev(values), "identical": are_identical(values)}
+        result |= {"low": low, "high": high, "student_low": student_low, "student_high": student_high}
+        if threshold is not None:
+            result["p"] = sign_flip_test(values, threshold, "greater" if result["sides"] == 1 else "two-sided")
+        if band := claim.get("within"):
+            tests = sign_flip_test(values, -band, "greater"), sign_flip_test(values, band, "less")
+            result |= {"within": band, "p_within": max(tests)}
     corrected = holm([result.get(name, 1.0) for result, name in family])
     for (result, name), p in zip(family, corrected, strict=True):
         if name in result:
@@ -112,21 +118,6 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
 def threshold_of(claim: dict) -> float | None:
     """What a claim's mean is to be above, or other than; None if it is only to be within a band."""
     return claim.get("above", claim.get("other_than"))
-
-
-def describe(values: Sequence[float], claim: dict) -> dict:
-    """The mean of the values, its exact interval and Student's, and the exact p of a threshold and of a band."""
-    threshold, sides = threshold_of(claim), claim.get("sides", 2)
-    low, high = exact_interval(values, sides)
-    mean, student_low, student_high = t_interval(values, 1 - 2 * LEVEL / sides)
-    result: dict = {"mean": mean, "sd": statistics.stdev(values), "identical": are_identical(values)}
-    result |= {"low": low, "high": high, "student_low": student_low, "student_high": student_high}
-    if threshold is not None:
-        result["p"] = sign_flip_test(values, threshold, "greater" if sides == 1 else "two-sided")
-    if band := claim.get("within"):
-        tests = sign_flip_test(values, -band, "greater"), sign_flip_test(values, band, "less")
-        result |= {"within": band, "p_within": max(tests)}
-    return result
 
 
 def verdict(values: Sequence[float], claim: dict, result: dict) -> str:
@@ -151,12 +142,10 @@ def verdict(values: Sequence[float], claim: dict, result: dict) -> str:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down correction (1979): p-values that may all be compared with 0.05."""
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    corrected, largest = [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
-        corrected[i] = largest
-    return corrected
+    order, n = np.argsort(p_values, kind="stable"), len(p_values)
+    corrected = np.empty(n)
+    corrected[order] = np.maximum.accumulate(np.array(p_values)[order] * np.arange(n, 0, -1))
+    return corrected.clip(max=1.0).tolist()
 
 
 def subset_means(values: Sequence[float]) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from configurator import UserError
-from data.shards import Dataset, open_dataset
+from data.shards import open_dataset
 from data.tokenizer import tokenizer_of
 from model import Softmax
 from ops.fast import at_least_float32
@@ -46,10 +46,24 @@ def write_page(path: Path, text: str | None = None) -> Path:
         raise UserError(f"{file}: is older than {meters['checkpoint']} or than this version; run meters.py again")
     dataset = open_dataset(meters["folder"], checkpoint.get("data", {}).get("mask_documents", False))
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)
-    ids = ids_of(dataset, meters, model.config.block_size, text)
+    tokenizer = tokenizer_of(dataset) if dataset.kind == "stream" or dataset.alphabet is not None else None
+    if text is None:
+        ids = probe.first_rows(dataset, meters["split"], 1, model.config.block_size)[0][0].tolist()
+    elif tokenizer is None:
+        raise UserError(f"text={text!r}: the ids of {dataset.folder} stand for no text; leave --text out")
+    else:
+        ids = [*dataset.first_ids, *tokenizer.encode(text)][: model.config.block_size]
+        if len(ids) < 2:
+            raise UserError(f"text={text!r}: give at least two tokens, since a single one has no other to look at")
+    words = map(str, ids)
+    if tokenizer is not None:  # bytes that are no whole character are shown as \xe4
+        words = (tokenizer.decode_bytes([i]).decode(errors="backslashreplace") or "<s>" for i in ids)
     template, about = TEMPLATE.read_text(), {name: value for name, value in meters.items() if name not in LEFT_OUT}
     room = MOST_BYTES - len(template) - len(json.dumps(about))
-    ids = ids[: tokens_that_fit(room, sum(block.mixer.n_head for block in model.blocks))]
+    heads, n = sum(block.mixer.n_head for block in model.blocks), MOST_TOKENS
+    while n > 2 and heads * (BYTES_OF_WEIGHT * n * (n + 1) / 2 + BYTES_OF_TOKEN * n) > room:
+        n -= 1
+    ids = ids[:n]
     inputs = torch.tensor([ids], device=model.wte.weight.device)
     of_tokens = probe.probe(model, inputs, measure, meters["dtype"])
     masks = probe.query_masks(inputs, dataset.kinds)
@@ -57,7 +71,7 @@ def write_page(path: Path, text: str | None = None) -> Path:
         "meters": about,
         "is_own_text": text is not None,
         "is_text": dataset.kind == "stream",
-        "tokens": words_of(dataset, ids),
+        "tokens": list(words)[:n],
         "kinds": {name: mask[0].nonzero().flatten().tolist() for name, mask in masks.items() if name != "other"},
         "layers": of_tokens,
     }
@@ -65,38 +79,6 @@ def write_page(path: Path, text: str | None = None) -> Path:
     data = json.dumps(page).replace("<", "\\u003c")  # a token may be </script>
     write_text(out, template.replace("{DATA}", data))
     return out
-
-
-def ids_of(dataset: Dataset, meters: dict, block_size: int, text: str | None) -> list[int]:
-    """The ids of the text, with those that every row begins with, or of the first row that meters.py read."""
-    if text is None:
-        return probe.first_rows(dataset, meters["split"], 1, block_size)[0][0].tolist()
-    if not has_text(dataset):
-        raise UserError(f"text={text!r}: the ids of {dataset.folder} stand for no text; leave --text out")
-    ids = [*dataset.first_ids, *tokenizer_of(dataset).encode(text)][:block_size]
-    if len(ids) < 2:
-        raise UserError(f"text={text!r}: give at least two tokens, since a single one has no other to look at")
-    return ids
-
-
-def has_text(dataset: Dataset) -> bool:
-    return dataset.kind == "stream" or dataset.alphabet is not None
-
-
-def tokens_that_fit(room: float, heads: int) -> int:
-    """The most tokens, from 2 to MOST_TOKENS, whose numbers take at most `room` bytes; heads: those of all layers."""
-    n = MOST_TOKENS
-    while n > 2 and heads * (BYTES_OF_WEIGHT * n * (n + 1) / 2 + BYTES_OF_TOKEN * n) > room:
-        n -= 1
-    return n
-
-
-def words_of(dataset: Dataset, ids: list[int]) -> list[str]:
-    """Each token as text; bytes that are no whole character as \\xe4, and ids that stand for no text as numbers."""
-    if not has_text(dataset):
-        return [str(i) for i in ids]
-    tokenizer = tokenizer_of(dataset)
-    return [tokenizer.decode_bytes([i]).decode(errors="backslashreplace") or "<s>" for i in ids]
 
 
 def measure(block: Any, seen: dict) -> dict:

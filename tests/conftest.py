@@ -31,7 +31,7 @@ from configurator import UserError  # noqa: E402
 from data.mqar import prepare as mqar_prepare  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 from data.writing import write_stream  # noqa: E402
-from study import drawing, mixers, overview, runner  # noqa: E402
+from study import drawing, forests, runner  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = dict(
@@ -47,6 +47,16 @@ def wait_until(condition, is_alive=lambda: True):
     while not condition():
         assert time.monotonic() < deadline and is_alive()
         time.sleep(0.01)
+
+
+class Malicious:
+    """What makes a folder when it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
 
 
 class Helpers:
@@ -210,7 +220,7 @@ def started():
 def drawn(monkeypatch):
     """{name of a figure file: its figure}, of what is drawn from here on, without a file."""
     figures = {}
-    for module in (plot, drawing, mixers, overview):
+    for module in (plot, drawing, forests):
         monkeypatch.setattr(module, "write", lambda figure, path: figures.update({path.name: figure}) or path)
     yield figures
     for figure in figures.values():

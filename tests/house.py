@@ -14,13 +14,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
-    "lines: product": 15_300,
-    "lines: tests": 11_900,
+    "lines: product": 14_900,
+    "lines: tests": 11_850,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
-    "lines: config": 1_700,
-    "lines: study + experiment.py": 3_000,
-    "lines: runs": 2_900,
+    "lines: config": 1_690,
+    "lines: study + experiment.py": 2_770,
+    "lines: runs": 2_860,
     "lines: speed + bench.py": 800,
     "kB: docs": 66,
     "kB: prose of results": 45,

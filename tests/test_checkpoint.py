@@ -1,12 +1,12 @@
 """Checkpoints: written whole or not at all; loaded without running code; every damage is one clear line. Exports."""
 
-import os
 import pickle
 import re
 import resource
 
 import pytest
 import torch
+from conftest import Malicious
 from small_models import off_its_start
 
 import evaluate
@@ -84,16 +84,6 @@ def test_every_flipped_bit_of_a_tensor_is_found(file, helpers):
         damaged[begin + bit // 8] ^= 1 << bit % 8
         file.write_bytes(damaged)
         assert "damaged, the checksum of" in helpers.error_of(load, file)
-
-
-class Malicious:
-    """What makes a folder when it is unpickled."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.folder),)
 
 
 @pytest.mark.parametrize("where", ["model", "extra"])

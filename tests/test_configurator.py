@@ -10,12 +10,13 @@ import types
 from pathlib import Path
 
 import pytest
+from conftest import Helpers
 
 import configurator
 from configurator import UserError, build, key, load, read_config_file
 from rules import Rule, wrong_field
 
-ROOT = Path(configurator.__file__).parent
+ROOT, error_of = Path(configurator.__file__).parent, Helpers.error_of
 
 
 @dataclasses.dataclass
@@ -46,15 +47,6 @@ class Config:
 
 def same(a, b):
     return a == b and type(a) is type(b)
-
-
-def error_of(function, *args, **kwargs):
-    """The one-line text of the UserError that the call must raise."""
-    with pytest.raises(UserError) as caught:
-        function(*args, **kwargs)
-    text = str(caught.value)
-    assert len(text.splitlines()) == 1 and text.isprintable() and len(text) < 500
-    return text
 
 
 @pytest.fixture

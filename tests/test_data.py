@@ -50,9 +50,9 @@ def rows_of(dataset, split, seed, steps, **sizes):
 
 
 def batches_of(dataset, split, batch_size, block_size, world_size, **keys):
-    """The batches of all processes, one of each process in turn."""
+    """The batches of all processes, one of each process in turn: of each as many, and those without labels fill up."""
     ranks = (dataset.eval_batches(split, batch_size, block_size, i, world_size, **keys) for i in range(world_size))
-    return [batch for turn in itertools.zip_longest(*ranks) for batch in turn if batch is not None]
+    return [batch for turn in zip(*ranks, strict=True) for batch in turn if (batch[1] != IGNORE).any()]
 
 
 @st.composite

@@ -33,6 +33,20 @@ def test_threads_are_the_keys_or_the_environments_or_the_cores_shared_by_the_pro
         assert hardware.cpu_threads(key, processes) == threads
 
 
+def test_every_script_takes_tf32_with_its_gpu(monkeypatch):
+    monkeypatch.setattr(hardware, "pick_device", lambda name: "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    before = torch.get_float32_matmul_precision()
+    try:
+        hardware.Processes("auto", 1)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    scripts = [outdir.ROOT / f"{name}.py" for name in ("train", "evaluate", "meters", "sample", "harness")]
+    assert all("Processes(" in script.read_text() for script in scripts)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_on_the_cpu_stays_near_float32(run, tmp_path, helpers, dtype):
     half, full = (helpers.losses(run(name, dtype=name)) for name in (dtype, "float32"))
@@ -152,7 +166,7 @@ def test_twelve_blocks_that_read_the_number_of_their_layer_are_all_compiled(name
         exec(code, vars(nanogate).copy())
         model = GPT(GPTConfig(n_layer=12, n_head=2, n_embd=8, block_size=8, vocab_size=8, attention=name))
         keys, alone = train.TrainConfig(activation_checkpointing=True), SimpleNamespace(world_size=1, device="cpu")
-        step_model, idx = parallel.share_out(model, keys, alone, True), torch.zeros(1, 8).long()
+        step_model, idx = parallel.share_out(model, keys, alone, True, "float32"), torch.zeros(1, 8).long()
         counted = []
         for _ in range(2):
             step_model(idx, idx).backward()

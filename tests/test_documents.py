@@ -47,6 +47,8 @@ def rows_of(inputs, targets):
     """The same of a batch, whose padding has no targets, and which predicts the next token."""
     for x, y in zip(inputs.tolist(), targets.tolist(), strict=True):
         scored = [i for i, target in enumerate(y) if target != IGNORE]
+        if not scored:  # a process has no batch left in the last turn
+            continue
         part = [*x[: scored[-1] + 1], y[scored[-1]]]
         assert [y[i] for i in scored] == part[-len(scored) :]
         yield part, len(scored)

@@ -181,12 +181,13 @@ def printed(capsys):
     return run
 
 
-def test_processes_share_the_windows_and_print_one_object(checkpoint, helpers, printed):
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_processes_share_the_windows_and_print_one_object(parallel, checkpoint, helpers, printed):
     """Of 370 tokens there is one window: the rank that has it finds that it is past cosformer's reach."""
     words = [f"--checkpoint={checkpoint(attention='cosformer')}", "--batch_size=3", "--lengths=370,32"]
     alone = printed(*words)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "evaluate.py", "--device=cpu"]
-    together = helpers.script(*launch, *words, "--json")
+    together = helpers.script(*launch, *words, "--json", f"--parallel={parallel}")
     assert together.returncode == 0, together.stderr.decode()
     (refused, one), (refused_by_all, two) = alone["lengths"], json.loads(together.stdout)["lengths"]
     assert refused == refused_by_all and "past block_size=32" in refused["limit"]

@@ -114,15 +114,14 @@ def test_the_arms_of_a_seed_share_their_data_and_other_seeds_have_other_data(fin
 
 def test_figures_are_drawn_again_from_the_rows_alone_and_a_damaged_row_is_named(finished, tmp_path, capsys):
     png = (finished / "accuracy.png").read_bytes()
-    first, *others = (finished / "rows.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "rows.here-1.jsonl").write_text(first)  # as older workers wrote them, a file each
-    (tmp_path / "rows.here-2.jsonl").write_text("".join(others) + '{"cut": ')
+    rows = (finished / "rows.jsonl").read_text()
+    (tmp_path / "rows.jsonl").write_text(rows + '{"cut": ')
     plot.main([str(tmp_path), str(finished / "none-seed0")])
     assert png.startswith(b"\x89PNG\r\n") and (tmp_path / "accuracy.png").read_bytes() == png
     drawn = [tmp_path / "accuracy.png", finished / "none-seed0" / "page.png"]
     assert capsys.readouterr().out.split() == list(map(str, drawn))
-    (tmp_path / "rows.here-2.jsonl").write_text("".join([others[0][:9], *others[1:]]))
-    with pytest.raises(UserError, match=r"rows.here-2.jsonl line 1: damaged; remove the line"):
+    (tmp_path / "rows.jsonl").write_text(rows[:9] + rows[rows.index("\n") :])
+    with pytest.raises(UserError, match=r"rows.jsonl line 1: damaged; remove the line"):
         plot.main([str(tmp_path)])
 
 

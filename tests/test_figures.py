@@ -58,7 +58,7 @@ def test_rows_of_two_versions_of_a_run_are_not_drawn_as_two_seeds(tmp_path, help
     config = listed(arms={"none": {}})
     rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds)]
     write_rows(tmp_path, rows + [row | {"config": row["config"] | {"n_embd": 32}} for row in rows])
-    assert "two rows of arm 'none', seed 0" in helpers.error_of(plot.draw_experiment, tmp_path)
+    assert "two rows of arm 'none', seed 0" in helpers.error_of(plot.draw, tmp_path)
 
 
 def test_runs_named_together_are_drawn_in_one_figure_against_steps_and_seconds(tmp_path, drawn):

@@ -16,8 +16,7 @@ import meters
 import plot
 from model import MIXERS
 from runs import probe
-from study import report
-from study.page import Table
+from study.page import Table, write_page
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
@@ -67,7 +66,7 @@ def test_several_checkpoints_give_one_file_which_the_page_is_drawn_of(trained):
 def test_the_report_needs_no_other_file_and_holds_its_figures_and_its_table(tmp_path):
     figure, shown = tmp_path / "a.png", Table("ends", ["arm", "0"], [["a < b", "0.25"]])
     figure.write_bytes(bytes(range(256)))
-    page = report.write_page(tmp_path / "report.html", ["<none> & more", figure, shown]).read_text()
+    page = write_page(tmp_path / "report.html", ["<none> & more", figure, shown]).read_text()
     (image,) = re.findall(r'<img alt="a" src="data:image/png;base64,(.+?)">', page)
     texts = [html.unescape(text) for text in re.findall(r"<pre class=.*?>(.*?)</pre>", page, re.S)]
     assert base64.b64decode(image, validate=True) == figure.read_bytes() and texts[:2] == ["<none> & more", str(shown)]

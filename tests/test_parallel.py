@@ -3,19 +3,20 @@
 The runs of several processes are made one after the other in the same processes (runs_in_turn.py).
 """
 
-import copy
 import dataclasses
 import json
+import pickle
 import re
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, Malicious, wait_until
 
+import export
 import train
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
-from runs import memory, parallel
+from runs import memory, parallel, sharded
 from runs.hardware import autocast
 
 # three heads: two processes hold unequal parts of A_log. Two micro-steps for each process, with other numbers of labels
@@ -30,17 +31,26 @@ UNGATED = dict(attention="mamba2", gate="none")
 MUON = dict(attention="gated_deltanet,softmax", optimizer="muon")
 NEW_GATE = dict(attention="mamba2", gate_activation="sigmoid2", new_lr_scale=10, dtype="bfloat16", meters=True)
 EVEN = dict(parallel="fsdp", n_embd=16, n_head=2, gate="none", gradient_accumulation_steps=2)
+DEEP = EVEN | dict(n_layer=8, max_iters=1, eval_interval=1)
+ROUNDED = ALL | dict(parallel="fsdp", dtype="bfloat16", max_iters=2, eval_interval=2)
+BAD = dict(parallel="fsdp", learning_rate=1e30, warmup_iters=0, grad_clip=0, log_interval=1)
 RUNS = dict(  # those of two processes
     ddp=ALL | dict(parallel="ddp"),
     fsdp=ALL | dict(parallel="fsdp"),
     ddp_muon=MUON | dict(parallel="ddp"),
     fsdp_muon=MUON | dict(parallel="fsdp"),
-    half=HALF | dict(parallel="fsdp", activation_checkpointing=True),
+    half=HALF | dict(parallel="fsdp", activation_checkpointing=True, checkpoint="sharded"),
     new_gate=NEW_GATE | dict(parallel="fsdp"),
     even=EVEN,
     one_shard=EVEN | dict(shards=1),
+    deep=DEEP,
+    deep_rounded=DEEP | dict(dtype="bfloat16"),
+    rounded=ROUNDED,
+    exact=ROUNDED | dict(gather_dtype="float32"),
+    bad=BAD,
     solved=dict(stop_above=0, max_iters=50),
     goes_on=WHOLE | dict(parallel="fsdp", init_from="resume"),
+    sharded=MUON | dict(parallel="fsdp", checkpoint="sharded"),
 )
 
 
@@ -126,6 +136,22 @@ def test_a_gate_that_is_new_to_a_checkpoint_trains_the_same_in_shards_and_decays
     assert ours.tolist() == pytest.approx(theirs.tolist(), abs=1e-3)
 
 
+def test_weights_that_are_gathered_in_the_dtype_of_products_give_the_bits_of_those_in_float32(of_two, helpers):
+    rounded, exact = (helpers.metrics(of_two[0][name]["folder"]) for name in ("rounded", "exact"))
+    for event, *names in (("train", "loss", "grad_norm"), ("eval", "val_loss")):
+        ours, theirs = (
+            [[row[name] for name in names] for row in rows if row["event"] == event] for rows in (rounded, exact)
+        )
+        assert ours == theirs != []
+
+
+def test_the_first_bad_tensor_is_found_in_shards(of_two, helpers):
+    assert of_two[0]["bad"]["status"] == 1
+    assert re.search(
+        "error: .* is not finite at step 1, .* first bad tensor: gradient of blocks.1.mlp.down.weight", of_two[1]
+    )
+
+
 def test_all_ranks_end_where_the_run_is_solved(of_two, helpers):
     folder = of_two[0]["solved"]["folder"]
     rows, end = helpers.metrics(folder, "eval"), helpers.metrics(folder)[-1]
@@ -148,16 +174,90 @@ def test_a_run_that_two_processes_saved_in_shards_goes_on_in_one_and_the_other_w
         check_same_curve(of_two[0][name]["folder"], alone("whole", **WHOLE), helpers)
 
 
+def test_a_process_that_goes_on_copies_its_shard_of_the_checkpoint_and_maps_the_rest(of_two):
+    run = of_two[0]["goes_on"]
+    weights, _, _ = sizes_of(train.TrainConfig(**checkpoints.load(run["folder"])["config"]))
+    for (resumed,) in run["resumed"]:  # half of the weights and of the moments make 1.5
+        assert resumed["mapped"] == 1 and resumed["made"] < 2 * weights
+
+
 @pytest.mark.slow
 def test_four_processes_go_on_from_two_in_any_way(of_two, alone, start, helpers):
     """As two replicas of two shards, as four shards, of which two have no part of a vector of two, and under ddp."""
     for way in (dict(parallel="fsdp", shards=2), dict(parallel="fsdp"), dict(parallel="ddp")):
         name = f"four {way}"
         half = start(name, **HALF, **way)
-        two, _ = runs_in_turn([half | dict(parallel="fsdp", shards=0)], helpers)
+        two, _ = runs_in_turn([half | dict(parallel="fsdp", shards=0, checkpoint="sharded")], helpers)
         four, _ = runs_in_turn([start(name, **WHOLE, **way, init_from="resume")], helpers, processes=4)
         assert two[0]["status"] == four[0]["status"] == 0
         check_same_curve(half["out_dir"], alone("whole", **WHOLE), helpers)
+
+
+# -- checkpoint=sharded ------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_in_shards_is_the_whole_one_and_export_makes_one_file_of_it(of_two, tmp_path, helpers):
+    ours, theirs = (of_two[0][name]["folder"] for name in ("sharded", "fsdp_muon"))
+    (folder,) = (ours / "ckpt").iterdir()
+    assert [file.suffix for file in folder.iterdir()] == [".safetensors"] * 2 and (
+        ours / "ckpt.pt"
+    ).stat().st_size < 3e4
+    export.main(helpers.words(checkpoint=ours, whole=tmp_path / "whole.pt"))
+    for path in (tmp_path / "whole.pt", ours):
+        a, b = checkpoints.load(path, parts=checkpoints.ALL), checkpoints.load(theirs)
+        assert form(dict(a["model"])) == form(dict(b["model"])) and form(a["optimizer"]) == form(b["optimizer"])
+        assert helpers.equal(a["model"], b["model"]) and helpers.equal(a["optimizer"], b["optimizer"])
+    message = helpers.error_of(export.main, helpers.words(checkpoint=ours, whole=tmp_path / "whole.pt"))
+    assert message.endswith("is there already; name another file, or add --overwrite=true")
+
+
+@pytest.mark.parametrize("what", ["a pickle", "a bit", "no file", "a name"])
+def test_a_folder_of_shards_with_code_or_damage_is_refused_and_nothing_runs(what, run, tmp_path, helpers):
+    out = run("out", max_iters=1, checkpoint="sharded")
+    (file,) = (out / "ckpt").glob("*/*")
+    if what == "a pickle":  # where torch.distributed.checkpoint has its own
+        (file.parent / ".metadata").write_bytes(pickle.dumps(Malicious(tmp_path / "made")))
+        expected = "'.metadata' is not of the checkpoint"
+    elif what == "a bit":
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+        expected = "damaged (its sha256 differs)"
+    elif what == "no file":
+        file.unlink()
+        expected = "is missing"
+    else:
+        pointer = torch.load(out / "ckpt.pt")
+        torch.save(pointer | {"shards": pointer["shards"] | {"folder": "../.."}}, out / "ckpt.pt")
+        expected = "'../..' is no folder of shards"
+    for call in (
+        lambda: checkpoints.load_model(out),
+        lambda: run("out", init_from="resume", max_iters=2),
+        lambda: run("other", init_from=out, keep_moments=True),
+    ):
+        assert expected in helpers.error_of(call)
+    assert not (tmp_path / "made").exists()
+
+
+def test_training_goes_on_while_shards_are_written_and_best_keeps_its_own(run, tmp_path, monkeypatch, helpers):
+    written, sha256_of_file, out = [], sharded.sha256_of_file, tmp_path / "out"
+
+    def slow(file):  # until two more steps are done
+        step = int(file.parent.name.split("-")[0])
+        wait_until(lambda: helpers.metrics(out)[-1]["step"] >= min(step + 1, 7))
+        written.append((step, helpers.metrics(out)[-1]["step"], (out / "ckpt.pt").is_file()))
+        return sha256_of_file(file)
+
+    monkeypatch.setattr(sharded, "sha256_of_file", slow)
+    monkeypatch.setattr(train, "evaluate", lambda *words, **keys: {"loss": next(losses), "accuracy": 0.0, "labels": 1})
+    losses = iter((3.0, 1.0, 2.0, 2.0))  # the last one is of all rows, at the end
+    run("out", checkpoint="sharded", eval_interval=4, max_iters=8, gate="elementwise", meters=False)
+    assert [row[0] for row in written] == [0, 4, 8] and written[0][1] >= 1 and not written[0][2]
+    monkeypatch.undo()
+    assert sorted(folder.name.split("-")[0] for folder in (out / "ckpt").iterdir()) == ["4", "8"]
+    assert [checkpoints.load(out / name)["iter_num"] for name in ("best.pt", "ckpt.pt")] == [4, 8]
+    run("out", overwrite=True, max_iters=1)
+    assert not list((out / "ckpt").iterdir()) and checkpoints.load(out)["iter_num"] == 1
 
 
 # -- activation_checkpointing ------------------------------------------------------------------------------------------
@@ -182,19 +282,6 @@ def test_blocks_that_are_computed_again_give_the_same_bits():
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-def test_a_whole_model_has_the_buffers_of_the_sharded_one():
-    model = GPT(GPTConfig(n_layer=2, n_embd=16, n_head=2, block_size=16, vocab_size=11))
-    for block in model.blocks:  # as in the mixer of the README
-        block.mixer.register_buffer("slope", torch.arange(3.0))
-        block.mixer.register_buffer("table", torch.arange(4.0), persistent=False)
-    model.unshard = None  # FSDP's
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallel, "GPT", lambda config: copy.deepcopy(model).to("meta"))
-        twin = parallel.unsharded(model)
-    assert twin is not model and not any(t.is_meta for t in [*twin.parameters(), *twin.buffers()])
-    assert twin.blocks[1].mixer.slope.tolist() == [0, 1, 2] and twin.blocks[1].mixer.table.tolist() == [0, 1, 2, 3]
-
-
 # -- What a process holds and sends ------------------------------------------------------------------------------------
 
 
@@ -210,7 +297,7 @@ def held(config, world_size):
     """What a process holds in a step, as docs/scale.md says."""
     weights, _, _ = sizes_of(config)
     if config.parallel == "ddp" or world_size == 1:
-        return {"parameters": weights, "gradients": min(2, world_size) * weights, "optimizer": 2 * weights}
+        return {"parameters": weights, "gradients": weights, "optimizer": 2 * weights}
     shard = weights / parallel.shards_of(config, world_size)
     gradients = weights if config.gradient_accumulation_steps > world_size else shard
     return {"parameters": shard, "gradients": gradients, "optimizer": 2 * shard}
@@ -235,7 +322,23 @@ def test_processes_hold_and_send_what_the_arithmetic_says(name, of_two):
     sent = collectives(config, 2)
     for seen in run["held"]:
         assert {collective: size for collective, size in seen.pop("sent").items() if size} == sent
-        assert seen == held(config, 2)
+        assert {name: seen[name] for name in ("parameters", "gradients", "optimizer")} == held(config, 2)
+
+
+def test_the_gradients_of_ddp_lie_in_its_buckets(of_two):
+    for seen in of_two[0]["ddp"]["held"]:
+        assert seen["blocks"] == 1 and seen["gradients"] == seen["parameters"]
+
+
+def test_an_evaluation_holds_two_blocks_whole_and_never_the_model(of_two):
+    """The block whose turn it is, and the buffer that it came in; in bfloat16 these are as large as one."""
+    config = train.TrainConfig(**checkpoints.load(of_two[0]["deep"]["folder"])["config"])
+    weights, shell, block = sizes_of(config)
+    matrices = sum(p.nbytes for p in memory.without_data(config).blocks[0].parameters() if p.dim() > 1)
+    held = {"deep": shell + 2 * block, "deep_rounded": shell + config.n_layer * (block - matrices) + matrices}
+    assert max(held.values()) < weights / 3
+    for name, expected in held.items():
+        assert [seen["evaluation"] for seen in of_two[0][name]["held"]] == [expected] * 2
 
 
 def test_unequal_shards_are_the_whole_together_and_micro_steps_gather_again(of_two):

@@ -9,8 +9,8 @@ from made_rows import BASE, line_of, listed, made_row, write_rows
 import experiment
 from configurator import UserError
 from study import rates, report, runner
-from study.plan import compared_runs, rates_of
-from study.rows import by_run, read_rows, text_of
+from study.plan import rates_of, runs_of
+from study.rows import read_rows, text_of
 
 GLAS = {"gla": {"attention": "gla"}, "gla gated": {"attention": "gla", "gate": "elementwise"}}
 
@@ -34,7 +34,7 @@ def chosen(config, value, row_of=None):
     rows = []
     while True:
         choices = experiment.choose_rates(config, rows)
-        lacking = [run for choice in choices for run in choice["runs"] if text_of(run) not in by_run(rows)]
+        lacking = [run for choice in choices for run in choice["runs"] if text_of(run) not in map(text_of, rows)]
         if not lacking:
             return choices, len(rows)
         made = [made_row(run, value(run)) for run in lacking]
@@ -82,7 +82,7 @@ def test_a_short_run_is_the_run_scaled_down_with_a_schedule_of_its_own():
     choices, _ = chosen(cheap, by_rate({0.001: 0.1, 0.01: 0.5, 0.1: 0.4}))
     longest = choices[0]["runs"][-1]
     assert longest["purpose"] == "selection" and longest["config"]["meters"] is False
-    assert "meters" not in compared_runs(cheap, choices)[-1]["config"]
+    assert "meters" not in runs_of(cheap, cheap.seeds, rates_of(cheap, choices))[-1]["config"]
     assert {name: longest["config"][name] for name in keys} == {name: 4 * n // 5 for name, n in keys.items()}
     keys = dict(max_iters=400, warmup_iters=40, eval_interval=50, decay_lr=False)  # the first steps of the run
     (choice,) = experiment.choose_rates(choosing(base=BASE | keys), [])
@@ -188,7 +188,7 @@ def test_one_arm_may_choose_the_rate_for_another(tmp_path, capsys, helpers):
     assert [choice["arm"] for choice in choices] == list(best) and n_runs == 2 * (2 + 1)  # one beyond the edge
     rows = [made_row(run, value(run)) for choice in choices for run in choice["runs"]]
     assert rates_of(config, choices) == {arm: best.get(arm, 0.01) for arm in arms}
-    rows += [made_row(run, 0.5) for run in compared_runs(config, choices)]
+    rows += [made_row(run, 0.5) for run in runs_of(config, config.seeds, rates_of(config, choices))]
     write_rows(tmp_path, rows)
     assert len(experiment.run_all(config, tmp_path)) == 3
     assert "learning rate of matched: 0.01 (that of gated)\n" in capsys.readouterr().out

@@ -30,12 +30,15 @@ FORKS.set_forkserver_preload(["train"])
 
 MIXERS = ("softmax", "cosformer", "gla", "mamba2", "gated_deltanet")
 CASES = {
-    f"{mixer}-{dtype}": dict(attention=mixer, dtype=dtype, gate=gate, eval_interval=every, dropout=dropout)
-    for (mixer, dtype), gate, every, dropout in zip(
+    f"{mixer}-{dtype}": dict(
+        attention=mixer, dtype=dtype, gate=gate, eval_interval=every, dropout=dropout, checkpoint=form
+    )
+    for (mixer, dtype), gate, every, dropout, form in zip(
         itertools.product(MIXERS, ("float32", "bfloat16", "float16")),
         itertools.cycle(("elementwise", "none")),
         itertools.cycle((3, 5, 1, 7)),
         itertools.cycle((0.1, 0.1, 0.0)),
+        itertools.cycle(("whole", "sharded")),
         strict=False,
     )
 }
@@ -65,7 +68,7 @@ def sampled(out):
 def check_same_run(ours, theirs, helpers):
     """Parameters, optimizer, scale, random state, samples and all rows are those of the other run."""
     for name in ("ckpt.pt", "best.pt"):
-        a, b = (checkpoints.load(out / name) for out in (ours, theirs))
+        a, b = (checkpoints.load(out / name, parts=checkpoints.ALL) for out in (ours, theirs))
         for part in ("model", "optimizer", "scaler", "rng", "iter_num", "best_val_loss"):
             assert helpers.equal(a[part], b[part]), (name, part)
     rows = [helpers.without_times(helpers.metrics(out)) for out in (ours, theirs)]

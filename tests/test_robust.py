@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import train
 from data.tokenizer import get_tokenizer
 from data.writing import write_stream
 from runs import checkpoint as checkpoints
-from runs import files
+from runs import files, sharded
 
 ABOUT = dict(generator="tests", generator_version=1, parameters={}, seed=0, name="text")
 
@@ -89,21 +90,52 @@ def at_step_5(monkeypatch, call):
     monkeypatch.setattr(train, "learning_rate", calling)
 
 
-@pytest.mark.parametrize("what", ["ckpt.pt", "metrics.jsonl"])
+@pytest.mark.parametrize("what", ["ckpt.pt", "shards", "metrics.jsonl"])
 def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(what, run, tmp_path, monkeypatch, helpers):
-    whole, save = run("whole"), torch.save
+    whole, save, read = run("whole"), torch.save, sharded.sha256_of_file
+    form = "sharded" if what == "shards" else "whole"
     with monkeypatch.context() as patched:
         if what == "ckpt.pt":  # of step 8, when all of it is written
             patched.setattr(torch, "save", lambda state, file: (save(state, file), state["iter_num"] == 8 and refuse()))
-            expected = "best.pt: cannot be written (No space left on device)"
+            expected = "ckpt.pt: cannot be written (No space left on device)"
+        elif what == "shards":
+            patched.setattr(sharded, "sha256_of_file", lambda file: read(file) if "/8-" not in str(file) else refuse())
+            expected = "no checkpoint is written: [Errno 28] No space left on device"
         else:
             at_step_5(patched, lambda: patched.setattr(os, "fsync", refuse))
             expected = "No space left on device"
         with pytest.raises((configurator.UserError, OSError), match=re.escape(expected)):
-            run("out")
+            run("out", checkpoint=form)
     assert checkpoints.load(tmp_path / "out")["iter_num"] == 4
     run("out", init_from="resume")
     assert helpers.equal(*(checkpoints.load(out)["model"] for out in (tmp_path / "out", whole)))
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_best_is_the_last_checkpoints_file_or_a_copy_and_right_after_a_kill_between_the_two(
+    has_links, run, tmp_path, monkeypatch, helpers
+):
+    whole, replace = run("whole"), os.replace
+
+    def kill(old, new):
+        if Path(new).name == "ckpt.pt" and checkpoints.load(tmp_path / "out" / "best.pt")["iter_num"] == 8:
+            raise KeyboardInterrupt
+        replace(old, new)
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", refuse)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "replace", kill)
+        run("out")
+    out = tmp_path / "out"
+    assert [checkpoints.load(out / name)["iter_num"] for name in ("ckpt.pt", "best.pt")] == [4, 8]
+    run("out", init_from="resume")
+    for name in ("ckpt.pt", "best.pt"):
+        ours, theirs = (checkpoints.load(folder / name) for folder in (out, whole))
+        assert helpers.equal(ours["model"], theirs["model"]) and ours["iter_num"] == theirs["iter_num"]
+    assert (out / "best.pt").samefile(out / "ckpt.pt") == has_links
+    run("out", init_from="resume", max_iters=9, learning_rate=1e3)  # a worse one leaves the best as it is
+    assert [checkpoints.load(out / name)["iter_num"] for name in ("ckpt.pt", "best.pt")] == [9, 8]
 
 
 # -- Paths and folders -------------------------------------------------------------------------------------------------

@@ -43,7 +43,8 @@ def test_claims_and_tables_are_made_again_from_the_rows(tmp_path, capsys):
     capsys.readouterr()
     experiment.main(words)
     first = capsys.readouterr().out
-    assert report.summary(config, rows, judged) in first and (tmp_path / "claims.png").is_file()
+    shown = [*report.tables(config, rows), claims.claims_table(judged)]
+    assert "\n\n".join(map(str, shown)) in first and (tmp_path / "claims.png").is_file()
     assert str(report.table(config, rows)) in html.unescape((tmp_path / "report.html").read_text())
     (line,) = [line for line in first.splitlines() if line.startswith("gated  80.0%")]
     low, high = stats.interval([0.8 + seed / 1000 for seed in range(8)])

@@ -42,7 +42,7 @@ def test_a_run_that_got_its_row_before_the_lock_was_taken_is_not_run_again(tmp_p
     config = plain()
     (run,) = experiment.runs_of(config, [0])
     runner.take(config, run, tmp_path).close()
-    (tmp_path / "rows.there-5.jsonl").write_text(json.dumps(made_row(run, 0.5)) + "\n")  # as older workers wrote them
+    (tmp_path / "rows.jsonl").write_text(json.dumps(made_row(run, 0.5)) + "\n")
     assert runner.take(config, run, tmp_path) is None
     runner.lock(tmp_path, "none-seed0").close()  # it was given back
 

@@ -45,29 +45,24 @@ pair_spread = 0.25  # of log steps, as in recall.py
 
 claim_base = {"other_than": 0}
 claims = {
-    "log-linear states (Guo) change accuracy": {"contrast": {"guo": 1, "plain": -1}, "family": "without convolution"},
-    "merged ones do": {"contrast": {"merged": 1, "plain": -1}, "family": "without convolution"},
-    "the gate adds to Guo's": {"contrast": {"guo sigmoid": 1, "guo": -1}, "family": "without convolution"},
-    "the gate adds to merged ones": {"contrast": {"merged sigmoid": 1, "merged": -1}, "family": "without convolution"},
+    # without a convolution: the accuracy, a family of its own
+    "log-linear states (Guo) change accuracy": {"contrast": {"guo": 1, "plain": -1}},
+    "merged ones do": {"contrast": {"merged": 1, "plain": -1}},
+    "the gate adds to Guo's": {"contrast": {"guo sigmoid": 1, "guo": -1}},
+    "the gate adds to merged ones": {"contrast": {"merged sigmoid": 1, "merged": -1}},
+    # with a convolution: the steps, another family
     "behind a convolution log-linear states (Guo) change the steps": {
         "contrast": {"conv guo": 1, "conv plain": -1},
         "of": ["log_steps", 0.9],
-        "family": "with convolution",
     },
-    "merged ones do, there": {
-        "contrast": {"conv merged": 1, "conv plain": -1},
-        "of": ["log_steps", 0.9],
-        "family": "with convolution",
-    },
+    "merged ones do, there": {"contrast": {"conv merged": 1, "conv plain": -1}, "of": ["log_steps", 0.9]},
     "the gate changes the steps of Guo's": {
         "contrast": {"conv guo sigmoid": 1, "conv guo": -1},
         "of": ["log_steps", 0.9],
-        "family": "with convolution",
     },
     "the gate changes the steps of merged ones": {
         "contrast": {"conv merged sigmoid": 1, "conv merged": -1},
         "of": ["log_steps", 0.9],
-        "family": "with convolution",
     },
 }
 

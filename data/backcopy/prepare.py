@@ -36,14 +36,14 @@ from configurator import UserError, key
 from data.pystdlib.prepare import read_sources
 from data.shards import UINT16_VOCAB
 from data.text.prepare import read_text
-from data.writing import claim, made_by, report, write_examples
+from data.writing import Output, claim, made_by, report, write_examples
 
 GENERATOR = "data/backcopy/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows
 
 
 @dataclass
-class Config:
+class Config(Output):
     text: str | None = key(None, "a text file for the table of pairs (None: Python's standard library)")
     characters: int = key(96, "how many, the most frequent of the text", at_least=2, at_most=UINT16_VOCAB - 1)
     triggers: int = key(8, "how many of them, the most frequent, are triggers", at_least=1)
@@ -52,8 +52,6 @@ class Config:
     train_size: int = key(64_000, "rows of training", at_least=1)
     val_size: int = key(1_000, "rows of validation", at_least=1)
     seed: int = key(0, "seeds the rows; the table does not depend on it", at_least=0)
-    out_dir: str | None = key(None, "where to write; None: beside this script")
-    overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def main(argv):
@@ -112,10 +110,8 @@ def pair_table(ids, n):
 
 
 def generate(rng, rows, seq_len, table, first, triggers, first_token=True):
-    """Rows drawn independently: tokens and labels as (rows, 2, seq_len) uint16.
-
-    table (K + 1, K + 1), first (K + 1,): the probabilities of the next and of the first character.
-    """
+    """Rows drawn independently: tokens and labels as (rows, 2, seq_len) uint16. table (K + 1, K + 1) and first (K + 1,)
+    are the probabilities of the next and of the first character."""
     # all rows of cumulated probabilities in one sorted array, row i between i and i + 1: one search draws for any row
     cumulated = np.minimum(np.cumsum(table, axis=1), 1.0)
     cumulated[:, -1] = 1.0

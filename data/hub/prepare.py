@@ -38,14 +38,16 @@ import configurator
 from configurator import UserError, key
 from data.shards import dtype_of
 from data.tokenizer import CHOICES, choose_tokenizer
-from data.writing import claim, encode, made_by, report, write_stream
+from data.writing import Output, claim, encode, made_by, report, write_stream
+from runs.files import one_line
 
 GENERATOR = "data/hub/prepare.py"
 VERSION = 1
+WAY_OUT = " over the network; --from_dir=FOLDER takes parquet, jsonl, or what save_to_disk wrote"
 
 
 @dataclass
-class Config:
+class Config(Output):
     name: list[str] = key([], "the data set on the hub, as in roneneldan/TinyStories")
     config: str | None = key(None, "its configuration, where it has several, as in sample-10BT")
     revision: str | None = key(None, "its commit or branch; None: the newest")
@@ -58,8 +60,6 @@ class Config:
     tokenizer: str = key("gpt2", CHOICES)
     processes: int = key(1, "how many read and encode side by side, each a file of the data set", at_least=1)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
-    out_dir: str | None = key(None, "where to write; None: beside this script")
-    overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def main(argv):
@@ -77,20 +77,6 @@ def main(argv):
     report(write_stream(out_dir, splits, tokenizer=tokenizer, **about), out_dir)
 
 
-@contextlib.contextmanager
-def named_if_it_fails(config, step):
-    """Whatever datasets, the hub, the network or a damaged file raises becomes a UserError."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        offline = "--from_dir=FOLDER takes parquet, jsonl, or what save_to_disk wrote"
-        where = "" if config.from_dir else f" over the network; {offline}"
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise UserError(f"{config.from_dir or config.name[0]}: cannot be {step}{where} ({reason})") from None
-
-
 def open_streams(config):
     """{"train": a datasets.IterableDataset of the column, and "val", if it is a split}. Raises UserError."""
     try:
@@ -100,7 +86,7 @@ def open_streams(config):
     folder, streams = config.from_dir, {}
     if folder and not os.path.isdir(folder):  # datasets would look for it on the hub
         raise UserError(f"from_dir={folder}: is no folder; name the one that holds the files")
-    with named_if_it_fails(config, "opened"):
+    with one_line(f"{folder or config.name[0]}: cannot be opened{WAY_OUT * (folder is None)}"):
         if folder and {"state.json", "dataset_dict.json"} & {*os.listdir(folder)}:
             saved = datasets.load_from_disk(folder)
             saved = saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
@@ -119,7 +105,7 @@ def open_streams(config):
 
 def texts_of(config, stream):
     """The documents of a stream as str."""
-    with named_if_it_fails(config, "read"):
+    with one_line(f"{config.from_dir or config.name[0]}: cannot be read{WAY_OUT * (config.from_dir is None)}"):
         texts = filter(None, (row[config.column] for row in stream))
         for text in itertools.islice(texts, config.documents):
             if not isinstance(text, str):

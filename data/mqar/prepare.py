@@ -31,7 +31,7 @@ key tells the value. A query repeats both keys, the label stands at the second, 
                 label    .   .   .   .   .   .   .   .   .   .   .   .   .  16   .   .  18   .   .  17   .   .  22   .
 
 In Zoology a new value may by chance be the one forgotten, filler may be a key or a value of its row and is random by
-default, and all pairs are asked for. `perfect` is the perfect predictor.
+default, and all pairs are asked for.
 """
 
 import math
@@ -47,7 +47,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import UserError, key
 from data.shards import UINT16_VOCAB
-from data.writing import claim, made_by, report, write_examples
+from data.writing import Output, claim, made_by, report, write_examples
 from rules import show
 
 GENERATOR = "data/mqar/prepare.py"
@@ -57,7 +57,7 @@ SIZES = {"recall": 2, "forgetting": 2, "composition": 3}  # task: positions of a
 
 
 @dataclass
-class Config:
+class Config(Output):
     task: str = key("recall", "what a query asks for", choices=SIZES)
     slices: list[str] | None = key(None, "length/pairs, as in 64/4,128/8; None: the one slice of seq_len and pairs")
     seq_len: int = key(64, "length of a row, even", at_least=2)
@@ -73,8 +73,6 @@ class Config:
     train_size: int = key(100_000, "rows of training, for each slice", at_least=1)
     val_size: int = key(3_000, "rows of validation, for each slice", at_least=1)
     seed: int = key(0, "seeds all rows", at_least=0)
-    out_dir: str | None = key(None, "where to write; None: beside this script")
-    overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def main(argv):
@@ -162,16 +160,6 @@ def draw_grid(rng, n, pairs, vocab_size):
     keys = [np.take_along_axis(firsts, cells // side, axis=1), np.take_along_axis(seconds, cells % side, axis=1)]
     used = np.concatenate([firsts, seconds, values], axis=1)
     return np.stack([*keys, values], axis=2).reshape(n, -1), keys, values, used
-
-
-def perfect(tokens: list[int], shown: int, size: int) -> list[int]:
-    """The labels of a row, read off its tokens alone: what each key, or two, was last shown with. size: of SIZES."""
-    parts = {i: tuple(tokens[i : i + size - 1]) for i in range(0, len(tokens) - size + 2, size)}
-    memory = {keys: tokens[i + size - 1] for i, keys in parts.items() if i < shown}
-    labels = [0] * len(tokens)
-    for i in range(shown, len(tokens) - size + 2, size):
-        labels[i + size - 2] = memory.get(parts[i], 0)
-    return labels
 
 
 def draw(rng, n, count, low, high):

@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import UserError, key
 from data.tokenizer import get_tokenizer
-from data.writing import claim, fitting, made_by, report, write_examples, write_stream
+from data.writing import Output, claim, fitting, made_by, report, write_examples, write_stream
 
 GENERATOR = "data/pystdlib/prepare.py"
 VERSION = 2  # 1: with tables and near-duplicates, split at random by file
@@ -49,14 +49,12 @@ RUN = 4  # lines
 
 
 @dataclass
-class Config:
+class Config(Output):
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
     most_bytes: int | None = key(None, "validation and the first training files, at most; None: all", at_least=1)
     row_len: int | None = key(None, "rows of this length that begin with the byte 0 (None: running text)", at_least=2)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
     seed: int = key(0, "seeds the order of the training files, and so what most_bytes takes", at_least=0)
-    out_dir: str | None = key(None, "where to write; None: beside this script")
-    overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def main(argv):
@@ -108,15 +106,12 @@ def clean(texts):
     for name, text in texts.items():
         runs = runs_of(text)
         is_generated = name.startswith("config-") or GENERATED.search(text[:300])  # config-*: made by a build
-        if not (name.startswith(TABLES) or is_table(text) or is_generated or len(runs & seen) > len(runs) / 2):
+        lines = [line for line in text.splitlines() if line.strip()]
+        is_table = 2 * sum(len(line) for line in lines if TABLE_LINE.match(line)) > sum(map(len, lines))
+        if not (name.startswith(TABLES) or is_table or is_generated or len(runs & seen) > len(runs) / 2):
             kept[name] = text
             seen |= runs
     return kept
-
-
-def is_table(text):
-    lines = [line for line in text.splitlines() if line.strip()]
-    return 2 * sum(len(line) for line in lines if TABLE_LINE.match(line)) > sum(map(len, lines))
 
 
 def runs_of(text):

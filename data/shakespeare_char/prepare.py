@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import UserError, key
 from data.tokenizer import get_tokenizer
-from data.writing import claim, made_by, report, write_stream
-from runs.files import read_regular
+from data.writing import Output, claim, made_by, report, write_stream
+from runs.files import one_line, read_regular
 
 GENERATOR = "data/shakespeare_char/prepare.py"
 VERSION = 1
@@ -29,10 +29,8 @@ SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
 @dataclass
-class Config:
+class Config(Output):
     from_file: str | None = key(None, "a local copy of the file; None: download it")
-    out_dir: str | None = key(None, "where to write; None: beside this script")
-    overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def main(argv):
@@ -48,11 +46,9 @@ def main(argv):
 
 
 def download():
-    try:
-        with urllib.request.urlopen(URL, timeout=60) as answer:
-            return answer.read()
-    except OSError as error:  # of the network, a proxy, the server
-        raise UserError(f"{URL}: cannot be downloaded ({error}); --from_file=FILE takes a copy") from None
+    words = f"{URL}: cannot be downloaded; --from_file=FILE takes a copy"
+    with one_line(words), urllib.request.urlopen(URL, timeout=60) as answer:
+        return answer.read()
 
 
 if __name__ == "__main__":

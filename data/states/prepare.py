@@ -25,15 +25,11 @@ order. The first row of training for length 8, data seed 0 and run seed 0; a dot
 The sources of arithmetic label only the end of an expression; here every prefix counts, as in word problems. Rows of
 training are no files: each is drawn once, from the seeds and its number (data/drawn.py), so none can be memorised. Each
 length of validation is a slice, and counts only positions beyond the length before: 32 all of them, 64 those beyond 32.
-block_size must be at least the longest. `perfect` is the perfect predictor.
+block_size must be at least the longest.
 """
 
-import functools
-import math
-import re
 import sys
 from dataclasses import dataclass
-from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -43,20 +39,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import UserError, key
 from data.drawn import LONGEST, TASKS, VERSION, rows
-from data.writing import claim, made_by, report, write_examples
+from data.writing import Output, claim, made_by, report, write_examples
 
 GENERATOR = "data/states/prepare.py"
 
 
 @dataclass
-class Config:
+class Config(Output):
     task: str = key("parity", "which states are tracked", choices=TASKS)
     length: int = key(32, "tokens of a row of training", at_least=1, at_most=LONGEST)
     slices: list[int] = key([64, 128, 256], "longer rows of validation", at_least=2, at_most=LONGEST)
     val_size: int = key(500, "rows of validation, for each length", at_least=1)
     seed: int = key(0, "seeds all rows; those of training depend on the run's seed, too", at_least=0)
-    out_dir: str | None = key(None, "where to write; None: beside this script")
-    overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def main(argv):
@@ -79,19 +73,6 @@ def main(argv):
 def chance(config) -> float:
     """The accuracy of a guess among the states, all of which are about as likely."""
     return 1 / TASKS[config.task][1]
-
-
-def perfect(task: str, word: list[int]) -> int:
-    """The label behind these tokens, by the definition of the task."""
-    if task == "parity":
-        return 1 + word.count(2) % 2
-    if task == "arithmetic":
-        terms = re.findall(r"([+-]?)([\d*]+)", "".join("01234+-*"[token - 1] for token in word))
-        values = [(-1 if sign == "-" else 1) * math.prod(map(int, digits[::2])) for sign, digits in terms]
-        return 1 + sum(values) % 5 if len(word) % 2 else 0
-    elements = list(permutations(range(int(task[1:]))))
-    product = [functools.reduce(lambda j, g: elements[g - 1][j], reversed(word), i) for i in elements[0]]  # of each i
-    return 1 + elements.index(tuple(product))
 
 
 if __name__ == "__main__":

@@ -23,14 +23,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import UserError, key
 from data.tokenizer import CHOICES, choose_tokenizer
-from data.writing import claim, fitting, made_by, report, write_stream
+from data.writing import Output, claim, fitting, made_by, report, write_stream
 
 GENERATOR = "data/text/prepare.py"
 VERSION = 2  # 2: blank files are left out, linked folders are read
 
 
 @dataclass
-class Config:
+class Config(Output):
     paths: list[str] = key([], "text files, and folders to search")
     ext: list[str] = key([".txt", ".md"], "endings of the files to take from folders")
     tokenizer: str = key("byte", CHOICES)
@@ -38,8 +38,6 @@ class Config:
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
     seed: int = key(0, "seeds the choice of the files for validation", at_least=0)
-    out_dir: str | None = key(None, "where to write; None: beside this script")
-    overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def main(argv):
@@ -96,9 +94,7 @@ def validation_files(files, config):
 
 def split_lines(text, val_fraction, file):
     """The text in two parts, cut at the last end of a line before the final val_fraction, or else at the first one.
-
-    Neither part is blank: blank lines at the end stay with the line before them.
-    """
+    Neither part is blank: blank lines at the end stay with the line before them."""
     end = len(text.rstrip())
     cut = text.rfind("\n", 0, min(round(len(text) * (1 - val_fraction)), end)) + 1 or text.find("\n") + 1
     if not 0 < cut < end or text[:cut].isspace():

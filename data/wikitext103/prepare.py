@@ -30,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import UserError, key
 from data.tokenizer import CHOICES, choose_tokenizer
-from data.writing import claim, encode, made_by, report, write_stream
+from data.writing import Output, claim, encode, made_by, report, write_stream
+from runs.files import one_line
 
 GENERATOR = "data/wikitext103/prepare.py"
 VERSION = 1
@@ -46,14 +47,13 @@ TITLE = re.compile(rb"\n(?:(?<=\n \n)|(?<=\n\n)|(?<=\A \n)|(?<=\A\n)) = (?!= )[^
 
 
 @dataclass
-class Config:
+class Config(Output):
     version: str = key("tokens", "tokens: words apart, rare ones <unk>; raw: as written", choices=tuple(HUB_CONFIG))
     from_dir: str | None = key(None, "folder with local copies; None: download them")
     tokenizer: str = key("gpt2", CHOICES)
     mini: bool = key(False, "train on the validation articles, validate on the test articles")
     shard_tokens: int = key(10_000_000, "most tokens in one file", at_least=1)
     out_dir: str | None = key(None, "where to write; None: data/wikitext103, with -raw and -mini")
-    overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
 def main(argv):
@@ -77,13 +77,11 @@ def main(argv):
 
 def download(name):
     """The folder of the hub's files, or of those that an earlier download left. Raises UserError."""
-    try:
+    advice = "--from_dir=FOLDER takes copies; the gpt2 tokenizer needs a filled TIKTOKEN_CACHE_DIR"
+    with one_line(f"{HUB} {name}: cannot be downloaded; {advice}"):
         import huggingface_hub
 
         return huggingface_hub.snapshot_download(HUB, repo_type="dataset", allow_patterns=f"{name}/*")
-    except Exception as error:  # whatever the hub, the network library, a proxy or the cache raises
-        advice = "--from_dir=FOLDER takes copies; the gpt2 tokenizer needs a filled TIKTOKEN_CACHE_DIR"
-        raise UserError(f"{HUB} {name}: cannot be downloaded ({type(error).__name__}); {advice}") from None
 
 
 def read_copy(folder, source, version):
@@ -99,12 +97,10 @@ def read_copy(folder, source, version):
 
 def read_parquet(file):
     """The bytes of the original file. Each row is a line of it; the hub emptied the rows of blank lines, " \\n"."""
-    import pyarrow.parquet
+    with one_line(f"{file}: is not a parquet file with a column 'text'"):
+        import pyarrow.parquet
 
-    try:
         rows = pyarrow.parquet.read_table(file, columns=["text"])["text"].to_pylist()
-    except (pyarrow.ArrowException, KeyError):
-        raise UserError(f"{file}: is not a parquet file with a column 'text'") from None
     return "".join(row or " \n" for row in rows).encode()
 
 

@@ -1,0 +1,108 @@
+"""checkpoint=sharded: each process writes its part of the weights and moments, while the training goes on.
+
+    saving = save(folder, flat(checkpoint), group, then)    # the tensors are in RAM when it returns
+    wait(saving)                                            # until all is written
+    weights, moments = read(file, shards, tensor_for)       # whole, or as shards of any number of processes
+
+A folder has a safetensors file for each process: torch.distributed.checkpoint writes and reads them, without its
+.metadata, which is a pickle. All else is in ckpt.pt, with the folder's name and the SHA-256 of its files.
+"""
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from configurator import UserError, is_of_memory, show
+from runs.files import sha256_of_file, sync_folder
+from runs.hardware import places_of_torchrun
+
+warnings.filterwarnings("ignore", "torch.distributed is disabled")  # in one process, or where each reads by itself
+FOLDERS = "ckpt"  # of an out_dir: the folders with shards
+NAME = re.compile(r"[0-9]+-[0-9a-f]{8}")  # of each of them: the step, and digits of its own
+
+
+def flat(checkpoint: dict) -> dict[str, torch.Tensor]:
+    """{"model/NAME": weight, "optimizer/NAME/PART": moment} of a checkpoint."""
+    moments = checkpoint["optimizer"]["state"].items()
+    weights = {f"model/{name}": tensor.detach() for name, tensor in checkpoint["model"].items()}
+    return weights | {f"optimizer/{name}/{part}": x for name, parts in moments for part, x in parts.items()}
+
+
+def save(folder: Path, tensors: dict[str, torch.Tensor], group: Any, then: Callable[[dict], None]) -> Any:
+    """Starts to write the tensors. When all processes have, rank 0 calls then({name of a file: its SHA-256})."""
+    # imported here: no other run needs them
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter, async_save
+
+    class Writer(HuggingFaceStorageWriter):
+        def write_data(self, plan, planner):
+            written = super().write_data(plan, planner).wait()
+            names = {result.storage_data.relative_path for result in written}
+            sums = {name: sha256_of_file(folder / name) for name in names}
+            done = torch.futures.Future()
+            done.set_result([dataclasses.replace(result, storage_data=sums) for result in written])
+            return done
+
+        def finish(self, metadata, results):  # on rank 0 alone
+            sync_folder(folder)
+            sync_folder(folder.parent)
+            then({name: sha256 for rank in results for result in rank for name, sha256 in result.storage_data.items()})
+
+    writer = Writer(str(folder), save_distributed=True)
+    return async_save(tensors, storage_writer=writer, process_group=group)
+
+
+def wait(saving: Any) -> None:
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        saving.result()
+    except CheckpointException as error:
+        first, _ = next(iter(error.failures.values()))
+        raise UserError(str(first) if isinstance(first, UserError) else f"no checkpoint is written: {first}") from None
+
+
+def read(file: Path, shards: dict, tensor_for: Callable[[str, torch.Size], torch.Tensor | None]) -> tuple[dict, dict]:
+    """(weights, {name of a parameter: its moments}) of the checkpoint in a ckpt.pt or best.pt.
+
+    tensor_for(name, shape): what to fill, a whole tensor or a shard, or None to leave it out. Raises UserError.
+    """
+    from torch.distributed.checkpoint import HuggingFaceStorageReader, load
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    folder, files = file.parent / FOLDERS / shards["folder"], shards["files"]
+    if not NAME.fullmatch(shards["folder"]):
+        raise UserError(f"{file}: {show(shards['folder'])} is no folder of shards")
+    there = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    if wrong := sorted(there ^ files.keys()):
+        raise UserError(f"{folder}: {show(wrong[0])} is {'not of the checkpoint' if wrong[0] in there else 'missing'}")
+    _, _, local_rank, local_size = places_of_torchrun()
+    for name in sorted(files)[local_rank::local_size]:  # the processes of a machine share the work
+        if sha256_of_file(folder / name) != files[name]:
+            raise UserError(f"{folder / name}: damaged (its sha256 differs); use another checkpoint")
+    reader: Any = HuggingFaceStorageReader(str(folder))
+    tensors = {}
+    try:
+        for name, about in reader.read_metadata().state_dict_metadata.items():
+            if (tensor := tensor_for(name, about.size)) is not None:
+                tensors[name] = tensor
+        load(tensors, storage_reader=reader, no_dist=True)
+    except (Exception, CheckpointException) as error:  # the second is no Exception
+        if is_of_memory(error):
+            raise
+        causes = [cause for cause, _ in getattr(error, "failures", {}).values()]
+        raise UserError(f"{folder}: cannot be read ({next(iter(causes), error)})") from None
+    weights: dict = {}
+    moments: dict = {}
+    for name, tensor in tensors.items():
+        kind, _, rest = name.partition("/")
+        parameter, _, part = rest.rpartition("/")
+        if kind == "model":
+            weights[rest] = tensor
+        else:
+            moments.setdefault(parameter, {})[part] = tensor
+    return weights, moments
