@@ -30,6 +30,7 @@ class EvaluateConfig:
     split: str = key("val", "the split of the data to score")
     batch_size: int = key(32, "number of rows scored at once", at_least=1)
     block_size: int | None = key(None, "context length in tokens (None: the model's)", at_least=1)
+    mask_documents: bool | None = key(None, "text: each document is read alone (None: as in training)")
     stride: int | None = key(None, "text: tokens between the starts of windows (None: block_size)", at_least=1)
     lengths: list[int] = key([], "text: context lengths to compare, each with its loss by position", at_least=1)
     rope_scaling: str | None = key(
@@ -253,14 +254,16 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     is_sharded = parallel.is_sharded(config, processes.world_size)
     model, checkpoint = load_model(config.checkpoint, "cpu" if is_sharded else processes.device, **rope)
     trained_on = checkpoint.get("data", {})
-    dataset = open_dataset(config.dataset or trained_on.get("mixture") or trained_on.get("path", ""))
+    is_masked = trained_on.get("mask_documents", False) if config.mask_documents is None else config.mask_documents
+    dataset = open_dataset(config.dataset or trained_on.get("mixture") or trained_on.get("path", ""), is_masked)
     processes.check_same(dataset.sha256, f"dataset={dataset.folder}", "give all machines the same data")
     check_same_weights(processes, config.checkpoint)
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)
     if config.prune_below is not None and not gates_to_prune(model):
         raise UserError(f"prune_below={config.prune_below}: {config.checkpoint} has no gate that multiplies")
-    if dataset.kind == "examples" and (config.stride or config.lengths):
-        raise UserError(f"{dataset.folder}: stride and lengths are for text, and these data are separate rows")
+    if dataset.kind == "examples" and (config.stride or config.lengths or config.mask_documents):
+        keys = "stride, lengths and mask_documents"
+        raise UserError(f"{dataset.folder}: {keys} are for text, and these data are separate rows")
     config.dtype = pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), processes.device_type)
     if is_sharded:
         parallel.shard(model, processes, processes.world_size, config.dtype)
@@ -289,7 +292,8 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
 def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, processes: Processes) -> dict:
     """Scores the split in windows of one context length. Returns the numbers."""
     stride, split, sized = config.stride or block_size, config.split, dataclasses.replace(config, block_size=block_size)
-    about: dict = {"block_size": block_size, "reading": f"windows, stride {stride}"}
+    reading = f"{'documents' if dataset.mask_documents else 'windows'}, stride {stride}"
+    about: dict = {"block_size": block_size, "reading": reading}
     if len(dataset.parts) > 1:
         return about | of_mixture(dataset, lambda part, _: read(model, part, config, block_size, processes))
     processes.on_main(memory.check_evaluation, sized, model, dataset, block_size, processes.local_size)

@@ -212,6 +212,9 @@ class TrainConfig(GPTConfig):
     dataset: str = key(
         "data/pystdlib", "folder of the data, or a mixture of several: data/a:7,data/b:3 (docs/data.md)", find=find_data
     )
+    mask_documents: bool = key(
+        False, "text: a row is one document, or a part of it: nothing is read or predicted across documents"
+    )
     out_dir: str = key("out", "folder that the run is written to")
     init_from: str = key(
         "scratch",

@@ -85,7 +85,9 @@ def main(argv: list[str]) -> None:
         model, checkpoint = load_model(path, processes.device)
         if dataset is None:
             check_output("out", out)
-            dataset = open_dataset(config.dataset or checkpoint.get("data", {}).get("path", "")).parts[0]
+            of_run = checkpoint.get("data", {})
+            path_of_data, is_masked = config.dataset or of_run.get("path", ""), of_run.get("mask_documents", False)
+            dataset = open_dataset(path_of_data, is_masked).parts[0]
         check_vocabulary(model.config.vocab_size, checkpoint, dataset)
         results.append(meters_of(model, checkpoint, path, dataset, config))
     write_text(out, json.dumps({"checkpoints": results}) + "\n")

@@ -79,13 +79,16 @@ def run(config: TrainConfig, processes: Processes, resumed: dict | None, source:
             f"{processes.world_size} processes that share the micro-steps"
         )
     parallel.shards_of(config, processes.world_size)  # raises for a number that does not fit
-    dataset = open_dataset(config.dataset)
+    dataset = open_dataset(config.dataset, config.mask_documents)
+    if config.mask_documents and not dataset.mask_documents:
+        raise UserError(f"mask_documents=True: {dataset.folder} has rows and no documents; leave mask_documents out")
     processes.check_same(dataset.sha256, f"dataset={config.dataset!r}", "give all machines the same data")
     if source is not None:
         check_same_weights(processes, config.init_from)
     check_data(resumed, source, dataset, config)
     dataset.examples_per_epoch("train", config.block_size)  # raises for wrong data before any work is done
-    dataset.examples_per_epoch("val", config.block_size if dataset.kind == "examples" else 1)
+    is_row = dataset.kind == "examples" or dataset.mask_documents
+    dataset.examples_per_epoch("val", config.block_size if is_row else 1)
     vocab_size = config.vocab_size or dataset.vocab_size
     if vocab_size < dataset.vocab_size:
         raise UserError(f"vocab_size={vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
@@ -275,7 +278,8 @@ def train(
     sizes: dict = {"n_params": model.n_params(), "state_bytes": model.state_bytes()}
     sizes |= {"flops_per_token": model.flops_per_token(), "tokens_per_step": tokens_per_step}
     out.start(about | {"device": device_type, "threads": processes.threads} | sizes, first_step)
-    names = ("name", "sha256", "tokenizer", "vocab_size", "first_ids", *(["alphabet"] if dataset.alphabet else []))
+    names = ["name", "sha256", "tokenizer", "vocab_size", "first_ids"]
+    names += [name for name in ("alphabet", "mask_documents") if getattr(dataset, name)]
     data = {"path": str(dataset.parts[0].folder)} | {name: getattr(dataset, name) for name in names}
     data |= {"mixture": str(dataset.folder)} if len(dataset.parts) > 1 else {}
 

@@ -65,18 +65,22 @@ def dtype_of(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size <= UINT16_VOCAB else np.uint32)
 
 
-def open_dataset(path: Path | str) -> "Dataset":
-    """A Dataset whose files have all been checked. Raises UserError, which names the file and what to do."""
+def open_dataset(path: Path | str, mask_documents: bool = False) -> "Dataset":
+    """A Dataset whose files have all been checked. Raises UserError, which names the file and what to do.
+
+    mask_documents: a row of a stream is a document, or a part of one (rows of examples stay as they are)
+    """
     if not str(path):
         make = "python data/text/prepare.py FILE --tokenizer=CHECKPOINT --out_dir=FOLDER makes one"
         raise UserError(f"dataset=None: the checkpoint names no data set; name one: --dataset=FOLDER ({make})")
     find_data(path)
     parts, folder = parts_of_mixture(path), Path(path)
     if len(parts) > 1:
-        return Mixture(str(path), [open_dataset(part) for part in parts], list(parts.values()))
+        return Mixture(str(path), [open_dataset(part, mask_documents) for part in parts], list(parts.values()))
     try:
         meta = read_meta(folder)
-        return Dataset(folder, meta, _open_shards(folder, meta))
+        shards, documents = _open_shards(folder, meta)
+        return Dataset(folder, meta, shards, documents if mask_documents else {})
     except UserError as error:
         raise UserError(f"{error}; {how_to_prepare(folder)}") from None
 
@@ -106,9 +110,12 @@ def npy_files(meta: dict) -> Iterator[dict]:
 
 
 def _open_shards(folder, meta):
-    """{split: its shards, as memory maps}, after a check of every file. Raises UserError."""
+    """{split: its shards, as memory maps}, {split: where its documents begin, then its length}, for a stream.
+
+    Every file has been checked. Raises UserError.
+    """
     is_text, vocab_size = meta["kind"] == "stream", meta["vocab_size"]
-    shards = {split: [] for split in meta["splits"]}
+    shards, documents = {split: [] for split in meta["splits"]}, {}
     for split, facts in meta["splits"].items():
         for entry in facts["shards"]:
             shape = (entry["tokens"],) if is_text else (entry["rows"], 2, entry["seq_len"])
@@ -116,8 +123,11 @@ def _open_shards(folder, meta):
             shards[split].append(_open_shard(path, sha256, dtype_of(vocab_size), shape, vocab_size))
         if is_text:
             entry, shape = facts["document_offsets"], (facts["documents"] + 1,)
-            _open_shard(folder / entry["file"], entry["sha256"], np.dtype(np.int64), shape, facts["tokens"] + 1)
-    return shards
+            path, n = folder / entry["file"], facts["tokens"]
+            offsets = documents[split] = _open_shard(path, entry["sha256"], np.dtype(np.int64), shape, n + 1)
+            if offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 0).any():
+                raise UserError(f"{path}: must rise from 0 to {n}")
+    return shards, documents
 
 
 def _open_shard(path, sha256, dtype, shape, limit):
@@ -155,12 +165,14 @@ class Dataset:
     kinds: {name: token ids} of the queries that meters.py measures apart; empty if the data set names none
     alphabet: the characters that the ids 1, 2, ... of data/backcopy stand for, or None
     first_ids: the ids that every row begins with and that stand for no text: [0] for <s>, or none
+    mask_documents: whether a row of a stream is a document or a part of one, so that nothing is read across documents
     parts, weights: the data sets of a Mixture and their shares of the examples; otherwise this one alone
     """
 
     weights = [1.0]
 
-    def __init__(self, folder: Path, meta: dict, shards: dict[str, list]):
+    def __init__(self, folder: Path, meta: dict, shards: dict[str, list], documents: dict | None = None):
+        """documents: {split: where its documents begin, then its length}; none: a split of a stream is one document."""
         self.folder, self.meta, self._shards = folder, meta, shards
         self.name, self.tokenizer = meta["name"], meta["tokenizer"]
         self.kind = "stream" if meta["kind"] == "stream" else "examples"
@@ -179,6 +191,9 @@ class Dataset:
         self.sha256 = hashlib.sha256(json.dumps([*means, shas], sort_keys=True).encode()).hexdigest()
         # where each shard begins in its split, then the split's length: in tokens, or in rows
         self._starts = {split: [0, *itertools.accumulate(map(len, parts))] for split, parts in shards.items()}
+        self.mask_documents = bool(documents)
+        self._documents = documents or {split: np.array([0, starts[-1]]) for split, starts in self._starts.items()}
+        self._windows = functools.lru_cache(maxsize=4)(self._find_windows)
         self._order = functools.lru_cache(maxsize=4)(_epoch)
 
     @property
@@ -201,6 +216,8 @@ class Dataset:
         self.longest(split, block_size)
         if split in self._drawn:
             return sys.maxsize
+        if self.mask_documents:
+            return len(self._windows(split, block_size, block_size))
         length = self._starts[split][-1]
         if self.kind == "examples":
             return length
@@ -210,9 +227,12 @@ class Dataset:
         return (length - 1) // block_size
 
     def tokens_per_example(self, split: str, block_size: int) -> float:
-        """The mean length of a row; block_size for a stream."""
+        """The mean length of a row; block_size for a stream whose documents are not masked."""
         if how := self._drawn.get(split):
             return how["length"]
+        if self.mask_documents:
+            targets = np.maximum(np.diff(self._documents[split]) - 1, 0).sum()
+            return float(targets / self.examples_per_epoch(split, block_size))
         facts = self._facts(split)
         return facts["tokens"] / facts["rows"] if self.kind == "examples" else block_size
 
@@ -233,11 +253,14 @@ class Dataset:
 
     def count_labels(self, split: str, start: int, stop: int, seed: int, block_size: int) -> int:
         """How many labels the examples start, ..., stop - 1 of training have. None of them is read."""
-        if self.kind == "stream":
+        if self.kind == "stream" and not self.mask_documents:
             return (stop - start) * block_size
         if how := self._drawn.get(split):  # where labels stand depends on the position alone
             return (stop - start) * int(np.count_nonzero(drawn.rows(how["task"], how["length"], "", 0, 1)[1]))
-        return int(self._labels_of_rows[split][self._places(split, start, stop, seed, block_size)].sum())
+        places = self._places(split, start, stop, seed, block_size)
+        if self.mask_documents:
+            return int(self._lengths(split, places, block_size).sum())
+        return int(self._labels_of_rows[split][places].sum())
 
     def _examples(self, split, start, stop, seed, block_size):
         """[(inputs, targets)] of the examples start, ..., stop - 1 of training."""
@@ -260,7 +283,9 @@ class Dataset:
             epoch, position = divmod(index, n)
             order, phase = self._order(seed, epoch, n, block_size)
             place = int(order[position])
-            if self.kind == "stream":
+            if self.mask_documents:
+                place = self._windows(split, block_size, block_size)[place]
+            elif self.kind == "stream":
                 # the phase moves the borders of the windows from epoch to epoch; the last window ends with the split
                 place = min(phase + place * block_size, self._starts[split][-1] - block_size - 1)
             places.append(place)
@@ -275,29 +300,34 @@ class Dataset:
         rank, rank + world_size, ..., and a row without labels where others have one more: every rank yields as many.
         All examples of a batch are of one slice. A stream has the slice None, and windows of block_size; all its tokens
         but the first are scored. With a stride below block_size windows overlap, and each scores what lies behind the
-        one before it. Raises UserError for a larger stride.
+        one before it. Raises UserError for a larger stride. Of masked documents each has windows of its own, the
+        longest first.
 
         tokens: read about that many tokens instead, the same in every call, evenly spread over the split and its slices
         """
         stride, is_text, longest = stride or block_size, self.kind == "stream", self.longest(split, block_size)
         if stride > block_size:
             raise UserError(f"stride={stride}: windows of block_size={block_size} would leave tokens between them out")
-        facts, starts = self._facts(split), self._starts[split]
-        slices: dict = {None: range(0, max(1, starts[-1] - 1 - block_size + stride), stride)} if is_text else {}
+        facts, starts, documents = self._facts(split), self._starts[split], self._documents[split]
+        slices: dict = {None: self._windows(split, block_size, stride)} if is_text else {}
         for shard, start in zip(() if is_text else facts["shards"], starts, strict=False):
             slices.setdefault(shard["slice"], []).extend(range(start, start + shard["rows"]))
         batches = []
         for name, places in slices.items():
             if tokens is not None:
                 places = _spread(places, -(-tokens * len(places) // facts["tokens"]))
+            if self.mask_documents:  # rows of about the same length stand together, so that little is padded
+                places = np.array(places)
+                places = places[np.argsort(-self._lengths(split, places, block_size), kind="stable")]
             batches += [(name, places[i : i + batch_size]) for i in range(0, len(places), batch_size)]
         n, turns = len(batches), -(-len(batches) // world_size)
         batches += [(name, places[:1]) for name, places in batches[-1:]] * (turns * world_size - n)
         for i, (name, places) in itertools.islice(enumerate(batches), rank, None, world_size):
             examples = [self._example(split, place, block_size) for place in places]
-            inputs, targets = _collate(examples, longest if is_text else 0)
+            inputs, targets = _collate(examples, longest if is_text and not self.mask_documents else 0)
             if is_text:
-                targets[int(places[0] == 0) :, : block_size - stride] = IGNORE  # the window before has scored them
+                later = documents[np.searchsorted(documents, places)] != places  # than its document's first window,
+                targets[later.nonzero()[0], : block_size - stride] = IGNORE  # so that one before has scored these
             if i >= n:
                 targets[:] = IGNORE
             yield inputs, targets, name
@@ -321,10 +351,26 @@ class Dataset:
             raise UserError(f"{self.folder}: {what}; block_size={block_size} is too small")
         return longest
 
+    def _find_windows(self, split, block_size, stride):
+        """Where the windows of a stream begin: at a document's start, then every `stride` tokens until each token but
+        its first is a target. Raises UserError where there is none. It is called as _windows, which remembers."""
+        documents = self._documents[split]
+        targets = np.diff(documents) - 1
+        counts = np.where(targets > 0, 1 + np.maximum(0, -(-(targets - block_size) // stride)), 0)
+        if not counts.any():
+            raise UserError(f"{self.folder}: no text of {split} has two tokens, so there is nothing to predict")
+        firsts = np.repeat(documents[:-1], counts)
+        return firsts + stride * (np.arange(len(firsts)) - np.repeat(counts.cumsum() - counts, counts))
+
+    def _lengths(self, split, places, block_size):
+        """How long the windows at these places of a stream are: block_size, or less where the document ends before."""
+        documents = self._documents[split]
+        return np.minimum(documents[np.searchsorted(documents, places, side="right")] - 1 - places, block_size)
+
     def _example(self, split, place, block_size):
-        """Inputs and targets of a row, or of the next block_size tokens of a stream, or of as many as are left."""
+        """Inputs and targets of a row, or of a document's next block_size tokens, or of as many as are left."""
         if self.kind == "stream":
-            tokens = self._read(split, place, place + block_size + 1)
+            tokens = self._read(split, place, place + self._lengths(split, place, block_size) + 1)
             return tokens[:-1], tokens[1:]
         tokens, labels = self._read(split, place, place + 1)[0]
         return tokens, np.where(labels == 0, IGNORE, labels)
@@ -359,6 +405,7 @@ class Mixture(Dataset):
                     two = f"{what}={show(ours)} and {what}={show(theirs)}"
                     raise UserError(f"{first.folder} and {part.folder} cannot be mixed: they have {two}")
         self.folder, self.name, self.meta = Path(name), f"mixture of {len(parts)}", {"parameters": {}}
+        self.mask_documents = first.mask_documents
         self.slices = max((part.slices for part in parts), key=len)
         self.weights = [share / sum(shares) for share in shares]
         hashes = [[share, part.sha256] for share, part in zip(shares, parts, strict=True)]

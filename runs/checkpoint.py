@@ -5,9 +5,9 @@
 
 What train.py puts in one: model, model_args, new (the parameters that the weights it started from lacked), optimizer,
 scaler, iter_num, best_val_loss, seconds, eval_seconds, rng, run_id, config, data (name, path, sha256, tokenizer,
-vocab_size, first_ids, maybe alphabet), dtype, code_sha256, code_files ({file: its sha256}), versions. A folder that
-export.py wrote has model, model_args, iter_num and data, and is loaded in the same way. Both have a format number. A
-folder of transformers is read as export.py --from_hf reads it (runs/huggingface.py).
+vocab_size, first_ids, maybe alphabet, mask_documents, mixture), dtype, code_sha256, code_files ({file: its sha256}),
+versions. A folder that export.py wrote has model, model_args, iter_num and data, and is loaded in the same way. Both
+have a format number. A folder of transformers is read as export.py --from_hf reads it (runs/huggingface.py).
 """
 
 import json
@@ -47,6 +47,7 @@ FIELDS = {
         "vocab_size?": (int, 1, 1 << 40),
         "first_ids?": [(int, 0, 1 << 40), 0, 99],
         "alphabet?": (str, 1, MAX_VOCAB),
+        "mask_documents?": (bool, 0, 1),
         "mixture?": (str, 1, 1 << 16),
     },
     "dtype?": set(DTYPES),

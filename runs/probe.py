@@ -74,8 +74,9 @@ def first_rows(dataset: Dataset, split: str, rows: int, block_size: int) -> tupl
     """The first batch of the split, (inputs, targets, slice): whole windows of a text, or rows of one slice."""
     if dataset.kind == "stream":
         block_size = min(block_size, dataset.counts(split)["tokens"] - 1)
-        rows = min(rows, dataset.examples_per_epoch(split, block_size))
-    return next(dataset.eval_batches(split, rows, block_size))
+    inputs, targets, name = next(dataset.eval_batches(split, rows, block_size))
+    whole = targets[:, -1] != IGNORE if dataset.kind == "stream" else slice(None)  # padding is no text
+    return inputs[whole], targets[whole], name
 
 
 def gate_meter(gate: Gate, x: torch.Tensor) -> dict:

@@ -44,7 +44,7 @@ def write_page(path: Path, text: str | None = None) -> Path:
     model, checkpoint = load_model(meters["checkpoint"], Processes("auto", 0).device)
     if "folder" not in meters or checkpoint.get("iter_num") != meters["step"]:
         raise UserError(f"{file}: is older than {meters['checkpoint']} or than this version; run meters.py again")
-    dataset = open_dataset(meters["folder"])
+    dataset = open_dataset(meters["folder"], checkpoint.get("data", {}).get("mask_documents", False))
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)
     tokenizer = tokenizer_of(dataset) if dataset.kind == "stream" or dataset.alphabet is not None else None
     if text is None:
