@@ -4,8 +4,8 @@ runs_in_turn.py JSON, a list of the words of each command line. Rank 0 prints a 
 status, and what every process held after its first step, {"parameters": bytes, ..., "sent": {collective: bytes}};
 the number of memory blocks that gradients lie in after the last one, {"blocks": n}; the dtypes of A_log in the forward
 pass, {"A_log": [dtype]}, where mixers have one; the bytes of whole weights and of the buffers that they arrived in, the
-most in a block's turn of an evaluation, {"evaluation": bytes}. "resumed" has the most bytes of tensors that each process had
-at once until it had the weights and moments of its checkpoint, {"mapped", "made"}.
+most in a block's turn of an evaluation, {"evaluation": bytes}. "resumed" has the most bytes of tensors that each
+process had at once until it had the weights and moments of its checkpoint, {"mapped", "made"}.
 """
 
 import itertools

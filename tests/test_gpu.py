@@ -76,7 +76,7 @@ def test_the_products_of_a_step_are_the_flops_that_the_model_declares():
 def test_the_angles_are_in_one_float32_buffer_that_a_compiled_step_reads_and_no_checkpoint_holds():
     config = train.TrainConfig(**SMALL | dict(attention="softmax,cosformer,softmax", n_layer=3, block_size=10**12))
     model, idx = GPT(config), torch.zeros(1, 20, dtype=torch.long)
-    parallel.share_out(model, config, SimpleNamespace(device="cpu", world_size=1), compiled=True)
+    parallel.share_out(model, config, SimpleNamespace(device="cpu", world_size=1), compiled=True, dtype="float32")
     assert [tuple(table.shape) for table in model.buffers()] == [(2, 65_536, 1, 8), (2, 65_536, 1, 1)]
     assert not any("table" in name for name in model.state_dict())
     explained = torch._dynamo.explain(model)(idx, idx)
