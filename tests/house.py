@@ -14,15 +14,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
-    "lines: product": 14_900,
-    "lines: tests": 11_850,
+    "lines: product": 15_700,
+    "lines: tests": 12_600,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
     "lines: config": 1_690,
     "lines: study + experiment.py": 2_770,
-    "lines: runs": 2_860,
+    "lines: runs": 3_200,
     "lines: speed + bench.py": 800,
-    "kB: docs": 66,
+    "kB: docs": 69,
     "kB: prose of results": 45,
     "kB: prose of results/bench": 8,
     "kB: results without generated pages": 16_000,

@@ -331,14 +331,15 @@ def test_the_gradients_of_ddp_lie_in_its_buckets(of_two):
 
 
 def test_an_evaluation_holds_two_blocks_whole_and_never_the_model(of_two):
-    """The block whose turn it is, and the buffer that it came in; in bfloat16 these are as large as one."""
+    """The block whose turn it is, and the buffer that it came in; in bfloat16 these are as large as one. The next block
+    may have arrived, too."""
     config = train.TrainConfig(**checkpoints.load(of_two[0]["deep"]["folder"])["config"])
     weights, shell, block = sizes_of(config)
     matrices = sum(p.nbytes for p in memory.without_data(config).blocks[0].parameters() if p.dim() > 1)
     held = {"deep": shell + 2 * block, "deep_rounded": shell + config.n_layer * (block - matrices) + matrices}
-    assert max(held.values()) < weights / 3
+    assert max(held.values()) + block < weights / 2
     for name, expected in held.items():
-        assert [seen["evaluation"] for seen in of_two[0][name]["held"]] == [expected] * 2
+        assert all(expected <= seen["evaluation"] <= expected + block for seen in of_two[0][name]["held"])
 
 
 def test_unequal_shards_are_the_whole_together_and_micro_steps_gather_again(of_two):
