@@ -63,11 +63,11 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from configurator import UserError
-from data.shards import Dataset, open_dataset
+from data.shards import Dataset
 from model import GPT
 from ops import IGNORE
 from runs import memory, parallel
-from runs.checkpoint import check_same_weights, check_vocabulary, load_model
+from runs.checkpoint import check_same_weights, check_vocabulary, data_of, load_model
 from runs.files import check_output, write_text
 from runs.finite import check_loss
 from runs.hardware import Processes, autocast, pick_dtype
@@ -253,9 +253,8 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     rope = {name: value for name in ("rope_scaling", "rope_factor") if (value := getattr(config, name)) is not None}
     is_sharded = parallel.is_sharded(config, processes.world_size)
     model, checkpoint = load_model(config.checkpoint, "cpu" if is_sharded else processes.device, **rope)
-    trained_on = checkpoint.get("data", {})
-    is_masked = trained_on.get("mask_documents", False) if config.mask_documents is None else config.mask_documents
-    dataset = open_dataset(config.dataset or trained_on.get("mixture") or trained_on.get("path", ""), is_masked)
+    name = config.dataset or checkpoint.get("data", {}).get("mixture")
+    dataset = data_of(checkpoint, name, config.mask_documents)
     processes.check_same(dataset.sha256, f"dataset={dataset.folder}", "give all machines the same data")
     check_same_weights(processes, config.checkpoint)
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)

@@ -195,8 +195,8 @@ import torch
 
 from configurator import UserError, show
 from evaluate import EvaluateConfig
-from rules import wrong_field
 from runs.outdir import write_text
+from runs.rules import wrong_field
 from study import claims, curves, ranks, report
 from study.arms import NAMES, WEIGHTS, all_arms, all_claims, arms_named, check_named, with_base
 from study.page import write_page

@@ -51,12 +51,12 @@ from pathlib import Path
 import torch
 
 from configurator import UserError
-from data.shards import Dataset, open_dataset
+from data.shards import Dataset
 from evaluate import score
 from model import GPT
 from ops import IGNORE
 from runs import memory, probe
-from runs.checkpoint import check_vocabulary, load_model
+from runs.checkpoint import check_vocabulary, data_of, load_model
 from runs.files import check_output, write_text
 from runs.finite import check_loss
 from runs.hardware import Processes, pick_dtype
@@ -85,9 +85,7 @@ def main(argv: list[str]) -> None:
         model, checkpoint = load_model(path, processes.device)
         if dataset is None:
             check_output("out", out)
-            of_run = checkpoint.get("data", {})
-            path_of_data, is_masked = config.dataset or of_run.get("path", ""), of_run.get("mask_documents", False)
-            dataset = open_dataset(path_of_data, is_masked).parts[0]
+            dataset = data_of(checkpoint, config.dataset).parts[0]
         check_vocabulary(model.config.vocab_size, checkpoint, dataset)
         results.append(meters_of(model, checkpoint, path, dataset, config))
     write_text(out, json.dumps({"checkpoints": results}) + "\n")

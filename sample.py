@@ -50,11 +50,10 @@ import warnings
 import torch
 
 from configurator import UserError, read_regular
-from data.shards import open_dataset
 from data.tokenizer import tokenizer_of, tokenizer_of_checkpoint
 from ops.sampling import most_new_tokens
 from runs import parallel
-from runs.checkpoint import check_same_weights, check_vocabulary, load_model
+from runs.checkpoint import check_same_weights, check_vocabulary, data_of, load_model
 from runs.hardware import Processes
 
 
@@ -74,7 +73,7 @@ def run(config: SampleConfig, processes: Processes) -> None:
         parallel.shard(model, processes, processes.world_size, "float32")
     trained_on = checkpoint.get("data", {})
     if trained_on.get("tokenizer") == "backcopy":  # its alphabet lies with the data
-        dataset = open_dataset(config.dataset or trained_on.get("path", ""))
+        dataset = data_of(checkpoint, config.dataset)
         check_vocabulary(model.config.vocab_size, checkpoint, dataset)
         tokenizer, first_ids = tokenizer_of(dataset), dataset.first_ids
     else:

@@ -8,8 +8,8 @@ token ids. There are three kinds:
     examples  shards of shape (rows, 2, T) hold tokens and labels. Where the label is 0, nothing is predicted
     drawn     examples, but the train split has no shards: data/drawn.py draws its rows anew for every step
 
-open_dataset("data/mqar") checks every shard against its sha256, and returns a Dataset. That of the name
-"data/a:7,data/b:3" is a Mixture.
+open_dataset("data/mqar") checks every shard against its sha256, and returns a Dataset. A mixture has a name like
+"data/a:7,data/b:3".
 """
 
 import bisect
@@ -27,8 +27,8 @@ import numpy as np
 from configurator import UserError
 from data import drawn
 from ops import IGNORE
-from rules import show, wrong_field
 from runs.files import find_data, how_to_prepare, parts_of_mixture, read_json
+from runs.rules import show, wrong_field
 
 FORMAT = 1
 UINT16_VOCAB, MAX_VOCAB = 1 << 16, 1 << 31  # the most token ids of uint16, and at all
@@ -169,8 +169,6 @@ class Dataset:
     parts, weights: the data sets of a Mixture and their shares of the examples; otherwise this one alone
     """
 
-    weights = [1.0]
-
     def __init__(self, folder: Path, meta: dict, shards: dict[str, list], documents: dict | None = None):
         """documents: {split: where its documents begin, then its length}; none: a split of a stream is one document."""
         self.folder, self.meta, self._shards = folder, meta, shards
@@ -195,10 +193,7 @@ class Dataset:
         self._documents = documents or {split: np.array([0, starts[-1]]) for split, starts in self._starts.items()}
         self._windows = functools.lru_cache(maxsize=4)(self._find_windows)
         self._order = functools.lru_cache(maxsize=4)(_epoch)
-
-    @property
-    def parts(self) -> list["Dataset"]:
-        return [self]
+        self.parts, self.weights = [self], [1.0]
 
     def counts(self, split: str) -> dict[str, int]:
         """documents, words, bytes, tokens of a stream; rows, tokens, labels of examples."""
@@ -300,8 +295,8 @@ class Dataset:
         rank, rank + world_size, ..., and a row without labels where others have one more: every rank yields as many.
         All examples of a batch are of one slice. A stream has the slice None, and windows of block_size; all its tokens
         but the first are scored. With a stride below block_size windows overlap, and each scores what lies behind the
-        one before it. Raises UserError for a larger stride. Of masked documents each has windows of its own, the
-        longest first.
+        one before it. Raises UserError for a larger stride. Each masked document has windows of its own, the longest
+        first.
 
         tokens: read about that many tokens instead, the same in every call, evenly spread over the split and its slices
         """
@@ -326,8 +321,9 @@ class Dataset:
             examples = [self._example(split, place, block_size) for place in places]
             inputs, targets = _collate(examples, longest if is_text and not self.mask_documents else 0)
             if is_text:
-                later = documents[np.searchsorted(documents, places)] != places  # than its document's first window,
-                targets[later.nonzero()[0], : block_size - stride] = IGNORE  # so that one before has scored these
+                is_first = documents[np.searchsorted(documents, places)] == places  # window of its document
+                # what a later window has in common with the one before it was scored there
+                targets[np.flatnonzero(~is_first), : block_size - stride] = IGNORE
             if i >= n:
                 targets[:] = IGNORE
             yield inputs, targets, name
@@ -397,7 +393,7 @@ class Mixture(Dataset):
     """
 
     def __init__(self, name: str, parts: list[Dataset], shares: list[int]):
-        self._parts, self._shares, first = parts, tuple(shares), parts[0]
+        self.parts, self._shares, first = parts, tuple(shares), parts[0]
         for what in MEANING:
             setattr(self, what, ours := getattr(first, what))
             for part in parts:
@@ -410,10 +406,6 @@ class Mixture(Dataset):
         self.weights = [share / sum(shares) for share in shares]
         hashes = [[share, part.sha256] for share, part in zip(shares, parts, strict=True)]
         self.sha256 = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
-
-    @property
-    def parts(self) -> list[Dataset]:
-        return self._parts
 
     def counts(self, split: str) -> dict[str, int]:
         counts = [part.counts(split) for part in self.parts]

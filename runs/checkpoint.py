@@ -22,12 +22,12 @@ import torch
 
 import configurator
 from configurator import UserError, is_of_memory, show
-from data.shards import MAX_VOCAB, Dataset
+from data.shards import MAX_VOCAB, Dataset, open_dataset
 from model import GPT, GPTConfig
-from rules import wrong_field
 from runs import sharded
 from runs.files import CHECKPOINTS, find_checkpoint, read_json, sha256_of_file, write_text, write_whole
 from runs.hardware import DTYPES, Processes, places_of_torchrun
+from runs.rules import wrong_field
 
 FORMAT = 1  # of what is written here; nothing else is read
 WITHOUT_FORMAT = "of version 0.2, which the code of commit fa2548f reads, or nanoGPT's, for export.py --from_hf"
@@ -96,8 +96,8 @@ def first_line(error: Exception) -> str:
 def load(path: Path | str, mapped: bool = False, parts: Collection[str] = WEIGHTS) -> dict:
     """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or no checkpoint.
 
-    mapped: for callers that copy at once what they keep (load_torch). parts: of a checkpoint in shards, the tensors to
-    read, "model" and "optimizer".
+    mapped: the tensors stay in the file (load_torch), for callers that copy at once what they keep. parts: which of the
+    tensors to read where they are in shards.
     """
     path = find_checkpoint(path)
     checkpoint = load_torch(path, mapped) if path.suffix not in OF_FOLDERS else _load_folder(path)
@@ -163,9 +163,8 @@ def load_torch(path: Path, mapped: bool = False) -> Any:
     _, _, local_rank, local_size = places_of_torchrun()
     try:
         with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
-            mapped = mapped and not any(
-                record.compress_type for record in archive.filelist
-            )  # torch reads bytes as numbers
+            # compressed numbers cannot be mapped, and torch would take their bytes for numbers
+            mapped = mapped and all(record.compress_type == zipfile.ZIP_STORED for record in archive.filelist)
             archive.filelist = archive.filelist[local_rank::local_size]  # the processes of a machine share the work
             damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB
         if damaged is None:
@@ -210,6 +209,13 @@ def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tupl
     model_args = checkpoint["model_args"] | {"kernels": "auto"} | changed  # this machine may lack those it had
     config = configurator.build(GPTConfig, model_args, source=str(path))
     return build_model(config, weights, path, device).eval(), checkpoint
+
+
+def data_of(checkpoint: dict, name: str | None = None, mask_documents: bool | None = None) -> Dataset:
+    """The data set of that name, or the one of training, of a mixture its first part. mask_documents=None: as there."""
+    trained_on = checkpoint.get("data", {})
+    is_masked = trained_on.get("mask_documents", False) if mask_documents is None else mask_documents
+    return open_dataset(name or trained_on.get("path", ""), is_masked)
 
 
 def check_same_weights(processes: Processes, path: Path | str) -> None:

@@ -26,8 +26,8 @@ import torch
 from configurator import UserError, rules_of, show
 from keys import WITH_ROPE_LENGTH
 from model import GPTConfig
-from rules import Rule, wrong_field
 from runs import families_linear
+from runs.rules import Rule, wrong_field
 
 GATED = ("qwen3_next", "qwen3_5_text")  # every layer has its gate, and norms hold 1 + weight
 
@@ -99,7 +99,7 @@ FIELDS_OF_ROPE = {
     "high_freq_factor": (float, 4, 4),
 }  # fmt: skip
 
-# Other fields that are read or forbidden, by the rules of rules.py; those of one key obey the rule of that key
+# Other fields that are read or forbidden, by the rules of runs/rules.py; those of one key obey the rule of that key
 NO = Rule(bool, choices=(False,))
 NO_FLAGS = ("attention_bias?", "qkv_bias?", "mlp_bias?", "scale_attn_by_inverse_layer_idx?")
 FIELDS: dict[str, Any] = {

@@ -18,7 +18,7 @@ import torch
 
 from configurator import UserError, rules_of, show
 from model import GPTConfig
-from rules import Rule, wrong_field
+from runs.rules import Rule, wrong_field
 
 # Names of tensors: each of ours is replaced by theirs, in turn. Where theirs are several, in braces, ours has all rows.
 NAMES = {
@@ -49,7 +49,7 @@ FAMILIES = {  # {family: names of its tensors}; all but mamba_ssm are a model_ty
 MIXERS = {"gla": "gla", "gated_deltanet": "gated_deltanet", "delta_net": "deltanet", "kda": "kda"}  # of fla's families
 BY_HEAD = ("gated_deltanet", "kda")  # widths are multiples of head_dim; those of others, of hidden_size
 
-# Fields of config.json, by the rules of rules.py: those of one key obey the rule of that key
+# Fields of config.json, by the rules of runs/rules.py: those of one key obey the rule of that key
 NO, YES, NONE = Rule(bool, choices=(False,)), Rule(bool, choices=(True,)), Rule(str, choices=(None,))
 NUMBER, SIZE = Rule(float, above=0, at_most=1 << 30), (int, 1, 1 << 30)
 KEYS = dict(  # {our key: their field}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from rules import UserError, show, wrong_field
+from runs.rules import UserError, show, wrong_field
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 # of a run; of export.py or a hub; of a hub with several files, or with a pickle, which is refused with a reason
@@ -115,7 +115,7 @@ def refuse_twice(pairs: Iterable[tuple]) -> dict:
 
 def read_jsonl(file: Path | str, rules: dict | None = None) -> list[dict]:
     """The objects of a file of JSON lines; none where there is no file. A last line that was cut short is left out.
-    rules: {name: rule (rules.py)} of every object. UserError names a damaged line."""
+    rules: {name: rule (runs/rules.py)} of every object. UserError names a damaged line."""
     *lines, last = read_regular(file, 1 << 30).split(b"\n") if os.path.isfile(file) else [b""]
     rows = [_object_of(line) for line in (lines if _object_of(last) is None else [*lines, last])]
     for number, row in enumerate(rows, 1):

@@ -20,11 +20,11 @@ import configurator
 from configurator import UserError, show
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
 from model import GPTConfig
-from rules import wrong_field
 from runs.checkpoint import WEIGHT_DTYPES, check_tensors, import_safetensors, load_torch, save_folder
 from runs.families import FAMILIES, family_of, keys_of, parts_of
 from runs.files import claim, new_folder, one_line, read_json, switch, write_whole
 from runs.memory import without_data
+from runs.rules import wrong_field
 
 TOKENIZER_FILES = (
     TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",

@@ -39,15 +39,15 @@ PARTS = {  # of a run, and where train.py finds the function. The first six make
 
 
 def bench_gpu(config: BenchConfig, report: Report) -> None:
-    card = torch.cuda.get_device_name() if config.device == "cuda" else ""
-    table = re.findall(r"^\| `(.+?)` \| (.*?) \| (.*?) \| (.*?) \|", (outdir.ROOT / "docs/gpu.md").read_text(), re.M)
+    is_gpu, text = config.device == "cuda", (outdir.ROOT / "docs/gpu.md").read_text()
+    expected = {row: about for row, *about in re.findall(r"^\| `(.+?)` \| (.*?) \| (.*?) \| (.*?) \|", text, re.M)}
     runs: dict = {"train.py": [(1,)], "compiled / plain": [(1, "--compile=true"), (1,)]}
     runs |= {f"{n} processes / 1": [(n,), (1,)] for n in (2, 8)}
     for mixer in (name for name in of_any_length() if not has_cache(name)):
         runs[f"fla / plain: {mixer}"] = [(1, f"--attention={mixer}", f"--kernels={of}") for of in ("fla", "torch")]
     with tempfile.TemporaryDirectory(dir=config.out_dir) as folder, contextlib.redirect_stdout(sys.stderr):
         pystdlib.main(["--most_bytes=1_000_000", "--val_fraction=0.1", f"--out_dir={folder}/data"])
-        words = [*RUN.split(), *(["--vocab_size=50304"] if card else ON_CPU.split()), f"--dataset={folder}/data"]
+        words = [*RUN.split(), *(["--vocab_size=50304"] if is_gpu else ON_CPU.split()), f"--dataset={folder}/data"]
         words += [f"--{name}={getattr(config, name)}" for name in ("device", "dtype", "threads")]
         speed = functools.cache(functools.partial(speed_of, words, folder))
         measures: dict = {"parts": lambda: profiled(words, f"{folder}/run"), "graphs": lambda: graphs(words)}
@@ -58,9 +58,9 @@ def bench_gpu(config: BenchConfig, report: Report) -> None:
             except Exception as error:  # it must not cost the other rows
                 found, lacks = None, checkpoint.first_line(error)
             for name, value in (found if isinstance(found, dict) else {measure_name: found}).items():
-                unit, *limits = next((about for row, *about in table if row in (name, name.partition(":")[0])), [""])
+                unit, *limits = expected.get(name) or expected.get(name.partition(":")[0]) or [""]
                 agrees = lacks or ("needs a GPU" if value is None else "not compared")
-                if card and limits and not lacks:
+                if is_gpu and limits and not lacks:
                     is_in = value in limits if isinstance(value, str) else float(limits[0]) <= value <= float(limits[1])
                     agrees = "yes" if is_in else "no"
                 value = float(f"{value:.4g}") if isinstance(value, float) else value

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 import configurator
 from configurator import UserError, show
-from rules import wrong_field
+from runs.rules import wrong_field
 
 WEIGHTS = {str: (float, -1e9, 1e9)}
 NAMES = [(str, 1, 80), 1, 99]

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from configurator import UserError
-from rules import wrong_field
 from runs.files import read_jsonl
+from runs.rules import wrong_field
 
 RUN = ("arm", "seed", "purpose", "config", "data", "init_from")  # what identifies a run
 

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 
 from configurator import UserError
-from data.shards import open_dataset
 from data.tokenizer import tokenizer_of
 from model import Softmax
 from ops.fast import at_least_float32
 from runs import probe
-from runs.checkpoint import check_vocabulary, load_model
+from runs.checkpoint import check_vocabulary, data_of, load_model
 from runs.files import read_json, write_text
 from runs.hardware import Processes
 
@@ -44,7 +43,7 @@ def write_page(path: Path, text: str | None = None) -> Path:
     model, checkpoint = load_model(meters["checkpoint"], Processes("auto", 0).device)
     if "folder" not in meters or checkpoint.get("iter_num") != meters["step"]:
         raise UserError(f"{file}: is older than {meters['checkpoint']} or than this version; run meters.py again")
-    dataset = open_dataset(meters["folder"], checkpoint.get("data", {}).get("mask_documents", False))
+    dataset = data_of(checkpoint, meters["folder"])
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)
     tokenizer = tokenizer_of(dataset) if dataset.kind == "stream" or dataset.alphabet is not None else None
     if text is None:

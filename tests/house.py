@@ -20,7 +20,7 @@ CEILINGS = {  # what: at most
     "lines: longest other product file": 600,
     "lines: config": 1_690,
     "lines: study + experiment.py": 2_770,
-    "lines: runs": 3_200,
+    "lines: runs": 3_300,
     "lines: speed + bench.py": 800,
     "kB: docs": 70,
     "kB: prose of results": 45,

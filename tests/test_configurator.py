@@ -14,7 +14,7 @@ from conftest import Helpers
 
 import configurator
 from configurator import UserError, build, key, load, read_config_file
-from rules import Rule, wrong_field
+from runs.rules import Rule, wrong_field
 
 ROOT, error_of = Path(configurator.__file__).parent, Helpers.error_of
 

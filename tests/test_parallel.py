@@ -331,8 +331,8 @@ def test_the_gradients_of_ddp_lie_in_its_buckets(of_two):
 
 
 def test_an_evaluation_holds_two_blocks_whole_and_never_the_model(of_two):
-    """The block whose turn it is, and the buffer that it came in; in bfloat16 these are as large as one. The next block
-    may have arrived, too."""
+    """The block whose turn it is, and the buffer that it came in; in bfloat16 these are as large as one. A busy machine
+    once held more: a buffer that is being filled or let go of is one more block."""
     config = train.TrainConfig(**checkpoints.load(of_two[0]["deep"]["folder"])["config"])
     weights, shell, block = sizes_of(config)
     matrices = sum(p.nbytes for p in memory.without_data(config).blocks[0].parameters() if p.dim() > 1)

@@ -48,7 +48,7 @@ import configurator
 from configurator import UserError, key
 from data.shards import UINT16_VOCAB
 from data.writing import Output, claim, made_by, report, write_examples
-from rules import show
+from runs.rules import show
 
 GENERATOR = "data/mqar/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows
