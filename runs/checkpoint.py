@@ -51,9 +51,9 @@ FIELDS = {
         "mixture?": (str, 1, 1 << 16),
     },
     "dtype?": set(DTYPES),
-    "optimizer?": (dict, 0, 999),
-    "shards?": {"folder": TEXT, "files": {str: TEXT}},
 }
+# of one in shards; a parameter's moments are not here
+IN_SHARDS = {"shards": {"folder": TEXT, "files": {str: TEXT}}, "optimizer": {"state": {str: (dict, 0, 0)}}}
 WEIGHTS, ALL = ("model",), ("model", "optimizer")  # what load reads of a checkpoint in shards
 
 
@@ -114,7 +114,8 @@ def load(path: Path | str, mapped: bool = False, parts: Collection[str] = WEIGHT
             return torch.empty(shape) if name.split("/")[0] in parts else None
 
         weights, moments = sharded.read(path, checkpoint["shards"], whole) if parts else ({}, {})
-        checkpoint |= {"model": weights, "optimizer": checkpoint.get("optimizer", {}) | {"state": moments}}
+        checkpoint["model"] = weights
+        checkpoint["optimizer"]["state"] |= moments
     check_tensors(checkpoint["model"], path)
     return checkpoint
 
@@ -131,7 +132,7 @@ def _check(checkpoint):
     parts = checkpoint if isinstance(checkpoint, dict) else {}
     if missing := [name for name in ("model", "model_args") if not isinstance(parts.get(name), dict)]:
         raise ValueError(f"it has no {' and no '.join(map(repr, missing))}")
-    if wrong := wrong_field(checkpoint, FIELDS):
+    if wrong := wrong_field(checkpoint, FIELDS | (IN_SHARDS if "shards" in checkpoint else {})):
         raise ValueError(wrong)
     json.dumps([checkpoint.get(name) for name in ("model_args", "data")], allow_nan=False)
 

@@ -93,7 +93,9 @@ class OutDir:
         if self.group is None and self.processes.world_size > 1:
             self.group = torch.distributed.new_group(backend="gloo")
         name = self.processes.from_main(f"{checkpoint['iter_num']}-{secrets.token_hex(4)}")
-        rest = checkpoint | {"model": {}, "optimizer": checkpoint["optimizer"] | {"state": {}}}
+        # the names of parameters stay: before the first step they have no moments, and nothing in a file of shards
+        state = {parameter: {} for parameter in checkpoint["optimizer"]["state"]}
+        rest = checkpoint | {"model": {}, "optimizer": checkpoint["optimizer"] | {"state": state}}
 
         def finish(files):
             self._save(rest | {"shards": {"folder": name, "files": files}}, is_best)

@@ -185,7 +185,8 @@ def read_shards(saved: dict, model: GPT, optimizers: list[torch.optim.Optimizer]
         like = torch.empty_like(parameter) if parameter is not None and parameter.shape == shape else torch.empty(shape)
         return ours.get(name) if name.startswith("model/") else like
 
-    weights, saved["optimizer"]["state"] = sharded.read(file, saved["shards"], tensor_for)
+    weights, moments = sharded.read(file, saved["shards"], tensor_for)
+    saved["optimizer"]["state"] |= moments
     if len(weights) != len(ours):
         raise UserError(f"{file}: its shards have {len(weights)} of the model's {len(ours)} weights")
     checkpoints.check_tensors({name: rows_of(x, x) for name, x in weights.items()}, file)

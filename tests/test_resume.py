@@ -9,6 +9,7 @@ import os
 import random
 import re
 import signal
+import sys
 import time
 import types
 from pathlib import Path
@@ -124,6 +125,14 @@ def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(kill_and_compare):
     rng = random.Random(0)
     hits = [kill_and_compare(name, CASES[name], 2, rng) for name in ("softmax-bfloat16", "gla-float16")]
     assert any(hits)  # a fast machine ends before some of the kills
+
+
+@pytest.mark.parametrize("form", ["whole", "sharded"])
+def test_a_run_that_ends_in_its_first_step_goes_on_without_moments(form, run, helpers, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(train, "micro_loss", lambda *args: sys.exit(1))
+        run("stopped", checkpoint=form)
+    assert helpers.losses(run("stopped", checkpoint=form, init_from="resume")) == helpers.losses(run("whole"))
 
 
 @pytest.mark.slow

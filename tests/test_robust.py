@@ -145,7 +145,7 @@ def test_best_is_the_last_checkpoints_file_or_a_copy_and_right_after_a_kill_betw
 def test_an_out_that_cannot_be_written_is_refused_before_anything_is_measured(script, tmp_path, helpers, monkeypatch):
     (tmp_path / "folder.json").mkdir()
     monkeypatch.setattr(script, "load_model", lambda *words, **keys: (None, {}))
-    monkeypatch.setattr(script, "open_dataset", lambda *words: pytest.fail("the work has begun"))
+    monkeypatch.setattr(script, "data_of", lambda *words: pytest.fail("the work has begun"))
     for name, reason in {"gone/a.json": "No such file or", "folder.json": "is a folder", "/proc/a.json": ""}.items():
         message = helpers.error_of(script.main, [f"--out={tmp_path / name}", "--checkpoint=x", "--device=cpu"])
         assert message.startswith("out=") and f"cannot be written ({reason}" in message
