@@ -24,7 +24,7 @@ def why_chosen(config, choice: dict) -> str:
     """The mean that a rate was chosen by, its margin over the next best rate, and what makes the choice doubtful."""
     is_accuracy = config.metric == "accuracy"
     scale, unit, form = (100, " points", ".1f") if is_accuracy else (1, "", ".4f")
-    mean = next(t["area"] for t in choice["trials"] if t["rate"] == choice["rate"] and not t["is_short"])
+    mean = next(trial["area"] for trial in choice["trials"] if trial["rate"] == choice["rate"])
     by = "area under the curve" if config.select_by == "auc" else "at the end"
     words = [f"mean {by} " + (f"{mean:.1%}" if is_accuracy else f"{-mean:.4f}")]  # of a loss more is better, too
     words += [f"{choice['joint'][1]:g} is best for all arms of {choice['joint'][0]}"] if "joint" in choice else []
@@ -39,13 +39,12 @@ def why_chosen(config, choice: dict) -> str:
 
 
 def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, list[float]]]]:
-    """{mixer: {arm without its mixer's name: {rate: metric at the end of the first runs, by seed}}}; {} of fewer rates
-    than three. The first runs, short ones if there are any, are at every rate in every arm. NaN: it was not finite."""
+    """{mixer: {arm without its mixer's name: {rate: metric at the end, by seed}}}; {} of fewer rates than three. NaN:
+    it was not finite."""
     ends_of: dict = {}
     for choice in choices:
-        has_short = any(trial["is_short"] for trial in choice["trials"])
         for trial in choice["trials"]:
-            if trial["is_short"] == has_short and None not in trial["rows"]:
+            if None not in trial["rows"]:
                 row, ends = trial["rows"][0], [number(row[config.metric]) for row in trial["rows"]]
                 arms = ends_of.setdefault(mixer_of(row), {})
                 arms.setdefault(variant_of(row), {})[trial["rate"]] = ends
