@@ -27,7 +27,7 @@ import numpy as np
 from configurator import UserError
 from data import drawn
 from ops import IGNORE
-from runs.files import find_data, how_to_prepare, parts_of_mixture, read_json
+from runs.files import find_data, how_to_prepare, parts_of_mixture, read_json, sha256_of_file
 from runs.rules import show, wrong_field
 
 FORMAT = 1
@@ -78,8 +78,18 @@ def open_dataset(path: Path | str, mask_documents: bool = False) -> "Dataset":
     if len(parts) > 1:
         return Mixture(str(path), [open_dataset(part, mask_documents) for part in parts], list(parts.values()))
     try:
-        meta = read_meta(folder)
-        shards, documents = _open_shards(folder, meta)
+        meta, shards, documents = read_meta(folder), {}, {}
+        is_text, vocab_size = meta["kind"] == "stream", meta["vocab_size"]
+        for split, facts in meta["splits"].items():
+            shards[split] = []
+            for entry in facts["shards"]:
+                shape = (entry["tokens"],) if is_text else (entry["rows"], 2, entry["seq_len"])
+                shards[split].append(_open_shard(folder, entry, dtype_of(vocab_size), shape, vocab_size))
+            if is_text:
+                entry, shape, n = facts["document_offsets"], (facts["documents"] + 1,), facts["tokens"]
+                offsets = documents[split] = _open_shard(folder, entry, np.dtype(np.int64), shape, n + 1)
+                if offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 0).any():
+                    raise UserError(f"{folder / entry['file']}: must rise from 0 to {n}")
         return Dataset(folder, meta, shards, documents if mask_documents else {})
     except UserError as error:
         raise UserError(f"{error}; {how_to_prepare(folder)}") from None
@@ -109,44 +119,21 @@ def npy_files(meta: dict) -> Iterator[dict]:
             yield facts["document_offsets"]
 
 
-def _open_shards(folder, meta):
-    """{split: its shards, as memory maps}, {split: where its documents begin, then its length}, for a stream.
-
-    Every file has been checked. Raises UserError.
-    """
-    is_text, vocab_size = meta["kind"] == "stream", meta["vocab_size"]
-    shards, documents = {split: [] for split in meta["splits"]}, {}
-    for split, facts in meta["splits"].items():
-        for entry in facts["shards"]:
-            shape = (entry["tokens"],) if is_text else (entry["rows"], 2, entry["seq_len"])
-            path, sha256 = folder / entry["file"], entry["sha256"]
-            shards[split].append(_open_shard(path, sha256, dtype_of(vocab_size), shape, vocab_size))
-        if is_text:
-            entry, shape = facts["document_offsets"], (facts["documents"] + 1,)
-            path, n = folder / entry["file"], facts["tokens"]
-            offsets = documents[split] = _open_shard(path, entry["sha256"], np.dtype(np.int64), shape, n + 1)
-            if offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 0).any():
-                raise UserError(f"{path}: must rise from 0 to {n}")
-    return shards, documents
-
-
-def _open_shard(path, sha256, dtype, shape, limit):
+def _open_shard(folder, entry, dtype, shape, limit):
     """The numbers of a .npy file as a memory map, which reads a file that is replaced later as it was.
 
-    Raises UserError if its dtype, shape or sha256 is not that of meta.json, or a number is not below limit.
+    entry: what meta.json says of it. Raises UserError if that is not so, or a number is not below limit.
     """
+    path = folder / entry["file"]
     try:
         array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except Exception as error:  # a damaged header may raise anything: SyntaxError, tokenize.TokenError, EOFError
         raise UserError(f"{path}: cannot be read as a .npy file of numbers ({error})") from None
     if (array.dtype, array.shape, array.flags.c_contiguous) != (dtype, shape, True):
         raise UserError(f"{path}: holds {array.dtype} {array.shape} where meta.json says {dtype} {shape}")
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-    if digest.hexdigest() != sha256:
+    if sha256_of_file(path) != entry["sha256"]:
         raise UserError(f"{path}: is not the file that meta.json describes (its sha256 differs)")
-    largest = int(array.max())
-    if largest >= limit:
+    if (largest := int(array.max())) >= limit:
         raise UserError(f"{path}: holds {largest} where every value must be below {limit}")
     return array
 
@@ -217,8 +204,7 @@ class Dataset:
         if self.kind == "examples":
             return length
         if length <= block_size:
-            what = f"{split} has {length} tokens, fewer than block_size + 1 = {block_size + 1}"
-            raise UserError(f"{self.folder}: {what}")
+            raise UserError(f"{self.folder}: {split} has {length} tokens, fewer than block_size + 1 = {block_size + 1}")
         return (length - 1) // block_size
 
     def tokens_per_example(self, split: str, block_size: int) -> float:
@@ -309,14 +295,15 @@ class Dataset:
             slices.setdefault(shard["slice"], []).extend(range(start, start + shard["rows"]))
         batches = []
         for name, places in slices.items():
-            if tokens is not None:
-                places = _spread(places, -(-tokens * len(places) // facts["tokens"]))
+            places = np.array(places)
+            if tokens is not None:  # n of them at even distances, each in the middle of its n-th part
+                n = min(-(-tokens * len(places) // facts["tokens"]), len(places))
+                places = places[(2 * np.arange(n) + 1) * len(places) // (2 * n)]
             if self.mask_documents:  # rows of about the same length stand together, so that little is padded
-                places = np.array(places)
                 places = places[np.argsort(-self._lengths(split, places, block_size), kind="stable")]
             batches += [(name, places[i : i + batch_size]) for i in range(0, len(places), batch_size)]
-        n, turns = len(batches), -(-len(batches) // world_size)
-        batches += [(name, places[:1]) for name, places in batches[-1:]] * (turns * world_size - n)
+        n, (name, places) = len(batches), batches[-1]
+        batches += [(name, places[:1])] * (-n % world_size)
         for i, (name, places) in itertools.islice(enumerate(batches), rank, None, world_size):
             examples = [self._example(split, place, block_size) for place in places]
             inputs, targets = _collate(examples, longest if is_text and not self.mask_documents else 0)
@@ -338,14 +325,13 @@ class Dataset:
     def longest(self, split: str, block_size: int) -> int:
         """The length of the longest row; block_size for a stream. Raises UserError if it does not fit block_size."""
         if how := self._drawn.get(split):
-            longest = how["length"]
+            n = how["length"]
         else:
             shards = self._facts(split)["shards"]
-            longest = block_size if self.kind == "stream" else max(shard["seq_len"] for shard in shards)
-        if longest > block_size:
-            what = f"{split} has rows of {longest} tokens"
-            raise UserError(f"{self.folder}: {what}; block_size={block_size} is too small")
-        return longest
+            n = block_size if self.kind == "stream" else max(shard["seq_len"] for shard in shards)
+        if n > block_size:
+            raise UserError(f"{self.folder}: {split} has rows of {n} tokens; block_size={block_size} is too small")
+        return n
 
     def _find_windows(self, split, block_size, stride):
         """Where the windows of a stream begin: at a document's start, then every `stride` tokens until each token but
@@ -377,12 +363,6 @@ class Dataset:
         first, last = bisect.bisect_right(starts, start) - 1, bisect.bisect_left(starts, min(stop, starts[-1]))
         parts = [shards[i][max(start - starts[i], 0) : stop - starts[i]] for i in range(first, last)]
         return np.concatenate(parts).astype(np.int64)
-
-
-def _spread(rows, n):
-    """n of the rows at even distances, each in the middle of its n-th part; all of them where there are fewer."""
-    n = min(n, len(rows))
-    return [rows[(2 * i + 1) * len(rows) // (2 * n)] for i in range(n)]
 
 
 class Mixture(Dataset):

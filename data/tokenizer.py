@@ -24,8 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from configurator import UserError, read_regular
-from runs.files import one_line
+from configurator import UserError
+from data.shards import dtype_of
+from runs.files import one_line, read_regular
 
 END_OF_TEXT = 50256  # of gpt2
 TOKENIZER_FILE = "tokenizer.json"
@@ -172,7 +173,7 @@ class FileTokenizer:
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids  # fast: no offsets
 
     def encode_array(self, text: str) -> np.ndarray:
-        return np.array(self.encode(text), np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
+        return np.array(self.encode(text), dtype_of(self.vocab_size))
 
     def decode_bytes(self, ids: list[int]) -> bytes:
         return b"".join(map(self._bytes_of, ids))
