@@ -187,26 +187,25 @@ def draw_other(rng, context, count, vocab_size):
 
 def generate_splits(config, slices):
     """{"train": [(rows of a slice, facts)], "val": ...}. No row is in both, and no slice depends on another."""
-    names = ("vocab_size", "queries", "power", "filler")
     splits = {"train": [], "val": []}
+    keys = {name: getattr(config, name) for name in ("vocab_size", "queries", "power", "filler")}
     for seq_len, pairs in slices:
-        settings = {name: getattr(config, name) for name in names}
-        settings |= {"size": SIZES[config.task], "updates": updates_of(config, pairs)}
+        sizes = dict(seq_len=seq_len, pairs=pairs, size=SIZES[config.task], updates=updates_of(config, pairs))
         rngs = [np.random.default_rng([config.seed, i, seq_len, pairs]) for i in range(2)]
-        train = generate(rngs[0], config.train_size, seq_len, pairs, **settings)
-        val = generate(rngs[1], config.val_size, seq_len, pairs, **settings)
+        train = generate(rngs[0], config.train_size, **sizes, **keys)
+        val = generate(rngs[1], config.val_size, **sizes, **keys)
         rows = {row.tobytes() for row in train[:, 0]}
         for _ in range(100):
             seen = [i for i, row in enumerate(val[:, 0]) if row.tobytes() in rows]
             if not seen:
                 break
-            val[seen] = generate(rngs[1], len(seen), seq_len, pairs, **settings)
+            val[seen] = generate(rngs[1], len(seen), **sizes, **keys)
         else:
             what = f"so few rows are possible that {len(seen)} for validation are also for training"
             raise UserError(f"slice {seq_len}/{pairs}: {what}; raise vocab_size or lower train_size")
-        facts = {"slice": f"{seq_len}/{pairs}", "pairs": pairs}
         for split, examples in (("train", train), ("val", val)):
-            splits[split].append((np.pad(examples, ((0, 0), (0, 0), (config.shift, 0))), facts))
+            padded = np.pad(examples, ((0, 0), (0, 0), (config.shift, 0)))
+            splits[split].append((padded, {"slice": f"{seq_len}/{pairs}", "pairs": pairs}))
     return splits
 
 
