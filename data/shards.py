@@ -144,15 +144,15 @@ MEANING = ("kind", "vocab_size", "tokenizer", "first_ids", "alphabet", "kinds")
 
 class Dataset:
     """
-    An open data set, which open_dataset makes. Shards stay on disk. meta is the content of meta.json. kind is "stream"
-    or "examples", also where the rows of training are drawn.
+    An open data set, which open_dataset makes. Shards stay on disk, and meta is the content of meta.json.
 
+    kind: "stream" or "examples", also where the rows of training are drawn
     slices: the names of the slices ("64/4"), none for a stream
     sha256: one digest of the shards of each split, or of how it is drawn, and of what their ids mean
-    kinds: {name: token ids} of the queries that meters.py measures apart; empty if the data set names none
+    kinds: {name: token ids} of the queries that meters.py measures apart
     alphabet: the characters that the ids 1, 2, ... of data/backcopy stand for, or None
     first_ids: the ids that every row begins with and that stand for no text: [0] for <s>, or none
-    mask_documents: whether a row of a stream is a document or a part of one, so that nothing is read across documents
+    mask_documents: whether a row of a stream is a document or a part of one
     parts, weights: the data sets of a Mixture and their shares of the examples; otherwise this one alone
     """
 
@@ -168,12 +168,10 @@ class Dataset:
         self.alphabet = None if is_text else parameters.get("alphabet")
         means = [getattr(self, name) for name in MEANING]
         shas = {split: [[s["sha256"], s.get("slice")] for s in of["shards"]] for split, of in meta["splits"].items()}
-        names = [name for pairs in shas.values() for _, name in pairs]
+        self.slices = [] if is_text else list(dict.fromkeys(name for pairs in shas.values() for _, name in pairs))
         # how the rows of a split are drawn (DRAWN), if they are
         self._drawn = {split: of["drawn"] for split, of in meta["splits"].items() if "drawn" in of}
-        shas |= self._drawn
-        self.slices = [] if is_text else list(dict.fromkeys(names))
-        self.sha256 = hashlib.sha256(json.dumps([*means, shas], sort_keys=True).encode()).hexdigest()
+        self.sha256 = hashlib.sha256(json.dumps([*means, shas | self._drawn], sort_keys=True).encode()).hexdigest()
         # where each shard begins in its split, then the split's length: in tokens, or in rows
         self._starts = {split: [0, *itertools.accumulate(map(len, parts))] for split, parts in shards.items()}
         self.mask_documents = bool(documents)
@@ -198,11 +196,11 @@ class Dataset:
         self.longest(split, block_size)
         if split in self._drawn:
             return sys.maxsize
-        if self.mask_documents:
-            return len(self._windows(split, block_size, block_size))
         length = self._starts[split][-1]
         if self.kind == "examples":
             return length
+        if self.mask_documents:
+            return len(self._windows(split, block_size, block_size))
         if length <= block_size:
             raise UserError(f"{self.folder}: {split} has {length} tokens, fewer than block_size + 1 = {block_size + 1}")
         return (length - 1) // block_size
@@ -212,8 +210,7 @@ class Dataset:
         if how := self._drawn.get(split):
             return how["length"]
         if self.mask_documents:
-            targets = np.maximum(np.diff(self._documents[split]) - 1, 0).sum()
-            return float(targets / self.examples_per_epoch(split, block_size))
+            return float(self._lengths(split, self._windows(split, block_size, block_size), block_size).mean())
         facts = self._facts(split)
         return facts["tokens"] / facts["rows"] if self.kind == "examples" else block_size
 
@@ -222,11 +219,11 @@ class Dataset:
         gradient_accumulation_steps: int = 1, same_length: bool = False,
     ) -> tuple:  # fmt: skip
         """
-        (inputs, targets) of one micro-step, both int64 (B, T), a pure function of (seed, step, micro_step). Epochs
-        follow each other, each in its own order. The global batch of a step is the next batch_size *
-        gradient_accumulation_steps examples, and micro-step m is its m-th part. same_length: every batch is as long as
-        the longest row of the split, because torch.compile takes minutes for each new length. Drawn rows
-        have no epochs, and no row is read twice.
+        (inputs, targets) of one micro-step, both int64 (B, T), a pure function of (seed, step, micro_step). The global
+        batch of a step is the next batch_size * gradient_accumulation_steps examples, and micro-step m is its m-th
+        part. Each epoch has an order of its own; drawn rows have no epochs, and none is read twice.
+
+        same_length: every batch is as long as the longest row, since torch.compile takes minutes for each new length
         """
         start = (step * gradient_accumulation_steps + micro_step) * batch_size
         examples = self._examples(split, start, start + batch_size, seed, block_size)
@@ -277,12 +274,11 @@ class Dataset:
         stride: int | None = None, tokens: int | None = None,
     ) -> Iterator[tuple]:  # fmt: skip
         """
-        Yields (inputs, targets, slice) over the whole split, in order, so that every token is scored once; the batches
-        rank, rank + world_size, ..., and a row without labels where others have one more: every rank yields as many.
-        All examples of a batch are of one slice. A stream has the slice None, and windows of block_size; all its tokens
-        but the first are scored. With a stride below block_size windows overlap, and each scores what lies behind the
-        one before it. Raises UserError for a larger stride. Each masked document has windows of its own, the longest
-        first.
+        Yields (inputs, targets, slice) over the whole split, in order, so that every token but the first of a stream is
+        scored once: the batches rank, rank + world_size, ..., and a row without labels where other ranks have one more.
+        All examples of a batch are of one slice, which is None for a stream. Its windows have block_size tokens; with a
+        smaller stride they overlap, and each scores what lies behind the one before it (UserError for a larger one).
+        Each masked document has windows of its own, the longest first.
 
         tokens: read about that many tokens instead, the same in every call, evenly spread over the split and its slices
         """
