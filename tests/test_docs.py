@@ -22,7 +22,9 @@ from conftest import LINES
 from torch.distributed.run import get_args_parser
 
 import configurator
+import export
 import train
+from data.text import prepare as text_prepare
 from data.tokenizer import get_tokenizer
 from data.writing import write_stream
 from model import GPTConfig
@@ -36,6 +38,8 @@ DOCUMENTS = [
 TEXT = {file.relative_to(ROOT).as_posix(): file.read_text() for file in DOCUMENTS}
 PLACEHOLDERS = {"NAME": "pystdlib", "--key=value": "--n_layer=2", "PATH...": "book.txt", "FOLDER": "notes"}
 PLACEHOLDERS |= {"HOST": "localhost", "CONFIG": "config/experiments/minimum.py"}
+# how a user gets here, and what tests/test_cluster.py writes for
+NOT_RUN = {"git clone --depth=1 REPOSITORY nanogate", "cd nanogate", ". .venv/bin/activate", "tensorboard --logdir=out"}
 
 
 def commands_of(text):
@@ -106,19 +110,15 @@ def run_train(words, small):
     assert (Path(config.out_dir) / "ckpt.pt").is_file()
 
 
-def imported(folder):
+def make_qwen3():
     """Makes the folder of a hub, the model that is imported from it, and a data set with its tokenizer."""
-    hub, data = Path("Qwen3-0.6B"), Path("data") / "qwen3"
-    if not hub.exists():
+    if not Path("data/qwen3").exists():
         sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, head_dim=8)
         sizes |= dict(num_key_value_heads=1, vocab_size=300, max_position_embeddings=64)
-        published.save_gated_qwen3("baseline", hub, **sizes)
-        published.save_tokenizer(hub / "tokenizer.json", 300)
-    if not folder.exists():
-        importlib.import_module("export").main([f"--from_hf={hub}", f"--out_dir={folder}"])
-    if not data.exists():
-        words = ["book.txt", f"--tokenizer={folder}", f"--out_dir={data}"]
-        importlib.import_module("data.text.prepare").main(words)
+        published.save_gated_qwen3("baseline", Path("Qwen3-0.6B"), **sizes)
+        published.save_tokenizer(Path("Qwen3-0.6B/tokenizer.json"), 300)
+        export.main(["--from_hf=Qwen3-0.6B", "--out_dir=out/qwen3"])
+        text_prepare.main(["book.txt", "--tokenizer=out/qwen3", "--out_dir=data/qwen3"])
 
 
 def checkpoint(path, small):
@@ -126,15 +126,14 @@ def checkpoint(path, small):
     path = Path(path)
     folder = path.parent if path.suffix == ".pt" else path
     if folder.name in ("qwen3", "Qwen3-0.6B"):
-        return imported(Path("out/qwen3"))
-    if folder.name in ("gated_qwen", "plain_qwen") and not (folder / "ckpt.pt").exists():
-        gate = "elementwise" if folder.name == "gated_qwen" else "none"
-        return run_train(["config/late_gate_qwen.py", f"--gate={gate}", f"--out_dir={folder}"], small)
+        return make_qwen3()
     if not (folder / "ckpt.pt").exists():
+        gates = {"plain": "none", "plain_qwen": "none", "headwise": "headwise"}
+        words = [f"--gate={gates.get(folder.name, 'elementwise')}", f"--out_dir={folder}", "--overwrite=true"]
+        if "qwen" in folder.name:
+            return run_train(["config/late_gate_qwen.py", *words], small)
         mixer = "gla" if "gla" in folder.name else "softmax"
-        gate = {"plain": "none", "headwise": "headwise"}.get(folder.name, "elementwise")
-        keys = [f"--attention={mixer}", f"--gate={gate}", f"--out_dir={folder}", "--overwrite=true"]
-        train.main(["config/pystdlib.py", *keys, *small])
+        train.main(["config/pystdlib.py", f"--attention={mixer}", *words, *small])
     if not path.exists():
         shutil.copy(folder / "ckpt.pt", path)
 
@@ -146,7 +145,7 @@ def run_on_checkpoint(script, words, small):
         "meters": ["--device=cpu", "--threads=1", "--rows=2", "--score_batches=1"],
     }
     if any(word.startswith("--from_hf=") for word in words):
-        imported(Path("out/qwen3"))
+        make_qwen3()
     for paths in [word.partition("=")[2] for word in words if word.startswith("--checkpoint=")]:
         for path in paths.split(","):
             checkpoint(path, small)
@@ -165,16 +164,10 @@ def run_plot(words, small):
     importlib.import_module("plot").main(words)
 
 
-def run_experiment(words):
-    name = Path(words[0]).stem
-    words = [*words, f"--out_dir=results/{name}"]
-    importlib.import_module("experiment").main(words if "--run=false" in words else [*words, "--dry_run=true"])
-
-
 def run_prepare(name, words):
     prepare = importlib.import_module(f"data.{name}.prepare")
     if "--tokenizer=Qwen3-0.6B" in words:
-        imported(Path("out/qwen3"))
+        make_qwen3()
     words = [*words, f"--out_dir=prepared/{name}"]
     if name in ("wikitext103", "hub"):  # test_wikitext103.py and test_hub.py run them on texts of their own
         configurator.load(prepare.Config, words, positional="name" if name == "hub" else None)
@@ -190,17 +183,17 @@ def check_pytest(words, environment):
         assert any(name in file.read_text() for file in files), name
 
 
-def check_make(words):
-    ended = subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-
-
 def run(command, small):
+    if command in NOT_RUN:
+        return
     for placeholder, value in PLACEHOLDERS.items():
         command = command.replace(placeholder, value)
     words = shlex.split(command)
     environment = [word.partition("=")[0] for word in words if re.match("[A-Z_]+=", word) and words[0] != "make"]
     program, *words = words[len(environment) :]
+    if program == "make":
+        subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, check=True)
+        return
     if program == "torchrun":  # in this process and alone: other tests start several
         launched = get_args_parser().parse_args(words)
         program, words = "python", [launched.training_script, *launched.training_script_args]
@@ -208,34 +201,25 @@ def run(command, small):
         file = next(word for word in words if word.endswith(".sbatch"))
         (script,) = re.findall(r"(\w+\.py) (?:--init_from=auto )?\"\$@\"", (ROOT / file).read_text())
         program, words = "python", [script, *words[words.index(file) + 1 :]]
-    if program == ".":  # make demo has made it
-        assert words == [".venv/bin/activate"]
-        return
-    if program == "make":
-        return check_make(words)
-    if program in ("git", "cd"):  # how a user gets here
-        assert words in (["clone", "--depth=1", "REPOSITORY", "nanogate"], ["nanogate"])
-        return
-    if program == "tensorboard":  # tests/test_cluster.py reads what is written for it
-        assert words == ["--logdir=out"]
-        return
     assert program == "python", f"{command}: no test knows how to run it"
     if words[:2] == ["-m", "pytest"]:
         return check_pytest(words[2:], environment)
     script, *words = words
+    name = script.removesuffix(".py")
     if "--help" in words:
         with pytest.raises(SystemExit, match="0"):
-            importlib.import_module(Path(script).stem).main(words)
+            importlib.import_module(name).main(words)
     elif script.startswith("data/"):
         run_prepare(script.split("/")[1], words)
     elif script == "train.py":
         run_train(words, small)
     elif script in ("evaluate.py", "sample.py", "meters.py", "export.py"):
-        run_on_checkpoint(Path(script).stem, words, small)
+        run_on_checkpoint(name, words, small)
     elif script == "plot.py":
         run_plot(words, small)
     elif script == "experiment.py":
-        run_experiment(words)
+        words += [f"--out_dir=results/{Path(words[0]).stem}"] + ["--dry_run=true"] * ("--run=false" not in words)
+        importlib.import_module("experiment").main(words)
     elif script == "harness.py":  # tests/test_harness.py runs it; the library need not be installed
         assert words[:3] == ["run", "--model", "nanogate"]
     else:
@@ -253,7 +237,7 @@ def test_a_command_that_no_test_runs_fails(working_copy, small):
     text = "Run `make b`, not `a.py`.\n\n```\nmake c   # why\nd && e\n```\n```python\nf\n```\n"
     assert commands_of(text) == ["make c", "d", "e", "make b"]
     for command in ("python nobody.py", "git pull", "make nothing", "python train.py --no_such_key=1"):
-        with pytest.raises((AssertionError, configurator.UserError)):
+        with pytest.raises((AssertionError, configurator.UserError, subprocess.CalledProcessError)):
             run(command, small)
 
 
