@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from data import writing
 from data.shards import Dataset, open_dataset
 from data.text import prepare as text
-from data.tokenizer import get_tokenizer
+from data.tokenizer import get_tokenizer, tokenizer_of
 from data.writing import write_examples, write_stream
 from ops import IGNORE
 
@@ -28,6 +28,15 @@ error_of = Helpers.error_of
 
 def contents_of(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file() and file.name != ".nanogate"}
+
+
+def documents_of(folder):
+    """{split: its documents, as bytes} of a data set of text."""
+    dataset, found = open_dataset(folder), {}
+    for split, counts in dataset.meta["splits"].items():
+        parts = np.split(dataset._read(split, 0, counts["tokens"]), np.load(folder / f"{split}_documents.npy")[1:-1])
+        found[split] = [tokenizer_of(dataset).decode_bytes(part.tolist()) for part in parts]
+    return found
 
 
 def stream(n, cuts=(), name="x", first=1000):

@@ -7,6 +7,7 @@ import urllib.request
 import numpy as np
 import pytest
 from conftest import Helpers
+from test_data import documents_of
 
 from data.mqar import prepare as mqar
 from data.pystdlib import prepare as pystdlib
@@ -126,12 +127,6 @@ def test_an_impossible_slice_is_refused_with_the_reason(word, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def contents(dataset, split):
-    shards = [np.load(dataset.folder / shard["file"]) for shard in dataset.meta["splits"][split]["shards"]]
-    offsets = np.load(dataset.folder / f"{split}_documents.npy")
-    return [bytes(part.astype(np.uint8)) for part in np.split(np.concatenate(shards), offsets[1:-1])]
-
-
 @pytest.fixture
 def library(tmp_path, monkeypatch):
     """Writes {path: text} as the standard library, and returns {split: documents} of what prepare.py makes of it."""
@@ -142,9 +137,8 @@ def library(tmp_path, monkeypatch):
             (tmp_path / "lib" / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "lib" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
         out = tmp_path / "-".join(map(str, ("out", *keys.values())))
-        pystdlib.main([f"--out_dir={out}", *(f"--{k}={v}" for k, v in keys.items())])
-        dataset = open_dataset(out)
-        return {split: contents(dataset, split) for split in ("train", "val")} | {"meta": dataset.meta}
+        pystdlib.main(Helpers.words(out_dir=out, **keys))
+        return documents_of(out)
 
     return make
 
@@ -197,8 +191,7 @@ def test_tinyshakespeare_is_checked_and_split_as_nanogpt_s_whether_downloaded_or
     monkeypatch.setattr(shakespeare, "SHA256", hashlib.sha256(book).hexdigest())
     for words in ([f"--from_file={copy}"], []):
         shakespeare.main([*words, out])
-        dataset = open_dataset(tmp_path / "out")
-        assert [contents(dataset, split) for split in ("train", "val")] == [[book[:94]], [book[94:]]]
+        assert documents_of(tmp_path / "out") == {"train": [book[:94]], "val": [book[94:]]}
         monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: open(copy, "rb"))
     copy.unlink()
     assert "cannot be downloaded" in error_of(shakespeare.main, [out])
@@ -215,8 +208,7 @@ def test_tinyshakespeare_is_checked_and_split_as_nanogpt_s_whether_downloaded_or
 def test_one_file_is_split_at_the_border_of_its_lines_and_no_part_is_blank(parts, fraction, tmp_path):
     (tmp_path / "book.txt").write_bytes("".join(parts).encode())
     text.main([str(tmp_path / "book.txt"), f"--out_dir={tmp_path / 'out'}", f"--val_fraction={fraction}"])
-    dataset = open_dataset(tmp_path / "out")
-    assert [contents(dataset, split) for split in ("train", "val")] == [[part.encode()] for part in parts]
+    assert documents_of(tmp_path / "out") == {"train": [parts[0].encode()], "val": [parts[1].encode()]}
 
 
 def test_folders_and_linked_ones_are_searched_once_and_blank_files_are_left_out(tmp_path):
@@ -227,9 +219,8 @@ def test_folders_and_linked_ones_are_searched_once_and_blank_files_are_left_out(
     (tmp_path / "n" / "more").symlink_to(tmp_path / "elsewhere")
     paths = [str(tmp_path / name) for name in ("d.log", "n", "n/b.md")]
     text.main([*paths, "--ext=.rst,.md", "--val_fraction=0.4", f"--out_dir={tmp_path / 'out'}"])
-    dataset = open_dataset(tmp_path / "out")
-    found = sorted(contents(dataset, "train") + contents(dataset, "val"))
-    assert found == [b"d.log", b"elsewhere/.e.md", b"n/b.md", b"n/c.rst"]
+    found = documents_of(tmp_path / "out")
+    assert sorted(found["train"] + found["val"]) == [b"d.log", b"elsewhere/.e.md", b"n/b.md", b"n/c.rst"]
 
 
 def test_files_named_for_validation_are_the_validation_and_are_not_trained_on(tmp_path):
@@ -238,7 +229,6 @@ def test_files_named_for_validation_are_the_validation_and_are_not_trained_on(tm
         (tmp_path / name).write_text(name)
     out = f"--out_dir={tmp_path / 'out'}"
     text.main([str(tmp_path / "n"), f"--val={tmp_path / 'n' / 'b.md'},{tmp_path / 'c.md'}", out])
-    dataset = open_dataset(tmp_path / "out")
-    assert [contents(dataset, split) for split in ("train", "val")] == [[b"n/a.md"], [b"c.md", b"n/b.md"]]
+    assert documents_of(tmp_path / "out") == {"train": [b"n/a.md"], "val": [b"c.md", b"n/b.md"]}
     words = [str(tmp_path / "c.md"), f"--val={tmp_path}", out]
     assert "leaves no file for training" in error_of(text.main, words)
