@@ -39,12 +39,12 @@ def documents_of(folder):
     return found
 
 
-def stream(n, cuts=(), name="x", first=1000):
-    """A stream of the tokens 1000, 1001, ..., in shards cut anywhere."""
+def stream(n, cuts=(), name="x", first=1000, documents=None):
+    """A stream of the tokens 1000, 1001, ..., in shards cut anywhere. documents: where they begin, then n."""
     parts = [part for part in np.split(np.arange(first, first + n, dtype=np.uint16), sorted(cuts)) if len(part)]
     facts = {"tokens": n, "shards": [{"sha256": ""}] * len(parts)}
     meta = dict(name="x", kind="stream", tokenizer="x", vocab_size=1 << 16, parameters={}, splits={"train": facts})
-    return Dataset(Path(name), meta, {"train": parts})
+    return Dataset(Path(name), meta, {"train": parts}, documents and {"train": np.array(documents)})
 
 
 def rows_of(dataset, split, seed, steps, **sizes):

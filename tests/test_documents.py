@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import off_its_start
+from test_data import stream
 
 import evaluate
 import meters
 import train
-from data.shards import Dataset, open_dataset
+from data.shards import open_dataset
 from data.tokenizer import get_tokenizer
 from data.writing import write_stream
 from model import MIXERS, GPTConfig
@@ -58,10 +59,8 @@ def rows_of(inputs, targets):
 @given(st.lists(st.integers(0, 30), max_size=9), st.integers(1, 12), st.integers(1, 12), st.integers(1, 4))
 def test_every_token_of_a_document_but_its_first_is_a_target_once_within_it(sizes, block_size, stride, n):
     sizes, stride = [9, *sizes], min(stride, block_size)
-    tokens = np.arange(1000, 1000 + sum(sizes), dtype=np.uint16)
-    facts = {"tokens": len(tokens), "shards": [{"sha256": ""}] * 2}
-    meta = dict(name="x", kind="stream", tokenizer="x", vocab_size=1 << 16, parameters={}, splits={"train": facts})
-    dataset = Dataset(Path("x"), meta, {"train": [tokens[:7], tokens[7:]]}, {"train": np.cumsum([0, *sizes])})
+    tokens = np.arange(1000, 1000 + sum(sizes))
+    dataset = stream(len(tokens), [7], documents=np.cumsum([0, *sizes]).tolist())
     batches = [b for rank in range(n) for b in dataset.eval_batches("train", n, block_size, rank, n, stride)]
     found = [row for inputs, targets, _ in batches for row in rows_of(inputs, targets)]
     assert sorted(found) == sorted(parts_of(tokens, sizes, block_size, stride))
@@ -74,10 +73,9 @@ def test_every_token_of_a_document_but_its_first_is_a_target_once_within_it(size
     assert sorted(found) == sorted(parts)
     widths = [inputs.shape[1] for inputs, _, _ in dataset.eval_batches("train", n, block_size)]
     assert widths == sorted((len(part) - 1 for part, _ in parts), reverse=True)[::n]  # long rows stand together
-    assert [dataset.count_labels("train", step, step + 1, n, block_size) for step in epoch] == [
-        labels for _, labels in found
-    ]
-    assert dataset.tokens_per_example("train", block_size) == pytest.approx(np.mean([labels for _, labels in found]))
+    labels = [n_labels for _, n_labels in found]
+    assert [dataset.count_labels("train", step, step + 1, n, block_size) for step in epoch] == labels
+    assert dataset.tokens_per_example("train", block_size) == pytest.approx(np.mean(labels))
 
 
 OPTIONS = [dict(attention=mixer, gate=gate) for mixer in MIXERS for gate in ("none", "elementwise")]
