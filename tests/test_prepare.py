@@ -25,42 +25,6 @@ def chi2(observed, expected):
     return ((observed - expected) ** 2 / expected).sum()
 
 
-SETTINGS = [
-    dict(seq_len=64, pairs=4),
-    dict(seq_len=64, pairs=4, vocab_size=16, queries=2, power=1.0),
-    dict(seq_len=64, pairs=4, vocab_size=16, filler="random"),
-    dict(seq_len=32, pairs=7, vocab_size=17, queries=3, power=2.0),  # every key is used; odd vocabulary
-    dict(seq_len=28, pairs=7, vocab_size=16, filler="random"),  # every slot is used, and one token is left for filler
-    dict(seq_len=4, pairs=1, vocab_size=4, filler="random"),  # the smallest there is
-]
-
-
-def check_row(tokens, labels, *, pairs, queries, vocab_size=8192, filler="zero"):
-    """The definition of a row, read off the row alone."""
-    keys, values = tokens[0 : 2 * pairs : 2].tolist(), tokens[1 : 2 * pairs : 2].tolist()
-    value_of = dict(zip(keys, values, strict=True))
-    assert len(set(keys)) == len(set(values)) == pairs
-    assert all(1 <= k < vocab_size // 2 <= v < vocab_size for k, v in value_of.items())
-    asked = np.flatnonzero(labels)
-    assert len(asked) == len(set(tokens[asked].tolist())) == queries
-    assert (asked >= 2 * pairs).all() and (asked % 2 == 0).all()
-    assert [value_of[k] for k in tokens[asked].tolist()] == labels[asked].tolist()
-    rest = np.delete(tokens, np.concatenate([np.arange(2 * pairs), asked])).tolist()
-    if filler == "zero":
-        assert not any(rest)
-    else:
-        assert all(0 < token < vocab_size for token in rest) and not set(rest) & {*keys, *values}
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_each_label_is_the_value_of_the_key_at_its_position(setting):
-    examples = mqar.generate(np.random.default_rng(0), 1500, **setting)
-    assert examples.shape == (1500, 2, setting["seq_len"]) and examples.dtype == np.uint16
-    facts = {name: setting[name] for name in ("pairs", "vocab_size", "filler") if name in setting}
-    for tokens, labels in examples.astype(int):
-        check_row(tokens, labels, queries=setting.get("queries", setting["pairs"]), **facts)
-
-
 @pytest.mark.parametrize("power", [0.01, 0.5, 1.0])
 def test_slots_are_drawn_as_i_to_the_power_minus_1_without_replacement_in_the_order_of_the_pairs(power):
     examples = mqar.generate(np.random.default_rng(2), 30_000, 16, 2, power=power).astype(int)
@@ -121,9 +85,17 @@ def test_a_seed_is_the_bytes_of_every_file(tmp_path):
     assert dataset.counts("val") == {"rows": 40, "tokens": 20 * 48, "labels": 20 * 6}
 
 
-@pytest.mark.parametrize("word", ["--slices=64/4,15/2", "--seq_len=10", "--queries=5", "--vocab_size=8", "--pairs=40"])
-def test_an_impossible_slice_is_refused_with_the_reason(word, tmp_path):
-    assert "needs an even length, 1 to " in error_of(mqar.main, [word, f"--out_dir={tmp_path}"])
+IMPOSSIBLE = ["--slices=64/4,15/2", "--seq_len=10", "--queries=5", "--vocab_size=8", "--pairs=40"]
+IMPOSSIBLE = dict.fromkeys(IMPOSSIBLE, "needs an even length, 1 to ") | {
+    "--task=composition --pairs=5": "a square number",
+    "--task=forgetting --updates=5": "no more updates",
+    "--updates=2": "is of task=forgetting",
+}
+
+
+@pytest.mark.parametrize("words", IMPOSSIBLE)
+def test_an_impossible_slice_is_refused_with_the_reason(words, tmp_path):
+    assert IMPOSSIBLE[words] in error_of(mqar.main, [*words.split(), f"--out_dir={tmp_path}"])
     assert not list(tmp_path.iterdir())
 
 
