@@ -7,6 +7,7 @@ their words are checked, and other tests run what bench.py measures, what downlo
 Runs of experiments are listed (--dry_run), not made. A command of no known kind fails.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import published
 import pytest
-from conftest import LINES
+from conftest import LINES, TINY, Helpers
 from torch.distributed.run import get_args_parser
 
 import configurator
@@ -59,53 +60,40 @@ COMMANDS = sorted({command for text in TEXT.values() for command in commands_of(
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory, mqar):
-    folder = tmp_path_factory.mktemp("copy")
-    (folder / "config").symlink_to(ROOT / "config")
-    for name in ("notes", "data"):
-        (folder / name).mkdir()
-    for file in ("book.txt", "prompt.txt", "notes/a.md", "notes/b.md"):
-        (folder / file).write_text("".join(LINES * 20))
-    # long enough for --lengths=1024, short enough to be evaluated in a moment
-    splits = {split: [LINES[i % 3] * 5 for i in range(6)] for split in ("train", "val", "test")}
-    about = dict(name="text", generator="tests", generator_version=1, parameters={}, seed=0)
-    write_stream(folder / "data" / "pystdlib", splits, tokenizer=get_tokenizer("byte"), **about)
-    for name in ("text", "gaterun", "wikitext103", "wikitext103-mini"):
-        shutil.copytree(folder / "data" / "pystdlib", folder / "data" / name)
-    shutil.copytree(mqar, folder / "data" / "mqar")
-    for rows in (ROOT / "results").glob("*/*.json*"):
-        if rows.parent.name != "bench":
-            (folder / "results" / rows.parent.name).mkdir(parents=True, exist_ok=True)
-            shutil.copy(rows, folder / "results" / rows.parent.name)
-    return folder
-
-
-@pytest.fixture
-def working_copy(copy, monkeypatch):
-    monkeypatch.chdir(copy)
-    return copy
-
-
-@pytest.fixture
-def small(helpers):
-    """The words that make a command of train.py small."""
-    fewer = dict(n_layer=4, block_size=64, max_iters=2, eval_interval=2, gradient_accumulation_steps=2, meters="false")
-    return helpers.words(**helpers.tiny | fewer)
+    with contextlib.chdir(tmp_path_factory.mktemp("copy")):
+        Path("config").symlink_to(ROOT / "config")
+        shutil.copytree(ROOT / "results", "results", ignore=shutil.ignore_patterns("bench"))
+        Path("notes").mkdir()
+        for file in ("book.txt", "prompt.txt", "notes/a.md", "notes/b.md"):
+            Path(file).write_text("".join(LINES * 20))
+        # long enough for --lengths=1024, short enough to be evaluated in a moment
+        splits = {split: [LINES[i % 3] * 5 for i in range(6)] for split in ("train", "val", "test")}
+        about = dict(name="text", generator="tests", generator_version=1, parameters={}, seed=0)
+        for name in ("pystdlib", "text", "gaterun", "wikitext103", "wikitext103-mini"):
+            write_stream(f"data/{name}", splits, tokenizer=get_tokenizer("byte"), **about)
+        shutil.copytree(mqar, "data/mqar")
+        yield
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Each kind of command
 
 
-def run_train(words, small):
-    config = configurator.load(train.TrainConfig, words)
+# what makes a command of train.py small
+FEWER = dict(n_layer=4, block_size=64, max_iters=2, eval_interval=2, gradient_accumulation_steps=2, meters="false")
+SMALL = Helpers.words(**TINY | FEWER)
+
+
+def run_train(words):
+    config, small = configurator.load(train.TrainConfig, words), SMALL
     shutil.rmtree(config.out_dir, ignore_errors=True)
     if config.init_from in ("resume", "auto"):  # a run to go on with
         train.main([*(word for word in words if not word.startswith("--init_from=")), *small])
     elif config.init_from != "scratch":
-        checkpoint(config.init_from, small)
+        checkpoint(config.init_from)
         if Path(config.init_from).name in ("qwen3", "Qwen3-0.6B"):  # it has sizes of its own
             sizes = {field.name for field in dataclasses.fields(GPTConfig)}
-            small = [word for word in small if word[2:].partition("=")[0] not in sizes]
+            small = [word for word in SMALL if word[2:].partition("=")[0] not in sizes]
     train.main([*words, *small])
     assert (Path(config.out_dir) / "ckpt.pt").is_file()
 
@@ -121,7 +109,7 @@ def make_qwen3():
         text_prepare.main(["book.txt", "--tokenizer=out/qwen3", "--out_dir=data/qwen3"])
 
 
-def checkpoint(path, small):
+def checkpoint(path):
     """Makes the run that a command takes for granted: its gate or its mixer stands in the name."""
     path = Path(path)
     folder = path.parent if path.suffix == ".pt" else path
@@ -131,14 +119,14 @@ def checkpoint(path, small):
         gates = {"plain": "none", "plain_qwen": "none", "headwise": "headwise"}
         words = [f"--gate={gates.get(folder.name, 'elementwise')}", f"--out_dir={folder}", "--overwrite=true"]
         if "qwen" in folder.name:
-            return run_train(["config/late_gate_qwen.py", *words], small)
+            return run_train(["config/late_gate_qwen.py", *words])
         mixer = "gla" if "gla" in folder.name else "softmax"
-        train.main(["config/pystdlib.py", f"--attention={mixer}", *words, *small])
+        train.main(["config/pystdlib.py", f"--attention={mixer}", *words, *SMALL])
     if not path.exists():
         shutil.copy(folder / "ckpt.pt", path)
 
 
-def run_on_checkpoint(script, words, small):
+def run_on_checkpoint(script, words):
     more = {
         "evaluate": ["--device=cpu", "--threads=1"],
         "sample": ["--max_new_tokens=4", "--num_samples=1"],
@@ -148,19 +136,19 @@ def run_on_checkpoint(script, words, small):
         make_qwen3()
     for paths in [word.partition("=")[2] for word in words if word.startswith("--checkpoint=")]:
         for path in paths.split(","):
-            checkpoint(path, small)
+            checkpoint(path)
     importlib.import_module(script).main([*words, *more.get(script, [])])
 
 
-def run_plot(words, small):
+def run_plot(words):
     for word in words:
         if word.startswith(("out/", "Qwen3")):
             folder = word.removesuffix("/meters.json")
-            checkpoint(folder, small)
+            checkpoint(folder)
             needs_meters = folder != word or folder.startswith("Qwen3") or "--html=true" in words
             if needs_meters and not Path(folder, "meters.json").exists():
                 data = ["--dataset=data/qwen3"] if "qwen3" in folder.lower() else []
-                run_on_checkpoint("meters", [f"--checkpoint={folder}", *data], small)
+                run_on_checkpoint("meters", [f"--checkpoint={folder}", *data])
     importlib.import_module("plot").main(words)
 
 
@@ -183,7 +171,7 @@ def check_pytest(words, environment):
         assert any(name in file.read_text() for file in files), name
 
 
-def run(command, small):
+def run(command):
     if command in NOT_RUN:
         return
     for placeholder, value in PLACEHOLDERS.items():
@@ -212,11 +200,11 @@ def run(command, small):
     elif script.startswith("data/"):
         run_prepare(script.split("/")[1], words)
     elif script == "train.py":
-        run_train(words, small)
+        run_train(words)
     elif script in ("evaluate.py", "sample.py", "meters.py", "export.py"):
-        run_on_checkpoint(name, words, small)
+        run_on_checkpoint(name, words)
     elif script == "plot.py":
-        run_plot(words, small)
+        run_plot(words)
     elif script == "experiment.py":
         words += [f"--out_dir=results/{Path(words[0]).stem}"] + ["--dry_run=true"] * ("--run=false" not in words)
         importlib.import_module("experiment").main(words)
@@ -229,16 +217,16 @@ def run(command, small):
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_every_command_of_the_documents_works(command, working_copy, small):
-    run(command, small)
+def test_every_command_of_the_documents_works(command, copy):
+    run(command)
 
 
-def test_a_command_that_no_test_runs_fails(working_copy, small):
+def test_a_command_that_no_test_runs_fails(copy):
     text = "Run `make b`, not `a.py`.\n\n```\nmake c   # why\nd && e\n```\n```python\nf\n```\n"
     assert commands_of(text) == ["make c", "d", "e", "make b"]
     for command in ("python nobody.py", "git pull", "make nothing", "python train.py --no_such_key=1"):
         with pytest.raises((AssertionError, configurator.UserError, subprocess.CalledProcessError)):
-            run(command, small)
+            run(command)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
