@@ -120,10 +120,8 @@ def npy_files(meta: dict) -> Iterator[dict]:
 
 
 def _open_shard(folder, entry, dtype, shape, limit):
-    """The numbers of a .npy file as a memory map, which reads a file that is replaced later as it was.
-
-    entry: what meta.json says of it. Raises UserError if that is not so, or a number is not below limit.
-    """
+    """A .npy file as a memory map, which reads a file that is replaced later as it was. Raises UserError if it is not
+    what its entry in meta.json says, or a number is not below limit."""
     path = folder / entry["file"]
     try:
         array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

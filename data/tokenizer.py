@@ -48,8 +48,7 @@ def get_tokenizer(name: str, folders: Iterable[Path | str] = ()) -> Any:
         return TOKENIZERS[name]()
     if not name.startswith(f"{TOKENIZER_FILE} "):
         raise UserError(f"tokenizer {name!r}: must be {CHOICES}")
-    for folder in folders:
-        file = Path(folder) / TOKENIZER_FILE
+    for file in (Path(folder) / TOKENIZER_FILE for folder in folders):
         if os.path.isfile(file) and (tokenizer := FileTokenizer(file)).name == name:
             return tokenizer
     where = ", ".join(str(folder) or "." for folder in folders)

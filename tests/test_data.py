@@ -109,10 +109,10 @@ def two_slices(tmp_path):
     return open_dataset(tmp_path / "rows")
 
 
-@pytest.mark.parametrize("epoch", [0, 1, 5])
-def test_an_epoch_of_examples_is_every_row_once_and_short_rows_are_padded(two_slices, epoch):
-    rows = rows_of(two_slices, "train", 3, range(epoch * 2, epoch * 2 + 2), batch_size=7, block_size=8)
-    assert sorted(inputs[0] - 100 for inputs, _ in rows) == [*range(5), *range(10, 16), *range(20, 23)]
+def test_an_epoch_of_examples_is_every_row_once_and_short_rows_are_padded(two_slices):
+    rows = rows_of(two_slices, "train", 3, range(12), batch_size=7, block_size=8)
+    for epoch in np.split(np.array([inputs[0] - 100 for inputs, _ in rows]), 6):
+        assert sorted(epoch) == [*range(5), *range(10, 16), *range(20, 23)]
     for inputs, targets in rows:
         length = 8 if 110 <= inputs[0] < 120 else 4
         assert inputs == (inputs[0],) * length + (0,) * (8 - length)
@@ -260,9 +260,7 @@ def test_a_prepare_that_fails_leaves_the_old_data_set_as_it_was(folder):
 
 
 @pytest.mark.parametrize("moved", [0, 4])
-def test_a_kill_while_the_new_files_take_their_places_leaves_a_data_set_that_is_refused(
-    folder, tmp_path, monkeypatch, moved
-):
+def test_a_kill_while_files_take_their_places_leaves_a_data_set_that_is_refused(folder, tmp_path, monkeypatch, moved):
     file, rename, done = tmp_path / "a.txt", os.replace, []
     file.write_text("a\nb\n")
 
@@ -273,10 +271,9 @@ def test_a_kill_while_the_new_files_take_their_places_leaves_a_data_set_that_is_
             done.append(target)
         rename(source, target)
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(os, "replace", killed)
-        with pytest.raises(KeyboardInterrupt):
-            text.main([str(file), f"--out_dir={folder}"])
+        text.main([str(file), f"--out_dir={folder}"])
     assert "run python data/" in error_of(open_dataset, folder)  # meta.json goes first and comes last
     for out in (folder, tmp_path / "once"):
         text.main([str(file), f"--out_dir={out}"])

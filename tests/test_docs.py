@@ -127,11 +127,8 @@ def checkpoint(path):
 
 
 def run_on_checkpoint(script, words):
-    more = {
-        "evaluate": ["--device=cpu", "--threads=1"],
-        "sample": ["--max_new_tokens=4", "--num_samples=1"],
-        "meters": ["--device=cpu", "--threads=1", "--rows=2", "--score_batches=1"],
-    }
+    more = {"sample": ["--max_new_tokens=4", "--num_samples=1"], "evaluate": ["--device=cpu", "--threads=1"]}
+    more["meters"] = [*more["evaluate"], "--rows=2", "--score_batches=1"]
     if any(word.startswith("--from_hf=") for word in words):
         make_qwen3()
     for paths in [word.partition("=")[2] for word in words if word.startswith("--checkpoint=")]:
@@ -164,13 +161,6 @@ def run_prepare(name, words):
     assert json.loads(Path(f"prepared/{name}/meta.json").read_text())["splits"].keys() == {"train", "val"}
 
 
-def check_pytest(words, environment):
-    files = [ROOT / word for word in words if word.endswith(".py")]
-    assert files and all(file.is_file() for file in files)
-    for name in environment:
-        assert any(name in file.read_text() for file in files), name
-
-
 def run(command):
     if command in NOT_RUN:
         return
@@ -191,7 +181,9 @@ def run(command):
         program, words = "python", [script, *words[words.index(file) + 1 :]]
     assert program == "python", f"{command}: no test knows how to run it"
     if words[:2] == ["-m", "pytest"]:
-        return check_pytest(words[2:], environment)
+        texts = [(ROOT / word).read_text() for word in words if word.endswith(".py")]
+        assert texts and all(any(name in text for text in texts) for name in environment)
+        return
     script, *words = words
     name = script.removesuffix(".py")
     if "--help" in words:

@@ -30,8 +30,7 @@ def test_slots_are_drawn_as_i_to_the_power_minus_1_without_replacement_in_the_or
     examples = mqar.generate(np.random.default_rng(2), 30_000, 16, 2, power=power).astype(int)
     slots = []
     for pair in (0, 1):  # where the key of this pair is asked for
-        key = examples[:, 0, 2 * pair]
-        slots.append(((examples[:, 0, 4:] == key[:, None]).argmax(1)) // 2)
+        slots.append((examples[:, 0, 4:] == examples[:, 0, [2 * pair]]).argmax(1) // 2)
     p = np.arange(1, 7) ** (power - 1)
     p = p / p.sum()
     ordered = list(itertools.permutations(range(6), 2))
@@ -41,9 +40,8 @@ def test_slots_are_drawn_as_i_to_the_power_minus_1_without_replacement_in_the_or
 
 
 def test_keys_pairs_asked_for_and_filler_are_uniform():
-    examples = mqar.generate(
-        np.random.default_rng(3), 30_000, 20, 4, vocab_size=16, queries=2, power=1.0, filler="random"
-    ).astype(int)
+    sizes = dict(vocab_size=16, queries=2, power=1.0, filler="random")
+    examples = mqar.generate(np.random.default_rng(3), 30_000, 20, 4, **sizes).astype(int)
     keys = examples[:, 0, 0] * 16 + examples[:, 0, 2]
     ordered = [i * 16 + j for i, j in itertools.permutations(range(1, 8), 2)]
     assert chi2(np.bincount(keys, minlength=256)[ordered], np.full(42, 30_000 / 42)) < CHI2[41]

@@ -173,8 +173,6 @@ def test_a_label_of_mqar_is_what_its_key_was_last_shown_with(setting):
 
 
 def test_a_shifted_row_is_the_row_behind_filler():
-    plain, shifted = (
-        mqar.generate_splits(mqar.Config(train_size=9, val_size=9, vocab_size=40, shift=shift), [(16, 2)])["val"][0][0]
-        for shift in (0, 1)
-    )
+    configs = [mqar.Config(train_size=9, val_size=9, vocab_size=40, shift=shift) for shift in (0, 1)]
+    plain, shifted = (mqar.generate_splits(config, [(16, 2)])["val"][0][0] for config in configs)
     assert shifted.shape[2] == 17 and not shifted[:, :, 0].any() and np.array_equal(shifted[:, :, 1:], plain)
