@@ -20,6 +20,7 @@ from data.text import prepare as text
 from data.tokenizer import get_tokenizer, tokenizer_of
 from data.writing import write_examples, write_stream
 from ops import IGNORE
+from runs.files import sha256_of_file
 
 ABOUT = dict(name="text", generator="data/text/prepare.py", generator_version=1, parameters={}, seed=0)
 BYTES = dict(tokenizer=get_tokenizer("byte"), **ABOUT)
@@ -223,6 +224,13 @@ def meta(old, new):
     return edit("meta.json", lambda data: data.replace(old.encode(), new.encode(), 1))
 
 
+def let_offsets_fall(folder):
+    file, about = folder / "train_documents.npy", folder / "meta.json"
+    before = sha256_of_file(file)
+    np.save(file, np.array([0, 7, 6, 106]))
+    about.write_text(about.read_text().replace(before, sha256_of_file(file)))
+
+
 DAMAGES = {
     "no meta.json": (lambda folder: (folder / "meta.json").unlink(), "meta.json: no such file; run python data/"),
     "wrong type": (meta('"tokens": 40', '"tokens": "40"'), "train.shards.0..tokens='40': must be a whole number"),
@@ -234,6 +242,7 @@ DAMAGES = {
     "truncated": (edit("train_0001.npy", lambda data: data[:150]), "train_0001.npy: cannot be read as a .npy file of"),
     "longer": (edit("train_0001.npy", lambda data: data + b"0"), "train_0001.npy: .*sha256 differs"),
     "flipped bit": (edit("train_0002.npy", lambda data: data[:-1] + bytes([data[-1] ^ 1])), "_0002.*sha256 differs"),
+    "falling offsets": (let_offsets_fall, "train_documents.npy: must rise from 0 to 106"),
     "pickle": (lambda folder: np.save(folder / "train_0000.npy", np.array([{}] * 40)), "0000.npy: cannot be read as"),
 }
 

@@ -235,22 +235,16 @@ def test_every_link_leads_to_a_file_and_to_a_heading_in_it(name):
         assert not anchor or anchor in [re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in headings]
 
 
-def keys_of_scripts():
-    """The keys of all scripts, and the words of torchrun, of sbatch and of tensorboard."""
+def test_every_key_that_a_document_names_is_one_of_a_script():
     modules = ["train", "evaluate", "sample", "meters", "plot", "experiment", "bench", "export"]
     modules += [f"data.{file.parent.name}.prepare" for file in (ROOT / "data").glob("*/prepare.py")]
-    keys = {"config_override", "help", "key", "model", "model_args", "tasks", "include_path"}  # four of lm-eval
+    known = {"config_override", "help", "key", "model", "model_args", "tasks", "include_path"}  # four of lm-eval
     for module in map(importlib.import_module, modules):
-        for value in vars(module).values():
-            if dataclasses.is_dataclass(value):
-                keys |= {field.name for field in dataclasses.fields(value)}
+        for value in filter(dataclasses.is_dataclass, vars(module).values()):
+            known |= {field.name for field in dataclasses.fields(value)}
     jobs = "".join(file.read_text() for file in (ROOT / "config" / "slurm").glob("*.sbatch"))
-    keys |= {"logdir", "depth", *re.findall(r"^##?SBATCH --([\w-]+)", jobs, re.M)}
-    return keys | {word.lstrip("-") for action in get_args_parser()._actions for word in action.option_strings}
-
-
-def test_every_key_that_a_document_names_is_one_of_a_script():
-    known = keys_of_scripts()
+    known |= {"logdir", "depth", *re.findall(r"^##?SBATCH --([\w-]+)", jobs, re.M)}
+    known |= {word.lstrip("-") for action in get_args_parser()._actions for word in action.option_strings}
     for name, text in TEXT.items():
         for key in re.findall(r"(?<![\w-])--([a-zA-Z_][\w-]*)", text):
             assert key in known, f"{name}: --{key}"
