@@ -73,8 +73,8 @@ def write_stream(
 ) -> dict:
     """Writes running text and returns the content of meta.json. Raises UserError.
 
-    splits: {"train": documents, ...}, an iterable of str, or of what `encode` returned, each, which are joined with
-    nothing in between. about: what made_by returns.
+    splits: {"train": documents, ...}, each an iterable of str, or of what `encode` returned. Nothing is put between
+    them. about: what made_by returns.
     """
     meta = dict(format=FORMAT, kind="stream", name=name, tokenizer=tokenizer.name, vocab_size=tokenizer.vocab_size)
     meta, written = meta | about, {}
@@ -91,12 +91,11 @@ def write_stream(
             if tokens:
                 shards.append(_save_shard(folder, split, len(shards), tokens))
             table = np.array(counts, np.int64).reshape(-1, 3)
-            n_words, n_bytes, n_tokens = table.sum(0).tolist()
-            total = {"documents": len(counts), "words": n_words, "bytes": n_bytes, "tokens": n_tokens}
-            if not n_words:
+            total = dict(zip(("words", "bytes", "tokens"), table.sum(0).tolist(), strict=True))
+            if not total["words"]:
                 raise UserError(f"the {split} split would hold only white space; name more, or raise val_fraction")
             saved = _save(folder / f"{split}_documents.npy", np.concatenate([[0], table[:, 2].cumsum()]))
-            written[split] = total | {"document_offsets": saved, "shards": shards}
+            written[split] = {"documents": len(counts)} | total | {"document_offsets": saved, "shards": shards}
         if hasattr(tokenizer, "content"):  # the data set has a copy, so that it can be decoded wherever it lies
             meta["tokenizer_file"] = _save(folder / TOKENIZER_FILE, tokenizer.content)
         meta["splits"] = written
@@ -109,10 +108,9 @@ def write_examples(
 ) -> dict:  # fmt: skip
     """Writes separate examples and returns the content of meta.json. Raises UserError.
 
-    splits: {"train": slices, ...}, an iterable of (examples (N, 2, T), facts) each. The facts go to meta.json; one of
-    them is the name of the "slice", such as "64/4". drawn: how the rows of training are drawn (shards.DRAWN), if they
-    are; `splits` then has no "train". about: what made_by returns; kinds={name: token ids} are queries that meters.py
-    measures apart.
+    splits: {"train": slices, ...}, an iterable of (examples (N, 2, T), facts for meta.json) each, where facts["slice"]
+    is a name such as "64/4". drawn: how the rows of training are drawn (shards.DRAWN), if they are; `splits` then has
+    no "train". about: what made_by returns, and kinds={name: ids}, queries that meters.py measures apart.
     """
     kind = "drawn" if drawn else "examples"
     meta = dict(format=FORMAT, kind=kind, name=name, tokenizer=tokenizer, vocab_size=vocab_size) | about

@@ -27,7 +27,7 @@ def chi2(observed, expected):
 
 @pytest.mark.parametrize("power", [0.01, 0.5, 1.0])
 def test_slots_are_drawn_as_i_to_the_power_minus_1_without_replacement_in_the_order_of_the_pairs(power):
-    examples = mqar.generate(np.random.default_rng(2), 30_000, 16, 2, power=power).astype(int)
+    examples = mqar.generate(np.random.default_rng(2), 30_000, mqar.Config(power=power), 16, 2).astype(int)
     slots = []
     for pair in (0, 1):  # where the key of this pair is asked for
         slots.append((examples[:, 0, 4:] == examples[:, 0, [2 * pair]]).argmax(1) // 2)
@@ -40,8 +40,8 @@ def test_slots_are_drawn_as_i_to_the_power_minus_1_without_replacement_in_the_or
 
 
 def test_keys_pairs_asked_for_and_filler_are_uniform():
-    sizes = dict(vocab_size=16, queries=2, power=1.0, filler="random")
-    examples = mqar.generate(np.random.default_rng(3), 30_000, 20, 4, **sizes).astype(int)
+    config = mqar.Config(vocab_size=16, queries=2, power=1.0, filler="random")
+    examples = mqar.generate(np.random.default_rng(3), 30_000, config, 20, 4).astype(int)
     keys = examples[:, 0, 0] * 16 + examples[:, 0, 2]
     ordered = [i * 16 + j for i, j in itertools.permutations(range(1, 8), 2)]
     assert chi2(np.bincount(keys, minlength=256)[ordered], np.full(42, 30_000 / 42)) < CHI2[41]
@@ -59,7 +59,7 @@ def test_a_validation_row_is_never_a_training_row():
     config = mqar.Config(train_size=8, val_size=50, seq_len=8, pairs=1, vocab_size=6)
     splits = mqar.generate_splits(config, mqar.parse_slices(config))
     ((train, _),), ((val, _),) = splits["train"], splits["val"]
-    first_draw = mqar.generate(np.random.default_rng([0, 1, 8, 1]), 50, 8, 1, vocab_size=6)
+    first_draw = mqar.generate(np.random.default_rng([0, 1, 8, 1]), 50, config, 8, 1)
     seen = {row.tobytes() for row in train}
     assert any(row.tobytes() in seen for row in first_draw)  # or this test would show nothing
     assert not any(row.tobytes() in seen for row in val)

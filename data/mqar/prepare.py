@@ -116,10 +116,11 @@ def chance(config) -> float:
     return sum(asked / values for values, asked in shown) / sum(asked for _, asked in shown)
 
 
-def generate(rng, rows, seq_len, pairs, *, size=2, updates=0, vocab_size=8192, queries=None, power=0.01, filler="zero"):
-    """Rows of one slice, drawn independently: tokens and labels as (rows, 2, seq_len) uint16. size: of SIZES."""
-    queries, shown, slots = queries or pairs, size * (pairs + updates), seq_len // size - pairs - updates
-    chance = np.arange(1, slots + 1) ** (power - 1.0)
+def generate(rng, rows, config, seq_len, pairs):
+    """Rows of one slice, drawn independently: tokens and labels as (rows, 2, seq_len) uint16."""
+    size, updates, vocab_size = SIZES[config.task], updates_of(config, pairs), config.vocab_size
+    queries, shown, slots = config.queries or pairs, size * (pairs + updates), seq_len // size - pairs - updates
+    chance = np.arange(1, slots + 1) ** (config.power - 1.0)
     examples = np.zeros((rows, 2, seq_len), np.uint16)
     for start in range(0, rows, BLOCK):
         tokens, labels = examples[start : start + BLOCK].swapaxes(0, 1)  # each (n, seq_len), views
@@ -132,7 +133,7 @@ def generate(rng, rows, seq_len, pairs, *, size=2, updates=0, vocab_size=8192, q
         race = rng.exponential(size=(n, slots)) / chance
         positions = shown + size * np.argsort(race, axis=1)[:, :queries]
 
-        if filler == "random":
+        if config.filler == "random":
             tokens[:, shown:] = draw_other(rng, tokens[:, :shown], seq_len - shown, vocab_size)
         for i, part in enumerate(keys):
             tokens[row, positions + i] = part[row, asked]
@@ -185,18 +186,16 @@ def draw_other(rng, shown, count, vocab_size):
 def generate_splits(config, slices):
     """{"train": [(rows of a slice, facts)], "val": ...}. No row is in both, and no slice depends on another."""
     splits = {"train": [], "val": []}
-    keys = {name: getattr(config, name) for name in ("vocab_size", "queries", "power", "filler")}
     for seq_len, pairs in slices:
-        sizes = dict(seq_len=seq_len, pairs=pairs, size=SIZES[config.task], updates=updates_of(config, pairs))
         rngs = [np.random.default_rng([config.seed, i, seq_len, pairs]) for i in range(2)]
-        train = generate(rngs[0], config.train_size, **sizes, **keys)
-        val = generate(rngs[1], config.val_size, **sizes, **keys)
+        train = generate(rngs[0], config.train_size, config, seq_len, pairs)
+        val = generate(rngs[1], config.val_size, config, seq_len, pairs)
         rows = {row.tobytes() for row in train[:, 0]}
         for _ in range(100):
             seen = [i for i, row in enumerate(val[:, 0]) if row.tobytes() in rows]
             if not seen:
                 break
-            val[seen] = generate(rngs[1], len(seen), **sizes, **keys)
+            val[seen] = generate(rngs[1], len(seen), config, seq_len, pairs)
         else:
             what = f"so few rows are possible that {len(seen)} for validation are also for training"
             raise UserError(f"slice {seq_len}/{pairs}: {what}; raise vocab_size or lower train_size")
