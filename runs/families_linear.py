@@ -10,22 +10,17 @@
 """
 
 import math
-import re
-from collections.abc import Iterable, Iterator
 from typing import Any
-
-import torch
 
 from configurator import UserError, rules_of, show
 from model import GPTConfig
 from runs.rules import Rule, wrong_field
 
-# Names of tensors: each of ours is replaced by theirs, in turn. Where theirs are several, in braces, ours has all rows.
+# Names of tensors: each of ours is replaced by theirs, in turn.
 NAMES = {
     "^wte": "model.embeddings", "^head": "lm_head", "^norm": "model.norm", "^blocks": "model.layers",
     "norm_1": "attn_norm", "norm_2": "mlp_norm", "mlp.glu": "mlp.gate_proj", "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj", "mixer.qkv": "attn.{q,k,v}_proj", "mixer.conv": "attn.{q,k,v}_conv1d",
-    "mixer.in_proj": "attn.{q,k,v,b}_proj", "mixer.out_proj": "attn.o_proj", "mixer.norm": "attn.o_norm",
+    "mlp.down": "mlp.down_proj", "mixer.out_proj": "attn.o_proj", "mixer.norm": "attn.o_norm",
     "mixer.gates.(native|readout).proj": "attn.g_proj", "mixer.(A_log|dt_bias)": r"attn.\1",
 }  # fmt: skip
 NAMES_OF_GLA = {"mixer.norm": "attn.g_norm", "mixer.decay_in": "attn.gk_proj.0", "mixer.decay_out": "attn.gk_proj.1"}
@@ -40,7 +35,7 @@ NAMES_OF_MAMBA2 = {
 
 FAMILIES = {  # {family: names of its tensors}; all but mamba_ssm are a model_type
     "gla": NAMES | NAMES_OF_GLA,
-    "gated_deltanet": NAMES | {"mixer.in_proj": "attn.{q,k,v,b,a}_proj"},
+    "gated_deltanet": NAMES,
     "delta_net": NAMES,
     "kda": NAMES | NAMES_OF_KDA,
     "mamba2": NAMES_OF_MAMBA2,
@@ -218,38 +213,3 @@ def factor(product: int, number: int) -> float:
     """What number is multiplied by for product, also where fla cuts the result off to an int."""
     quotient = product / number
     return quotient if int(quotient * number) == product else math.nextafter(quotient, math.inf)
-
-
-def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[tuple]:
-    """Yields the fields of every families.Part of the model. names: those of our tensors."""
-    layers, (Hk, H, Dk, Dv) = config.layers(), config.delta_sizes
-    softmax = [n * config.head_dim for n in (config.n_head, *[config.n_kv_head or config.n_head] * 2)]
-    for ours in names:
-        theirs = ours
-        for name, replacement in FAMILIES[family].items():
-            theirs = re.sub(name, replacement, theirs)
-        if family not in MIXERS and ".in_proj." in ours:
-            z = config.expand * config.n_head * config.head_dim
-            gate = ours.replace("in_proj", "gates.native.proj")
-            yield [theirs], [gate, ours], lambda w, z=z: w[0].split([z, len(w[0]) - z]), lambda w: [torch.cat(w)]
-        elif family in MIXERS or ".gates." not in ours:
-            start, *letters = re.split("[{,}]", theirs)
-            is_softmax = letters and layers[int(ours.split(".")[1])][0] == "softmax"
-            rows = softmax if is_softmax else [Hk * Dk, Hk * Dk, H * Dv, H, H][: len(letters) - 1]
-            theirs = [start + letter + letters[-1] for letter in letters[:-1]] or [start]
-            how = dict(rows=rows if letters else None, is_conv=".conv.weight" in ours)
-            yield theirs, [ours], lambda w, how=how: [joined(w, **how)], lambda w, how=how: parted(w[0], **how)
-
-
-def joined(weights: list[torch.Tensor], rows: list[int] | None, is_conv: bool) -> torch.Tensor:
-    """Our tensor. rows: those of each of theirs, if they are several. Raises ValueError."""
-    if rows is not None and [len(weight) for weight in weights] != rows:
-        raise ValueError
-    weight = torch.cat(weights) if rows is not None else weights[0]
-    return weight.squeeze(1).T if is_conv else weight  # theirs (channels, 1, width), ours (width, channels)
-
-
-def parted(weight: torch.Tensor, rows: list[int] | None, is_conv: bool) -> list[torch.Tensor]:
-    """Their tensors: what joined makes ours of."""
-    weight = weight.T[:, None] if is_conv else weight
-    return [weight] if rows is None else list(weight.split(rows))

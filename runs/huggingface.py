@@ -163,7 +163,7 @@ def translated(config: GPTConfig, family: str, tensors: dict[str, torch.Tensor])
         weights |= made
     if "lm_head.weight" in tensors.keys() - {*names}:  # a tied output layer, saved a second time
         if not torch.equal(tensors["lm_head.weight"].float(), weights["wte.weight"].float()):
-            raise UserError(f"its lm_head.weight is not {parts[0].theirs[0]}, though its config.json ties them")
+            raise UserError(f"its lm_head.weight is not {some(parts[0].theirs)}, though its config.json ties them")
     return weights
 
 
