@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from configurator import UserError, rules_of, show
+from configurator import UserError, show
 from keys import WITH_ROPE_LENGTH
 from model import GPTConfig
 from runs import families_linear
@@ -134,15 +134,11 @@ def family_of(config: dict) -> str:
 def keys_of(config: dict, block_size: int) -> dict[str, Any]:
     """The keys of GPTConfig for a config.json of theirs. Raises UserError for what the model here does not have. No
     field is null but sliding_window, where that is no window, and not the family's."""
-    family, rules = family_of(config), rules_of(GPTConfig)
+    family = family_of(config)
     if family in families_linear.FAMILIES:
         return families_linear.keys_of(config, family, block_size)
-    fields = FAMILIES[family].keys
     optional = ("tie_embeddings", "norm_eps", "n_kv_head", *FAMILIES[family].optional)
-    of_keys = {field + "?" * (key in optional): rules[key] for key, field in fields.items()}
-    if wrong := wrong_field(config, of_keys | FIELDS):
-        raise UserError(wrong)
-    keys = {key: config[field] for key, field in fields.items() if field in config}
+    keys = families_linear.checked(config, FAMILIES[family].keys, FIELDS, optional)
     if family in ("gpt2", "nanogpt"):
         mlp = "gelu" if config.get("activation_function") == "gelu" else "gelu_tanh"
         more = dict(mlp_width=4 * config["n_embd"], norm_eps=1e-5, n_kv_head=config["n_head"], tie_embeddings=True)

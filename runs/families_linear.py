@@ -107,12 +107,13 @@ def keys_of(config: dict, family: str, block_size: int) -> dict[str, Any]:
     return mamba2_keys(of_authors(config) if family == "mamba_ssm" else config, block_size)
 
 
-def checked(config: dict, keys: dict[str, str], fields: dict) -> dict[str, Any]:
+def checked(config: dict, keys: dict[str, str], fields: dict, optional: tuple[str, ...] = ()) -> dict[str, Any]:
     """The keys that are one field each. Raises UserError where those, or other fields, disobey their rules."""
     rules = rules_of(GPTConfig)
-    if wrong := wrong_field(config, {field: rules[key] for key, field in keys.items()} | fields):
+    of_keys = {field + "?" * (key in optional): rules[key] for key, field in keys.items()}
+    if wrong := wrong_field(config, of_keys | fields):
         raise UserError(wrong)
-    return {key: config[field] for key, field in keys.items()}
+    return {key: config[field] for key, field in keys.items() if field in config}
 
 
 def fla_keys(config: dict, family: str, block_size: int) -> dict[str, Any]:
