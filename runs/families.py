@@ -247,9 +247,9 @@ def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[P
             theirs = name.replace("mixer", layers[int(name.split(".")[1])][0])
         for pattern, replacement in table.items():
             theirs = re.sub(pattern, replacement, theirs)
-        part = shared.get(name, ({theirs: (1, "")}, {name: (1, "")}, {}))
-        if name == next(iter(part[1])):  # the others come with the first
-            yield Part(*part, translation(name, family, config.block_size))
+        there, here, sizes = shared.get(name, ({theirs: (1, "")}, {name: (1, "")}, {}))
+        if name == next(iter(here)):  # the others come with the first
+            yield Part(there, here, sizes, translation(name, family, config.block_size))
 
 
 def shared_rows(config: GPTConfig, family: str, mixer: str, gate: Any) -> Iterator[tuple[dict, dict, dict]]:

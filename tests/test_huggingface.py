@@ -26,7 +26,6 @@ from small_models import logits_of_pieces
 
 import evaluate
 import export
-import train
 from configurator import UserError
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
@@ -101,15 +100,14 @@ FAMILIES = {
 GATED = ["baseline", "headwise", "elementwise"]  # published.py's
 
 
-def save(name, folder, fields=(), **how):
+def save(name, folder, fields=(), dtype=torch.float32, **how):
     """The folder of a model of theirs with random weights. Returns the model."""
     if name in GATED:
         return published.save_gated_qwen3(name, folder, **how, **SIZES, rope_parameters=ROPE)
     config = copy.deepcopy(FAMILIES[name])
     config.update(dict(fields))
     theirs = hf.AutoModelForImageTextToText if "images" in name else hf.AutoModelForCausalLM
-    model = theirs.from_config(config)
-    return published.save(model, folder, **how)
+    return published.save(theirs.from_config(config).to(dtype), folder, **how)
 
 
 def imported(helpers, folder, out, **keys):
@@ -273,33 +271,24 @@ def save_ours(file, keys):
     return model
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if not re.search("Qwen3[.-]|Mamba", name)])
+@torch.no_grad()
+@pytest.mark.parametrize("name", [*(name for name in FAMILIES if not re.search("Qwen3[.-]", name)), *GATED])
 def test_a_folder_of_transformers_comes_back_bit_for_bit(name, helpers, tmp_path):
+    fields = dict(chunk_size=256) if "Mamba" in name else {}  # transformers' own: another one rounds otherwise
     dtype = torch.bfloat16 if name in ("Qwen3", "GPT-2") else torch.float32
-    theirs = published.save(
-        hf.AutoModelForCausalLM.from_config(copy.deepcopy(FAMILIES[name])).to(dtype), tmp_path / "theirs"
-    )
-    imported(helpers, tmp_path / "theirs", tmp_path / "ours")
+    theirs = save(name, tmp_path / "theirs", fields, dtype)
+    ours = imported(helpers, tmp_path / "theirs", tmp_path / "ours")
     words = dict(checkpoint=tmp_path / "ours", to_hf=tmp_path / "back", family=theirs.config.model_type)
     export.main(helpers.words(**words))
     first, second = (safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
     assert helpers.equal(first, second) and {tensor.dtype for tensor in second.values()} == {dtype}
-    how = dict(dtype=dtype, output_loading_info=True, attn_implementation="eager")
-    theirs, _ = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", **how)
-    back, report = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "back", **how)
-    assert type(back) is type(theirs) and not any(report.values())
-    with torch.no_grad():
+    assert imported(helpers, tmp_path / "back", tmp_path / "again").config == ours.config
+    if name not in GATED:  # which no class of transformers has
+        how = dict(dtype=dtype, output_loading_info=True, attn_implementation="eager")
+        folders = tmp_path / "theirs", tmp_path / "back"
+        (theirs, _), (back, report) = (hf.AutoModelForCausalLM.from_pretrained(folder, **how) for folder in folders)
+        assert type(back) is type(theirs) and not any(report.values())
         assert torch.equal(back(IDX).logits, theirs(IDX).logits)
-
-
-@pytest.mark.parametrize("kind", GATED)
-def test_a_gated_model_as_published_comes_back_bit_for_bit(kind, helpers, tmp_path):
-    published.save_gated_qwen3(kind, tmp_path / "theirs", **SIZES, rope_parameters=ROPE)
-    imported(helpers, tmp_path / "theirs", tmp_path / "ours")
-    export.main(helpers.words(checkpoint=tmp_path / "ours", to_hf=tmp_path / "back", family="qwen3"))
-    ours = imported(helpers, tmp_path / "back", tmp_path / "again")
-    first, second = (safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
-    assert helpers.equal(first, second) and ours.config.gate == ("none" if kind == "baseline" else kind)
 
 
 OURS = dict(
@@ -447,7 +436,7 @@ REFUSED = {
     "a tensor that nobody reads": (change_tensor(f"{Q_PROJ}.bias", torch.ones(64)), f"holds {Q_PROJ}.bias, which the"),
     "a tensor of another shape": (change_tensor(NORM, torch.ones(31)), f"{NORM}: (31,)"),
     "a tied output layer of its own": (change(tie_word_embeddings=True), "lm_head.weight is not model.embed_tokens."),
-    "whole numbers": (change_tensor(NORM, torch.ones(32, dtype=torch.int8)), "is torch.int8, and no number"),
+    "whole numbers": (change_tensor(NORM, torch.ones(32, dtype=torch.int8)), "is torch.int8, which is not read"),
     "a pickle": (leave_a_pickle, "has no model.safetensors; a pickle is not read"),
     "GPT-2 with relu": (change(activation_function="relu"), "activation_function='relu': must be one of gelu"),
 }
@@ -523,21 +512,3 @@ def test_data_of_an_imported_tokenizer_have_the_loss_of_transformers(tokenizer_f
     logits, targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     assert abs(result["loss"] - F.cross_entropy(logits, targets, ignore_index=-100).item()) < 1e-4
     assert targets.max() < 70_002 and result["tokenizer"].startswith("tokenizer.json ")
-
-
-def test_a_gate_added_to_a_gpt2_starts_at_the_same_function(helpers, tmp_path):
-    theirs = save("GPT-2", tmp_path / "theirs")
-    published.save_tokenizer(tmp_path / "theirs" / "tokenizer.json", 300)
-    ours, data = imported(helpers, tmp_path / "theirs", tmp_path / "ours"), tmp_path / "data"
-    idx = IDX[:1, :20]
-    assert torch.equal(ours.generate(idx, 9, temperature=0), theirs.generate(idx, max_new_tokens=9, do_sample=False))
-    (tmp_path / "book.txt").write_text("".join(LINES * 20))
-    text_prepare.main([str(tmp_path / "book.txt"), *helpers.words(tokenizer=tmp_path / "ours", out_dir=data)])
-    keys = dict(init_from=tmp_path / "ours", dataset=data, max_iters=2, batch_size=2, device="cpu", threads=1)
-    losses = []
-    for name, gate in (("plain", {}), ("gated", dict(gate="elementwise", gate_activation="sigmoid2"))):
-        train.main(helpers.words(out_dir=tmp_path / name, **keys, **gate))
-        losses.append(helpers.metrics(tmp_path / name, "eval")[0]["val_loss"])
-    assert losses[0] == losses[1]
-    gated, _ = checkpoints.load_model(tmp_path / "gated")
-    assert gated.blocks[1].mixer.gates["readout"].proj.weight.any() and gated.config.bias
