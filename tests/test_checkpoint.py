@@ -3,6 +3,7 @@
 import pickle
 import re
 import resource
+import signal
 
 import pytest
 import torch
@@ -43,27 +44,20 @@ def test_a_loaded_model_gives_the_logits_of_the_saved_one(tmp_path):
         assert torch.equal(loaded(idx), model(idx))
 
 
-def test_a_save_that_dies_midway_leaves_the_old_checkpoint_and_no_other_file(file, monkeypatch):
-    before = file.read_bytes()
-
-    def half(checkpoint, out):
-        out.write(before[: len(before) // 2])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(torch, "save", half)
-    with pytest.raises(KeyboardInterrupt):
-        save(file, make())
-    assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
-
-
-def test_a_disk_that_is_full_is_one_line(file, helpers):
+def test_a_save_that_fails_midway_leaves_the_old_checkpoint_and_no_other_file(file, monkeypatch, helpers):
     before, (soft, hard) = file.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
+    try:  # as on a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
         message = helpers.error_of(save, file, make(model={"weight": torch.zeros(100_000)}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert message.startswith(f"{file}: cannot be written (") and "File too large" in message
+    assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
+    monkeypatch.setattr(
+        torch, "save", lambda checkpoint, out: out.write(before[:999]) and signal.raise_signal(signal.SIGINT)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        save(file, make())
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
 
 
