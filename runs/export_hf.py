@@ -63,13 +63,8 @@ def write_folder(path: Path | str, folder: Path | str, family: str | None, overw
         tensors |= zip(part.theirs, part.to_theirs([weights[name] for name in part.ours]), strict=True)
     if family == "gla" and about["use_output_gate"]:  # fla's name where one kernel has the norm and the gate
         tensors = {name.replace(".g_norm.", ".g_norm_swish_gate."): tensor for name, tensor in tensors.items()}
-    biases = {name: w for name, w in weights.items() if name.endswith("gates.readout.proj.bias")}
-    for name, bias in biases.items():  # theirs has biases in all projections of these layers
-        about["attention_bias"], place = True, f"model.layers.{name.split('.')[1]}.self_attn"
-        for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            tensors[f"{place}.{projection}.bias"] = bias.new_zeros(len(tensors[f"{place}.{projection}.weight"]))
-        rows = tensors[f"{place}.q_proj.bias"].view(config.n_head, 2, -1)  # a head's queries, and its gate
-        rows[:, 1] = bias.view(config.n_head, -1)
+    if family in GATED and any(name.endswith("gates.readout.proj.bias") for name in weights):
+        about["attention_bias"] = True  # keys_of refuses it: ours has a bias at the gate alone
     written = export_to(folder, find_checkpoint(path), tensors, about, checkpoint.get("data", {}), overwrite)
     library = "fla" if family in families_linear.MIXERS else "transformers"
     return f"written to {folder}/ as {family}, which {library} loads: {written}"
@@ -116,6 +111,8 @@ def with_their_gates(config: GPTConfig, weights: dict, family: str) -> tuple[GPT
             if has_bias:
                 bias = weights.pop(f"{gate}.proj.bias", weights.pop(f"{gate}.static", zeros[:, 0])).unflatten(0, shape)
                 weights[f"{gate}.proj.bias"] = bias.expand(H, D).flatten()
+                for name in ("qkv", "out_proj"):  # theirs has biases in all projections of these layers
+                    weights[f"{place}.{name}.bias"] = zeros.new_zeros(len(weights[f"{place}.{name}.weight"]))
     keys: dict[str, Any] = {"gate_activation": "sigmoid"}
     if is_gated:
         gates = ["elementwise" if i in softmax else word_of(config.gate, i) for i in range(config.n_layer)]

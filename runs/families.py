@@ -61,7 +61,6 @@ NAMES_OF_GPT2 = {  # the rows of c_attn are those of q, of k and of v, as ours
 }  # fmt: skip
 KEYS_OF_NANOGPT = {key: key for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")}
 NAMES_OF_OLMO2 = NAMES | {"norm_1": "post_attention_layernorm", "norm_2": "post_feedforward_layernorm"}
-NAMES_OF_PHI3 = {"softmax.qkv": "self_attn.qkv_proj"} | NAMES | {"mlp.glu": "mlp.gate_up_proj"}
 
 
 class Family(NamedTuple):
@@ -72,7 +71,6 @@ class Family(NamedTuple):
     window: int | None = None  # where config.json has no sliding_window
 
 
-EPS = {"norm_eps": 1e-5}
 FAMILIES = {  # by model_type
     "llama": Family(),
     "qwen3": Family(optional=(), window=4096),
@@ -82,8 +80,8 @@ FAMILIES = {  # by model_type
     "mistral": Family(window=4096),
     "qwen2": Family(always={"qkv_bias": True}, window=4096),
     "smollm3": Family(always={"tie_embeddings": True, "rope_base": 2e6}),
-    "olmo2": Family(names=NAMES_OF_OLMO2, always=EPS | {"post_norm": True, "qk_norm": True, "qk_norm_over": "all"}),
-    "phi3": Family(names=NAMES_OF_PHI3, always=EPS),
+    "olmo2": Family(names=NAMES_OF_OLMO2, always=dict(norm_eps=1e-5, post_norm=True, qk_norm=True, qk_norm_over="all")),
+    "phi3": Family(names={"softmax.qkv": "self_attn.qkv_proj"} | NAMES, always={"norm_eps": 1e-5}),
     "nanogpt": Family(KEYS_OF_NANOGPT, NAMES_OF_GPT2),
 }
 PARTIAL = (*GATED, "phi3")  # RoPE may turn some of a head's channels
@@ -100,7 +98,6 @@ FIELDS_OF_ROPE = {
 }  # fmt: skip
 
 # Other fields that are read or forbidden, by the rules of runs/rules.py; those of one key obey the rule of that key
-NO = Rule(bool, choices=(False,))
 NO_FLAGS = ("attention_bias?", "qkv_bias?", "mlp_bias?", "scale_attn_by_inverse_layer_idx?")
 FIELDS: dict[str, Any] = {
     "full_attention_interval?": (int, 1, 10_000),
@@ -113,7 +110,7 @@ FIELDS: dict[str, Any] = {
     "max_window_layers?": (int, 0, 10_000),
     "no_rope_layers?": [(int, 0, 1), 1, 10_000],
     "no_rope_layer_interval?": (int, 1, 10_000),
-    **dict.fromkeys(NO_FLAGS, NO),
+    **dict.fromkeys(NO_FLAGS, families_linear.NO),
     "scale_attn_weights?": Rule(bool, choices=(True,)),
     "hidden_act?": {"silu"},  # the MLP of these is a swiglu here
     "activation_function?": {"gelu", "gelu_new", "gelu_pytorch_tanh"},  # and that of GPT-2 a gelu, exact or by tanh

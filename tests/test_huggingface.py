@@ -55,9 +55,9 @@ LLAMA3 = {  # pairs that turn often, a few times and less than once in 32 positi
     "original_max_position_embeddings": 32,
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 100.0, "original_max_position_embeddings": 16}
-DEEP = {"num_hidden_layers": 4}
+DEEP = SIZES | {"num_hidden_layers": 4}
+WINDOWS = DEEP | dict(use_sliding_window=True, sliding_window=5)
 GPT2 = dict(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation="eager")
-
 
 FAMILIES = {
     "Llama": hf.LlamaConfig(**SIZES, rope_parameters=ROPE),
@@ -74,16 +74,10 @@ FAMILIES = {
     "Mistral": hf.MistralConfig(**SIZES, sliding_window=5),
     "Mistral without a window": hf.MistralConfig(**SIZES, sliding_window=None),
     "Qwen2": hf.Qwen2Config(**SIZES),
-    "Qwen2 with windows": hf.Qwen2Config(
-        **SIZES | DEEP, use_sliding_window=True, sliding_window=5, max_window_layers=2
-    ),
-    "Qwen3 with windows": hf.Qwen3Config(
-        **SIZES | DEEP, use_sliding_window=True, sliding_window=5, max_window_layers=1
-    ),
-    "SmolLM3": hf.SmolLM3Config(**SIZES | DEEP, pad_token_id=0),
-    "SmolLM3 with windows": hf.SmolLM3Config(
-        **SIZES | DEEP, pad_token_id=0, no_rope_layers=[0, 1, 1, 0], use_sliding_window=True, sliding_window=5
-    ),
+    "Qwen2 with windows": hf.Qwen2Config(**WINDOWS, max_window_layers=2),
+    "Qwen3 with windows": hf.Qwen3Config(**WINDOWS, max_window_layers=1),
+    "SmolLM3": hf.SmolLM3Config(**DEEP, pad_token_id=0),
+    "SmolLM3 with windows": hf.SmolLM3Config(**WINDOWS, pad_token_id=0, no_rope_layers=[0, 1, 1, 0]),
     "OLMo-2": hf.Olmo2Config(**SIZES),
     "Phi-3": hf.Phi3Config(**SIZES, pad_token_id=0, sliding_window=5, rope_parameters=PARTIAL),
     "Qwen3-Next": hf.Qwen3NextConfig(**SIZES | DELTA, **DENSE, rope_parameters=PARTIAL),
@@ -95,8 +89,6 @@ FAMILIES = {
         vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32),
     ),
 }
-
-
 GATED = ["baseline", "headwise", "elementwise"]  # published.py's
 
 
@@ -238,11 +230,7 @@ def compare_changes(about, changes=()):
     values |= dict(tie_word_embeddings=about["tie_word_embeddings"], mlp_bias=False)
     changes = [*changes, *({field: changed_value(x)} for field, x in values.items() if type(x) in (int, float, bool))]
     if "rope_parameters" in about:
-        changes += [
-            {"partial_rotary_factor": 0.1875},
-            {"rope_theta": 750.0},
-            {"rope_scaling": {"rope_type": "default"}},
-        ]
+        changes += [{PART: 0.1875}, {"rope_theta": 750.0}, {"rope_scaling": {"rope_type": "default"}}]
         changes += [{"rope_parameters": {"full_attention": ROPE}}]
         changes += [{"rope_parameters": ropes | {field: value}} for field, value in (("rope_theta", 9.0), (PART, 0.5))]
     lists = {field: value for field, value in about.items() if field in ("layer_types", "no_rope_layers") and value}
@@ -413,6 +401,7 @@ def leave_a_pickle(folder):
     (folder / "pytorch_model.bin").write_bytes(b"x")
 
 
+MIXED = dict(model_type="mistral", sliding_window=9, layer_types=["full_attention"] * 2)
 NORM, Q_PROJ, ONE_ROPE = "model.norm.weight", "model.layers.0.self_attn.q_proj", "RoPE here, the same in all"
 REFUSED = {
     "a model that is not read": (change(model_type="gemma2"), "model_type='gemma2': must be one of "),
@@ -421,14 +410,8 @@ REFUSED = {
     "Llama 3's RoPE of other numbers": (change(rope_parameters=LLAMA3 | {"high_freq_factor": 8.0}), "rope.high_freq_"),
     "a factor that is missing": (change(rope_parameters={"rope_type": "linear"}), "rope has no factor"),
     "a window in no layer": (change(layer_types=["sliding_attention"] * 2), "must be full_attention for each of 2"),
-    "too few layers without RoPE": (
-        change(model_type="smollm3", no_rope_layers=[1]),
-        "must have a number for each of 2",
-    ),
-    "Mistral of mixed layers": (
-        change(model_type="mistral", sliding_window=9, layer_types=["full_attention"] * 2),
-        "must be sliding_attention",
-    ),
+    "too few layers without RoPE": (change(model_type="smollm3", no_rope_layers=[1]), "have a number for each of 2"),
+    "Mistral of mixed layers": (change(**MIXED), "must be sliding_attention"),
     "partial RoPE, which Qwen3 does not have": (change(rope_parameters=PARTIAL), "partial_rotary_factor=0.25: qwen3"),
     "biases": (change(attention_bias=True), "attention_bias=True: must be one of False"),
     "quantised weights": (change(quantization_config={"bits": 4}), "quantization_config={'bits': 4}: must be"),
