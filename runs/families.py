@@ -206,10 +206,8 @@ def layer_keys(config: dict, family: str) -> dict[str, Any]:
     if len(types) != n_layer or not layers.keys() >= set(types):
         allowed = " or ".join(layers)
         raise UserError(f"layer_types={show(types)}: must be {allowed} for each of {n_layer} layers")
-    words = [(*layers[types[i]], "rope" if ropes[i] else "none") for i in range(n_layer)]
-    names = ("attention", "gate", "window", "position")
-    columns = zip(*families_linear.period_of(words), strict=True)
-    return {name: ",".join(x if len({*x}) > 1 else x[:1]) for name, x in zip(names, columns, strict=True)}
+    words = [(*layers[kind], "rope" if has_rope else "none") for kind, has_rope in zip(types, ropes, strict=True)]
+    return families_linear.by_layer(("attention", "gate", "window", "position"), words)
 
 
 class Part(NamedTuple):

@@ -124,7 +124,6 @@ def fla_keys(config: dict, family: str, block_size: int) -> dict[str, Any]:
     has_gate = config.get("use_output_gate" if family == "gla" else "use_gate", True) or family == "kda"
     linear = (MIXERS[family], "none" if not has_gate else "native" if is_native else "elementwise")
     layers = [("softmax", "none") if layer in attn.get("layers", ()) else linear for layer in range(keys["n_layer"])]
-    attention, gate = (",".join(words) for words in zip(*period_of(layers), strict=True))
     width = config["head_dim"] if family in BY_HEAD else C / H
     key_dim, value_dim = (width * config.get(name, 1) for name in ("expand_k", "expand_v"))
     if any(abs(y - round(y)) > 1e-5 * y for y in (key_dim, value_dim)):
@@ -132,13 +131,13 @@ def fla_keys(config: dict, family: str, block_size: int) -> dict[str, Any]:
     if family == "gla" and any(heads != H for heads in (config.get("num_kv_heads", H), attn.get("num_heads", H))):
         raise UserError(f"num_kv_heads, attn.num_heads: the gla here needs num_heads={H} everywhere")
     short_conv = config["conv_size"] if config["use_short_conv"] else 0
-    if short_conv and (family == "gla" or "softmax" in attention and short_conv != 4):
+    if short_conv and (family == "gla" or ("softmax", "none") in layers and short_conv != 4):
         raise UserError(f"conv_size={short_conv}: it would be in softmax layers, too, and without a SiLU in gla")
     heads, wide = attn.get("num_heads", H), -(-int(C * config["hidden_ratio"] * 2 / 3) // 256) * 256
     return keys | dict(
         n_head=heads, head_dim=max(1, C // heads), n_kv_head=attn.get("num_kv_heads"),  # of softmax layers
         rope_base=attn.get("rope_theta", 10000.0), window=str(attn.get("window_size", "none")),
-        block_size=min(block_size, config["max_position_embeddings"]), attention=attention, gate=gate,
+        block_size=min(block_size, config["max_position_embeddings"]), **by_layer(("attention", "gate"), layers),
         gate_activation="silu" if family == "delta_net" else "sigmoid", native_bias=family == "kda",
         delta_heads=config.get("num_v_heads", H) if family in BY_HEAD else H, delta_key_heads=H,
         delta_key_dim=round(key_dim), delta_value_dim=round(value_dim), mlp="swiglu",
@@ -147,10 +146,11 @@ def fla_keys(config: dict, family: str, block_size: int) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def period_of(layers: list) -> list:
-    """The shortest beginning of a list that repeats up to its end."""
+def by_layer(names: tuple[str, ...], layers: list[tuple[str, ...]]) -> dict[str, str]:
+    """{name: its words}, as few as repeat up to the last layer. layers: of each layer, a word for every name."""
     n = next(n for n in range(1, len(layers) + 1) if all(x == layers[i % n] for i, x in enumerate(layers)))
-    return layers[:n]
+    columns = zip(*layers[:n], strict=True)
+    return {name: ",".join(x if len({*x}) > 1 else x[:1]) for name, x in zip(names, columns, strict=True)}
 
 
 def mamba2_keys(config: dict, block_size: int) -> dict[str, Any]:

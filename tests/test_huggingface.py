@@ -412,8 +412,6 @@ REFUSED = {
     "a window in no layer": (change(layer_types=["sliding_attention"] * 2), "must be full_attention for each of 2"),
     "too few layers without RoPE": (change(model_type="smollm3", no_rope_layers=[1]), "have a number for each of 2"),
     "Mistral of mixed layers": (change(**MIXED), "must be sliding_attention"),
-    "partial RoPE, which Qwen3 does not have": (change(rope_parameters=PARTIAL), "partial_rotary_factor=0.25: qwen3"),
-    "biases": (change(attention_bias=True), "attention_bias=True: must be one of False"),
     "quantised weights": (change(quantization_config={"bits": 4}), "quantization_config={'bits': 4}: must be"),
     "a tensor that is missing": (change_tensor(NORM, None), f"lacks {NORM}"),
     "a tensor that nobody reads": (change_tensor(f"{Q_PROJ}.bias", torch.ones(64)), f"holds {Q_PROJ}.bias, which the"),

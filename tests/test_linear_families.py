@@ -115,8 +115,6 @@ REFUSED = {  # the first word of each is the folder
     "GLA with biased softmax": (change(attn={"layers": [0], "num_heads": 2, "qkv_bias": True}), "attn.qkv_bias=True"),
     "GLA with two kinds of softmax": (change(attn=[{}, {}]), "attn=[{}, {}]: must be a dict"),
     "KDA with a bound": (change(lower_bound=-5.0), "lower_bound=-5.0: must be one of None"),
-    "Mamba-2 with biases": (change(use_bias=True), "use_bias=True: must be one of False"),
-    "Mamba-2 with a limit": (change(time_step_limit=[0.0, 0.1]), "[0.0, 0.1]: must be one of [0.0, inf]"),
     "Mamba-2 with a head more": (change(num_heads=5), "num_heads=5: must be a multiple of expand=2, and"),
     "Mamba-2 without rows": (change_tensor(IN_PROJ, NARROW), f"{IN_PROJ}: (15, 32) is not the shape"),
     "authors of Mamba": (change(ssm_cfg={}), "ssm_cfg has no layer"),
