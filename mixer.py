@@ -235,7 +235,7 @@ class Mixer(nn.Module):
         inputs, n = (p.q, p.k, p.erase), self.n_head // p.q.shape[2]
         q, k, erase = (x if x is None else x.repeat_interleave(n, dim=2) for x in inputs)
         weights = recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta, erase=erase)
-        return weights if p.levels is None else weights * levels.factors(p.levels)
+        return weights if p.levels is None else weights * levels.factors(p.levels.transpose(1, 2))
 
     def flops_per_token(self, T: int) -> float:
         """FLOPs of the recurrence for one token, forward."""
