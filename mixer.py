@@ -34,7 +34,7 @@ class Projection(NamedTuple):
     beta: torch.Tensor | None = None  # (B, T, H), of the delta rule
     erase: torch.Tensor | None = None  # (B, T, Hk, Dk), the key of what the delta rule erases, if that is not k
     skip: torch.Tensor | None = None  # (B, T, Hv, Dv), added to the readout
-    sink: torch.Tensor | None = None  # (B, T, H), the logits of a softmax layer's sinks
+    sink: torch.Tensor | None = None  # (B, H, T), the logits of a softmax layer's sinks
     levels: torch.Tensor | None = None  # (B, T, H, L), of log-linear states; Mixer makes them
 
 
@@ -220,9 +220,7 @@ class Mixer(nn.Module):
         n_states = () if self.levels is None else (self.levels.n_levels - 1,)  # level 0 is the token itself
         return {"S": (B, self.n_head, *n_states, self.key_width, self.value_width + (self.norm_kind == "denominator"))}
 
-    def init_state(
-        self, batch_size: int, device=None, dtype: torch.dtype | None = None, length: int | None = None
-    ) -> dict[str, torch.Tensor]:
+    def init_state(self, batch_size: int, device=None, dtype=None, length: int | None = None) -> dict:
         """The state at the start of a text: zeros. length: the most tokens that will be read (None: any number)."""
         shapes = self.state_shapes(batch_size, length or self.config.block_size)
         for conv in self.modules():
