@@ -391,6 +391,7 @@ REFUSED = [
     (dict(attention_weights="softpick", attention_softcap=2.0), "softcap=2.0: softpick was published without a cap"),
     (dict(attention_weights="softpick", sink="head"), "softpick needs none"),
     (dict(readout_norm="denominator"), "its weights are normed already"),
+    (dict(levels="log_linear"), "no layer of softmax has a recurrent state"),
 ]
 
 
