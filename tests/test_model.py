@@ -151,19 +151,23 @@ def rms_norm(x, weight, eps=1e-5):
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-@pytest.mark.parametrize(("name", "n"), [("deltaproduct", 3), ("deltaproduct", 1), ("gated_deltanet", 1)])
-def test_deltaproduct_is_its_definition(name, n):
+@pytest.mark.parametrize(
+    ("name", "n", "beta_max"),
+    [("deltaproduct", 3, 2), ("deltaproduct", 1, 2), ("gated_deltanet", 1, 2), ("deltanet", 1, 2), ("deltanet", 1, 1)],
+)
+def test_the_delta_rule_is_its_definition(name, n, beta_max):
     """Siems et al. 2025: a token decays the state once, writes n values to it, and reads it at its end."""
-    keys = dict(delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=5, short_conv=0, beta_max=2)
+    keys = dict(delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=5, short_conv=0, beta_max=beta_max)
     mixer, x = make_mixer(name, n_householder=n, **keys), random_x()
-    q, k, v, beta, dt = (x @ mixer.in_proj.weight.T).split([12, n * 12, n * 30, n * 6, 6], dim=-1)
+    sizes = [12, n * 12, n * 30, n * 6, *[6] * (name != "deltanet")]  # deltanet has no decay
+    q, k, v, beta, *dt = (x @ mixer.in_proj.weight.T).split(sizes, dim=-1)
     q, k, v = (F.silu(y).view(2, T, -1, heads, D) for y, heads, D in ((q, 3, 4), (k, 3, 4), (v, 6, 5)))
     q, k = ((y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(2, dim=3) for y in (q, k))
-    decay = (-mixer.A_log.exp() * F.softplus(dt + mixer.dt_bias)).exp()[..., None, None]
-    beta = 2 * beta.sigmoid().view(2, T, n, 6, 1)
+    decay = (-mixer.A_log.exp() * F.softplus(dt[0] + mixer.dt_bias)).exp() if dt else torch.ones(2, T, 6)
+    beta = beta_max * beta.sigmoid().view(2, T, n, 6, 1)
     S, outputs = x.new_zeros(2, 6, 4, 5), []
     for t in range(T):
-        S = decay[:, t] * S
+        S = decay[:, t, :, None, None] * S
         for i in range(n):
             new = beta[:, t, i] * (v[:, t, i] - torch.einsum("bhk,bhkv->bhv", k[:, t, i], S))
             S = S + torch.einsum("bhk,bhv->bhkv", k[:, t, i], new)
