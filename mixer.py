@@ -52,9 +52,6 @@ class Levels(nn.Module):
         self.proj = nn.Linear(config.n_embd, n_head * self.n_levels, bias=False)
         self.scale = None if self.is_merged else nn.Parameter(torch.empty(n_head * self.n_levels))
 
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
-        start.fill_(1.0)
-
     def forward(self, x: torch.Tensor, start: int) -> torch.Tensor:
         y = at_least_float32(self.proj(x))
         if not self.is_merged:
@@ -85,6 +82,7 @@ class Mixer(nn.Module):
     native_gate: tuple[str, str] | None = None
     linear_in: tuple[str, ...] = ("query", "key", "value")  # a factor on one of these is a factor on the readout
     has_positive_weights = False  # if so, their sum can be the readout's denominator
+    A_range = (1.0, 16.0)  # of A at the start, where a parameter A_log has its logarithm
     flops_per_entry = 5  # of S, for a token: 2 to write it, 2 to read it and 1 for its decay, also where that is one
     has_levels = True  # whether `levels` splits the state into those of log2(T) blocks
 

@@ -9,6 +9,7 @@ gate in gate.py, the keys in keys.py. A new mixer is one class, whose `project` 
 and one line in MIXERS.
 """
 
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -237,12 +238,6 @@ class Mamba2(Mixer):
         self.conv = make_conv(config, sum(self.split), published_width=4, bias=True)
         self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(H)) for _ in range(3))
 
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
-        if name == "D":
-            start.fill_(1.0)
-        else:
-            layers.init_decay(name, start, generator, A_range=(1.0, 16.0))
-
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         vkq, dt = self.in_proj(x).split([sum(self.split), self.n_head], dim=-1)
         v, k, q = F.silu(self.conv(vkq, state)).split(self.split, dim=-1)
@@ -265,7 +260,6 @@ class DeltaNet(Mixer):
     linear_in = ("query", "value")  # the delta rule is not linear in k
     flops_per_entry = 7  # S is read once more: what it holds under k
     decay: str | None = None  # one per "head" or per "channel" of the keys
-    A_range = (1.0, 16.0)  # of A at the start
 
     def __init__(self, config, gate, n=1, betas=None):
         """n: how many keys, values and betas a head has of a token. betas: rows of beta's matrices (None: n of H)."""
@@ -282,9 +276,6 @@ class DeltaNet(Mixer):
         if self.decay:
             self.dt_bias = nn.Parameter(torch.empty(H * Dk if self.decay == "channel" else H))
             self.A_log = nn.Parameter(torch.empty(H))
-
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
-        layers.init_decay(name, start, generator, self.A_range)
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv, beta, *dt = self.in_proj(x).split(self.parts, dim=-1)
@@ -496,16 +487,17 @@ class GPT(nn.Module):
         | init="pytorch": Embedding                | N(0, 1)                                             |
         | a mixer's out_proj                       | out_init_scale times that                           |
         | RMSNorm, LayerNorm; all biases           | 1; 0                                                |
+        | A_log                                    | log of U(1, 16); gated_deltanet U(0.01, 16)         |
+        | dt_bias                                  | softplus^-1 of a log-uniform dt in [0.001, 0.1]     |
+        | D, kq_bias, scale of levels              | 1                                                   |
+        | monarch's skew, sink logits              | N(0, s)                                             |
         | ZeroLinear (gates that are not native)   | 0, its bias gate_bias; monarch's block_gates 4      |
         | Gate: static; slope                      | gate_bias or 0; 1                                   |
         | ShortConv                                | U(-1/sqrt(width), 1/sqrt(width)), its bias too      |
-        | A_log                                    | log of U(1, 16); gated_deltanet U(0.01, 16)         |
-        | dt_bias                                  | softplus^-1 of a log-uniform dt in [0.001, 0.1]     |
-        | D, kq_bias; monarch's skew, sink logits  | 1; N(0, s)                                          |
 
         From ZeroLinear on, the rule is a method of the module, and yours may have one: init_parameter(name, start,
         generator) fills the tensor `start`, which holds the constructor's values. Raises UserError for a parameter
-        without a rule.
+        without a rule. The decay exp(-A softplus(. + dt_bias)) starts as in Dao & Gu 2024.
 
         Each draw depends on (seed, name of the parameter) alone: two models of one seed start with the same weights
         wherever both have the parameter, so that a gated model starts where the ungated one does.
@@ -518,6 +510,15 @@ class GPT(nn.Module):
             start = p.detach().clone()
             if hasattr(module, "init_parameter"):
                 module.init_parameter(name, start, generator)
+            elif name == "A_log":
+                start.uniform_(*module.A_range, generator=generator).log_()
+            elif name == "dt_bias":
+                dt = start.uniform_(math.log(0.001), math.log(0.1), generator=generator).exp()
+                start.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
+            elif name in ("D", "kq_bias", "scale"):
+                start.fill_(1.0)
+            elif name in ("skew", "logit"):
+                start.normal_(0.0, 0.02, generator=generator)
             elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
                 start.fill_(1.0 if name == "weight" else 0.0)
             elif isinstance(module, nn.Linear) and name == "bias":

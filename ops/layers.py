@@ -85,15 +85,6 @@ def make_conv(config, channels: int, published_width: int = 0, bias: bool = Fals
     return ShortConv(channels, published_width if config.short_conv is None else config.short_conv, bias)
 
 
-def init_decay(name: str, start: Tensor, generator: torch.Generator, A_range: tuple[float, float]) -> None:
-    """Fills A_log or dt_bias of a decay exp(-A softplus(. + dt_bias)), as Dao & Gu 2024 start them."""
-    if name == "A_log":
-        start.uniform_(*A_range, generator=generator).log_()
-    else:
-        dt = start.uniform_(math.log(0.001), math.log(0.1), generator=generator).exp()
-        start.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
-
-
 class Sink(nn.Module):
     """A logit for each query that the softmax weighs beside its scores, with a value of zero: x (B, T, C) -> (B, H, T).
 
@@ -107,9 +98,6 @@ class Sink(nn.Module):
         self.n_head = n_head
         self.logit = nn.Parameter(torch.empty(n_head)) if config.sink == "head" else None
         self.proj = nn.Linear(config.n_embd, n_head, bias=False) if config.sink == "token" else None
-
-    def init_parameter(self, name: str, start: Tensor, generator: torch.Generator) -> None:
-        start.normal_(0.0, 0.02, generator=generator)  # as in gpt-oss
 
     def forward(self, x: Tensor) -> Tensor:
         if self.proj is not None:
