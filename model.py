@@ -582,10 +582,8 @@ class GPT(nn.Module):
         return total if reduction == "sum" else total / labels.clamp(min=1)
 
     def init_state(self, batch_size: int = 1, device=None, dtype=None, length: int | None = None) -> list[dict]:
-        """The state at the start of a text, a dict per layer: KV cache or recurrent state, past of the convolution.
-
-        length: the most tokens that will be read, and a cache is no longer (None: it has block_size).
-        """
+        """The state at the start of a text, a dict for each layer. length: the most tokens that will be read, and a
+        cache is no longer (None: it has block_size)."""
         device = device or self.wte.weight.device
         return [block.mixer.init_state(batch_size, device, dtype, length) for block in self.blocks]
 
