@@ -145,10 +145,10 @@ def signals_to(handler: Callable, is_alone: bool = True) -> Iterator[None]:
             signal.signal(number, handler_before)
 
 
-class Processes:
+class Processes(contextlib.AbstractContextManager):
     """This process among those that torchrun started: rank, world_size, device. One process without torchrun.
 
-    A context manager: `with Processes(device, threads) as processes:` is the whole of a program.
+    `with Processes(device, threads) as processes:` is the whole of a program.
     """
 
     def __init__(self, device_name, threads):
@@ -187,12 +187,6 @@ class Processes:
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the CPU on the device. Nobody waits for one that `pin` has returned."""
         return tensor.to(self.device, non_blocking=self.device_type == "cuda")
-
-    def total(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over all processes, in place."""
-        if self.world_size > 1:
-            torch.distributed.all_reduce(tensor)
-        return tensor
 
     def from_main(self, value: object) -> Any:
         """Rank 0's value, on every process."""
@@ -234,15 +228,9 @@ class Processes:
             raise failed
         return result
 
-    @contextlib.contextmanager
-    def signals_held(self) -> Iterator[None]:
+    def signals_held(self) -> contextlib.AbstractContextManager:
         """Inside, SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 wait until stop_signal() is asked."""
-
-        def hold(number):
-            self.signal = number
-
-        with signals_to(hold, is_alone=self.world_size == 1):
-            yield
+        return signals_to(functools.partial(setattr, self, "signal"), is_alone=self.world_size == 1)
 
     def stop_signal(self, step: int, log_interval: int) -> int:
         """The number of the signal that any of the processes has got before this step, or 0: the same answer on all.
@@ -256,9 +244,6 @@ class Processes:
         number = torch.tensor(self.signal)
         torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX)
         return int(number)
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, kind, error, trace):
         """Under torchrun the process ends here, with the status of the error, or 0.

@@ -5,14 +5,12 @@ that starts from the weights of another has that one's keys of the model, with t
 """
 
 import dataclasses
-import math
 from pathlib import Path
 
 import torch
 
 import configurator
 from configurator import UserError
-from data.shards import Dataset
 from gate import ADDITIVE_ACTIVATIONS
 from keys import WITH_ROPE_LENGTH
 from model import GPT, GPTConfig
@@ -121,14 +119,6 @@ def model_keys(checkpoint: dict, path: Path | str) -> dict:
     keys = dataclasses.asdict(configurator.build(GPTConfig, saved, source=str(path)))
     del keys["kernels"]
     return keys
-
-
-def check_data(resumed: dict | None, source: dict | None, dataset: Dataset, config) -> None:
-    """Raises UserError where a run would go on with data other than its own, or start with ids of other meaning."""
-    if source is not None:
-        checkpoints.check_vocabulary(math.inf, source, dataset)
-    if resumed is not None and resumed["data"].get("sha256") != dataset.sha256:
-        raise UserError(f"{config.dataset}: not the data that {Path(config.out_dir) / 'ckpt.pt'} was trained on")
 
 
 def named_parameters(optimizer: torch.optim.Optimizer) -> list[tuple]:
