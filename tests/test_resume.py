@@ -312,11 +312,19 @@ def test_a_run_that_is_there_is_not_started_over_without_a_word(keys, helpers):
     }  # fmt: skip
 
 
-def test_auto_starts_where_there_is_no_checkpoint_and_else_goes_on_to_the_same_bits(keys, helpers):
-    whole = helpers.train(**keys("whole"))
+@pytest.mark.parametrize(
+    "case",
+    [{}, dict(dropout=0.1, gradient_accumulation_steps=3), dict(optimizer="muon", gate="elementwise")],
+    ids=["plain", "dropout", "muon"],
+)
+def test_auto_starts_where_there_is_no_checkpoint_and_else_goes_on_to_the_same_bits(case, keys, helpers):
+    whole = helpers.train(**keys("whole", **case))
     out = keys("out")["out_dir"]
     for max_iters in (4, 8, 14, 14):
-        helpers.train(**keys("out", init_from="auto", max_iters=max_iters, lr_decay_iters=14))
+        helpers.train(**keys("out", init_from="auto", max_iters=max_iters, lr_decay_iters=14, **case))
+        if max_iters == 4:  # a kill has left rows of later steps, the last one cut
+            with open(out / "metrics.jsonl", "a") as file:
+                file.write('{"event": "train", "step": 4, "loss": 1.0}\n{"event": "tra')
     check_same_run(whole, out, helpers)
     (out / "ckpt.pt").unlink()  # a kill between best.pt and ckpt.pt, in the first save of all
     helpers.train(**keys("out", init_from="auto", max_iters=3))

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import threading
-import types
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +31,7 @@ from data.writing import write_examples
 from runs import checkpoint as checkpoints
 from runs import hardware, outdir, parallel
 
-
-@pytest.fixture
-def run(mqar, tmp_path, helpers):
-    """run(name, key=value, ...) trains the tiny model on MQAR in the folder of that name, and returns the folder."""
-    return lambda name, **keys: helpers.train(**dict(dataset=mqar, out_dir=tmp_path / name, meters=False) | keys)
+KEYS = dict(meters=False)
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +40,7 @@ def trained(mqar, tmp_path_factory, helpers):
     return helpers.train(mqar, tmp_path_factory.mktemp("trained") / "out")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A run is a function of its seed: whatever the processes, the evaluations, the restarts
+# -- A run is a function of its seed: whatever the processes, the evaluations, the restarts ----------------------------
 
 
 def test_softmax_with_a_short_convolution_learns_mqar(run, helpers):
@@ -85,27 +79,6 @@ def test_four_micro_steps_of_different_numbers_of_labels_are_one_batch_four_time
     small = run("small", dataset=mixed_mqar, gradient_accumulation_steps=4, max_iters=6)
     large = run("large", dataset=mixed_mqar, batch_size=16, max_iters=6)
     assert helpers.losses(large) == pytest.approx(helpers.losses(small), rel=1e-5)
-
-
-def test_processes_share_the_micro_steps_and_each_divides_by_the_labels_of_all(mixed_mqar, monkeypatch):
-    keys = dict(
-        dataset=str(mixed_mqar), gradient_accumulation_steps=4, batch_size=4, block_size=32, n_embd=16, n_head=2
-    )
-    dataset, config = open_dataset(mixed_mqar), train.TrainConfig(**keys)
-
-    def load(rank, world_size):
-        read.clear()
-        processes = types.SimpleNamespace(rank=rank, world_size=world_size, pin=lambda tensor: tensor)
-        batches = train.load_batches(dataset, config, processes, False, 3)
-        assert len(read) == 16 / world_size  # no other process's rows
-        return batches
-
-    read, read_rows = [], dataset._read
-    monkeypatch.setattr(dataset, "_read", lambda *place: read.append(place) or read_rows(*place))
-    alone, shared = load(0, 1), sorted(load(0, 2) + load(1, 2), key=lambda batch: batch[0])
-    assert {batch[3] for batch in shared} == {sum(int((targets != -100).sum()) for _, _, targets, _ in alone)}
-    for one, other in zip(alone, shared, strict=True):
-        assert one[0] == other[0] and torch.equal(one[1], other[1]) and torch.equal(one[2], other[2])
 
 
 def test_the_batches_of_the_next_two_steps_are_read_while_a_step_computes(run, monkeypatch):
@@ -170,39 +143,6 @@ def test_the_seed_settles_the_run_whenever_it_evaluates_and_another_seed_gives_a
     assert [row["step"] for row in helpers.metrics(never, "eval")] == [0, 8]
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [dict(), dict(dropout=0.1, gradient_accumulation_steps=3), dict(optimizer="muon", gate="elementwise")],
-    ids=["plain", "dropout", "muon"],
-)
-def test_stop_and_resume_equals_one_run_to_the_bit(run, helpers, keys):
-    keys = dict(keys, lr_decay_iters=8)
-    whole = run("whole", **keys)
-    run("parts", max_iters=4, **keys)
-    parts = run("parts", init_from="resume", **keys)
-    ours, theirs = (checkpoints.load(out / "ckpt.pt") for out in (whole, parts))
-    for name in ("model", "optimizer", "scaler", "rng", "iter_num", "best_val_loss", "model_args"):
-        assert helpers.equal(ours[name], theirs[name]), name
-    assert helpers.equal(*(checkpoints.load(out / "best.pt")["model"] for out in (whole, parts)))
-    rows = helpers.without_times(helpers.metrics(whole))
-    assert helpers.without_times(helpers.metrics(parts)) == rows
-    run("parts", init_from="resume", **keys)  # of a finished run only the last evaluation is left
-    assert helpers.without_times(helpers.metrics(parts)) == rows
-    assert all(helpers.equal(checkpoints.load(parts)[name], ours[name]) for name in ("model", "optimizer"))
-
-
-def test_resume_after_a_kill_drops_the_rows_that_are_run_again(run, helpers):
-    keys = dict(lr_decay_iters=8)
-    whole = run("whole", **keys)
-    killed = run("killed", max_iters=4, **keys)
-    rows = [json.dumps(row) for row in helpers.metrics(whole)]
-    # killed after step 6, when it was writing the next line; ckpt.pt is of step 4
-    kept = [row for row in rows if json.loads(row)["step"] <= 6]
-    (killed / "metrics.jsonl").write_text("\n".join(kept) + '\n{"event": "tra')
-    run("killed", init_from="resume", **keys)
-    assert helpers.without_times(helpers.metrics(killed)) == helpers.without_times(helpers.metrics(whole))
-
-
 def test_a_step_that_a_signal_stopped_at_is_evaluated_where_the_interval_asks_for_it(run, helpers, monkeypatch):
     for out, at, interval in (("a", 6, 2), ("b", 4, 4)):
         monkeypatch.setattr(hardware.Processes, "stop_signal", lambda self, step, _, at=at: 15 * (step == at))
@@ -213,35 +153,24 @@ def test_a_step_that_a_signal_stopped_at_is_evaluated_where_the_interval_asks_fo
         assert [row["step"] for row in helpers.metrics(out, "eval")] == sorted({0, 4, 8, at})
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A run that is solved ends early
+# -- A run that is solved ends early -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def accuracies(monkeypatch):
-    """accuracies(a, b, ...) -> the evaluations of train.py from here on have these accuracies."""
-
-    def call(*values):
-        evaluate, left = train.evaluate, itertools.chain(values, itertools.repeat(0.5))
-        monkeypatch.setattr(train, "evaluate", lambda *args, **keys: evaluate(*args, **keys) | {"accuracy": next(left)})
-
-    return call
-
-
-def test_two_evaluations_above_the_threshold_end_a_run_whose_files_are_whole(run, helpers, accuracies, capsys):
+def test_two_evaluations_above_the_threshold_end_a_run_whose_files_are_whole(run, helpers, monkeypatch, capsys):
     keys = dict(max_iters=20, eval_interval=2)
-    accuracies(0.1, 0.95, 0.9, 0.91, 0.92, 0.99)  # 0.9 is not above
+    accuracies, read = iter((0.1, 0.95, 0.9, 0.91, 0.92)), train.evaluate  # 0.9 is not above
+    monkeypatch.setattr(train, "evaluate", lambda *args, **keys: read(*args, **keys) | {"accuracy": next(accuracies)})
     out = run("out", stop_above=0.9, **keys)
     assert [row["step"] for row in helpers.metrics(out, "eval")] == [0, 2, 4, 6, 8]
     assert helpers.metrics(out)[-1]["event"] == "end" and helpers.metrics(out)[-1]["step"] == 8
     assert "accuracy 92.0% after 8 of 20 steps (solved) in" in capsys.readouterr().out
+    monkeypatch.undo()
     whole = run("whole", **keys | dict(max_iters=8, lr_decay_iters=20))
     for name in ("model", "optimizer", "rng", "iter_num"):
         assert helpers.equal(checkpoints.load(out)[name], checkpoints.load(whole)[name]), name
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Starting from a checkpoint
+# -- Starting from a checkpoint ----------------------------------------------------------------------------------------
 
 
 def test_resume_is_refused_without_a_checkpoint_with_other_data_and_past_the_end(run, trained, mixed_mqar, helpers):
@@ -273,8 +202,7 @@ def test_moments_of_another_optimizer_or_of_other_parameters_are_refused(run, tr
     assert "init_from='scratch' has none; name a run" in helpers.error_of(run, "out", keep_moments=True)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# When the numbers are not finite
+# -- When the numbers are not finite -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -292,8 +220,7 @@ def test_nan_stops_the_run_and_the_checkpoint_is_the_last_good_one(run, tmp_path
     assert [row["event"] for row in helpers.metrics(tmp_path / "out")] == ["eval", "train", "stopped"]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What a run writes
+# -- What a run writes -------------------------------------------------------------------------------------------------
 
 
 def test_a_run_writes_its_config_its_code_its_rows_and_two_checkpoints(trained, mqar):
@@ -426,8 +353,7 @@ def test_a_run_shorter_than_the_reading_of_the_whole_split_ends_with_the_sample(
     assert whole["labels"] == size and whole["whole"]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Learning rate, gradients, gates
+# -- Learning rate, gradients, gates -----------------------------------------------------------------------------------
 
 
 def test_learning_rate_warms_up_to_its_peak_and_ends_at_min_lr():
@@ -483,8 +409,7 @@ def test_a_warmup_longer_than_the_run_is_noted(run, capsys):
     assert note in capsys.readouterr().out
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Mistakes
+# -- Mistakes ----------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_wrong_with_the_data_is_said_before_anything_is_written(run, text, tmp_path, helpers):
