@@ -96,8 +96,7 @@ def run(config: TrainConfig, processes: Processes, resumed: dict | None, source:
         train(config, processes, dataset, out, reader, resumed, source, notes)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What a step takes: its rate, the model, the optimizers, its batches, its loss
+# -- What a step takes: its rate, the model, the optimizers, its batches, its loss -------------------------------------
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
@@ -210,8 +209,7 @@ def cheap_meters(config: TrainConfig, model: GPT, dataset: Dataset, dtype: str) 
     return training_meters(model, inputs.to(device), targets.to(device), dataset.kinds, dtype)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The training loop
+# -- The training loop -------------------------------------------------------------------------------------------------
 
 
 def train(
@@ -350,19 +348,12 @@ def train(
                 best_val_loss = min(best_val_loss, row["val_loss"])
                 out.log(**row)
             checkpoint = about | {  # all that the rest of the run depends on
-                "model": model.state_dict(),
-                "model_args": model_args(config),
-                "new": new,
-                "optimizer": optimizer_state(optimizers),
-                "scaler": scaler.state_dict(),
-                "rng": torch.get_rng_state(),
-                "iter_num": step,
-                "best_val_loss": best_val_loss,
-                "seconds": time.perf_counter() - started,
-                "eval_seconds": eval_seconds,
-                "data": data,
-                "versions": versions(),
-            }
+                "model": model.state_dict(), "model_args": model_args(config), "new": new,
+                "optimizer": optimizer_state(optimizers), "scaler": scaler.state_dict(), "rng": torch.get_rng_state(),
+                "iter_num": step, "best_val_loss": best_val_loss,
+                "seconds": time.perf_counter() - started, "eval_seconds": eval_seconds,
+                "data": data, "versions": versions(),
+            }  # fmt: skip
             out.save(checkpoint, is_best)
             saved_step, logged_at = step, (step, time.perf_counter())
         if signal_number:

@@ -213,25 +213,14 @@ def scale_new(optimizers: list[torch.optim.Optimizer], new: list[str], scale: fl
                 optimizer.add_param_group(group | {"params": fresh, "lr_scale": scale * group["lr_scale"]})
 
 
+@torch.no_grad()
 def take_weights(model: GPT, weights: dict[str, torch.Tensor], path: str) -> tuple[list[str], list[str]]:
     """Copies the weights of the same name and shape into the model. Returns (names that keep their start, lines to
-    print). Raises UserError where none fits, or where a new gate would change what the weights compute."""
+    print). Raises UserError where none fits, or where a new gate would change what a trained mixer computes."""
     state = model.state_dict()
     fitting = {name: value for name, value in weights.items() if name in state and state[name].shape == value.shape}
     if not fitting:
         raise UserError(f"init_from={path!r}: none of its weights fit this model")
-    check_new_gates(model, fitting, weights, path)
-    model.load_state_dict(state | fitting)
-    new, unused = [name for name in state if name not in fitting], [name for name in weights if name not in fitting]
-    notes = [f"starting from {path}: {len(fitting)} of {len(state)} tensors taken"]
-    for names, what in ((new, "initialised anew, missing there or of another shape"), (unused, "left out")):
-        notes += [f"  {what}: {', '.join(names)}"] if names else []
-    return new, notes
-
-
-@torch.no_grad()
-def check_new_gates(model: GPT, fitting: dict, weights: dict, path: str) -> None:
-    """UserError for a gate that is new in a trained mixer and takes another's place, or starts as no identity."""
     for i, block in enumerate(model.blocks):
         start = f"blocks.{i}.mixer."
         if not any(name.startswith(start) for name in fitting):
@@ -250,3 +239,9 @@ def check_new_gates(model: GPT, fitting: dict, weights: dict, path: str) -> None
                     f"and change what {path} computes; --gate=elementwise --gate_activation=sigmoid2 starts at the "
                     "same function"
                 )
+    model.load_state_dict(state | fitting)
+    new, unused = [name for name in state if name not in fitting], [name for name in weights if name not in fitting]
+    notes = [f"starting from {path}: {len(fitting)} of {len(state)} tensors taken"]
+    for names, what in ((new, "initialised anew, missing there or of another shape"), (unused, "left out")):
+        notes += [f"  {what}: {', '.join(names)}"] if names else []
+    return new, notes
