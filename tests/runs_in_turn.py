@@ -89,16 +89,8 @@ def first_loss(model, config, dtype, step, batch):
     return micro_loss(model, config, dtype, step, batch)
 
 
-def bytes_until_restored(words):
-    """Starts to count; train.restore ends it."""
-    if "--init_from=resume" in words:
-        MEMORY.append(torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True))
-        MEMORY[0].start()
-
-
 def restore_and_count(saved, optimizers, file, *rest):
     restore(saved, optimizers, file, *rest)
-    counting = MEMORY.pop()
     counting.stop()
     events = counting.profiler.kineto_results.events()
     sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
@@ -107,7 +99,6 @@ def restore_and_count(saved, optimizers, file, *rest):
 
 
 FOUND: list = []
-MEMORY: list = []
 RESUMED: list = []
 restore, train.restore = train.restore, restore_and_count
 make_optimizers, micro_loss = train.make_optimizers, train.micro_loss
@@ -122,7 +113,9 @@ with Processes("cpu", 1) as processes:
         FOUND.clear()
         RESUMED.clear()
         status = 0
-        bytes_until_restored(words)
+        counting = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+        if "--init_from=resume" in words:  # until its tensors are restored
+            counting.start()
         try:
             config, *rest = where_to_start(configurator.load(train.TrainConfig, words))
             train.run(config, processes, *rest)

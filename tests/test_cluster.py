@@ -71,16 +71,6 @@ class Ranks:
         return [process.exitcode for process in self.processes]
 
 
-@pytest.fixture
-def ranks(keys, helpers, tmp_path):
-    """ranks(2, key=value, ...): train.py in so many processes, which write to the folder out."""
-
-    def start(count, main=train.main, **changed):
-        return Ranks(count, main, helpers.words(**keys("out", **changed)), tmp_path / f"{count}.txt")
-
-    return start
-
-
 # -- What the processes of a run tell each other -----------------------------------------------------------------------
 
 
@@ -132,9 +122,9 @@ def test_ranks_that_differ_are_refused(keys, mqar, helpers, tmp_path):
     assert (a / "ckpt.pt").read_bytes() == before and not (tmp_path / "elsewhere").exists()
 
 
-def test_a_signal_to_one_rank_saves_and_ends_all_at_the_next_line_of_the_log(keys, helpers, ranks):
-    out = keys("out")["out_dir"]
-    both = ranks(2, max_iters=100_000, eval_interval=50_000, log_interval=3)
+def test_a_signal_to_one_rank_saves_and_ends_all_at_the_next_line_of_the_log(keys, helpers, tmp_path):
+    case = keys("out", max_iters=100_000, eval_interval=50_000, log_interval=3)
+    out, both = case["out_dir"], Ranks(2, train.main, helpers.words(**case), tmp_path / "said.txt")
     wait_for_step(out, 6, both.is_alive)
     os.kill(both.processes[1].pid, signal.SIGTERM)
     assert both.end() == [143, 143]
@@ -160,11 +150,12 @@ def die_while_saving(words):
     train.main(words)
 
 
-def test_a_job_killed_in_a_save_goes_on_with_another_number_of_processes(keys, helpers, ranks, capsys):
-    whole, out = helpers.train(**keys("whole")), keys("out")["out_dir"]
-    assert ranks(2, die_while_saving, init_from="auto").end() == [-signal.SIGKILL, 1]
+def test_a_job_killed_in_a_save_goes_on_with_another_number_of_processes(keys, helpers, tmp_path, capsys):
+    whole, case = helpers.train(**keys("whole")), keys("out", init_from="auto")
+    out, both = case["out_dir"], Ranks(2, die_while_saving, helpers.words(**case), tmp_path / "said.txt")
+    assert both.end() == [-signal.SIGKILL, 1]
     assert len(list(out.glob(".ckpt.pt.*.tmp"))) == 1 and checkpoints.load(out)["iter_num"] == 50
-    helpers.train(**keys("out", init_from="auto"))
+    helpers.train(**case)
     assert f"resuming {out} at step 50" in capsys.readouterr().out and not list(out.glob(".*.tmp"))
     check_same_curve(out, whole, helpers)
 

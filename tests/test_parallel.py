@@ -290,25 +290,13 @@ def sizes_of(config):
     return weights, weights - sum(of_blocks), max(of_blocks)
 
 
-def held(config, world_size):
-    """What a process holds in a step, as docs/scale.md says."""
-    weights, _, _ = sizes_of(config)
-    if config.parallel == "ddp" or world_size == 1:
-        return {"parameters": weights, "gradients": weights, "optimizer": 2 * weights}
-    shard = weights / parallel.shards_of(config, world_size)
-    gradients = weights if config.gradient_accumulation_steps > world_size else shard
-    return {"parameters": shard, "gradients": gradients, "optimizer": 2 * shard}
-
-
-def collectives(config, world_size):
-    """{collective: bytes of the whole tensors that it makes in a step}, as docs/scale.md says."""
-    (weights, shell, _), shards = sizes_of(config), parallel.shards_of(config, world_size)
-    if config.parallel == "ddp":
-        return {"all_reduce": weights}
+def collectives(config):
+    """{collective: bytes of the whole tensors that two processes make in a step}, as docs/scale.md says."""
+    (weights, shell, _), shards = sizes_of(config), parallel.shards_of(config, 2)
     # blocks are gathered on the way forward and once more on the way back; what is no block's stays in between
-    gathered = config.gradient_accumulation_steps // world_size * (2 * weights - shell)
+    gathered = config.gradient_accumulation_steps // 2 * (2 * weights - shell)
     made = {"all_gather": (shards, gathered), "reduce_scatter": (shards, weights)}
-    made["all_reduce"] = (world_size // shards, weights / shards)
+    made["all_reduce"] = (2 // shards, weights / shards)
     return {name: size for name, (n, size) in made.items() if n > 1}
 
 
@@ -316,10 +304,10 @@ def collectives(config, world_size):
 def test_processes_hold_and_send_what_the_arithmetic_says(name, of_two):
     run = of_two[0][name]
     config = train.TrainConfig(**checkpoints.load(run["folder"])["config"])
-    sent = collectives(config, 2)
+    shard = sizes_of(config)[0] / parallel.shards_of(config, 2)
     for seen in run["held"]:
-        assert {collective: size for collective, size in seen.pop("sent").items() if size} == sent
-        assert {name: seen[name] for name in ("parameters", "gradients", "optimizer")} == held(config, 2)
+        assert {collective: size for collective, size in seen["sent"].items() if size} == collectives(config)
+        assert (seen["parameters"], seen["gradients"], seen["optimizer"]) == (shard, shard, 2 * shard)
 
 
 def test_the_gradients_of_ddp_lie_in_its_buckets(of_two):
@@ -346,4 +334,4 @@ def test_unequal_shards_are_the_whole_together_and_micro_steps_gather_again(of_t
     weights, _, _ = sizes_of(config)
     assert together == {"parameters": weights, "gradients": weights, "optimizer": 2 * weights}
     # what is padded is sent, too
-    assert run["held"][0]["sent"]["all_gather"] == pytest.approx(collectives(config, 2)["all_gather"], rel=0.05)
+    assert run["held"][0]["sent"]["all_gather"] == pytest.approx(collectives(config)["all_gather"], rel=0.05)

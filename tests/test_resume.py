@@ -30,18 +30,12 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["train"])
 
 MIXERS = ("softmax", "cosformer", "gla", "mamba2", "gated_deltanet")
+VALUES = dict(  # of the cases in turn
+    gate=("elementwise", "none"), eval_interval=(3, 5, 1, 7), dropout=(0.1, 0.1, 0.0), checkpoint=("whole", "sharded")
+)
 CASES = {
-    f"{mixer}-{dtype}": dict(
-        attention=mixer, dtype=dtype, gate=gate, eval_interval=every, dropout=dropout, checkpoint=form
-    )
-    for (mixer, dtype), gate, every, dropout, form in zip(
-        itertools.product(MIXERS, ("float32", "bfloat16", "float16")),
-        itertools.cycle(("elementwise", "none")),
-        itertools.cycle((3, 5, 1, 7)),
-        itertools.cycle((0.1, 0.1, 0.0)),
-        itertools.cycle(("whole", "sharded")),
-        strict=False,
-    )
+    f"{mixer}-{dtype}": dict(attention=mixer, dtype=dtype) | {key: of[i % len(of)] for key, of in VALUES.items()}
+    for i, (mixer, dtype) in enumerate(itertools.product(MIXERS, ("float32", "bfloat16", "float16")))
 }
 KEYS = dict(gradient_accumulation_steps=2, max_iters=14, n_layer=1, n_embd=32)
 

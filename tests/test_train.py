@@ -343,24 +343,23 @@ def test_a_run_shorter_than_the_reading_of_the_whole_split_ends_with_the_sample(
 # -- Learning rate, gradients, gates -----------------------------------------------------------------------------------
 
 
+def rates(steps, **keys):
+    config = train.TrainConfig(**dict(learning_rate=1.0, warmup_iters=1, max_iters=50) | keys)
+    return [train.learning_rate(config, step) for step in steps]
+
+
 def test_learning_rate_warms_up_to_its_peak_and_ends_at_min_lr():
-    config = train.TrainConfig(learning_rate=1.0, warmup_iters=9, max_iters=109, min_lr=0.2)
-    rates = [train.learning_rate(config, step) for step in range(120)]
-    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
-    assert max(rates) == rates[9] == 1.0
-    assert all(later < earlier for earlier, later in zip(rates[9:], rates[10:110], strict=False))
-    assert rates[59] == pytest.approx(0.6)  # half-way between the two
-    assert rates[109:] == pytest.approx([0.2] * 11)
-    config = train.TrainConfig(learning_rate=1.0, warmup_iters=0, max_iters=50, lr_decay_iters=20)  # min_lr: a tenth
-    assert train.learning_rate(config, 0) == 1.0
-    assert train.learning_rate(config, 20) == train.learning_rate(config, 49) == pytest.approx(0.1)
+    found = rates(range(120), warmup_iters=9, max_iters=109, min_lr=0.2)
+    assert found[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert max(found) == found[9] == 1.0
+    assert all(later < earlier for earlier, later in zip(found[9:], found[10:110], strict=False))
+    assert found[59] == pytest.approx(0.6)  # half-way between the two
+    assert found[109:] == pytest.approx([0.2] * 11)
+    # min_lr: a tenth
+    assert rates((0, 20, 49), warmup_iters=0, lr_decay_iters=20) == pytest.approx([1.0, 0.1, 0.1])
 
 
 def test_wsd_is_constant_and_then_falls_and_decay_lr_is_nanogpt_s_name_for_a_constant_rate(helpers):
-    def rates(steps, **keys):
-        config = train.TrainConfig(learning_rate=1.0, warmup_iters=1, max_iters=50, **keys)
-        return [train.learning_rate(config, step) for step in steps]
-
     assert rates((0, 1, 49), decay_lr=False) == rates((0, 1, 49), schedule="constant") == [0.5, 1.0, 1.0]
     steps = (0, 1, 34, 38, 43, 49, 50, 51)
     expected = [1 - (n / 16) ** 0.5 for n in (4, 9, 15)]
@@ -411,15 +410,12 @@ def test_what_is_wrong_with_the_data_is_said_before_anything_is_written(run, tex
     assert not (tmp_path / "out").exists()
 
 
-class UnusedBlock(model.Block):
-    """A block whose edit forgot to apply what it builds."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.forgotten = torch.nn.Linear(2, 2)
-
-
 def test_what_is_built_and_never_applied_is_an_error(run, helpers, monkeypatch):
+    class UnusedBlock(model.Block):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.forgotten = torch.nn.Linear(2, 2)
+
     monkeypatch.setattr(model, "Block", UnusedBlock)
     message = helpers.error_of(run, "out", max_iters=2)
     assert "4 parameters are built and never used, first blocks.0.forgotten.weight" in message
