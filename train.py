@@ -147,7 +147,6 @@ def make_model(config: TrainConfig, resumed: dict | None, source: dict | None) -
 
 
 def model_args(config: TrainConfig) -> dict:
-    """The keys of the model among those of the run."""
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(GPTConfig)}
 
 

@@ -146,10 +146,8 @@ def signals_to(handler: Callable, is_alone: bool = True) -> Iterator[None]:
 
 
 class Processes(contextlib.AbstractContextManager):
-    """This process among those that torchrun started: rank, world_size, device. One process without torchrun.
-
-    `with Processes(device, threads) as processes:` is the whole of a program.
-    """
+    """This process among those that torchrun started, or one alone: rank, world_size, device. In a script,
+    `with Processes(device, threads) as processes:` is the whole of the program."""
 
     def __init__(self, device_name, threads):
         self.rank, self.world_size, local_rank, self.local_size = places_of_torchrun()
@@ -200,10 +198,8 @@ class Processes(contextlib.AbstractContextManager):
         return values
 
     def check_same(self, value: object, what: str, advice: str) -> None:
-        """Raises UserError, on every process, unless the value is the same on all: machines may see other files.
-
-        If the value is a dict, the message names the first entry that differs, instead of what.
-        """
+        """Raises UserError, on every process, unless the value is the same on all: machines may see other files. Of a
+        dict the message names the first entry that differs, instead of what."""
         (first, first_host), *others = self.from_all((value, socket.gethostname()))
         for rank, (other, host) in enumerate(others, 1):
             if other != first:
@@ -233,10 +229,7 @@ class Processes(contextlib.AbstractContextManager):
         return signals_to(functools.partial(setattr, self, "signal"), is_alone=self.world_size == 1)
 
     def stop_signal(self, step: int, log_interval: int) -> int:
-        """The number of the signal that any of the processes has got before this step, or 0: the same answer on all.
-
-        One process looks at every step; several look every SIGNAL_STEPS steps, or every log_interval if that is less.
-        """
+        """The number of the signal that any of the processes has got before this step, or 0: the same answer on all."""
         if self.world_size == 1:
             return self.signal
         if step % min(log_interval, SIGNAL_STEPS):

@@ -136,10 +136,8 @@ def optimizer_state(optimizers: list[torch.optim.Optimizer]) -> dict:
 
 
 def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> None:
-    """Puts the moments of an optimizer_state into the optimizers.
-
-    ValueError for those of another model: AdamW's fused kernel would write past the end of a smaller tensor.
-    """
+    """Puts the moments of an optimizer_state into the optimizers. Raises ValueError for those of another model: AdamW's
+    fused kernel would write past the end of a smaller tensor."""
     names = {name for optimizer in optimizers for name, _ in named_parameters(optimizer)}
     if saved["state"].keys() != names:
         raise ValueError(f"its optimizer has {len(saved['state'])} parameters, of other names than the model's")
@@ -185,10 +183,8 @@ def read_shards(saved: dict, model: GPT, optimizers: list[torch.optim.Optimizer]
 def restore(
     saved: dict, optimizers: list[torch.optim.Optimizer], file: Path | str, scaler=None, model: GPT | None = None
 ) -> None:
-    """Gives the parameters their moments and, where a run goes on, the scaler its scale and torch its random state.
-
-    The weights, too, where they are in shards. Raises UserError for wrong ones.
-    """
+    """Gives the parameters their moments and, where a run goes on, the scaler its scale and torch its random state; the
+    weights, too, where they are in shards. Raises UserError for wrong ones."""
     if model is not None and "shards" in saved:
         read_shards(saved, model, optimizers, Path(file))
     try:
