@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 import configurator  # noqa: E402
 import train  # noqa: E402
 from runs.hardware import Processes  # noqa: E402
+from runs.parallel import rows_of  # noqa: E402
 from runs.resume import where_to_start  # noqa: E402
 
 SENT: dict = {}
@@ -45,12 +46,8 @@ def count(collective, name):
     setattr(torch.distributed, name, call)
 
 
-def held_part(x):
-    return x.to_local() if isinstance(x, DTensor) else x
-
-
 def held(tensors):
-    return sum(held_part(x).nbytes for x in tensors if isinstance(x, torch.Tensor) and x.dim())
+    return sum(rows_of(x, x).nbytes for x in tensors if isinstance(x, torch.Tensor) and x.dim())
 
 
 def watch(model, optimizers):
@@ -72,7 +69,7 @@ def watch(model, optimizers):
         seen = {name: held(tensors) for name, tensors in bytes_of.items()} | {"sent": dict(SENT)}
         FOUND.append(seen | ({"A_log": sorted(dtypes)} if dtypes else {}))
         FOUND[0]["evaluation"] = most[0]
-        FOUND[0]["blocks"] = len({held_part(p.grad).untyped_storage().data_ptr() for p in parameters})
+        FOUND[0]["blocks"] = len({rows_of(p, p.grad).untyped_storage().data_ptr() for p in parameters})
 
     for module in model.modules():
         if hasattr(module, "A_log"):
