@@ -199,15 +199,6 @@ def is_compiled(config: TrainConfig, device_type: str) -> bool:
     return is_long if config.compile == "auto" else config.compile == "true"
 
 
-def cheap_meters(config: TrainConfig, model: GPT, dataset: Dataset, dtype: str) -> dict:
-    """The cheap meters (runs/probe.py), on the first rows of the validation split, of a mixture's first part."""
-    first = dataset.parts[0]
-    rows = training_rows(first.longest("val", config.block_size))
-    inputs, targets, _ = first_rows(first, "val", rows, config.block_size)
-    device = model.wte.weight.device
-    return training_meters(model, inputs.to(device), targets.to(device), dataset.kinds, dtype)
-
-
 # -- The training loop -------------------------------------------------------------------------------------------------
 
 
@@ -285,7 +276,10 @@ def train(
                 stop(step, f"validation loss is {numbers['loss']}", bad_weight(model))
             numbers["seconds"] = time.perf_counter() - start
             if with_meters and (processes.is_main or parallel.is_sharded(config, world_size)):
-                numbers["meters"] = cheap_meters(config, model, dataset, dtype)
+                part = dataset.parts[0]  # of a mixture, the first one
+                rows = training_rows(part.longest("val", config.block_size))
+                inputs, targets, _ = first_rows(part, "val", rows, config.block_size)
+                numbers["meters"] = training_meters(model, inputs.to(device), targets.to(device), dataset.kinds, dtype)
         eval_seconds += time.perf_counter() - start
         return {"val_loss": numbers.pop("loss")} | numbers
 
