@@ -33,11 +33,11 @@ def cosformer(form: Callable, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     return o[..., :-1] / o[..., -1:].clamp(min=1e-6)
 
 
-def forms(T: int, device: str, B: int = 1, H: int = 12, D: int = 64) -> dict[str, tuple[Callable, dict]]:
+def forms(T: int, device: str, H: int = 12, D: int = 64) -> dict[str, tuple[Callable, dict]]:
     """{name: (its function of a form of the recurrence and its inputs, {input: a tensor that requires a gradient})}"""
     torch.manual_seed(0)
-    q, k, v, channel = torch.randn(4, B, T, H, D, device=device).unbind()
-    scalar, beta = torch.randn(2, B, T, H, device=device).sigmoid().unbind()
+    q, k, v, channel = torch.randn(4, 1, T, H, D, device=device).unbind()
+    scalar, beta = torch.randn(2, 1, T, H, device=device).sigmoid().unbind()
     plain = dict(q=q, k=k, v=v)
     inputs: dict = {
         "no decay": plain,
