@@ -24,9 +24,7 @@ from runs.files import find_checkpoint, find_data
 @dataclass
 class EvaluateConfig:
     checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint)
-    dataset: str | None = key(
-        None, "folder of the data (None: the data that the checkpoint was trained on)", find=find_data
-    )
+    dataset: str | None = key(None, "folder of the data (None: what the checkpoint was trained on)", find=find_data)
     split: str = key("val", "the split of the data to score")
     batch_size: int = key(32, "number of rows scored at once", at_least=1)
     block_size: int | None = key(None, "context length in tokens (None: the model's)", at_least=1)

@@ -25,9 +25,7 @@ from runs.files import find_checkpoint, find_data
 
 @dataclass
 class MetersConfig:
-    checkpoint: list[str] = key(
-        ["out/best.pt"], "checkpoints, earliest first (a folder: its ckpt.pt)", find=find_checkpoint
-    )
+    checkpoint: list[str] = key(["out/best.pt"], "checkpoints, earliest first (or their folders)", find=find_checkpoint)
     dataset: str | None = key(None, "folder of the data (None: that of the first checkpoint)", find=find_data)
     split: str = key("val", "the split of the data to read")
     rows: int = key(16, "how many of the split's first rows the meters read", at_least=1)
