@@ -14,10 +14,15 @@ from configurator import key
 from runs.files import find_checkpoint, find_data, find_path
 
 
+def find_prompt(start: str) -> None:
+    if start.startswith("FILE:"):
+        find_path(start[5:])
+
+
 @dataclass
 class SampleConfig:
     checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint)
-    start: str = key("\n", "the prompt, or FILE:path", find=lambda s: s.startswith("FILE:") and find_path(s[5:]))
+    start: str = key("\n", "the prompt; FILE:path reads it from a file", find=find_prompt)
     num_samples: int = key(3, "number of samples", at_least=1)
     max_new_tokens: int | None = key(None, "new tokens a sample (None: 500, or as many as it can add)", at_least=1)
     temperature: float = key(0.8, "0: always the likeliest token; 1: the model's own distribution", at_least=0)
