@@ -25,6 +25,7 @@ if importlib.util.find_spec("fla") and not torch.cuda.is_available():
         importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     del sys.modules["fla"]
 
+import evaluate  # noqa: E402
 import plot  # noqa: E402
 import train  # noqa: E402
 from configurator import UserError  # noqa: E402
@@ -106,6 +107,13 @@ class Helpers:
         """Rows of metrics.jsonl without what no two runs have in common."""
         times = ("tokens_per_second", "mfu", "seconds", "eval_seconds")
         return [{k: v for k, v in row.items() if k not in times} for row in rows]
+
+    @staticmethod
+    def write_text(folder, train, val, **about):
+        """A stream of bytes of these documents. Returns the folder."""
+        about = dict(name="text", generator="tests", generator_version=1, parameters={}, seed=0) | about
+        write_stream(folder, {"train": train, "val": val}, tokenizer=get_tokenizer("byte"), **about)
+        return folder
 
     @staticmethod
     def script(*words, stdin=None):
@@ -193,11 +201,19 @@ def mixed_mqar(tmp_path_factory):
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
     """A stream of bytes: 40 documents for training, 7 for validation."""
-    folder = tmp_path_factory.mktemp("text")
-    splits = {"train": [LINES[i % 3] for i in range(40)], "val": [LINES[(i + 1) % 3] for i in range(7)]}
-    about = dict(generator="tests", generator_version=1, parameters={}, seed=0)
-    write_stream(folder, splits, tokenizer=get_tokenizer("byte"), name="text", **about)
-    return folder
+    train, val = [LINES[i % 3] for i in range(40)], [LINES[(i + 1) % 3] for i in range(7)]
+    return Helpers.write_text(tmp_path_factory.mktemp("text"), train, val)
+
+
+@pytest.fixture
+def evaluated(capsys):
+    """evaluated(checkpoint, key=value, ...) -> the object that evaluate.py prints."""
+
+    def call(checkpoint, **keys):
+        evaluate.main(Helpers.words(checkpoint=checkpoint, device="cpu", json=True, **keys))
+        return json.loads(capsys.readouterr().out)
+
+    return call
 
 
 @pytest.fixture(scope="module")

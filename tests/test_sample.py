@@ -4,7 +4,6 @@ evaluate.py and sample.py: the numbers and the text of checkpoints trained for a
     python -m pytest tests/test_sample.py
 """
 
-import json
 import math
 import sys
 
@@ -16,8 +15,6 @@ import torch.nn.functional as F
 import evaluate
 import sample
 from data.shards import open_dataset
-from data.tokenizer import get_tokenizer
-from data.writing import write_stream
 from runs.checkpoint import load_model
 from study import interventions
 
@@ -36,17 +33,6 @@ def text_runs(text, tmp_path_factory, helpers):
 def mqar_run(mixed_mqar, tmp_path_factory, helpers):
     keys = dict(n_embd=32, max_iters=60, learning_rate=1e-2, eval_interval=1000)
     return helpers.train(mixed_mqar, tmp_path_factory.mktemp("mqar_run") / "out", **keys)
-
-
-@pytest.fixture
-def evaluated(helpers, capsys):
-    """evaluated(checkpoint, key=value, ...) -> the object that evaluate.py prints."""
-
-    def call(checkpoint, **keys):
-        evaluate.main(helpers.words(checkpoint=checkpoint, device="cpu", json=True, **keys))
-        return json.loads(capsys.readouterr().out)
-
-    return call
 
 
 @pytest.fixture
@@ -80,7 +66,7 @@ def test_perplexity_is_the_cross_entropy_of_the_whole_split(text_runs, text, eva
     n_bytes = open_dataset(text).counts("val")["bytes"]
     for batch_size in (1, 5):
         result = evaluated(text_runs[mixer], batch_size=batch_size)
-        assert result["labels"] == len(tokens) - 1
+        assert (result["labels"], result["bytes"]) == (len(tokens) - 1, n_bytes) and "word_perplexity" not in result
         assert result["loss"] == pytest.approx(nats / (len(tokens) - 1), rel=1e-6)
         assert result["perplexity"] == pytest.approx(math.exp(nats / (len(tokens) - 1)), rel=1e-5)
         assert result["bits_per_byte"] == pytest.approx(nats / math.log(2) / n_bytes, rel=1e-6)
@@ -173,11 +159,9 @@ def test_a_prompt_comes_from_the_command_line_or_a_file(text_runs, sampled, tmp_
 def recites(tmp_path_factory, helpers):
     """A model that has learned one line by heart, whose characters take 3 and 4 bytes."""
     folder, line = tmp_path_factory.mktemp("recites"), "名は。🙂"
-    about = dict(generator="tests", generator_version=1, parameters={}, seed=0)
-    splits = {"train": [line * 40], "val": [line * 4]}
-    write_stream(folder / "data", splits, tokenizer=get_tokenizer("byte"), name="text", **about)
+    data = helpers.write_text(folder / "data", [line * 40], [line * 4])
     keys = dict(n_layer=1, n_embd=32, max_iters=100, learning_rate=1e-2, eval_interval=1000)
-    return helpers.train(folder / "data", folder / "out", **keys)
+    return helpers.train(data, folder / "out", **keys)
 
 
 def test_characters_of_several_tokens_are_written_whole(recites, helpers, monkeypatch):
