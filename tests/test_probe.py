@@ -38,19 +38,6 @@ def sink_of(mixer, x, stream=None, **kinds):
 
 
 @torch.no_grad()
-def test_a_head_that_attends_only_to_key_0_has_a_sink_of_1_and_uniform_attention_the_baseline():
-    mixer, x = make_model().blocks[0].mixer, random_x()
-    x[..., :2] = torch.tensor([0.0, 1.0])
-    x[:, 0, 0] = 1
-    q, k, _ = mixer.qkv.weight.view(3, H, D, C)
-    q[:], k[:] = 0, 0
-    q[0, 0, 1], k[0, 0, 0] = 100, 100
-    sink = sink_of(mixer, x)
-    assert sink["share"] == [1.0, pytest.approx(probe.baseline(T), rel=1e-3)] and sink["kind"] == "weights"
-    assert probe.baseline(3) == pytest.approx((1 / 2 + 1 / 3) / 2)
-
-
-@torch.no_grad()
 def test_weights_of_both_signs_count_by_their_size_and_cosformers_as_a_share():
     mixer = make_model(attention="gla").blocks[0].mixer
     mixer.qkv.weight.view(3, H, D, C)[:2] = 0
@@ -169,7 +156,7 @@ def test_what_a_query_gets_from_token_0_is_the_definition(keys):
 
 
 @torch.no_grad()
-def test_the_effective_sink_of_known_weights():
+def test_a_head_that_attends_only_to_key_0_has_a_sink_of_1_and_writes_its_value():
     mixer = make_model(noise=0.0, gate="headwise", gate_bias=0.0, n_head=1, head_dim=D).blocks[0].mixer
     x = torch.zeros(1, T, C)
     x[0, :, 0], x[0, 0, 1] = 1, 1
@@ -180,8 +167,10 @@ def test_the_effective_sink_of_known_weights():
     mixer.out_proj.weight.copy_(2 * torch.eye(C)[:, :D])
     mixer.gates["readout"].proj.bias.fill_(-1.0)
     sink = sink_of(mixer, x, 5 * torch.eye(C)[:1].expand(1, T, C))
+    assert sink["share"] == [1.0] and sink["kind"] == "weights"
     written = 2 * 9.25**0.5 / (1 + torch.tensor(1.0).exp().item()) / 5
     assert sink["effective"] == [pytest.approx(written, rel=1e-3)]
+    assert probe.baseline(3) == pytest.approx((1 / 2 + 1 / 3) / 2)
     assert sink["effective_uniform"] == [pytest.approx(written * probe.baseline(T), rel=1e-3)]
     assert sink["value_norm"] == [pytest.approx(9.25**0.5 / 0.5, rel=1e-3)]
     assert sink["token_0_before"] == sink["token_0_after"] == [1.0]  # a headwise gate cannot change it
