@@ -87,14 +87,11 @@ class GPTConfig:
     qk_norm_over: str = key("head", "the QK-norm is over a head, or all (OLMo-2)", choices=("head", "all"))
     sink: str = key(
         "none",
-        "softmax layers: a logit beside the scores, which takes weight and writes nothing; zero: 0; head: a trained "
-        "number a head; token: W x of the query's token",
+        "softmax layers: a logit that takes weight and writes nothing; zero: 0; head: trained, by head; token: W x",
         choices=("none", "zero", "head", "token"),
     )
     window: str = key("none", "softmax layers: keys that a query sees, its own included: none (all) or 128, or a,b,b")
-    attention_weights: str = key(
-        "softmax", "softmax layers: softmax(x), or relu(e^x - 1) / sum |e^x - 1|", choices=("softmax", "softpick")
-    )
+    attention_weights: str = key("softmax", "softmax or relu(e^x - 1) / sum |e^x - 1|", choices=("softmax", "softpick"))
     forget_gate: bool = key(False, "softmax layers: FoX's decay, sigmoid(W x + b) for each head and token")
     attention_softcap: float | None = key(None, "c: softmax scores become c * tanh(score / c) (None: no cap)", above=0)
     logit_softcap: float | None = key(None, "c: logits become c * tanh(logit / c) (None: no cap)", above=0)
@@ -104,8 +101,7 @@ class GPTConfig:
     n_groups: int = key(1, "mamba2: number of groups; the heads of a group share B and C", at_least=1)
     levels: str = key(
         "none",
-        "log_linear: a state for each block of 1, 2, 4 ... tokens of the past; merged: a token is in the block that it "
-        "completes (softmax layers have no such state)",
+        "log_linear: a state for each block of 1, 2, 4 ... past tokens; merged: a token is in the block it completes",
         choices=("none", "log_linear", "merged"),
     )
     beta_max: float = key(1.0, "delta rule: beta over its sigmoid; 2 allows negative eigenvalues", choices=(1.0, 2.0))
