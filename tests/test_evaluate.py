@@ -1,7 +1,4 @@
-"""Every token once, whatever the window: perplexities that can be compared.
-
-python -m pytest tests/test_evaluate.py
-"""
+"""Every token once, whatever the window: perplexities that can be compared."""
 
 import json
 import math
@@ -15,7 +12,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import evaluate
 import meters
-from configurator import UserError
 from data.shards import open_dataset
 from model import GPTConfig
 from ops import IGNORE
@@ -50,24 +46,9 @@ def test_the_perplexity_of_a_three_token_model_is_the_hand_computed_one():
     assert math.exp(nats(sums) / 5) == pytest.approx(2 ** (7 / 5))
 
 
-@pytest.mark.parametrize("block_size", [1, 7, 1000])
-@pytest.mark.parametrize("stride", [1, 3, None])
-def test_scored_tokens_are_all_but_the_first(text, block_size, stride):
-    if (stride or 0) > block_size:
-        with pytest.raises(UserError, match="would leave tokens between them out"):
-            list(text.eval_batches("val", 5, block_size, stride=stride))
-        return
-    seen = []
-    for inputs, targets, _ in text.eval_batches("val", 5, block_size, stride=stride):
-        assert inputs.shape == targets.shape
-        seen += targets[targets != IGNORE].tolist()
-    assert bytes(seen) == TEXT.encode()[1:]
-
-
-@pytest.mark.parametrize(("block_size", "stride"), [(32, 32), (32, 5), (20, 8)])
+@pytest.mark.parametrize(("block_size", "stride"), [(32, 32), (32, 5), (20, 8), (7, 3)])
 def test_windows_score_what_the_usual_recipe_scores(text, block_size, stride):
     """The sliding windows of HF's "perplexity of fixed-length models", on an HF model with random weights."""
-    torch.manual_seed(0)
     oracle = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=64, n_embd=16, n_layer=2, n_head=2)).eval()
     ids = torch.tensor([list(TEXT.encode())])
     total, previous_end = 0.0, 1
