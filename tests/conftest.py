@@ -32,6 +32,7 @@ from configurator import UserError  # noqa: E402
 from data.mqar import prepare as mqar_prepare  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 from data.writing import write_stream  # noqa: E402
+from runs.files import parse_json  # noqa: E402
 from study import drawing, forests, runner  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,12 +78,7 @@ class Helpers:
     @staticmethod
     def metrics(out_dir, event=None):
         """The rows of metrics.jsonl, all or those of one event. NaN and Infinity are no JSON, and fail here."""
-
-        def refuse(constant):
-            raise AssertionError(f"{constant} is no JSON")
-
-        lines = (out_dir / "metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line, parse_constant=refuse) for line in lines]
+        rows = [parse_json(line, "metrics.jsonl") for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
         return [row for row in rows if event in (None, row["event"])]
 
     @classmethod
@@ -116,11 +112,10 @@ class Helpers:
         return folder
 
     @staticmethod
-    def script(*words, stdin=None):
+    def script(*words, stdin=None, cwd=ROOT):
         """A script of the repository in a process of its own. Returns it when it has ended, its output as bytes."""
-        return subprocess.run(
-            [sys.executable, *map(str, words)], cwd=ROOT, input=stdin, capture_output=True, timeout=300
-        )
+        words = [sys.executable, *map(str, words)]
+        return subprocess.run(words, cwd=cwd, input=stdin, capture_output=True, timeout=300)
 
     @staticmethod
     def error_of(function, *args, **keys):

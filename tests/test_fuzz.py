@@ -369,5 +369,4 @@ def test_any_prompt_and_option_of_sample_is_text_or_one_line(trained, start, opt
         os.mkfifo(out / "pipe")
     start = start.replace("ckpt.pt", f"{out}/ckpt.pt").replace("pipe", f"{out}/pipe")
     argv = [f"--checkpoint={out}", "--device=cpu", "--num_samples=1", "--max_new_tokens=3", f"--start={start}"]
-    if start != "-":
-        one_line(sample.main, argv + [f"--{option}" for option in options])
+    one_line(sample.main, argv + [f"--{option}" for option in options])

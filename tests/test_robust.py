@@ -123,9 +123,6 @@ def test_best_is_the_last_checkpoints_file_or_a_copy_and_right_after_a_kill_betw
     assert [checkpoints.load(out / name)["iter_num"] for name in ("ckpt.pt", "best.pt")] == [9, 8]
 
 
-# -- Paths and folders -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("script", [evaluate, meters])
 def test_an_out_that_cannot_be_written_is_refused_before_anything_is_measured(script, tmp_path, helpers, monkeypatch):
     (tmp_path / "folder.json").mkdir()
@@ -135,9 +132,6 @@ def test_an_out_that_cannot_be_written_is_refused_before_anything_is_measured(sc
         message = helpers.error_of(script.main, [f"--out={tmp_path / name}", "--checkpoint=x", "--device=cpu"])
         assert message.startswith("out=") and f"cannot be written ({reason}" in message
     assert os.listdir(tmp_path) == ["folder.json"]
-
-
-# -- Files that are written --------------------------------------------------------------------------------------------
 
 
 KILLED = """
@@ -158,8 +152,7 @@ def test_a_killed_write_leaves_the_old_file_and_what_can_be_told_from_files_of_o
     assert file.read_text() == "new" and set(tmp_path.iterdir()) == {file, theirs}
 
 
-# -- Memory: the peak of a fresh process, in MB, after some of the work and after all of it ----------------------------
-
+# the peak of a fresh process, in MB, after some of the work and after all of it
 BATCHES = """
 import resource, sys, torch
 torch.set_num_threads(1)

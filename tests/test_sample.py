@@ -1,8 +1,4 @@
-"""
-evaluate.py and sample.py: the numbers and the text of checkpoints trained for a moment. And --help of every script.
-
-    python -m pytest tests/test_sample.py
-"""
+"""evaluate.py and sample.py: the numbers and the text of checkpoints trained for a moment."""
 
 import math
 import sys
@@ -49,8 +45,7 @@ def sampled(helpers, capsys):
     return call
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# evaluate.py
+# -- evaluate.py -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -107,6 +102,7 @@ def test_a_split_is_read_with_closed_gates_or_in_8_bits(text_runs, text, evaluat
 def test_evaluate_refuses_what_it_cannot_score(text_runs, mqar_run, text, evaluated, helpers):
     for checkpoint, keys, expected in [
         (text_runs["softmax"], dict(split="test"), "has no split 'test'; it has train, val"),
+        (text_runs["softmax"], dict(stride=64), "would leave tokens between them out"),
         (text_runs["cosformer"], dict(block_size=64), "past block_size=32"),
         (mqar_run, dict(dataset=text), "256 token ids, the model knows 16"),
         (mqar_run, dict(prune_below=0.1), "has no gate that multiplies"),
@@ -114,8 +110,7 @@ def test_evaluate_refuses_what_it_cannot_score(text_runs, mqar_run, text, evalua
         assert expected in helpers.error_of(evaluated, checkpoint, **keys)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# sample.py: text
+# -- sample.py: text ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -173,17 +168,13 @@ def test_characters_of_several_tokens_are_written_whole(recites, helpers, monkey
     assert [piece for piece in pieces[1:] if piece][:7] == list("は。🙂名は。🙂")  # after the prompt
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# sample.py: past the context length
+# -- sample.py: past the context length --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("mixer", "n_new"), [("cosformer", 30), ("gla", 500)])
-def test_without_max_new_tokens_it_is_500_or_as_many_as_there_can_be(text_runs, helpers, capsys, mixer, n_new):
-    words = helpers.words(checkpoint=text_runs[mixer], start="The", num_samples=1, device="cpu", temperature=0)
-    sample.main(words)
-    whole = capsys.readouterr()
-    sample.main([*words, f"--max_new_tokens={n_new}"])
-    assert capsys.readouterr().out == whole.out
+def test_without_max_new_tokens_it_is_500_or_as_many_as_there_can_be(text_runs, helpers, sampled, mixer, n_new):
+    keys = dict(checkpoint=text_runs[mixer], start="The", temperature=0)
+    assert sampled(max_new_tokens=None, **keys) == sampled(max_new_tokens=n_new, **keys)
     if n_new < 500:
-        message = helpers.error_of(sample.main, [*words, f"--max_new_tokens={n_new + 1}"])
+        message = helpers.error_of(sampled, max_new_tokens=n_new + 1, **keys)
         assert f"max_new_tokens={n_new} works" in message
