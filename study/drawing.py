@@ -10,6 +10,7 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from model import MIXERS
@@ -52,13 +53,13 @@ def curve_panels(
     size: tuple[float, float] = (3.2, 2.7),
     sharey: bool | str = True,
     has_bands: bool = True,
-    finish: Callable[[plt.Axes, str], object] = lambda axes, title: None,
+    finish: Callable[[plt.Axes, str], object],
 ) -> Path:
     """Draws a panel per title: a thin line per seed and a thick one at their mean, from three seeds on with a band, its
     95% interval, if has_bands. Returns the path.
 
-    A curve that ends before the others keeps its last value, as that of a run that was stopped when it had solved the
-    task. Where a curve has no finite value the mean has a gap: one of the others would look better than the arm is.
+    A curve that ends before the others, as that of a run that has solved the task, keeps its last value. Where a curve
+    has no finite value the mean has a gap: one of the others would look better than the arm is.
 
     panels: {title: {label: [curve of a seed, [(x, y), ...], ...]}}; looks: {label: matplotlib's keys of its lines}.
     finish: called with each panel and its title, for what one figure alone has.
@@ -112,9 +113,14 @@ def ratio_axis(axes: plt.Axes) -> None:
     """Makes x logarithmic, for ratios: the wider the range, the fewer ticks."""
     axes.set_xscale("log")
     low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.2, 1.5, 2, 3, 5, 7) if high / low < 10 else (1, 2, 5)))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    plain_ticks(axes.xaxis, (1, 1.2, 1.5, 2, 3, 5, 7) if high / low < 10 else (1, 2, 5))
+
+
+def plain_ticks(axis: Axis, of_ten: tuple[float, ...]) -> None:
+    """Ticks of a logarithmic axis at these numbers times powers of ten, written without an exponent."""
+    axis.set_major_locator(LogLocator(subs=of_ten))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def legend_of(figure: plt.Figure, handles: Iterable = (), **place) -> None:

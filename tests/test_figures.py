@@ -78,7 +78,8 @@ def test_weight_times_gate_is_drawn_beside_the_weights_in_one_scale(tmp_path, dr
     shown = {"weights": [[1.0, 0.0], [0.5, 0.5]], "queries": {}}
     both = [("softmax", "none", []), ("gla", "headwise", [0.0, 1.0])]
     checkpoints = [{"attention": name, "gate": gate, "maps": [shown | {"gate": g}]} for name, gate, g in both]
-    plot.maps(checkpoints, tmp_path / "maps.png")
+    (tmp_path / "meters.json").write_text(json.dumps({"checkpoints": checkpoints}))
+    plot.main([str(tmp_path / "meters.json")])
     assert drawn["maps.png"].axes[1].get_title() == "gla, gate headwise"
     _, gated, product = (axes.images[0] for axes in drawn["maps.png"].axes)
     assert product.get_array().tolist() == [[0, 0], [0.5, 0.5]] and product.get_clim() == gated.get_clim() == (0, 1)
