@@ -1,12 +1,9 @@
-"""An experiment's tables, figures and report.html, from its rows and from nothing else.
+"""An experiment's tables and figures, from its rows and from nothing else.
 
-    print(*tables(config, rows), sep="\n\n")
-
-experiment.py makes all of it at its end, and again with --run=false; `python plot.py results/NAME` draws the figures
-that need no config.
+experiment.py makes them at its end, and again with --run=false; `python plot.py results/NAME` draws the figures that
+need no config.
 """
 
-import itertools
 import math
 import statistics
 from pathlib import Path
@@ -61,10 +58,10 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
         raise UserError(f"{folder}: has no row of a compared run yet, nothing to draw")
     rows = sorted(rows, key=lambda row: (row["arm"], row["seed"]))  # the order in which runs ended is not shown
     if any(row.get("sinks") for row in rows):
-        return sinks.figures(rows, folder)
+        return [sinks.figure(rows, folder / "sink.png")]
     drawn = [metric_curves(rows, folder / f"{rows[0]['metric']}.png")]
-    if any(row.get("loss_curve") for row in rows) and gains.gains(rows):
-        drawn.append(gains.by_step(rows, folder / "gain.png"))
+    if any(row.get("loss_curve") for row in rows) and (panels := gains.gains(rows)):
+        drawn.append(gains.by_step(rows, panels, folder / "gain.png"))
     return drawn + (accuracy_by_state(rows, folder / "state.png") if rows[0]["metric"] == "accuracy" else [])
 
 
@@ -117,7 +114,7 @@ def accuracy_by_state(rows: list[dict], path: Path) -> list[Path]:
             panels.setdefault(kind, {}).setdefault(mixer, []).append(sorted(curve))
     if not panels:
         return []
-    names = itertools.chain.from_iterable(panels.values())
+    names = [mixer for of in panels.values() for mixer in of]
     looks = {name: dict(color=colour, marker=".") for name, colour in mixer_colours(names).items()}
 
     def finish(axes, title):
