@@ -167,7 +167,6 @@ class ExperimentConfig:
         names = [part for part in path if type(part) is str]
         is_of_curve = len(path) == 2 and names == path[:1] and type(path[1]) in (int, float)
         is_path = is_of_curve if curves.METRICS.keys() & names[:1] else names == path != ["log"]
-        wrong = wrong_field(claim["contrast"], WEIGHTS)
         refuse({
             f"{label}: must have above, other_than or within": not {"above", "other_than", "within"} & given,
             f"{label}: other_than has two sides, and no above": "other_than" in given and {"above", "sides"} & given,
@@ -175,7 +174,7 @@ class ExperimentConfig:
                 "in" in given and ("above" not in given or {"sides", "within", "family"} & given)
             ),
             f"{label}: of={show(path)}: must be names that lead to a number, or like ['lost', 0.9]": not is_path,
-            f"{label}: {wrong}": wrong,
+            f"{label}: contrast={{}}: must have an arm with its weight": not claim["contrast"],
         })  # fmt: skip
         check_named(label, claim["contrast"], self.arms, "arms")
         is_more = claim.get("in", 0) > len(claims.seeds_of_claim(self, claim["contrast"]))
@@ -214,7 +213,7 @@ ENTRIES: dict = {
     "arms": {}, "variants": {"mixers?": NAMES}, "scores": {},
     "seeds_of": [(int, 0, 1 << 60), 1, 999], "rate_of": (str, 1, 99), "scores_of": NAMES, "ranks": WEIGHTS,
     "claims": {
-        "contrast": (dict, 1, 999), "above?": NUMBER, "other_than?": NUMBER, "within?": (float, 1e-9, 1e9),
+        "contrast": WEIGHTS, "above?": NUMBER, "other_than?": NUMBER, "within?": (float, 1e-9, 1e9),
         "of?": [object, 1, 9], "sides?": (int, 1, 2), "in?": (int, 1, 999), "family?": (str, 1, 99),
         "exploratory?": (bool, 0, 1), "pool?": object, "each?": NAMES,
     },
