@@ -15,10 +15,9 @@ from study.page import Table
 from study.rows import mixer_of, number, variant_of
 
 
-def tables(config, rows: list[dict]) -> list[Table]:
-    """The tables that the report has beside the claims."""
-    made = [table(config, rows), gains.lengths_table(rows), sinks.table(rows)]
-    return [one for one in (*made, ranks.table(ranks.records(config, rows))) if one]
+def tables(config, rows: list[dict], orders: list[dict]) -> list[Table]:
+    """The tables that the report has beside the claims. orders: those of ranks.records."""
+    return list(filter(None, [table(config, rows), gains.lengths_table(rows), sinks.table(rows), ranks.table(orders)]))
 
 
 def show(config, row: dict) -> str:
@@ -36,19 +35,19 @@ def table(config, rows: list[dict]) -> Table:
         by_seed = {row["seed"]: row for row in rows if row["arm"] == arm}
         ends = {seed: number(row[config.metric]) for seed, row in by_seed.items()}
         low, high = stats.interval(list(ends.values()))
-        line = [arm, *(f"{ends[seed]:{form}}" if seed in ends else "not run" for seed in config.seeds)]
-        line += [f"{statistics.fmean(ends.values()):{form}}", "-" if low is None else f"{low:{form}} to {high:{form}}"]
+        line = {"arm": arm}
+        line |= {str(seed): f"{ends[seed]:{form}}" if seed in ends else "not run" for seed in config.seeds}
+        line["mean"] = f"{statistics.fmean(ends.values()):{form}}"
+        line["95% interval"] = "-" if low is None else f"{low:{form}} to {high:{form}}"
         if solved_above is not None:
             reached = [step for row in by_seed.values() if (step := curves.steps_to(row, solved_above)) is not None]
-            line.append(f"{sum(end > solved_above for end in ends.values())}/{len(ends)}")
-            line.append(f"{statistics.median(reached):,.0f}" if reached else "-")
+            line["solved"] = f"{sum(end > solved_above for end in ends.values())}/{len(ends)}"
+            line["steps to it"] = f"{statistics.median(reached):,.0f}" if reached else "-"
         if has_rates:
             tried = dict.fromkeys(row["config"].get("learning_rate") for row in by_seed.values())
-            line.append(", ".join("-" if rate is None else f"{float(rate):g}" for rate in tried))
-        cells.append(line)
-    header = ["arm", *map(str, config.seeds), "mean", "95% interval"]
-    header += ["solved", "steps to it"] * (solved_above is not None) + ["rate"] * has_rates
-    return Table(title, header, cells)
+            line["rate"] = ", ".join("-" if rate is None else f"{float(rate):g}" for rate in tried)
+        cells.append(list(line.values()))
+    return Table(title, list(line), cells)
 
 
 def figures(rows: list[dict], folder: Path) -> list[Path]:
@@ -98,10 +97,8 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
 
 def accuracy_by_state(rows: list[dict], path: Path) -> list[Path]:
     """Draws the accuracy against the bytes of the state, as in "Zoology" (Arora et al. 2023), where a seed has three
-    sizes or more: a panel per kind, a colour per mixer, every seed. Returns the paths.
-
-    An arm's kind is its name without mixer and size: "levels" for "gla levels 16".
-    """
+    sizes or more: a panel per kind, a colour per mixer, every seed. Returns the paths. An arm's kind is its name
+    without mixer and size: "levels" for "gla levels 16"."""
     curves: dict = {}
     for row in rows:
         if "state_bytes" in row:  # old rows have none
@@ -110,7 +107,7 @@ def accuracy_by_state(rows: list[dict], path: Path) -> list[Path]:
             curves.setdefault((kind, mixer_of(row), row["seed"]), []).append(point)
     panels: dict = {}
     for (kind, mixer, _), curve in curves.items():
-        if len({size for size, _ in curve}) > 2:
+        if len(dict(curve)) > 2:
             panels.setdefault(kind, {}).setdefault(mixer, []).append(sorted(curve))
     if not panels:
         return []
