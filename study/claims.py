@@ -3,7 +3,6 @@
 stats.py has the tests and intervals.
 """
 
-import importlib
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from collections.abc import Callable, Sequence
 import configurator
 from configurator import UserError
 from study import stats
+from study.rows import script_of
 
 TOP, BOTTOM = 0.95, 0.05  # of the way from chance to 1: arms beyond these are at the ceiling, or at chance
 
@@ -35,10 +35,8 @@ def seeds_of_claim(config, weights: dict[str, float]) -> list[int]:
 
 
 def questions(config) -> list[dict]:
-    """[{claim, of, rule, weights, seeds, exploratory, family}] of every claim. rule: the claim itself.
-
-    Claims about one number of the rows are one family, unless they name another; exploratory ones are in their own.
-    """
+    """[{claim, of, rule, weights, seeds, exploratory, family}] of every claim. rule: the claim itself. Claims about one
+    number of the rows are one family, unless they name another; exploratory ones are in their own."""
     asked = []
     for name, rule in config.claims.items():
         path, is_exploratory = rule.get("of", [config.metric]), rule.get("exploratory", config.exploratory)
@@ -144,9 +142,8 @@ def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> dict[s
 
 
 def undeclared_look(rows: list[dict], question: dict) -> list[str]:
-    """Why this is a look at the verdict that was not declared before the runs; empty if it is none.
-
-    One look is declared, when all seeds have run. A row holds the seeds that its arm was to be run with: others were
+    """Why this is a look at the verdict that was not declared before the runs; empty if it is none. One look is
+    declared, when all seeds have run. A row holds the seeds that its arm was to be run with: others were
     added later, and those that the config no longer has were left out. Older rows do not hold them.
     """
     seeds, by_arm = question["seeds"], rows_by_arm(rows, question)
@@ -177,7 +174,7 @@ def flags(config, rows: list[dict], choices: Sequence[dict], question: dict) -> 
 def ends_of_the_scale(config, arms: dict[str, list[dict]]) -> list[str]:
     """Ceiling or floor, where all arms are at the top or at chance, which the data set knows: no difference can be seen
     there."""
-    script, places = importlib.import_module(f"data.{config.prepare}.prepare"), []
+    script, places = script_of(config.prepare), []
     for rows in arms.values():
         values = [row["accuracy"] for row in rows if row["accuracy"] is not None]
         if not values or not hasattr(script, "chance"):
@@ -247,11 +244,8 @@ def distance_shown(claim: dict, value: float, sign: str = "") -> str:
 
 
 def record(claim: dict) -> dict:
-    """What claims.json keeps of a judged claim, with all numbers in its unit.
-
-    null: an end that too few seeds leave open, and what a claim does not have. detectable: so far beyond the threshold,
-    or, of a ratio, by this factor.
-    """
+    """What claims.json keeps of a judged claim, with all numbers in its unit. null: an end that too few seeds leave
+    open, and what a claim does not have. detectable: so far beyond the threshold, or, of a ratio, by this factor."""
     unit, values = unit_of(claim), claim["by_seed"]
 
     def shown(value: float | None) -> float | None:

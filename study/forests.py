@@ -56,11 +56,9 @@ def numbers(one: dict) -> list[str]:
 
 
 def of_claims(records: list[dict], path: Path) -> Path:
-    """The mean of each claim's contrast with its exact interval, a bar at its threshold, and a dot for each seed.
-
-    records: of claims that have run. Where few seeds leave the exact interval open, a thin line goes up to the edge,
-    and a darker one is Student's interval; what is exploratory has a hollow mark. Returns the path.
-    """
+    """The mean of each claim's contrast with its exact interval, a bar at its threshold, and a dot for each seed. Where
+    few seeds leave the exact interval open, a thin line goes up to the edge, and a darker one is Student's interval;
+    what is exploratory has a hollow mark. records: of claims that have run. Returns the path."""
     panels = {unit: of for unit in UNITS if (of := [one for one in records if one["unit"] == unit])}
     heights = [0.7 + 0.22 * len(of) for of in panels.values()]
     figure, grid = plt.subplots(len(panels), 1, figsize=(9, sum(heights)), squeeze=False, height_ratios=heights)
@@ -131,11 +129,11 @@ def of_mixers(pairs: dict[tuple, dict], rows: list[dict], path: Path) -> Path:
     figure, grid = panel_grid(len(pairs), columns, (2.9, 0.42 * n + 1.9), sharey=True)
     for axes, ((first, second, of), claim) in zip(grid.flat, pairs.items(), strict=False):
         convert, _ = UNITS[unit_of(claim)]
-        by_mixer = {}
-        for mixer in mixers:
-            if {(mixer, first), (mixer, second)} <= arm_of.keys():
-                weights = {arm_of[mixer, first]: 1.0, arm_of[mixer, second]: -1.0}
-                by_mixer[mixer] = stats.contrast(rows, weights, of)
+        by_mixer = {
+            mixer: stats.contrast(rows, {arm_of[mixer, first]: 1.0, arm_of[mixer, second]: -1.0}, of)
+            for mixer in mixers
+            if {(mixer, first), (mixer, second)} <= arm_of.keys()
+        }
         lines = [(-mixers.index(mixer), values, colours[mixer]) for mixer, values in by_mixer.items()]
         if len(by_mixer) > 1:
             seeds = sorted(set.intersection(*map(set, by_mixer.values())))

@@ -104,8 +104,8 @@ def steps_of(runs: Iterable[dict]) -> int:
 def choose_rates(config, rows: list[dict]) -> list[dict]:
     """For each arm that chooses a rate of its own: the runs that this takes, and what their rows show.
 
-    {arm, rate (None while rows are missing), runs: those known by now, guess: stand-ins for those that are not,
-    trials: [{rate, is_short, rows}], values: {rate: `value_of` each seed}, and what `settled` adds}
+    {arm, rate (None while rows are missing), runs: those known by now, trials: [{rate, is_short, rows}], values: {rate:
+    `value_of` each seed}, and what `settled` adds}
     """
     by_text = {text_of(row): row for row in rows}
     choosing = [arm for arm in config.arms if config.selection_seeds and arm not in config.rate_of]
@@ -114,15 +114,11 @@ def choose_rates(config, rows: list[dict]) -> list[dict]:
 
 
 def choose_rate(config, arm: str, by_text: dict[str, dict]) -> dict:
-    choice: dict = {"arm": arm, "rate": None, "runs": [], "guess": [], "trials": [], "values": {}}
+    choice: dict = {"arm": arm, "rate": None, "runs": [], "trials": [], "values": {}}
     rates = waiting = sorted(set(config.learning_rates))
     if len(rates) > 2 and len(config.selection_iters) != 1:
         short = measure(config, choice, by_text, rates, is_short=True)
         if short is None:
-            choice["guess"] = [
-                make_trial(config, seed, arm, rate, is_short=False)
-                for rate, seed in itertools.product(rates[:2], config.selection_seeds)
-            ]
             return choice
         waiting = sorted(sorted(rates, key=lambda rate: (-fmean(short[rate]), rate))[:2])
     while waiting:
@@ -218,4 +214,7 @@ def unknown_runs(config, choices: list[dict]) -> list[dict]:
     """Stand-ins for the runs that are not known yet: they have one of the learning rates, and cost as much."""
     known, arms = rates_of(config, choices), config.arms if config.selection_seeds else []
     guessed = {arm: config.learning_rates[0] for arm in arms if arm not in known}
-    return [run for choice in choices for run in choice["guess"]] + runs_of(config, config.seeds, guessed)
+    short = [choice["arm"] for choice in choices if all(trial["is_short"] for trial in choice["trials"])]
+    longer = itertools.product(short, sorted(set(config.learning_rates))[:2], config.selection_seeds)
+    trials = [make_trial(config, seed, arm, rate, is_short=False) for arm, rate, seed in longer]
+    return trials + runs_of(config, config.seeds, guessed)

@@ -10,7 +10,6 @@ and another worker then goes on where it was stopped. A worker with nothing to d
 
 import contextlib
 import dataclasses
-import importlib
 import io
 import json
 import math
@@ -19,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 from typing import IO
 
@@ -32,7 +30,7 @@ from runs.hardware import pick_device, signals_to, usable_cores
 from runs.outdir import ROOT, ROW, write_text
 from study import rates, report
 from study.plan import Plan, name_of, parent_of, steps_of
-from study.rows import OF_KIND, as_read, missing_scores, read_rows, run_of, scores_of, text_of
+from study.rows import OF_KIND, as_read, missing_scores, read_rows, run_of, scores_of, script_of, text_of
 
 LOOK = 2.0  # seconds between looks at the rows of other workers
 OF_CODE_AND_MACHINE = (  # fields of a run's config.json that its row has, too
@@ -232,11 +230,6 @@ def is_kept(item: dict, out_dir: Path) -> bool:
     if not is_of(run, folder) or not (folder / "ckpt.pt").is_file():
         return False
     return [row["event"] for row in read_jsonl(folder / "metrics.jsonl", ROW)][-1:] == ["end"]
-
-
-def script_of(name: str) -> types.ModuleType:
-    """data/NAME/prepare.py, with its keys (Config) and VERSION."""
-    return importlib.import_module(f"data.{name}.prepare")
 
 
 def prepare(config, keys: dict, seed: int, place: Path) -> Path:

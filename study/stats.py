@@ -148,8 +148,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def subset_means(values: Sequence[float]) -> np.ndarray:
     """The sorted means of all 2^n subsets of the values; with more than EXACT_SEEDS values, of RANDOM_PATTERNS subsets.
+    The empty subset comes first, as -inf.
 
-    The empty subset comes first, as -inf. To flip the signs of the distances x - t in a subset leaves a sum as large as
+    To flip the signs of the distances x - t in a subset leaves a sum as large as
     the observed one, or larger, if the subset's mean is at most t. So the share of these means that are at most t is
     the one-sided p of the threshold t, and the t whose p is 0.05 is one of them (Hartigan 1969, "Using subsample values
     as typical values").
@@ -179,9 +180,7 @@ def sign_flip_test(values: Sequence[float], threshold: float = 0.0, alternative:
 
 def exact_interval(values: Sequence[float], sides: int = 2) -> tuple[float, float]:
     """(low, high): the thresholds that the sign-flip test does not reject; with too few values it is the whole line.
-
-    sides 2: the interval of 1 - LEVEL. sides 1: two bounds, each of which holds with 1 - LEVEL by itself.
-    """
+    sides 2: the interval of 1 - LEVEL. sides 1: two bounds, each of which holds with 1 - LEVEL by itself."""
 
     def bound(numbers):  # the smallest t with p(t) >= LEVEL
         means = subset_means(numbers)
