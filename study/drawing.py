@@ -24,7 +24,7 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 SPARE_COLOURS = ["#999933", "#332288", "#44AA99", "#117733", "#CC6677"]
 MIXER_COLOURS = dict(zip(MIXERS, [*COLOURS[:6], "#882255", "#AA4499", "#DDCC77", "#661100", "#6699CC"], strict=False))
 
-FEWEST_FOR_AN_INTERVAL = 3  # seeds
+FEWEST = 3  # seeds with an interval in a figure: that of two would reach 13 standard errors to each side
 
 
 def mixer_colours(names: Iterable[str]) -> dict[str, str]:
@@ -74,8 +74,8 @@ def curve_panels(
             values = np.array(seen, dtype=float)  # (steps, seeds): the value at a step, or the last one before it
             means = values.mean(1)
             axes.plot(steps, means, linewidth=1.8, label=label, **looks[label])
-            if has_bands and len(curves) >= FEWEST_FOR_AN_INTERVAL:
-                bounds = np.array([interval(of_step) for of_step in values.tolist()], dtype=float).T
+            if has_bands and len(curves) >= FEWEST:
+                bounds = np.array([stats.interval(of_step) for of_step in values.tolist()], dtype=float).T
                 ends = np.where(np.isnan(bounds), means, bounds)  # NaN: identical values
                 axes.fill_between(steps, *ends, color=looks[label].get("color"), alpha=0.15, linewidth=0)
         axes.set_title(title, fontsize=9)
@@ -101,12 +101,6 @@ def panel_grid(n: int, columns: int, size: tuple[float, float], **look):
 
 def is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
-
-
-def interval(values: list[float]) -> tuple[float | None, float | None]:
-    """The ends of the 95% interval of the seeds' mean, as figures draw it: from three seeds on. With two it would reach
-    13 standard errors to each side."""
-    return stats.interval(values) if len(values) >= FEWEST_FOR_AN_INTERVAL else (None, None)
 
 
 def ratio_axis(axes: plt.Axes) -> None:

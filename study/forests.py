@@ -16,7 +16,7 @@ from configurator import UserError
 from runs.files import one_line, read_json
 from study import stats
 from study.claims import RATIO, UNITS, unit_of
-from study.drawing import COLOURS, dress, interval, legend_of, mixer_colours, panel_grid, ratio_axis, write
+from study.drawing import COLOURS, FEWEST, dress, legend_of, mixer_colours, panel_grid, ratio_axis, write
 from study.page import Table, mean_text
 from study.rows import mixer_of, variant_of
 
@@ -139,8 +139,8 @@ def of_mixers(pairs: dict[tuple, dict], rows: list[dict], path: Path) -> Path:
             seeds = sorted(set.intersection(*map(set, by_mixer.values())))
             lines.append((-n, {seed: fmean(values[seed] for values in by_mixer.values()) for seed in seeds}, "black"))
         for y, values, colour in ((y, list(by_seed.values()), colour) for y, by_seed, colour in lines if by_seed):
-            low, high = interval(values)
-            if low is not None:
+            low, high = stats.interval(values)
+            if low is not None and len(values) >= FEWEST:
                 axes.plot([convert(low), convert(high)], [y, y], color=colour, linewidth=3)
             axes.plot([convert(fmean(values))], [y], "o", color=colour, markersize=7)
             axes.plot(list(map(convert, values)), [y - 0.22] * len(values), ".", color=colour, alpha=0.8, markersize=5)

@@ -31,10 +31,8 @@ BYTES_OF_TOKEN = 48  # a head's gate, sink, effective sink and what it writes, a
 
 
 def write_page(path: Path, text: str | None = None) -> Path:
-    """Writes page.html beside a meters.json, which is `path` or lies in it. Returns its path; raises UserError.
-
-    text: what to show; None: the first row that meters.py read. Either is cut to what fits in 3 MB.
-    """
+    """Writes page.html beside a meters.json, which is `path` or lies in it. Returns its path; raises UserError. text:
+    what to show; None: the first row that meters.py read. Either is cut to what fits in 3 MB."""
     file = path if path.suffix == ".json" else path / "meters.json"
     if not os.path.isfile(file):
         raise UserError(f"{file}: no such file; run python meters.py --checkpoint={file.parent} first")
@@ -80,11 +78,9 @@ def write_page(path: Path, text: str | None = None) -> Path:
 
 
 def measure(block: Any, seen: dict) -> dict:
-    """What the page shows of a layer's T tokens: {name: a number of each token, by head (H, T), or None}.
-
-    weights: for all heads and queries in turn the weights of the keys up to the query, in UNITs, int16 in base64. They
-    are those of the attention in softmax layers, and shares of their absolute sum in others.
-    """
+    """What the page shows of a layer's T tokens: {name: a number of each token, by head (H, T), or None}. weights: for
+    all heads and queries in turn the weights of the keys up to the query, in UNITs, int16 in base64. They are those of
+    the attention in softmax layers, and shares of their absolute sum in others."""
     mixer, x, stream = block.mixer, seen["x"], seen["stream"]
     o = at_least_float32(seen["readout"]).unflatten(-1, (mixer.n_head, -1))  # (1, T, H, D)
     gate, packed = probe.head_gates(mixer, x), None
